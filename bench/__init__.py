@@ -1,0 +1,1 @@
+"""Take an LLM training benchmark from a config to a checked, MLPerf-style score."""

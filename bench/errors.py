@@ -1,0 +1,25 @@
+"""Failures that are not bugs in this code."""
+
+
+class BenchError(Exception):
+    """The input, the machine or a log is at fault; printed as what, where, fix, without a traceback."""
+
+    exit_code = 1
+
+    def __init__(self, what: str, *, where: str, fix: str) -> None:
+        super().__init__(f"{what}\n  where: {where}\n  fix:   {fix}")
+        self.what, self.where, self.fix = what, where, fix
+
+
+class ConfigError(BenchError):
+    """The request cannot be met; nothing was started."""
+
+    exit_code = 2
+
+
+class SubmitError(BenchError):
+    """The ranks could not be started, or one of them died."""
+
+
+class LogError(BenchError):
+    """A log is missing or does not prove what was asked of it."""

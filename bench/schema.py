@@ -1,0 +1,274 @@
+"""The nouns: what a run is made of.
+
+Plain typed dataclasses; `bench.launch` registers `Config` with Hydra, whose types then check every file in `conf/` and
+every override. Slots make an unknown key an error instead of a stray attribute.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Device(Enum):
+    """What a rank computes on."""
+
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class Precision(Enum):
+    """Weights and activations; gradients are summed, and optimizer states kept, in FP32."""
+
+    fp32 = "fp32"
+    bf16 = "bf16"
+
+
+class Recompute(Enum):
+    """Activations recomputed in the backward pass: none, or every layer from its input."""
+
+    none = "none"
+    full = "full"
+
+
+class Norm(Enum):
+    """Normalization, by megatron-core's names."""
+
+    RMSNorm = "RMSNorm"
+    LayerNorm = "LayerNorm"
+
+
+class Activation(Enum):
+    """Of the MLP; swiglu has a gate, so its first projection is twice as wide."""
+
+    swiglu = "swiglu"
+    gelu = "gelu"
+
+
+class Position(Enum):
+    """How a token knows its place."""
+
+    rope = "rope"
+    learned = "learned"
+
+
+class Scheduler(Enum):
+    """Who starts the ranks."""
+
+    local = "local"
+    slurm = "slurm"
+
+
+class GpuRequest(Enum):
+    """How this site's Slurm is asked for GPUs."""
+
+    gpus_per_node = "gpus_per_node"
+    gres = "gres"
+    gres_typed = "gres_typed"
+    none = "none"
+
+
+class DataSource(Enum):
+    """Where the rows come from: made by our grammar, or prepared by the site before the run."""
+
+    grammar = "grammar"
+    prepared = "prepared"
+
+
+class Runtime(Enum):
+    """What a rank runs in."""
+
+    none = "none"
+    pyxis = "pyxis"
+
+
+@dataclass(slots=True, kw_only=True)
+class Lora:
+    """Low-rank adapters beside frozen projections: y = W x + alpha / rank * B A dropout(x)."""
+
+    rank: int
+    alpha: int
+    dropout: float
+    target_modules: list[str]
+
+
+@dataclass(slots=True, kw_only=True)
+class Task:
+    """What is measured, and when it is done."""
+
+    name: str
+    summary: str
+    benchmark: str | None
+    """MLPerf's name, which decides the official rules; None where there are none."""
+    target_eval_loss: float | None
+    """Mean cross-entropy (nats per token) at or below which the run stops; None trains for max_steps."""
+    submittable: bool
+    """False for smoke runs and tiny models: org and platform in the log then say so."""
+    lora: Lora | None = None
+    base: str | None = None
+    """The task whose checkpoint is fine-tuned; None: a checkpoint that the site provides, or a fresh start."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Model:
+    """Architecture of a decoder-only transformer."""
+
+    name: str
+    source: str
+    num_layers: int
+    hidden_size: int
+    ffn_hidden_size: int
+    num_attention_heads: int
+    num_query_groups: int
+    vocab_size: int
+    max_seq_length: int
+    norm: Norm
+    norm_epsilon: float
+    activation: Activation
+    position: Position
+    rope_base: int = 10000
+    rope_scaling_factor: float = 1.0
+    """Llama 3.1's frequency scaling; 1 leaves RoPE as it is."""
+    bias: bool = False
+    tied_embeddings: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Data:
+    """Rows of seq_length tokens with a loss mask."""
+
+    name: str
+    summary: str
+    source: DataSource
+    seq_length: int
+    train_rows: int
+    eval_rows: int
+    answer_only: bool
+    """Loss on summaries only; False: on every token."""
+    seed: int = 0
+    """Of the grammar; unused for prepared rows."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Recipe:
+    """How the model is trained. AdamW; the learning rate follows a cosine from lr to 0 at max_steps."""
+
+    global_batch_size: int
+    micro_batch_size: int
+    max_steps: int
+    lr: float
+    lr_warmup_steps: int
+    weight_decay: float
+    clip_grad: float
+    adam_beta1: float
+    adam_beta2: float
+    adam_eps: float
+    eval_every_samples: int
+    eval_skip: int | None = None
+    """Evaluations left out at the start; None: by the official rule, FLOOR(0.125 * GBS + 2)."""
+    warmup_iterations: int = 2
+    """Steps and evaluations on synthetic data before run_start; they leave no trace in the weights."""
+    log_every_steps: int = 10
+    recompute: Recompute = Recompute.none
+
+
+@dataclass(slots=True, kw_only=True)
+class Parallel:
+    """How one replica of the model is split over ranks; what is left over is data parallel."""
+
+    tp: int
+    pp: int
+    cp: int
+    vpp: int = 1
+    """Model chunks per pipeline rank (interleaved schedule)."""
+    sp: bool = False
+    """Sequence parallel: norms and dropout split over the TP ranks along the sequence."""
+    distributed_optimizer: bool = True
+
+
+@dataclass(slots=True, kw_only=True)
+class Gpu:
+    """One accelerator; dense peak rates, without sparsity."""
+
+    name: str
+    memory_gib: float
+    peak_bf16_tflops: float
+    peak_fp8_tflops: float
+    source: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Slurm:
+    """The site's dialect."""
+
+    partition: str | None = None
+    account: str | None = None
+    gpu_request: GpuRequest = GpuRequest.gpus_per_node
+    max_walltime_min: int | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Paths:
+    """Where things lie on the machine that runs the job; None until its environment variable is set."""
+
+    data: str | None
+    model: str | None
+    logs: str | None
+
+
+@dataclass(slots=True, kw_only=True)
+class Cluster:
+    """Where a run happens."""
+
+    name: str
+    summary: str
+    org: str
+    platform: str
+    status: str
+    """MLPerf's submission_status: onprem, cloud, preview or research."""
+    scheduler: Scheduler
+    device: Device
+    num_nodes: int
+    ranks_per_node: int
+    """One rank per GPU; on a machine without GPUs, one per CPU process."""
+    paths: Paths
+    gpu: Gpu | None = None
+    slurm: Slurm | None = None
+    master_port: int | None = None
+    """Where rank 0 listens; None: a free one is picked."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Container:
+    """The image that ranks run in."""
+
+    name: str
+    runtime: Runtime
+    image: str | None = None
+    mounts: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True, kw_only=True)
+class Launch:
+    """What to do with the plan."""
+
+    dry_run: bool = False
+    folder: str | None = None
+    """Of this run; None: a new one under cluster.paths.logs."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Config:
+    """Everything a user can say about a run."""
+
+    task: Task
+    model: Model
+    data: Data
+    recipe: Recipe
+    parallel: Parallel
+    cluster: Cluster
+    container: Container
+    launch: Launch
+    trials: int
+    seed_base: int
+    precision: Precision
+    walltime: int | None
+    """Minutes one trial may take; None: no limit on a laptop, and required by Slurm."""
