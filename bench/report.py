@@ -1,0 +1,212 @@
+"""Show what one result says: a table for the terminal, a figure for everybody else."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bench.parse import Result
+from bench.score import Verdict
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from rich.table import Table
+
+    from bench.plan import Plan
+
+UNVERIFIED = "Unverified. Result not verified by MLCommons Association."
+TRAIN_COLOR, EVAL_COLOR, TARGET_COLOR = "#9db4c8", "#1f5a8c", "#c0392b"
+
+
+def loss_figure(result: Result, path: Path) -> None:
+    """Draw training and evaluation loss over samples as a PNG; what has no number in the log is not drawn."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.8), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    _draw_losses(axes, result)
+    axes.set_xlabel("samples")
+    axes.set_ylabel("loss (nats per token)")
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.grid(axis="y", color="#e6e6e6")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_title(_title(result), loc="left", fontweight="bold", fontsize=11, pad=24, parse_math=False)
+    axes.text(0, 1.03, _subtitle(result), transform=axes.transAxes, fontsize=9, color="#444444")
+    footer = f"{UNVERIFIED} {_printable(result.platform or 'platform not logged')}, n = 1 run"
+    figure.supxlabel(footer, x=0.01, ha="left", fontsize=7.5, color="#666666", parse_math=False)
+    figure.savefig(path, format="png")
+
+
+def _draw_losses(axes: "Axes", result: Result) -> None:
+    train = [(samples, loss) for samples, loss in result.train_losses if samples is not None]
+    evals = [(e.samples, e.value) for e in result.evaluations if e.samples is not None]
+    if train:
+        axes.plot(*zip(*train, strict=True), color=TRAIN_COLOR, linewidth=1.3, label="training")
+    if evals:
+        axes.plot(*zip(*evals, strict=True), color=EVAL_COLOR, marker="o", markersize=5, label="evaluation")
+        samples, loss = evals[-1]
+        axes.annotate(f"{loss:.4f}", (samples, loss), (8, 0), textcoords="offset points", va="center", color=EVAL_COLOR)
+        axes.margins(x=0.1)
+    if result.target is not None:
+        axes.axhline(
+            result.target, color=TARGET_COLOR, linestyle="--", linewidth=1.2, label=f"target {result.target:g}"
+        )
+    if train or evals:
+        axes.legend(frameon=False, fontsize=9)
+    else:
+        axes.text(0.5, 0.5, "no losses in this log", transform=axes.transAxes, ha="center", color="#666666")
+
+
+def _title(result: Result) -> str:
+    return _printable(f"{result.benchmark or 'training'} on {result.platform or 'a platform that is not logged'}")
+
+
+def _subtitle(result: Result) -> str:
+    time = f"{result.minutes:.2f} min from run_start to run_stop" if result.minutes is not None else "no time"
+    if not result.valid:
+        time = f"not a valid trial: {time}"
+    if result.target is None:
+        return f"{time}, no target"
+    if not result.converged:
+        return f"{time}, target not reached"
+    at = f" at {result.samples_to_target:,} samples" if result.samples_to_target is not None else ""
+    return f"{time}, target reached{at}"
+
+
+def verdict_table(result: Result, verdicts: Sequence[Verdict], log: Path, figure: Path | None) -> "Table":
+    """Return what the trial is worth; a number that the log does not prove is blank, with the reason beside it."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=_title(result), caption=f"{UNVERIFIED} n = 1 run", title_justify="left", caption_justify="left")
+    table.show_header = False
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    rows = [_time_row(result), _valid_row(result), _samples_row(result), _loss_row(result), _target_row(result)]
+    rows += [_official_row(verdict, result.division) for verdict in verdicts]
+    rows += [("log", str(log), ""), ("figure", str(figure or ""), "" if figure else "none was drawn")]
+    for name, value, why in rows:
+        gap = "  " if value and why else ""
+        table.add_row(Text(_printable(name)), Text.assemble((_printable(value), "bold"), gap, (_printable(why), "dim")))
+    return table
+
+
+def plan_table(plan: "Plan") -> "Table":
+    """Return what a run will do, group by group."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=f"{plan.name}: {plan.config.task.summary}", title_justify="left", show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in _plan_rows(plan):
+        table.add_row(Text(name), Text(value))
+    return table
+
+
+def _plan_rows(plan: "Plan") -> list[tuple[str, str]]:
+    w, b, e, m, c = plan.world, plan.batch, plan.evaluation, plan.memory, plan.config
+    r, every = c.recipe, e.every_steps * plan.batch.global_batch_size
+    vpp, sp = (f", vpp {w.vpp}" if w.vpp > 1 else ""), (", sp" if w.sp else "")
+    gpu = c.cluster.gpu.name if c.cluster.gpu else c.cluster.device.name
+    target = "no target" if c.task.target_eval_loss is None else f"until eval loss ≤ {c.task.target_eval_loss:g}"
+    seeds = ", ".join(str(trial.seed) for trial in plan.trials)
+    limit = (
+        "no limit" if plan.walltime_min is None else f"{plan.walltime_min} min = 5 + {c.trials} x ({c.walltime} + 5)"
+    )
+    lora = "" if c.task.lora is None else f", LoRA rank {c.task.lora.rank} alpha {c.task.lora.alpha}"
+    return [
+        ("model", f"{c.model.name}: {m.parameters:,} parameters, {m.trainable_parameters:,} trained{lora}"),
+        ("data", f"{c.data.name}: {c.data.train_rows:,} + {c.data.eval_rows} rows of {c.data.seq_length} tokens"),
+        (
+            "ranks",
+            f"{w.num_ranks} = dp {w.dp} x tp {w.tp} x pp {w.pp} x cp {w.cp}{vpp}{sp}; {w.num_nodes} x {w.ranks_per_node} {gpu}",
+        ),
+        (
+            "batch",
+            f"{b.global_batch_size} = dp {w.dp} x {b.micro_batch_size} x {b.gradient_accumulation_steps} accumulated; {b.tokens_per_step:,} tokens a step",
+        ),
+        (
+            "learning rate",
+            f"{r.lr:g}, cosine to 0 at step {r.max_steps:,}; {c.precision.name}, recompute {r.recompute.name}",
+        ),
+        ("evaluation", f"first at {e.first_step * b.global_batch_size:,} samples, then every {every}; {target}"),
+        ("trials", f"{len(plan.trials)}, seeds {seeds}; {limit}"),
+        ("memory per GPU", _memory_row(plan)),
+        ("division", f"{plan.submission.division}" + "".join(f"; {d}" for d in plan.submission.deviations)),
+        ("steps", "; ".join(step.name for step in plan.steps)),
+        ("files", ", ".join(plan.files)),
+    ]
+
+
+def _memory_row(plan: "Plan") -> str:
+    m = plan.memory
+    unit, scale = ("GiB", 1) if m.total_gib >= 1 else ("MiB", 1024)
+    parts = ", ".join(
+        f"{name} {gib * scale:.2g}" if gib * scale < 10 else f"{name} {gib * scale:.1f}"
+        for name, gib in (
+            ("weights", m.base_weights_gib),
+            ("adapters", m.adapter_weights_gib),
+            ("gradients", m.gradients_gib),
+            ("optimizer", m.optimizer_gib),
+            ("activations", m.activations_gib),
+            ("workspace", m.workspace_gib),
+        )
+    )
+    if m.capacity_gib is None:
+        return f"{m.total_gib * scale:.1f} {unit} estimated: {parts}"
+    verdict = "fits" if m.fits else "does not fit"
+    return f"{m.total_gib:.1f} of {m.capacity_gib:g} GiB estimated, {verdict}: {parts}"
+
+
+Row = tuple[str, str, str]
+"""What, its value, and why it is so or missing."""
+
+
+def _time_row(result: Result) -> Row:
+    name = "run_start → run_stop (min)"
+    if result.minutes is not None:
+        return name, f"{result.minutes:.2f}", ""
+    clock = ("LOG-01", "LOG-02", "LOG-03", "LOG-04")
+    return name, "", next((f.message for f in result.findings if f.rule in clock), "")
+
+
+def _valid_row(result: Result) -> Row:
+    errors = [finding for finding in result.findings if finding.severity == "error"]
+    why = "; ".join(f"{e.rule}{f' line {e.line}' if e.line else ''}: {e.message}" for e in errors[:3])
+    return "valid trial", "yes" if result.valid else "no", why + (f"; {len(errors) - 3} more" if errors[3:] else "")
+
+
+def _samples_row(result: Result) -> Row:
+    if result.samples_to_target is not None:
+        return "samples to target", f"{result.samples_to_target:,}", ""
+    why = (
+        "the log names no target" if result.target is None else "no evaluation at or below the target says its samples"
+    )
+    return "samples to target", "", why
+
+
+def _loss_row(result: Result) -> Row:
+    target = "no target" if result.target is None else f"target {result.target:g}"
+    if result.eval_final is None:
+        return "final eval loss", "", f"no evaluation in the log; {target}"
+    return "final eval loss", f"{result.eval_final:.4f}", target
+
+
+def _target_row(result: Result) -> Row:
+    if result.target is None:
+        return "target reached", "", "the log names no target"
+    return "target reached", "yes" if result.converged else "no", ""
+
+
+def _official_row(verdict: Verdict, division: str | None) -> Row:
+    name = f"official rules {verdict.ruleset}, {division or 'no division'}"
+    first = verdict.messages[0].splitlines()[0] if verdict.messages else ""
+    more = f" ({len(verdict.messages) - 1} more)" if verdict.messages[1:] else ""
+    return name, {True: "passed", False: "failed", None: ""}[verdict.passed], first + more
+
+
+def _printable(text: str) -> str:
+    """Return text from a log without what would steer a terminal or break a line."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -1,0 +1,63 @@
+"""A log as a trial of ours leaves it, for the tests that judge, follow and draw logs."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import mllog
+from bench.mllog import Writer
+
+ONCE: dict[str, Any] = {
+    "cache_clear": True,
+    "submission_benchmark": "llama2_70b_lora",
+    "submission_division": "closed",
+    "submission_org": "example",
+    "submission_platform": "1xexample",
+    "submission_status": "onprem",
+    "target_accuracy": 0.925,
+    "seed": 7,
+    "global_batch_size": 8,
+    "gradient_accumulation_steps": 1,
+    "train_samples": 3901,
+    "eval_samples": 173,
+    "opt_base_learning_rate": 4e-4,
+    "opt_learning_rate_training_steps": 800,
+    "opt_adamw_weight_decay": 1e-4,
+    "opt_gradient_clip_norm": 0.3,
+    "lora_rank": 16,
+    "lora_alpha": 32,
+    **{f"lowest_numerical_precision_in_{part}": "bfloat16" for part in ("linear", "attn", "comm")},
+    **{f"{axis}_parallelism": 1 for axis in ("tensor", "pipeline", "context", "expert")},
+    "micro_batch_size": 1,
+    "config_filename": "config.yaml",
+}
+
+
+@pytest.fixture
+def written_log(tmp_path: Path) -> Callable[..., Path]:
+    """Write a trial with one evaluation per given loss, 384 samples apart; a changed key that is None is left out."""
+
+    def write(*, evals: tuple[float, ...] = (0.95, 0.93, 0.92), status: str = "success", **changes: Any) -> Path:
+        path = tmp_path / "result_0.txt"
+        with Writer(path) as log:
+            log.start(mllog.INIT_START)
+            for key, value in (ONCE | changes).items():
+                if value is not None:
+                    log.event(key, value)
+            log.stop(mllog.INIT_STOP)
+            log.start(mllog.RUN_START)
+            log.start(mllog.BLOCK_START, samples_count=0)
+            for number, loss in enumerate(evals, 1):
+                now = {"samples_count": 384 * number, "step": 48 * number}
+                log.event(mllog.TRAIN_LOSS, loss + 0.1, lr=4e-4, **now)
+                log.event(mllog.TRACKED_STATS, {"throughput": 2.5, "train_step_time": 3.2}, **now)
+                log.stop(mllog.BLOCK_STOP, **now)
+                log.start(mllog.EVAL_START, **now)
+                log.event(mllog.EVAL_ACCURACY, loss, **now)
+                log.stop(mllog.EVAL_STOP, **now)
+            log.finish(status, samples_count=384 * len(evals))
+        return path
+
+    return write

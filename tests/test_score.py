@@ -1,0 +1,132 @@
+"""The official checker judges our logs, and a hostile log cannot use it to run code."""
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from mlperf_logging.compliance_checker import mlp_compliance
+
+from bench.errors import LogError
+from bench.mllog import Writer
+from bench.score import RULESETS, official_verdict
+
+MakeLog = Callable[..., Path]
+ROOT = Path(mlp_compliance.__file__).parent
+
+
+@pytest.fixture(autouse=True)
+def quiet(capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
+    """Nothing is printed, whatever the log."""
+    yield
+    assert tuple(capfd.readouterr()) == ("", "")
+
+
+def test_the_root_logger_stays_as_it_is(written_log: MakeLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A root logger without handlers is given one by the first `logging.info`, and the checker calls that."""
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])
+    official_verdict(written_log(), ruleset="6.1.0")
+    assert root.handlers == []
+
+
+@pytest.mark.parametrize("ruleset", RULESETS)
+def test_our_log_passes(written_log: MakeLog, ruleset: str) -> None:
+    verdict = official_verdict(written_log(), ruleset=ruleset)
+    assert (verdict.ruleset, verdict.passed, verdict.messages) == (ruleset, True, ())
+
+
+def test_a_key_of_any_type_is_left_to_the_referee(written_log: MakeLog) -> None:
+    path = written_log()
+    path.write_text(path.read_text() + ':::MLLOG {"time_ms":1,"key":[],"value":{},"metadata":{}}')
+    assert official_verdict(path, ruleset="5.1.0").passed
+
+
+def test_failures_come_back_as_messages(written_log: MakeLog) -> None:
+    verdict = official_verdict(written_log(evals=(0.95, 0.93), lora_rank=8), ruleset="5.1.0")
+    assert verdict.passed is False
+    assert any("lora_rank" in message for message in verdict.messages)
+    assert any("eval_accuracy" in message for message in verdict.messages)
+
+
+def test_6_1_wants_more_than_5_1(written_log: MakeLog) -> None:
+    path = written_log(micro_batch_size=None)
+    assert official_verdict(path, ruleset="5.1.0").passed
+    assert "micro_batch_size" in official_verdict(path, ruleset="6.1.0").messages[0]
+
+
+def test_no_benchmark_has_no_verdict(written_log: MakeLog) -> None:
+    verdict = official_verdict(written_log(submission_benchmark=None), ruleset="6.1.0")
+    assert verdict.passed is None
+    assert "no submission_benchmark" in verdict.messages[0]
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> tuple[str, Path]:
+    """A value that leads from the official rules to a rule file of a stranger, and the file that its code makes."""
+    proof = tmp_path / "proof"
+    (tmp_path / "evil_common.yaml").write_text(f"- BEGIN:\n    CODE: \"open({str(proof)!r}, 'w').close()\"\n")
+    return f"{os.path.relpath(tmp_path, ROOT / 'training_6.1.0')}/evil", proof
+
+
+@pytest.mark.parametrize("key", ["submission_division", "submission_benchmark"])
+def test_a_hostile_log_runs_no_code(written_log: MakeLog, hostile: tuple[str, Path], key: str) -> None:
+    value, proof = hostile
+    verdict = official_verdict(written_log(**{key: value}), ruleset="6.1.0")
+    assert verdict.passed is False
+    assert f"{key} is '../" in verdict.messages[0]
+    assert not proof.exists()
+
+
+def test_the_plain_checker_does_run_the_code_of_a_hostile_log(
+    written_log: MakeLog, hostile: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without this, the test above could pass because the attack is wrong."""
+    value, proof = hostile
+    silent = logging.getLogger("tests.silent")
+    monkeypatch.setattr(silent, "disabled", True)
+    monkeypatch.setattr(mlp_compliance, "logging", silent)
+    checker = mlp_compliance.make_checker("training", "6.1.0", quiet=True, werror=False)
+    mlp_compliance.main(str(written_log(submission_division=value)), "training_6.1.0/common.yaml", checker)
+    assert proof.exists()
+
+
+@pytest.mark.parametrize("value", ["common", "bert", 7, ["llama2_70b_lora"], None, {"a": 1}])
+def test_a_benchmark_without_rules_is_refused(written_log: MakeLog, tmp_path: Path, value: object) -> None:
+    path = written_log(submission_benchmark=None)
+    with Writer(tmp_path / "more") as log:
+        log.event("submission_benchmark", value)
+    path.write_bytes(path.read_bytes() + (tmp_path / "more").read_bytes())
+    verdict = official_verdict(path, ruleset="6.1.0")
+    assert verdict.passed is False
+    assert "submission_benchmark is" in verdict.messages[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (":::MLLOG {}", "official parser cannot read this log: KeyError"),
+        (":::MLLOG []", "official parser cannot read"),
+        (":::MLLOG {", "parsing error"),
+        (
+            ':::MLLOG {"time_ms":1,"key":"eval_accuracy","value":null,"metadata":{}}',
+            "official checker stopped: TypeError",
+        ),
+    ],
+)
+def test_what_ends_the_checker_is_a_verdict(written_log: MakeLog, line: str, message: str) -> None:
+    path = written_log()
+    good = path.read_bytes()
+    path.write_bytes(good + line.encode())
+    verdict = official_verdict(path, ruleset="5.1.0")
+    assert verdict.passed is False
+    assert any(message in text for text in verdict.messages)
+    assert mlp_compliance.enqueued_configs == []
+    path.write_bytes(good)
+    assert official_verdict(path, ruleset="5.1.0").passed
+
+
+def test_a_missing_log_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LogError, match="No such file"):
+        official_verdict(tmp_path / "absent", ruleset="6.1.0")
