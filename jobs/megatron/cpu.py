@@ -1,0 +1,60 @@
+"""Let megatron-core train on a machine without CUDA, over gloo; does nothing where CUDA exists.
+
+megatron-core 0.16.1 writes `device="cuda"` and asks torch.cuda for devices, synchronization and random states in some
+fifty places. On a CPU each of them means the CPU.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_FACTORIES = ("arange", "empty", "full", "ones", "tensor", "zeros")
+
+
+def install() -> None:
+    """Patch torch and megatron-core for this process; call before any process group, model or megatron import."""
+    if torch.cuda.is_available():
+        return
+    for name in _FACTORIES:
+        setattr(torch, name, _on_cpu(getattr(torch, name)))
+    torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment]
+    torch.cuda.synchronize = lambda *args, **kwargs: None
+    torch.cuda.manual_seed = torch.manual_seed  # type: ignore[assignment]
+    torch.cuda.get_rng_state = lambda *args, **kwargs: torch.get_rng_state()
+    torch.Tensor.cuda = lambda self, *args, **kwargs: self  # type: ignore[method-assign]
+    torch.Tensor.type = _type(torch.Tensor.type)  # type: ignore[method-assign]
+    _install_megatron()
+
+
+def _install_megatron() -> None:
+    """Point megatron-core's own random-state functions at the CPU generator."""
+    from megatron.core.tensor_parallel import random
+
+    random._get_cuda_rng_state = lambda *args, **kwargs: torch.get_rng_state()
+    random._set_cuda_rng_state = lambda state, *args, **kwargs: torch.set_rng_state(state)
+    logging.getLogger(random.__name__).setLevel(logging.ERROR)
+
+
+def _on_cpu(factory: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the tensor factory with a CUDA device, and pinned memory, read as the CPU."""
+
+    def make(*args: Any, **kwargs: Any) -> Any:
+        if "cuda" in str(kwargs.get("device", "")):
+            kwargs["device"] = "cpu"
+        kwargs.pop("pin_memory", None)
+        return factory(*args, **kwargs)
+
+    return make
+
+
+def _type(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return Tensor.type with type names as on a GPU: the optimizers compare them with torch.cuda.*Tensor."""
+
+    def type_(self: torch.Tensor, dtype: Any = None, **kwargs: Any) -> Any:
+        if dtype is None:
+            return str(original(self)).replace("torch.", "torch.cuda.", 1)
+        return original(self, dtype, **kwargs)
+
+    return type_

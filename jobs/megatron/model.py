@@ -1,0 +1,147 @@
+"""Build this rank's part of the model and its optimizer."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.models.gpt import GPTModel
+from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
+from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+
+from bench.plan import Plan
+from bench.schema import Activation, Position, Precision, Recompute
+from jobs.megatron import layer, lora
+
+
+@dataclass(slots=True)
+class Engine:
+    """What one rank trains: its model chunks (one, or vpp of them) and their optimizer."""
+
+    plan: Plan
+    chunks: list[DistributedDataParallel]
+    optimizer: MegatronOptimizer
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(torch.cuda.current_device())
+
+    def bare_chunks(self) -> list[GPTModel]:
+        """Return the chunks without the wrappers for DP and BF16."""
+        return [_bare(chunk) for chunk in self.chunks]
+
+
+def build(plan: Plan, seed: int) -> Engine:
+    """Return the engine of a plan, with random weights drawn from the seed; process groups must exist."""
+    seed_all(seed)
+    config = layer_config(plan)
+    chunks = [_chunk(plan, config, stage, seed) for stage in range(plan.world.vpp)]
+    ddp = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True, use_distributed_optimizer=plan.config.parallel.distributed_optimizer
+    )
+    wrapped = [DistributedDataParallel(config, ddp, chunk, disable_bucketing=i > 0) for i, chunk in enumerate(chunks)]
+    for chunk in wrapped:
+        chunk.broadcast_params()
+    optimizer = get_megatron_optimizer(optimizer_config(plan), wrapped)
+    config.finalize_model_grads_func = finalize_model_grads
+    config.grad_scale_func = optimizer.scale_loss
+    return Engine(plan, wrapped, optimizer)
+
+
+def seed_all(seed: int) -> None:
+    """Seed this rank's generators; replicas and pipeline stages draw different dropout masks."""
+    replica = parallel_state.get_data_parallel_rank(with_context_parallel=True)
+    own = seed + 1000 * replica + 100_000 * parallel_state.get_pipeline_model_parallel_rank()
+    torch.manual_seed(own)
+    model_parallel_cuda_manual_seed(own, force_reset_rng=True)
+
+
+def layer_config(plan: Plan) -> layer.LayerConfig:
+    """Return megatron-core's configuration of a plan."""
+    m, w, r = plan.config.model, plan.world, plan.config.recipe
+    dtype = torch.bfloat16 if plan.config.precision is Precision.bf16 else torch.float32
+    full = r.recompute is Recompute.full
+    return layer.LayerConfig(
+        lora=plan.config.task.lora,
+        num_layers=m.num_layers,
+        hidden_size=m.hidden_size,
+        ffn_hidden_size=m.ffn_hidden_size,
+        num_attention_heads=m.num_attention_heads,
+        num_query_groups=m.num_query_groups,
+        normalization=m.norm.name,
+        layernorm_epsilon=m.norm_epsilon,
+        gated_linear_unit=m.activation is Activation.swiglu,
+        activation_func=torch.nn.functional.silu if m.activation is Activation.swiglu else torch.nn.functional.gelu,
+        add_bias_linear=m.bias,
+        init_method_std=math.sqrt(2 / (5 * m.hidden_size)),  # SmallInit (Nguyen and Salazar, 2019)
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        tensor_model_parallel_size=w.tp,
+        pipeline_model_parallel_size=w.pp,
+        virtual_pipeline_model_parallel_size=w.vpp if w.vpp > 1 else None,
+        context_parallel_size=w.cp,
+        sequence_parallel=w.sp,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=dtype is torch.bfloat16,
+        # Interleaving with batched sends crosses messages when pp is 2: send and receive one by one there.
+        overlap_p2p_comm=w.vpp > 1,
+        batch_p2p_comm=w.vpp == 1,
+        recompute_granularity="full" if full else None,
+        recompute_method="uniform" if full else None,
+        recompute_num_layers=1 if full else None,
+        gradient_accumulation_fusion=False,
+    )
+
+
+def optimizer_config(plan: Plan) -> OptimizerConfig:
+    """Return AdamW's settings; loop.py sets the learning rate of each step."""
+    r = plan.config.recipe
+    return OptimizerConfig(
+        optimizer="adam",
+        lr=r.lr,
+        weight_decay=r.weight_decay,
+        adam_beta1=r.adam_beta1,
+        adam_beta2=r.adam_beta2,
+        adam_eps=r.adam_eps,
+        clip_grad=r.clip_grad,
+        bf16=plan.config.precision is Precision.bf16,
+        params_dtype=torch.bfloat16 if plan.config.precision is Precision.bf16 else torch.float32,
+        use_distributed_optimizer=plan.config.parallel.distributed_optimizer,
+    )
+
+
+def _chunk(plan: Plan, config: layer.LayerConfig, stage: int, seed: int) -> torch.nn.Module:
+    m = plan.config.model
+    first = parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage)
+    last = parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage)
+    num_layers = m.num_layers // (plan.world.pp * plan.world.vpp)
+    model = GPTModel(
+        config,
+        TransformerBlockSubmodules(layer_specs=[layer.spec(config.lora)] * num_layers, layer_norm=layer.Norm),
+        vocab_size=m.vocab_size,
+        max_sequence_length=m.max_seq_length,
+        pre_process=first,
+        post_process=last,
+        share_embeddings_and_output_weights=m.tied_embeddings,
+        position_embedding_type="rope" if m.position is Position.rope else "learned_absolute",
+        rotary_base=m.rope_base,
+        rope_scaling=m.rope_scaling_factor != 1,
+        rope_scaling_factor=m.rope_scaling_factor,
+        vp_stage=stage if plan.world.vpp > 1 else None,
+    ).to(torch.cuda.current_device())
+    if config.lora is not None:
+        lora.freeze_base(model)
+        lora.init_adapters(model, seed)
+        if first and plan.config.recipe.recompute is Recompute.full:
+            # Recomputed layers pass gradients on only if their input asks for some, and a frozen embedding does not.
+            model.embedding.register_forward_hook(lambda module, args, out: out.requires_grad_())
+    return Float16Module(config, model) if config.bf16 else model
+
+
+def _bare(chunk: torch.nn.Module) -> GPTModel:
+    inner = chunk.module
+    return inner.module if isinstance(inner, Float16Module) else inner

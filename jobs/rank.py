@@ -1,0 +1,62 @@
+"""Who am I: this process's place among the ranks, from whatever started it."""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from bench.errors import SubmitError
+
+DEFAULT_PORT = 29500
+"""Source: torch.distributed.run's default, and MASTER_PORT of NVIDIA's MLPerf run.sub."""
+
+_STARTERS = {
+    "submitit": ("SUBMITIT_LOCAL_GLOBALID", "SUBMITIT_LOCAL_LOCALID", "SUBMITIT_LOCAL_NTASKS"),
+    "torchrun": ("RANK", "LOCAL_RANK", "WORLD_SIZE"),
+    "srun": ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One process of world_size; local_rank counts on its node and picks the GPU."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    master_addr: str
+    master_port: int
+
+
+def from_environment(env: Mapping[str, str] = os.environ) -> Rank:
+    """Return this process's rank as submitit's local executor, torchrun or srun set it; alone, rank 0 of 1.
+
+    Raises:
+        SubmitError: a starter set only some of its variables, or something that is not a number.
+    """
+    names = next((names for names in _STARTERS.values() if names[0] in env), None)
+    try:
+        rank, local_rank, world_size = (0, 0, 1) if names is None else (int(env[name]) for name in names)
+        port = int(env.get("MASTER_PORT", DEFAULT_PORT))
+    except (KeyError, ValueError) as error:
+        raise SubmitError(
+            f"the environment does not say which rank this is: {error}",
+            where=", ".join(names or ("MASTER_PORT",)),
+            fix="start ranks with bench.launch, srun or torchrun",
+        ) from error
+    return Rank(rank, local_rank, world_size, master_addr(env), port)
+
+
+def master_addr(env: Mapping[str, str]) -> str:
+    """Return the host of rank 0: MASTER_ADDR, else the first node of the Slurm step, else this machine."""
+    if addr := env.get("MASTER_ADDR"):
+        return addr
+    return first_host(env["SLURM_STEP_NODELIST"]) if "SLURM_STEP_NODELIST" in env else "127.0.0.1"
+
+
+def first_host(nodelist: str) -> str:
+    """Return the first host of a Slurm node list: `dgx[03-07,9],login` gives `dgx03`."""
+    match = re.match(r"([^\[,]+)(?:\[(\w+)[^\]]*\]([^,]*))?", nodelist)
+    assert match is not None, nodelist
+    prefix, first, suffix = match.groups(default="")
+    return prefix + first + suffix

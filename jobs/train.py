@@ -1,0 +1,239 @@
+"""One trial, once per rank: `python -m jobs.train PLAN --trial K`. Reads the plan, writes the log."""
+
+import argparse
+import math
+import time
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bench import mllog
+from bench import plan as planning
+from bench.errors import BenchError, ConfigError, SubmitError
+from bench.plan import Plan, Trial
+from bench.schema import Device
+from jobs import stop
+from jobs.rank import Rank, from_environment
+
+if TYPE_CHECKING:
+    from jobs.megatron.model import Engine
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m jobs.train", description=__doc__)
+    parser.add_argument("plan", type=Path, help="plan.json of a run folder; the log is written beside it")
+    parser.add_argument("--trial", type=int, required=True, help="which of the plan's trials")
+    args = parser.parse_args()
+    folder = args.plan.resolve().parent
+    who = from_environment()
+    with stop.guarded(folder / "rank_logs" / f"trial_{args.trial}_rank_{who.rank}.error") as guard:
+        plan = planning.load(args.plan)
+        trial = _trial(plan, args.trial)
+        log = mllog.Writer(folder / trial.log if who.rank == 0 else None)
+        guard.finish = lambda: log.finish("aborted")
+        run(plan, trial, who, log, folder)
+
+
+def run(plan: Plan, trial: Trial, who: Rank, log: mllog.Writer, folder: Path) -> None:
+    """Initialise, warm up on made-up data, train from run_start to run_stop, then keep the adapters."""
+    log.event(mllog.CACHE_CLEAR, False, reason="page caches are the cluster's to drop")
+    log.start(mllog.INIT_START)
+    start_ranks(plan, who)
+    from jobs.megatron import checkpoint, loop, model
+
+    describe(plan, trial, log)
+    engine = model.build(plan, trial.seed)
+    if plan.base_dir is not None:
+        checkpoint.load(engine, Path(plan.base_dir), adapters=False)
+    loop.warm_up(engine, plan.config.recipe.warmup_iterations, trial.seed)
+    log.stop(mllog.INIT_STOP)
+    log.start(mllog.RUN_START)
+    train(engine, trial, log)
+    if plan.config.task.lora is not None:
+        checkpoint.save(engine, folder / f"adapters_{trial.index}", adapters=True)
+    end_ranks()
+
+
+def train(engine: "Engine", trial: Trial, log: mllog.Writer) -> None:
+    """Train until the target or max_steps and write run_stop; data is first touched here.
+
+    Raises:
+        BenchError: the loss is no number.
+    """
+    from jobs.megatron import data, loop
+
+    plan = engine.plan
+    train_rows, eval_rows = data.load(plan, "train"), data.load(plan, "eval")
+    order = data.train_order(plan, trial.seed)
+    pace = _Pace(plan, log)
+    log.start(mllog.BLOCK_START, samples_count=0, step=0)
+    for step in range(1, plan.config.recipe.max_steps + 1):
+        share = loop.train_step(engine, train_rows, next(order), step)
+        if step % plan.config.recipe.log_every_steps == 0:
+            pace.log(step, loop.mean_loss(share, plan.batch.global_batch_size))
+        if step in plan.evaluation.at_steps:
+            place = {"samples_count": planning.samples(plan, step), "step": step}
+            log.stop(mllog.BLOCK_STOP, **place)
+            log.start(mllog.EVAL_START, **place)
+            eval_loss = _finite(loop.evaluate(engine, eval_rows), "evaluation", step)
+            log.event(mllog.EVAL_ACCURACY, eval_loss, **place)
+            log.stop(mllog.EVAL_STOP, **place)
+            if plan.config.task.target_eval_loss is not None and eval_loss <= plan.config.task.target_eval_loss:
+                log.finish("success", **place)
+                return
+            log.start(mllog.BLOCK_START, **place)
+            pace.restart(step)
+    place = {"samples_count": planning.samples(plan, step), "step": step}
+    log.stop(mllog.BLOCK_STOP, **place)
+    log.finish("success" if plan.config.task.target_eval_loss is None else "aborted", **place)
+
+
+def describe(plan: Plan, trial: Trial, log: mllog.Writer) -> None:
+    """Log what is measured and on what: the keys that rulesets 5.1.0 and 6.1.0 ask for, and the versions."""
+    import megatron.core
+    import torch
+
+    s, r, w, task = plan.submission, plan.config.recipe, plan.world, plan.config.task
+    precision = {"fp32": "fp32", "bf16": "bfloat16"}[plan.config.precision.name]
+    facts = {
+        "submission_benchmark": s.benchmark,
+        "submission_division": s.division,
+        "submission_org": s.org,
+        "submission_platform": s.platform,
+        "submission_status": s.status,
+        "target_accuracy": task.target_eval_loss,
+        "seed": trial.seed,
+        "global_batch_size": r.global_batch_size,
+        "micro_batch_size": r.micro_batch_size,
+        "gradient_accumulation_steps": plan.batch.gradient_accumulation_steps,
+        "train_samples": plan.config.data.train_rows,
+        "eval_samples": plan.config.data.eval_rows,
+        "max_sequence_length": plan.config.data.seq_length,
+        "opt_name": "adamw",
+        "opt_base_learning_rate": r.lr,
+        "opt_learning_rate_training_steps": r.max_steps,
+        "opt_learning_rate_warmup_factor": r.lr_warmup_steps / r.max_steps,
+        "opt_learning_rate_decay_schedule": "cosine",
+        "opt_adamw_weight_decay": r.weight_decay,
+        "opt_adamw_beta_1": r.adam_beta1,
+        "opt_adamw_beta_2": r.adam_beta2,
+        "opt_adamw_epsilon": r.adam_eps,
+        "opt_gradient_clip_norm": r.clip_grad,
+        "lora_rank": task.lora and task.lora.rank,
+        "lora_alpha": task.lora and task.lora.alpha,
+        "lora_dropout": task.lora and task.lora.dropout,
+        "tensor_parallelism": w.tp,
+        "pipeline_parallelism": w.pp,
+        "context_parallelism": w.cp,
+        "expert_parallelism": 1,
+        "lowest_numerical_precision_in_linear": precision,
+        "lowest_numerical_precision_in_attn": precision,
+        "lowest_numerical_precision_in_comm": precision,
+        "config_filename": f"task/{task.name}.yaml",
+        "trainable_parameters": plan.memory.trainable_parameters,
+        "num_ranks": w.num_ranks,
+        "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "software": {"torch": torch.__version__, "megatron_core": megatron.core.__version__},
+    }
+    for key, value in facts.items():
+        if value is not None:
+            log.event(key, value)
+
+
+def start_ranks(plan: Plan, who: Rank) -> None:
+    """Join the process groups of the plan's layout; gloo on CPUs, NCCL on GPUs.
+
+    Raises:
+        SubmitError: not as many ranks as planned, no GPU for this one, or the port of rank 0 is taken.
+    """
+    if who.world_size != plan.world.num_ranks:
+        raise SubmitError(
+            f"{who.world_size} ranks were started, and the plan is for {plan.world.num_ranks}",
+            where=f"rank {who.rank}",
+            fix="start as many ranks as the plan's world.num_ranks: bench.launch does",
+        )
+    import torch
+
+    from jobs.megatron import cpu
+
+    gpu = plan.config.cluster.device is Device.cuda
+    if gpu and torch.cuda.device_count() <= who.local_rank:
+        raise SubmitError(
+            f"this rank needs GPU {who.local_rank}, and {torch.cuda.device_count()} can be seen",
+            where=f"rank {who.rank}",
+            fix="lower cluster.ranks_per_node, or set cluster.device=cpu",
+        )
+    if gpu:
+        torch.cuda.set_device(who.local_rank)
+    warnings.filterwarnings("ignore", message=".*Apex (is|are) not installed")  # not needed: layer.py says what is used
+    cpu.install()
+    from megatron.core import parallel_state
+
+    try:
+        torch.distributed.init_process_group(
+            "nccl" if gpu else "gloo",
+            init_method=f"tcp://{who.master_addr}:{who.master_port}",
+            rank=who.rank,
+            world_size=who.world_size,
+        )
+    except torch.distributed.DistNetworkError as error:
+        raise SubmitError(
+            f"the ranks cannot meet at {who.master_addr}:{who.master_port}: {str(error).splitlines()[0]}",
+            where="cluster.master_port",
+            fix="choose a free port, or null to have one picked",
+        ) from error
+    w = plan.world
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=w.tp,
+        pipeline_model_parallel_size=w.pp,
+        virtual_pipeline_model_parallel_size=w.vpp if w.vpp > 1 else None,
+        context_parallel_size=w.cp,
+    )
+
+
+def end_ranks() -> None:
+    """Leave the process groups together."""
+    import torch
+
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+class _Pace:
+    """Logs train_loss and tracked_stats; the time of a step is the mean since the last log line or evaluation."""
+
+    def __init__(self, plan: Plan, log: mllog.Writer) -> None:
+        self.plan, self.write = plan, log
+        self.step, self.since = 0, time.perf_counter()
+
+    def log(self, step: int, loss: float) -> None:
+        now, place = time.perf_counter(), {"samples_count": planning.samples(self.plan, step), "step": step}
+        step_time_s = (now - self.since) / (step - self.step)
+        lr = planning.learning_rate(self.plan.config.recipe, step)
+        self.write.event(mllog.TRAIN_LOSS, _finite(loss, "training", step), **place, lr=lr)
+        stats = {"train_step_time": step_time_s, "throughput": self.plan.batch.global_batch_size / step_time_s}
+        self.write.event(mllog.TRACKED_STATS, stats, **place)
+        self.step, self.since = step, now
+
+    def restart(self, step: int) -> None:
+        self.step, self.since = step, time.perf_counter()
+
+
+def _finite(loss: float, what: str, step: int) -> float:
+    if math.isfinite(loss):
+        return loss
+    raise BenchError(
+        f"the {what} loss is {loss} at step {step}",
+        where="recipe.lr, recipe.clip_grad, precision",
+        fix="lower recipe.lr, or look for rows or weights that are not finite",
+    )
+
+
+def _trial(plan: Plan, index: int) -> Trial:
+    if not 0 <= index < len(plan.trials):
+        raise ConfigError(f"no trial {index}", where="--trial", fix=f"the plan has trials 0 to {len(plan.trials) - 1}")
+    return plan.trials[index]
+
+
+if __name__ == "__main__":
+    main()

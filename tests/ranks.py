@@ -1,0 +1,70 @@
+"""Start real ranks for a test, as srun or torchrun would."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from bench import launch, mllog, plan
+from bench.plan import Plan
+
+ROOT = Path(__file__).parent.parent
+TINY_BASE_STEPS = 4
+
+
+def compose(tmp: Path, *overrides: str) -> Plan:
+    """Return the plan of lora_tiny on CPU ranks whose base is trained for a few steps only, cached below `tmp`."""
+    made = launch.compose(
+        [f"cluster.paths.data={tmp}/cache", f"cluster.paths.model={tmp}/cache", f"cluster.paths.logs={tmp}", *overrides]
+    )
+    if made.base is not None:
+        made.base.config.recipe.max_steps = TINY_BASE_STEPS
+        made.base.evaluation.at_steps.clear()
+    return made
+
+
+def write(made: Plan, folder: Path) -> Path:
+    """Write the plan into a new run folder."""
+    folder.mkdir(parents=True)
+    (folder / "plan.json").write_text(plan.dumps(made))
+    return folder
+
+
+def start(made: Plan, folder: Path, *command: str, port: int | None = None) -> list["subprocess.Popen[str]"]:
+    """Start one process per rank of `python -m COMMAND` in the folder."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = port or free.getsockname()[1]
+    size = made.world.num_ranks
+    shared = (
+        os.environ | made.environment | {"WORLD_SIZE": str(size), "MASTER_PORT": str(port), "PYTHONPATH": str(ROOT)}
+    )
+    return [
+        subprocess.Popen(
+            [sys.executable, "-m", *command],
+            cwd=folder,
+            env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+
+
+def finish(processes: list["subprocess.Popen[str]"], *, timeout_s: float = 120) -> list[tuple[int, str]]:
+    """Wait for every rank; return exit codes and what was printed."""
+    outputs = [process.communicate(timeout=timeout_s)[0] for process in processes]
+    return [(process.returncode, output) for process, output in zip(processes, outputs, strict=True)]
+
+
+def run(made: Plan, folder: Path, *command: str) -> None:
+    """Run a command on every rank and expect success."""
+    for code, output in finish(start(made, folder, *command)):
+        assert code == 0, output
+
+
+def train_losses(log: Path) -> list[float]:
+    """Return the training losses of a log, in order."""
+    return [event.value for event in mllog.read(log)[0] if event.key == mllog.TRAIN_LOSS]
