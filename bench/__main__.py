@@ -1,0 +1,5 @@
+"""`python -m bench VERB`."""
+
+from bench.cli import main
+
+main()

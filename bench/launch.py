@@ -1,0 +1,188 @@
+"""From a command line to a judged run: `python -m bench.launch task=… cluster=…`."""
+
+import dataclasses
+import difflib
+import os
+import re
+import sys
+import typing
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from bench import plan as planning
+from bench import preflight
+from bench.errors import BenchError, ConfigError, SubmitError
+from bench.plan import Plan
+from bench.schema import Config, Scheduler
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+CONF = next(d for d in (Path(__file__).parent / "conf", Path(__file__).parent.parent / "conf") if d.is_dir())
+"""Inside the package once installed, beside it in a checkout."""
+
+FOR_BASE_TOO = ("model", "cluster", "container")
+"""Overrides of these groups also hold for the task that makes the base checkpoint."""
+
+
+def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Plan:
+    """Return the plan of a command line's overrides.
+
+    Raises:
+        ConfigError: an unknown key or choice, a value of the wrong type, or an impossible request.
+    """
+    from hydra import initialize_config_dir
+
+    _register()
+    search_path = [f"hydra.searchpath=[file://{config_dir.resolve()}]"] if config_dir else []
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = _composed([*search_path, *overrides])
+        return _plan(config, [*search_path, *overrides])
+
+
+def main() -> None:
+    """Run as a Hydra application, and exit with the worst outcome of its runs."""
+    import hydra
+    from hydra.core.hydra_config import HydraConfig
+
+    codes: list[int] = []
+
+    def launch(config: "DictConfig") -> None:
+        try:
+            with _explained():
+                plan = _plan(_typed(config), list(HydraConfig.get().overrides.task))
+            codes.append(run(plan, config))
+        except BenchError as error:
+            print(error, file=sys.stderr)
+            codes.append(error.exit_code)
+
+    _register()
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors reach us as exceptions, to be explained in our own words
+    try:
+        with TemporaryDirectory(prefix="bench-") as sweep_dir, _explained():
+            os.environ["BENCH_SWEEP_DIR"] = sweep_dir  # Hydra wants a folder for every --multirun; nobody reads it
+            if "--cfg" in sys.argv:
+                compose([word for word in sys.argv[1:] if "=" in word and not word.startswith("-")])
+            hydra.main(version_base="1.3", config_path=str(CONF), config_name="launch")(launch)()
+    except BenchError as error:
+        print(error, file=sys.stderr)
+        codes.append(error.exit_code)
+    except KeyboardInterrupt as stop:
+        codes.append(128 + int(str(stop) or 2))
+    sys.exit(max(codes, default=0))
+
+
+def run(plan: Plan, config: "DictConfig") -> int:
+    """Return 0 when every trial reached its target and its log proves it; a dry run shows the plan and touches nothing."""
+    from bench import cli, local
+
+    folder = plan.config.launch.folder and Path(plan.config.launch.folder).absolute()
+    findings = preflight.inspect(plan, folder or None)
+    if plan.config.launch.dry_run:
+        cli.show_plan(plan, findings)
+        return 0
+    preflight.require(findings)
+    if plan.config.cluster.scheduler is not Scheduler.local:
+        raise SubmitError(
+            f"this version plans runs on {plan.config.cluster.name} and starts them on this machine only",
+            where=f"cluster={plan.config.cluster.name}",
+            fix="add launch.dry_run=true for the plan, or use cluster=local",
+        )
+    from omegaconf import OmegaConf
+
+    return local.run(plan, OmegaConf.to_yaml(config), folder or None)
+
+
+def _plan(config: Config, overrides: Sequence[str]) -> Plan:
+    """Return the plan; Hydra must be initialized, since the base task is composed beside the task."""
+    if config.task.base is None:
+        return planning.make(config)
+    kept = [word for word in overrides if word.split("=")[0].split(".")[0] in FOR_BASE_TOO]
+    return planning.make(config, _composed([f"task={config.task.base}", *kept]))
+
+
+def _composed(overrides: list[str]) -> Config:
+    from hydra import compose as hydra_compose
+
+    with _explained():
+        return _typed(hydra_compose("launch", overrides=overrides))
+
+
+def _typed(config: "DictConfig") -> Config:
+    """Return the config as its dataclasses, with the paths made absolute."""
+    from omegaconf import OmegaConf
+
+    typed = typing.cast(Config, OmegaConf.to_object(config))
+    paths = typed.cluster.paths
+    for name in ("data", "model", "logs"):
+        setattr(paths, name, getattr(paths, name) and os.path.abspath(getattr(paths, name)))
+    return typed
+
+
+def _register() -> None:
+    from hydra.core.config_store import ConfigStore
+
+    ConfigStore.instance().store(name="config_schema", node=Config)
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Turn what Hydra and OmegaConf raise into one message with where and fix."""
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException, AttributeError) as error:
+        known = _explain(error)
+        if known is None:
+            raise
+        raise known from error
+
+
+def _explain(error: Exception) -> ConfigError | None:
+    text = "\n".join(str(e) for e in (error, error.__cause__) if e)
+    if (missing := re.search(r"Could not find '([^']+)'", text)) and "Available options" in text:
+        options = re.findall(r"^\t(\S+)$", text, re.M)
+        return _unknown(missing[1].split("/")[-1], options, where=missing[1].rsplit("/", 1)[0], noun="choice")
+    if isinstance(error, AttributeError):  # a schema class has slots, and no place for what `+key` added
+        stray = re.fullmatch(r"'(\w+)' object has no attribute '(\w+)'", str(error))
+        known = _keys().get(stray[1]) if stray else None
+        return _unknown(stray[2], known, where="command line", noun="key") if stray and known else None
+    if override := re.search(r"Could not (?:override|append to config|delete from config)[^']*'([^']+)'", text):
+        return _unknown(override[1], _keys()["Config"], where="command line", noun="key")
+    if bad := re.search(r"full_key: (\S+)", text):
+        what = str(error.__cause__ or error).splitlines()[0]
+        return ConfigError(what, where=bad[1], fix="give a value of the type that --cfg job shows")
+    return ConfigError(text.splitlines()[0], where="command line", fix="see python -m bench.launch --help")
+
+
+def _unknown(name: str, known: list[str], *, where: str, noun: str) -> ConfigError:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    offer = f"did you mean {near[0]}? " if near else ""
+    listed = ", ".join(sorted(known)) if noun == "choice" else "all keys: python -m bench.launch --cfg job"
+    return ConfigError(f"no {noun} {name!r}", where=where, fix=f"{offer}{listed}")
+
+
+def _keys() -> dict[str, list[str]]:
+    """Return the dotted keys below each class of the schema, by its name."""
+    found: dict[str, list[str]] = {}
+
+    def walk(kind: Any) -> list[str]:
+        keys = found.setdefault(kind.__name__, [])
+        for name, hint in typing.get_type_hints(kind).items():
+            keys.append(name)
+            for inner in (hint, *typing.get_args(hint)):
+                if dataclasses.is_dataclass(inner):
+                    keys += [f"{name}.{key}" for key in walk(inner)]
+        return keys
+
+    walk(Config)
+    return found
+
+
+if __name__ == "__main__":
+    main()

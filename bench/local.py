@@ -1,0 +1,185 @@
+"""Run a plan on this machine: prepare, train each trial, judge its log, write down what happened."""
+
+import json
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench import plan as planning
+from bench import submit
+from bench.errors import BenchError, ConfigError
+from bench.parse import Result, parse
+from bench.plan import Plan, Step, Trial
+from bench.score import RULESETS, Verdict, official_verdict
+from bench.watch import Goal, follow
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One trial's log, as we and the referee read it."""
+
+    result: Result
+    verdicts: list[Verdict]
+
+    @property
+    def proven(self) -> bool:
+        """Whether the log proves that the trial did what its task asks."""
+        reached = self.result.target is None or self.result.converged
+        return self.result.valid and reached and not any(verdict.passed is False for verdict in self.verdicts)
+
+
+def run(plan: Plan, config_yaml: str, folder: Path | None) -> int:
+    """Return 0 when every trial's log proves that it did what was asked, 1 when one does not.
+
+    Raises:
+        BenchError: a rank failed, or the folder cannot be made; finished trials are kept.
+    """
+    from rich.console import Console
+
+    folder = _make_folder(plan, folder)
+    console = Console(stderr=True)
+    console.print(
+        f"{plan.config.task.summary}\n{plan.name} on {plan.world.num_ranks} ranks, results in {_short(folder)}"
+    )
+    (folder / "config.yaml").write_text(config_yaml)
+    (folder / "plan.json").write_text(planning.dumps(plan))
+    ledger: list[dict[str, Any]] = [{"trial": t.index, "seed": t.seed, "outcome": "planned"} for t in plan.trials]
+    _write(folder / "ledger.json", ledger)
+    status: dict[str, Any] = {"outcome": "interrupted", "exit_code": 130}
+    try:
+        with _stopped_by_sigterm():
+            proven = _work(plan, folder, ledger, console)
+        status = {"outcome": "proven" if proven else "not proven", "exit_code": 0 if proven else 1}
+    except KeyboardInterrupt as stop:
+        status["exit_code"] = 128 + int(str(stop) or signal.SIGINT)
+        console.print(f"stopped; what was finished is in {_short(folder)}")
+        raise
+    except BenchError as error:
+        status = {"outcome": "failed", "exit_code": error.exit_code, "what": error.what, "fix": error.fix}
+        raise
+    finally:
+        _write(folder / "status.json", status)
+    return int(status["exit_code"])
+
+
+def _work(plan: Plan, folder: Path, ledger: list[dict[str, Any]], console: "Console") -> bool:
+    prepare, *trial_steps = plan.steps
+    if is_prepared(plan):
+        console.print("prepared before: rows and base checkpoint are there")
+    else:
+        console.print("preparing (not timed): rows, then the base checkpoint")
+        _follow(plan.base or plan, prepare, folder, folder / "prepare.txt", console)
+    proven = True
+    for trial, step in zip(plan.trials, trial_steps, strict=True):
+        try:
+            _follow(plan, step, folder, folder / trial.log, console)
+        except BaseException:
+            ledger[trial.index]["outcome"] = "aborted"
+            _write(folder / "ledger.json", ledger)
+            raise
+        judged = judge(folder / trial.log)
+        _show(plan, trial, judged, folder)
+        ledger[trial.index] |= {
+            "outcome": "proven" if judged.proven else "not proven",
+            "minutes": judged.result.minutes,
+            "samples_to_target": judged.result.samples_to_target,
+            "eval_final": judged.result.eval_final,
+            "official": {verdict.ruleset: verdict.passed for verdict in judged.verdicts},
+        }
+        _write(folder / "ledger.json", ledger)
+        proven = proven and judged.proven
+    return proven
+
+
+def is_prepared(plan: Plan) -> bool:
+    """Return whether the prepare step would find nothing to do."""
+    needed = [plan.data_dir] if plan.base is None else [plan.data_dir, plan.base_dir]
+    return all(path is not None and Path(path).is_dir() for path in needed)
+
+
+def judge(log: Path) -> Judged:
+    """Return what a log proves and what the official checker says of it."""
+    return Judged(parse(log), [official_verdict(log, ruleset=ruleset) for ruleset in RULESETS])
+
+
+def _follow(plan: Plan, step: Step, folder: Path, log: Path, console: "Console") -> None:
+    goal = Goal(
+        title=f"{plan.config.task.name}, {step.name}",
+        max_samples=planning.samples(plan, plan.config.recipe.max_steps),
+        eval_samples=tuple(planning.samples(plan, s) for s in plan.evaluation.at_steps),
+        target=plan.config.task.target_eval_loss,
+    )
+    with submit.ranks(plan, step, folder) as ranks:
+        follow(log, goal, is_alive=ranks.are_running, console=console)
+    ranks.check()
+
+
+def _show(plan: Plan, trial: Trial, judged: Judged, folder: Path) -> None:
+    from rich.console import Console
+
+    from bench import report
+
+    figure = folder / f"loss_{trial.index}.png"
+    report.loss_figure(judged.result, figure)
+    table = report.verdict_table(judged.result, judged.verdicts, Path(_short(folder / trial.log)), Path(_short(figure)))
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
+
+
+def _make_folder(plan: Plan, folder: Path | None) -> Path:
+    """Return a folder that is this run's alone."""
+    if folder is None:
+        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{plan.name}-{secrets.token_hex(2)}"
+        folder = Path(str(plan.config.cluster.paths.logs)) / name
+    try:
+        folder.mkdir(parents=True)
+        (folder / "rank_logs").mkdir()
+    except FileExistsError as error:
+        raise ConfigError(
+            "CFG-05: this folder exists, and a run never writes into another's",
+            where=str(folder),
+            fix="leave launch.folder out for a new one",
+        ) from error
+    except OSError as error:
+        raise ConfigError(
+            f"CFG-08: the run folder cannot be made: {error.strerror}",
+            where=str(folder),
+            fix="set LOGDIR to a writable folder",
+        ) from error
+    return folder
+
+
+def _write(path: Path, content: Any) -> None:
+    """Replace a JSON file in one step: a reader, or a crash, never meets half of it."""
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(content, indent=1) + "\n")
+    part.replace(path)
+
+
+@contextmanager
+def _stopped_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends the block as Ctrl-C does: ranks first, then status.json."""
+
+    def stop(signum: int, frame: object) -> None:
+        raise KeyboardInterrupt(signum)
+
+    previous = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _short(path: Path) -> str:
+    """Return the path as one would type it here."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative

@@ -1,0 +1,204 @@
+"""Start the ranks of a step and know how they end; on this machine, through submitit's local executor."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.errors import BenchError, SubmitError
+from bench.plan import Plan, Step
+from bench.schema import Device
+
+POLL_S = 0.2
+GRACE_S = 5.0
+"""How long a rank may take to end once it is told to."""
+NO_LIMIT_MIN = 60 * 24 * 365
+PACKAGES = Path(__file__).parent.parent
+
+
+@dataclass(frozen=True, slots=True)
+class RankCommand:
+    """One rank's command; submitit runs it in a process of its own and keeps its output."""
+
+    argv: list[str]
+    folder: str
+    environment: dict[str, str]
+    launcher: int
+    """Process id of bench.launch: when that is gone, the rank ends too."""
+
+    def __call__(self) -> int:
+        """Return the exit code, negative for a signal."""
+        process = subprocess.Popen(self.argv, cwd=self.folder, env=os.environ | self.environment)
+        told = threading.Event()
+        for name in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):  # USR2: submitit says that time is up
+            signal.signal(name, lambda *_: told.set())
+        while process.poll() is None:
+            if told.is_set() or not _exists(self.launcher):
+                return _end(process)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(POLL_S)
+        return process.returncode
+
+
+class Ranks:
+    """The processes of one step."""
+
+    def __init__(self, job: Any, step: Step, folder: Path) -> None:
+        self._job, self._step, self._folder = job, step, folder
+        self._told_to_stop = False
+        self.exit_codes: dict[int, int] = {}
+
+    def are_running(self) -> bool:
+        """Return whether all is well and work goes on; False as soon as one rank has failed."""
+        self._collect()
+        return not self._job.done() and not any(self.exit_codes.values())
+
+    def stop(self) -> None:
+        """End what still runs, and wait until it has."""
+        self._collect()
+        if not self._job.done():
+            self._told_to_stop = True
+            os.kill(int(self._job.job_id), signal.SIGTERM)  # submitit's controller passes it on to every task
+        deadline = time.monotonic() + GRACE_S + 5
+        while not self._job.done() and time.monotonic() < deadline:
+            time.sleep(POLL_S / 4)
+        self._collect()
+        for pickled in (self._folder / "rank_logs").glob(f"{self._job.job_id}_*.pkl"):
+            pickled.unlink()
+
+    def check(self) -> None:
+        """Raise the reason if a rank failed: its own account, or the signal that killed it.
+
+        Raises:
+            BenchError: with the exit code that the rank's error asks for.
+        """
+        if len(self.exit_codes) == self._job.num_tasks and not any(self.exit_codes.values()):
+            return
+        logs = self._folder / "rank_logs"
+        for rank, code in sorted(self.exit_codes.items()):
+            if code < 0:
+                raise SubmitError(
+                    f"rank {rank} was killed by {signal.Signals(-code).name} during {self._step.name}",
+                    where=str(logs / f"{self._job.job_id}_{rank}_log.err"),
+                    fix="look for what ends processes on this machine: memory, a time limit, a person",
+                )
+        if (first := first_error(logs, self._step.name)) is not None:
+            raise first
+        raise SubmitError(
+            f"{self._step.name} ended without a result: exit codes by rank {self.exit_codes}",
+            where=str(logs),
+            fix=f"read {self._job.job_id}_*_log.err there",
+        )
+
+    def _collect(self) -> None:
+        from submitit.core import utils
+
+        for rank in range(self._job.num_tasks):
+            result = self._job.task(rank).paths.result_pickle
+            if rank not in self.exit_codes and result.exists():
+                outcome, value = utils.pickle_load(result)
+                self.exit_codes[rank] = value if outcome == "success" else 1
+
+
+@contextlib.contextmanager
+def ranks(plan: Plan, step: Step, folder: Path) -> Iterator[Ranks]:
+    """Start a step's ranks; when the block is left, for whatever reason, none of them runs any more."""
+    os.environ["SUBMITIT_LOG_LEVEL"] = "NOCONFIG"
+    import submitit
+
+    logs = folder / "rank_logs"
+    for old in logs.glob(f"{label(step.name)}_rank_*.error"):
+        old.unlink()
+    executor = submitit.LocalExecutor(folder=logs)
+    executor.update_parameters(
+        tasks_per_node=plan.world.num_ranks,
+        gpus_per_node=plan.world.ranks_per_node if plan.config.cluster.device is Device.cuda else 0,
+        timeout_min=plan.config.walltime or NO_LIMIT_MIN,
+        signal_delay_s=int(2 * GRACE_S),
+    )
+    command = RankCommand(
+        argv=[sys.executable, *step.argv[1:]],
+        folder=str(folder),
+        environment=plan.environment | rendezvous(plan) | {"PYTHONPATH": _python_path()},
+        launcher=os.getpid(),
+    )
+    with _deaf_to_interrupts():
+        started = Ranks(executor.submit(command), step, folder)
+    try:
+        yield started
+    finally:
+        started.stop()
+
+
+def rendezvous(plan: Plan) -> dict[str, str]:
+    """Return where the ranks of this machine meet: the cluster's port, or a free one."""
+    port = plan.config.cluster.master_port
+    if port is None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+
+def label(step_name: str) -> str:
+    """Return a step's name as part of a file's."""
+    return step_name.replace(" ", "_")
+
+
+def first_error(logs: Path, step_name: str) -> BenchError | None:
+    """Return what the rank that failed first said; the others mostly say that it is gone."""
+    accounts = []
+    for path in logs.glob(f"{label(step_name)}_rank_*.error"):
+        with contextlib.suppress(OSError, ValueError):
+            accounts.append(json.loads(path.read_text()))
+    if not accounts:
+        return None
+    first = min(accounts, key=lambda account: account["time"])
+    error = SubmitError(first["what"], where=first["where"], fix=first["fix"])
+    error.exit_code = first["exit_code"]
+    return error
+
+
+@contextlib.contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """What is started here ignores Ctrl-C, which a terminal sends to every process: only `stop` ends it, in order."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def _end(process: "subprocess.Popen[bytes]") -> int:
+    process.terminate()
+    try:
+        return process.wait(GRACE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _python_path() -> str:
+    return os.pathsep.join([str(PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])])
