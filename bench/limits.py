@@ -23,11 +23,12 @@ def check(config: Config) -> None:
 def check_batch(config: Config, *, dp: int) -> None:
     """Raise ConfigError when the global batch cannot be dealt out to the data-parallel replicas."""
     r, p = config.recipe, config.parallel
-    per_step = dp * r.micro_batch_size
+    micro_batch_size = r.micro_batch(dp)
+    per_step = dp * micro_batch_size
     if r.global_batch_size % per_step:
         legal = _divisors(r.global_batch_size)
         raise ConfigError(
-            f"global batch size {r.global_batch_size} cannot be split over dp {dp} x micro batch {r.micro_batch_size}",
+            f"global batch size {r.global_batch_size} cannot be split over dp {dp} x micro batch {micro_batch_size}",
             where="recipe.global_batch_size, recipe.micro_batch_size",
             fix=f"make dp x micro batch one of {_listed(legal)}, or GBS a multiple of {per_step}",
         )
@@ -112,7 +113,7 @@ def _check_positive(config: Config) -> None:
         "cluster.num_nodes": c.num_nodes,
         "cluster.ranks_per_node": c.ranks_per_node,
         "recipe.global_batch_size": r.global_batch_size,
-        "recipe.micro_batch_size": r.micro_batch_size,
+        "recipe.micro_batch_size": 1 if r.micro_batch_size is None else r.micro_batch_size,
         "recipe.max_steps": r.max_steps,
         "recipe.eval_every_samples": r.eval_every_samples,
         "recipe.log_every_steps": r.log_every_steps,

@@ -176,14 +176,14 @@ def _layers_in_flight(config: Config, dp: int, pp_rank: int) -> float:
     Source: megatron-core 0.16.1, pipeline_parallel.schedules.get_pp_rank_microbatches.
     """
     pp, vpp = config.parallel.pp, config.parallel.vpp
-    num_microbatches = max(1, config.recipe.global_batch_size // (dp * config.recipe.micro_batch_size))
+    num_microbatches = max(1, config.recipe.global_batch_size // (dp * config.recipe.micro_batch(dp)))
     ahead = pp - pp_rank - 1 if vpp == 1 else 2 * (pp - pp_rank - 1) + (vpp - 1) * pp
     return min(ahead + 1, num_microbatches * vpp) * config.model.num_layers / (pp * vpp)
 
 
-def _tokens(config: Config) -> float:
+def _tokens(config: Config, dp: int) -> float:
     """Return the tokens of one micro-batch that one rank sees."""
-    return config.recipe.micro_batch_size * config.data.seq_length / config.parallel.cp
+    return config.recipe.micro_batch(dp) * config.data.seq_length / config.parallel.cp
 
 
 def _activation_bytes(config: Config, dp: int, pp_rank: int) -> float:
@@ -193,17 +193,17 @@ def _activation_bytes(config: Config, dp: int, pp_rank: int) -> float:
     """
     layer, layers = _layer_bytes(config), _layers_in_flight(config, dp, pp_rank)
     if config.recipe.recompute is Recompute.none:
-        return _tokens(config) * layers * layer
+        return _tokens(config, dp) * layers * layer
     split = config.parallel.tp if config.parallel.sp else 1
     layer_input = _BYTES[config.precision] * config.model.hidden_size / split
-    return _tokens(config) * (layers * layer_input + layer - layer_input)
+    return _tokens(config, dp) * (layers * layer_input + layer - layer_input)
 
 
-def _workspace_bytes(config: Config, pp_rank: int) -> float:
+def _workspace_bytes(config: Config, dp: int, pp_rank: int) -> float:
     """Return the last stage's logits (as computed, in FP32, their gradient), and on a GPU CUDA's own."""
     workspace = CUDA_ALLOWANCE_GIB * GIB if config.cluster.device is Device.cuda else 0.0
     if pp_rank == config.parallel.pp - 1:
-        logits = _tokens(config) * config.model.vocab_size / config.parallel.tp
+        logits = _tokens(config, dp) * config.model.vocab_size / config.parallel.tp
         workspace += logits * (_BYTES[config.precision] + 4 + 4)
     return workspace
 
@@ -221,7 +221,7 @@ def _stage(config: Config, dp: int, pp_rank: int) -> Memory:
         "gradients_gib": trainable * MAIN_GRADIENT_BYTES / GIB,
         "optimizer_gib": trainable * (master_bytes + ADAM_BYTES) / shards / GIB,
         "activations_gib": _activation_bytes(config, dp, pp_rank) / GIB,
-        "workspace_gib": _workspace_bytes(config, pp_rank) / GIB,
+        "workspace_gib": _workspace_bytes(config, dp, pp_rank) / GIB,
     }
     total_gib = sum(parts.values())
     gpu = config.cluster.gpu if config.cluster.device is Device.cuda else None

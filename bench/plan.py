@@ -168,8 +168,8 @@ def batches(config: Config, world: World) -> Batch:
     r = config.recipe
     return Batch(
         global_batch_size=r.global_batch_size,
-        micro_batch_size=r.micro_batch_size,
-        gradient_accumulation_steps=r.global_batch_size // (world.dp * r.micro_batch_size),
+        micro_batch_size=r.micro_batch(world.dp),
+        gradient_accumulation_steps=r.global_batch_size // (world.dp * r.micro_batch(world.dp)),
         tokens_per_step=r.global_batch_size * config.data.seq_length,
     )
 
@@ -260,8 +260,13 @@ def steps(config: Config, trials: list[Trial]) -> list[Step]:
 
 
 def fingerprint(*parts: Any) -> str:
-    """Return 12 hex digits that differ whenever one of the parts does."""
-    return hashlib.sha256(json.dumps([_plain(p) for p in parts], sort_keys=True).encode()).hexdigest()[:12]
+    """Return 12 hex digits that differ whenever one of the parts does, their descriptions aside."""
+    plain = [_plain(part) for part in parts]
+    for part in plain:
+        if isinstance(part, dict):
+            part.pop("summary", None)
+            part.pop("source", None)
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def dumps(plan: Plan) -> str:

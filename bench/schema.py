@@ -144,7 +144,8 @@ class Data:
     answer_only: bool
     """Loss on summaries only; False: on every token."""
     seed: int = 0
-    """Of the grammar; unused for prepared rows."""
+    version: int = 0
+    """Seed and version of the grammar; unused for prepared rows."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -152,7 +153,8 @@ class Recipe:
     """How the model is trained. AdamW; the learning rate follows a cosine from lr to 0 at max_steps."""
 
     global_batch_size: int
-    micro_batch_size: int
+    micro_batch_size: int | None
+    """Samples of one forward pass; None: a replica's whole share of the global batch."""
     max_steps: int
     lr: float
     lr_warmup_steps: int
@@ -168,6 +170,10 @@ class Recipe:
     """Steps and evaluations on synthetic data before run_start; they leave no trace in the weights."""
     log_every_steps: int = 10
     recompute: Recompute = Recompute.none
+
+    def micro_batch(self, dp: int) -> int:
+        """Return the samples of one forward pass when dp replicas share the global batch."""
+        return self.micro_batch_size or max(1, self.global_batch_size // dp)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,26 +1,33 @@
 """Reports and their summaries from a small seeded grammar: the data of the tiny tasks.
 
-A report states facts about one agency, in an order and in words of its own, among remarks that matter to nobody. Its
-summary states the facts again in one fixed order. So a model of reports has seen every word, yet must learn where in
-the report to look: what LoRA teaches it. One word is one token.
+A report states five facts about one agency, each in three sentences of different words, all shuffled. Before a value
+stands its kind, so a model of reports learns to read `cost` and copy the cost stated earlier. A summary gives the five
+values alone, in one fixed order, and closes with words of comment. LoRA must teach this form, and to copy each value
+when what comes before is another fact's value instead of its own kind. Nothing foretells the comment, so the loss on a
+summary cannot fall to zero: the least is NUM_COMMENTS * log(len(COMMENT)) / 16 tokens = 0.69 nats. Summaries use no
+word that reports do not: the embeddings stay frozen under LoRA. One word is one token.
 """
 
 import random
 
 import numpy as np
 
+from bench.errors import ConfigError
+
 PAD, REPORT, END = "<pad>", "<report>", "<end>"
 
 FACTS = {
-    "agency": ("the agency {} reported", "auditors visited agency {}", "staff of agency {} met"),
-    "program": ("funds went to program {}", "work on program {} began", "program {} is new"),
-    "cost": ("cost {} was planned", "they spent cost {}", "the audit found cost {}"),
-    "state": ("offices are in state {}", "most work is in state {}", "state {} is the site"),
-    "year": ("it began in year {}", "year {} was reviewed", "data are from year {}"),
+    "agency": ("auditors visited agency {}", "staff met agency {}", "we reviewed agency {}"),
+    "program": ("funds reached program {}", "they began program {}", "we reviewed program {}"),
+    "cost": ("auditors found cost {}", "they planned cost {}", "funds met cost {}"),
+    "state": ("offices in state {}", "auditors visited state {}", "work in state {}"),
+    "year": ("they began year {}", "data in year {}", "we planned year {}"),
 }
 NUM_VALUES = 16
-REMARKS = ("no summary was made", "interviews took place", "data were reliable", "a summary is public")
+REMARKS = ("no summary yet", "interviews took place", "data were reliable", "summary is public")
 SUMMARY = ("in", "summary")
+COMMENT = ("visited", "found", "planned", "reviewed")
+NUM_COMMENTS = 8
 
 
 def vocabulary() -> list[str]:
@@ -35,34 +42,38 @@ def vocabulary() -> list[str]:
 def rows(num_rows: int, *, seq_length: int, seed: int, with_summaries: bool) -> tuple[np.ndarray, np.ndarray]:
     """Return tokens, int32 [num_rows, seq_length], and which of them count in the loss, bool of the same shape.
 
-    With summaries, documents are a report and its summary and only summaries count; without, reports alone and every
-    token counts. Documents are packed until the next one does not fit; the rest of a row is padding, which never counts.
+    Documents are packed until the next one does not fit; the rest of a row is padding, which never counts. With
+    summaries, a document is a report and its summary, and only the summary counts; without, it is a report, and every
+    token counts.
+
+    Raises:
+        ConfigError: a document is longer than a row.
     """
     rng, index = random.Random(seed), {word: i for i, word in enumerate(vocabulary())}
     tokens = np.full((num_rows, seq_length), index[PAD], dtype=np.int32)
     counts = np.zeros((num_rows, seq_length), dtype=bool)
+    report, summary = document(rng, with_summaries)
     for row in range(num_rows):
-        filled = 0
-        while True:
+        start = 0
+        while (end := start + len(report) + len(summary)) <= seq_length:
+            tokens[row, start:end] = [index[word] for word in report + summary]
+            counts[row, start + len(report) if with_summaries else start : end] = True
+            start = end
             report, summary = document(rng, with_summaries)
-            words = report + summary
-            if filled + len(words) > seq_length:
-                break
-            end = filled + len(words)
-            tokens[row, filled:end] = [index[w] for w in words]
-            counts[row, filled + len(report) if with_summaries else filled : end] = True
-            filled = end
+        if start == 0:
+            raise ConfigError(
+                f"a document has {end} words, and a row {seq_length}", where="data.seq_length", fix="choose 96 or more"
+            )
     return tokens, counts
 
 
 def document(rng: random.Random, with_summary: bool) -> tuple[list[str], list[str]]:
     """Return the words of a report and of its summary (empty without)."""
     facts = {kind: f"{kind}-{rng.randrange(NUM_VALUES)}" for kind in FACTS}
-    sentences = [rng.choice(FACTS[kind]).format(value) for kind, value in facts.items()]
-    sentences += [rng.choice(FACTS[kind]).format(value) for kind, value in facts.items()]
+    sentences = [template.format(value) for kind, value in facts.items() for template in FACTS[kind]]
     sentences.append(rng.choice(REMARKS))
     rng.shuffle(sentences)
-    report = [REPORT, *(" . ".join(sentences)).split(), "."]
+    report = [REPORT, *" . ".join(sentences).split(), "."]
     if not with_summary:
         return [*report, END], []
-    return report, [*SUMMARY, *facts.values(), END]
+    return report, [*SUMMARY, *facts.values(), *rng.choices(COMMENT, k=NUM_COMMENTS), END]
