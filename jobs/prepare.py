@@ -69,7 +69,6 @@ def make_rows(plan: Plan) -> None:
         return
     if folder.exists():
         return
-    from jobs.megatron import data as files
     from jobs.megatron import grammar
 
     if plan.config.model.vocab_size < len(grammar.vocabulary()):
@@ -78,6 +77,8 @@ def make_rows(plan: Plan) -> None:
             where="model.vocab_size",
             fix="choose model=tiny, or a larger vocabulary",
         )
+    from jobs.megatron import data as files
+
     part = folder.with_name(folder.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)

@@ -9,7 +9,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -43,17 +43,23 @@ def guarded(error_file: Path) -> Iterator[Guard]:
             if got is None and os.getppid() == parent:
                 continue
             if not done.is_set():
-                guard.finish()
+                _close(guard)
                 _exit(128 + (got.si_signo if got else signal.SIGTERM))
 
     threading.Thread(target=watch, name="signals", daemon=True).start()
     try:
         yield guard
     except BaseException as error:  # noqa: BLE001 - whatever it is, the log is closed and the reason kept
-        guard.finish()
+        _close(guard)
         _fail(error, error_file)
     finally:
         done.set()
+
+
+def _close(guard: Guard) -> None:
+    """Call finish, which may find the disk full: that must not keep the process from ending."""
+    with suppress(OSError):
+        guard.finish()
 
 
 def _fail(error: BaseException, error_file: Path) -> NoReturn:
@@ -68,11 +74,9 @@ def _fail(error: BaseException, error_file: Path) -> NoReturn:
         )
     print(error, file=sys.stderr, flush=True)
     account = {"exit_code": error.exit_code, "what": error.what, "where": error.where, "fix": error.fix}
-    try:
+    with suppress(OSError):  # said on stderr already, which may lie on a disk that is not full
         error_file.parent.mkdir(exist_ok=True)
         error_file.write_text(json.dumps({"time": time.time()} | account))
-    except OSError:
-        pass  # said on stderr already, which may lie on a disk that is not full
     _exit(error.exit_code)
 
 

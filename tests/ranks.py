@@ -4,6 +4,8 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from bench import launch, mllog, plan
@@ -11,13 +13,14 @@ from bench.plan import Plan
 
 ROOT = Path(__file__).parent.parent
 TINY_BASE_STEPS = 4
+DEVICE = os.environ.get("BENCH_TEST_DEVICE", "cpu")
+"""cuda runs the same tests over NCCL, on a machine with as many GPUs as ranks."""
 
 
 def compose(tmp: Path, *overrides: str) -> Plan:
-    """Return the plan of lora_tiny on CPU ranks whose base is trained for a few steps only, cached below `tmp`."""
-    made = launch.compose(
-        [f"cluster.paths.data={tmp}/cache", f"cluster.paths.model={tmp}/cache", f"cluster.paths.logs={tmp}", *overrides]
-    )
+    """Return the plan of lora_tiny whose base is trained for a few steps only, cached below `tmp`."""
+    paths = [f"cluster.paths.{name}={tmp}/cache" for name in ("data", "model", "logs")]
+    made = launch.compose([f"cluster.device={DEVICE}", *paths, *overrides])
     if made.base is not None:
         made.base.config.recipe.max_steps = TINY_BASE_STEPS
         made.base.evaluation.at_steps.clear()
@@ -68,3 +71,14 @@ def run(made: Plan, folder: Path, *command: str) -> None:
 def train_losses(log: Path) -> list[float]:
     """Return the training losses of a log, in order."""
     return [event.value for event in mllog.read(log)[0] if event.key == mllog.TRAIN_LOSS]
+
+
+@contextmanager
+def mounted(path: Path, options: str) -> Iterator[None]:
+    """A tmpfs with the options, for as long as the block; needs root."""
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(path)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(path)], check=True)

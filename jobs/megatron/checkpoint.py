@@ -5,6 +5,8 @@ from pathlib import Path
 
 import torch
 from megatron.core import dist_checkpointing, parallel_state
+from megatron.core.dist_checkpointing.core import CheckpointingException
+from torch.distributed.checkpoint.api import CheckpointException
 
 from bench.errors import ConfigError
 from jobs.megatron.lora import is_adapter
@@ -34,9 +36,10 @@ def load(engine: Engine, folder: Path, *, adapters: bool) -> None:
     """
     try:
         state = dist_checkpointing.load(_sharded(engine, adapters), str(folder))
-    except (OSError, KeyError, ValueError, dist_checkpointing.core.CheckpointingException) as error:
+    except (OSError, KeyError, ValueError, CheckpointingException, CheckpointException) as error:
+        reason = str(error).strip().splitlines()[-1]
         raise ConfigError(
-            f"not a checkpoint of {engine.plan.config.model.name}: {error}",
+            f"not a checkpoint of {engine.plan.config.model.name}: {reason}",
             where=str(folder),
             fix="run the prepare step, or point MODEL at a megatron-core checkpoint of this model",
         ) from error
