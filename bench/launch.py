@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 CONF = next(d for d in (Path(__file__).parent / "conf", Path(__file__).parent.parent / "conf") if d.is_dir())
 """Inside the package once installed, beside it in a checkout."""
 
-FOR_BASE_TOO = ("model", "cluster", "container")
+FOR_BASE_TOO = ("model", "cluster", "container", "walltime")
 """Overrides of these groups also hold for the task that makes the base checkpoint."""
 
 

@@ -47,7 +47,7 @@ def run(plan: Plan, config_yaml: str, folder: Path | None) -> int:
     from rich.console import Console
 
     folder = _make_folder(plan, folder)
-    console = Console(stderr=True)
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
     console.print(
         f"{plan.config.task.summary}\n{plan.name} on {plan.world.num_ranks} ranks, results in {_short(folder)}"
     )

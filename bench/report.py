@@ -46,8 +46,10 @@ def _draw_losses(axes: "Axes", result: Result) -> None:
     if evals:
         axes.plot(*zip(*evals, strict=True), color=EVAL_COLOR, marker="o", markersize=5, label="evaluation")
         samples, loss = evals[-1]
-        axes.annotate(f"{loss:.4f}", (samples, loss), (8, 0), textcoords="offset points", va="center", color=EVAL_COLOR)
-        axes.margins(x=0.1)
+        axes.annotate(
+            f"{loss:.4f}", (samples, loss), (0, -9), textcoords="offset points", ha="center", va="top", color=EVAL_COLOR
+        )
+        axes.margins(x=0.05, y=0.12)
     if result.target is not None:
         axes.axhline(
             result.target, color=TARGET_COLOR, linestyle="--", linewidth=1.2, label=f"target {result.target:g}"

@@ -1,6 +1,7 @@
 """Start the ranks of a step and know how they end; on this machine, through submitit's local executor."""
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -21,6 +22,7 @@ from bench.schema import Device
 POLL_S = 0.2
 GRACE_S = 5.0
 """How long a rank may take to end once it is told to."""
+ALIVE = "launcher.lock"
 NO_LIMIT_MIN = 60 * 24 * 365
 PACKAGES = Path(__file__).parent.parent
 
@@ -32,8 +34,8 @@ class RankCommand:
     argv: list[str]
     folder: str
     environment: dict[str, str]
-    launcher: int
-    """Process id of bench.launch: when that is gone, the rank ends too."""
+    alive: str
+    """A file that bench.launch keeps locked: when the lock is gone, so is the launcher, and the rank ends too."""
 
     def __call__(self) -> int:
         """Return the exit code, negative for a signal."""
@@ -42,7 +44,7 @@ class RankCommand:
         for name in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):  # USR2: submitit says that time is up
             signal.signal(name, lambda *_: told.set())
         while process.poll() is None:
-            if told.is_set() or not _exists(self.launcher):
+            if told.is_set() or not _is_locked(self.alive):
                 return _end(process)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(POLL_S)
@@ -54,59 +56,60 @@ class Ranks:
 
     def __init__(self, job: Any, step: Step, folder: Path) -> None:
         self._job, self._step, self._folder = job, step, folder
-        self._told_to_stop = False
-        self.exit_codes: dict[int, int] = {}
+        self._exit_codes: dict[int, int] = {}
 
     def are_running(self) -> bool:
         """Return whether all is well and work goes on; False as soon as one rank has failed."""
-        self._collect()
-        return not self._job.done() and not any(self.exit_codes.values())
+        self._exit_codes = self._collected()
+        return not self._job.done() and not any(self._exit_codes.values())
 
     def stop(self) -> None:
-        """End what still runs, and wait until it has."""
-        self._collect()
+        """End what still runs, and wait until it has. How ranks end from here on is our doing and says nothing."""
+        self._exit_codes = self._collected()
         if not self._job.done():
-            self._told_to_stop = True
             os.kill(int(self._job.job_id), signal.SIGTERM)  # submitit's controller passes it on to every task
         deadline = time.monotonic() + GRACE_S + 5
         while not self._job.done() and time.monotonic() < deadline:
             time.sleep(POLL_S / 4)
-        self._collect()
         for pickled in (self._folder / "rank_logs").glob(f"{self._job.job_id}_*.pkl"):
             pickled.unlink()
 
     def check(self) -> None:
-        """Raise the reason if a rank failed: its own account, or the signal that killed it.
+        """Raise the reason if a rank failed: the signal that killed it, or its own account.
 
         Raises:
-            BenchError: with the exit code that the rank's error asks for.
+            SubmitError: with the exit code that the rank's error asks for.
         """
-        if len(self.exit_codes) == self._job.num_tasks and not any(self.exit_codes.values()):
+        codes, logs = self._exit_codes, self._folder / "rank_logs"
+        if len(codes) == self._job.num_tasks and not any(codes.values()):
             return
-        logs = self._folder / "rank_logs"
-        for rank, code in sorted(self.exit_codes.items()):
-            if code < 0:
-                raise SubmitError(
-                    f"rank {rank} was killed by {signal.Signals(-code).name} during {self._step.name}",
-                    where=str(logs / f"{self._job.job_id}_{rank}_log.err"),
-                    fix="look for what ends processes on this machine: memory, a time limit, a person",
-                )
+        if ended := {
+            rank: signal.Signals(abs(code) % 128).name for rank, code in codes.items() if not 0 <= code <= 128
+        }:
+            raise SubmitError(
+                f"{', '.join(f'rank {rank} got {name}' for rank, name in sorted(ended.items()))} during {self._step.name}",
+                where=str(logs / f"{self._job.job_id}_{min(ended)}_log.err"),
+                fix="look for what ends processes on this machine: memory, a time limit (walltime), a person",
+            )
         if (first := first_error(logs, self._step.name)) is not None:
             raise first
         raise SubmitError(
-            f"{self._step.name} ended without a result: exit codes by rank {self.exit_codes}",
+            f"{self._step.name} ended without a result; exit codes by rank: {codes}",
             where=str(logs),
-            fix=f"read {self._job.job_id}_*_log.err there",
+            fix="read the *_log.err there",
         )
 
-    def _collect(self) -> None:
+    def _collected(self) -> dict[int, int]:
+        """Return the exit code of each rank that has ended, negative for a signal that killed it."""
         from submitit.core import utils
 
+        codes = {}
         for rank in range(self._job.num_tasks):
             result = self._job.task(rank).paths.result_pickle
-            if rank not in self.exit_codes and result.exists():
+            if result.exists():
                 outcome, value = utils.pickle_load(result)
-                self.exit_codes[rank] = value if outcome == "success" else 1
+                codes[rank] = value if outcome == "success" else 1
+        return codes
 
 
 @contextlib.contextmanager
@@ -129,14 +132,16 @@ def ranks(plan: Plan, step: Step, folder: Path) -> Iterator[Ranks]:
         argv=[sys.executable, *step.argv[1:]],
         folder=str(folder),
         environment=plan.environment | rendezvous(plan) | {"PYTHONPATH": _python_path()},
-        launcher=os.getpid(),
+        alive=str(logs / ALIVE),
     )
-    with _deaf_to_interrupts():
-        started = Ranks(executor.submit(command), step, folder)
-    try:
-        yield started
-    finally:
-        started.stop()
+    with (logs / ALIVE).open("w") as alive:
+        fcntl.flock(alive, fcntl.LOCK_EX)
+        with _deaf_to_interrupts():
+            started = Ranks(executor.submit(command), step, folder)
+        try:
+            yield started
+        finally:
+            started.stop()
 
 
 def rendezvous(plan: Plan) -> dict[str, str]:
@@ -190,14 +195,13 @@ def _end(process: "subprocess.Popen[bytes]") -> int:
         return process.wait()
 
 
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
+def _is_locked(path: str) -> bool:
+    with open(path) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def _python_path() -> str:
