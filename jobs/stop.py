@@ -2,6 +2,7 @@
 
 import errno
 import json
+import multiprocessing
 import os
 import signal
 import sys
@@ -81,6 +82,8 @@ def _fail(error: BaseException, error_file: Path) -> NoReturn:
 
 
 def _exit(code: int) -> NoReturn:
+    for child in multiprocessing.active_children():  # a checkpoint being saved has some
+        child.kill()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -176,6 +176,7 @@ def start_ranks(plan: Plan, who: Rank) -> None:
             init_method=f"tcp://{who.master_addr}:{who.master_port}",
             rank=who.rank,
             world_size=who.world_size,
+            device_id=torch.device("cuda", who.local_rank) if gpu else None,
         )
     except torch.distributed.DistNetworkError as error:
         raise SubmitError(

@@ -17,6 +17,14 @@ DEVICE = os.environ.get("BENCH_TEST_DEVICE", "cpu")
 """cuda runs the same tests over NCCL, on a machine with as many GPUs as ranks."""
 
 
+def have(num_ranks: int) -> bool:
+    """Return whether this machine has a device for each rank; CPU ranks share the cores."""
+    if DEVICE == "cpu":
+        return True
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
+    return len(listed.splitlines()) >= num_ranks
+
+
 def compose(tmp: Path, *overrides: str) -> Plan:
     """Return the plan of lora_tiny whose base is trained for a few steps only, cached below `tmp`."""
     paths = [f"cluster.paths.{name}={tmp}/cache" for name in ("data", "model", "logs")]
@@ -40,9 +48,8 @@ def start(made: Plan, folder: Path, *command: str, port: int | None = None) -> l
         free.bind(("127.0.0.1", 0))
         port = port or free.getsockname()[1]
     size = made.world.num_ranks
-    shared = (
-        os.environ | made.environment | {"WORLD_SIZE": str(size), "MASTER_PORT": str(port), "PYTHONPATH": str(ROOT)}
-    )
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    shared = os.environ | made.environment | {"WORLD_SIZE": str(size), "MASTER_PORT": str(port), "PYTHONPATH": path}
     return [
         subprocess.Popen(
             [sys.executable, "-m", *command],
@@ -58,7 +65,12 @@ def start(made: Plan, folder: Path, *command: str, port: int | None = None) -> l
 
 def finish(processes: list["subprocess.Popen[str]"], *, timeout_s: float = 120) -> list[tuple[int, str]]:
     """Wait for every rank; return exit codes and what was printed."""
-    outputs = [process.communicate(timeout=timeout_s)[0] for process in processes]
+    try:
+        outputs = [process.communicate(timeout=timeout_s)[0] for process in processes]
+    except subprocess.TimeoutExpired:
+        for process in processes:
+            process.kill()
+        raise
     return [(process.returncode, output) for process, output in zip(processes, outputs, strict=True)]
 
 
