@@ -1,5 +1,6 @@
 """From a command line to a judged run: `python -m bench.launch task=… cluster=…`."""
 
+import argparse
 import dataclasses
 import difflib
 import os
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench import plan as planning
 from bench import preflight
-from bench.errors import BenchError, ConfigError, SubmitError
+from bench.errors import BenchError, ConfigError
 from bench.plan import Plan
 from bench.schema import Config, Scheduler
 
@@ -64,8 +65,7 @@ def main() -> None:
     try:
         with TemporaryDirectory(prefix="bench-") as sweep_dir, _explained():
             os.environ["BENCH_SWEEP_DIR"] = sweep_dir  # Hydra wants a folder for every --multirun; nobody reads it
-            if "--cfg" in sys.argv:
-                compose([word for word in sys.argv[1:] if "=" in word and not word.startswith("-")])
+            _check_shown(sys.argv[1:])
             hydra.main(version_base="1.3", config_path=str(CONF), config_name="launch")(launch)()
     except BenchError as error:
         print(error, file=sys.stderr)
@@ -73,6 +73,16 @@ def main() -> None:
     except KeyboardInterrupt as stop:
         codes.append(128 + int(str(stop) or 2))
     sys.exit(max(codes, default=0))
+
+
+def _check_shown(argv: list[str]) -> None:
+    """Refuse with --cfg, which composes but never gets to `launch`, what a run would refuse."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--cfg", "-c")
+    parser.add_argument("--config-dir", "-cd", type=Path)
+    known, rest = parser.parse_known_args(argv)
+    if known.cfg:
+        compose([word for word in rest if not word.startswith("-")], config_dir=known.config_dir)
 
 
 def run(plan: Plan, config: "DictConfig") -> int:
@@ -86,7 +96,7 @@ def run(plan: Plan, config: "DictConfig") -> int:
         return 0
     preflight.require(findings)
     if plan.config.cluster.scheduler is not Scheduler.local:
-        raise SubmitError(
+        raise ConfigError(
             f"this version plans runs on {plan.config.cluster.name} and starts them on this machine only",
             where=f"cluster={plan.config.cluster.name}",
             fix="add launch.dry_run=true for the plan, or use cluster=local",

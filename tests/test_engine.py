@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import ranks
 
+import ranks
 from bench import mllog
 from bench.parse import parse
 from bench.plan import Plan

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from ranks import ROOT, mounted
 
 from bench import mllog
 from bench.parse import parse
+from ranks import ROOT, mounted
 
 SHORT = ("recipe.max_steps=4", "recipe.eval_every_samples=16", "recipe.eval_skip=0", "task.target_eval_loss=100")
 """Four steps, evaluated at the second, which reaches a target that everything reaches."""
