@@ -5,13 +5,8 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bench.errors import BenchError
-from bench.plan import Plan
-
-if TYPE_CHECKING:
-    from bench.preflight import Finding
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -55,13 +50,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _plan(args: argparse.Namespace) -> int:
-    from bench import launch, plan, preflight
+    from bench import launch, plan, preflight, report
 
     made = launch.compose(args.overrides, config_dir=args.config_dir)
     if args.json:
         print(plan.dumps(made), end="")
     else:
-        show_plan(made, preflight.inspect(made, None))
+        report.show_plan(made, preflight.inspect(made, None))
     return 0
 
 
@@ -79,15 +74,3 @@ def _parse(args: argparse.Namespace) -> int:
         else:
             console.print(report.verdict_table(judged.result, judged.verdicts, log, None))
     return 0 if proven else 1
-
-
-def show_plan(plan: Plan, findings: "list[Finding]") -> None:
-    """Print the plan as a table, and what would stop it."""
-    from rich.console import Console
-
-    from bench import report
-
-    console = Console(width=None if sys.stdout.isatty() else 120)
-    console.print(report.plan_table(plan))
-    for finding in findings:
-        console.print(f"{finding.rule}: {finding.what} ({finding.where}); {finding.fix}", highlight=False, markup=False)

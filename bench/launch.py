@@ -87,12 +87,12 @@ def _check_shown(argv: list[str]) -> None:
 
 def run(plan: Plan, config: "DictConfig") -> int:
     """Return 0 when every trial reached its target and its log proves it; a dry run shows the plan and touches nothing."""
-    from bench import cli, local
+    from bench import local, report
 
     folder = plan.config.launch.folder and Path(plan.config.launch.folder).absolute()
     findings = preflight.inspect(plan, folder or None)
     if plan.config.launch.dry_run:
-        cli.show_plan(plan, findings)
+        report.show_plan(plan, findings)
         return 0
     preflight.require(findings)
     if plan.config.cluster.scheduler is not Scheduler.local:

@@ -132,7 +132,7 @@ def _show(plan: Plan, trial: Trial, judged: Judged, folder: Path) -> None:
     figure = folder / f"loss_{trial.index}.png"
     report.loss_figure(judged.result, figure)
     table = report.verdict_table(judged.result, judged.verdicts, Path(_short(folder / trial.log)), Path(_short(figure)))
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    Console(width=None if sys.stdout.isatty() else report.PIPE_WIDTH).print(table)
 
 
 def _make_folder(plan: Plan, folder: Path | None) -> Path:

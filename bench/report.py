@@ -1,5 +1,6 @@
 """Show what one result says: a table for the terminal, a figure for everybody else."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,8 +13,11 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from bench.plan import Plan
+    from bench.preflight import Finding
 
 UNVERIFIED = "Unverified. Result not verified by MLCommons Association."
+PIPE_WIDTH = 120
+"""Columns of a table that no terminal shows."""
 TRAIN_COLOR, EVAL_COLOR, TARGET_COLOR = "#9db4c8", "#1f5a8c", "#c0392b"
 
 
@@ -92,6 +96,16 @@ def verdict_table(result: Result, verdicts: Sequence[Verdict], log: Path, figure
         gap = "  " if value and why else ""
         table.add_row(Text(_printable(name)), Text.assemble((_printable(value), "bold"), gap, (_printable(why), "dim")))
     return table
+
+
+def show_plan(plan: "Plan", findings: "Sequence[Finding]") -> None:
+    """Print the plan as a table, and what would stop it."""
+    from rich.console import Console
+
+    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    console.print(plan_table(plan))
+    for finding in findings:
+        console.print(f"{finding.rule}: {finding.what} ({finding.where}); {finding.fix}", highlight=False, markup=False)
 
 
 def plan_table(plan: "Plan") -> "Table":

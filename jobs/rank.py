@@ -56,7 +56,6 @@ def master_addr(env: Mapping[str, str]) -> str:
 
 def first_host(nodelist: str) -> str:
     """Return the first host of a Slurm node list: `dgx[03-07,9],login` gives `dgx03`."""
-    match = re.match(r"([^\[,]+)(?:\[(\w+)[^\]]*\]([^,]*))?", nodelist)
-    assert match is not None, nodelist
-    prefix, first, suffix = match.groups(default="")
-    return prefix + first + suffix
+    host = re.match(r"(?:[^\[,]|\[[^\]]*\])+", nodelist)
+    assert host is not None, nodelist
+    return re.sub(r"\[(\w+)[^\]]*\]", r"\1", host[0])
