@@ -56,7 +56,7 @@ def _plan(args: argparse.Namespace) -> int:
     if args.json:
         print(plan.dumps(made), end="")
     else:
-        report.show_plan(made, preflight.inspect(made, None))
+        report.show_plan(made, preflight.inspect(made))
     return 0
 
 
@@ -65,12 +65,17 @@ def _parse(args: argparse.Namespace) -> int:
 
     from bench import local, report
 
-    console, proven = Console(), True
+    console, exit_code = Console(), 0
     for log in args.logs:
-        judged = local.judge(log)
-        proven = proven and judged.proven
+        try:
+            judged = local.judge(log)
+        except BenchError as error:  # the other logs are judged all the same
+            print(error, file=sys.stderr)
+            exit_code = 1
+            continue
         if args.json:
-            print(json.dumps(judged.result.to_json()))
+            print(json.dumps(judged.to_json()))
         else:
             console.print(report.verdict_table(judged.result, judged.verdicts, log, None))
-    return 0 if proven else 1
+        exit_code = exit_code if judged.proven else 1
+    return exit_code

@@ -38,7 +38,7 @@ def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Plan
     from hydra import initialize_config_dir
 
     _register()
-    search_path = [f"hydra.searchpath=[file://{config_dir.resolve()}]"] if config_dir else []
+    search_path = [_search_path(config_dir)] if config_dir else []
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = _composed([*search_path, *overrides])
         return _plan(config, [*search_path, *overrides])
@@ -63,10 +63,11 @@ def main() -> None:
     _register()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors reach us as exceptions, to be explained in our own words
     try:
-        with TemporaryDirectory(prefix="bench-") as sweep_dir, _explained():
+        with TemporaryDirectory(prefix="bench-") as sweep_dir:
             os.environ["BENCH_SWEEP_DIR"] = sweep_dir  # Hydra wants a folder for every --multirun; nobody reads it
             _check_shown(sys.argv[1:])
-            hydra.main(version_base="1.3", config_path=str(CONF), config_name="launch")(launch)()
+            with _explained():
+                hydra.main(version_base="1.3", config_path=str(CONF), config_name="launch")(launch)()
     except BenchError as error:
         print(error, file=sys.stderr)
         codes.append(error.exit_code)
@@ -82,15 +83,14 @@ def _check_shown(argv: list[str]) -> None:
     parser.add_argument("--config-dir", "-cd", type=Path)
     known, rest = parser.parse_known_args(argv)
     if known.cfg:
-        compose([word for word in rest if not word.startswith("-")], config_dir=known.config_dir)
+        compose([word for word in rest if "=" in word or word.startswith("~")], config_dir=known.config_dir)
 
 
 def run(plan: Plan, config: "DictConfig") -> int:
-    """Return 0 when every trial reached its target and its log proves it; a dry run shows the plan and touches nothing."""
+    """Return 0 when every log proves that its trial did what the task asks; a dry run shows the plan, touching nothing."""
     from bench import local, report
 
-    folder = plan.config.launch.folder and Path(plan.config.launch.folder).absolute()
-    findings = preflight.inspect(plan, folder or None)
+    findings = preflight.inspect(plan)
     if plan.config.launch.dry_run:
         report.show_plan(plan, findings)
         return 0
@@ -103,14 +103,14 @@ def run(plan: Plan, config: "DictConfig") -> int:
         )
     from omegaconf import OmegaConf
 
-    return local.run(plan, OmegaConf.to_yaml(config), folder or None)
+    return local.run(plan, OmegaConf.to_yaml(config))
 
 
 def _plan(config: Config, overrides: Sequence[str]) -> Plan:
     """Return the plan; Hydra must be initialized, since the base task is composed beside the task."""
     if config.task.base is None:
         return planning.make(config)
-    kept = [word for word in overrides if word.split("=")[0].split(".")[0] in FOR_BASE_TOO]
+    kept = [word for word in overrides if word.lstrip("+~").split("=")[0].split(".")[0] in FOR_BASE_TOO]
     return planning.make(config, _composed([f"task={config.task.base}", *kept]))
 
 
@@ -129,7 +129,18 @@ def _typed(config: "DictConfig") -> Config:
     paths = typed.cluster.paths
     for name in ("data", "model", "logs"):
         setattr(paths, name, getattr(paths, name) and os.path.abspath(getattr(paths, name)))
+    typed.launch.folder = typed.launch.folder and os.path.abspath(typed.launch.folder)
     return typed
+
+
+def _search_path(config_dir: Path) -> str:
+    """Return the override that adds a site's folder, quoted for Hydra's grammar."""
+    if not config_dir.is_dir():
+        raise ConfigError(
+            "no such folder", where=f"--config-dir {config_dir}", fix="name the folder that holds cluster/"
+        )
+    quoted = str(config_dir.resolve()).replace("\\", "\\\\").replace("'", "\\'")
+    return f"hydra.searchpath=['file://{quoted}']"
 
 
 def _register() -> None:
@@ -146,7 +157,7 @@ def _explained() -> Iterator[None]:
 
     try:
         yield
-    except (HydraException, OmegaConfBaseException, AttributeError) as error:
+    except (HydraException, OmegaConfBaseException, AttributeError, ValueError, TypeError) as error:
         known = _explain(error)
         if known is None:
             raise
@@ -154,10 +165,17 @@ def _explained() -> Iterator[None]:
 
 
 def _explain(error: Exception) -> ConfigError | None:
+    """Return the error in our words, or None for one that is no fault of the command line."""
+    from omegaconf.errors import OmegaConfBaseException
+
     text = "\n".join(str(e) for e in (error, error.__cause__) if e)
     if (missing := re.search(r"Could not find '([^']+)'", text)) and "Available options" in text:
         options = re.findall(r"^\t(\S+)$", text, re.M)
         return _unknown(missing[1].split("/")[-1], options, where=missing[1].rsplit("/", 1)[0], noun="choice")
+    if "Config group override must be" in text:
+        return ConfigError("a group needs one choice", where="command line", fix="name one; --help lists them")
+    if gone := re.search(r"missing \d+ required keyword-only argument.*?: '(\w+)'", text):
+        return ConfigError(f"{gone[1]} is missing", where=gone[1], fix="do not delete it with ~; set it to a value")
     if isinstance(error, AttributeError):  # a schema class has slots, and no place for what `+key` added
         stray = re.fullmatch(r"'(\w+)' object has no attribute '(\w+)'", str(error))
         known = _keys().get(stray[1]) if stray else None
@@ -167,6 +185,8 @@ def _explain(error: Exception) -> ConfigError | None:
     if bad := re.search(r"full_key: (\S+)", text):
         what = str(error.__cause__ or error).splitlines()[0]
         return ConfigError(what, where=bad[1], fix="give a value of the type that --cfg job shows")
+    if isinstance(error, ValueError | TypeError) and not isinstance(error, OmegaConfBaseException):
+        return None
     return ConfigError(text.splitlines()[0], where="command line", fix="see python -m bench.launch --help")
 
 

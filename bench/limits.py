@@ -1,17 +1,38 @@
 """Refuse what cannot run, and list where a run leaves the closed rules."""
 
+import math
 from collections.abc import Iterable
 
 from bench.errors import ConfigError
 from bench.memory import Memory
-from bench.schema import Config, Device, Position, Scheduler
+from bench.schema import Activation, Config, Device, Norm, Position, Scheduler
 
 LORA_TARGETS = ("linear_qkv", "linear_proj")
+LLAMA2_70B = {
+    "num_layers": 80,
+    "hidden_size": 8192,
+    "ffn_hidden_size": 28672,
+    "num_attention_heads": 64,
+    "num_query_groups": 8,
+    "vocab_size": 32000,
+    "norm": Norm.RMSNorm,
+    "norm_epsilon": 1e-5,
+    "activation": Activation.swiglu,
+    "position": Position.rope,
+    "rope_base": 10000,
+    "rope_scaling_factor": 1.0,
+    "bias": False,
+    "tied_embeddings": False,
+}
+"""The benchmark's model. Source: Hugging Face meta-llama/Llama-2-70b-hf, config.json."""
+MAX_TRIALS, MAX_STEPS = 1000, 10_000_000
+"""More is a slip of the keyboard: a score takes 10 trials."""
 
 
 def check(config: Config) -> None:
     """Raise ConfigError when the model, the split or the numbers contradict each other."""
     _check_positive(config)
+    _check_heads(config)
     _check_tensor_parallel(config)
     _check_pipeline(config)
     _check_sequence(config)
@@ -82,10 +103,12 @@ def deviations(config: Config) -> list[str]:
     """
     if config.task.benchmark != "llama2_70b_lora" or not config.task.submittable:
         return [f"task {config.task.name} is not an MLPerf benchmark"]
-    task, r, lora = config.task, config.recipe, config.task.lora
+    task, r, lora, m = config.task, config.recipe, config.task.lora, config.model
     found: list[tuple[str, object, object]] = [
-        ("model", config.model.name, "llama2_70b"),
+        *((f"model.{key}", getattr(m, key), want) for key, want in LLAMA2_70B.items()),
         ("data", config.data.name, "gov_report"),
+        ("data.source", config.data.source.name, "prepared"),
+        ("data.answer_only", config.data.answer_only, True),
         ("data.seq_length", config.data.seq_length, 8192),
         ("data.train_rows", config.data.train_rows, 3901),
         ("data.eval_rows", config.data.eval_rows, 173),
@@ -104,7 +127,16 @@ def deviations(config: Config) -> list[str]:
 
 def _check_positive(config: Config) -> None:
     r, p, c, d = config.recipe, config.parallel, config.cluster, config.data
+    m = config.model
     counts = {
+        "model.num_layers": m.num_layers,
+        "model.hidden_size": m.hidden_size,
+        "model.ffn_hidden_size": m.ffn_hidden_size,
+        "model.num_attention_heads": m.num_attention_heads,
+        "model.num_query_groups": m.num_query_groups,
+        "model.vocab_size": m.vocab_size,
+        "model.max_seq_length": m.max_seq_length,
+        "model.rope_scaling_factor": m.rope_scaling_factor,
         "trials": config.trials,
         "parallel.tp": p.tp,
         "parallel.pp": p.pp,
@@ -119,26 +151,47 @@ def _check_positive(config: Config) -> None:
         "recipe.log_every_steps": r.log_every_steps,
         "recipe.lr": r.lr,
         "recipe.clip_grad": r.clip_grad,
+        "recipe.adam_eps": r.adam_eps,
+        "task.target_eval_loss": 1 if config.task.target_eval_loss is None else config.task.target_eval_loss,
         "data.seq_length": d.seq_length,
         "data.train_rows": d.train_rows,
         "data.eval_rows": d.eval_rows,
     }
     for key, value in counts.items():
-        if not value > 0:
-            raise ConfigError(f"{value} is not above 0", where=key, fix=f"set {key} to a positive number")
-    for key, count in {
+        if not 0 < value < math.inf:
+            raise ConfigError(f"{value} is not above 0 and finite", where=key, fix=f"set {key} to a positive number")
+    for key, value in {"recipe.adam_beta1": r.adam_beta1, "recipe.adam_beta2": r.adam_beta2}.items():
+        if not 0 <= value < 1:
+            raise ConfigError(f"{value} is not in [0, 1)", where=key, fix=f"set {key} to 0 or more, below 1")
+    for key, count, most in (("trials", config.trials, MAX_TRIALS), ("recipe.max_steps", r.max_steps, MAX_STEPS)):
+        if count > most:
+            raise ConfigError(f"{count} is above {most}", where=key, fix=f"set {key} to {most} or less")
+    if (port := config.cluster.master_port) is not None and not 1 <= port <= 65535:
+        raise ConfigError(f"{port} is no port", where="cluster.master_port", fix="use 1 to 65535, or null")
+    for key, amount in {
         "recipe.lr_warmup_steps": r.lr_warmup_steps,
         "recipe.warmup_iterations": r.warmup_iterations,
         "recipe.eval_skip": r.eval_skip or 0,
+        "recipe.weight_decay": r.weight_decay,
         "seed_base": config.seed_base,
     }.items():
-        if count < 0:
-            raise ConfigError(f"{count} is below 0", where=key, fix=f"set {key} to 0 or more")
+        if not 0 <= amount < math.inf:
+            raise ConfigError(f"{amount} is below 0 or not finite", where=key, fix=f"set {key} to 0 or more")
     if r.lr_warmup_steps >= r.max_steps:
         raise ConfigError(
             f"{r.lr_warmup_steps} warm-up steps leave nothing of max_steps {r.max_steps}",
             where="recipe.lr_warmup_steps",
             fix=f"warm up for fewer than {r.max_steps} steps",
+        )
+
+
+def _check_heads(config: Config) -> None:
+    m = config.model
+    if m.num_attention_heads % m.num_query_groups or m.hidden_size % m.num_attention_heads:
+        raise ConfigError(
+            f"{m.num_attention_heads} heads of hidden size {m.hidden_size} with {m.num_query_groups} query groups",
+            where="model",
+            fix="make the heads divide hidden_size, and the query groups divide the heads",
         )
 
 
@@ -225,6 +278,12 @@ def _check_world(config: Config) -> None:
 
 def _check_lora(config: Config) -> None:
     lora = config.task.lora
+    if lora is None and config.task.base is not None:
+        raise ConfigError(
+            f"{config.task.name} fine-tunes what {config.task.base} trains, and without LoRA this version does not",
+            where="task.lora",
+            fix="leave task.lora as it is, or choose a task that trains from scratch",
+        )
     if lora is None:
         return
     if unknown := sorted(set(lora.target_modules) - set(LORA_TARGETS)):
@@ -252,13 +311,21 @@ def _check_walltime(config: Config) -> None:
         )
     limit = config.cluster.slurm.max_walltime_min if config.cluster.slurm else None
     if limit is not None and config.walltime is not None:
-        job = 5 + config.trials * (config.walltime + 5)
+        job = walltime_min(config.trials, config.walltime)
         if job > limit:
             raise ConfigError(
                 f"the job would take {job} min, and this cluster allows {limit}",
                 where="walltime, trials",
                 fix=f"lower walltime or trials until 5 + trials x (walltime + 5) is at most {limit}",
             )
+
+
+def walltime_min(trials: int, trial_min: int) -> int:
+    """Return the minutes of a job: 5, and for each trial its own and 5 more.
+
+    Source: WALLTIME in the config_*.sh of NVIDIA's MLPerf training submissions.
+    """
+    return 5 + trials * (trial_min + 5)
 
 
 def _divisors(n: int) -> list[int]:

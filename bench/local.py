@@ -7,13 +7,13 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench import mllog, submit
 from bench import plan as planning
-from bench import submit
 from bench.errors import BenchError, ConfigError
 from bench.parse import Result, parse
 from bench.plan import Plan, Step, Trial
@@ -30,15 +30,22 @@ class Judged:
 
     result: Result
     verdicts: list[Verdict]
+    not_as_planned: list[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what the log proves, what the official checker says of it by ruleset, and the two together."""
+        official = {v.ruleset: {"passed": v.passed, "messages": list(v.messages)} for v in self.verdicts}
+        return self.result.to_json() | {"official": official, "proven": self.proven}
 
     @property
     def proven(self) -> bool:
         """Whether the log proves that the trial did what its task asks."""
         reached = self.result.target is None or self.result.converged
-        return self.result.valid and reached and not any(verdict.passed is False for verdict in self.verdicts)
+        passed = not any(verdict.passed is False for verdict in self.verdicts)
+        return self.result.valid and reached and passed and not self.not_as_planned
 
 
-def run(plan: Plan, config_yaml: str, folder: Path | None) -> int:
+def run(plan: Plan, config_yaml: str) -> int:
     """Return 0 when every trial's log proves that it did what was asked, 1 when one does not.
 
     Raises:
@@ -46,29 +53,33 @@ def run(plan: Plan, config_yaml: str, folder: Path | None) -> int:
     """
     from rich.console import Console
 
-    folder = _make_folder(plan, folder)
+    folder = _make_folder(plan)
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     console.print(
         f"{plan.config.task.summary}\n{plan.name} on {plan.world.num_ranks} ranks, results in {_short(folder)}"
     )
-    (folder / "config.yaml").write_text(config_yaml)
-    (folder / "plan.json").write_text(planning.dumps(plan))
-    ledger: list[dict[str, Any]] = [{"trial": t.index, "seed": t.seed, "outcome": "planned"} for t in plan.trials]
-    _write(folder / "ledger.json", ledger)
-    status: dict[str, Any] = {"outcome": "interrupted", "exit_code": 130}
+    status: dict[str, Any] = {"outcome": "failed", "exit_code": 1}
     try:
+        (folder / "config.yaml").write_text(config_yaml)
+        (folder / "plan.json").write_text(planning.dumps(plan))
+        ledger: list[dict[str, Any]] = [{"trial": t.index, "seed": t.seed, "outcome": "planned"} for t in plan.trials]
+        _write(folder / "ledger.json", ledger)
         with _stopped_by_sigterm():
             proven = _work(plan, folder, ledger, console)
         status = {"outcome": "proven" if proven else "not proven", "exit_code": 0 if proven else 1}
     except KeyboardInterrupt as stop:
-        status["exit_code"] = 128 + int(str(stop) or signal.SIGINT)
+        status = {"outcome": "interrupted", "exit_code": 128 + int(str(stop) or signal.SIGINT)}
         console.print(f"stopped; what was finished is in {_short(folder)}")
         raise
     except BenchError as error:
         status = {"outcome": "failed", "exit_code": error.exit_code, "what": error.what, "fix": error.fix}
         raise
+    except OSError as error:
+        where = str(error.filename or folder)
+        raise BenchError(f"cannot write: {error.strerror}", where=where, fix="make room, or set LOGDIR") from error
     finally:
-        _write(folder / "status.json", status)
+        with suppress(OSError):
+            _write(folder / "status.json", status)
     return int(status["exit_code"])
 
 
@@ -81,24 +92,35 @@ def _work(plan: Plan, folder: Path, ledger: list[dict[str, Any]], console: "Cons
         _follow(plan.base or plan, prepare, folder, folder / "prepare.txt", console)
     proven = True
     for trial, step in zip(plan.trials, trial_steps, strict=True):
+        log = folder / trial.log
         try:
-            _follow(plan, step, folder, folder / trial.log, console)
+            _follow(plan, step, folder, log, console)
         except BaseException:
-            ledger[trial.index]["outcome"] = "aborted"
-            _write(folder / "ledger.json", ledger)
+            finished = log.exists() and parse(log).status == mllog.SUCCESS  # what came after run_stop does not undo it
+            _record(ledger, trial, _outcome(judge(log, plan, trial)) if finished else {"outcome": "aborted"}, folder)
             raise
-        judged = judge(folder / trial.log)
+        judged = judge(log, plan, trial)
+        _record(ledger, trial, _outcome(judged), folder)
         _show(plan, trial, judged, folder)
-        ledger[trial.index] |= {
-            "outcome": "proven" if judged.proven else "not proven",
-            "minutes": judged.result.minutes,
-            "samples_to_target": judged.result.samples_to_target,
-            "eval_final": judged.result.eval_final,
-            "official": {verdict.ruleset: verdict.passed for verdict in judged.verdicts},
-        }
-        _write(folder / "ledger.json", ledger)
         proven = proven and judged.proven
     return proven
+
+
+def _record(ledger: list[dict[str, Any]], trial: Trial, outcome: dict[str, Any], folder: Path) -> None:
+    ledger[trial.index] |= outcome
+    _write(folder / "ledger.json", ledger)
+
+
+def _outcome(judged: Judged) -> dict[str, Any]:
+    """Return what the ledger keeps of a finished trial."""
+    return {
+        "outcome": "proven" if judged.proven else "not proven",
+        "minutes": judged.result.minutes,
+        "samples_to_target": judged.result.samples_to_target,
+        "eval_final": judged.result.eval_final,
+        "official": {verdict.ruleset: verdict.passed for verdict in judged.verdicts},
+        "not_as_planned": judged.not_as_planned,
+    }
 
 
 def is_prepared(plan: Plan) -> bool:
@@ -107,9 +129,21 @@ def is_prepared(plan: Plan) -> bool:
     return all(path is not None and Path(path).is_dir() for path in needed)
 
 
-def judge(log: Path) -> Judged:
-    """Return what a log proves and what the official checker says of it."""
-    return Judged(parse(log), [official_verdict(log, ruleset=ruleset) for ruleset in RULESETS])
+def judge(log: Path, plan: Plan | None = None, trial: Trial | None = None) -> Judged:
+    """Return what a log proves, what the official checker says of it, and where it is not the log of the planned trial."""
+    result = parse(log)
+    verdicts = [official_verdict(log, ruleset=ruleset) for ruleset in RULESETS]
+    if plan is None or trial is None:
+        return Judged(result, verdicts, [])
+    planned = {
+        "seed": (result.seed, trial.seed),
+        "submission_benchmark": (result.benchmark, plan.submission.benchmark),
+        "submission_division": (result.division, plan.submission.division),
+        "target_accuracy": (result.target, plan.config.task.target_eval_loss),
+        "global_batch_size": (result.global_batch_size, plan.batch.global_batch_size),
+    }
+    differing = [f"{key} is {got}, planned {want}" for key, (got, want) in planned.items() if got != want]
+    return Judged(result, verdicts, differing)
 
 
 def _follow(plan: Plan, step: Step, folder: Path, log: Path, console: "Console") -> None:
@@ -135,9 +169,11 @@ def _show(plan: Plan, trial: Trial, judged: Judged, folder: Path) -> None:
     Console(width=None if sys.stdout.isatty() else report.PIPE_WIDTH).print(table)
 
 
-def _make_folder(plan: Plan, folder: Path | None) -> Path:
+def _make_folder(plan: Plan) -> Path:
     """Return a folder that is this run's alone."""
-    if folder is None:
+    if plan.config.launch.folder is not None:
+        folder = Path(plan.config.launch.folder)
+    else:
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{plan.name}-{secrets.token_hex(2)}"
         folder = Path(str(plan.config.cluster.paths.logs)) / name
     try:

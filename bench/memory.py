@@ -8,7 +8,6 @@ divides the layers.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from bench.errors import ConfigError
 from bench.schema import Activation, Config, Device, Lora, Model, Norm, Position, Precision, Recompute
 
 GIB = 2**30
@@ -71,12 +70,6 @@ def _linears(model: Model) -> dict[str, _Linear]:
 def _adapted(model: Model, lora: Lora) -> Iterable[_Linear]:
     linears = _linears(model)
     for name in lora.target_modules:
-        if name not in linears:
-            raise ConfigError(
-                f"LoRA has no projection named {name!r}; a layer has {', '.join(linears)}",
-                where="task.lora.target_modules",
-                fix="name only projections that a layer has",
-            )
         yield linears[name]
 
 
@@ -137,7 +130,7 @@ def _kept_input_bytes(name: str, lora: Lora | None, size: int) -> int:
 def _layer_bytes(config: Config) -> float:
     """Return bytes that one layer keeps per token of one micro-batch for its backward pass.
 
-    Flash attention and a fused activation; p bytes per number, width h, K or V width k, MLP width f.
+    Flash attention and a fused activation; p bytes per number, width h, K or V width k, MLP width f, sequence S.
 
     | kept                       | bytes             | split over | for the                                 |
     | -------------------------- | ----------------- | ---------- | --------------------------------------- |
@@ -148,6 +141,7 @@ def _layer_bytes(config: Config) -> float:
     | softmax statistics         | 4 heads           | tp         | attention's backward                    |
     | fc1's output               | p f, swiglu 2 p f | tp         | activation's backward                   |
     | input of fc2               | p f               | tp         | weights' gradient: not kept when frozen |
+    | scores when cp > 1         | 2 p heads S       | tp         | no flash kernel takes cp's mask         |
     | LoRA: dropout(x), its mask | (p + 1) width(x)  | as x       | gradient of A                           |
     | LoRA: A dropout(x)         | p rank            | nothing    | gradient of B                           |
 
@@ -159,6 +153,8 @@ def _layer_bytes(config: Config) -> float:
     kept = 2 * size * model.hidden_size / sequence_tp
     kept += size * (linears["linear_qkv"].num_out + model.hidden_size + linears["linear_fc1"].num_out) / tp
     kept += 4 * model.num_attention_heads / tp
+    if config.parallel.cp > 1:
+        kept += 2 * size * model.num_attention_heads * config.data.seq_length / tp
     for name, linear in linears.items():
         split = sequence_tp if linear.is_column else tp
         kept += linear.num_in * _kept_input_bytes(name, lora, size) / split
@@ -242,9 +238,6 @@ def estimate(config: Config, *, dp: int) -> Memory:
     """Return what training needs on a GPU of the pipeline stage that needs most.
 
     dp counts replicas of the model; the distributed optimizer shards its states over dp * cp ranks.
-
-    Raises:
-        ConfigError: LoRA targets a projection that no layer has.
     """
     stages = [_stage(config, dp, pp_rank) for pp_rank in range(config.parallel.pp)]
     return max(stages, key=lambda stage: stage.total_gib)

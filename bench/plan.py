@@ -5,6 +5,7 @@ A rank process reads the plan and nothing else, so this module (and what it impo
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 import types
@@ -20,6 +21,8 @@ from bench.memory import Memory, estimate
 from bench.schema import Config, DataSource, Recipe
 
 PLAN_VERSION = 1
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1", "PYTHONUNBUFFERED": "1"}
+"""Set for every rank; one thread each, since ranks share the cores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +124,7 @@ def make(config: Config, base: Config | None = None) -> Plan:
     world = split(config)
     batch = batches(config, world)
     evaluation = evaluations(config)
-    base_plan = None if base is None else make(base)
+    base_plan = None if base is None else _make_base(base)
     memory = estimate(config, dp=world.dp)
     limits.check_batch(config, dp=world.dp)
     limits.check_evaluation(config, every_steps=evaluation.every_steps, first_step=evaluation.first_step)
@@ -137,14 +140,27 @@ def make(config: Config, base: Config | None = None) -> Plan:
         submission=submission(config),
         trials=trials,
         memory=memory,
-        walltime_min=walltime_min(config),
+        walltime_min=None if config.walltime is None else limits.walltime_min(config.trials, config.walltime),
         data_dir=data_dir(config),
         base_dir=base_dir(config, base_plan),
         base=base_plan,
-        environment=environment(config),
-        steps=steps(config, trials),
-        files=["config.yaml", "plan.json", *(t.log for t in trials), "rank_logs/", "ledger.json", "status.json"],
+        environment=dict(ENVIRONMENT),
+        steps=steps(trials),
+        files=files(config, trials),
     )
+
+
+def _make_base(base: Config) -> "Plan":
+    """Return the plan of the base task; what is refused there is not what the user asked for, so it says so."""
+    try:
+        return make(base)
+    except ConfigError as error:
+        name = base.task.name
+        raise ConfigError(
+            f"{error.what}, in {name}, which makes the base checkpoint",
+            where=f"task={name}: {error.where}",
+            fix=f"choose ranks that divide its global batch size {base.recipe.global_batch_size}",
+        ) from error
 
 
 def split(config: Config) -> World:
@@ -200,19 +216,11 @@ def samples(plan: Plan, step: int) -> int:
     return step * plan.batch.global_batch_size
 
 
-def walltime_min(config: Config) -> int | None:
-    """Return the job's minutes, 5 + trials * (one trial's + 5), or None without a limit.
-
-    Source: WALLTIME in the config_*.sh of NVIDIA's MLPerf training submissions.
-    """
-    return None if config.walltime is None else 5 + config.trials * (config.walltime + 5)
-
-
 def submission(config: Config) -> Submission:
     """Return what the log will say about itself; what may not be submitted says so in org and platform."""
     task, cluster = config.task, config.cluster
     deviations = limits.deviations(config)
-    mark = "" if task.submittable else f" ({task.name}: not a submission)"
+    mark = "" if task.submittable and config.model.name == "llama2_70b" else f" ({task.name}: not a submission)"
     return Submission(
         benchmark=task.benchmark,
         division="open" if deviations else "closed",
@@ -242,12 +250,7 @@ def base_dir(config: Config, base: Plan | None) -> str | None:
     return f"{root}/{b.task.name}-{fingerprint(b.model, b.data, b.recipe, b.seed_base, b.precision)}"
 
 
-def environment(config: Config) -> dict[str, str]:
-    """Return the variables every rank gets; one thread a rank, since ranks share the cores."""
-    return {"OMP_NUM_THREADS": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1", "PYTHONUNBUFFERED": "1"}
-
-
-def steps(config: Config, trials: list[Trial]) -> list[Step]:
+def steps(trials: list[Trial]) -> list[Step]:
     """Return what is run, in order, each by every rank."""
     prepare = Step(name="prepare", argv=["python", "-m", "jobs.prepare", "plan.json"])
     return [
@@ -256,6 +259,20 @@ def steps(config: Config, trials: list[Trial]) -> list[Step]:
             Step(name=f"trial {t.index}", argv=["python", "-m", "jobs.train", "plan.json", "--trial", str(t.index)])
             for t in trials
         ),
+    ]
+
+
+def files(config: Config, trials: list[Trial]) -> list[str]:
+    """Return what the run folder will hold."""
+    own = [(t.log, f"loss_{t.index}.png", *([f"adapters_{t.index}/"] if config.task.lora else [])) for t in trials]
+    return [
+        "config.yaml",
+        "plan.json",
+        "prepare.txt",
+        *itertools.chain(*own),
+        "rank_logs/",
+        "ledger.json",
+        "status.json",
     ]
 
 
@@ -271,7 +288,7 @@ def fingerprint(*parts: Any) -> str:
 
 def dumps(plan: Plan) -> str:
     """Return the plan as JSON text."""
-    return json.dumps(_plain(plan), indent=1) + "\n"
+    return json.dumps(_plain(plan), indent=1, allow_nan=False) + "\n"
 
 
 def loads(text: str, *, where: str = "plan.json") -> Plan:

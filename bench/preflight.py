@@ -24,9 +24,9 @@ class Finding:
     fix: str
 
 
-def inspect(plan: Plan, folder: Path | None) -> list[Finding]:
-    """Return every broken rule; `folder` is the run's, or None for a new one under cluster.paths.logs."""
-    return [*environment(plan), *inputs(plan), *outputs(plan, folder), *network(plan)]
+def inspect(plan: Plan) -> list[Finding]:
+    """Return every broken rule."""
+    return [*environment(plan), *inputs(plan), *outputs(plan), *network(plan)]
 
 
 def require(findings: list[Finding]) -> None:
@@ -38,7 +38,9 @@ def require(findings: list[Finding]) -> None:
 def environment(plan: Plan) -> list[Finding]:
     """Return which of the paths nobody has set."""
     paths, c = plan.config.cluster.paths, plan.config.container
-    names = {"DATADIR": paths.data, "MODEL": paths.model, "LOGDIR": paths.logs}
+    names = {"DATADIR": paths.data, "LOGDIR": paths.logs}
+    if plan.config.task.lora is not None:
+        names["MODEL"] = paths.model
     if c.runtime.name != "none":
         names["CONT"] = c.image
     return [
@@ -70,8 +72,9 @@ def inputs(plan: Plan) -> list[Finding]:
     return found
 
 
-def outputs(plan: Plan, folder: Path | None) -> list[Finding]:
+def outputs(plan: Plan) -> list[Finding]:
     """Return what stands in the way of writing the results."""
+    folder = Path(plan.config.launch.folder) if plan.config.launch.folder else None
     logs = folder or (plan.config.cluster.paths.logs and Path(plan.config.cluster.paths.logs))
     if not logs:
         return []
@@ -106,6 +109,7 @@ def network(plan: Plan) -> list[Finding]:
     if port is None or plan.config.cluster.scheduler is not Scheduler.local:
         return []
     with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch does: a port just left is free
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:

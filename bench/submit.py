@@ -23,6 +23,10 @@ POLL_S = 0.2
 GRACE_S = 5.0
 """How long a rank may take to end once it is told to."""
 ALIVE = "launcher.lock"
+SIGNAL_DELAY_S = 10
+"""What submitit leaves between saying that time is up and killing."""
+TIME_IS_UP = 124
+"""Exit code of a rank that walltime ended; the same as timeout(1)'s."""
 NO_LIMIT_MIN = 60 * 24 * 365
 PACKAGES = Path(__file__).parent.parent
 
@@ -40,12 +44,13 @@ class RankCommand:
     def __call__(self) -> int:
         """Return the exit code, negative for a signal."""
         process = subprocess.Popen(self.argv, cwd=self.folder, env=os.environ | self.environment)
-        told = threading.Event()
-        for name in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):  # USR2: submitit says that time is up
-            signal.signal(name, lambda *_: told.set())
+        told: list[int] = []
+        for name in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
+            signal.signal(name, lambda signum, frame: told.append(signum))
         while process.poll() is None:
-            if told.is_set() or not _is_locked(self.alive):
-                return _end(process)
+            if told or not _is_locked(self.alive):
+                code = _end(process)
+                return TIME_IS_UP if signal.SIGUSR2 in told else code  # USR2 is submitit's word for it
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(POLL_S)
         return process.returncode
@@ -71,6 +76,8 @@ class Ranks:
         deadline = time.monotonic() + GRACE_S + 5
         while not self._job.done() and time.monotonic() < deadline:
             time.sleep(POLL_S / 4)
+        if not self._job.done():
+            os.kill(int(self._job.job_id), signal.SIGKILL)  # ranks end with the launcher's lock, which goes next
         for pickled in (self._folder / "rank_logs").glob(f"{self._job.job_id}_*.pkl"):
             pickled.unlink()
 
@@ -83,13 +90,19 @@ class Ranks:
         codes, logs = self._exit_codes, self._folder / "rank_logs"
         if len(codes) == self._job.num_tasks and not any(codes.values()):
             return
+        if TIME_IS_UP in codes.values():
+            raise SubmitError(
+                f"{self._step.name} took longer than its walltime",
+                where="walltime",
+                fix="raise walltime (minutes per trial), or set it to null",
+            )
         if ended := {
             rank: signal.Signals(abs(code) % 128).name for rank, code in codes.items() if not 0 <= code <= 128
         }:
             raise SubmitError(
                 f"{', '.join(f'rank {rank} got {name}' for rank, name in sorted(ended.items()))} during {self._step.name}",
                 where=str(logs / f"{self._job.job_id}_{min(ended)}_log.err"),
-                fix="look for what ends processes on this machine: memory, a time limit (walltime), a person",
+                fix="look for what ends processes on this machine: memory, a time limit, a person",
             )
         if (first := first_error(logs, self._step.name)) is not None:
             raise first
@@ -121,12 +134,14 @@ def ranks(plan: Plan, step: Step, folder: Path) -> Iterator[Ranks]:
     logs = folder / "rank_logs"
     for old in logs.glob(f"{label(step.name)}_rank_*.error"):
         old.unlink()
+    is_trial = step.argv[2] == "jobs.train"  # walltime is a trial's: preparing is not timed
+    limit_min = (plan.config.walltime if is_trial else None) or NO_LIMIT_MIN
     executor = submitit.LocalExecutor(folder=logs)
     executor.update_parameters(
         tasks_per_node=plan.world.num_ranks,
         gpus_per_node=plan.world.ranks_per_node if plan.config.cluster.device is Device.cuda else 0,
-        timeout_min=plan.config.walltime or NO_LIMIT_MIN,
-        signal_delay_s=int(2 * GRACE_S),
+        timeout_min=limit_min + SIGNAL_DELAY_S / 60,
+        signal_delay_s=SIGNAL_DELAY_S,
     )
     command = RankCommand(
         argv=[sys.executable, *step.argv[1:]],

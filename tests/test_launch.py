@@ -109,6 +109,7 @@ def test_a_taken_port_is_refused(launch: Launch) -> None:
 
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
+        taken.listen()
         process = launch(f"cluster.master_port={taken.getsockname()[1]}")
         output = process.communicate(timeout=30)[0]
     assert process.returncode == 2 and "NCC-05" in output and "null to have a free one picked" in output
