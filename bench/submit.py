@@ -20,7 +20,7 @@ from bench.plan import Plan, Step
 from bench.schema import Device
 
 POLL_S = 0.2
-GRACE_S = 5.0
+GRACE_S = 10.0
 """How long a rank may take to end once it is told to."""
 ALIVE = "launcher.lock"
 SIGNAL_DELAY_S = 10

@@ -63,7 +63,7 @@ def start(made: Plan, folder: Path, *command: str, port: int | None = None) -> l
     ]
 
 
-def finish(processes: list["subprocess.Popen[str]"], *, timeout_s: float = 120) -> list[tuple[int, str]]:
+def finish(processes: list["subprocess.Popen[str]"], *, timeout_s: float = 900) -> list[tuple[int, str]]:
     """Wait for every rank; return exit codes and what was printed."""
     try:
         outputs = [process.communicate(timeout=timeout_s)[0] for process in processes]

@@ -74,7 +74,7 @@ def test_wrong_input_is_refused_with_what_where_and_fix(launch: Launch, tmp_path
     overrides, what, fix = WRONG[case]
     empty = {"DATADIR": ""} if case == "no DATADIR" else {}
     process = launch(*overrides, **empty)
-    output = process.communicate(timeout=30)[0]
+    output = process.communicate(timeout=300)[0]
     assert process.returncode == 2, output
     assert what in output and fix in output
     assert "Traceback" not in output and re.search(r"\n  where: .*\n  fix:   ", output)
@@ -83,7 +83,7 @@ def test_wrong_input_is_refused_with_what_where_and_fix(launch: Launch, tmp_path
 
 def test_dry_run_touches_nothing(launch: Launch, tmp_path: Path) -> None:
     process = launch("task=lora70b", "cluster=dgx2", "launch.dry_run=true")
-    output = process.communicate(timeout=30)[0]
+    output = process.communicate(timeout=300)[0]
     assert process.returncode == 0 and "16 = dp 2 x tp 4 x pp 1 x cp 2" in output
     assert list(tmp_path.iterdir()) == []
 
@@ -92,7 +92,7 @@ def test_dry_run_touches_nothing(launch: Launch, tmp_path: Path) -> None:
 def test_a_read_only_results_folder_is_refused(launch: Launch, tmp_path: Path) -> None:
     with mounted(tmp_path / "ro", "ro"):
         process = launch(LOGDIR=str(tmp_path / "ro"))
-        output = process.communicate(timeout=30)[0]
+        output = process.communicate(timeout=300)[0]
     assert process.returncode == 2 and "CFG-08" in output and "set LOGDIR" in output
 
 
@@ -100,7 +100,7 @@ def test_a_read_only_results_folder_is_refused(launch: Launch, tmp_path: Path) -
 def test_a_small_disk_is_refused(launch: Launch, tmp_path: Path) -> None:
     with mounted(tmp_path / "small", "size=1m"):
         process = launch(LOGDIR=str(tmp_path / "small"))
-        output = process.communicate(timeout=30)[0]
+        output = process.communicate(timeout=300)[0]
     assert process.returncode == 2 and "CFG-08: 1 MiB free, and a run needs" in output
 
 
@@ -111,14 +111,14 @@ def test_a_taken_port_is_refused(launch: Launch) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         process = launch(f"cluster.master_port={taken.getsockname()[1]}")
-        output = process.communicate(timeout=30)[0]
+        output = process.communicate(timeout=300)[0]
     assert process.returncode == 2 and "NCC-05" in output and "null to have a free one picked" in output
 
 
 def test_a_folder_with_results_is_refused(launch: Launch, tmp_path: Path) -> None:
     (tmp_path / "result_0.txt").write_text("somebody's result")
     process = launch(f"launch.folder={tmp_path}")
-    output = process.communicate(timeout=30)[0]
+    output = process.communicate(timeout=300)[0]
     assert process.returncode == 2 and "CFG-05: result_0.txt exists" in output
     assert (tmp_path / "result_0.txt").read_text() == "somebody's result"
 
@@ -128,7 +128,7 @@ def test_the_default_run_is_proven_and_one_beside_it_shares_its_preparation(laun
     """The README's run from an empty cache, and at the same time one whose target proves nothing."""
     default = launch(f"launch.folder={tmp_path}/default")
     beside = launch(*SHORT, f"launch.folder={tmp_path}/beside")
-    output, output_beside = (process.communicate(timeout=400)[0] for process in (default, beside))
+    output, output_beside = (process.communicate(timeout=1500)[0] for process in (default, beside))
     trained = [any(e.key == mllog.TRAIN_LOSS for e in mllog.read(log)[0]) for log in tmp_path.glob("*/prepare.txt")]
     assert sorted(trained) == [False, True], "one run trains the base, the other waits for it"
     assert (default.returncode, beside.returncode) == (0, 1), output + output_beside
@@ -164,7 +164,7 @@ def test_an_ended_run_says_aborted_and_leaves_nobody_behind(launch: Launch, tmp_
         os.killpg(process.pid, signum)
     else:
         os.kill(process.pid if whom == "launcher" else rank_1(pids), signum)
-    output = process.communicate(timeout=20)[0]
+    output = process.communicate(timeout=120)[0]
     assert process.returncode == exit_code, output
     assert "Traceback" not in output
     assert not [pid for pid in pids if alive(pid)]
@@ -180,7 +180,7 @@ def test_ranks_do_not_outlive_a_killed_launcher(launch: Launch, tmp_path: Path) 
     wait_for(lambda: "train_loss" in text(tmp_path / "run" / "result_0.txt"), process)
     pids = descendants(process.pid)
     process.kill()
-    psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=20)
+    psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=120)
     assert not [pid for pid in pids if alive(pid)]
     assert mllog.read(tmp_path / "run" / "result_0.txt")[0][-1].metadata["status"] == "aborted"
 
