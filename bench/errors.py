@@ -1,5 +1,7 @@
 """Failures that are not bugs in this code."""
 
+import signal
+
 
 class BenchError(Exception):
     """The input, the machine or a log is at fault; printed as what, where, fix, without a traceback."""
@@ -23,3 +25,8 @@ class SubmitError(BenchError):
 
 class LogError(BenchError):
     """A log is missing or does not prove what was asked of it."""
+
+
+def interrupt_exit_code(stop: KeyboardInterrupt) -> int:
+    """Return 128 + the signal, as shells do: the one that the exception names, or Ctrl-C's."""
+    return 128 + (stop.args[0] if stop.args else signal.SIGINT)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench import plan as planning
 from bench import preflight
-from bench.errors import BenchError, ConfigError
+from bench.errors import BenchError, ConfigError, interrupt_exit_code
 from bench.plan import Plan
 from bench.schema import Config, Scheduler
 
@@ -49,30 +49,34 @@ def main() -> None:
     import hydra
     from hydra.core.hydra_config import HydraConfig
 
+    planned: list[tuple[Plan, DictConfig]] = []
     codes: list[int] = []
 
-    def launch(config: "DictConfig") -> None:
+    @contextmanager
+    def shown() -> Iterator[None]:
         try:
-            with _explained():
-                plan = _plan(_typed(config), list(HydraConfig.get().overrides.task))
-            codes.append(run(plan, config))
+            yield
         except BenchError as error:
             print(error, file=sys.stderr)
             codes.append(error.exit_code)
 
+    def launch(config: "DictConfig") -> None:
+        with shown(), _explained():
+            planned.append((_plan(_typed(config), list(HydraConfig.get().overrides.task)), config))
+
     _register()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors reach us as exceptions, to be explained in our own words
     try:
-        with TemporaryDirectory(prefix="bench-") as sweep_dir:
+        with shown(), TemporaryDirectory(prefix="bench-") as sweep_dir:
             os.environ["BENCH_SWEEP_DIR"] = sweep_dir  # Hydra wants a folder for every --multirun; nobody reads it
             _check_shown(sys.argv[1:])
             with _explained():
                 hydra.main(version_base="1.3", config_path=str(CONF), config_name="launch")(launch)()
-    except BenchError as error:
-        print(error, file=sys.stderr)
-        codes.append(error.exit_code)
+        for plan, config in planned:  # outside of Hydra: what goes wrong here is no fault of the command line
+            with shown():
+                codes.append(run(plan, config))
     except KeyboardInterrupt as stop:
-        codes.append(128 + int(str(stop) or 2))
+        codes.append(interrupt_exit_code(stop))
     sys.exit(max(codes, default=0))
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench import mllog, submit
 from bench import plan as planning
-from bench.errors import BenchError, ConfigError
+from bench.errors import BenchError, ConfigError, interrupt_exit_code
 from bench.parse import Result, parse
 from bench.plan import Plan, Step, Trial
 from bench.score import RULESETS, Verdict, official_verdict
@@ -68,7 +68,7 @@ def run(plan: Plan, config_yaml: str) -> int:
             proven = _work(plan, folder, ledger, console)
         status = {"outcome": "proven" if proven else "not proven", "exit_code": 0 if proven else 1}
     except KeyboardInterrupt as stop:
-        status = {"outcome": "interrupted", "exit_code": 128 + int(str(stop) or signal.SIGINT)}
+        status = {"outcome": "interrupted", "exit_code": interrupt_exit_code(stop)}
         console.print(f"stopped; what was finished is in {_short(folder)}")
         raise
     except BenchError as error:
@@ -89,12 +89,12 @@ def _work(plan: Plan, folder: Path, ledger: list[dict[str, Any]], console: "Cons
         console.print("prepared before: rows and base checkpoint are there")
     else:
         console.print("preparing (not timed): rows, then the base checkpoint")
-        _follow(plan.base or plan, prepare, folder, folder / "prepare.txt", console)
+        _follow(plan.base or plan, prepare, folder, console)
     proven = True
     for trial, step in zip(plan.trials, trial_steps, strict=True):
         log = folder / trial.log
         try:
-            _follow(plan, step, folder, log, console)
+            _follow(plan, step, folder, console)
         except BaseException:
             finished = log.exists() and parse(log).status == mllog.SUCCESS  # what came after run_stop does not undo it
             _record(ledger, trial, _outcome(judge(log, plan, trial)) if finished else {"outcome": "aborted"}, folder)
@@ -146,7 +146,7 @@ def judge(log: Path, plan: Plan | None = None, trial: Trial | None = None) -> Ju
     return Judged(result, verdicts, differing)
 
 
-def _follow(plan: Plan, step: Step, folder: Path, log: Path, console: "Console") -> None:
+def _follow(plan: Plan, step: Step, folder: Path, console: "Console") -> None:
     goal = Goal(
         title=f"{plan.config.task.name}, {step.name}",
         max_samples=planning.samples(plan, plan.config.recipe.max_steps),
@@ -154,7 +154,7 @@ def _follow(plan: Plan, step: Step, folder: Path, log: Path, console: "Console")
         target=plan.config.task.target_eval_loss,
     )
     with submit.ranks(plan, step, folder) as ranks:
-        follow(log, goal, is_alive=ranks.are_running, console=console)
+        follow(folder / step.log, goal, is_alive=ranks.are_running, console=console)
     ranks.check()
 
 

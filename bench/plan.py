@@ -23,6 +23,7 @@ from bench.schema import Config, DataSource, Recipe
 PLAN_VERSION = 1
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1", "PYTHONUNBUFFERED": "1"}
 """Set for every rank; one thread each, since ranks share the cores."""
+PREPARE_LOG = "prepare.txt"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +87,9 @@ class Step:
 
     name: str
     argv: list[str]
+    log: str
+    limit_min: int | None
+    """None for no limit, as for preparing, which nobody times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +149,7 @@ def make(config: Config, base: Config | None = None) -> Plan:
         base_dir=base_dir(config, base_plan),
         base=base_plan,
         environment=dict(ENVIRONMENT),
-        steps=steps(trials),
+        steps=steps(trials, config.walltime),
         files=files(config, trials),
     )
 
@@ -250,15 +254,14 @@ def base_dir(config: Config, base: Plan | None) -> str | None:
     return f"{root}/{b.task.name}-{fingerprint(b.model, b.data, b.recipe, b.seed_base, b.precision)}"
 
 
-def steps(trials: list[Trial]) -> list[Step]:
+def steps(trials: list[Trial], trial_min: int | None) -> list[Step]:
     """Return what is run, in order, each by every rank."""
-    prepare = Step(name="prepare", argv=["python", "-m", "jobs.prepare", "plan.json"])
+    python = ["python", "-m"]
+    prepare = Step(name="prepare", argv=[*python, "jobs.prepare", "plan.json"], log=PREPARE_LOG, limit_min=None)
+    train = [*python, "jobs.train", "plan.json", "--trial"]
     return [
         prepare,
-        *(
-            Step(name=f"trial {t.index}", argv=["python", "-m", "jobs.train", "plan.json", "--trial", str(t.index)])
-            for t in trials
-        ),
+        *(Step(name=f"trial {t.index}", argv=[*train, str(t.index)], log=t.log, limit_min=trial_min) for t in trials),
     ]
 
 
@@ -268,7 +271,7 @@ def files(config: Config, trials: list[Trial]) -> list[str]:
     return [
         "config.yaml",
         "plan.json",
-        "prepare.txt",
+        PREPARE_LOG,
         *itertools.chain(*own),
         "rank_logs/",
         "ledger.json",

@@ -134,13 +134,11 @@ def ranks(plan: Plan, step: Step, folder: Path) -> Iterator[Ranks]:
     logs = folder / "rank_logs"
     for old in logs.glob(f"{label(step.name)}_rank_*.error"):
         old.unlink()
-    is_trial = step.argv[2] == "jobs.train"  # walltime is a trial's: preparing is not timed
-    limit_min = (plan.config.walltime if is_trial else None) or NO_LIMIT_MIN
     executor = submitit.LocalExecutor(folder=logs)
     executor.update_parameters(
         tasks_per_node=plan.world.num_ranks,
         gpus_per_node=plan.world.ranks_per_node if plan.config.cluster.device is Device.cuda else 0,
-        timeout_min=limit_min + SIGNAL_DELAY_S / 60,
+        timeout_min=(step.limit_min or NO_LIMIT_MIN) + SIGNAL_DELAY_S / 60,
         signal_delay_s=SIGNAL_DELAY_S,
     )
     command = RankCommand(

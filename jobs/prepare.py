@@ -32,7 +32,7 @@ def main() -> None:
     who = from_environment()
     with stop.guarded(folder / "rank_logs" / f"prepare_rank_{who.rank}.error") as guard:
         plan = planning.load(args.plan)
-        log = mllog.Writer(folder / "prepare.txt" if who.rank == 0 else None)
+        log = mllog.Writer(folder / planning.PREPARE_LOG if who.rank == 0 else None)
         guard.finish = lambda: log.finish("aborted")
         log.event(mllog.CACHE_CLEAR, False, reason="not timed")
         log.start(mllog.INIT_START)

@@ -61,8 +61,7 @@ def seed_all(seed: int) -> None:
 
 def layer_config(plan: Plan) -> layer.LayerConfig:
     """Return megatron-core's configuration of a plan."""
-    m, w, r = plan.config.model, plan.world, plan.config.recipe
-    dtype = torch.bfloat16 if plan.config.precision is Precision.bf16 else torch.float32
+    m, w, r, dtype = plan.config.model, plan.world, plan.config.recipe, _dtype(plan)
     full = r.recompute is Recompute.full
     return layer.LayerConfig(
         lora=plan.config.task.lora,
@@ -108,8 +107,8 @@ def optimizer_config(plan: Plan) -> OptimizerConfig:
         adam_beta2=r.adam_beta2,
         adam_eps=r.adam_eps,
         clip_grad=r.clip_grad,
-        bf16=plan.config.precision is Precision.bf16,
-        params_dtype=torch.bfloat16 if plan.config.precision is Precision.bf16 else torch.float32,
+        bf16=_dtype(plan) is torch.bfloat16,
+        params_dtype=_dtype(plan),
         use_distributed_optimizer=plan.config.parallel.distributed_optimizer,
     )
 
@@ -140,6 +139,10 @@ def _chunk(plan: Plan, config: layer.LayerConfig, stage: int, seed: int) -> torc
             # Recomputed layers pass gradients on only if their input asks for some, and a frozen embedding does not.
             model.embedding.register_forward_hook(lambda module, args, out: out.requires_grad_())
     return Float16Module(config, model) if config.bf16 else model
+
+
+def _dtype(plan: Plan) -> torch.dtype:
+    return torch.bfloat16 if plan.config.precision is Precision.bf16 else torch.float32
 
 
 def _bare(chunk: torch.nn.Module) -> GPTModel:
