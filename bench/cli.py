@@ -50,20 +50,20 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _plan(args: argparse.Namespace) -> int:
-    from bench import launch, plan, preflight, report
+    from bench import launch, plan, preflight, tables
 
     made = launch.compose(args.overrides, config_dir=args.config_dir)
     if args.json:
         print(plan.dumps(made), end="")
     else:
-        report.show_plan(made, preflight.inspect(made))
+        tables.show_plan(made, preflight.inspect(made))
     return 0
 
 
 def _parse(args: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from bench import local, report
+    from bench import local, tables
 
     console, exit_code = Console(), 0
     for log in args.logs:
@@ -76,6 +76,6 @@ def _parse(args: argparse.Namespace) -> int:
         if args.json:
             print(json.dumps(judged.to_json()))
         else:
-            console.print(report.verdict_table(judged.result, judged.verdicts, log, None))
+            console.print(tables.verdict_table(judged.result, judged.verdicts, log, None))
         exit_code = exit_code if judged.proven else 1
     return exit_code

@@ -92,11 +92,11 @@ def _check_shown(argv: list[str]) -> None:
 
 def run(plan: Plan, config: "DictConfig") -> int:
     """Return 0 when every log proves that its trial did what the task asks; a dry run shows the plan, touching nothing."""
-    from bench import local, report
+    from bench import local, tables
 
     findings = preflight.inspect(plan)
     if plan.config.launch.dry_run:
-        report.show_plan(plan, findings)
+        tables.show_plan(plan, findings)
         return 0
     preflight.require(findings)
     if plan.config.cluster.scheduler is not Scheduler.local:

@@ -17,7 +17,7 @@ from bench import plan as planning
 from bench.errors import BenchError, ConfigError, interrupt_exit_code
 from bench.parse import Result, parse
 from bench.plan import Plan, Step, Trial
-from bench.score import RULESETS, Verdict, official_verdict
+from bench.referee import RULESETS, Verdict, official_verdict
 from bench.watch import Goal, follow
 
 if TYPE_CHECKING:
@@ -161,12 +161,12 @@ def _follow(plan: Plan, step: Step, folder: Path, console: "Console") -> None:
 def _show(plan: Plan, trial: Trial, judged: Judged, folder: Path) -> None:
     from rich.console import Console
 
-    from bench import report
+    from bench import figures, tables
 
     figure = folder / f"loss_{trial.index}.png"
-    report.loss_figure(judged.result, figure)
-    table = report.verdict_table(judged.result, judged.verdicts, Path(_short(folder / trial.log)), Path(_short(figure)))
-    Console(width=None if sys.stdout.isatty() else report.PIPE_WIDTH).print(table)
+    figures.loss_figure(judged.result, figure)
+    table = tables.verdict_table(judged.result, judged.verdicts, Path(_short(folder / trial.log)), Path(_short(figure)))
+    Console(width=None if sys.stdout.isatty() else tables.PIPE_WIDTH).print(table)
 
 
 def _make_folder(plan: Plan) -> Path:

@@ -259,3 +259,8 @@ def _fault(record: Any) -> str | None:
 def is_number(value: Any) -> bool:
     """Return whether a value read from a log is a finite number of a size one can calculate with; true and false are none."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**63
+
+
+def printable(text: str) -> str:
+    """Return text from a log without what would steer a terminal or break a line."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)

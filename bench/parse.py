@@ -1,6 +1,6 @@
 """Say what a log proves: is the trial valid, then how fast it was; or why neither.
 
-A number that the log does not prove is None. The official checker (`bench.score`) is the referee; the findings here come
+A number that the log does not prove is None. The official checker (`bench.referee`) is the referee; the findings here come
 with a line number and also cover what it lets pass, such as an aborted run.
 """
 
@@ -13,7 +13,10 @@ from statistics import median
 from typing import Any, Literal
 
 from bench import mllog
-from bench.mllog import Event, Garbled, is_number
+from bench.mllog import Event, Garbled, is_number, printable
+
+UNVERIFIED = "Unverified. Result not verified by MLCommons Association."
+"""What stands beside every number of ours that looks like a score."""
 
 RULES = {
     "LOG-01": "the clock never starts",
@@ -45,7 +48,7 @@ _RECIPE = (
     *(mllog.OPT_ADAMW_WEIGHT_DECAY, mllog.OPT_GRADIENT_CLIP_NORM),
 )
 _ONCE = {"closed": (*_SUBMISSION, *_RECIPE), "open": _SUBMISSION}
-"""What a llama2_70b_lora log of a division says exactly once; rulesets from 6.1 on want more, which `bench.score` checks."""
+"""What a llama2_70b_lora log of a division says exactly once; rulesets from 6.1 on want more, which `bench.referee` checks."""
 
 Severity = Literal["error", "warning"]
 
@@ -62,9 +65,40 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
+    """One eval_accuracy record."""
+
     samples: float | None
+    """Trained on so far; None where the log counts epochs or steps instead."""
     value: float
     line: int
+    time_ms: int
+    metric: str | None = None
+    """Which of several metrics (stable_diffusion: FID, CLIP); None where the benchmark has one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How a measured quantity is distributed; units are those of the field that holds it."""
+
+    median: float
+    p10: float
+    p90: float
+    mean: float
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """One of the trials of a log: from its run_start (or its first record, for the first one) on."""
+
+    first_line: int
+    last_line: int
+    run_start_ms: int
+    run_stop_ms: int | None
+    minutes: float | None
+    status: str | None
+    seed: int | None
+    eval_final: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,22 +115,40 @@ class Result:
     run_start_ms: int | None
     run_stop_ms: int | None
     minutes: float | None
+    init_s: float | None
+    """First init_start to init_stop, in seconds."""
     evaluations: tuple[Evaluation, ...]
     train_losses: tuple[tuple[float | None, float], ...]
     """(samples, loss) pairs."""
     target: float | None
-    """Evaluation loss to reach; None where none is logged and no official one known."""
+    """Value to reach; None where none is logged and no official one known."""
+    higher_is_better: bool
+    """Whether a value at or above the target reaches it, as for an accuracy; a loss must be at or below."""
     eval_final: float | None
     samples_to_target: float | None
-    """Of the first evaluation at or below the target."""
+    """Of the first evaluation that reaches the target."""
     converged: bool
-    """The last evaluation is at or below the target; False without a target."""
+    """The last evaluation reaches the target; False without a target."""
     seed: int | None
     global_batch_size: int | None
-    train_step_time_ms: float | None
+    step_time_ms: Spread | None
+    """Of an optimizer step; each measurement is the mean over the steps between two log lines of one training block."""
+    step_times_ms: tuple[tuple[float, float], ...]
+    """(samples, step time) of each measurement, in order."""
+    eval_time_s: float | None
+    """Median of eval_start to eval_stop, in seconds."""
     throughput_samples_s: float | None
+    """Samples trained on over the time spent training, evaluations apart."""
+    num_gpus: int | None
+    """As the log's SYSJSON record or num_ranks says."""
+    tokens_s_gpu: float | None
+    """Throughput times sequence length over num_gpus."""
+    system: dict[str, Any]
+    """The log's SYSJSON record: what the system description of a submission is filled from; empty where there is none."""
     hyperparameters: dict[str, Any]
     """What is logged before run_start, submission and seed apart."""
+    trials: tuple[Span, ...]
+    """One for each run_start; an appended log has several, and then none of the numbers above belongs to a single one."""
     findings: tuple[Finding, ...]
     valid: bool
     """No finding is an error: the trial was completed and, where there is a target, reached it."""
@@ -145,7 +197,7 @@ def parse(path: Path | str) -> Result:
     events, garbled = mllog.read(path)
     log = _Log(tuple(events), tuple(garbled))
     start, stop = log.single(mllog.RUN_START), log.single(mllog.RUN_STOP)
-    evaluations = tuple(Evaluation(_samples(e), e.value, e.line) for e in log.numeric(mllog.EVAL_ACCURACY))
+    evaluations = tuple(Evaluation(_samples(e), e.value, e.line, e.time_ms) for e in log.numeric(mllog.EVAL_ACCURACY))
     target = _target(log)
     reached = [e for e in evaluations if target is not None and e.value <= target]
     findings = tuple(finding for check in _CHECKS for finding in check(log))
@@ -167,12 +219,25 @@ def parse(path: Path | str) -> Result:
         converged=_converged(log),
         seed=log.integer(mllog.SEED),
         global_batch_size=log.integer(mllog.GLOBAL_BATCH_SIZE),
-        train_step_time_ms=_median(log, "train_step_time", scale=1000),
+        init_s=None,
+        higher_is_better=False,
+        step_time_ms=None,
+        step_times_ms=(),
+        eval_time_s=None,
+        num_gpus=None,
+        tokens_s_gpu=None,
+        system={},
+        trials=(),
         throughput_samples_s=_median(log, "throughput"),
         hyperparameters=_hyperparameters(log),
         findings=findings,
         valid=all(finding.severity != "error" for finding in findings),
     )
+
+
+def title(result: Result) -> str:
+    """Return what was measured where, as a headline."""
+    return printable(f"{result.benchmark or 'training'} on {result.platform or 'a platform that is not logged'}")
 
 
 def _text(value: Any) -> str | None:

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from bench.parse import parse
-from bench.report import UNVERIFIED, loss_figure, verdict_table
-from bench.score import official_verdict
+from bench.figures import loss_figure
+from bench.parse import UNVERIFIED, parse
+from bench.referee import official_verdict
+from bench.tables import verdict_table
 
 MakeLog = Callable[..., Path]
 

@@ -10,7 +10,7 @@ from mlperf_logging.compliance_checker import mlp_compliance
 
 from bench.errors import LogError
 from bench.mllog import Writer
-from bench.score import RULESETS, official_verdict
+from bench.referee import RULESETS, official_verdict
 
 MakeLog = Callable[..., Path]
 ROOT = Path(mlp_compliance.__file__).parent

@@ -1,83 +1,22 @@
-"""Show what one result says: a table for the terminal, a figure for everybody else."""
+"""Tables for the terminal: what one result says, what a plan will do."""
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.parse import Result
-from bench.score import Verdict
+from bench.mllog import printable
+from bench.parse import UNVERIFIED, Result, title
+from bench.referee import Verdict
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from rich.table import Table
 
     from bench.plan import Plan
     from bench.preflight import Finding
 
-UNVERIFIED = "Unverified. Result not verified by MLCommons Association."
 PIPE_WIDTH = 120
 """Columns of a table that no terminal shows."""
-TRAIN_COLOR, EVAL_COLOR, TARGET_COLOR = "#9db4c8", "#1f5a8c", "#c0392b"
-
-
-def loss_figure(result: Result, path: Path) -> None:
-    """Draw training and evaluation loss over samples as a PNG; what has no number in the log is not drawn."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 4.8), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    _draw_losses(axes, result)
-    axes.set_xlabel("samples")
-    axes.set_ylabel("loss (nats per token)")
-    axes.xaxis.set_major_formatter("{x:,.0f}")
-    axes.grid(axis="y", color="#e6e6e6")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title(_title(result), loc="left", fontweight="bold", fontsize=11, pad=24, parse_math=False)
-    axes.text(0, 1.03, _subtitle(result), transform=axes.transAxes, fontsize=9, color="#444444")
-    footer = f"{UNVERIFIED} {_printable(result.platform or 'platform not logged')}, n = 1 run"
-    figure.supxlabel(footer, x=0.01, ha="left", fontsize=7.5, color="#666666", parse_math=False)
-    figure.savefig(path, format="png")
-
-
-def _draw_losses(axes: "Axes", result: Result) -> None:
-    train = [(samples, loss) for samples, loss in result.train_losses if samples is not None]
-    evals = [(e.samples, e.value) for e in result.evaluations if e.samples is not None]
-    if train:
-        axes.plot(*zip(*train, strict=True), color=TRAIN_COLOR, linewidth=1.3, label="training")
-    if evals:
-        axes.plot(*zip(*evals, strict=True), color=EVAL_COLOR, marker="o", markersize=5, label="evaluation")
-        samples, loss = evals[-1]
-        axes.annotate(
-            f"{loss:.4f}", (samples, loss), (0, -9), textcoords="offset points", ha="center", va="top", color=EVAL_COLOR
-        )
-        axes.margins(x=0.05, y=0.12)
-    if result.target is not None:
-        axes.axhline(
-            result.target, color=TARGET_COLOR, linestyle="--", linewidth=1.2, label=f"target {result.target:g}"
-        )
-    if train or evals:
-        axes.legend(frameon=False, fontsize=9)
-    else:
-        axes.text(0.5, 0.5, "no losses in this log", transform=axes.transAxes, ha="center", color="#666666")
-
-
-def _title(result: Result) -> str:
-    return _printable(f"{result.benchmark or 'training'} on {result.platform or 'a platform that is not logged'}")
-
-
-def _subtitle(result: Result) -> str:
-    time = f"{result.minutes:.2f} min from run_start to run_stop" if result.minutes is not None else "no time"
-    if not result.valid:
-        time = f"not a valid trial: {time}"
-    if result.target is None:
-        return f"{time}, no target"
-    if not result.converged:
-        return f"{time}, target not reached"
-    at = f" at {result.samples_to_target:,} samples" if result.samples_to_target is not None else ""
-    return f"{time}, target reached{at}"
 
 
 def verdict_table(result: Result, verdicts: Sequence[Verdict], log: Path, figure: Path | None) -> "Table":
@@ -85,7 +24,7 @@ def verdict_table(result: Result, verdicts: Sequence[Verdict], log: Path, figure
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=_title(result), caption=f"{UNVERIFIED} n = 1 run", title_justify="left", caption_justify="left")
+    table = Table(title=title(result), caption=f"{UNVERIFIED} n = 1 run", title_justify="left", caption_justify="left")
     table.show_header = False
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
@@ -94,7 +33,7 @@ def verdict_table(result: Result, verdicts: Sequence[Verdict], log: Path, figure
     rows += [("log", str(log), ""), ("figure", str(figure or ""), "" if figure else "none was drawn")]
     for name, value, why in rows:
         gap = "  " if value and why else ""
-        table.add_row(Text(_printable(name)), Text.assemble((_printable(value), "bold"), gap, (_printable(why), "dim")))
+        table.add_row(Text(printable(name)), Text.assemble((printable(value), "bold"), gap, (printable(why), "dim")))
     return table
 
 
@@ -221,8 +160,3 @@ def _official_row(verdict: Verdict, division: str | None) -> Row:
     first = verdict.messages[0].splitlines()[0] if verdict.messages else ""
     more = f" ({len(verdict.messages) - 1} more)" if verdict.messages[1:] else ""
     return name, {True: "passed", False: "failed", None: ""}[verdict.passed], first + more
-
-
-def _printable(text: str) -> str:
-    """Return text from a log without what would steer a terminal or break a line."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
