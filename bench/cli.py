@@ -3,10 +3,14 @@
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from bench.errors import BenchError
+
+Run: TypeAlias = Callable[[argparse.Namespace], int]
+Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -29,24 +33,26 @@ def _parser() -> argparse.ArgumentParser:
         epilog="To run a benchmark: python -m bench.launch task=lora_tiny cluster=local",
     )
     verbs = parser.add_subparsers(required=True, metavar="VERB")
-    plan = verbs.add_parser(
-        "plan",
-        help="work out what a run would do",
-        epilog="example: python -m bench plan task=lora70b cluster=dgx2 parallel.tp=8 --json",
-    )
-    plan.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as for bench.launch")
-    plan.add_argument("--config-dir", type=Path, help="a site's own conf/ files")
-    plan.add_argument("--json", action="store_true", help="print plan.json instead of a table")
-    plan.set_defaults(verb=_plan)
-    parse = verbs.add_parser(
-        "parse",
-        help="say what a trial's log proves",
-        epilog="example: python -m bench parse runs/*/result_0.txt",
-    )
-    parse.add_argument("logs", nargs="+", type=Path, metavar="FILE", help="result_K.txt of a trial")
-    parse.add_argument("--json", action="store_true", help="print one JSON object per file")
-    parse.set_defaults(verb=_parse)
+    for add in (_add_plan, _add_parse):
+        add(verbs)
     return parser
+
+
+def _verb(verbs: Verbs, run: Run, *, help: str, example: str) -> argparse.ArgumentParser:
+    """Return the parser of a verb that is named after its function; its help ends with a line to paste."""
+    name = run.__name__.removeprefix("_")
+    parser = verbs.add_parser(name, help=help, description=help, epilog=f"example: python -m bench {name} {example}")
+    parser.set_defaults(verb=run)
+    return parser
+
+
+def _add_plan(verbs: Verbs) -> None:
+    parser = _verb(
+        verbs, _plan, help="work out what a run would do", example="task=lora70b cluster=dgx2 parallel.tp=8 --json"
+    )
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as for bench.launch")
+    parser.add_argument("--config-dir", type=Path, help="a site's own conf/ files")
+    parser.add_argument("--json", action="store_true", help="print plan.json instead of a table")
 
 
 def _plan(args: argparse.Namespace) -> int:
@@ -60,12 +66,16 @@ def _plan(args: argparse.Namespace) -> int:
     return 0
 
 
-def _parse(args: argparse.Namespace) -> int:
-    from rich.console import Console
+def _add_parse(verbs: Verbs) -> None:
+    parser = _verb(verbs, _parse, help="say what a trial's log proves", example="runs/*/result_0.txt")
+    parser.add_argument("logs", nargs="+", type=Path, metavar="FILE", help="result_K.txt of a trial")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per file")
 
+
+def _parse(args: argparse.Namespace) -> int:
     from bench import local, tables
 
-    console, exit_code = Console(), 0
+    exit_code = 0
     for log in args.logs:
         try:
             judged = local.judge(log)
@@ -76,6 +86,6 @@ def _parse(args: argparse.Namespace) -> int:
         if args.json:
             print(json.dumps(judged.to_json()))
         else:
-            console.print(tables.verdict_table(judged.result, judged.verdicts, log, None))
+            tables.show(tables.verdict_sheet(judged.result, judged.verdicts, log, None))
         exit_code = exit_code if judged.proven else 1
     return exit_code

@@ -4,7 +4,6 @@ import json
 import os
 import secrets
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -159,14 +158,12 @@ def _follow(plan: Plan, step: Step, folder: Path, console: "Console") -> None:
 
 
 def _show(plan: Plan, trial: Trial, judged: Judged, folder: Path) -> None:
-    from rich.console import Console
-
     from bench import figures, tables
 
     figure = folder / f"loss_{trial.index}.png"
     figures.loss_figure(judged.result, figure)
-    table = tables.verdict_table(judged.result, judged.verdicts, Path(_short(folder / trial.log)), Path(_short(figure)))
-    Console(width=None if sys.stdout.isatty() else tables.PIPE_WIDTH).print(table)
+    log = Path(_short(folder / trial.log))
+    tables.show(tables.verdict_sheet(judged.result, judged.verdicts, log, Path(_short(figure))))
 
 
 def _make_folder(plan: Plan) -> Path:

@@ -2,8 +2,9 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from bench.mllog import printable
 from bench.parse import UNVERIFIED, Result, title
@@ -15,49 +16,69 @@ if TYPE_CHECKING:
     from bench.plan import Plan
     from bench.preflight import Finding
 
-PIPE_WIDTH = 120
-"""Columns of a table that no terminal shows."""
+
+@dataclass(frozen=True, slots=True)
+class Sheet:
+    """Rows of text to show: a table on a terminal, plain lines in a pipe."""
+
+    title: str
+    rows: Sequence[Sequence[str]]
+    columns: Sequence[str] = ()
+    """Headings; none for rows of name, value and an optional remark."""
+    caption: str = ""
 
 
-def verdict_table(result: Result, verdicts: Sequence[Verdict], log: Path, figure: Path | None) -> "Table":
-    """Return what the trial is worth; a number that the log does not prove is blank, with the reason beside it."""
+def show(sheet: Sheet, *, file: TextIO | None = None) -> None:
+    """Print a sheet to stdout (or file). Text from logs cannot steer the terminal.
+
+    In a pipe: title, then `name: value  remark` lines, or tab-separated columns below their headings; then the caption.
+    """
+    out = file or sys.stdout
+    if out.isatty():
+        from rich.console import Console
+
+        Console(file=out).print(_table(sheet))
+        return
+    rows = [[printable(cell) for cell in row] for row in (*([sheet.columns] if sheet.columns else []), *sheet.rows)]
+    lines = ["\t".join(row) if sheet.columns else f"{row[0]}: {'  '.join(filter(None, row[1:]))}" for row in rows]
+    for line in (printable(sheet.title), *lines, *sheet.caption.splitlines()):
+        print(line, file=out)
+
+
+def _table(sheet: Sheet) -> "Table":
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title(result), caption=f"{UNVERIFIED} n = 1 run", title_justify="left", caption_justify="left")
-    table.show_header = False
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
+    table = Table(title=sheet.title, caption=sheet.caption, title_justify="left", caption_justify="left")
+    table.show_header = bool(sheet.columns)
+    for column in sheet.columns:
+        table.add_column(column, overflow="fold")
+    if not sheet.columns:
+        table.add_column(no_wrap=True)
+        table.add_column(overflow="fold")
+    for row in sheet.rows:
+        if sheet.columns:
+            table.add_row(*(Text(printable(cell)) for cell in row))
+        else:
+            name, value, *why = (printable(cell) for cell in row)
+            gap = "  " if value and any(why) else ""
+            table.add_row(Text(name), Text.assemble((value, "bold" if why else ""), gap, ("".join(why), "dim")))
+    return table
+
+
+def verdict_sheet(result: Result, verdicts: Sequence[Verdict], log: Path, figure: Path | None) -> Sheet:
+    """Return what the trial is worth; a number that the log does not prove is blank, with the reason beside it."""
     rows = [_time_row(result), _valid_row(result), _samples_row(result), _loss_row(result), _target_row(result)]
     rows += [_official_row(verdict, result.division) for verdict in verdicts]
     rows += [("log", str(log), ""), ("figure", str(figure or ""), "" if figure else "none was drawn")]
-    for name, value, why in rows:
-        gap = "  " if value and why else ""
-        table.add_row(Text(printable(name)), Text.assemble((printable(value), "bold"), gap, (printable(why), "dim")))
-    return table
+    return Sheet(title(result), rows, caption=f"{UNVERIFIED} n = 1 run")
 
 
 def show_plan(plan: "Plan", findings: "Sequence[Finding]") -> None:
     """Print the plan as a table, and what would stop it."""
-    from rich.console import Console
-
-    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
-    console.print(plan_table(plan))
+    show(Sheet(f"{plan.name}: {plan.config.task.summary}", _plan_rows(plan)))
     for finding in findings:
-        console.print(f"{finding.rule}: {finding.what} ({finding.where}); {finding.fix}", highlight=False, markup=False)
-
-
-def plan_table(plan: "Plan") -> "Table":
-    """Return what a run will do, group by group."""
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=f"{plan.name}: {plan.config.task.summary}", title_justify="left", show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in _plan_rows(plan):
-        table.add_row(Text(name), Text(value))
-    return table
+        print(f"{finding.rule}: {finding.what} ({finding.where}); {finding.fix}")
 
 
 def _plan_rows(plan: "Plan") -> list[tuple[str, str]]:

@@ -6,12 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from bench.figures import loss_figure
 from bench.parse import UNVERIFIED, parse
 from bench.referee import official_verdict
-from bench.tables import verdict_table
+from bench.tables import show, verdict_sheet
 
 MakeLog = Callable[..., Path]
 
@@ -19,13 +18,12 @@ MakeLog = Callable[..., Path]
 def table_text(path: Path, figure: Path | None = None) -> str:
     screen = io.StringIO()
     verdicts = [official_verdict(path, ruleset=ruleset) for ruleset in ("5.1.0", "6.1.0")]
-    Console(file=screen, width=300).print(verdict_table(parse(path), verdicts, path, figure))
+    show(verdict_sheet(parse(path), verdicts, path, figure), file=screen)
     return screen.getvalue()
 
 
 def row(text: str, name: str) -> str:
-    line = next(line for line in text.splitlines() if f" {name} " in line)
-    return line.split("│")[2].strip()
+    return next(line.removeprefix(f"{name}: ") for line in text.splitlines() if line.startswith(f"{name}: "))
 
 
 @pytest.mark.parametrize(
