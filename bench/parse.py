@@ -1,66 +1,24 @@
-"""Say what a log proves: is the trial valid, then how fast it was; or why neither.
+"""Read from a log what it proves: is the trial valid, then how fast it was; or why neither.
 
-A number that the log does not prove is None. The official checker (`bench.referee`) is the referee; the findings here come
-with a line number and also cover what it lets pass, such as an aborted run.
+A number that the log does not prove is None. What is wrong with the log, `bench.judge` says.
 """
 
-from collections import Counter
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import takewhile
 from pathlib import Path
-from statistics import median
-from typing import Any, Literal
+from statistics import fmean, median, quantiles
+from typing import Any
 
-from bench import mllog
-from bench.mllog import Event, Garbled, is_number, printable
+from bench import judge, mllog
+from bench import log as logs
+from bench.judge import Finding as Finding
+from bench.log import Log, number
+from bench.mllog import Event, is_number, printable
+from bench.pace import Stretch, stretches
 
 UNVERIFIED = "Unverified. Result not verified by MLCommons Association."
 """What stands beside every number of ours that looks like a score."""
-
-RULES = {
-    "LOG-01": "the clock never starts",
-    "LOG-02": "the clock never stops",
-    "LOG-03": "the clock starts or stops more than once, as in a log that was appended to",
-    "LOG-04": "events stand in the wrong order",
-    "LOG-05": "the run does not say that it succeeded",
-    "LOG-06": "nothing was evaluated",
-    "LOG-07": "the last evaluation is above the target",
-    "LOG-08": "a value is not a finite number",
-    "LOG-09": "a record is garbled",
-    "LOG-10": "a required key is missing",
-    "LOG-11": "a key that stands once stands several times",
-    "LOG-12": "the target is easier than the official one",
-    "LOG-13": "an evaluation stands outside run_start to run_stop",
-}
-
-OFFICIAL_TARGETS = {"llama2_70b_lora": 0.925, "llama31_8b": 3.3}
-"""Evaluation loss at or below which a run has converged. Source: MLPerf Training rules, v5.1."""
-
-_ORDER = (mllog.INIT_START, mllog.INIT_STOP, mllog.RUN_START, mllog.RUN_STOP)
-_SUBMISSION = (
-    *(mllog.SUBMISSION_BENCHMARK, mllog.SUBMISSION_DIVISION, mllog.SUBMISSION_ORG),
-    *(mllog.SUBMISSION_PLATFORM, mllog.TRAIN_SAMPLES, mllog.EVAL_SAMPLES),
-)
-_RECIPE = (
-    *(mllog.GLOBAL_BATCH_SIZE, mllog.GRADIENT_ACCUMULATION_STEPS, mllog.LORA_RANK, mllog.LORA_ALPHA),
-    *(mllog.OPT_BASE_LEARNING_RATE, mllog.OPT_LEARNING_RATE_TRAINING_STEPS),
-    *(mllog.OPT_ADAMW_WEIGHT_DECAY, mllog.OPT_GRADIENT_CLIP_NORM),
-)
-_ONCE = {"closed": (*_SUBMISSION, *_RECIPE), "open": _SUBMISSION}
-"""What a llama2_70b_lora log of a division says exactly once; rulesets from 6.1 on want more, which `bench.referee` checks."""
-
-Severity = Literal["error", "warning"]
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One reason to doubt a log; `line` is where to look first."""
-
-    rule: str
-    severity: Severity
-    line: int | None
-    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +79,7 @@ class Result:
     train_losses: tuple[tuple[float | None, float], ...]
     """(samples, loss) pairs."""
     target: float | None
-    """Value to reach; None where none is logged and no official one known."""
+    """Value to reach; None where none is logged and no official one known, or where there are several."""
     higher_is_better: bool
     """Whether a value at or above the target reaches it, as for an accuracy; a loss must be at or below."""
     eval_final: float | None
@@ -132,7 +90,9 @@ class Result:
     seed: int | None
     global_batch_size: int | None
     step_time_ms: Spread | None
-    """Of an optimizer step; each measurement is the mean over the steps between two log lines of one training block."""
+    """Of an optimizer step; each measurement is the mean over the steps between two log lines of one training block.
+
+    Where no record counts samples, what the run itself tracked."""
     step_times_ms: tuple[tuple[float, float], ...]
     """(samples, step time) of each measurement, in order."""
     eval_time_s: float | None
@@ -146,7 +106,7 @@ class Result:
     system: dict[str, Any]
     """The log's SYSJSON record: what the system description of a submission is filled from; empty where there is none."""
     hyperparameters: dict[str, Any]
-    """What is logged before run_start, submission and seed apart."""
+    """What the log says once of itself, submission and seed apart."""
     trials: tuple[Span, ...]
     """One for each run_start; an appended log has several, and then none of the numbers above belongs to a single one."""
     findings: tuple[Finding, ...]
@@ -158,51 +118,27 @@ class Result:
         return asdict(self)
 
 
-@dataclass(frozen=True, slots=True)
-class _Log:
-    """The records of a file with the look-ups that every question needs."""
-
-    events: tuple[Event, ...]
-    garbled: tuple[Garbled, ...]
-
-    def all(self, key: str) -> tuple[Event, ...]:
-        return tuple(event for event in self.events if event.key.rstrip() == key)
-
-    def single(self, key: str) -> Event | None:
-        found = self.all(key)
-        return found[0] if len(found) == 1 else None
-
-    def numeric(self, key: str) -> Iterator[Event]:
-        return (event for event in self.all(key) if is_number(event.value))
-
-    def value(self, key: str) -> Any:
-        """Return what the log says of a key; None if nothing, or not always the same."""
-        values = [event.value for event in self.all(key)]
-        return values[0] if values and all(value == values[0] for value in values) else None
-
-    def text(self, key: str) -> str | None:
-        return _text(self.value(key))
-
-    def integer(self, key: str) -> int | None:
-        value = self.value(key)
-        return int(value) if is_number(value) and value == int(value) else None
-
-
 def parse(path: Path | str) -> Result:
     """Return what a log proves.
 
     Raises:
         LogError: the file cannot be opened; no content makes this fail.
     """
-    events, garbled = mllog.read(path)
-    log = _Log(tuple(events), tuple(garbled))
+    return result(logs.read(path), str(path), mllog.system(path))
+
+
+def result(log: Log, file: str, system: dict[str, Any]) -> Result:
+    """Return what the records of a log prove."""
     start, stop = log.single(mllog.RUN_START), log.single(mllog.RUN_STOP)
-    evaluations = tuple(Evaluation(_samples(e), e.value, e.line, e.time_ms) for e in log.numeric(mllog.EVAL_ACCURACY))
-    target = _target(log)
-    reached = [e for e in evaluations if target is not None and e.value <= target]
-    findings = tuple(finding for check in _CHECKS for finding in check(log))
+    reached = log.first_reached
+    training, gbs = tuple(stretches(log.events)), log.integer(mllog.GLOBAL_BATCH_SIZE)
+    step_times = tuple((s.samples, s.time_ms * gbs / s.trained) for s in training) if gbs and gbs > 0 else ()
+    throughput = _throughput(training) or _median(_tracked(log, "throughput"))
+    num_gpus = _num_gpus(log, system)
+    tokens = _sequence_length(log)
+    findings = judge.judge(log)
     return Result(
-        file=str(path),
+        file=file,
         benchmark=log.text(mllog.SUBMISSION_BENCHMARK),
         division=log.text(mllog.SUBMISSION_DIVISION),
         org=log.text(mllog.SUBMISSION_ORG),
@@ -210,28 +146,31 @@ def parse(path: Path | str) -> Result:
         status=_text(stop.metadata.get("status")) if stop else None,
         run_start_ms=start.time_ms if start else None,
         run_stop_ms=stop.time_ms if stop else None,
-        minutes=_minutes(log),
-        evaluations=evaluations,
-        train_losses=tuple((_samples(e), e.value) for e in log.numeric(mllog.TRAIN_LOSS)),
-        target=target,
-        eval_final=evaluations[-1].value if evaluations else None,
-        samples_to_target=reached[0].samples if reached else None,
-        converged=_converged(log),
+        minutes=judge.minutes(log),
+        init_s=_init_s(log),
+        evaluations=tuple(
+            Evaluation(log.samples(e), e.value, e.line, e.time_ms, _text(e.metadata.get("metric")))
+            for e in log.evaluations
+        ),
+        train_losses=tuple(_train_losses(log)),
+        target=log.goals[0].value if len(log.goals) == 1 else None,
+        higher_is_better=bool(log.goals) and log.goals[0].higher_is_better,
+        eval_final=log.evaluations[-1].value if log.evaluations else None,
+        samples_to_target=log.samples(reached) if reached else None,
+        converged=log.converged,
         seed=log.integer(mllog.SEED),
-        global_batch_size=log.integer(mllog.GLOBAL_BATCH_SIZE),
-        init_s=None,
-        higher_is_better=False,
-        step_time_ms=None,
-        step_times_ms=(),
-        eval_time_s=None,
-        num_gpus=None,
-        tokens_s_gpu=None,
-        system={},
-        trials=(),
-        throughput_samples_s=_median(log, "throughput"),
+        global_batch_size=gbs,
+        step_time_ms=spread([time_ms for _, time_ms in step_times] or _tracked(log, "train_step_time", scale=1000)),
+        step_times_ms=step_times,
+        eval_time_s=_eval_time_s(log),
+        throughput_samples_s=throughput,
+        num_gpus=num_gpus,
+        tokens_s_gpu=throughput * tokens / num_gpus if throughput and tokens and num_gpus else None,
+        system=system,
         hyperparameters=_hyperparameters(log),
+        trials=tuple(_span(events) for events in log.spans()),
         findings=findings,
-        valid=all(finding.severity != "error" for finding in findings),
+        valid=not judge.errors(findings),
     )
 
 
@@ -240,123 +179,103 @@ def title(result: Result) -> str:
     return printable(f"{result.benchmark or 'training'} on {result.platform or 'a platform that is not logged'}")
 
 
+def spread(values: Sequence[float]) -> Spread | None:
+    """Return how values are distributed; None for none."""
+    if not values:
+        return None
+    tenths = quantiles(values, n=10, method="inclusive") if len(values) > 1 else [values[0]] * 9
+    return Spread(median(values), tenths[0], tenths[8], fmean(values), len(values))
+
+
 def _text(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _samples(event: Event) -> float | None:
-    samples = event.metadata.get("samples_count")
-    return samples if is_number(samples) else None
+def _init_s(log: Log) -> float | None:
+    starts, stop = log.all(mllog.INIT_START), log.single(mllog.INIT_STOP)
+    return (stop.time_ms - starts[0].time_ms) / 1000 if starts and stop else None
 
 
-def _minutes(log: _Log) -> float | None:
-    """Return run_start to run_stop, if each stands once and in this order, by line and by clock."""
-    clock = [event for event in log.events if event.key in (mllog.RUN_START, mllog.RUN_STOP)]
-    if [event.key for event in clock] != [mllog.RUN_START, mllog.RUN_STOP] or clock[1].time_ms < clock[0].time_ms:
-        return None
-    return (clock[1].time_ms - clock[0].time_ms) / 60_000
-
-
-def _target(log: _Log) -> float | None:
-    """Return the loss to reach: None for benchmarks known to us by name only, where more may be better."""
-    benchmark, logged = log.value(mllog.SUBMISSION_BENCHMARK), log.value(mllog.TARGET_ACCURACY)
-    if log.all(mllog.SUBMISSION_BENCHMARK) and benchmark not in list(OFFICIAL_TARGETS):
-        return None
-    return logged if is_number(logged) else OFFICIAL_TARGETS.get(benchmark)
-
-
-def _converged(log: _Log) -> bool:
-    target, evaluations = _target(log), log.all(mllog.EVAL_ACCURACY)
-    last: Any = evaluations[-1].value if evaluations else None
-    return target is not None and is_number(last) and last <= target
-
-
-def _median(log: _Log, name: str, *, scale: float = 1) -> float | None:
-    stats: list[Any] = [e.value.get(name) for e in log.all(mllog.TRACKED_STATS) if isinstance(e.value, dict)]
-    numbers = [value * scale for value in stats if is_number(value)]
-    return median(numbers) if numbers else None
-
-
-def _hyperparameters(log: _Log) -> dict[str, Any]:
-    apart = ("submission_", mllog.CACHE_CLEAR, mllog.SEED, mllog.TRACKED_STATS, mllog.EVAL_ACCURACY, mllog.TRAIN_LOSS)
-    before = takewhile(lambda event: event.key != mllog.RUN_START, log.events)
-    points = (e for e in before if e.event_type == "POINT_IN_TIME" and not e.key.startswith(apart))
-    return {e.key: e.value for e in points if is_number(e.value) or not isinstance(e.value, list | dict | float)}
-
-
-def _check_clock(log: _Log) -> Iterator[Finding]:
-    for key, rule in ((mllog.RUN_START, "LOG-01"), (mllog.RUN_STOP, "LOG-02")):
-        found = log.all(key)
-        if not found:
-            yield Finding(rule, "error", None, f"no {key}: there is no time to score")
-        if len(found) > 1:
-            yield Finding("LOG-03", "error", found[1].line, f"{len(found)} x {key}, but a log holds one trial")
-    for stop in log.all(mllog.RUN_STOP):
-        if (status := stop.metadata.get("status")) != mllog.SUCCESS:
-            yield Finding("LOG-05", "error", stop.line, f"run_stop has status {status!r:.40}, not 'success'")
-
-
-def _check_order(log: _Log) -> Iterator[Finding]:
-    first = [next((n for n, e in enumerate(log.events) if e.key == key), None) for key in _ORDER]
-    present = [n for n in first if n is not None]
-    if present != sorted(present):
-        order = " < ".join(log.events[n].key for n in sorted(present))
-        message = f"{order}; wanted {' < '.join(_ORDER)}"
-        yield Finding("LOG-04", "error", log.events[min(present)].line, message)
-    elif log.single(mllog.RUN_START) and (stop := log.single(mllog.RUN_STOP)) and _minutes(log) is None:
-        yield Finding("LOG-04", "error", stop.line, "by its time_ms, run_stop comes before run_start")
-
-
-def _check_evaluations(log: _Log) -> Iterator[Finding]:
-    target, evaluations = _target(log), log.all(mllog.EVAL_ACCURACY)
-    if not evaluations:
-        yield Finding("LOG-06", "warning" if target is None else "error", None, "no eval_accuracy in this log")
-    elif target is not None and not _converged(log):
-        last = evaluations[-1]
-        yield Finding("LOG-07", "error", last.line, f"last evaluation {last.value!r:.40}, target {target}")
-    inside = target is None
+def _train_losses(log: Log) -> Iterator[tuple[float | None, float]]:
+    """Yield (samples, loss): a key of their own in some logs, a tracked statistic in others."""
     for event in log.events:
-        if target is not None and event.key in (mllog.RUN_START, mllog.RUN_STOP):
-            inside = event.key == mllog.RUN_START
-        elif event.key.rstrip() == mllog.EVAL_ACCURACY and not inside:
-            message = f"eval_accuracy {event.value!r:.40} does not stand between run_start and run_stop"
-            yield Finding("LOG-13", "error", event.line, message)
+        if event.key.rstrip() == mllog.TRAIN_LOSS:
+            loss = event.value
+        elif event.key == mllog.TRACKED_STATS and isinstance(event.value, dict):
+            loss = event.value.get("train_loss", event.value.get("reduced_train_loss"))
+        else:
+            continue
+        if is_number(loss):
+            yield number(event.metadata.get("samples_count")), loss
 
 
-def _check_records(log: _Log) -> Iterator[Finding]:
-    wanted = (mllog.EVAL_ACCURACY, mllog.TRAIN_LOSS, mllog.TARGET_ACCURACY)
-    bad = [e for e in log.events if not is_number(e.value) and (isinstance(e.value, float) or e.key.rstrip() in wanted)]
-    for key, count in Counter(event.key for event in bad).items():
-        first = next(event for event in bad if event.key == key)
-        yield Finding("LOG-08", "error", first.line, f"{count} x {key} is {first.value!r:.40}")
-    if log.garbled:
-        torn = log.garbled[0]
-        yield Finding("LOG-09", "error", torn.line, f"{len(log.garbled)} garbled: {torn.reason} in {torn.text}")
+def _throughput(training: Sequence[Stretch]) -> float | None:
+    time_ms = sum(stretch.time_ms for stretch in training)
+    return sum(stretch.trained for stretch in training) / time_ms * 1000 if time_ms > 0 else None
 
 
-def _check_keys(log: _Log) -> Iterator[Finding]:
-    """Yield what every log must say, and what the rules of llama2_70b_lora want on top."""
-    present = Counter(event.key for event in log.events)
-    official = log.value(mllog.SUBMISSION_BENCHMARK) == "llama2_70b_lora"
-    once = _ONCE["open" if log.value(mllog.SUBMISSION_DIVISION) == "open" else "closed"] if official else ()
-    for key in (mllog.INIT_START, mllog.INIT_STOP, *once, *[mllog.CACHE_CLEAR] * official):
-        if not present[key]:
-            yield Finding("LOG-10", "error", None, f"no {key}")
-    for key in dict.fromkeys((mllog.INIT_STOP, mllog.SUBMISSION_BENCHMARK, mllog.TARGET_ACCURACY, *once)):
-        if present[key] > 1:
-            severity: Severity = "warning" if log.value(key) is not None else "error"
-            yield Finding("LOG-11", severity, log.all(key)[1].line, f"{key} stands {present[key]} times")
+def _tracked(log: Log, name: str, *, scale: float = 1) -> list[float]:
+    """Return a statistic as the run itself tracked it: what is left where no record counts samples."""
+    stats = (event.value.get(name) for event in log.all(mllog.TRACKED_STATS) if isinstance(event.value, dict))
+    return [value * scale for value in stats if is_number(value)]
 
 
-def _check_target(log: _Log) -> Iterator[Finding]:
-    target, official = _target(log), OFFICIAL_TARGETS.get(log.text(mllog.SUBMISSION_BENCHMARK) or "")
-    if target is not None and official is not None and target > official:
-        yield Finding(
-            "LOG-12",
-            "error",
-            log.all(mllog.TARGET_ACCURACY)[0].line,
-            f"target_accuracy is {target}, the official target {official}",
-        )
+def _median(values: Sequence[float]) -> float | None:
+    return median(values) if values else None
 
 
-_CHECKS = (_check_clock, _check_order, _check_evaluations, _check_target, _check_records, _check_keys)
+def _eval_time_s(log: Log) -> float | None:
+    times, since = [], None
+    for event in log.events:
+        if event.key == mllog.EVAL_START:
+            since = event.time_ms
+        elif event.key == mllog.EVAL_STOP and since is not None:
+            times.append((event.time_ms - since) / 1000)
+            since = None
+    return _median(times)
+
+
+def _num_gpus(log: Log, system: dict[str, Any]) -> int | None:
+    """Return what the run script found, if its nodes are as many as the platform's name says (`8xDGX`); else the log's num_ranks.
+
+    Some scripts describe one node of many. Ranks on CPUs are no GPUs.
+    """
+    nodes, per_node = (_count(system.get(name)) for name in ("number_of_nodes", "accelerators_per_node"))
+    named = re.match(r"(\d{1,6})x", log.text(mllog.SUBMISSION_PLATFORM) or "")
+    if nodes and per_node and (named is None or int(named[1]) == nodes):
+        return nodes * per_node
+    return None if log.value("accelerator") in (None, "cpu") else log.integer("num_ranks")
+
+
+def _count(text: Any) -> int | None:
+    return int(text) if isinstance(text, str) and re.fullmatch(r"[0-9]{1,7}", text) else None
+
+
+def _sequence_length(log: Log) -> float | None:
+    known = log.benchmark.sequence_length if log.benchmark else None
+    return number(log.value("max_sequence_length")) or known
+
+
+_SERIES = ("submission_", mllog.CACHE_CLEAR, mllog.SEED, mllog.TRACKED_STATS, mllog.EVAL_ACCURACY, mllog.TRAIN_LOSS)
+
+
+def _hyperparameters(log: Log) -> dict[str, Any]:
+    """Return what is said once, or always alike, wherever it stands: some logs say it after run_start."""
+    points = (key for key, found in log.by_key.items() if found[0].event_type == "POINT_IN_TIME")
+    values = {key: log.value(key) for key in points if not key.startswith(_SERIES)}
+    return {key: value for key, value in values.items() if is_number(value) or isinstance(value, str | bool)}
+
+
+def _span(events: Sequence[Event]) -> Span:
+    one = Log(events, ())
+    start, stops = one.all(mllog.RUN_START)[0], one.all(mllog.RUN_STOP)
+    return Span(
+        first_line=events[0].line,
+        last_line=events[-1].line,
+        run_start_ms=start.time_ms,
+        run_stop_ms=stops[0].time_ms if stops else None,
+        minutes=judge.minutes(one),
+        status=_text(stops[0].metadata.get("status")) if stops else None,
+        seed=one.integer(mllog.SEED),
+        eval_final=one.evaluations[-1].value if one.evaluations else None,
+    )

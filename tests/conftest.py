@@ -41,7 +41,7 @@ ONCE: dict[str, Any] = {
 
 @pytest.fixture
 def written_log(tmp_path: Path) -> Callable[..., Path]:
-    """Write a trial with one evaluation per given loss, 384 samples apart; a changed key that is None is left out."""
+    """Write a trial with one evaluation per given loss, by the official schedule; a changed key that is None is left out."""
 
     def write(*, evals: tuple[float, ...] = (0.95, 0.93, 0.92), status: str = "success", **changes: Any) -> Path:
         path = tmp_path / "result_0.txt"
@@ -54,14 +54,14 @@ def written_log(tmp_path: Path) -> Callable[..., Path]:
             log.start(mllog.RUN_START)
             log.start(mllog.BLOCK_START, samples_count=0)
             for number, loss in enumerate(evals, 1):
-                now = {"samples_count": 384 * number, "step": 48 * number}
+                now = {"samples_count": 1152 + 384 * number, "step": 144 + 48 * number}
                 log.event(mllog.TRAIN_LOSS, loss + 0.1, lr=4e-4, **now)
                 log.event(mllog.TRACKED_STATS, {"throughput": 2.5, "train_step_time": 3.2}, **now)
                 log.stop(mllog.BLOCK_STOP, **now)
                 log.start(mllog.EVAL_START, **now)
                 log.event(mllog.EVAL_ACCURACY, loss, **now)
                 log.stop(mllog.EVAL_STOP, **now)
-            log.finish(status, samples_count=384 * len(evals))
+            log.finish(status, samples_count=1152 + 384 * len(evals))
         return path
 
     return write

@@ -96,7 +96,8 @@ def test_a_record_is_found_in_what_surrounds_it(
         (record(time_ms=10**400), "not a number of milliseconds"),
         (record(key=None), "not both text"),
         (record(metadata=None), "not an object"),
-        (":::MLLOG " + "[" * 100_000, "recursion"),
+        (':::MLLOG {"value":' + "[" * 100_000, "recursion"),
+        (":::MLLOG", "not a JSON object"),
     ],
 )
 def test_a_token_without_a_record_is_reported_with_its_line(tmp_path: Path, text: str, reason: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.mllog import Writer
-from bench.parse import RULES, parse
+from bench.parse import parse
 
 CORPUS = Path(__file__).resolve().parents[2] / "shared" / "mlperf_logs"
 MakeLog = Callable[..., Path]
@@ -17,7 +17,6 @@ MakeLog = Callable[..., Path]
 def found(path: Path) -> dict[str, str]:
     """Return rule -> severity, having checked that errors and validity agree."""
     result = parse(path)
-    assert {finding.rule for finding in result.findings} <= RULES.keys()
     assert result.valid == all(finding.severity == "warning" for finding in result.findings)
     return {finding.rule: finding.severity for finding in result.findings}
 
@@ -38,10 +37,9 @@ def test_a_good_log_is_valid_and_its_numbers_are_read(written_log: MakeLog) -> N
         "success",
         7,
     )
-    assert (result.target, result.eval_final, result.samples_to_target) == (0.925, 0.92, 1152)
-    assert (result.train_step_time_ms, result.throughput_samples_s) == (3200, 2.5)
+    assert (result.target, result.eval_final, result.samples_to_target) == (0.925, 0.92, 2304)
     assert (
-        [e.samples for e in result.evaluations] == [samples for samples, _ in result.train_losses] == [384, 768, 1152]
+        [e.samples for e in result.evaluations] == [samples for samples, _ in result.train_losses] == [1536, 1920, 2304]
     )
     assert result.minutes is not None
     assert 0 <= result.minutes < 1
