@@ -14,7 +14,15 @@ from bench.mllog import Event, is_number
 
 Severity = Literal["error", "warning"]
 
-_ORDER = (mllog.INIT_START, mllog.INIT_STOP, mllog.RUN_START, mllog.RUN_STOP)
+_ORDER = (
+    (mllog.INIT_START, mllog.INIT_STOP),
+    (mllog.SUBMISSION_DIVISION, mllog.INIT_STOP),  # it says how long init may take
+    (mllog.INIT_STOP, mllog.RUN_START),
+    (mllog.INIT_START, mllog.RUN_START),
+    (mllog.RUN_START, mllog.BLOCK_START),
+    (mllog.RUN_START, mllog.RUN_STOP),
+)
+"""The last of the one stands before the first of the other."""
 _CLOCK = (mllog.RUN_START, mllog.RUN_STOP)
 _EVERYWHERE = (
     *(mllog.SUBMISSION_BENCHMARK, mllog.SUBMISSION_DIVISION, mllog.SUBMISSION_ORG),
@@ -71,11 +79,11 @@ def _check_clock(log: Log) -> Iterator[Finding]:
 
 
 def _check_order(log: Log) -> Iterator[Finding]:
-    first = [log.all(key)[0] for key in _ORDER if log.all(key)]
-    backwards = [(one, other) for one, other in zip(first, first[1:], strict=False) if _is_before(log, other, one)]
+    pairs = [(log.all(one)[-1], log.all(other)[0]) for one, other in _ORDER if log.all(one) and log.all(other)]
+    once = not log.all(mllog.RUN_START)[1:]
+    backwards = [(one, other) for one, other in pairs if once and _is_before(log, other, one)]
     for one, other in backwards[:1]:
-        message = f"{other.key} stands before {one.key}; wanted {' < '.join(_ORDER)}"
-        yield Finding("LOG-04", "error", other.line, message)
+        yield Finding("LOG-04", "error", other.line, f"{other.key} stands before {one.key}")
     start, stop = log.single(mllog.RUN_START), log.single(mllog.RUN_STOP)
     if not backwards and start and stop and stop.time_ms < start.time_ms:
         yield Finding("LOG-04", "error", stop.line, "by its time_ms, run_stop comes before run_start")
@@ -155,9 +163,12 @@ def _check_keys(log: Log) -> Iterator[Finding]:
             same = all(event.value == found[0].value for event in found)
             message = f"{key} stands {len(found)} times, with {'one value' if same else 'different values'}"
             yield Finding("LOG-11", "warning" if same else "error", found[1].line, message)
-    if known and log.all(mllog.SUBMISSION_DIVISION) and log.text(mllog.SUBMISSION_DIVISION) not in ("closed", "open"):
-        event = log.all(mllog.SUBMISSION_DIVISION)[0]
-        yield Finding("REC-01", "error", event.line, f"{event.key} is {event.value!r:.40}, neither closed nor open")
+    for key in (mllog.SUBMISSION_BENCHMARK, mllog.SUBMISSION_DIVISION):
+        for event in log.all(key)[:1]:
+            if not isinstance(event.value, str):
+                yield Finding("REC-01", "error", event.line, f"{key} is {event.value!r:.40}, not a name")
+            elif known and key == mllog.SUBMISSION_DIVISION and event.value not in ("closed", "open"):
+                yield Finding("REC-01", "error", event.line, f"{key} is {event.value!r:.40}, neither closed nor open")
 
 
 def _check_seed(log: Log) -> Iterator[Finding]:
@@ -206,7 +217,7 @@ def _check_schedule(log: Log) -> Iterator[Finding]:
     evaluation between the scheduled ones is one more chance to pass than the rules give: an error.
     """
     schedule, gbs = log.benchmark and log.benchmark.schedule, log.integer(mllog.GLOBAL_BATCH_SIZE)
-    if not schedule or not gbs or gbs <= 0 or log.is_open:
+    if not schedule or not gbs or gbs <= 0 or log.is_open or log.all(mllog.RUN_START)[1:]:
         return
     counted = [event for event in log.all(mllog.EVAL_ACCURACY) if log.samples(event) is None]
     for event in counted[:1]:

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -100,11 +101,9 @@ class Log:
     def spans(self) -> Iterator[Sequence[Event]]:
         """Yield the events of each trial: a log that was appended to holds several, and each begins anew with its set-up."""
         starts = [n for n, event in enumerate(self.events) if event.key == mllog.RUN_START]
-        first = 0
-        for this, following in zip(starts, [*starts[1:], len(self.events)], strict=True):
-            end = len(self.events) if following == len(self.events) else self._end(this, following)
+        cuts = [0, *(self._end(this, following) for this, following in pairwise(starts)), len(self.events)]
+        for first, end in pairwise(cuts) if starts else ():
             yield self.events[first:end]
-            first = end
 
     def _end(self, start: int, following: int) -> int:
         """Return where the trial that starts ends: behind its run_stop, else where the following one sets up."""

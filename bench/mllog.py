@@ -221,7 +221,7 @@ class Follower:
         """How often the log began anew."""
 
     def poll(self) -> list[Event]:
-        """Return the events of the lines that were completed since the last poll; none while there is no file."""
+        """Return the events that were completed since the last poll; none while there is no file."""
         if self._file is None and not self._open():
             return []
         found = self._added()
@@ -273,7 +273,7 @@ class Scanner:
         self._line = 1
 
     def feed(self, chunk: bytes) -> "list[Event | Garbled]":
-        """Return the records of the lines that this chunk completes."""
+        """Return the records that this chunk completes."""
         return self._scan(self._rest + chunk if self._rest else chunk, final=False)
 
     def finish(self) -> "list[Event | Garbled]":

@@ -1,9 +1,11 @@
 """What is written comes back, whatever is glued around it; nothing read raises."""
 
+import itertools
 import json
 import math
 import resource
 import threading
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 
 from bench import mllog
 from bench.errors import ConfigError, LogError
-from bench.mllog import Event, Follower, Garbled, Writer, read
+from bench.mllog import Event, Follower, Garbled, Scanner, Writer, read, system
 
 VALUES = st.recursive(
     st.none()
@@ -52,15 +54,63 @@ def test_read_returns_what_was_written(tmp_path: Path, records: list[tuple[str, 
     assert all(r[2].items() <= e.metadata.items() for e, r in zip(events, records, strict=True))
 
 
-@quick
-@given(
-    noise=st.lists(
-        st.binary(max_size=30) | st.sampled_from([b":::MLLOG", b" {", b"\n", record().encode()]), max_size=12
-    )
+PIECES = st.binary(max_size=30) | st.sampled_from(
+    [
+        b":::MLLOG",
+        b":::MLLOG ",
+        b" {",
+        b"\n",
+        b"\r",
+        b"\xff",
+        b"0: ",
+        record().encode(),
+        record(value="\u00fc").encode() + b"\n",
+    ]
 )
-def test_no_content_makes_reading_fail(tmp_path: Path, noise: list[bytes]) -> None:
-    read_bytes(tmp_path / "log", b"".join(noise))
-    Follower(tmp_path / "log").poll()
+NOISY = st.lists(PIECES, max_size=14).map(b"".join)
+"""Logs as hostile as they come: records whole, torn and glued, in anything."""
+
+
+@quick
+@given(data=NOISY, cuts=st.lists(st.integers(0, 400), max_size=6))
+def test_no_content_makes_reading_fail_and_chunks_do_not_matter(tmp_path: Path, data: bytes, cuts: list[int]) -> None:
+    whole = Scanner()
+    expected = [*whole.feed(data), *whole.finish()]
+    pieces, found = Scanner(), []
+    for start, end in itertools.pairwise([0, *sorted(cuts), len(data)]):
+        found += pieces.feed(data[start:end])
+    assert repr([*found, *pieces.finish()]) == repr(expected)
+    events, garbled = read_bytes(tmp_path / "log", data)
+    assert repr(sorted([*events, *garbled], key=repr)) == repr(sorted(expected, key=repr))
+
+
+@quick
+@given(data=NOISY, cut=st.integers(0, 500))
+def test_a_log_cut_anywhere_yields_the_first_of_its_events(tmp_path: Path, data: bytes, cut: int) -> None:
+    events, _ = read_bytes(tmp_path / "log", data)
+    first, _ = read_bytes(tmp_path / "log", data[:cut])
+    assert repr(first) == repr(events[: len(first)])
+
+
+@quick
+@given(lines=st.lists(PIECES.map(lambda piece: piece.replace(b"\n", b"")), min_size=1, max_size=8), data=st.data())
+def test_damage_in_one_line_changes_no_other(tmp_path: Path, lines: list[bytes], data: st.DataObject) -> None:
+    hurt = data.draw(st.integers(0, len(lines) - 1))
+    damaged = [*lines]
+    damaged[hurt] = data.draw(PIECES).replace(b"\n", b"")
+    before, after = (read_bytes(tmp_path / "log", b"\n".join(text))[0] for text in (lines, damaged))
+    assert repr([e for e in before if e.line != hurt + 1]) == repr([e for e in after if e.line != hurt + 1])
+
+
+def test_memory_does_not_grow_with_noise(tmp_path: Path) -> None:
+    noise = b"step 7 loss 0.93\r" * 400_000
+    (tmp_path / "log").write_bytes(noise + record().encode() + noise + b"\n" + noise)
+    tracemalloc.start()
+    events, _ = read(tmp_path / "log")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(events) == 1
+    assert peak < 4 * 2**20 < (tmp_path / "log").stat().st_size
 
 
 @pytest.mark.parametrize(
@@ -98,6 +148,7 @@ def test_a_record_is_found_in_what_surrounds_it(
         (record(metadata=None), "not an object"),
         (':::MLLOG {"value":' + "[" * 100_000, "recursion"),
         (":::MLLOG", "not a JSON object"),
+        (':::MLLOG {"value": "' + "x" * 2**20, "Unterminated string"),
     ],
 )
 def test_a_token_without_a_record_is_reported_with_its_line(tmp_path: Path, text: str, reason: str) -> None:
@@ -106,6 +157,28 @@ def test_a_token_without_a_record_is_reported_with_its_line(tmp_path: Path, text
     assert [found.line for found in garbled] == [2]
     assert reason in garbled[0].reason
     assert garbled[0].text.startswith(":::MLLOG")
+
+
+@pytest.mark.parametrize("text", ["+ grep ':::MLLOG' result.txt", ":::MLLOGGER {}", "(:::MLLOG)"])
+def test_who_only_mentions_the_token_is_no_record(tmp_path: Path, text: str) -> None:
+    assert read_bytes(tmp_path / "log", text.encode()) == ([], [])
+
+
+def test_bytes_that_are_no_text_cost_nothing_around_a_record(tmp_path: Path) -> None:
+    line = b"\xfe\xff" + record(value="\u00fc").encode() + b"\xe2\x82" + record(value=8).encode() + b"\xff"
+    line = line.replace(b"POINT", b"P\xffOINT", 1)
+    events, garbled = read_bytes(tmp_path / "log", line)
+    assert [(event.value, event.event_type) for event in events] == [
+        ("\u00fc", "P\ufffdOINT_IN_TIME"),
+        (8, "POINT_IN_TIME"),
+    ]
+    assert not garbled
+
+
+def test_the_system_record_is_found_ahead_of_the_trial(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text('x\n:::SYSJSON {torn\n0: :::SYSJSON {"number_of_nodes": "2"}\'\n' + record())
+    assert system(tmp_path / "log") == {"number_of_nodes": "2"}
+    assert system(tmp_path / "absent") == {}
 
 
 def test_nan_in_a_log_is_read_as_nan(tmp_path: Path) -> None:
@@ -200,3 +273,27 @@ def test_follower_keeps_a_torn_line_until_it_is_whole(tmp_path: Path) -> None:
         for part, expected in [(line[:30], []), (line[30:], [2]), (b"", []), (line * 2, [4, 6])]:
             file.write(part)
             assert [event.line for event in follower.poll()] == expected
+
+
+def test_follower_reads_a_replaced_log_to_its_end_and_then_the_new_one(tmp_path: Path) -> None:
+    log, follower = tmp_path / "log", Follower(tmp_path / "log")
+    log.write_text(record(value=1) + "\n")
+    assert [event.value for event in follower.poll()] == [1]
+    with open(log, "a") as old:
+        old.write(record(value="\u00fc")[:-1])
+    log.rename(tmp_path / "log.1")
+    assert follower.poll() == [], "the file that was open may still grow"
+    with open(tmp_path / "log.1", "a") as old:
+        old.write("}")
+    log.write_text(record(value=3) + "\n")
+    assert [event.value for event in follower.poll()] == ["\u00fc", 3]
+    assert follower.restarts == 1
+
+
+def test_follower_starts_again_when_a_log_is_cut_off(tmp_path: Path) -> None:
+    log, follower = tmp_path / "log", Follower(tmp_path / "log")
+    log.write_text(f"noise\n{record(value=1)}\n")
+    follower.poll()
+    log.write_text(record(value=2) + "\n")
+    assert [(event.value, event.line) for event in follower.poll()] == [(2, 1)]
+    assert follower.restarts == 1

@@ -96,7 +96,7 @@ def test_a_repeated_key_with_one_value_is_a_warning(written_log: MakeLog) -> Non
     assert found(damage(written_log(), r"(.*lora_alpha.*\n)", r"\1\1")) == {"LOG-11": "warning"}
 
 
-@pytest.mark.parametrize("benchmark", [None, "bert"])
+@pytest.mark.parametrize("benchmark", [None, "of our own"])
 def test_without_a_target_a_finished_run_is_valid_but_not_converged(
     written_log: MakeLog, benchmark: str | None
 ) -> None:
