@@ -4,10 +4,11 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TypeAlias
 
-from bench.errors import BenchError
+from bench.errors import BenchError, interrupt_exit_code
 
 Run: TypeAlias = Callable[[argparse.Namespace], int]
 Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -33,7 +34,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="To run a benchmark: python -m bench.launch task=lora_tiny cluster=local",
     )
     verbs = parser.add_subparsers(required=True, metavar="VERB")
-    for add in (_add_plan, _add_parse):
+    for add in (_add_plan, _add_watch, _add_parse, _add_report):
         add(verbs)
     return parser
 
@@ -66,26 +67,108 @@ def _plan(args: argparse.Namespace) -> int:
     return 0
 
 
+def _add_watch(verbs: Verbs) -> None:
+    parser = _verb(
+        verbs,
+        _watch,
+        help="show trials while they run, and what lies ahead of them",
+        example="runs/20261121-lora70b-dgx2-acbd",
+    )
+    parser.add_argument(
+        "paths", nargs="*", type=Path, metavar="PATH", help="a run folder, or logs that may not exist yet"
+    )
+    parser.add_argument("--replay", type=Path, metavar="FILE", help="watch a finished log as if it were written now")
+    parser.add_argument("--speed", type=_positive, default=60.0, metavar="N", help="of the replay (default: 60 times)")
+    parser.add_argument("--once", action="store_true", help="show it once and exit")
+    parser.add_argument("--interval", type=_positive, metavar="S", help="default: 1 on a terminal, 60 in a pipe")
+    parser.add_argument("--until-target", action="store_true", help="exit 0 once the target is reached, 1 if it is not")
+    parser.add_argument("--walltime", type=_positive, metavar="MIN", help="what ends each trial of a bare log")
+    parser.add_argument(
+        "--trials", type=int, default=1, metavar="N", help="how many trials a log will hold (default: 1)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object each time")
+
+
+def _positive(text: str) -> float:
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return number
+
+
+def _watch(args: argparse.Namespace) -> int:
+    from bench import followed, local, watch
+
+    more = {"trials": args.trials, "walltime_min": args.walltime}
+    job = followed.replay(args.replay, speed=args.speed, **more) if args.replay else followed.find(args.paths, **more)
+    how = watch.How(interval_s=args.interval, once=args.once, until_target=args.until_target, as_json=args.json)
+    try:
+        with local.stopped_by_sigterm():
+            is_reached = watch.watch(job, how)
+    except KeyboardInterrupt as stop:
+        return interrupt_exit_code(stop)
+    return 0 if is_reached or not args.until_target else 1
+
+
 def _add_parse(verbs: Verbs) -> None:
-    parser = _verb(verbs, _parse, help="say what a trial's log proves", example="runs/*/result_0.txt")
-    parser.add_argument("logs", nargs="+", type=Path, metavar="FILE", help="result_K.txt of a trial")
+    parser = _verb(verbs, _parse, help="say what a log proves", example="runs/*/result_0.txt --official 5.1.0")
+    parser.add_argument(
+        "logs", nargs="+", type=Path, metavar="FILE", help="result_K.txt of a trial, or any log that holds one"
+    )
+    parser.add_argument("--official", metavar="RULESET", help="ask MLPerf's own checker too")
     parser.add_argument("--json", action="store_true", help="print one JSON object per file")
 
 
 def _parse(args: argparse.Namespace) -> int:
-    from bench import local, tables
+    from bench import parse, referee, tables
 
     exit_code = 0
     for log in args.logs:
         try:
-            judged = local.judge(log)
+            result = parse.parse(log)
+            verdicts = [referee.official_verdict(log, ruleset=args.official)] if args.official else []
         except BenchError as error:  # the other logs are judged all the same
             print(error, file=sys.stderr)
             exit_code = 1
             continue
         if args.json:
-            print(json.dumps(judged.to_json()))
+            print(json.dumps(result.to_json() | {"official": [asdict(verdict) for verdict in verdicts]}))
         else:
-            tables.show(tables.verdict_sheet(judged.result, judged.verdicts, log, None))
-        exit_code = exit_code if judged.proven else 1
+            tables.show(tables.verdict_sheet(result, verdicts))
+            if result.findings:
+                tables.show(tables.findings_sheet(result.findings))
+        exit_code = exit_code if result.valid and all(v.passed is not False for v in verdicts) else 1
     return exit_code
+
+
+def _add_report(verbs: Verbs) -> None:
+    parser = _verb(
+        verbs,
+        _report,
+        help="write results as a page, tables and figures; several sets are compared",
+        example="runs/20261121-lora70b-dgx2-acbd -o report",
+    )
+    parser.add_argument(
+        "runs", nargs="+", type=Path, metavar="RUN", help="a folder of result_K.txt, or some of the files of one"
+    )
+    parser.add_argument("-o", "--out", type=Path, help="folder that gets report.html, *.csv and *.png")
+    parser.add_argument("--title", help="headline of the page")
+    parser.add_argument("--num-gpus", type=int, metavar="N", help="where the logs do not say")
+    rows = parser.add_mutually_exclusive_group()
+    rows.add_argument("--json", action="store_true", help="print one JSON object per trial")
+    rows.add_argument("--csv", action="store_true", help="print one line per trial")
+
+
+def _report(args: argparse.Namespace) -> int:
+    from bench import compare, report, tables
+
+    sets = compare.load(args.runs, num_gpus=args.num_gpus)
+    page = report.write(sets, args.out, title=args.title) if args.out else None
+    if args.json:
+        for row in report.trial_rows(sets):
+            print(json.dumps(row, allow_nan=False))
+    elif args.csv:
+        print(report.csv(sets), end="")
+    else:
+        tables.show(report.summary_sheet(sets, page))
+    return 0 if all(compare.claim(trials).num_valid for trials in sets) else 1

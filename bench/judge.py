@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from bench import mllog
 from bench.log import Log
-from bench.mllog import Event, is_number
+from bench.reader import Event, is_number
 
 Severity = Literal["error", "warning"]
 

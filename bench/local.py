@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 from bench import mllog, submit
 from bench import plan as planning
 from bench.errors import BenchError, ConfigError, interrupt_exit_code
+from bench.followed import planned
 from bench.parse import Result, parse
 from bench.plan import Plan, Step, Trial
 from bench.referee import RULESETS, Verdict, official_verdict
-from bench.watch import Goal, follow
+from bench.watch import follow
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,11 +31,6 @@ class Judged:
     result: Result
     verdicts: list[Verdict]
     not_as_planned: list[str]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return what the log proves, what the official checker says of it by ruleset, and the two together."""
-        official = {v.ruleset: {"passed": v.passed, "messages": list(v.messages)} for v in self.verdicts}
-        return self.result.to_json() | {"official": official, "proven": self.proven}
 
     @property
     def proven(self) -> bool:
@@ -63,7 +59,7 @@ def run(plan: Plan, config_yaml: str) -> int:
         (folder / "plan.json").write_text(planning.dumps(plan))
         ledger: list[dict[str, Any]] = [{"trial": t.index, "seed": t.seed, "outcome": "planned"} for t in plan.trials]
         _write(folder / "ledger.json", ledger)
-        with _stopped_by_sigterm():
+        with stopped_by_sigterm():
             proven = _work(plan, folder, ledger, console)
         status = {"outcome": "proven" if proven else "not proven", "exit_code": 0 if proven else 1}
     except KeyboardInterrupt as stop:
@@ -146,14 +142,9 @@ def judge(log: Path, plan: Plan | None = None, trial: Trial | None = None) -> Ju
 
 
 def _follow(plan: Plan, step: Step, folder: Path, console: "Console") -> None:
-    goal = Goal(
-        title=f"{plan.config.task.name}, {step.name}",
-        max_samples=planning.samples(plan, plan.config.recipe.max_steps),
-        eval_samples=tuple(planning.samples(plan, s) for s in plan.evaluation.at_steps),
-        target=plan.config.task.target_eval_loss,
-    )
     with submit.ranks(plan, step, folder) as ranks:
-        follow(folder / step.log, goal, is_alive=ranks.are_running, console=console)
+        expected = planned(plan, step)
+        follow(folder / step.log, expected, name=step.name, is_alive=ranks.are_running, console=console)
     ranks.check()
 
 
@@ -162,8 +153,7 @@ def _show(plan: Plan, trial: Trial, judged: Judged, folder: Path) -> None:
 
     figure = folder / f"loss_{trial.index}.png"
     figures.loss_figure(judged.result, figure)
-    log = Path(_short(folder / trial.log))
-    tables.show(tables.verdict_sheet(judged.result, judged.verdicts, log, Path(_short(figure))))
+    tables.show(tables.verdict_sheet(judged.result, judged.verdicts, files=[("figure", _short(figure), "")]))
 
 
 def _make_folder(plan: Plan) -> Path:
@@ -199,7 +189,7 @@ def _write(path: Path, content: Any) -> None:
 
 
 @contextmanager
-def _stopped_by_sigterm() -> Iterator[None]:
+def stopped_by_sigterm() -> Iterator[None]:
     """SIGTERM ends the block as Ctrl-C does: ranks first, then status.json."""
 
     def stop(signum: int, frame: object) -> None:

@@ -7,9 +7,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from bench import mllog
+from bench import mllog, reader
 from bench.benchmarks import BENCHMARKS, Benchmark, Goal
-from bench.mllog import Event, Garbled, is_number
+from bench.reader import Event, Garbled, is_number
 
 
 class Log:
@@ -98,12 +98,14 @@ class Log:
             return self.first_reached is not None
         return bool(found) and is_number(found[-1].value) and self.goals[0].is_reached_by(found[-1].value)
 
-    def spans(self) -> Iterator[Sequence[Event]]:
-        """Yield the events of each trial: a log that was appended to holds several, and each begins anew with its set-up."""
+    def trials(self) -> Iterator["Log"]:
+        """Yield the log of each trial: a log that was appended to holds several, and each begins anew with its set-up."""
         starts = [n for n, event in enumerate(self.events) if event.key == mllog.RUN_START]
         cuts = [0, *(self._end(this, following) for this, following in pairwise(starts)), len(self.events)]
-        for first, end in pairwise(cuts) if starts else ():
-            yield self.events[first:end]
+        if len(starts) == 1:
+            yield self
+        elif starts:
+            yield from (Log(self.events[first:end], ()) for first, end in pairwise(cuts))
 
     def _end(self, start: int, following: int) -> int:
         """Return where the trial that starts ends: behind its run_stop, else where the following one sets up."""
@@ -115,7 +117,7 @@ class Log:
 
 def read(path: Path | str) -> Log:
     """Return the log; raises LogError when the file cannot be opened, and on no content."""
-    return Log(*mllog.read(path))
+    return Log(*reader.read(path))
 
 
 def number(value: Any) -> float | None:

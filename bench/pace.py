@@ -5,7 +5,12 @@ from dataclasses import dataclass
 
 from bench import mllog
 from bench.log import number
-from bench.mllog import Event
+from bench.reader import Event
+
+_COUNTS = {
+    *(mllog.RUN_START, mllog.RUN_STOP, mllog.BLOCK_START, mllog.BLOCK_STOP),
+    *(mllog.EVAL_START, mllog.EVAL_ACCURACY, mllog.TRAIN_LOSS, mllog.TRACKED_STATS),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +52,10 @@ class Pace:
 
     def advance(self, event: Event) -> Stretch | None:
         """Return the stretch of training that an event ends, if it ends one."""
-        key, samples = event.key.rstrip(), number(event.metadata.get("samples_count"))
-        stretch = None
+        key = event.key.rstrip()
+        if key not in _COUNTS:
+            return None
+        stretch, samples = None, number(event.metadata.get("samples_count"))
         if key in (mllog.RUN_START, mllog.RUN_STOP):
             self._begin(event.time_ms if key == mllog.RUN_START else None)
         elif key == mllog.BLOCK_START:

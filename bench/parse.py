@@ -10,12 +10,12 @@ from pathlib import Path
 from statistics import fmean, median, quantiles
 from typing import Any
 
-from bench import judge, mllog
+from bench import judge, mllog, reader
 from bench import log as logs
 from bench.judge import Finding as Finding
 from bench.log import Log, number
-from bench.mllog import Event, is_number, printable
 from bench.pace import Stretch, stretches
+from bench.reader import is_number, printable
 
 UNVERIFIED = "Unverified. Result not verified by MLCommons Association."
 """What stands beside every number of ours that looks like a score."""
@@ -124,7 +124,7 @@ def parse(path: Path | str) -> Result:
     Raises:
         LogError: the file cannot be opened; no content makes this fail.
     """
-    return result(logs.read(path), str(path), mllog.system(path))
+    return result(logs.read(path), str(path), reader.system(path))
 
 
 def result(log: Log, file: str, system: dict[str, Any]) -> Result:
@@ -168,7 +168,7 @@ def result(log: Log, file: str, system: dict[str, Any]) -> Result:
         tokens_s_gpu=throughput * tokens / num_gpus if throughput and tokens and num_gpus else None,
         system=system,
         hyperparameters=_hyperparameters(log),
-        trials=tuple(_span(events) for events in log.spans()),
+        trials=tuple(_span(trial) for trial in log.trials()),
         findings=findings,
         valid=not judge.errors(findings),
     )
@@ -266,12 +266,11 @@ def _hyperparameters(log: Log) -> dict[str, Any]:
     return {key: value for key, value in values.items() if is_number(value) or isinstance(value, str | bool)}
 
 
-def _span(events: Sequence[Event]) -> Span:
-    one = Log(events, ())
+def _span(one: Log) -> Span:
     start, stops = one.all(mllog.RUN_START)[0], one.all(mllog.RUN_STOP)
     return Span(
-        first_line=events[0].line,
-        last_line=events[-1].line,
+        first_line=one.events[0].line,
+        last_line=one.events[-1].line,
         run_start_ms=start.time_ms,
         run_stop_ms=stops[0].time_ms if stops else None,
         minutes=judge.minutes(one),

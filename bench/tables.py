@@ -3,18 +3,18 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from bench.mllog import printable
-from bench.parse import UNVERIFIED, Result, title
+from bench.parse import UNVERIFIED, Result, Span, title
 from bench.referee import Verdict
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from bench.judge import Finding
     from bench.plan import Plan
-    from bench.preflight import Finding
+    from bench.preflight import Finding as PlanFinding
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,10 @@ class Sheet:
     columns: Sequence[str] = ()
     """Headings; none for rows of name, value and an optional remark."""
     caption: str = ""
+
+
+Row = tuple[str, str, str]
+"""What, its value, and why it is so or missing."""
 
 
 def show(sheet: Sheet, *, file: TextIO | None = None) -> None:
@@ -66,15 +70,24 @@ def _table(sheet: Sheet) -> "Table":
     return table
 
 
-def verdict_sheet(result: Result, verdicts: Sequence[Verdict], log: Path, figure: Path | None) -> Sheet:
+def verdict_sheet(result: Result, verdicts: Sequence[Verdict], *, files: Sequence[Row] = ()) -> Sheet:
     """Return what the trial is worth; a number that the log does not prove is blank, with the reason beside it."""
     rows = [_time_row(result), _valid_row(result), _samples_row(result), _loss_row(result), _target_row(result)]
     rows += [_official_row(verdict, result.division) for verdict in verdicts]
-    rows += [("log", str(log), ""), ("figure", str(figure or ""), "" if figure else "none was drawn")]
-    return Sheet(title(result), rows, caption=f"{UNVERIFIED} n = 1 run")
+    rows += [_step_row(result), _throughput_row(result), _evaluation_row(result), _init_row(result)]
+    rows += [_settings_row(result)] if result.hyperparameters else []
+    rows += [_trial_row(number, trial) for number, trial in enumerate(result.trials)] if result.trials[1:] else []
+    return Sheet(title(result), [*rows, ("log", result.file, ""), *files], caption=f"{UNVERIFIED} n = 1 run")
 
 
-def show_plan(plan: "Plan", findings: "Sequence[Finding]") -> None:
+def findings_sheet(findings: "Sequence[Finding]") -> Sheet:
+    """Return where a log differs from that of a valid trial, worst first."""
+    ordered = sorted(findings, key=lambda finding: finding.severity)
+    rows = [(f.rule, f.severity, str(f.line or ""), f.message) for f in ordered]
+    return Sheet("findings", rows, columns=("rule", "severity", "line", "what"))
+
+
+def show_plan(plan: "Plan", findings: "Sequence[PlanFinding]") -> None:
     """Print the plan as a table, and what would stop it."""
     show(Sheet(f"{plan.name}: {plan.config.task.summary}", _plan_rows(plan)))
     for finding in findings:
@@ -136,10 +149,6 @@ def _memory_row(plan: "Plan") -> str:
     return f"{m.total_gib:.1f} of {m.capacity_gib:g} GiB estimated, {verdict}: {parts}"
 
 
-Row = tuple[str, str, str]
-"""What, its value, and why it is so or missing."""
-
-
 def _time_row(result: Result) -> Row:
     name = "run_start → run_stop (min)"
     if result.minutes is not None:
@@ -166,14 +175,59 @@ def _samples_row(result: Result) -> Row:
 def _loss_row(result: Result) -> Row:
     target = "no target" if result.target is None else f"target {result.target:g}"
     if result.eval_final is None:
-        return "final eval loss", "", f"no evaluation in the log; {target}"
-    return "final eval loss", f"{result.eval_final:.4f}", target
+        return "final evaluation", "", f"none in the log; {target}"
+    return "final evaluation", f"{result.eval_final:.4f}", target
 
 
 def _target_row(result: Result) -> Row:
-    if result.target is None:
+    if result.target is None and not result.converged:
         return "target reached", "", "the log names no target"
     return "target reached", "yes" if result.converged else "no", ""
+
+
+def _step_row(result: Result) -> Row:
+    name, s = "step time (ms)", result.step_time_ms
+    if s is None:
+        return name, "", "the log does not time its steps"
+    return name, f"{s.median:,.1f}", f"median; p10 {s.p10:,.1f}, p90 {s.p90:,.1f}, n = {s.count}"
+
+
+def _throughput_row(result: Result) -> Row:
+    name, rate = "training throughput", result.throughput_samples_s
+    if rate is None:
+        return name, "", "the log does not time its samples"
+    if result.tokens_s_gpu is None:
+        return (
+            name,
+            f"{rate:,.3f} samples/s",
+            "no tokens/s/GPU: the log does not say how many GPUs of what sequence length",
+        )
+    return name, f"{rate:,.3f} samples/s", f"{result.tokens_s_gpu:,.0f} tokens/s/GPU on {result.num_gpus} GPUs"
+
+
+def _evaluation_row(result: Result) -> Row:
+    time = "" if result.eval_time_s is None else f"{result.eval_time_s:,.1f} s each"
+    at = [f"{e.value:.4f} at {e.samples:,}" for e in result.evaluations if e.samples is not None]
+    shown = at if len(at) < 9 else [*at[:3], "…", *at[-3:]]
+    return "evaluations", f"{len(result.evaluations)}", "; ".join(filter(None, (time, ", ".join(shown))))
+
+
+def _init_row(result: Result) -> Row:
+    if result.init_s is None:
+        return "initialisation (s)", "", "no init_start and init_stop"
+    return "initialisation (s)", f"{result.init_s:,.1f}", "before the clock"
+
+
+def _settings_row(result: Result) -> Row:
+    seed = {} if result.seed is None else {"seed": result.seed}
+    settings = ", ".join(f"{key} {value}" for key, value in (seed | result.hyperparameters).items())
+    return "settings", "", settings
+
+
+def _trial_row(number: int, trial: Span) -> Row:
+    time = "not finished" if trial.minutes is None else f"{trial.minutes:.2f} min, {trial.status}"
+    seed = "" if trial.seed is None else f", seed {trial.seed}"
+    return f"trial {number} of the log", time, f"lines {trial.first_line} to {trial.last_line}{seed}"
 
 
 def _official_row(verdict: Verdict, division: str | None) -> Row:

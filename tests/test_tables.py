@@ -18,7 +18,8 @@ MakeLog = Callable[..., Path]
 def table_text(path: Path, figure: Path | None = None) -> str:
     screen = io.StringIO()
     verdicts = [official_verdict(path, ruleset=ruleset) for ruleset in ("5.1.0", "6.1.0")]
-    show(verdict_sheet(parse(path), verdicts, path, figure), file=screen)
+    files = [("figure", str(figure), "")] if figure else []
+    show(verdict_sheet(parse(path), verdicts, files=files), file=screen)
     return screen.getvalue()
 
 
@@ -42,8 +43,8 @@ def test_the_table_of_a_good_trial(written_log: MakeLog) -> None:
     text = table_text(written_log(), Path("loss.png"))
     assert row(text, "run_start → run_stop (min)") == "0.00"
     assert row(text, "valid trial") == "yes"
-    assert row(text, "samples to target") == "1,152"
-    assert row(text, "final eval loss") == "0.9200  target 0.925"
+    assert row(text, "samples to target") == "2,304"
+    assert row(text, "final evaluation") == "0.9200  target 0.925"
     assert row(text, "target reached") == "yes"
     assert row(text, "official rules 5.1.0, closed") == row(text, "official rules 6.1.0, closed") == "passed"
     assert row(text, "figure") == "loss.png"
@@ -59,12 +60,11 @@ def test_a_missing_number_is_blank_with_the_reason(written_log: MakeLog) -> None
     assert row(text, "samples to target") == "no evaluation at or below the target says its samples"
     assert row(text, "target reached") == "no"
     assert row(text, "official rules 6.1.0, closed").startswith("failed  ")
-    assert row(text, "figure") == "none was drawn"
     assert "\x1b" not in text
 
 
 def test_a_task_without_target_or_rules(written_log: MakeLog) -> None:
     text = table_text(written_log(submission_benchmark=None, target_accuracy=None, evals=()))
-    assert row(text, "final eval loss") == "no evaluation in the log; no target"
+    assert row(text, "final evaluation") == "none in the log; no target"
     assert row(text, "target reached") == row(text, "samples to target") == "the log names no target"
     assert row(text, "official rules 6.1.0, closed").startswith("the log names no submission_benchmark")
