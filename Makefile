@@ -1,5 +1,6 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
+LOGS ?= $(wildcard ../shared/mlperf_logs)
 
 run: .venv/run-installed  ## train the tiny benchmark on this machine and show the verdict
 	$(BIN)/python -m bench.launch task=lora_tiny cluster=local
@@ -13,6 +14,10 @@ lint: .venv/test-installed  ## style, types, who may import whom
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+bench: .venv/test-installed  ## speed of reading beside MLPerf's tool, and the score of forecasts; LOGS: a folder of published logs
+	$(BIN)/python benchmarks/reading.py $(LOGS)
+	$(if $(LOGS),$(BIN)/python benchmarks/forecast.py $(LOGS),@echo "forecasts are scored on published logs: make bench LOGS=DIR")
+
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
 
@@ -24,4 +29,4 @@ lint: .venv/test-installed  ## style, types, who may import whom
 	$(BIN)/python -m pip install --quiet --editable '.[engine,dev]'
 	touch $@ .venv/run-installed
 
-.PHONY: run test lint
+.PHONY: run test bench lint

@@ -68,7 +68,8 @@ def _check_clock(log: Log) -> Iterator[Finding]:
     for key, rule in zip(_CLOCK, ("LOG-01", "LOG-02"), strict=True):
         found = log.all(key)
         if not found:
-            yield Finding(rule, "error", None, f"no {key}: there is no time to score")
+            why = "there is no time to score" if log.events else "the file holds no MLLOG record at all"
+            yield Finding(rule, "error", None, f"no {key}: {why}")
         if len(found) > 1:
             lines = ", ".join(str(event.line) for event in found[:_MAX_SHOWN])
             message = f"{len(found)} x {key}, at lines {lines}, but a log holds one trial"

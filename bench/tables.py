@@ -200,7 +200,7 @@ def _throughput_row(result: Result) -> Row:
         return (
             name,
             f"{rate:,.3f} samples/s",
-            "no tokens/s/GPU: the log does not say how many GPUs of what sequence length",
+            "no tokens/s/GPU: GPUs or sequence length are not logged",
         )
     return name, f"{rate:,.3f} samples/s", f"{result.tokens_s_gpu:,.0f} tokens/s/GPU on {result.num_gpus} GPUs"
 
