@@ -2,8 +2,9 @@
 
 `bench.curve` says how likely each lag behind the reference curve is, given the losses so far, and for each lag where
 the target is likely reached: exact sums, no random numbers. They are then weighted so that before the first
-evaluation they are the published distribution, in which the model counts as one run more. Where no curve is known,
-the forecast is the published distribution of the runs that had not converged by now either.
+evaluation they are the published distribution, in which the model counts as one run more. Outside the reference band the
+two are mixed, more and more of the curve with each evaluation; where no curve is known, the forecast is the published distribution of the runs that had not
+converged by now either.
 """
 
 import math
@@ -20,6 +21,8 @@ __all__ = ["BandPoint", "Chance", "Forecast", "Minutes", "band", "forecast", "mi
 
 RANGE_SHARE = 0.90
 """Probability that samples_low to samples_high holds at least."""
+FARTHEST_LOSS = 0.05
+"""Nats from the curve; of the published runs outside the band, the farthest one lies 0.044 above it."""
 _ROUNDING = 1e-9
 """So that a sum that is to be 0.9 counts as 0.9."""
 
@@ -78,8 +81,8 @@ def forecast(
     """Return when a run with these (samples, loss) evaluations reaches its target; None where nothing can be said.
 
     Without a `grid` (samples at each evaluation) the one of the rules applies. None is for a benchmark or batch size
-    without published runs, another target than the official one, and a run outside the reference band (`outside_band`
-    tells): it is another model, or a recipe unlike all that the curve was fitted on.
+    without published runs, another target than the official one, and a run whose losses no published run came near: it
+    is another model. `outside_band` tells of runs that are near, and still unlike those that the curve was fitted on.
     """
     known = reference(benchmark, global_batch_size)
     if known is None or target is None or BENCHMARKS[known.convergence.benchmark].goals != (Goal(target),):
@@ -94,7 +97,7 @@ def predict(
     goal: Goal,
     grid: Sequence[int] | None = None,
 ) -> Forecast | None:
-    """Return the forecast from what is known; None for a run outside the reference band."""
+    """Return the forecast from what is known; None for another model."""
     for samples, loss in evaluations:
         if goal.is_reached_by(loss):
             certain = _forecast([samples], [1.0, 0.0], known, len(evaluations))
@@ -103,13 +106,41 @@ def predict(
     done = past[-1][0] if past else -math.inf
     coming = sorted({at for at in (known.grid() if grid is None else grid) if at > done})
     weights = _published(known.convergence, coming, since=done)
+    unlike = is_outside(past, known)
+    if unlike and _is_another_model(past, known):
+        return None
     if known.curve is not None:
-        if is_outside(past, known):
-            return None
         without, given = _model(known, past, coming, target=goal.value)
-        weights = _weigh(weights, without, given, num_runs=known.convergence.num_runs)
+        if unlike:
+            weights = _mixed(weights, given, num_evaluations=len(past))
+        else:
+            weights = _weigh(weights, without, given, num_runs=known.convergence.num_runs)
     total = sum(weights)
-    return _forecast(coming, [weight / total for weight in weights], known, len(past)) if total else None
+    if not total:
+        return None
+    made = _forecast(coming, [weight / total for weight in weights], known, len(past))
+    return (
+        replace(made, source=f"{made.source}, outside their band: a slow recipe or one that catches up")
+        if unlike
+        else made
+    )
+
+
+def _mixed(published: Sequence[float], given: Sequence[float], *, num_evaluations: int) -> list[float]:
+    """Return two ways to go on: as published runs do from here, or along the curve, as late as it is now.
+
+    Of the published runs outside the band, recipes that switch precision did the one and slow ones the other; with each
+    evaluation that stays outside, catching up is less likely.
+    """
+    totals = [sum(weights) or 1.0 for weights in (published, given)]
+    return [one / totals[0] + num_evaluations * other / totals[1] for one, other in zip(published, given, strict=True)]
+
+
+def _is_another_model(past: Sequence[tuple[float, float]], known: Reference) -> bool:
+    """Return whether the last loss lies farther from the curve than that of any published run."""
+    assert known.curve is not None
+    samples, loss = past[-1]
+    return abs(loss - known.curve.loss(known.progress(samples), 0)) > FARTHEST_LOSS
 
 
 def minutes(

@@ -148,24 +148,24 @@ class Scanner:
         size, counted, done = len(data), 0, 0
         while (at := data.find(_TOKEN, done)) >= 0:
             done = at + len(_TOKEN)
-            limit = min(size, done + _MAX_RECORD_BYTES)
-            end = data.find(b"\n", done, limit)
-            if end < 0 and limit == size and not final:
-                done = at
-                break
             self._line += data.count(b"\n", counted, at)
             counted = at
+            limit = min(size, done + _MAX_RECORD_BYTES)
+            end = data.find(b"\n", done, limit)
             raw = data[done : limit if end < 0 else end]
-            try:  # the line ends with the record: the usual case
+            try:  # the line, as far as it is there, ends with the record: the usual case
                 event = _DECODE(raw)
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                if end < 0 and limit == size and not final:
+                    done = at
+                    break
                 record, length = _record(raw, self._line)
-                done += length
                 found += [record] if record else []
             else:
                 _SET(event, "line", self._line)
-                done += len(raw)
                 found.append(event)
+                length = len(raw)
+            done += length
         else:
             done = max(done, size - len(_TOKEN) + 1)  # a token may begin in these bytes
         self._line += data.count(b"\n", counted, done)

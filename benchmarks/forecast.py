@@ -214,8 +214,8 @@ def main() -> int:
     without = {name: fit([run for run in runs if run.system != name], best) for name in systems}
     show("each system forecast without its own runs", [m for run in runs for m in moments(run, without[run.system])])
     show("in sample", [m for run in runs for m in moments(run, best)])
-    silent = {run.system for run in runs if is_outside(run.evaluations[:1], run.known)}
-    print(f"\nno forecast after the first evaluation, which is outside the band: {', '.join(sorted(silent)) or 'none'}")
+    unlike = {run.system for run in runs if is_outside(run.evaluations[:1], run.known)}
+    print(f"\noutside the band at the first evaluation: {', '.join(sorted(unlike)) or 'none'}")
     return 0
 
 

@@ -92,11 +92,23 @@ def test_a_converged_run_is_certain() -> None:
     assert made.num_runs == 0 and "1,369" not in made.source
 
 
-@pytest.mark.parametrize("loss", [1.46, 0.957])
-def test_a_run_outside_the_reference_band_gets_no_forecast(loss: float) -> None:
-    """A tiny model that logs the same benchmark; a recipe that switches precision and falls at the end."""
-    assert outside_band([(1536, loss)], benchmark=LORA, global_batch_size=8)
-    assert lora([(1536, loss)]) is None
+def test_another_model_gets_no_forecast() -> None:
+    """A tiny model that logs the same benchmark."""
+    assert outside_band([(1536, 1.46)], benchmark=LORA, global_batch_size=8)
+    assert lora([(1536, 1.46)]) is None
+
+
+def test_a_recipe_outside_the_reference_band_gets_a_wider_forecast() -> None:
+    """One that switches precision and falls at the end looks at first like one that is merely slow."""
+    assert outside_band([(1536, 0.957)], benchmark=LORA, global_batch_size=8)
+    unlike, usual = expect([(1536, 0.957)]), expect([(1536, 0.94)])
+    assert unlike.samples_high is None or unlike.samples_high > expect_number(usual.samples_high)
+    assert "outside their band" in unlike.source and "outside" not in usual.source
+
+
+def expect_number(value: float | None) -> float:
+    assert value is not None
+    return value
 
 
 def test_one_spike_does_not_put_a_run_outside_the_band() -> None:
@@ -166,7 +178,7 @@ def test_on_real_runs_the_ranges_hold_what_they_state() -> None:
     found = [m for run in runs for m in score["moments"](run, run.known.curve)]
     told = [m for m in found if m.forecast and m.samples_to_target]
     covered = sum(score["covers"](m.forecast, m.samples_to_target) for m in told) / len(told)
-    assert len(told) > 200 and 0.9 <= covered <= 0.98
+    assert len(told) > 300 and 0.85 <= covered <= 0.95
 
     def log_score(m: object, name: str) -> float:
         chance = score["next_chance"](getattr(m, name))

@@ -270,7 +270,7 @@ def test_follower_keeps_a_torn_line_until_it_is_whole(tmp_path: Path) -> None:
     assert follower.poll() == []
     line = f"noise\n{record()}\n".encode()
     with open(log, "ab", buffering=0) as file:
-        for part, expected in [(line[:30], []), (line[30:], [2]), (b"", []), (line * 2, [4, 6])]:
+        for part, expected in [(line[:30], []), (line[30:-1], [2]), (b"\n", []), (line * 2, [4, 6])]:
             file.write(part)
             assert [event.line for event in follower.poll()] == expected
 
