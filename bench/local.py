@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench import mllog, submit
+from bench import followed, mllog, submit
 from bench import plan as planning
 from bench.errors import BenchError, ConfigError, interrupt_exit_code
-from bench.followed import planned
 from bench.parse import Result, parse
 from bench.plan import Plan, Step, Trial
 from bench.referee import RULESETS, Verdict, official_verdict
@@ -143,7 +142,7 @@ def judge(log: Path, plan: Plan | None = None, trial: Trial | None = None) -> Ju
 
 def _follow(plan: Plan, step: Step, folder: Path, console: "Console") -> None:
     with submit.ranks(plan, step, folder) as ranks:
-        expected = planned(plan, step)
+        expected = followed.planned(plan, step)
         follow(folder / step.log, expected, name=step.name, is_alive=ranks.are_running, console=console)
     ranks.check()
 

@@ -1,192 +1,140 @@
-"""Show a trial while it runs, from its log alone."""
+"""Watch trials while they run: a picture on a terminal, dated lines in a pipe, or JSON."""
 
+import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from itertools import chain
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from bench import mllog
-from bench.mllog import Event, Follower, is_number
+from bench.followed import Job, Watched
+from bench.outlook import Planned
+from bench.parse import UNVERIFIED
+from bench.picture import picture
+from bench.reader import Follower
+from bench.view import View, current, evaluation_line, line, warning_lines
 
 if TYPE_CHECKING:
-    from rich.console import Console, Group
+    from rich.console import Console
 
-POLL_S = 0.2
-PLAIN_LINE_EVERY_MS = 5000
-
-
-@dataclass(frozen=True, slots=True)
-class Goal:
-    """What the trial is for: known from its plan, before it has logged anything."""
-
-    title: str
-    max_samples: int
-    eval_samples: tuple[int, ...]
-    """When it evaluates, in samples trained on."""
-    target: float | None
+LAUNCHED_POLL_S, POLL_S = 0.2, 1.0
+"""Between two looks at the logs: of ranks that are ours to wait for, and of others."""
+LIVE_S, PLAIN_S = 1.0, 60.0
+"""Between two pictures, and two lines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """How far the log says the trial is; None is not logged yet."""
+class How:
+    """How a job is shown, and until when."""
 
-    phase: str = "starting"
-    stopped: bool = False
-    step: int | None = None
-    samples: int = 0
-    train_loss: float | None = None
-    lr: float | None = None
-    throughput_samples_s: float | None = None
-    eval_loss: float | None = None
-    eval_samples: int = 0
+    interval_s: float | None = None
+    """None: a second on a terminal, a minute in a pipe."""
+    once: bool = False
+    until_target: bool = False
+    """Until all trials have reached their targets, if they do."""
+    as_json: bool = False
 
 
-_PHASES = {
-    mllog.INIT_START: "preparing",
-    mllog.RUN_START: "training",
-    mllog.BLOCK_START: "training",
-    mllog.EVAL_START: "evaluating",
-    mllog.EVAL_STOP: "training",
-}
+def watch(job: Job, how: How, *, console: "Console | None" = None, poll_s: float = POLL_S) -> bool:
+    """Show a job until it ends; return whether every trial reached its target."""
+    with _shown(job, how, console) as (show, usual_s):
+        interval_s, due = usual_s if how.interval_s is None else how.interval_s, 0.0
+        while True:
+            ends = job.is_over() or how.once  # asked before the logs are read: what was written last is then read too
+            job.poll()
+            ends = ends or job.has_stopped() or (how.until_target and job.is_reached())
+            now = time.monotonic()
+            show(job.views(), ends or now >= due)
+            if ends:
+                return job.is_reached()
+            due = now + interval_s if now >= due else due
+            time.sleep(min(poll_s, interval_s))
 
 
-def advance(progress: Progress, event: Event) -> Progress:
-    """Return the progress after an event; what it does not say stays as it was."""
-    said = event.metadata
-    samples = max(progress.samples, int(_number(said.get("samples_count"), 0)))
-    if event.key == mllog.TRAIN_LOSS:
-        step = int(_number(said.get("step"), progress.step or 0))
-        lr, loss = _number(said.get("lr"), progress.lr), _number(event.value, None)
-        return replace(progress, samples=samples, step=step, lr=lr, train_loss=loss)
-    if event.key == mllog.TRACKED_STATS and isinstance(event.value, dict):
-        throughput = _number(event.value.get("throughput"), progress.throughput_samples_s)
-        return replace(progress, throughput_samples_s=throughput)
-    if event.key == mllog.EVAL_ACCURACY:
-        return replace(progress, samples=samples, eval_samples=samples, eval_loss=_number(event.value, None))
-    if event.key == mllog.RUN_STOP:
-        return replace(progress, samples=samples, stopped=True, phase=f"stopped: {said.get('status')}")
-    return replace(progress, phase=_PHASES.get(event.key, progress.phase))
+def follow(log: Path, expected: Planned, *, name: str, is_alive: Callable[[], bool], console: "Console") -> None:
+    """Show one trial until it is no longer alive and its log is read to the end; what was shown last stays."""
+    trial = Watched(name, Follower(log), expected)
+    job = Job((trial,), is_over=lambda: not is_alive(), ends_with_logs=False)
+    watch(job, How(), console=console, poll_s=LAUNCHED_POLL_S)
 
 
-def _number(value: Any, otherwise: Any) -> Any:
-    return value if is_number(value) else otherwise
+Show = Callable[[list[View], bool], None]
+"""Takes the trials, and whether it is time to show them."""
 
 
-def next_evaluation(progress: Progress, goal: Goal) -> int | None:
-    """Return at how many samples the next evaluation is due."""
-    return next((samples for samples in goal.eval_samples if samples > progress.eval_samples), None)
+@contextmanager
+def _shown(job: Job, how: How, console: "Console | None") -> Iterator[tuple[Show, float]]:
+    """Yield how to show trials, and how often."""
+    from rich.console import Console
 
-
-def seconds_left(progress: Progress, goal: Goal) -> float | None:
-    """Return the most that training can still take at the present pace, evaluations apart; the target may end it sooner."""
-    if progress.stopped or not progress.throughput_samples_s or progress.throughput_samples_s < 0:
-        return None
-    return max(0, goal.max_samples - progress.samples) / progress.throughput_samples_s
-
-
-def follow(log: Path, goal: Goal, *, is_alive: Callable[[], bool], console: "Console") -> None:
-    """Show the trial until it is no longer alive and its log is read to the end.
-
-    A terminal gets a picture that is redrawn, anything else plain lines. Evaluations stay on the screen either way.
-    """
-    if console.is_terminal:
-        _follow_live(log, goal, is_alive, console)
+    screen = console or Console(highlight=False)
+    if how.as_json:
+        yield partial(_show_json, job), LIVE_S if screen.is_terminal else PLAIN_S
+    elif not screen.is_terminal:
+        _say(screen, f"{UNVERIFIED} n = {len(job.trials)}")
+        yield partial(_show_lines, job, screen, set()), PLAIN_S
+    elif how.once:
+        yield partial(_show_picture, screen), LIVE_S
     else:
-        _follow_plain(log, goal, is_alive, console)
+        with _live(screen, whole_screen=console is None) as show:
+            yield show, LIVE_S
 
 
-def _batches(log: Path, is_alive: Callable[[], bool]) -> Iterator[list[Event]]:
-    follower, alive = Follower(log), True
-    while alive:
-        alive = is_alive()  # asked before the log is read: what was written last is then read too
-        yield follower.poll()
-        time.sleep(POLL_S * alive)
-
-
-def _follow_live(log: Path, goal: Goal, is_alive: Callable[[], bool], console: "Console") -> None:
+@contextmanager
+def _live(console: "Console", *, whole_screen: bool) -> Iterator[Show]:
+    """Redraw one picture, on a screen of its own or below what was printed; the last one stays."""
     from rich.live import Live
 
-    progress = Progress()
-    with Live(_picture(progress, goal), console=console, auto_refresh=False) as live:
-        for events in _batches(log, is_alive):
-            for event in events:
-                progress = advance(progress, event)
-                if event.key == mllog.EVAL_ACCURACY:
-                    console.print(_evaluation(progress, goal), markup=False, highlight=False)
-            live.update(_picture(progress, goal), refresh=True)
+    latest: list[View] = []
+    try:
+        with Live(console=console, auto_refresh=False, screen=whole_screen) as live:
+
+            def show(views: list[View], is_due: bool) -> None:
+                if is_due:
+                    latest[:] = views
+                    live.update(picture(views, width=console.width, height=console.height), refresh=True)
+
+            yield show
+    finally:
+        if whole_screen and latest:
+            _show_picture(console, latest, True)
 
 
-def _follow_plain(log: Path, goal: Goal, is_alive: Callable[[], bool], console: "Console") -> None:
-    progress, due_ms = Progress(), 0
-    for event in chain.from_iterable(_batches(log, is_alive)):
-        progress = advance(progress, event)
-        line = None
-        if event.key == mllog.EVAL_ACCURACY:
-            line = _evaluation(progress, goal)
-        elif event.key == mllog.TRAIN_LOSS and event.time_ms >= due_ms:
-            due_ms = event.time_ms + PLAIN_LINE_EVERY_MS
-            line = "  ".join(filter(None, [_share(progress, goal), _numbers(progress), _left(progress, goal)]))
-        if line:
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+def _show_picture(console: "Console", views: list[View], is_due: bool) -> None:
+    if is_due:
+        console.print(picture(views, width=console.width, height=console.height))
 
 
-def _picture(progress: Progress, goal: Goal) -> "Group":
-    """Return four lines: what, how far, the numbers of training, the evaluations."""
-    from rich.console import Group
-    from rich.progress_bar import ProgressBar
-    from rich.table import Table
-    from rich.text import Text
-
-    title = Text.assemble((goal.title, "bold"), "  ", (progress.phase, "dim"))
-    bar = Table.grid(padding=(0, 1))
-    bar.add_row(
-        ProgressBar(total=goal.max_samples, completed=progress.samples, width=30),
-        _share(progress, goal),
-        _left(progress, goal),
-    )
-    numbers = Text(_numbers(progress))
-    evaluation = Text(_evaluation(progress, goal), style="green" if _reached(progress, goal) else "")
-    for line in (title, numbers, evaluation):
-        line.no_wrap, line.overflow = True, "ellipsis"
-    return Group(title, bar, numbers, evaluation)
+def _show_json(job: Job, views: list[View], is_due: bool) -> None:
+    if is_due:
+        said = {"time": _date(job.now_ms()), "trials": [view.to_json() for view in views], "result": UNVERIFIED}
+        print(json.dumps(said, allow_nan=False), flush=True)
 
 
-def _share(progress: Progress, goal: Goal) -> str:
-    return f"{progress.samples:,} of {goal.max_samples:,} samples"
+def _show_lines(job: Job, console: "Console", told: set[str], views: list[View], is_due: bool) -> None:
+    """Print each evaluation once it is there; when it is time, a line for each trial that runs, or has ended since."""
+    lines = [
+        f"{_date(evaluated.time_ms)}  {evaluation_line(view, evaluated)}"
+        for view in views
+        for evaluated in view.progress.evaluations
+    ]
+    lines = [text for text in lines if text not in told]
+    told.update(lines)
+    for view in views if is_due else ():
+        text = line(view)
+        if view.is_running or (text not in told and (view.has_begun or view is current(views))):
+            told.add(text)
+            lines += [f"{_date(job.now_ms())}  {said}" for said in (text, *warning_lines(view))]
+    for text in lines:
+        _say(console, text)
 
 
-def _left(progress: Progress, goal: Goal) -> str:
-    seconds = seconds_left(progress, goal)
-    if seconds is None:
-        return ""
-    minutes, second = divmod(round(seconds), 60)
-    hour, minute = divmod(minutes, 60)
-    return f"≤ {hour}:{minute:02}:{second:02} of training left" if hour else f"≤ {minute}:{second:02} of training left"
+def _say(console: "Console", text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def _numbers(progress: Progress) -> str:
-    parts = (
-        ("step {:,}", progress.step),
-        ("train loss {:.4f}", progress.train_loss),
-        ("lr {:.2e}", progress.lr),
-        ("{:.2f} samples/s", progress.throughput_samples_s),
-    )
-    return "  ".join(text.format(value) for text, value in parts if value is not None)
-
-
-def _evaluation(progress: Progress, goal: Goal) -> str:
-    parts = []
-    if progress.eval_loss is not None:
-        parts.append(f"eval loss {progress.eval_loss:.4f} at {progress.eval_samples:,} samples")
-    if goal.target is not None:
-        verdict = "reached" if _reached(progress, goal) else "not reached"
-        parts.append(f"target {goal.target:g}" + (f" {verdict}" if parts else ""))
-    if not _reached(progress, goal) and (upcoming := next_evaluation(progress, goal)):
-        parts.append(f"next at {upcoming:,}")
-    return ", ".join(parts)
-
-
-def _reached(progress: Progress, goal: Goal) -> bool:
-    return goal.target is not None and progress.eval_loss is not None and progress.eval_loss <= goal.target
+def _date(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1000).isoformat(" ", "seconds")

@@ -1,0 +1,270 @@
+"""How far a trial is, by its log alone, event by event; what the log does not say is None.
+
+The same records mean the same here as in `bench.parse`: `bench.pace` says what counts samples.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Literal
+
+from bench import mllog
+from bench.benchmarks import BENCHMARKS, Goal
+from bench.pace import Pace, Stretch
+from bench.reader import Event, is_number
+
+KEPT = 256
+"""Measurements of a step that are remembered: all of a LoRA run, the recent ones of a longer one."""
+SMOOTHED = 5
+"""Training losses whose median is taken for the loss: single batches jump."""
+
+Phase = Literal["waiting", "preparing", "training", "evaluating", "stopped"]
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """One eval_accuracy record."""
+
+    samples: int | None
+    value: float
+    time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where training was at a moment."""
+
+    samples: int
+    time_ms: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Progress:
+    """What the log says of its latest trial so far; `Tracker` keeps it up to date."""
+
+    trial: int = 1
+    """Which of the trials in this log, from 1."""
+    phase: Phase = "waiting"
+    benchmark: str | None = None
+    platform: str | None = None
+    seed: int | None = None
+    global_batch_size: int | None = None
+    logged_target: float | None = None
+    num_eval_rows: int | None = None
+    first_ms: int | None = None
+    run_start_ms: int | None = None
+    run_stop_ms: int | None = None
+    last_ms: int | None = None
+    """Time of the latest record."""
+    status: str | None = None
+    """As run_stop gives it: success or aborted."""
+    samples: int | None = None
+    train_loss: float | None = None
+    lr: float | None = None
+    recent_losses: tuple[float, ...] = ()
+    lowest_loss: float | None = None
+    """Smoothed; where training was at its best."""
+    not_finite: str | None = None
+    """The latest loss or evaluation, if it is no finite number."""
+    evaluations: tuple[Evaluated, ...] = ()
+    step_times_ms: tuple[float, ...] = ()
+    """Of an optimizer step, each the mean between two records of one training block."""
+    line_gaps_ms: tuple[float, ...] = ()
+    """Between two records of one training block."""
+    eval_times_s: tuple[float, ...] = ()
+    eval_time_is_estimated: bool = False
+    """The logger does not say when an evaluation starts, so that it is what the training steps leave over."""
+    place: Place | None = None
+    """The latest one in this training block; None while training does not go on."""
+    eval_start_ms: int | None = None
+    """Of the evaluation that goes on."""
+
+    @property
+    def goal(self) -> Goal | None:
+        """What an evaluation must reach: the logged target, else the benchmark's; None if there is none, or several."""
+        known = BENCHMARKS.get(self.benchmark or "")
+        official = known.goals[0] if known and len(known.goals) == 1 else None
+        if self.logged_target is None or (known and official is None):
+            return official
+        return Goal(self.logged_target, official is not None and official.higher_is_better)
+
+    @property
+    def step(self) -> int | None:
+        """Optimizer steps done."""
+        gbs = self.global_batch_size
+        return None if gbs is None or self.samples is None else self.samples // gbs
+
+    @property
+    def step_time_ms(self) -> float | None:
+        return median(self.step_times_ms) if self.step_times_ms else None
+
+    @property
+    def eval_time_s(self) -> float | None:
+        return median(self.eval_times_s) if self.eval_times_s else None
+
+
+class Tracker:
+    """Follows a log to the progress of its latest trial."""
+
+    def __init__(self) -> None:
+        self.progress = Progress()
+        self._pace = Pace()
+
+    def take(self, events: Iterable[Event]) -> None:
+        for event in events:
+            self._take(event, event.key.rstrip())  # some loggers write a blank behind
+
+    def _take(self, event: Event, key: str) -> None:
+        stretch = self._pace.advance(event)
+        if key in (mllog.INIT_START, mllog.RUN_START) and self.progress.run_start_ms is not None:
+            self.progress = _next_trial(self.progress, key)
+        now = self.progress
+        now.first_ms = event.time_ms if now.first_ms is None else now.first_ms
+        now.last_ms = max(event.time_ms, now.last_ms or event.time_ms)
+        now.phase = "preparing" if now.phase == "waiting" else now.phase
+        if now.phase == "stopped" and key != mllog.EVAL_ACCURACY:  # some evaluate when the clock has stopped
+            return
+        if (
+            stretch and stretch.time_ms > 0 and key != mllog.EVAL_ACCURACY
+        ):  # without eval_start, that training holds the evaluation as well
+            _trained(now, stretch, event.time_ms)
+        if key in _FACTS and (fact := _fact(event.value, _FACTS[key][1])) is not None:
+            setattr(now, _FACTS[key][0], fact)
+        elif key in _TAKE:
+            _TAKE[key](now, event)
+
+
+_FACTS: dict[str, tuple[str, type[int] | type[float] | type[str]]] = {
+    mllog.SUBMISSION_BENCHMARK: ("benchmark", str),
+    mllog.SUBMISSION_PLATFORM: ("platform", str),
+    mllog.SEED: ("seed", int),
+    mllog.GLOBAL_BATCH_SIZE: ("global_batch_size", int),
+    mllog.TARGET_ACCURACY: ("logged_target", float),
+    mllog.EVAL_SAMPLES: ("num_eval_rows", int),
+}
+"""The fields that a key sets, and their types."""
+
+
+def _fact(value: Any, kind: type[int] | type[float] | type[str]) -> int | float | str | None:
+    if kind is str:
+        return value if isinstance(value, str) else None
+    return kind(value) if is_number(value) and value > 0 else None
+
+
+def _next_trial(ended: Progress, key: str) -> Progress:
+    """Return the start of the trial that follows in the same log. At run_start, its settings were logged already."""
+    if key == mllog.INIT_START:
+        return Progress(trial=ended.trial + 1)
+    return Progress(trial=ended.trial + 1, **{field: getattr(ended, field) for field, _ in _FACTS.values()})
+
+
+def _trained(now: Progress, stretch: Stretch, time_ms: int) -> None:
+    if now.global_batch_size:
+        step_time_ms = stretch.time_ms * now.global_batch_size / stretch.trained
+        now.step_times_ms = (*now.step_times_ms, step_time_ms)[-KEPT:]
+    now.line_gaps_ms = (*now.line_gaps_ms, stretch.time_ms)[-KEPT:]
+    now.place = Place(int(stretch.samples), time_ms)
+
+
+def _run_start(now: Progress, event: Event) -> None:
+    now.phase, now.run_start_ms, now.place = "training", event.time_ms, Place(0, event.time_ms)
+
+
+def _block_start(now: Progress, event: Event) -> None:
+    now.phase, now.eval_start_ms, now.place = "training", None, Place(now.samples or 0, event.time_ms)
+
+
+def _training(now: Progress, event: Event) -> None:
+    """Take a train_loss, or tracked_stats, which may hold it."""
+    said: dict[str, Any] = event.value if isinstance(event.value, dict) else {"train_loss": event.value}
+    lr: Any = event.metadata.get("lr", said.get("lr"))
+    now.lr = lr if is_number(lr) else now.lr
+    if (loss := said.get("train_loss", said.get("reduced_train_loss"))) is not None:
+        _loss(now, loss)
+    if (samples := _samples(now, event)) is not None:
+        now.samples = max(samples, now.samples or 0)
+    elif not now.line_gaps_ms:
+        _uncounted(now, said.get("train_step_time"), event.metadata.get("step"))
+
+
+def _loss(now: Progress, loss: Any) -> None:
+    if not is_number(loss):
+        now.not_finite = f"train loss {loss!r:.20}"
+        return
+    now.train_loss, now.not_finite = loss, None
+    now.recent_losses = (*now.recent_losses, loss)[-SMOOTHED:]
+    if len(now.recent_losses) == SMOOTHED:
+        smoothed = median(now.recent_losses)
+        now.lowest_loss = smoothed if now.lowest_loss is None else min(now.lowest_loss, smoothed)
+
+
+def _uncounted(now: Progress, step_time_s: Any, step: Any) -> None:
+    """Take what the logger says of its steps where nothing counts samples."""
+    if not is_number(step_time_s) or step_time_s <= 0:
+        return
+    now.step_times_ms = (*now.step_times_ms, step_time_s * 1000)[-KEPT:]
+    # The step counts samples in some loggers, steps in others: that many samples at least.
+    if now.global_batch_size and is_number(step) and step > 0 and step % now.global_batch_size == 0:
+        now.samples = max(int(step), now.samples or 0)
+
+
+def _eval_start(now: Progress, event: Event) -> None:
+    now.phase, now.eval_start_ms, now.place = "evaluating", event.time_ms, None
+    if (samples := _samples(now, event)) is not None:
+        now.samples = max(samples, now.samples or 0)
+
+
+def _evaluation(now: Progress, event: Event) -> None:
+    samples = _samples(now, event)
+    if now.eval_start_ms is None and now.phase != "stopped":
+        _unannounced(now, samples, event.time_ms)
+    if samples is not None:
+        now.samples = max(samples, now.samples or 0)
+    if not is_number(event.value):
+        now.not_finite = f"evaluation {event.value!r:.20}"
+        return
+    now.evaluations = (*now.evaluations, Evaluated(samples, event.value, event.time_ms))
+    now.not_finite = None
+
+
+def _unannounced(now: Progress, samples: int | None, time_ms: int) -> None:
+    """Take how long an evaluation took that no eval_start announced: all that the steps before it leave over."""
+    place, gbs, step_time_ms = now.place, now.global_batch_size, now.step_time_ms
+    now.place = None if samples is None else Place(samples, time_ms)
+    if place is None or samples is None or step_time_ms is None or not gbs:
+        return
+    took_s = (time_ms - place.time_ms - (samples - place.samples) / gbs * step_time_ms) / 1000
+    if took_s > 0:
+        now.eval_times_s, now.eval_time_is_estimated = (*now.eval_times_s, took_s)[-KEPT:], True
+
+
+def _eval_stop(now: Progress, event: Event) -> None:
+    if now.eval_start_ms is not None and event.time_ms > now.eval_start_ms:
+        now.eval_times_s = (*now.eval_times_s, (event.time_ms - now.eval_start_ms) / 1000)[-KEPT:]
+    now.phase, now.eval_start_ms, now.place = "training", None, Place(now.samples or 0, event.time_ms)
+
+
+def _run_stop(now: Progress, event: Event) -> None:
+    status, samples = event.metadata.get("status"), _samples(now, event)
+    now.status = status if isinstance(status, str) else None
+    now.samples = now.samples if samples is None else max(samples, now.samples or 0)
+    now.phase, now.run_stop_ms, now.place, now.eval_start_ms = "stopped", event.time_ms, None, None
+
+
+_TAKE: dict[str, Callable[[Progress, Event], None]] = {
+    mllog.RUN_START: _run_start,
+    mllog.BLOCK_START: _block_start,
+    mllog.TRAIN_LOSS: _training,
+    mllog.TRACKED_STATS: _training,
+    mllog.EVAL_START: _eval_start,
+    mllog.EVAL_ACCURACY: _evaluation,
+    mllog.EVAL_STOP: _eval_stop,
+    mllog.RUN_STOP: _run_stop,
+}
+
+
+def _samples(now: Progress, event: Event) -> int | None:
+    """Return how many samples training has got to, by an event other than of a block."""
+    known = BENCHMARKS.get(now.benchmark or "")
+    samples: Any = event.metadata.get("epoch_num" if known and known.epoch_num_is_samples else "samples_count")
+    return int(samples) if is_number(samples) and samples >= 0 else None
