@@ -1,61 +1,313 @@
 """Figures of results, each one function: matplotlib draws, this says what."""
 
+import math
+import textwrap
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from bench.benchmarks import BENCHMARKS
 from bench.mllog import printable
-from bench.parse import UNVERIFIED, Result, title
+from bench.parse import UNVERIFIED, Evaluation, Result, title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-TRAIN_COLOR, EVAL_COLOR, TARGET_COLOR = "#9db4c8", "#1f5a8c", "#c0392b"
+    from bench.published import Convergence
+
+TRAIN_COLOR, EVAL_COLOR, TARGET_COLOR, QUIET_COLOR = "#9db4c8", "#1f5a8c", "#c0392b", "#c9d3dc"
+"""Blues and one red: apart in hue and in lightness, so that they stay apart in grey and for the colour-blind."""
+_WIDTH_INCHES, _NOTE_LETTERS, _MAX_METRICS = 8, 125, 3
+INK, FAINT_INK = "#222222", "#666666"
+
+QUALITY = {
+    **dict.fromkeys(("llama2_70b_lora", "llama31_8b", "llama31_405b", "gpt3"), "evaluation loss (nats per token)"),
+    "bert": "masked-LM accuracy",
+    "resnet": "top-1 accuracy",
+    **dict.fromkeys(("ssd", "retinanet"), "mAP"),
+    "unet3d": "mean DICE score",
+    **dict.fromkeys(("dlrm", "dlrm_dcnv2"), "AUC"),
+    "rnnt": "word error rate",
+}
+"""What eval_accuracy measures, by benchmark; where nothing is known it is named as the log names it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """One system's minutes."""
+
+    name: str
+    minutes: float
+    interval: tuple[float, float] | None = None
+    ours: bool = False
+    remark: str = ""
+    """Stands behind the number."""
 
 
 def loss_figure(result: Result, path: Path) -> None:
-    """Draw training and evaluation loss over samples as a PNG; what has no number in the log is not drawn."""
+    """Draw one trial's evaluations and training loss as a PNG; what has no number in the log is not drawn."""
+    note = f"{footer(result.platform, 1)}. {_outcome(result)}."
+    convergence_figure((result,), path, heading=title(result), note=note)
+
+
+def convergence_figure(
+    results: Sequence[Result],
+    path: Path,
+    *,
+    heading: str,
+    note: str,
+    band: Sequence[tuple[float, float, float]] = (),
+) -> None:
+    """Draw the evaluations of all trials, one panel per metric, and their training loss beside it.
+
+    `band` is (samples, low, high): where published runs of this benchmark and batch size lie.
+    """
+    metrics = sorted({e.metric for r in results for e in r.evaluations}, key=str)[:_MAX_METRICS] or [None]
+    losses = any(r.train_losses for r in results)
+    figure, panels = _canvas(4.8, heading, note, panels=len(metrics) + losses)
+    for axes, metric in zip(panels, metrics, strict=False):
+        _draw_evaluations(axes, results, metric)
+        _draw_target(axes, results[0], metric)
+        if band and metric is None:
+            _draw_band(axes, band)
+        axes.set_title(printable(metric or "evaluation"), loc="left", fontsize=9.5, color=INK, parse_math=False)
+    if losses:
+        _draw_training(panels[-1], results)
+    _save(figure, path)
+
+
+def step_time_figure(results: Sequence[Result], path: Path, *, heading: str, note: str, names: Sequence[str]) -> None:
+    """Draw each trial's step time, median and p10 to p90, and the step time over the run."""
+    figure, (left, right) = _canvas(max(3.6, 1.7 + 0.27 * len(results)), heading, note, panels=2)
+    for row, result in enumerate(results):
+        if (spread := result.step_time_ms) is not None:
+            left.plot([spread.p10, spread.p90], [row, row], color=TRAIN_COLOR, linewidth=5, solid_capstyle="butt")
+            left.plot([spread.median], [row], "o", color=EVAL_COLOR, markersize=5.5)
+            place: dict[str, Any] = {"xytext": (0, 6), "textcoords": "offset points", "ha": "center", "fontsize": 7.5}
+            left.annotate(number_text(spread.median), (spread.median, row), **place)
+    left.set_yticks(range(len(results)), [printable(f"trial {name}") for name in names], fontsize=8, parse_math=False)
+    left.set_ylim(len(results) - 0.4, -0.8)
+    left.grid(axis="y", visible=False)
+    left.set_title("by trial: median, p10 to p90", loc="left", fontsize=9.5, color=INK)
+    left.set_xlabel("step time (ms)")
+    left.margins(x=0.12)
+    _draw_step_times(right, results)
+    for axis in (left.xaxis, right.xaxis, right.yaxis):
+        axis.set_major_formatter("{x:,.10g}")
+    _save(figure, path)
+
+
+def samples_figure(ours: Mapping[int, int], known: "Convergence", path: Path, *, heading: str, note: str) -> None:
+    """Draw how many samples it took to reach the target: the share of our trials beside that of published runs."""
+    figure, (axes,) = _canvas(3.4, heading, note)
+    num_ours = sum(ours.values())
+    here = {samples: count / num_ours for samples, count in ours.items()}
+    ticks = sorted({*here, *dict(known.shares)})
+    for shares, offset, color, name in (
+        (here, -0.2, EVAL_COLOR, f"this set, n = {num_ours}"),
+        (dict(known.shares), 0.2, QUIET_COLOR, f"published {known.kind}, n = {known.num_runs:,}"),
+    ):
+        heights = [100 * shares.get(tick, 0) for tick in ticks]
+        bars = axes.bar([place + offset for place in range(len(ticks))], heights, 0.38, color=color, label=name)
+        axes.bar_label(bars, [_percent(height) for height in heights], fontsize=8, padding=2, color=INK)
+    axes.set_xticks(range(len(ticks)), [f"{tick:,.0f}" for tick in ticks])
+    axes.grid(axis="x", visible=False)
+    axes.set_xlabel("samples to target")
+    axes.set_ylabel("share of runs (%)")
+    axes.margins(y=0.12)
+    axes.legend(frameon=False, fontsize=9)
+    _save(figure, path)
+
+
+def minutes_figure(bars: Sequence[Bar], path: Path, *, heading: str, note: str) -> None:
+    """Draw minutes as bars from zero, in the order given, ours dark, an interval as a whisker."""
+    figure, (axes,) = _canvas(1.7 + 0.26 * len(bars), heading, note)
+    rows = range(len(bars))
+    axes.barh(
+        rows, [bar.minutes for bar in bars], 0.68, color=[EVAL_COLOR if bar.ours else QUIET_COLOR for bar in bars]
+    )
+    for row, bar in enumerate(bars):
+        end = bar.minutes
+        if bar.interval:
+            end = max(end, bar.interval[1])
+            axes.plot(bar.interval, [row, row], color=INK, linewidth=1.2, marker="|", markersize=6)
+        axes.annotate(
+            f"{minutes_text(bar.minutes)} {bar.remark}",
+            (end, row),
+            (4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8.5,
+            color=INK,
+            fontweight="bold" if bar.ours else "normal",
+        )
+    axes.set_yticks(rows, [_shortened(bar.name) for bar in bars], fontsize=8.5, parse_math=False)
+    for label, bar in zip(axes.get_yticklabels(), bars, strict=True):
+        label.set_fontweight("bold" if bar.ours else "normal")
+    axes.set_ylim(len(bars) - 0.4, -0.6)
+    longest = max(max(bar.minutes, *(bar.interval or (0, 0))) for bar in bars)
+    axes.set_xlim(0, longest * (1.6 if any(bar.remark for bar in bars) else 1.08) or 1)
+    axes.set_xlabel("minutes to target")
+    axes.grid(axis="y", visible=False)
+    axes.tick_params(axis="y", length=0)
+    _save(figure, path)
+
+
+def digits(number: float) -> int:
+    """Return how many decimals show four significant digits, two decimals at most."""
+    return max(0, min(2, 3 - math.floor(math.log10(abs(number))))) if 0 < abs(number) < math.inf else 0
+
+
+def number_text(number: float) -> str:
+    """Return a measured number with four significant digits, two decimals at most."""
+    return f"{number:,.{digits(number)}f}"
+
+
+def minutes_text(minutes: float) -> str:
+    """Return minutes to the hundredth, and below one minute to the thousandth."""
+    return f"{minutes:.{3 if minutes < 1 else 2}f}"
+
+
+def _shortened(name: str, *, limit: int = 54) -> str:
+    name = printable(name)
+    return name if len(name) <= limit else f"{name[: limit - 1]}…"
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0f} %" if share >= 1 else "< 1 %" if share else ""
+
+
+def footer(where: str | None, num_runs: int) -> str:
+    """Return what stands below every figure: how far to trust it, the hardware, the number of runs."""
+    runs = "1 run" if num_runs == 1 else f"{num_runs} runs"
+    return f"{UNVERIFIED} {printable(where or 'hardware not logged')}, n = {runs}"
+
+
+def _canvas(height_inches: float, heading: str, note: str, *, panels: int = 1) -> "tuple[Figure, Sequence[Axes]]":
+    """Return a figure with its headline, its footer and empty panels side by side."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 4.8), dpi=150, layout="constrained")
+    figure = Figure(figsize=(_WIDTH_INCHES, height_inches), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    _draw_losses(axes, result)
-    axes.set_xlabel("samples")
-    axes.set_ylabel("loss (nats per token)")
-    axes.xaxis.set_major_formatter("{x:,.0f}")
-    axes.grid(axis="y", color="#e6e6e6")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title(title(result), loc="left", fontweight="bold", fontsize=11, pad=24, parse_math=False)
-    axes.text(0, 1.03, _subtitle(result), transform=axes.transAxes, fontsize=9, color="#444444")
-    footer = f"{UNVERIFIED} {printable(result.platform or 'platform not logged')}, n = 1 run"
-    figure.supxlabel(footer, x=0.01, ha="left", fontsize=7.5, color="#666666", parse_math=False)
-    figure.savefig(path, format="png")
+    figure.suptitle(printable(heading), x=0.01, ha="left", fontweight="bold", fontsize=10.5, parse_math=False)
+    wrapped = "\n".join(textwrap.wrap(printable(note).replace(" = ", "\xa0=\xa0"), _NOTE_LETTERS))
+    figure.supxlabel(wrapped, x=0.01, ha="left", fontsize=7.5, color=FAINT_INK, parse_math=False)
+    found = [figure.add_subplot(1, panels, number + 1) for number in range(panels)]
+    for axes in found:
+        axes.set_axisbelow(True)
+        axes.grid(color="#ececec")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.spines[["left", "bottom"]].set_color("#999999")
+        axes.tick_params(labelsize=8, color="#999999")
+        axes.xaxis.label.set_fontsize(9)
+        axes.yaxis.label.set_fontsize(9)
+        axes.locator_params(axis="x", nbins=6 if panels == 1 else 5)
+    return figure, found
 
 
-def _draw_losses(axes: "Axes", result: Result) -> None:
-    train = [(samples, loss) for samples, loss in result.train_losses if samples is not None]
-    evals = [(e.samples, e.value) for e in result.evaluations if e.samples is not None]
-    if train:
-        axes.plot(*zip(*train, strict=True), color=TRAIN_COLOR, linewidth=1.3, label="training")
-    if evals:
-        axes.plot(*zip(*evals, strict=True), color=EVAL_COLOR, marker="o", markersize=5, label="evaluation")
-        samples, loss = evals[-1]
-        axes.annotate(
-            f"{loss:.4f}", (samples, loss), (0, -9), textcoords="offset points", ha="center", va="top", color=EVAL_COLOR
-        )
-        axes.margins(x=0.05, y=0.12)
-    if result.target is not None:
-        axes.axhline(
-            result.target, color=TARGET_COLOR, linestyle="--", linewidth=1.2, label=f"target {result.target:g}"
-        )
-    if train or evals:
-        axes.legend(frameon=False, fontsize=9)
-    else:
-        axes.text(0.5, 0.5, "no losses in this log", transform=axes.transAxes, ha="center", color="#666666")
+def _save(figure: "Figure", path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # a letter that the font lacks is drawn as a box
+        figure.savefig(path, format="png")
 
 
-def _subtitle(result: Result) -> str:
+def _empty(axes: "Axes", text: str) -> None:
+    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", color=FAINT_INK)
+
+
+def _draw_evaluations(axes: "Axes", results: Sequence[Result], metric: str | None) -> None:
+    """Draw over samples; over time where not every evaluation says its samples."""
+    chosen = [[e for e in r.evaluations if e.metric == metric] for r in results]
+    by_samples = all(e.samples is not None for evaluations in chosen for e in evaluations)
+    drawn = False
+    for result, evaluations in zip(results, chosen, strict=True):
+        points = [
+            (x, e.value) for e in evaluations if (x := e.samples if by_samples else _minute(result, e)) is not None
+        ]
+        if not points:
+            continue
+        drawn = True
+        color, style = (EVAL_COLOR, "-") if result.valid else (TARGET_COLOR, ":")
+        axes.plot(*zip(*points, strict=True), style, color=color, linewidth=1.1, alpha=0.65, marker="o", markersize=2.5)
+        axes.plot(*points[-1], "o", color=color, markersize=6)
+    if not drawn:
+        _empty(axes, "no evaluation in these logs")
+    axes.set_xlabel("samples trained on" if by_samples else "minutes since run_start")
+    what = metric or QUALITY.get(results[0].benchmark or "", "eval_accuracy, as logged")
+    axes.set_ylabel(printable(what), parse_math=False)
+    axes.xaxis.set_major_formatter("{x:,.10g}")
+
+
+def _minute(result: Result, evaluation: Evaluation) -> float | None:
+    return None if result.run_start_ms is None else (evaluation.time_ms - result.run_start_ms) / 60_000
+
+
+def _draw_target(axes: "Axes", result: Result, metric: str | None) -> None:
+    """Draw it where the curve does not begin: below a loss, above an accuracy."""
+    official = BENCHMARKS.get(result.benchmark or "")
+    goals = official.goals if official and metric else ()
+    target = next((goal.value for goal in goals if goal.metric == metric), None) if metric else result.target
+    if target is None:
+        return
+    axes.axhline(target, color=TARGET_COLOR, linestyle="--", linewidth=1.1)
+    side, offset = ("bottom", 3) if result.higher_is_better else ("top", -3)
+    axes.annotate(
+        f"target {target:g}",
+        (0, target),
+        (5, offset),
+        xycoords=("axes fraction", "data"),
+        textcoords="offset points",
+        va=side,
+        fontsize=8.5,
+        color=TARGET_COLOR,
+    )
+
+
+def _draw_band(axes: "Axes", band: Sequence[tuple[float, float, float]]) -> None:
+    samples, low, high = zip(*band, strict=True)
+    axes.fill_between(samples, low, high, color=QUIET_COLOR, alpha=0.5, linewidth=0, zorder=0)
+    axes.annotate(
+        "published runs", (samples[0], high[0]), (4, 3), textcoords="offset points", fontsize=8.5, color=FAINT_INK
+    )
+
+
+def _draw_training(axes: "Axes", results: Sequence[Result]) -> None:
+    for result in results:
+        points = [(samples, loss) for samples, loss in result.train_losses if samples is not None]
+        if points:
+            color = EVAL_COLOR if result.valid else TARGET_COLOR
+            axes.plot(*zip(*points, strict=True), color=color, linewidth=0.8, alpha=0.35)
+    if not axes.lines:
+        _empty(axes, "training losses without sample counts")
+    axes.set_title("training", loc="left", fontsize=9.5, color=INK)
+    axes.set_xlabel("samples trained on")
+    axes.set_ylabel("training loss")
+    axes.xaxis.set_major_formatter("{x:,.10g}")
+
+
+def _draw_step_times(axes: "Axes", results: Sequence[Result]) -> None:
+    """Draw over samples; the few far above the rest are counted, not drawn, since they would press all others flat."""
+    every = sorted(step_ms for r in results for _, step_ms in r.step_times_ms)
+    limit = _FAR_ABOVE * every[len(every) // 2]
+    for result in results:
+        points = [(samples, step_ms if step_ms <= limit else math.nan) for samples, step_ms in result.step_times_ms]
+        if points:
+            axes.plot(*zip(*points, strict=True), color=EVAL_COLOR, linewidth=0.9, alpha=0.55)
+    beyond = sum(step_ms > limit for step_ms in every)
+    more = f"\n(not drawn: {beyond} of {len(every)}, up to {number_text(every[-1])} ms)" if beyond else ""
+    axes.set_title("over the run, all trials", loc="left", fontsize=9.5, color=INK)
+    axes.set_xlabel(f"samples trained on{more}")
+    axes.set_ylabel("step time (ms)")
+
+
+_FAR_ABOVE = 1.5
+
+
+def _outcome(result: Result) -> str:
     time = f"{result.minutes:.2f} min from run_start to run_stop" if result.minutes is not None else "no time"
     if not result.valid:
         time = f"not a valid trial: {time}"

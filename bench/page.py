@@ -1,0 +1,286 @@
+"""What the page of a report says: figures drawn, and text and tables for its template."""
+
+import base64
+import hashlib
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bench import figures, forecast, published, rules
+from bench.compare import Claim, Entry, TrialSet, best_of_each, claim, peers, ranked, standings
+from bench.figures import Bar
+from bench.parse import UNVERIFIED
+
+Row = dict[str, Any]
+
+BLANK = {
+    "seed": "the log names no seed",
+    "minutes": "the log does not hold one run_start and, after it, one run_stop",
+    "samples_to_target": "no evaluation that says its samples reached a known target",
+    "eval_final": "nothing was evaluated",
+    "step_time_ms": "the log has no two progress lines in one training block",
+    "throughput_samples_s": "the log does not say how many samples were trained on, and when",
+    "tokens_s_gpu": "not measured on GPUs, or the log lacks their number, the sequence length or the throughput",
+}
+"""Why a column of the table of trials has no number."""
+HEADINGS = {
+    "seed": "seed",
+    "minutes": "minutes",
+    "samples_to_target": "samples to target",
+    "eval_final": "final evaluation",
+    "step_time_ms": "step time",
+    "throughput_samples_s": "samples/s",
+    "tokens_s_gpu": "tokens/s/GPU",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """A figure as the page holds it."""
+
+    file: str
+    caption: str
+    uri: str
+
+
+def context(sets: Sequence[TrialSet], rows: Sequence[Sequence[Row]], out: Path, *, title: str | None) -> dict[str, Any]:
+    """Return what the template needs; draws the figures into the folder on the way."""
+    sections = [
+        _section(trials, rows[number], out, mark=f"_{number + 1}" if len(sets) > 1 else "")
+        for number, trials in enumerate(sets)
+    ]
+    return {
+        "title": title or _title(sets),
+        "unverified": UNVERIFIED,
+        "sections": sections,
+        "compared": _compared(sets, out) if len(sets) > 1 else None,
+        "versions": {name: version(name) for name in ("runstop", "mlperf-logging")},
+    }
+
+
+def _title(sets: Sequence[TrialSet]) -> str:
+    benchmarks = dict.fromkeys(trials.measured for trials in sets)
+    if len(sets) > 1:
+        return f"{', '.join(benchmarks)}: {len(sets)} sets compared"
+    return f"{next(iter(benchmarks))} on {sets[0].platform or sets[0].hardware or sets[0].name}"
+
+
+def _section(trials: TrialSet, rows: Sequence[Row], out: Path, *, mark: str) -> dict[str, Any]:
+    said, (systems, no_peers) = claim(trials), peers(trials)
+    among = ranked(trials, said, systems)
+    return {
+        "trials": trials,
+        "score": trials.score,
+        "claim": said,
+        "cards": _cards(trials, said, rows),
+        "rows": rows,
+        "blanks": _blanks(rows),
+        "figures": {key: _shown(path, text) for key, path, text in _draw(trials, said, among, out, mark=mark)},
+        "ranked": among,
+        "best": best_of_each(systems),
+        "standings": standings(trials, said, systems),
+        "no_peers": no_peers,
+        "findings": _findings(trials),
+        "system": list(_system_rows(trials)),
+        "settings": _settings(trials),
+        "folder": str(Path(trials.results[0].file).parent),
+        "files": list(_files(trials)),
+        "commands": list(dict.fromkeys(shlex.join(step.argv) for step in trials.plan.steps)) if trials.plan else [],
+    }
+
+
+def _cards(trials: TrialSet, said: Claim, rows: Sequence[Row]) -> list[dict[str, str]]:
+    """Return the few numbers that stand at the top of a set."""
+    names = {"score": "score", "runs": "minutes, not a score", "none": "score"}
+    cards = [
+        {
+            "name": names[said.kind],
+            "value": "none" if said.minutes is None else figures.minutes_text(said.minutes),
+            "unit": "" if said.minutes is None else "min",
+            "note": f"90 % interval {said.interval[0]:.2f} to {said.interval[1]:.2f}" if said.interval else said.what,
+        },
+        {"name": "valid runs", "value": str(said.num_valid), "unit": f"of {len(rows)}", "note": _required(trials)},
+    ]
+    for key, unit in (("samples_to_target", ""), ("step_time_ms", "ms"), ("tokens_s_gpu", "")):
+        values = sorted(row[key] for row in rows if row[key] is not None)
+        if values:
+            low, high = figures.number_text(values[0]), figures.number_text(values[-1])
+            spread = f"median of trials; {low} to {high}" if low != high else "the same in all trials"
+            note = spread if len(values) > 1 else "one trial"
+            cards.append(
+                {"name": HEADINGS[key], "value": figures.number_text(median(values)), "unit": unit, "note": note}
+            )
+    return cards
+
+
+def _required(trials: TrialSet) -> str:
+    required = trials.score.num_runs_required
+    return f"a score takes {required}" if required else "no official rules apply"
+
+
+def _blanks(rows: Sequence[Row]) -> list[str]:
+    """Return why numbers are missing in the table of trials."""
+    missing = {key: [row["trial"] for row in rows if row[key] is None] for key in BLANK}
+    return [
+        f"No {HEADINGS[key]}{'' if len(names) == len(rows) else ' for trial ' + ', '.join(names)}: {BLANK[key]}."
+        for key, names in missing.items()
+        if names
+    ]
+
+
+def _draw(
+    trials: TrialSet, said: Claim, among: Sequence[Entry], out: Path, *, mark: str
+) -> Iterator[tuple[str, Path, str]]:
+    """Draw what there is data for; yield each figure's key, file and caption."""
+    s, note = trials.score, figures.footer(trials.hardware, len(trials.results))
+    benchmark, gbs = None if trials.pretends else s.benchmark, s.global_batch_size
+    heading = f"{trials.measured}, {trials.name}"
+
+    path = out / f"convergence{mark}.png"
+    band = [(p.samples, p.low, p.high) for p in forecast.band(benchmark, gbs)]
+    figures.convergence_figure(trials.results, path, heading=heading, note=note, band=band)
+    shade = " Shaded: where published runs of this benchmark and batch size lie." if band else ""
+    bad = "" if all(r.valid for r in trials.results) else " Red and dotted: not a valid trial."
+    yield "convergence", path, f"Every evaluation of every trial; the large dot is its last.{bad}{shade}"
+
+    if any(r.step_times_ms for r in trials.results):
+        path = out / f"step_time{mark}.png"
+        figures.step_time_figure(trials.results, path, heading=heading, note=note, names=trials.trial_names)
+        measured = "Each measurement is the mean over the steps between two log lines of one training block."
+        yield "step_time", path, measured
+
+    known = published.samples_to_target(benchmark, gbs) if benchmark and gbs else None
+    if known and s.samples_distribution:
+        path = out / f"samples{mark}.png"
+        figures.samples_figure(s.samples_distribution, known, path, heading=heading, note=note)
+        source = f"Published: {known.kind}, {known.source}."
+        yield "samples", path, f"Trials by the samples they took to the target. {source}"
+
+    if among:
+        path = out / f"published{mark}.png"
+        yield "published", path, _draw_published(trials, said, among, path, note=note)
+
+
+def _draw_published(trials: TrialSet, said: Claim, among: Sequence[Entry], path: Path, *, note: str) -> str:
+    """Draw published systems and, if it has a time, this set; return the caption."""
+    with_ours, dark = (" and this set", "; dark, this set's") if said.minutes is not None else ("", "")
+    heading = f"{trials.measured}, {trials.num_gpus} GPUs: published systems{with_ours}"
+    bars = [_bar(trials, said) if entry.ours else Bar(name=entry.name, minutes=entry.minutes) for entry in among]
+    longest = _MAX_BAR_RATIO * (said.minutes or bars[0].minutes)
+    drawn = [bar for bar in bars if bar.minutes <= longest] or bars
+    figures.minutes_figure(drawn, path, heading=heading, note=note)
+    beyond = f" Not drawn: {len(bars) - len(drawn)} above {longest:.0f} min." if len(drawn) < len(bars) else ""
+    return f"Official minutes of published systems{dark}.{beyond}"
+
+
+_MAX_BAR_RATIO = 2.5
+"""A published time far beyond this set's would press all other bars together; the table has it."""
+
+
+def _shown(path: Path, caption: str) -> Shown:
+    data = base64.b64encode(path.read_bytes()).decode()
+    return Shown(file=path.name, caption=caption, uri=f"data:image/png;base64,{data}")
+
+
+def _findings(trials: TrialSet) -> list[Row]:
+    """Return what was found, errors first; what several trials share stands once."""
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for f in trials.score.findings:
+        found.setdefault((f.severity, f.rule, f.message), []).append("the set")
+    for name, result, official in zip(trials.trial_names, trials.results, trials.score.compliance, strict=True):
+        for f in result.findings:
+            where = name if f.line is None else f"{name} (line {f.line})"
+            found.setdefault((f.severity, f.rule, f.message), []).append(where)
+        for message in official.messages if official.passed is False else ():
+            found.setdefault(("error", f"official {official.ruleset}", message), []).append(name)
+    return [
+        {"severity": severity, "rule": rule, "message": message, "where": _where(trials, where), "fix": _fix(rule)}
+        for (severity, rule, message), where in sorted(found.items(), key=lambda item: item[0][0])
+    ]
+
+
+def _where(trials: TrialSet, names: Sequence[str]) -> str:
+    return f"all, as {names[0]}" if len(names) == len(trials.results) > 1 else ", ".join(names)
+
+
+def _fix(rule: str) -> str:
+    return rules.RULES[rule].fix if rule in rules.RULES else ""
+
+
+def _system_rows(trials: TrialSet) -> Iterator[tuple[str, str]]:
+    """Yield what the log and the plan say of the machine and its software; empty entries are left out."""
+    for key, value in trials.system.items():
+        for name, entry in value.items() if isinstance(value, dict) else ((key, value),):
+            if isinstance(entry, str | int | float) and not re.fullmatch(r"\s*|.*(UNKNOWN|PLACEHOLDER).*", str(entry)):
+                yield str(name).replace("_", " "), str(entry)[:200]
+    if trials.plan is not None:
+        c, w = trials.plan.config, trials.plan.world
+        yield "cluster", c.cluster.summary
+        yield "container image", c.container.image or "none"
+        yield "precision", c.precision.name
+        yield "ranks", f"{w.num_ranks} = dp {w.dp} × tp {w.tp} × pp {w.pp} × cp {w.cp} on {w.num_nodes} node(s)"
+
+
+def _settings(trials: TrialSet) -> list[tuple[str, str]]:
+    """Return what is logged before run_start; a value that differs between trials says so."""
+    names = dict.fromkeys(key for r in trials.results for key in r.hyperparameters)
+    values = {key: list(dict.fromkeys(str(r.hyperparameters.get(key)) for r in trials.results)) for key in names}
+    return [(key, " | ".join(found)[:120]) for key, found in sorted(values.items())]
+
+
+def _files(trials: TrialSet) -> Iterator[tuple[str, str, str]]:
+    """Yield each trial's name, file name and SHA-256."""
+    for name, result in zip(trials.trial_names, trials.results, strict=True):
+        with open(result.file, "rb") as file:
+            yield name, Path(result.file).name, hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _compared(sets: Sequence[TrialSet], out: Path) -> dict[str, Any]:
+    """Return the table and the figure that set the sets beside each other; the first one is the baseline.
+
+    Only sets of one benchmark have times to compare, and a stand-in for a benchmark is none.
+    """
+    said = [claim(trials) for trials in sets]
+    alike = [trials.measured == sets[0].measured for trials in sets]
+    rows = [
+        {
+            "trials": trials,
+            "claim": one,
+            "samples_to_target": _median(r.samples_to_target for r in trials.results if r.samples_to_target),
+            "step_time_ms": _median(r.step_time_ms.median for r in trials.results if r.step_time_ms),
+            "tokens_s_gpu": _median(r.tokens_s_gpu for r in trials.results if r.tokens_s_gpu and trials.num_gpus),
+            "ratio": _ratio(one, said[0]) if same else None,
+        }
+        for trials, one, same in zip(sets, said, alike, strict=True)
+    ]
+    drawn = [(t, c) for t, c, same in zip(sets, said, alike, strict=True) if same and c.minutes is not None]
+    return {"rows": rows, "all_alike": all(alike), "figure": _draw_compared(drawn, out) if drawn else None}
+
+
+def _draw_compared(drawn: Sequence[tuple[TrialSet, Claim]], out: Path) -> Shown:
+    sets = [trials for trials, _ in drawn]
+    where = "; ".join(dict.fromkeys(trials.hardware or "hardware not logged" for trials in sets))
+    note = figures.footer(where, sum(len(trials.results) for trials in sets))
+    bars = [_bar(trials, one) for trials, one in drawn]
+    figures.minutes_figure(bars, out / "sets.png", heading=f"{sets[0].measured}: sets compared", note=note)
+    return _shown(out / "sets.png", "Minutes from zero; the whisker is the 90 % interval of a score.")
+
+
+def _ratio(one: Claim, base: Claim) -> float | None:
+    """Return minutes over those of the baseline; a score has a convergence factor, and less than a score has none."""
+    return one.minutes / base.minutes if one.kind == base.kind and one.minutes is not None and base.minutes else None
+
+
+def _bar(trials: TrialSet, said: Claim) -> Bar:
+    minutes = said.minutes or 0.0
+    return Bar(name=trials.name, minutes=minutes, interval=said.interval, ours=True, remark=said.remark)
+
+
+def _median(numbers: Iterable[float]) -> float | None:
+    found = list(numbers)
+    return median(found) if found else None

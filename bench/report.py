@@ -1,0 +1,180 @@
+"""Results as something to hand on: one self-contained HTML page, CSV tables and PNG figures."""
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench import page
+from bench.compare import TrialSet, claim
+from bench.errors import ConfigError
+from bench.figures import minutes_text, number_text
+from bench.mllog import printable
+from bench.parse import UNVERIFIED, Finding
+from bench.tables import Sheet
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+PAGE, TEMPLATE = "report.html", "report.html.j2"
+_MARK = '<meta name="generator" content="runstop'
+"""Stands in every page of ours, so that no other is overwritten."""
+
+
+def write(sets: Sequence[TrialSet], out: Path, *, title: str | None = None) -> Path:
+    """Write the page, the tables and the figures into a folder and return the page's path; same input, same bytes.
+
+    Raises:
+        ConfigError: the folder cannot be made or written, or holds a report.html that is not ours.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if (out / PAGE).exists() and _MARK not in (out / PAGE).read_text(errors="replace"):
+            raise ConfigError(
+                f"{PAGE} is not of our making, and is not overwritten", where=str(out), fix="name another folder"
+            )
+        for name, frame in frames(sets).items():
+            frame.to_csv(out / f"{name}.csv", index=False, lineterminator="\n")
+        (out / PAGE).write_text(
+            _render(page.context(sets, [_rows(t) for t in sets], out, title=title)), encoding="utf-8"
+        )
+    except OSError as error:
+        raise ConfigError(
+            f"the report cannot be written: {error.strerror}",
+            where=str(error.filename or out),
+            fix="name another folder",
+        ) from error
+    return out / PAGE
+
+
+def trial_rows(sets: Sequence[TrialSet]) -> list[page.Row]:
+    """Return one row per trial of all sets; a number that the log does not prove is None."""
+    return [row for trials in sets for row in _rows(trials)]
+
+
+def csv(sets: Sequence[TrialSet]) -> str:
+    """Return the table of trials as CSV."""
+    return str(frames(sets)["trials"].to_csv(index=False, lineterminator="\n"))
+
+
+def _rows(trials: TrialSet) -> list[page.Row]:
+    s = trials.score
+    return [
+        {
+            "set": trials.name,
+            "trial": name,
+            "file": r.file,
+            "benchmark": r.benchmark,
+            "hardware": trials.hardware,
+            "run_start": _date(r.run_start_ms),
+            "seed": r.seed,
+            "minutes": r.minutes,
+            "samples_to_target": r.samples_to_target,
+            "eval_final": r.eval_final,
+            "target": r.target,
+            "step_time_ms": r.step_time_ms.median if r.step_time_ms else None,
+            "step_time_p10_ms": r.step_time_ms.p10 if r.step_time_ms else None,
+            "step_time_p90_ms": r.step_time_ms.p90 if r.step_time_ms else None,
+            "throughput_samples_s": r.throughput_samples_s,
+            "tokens_s_gpu": r.tokens_s_gpu if trials.num_gpus else None,
+            "valid": r.valid,
+            "official": official.passed,
+            "counted": _counted(trials, r.file),
+            "why": "; ".join(_finding_text(f) for f in r.findings if f.severity == "error"),
+        }
+        for name, r, official in zip(trials.trial_names, s.results, s.compliance, strict=True)
+    ]
+
+
+def frames(sets: Sequence[TrialSet]) -> "dict[str, DataFrame]":
+    """Return the tables as data frames: one row per trial, per evaluation, per measured step time."""
+    rows = trial_rows(sets)
+    runs = [(t.name, name, r) for t in sets for name, r in zip(t.trial_names, t.results, strict=True)]
+    evaluations = [
+        (s, name, e.samples, _date(e.time_ms), e.metric, e.value, e.line) for s, name, r in runs for e in r.evaluations
+    ]
+    step_times = [(s, name, *measured) for s, name, r in runs for measured in r.step_times_ms]
+    return {
+        "trials": _frame([tuple(row.values()) for row in rows], list(rows[0])),
+        "evaluations": _frame(evaluations, ["set", "trial", "samples", "time", "metric", "value", "line"]),
+        "step_times": _frame(step_times, ["set", "trial", "samples", "step_time_ms"]),
+    }
+
+
+def _frame(rows: Sequence[Sequence[Any]], columns: Sequence[str]) -> "DataFrame":
+    """Return a data frame in which whole numbers stay whole where some are missing."""
+    from pandas import DataFrame
+
+    return DataFrame([[_inert(value) for value in row] for row in rows], columns=columns).convert_dtypes()
+
+
+def _inert(value: Any) -> Any:
+    """Return what neither a terminal nor a spreadsheet takes for an order: logs are not ours."""
+    if not isinstance(value, str):
+        return value
+    text = printable(value)
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
+
+
+def summary_sheet(sets: Sequence[TrialSet], written: Path | None) -> Sheet:
+    """Return one line per set for the terminal, and where the page is."""
+    rows = []
+    for trials in sets:
+        said = claim(trials)
+        minutes = "" if said.minutes is None else minutes_text(said.minutes)
+        why = f"; no score: {said.why_no_score}" if said.why_no_score else ""
+        runs = f"{said.num_valid} of {len(trials.results)}"
+        rows.append((trials.name, trials.hardware or "not logged", runs, minutes, said.what + why))
+    columns = ("set", "hardware", "valid runs", "minutes", "of what")
+    return Sheet(str(written or "not written: -o OUT does"), rows, columns=columns, caption=UNVERIFIED)
+
+
+def _date(time_ms: int | None) -> str | None:
+    """Return a time of the log as UTC; None for one that no calendar holds."""
+    try:
+        return None if time_ms is None else datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="seconds")
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def _counted(trials: TrialSet, file: str) -> str:
+    """Return what became of a trial in the mean; nothing where there is no mean."""
+    s, name = trials.score, Path(file).name
+    if s.olympic_minutes is None:
+        return ""
+    dropped = {"fastest": s.dropped_fastest, "slowest": s.dropped_slowest}
+    return next((f"dropped: {end}" for end, names in dropped.items() if name in (names or "").split(", ")), "counted")
+
+
+def _finding_text(finding: Finding) -> str:
+    return f"{finding.rule}{f' line {finding.line}' if finding.line else ''}: {finding.message}"
+
+
+def _render(context: dict[str, Any]) -> str:
+    """Return the page. Text from logs is escaped, and cannot steer what shows it; None is blank."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    def finalize(value: Any) -> Any:
+        return "" if value is None else printable(value) if type(value) is str else value
+
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        finalize=finalize,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    forms: dict[str, Callable[[float], str]] = {
+        "minutes": minutes_text,
+        "number": number_text,
+        "count": "{:,.0f}".format,
+        "ratio": "{:.3f}".format,
+        "value": "{:#.4g}".format,
+    }
+    environment.filters |= {name: _blank_or(form) for name, form in forms.items()}
+    return environment.get_template(TEMPLATE).render(context)
+
+
+def _blank_or(form: Callable[[float], str]) -> Callable[[float | None], str]:
+    return lambda value: "" if value is None else form(value)
