@@ -71,7 +71,10 @@ def test_probabilities_add_up(losses: list[float], gbs: int) -> None:
 @example([0.94, 0.9326, 0.9301, 0.9275], 0.93)
 def test_a_lower_last_loss_never_lowers_the_chance_at_the_next_evaluation(losses: list[float], other: float) -> None:
     high, low = max(losses[-1], other), min(losses[-1], other)
-    worse, better = (lora(on_grid([*losses[:-1], last])) for last in (high, low))
+    runs = [on_grid([*losses[:-1], last]) for last in (high, low)]
+    if any(outside_band(run, benchmark=LORA, global_batch_size=8) for run in runs):
+        return  # there a high loss may also be that of a recipe that catches up
+    worse, better = map(lora, runs)
     if worse and better:
         assert better.chances[0].probability >= worse.chances[0].probability * (1 - 1e-9)
 
