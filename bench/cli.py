@@ -34,7 +34,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="To run a benchmark: python -m bench.launch task=lora_tiny cluster=local",
     )
     verbs = parser.add_subparsers(required=True, metavar="VERB")
-    for add in (_add_plan, _add_watch, _add_parse, _add_report):
+    for add in (_add_plan, _add_watch, _add_parse, _add_why, _add_score, _add_report, _add_pack):
         add(verbs)
     return parser
 
@@ -141,6 +141,57 @@ def _parse(args: argparse.Namespace) -> int:
     return exit_code
 
 
+def _add_why(verbs: Verbs) -> None:
+    parser = _verb(
+        verbs,
+        _why,
+        help="explain a run that failed or is stuck, from what it left behind",
+        example="runs/20261121-lora70b-dgx2-acbd",
+    )
+    parser.add_argument(
+        "logs", nargs="+", type=Path, metavar="RUN|FILE", help="run folders; files are one run together"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object per run")
+
+
+def _why(args: argparse.Namespace) -> int:
+    from bench import tables, why
+
+    said = [why.explain(paths) for paths in why.runs(args.logs)]
+    for explanation in said:
+        if args.json:
+            print(json.dumps(explanation.to_json()))
+        else:
+            tables.show(why.sheet(explanation))
+    return 0 if all(explanation.rule is None for explanation in said) else 1
+
+
+def _add_score(verbs: Verbs) -> None:
+    parser = _verb(
+        verbs,
+        _score,
+        help="work out what the runs of a folder are worth by the official rules",
+        example="runs/20261121-lora70b-dgx2-acbd",
+    )
+    parser.add_argument(
+        "folder", type=Path, metavar="DIR", help="a run folder, or another one that holds result_*.txt"
+    )
+    parser.add_argument("--ruleset", help="as 5.1.0 (default: the one in force when the runs were made)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _score(args: argparse.Namespace) -> int:
+    from bench import score, tables
+
+    scored = score.score(args.folder, ruleset=args.ruleset)
+    if args.json:
+        print(json.dumps(scored.to_json(), allow_nan=False))
+    else:
+        for sheet in score.sheets(scored):
+            tables.show(sheet)
+    return 0 if scored.valid else 1
+
+
 def _add_report(verbs: Verbs) -> None:
     parser = _verb(
         verbs,
@@ -172,3 +223,50 @@ def _report(args: argparse.Namespace) -> int:
     else:
         tables.show(report.summary_sheet(sets, page))
     return 0 if all(compare.claim(trials).num_valid for trials in sets) else 1
+
+
+def _add_pack(verbs: Verbs) -> None:
+    parser = _verb(
+        verbs,
+        _pack,
+        help="pack finished runs as an MLPerf Training submission and run MLPerf's checkers on it",
+        example="runs/20261121-lora70b-dgx2-acbd -o submission --org example --system dgx2_h100",
+    )
+    parser.add_argument(
+        "runs",
+        nargs="+",
+        type=Path,
+        metavar="RUN",
+        help="a folder of result_K.txt; several of one benchmark are merged",
+    )
+    parser.add_argument("-o", "--out", type=Path, required=True, metavar="DIR", help="new folder for the package")
+    parser.add_argument("--org", required=True, help="who submits")
+    parser.add_argument("--system", metavar="NAME", help="what the system is called (default: as the logs say)")
+    parser.add_argument("--ruleset", default="5.1.0", help="of which round (default: %(default)s)")
+    parser.add_argument("--division", choices=("closed", "open"), help="(default: as the logs say)")
+    parser.add_argument(
+        "--describe", nargs="+", type=Path, default=[], metavar="FILE", help="<system>.json as a person filled it in"
+    )
+    parser.add_argument("--force", action="store_true", help="pack what could not be submitted; the package says so")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _pack(args: argparse.Namespace) -> int:
+    from bench import pack, tables
+
+    request = pack.Request(
+        runs=tuple(args.runs),
+        folder=args.out,
+        org=args.org,
+        system=args.system,
+        ruleset=args.ruleset,
+        division=args.division,
+        descriptions=tuple(args.describe),
+        force=args.force,
+    )
+    packed = pack.pack(request)
+    if args.json:
+        print(json.dumps(packed.to_json(), allow_nan=False))
+    else:
+        tables.show(pack.sheet(packed))
+    return 0 if packed.passed else 1

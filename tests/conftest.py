@@ -43,8 +43,14 @@ ONCE: dict[str, Any] = {
 def written_log(tmp_path: Path) -> Callable[..., Path]:
     """Write a trial with one evaluation per given loss, by the official schedule; a changed key that is None is left out."""
 
-    def write(*, evals: tuple[float, ...] = (0.95, 0.93, 0.92), status: str = "success", **changes: Any) -> Path:
-        path = tmp_path / "result_0.txt"
+    def write(
+        *,
+        name: str = "result_0.txt",
+        evals: tuple[float, ...] = (0.95, 0.93, 0.92),
+        status: str = "success",
+        **changes: Any,
+    ) -> Path:
+        path = tmp_path / name
         with Writer(path) as log:
             log.start(mllog.INIT_START)
             for key, value in (ONCE | changes).items():

@@ -1,0 +1,260 @@
+"""Work out what a set of trials is worth by the official rules: olympic mean of the minutes, times the RCP factor.
+
+The fastest and the slowest run do not count; one run that failed counts as the slowest. Where the others converged in fewer
+samples than the reference (RCP) does on average, the minutes are multiplied by the ratio of the means.
+"""
+
+import random
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from statistics import quantiles
+from typing import Any
+
+from bench import judge, referee
+from bench.errors import ConfigError, LogError
+from bench.judge import Finding
+from bench.parse import UNVERIFIED, Result, parse, title
+from bench.referee import RcpVerdict, Verdict
+from bench.tables import Row, Sheet
+from bench.trials import ALIKE, Trials, disagreements, findings, is_in_samples, minutes, name
+
+_BRIEF = ("file", "minutes", "samples_to_target", "seed", "valid")
+_NUM_RESAMPLES = 4000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """What the trials of a folder are worth together."""
+
+    folder: str
+    benchmark: str | None
+    """This and what follows up to the batch size: None where the logs do not say, or differ."""
+    division: str | None
+    org: str | None
+    platform: str | None
+    num_gpus: int | None
+    global_batch_size: int | None
+    ruleset: str
+    num_runs: int
+    num_runs_required: int | None
+    """None for a benchmark that the ruleset does not have."""
+    results: tuple[Result, ...]
+    """In the order of the numbers in their names."""
+    dropped_fastest: str | None
+    """File names; of a benchmark that drops several at each end, one after the other."""
+    dropped_slowest: str | None
+    dropped_reasons: tuple[str, ...]
+    num_failed: int
+    """Runs that did not converge, or whose logs we or the official checker reject."""
+    olympic_minutes: float | None
+    """Mean without the dropped runs, also of fewer runs than a score takes; None below three, or where too many failed."""
+    olympic_samples: float | None
+    """The same of the samples to the target, from which the runs with the fewest and the most are dropped."""
+    rcp_mean_samples: float | None
+    rcp_stdev_samples: float | None
+    rcp_min_samples: float | None
+    """Lowest mean that is accepted."""
+    rcp_factor: float | None
+    """At least 1; None unless the runs pass the reference check, and in the open division, which has none."""
+    official_minutes: float | None
+    """olympic_minutes times rcp_factor; None unless the score is valid."""
+    interval_minutes: tuple[float, float] | None
+    """90 % interval of official_minutes, from resampling the runs: what other runs of the same system would have given."""
+    samples_distribution: dict[int, int]
+    """How many runs reached the target after how many samples."""
+    compliance: tuple[Verdict, ...]
+    """One for each result."""
+    rcp: RcpVerdict
+    findings: tuple[Finding, ...]
+    """Of the set; those of a log stand in its result."""
+    valid: bool
+    """This is a score by the official rules."""
+    disagreements: tuple[str, ...]
+    """Where the official checkers judge a log otherwise than we do."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as strict JSON holds them; of each result, what the score needs."""
+        brief = [{name: getattr(result, name) for name in _BRIEF} for result in self.results]
+        kept = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "results"}
+        parts = {name: [asdict(part) for part in kept[name]] for name in ("compliance", "findings")}
+        return kept | parts | {"rcp": asdict(self.rcp), "results": brief}
+
+
+def score(paths: Path | Sequence[Path], *, ruleset: str | None = None) -> Score:
+    """Return what the result_*.txt of a folder, or the files that are named, are worth.
+
+    Without a ruleset the one that was in force when the last of them was run applies.
+
+    Raises:
+        ConfigError: there is no such folder or ruleset.
+        LogError: the folder holds no results, or one cannot be read.
+    """
+    files = _files(paths)
+    results = tuple(parse(file) for file in files)
+    ruleset = ruleset or _ruleset(results)
+    compliance = tuple(referee.official_verdict(file, ruleset=ruleset) for file in files)
+    return _scored(Trials(results, compliance, ruleset))
+
+
+def _files(paths: Path | Sequence[Path]) -> list[Path]:
+    """Return the logs in the order of the numbers in their names: 2 before 10."""
+    fix = "name a run folder, or another one that holds result_*.txt"
+    if isinstance(paths, Path) and not paths.is_dir():
+        raise ConfigError("this is not a folder", where=str(paths), fix=fix)
+    found = paths.glob("result_*.txt") if isinstance(paths, Path) else paths
+    if not (files := sorted(dict.fromkeys(found), key=_by_number)):
+        raise LogError("there is no result_*.txt to score", where=str(paths), fix=fix)
+    return files
+
+
+def _by_number(file: Path) -> list[int | str]:
+    parts = re.split(r"([0-9]+)", file.name)  # text and digits by turns, text first
+    return [int(part) if place % 2 else part for place, part in enumerate(parts)]
+
+
+def _ruleset(results: Sequence[Result]) -> str:
+    starts = [result.run_start_ms for result in results if result.run_start_ms is not None]
+    return referee.ruleset_of(max(starts)) if starts else referee.RULESETS[-1]
+
+
+def _scored(trials: Trials) -> Score:
+    converged = trials.converged
+    samples = [result.samples_to_target for result in converged if result.samples_to_target is not None]
+    olympic = trials.olympic([*map(minutes, converged)])
+    rcp = _rcp(trials)
+    point = rcp.record if is_in_samples(rcp) else None
+    found = tuple(findings(trials, rcp))
+    valid = not judge.errors(found)
+    return Score(
+        folder=str(Path(trials.results[0].file).parent),
+        **{field: trials.common(field) for field in (*ALIKE, "org", "num_gpus")},
+        ruleset=trials.ruleset,
+        num_runs=len(trials.results),
+        num_runs_required=trials.num_required,
+        results=trials.results,
+        **(_dropped(trials) if olympic is not None else _NONE_DROPPED),
+        num_failed=len(trials.failed),
+        olympic_minutes=olympic,
+        olympic_samples=trials.olympic(samples) if len(samples) == len(converged) else None,
+        rcp_mean_samples=point.mean if point else None,
+        rcp_stdev_samples=point.stdev if point else None,
+        rcp_min_samples=point.min_mean if point else None,
+        rcp_factor=rcp.factor,
+        official_minutes=olympic * (rcp.factor or 1) if valid and olympic is not None else None,
+        interval_minutes=_interval(trials, rcp) if valid else None,
+        samples_distribution=dict(sorted(Counter(map(int, samples)).items())),
+        compliance=trials.compliance,
+        rcp=rcp,
+        findings=found,
+        valid=valid,
+        disagreements=tuple(disagreements(trials, rcp)),
+    )
+
+
+def _rcp(trials: Trials) -> RcpVerdict:
+    """Return what the reference check says of the trials; the open division has none."""
+    is_open = trials.common("division") == "open"
+    if why_not := trials.why_no_rules or ("the open division has no reference to compare with" if is_open else ""):
+        return RcpVerdict(ruleset=trials.ruleset, passed=None, message=why_not)
+    files = [result.file for result in trials.results]
+    return referee.rcp_verdict(files, benchmark=trials.common("benchmark"), ruleset=trials.ruleset)
+
+
+_NONE_DROPPED: dict[str, Any] = {"dropped_fastest": None, "dropped_slowest": None, "dropped_reasons": ()}
+
+
+def _dropped(trials: Trials) -> dict[str, Any]:
+    """Return which runs do not count, and why."""
+    converged, at_end = trials.converged, trials.num_dropped
+    fastest, slowest = converged[:at_end], converged[len(converged) + len(trials.failed) - at_end :]
+    failed = [result for result in trials.results if result.file in trials.failed]
+    reasons = [f"{name(result)} is the fastest, {minutes(result):.3f} min" for result in fastest]
+    reasons += [f"{name(result)} is the slowest, {minutes(result):.3f} min" for result in slowest]
+    reasons += [f"{name(result)} failed and counts as the slowest: {trials.failed[result.file]}" for result in failed]
+    return {
+        "dropped_fastest": ", ".join(map(name, fastest)),
+        "dropped_slowest": ", ".join(map(name, [*slowest, *failed])),
+        "dropped_reasons": tuple(reasons),
+    }
+
+
+def _interval(trials: Trials, rcp: RcpVerdict) -> tuple[float, float]:
+    """Return the 5th and 95th percentile of the official minutes of resampled runs; the same runs give the same interval.
+
+    The converged runs are drawn with replacement, each with its minutes and its samples, so that every draw has a factor of
+    its own; a failed run stays the slowest. Ten runs hold few of the rare slow ones: the true spread is wider.
+    """
+    counts = dict(zip((result.file for result in trials.results), rcp.counts, strict=False))
+    pairs = [(minutes(result), counts.get(result.file)) for result in trials.converged]
+    reference = rcp.record.mean if rcp.record and all(count for _, count in pairs) else None
+    draw, found = random.Random(0), []
+    for _ in range(_NUM_RESAMPLES):
+        drawn = draw.choices(pairs, k=len(pairs))
+        olympic, mean = (trials.olympic([pair[n] or 0 for pair in drawn]) for n in (0, 1))
+        assert olympic is not None and mean is not None  # as many runs as those of which there is a score
+        found.append(olympic * (max(1.0, reference / mean) if reference else rcp.factor or 1.0))
+    cuts = quantiles(found, n=20, method="inclusive")
+    return cuts[0], cuts[-1]
+
+
+def sheets(scored: Score) -> list[Sheet]:
+    """Return what each run adds, and what the set is worth or what keeps it from being a score."""
+    hardware = "GPUs not logged" if scored.num_gpus is None else f"{scored.num_gpus} GPUs"
+    caption = f"{UNVERIFIED} {hardware}, n = {scored.num_runs} runs, {scored.num_failed} failed"
+    rows = [_score_row(scored), *((finding.rule, "", finding.message) for finding in scored.findings)]
+    rows += [_olympic_row(scored), *(("not counted", "", why) for why in scored.dropped_reasons)]
+    rows += [_factor_row(scored), _reference_row(scored), _samples_row(scored)]
+    rows += (("checkers disagree", "", text) for text in scored.disagreements)
+    runs = Sheet("runs", [_run_cells(scored, n) for n in range(scored.num_runs)], columns=_COLUMNS)
+    return [runs, Sheet(title(scored.results[0]), [*rows, ("folder", scored.folder, "")], caption=caption)]
+
+
+_COLUMNS = ("log", "minutes", "samples to target", "seed", "valid", "official")
+
+
+def _run_cells(scored: Score, place: int) -> tuple[str, ...]:
+    result, official = scored.results[place], scored.compliance[place]
+    return (
+        name(result),
+        "" if result.minutes is None else f"{result.minutes:.3f}",
+        "" if result.samples_to_target is None else f"{result.samples_to_target:,.0f}",
+        "" if result.seed is None else str(result.seed),
+        "yes" if result.valid else "no",
+        {True: "passed", False: "failed", None: ""}[official.passed],
+    )
+
+
+def _score_row(scored: Score) -> Row:
+    what = f"score by ruleset {scored.ruleset} (min)"
+    if scored.official_minutes is None:
+        return what, "none", ""
+    spread = "90 % interval {:.3f} to {:.3f}".format(*scored.interval_minutes) if scored.interval_minutes else ""
+    return what, f"{scored.official_minutes:.3f}", spread
+
+
+def _olympic_row(scored: Score) -> Row:
+    required = f" of {scored.num_runs_required} that a score takes" if scored.num_runs_required else ""
+    runs = f"{scored.num_runs} runs{required}"
+    if scored.olympic_minutes is None:
+        return "olympic mean (min)", "", f"{runs}, {scored.num_failed} failed: too few that count"
+    return "olympic mean (min)", f"{scored.olympic_minutes:.3f}", runs
+
+
+def _factor_row(scored: Score) -> Row:
+    return "RCP factor", "" if scored.rcp_factor is None else f"{scored.rcp_factor:.4f}", scored.rcp.message
+
+
+def _reference_row(scored: Score) -> Row:
+    ours, mean, least = scored.olympic_samples, scored.rcp_mean_samples, scored.rcp_min_samples
+    value = "" if ours is None else f"{ours:,.1f}"
+    if mean is None or least is None:
+        return "samples, olympic mean", value, ""
+    return "samples, olympic mean", value, f"reference {mean:,.1f}, accepted from {least:,.1f} on"
+
+
+def _samples_row(scored: Score) -> Row:
+    runs = ", ".join(f"{samples:,}: {count}" for samples, count in scored.samples_distribution.items())
+    return "runs by samples to target", runs, "" if runs else "no run that counts says its samples"
