@@ -147,4 +147,13 @@ def _caller() -> dict[str, Any]:
 
 
 # Until every reader imports bench.reader:
-from bench.reader import Event as Event, Follower as Follower, Garbled as Garbled, Scanner as Scanner, is_number as is_number, printable as printable, read as read, system as system  # noqa: E402, E501, I001
+from bench.reader import (
+    Event as Event,
+    Follower as Follower,
+    Garbled as Garbled,
+    Scanner as Scanner,
+    is_number as is_number,
+    printable as printable,
+    read as read,
+    system as system,
+)  # noqa: E402, E501, I001

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from bench.errors import ConfigError
 from bench.plan import Plan
+from bench.rules import RULES
 from bench.schema import DataSource, Scheduler
 
 MIN_FREE_MIB = 200
@@ -16,7 +17,7 @@ MIN_FREE_MIB = 200
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One rule that is broken."""
+    """One rule of `bench.rules` that is broken."""
 
     rule: str
     what: str
@@ -44,7 +45,7 @@ def environment(plan: Plan) -> list[Finding]:
     if c.runtime.name != "none":
         names["CONT"] = c.image
     return [
-        Finding("CFG-06", f"{name} is not set", f"cluster={plan.config.cluster.name}", f"export {name}=…")
+        _broken("CFG-06", f"{name} is not set", f"cluster={plan.config.cluster.name}", f"export {name}=…")
         for name, value in names.items()
         if not value
     ]
@@ -58,11 +59,11 @@ def inputs(plan: Plan) -> list[Finding]:
     rows = plan.data_dir and Path(plan.data_dir) / "train_tokens.npy"
     if plan.config.data.source is DataSource.prepared and rows and not rows.exists():
         found.append(
-            Finding("CFG-06", f"no rows of {plan.config.data.name}", str(rows), "point DATADIR at the prepared rows")
+            _broken("CFG-06", f"no rows of {plan.config.data.name}", str(rows), "point DATADIR at the prepared rows")
         )
     if plan.base is None and plan.base_dir and not Path(plan.base_dir, "metadata.json").exists():
         found.append(
-            Finding(
+            _broken(
                 "CFG-06",
                 f"no megatron-core checkpoint of {plan.config.model.name}",
                 plan.base_dir,
@@ -81,7 +82,7 @@ def outputs(plan: Plan) -> list[Finding]:
     for trial in plan.trials:
         if folder and (folder / trial.log).exists():
             return [
-                Finding(
+                _broken(
                     "CFG-05",
                     f"{trial.log} exists, and a second start never adds to it",
                     str(folder / trial.log),
@@ -90,16 +91,9 @@ def outputs(plan: Plan) -> list[Finding]:
             ]
     there = next(p for p in (logs, *logs.parents) if p.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        return [Finding("CFG-08", "results cannot be written", str(there), "make it writable, or set LOGDIR")]
+        return [_broken("CFG-08", "results cannot be written", str(there))]
     if (free := shutil.disk_usage(there).free // 2**20) < MIN_FREE_MIB:
-        return [
-            Finding(
-                "CFG-08",
-                f"{free} MiB free, and a run needs {MIN_FREE_MIB}",
-                str(there),
-                "make room, or set LOGDIR to another disk",
-            )
-        ]
+        return [_broken("CFG-08", f"{free} MiB free, and a run needs {MIN_FREE_MIB}", str(there))]
     return []
 
 
@@ -114,7 +108,7 @@ def network(plan: Plan) -> list[Finding]:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
             return [
-                Finding(
+                _broken(
                     "NCC-05",
                     f"port {port} cannot be used: {error.strerror}",
                     "cluster.master_port",
@@ -122,3 +116,9 @@ def network(plan: Plan) -> list[Finding]:
                 )
             ]
     return []
+
+
+def _broken(rule: str, what: str, where: str, fix: str | None = None) -> Finding:
+    """Return the finding; the fix is the rule's where nothing more exact is known."""
+    known = RULES[rule]
+    return Finding(known.id, what, where, fix or known.fix)

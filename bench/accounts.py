@@ -1,0 +1,84 @@
+"""What a run of ours says of itself: the accounts of ranks that failed, the launcher's last word, the ledger.
+
+A rank that fails leaves rank_logs/*.error (`jobs.stop`); the launcher writes status.json and ledger.json (`bench.local`).
+"""
+
+import json
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bench import clues
+from bench.clues import Clue, Scan
+from bench.mllog import is_number
+from bench.signs import Weight
+
+STATUS = "status.json"
+_TRACEBACK = "Traceback (most recent call last)"
+
+
+def status(folder: Path) -> dict[str, Any]:
+    """Return what the launcher wrote last; empty while the run goes on, and after the launcher's own death."""
+    return _object(folder / STATUS)
+
+
+def of_ranks(folder: Path) -> list[Scan]:
+    """Return what each rank that failed said, the first one first: the others mostly say that it is gone."""
+    found = [(said, path) for path in sorted((folder / "rank_logs").glob("*.error")) if (said := _object(path))]
+    found.sort(key=lambda pair: pair[0]["time"] if is_number(pair[0].get("time")) else 0)
+    return [_scan(said, str(path)) for said, path in found]
+
+
+def of_launcher(folder: Path) -> list[Scan]:
+    """Return what the launcher knows that no log says: who stopped it, or how a rank ended."""
+    said, file = status(folder), str(folder / STATUS)
+    if said.get("outcome") == "interrupted":
+        return [_only(Clue("SLU-08", Weight.END, file, 1, f"the launcher got {_signal(said.get('exit_code'))}"))]
+    if not isinstance(said.get("what"), str):
+        return []
+    scan = _scan(said, file)
+    told = (replace(clue, weight=Weight.OUTCOME) if clue.rule == "RUN-10" else clue for clue in scan.clues)
+    return [replace(scan, clues=tuple(told))]
+
+
+def not_proven(folder: Path) -> Iterator[Clue]:
+    """Yield the trials that ended well and yet do not prove what was planned."""
+    file = folder / "ledger.json"
+    ledger = _json(file)
+    for entry in ledger if isinstance(ledger, list) else ():
+        if isinstance(entry, dict) and entry.get("outcome") == "not proven":
+            said = {key: entry.get(key) for key in ("trial", "official", "not_as_planned")}
+            yield Clue("RUN-12", Weight.OUTCOME, str(file), 1, clues.shown(json.dumps(said).encode()))
+
+
+def _scan(said: dict[str, Any], file: str) -> Scan:
+    what = str(said.get("what", ""))
+    if _TRACEBACK in what:
+        return clues.read_text(what, file=file)
+    otherwise = "CFG-09" if said.get("exit_code") == 2 else "RUN-10"
+    return _only(clues.read_message(what, str(said.get("fix", "")), file=file, otherwise=otherwise))
+
+
+def _only(clue: Clue) -> Scan:
+    return Scan((clue,), (), has_records=False)
+
+
+def _signal(exit_code: Any) -> str:
+    with suppress(ValueError, TypeError):
+        return signal.Signals(exit_code - 128).name
+    return "a signal"
+
+
+def _object(path: Path) -> dict[str, Any]:
+    found = _json(path)
+    return found if isinstance(found, dict) else {}
+
+
+def _json(path: Path) -> Any:
+    """Return what a file of ours holds; None if it is missing or damaged."""
+    with suppress(OSError, ValueError, RecursionError):
+        return json.loads(path.read_text())
+    return None
