@@ -97,7 +97,8 @@ def _positive(text: str) -> float:
 
 
 def _watch(args: argparse.Namespace) -> int:
-    from bench import followed, local, watch
+    from bench import local, watch
+    from bench.watch import followed
 
     more = {"trials": args.trials, "walltime_min": args.walltime}
     job = followed.replay(args.replay, speed=args.speed, **more) if args.replay else followed.find(args.paths, **more)
@@ -173,9 +174,7 @@ def _add_score(verbs: Verbs) -> None:
         help="work out what the runs of a folder are worth by the official rules",
         example="runs/20261121-lora70b-dgx2-acbd",
     )
-    parser.add_argument(
-        "folder", type=Path, metavar="DIR", help="a run folder, or another one that holds result_*.txt"
-    )
+    parser.add_argument("folder", type=Path, metavar="DIR", help="a run folder, or another one that holds result_*.txt")
     parser.add_argument("--ruleset", help="as 5.1.0 (default: the one in force when the runs were made)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -211,7 +210,8 @@ def _add_report(verbs: Verbs) -> None:
 
 
 def _report(args: argparse.Namespace) -> int:
-    from bench import compare, report, tables
+    from bench import report, tables
+    from bench.report import compare
 
     sets = compare.load(args.runs, num_gpus=args.num_gpus)
     page = report.write(sets, args.out, title=args.title) if args.out else None
@@ -242,7 +242,7 @@ def _add_pack(verbs: Verbs) -> None:
     parser.add_argument("-o", "--out", type=Path, required=True, metavar="DIR", help="new folder for the package")
     parser.add_argument("--org", required=True, help="who submits")
     parser.add_argument("--system", metavar="NAME", help="what the system is called (default: as the logs say)")
-    parser.add_argument("--ruleset", default="5.1.0", help="of which round (default: %(default)s)")
+    parser.add_argument("--ruleset", help="as 5.1.0 (default: the one in force when the runs were made)")
     parser.add_argument("--division", choices=("closed", "open"), help="(default: as the logs say)")
     parser.add_argument(
         "--describe", nargs="+", type=Path, default=[], metavar="FILE", help="<system>.json as a person filled it in"

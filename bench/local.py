@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench import followed, mllog, submit
+from bench import mllog, submit
 from bench import plan as planning
 from bench.errors import BenchError, ConfigError, interrupt_exit_code
 from bench.parse import Result, parse
 from bench.plan import Plan, Step, Trial
 from bench.referee import RULESETS, Verdict, official_verdict
-from bench.watch import follow
+from bench.watch import follow, followed
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -148,7 +148,8 @@ def _follow(plan: Plan, step: Step, folder: Path, console: "Console") -> None:
 
 
 def _show(plan: Plan, trial: Trial, judged: Judged, folder: Path) -> None:
-    from bench import figures, tables
+    from bench import tables
+    from bench.report import figures
 
     figure = folder / f"loss_{trial.index}.png"
     figures.loss_figure(judged.result, figure)

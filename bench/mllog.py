@@ -144,16 +144,3 @@ def _caller() -> dict[str, Any]:
     inside = file.startswith(_PACKAGE_ROOT + os.sep)
     name = os.path.relpath(file, _PACKAGE_ROOT) if inside else os.path.basename(file)
     return {"file": name, "lineno": frame.f_lineno}
-
-
-# Until every reader imports bench.reader:
-from bench.reader import (
-    Event as Event,
-    Follower as Follower,
-    Garbled as Garbled,
-    Scanner as Scanner,
-    is_number as is_number,
-    printable as printable,
-    read as read,
-    system as system,
-)  # noqa: E402, E501, I001

@@ -24,6 +24,8 @@ PLAN_VERSION = 1
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1", "PYTHONUNBUFFERED": "1"}
 """Set for every rank; one thread each, since ranks share the cores."""
 PREPARE_LOG = "prepare.txt"
+NOT_A_SUBMISSION = "not a submission"
+"""What org and platform say in the log of a tiny or shortened task."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,7 +226,7 @@ def submission(config: Config) -> Submission:
     """Return what the log will say about itself; what may not be submitted says so in org and platform."""
     task, cluster = config.task, config.cluster
     deviations = limits.deviations(config)
-    mark = "" if task.submittable and config.model.name == "llama2_70b" else f" ({task.name}: not a submission)"
+    mark = "" if task.submittable and config.model.name == "llama2_70b" else f" ({task.name}: {NOT_A_SUBMISSION})"
     return Submission(
         benchmark=task.benchmark,
         division="open" if deviations else "closed",

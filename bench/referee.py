@@ -8,7 +8,7 @@ import logging
 import math
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -94,6 +94,12 @@ def ruleset_of(time_ms: int) -> str:
     """Return the ruleset that was in force when a run was made, by its run_start; 3.1.0 for all older ones."""
     since = ((datetime.fromisoformat(f"{day}T00:00Z").timestamp() * 1000, ruleset) for day, ruleset in reversed(_SINCE))
     return next((ruleset for start_ms, ruleset in since if start_ms <= time_ms), _BEFORE)
+
+
+def ruleset_of_runs(starts_ms: Iterable[int | None]) -> str:
+    """Return the ruleset of the last of several runs by their run_start; the newest one where none has any."""
+    known = [start_ms for start_ms in starts_ms if start_ms is not None]
+    return ruleset_of(max(known)) if known else RULESETS[-1]
 
 
 def require_ruleset(ruleset: str) -> None:

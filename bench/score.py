@@ -94,7 +94,7 @@ def score(paths: Path | Sequence[Path], *, ruleset: str | None = None) -> Score:
     """
     files = _files(paths)
     results = tuple(parse(file) for file in files)
-    ruleset = ruleset or _ruleset(results)
+    ruleset = ruleset or referee.ruleset_of_runs(result.run_start_ms for result in results)
     compliance = tuple(referee.official_verdict(file, ruleset=ruleset) for file in files)
     return _scored(Trials(results, compliance, ruleset))
 
@@ -113,11 +113,6 @@ def _files(paths: Path | Sequence[Path]) -> list[Path]:
 def _by_number(file: Path) -> list[int | str]:
     parts = re.split(r"([0-9]+)", file.name)  # text and digits by turns, text first
     return [int(part) if place % 2 else part for place, part in enumerate(parts)]
-
-
-def _ruleset(results: Sequence[Result]) -> str:
-    starts = [result.run_start_ms for result in results if result.run_start_ms is not None]
-    return referee.ruleset_of(max(starts)) if starts else referee.RULESETS[-1]
 
 
 def _scored(trials: Trials) -> Score:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
-from bench.mllog import printable
 from bench.parse import UNVERIFIED, Result, Span, title
+from bench.reader import printable
 from bench.referee import Verdict
 
 if TYPE_CHECKING:

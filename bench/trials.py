@@ -9,19 +9,10 @@ from typing import Any
 
 from bench import judge, referee
 from bench.benchmarks import BENCHMARKS
-from bench.entry import NOT_A_SUBMISSION
 from bench.judge import Finding
 from bench.parse import Result
+from bench.plan import NOT_A_SUBMISSION
 from bench.referee import RcpVerdict, Verdict
-
-RULES = {
-    "SCO-01": "there are not as many runs as a score takes",
-    "SCO-02": "more runs failed than may count as the slowest",
-    "SCO-03": "a run has no seed of its own",
-    "SCO-04": "the runs were not made alike",
-    "SCO-05": "the runs do not converge like the reference",
-    "SCO-06": "there are no official rules for these runs",
-}
 
 ALIKE = ("benchmark", "division", "platform", "global_batch_size")
 """Fields of a result that are the same in all runs of a score; published sets have runs that name the submitter differently."""

@@ -20,8 +20,8 @@ import numpy as np
 from scipy.optimize import minimize
 
 from bench.benchmarks import LLAMA2_70B_LORA
-from bench.curve import LAGS, Curve, Reference, is_outside, lag_weights, reference
 from bench.forecast import Forecast, predict
+from bench.forecast.curve import LAGS, Curve, Reference, is_outside, lag_weights, reference
 from bench.parse import parse
 
 BENCHMARK = "llama2_70b_lora"

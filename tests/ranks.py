@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench import launch, mllog, plan
+from bench import launch, mllog, plan, reader
 from bench.plan import Plan
 
 ROOT = Path(__file__).parent.parent
@@ -82,7 +82,7 @@ def run(made: Plan, folder: Path, *command: str) -> None:
 
 def train_losses(log: Path) -> list[float]:
     """Return the training losses of a log, in order."""
-    return [event.value for event in mllog.read(log)[0] if event.key == mllog.TRAIN_LOSS]
+    return [event.value for event in reader.read(log)[0] if event.key == mllog.TRAIN_LOSS]
 
 
 @contextmanager

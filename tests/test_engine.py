@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ranks
-from bench import mllog
+from bench import reader
 from bench.parse import parse
 from bench.plan import Plan
 
@@ -136,12 +136,12 @@ def train_alone(folder: Path) -> tuple[int, str]:
 
 
 def test_broken_requests_end_with_the_reason_and_an_honest_log(prepared: Path) -> None:
-    def attempt(name: str, made: Plan) -> tuple[int, str, list[mllog.Event]]:
+    def attempt(name: str, made: Plan) -> tuple[int, str, list[reader.Event]]:
         folder = ranks.write(made, prepared / name)
         code, output = train_alone(folder)
         assert json.loads((folder / "rank_logs" / "trial_0_rank_0.error").read_text())["exit_code"] == code
         assert "\n  fix:   " in output
-        return code, output, mllog.read(folder / "result_0.txt")[0]
+        return code, output, reader.read(folder / "result_0.txt")[0]
 
     made = ranks.compose(prepared, "cluster.ranks_per_node=1", *SHORT)
     made.config.data.train_rows = 5

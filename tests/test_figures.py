@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.figures import (
+from bench.forecast.published import samples_to_target
+from bench.parse import UNVERIFIED, parse
+from bench.report.figures import (
     Bar,
     convergence_figure,
     footer,
@@ -16,8 +18,6 @@ from bench.figures import (
     samples_figure,
     step_time_figure,
 )
-from bench.parse import UNVERIFIED, parse
-from bench.published import samples_to_target
 
 MakeLog = Callable[..., Path]
 HOSTILE = "$\\frac{ \x1b[2J \n<b> \u6f22"

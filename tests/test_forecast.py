@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bench.forecast import Forecast, band, forecast, minutes, outside_band
-from bench.published import samples_to_target
+from bench.forecast.published import samples_to_target
 
 LORA = "llama2_70b_lora"
 CORPUS = Path(__file__).resolve().parents[2] / "shared" / "mlperf_logs"

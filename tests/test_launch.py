@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench import mllog
+from bench import mllog, reader
 from bench.parse import parse
 from ranks import ROOT, mounted
 
@@ -129,7 +129,7 @@ def test_the_default_run_is_proven_and_one_beside_it_shares_its_preparation(laun
     default = launch(f"launch.folder={tmp_path}/default")
     beside = launch(*SHORT, f"launch.folder={tmp_path}/beside")
     output, output_beside = (process.communicate(timeout=1500)[0] for process in (default, beside))
-    trained = [any(e.key == mllog.TRAIN_LOSS for e in mllog.read(log)[0]) for log in tmp_path.glob("*/prepare.txt")]
+    trained = [any(e.key == mllog.TRAIN_LOSS for e in reader.read(log)[0]) for log in tmp_path.glob("*/prepare.txt")]
     assert sorted(trained) == [False, True], "one run trains the base, the other waits for it"
     assert (default.returncode, beside.returncode) == (0, 1), output + output_beside
     assert all(f"official rules {version}, open: passed" in output for version in ("5.1.0", "6.1.0"))
@@ -168,7 +168,7 @@ def test_an_ended_run_says_aborted_and_leaves_nobody_behind(launch: Launch, tmp_
     assert process.returncode == exit_code, output
     assert "Traceback" not in output
     assert not [pid for pid in pids if alive(pid)]
-    last = mllog.read(tmp_path / "run" / "result_0.txt")[0][-1]
+    last = reader.read(tmp_path / "run" / "result_0.txt")[0][-1]
     assert (last.key, last.metadata["status"]) == (mllog.RUN_STOP, "aborted")
     assert json.loads((tmp_path / "run" / "status.json").read_text())["outcome"] == outcome
     assert json.loads((tmp_path / "run" / "ledger.json").read_text())[0]["outcome"] == "aborted"
@@ -182,7 +182,7 @@ def test_ranks_do_not_outlive_a_killed_launcher(launch: Launch, tmp_path: Path) 
     process.kill()
     psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=120)
     assert not [pid for pid in pids if alive(pid)]
-    assert mllog.read(tmp_path / "run" / "result_0.txt")[0][-1].metadata["status"] == "aborted"
+    assert reader.read(tmp_path / "run" / "result_0.txt")[0][-1].metadata["status"] == "aborted"
 
 
 def wait_for(condition: Callable[[], bool], process: "subprocess.Popen[str]") -> None:

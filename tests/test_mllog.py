@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from bench import mllog
 from bench.errors import ConfigError, LogError
-from bench.mllog import Event, Follower, Garbled, Scanner, Writer, read, system
+from bench.mllog import Writer
+from bench.reader import Event, Follower, Garbled, Scanner, read, system
 
 VALUES = st.recursive(
     st.none()

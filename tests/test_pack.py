@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlperf_logging.compliance_checker import mlp_compliance
 
-from bench import checkers, cli, launch, pack, plan, system
-from bench.entry import require_name
+from bench import cli, launch, pack, plan
 from bench.errors import BenchError, ConfigError
+from bench.pack import checkers, system
+from bench.pack.entry import require_name
 
 MakeLog = Callable[..., Path]
 MakeRun = Callable[..., Path]
@@ -176,7 +177,7 @@ def test_what_is_forced_is_marked_everywhere(make_run: MakeRun) -> None:
         ({"logs": 2, "last": {"global_batch_size": 16}}, {}, "PCK-04: .*global_batch_size is 16, 8"),
         ({"logs": 2, "last": {"opt_base_learning_rate": 5e-4}}, {}, "PCK-04: .*opt_base_learning_rate is 0.0004, 0.0005"),
         ({"logs": 2, "last": {"submission_benchmark": "bert"}}, {}, "logs of several benchmarks: 'bert', 'llama2_70b_lora'"),
-        ({"logs": 1, "submission_benchmark": "../x"}, {"force": True}, r"submission_benchmark is '\.\./x', which ruleset 5.1.0 does not"),
+        ({"logs": 1, "submission_benchmark": "../x"}, {"force": True}, r"submission_benchmark is '\.\./x', which ruleset 6.1.0 does not"),
         ({"logs": 1, "submission_benchmark": None}, {"force": True}, "submission_benchmark is None"),
         ({"logs": 1, "submission_platform": "../x"}, {"system": None}, "submission_platform '../x' is no file name"),
         ({"logs": 1}, {"org": "-rf"}, "--org '-rf' is no file name"),

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from bench.benchmarks import LLAMA2_70B_LORA
-from bench.published import samples_to_target, systems
+from bench.forecast.published import samples_to_target, systems
 
 LORA = "llama2_70b_lora"
 

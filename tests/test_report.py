@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from bench import compare, report
+from bench import report
 from bench.cli import main
 from bench.errors import ConfigError, LogError
 from bench.parse import UNVERIFIED
+from bench.report import compare
 
 CORPUS = Path(__file__).resolve().parents[2] / "shared" / "mlperf_logs"
 SMC = CORPUS / "v4.0/smc/1xSMC-H100-SXM-80GB/llama2_70b_lora"

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from mlperf_logging.package_checker import seed_checker
 from mlperf_logging.result_summarizer.result_summarizer import _compute_olympic_average
 
-from bench import trials
 from bench.cli import main
 from bench.errors import ConfigError, LogError
 from bench.parse import UNVERIFIED
+from bench.rules import RULES
 from bench.score import Score, score, sheets
 from bench.tables import show
 from bench.trials import Trials
@@ -61,7 +61,7 @@ def rules(scored: Score) -> set[str]:
     """Return the rules that the set breaks, having checked that nothing is claimed for a set that breaks one."""
     assert scored.valid == (not scored.findings) == (scored.official_minutes is not None)
     assert (scored.interval_minutes is not None) == scored.valid
-    assert {finding.rule for finding in scored.findings} <= trials.RULES.keys()
+    assert {finding.rule for finding in scored.findings} <= RULES.keys()
     json.dumps(scored.to_json(), allow_nan=False)
     return {finding.rule for finding in scored.findings}
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.figures import loss_figure
 from bench.parse import UNVERIFIED, parse
 from bench.referee import official_verdict
+from bench.report.figures import loss_figure
 from bench.tables import show, verdict_sheet
 
 MakeLog = Callable[..., Path]

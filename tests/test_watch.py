@@ -15,13 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from bench import cli, followed, launch, outlook, parse, reader, watch
+from bench import cli, launch, parse, reader, watch
 from bench import plan as planning
-from bench.outlook import Planned
-from bench.picture import picture
-from bench.progress import Progress, Tracker
 from bench.reader import Event
-from bench.view import View, line
+from bench.watch import followed, outlook
+from bench.watch.outlook import Planned
+from bench.watch.picture import picture
+from bench.watch.progress import Progress, Tracker
+from bench.watch.view import View, line
 
 CORPUS = Path(__file__).parents[2] / "shared" / "mlperf_logs"
 FORMATS = {

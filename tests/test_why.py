@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench import cli, clues, launch, plan, why
+from bench import cli, launch, plan, why
 from bench.errors import ConfigError
 from bench.rules import RULES
-from bench.signs import Weight
+from bench.rules.signs import Weight
+from bench.why import clues
 
 CORPUS = Path(__file__).resolve().parents[2] / "shared" / "mlperf_logs"
 MakeLog = Callable[..., Path]

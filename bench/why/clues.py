@@ -12,9 +12,9 @@ from functools import lru_cache
 from io import FileIO
 from pathlib import Path
 
-from bench.mllog import printable
+from bench.reader import printable
 from bench.rules import RULES
-from bench.signs import EVENTS, SIGNS, Weight
+from bench.rules.signs import EVENTS, SIGNS, Weight
 
 
 @dataclass(frozen=True, slots=True)

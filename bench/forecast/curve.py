@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from bench.published import DATA, Convergence, samples_to_target, schedule
+from bench.forecast.published import DATA, Convergence, samples_to_target, schedule
 
 BAND_SHARE = 0.99
 """Share of the evaluations of runs like the published ones that lie inside the reference band."""

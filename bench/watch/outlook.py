@@ -6,9 +6,9 @@ from functools import lru_cache
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from bench import alarm
 from bench.benchmarks import BENCHMARKS, Goal
-from bench.progress import Progress
+from bench.watch import alarm
+from bench.watch.progress import Progress
 
 if TYPE_CHECKING:
     from bench.forecast import Forecast

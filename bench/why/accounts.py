@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench import clues
-from bench.clues import Clue, Scan
-from bench.mllog import is_number
-from bench.signs import Weight
+from bench.reader import is_number
+from bench.rules.signs import Weight
+from bench.why import clues
+from bench.why.clues import Clue, Scan
 
 STATUS = "status.json"
 _TRACEBACK = "Traceback (most recent call last)"

@@ -5,11 +5,12 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bench import mllog, remedy
-from bench.clues import Clue
-from bench.mllog import Event, printable
+from bench import mllog
 from bench.parse import Finding, Result
-from bench.signs import Weight
+from bench.reader import Event, printable
+from bench.rules.signs import Weight
+from bench.why import remedy
+from bench.why.clues import Clue
 
 QUIET_MIN = 10
 """How long a log must stand still, at least, before its run no longer counts as running."""

@@ -11,12 +11,11 @@ from statistics import fmean, median
 from typing import Any, Literal
 
 from bench import plan as planning
-from bench import published
-from bench.entry import NOT_A_SUBMISSION
 from bench.errors import ConfigError
+from bench.forecast import published
+from bench.forecast.published import System
 from bench.parse import Result
-from bench.plan import Plan
-from bench.published import System
+from bench.plan import NOT_A_SUBMISSION, Plan
 from bench.score import Score, score
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from statistics import median
 
-from bench.progress import Progress
+from bench.watch.progress import Progress
 
 SILENT_GAPS, SILENT_STEPS, SILENT_EVALS, SILENT_S = 4, 10, 3, 30
 """How many usual gaps between lines, step times or evaluation times without a line are too long; but never so few seconds."""

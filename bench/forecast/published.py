@@ -1,6 +1,6 @@
 """Published figures of MLPerf Training as data: systems with their scores, and how many samples their runs needed.
 
-All of it comes from the public result rounds and is kept in `bench/data`, each file with its source.
+All of it comes from the public result rounds and is kept in `data/` beside this file, each file with its source.
 """
 
 import csv
@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from bench.benchmarks import BENCHMARKS, Schedule
 
-DATA = files("bench") / "data"
+DATA = files("bench.forecast") / "data"
 _TAIL_STDEVS = 4
 """How far past its mean an interpolated distribution is followed."""
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import log as logs
-from bench import mllog
+from bench import mllog, reader
 from bench.errors import ConfigError
 from bench.parse import Result
 from bench.plan import Plan
@@ -91,7 +91,7 @@ def text_of(fields: Mapping[str, Any]) -> dict[str, str]:
         if isinstance(value, Mapping):
             value = ", ".join(f"{name} {version}" for name, version in value.items())
         if isinstance(value, str | int | float) and not str(value).startswith(_PLACEHOLDER):
-            texts[field] = mllog.printable(str(value))
+            texts[field] = reader.printable(str(value))
     return texts
 
 

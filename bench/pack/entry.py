@@ -6,23 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench import judge
-from bench.checkers import DIVISIONS
 from bench.errors import ConfigError
 from bench.judge import Finding
+from bench.pack.checkers import DIVISIONS
 from bench.parse import Result, parse
-from bench.plan import Plan
+from bench.plan import NOT_A_SUBMISSION, Plan
 from bench.plan import load as load_plan
 
-RULES = {
-    "PCK-01": "a benchmark has not as many runs as its rules want",
-    "PCK-02": "a log does not prove a valid trial",
-    "PCK-03": "the task was not made to be submitted",
-    "PCK-04": "the runs of one benchmark were not made alike",
-    "PCK-05": "the log names another organization",
-}
-
-NOT_A_SUBMISSION = "not a submission"
-"""What the log of a task that is not made to be submitted says in submission_org and submission_platform."""
 _MAY_FAIL = {"unet3d": 4}
 """Runs that may fail and then count as the slowest; one, if not named here. Source: mlperf-logging's package checker."""
 _RECIPE = ("global_batch_size", "gradient_accumulation_steps", "max_", "opt_", "lora_")

@@ -14,13 +14,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bench import checkers, manual, system
-from bench.checkers import Checked
-from bench.entry import Entry, Run, division_of, entry_findings, grouped, read_run, require_name, run_findings
+from bench import referee
 from bench.errors import BenchError, ConfigError
 from bench.judge import Finding, errors
-from bench.mllog import printable
+from bench.pack import checkers, manual, system
+from bench.pack.checkers import Checked
+from bench.pack.entry import Entry, Run, division_of, entry_findings, grouped, read_run, require_name, run_findings
 from bench.parse import UNVERIFIED
+from bench.reader import printable
 from bench.tables import Row, Sheet
 
 _SECRET = re.compile(
@@ -41,7 +42,8 @@ class Request:
     org: str
     system: str | None = None
     """None: as the logs name their platform."""
-    ruleset: str = "5.1.0"
+    ruleset: str | None = None
+    """None: the one that was in force when the last of the runs was made."""
     division: str | None = None
     """None: as the logs say."""
     descriptions: tuple[Path, ...] = ()
@@ -55,6 +57,7 @@ class Package:
     """What was written, what was found, and what is left to do."""
 
     request: Request
+    ruleset: str
     division: str
     entries: tuple[Entry, ...]
     findings: tuple[Finding, ...]
@@ -75,7 +78,7 @@ class Package:
         return {
             "path": str(folder),
             "org": self.request.org,
-            "ruleset": self.request.ruleset,
+            "ruleset": self.ruleset,
             "division": self.division,
             "systems": sorted({entry.system for entry in self.entries}),
             "benchmarks": sorted({entry.benchmark for entry in self.entries}),
@@ -100,7 +103,8 @@ def pack(request: Request) -> Package:
     _require_free(request)
     require_name(request.org, what="--org", fix="choose one as MLPerf's result repositories have it")
     runs = [read_run(run) for run in request.runs]
-    entries, findings = _examined(runs, request)
+    ruleset = request.ruleset or referee.ruleset_of_runs(r.run_start_ms for run in runs for r in run.results)
+    entries, findings = _examined(runs, request, ruleset)
     division = division_of(entries, wanted=request.division)
     descriptions = _descriptions(entries, request, division)
     for run in runs:
@@ -108,14 +112,15 @@ def pack(request: Request) -> Package:
     with _appearing(request.folder) as part:
         submission = part / request.org
         _write_submission(submission, entries, descriptions, forced=errors(findings))
-        checked = checkers.check(submission, ruleset=request.ruleset)
+        checked = checkers.check(submission, ruleset=ruleset)
         for file, factor in checked.scaling.items():
             (submission / file).write_text(json.dumps({"scaling_factor": factor}))
         todo = _todo(entries, descriptions)
         (part / "TODO.md").write_text(manual.todo(todo, checked, forced=errors(findings)))
-        (part / "checkers.txt").write_text(manual.transcript(checked, ruleset=request.ruleset))
+        (part / "checkers.txt").write_text(manual.transcript(checked, ruleset=ruleset))
     return Package(
         request=request,
+        ruleset=ruleset,
         division=division,
         entries=tuple(entries),
         findings=tuple(findings),
@@ -142,16 +147,16 @@ def _is_empty(folder: Path) -> bool:
         return False
 
 
-def _examined(runs: Sequence[Run], request: Request) -> tuple[list[Entry], list[Finding]]:
+def _examined(runs: Sequence[Run], request: Request, ruleset: str) -> tuple[list[Entry], list[Finding]]:
     """Return the entries that the runs make, and the findings; errors among them stop here unless they are forced."""
     findings = list(run_findings(runs))
     _require_submittable(findings, request)
-    required = {run.benchmark: checkers.runs_required(run.benchmark, request.ruleset) for run in runs}
+    required = {run.benchmark: checkers.runs_required(run.benchmark, ruleset) for run in runs}
     entries = grouped(runs, system=request.system)
     for entry in entries:
         findings += entry_findings(entry, required=required[entry.benchmark], org=request.org)
         for result in entry.results:
-            checkers.require_safe(Path(result.file), entry.benchmark, request.ruleset)
+            checkers.require_safe(Path(result.file), entry.benchmark, ruleset)
     _require_submittable(findings, request)
     return entries, findings
 
@@ -254,7 +259,7 @@ def sheet(package: Package) -> Sheet:
     rows += (("to fill in", file, ", ".join(fields)) for file, fields in package.todo.items())
     verdict = "every official checker passes" if package.passed else "not fit for submission"
     rows.append(("package", str(package.request.folder), verdict))
-    title = f"submission of {package.request.org}, {package.division}, ruleset {package.request.ruleset}"
+    title = f"submission of {package.request.org}, {package.division}, ruleset {package.ruleset}"
     return Sheet(title, rows, caption=UNVERIFIED)
 
 

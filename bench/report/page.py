@@ -11,10 +11,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench import figures, forecast, published, rules
-from bench.compare import Claim, Entry, TrialSet, best_of_each, claim, peers, ranked, standings
-from bench.figures import Bar
+from bench import forecast, rules
+from bench.forecast import published
 from bench.parse import UNVERIFIED
+from bench.report import figures
+from bench.report.compare import Claim, Entry, TrialSet, best_of_each, claim, peers, ranked, standings
+from bench.report.figures import Bar
 
 Row = dict[str, Any]
 

@@ -6,8 +6,8 @@ their signs. An id keeps its meaning for ever; it goes into logs, tickets and le
 
 from dataclasses import dataclass
 
-from bench import cluster_rules, signs
-from bench.signs import Sign
+from bench.rules import cluster, signs
+from bench.rules.signs import Sign
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,8 +202,8 @@ SCORE = {
     "PCK-05": ("the log names another organization", "pack with --org as logged, or set cluster.org and run again"),
 }
 
-_TEXTS = cluster_rules.PYXIS | cluster_rules.SLURM | cluster_rules.ENROOT | cluster_rules.MPI | cluster_rules.NCCL
-_TEXTS |= cluster_rules.HARDWARE | CONFIG | RUN | LOG | SCORE
+_TEXTS = cluster.PYXIS | cluster.SLURM | cluster.ENROOT | cluster.MPI | cluster.NCCL
+_TEXTS |= cluster.HARDWARE | CONFIG | RUN | LOG | SCORE
 
 RULES: dict[str, Rule] = {
     id: Rule(id, title, fix, tuple(sign for sign in signs.SIGNS if sign.rule == id))

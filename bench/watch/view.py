@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from bench.alarm import clock
-from bench.outlook import Outlook, Planned, goal, reached
-from bench.progress import Evaluated, Progress
 from bench.reader import printable
+from bench.watch.alarm import clock
+from bench.watch.outlook import Outlook, Planned, goal, reached
+from bench.watch.progress import Evaluated, Progress
 
 SHOWN_EVALUATIONS = 3
 BASIS, NOTE = "based on", "note"

@@ -5,12 +5,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench import page
-from bench.compare import TrialSet, claim
 from bench.errors import ConfigError
-from bench.figures import minutes_text, number_text
-from bench.mllog import printable
 from bench.parse import UNVERIFIED, Finding
+from bench.reader import printable
+from bench.report import page
+from bench.report.compare import TrialSet, claim
+from bench.report.figures import minutes_text, number_text
 from bench.tables import Sheet
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from bench import mllog
 from bench import plan as planning
 from bench.errors import ConfigError
-from bench.mllog import Event, is_number
 from bench.parse import Result
 from bench.plan import Plan
+from bench.reader import Event, is_number
 from bench.schema import Config, Recompute
 
 MARGIN_MIN = 5

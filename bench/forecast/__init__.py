@@ -1,6 +1,6 @@
 """When a run will reach its target: the chance at each coming evaluation, from published runs and the run's own losses.
 
-`bench.curve` says how likely each lag behind the reference curve is, given the losses so far, and for each lag where
+`bench.forecast.curve` says how likely each lag behind the reference curve is, given the losses so far, and for each lag where
 the target is likely reached: exact sums, no random numbers. They are then weighted so that before the first
 evaluation they are the published distribution, in which the model counts as one run more. Outside the reference band the
 two are mixed, more and more of the curve with each evaluation; where no curve is known, the forecast is the published distribution of the runs that had not
@@ -14,8 +14,18 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 from bench.benchmarks import BENCHMARKS, Goal
-from bench.curve import LAGS, BandPoint, Curve, Reference, band, is_outside, lag_weights, outside_band, reference
-from bench.published import Convergence
+from bench.forecast.curve import (
+    LAGS,
+    BandPoint,
+    Curve,
+    Reference,
+    band,
+    is_outside,
+    lag_weights,
+    outside_band,
+    reference,
+)
+from bench.forecast.published import Convergence
 
 __all__ = ["BandPoint", "Chance", "Forecast", "Minutes", "band", "forecast", "minutes", "outside_band", "predict"]
 

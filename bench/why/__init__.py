@@ -11,17 +11,18 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench import accounts, clues, mllog, outcome, parse, remedy
 from bench import log as records
+from bench import mllog, parse
 from bench import plan as planning
-from bench.clues import Clue, Scan
 from bench.errors import ConfigError, LogError
-from bench.mllog import Event
 from bench.parse import Result
 from bench.plan import Plan
+from bench.reader import Event
 from bench.rules import RULES
-from bench.signs import Weight
+from bench.rules.signs import Weight
 from bench.tables import Sheet
+from bench.why import accounts, clues, outcome, remedy
+from bench.why.clues import Clue, Scan
 
 UNKNOWN = "unknown"
 LOGS = ("*.txt", "*.out", "*.err", "*.log")

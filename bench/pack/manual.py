@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench import log as logs
-from bench.checkers import Checked
-from bench.entry import Entry, Run
 from bench.judge import Finding
-from bench.mllog import printable
+from bench.pack.checkers import Checked
+from bench.pack.entry import Entry, Run
 from bench.parse import UNVERIFIED
+from bench.reader import printable
 
 IMPLEMENTATION = "runstop"
 UNKNOWN_IMPLEMENTATION = "implementation"

@@ -9,14 +9,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from bench import outlook, reader
 from bench import plan as planning
+from bench import reader
 from bench.errors import ConfigError, LogError
-from bench.outlook import Planned
 from bench.plan import Plan, Step
-from bench.progress import Progress, Tracker
 from bench.reader import Event, Follower, printable
-from bench.view import View
+from bench.watch import outlook
+from bench.watch.outlook import Planned
+from bench.watch.progress import Progress, Tracker
+from bench.watch.view import View
 
 STATUS, LEDGER, PLAN = "status.json", "ledger.json", "plan.json"
 

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from bench.alarm import clock
-from bench.outlook import Coming
 from bench.parse import UNVERIFIED
-from bench.progress import Progress
 from bench.reader import printable
-from bench.view import BASIS, View, current, facts, percent
+from bench.watch.alarm import clock
+from bench.watch.outlook import Coming
+from bench.watch.progress import Progress
+from bench.watch.view import BASIS, View, current, facts, percent
 
 if TYPE_CHECKING:
     from rich.console import Group

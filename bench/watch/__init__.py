@@ -10,12 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.followed import Job, Watched
-from bench.outlook import Planned
 from bench.parse import UNVERIFIED
-from bench.picture import picture
 from bench.reader import Follower
-from bench.view import View, current, evaluation_line, line, warning_lines
+from bench.watch.followed import Job, Watched
+from bench.watch.outlook import Planned
+from bench.watch.picture import picture
+from bench.watch.view import View, current, evaluation_line, line, warning_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
