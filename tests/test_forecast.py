@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bench.forecast import Forecast, band, forecast, minutes, outside_band
+from bench.forecast import Forecast, band, forecast, outside_band
 from bench.forecast.published import samples_to_target
 
 LORA = "llama2_70b_lora"
@@ -153,17 +153,6 @@ def test_without_a_curve_it_is_the_share_of_runs_that_needed_longer() -> None:
         {184320: 10 / 11, 196608: 1 / 11}
     )
     assert band("llama31_8b", 32) == ()
-
-
-def test_samples_become_minutes() -> None:
-    """48 steps of 3 s and an evaluation of 30 s for each evaluation to come."""
-    made = expect(on_grid([0.9393, 0.9322, 0.9294, 0.928]))
-    told = minutes(made, step_time_ms=3000, eval_time_s=30, samples_done=2688, elapsed_minutes=20)
-    assert told is not None
-    assert (told.low, told.median, told.high) == pytest.approx((22.9, 22.9, 25.8))
-    assert 22.9 < told.expected < 25.8
-    done = minutes(expect(on_grid([0.92])), step_time_ms=3000, eval_time_s=30, samples_done=1536, elapsed_minutes=11)
-    assert done is not None and (done.low, done.expected, done.high) == (11, 11, 11)
 
 
 def test_the_band_falls_towards_the_target() -> None:

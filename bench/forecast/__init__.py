@@ -27,7 +27,7 @@ from bench.forecast.curve import (
 )
 from bench.forecast.published import Convergence
 
-__all__ = ["BandPoint", "Chance", "Forecast", "Minutes", "band", "forecast", "minutes", "outside_band", "predict"]
+__all__ = ["BandPoint", "Chance", "Forecast", "band", "forecast", "outside_band", "predict"]
 
 RANGE_SHARE = 0.90
 """Probability that samples_low to samples_high holds at least."""
@@ -67,17 +67,6 @@ class Forecast:
     """Published runs that it is based on; 0 once the run has converged."""
     source: str
     """All that in words."""
-
-
-@dataclass(frozen=True, slots=True)
-class Minutes:
-    """Run time in minutes from run_start on; None: beyond the grid."""
-
-    expected: float
-    """Mean over the evaluations of the grid, if one of them reaches the target."""
-    low: float | None
-    median: float | None
-    high: float | None
 
 
 def forecast(
@@ -151,29 +140,6 @@ def _is_another_model(past: Sequence[tuple[float, float]], known: Reference) -> 
     assert known.curve is not None
     samples, loss = past[-1]
     return abs(loss - known.curve.loss(known.progress(samples), 0)) > FARTHEST_LOSS
-
-
-def minutes(
-    forecast: Forecast, *, step_time_ms: float, eval_time_s: float, samples_done: float = 0, elapsed_minutes: float = 0
-) -> Minutes | None:
-    """Return when the run stops, from how fast it trains and evaluates and where it stands.
-
-    None if it will surely not reach its target on the grid. A run that has converged stops now, after elapsed_minutes.
-    """
-    at: dict[float | None, float] = {}
-    for number, chance in enumerate(forecast.chances, 1):
-        steps = (chance.samples - samples_done) / forecast.global_batch_size
-        remaining_s = steps * step_time_ms / 1000 + number * eval_time_s if steps > 0 else 0.0
-        at[chance.samples] = elapsed_minutes + remaining_s / 60
-    reached = sum(chance.probability for chance in forecast.chances)
-    if not reached:
-        return None
-    return Minutes(
-        expected=sum(chance.probability * at[chance.samples] for chance in forecast.chances) / reached,
-        low=at.get(forecast.samples_low),
-        median=at.get(forecast.samples_median),
-        high=at.get(forecast.samples_high),
-    )
 
 
 def _published(convergence: Convergence, coming: Sequence[int], *, since: float) -> list[float]:
