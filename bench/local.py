@@ -74,6 +74,8 @@ def run(plan: Plan, config_yaml: str) -> int:
     finally:
         with suppress(OSError):
             _write(folder / "status.json", status)
+        if status["exit_code"]:
+            console.print(f"to have it explained: python -m bench why {_short(folder)}")
     return int(status["exit_code"])
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from bench import mllog, reader
 from bench.parse import parse
+from bench.why import explain
 from ranks import ROOT, mounted
 
 SHORT = ("recipe.max_steps=4", "recipe.eval_every_samples=16", "recipe.eval_skip=0", "task.target_eval_loss=100")
@@ -146,16 +147,16 @@ def test_the_default_run_is_proven_and_one_beside_it_shares_its_preparation(laun
 
 
 ENDINGS = {
-    "Ctrl-C": (signal.SIGINT, "group", 130, "interrupted"),
-    "SIGTERM": (signal.SIGTERM, "launcher", 143, "interrupted"),
-    "a rank is killed": (signal.SIGKILL, "rank", 1, "failed"),
+    "Ctrl-C": (signal.SIGINT, "group", 130, "interrupted", "SLU-08"),
+    "SIGTERM": (signal.SIGTERM, "launcher", 143, "interrupted", "SLU-08"),
+    "a rank is killed": (signal.SIGKILL, "rank", 1, "failed", "RUN-02"),
 }
 
 
 @pytest.mark.trains
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_an_ended_run_says_aborted_and_leaves_nobody_behind(launch: Launch, tmp_path: Path, ending: str) -> None:
-    signum, whom, exit_code, outcome = ENDINGS[ending]
+    signum, whom, exit_code, outcome, rule = ENDINGS[ending]
     process = launch(f"launch.folder={tmp_path}/run", "recipe.log_every_steps=1")
     wait_for(lambda: "train_loss" in text(tmp_path / "run" / "result_0.txt"), process)
     pids = descendants(process.pid)
@@ -166,7 +167,8 @@ def test_an_ended_run_says_aborted_and_leaves_nobody_behind(launch: Launch, tmp_
         os.kill(process.pid if whom == "launcher" else rank_1(pids), signum)
     output = process.communicate(timeout=120)[0]
     assert process.returncode == exit_code, output
-    assert "Traceback" not in output
+    assert "Traceback" not in output and "python -m bench why" in output
+    assert explain([tmp_path / "run"]).rule == rule
     assert not [pid for pid in pids if alive(pid)]
     last = reader.read(tmp_path / "run" / "result_0.txt")[0][-1]
     assert (last.key, last.metadata["status"]) == (mllog.RUN_STOP, "aborted")
