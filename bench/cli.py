@@ -135,7 +135,8 @@ def _parse(args: argparse.Namespace) -> int:
         if args.json:
             print(json.dumps(result.to_json() | {"official": [asdict(verdict) for verdict in verdicts]}))
         else:
-            tables.show(tables.verdict_sheet(result, verdicts))
+            more = [tables.settings_row(result), ("log", str(log), "")]
+            tables.show(tables.verdict_sheet(result, verdicts, more=more))
             if result.findings:
                 tables.show(tables.findings_sheet(result.findings))
         exit_code = exit_code if result.valid and all(v.passed is not False for v in verdicts) else 1

@@ -155,7 +155,8 @@ def _show(plan: Plan, trial: Trial, judged: Judged, folder: Path) -> None:
 
     figure = folder / f"loss_{trial.index}.png"
     figures.loss_figure(judged.result, figure)
-    tables.show(tables.verdict_sheet(judged.result, judged.verdicts, files=[("figure", _short(figure), "")]))
+    files = [("log", _short(folder / trial.log), ""), ("figure", _short(figure), "")]
+    tables.show(tables.verdict_sheet(judged.result, judged.verdicts, more=files))
 
 
 def _make_folder(plan: Plan) -> Path:

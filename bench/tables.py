@@ -70,14 +70,13 @@ def _table(sheet: Sheet) -> "Table":
     return table
 
 
-def verdict_sheet(result: Result, verdicts: Sequence[Verdict], *, files: Sequence[Row] = ()) -> Sheet:
+def verdict_sheet(result: Result, verdicts: Sequence[Verdict], *, more: Sequence[Row] = ()) -> Sheet:
     """Return what the trial is worth; a number that the log does not prove is blank, with the reason beside it."""
     rows = [_time_row(result), _valid_row(result), _samples_row(result), _loss_row(result), _target_row(result)]
     rows += [_official_row(verdict, result.division) for verdict in verdicts]
     rows += [_step_row(result), _throughput_row(result), _evaluation_row(result), _init_row(result)]
-    rows += [_settings_row(result)] if result.hyperparameters else []
     rows += [_trial_row(number, trial) for number, trial in enumerate(result.trials)] if result.trials[1:] else []
-    return Sheet(title(result), [*rows, ("log", result.file, ""), *files], caption=f"{UNVERIFIED} n = 1 run")
+    return Sheet(title(result), [*rows, *more], caption=f"{UNVERIFIED} n = 1 run")
 
 
 def findings_sheet(findings: "Sequence[Finding]") -> Sheet:
@@ -218,7 +217,8 @@ def _init_row(result: Result) -> Row:
     return "initialisation (s)", f"{result.init_s:,.1f}", "before the clock"
 
 
-def _settings_row(result: Result) -> Row:
+def settings_row(result: Result) -> Row:
+    """Return what the log says of how the run was set up."""
     seed = {} if result.seed is None else {"seed": result.seed}
     settings = ", ".join(f"{key} {value}" for key, value in (seed | result.hyperparameters).items())
     return "settings", "", settings

@@ -19,7 +19,7 @@ def table_text(path: Path, figure: Path | None = None) -> str:
     screen = io.StringIO()
     verdicts = [official_verdict(path, ruleset=ruleset) for ruleset in ("5.1.0", "6.1.0")]
     files = [("figure", str(figure), "")] if figure else []
-    show(verdict_sheet(parse(path), verdicts, files=files), file=screen)
+    show(verdict_sheet(parse(path), verdicts, more=files), file=screen)
     return screen.getvalue()
 
 
