@@ -76,6 +76,8 @@ def run(plan: Plan, config_yaml: str) -> int:
             _write(folder / "status.json", status)
         if status["exit_code"]:
             console.print(f"to have it explained: python -m bench why {_short(folder)}")
+        elif plan.trials[1:]:
+            console.print(f"what the trials are worth together: python -m bench score {_short(folder)}")
     return int(status["exit_code"])
 
 
