@@ -15,10 +15,15 @@ Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run one verb; exit 0 done, 1 a log proves nothing, 2 bad request."""
+    """Run one verb; exit 0 done, 1 a log proves nothing, 2 bad request; 128 + the signal that ended it."""
     args = _parser().parse_args(argv)
+    from bench import local
+
     try:
-        sys.exit(args.verb(args))
+        with local.stopped_by_sigterm():
+            sys.exit(args.verb(args))
+    except KeyboardInterrupt as stop:
+        sys.exit(interrupt_exit_code(stop))
     except BenchError as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)
@@ -97,17 +102,13 @@ def _positive(text: str) -> float:
 
 
 def _watch(args: argparse.Namespace) -> int:
-    from bench import local, watch
+    from bench import watch
     from bench.watch import followed
 
     more = {"trials": args.trials, "walltime_min": args.walltime}
     job = followed.replay(args.replay, speed=args.speed, **more) if args.replay else followed.find(args.paths, **more)
     how = watch.How(interval_s=args.interval, once=args.once, until_target=args.until_target, as_json=args.json)
-    try:
-        with local.stopped_by_sigterm():
-            is_reached = watch.watch(job, how)
-    except KeyboardInterrupt as stop:
-        return interrupt_exit_code(stop)
+    is_reached = watch.watch(job, how)
     return 0 if is_reached or not args.until_target else 1
 
 

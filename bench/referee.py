@@ -210,7 +210,7 @@ def rcp_verdict(logs: Sequence[Path | str], *, benchmark: str | None, ruleset: s
         message = f"ruleset {ruleset} has no reference for this benchmark"
         return RcpVerdict(ruleset=ruleset, passed=None, message=message)
     if len(logs) <= 2 * num_dropped(benchmark):
-        message = f"{len(logs)} runs are too few: {num_dropped(benchmark)} at each end does not count"
+        message = f"takes more than {2 * num_dropped(benchmark)} runs, to drop {num_dropped(benchmark)} at each end"
         return RcpVerdict(ruleset=ruleset, passed=None, message=message)
     try:
         return _compare(logs, known, ruleset)

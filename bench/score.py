@@ -5,7 +5,6 @@ samples than the reference (RCP) does on average, the minutes are multiplied by 
 """
 
 import random
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
@@ -19,7 +18,7 @@ from bench.judge import Finding
 from bench.parse import UNVERIFIED, Result, parse, title
 from bench.referee import RcpVerdict, Verdict
 from bench.tables import Row, Sheet
-from bench.trials import ALIKE, Trials, disagreements, findings, is_in_samples, minutes, name
+from bench.trials import ALIKE, Trials, by_number, disagreements, findings, is_in_samples, minutes, name
 
 _BRIEF = ("file", "minutes", "samples_to_target", "seed", "valid")
 _NUM_RESAMPLES = 4000
@@ -105,14 +104,9 @@ def _files(paths: Path | Sequence[Path]) -> list[Path]:
     if isinstance(paths, Path) and not paths.is_dir():
         raise ConfigError("this is not a folder", where=str(paths), fix=fix)
     found = paths.glob("result_*.txt") if isinstance(paths, Path) else paths
-    if not (files := sorted(dict.fromkeys(found), key=_by_number)):
+    if not (files := sorted(dict.fromkeys(found), key=by_number)):
         raise LogError("there is no result_*.txt to score", where=str(paths), fix=fix)
     return files
-
-
-def _by_number(file: Path) -> list[int | str]:
-    parts = re.split(r"([0-9]+)", file.name)  # text and digits by turns, text first
-    return [int(part) if place % 2 else part for place, part in enumerate(parts)]
 
 
 def _scored(trials: Trials) -> Score:
@@ -198,7 +192,7 @@ def _interval(trials: Trials, rcp: RcpVerdict) -> tuple[float, float]:
 def sheets(scored: Score) -> list[Sheet]:
     """Return what each run adds, and what the set is worth or what keeps it from being a score."""
     hardware = "GPUs not logged" if scored.num_gpus is None else f"{scored.num_gpus} GPUs"
-    caption = f"{UNVERIFIED} {hardware}, n = {scored.num_runs} runs, {scored.num_failed} failed"
+    caption = f"{UNVERIFIED} {hardware}, n = {_runs(scored)}, {scored.num_failed} failed"
     rows = [_score_row(scored), *((finding.rule, "", finding.message) for finding in scored.findings)]
     rows += [_olympic_row(scored), *(("not counted", "", why) for why in scored.dropped_reasons)]
     rows += [_factor_row(scored), _reference_row(scored), _samples_row(scored)]
@@ -232,10 +226,14 @@ def _score_row(scored: Score) -> Row:
 
 def _olympic_row(scored: Score) -> Row:
     required = f" of {scored.num_runs_required} that a score takes" if scored.num_runs_required else ""
-    runs = f"{scored.num_runs} runs{required}"
+    runs = f"{_runs(scored)}{required}"
     if scored.olympic_minutes is None:
         return "olympic mean (min)", "", f"{runs}, {scored.num_failed} failed: too few that count"
     return "olympic mean (min)", f"{scored.olympic_minutes:.3f}", runs
+
+
+def _runs(scored: Score) -> str:
+    return "1 run" if scored.num_runs == 1 else f"{scored.num_runs} runs"
 
 
 def _factor_row(scored: Score) -> Row:

@@ -1,5 +1,6 @@
 """The trials that make up a score: which of them count, and what keeps them from being one."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -84,13 +85,19 @@ def name(result: Result) -> str:
     return Path(result.file).name
 
 
+def by_number(file: Path) -> list[int | str]:
+    """Return what sorts result_2 before result_10."""
+    parts = re.split(r"([0-9]+)", file.name)  # text and digits by turns, text first
+    return [int(part) if place % 2 else part for place, part in enumerate(parts)]
+
+
 def findings(trials: Trials, rcp: RcpVerdict) -> Iterator[Finding]:
     """Yield what keeps the trials from being a score."""
     number, required = len(trials.results), trials.num_required
     if trials.why_no_rules:
         yield _error("SCO-06", trials.why_no_rules)
     elif number != required:
-        yield _error("SCO-01", f"{number} runs, and a score takes {required}: their mean is not official")
+        yield _error("SCO-01", f"a score takes {required} runs, not {number}")
     if len(trials.failed) > trials.num_dropped:
         why = "; ".join(f"{Path(file).name}: {reason}" for file, reason in trials.failed.items())
         message = f"{len(trials.failed)} runs failed, and {trials.num_dropped} may count as the slowest: {why}"

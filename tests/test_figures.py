@@ -81,3 +81,11 @@ def test_numbers_show_no_more_than_they_hold() -> None:
 def test_every_footer_says_unverified_hardware_and_n() -> None:
     assert footer("8 × NVIDIA H200", 10) == f"{UNVERIFIED} 8 × NVIDIA H200, n = 10 runs"
     assert footer(None, 1) == f"{UNVERIFIED} hardware not logged, n = 1 run"
+
+
+def test_a_name_of_any_length_leaves_room_for_the_drawing(written_log: MakeLog, tmp_path: Path) -> None:
+    """Warnings are errors: matplotlib warns where nothing is left of the axes."""
+    result = parse(written_log())
+    long = "x" * 100_000
+    convergence_figure([result], tmp_path / "long.png", heading=long, note=footer(long, 1))
+    assert png_size(tmp_path / "long.png") == (1200, 720)

@@ -156,17 +156,59 @@ def test_files_of_one_folder_are_one_set(trial_set: MakeSet) -> None:
     assert [len(trials.results) for trials in one] == [2]
     assert [trials.trial_names for trials in one] == [["0", "2"]]
     assert [trials.name for trials in compare.load([folder / "result_2.txt"])] == ["set, result_2"]
+    assert [len(trials.results) for trials in compare.load([folder, folder / "result_2.txt"])] == [3, 1]
 
 
-def test_a_page_of_somebody_else_is_not_overwritten(trial_set: MakeSet, tmp_path: Path) -> None:
+def test_what_the_logs_say_of_gpus_comes_before_what_the_user_says(trial_set: MakeSet) -> None:
+    logged = trial_set("logged", [{"accelerator": "H200", "num_ranks": 8}])
+    silent = trial_set("silent", [{}])
+    assert [trials.num_gpus for trials in compare.load([logged, silent], num_gpus=64)] == [8, 64]
+    with pytest.raises(ConfigError, match="-5 GPUs"):
+        compare.load([logged], num_gpus=-5)
+
+
+def test_a_mean_that_is_missing_says_why(trial_set: MakeSet) -> None:
+    """Eight of ten valid runs are no fewer than a mean takes, but two that failed are too many."""
+    page = write(trial_set("set", [{}] * 8 + [{"status": "aborted"}] * 2))
+    assert page.text.count("none: too few runs that count") == 2
+    assert "none: 2 runs failed, and 1 may count as the slowest" in page.text
+
+
+def test_files_of_somebody_else_are_not_overwritten(trial_set: MakeSet, tmp_path: Path) -> None:
     folder = trial_set("set", [{}])
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "report.html").write_text("<html>mine</html>")
-    with pytest.raises(ConfigError, match=r"report\.html is not of our making"):
-        write(folder)
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["report.html"]
+    out = tmp_path / "out"
+    out.mkdir()
+    for name in ("trials.csv", "samples_2.png", "report.html"):
+        (out / name).write_text("mine")
+        with pytest.raises(ConfigError, match=rf"{name} not of our making"):
+            write(folder)
+        assert [path.read_text() for path in out.iterdir()] == ["mine"]
+        (out / name).unlink()
+    (out / "notes.csv").write_text("mine")
+    write(folder)
+    assert (out / "notes.csv").read_text() == "mine"
     with pytest.raises(ConfigError, match="the report cannot be written"):
         report.write(compare.load([folder]), folder / "result_0.txt")
+
+
+def test_an_interrupt_leaves_the_last_report_as_it_was(trial_set: MakeSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = trial_set("set", [{}])
+    out = folder.parent / "out"
+
+    def stop(context: object) -> str:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(report, "_render", stop)
+        with pytest.raises(KeyboardInterrupt):
+            write(folder)
+        assert list(out.iterdir()) == []
+    write(folder)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    monkeypatch.setattr(report, "_render", stop)
+    with pytest.raises(KeyboardInterrupt):
+        write(folder, num_gpus=8)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
 def test_a_folder_without_logs_is_refused(tmp_path: Path) -> None:

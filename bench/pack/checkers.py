@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench import mllog
+from bench import mllog, referee
 from bench.errors import ConfigError
 
 DIVISIONS = ("closed", "open")
@@ -50,10 +50,8 @@ def runs_required(benchmark: str | None, ruleset: str) -> int:
         ConfigError: there is no such ruleset, or the benchmark is none of its own.
     """
     from mlperf_logging import benchmark_meta
-    from mlperf_logging.compliance_checker import mlp_compliance
 
-    if ruleset not in (known := sorted(mlp_compliance.rule_choices())):
-        raise ConfigError(f"no ruleset {ruleset!r:.40}", where="--ruleset", fix=f"name one of {', '.join(known)}")
+    referee.require_ruleset(ruleset)
     allowed = benchmark_meta.get_allowed_benchmarks("training", ruleset)
     if benchmark not in allowed:
         raise ConfigError(

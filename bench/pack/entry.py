@@ -12,9 +12,9 @@ from bench.pack.checkers import DIVISIONS
 from bench.parse import Result, parse
 from bench.plan import NOT_A_SUBMISSION, Plan
 from bench.plan import load as load_plan
+from bench.referee import num_dropped
+from bench.trials import by_number
 
-_MAY_FAIL = {"unet3d": 4}
-"""Runs that may fail and then count as the slowest; one, if not named here. Source: mlperf-logging's package checker."""
 _RECIPE = ("global_batch_size", "gradient_accumulation_steps", "max_", "opt_", "lora_")
 """How the names of hyperparameters begin."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
@@ -55,7 +55,7 @@ def read_run(folder: Path) -> Run:
         ConfigError: it has no logs, or logs of several benchmarks.
         LogError: a log cannot be read.
     """
-    logs = sorted((path for path in folder.glob("result_*.txt") if path.is_file()), key=_numeric)
+    logs = sorted((path for path in folder.glob("result_*.txt") if path.is_file()), key=by_number)
     if not logs:
         fix = "name run folders that hold result_0.txt, …"
         raise ConfigError("no results in this folder", where=str(folder), fix=fix)
@@ -67,11 +67,6 @@ def read_run(folder: Path) -> Run:
             f"logs of several benchmarks: {found}", where=str(folder), fix="give each a folder of its own"
         )
     return run
-
-
-def _numeric(path: Path) -> list[tuple[int, str]]:
-    """Return what sorts result_2 before result_10."""
-    return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"([0-9]+)", path.name)]
 
 
 def grouped(runs: Iterable[Run], *, system: str | None) -> list[Entry]:
@@ -119,7 +114,7 @@ def entry_findings(entry: Entry, *, required: int, org: str) -> Iterator[Finding
         counted = f"{entry.benchmark} on {entry.system} has {len(results)} runs, the rules want {required}"
         yield Finding("PCK-01", "error", None, counted)
     failed = [result for result in results if not result.valid]
-    severity: judge.Severity = "error" if len(failed) > _MAY_FAIL.get(entry.benchmark, 1) else "warning"
+    severity: judge.Severity = "error" if len(failed) > num_dropped(entry.benchmark) else "warning"
     for result in failed:
         first = judge.errors(result.findings)[0]
         counts = "" if severity == "error" else "; counts as the slowest run"

@@ -1,5 +1,7 @@
 """Results as something to hand on: one self-contained HTML page, CSV tables and PNG figures."""
 
+import re
+import tempfile
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,32 +21,47 @@ if TYPE_CHECKING:
 PAGE, TEMPLATE = "report.html", "report.html.j2"
 _MARK = '<meta name="generator" content="runstop'
 """Stands in every page of ours, so that no other is overwritten."""
+_FILES = re.compile(
+    r"report\.html|(trials|evaluations|step_times)\.csv|(sets|(convergence|step_time|samples|published)(_\d+)?)\.png"
+)
+"""Names of what a report consists of."""
 
 
 def write(sets: Sequence[TrialSet], out: Path, *, title: str | None = None) -> Path:
     """Write the page, the tables and the figures into a folder and return the page's path; same input, same bytes.
 
     Raises:
-        ConfigError: the folder cannot be made or written, or holds a report.html that is not ours.
+        ConfigError: the folder cannot be made or written, or holds files of these names that are not ours.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
-        if (out / PAGE).exists() and _MARK not in (out / PAGE).read_text(errors="replace"):
-            raise ConfigError(
-                f"{PAGE} is not of our making, and is not overwritten", where=str(out), fix="name another folder"
-            )
-        for name, frame in frames(sets).items():
-            frame.to_csv(out / f"{name}.csv", index=False, lineterminator="\n")
-        (out / PAGE).write_text(
-            _render(page.context(sets, [_rows(t) for t in sets], out, title=title)), encoding="utf-8"
-        )
+        _require_ours(out)
+        with tempfile.TemporaryDirectory(prefix=".part-", dir=out) as scratch:
+            part = Path(scratch)
+            _write(sets, part, title=title)
+            for path in sorted(part.iterdir(), key=lambda path: path.name != PAGE):  # the page says whose the rest is
+                path.replace(out / path.name)
     except OSError as error:
-        raise ConfigError(
-            f"the report cannot be written: {error.strerror}",
-            where=str(error.filename or out),
-            fix="name another folder",
-        ) from error
+        what = f"the report cannot be written: {error.strerror}"
+        raise ConfigError(what, where=str(out), fix="name another folder") from error
     return out / PAGE
+
+
+def _write(sets: Sequence[TrialSet], out: Path, *, title: str | None) -> None:
+    for name, frame in frames(sets).items():
+        frame.to_csv(out / f"{name}.csv", index=False, lineterminator="\n")
+    context = page.context(sets, [_rows(trials) for trials in sets], out, title=title)
+    (out / PAGE).write_text(_render(context), encoding="utf-8")
+
+
+def _require_ours(out: Path) -> None:
+    """Raise ConfigError for files of the names that a report has, unless a page of ours lies beside them."""
+    taken = sorted(path.name for path in out.iterdir() if _FILES.fullmatch(path.name))
+    if PAGE in taken and _MARK in (out / PAGE).read_text(errors="replace"):
+        return
+    if taken:
+        names = ", ".join(taken)
+        raise ConfigError(f"{names} not of our making, and not overwritten", where=str(out), fix="name another folder")
 
 
 def trial_rows(sets: Sequence[TrialSet]) -> list[page.Row]:

@@ -134,23 +134,30 @@ def load(paths: Sequence[Path], *, num_gpus: int | None = None) -> tuple[TrialSe
     """Return one set per folder; files of one folder that are named one after another are a set, too.
 
     Raises:
-        ConfigError: a path is not there.
+        ConfigError: a path is not there, or the number of GPUs is none.
         LogError: a folder holds no results, or one cannot be read.
     """
+    if num_gpus is not None and num_gpus < 1:
+        raise ConfigError(f"{num_gpus} GPUs", where="--num-gpus", fix="name a number above 0, or leave it out")
     for path in paths:
         if not path.exists():
             raise ConfigError(
                 "this does not exist", where=str(path), fix="name a run folder, or some of its result_*.txt"
             )
     found: list[TrialSet] = []
-    for folder, group in itertools.groupby(paths, lambda path: path if path.is_dir() else path.parent):
-        files = [path for path in group if path != folder]
+    for (folder, is_whole), group in itertools.groupby(paths, _folder):
+        files = [] if is_whole else list(group)
         scored, plan = score(files or folder), _plan(folder)
         name = _name(folder.resolve(), scored.benchmark) + (f", {files[0].stem}" if len(files) == 1 else "")
         if any(name == other.name for other in found):
             name = str(files[0] if len(files) == 1 else folder)
         found.append(TrialSet(name=name, score=scored, plan=plan, num_gpus=_num_gpus(scored, plan, num_gpus)))
     return tuple(found)
+
+
+def _folder(path: Path) -> tuple[Path, bool]:
+    """Return where a path's logs lie, and whether it names all of them."""
+    return (path, True) if path.is_dir() else (path.parent, False)
 
 
 def claim(trials: TrialSet) -> Claim:
@@ -267,10 +274,10 @@ def best_of_each(systems: Sequence[System]) -> tuple[System, ...]:
 
 
 def _num_gpus(scored: Score, plan: Plan | None, said: int | None) -> int | None:
-    """Return what the user says, else the logs, else the plan; none for a run on CPUs, whatever its logs count."""
+    """Return what the logs say, else the plan, else the user; none for a run on CPUs, whatever its logs count."""
     if plan is None:
-        return said or scored.num_gpus
-    return None if plan.config.cluster.gpu is None else said or scored.num_gpus or plan.world.num_ranks
+        return scored.num_gpus or said
+    return None if plan.config.cluster.gpu is None else scored.num_gpus or plan.world.num_ranks
 
 
 def _plan(folder: Path) -> Plan | None:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 TRAIN_COLOR, EVAL_COLOR, TARGET_COLOR, QUIET_COLOR = "#9db4c8", "#1f5a8c", "#c0392b", "#c9d3dc"
 """Blues and one red: apart in hue and in lightness, so that they stay apart in grey and for the colour-blind."""
 _WIDTH_INCHES, _NOTE_LETTERS, _MAX_METRICS = 8, 125, 3
+_MAX_HEADING, _MAX_WHERE = 75, 500
+"""Letters. What a log or a folder is called may be long, and would press the drawing away."""
 INK, FAINT_INK = "#222222", "#666666"
 
 QUALITY = {
@@ -73,7 +75,8 @@ def convergence_figure(
         _draw_target(axes, results[0], metric)
         if band and metric is None:
             _draw_band(axes, band)
-        axes.set_title(printable(metric or "evaluation"), loc="left", fontsize=9.5, color=INK, parse_math=False)
+        name = _shortened(metric or "evaluation", limit=_MAX_HEADING // len(metrics))
+        axes.set_title(name, loc="left", fontsize=9.5, color=INK, parse_math=False)
     if losses:
         _draw_training(panels[-1], results)
     _save(figure, path)
@@ -183,7 +186,7 @@ def _percent(share: float) -> str:
 def footer(where: str | None, num_runs: int) -> str:
     """Return what stands below every figure: how far to trust it, the hardware, the number of runs."""
     runs = "1 run" if num_runs == 1 else f"{num_runs} runs"
-    return f"{UNVERIFIED} {printable(where or 'hardware not logged')}, n = {runs}"
+    return f"{UNVERIFIED} {_shortened(where or 'hardware not logged', limit=_MAX_WHERE)}, n = {runs}"
 
 
 def _canvas(height_inches: float, heading: str, note: str, *, panels: int = 1) -> "tuple[Figure, Sequence[Axes]]":
@@ -193,7 +196,8 @@ def _canvas(height_inches: float, heading: str, note: str, *, panels: int = 1) -
 
     figure = Figure(figsize=(_WIDTH_INCHES, height_inches), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
-    figure.suptitle(printable(heading), x=0.01, ha="left", fontweight="bold", fontsize=10.5, parse_math=False)
+    heading = _shortened(heading, limit=_MAX_HEADING)
+    figure.suptitle(heading, x=0.01, ha="left", fontweight="bold", fontsize=10.5, parse_math=False)
     wrapped = "\n".join(textwrap.wrap(printable(note).replace(" = ", "\xa0=\xa0"), _NOTE_LETTERS))
     figure.supxlabel(wrapped, x=0.01, ha="left", fontsize=7.5, color=FAINT_INK, parse_math=False)
     found = [figure.add_subplot(1, panels, number + 1) for number in range(panels)]
@@ -238,7 +242,7 @@ def _draw_evaluations(axes: "Axes", results: Sequence[Result], metric: str | Non
         _empty(axes, "no evaluation in these logs")
     axes.set_xlabel("samples trained on" if by_samples else "minutes since run_start")
     what = metric or QUALITY.get(results[0].benchmark or "", "eval_accuracy, as logged")
-    axes.set_ylabel(printable(what), parse_math=False)
+    axes.set_ylabel(_shortened(what), parse_math=False)
     axes.xaxis.set_major_formatter("{x:,.10g}")
 
 

@@ -229,10 +229,10 @@ def _system_rows(trials: TrialSet) -> Iterator[tuple[str, str]]:
 
 
 def _settings(trials: TrialSet) -> list[tuple[str, str]]:
-    """Return what is logged before run_start; a value that differs between trials says so."""
+    """Return the settings in the logs; one that differs between trials says so."""
     names = dict.fromkeys(key for r in trials.results for key in r.hyperparameters)
-    values = {key: list(dict.fromkeys(str(r.hyperparameters.get(key)) for r in trials.results)) for key in names}
-    return [(key, " | ".join(found)[:120]) for key, found in sorted(values.items())]
+    said = {key: [str(r.hyperparameters.get(key, "not logged")) for r in trials.results] for key in names}
+    return [(key, " | ".join(dict.fromkeys(values))[:120]) for key, values in sorted(said.items())]
 
 
 def _files(trials: TrialSet) -> Iterator[tuple[str, str, str]]:
