@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TypeAlias
 
-from bench.errors import BenchError, interrupt_exit_code
+from bench.errors import BenchError, LogError, interrupt_exit_code, stopped_by_sigterm
 
 Run: TypeAlias = Callable[[argparse.Namespace], int]
 Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -17,10 +17,8 @@ Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 def main(argv: Sequence[str] | None = None) -> None:
     """Run one verb; exit 0 done, 1 a log proves nothing, 2 bad request; 128 + the signal that ended it."""
     args = _parser().parse_args(argv)
-    from bench import local
-
     try:
-        with local.stopped_by_sigterm():
+        with stopped_by_sigterm():
             sys.exit(args.verb(args))
     except KeyboardInterrupt as stop:
         sys.exit(interrupt_exit_code(stop))
@@ -129,7 +127,7 @@ def _parse(args: argparse.Namespace) -> int:
         try:
             result = parse.parse(log)
             verdicts = [referee.official_verdict(log, ruleset=args.official)] if args.official else []
-        except BenchError as error:  # the other logs are judged all the same
+        except LogError as error:  # the other logs are judged all the same
             print(error, file=sys.stderr)
             exit_code = 1
             continue

@@ -1,6 +1,8 @@
 """Failures that are not bugs in this code."""
 
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class BenchError(Exception):
@@ -30,3 +32,17 @@ class LogError(BenchError):
 def interrupt_exit_code(stop: KeyboardInterrupt) -> int:
     """Return 128 + the signal, as shells do: the one that the exception names, or Ctrl-C's."""
     return 128 + (stop.args[0] if stop.args else signal.SIGINT)
+
+
+@contextmanager
+def stopped_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends the block as Ctrl-C does, so that what must be tidied up is."""
+
+    def stop(signum: int, frame: object) -> None:
+        raise KeyboardInterrupt(signum)
+
+    previous = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)

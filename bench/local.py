@@ -3,17 +3,15 @@
 import json
 import os
 import secrets
-import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench import mllog, submit
 from bench import plan as planning
-from bench.errors import BenchError, ConfigError, interrupt_exit_code
+from bench.errors import BenchError, ConfigError, interrupt_exit_code, stopped_by_sigterm
 from bench.parse import Result, parse
 from bench.plan import Plan, Step, Trial
 from bench.referee import RULESETS, Verdict, official_verdict
@@ -191,20 +189,6 @@ def _write(path: Path, content: Any) -> None:
     part = path.with_suffix(".part")
     part.write_text(json.dumps(content, indent=1) + "\n")
     part.replace(path)
-
-
-@contextmanager
-def stopped_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends the block as Ctrl-C does: ranks first, then status.json."""
-
-    def stop(signum: int, frame: object) -> None:
-        raise KeyboardInterrupt(signum)
-
-    previous = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
 
 
 def _short(path: Path) -> str:
