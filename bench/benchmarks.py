@@ -5,7 +5,7 @@ MLPerf Training rules of 2026-05 for what those files leave out: alpha, clipping
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -22,6 +22,9 @@ class Goal:
     higher_is_better: bool = False
     metric: str | None = None
     """Where a benchmark has several."""
+
+    def __str__(self) -> str:
+        return f"{self.metric + ' ' if self.metric else ''}{'≥' if self.higher_is_better else '≤'} {self.value:g}"
 
     def is_reached_by(self, value: float) -> bool:
         """Return whether a value is at or beyond the goal. A loss of 0 or less is no loss."""
@@ -46,6 +49,16 @@ class Schedule:
         return (skipped + 1) * self.interval(global_batch_size)
 
 
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """A value that the closed division derives from another one, for keys that are logged."""
+
+    key: str
+    of: str
+    formula: Callable[[float], float]
+    words: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Benchmark:
     """One benchmark's rules; those without `once` are known by their target only."""
@@ -61,8 +74,22 @@ class Benchmark:
     """Keys that a closed log says exactly once."""
     fixed: Mapping[str, Value] = field(default_factory=lambda: MappingProxyType({}))
     """Values that the closed division fixes, for keys that are logged."""
+    relations: tuple[Relation, ...] = ()
+    order: tuple[tuple[str, str], ...] = ()
+    """Keys of which the official checker has to read the one before the other."""
     schedule: Schedule | None = None
 
+
+PRECISION_KEYS = (mllog.PRECISION_IN_LINEAR, mllog.PRECISION_IN_ATTN, mllog.PRECISION_IN_COMM)
+PRECISIONS = (
+    *("fp64", "fp32", "tf32", "fp16", "bfloat16", "fp8", "mxfp6", "nvfp4", "mxfp4"),
+    *("Graphcore FLOAT 16.16", "int8", "uint8", "int4", "uint4"),
+)
+DISCLOSED = (
+    *(*PRECISION_KEYS, mllog.TENSOR_PARALLELISM, mllog.PIPELINE_PARALLELISM, mllog.CONTEXT_PARALLELISM),
+    *(mllog.EXPERT_PARALLELISM, mllog.MICRO_BATCH_SIZE, mllog.CONFIG_FILENAME),
+)
+"""What ruleset 6.1.0 wants said exactly once, in every division; older ones do not."""
 
 _LLM_ONCE = (
     *(mllog.GLOBAL_BATCH_SIZE, mllog.GRADIENT_ACCUMULATION_STEPS, mllog.OPT_BASE_LEARNING_RATE),
@@ -107,6 +134,16 @@ LLAMA31_8B = Benchmark(
         mllog.EVAL_SAMPLES: 1024,
         "max_steps": 1_200_000,
     },
+    relations=(
+        Relation("opt_end_learning_rate", "opt_base_learning_rate", lambda lr: 0.1 * lr, "a tenth of the base rate"),
+        Relation(
+            "opt_learning_rate_decay_steps",
+            "opt_learning_rate_warmup_steps",
+            lambda steps: 1_200_000 - steps,
+            "1200000 less the warm-up steps",
+        ),
+    ),
+    order=(("opt_learning_rate_warmup_steps", "opt_learning_rate_decay_steps"),),
     schedule=Schedule(12288),
 )
 

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from bench import mllog
+from bench.benchmarks import DISCLOSED, PRECISION_KEYS, PRECISIONS
 from bench.log import Log
 from bench.reader import Event, is_number
+from bench.referee import RULESETS, ruleset_of
 
 Severity = Literal["error", "warning"]
 
@@ -29,6 +31,18 @@ _EVERYWHERE = (
     *(mllog.SUBMISSION_PLATFORM, mllog.TRAIN_SAMPLES, mllog.EVAL_SAMPLES),
 )
 """What a log of a benchmark that is judged in full says exactly once, in every division."""
+_COUNTED: dict[str, tuple[str, ...]] = {
+    mllog.BLOCK_START: ("samples_count", "epoch_count"),
+    mllog.BLOCK_STOP: ("samples_count", "first_epoch_num"),
+    **dict.fromkeys(("epoch_start", "epoch_stop", mllog.EVAL_START, mllog.EVAL_STOP), ("samples_count", "epoch_num")),
+    mllog.EVAL_ACCURACY: ("samples_count", "epoch_num"),
+}
+"""Records that say in their metadata how far training is, in one of these units."""
+_WHOLE = (
+    *(mllog.GLOBAL_BATCH_SIZE, mllog.GRADIENT_ACCUMULATION_STEPS, mllog.MICRO_BATCH_SIZE),
+    *(mllog.TRAIN_SAMPLES, mllog.EVAL_SAMPLES, mllog.TENSOR_PARALLELISM, mllog.PIPELINE_PARALLELISM),
+    *(mllog.CONTEXT_PARALLELISM, mllog.EXPERT_PARALLELISM),
+)
 _INIT_LIMIT_MIN = {False: 30, True: 240}
 """By whether the division is open."""
 _MAX_SHOWN = 5
@@ -80,7 +94,8 @@ def _check_clock(log: Log) -> Iterator[Finding]:
 
 
 def _check_order(log: Log) -> Iterator[Finding]:
-    pairs = [(log.all(one)[-1], log.all(other)[0]) for one, other in _ORDER if log.all(one) and log.all(other)]
+    order = (*_ORDER, *(log.benchmark.order if log.benchmark else ()))
+    pairs = [(log.all(one)[-1], log.all(other)[0]) for one, other in order if log.all(one) and log.all(other)]
     once = not log.all(mllog.RUN_START)[1:]
     backwards = [(one, other) for one, other in pairs if once and _is_before(log, other, one)]
     for one, other in backwards[:1]:
@@ -104,10 +119,7 @@ def _check_evaluations(log: Log) -> Iterator[Finding]:
     if not found:
         yield Finding("LOG-06", "error" if log.goals else "warning", None, "no eval_accuracy in this log")
     elif log.goals and not log.converged:
-        goals = " and ".join(
-            f"{goal.metric + ' ' if goal.metric else ''}{'≥' if goal.higher_is_better else '≤'} {goal.value:g}"
-            for goal in log.goals
-        )
+        goals = " and ".join(map(str, log.goals))
         yield Finding("LOG-07", "error", found[-1].line, f"last evaluation {found[-1].value!r:.40}, target {goals}")
     yield from _check_places(log)
 
@@ -120,7 +132,7 @@ def _check_places(log: Log) -> Iterator[Finding]:
     for event in log.events:
         if event.key in _CLOCK:
             inside = event.key == mllog.RUN_START
-        elif not inside and event.key.rstrip() == mllog.EVAL_ACCURACY:
+        elif not inside and event.key == mllog.EVAL_ACCURACY:
             outside.append(event)
     if outside:
         more = f", and {len(outside) - 1} more" if outside[1:] else ""
@@ -154,12 +166,15 @@ def _check_keys(log: Log) -> Iterator[Finding]:
     """Yield what every log must say, and what the rules of a benchmark that is judged in full want on top."""
     known = log.benchmark if log.benchmark and log.benchmark.once else None
     once = (*_EVERYWHERE, *(() if log.is_open else known.once)) if known else ()
+    disclosed = DISCLOSED if known else ()
     blocks = (mllog.BLOCK_START, mllog.BLOCK_STOP, mllog.CACHE_CLEAR) if known else ()
     for key in (mllog.INIT_START, mllog.INIT_STOP, *once, *blocks):
         twin = key.replace("block", "epoch")
         if not log.all(key) and not log.all(twin):
             yield Finding("LOG-10", "error", None, f"no {key}" + (f" or {twin}" if twin != key else ""))
-    for key in dict.fromkeys((mllog.INIT_STOP, mllog.SUBMISSION_BENCHMARK, mllog.TARGET_ACCURACY, *once)):
+    if _is_recent(log) and (absent := [key for key in disclosed if not log.all(key)]):
+        yield Finding("LOG-10", "warning", None, f"no {', '.join(absent)}: ruleset {RULESETS[-1]} asks for it")
+    for key in dict.fromkeys((mllog.INIT_STOP, mllog.SUBMISSION_BENCHMARK, mllog.TARGET_ACCURACY, *once, *disclosed)):
         if len(found := log.all(key)) > 1:
             same = all(event.value == found[0].value for event in found)
             message = f"{key} stands {len(found)} times, with {'one value' if same else 'different values'}"
@@ -170,6 +185,28 @@ def _check_keys(log: Log) -> Iterator[Finding]:
                 yield Finding("REC-01", "error", event.line, f"{key} is {event.value!r:.40}, not a name")
             elif known and key == mllog.SUBMISSION_DIVISION and event.value not in ("closed", "open"):
                 yield Finding("REC-01", "error", event.line, f"{key} is {event.value!r:.40}, neither closed nor open")
+
+
+def _is_recent(log: Log) -> bool:
+    """Return whether the newest ruleset was in force when the run was made."""
+    start = log.single(mllog.RUN_START)
+    return start is not None and ruleset_of(start.time_ms) == RULESETS[-1]
+
+
+def _check_counts(log: Log) -> Iterator[Finding]:
+    if log.benchmark is None:
+        return
+    for key, units in _COUNTED.items():
+        is_evaluation = key == mllog.EVAL_ACCURACY
+        known = units[:1] if is_evaluation and log.benchmark.schedule else units
+        bad = [event for event in log.all(key) if not any(_is_count(event.metadata.get(unit)) for unit in known)]
+        if bad:
+            rule = "EVL-03" if is_evaluation else "LOG-10"
+            yield Finding(rule, "error", bad[0].line, f"{len(bad)} x {key} without {' or '.join(known)}")
+
+
+def _is_count(value: Any) -> bool:
+    return is_number(value) and value >= 0
 
 
 def _check_seed(log: Log) -> Iterator[Finding]:
@@ -186,19 +223,32 @@ def _check_seed(log: Log) -> Iterator[Finding]:
 
 
 def _check_recipe(log: Log) -> Iterator[Finding]:
-    """Yield fixed values that differ, and values that no run can have."""
-    if log.benchmark is None or not log.benchmark.once:
+    """Yield values other than those that the closed division fixes."""
+    if log.benchmark is None or log.is_open:
         return
-    for key, wanted in log.benchmark.fixed.items() if not log.is_open else ():
+    for key, wanted in log.benchmark.fixed.items():
         for event in log.all(key)[:1]:
             if not _same(event.value, wanted):
                 rule = "REC-02" if key in (mllog.TRAIN_SAMPLES, mllog.EVAL_SAMPLES) else "REC-01"
                 yield Finding(rule, "error", event.line, f"{key} is {event.value!r:.40}, and the rules fix {wanted}")
-    for key in (mllog.GLOBAL_BATCH_SIZE, mllog.GRADIENT_ACCUMULATION_STEPS):
+    for relation in log.benchmark.relations:
+        base = log.value(relation.of)
+        for event in log.all(relation.key)[:1]:
+            if not is_number(base) or not _same(event.value, relation.formula(base)):
+                message = f"{relation.key} is {event.value!r:.40}, and the rules want {relation.words}"
+                yield Finding("REC-01", "error", event.line, message)
+
+
+def _check_values(log: Log) -> Iterator[Finding]:
+    """Yield values that no run can have, in any division."""
+    if log.benchmark is None or not log.benchmark.once:
+        return
+    for key in (*_WHOLE, *PRECISION_KEYS):
         for event in log.all(key)[:1]:
-            if not is_number(event.value) or event.value <= 0:
-                yield Finding("REC-01", "error", event.line, f"{key} is {event.value!r:.40}, not a positive number")
-    for key in (mllog.SUBMISSION_ORG, mllog.SUBMISSION_PLATFORM):
+            wanted = "a whole number above 0" if key in _WHOLE else f"one of {', '.join(PRECISIONS)}"
+            if not (_is_whole(event.value) if key in _WHOLE else event.value in PRECISIONS):
+                yield Finding("REC-01", "error", event.line, f"{key} is {event.value!r:.40}, not {wanted}")
+    for key in (mllog.SUBMISSION_ORG, mllog.SUBMISSION_PLATFORM, mllog.CONFIG_FILENAME):
         for event in log.all(key)[:1]:
             if event.value == "" or "PLACEHOLDER" in str(event.value):
                 severity: Severity = "error" if event.value == "" else "warning"
@@ -211,6 +261,10 @@ def _same(value: Any, wanted: float | str) -> bool:
     return is_number(value) and abs(value - wanted) <= 1e-9 * abs(wanted)
 
 
+def _is_whole(value: Any) -> bool:
+    return is_number(value) and value >= 1 and value == int(value)
+
+
 def _check_schedule(log: Log) -> Iterator[Finding]:
     """Yield where evaluations do not stand where the rules have them.
 
@@ -220,9 +274,6 @@ def _check_schedule(log: Log) -> Iterator[Finding]:
     schedule, gbs = log.benchmark and log.benchmark.schedule, log.integer(mllog.GLOBAL_BATCH_SIZE)
     if not schedule or not gbs or gbs <= 0 or log.is_open or log.all(mllog.RUN_START)[1:]:
         return
-    counted = [event for event in log.all(mllog.EVAL_ACCURACY) if log.samples(event) is None]
-    for event in counted[:1]:
-        yield Finding("EVL-03", "error", event.line, f"{len(counted)} x eval_accuracy without samples_count")
     at = [(event, samples) for event in log.evaluations if (samples := log.samples(event)) is not None]
     first, every = schedule.first(gbs), schedule.interval(gbs)
     off = [event for n, (event, samples) in enumerate(at) if samples != first + n * every]
@@ -244,5 +295,5 @@ def errors(findings: Iterable[Finding]) -> list[Finding]:
 
 _CHECKS = (
     *(_check_clock, _check_order, _check_init, _check_evaluations, _check_target, _check_records),
-    *(_check_keys, _check_seed, _check_recipe, _check_schedule),
+    *(_check_keys, _check_counts, _check_seed, _check_recipe, _check_values, _check_schedule),
 )

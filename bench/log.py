@@ -20,10 +20,9 @@ class Log:
 
     @cached_property
     def by_key(self) -> dict[str, list[Event]]:
-        """Events by key; some loggers write keys with a blank behind."""
         found: dict[str, list[Event]] = defaultdict(list)
         for event in self.events:
-            found[event.key.rstrip()].append(event)
+            found[event.key].append(event)
         return found
 
     def all(self, key: str) -> Sequence[Event]:

@@ -80,6 +80,6 @@ class Pace:
         if samples is None or samples <= self._samples:
             return None
         since, before, self._samples = self._since, self._samples, samples
-        if since is None or time_ms is None or time_ms < since:
+        if since is None or time_ms is None or time_ms < since or samples - before < 1:
             return None
         return Stretch(samples, samples - before, time_ms - since)

@@ -132,7 +132,8 @@ def result(log: Log, file: str, system: dict[str, Any]) -> Result:
     start, stop = log.single(mllog.RUN_START), log.single(mllog.RUN_STOP)
     reached = log.first_reached
     training, gbs = tuple(stretches(log.events)), log.integer(mllog.GLOBAL_BATCH_SIZE)
-    step_times = tuple((s.samples, s.time_ms * gbs / s.trained) for s in training) if gbs and gbs > 0 else ()
+    timed = [stretch for stretch in training if stretch.time_ms > 0]
+    step_times = tuple((s.samples, s.time_ms * gbs / s.trained) for s in timed) if gbs and gbs > 0 else ()
     throughput = _throughput(training) or _median(_tracked(log, "throughput"))
     num_gpus = _num_gpus(log, system)
     tokens = _sequence_length(log)
@@ -193,7 +194,7 @@ def _text(value: Any) -> str | None:
 
 def _init_s(log: Log) -> float | None:
     starts, stop = log.all(mllog.INIT_START), log.single(mllog.INIT_STOP)
-    return (stop.time_ms - starts[0].time_ms) / 1000 if starts and stop else None
+    return (stop.time_ms - starts[0].time_ms) / 1000 if starts and stop and stop.time_ms >= starts[0].time_ms else None
 
 
 def _train_losses(log: Log) -> Iterator[tuple[float | None, float]]:
@@ -217,7 +218,7 @@ def _throughput(training: Sequence[Stretch]) -> float | None:
 def _tracked(log: Log, name: str, *, scale: float = 1) -> list[float]:
     """Return a statistic as the run itself tracked it: what is left where no record counts samples."""
     stats = (event.value.get(name) for event in log.all(mllog.TRACKED_STATS) if isinstance(event.value, dict))
-    return [value * scale for value in stats if is_number(value)]
+    return [value * scale for value in stats if is_number(value) and value > 0]
 
 
 def _median(values: Sequence[float]) -> float | None:
@@ -232,7 +233,7 @@ def _eval_time_s(log: Log) -> float | None:
         elif event.key == mllog.EVAL_STOP and since is not None:
             times.append((event.time_ms - since) / 1000)
             since = None
-    return _median(times)
+    return _median([time for time in times if time >= 0])
 
 
 def _num_gpus(log: Log, system: dict[str, Any]) -> int | None:
@@ -244,7 +245,8 @@ def _num_gpus(log: Log, system: dict[str, Any]) -> int | None:
     named = re.match(r"(\d{1,6})x", log.text(mllog.SUBMISSION_PLATFORM) or "")
     if nodes and per_node and (named is None or int(named[1]) == nodes):
         return nodes * per_node
-    return None if log.value("accelerator") in (None, "cpu") else log.integer("num_ranks")
+    ranks = None if log.value("accelerator") in (None, "cpu") else log.integer("num_ranks")
+    return ranks if ranks and ranks > 0 else None
 
 
 def _count(text: Any) -> int | None:
@@ -252,8 +254,9 @@ def _count(text: Any) -> int | None:
 
 
 def _sequence_length(log: Log) -> float | None:
+    logged = number(log.value("max_sequence_length"))
     known = log.benchmark.sequence_length if log.benchmark else None
-    return number(log.value("max_sequence_length")) or known
+    return logged if logged and logged > 0 else known
 
 
 _SERIES = ("submission_", mllog.CACHE_CLEAR, mllog.SEED, mllog.TRACKED_STATS, mllog.EVAL_ACCURACY, mllog.TRAIN_LOSS)

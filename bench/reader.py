@@ -3,6 +3,7 @@
 The token may stand anywhere in a line, several times, cut off or glued to other output; no content makes reading fail.
 """
 
+import errno
 import json
 import os
 import re
@@ -57,6 +58,8 @@ def read(path: Path | str) -> tuple[list[Event], list[Garbled]]:
     found: list[Event | Garbled] = []
     scanner = Scanner()
     try:
+        if Path(path).is_fifo():  # system() and the official checker read it again
+            raise OSError(errno.ESPIPE, "it is a pipe, which can be read only once; save it to a file")
         with FileIO(path) as file:
             while chunk := file.read(_CHUNK_BYTES):
                 found += scanner.feed(chunk)
@@ -105,8 +108,9 @@ class Follower:
         self.close()
 
     def _open(self) -> bool:
-        with suppress(OSError):  # not there yet, or not ours to read yet
-            self._file = os.open(self._path, os.O_RDONLY)
+        if self._path.is_file():  # what is no file, a pipe for one, could block for ever
+            with suppress(OSError):  # gone already, or not ours to read yet
+                self._file = os.open(self._path, os.O_RDONLY)
         return self._file is not None
 
     def _is_replaced(self) -> bool:
@@ -152,10 +156,13 @@ class Scanner:
             counted = at
             limit = min(size, done + _MAX_RECORD_BYTES)
             end = data.find(b"\n", done, limit)
-            raw = data[done : limit if end < 0 else end]
-            try:  # the line, as far as it is there, ends with the record: the usual case
+            stop = limit if end < 0 else end
+            following = data.find(_TOKEN, done, stop)
+            raw = data[done : stop if following < 0 else following]
+            try:  # the record reaches to the end of the line, as far as it is there, or to the next token: the usual cases
                 event = _DECODE(raw)
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                raw = data[done:stop]
                 if end < 0 and limit == size and not final:
                     done = at
                     break
@@ -227,7 +234,9 @@ def system(path: Path | str) -> dict[str, Any]:
         head = file.read(_SYSTEM_WITHIN_BYTES).decode(errors="replace")
         for mark in re.finditer(r":::SYSJSON\s*(?=\{)", head):
             with suppress(ValueError, RecursionError):
-                return dict(_DECODER.raw_decode(head, mark.end())[0])
+                record = dict(_DECODER.raw_decode(head, mark.end())[0])
+                json.dumps(record, allow_nan=False)
+                return record
     return {}
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
+from bench.benchmarks import BENCHMARKS
 from bench.parse import UNVERIFIED, Result, Span, title
 from bench.reader import printable
 from bench.referee import Verdict
@@ -165,21 +166,28 @@ def _valid_row(result: Result) -> Row:
 def _samples_row(result: Result) -> Row:
     if result.samples_to_target is not None:
         return "samples to target", f"{result.samples_to_target:,}", ""
-    why = (
-        "the log names no target" if result.target is None else "no evaluation at or below the target says its samples"
-    )
-    return "samples to target", "", why
+    why = "no evaluation that reaches the target says its samples"
+    return "samples to target", "", why if _target(result) else "the log names no target"
+
+
+def _target(result: Result) -> str | None:
+    """Return what is to be reached; several goals are always those of a benchmark."""
+    if result.target is not None:
+        return f"{result.target:g}"
+    known = BENCHMARKS.get(result.benchmark or "")
+    return " and ".join(map(str, known.goals)) if known else None
 
 
 def _loss_row(result: Result) -> Row:
-    target = "no target" if result.target is None else f"target {result.target:g}"
+    goal = _target(result)
+    target = f"target {goal}" if goal else "no target"
     if result.eval_final is None:
         return "final evaluation", "", f"none in the log; {target}"
     return "final evaluation", f"{result.eval_final:.4f}", target
 
 
 def _target_row(result: Result) -> Row:
-    if result.target is None and not result.converged:
+    if _target(result) is None:
         return "target reached", "", "the log names no target"
     return "target reached", "yes" if result.converged else "no", ""
 

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import os
 import resource
 import threading
 import tracemalloc
@@ -190,6 +191,13 @@ def test_nan_in_a_log_is_read_as_nan(tmp_path: Path) -> None:
 def test_a_missing_log_is_named(tmp_path: Path) -> None:
     with pytest.raises(LogError, match="No such file"):
         read(tmp_path / "absent")
+
+
+def test_a_pipe_is_refused_and_never_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(LogError, match="can be read only once"):
+        read(tmp_path / "pipe")
+    assert Follower(tmp_path / "pipe").poll() == []
 
 
 def test_the_line_has_the_official_shape(tmp_path: Path) -> None:

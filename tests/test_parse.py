@@ -145,3 +145,29 @@ def test_published_logs_are_read_as_an_independent_reader_read_them() -> None:
         assert result.benchmark == record["submission_benchmark"]
         if record["official_compliance_ok"] is not None:
             assert result.valid == record["official_compliance_ok"], record["file"]
+
+
+def test_a_clock_that_stands_still_or_runs_backwards_times_nothing(tmp_path: Path) -> None:
+    """A number that the log does not prove is None, and every document is strict JSON."""
+    clock = {"init_start": 9, "init_stop": 8, "eval_start": 7, "eval_stop": 6}
+    settings = {"global_batch_size": 8, "accelerator": "cuda", "num_ranks": -8, "max_sequence_length": -1}
+    lines = [':::SYSJSON {"number_of_nodes": NaN}']
+    keys = (
+        *settings,
+        "init_start",
+        "init_stop",
+        "run_start",
+        "block_start",
+        "train_loss",
+        "train_loss",
+        "tracked_stats",
+    )
+    for number, key in enumerate((*keys, "block_stop", "eval_start", "eval_stop")):
+        value = {"train_step_time": -1, "throughput": 0} if key == "tracked_stats" else settings.get(key)
+        event = {"time_ms": clock.get(key, 5), "event_type": "", "key": key, "value": value}
+        lines.append(f":::MLLOG {json.dumps(event | {'metadata': {'samples_count': number}})}")
+    (tmp_path / "log").write_text("\n".join(lines))
+    result = parse(tmp_path / "log")
+    assert (result.init_s, result.eval_time_s, result.step_time_ms, result.throughput_samples_s) == (None,) * 4
+    assert (result.num_gpus, result.tokens_s_gpu, result.system) == (None, None, {})
+    json.dumps(result.to_json(), allow_nan=False)

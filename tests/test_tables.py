@@ -57,7 +57,7 @@ def test_a_missing_number_is_blank_with_the_reason(written_log: MakeLog) -> None
     text = table_text(path)
     assert row(text, "run_start → run_stop (min)") == "no run_stop: there is no time to score"
     assert row(text, "valid trial").startswith("no  LOG-02: no run_stop: there is no time to score; LOG-07 line ")
-    assert row(text, "samples to target") == "no evaluation at or below the target says its samples"
+    assert row(text, "samples to target") == "no evaluation that reaches the target says its samples"
     assert row(text, "target reached") == "no"
     assert row(text, "official rules 6.1.0, closed").startswith("failed  ")
     assert "\x1b" not in text
@@ -68,3 +68,10 @@ def test_a_task_without_target_or_rules(written_log: MakeLog) -> None:
     assert row(text, "final evaluation") == "none in the log; no target"
     assert row(text, "target reached") == row(text, "samples to target") == "the log names no target"
     assert row(text, "official rules 6.1.0, closed").startswith("the log names no submission_benchmark")
+
+
+def test_several_targets_are_all_named(written_log: MakeLog) -> None:
+    text = table_text(written_log(submission_benchmark="stable_diffusion", target_accuracy=None))
+    assert row(text, "final evaluation") == "0.9200  target FID ≤ 90 and CLIP ≥ 0.15"
+    assert row(text, "target reached") == "no"
+    assert row(text, "samples to target") == "no evaluation that reaches the target says its samples"
