@@ -125,15 +125,17 @@ def _check_evaluations(log: Log) -> Iterator[Finding]:
 
 
 def _check_places(log: Log) -> Iterator[Finding]:
-    """Yield the first evaluation outside run_start to run_stop, and how many there are."""
+    """Yield the first evaluation outside run_start to run_stop, by line or by clock, and how many there are."""
     if not log.goals or (log.benchmark and log.benchmark.evaluates_afterwards):
         return
     inside, outside = False, []
+    start, stop = (log.single(key) if minutes(log) is not None else None for key in _CLOCK)
     for event in log.events:
         if event.key in _CLOCK:
             inside = event.key == mllog.RUN_START
-        elif not inside and event.key == mllog.EVAL_ACCURACY:
-            outside.append(event)
+        elif event.key == mllog.EVAL_ACCURACY:
+            timed = start is None or stop is None or start.time_ms <= event.time_ms <= stop.time_ms
+            outside += [] if inside and timed else [event]
     if outside:
         more = f", and {len(outside) - 1} more" if outside[1:] else ""
         message = f"eval_accuracy {outside[0].value!r:.40} does not stand between run_start and run_stop{more}"
