@@ -297,7 +297,8 @@ def _draw_step_times(axes: "Axes", results: Sequence[Result]) -> None:
     """Draw over samples; the few far above the rest are counted, not drawn, since they would press all others flat."""
     every = sorted(step_ms for r in results for _, step_ms in r.step_times_ms)
     if not every:
-        return _empty(axes, "no step times along the run")
+        _empty(axes, "no step times along the run")
+        return
     limit = _FAR_ABOVE * every[len(every) // 2]
     for result in results:
         points = [(samples, step_ms if step_ms <= limit else math.nan) for samples, step_ms in result.step_times_ms]
