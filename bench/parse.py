@@ -129,12 +129,13 @@ def parse(path: Path | str) -> Result:
 
 def result(log: Log, file: str, system: dict[str, Any]) -> Result:
     """Return what the records of a log prove."""
-    start, stop = log.single(mllog.RUN_START), log.single(mllog.RUN_STOP)
-    reached = log.first_reached
-    training, gbs = tuple(stretches(log.events)), log.integer(mllog.GLOBAL_BATCH_SIZE)
+    one = Log((), ()) if log.all(mllog.RUN_START)[1:] else log  # of several trials no number is the log's
+    start, stop = one.single(mllog.RUN_START), one.single(mllog.RUN_STOP)
+    reached = one.first_reached
+    training, gbs = tuple(stretches(one.events)), log.integer(mllog.GLOBAL_BATCH_SIZE)
     timed = [stretch for stretch in training if stretch.time_ms > 0]
     step_times = tuple((s.samples, s.time_ms * gbs / s.trained) for s in timed) if gbs and gbs > 0 else ()
-    throughput = _throughput(training) or _median(_tracked(log, "throughput"))
+    throughput = _throughput(training) or _median(_tracked(one, "throughput"))
     num_gpus = _num_gpus(log, system)
     tokens = _sequence_length(log)
     findings = judge.judge(log)
@@ -147,23 +148,23 @@ def result(log: Log, file: str, system: dict[str, Any]) -> Result:
         status=_text(stop.metadata.get("status")) if stop else None,
         run_start_ms=start.time_ms if start else None,
         run_stop_ms=stop.time_ms if stop else None,
-        minutes=judge.minutes(log),
-        init_s=_init_s(log),
+        minutes=judge.minutes(one),
+        init_s=_init_s(one),
         evaluations=tuple(
             Evaluation(log.samples(e), e.value, e.line, e.time_ms, _text(e.metadata.get("metric")))
-            for e in log.evaluations
+            for e in one.evaluations
         ),
-        train_losses=tuple(_train_losses(log)),
+        train_losses=tuple(_train_losses(one)),
         target=log.goals[0].value if len(log.goals) == 1 else None,
         higher_is_better=bool(log.goals) and log.goals[0].higher_is_better,
-        eval_final=log.evaluations[-1].value if log.evaluations else None,
+        eval_final=one.evaluations[-1].value if one.evaluations else None,
         samples_to_target=log.samples(reached) if reached else None,
-        converged=log.converged,
+        converged=one.converged,
         seed=log.integer(mllog.SEED),
         global_batch_size=gbs,
-        step_time_ms=spread([time_ms for _, time_ms in step_times] or _tracked(log, "train_step_time", scale=1000)),
+        step_time_ms=spread([time_ms for _, time_ms in step_times] or _tracked(one, "train_step_time", scale=1000)),
         step_times_ms=step_times,
-        eval_time_s=_eval_time_s(log),
+        eval_time_s=_eval_time_s(one),
         throughput_samples_s=throughput,
         num_gpus=num_gpus,
         tokens_s_gpu=throughput * tokens / num_gpus if throughput and tokens and num_gpus else None,

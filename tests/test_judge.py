@@ -161,7 +161,8 @@ def test_an_appended_log_shows_its_trials(written_log: MakeLog) -> None:
     torn = once.replace('"value": 7', '"value": 8').splitlines(keepends=True)[:-1]
     path.write_text("".join([*torn, "srun: error: task 0: Killed\n", once]))
     result = parse(path)
-    assert not result.valid and result.minutes is None
+    assert not result.valid and not result.converged and result.evaluations == ()
+    assert (result.minutes, result.status, result.eval_final, result.samples_to_target) == (None, None, None, None)
     first, second = result.trials
     assert (first.seed, first.minutes, first.status, first.first_line) == (8, None, None, 1)
     assert (second.seed, second.status, second.last_line) == (7, "success", len(once.splitlines()) * 2)
