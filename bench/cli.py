@@ -77,17 +77,18 @@ def _add_watch(verbs: Verbs) -> None:
         help="show trials while they run, and what lies ahead of them",
         example="runs/20261121-lora70b-dgx2-acbd",
     )
-    parser.add_argument(
-        "paths", nargs="*", type=Path, metavar="PATH", help="a run folder, or logs that may not exist yet"
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument(
+        "paths", nargs="*", type=Path, default=[], metavar="PATH", help="a run folder, or logs that may not exist yet"
     )
-    parser.add_argument("--replay", type=Path, metavar="FILE", help="watch a finished log as if it were written now")
+    source.add_argument("--replay", type=Path, metavar="FILE", help="watch a finished log as if it were written now")
     parser.add_argument("--speed", type=_positive, default=60.0, metavar="N", help="of the replay (default: 60 times)")
     parser.add_argument("--once", action="store_true", help="show it once and exit")
     parser.add_argument("--interval", type=_positive, metavar="S", help="default: 1 on a terminal, 60 in a pipe")
     parser.add_argument("--until-target", action="store_true", help="exit 0 once the target is reached, 1 if it is not")
     parser.add_argument("--walltime", type=_positive, metavar="MIN", help="what ends each trial of a bare log")
     parser.add_argument(
-        "--trials", type=int, default=1, metavar="N", help="how many trials a log will hold (default: 1)"
+        "--trials", type=_count, default=1, metavar="N", help="how many trials a log will hold (default: 1)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object each time")
 
@@ -96,6 +97,13 @@ def _positive(text: str) -> float:
     number = float(text)
     if not 0 < number < float("inf"):
         raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return number
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a count")
     return number
 
 

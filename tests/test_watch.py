@@ -22,7 +22,7 @@ from bench.watch import followed, outlook
 from bench.watch.outlook import Planned
 from bench.watch.picture import picture
 from bench.watch.progress import Progress, Tracker
-from bench.watch.view import View, line
+from bench.watch.view import View, evaluation_line, line
 
 CORPUS = Path(__file__).parents[2] / "shared" / "mlperf_logs"
 FORMATS = {
@@ -233,6 +233,29 @@ def test_until_target(written_log: MakeLog, capsys: pytest.CaptureFixture[str], 
     assert run(capsys, "--until-target", str(written_log(evals=losses)))[0] == code
 
 
+@pytest.mark.parametrize(("fid", "clip_at", "is_reached"), [(85.0, 512, True), (85.0, 256, False), (95.0, 512, False)])
+def test_several_targets_are_reached_by_one_checkpoint(fid: float, clip_at: int, is_reached: bool) -> None:
+    said = [
+        ("submission_benchmark", "stable_diffusion", {}),
+        *[("global_batch_size", 256, {}), ("run_start", None, {}), ("train_loss", 0.1, {"samples_count": 256})],
+        *[("eval_start", None, {"samples_count": 256}), ("eval_stop", None, {"samples_count": 256})],
+        ("eval_accuracy", fid, {"samples_count": 512, "metric": "FID"}),
+        ("eval_accuracy", 0.16, {"samples_count": clip_at, "metric": "CLIP"}),
+    ]
+    progress = tracked([Event(n * 60_000, "", *event, n) for n, event in enumerate(said, 1)])  # type: ignore[arg-type]
+    assert outlook.reached(progress, Planned()) is is_reached
+    view = View(name="log", progress=progress, planned=Planned(), outlook=outlook.look(progress, Planned(), 0))
+    texts = [evaluation_line(view, evaluated) for evaluated in progress.evaluations]
+    assert texts[0].endswith("target 90 reached" if fid < 90 else "target 90 not reached")
+    assert texts[1] == f"log  evaluation CLIP 0.1600 at {clip_at} samples, target 0.15 reached"
+
+
+def test_what_is_computed_after_eval_stop_does_not_make_evaluations_look_short() -> None:
+    events, end = trial(0.95), trial(0.95)[-1]
+    late = Event(end.time_ms + 1000, "", "eval_accuracy", 0.2, {"samples_count": 1536}, end.line + 1)
+    assert tracked([*events, late]).eval_times_s == (EVAL_MS / 1000,)
+
+
 def test_json_is_one_object(written_log: MakeLog, capsys: pytest.CaptureFixture[str]) -> None:
     code, output = run(capsys, "--once", "--json", str(written_log(evals=(0.95,), status="aborted")))
     (shown,) = json.loads(output)["trials"]
@@ -244,8 +267,8 @@ def test_json_is_one_object(written_log: MakeLog, capsys: pytest.CaptureFixture[
 def test_a_log_that_is_not_there_yet_is_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, output = run(capsys, "--once", str(tmp_path / "slurm-70.out"))
     assert (code, "waiting" in output) == (0, True)
-    code, _ = run(capsys, str(tmp_path))
-    assert code == 2
+    for refused in ([str(tmp_path)], ["--trials", "0", "x"], ["--replay", "x", "y"]):
+        assert run(capsys, *refused)[0] == 2
 
 
 def test_a_log_that_is_replaced_or_appended_to_begins_anew(written_log: MakeLog, tmp_path: Path) -> None:

@@ -168,11 +168,25 @@ CAUSES = [
         "node7:4123:4123 [4] misc/socket.cc:484 NCCL WARN socketStartConnect: Connect to 172.17.0.1<40001> failed : No route to host",
     ),
     ("HW-02", "systemd: nvidia-fabricmanager.service: Failed with result 'exit-code'. fabricmanager not running"),
+    (
+        "NCC-01",
+        "node7:4123:4123 [4] misc/socket.cc:578 NCCL WARN socketPollConnect: connect to 172.17.0.1<40001> returned Connection refused, exceeded error retry count after 35 attempts",
+    ),
+    ("RUN-01", "transformer_engine/common/util/cuda_runtime.cpp:22 in function operator(): CUDA Error: out of memory"),
+    (
+        "SLU-09",
+        "srun: error: Task launch for StepId=513.4 failed on node dgx-2: Communication connection failure",
+    ),
     ("CFG-09", "hydra.errors.OverrideParseException: mismatched input"),
 ]
 EVENTS = [
     ("SLU-07", "slurmstepd: error: *** JOB 513 ON dgx-1 CANCELLED AT 2026-11-20T11:00:00 DUE TO TIME LIMIT ***"),
     ("SLU-08", "slurmstepd: error: *** STEP 40.14 ON dgx-1 CANCELLED AT 2026-11-20T10:32:36 ***"),
+    ("SLU-08", "slurmstepd: error: *** STEP 40.14 ON dgx-1 CANCELLED AT 2026-11-20T10:32:36 DUE to SIGNAL Terminated ***"),
+    ("SLU-08", "slurmstepd: error: *** JOB 40 ON dgx-1 CANCELLED AT 2026-11-20T10:32:36 DUE TO JOB REQUEUE ***"),
+    ("NCC-06", "node7:4123:5103 [3] transport/net_ib.cc:2050 NCCL WARN NET/IB: Got completion from peer 10.2.0.2<50612> with status=12 opcode=0 len=0 vendor err 129"),
+    ("NCC-06", "3: [rank3]:[F1120 ProcessGroupNCCL.cpp:1567] [PG ID 0 Rank 3] Terminating the process after attempting to dump debug info, due to ProcessGroupNCCL watchdog hang."),
+    ("RUN-04", "srun: error: dgx-3: task 13: Aborted (core dumped)"),
     ("NCC-06", "[rank0]:[E1120 10:27:21.426 ProcessGroupNCCL.cpp:629] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1)"),
     ("NCC-06", "[rank0]:[F1120 ProcessGroupNCCL.cpp:1169] [PG 0 Rank 25] ProcessGroupNCCL's watchdog got stuck for 600 seconds without making progress"),
     ("NCC-05", "torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 1/2 clients joined."),
@@ -293,6 +307,11 @@ def test_lines_of_any_length_are_read_in_little_memory(tmp_path: Path) -> None:
     found = {clue.rule: clue for clue in clues.scan(log).clues}
     assert (found["RUN-01"].line, found["SLU-09"].line) == (1, 3)
     assert "out of memory" in found["RUN-01"].text and len(found["RUN-01"].text) <= 400
+
+
+def test_no_piece_of_a_record_is_shown_as_the_end_of_a_log(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(':::MLLOG {"key": "' + "x" * 8000 + '"}\nthe last words\n')
+    assert clues.scan(tmp_path / "log").lines == ("the last words",)
 
 
 def test_a_run_that_succeeded_is_fine_whatever_it_printed(written_log: MakeLog, tmp_path: Path) -> None:

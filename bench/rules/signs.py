@@ -124,7 +124,10 @@ CAUSES: dict[str, tuple[bytes, ...]] = {
         rb"execve\(\): .{1,300}: No such file or directory",
         rb"(?:error|fatal): .{0,60}[Cc]ould not open std(?:out|err|in) file",
     ),
-    "SLU-09": (rb"DUE TO NODE FAILURE", rb"srun: error: Node failure on "),
+    "SLU-09": (
+        rb"DUE TO NODE FAILURE",
+        rb"srun: error: (?:Node failure on |Task launch for .{1,80} failed on node .{1,80}: (?:Communication|Socket timed))",
+    ),
     "SLU-10": (rb"CANCELLED AT \S{1,40} DUE TO PREEMPTION",),
     "HW-02": (
         rb"system not yet initialized|CUDA_ERROR_SYSTEM_NOT_READY|cudaErrorSystemNotReady",
@@ -143,9 +146,9 @@ CAUSES: dict[str, tuple[bytes, ...]] = {
         rb"CUDA-capable device\(s\) is/are busy|this rank needs GPU \d+, and \d+ can be seen",
     ),
     "RUN-01": (
-        rb"(?:CUDA|HIP) out of memory|CUDA error: out of memory|Cuda failure (?:\d+ )?'out of memory'",
+        rb"(?:CUDA|HIP) out of memory|CUDA [Ee]rror: out of memory|Cuda failure (?:\d+ )?'out of memory'",
         _LINE + rb"(?:torch\.|torch\.cuda\.)?OutOfMemoryError\b",
-        rb"CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|CUBLAS_STATUS_ALLOC_FAILED|NCCL WARN Failed to CUDA [cm]alloc",
+        rb"CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|CU(?:BLAS|DNN)_STATUS_ALLOC_FAILED|NCCL WARN Failed to CUDA [cm]alloc",
     ),
     "RUN-11": (
         rb"insufficient shared memory \(shm\)",
@@ -190,8 +193,9 @@ CAUSES: dict[str, tuple[bytes, ...]] = {
     ),
     "NCC-01": (
         rb"[Nn]o socket interface found|No interface found in the same subnet",
-        rb"NCCL WARN .{0,80}onnect to .{1,80} failed ?: .{0,60}(?:No route to host|Network is unreachable)",
+        rb"NCCL WARN .{0,80}onnect to .{1,80} (?:failed ?:|returned) .{0,60}(?:No route to host|Network is unreachable)",
         rb"Unable to find (?:address|interface) for: ",
+        rb"NCCL WARN .{0,80}onnect to (?:172\.17\.0\.1|192\.168\.122\.1)<",
     ),
     "NCC-05": (
         rb"Address already in use|EADDRINUSE|address already in use",
@@ -206,7 +210,7 @@ CAUSES: dict[str, tuple[bytes, ...]] = {
         rb"\b[Ll]oss is (?:NaN|nan|inf|Inf)\b",
     ),
     "RUN-09": (
-        rb"CUDA error: (?:an illegal memory access|unspecified launch failure|device-side assert|misaligned address|an illegal instr)",
+        rb"CUDA [Ee]rror: (?:an illegal memory access|unspecified launch failure|device-side assert|misaligned address|an illegal instr)",
         rb"NVRM: Xid .{0,60}: (?:13|31)\b",
     ),
     "PYX-03": (
@@ -236,8 +240,9 @@ DEATHS: dict[str, tuple[bytes, ...]] = {
 ECHOES: dict[str, tuple[bytes, ...]] = {
     "NCC-06": (
         rb"Watchdog caught collective operation timeout|watchdog got stuck for \d|NCCL operations have failed or timed out",
+        rb"ProcessGroupNCCL watchdog hang|Heartbeat monitor timed out!",
         rb"NCCL watchdog thread terminated|NCCL communicator was aborted|ncclRemoteError",
-        rb"NET/IB : Got completion (?:from peer|with error)|Socket Timeout\b|Timed out waiting \d+ms for (?:recv|send)",
+        rb"NET/IB.{0,5}: Got completion (?:from peer|with error)|Socket Timeout\b|Timed out waiting \d+ms for (?:recv|send)",
         rb"gloo/transport/\w{1,10}/.{0,100}(?:closed by|timed out|Timed out|Read error)",
     ),
     "NCC-05": (
@@ -245,6 +250,10 @@ ECHOES: dict[str, tuple[bytes, ...]] = {
     ),
     "NCC-07": (
         rb"nccl(?:System|Internal|UnhandledCuda|InvalidUsage)Error|unhandled (?:system|cuda) error|NCCL [Ee]rror",
+    ),
+    "RUN-04": (
+        rb"Fatal Python error: Aborted|Signal 6 \(SIGABRT\) received|\bexitcode {0,4}: -6\b|" + _TASKS + rb"Aborted",
+        rb"Exited with exit code 134\b",
     ),
     "ENR-10": (
         rb"pyxis: (?:failed to import docker image|failed to create container filesystem|container start|container exited|importer .{1,300} failed)",
@@ -256,7 +265,7 @@ ECHOES: dict[str, tuple[bytes, ...]] = {
 ENDS: dict[str, tuple[bytes, ...]] = {
     "SLU-07": (rb"DUE TO TIME LIMIT", rb"took longer than its walltime"),
     "SLU-08": (
-        rb"(?:JOB|STEP) .{1,200} CANCELLED AT \S{1,40}(?: DUE T[oO] SIGNAL \w{1,20})? \*\*\*",
+        rb"(?:JOB|STEP) .{1,200} CANCELLED AT \S{1,40}(?: DUE (?:TO|to) (?:SIGNAL \w{1,20}|JOB REQUEUE))? \*\*\*",
         rb"srun: (?:interrupt \(one more|sending Ctrl-C to )|^KeyboardInterrupt\b",
         rb"got signal: (?:2|15)\b|Received (?:Signals\.)?SIG(?:TERM|INT)\b",
     ),

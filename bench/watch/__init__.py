@@ -133,7 +133,7 @@ def _show_lines(job: Job, console: "Console", told: set[str], views: list[View],
 
 
 def _say(console: "Console", text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    print(text, file=console.file, flush=True)
 
 
 def _date(time_ms: int) -> str:

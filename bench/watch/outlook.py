@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.benchmarks import BENCHMARKS, Goal
 from bench.watch import alarm
-from bench.watch.progress import Progress
+from bench.watch.progress import Evaluated, Progress
 
 if TYPE_CHECKING:
     from bench.forecast import Forecast
@@ -82,15 +82,23 @@ class Outlook:
         return asdict(self)
 
 
-def goal(progress: Progress, planned: Planned) -> Goal | None:
-    """Return what an evaluation must reach, by the log or else by the plan."""
-    return progress.goal or (None if planned.target is None else Goal(planned.target))
+def goal(progress: Progress, planned: Planned, metric: str | None = None) -> Goal | None:
+    """Return what an evaluation must reach, by the log or else by the plan; None if nothing, or one metric of several."""
+    goals = progress.goals or (() if planned.target is None else (Goal(planned.target),))
+    return next((wanted for wanted in goals if wanted.metric == metric), None)
 
 
 def reached(progress: Progress, planned: Planned) -> bool:
-    """Return whether the last evaluation reaches the target; False without one."""
-    wanted = goal(progress, planned)
-    return bool(wanted and progress.evaluations and wanted.is_reached_by(progress.evaluations[-1].value))
+    """Return whether the last evaluation reaches the target, or one checkpoint all of several; False without one."""
+    if len(progress.goals) > 1:
+        done = {(e.samples, e.metric) for e in progress.evaluations if _is_reached_by(e, progress, planned)}
+        return any(all((samples, wanted.metric) in done for wanted in progress.goals) for samples, _ in done)
+    return bool(progress.evaluations) and _is_reached_by(progress.evaluations[-1], progress, planned)
+
+
+def _is_reached_by(evaluated: Evaluated, progress: Progress, planned: Planned) -> bool:
+    wanted = goal(progress, planned, evaluated.metric)
+    return wanted is not None and wanted.is_reached_by(evaluated.value)
 
 
 def due(progress: Progress, planned: Planned) -> tuple[int, ...]:
@@ -210,7 +218,7 @@ def _forecast_of(
     """Return the forecast, what it rests on or why there is none, and how the trial is unlike published ones if it is."""
     wanted, benchmark, gbs = goal(progress, planned), progress.benchmark, progress.global_batch_size
     if wanted is None:
-        return None, "no target is known", None
+        return None, "the benchmark has several targets" if progress.goals else "no target is known", None
     if not planned.is_published:
         return None, f"{planned.title} is not a model of which runs are published", None
     if benchmark is None or gbs is None:

@@ -28,6 +28,8 @@ class Evaluated:
     samples: int | None
     value: float
     time_ms: int
+    metric: str | None = None
+    """Where its benchmark has several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +82,18 @@ class Progress:
     """Of the evaluation that goes on."""
 
     @property
-    def goal(self) -> Goal | None:
-        """What an evaluation must reach: the logged target, else the benchmark's; None if there is none, or several."""
+    def goals(self) -> tuple[Goal, ...]:
+        """What evaluations must reach: the logged target, else what the benchmark has, of which some have several."""
         known = BENCHMARKS.get(self.benchmark or "")
-        official = known.goals[0] if known and len(known.goals) == 1 else None
-        if self.logged_target is None or (known and official is None):
+        official = known.goals if known else ()
+        if self.logged_target is None or len(official) > 1:
             return official
-        return Goal(self.logged_target, official is not None and official.higher_is_better)
+        return (Goal(self.logged_target, bool(official) and official[0].higher_is_better),)
+
+    @property
+    def goal(self) -> Goal | None:
+        """The only goal; None if there is none, or several."""
+        return self.goals[0] if len(self.goals) == 1 else None
 
     @property
     def step(self) -> int | None:
@@ -223,7 +230,9 @@ def _evaluation(now: Progress, event: Event) -> None:
     if not is_number(event.value):
         now.not_finite = f"evaluation {event.value!r:.20}"
         return
-    now.evaluations = (*now.evaluations, Evaluated(samples, event.value, event.time_ms))
+    metrics = [goal.metric for goal in now.goals if goal.metric is not None]
+    metric = next((name for name in metrics if name == event.metadata.get("metric")), None)
+    now.evaluations = (*now.evaluations, Evaluated(samples, event.value, event.time_ms, metric))
     now.not_finite = None
 
 
@@ -231,8 +240,8 @@ def _unannounced(now: Progress, samples: int | None, time_ms: int) -> None:
     """Take how long an evaluation took that no eval_start announced: all that the steps before it leave over."""
     place, gbs, step_time_ms = now.place, now.global_batch_size, now.step_time_ms
     now.place = None if samples is None else Place(samples, time_ms)
-    if place is None or samples is None or step_time_ms is None or not gbs:
-        return
+    if place is None or samples is None or step_time_ms is None or not gbs or samples <= place.samples:
+        return  # the last: its eval_stop has been there already
     took_s = (time_ms - place.time_ms - (samples - place.samples) / gbs * step_time_ms) / 1000
     if took_s > 0:
         now.eval_times_s, now.eval_time_is_estimated = (*now.eval_times_s, took_s)[-KEPT:], True

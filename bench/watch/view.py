@@ -78,7 +78,8 @@ def warning_lines(view: View) -> list[str]:
 def evaluation_line(view: View, evaluated: Evaluated) -> str:
     """Return what one evaluation says."""
     at = "" if evaluated.samples is None else f" at {evaluated.samples:,} samples"
-    wanted, said = goal(view.progress, view.planned), f"{view.name}  evaluation {evaluated.value:.4f}{at}"
+    wanted = goal(view.progress, view.planned, evaluated.metric)
+    said = f"{view.name}  evaluation {_value(evaluated)}{at}"
     if wanted is None:
         return said
     return f"{said}, target {wanted.value:g} {'reached' if wanted.is_reached_by(evaluated.value) else 'not reached'}"
@@ -129,13 +130,17 @@ def _pace(view: View) -> str:
 
 def _evaluations(view: View) -> str:
     wanted, done = goal(view.progress, view.planned), view.progress.evaluations
-    parts = [f"{e.value:.4f}" + ("" if e.samples is None else f" at {e.samples:,}") for e in done[-SHOWN_EVALUATIONS:]]
+    parts = [_value(e) + ("" if e.samples is None else f" at {e.samples:,}") for e in done[-SHOWN_EVALUATIONS:]]
     if len(done) > SHOWN_EVALUATIONS:
         parts.insert(0, "…")
     if wanted is not None:
         parts += [] if parts else ["none yet"]
         parts.append(f"(target {wanted.value:g})")
     return "  ".join(parts)
+
+
+def _value(evaluated: Evaluated) -> str:
+    return " ".join(filter(None, [evaluated.metric, f"{evaluated.value:.4f}"]))
 
 
 def _next(view: View) -> str:

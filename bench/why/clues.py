@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from io import FileIO
 from pathlib import Path
+from string import ascii_lowercase, ascii_uppercase
 
 from bench.reader import printable
 from bench.rules import RULES
@@ -43,9 +44,9 @@ class Scan:
 
 
 WORDS = tuple(
-    b"error|fail|fatal|assert|exception|nvls.cc|ibv_|pyxis|enroot|denied|not found|no such|memory|kill|exceeded|space left|"
+    b"error|fail|fatal|assert|exception|nccl warn|ibv_|pyxis|enroot|denied|not found|no such|memory|kill|exceeded|space left|"
     b"read-only|cancelled|due to|interrupt|ctrl-c|(sig|got sig|received sig|exitcode|segmentation|watchdog|nccl communicator|"
-    b"gloo/|timed out|socket timeout|network socket|net/ib : no|net/ib : got|already in use|interface found|xid|fallen off|"
+    b"gloo/|timed out|socket timeout|network socket|net/ib : no|got completion|already in use|interface found|xid|fallen off|"
     b"initialized|fabric|imex|pmi|psec|ompi|oom|bad_alloc|quota|member: 1/|world|nan|loss is|gated|unable|unrecog|override|"
     b"could not find|can't|must be| rows|squashfs|invalid|requested|plugin|mountcheck|accounting|bypassing|walltime|"
     b"set by two|clients joined|divisible|srun:|exited with|cannot |out of space|bit ecc|cuda-capable|cuda gpus|no nvidia driver|insufficient|"
@@ -54,13 +55,16 @@ WORDS = tuple(
         b"|"
     )
 )
-"""In small letters: every line with a sign holds one."""
+"""As folded text has them: every line with a sign holds one."""
+FOLD = bytes.maketrans(ascii_uppercase.encode() + b"23456789", ascii_lowercase.encode() + b"22222222")
+"""To small letters, and the digits that no word needs to one, so that lines become alike."""
 
 _CHUNK_BYTES = 1 << 18
 _MAX_LINE_BYTES = 1 << 20
 _BEFORE, _AFTER = 1000, 3000
 """How much of a long line is looked at, around the word."""
 _MAX_SHOWN = 400
+_MAX_DULL = 1 << 16
 _FORGIVEN_RECORDS = 10
 """Training goes on for more records than these behind a sign only if the run got over it, or was started again."""
 
@@ -143,6 +147,7 @@ class _Reader:
         self._failing = False
         """Whether a program has failed since the last record."""
         self._has_records = False
+        self._dull: set[bytes] = set()
         self._raised, self._trouble, self._end = b"", deque[bytes](maxlen=3), b""
 
     def feed(self, data: bytes) -> None:
@@ -151,7 +156,7 @@ class _Reader:
             text = _ESCAPES.sub(b"", text)
         flat = text.replace(b"\r", b"\n")  # as long as before: places agree
         counted = 0
-        for start, end in _suspects(flat):
+        for start, end in _suspects(flat, self._dull):
             self._line += text.count(b"\n", counted, start)
             counted = start
             self._look(flat[start:end])
@@ -160,6 +165,8 @@ class _Reader:
             self._read_messages(flat, text)
         if flat.strip():
             self._end = flat[-2 * _AFTER :]
+            if len(self._end) < len(flat):  # it may begin within a line
+                self._end = self._end.partition(b"\n")[2].strip() or self._end
 
     def finish(self) -> Scan:
         found = []
@@ -199,15 +206,44 @@ class _Reader:
                 self._first[clue.rule, clue.weight] = clue, self._progress
 
 
-def _suspects(flat: bytes) -> Iterator[tuple[int, int]]:
-    """Yield the places of lines that hold one of the words, in order."""
-    small, places = flat.lower(), set()
+def _suspects(flat: bytes, dull: set[bytes]) -> Iterator[tuple[int, int]]:
+    """Yield the places of lines that hold one of the words, in order; of a long line, what stands around each word.
+
+    Most lines of a log differ from others in numbers only: those that hold no word are kept in `dull`, folded.
+    """
+    lines, start = flat.translate(FOLD).split(b"\n"), 0
+    fresh = set(lines) - dull
+    telling = _telling(b"\n".join(fresh))
+    for line in lines:
+        if line in telling:
+            yield from ((start + first, start + end) for first, end in _around_words(line))
+        start += len(line) + 1
+    if len(dull) > _MAX_DULL:
+        dull.clear()
+    dull |= {line for line in fresh - telling if len(line) <= _BEFORE}
+
+
+def _telling(text: bytes) -> set[bytes]:
+    """Return the lines that hold one of the words."""
+    found = set()
     for word in WORDS:
-        at = small.find(word)
+        at = text.find(word)
         while at >= 0:
-            start = flat.rfind(b"\n", max(0, at - _BEFORE), at) + 1 or max(0, at - _BEFORE)
-            end = flat.find(b"\n", at, at + _AFTER)
-            end = end if end >= 0 else min(len(flat), at + _AFTER)
-            places.add((start, end))
-            at = small.find(word, end)
-    yield from sorted(places)
+            end = text.find(b"\n", at)
+            end = end if end >= 0 else len(text)
+            found.add(text[text.rfind(b"\n", 0, at) + 1 : end])
+            at = text.find(word, end)
+    return found
+
+
+def _around_words(line: bytes) -> list[tuple[int, int]]:
+    if len(line) <= _BEFORE:
+        return [(0, len(line))]
+    places = set()
+    for word in WORDS:
+        at = line.find(word)
+        while at >= 0:
+            end = min(len(line), at + _AFTER)
+            places.add((max(0, at - _BEFORE), end))
+            at = line.find(word, end)
+    return sorted(places)
