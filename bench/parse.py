@@ -199,14 +199,12 @@ def _init_s(log: Log) -> float | None:
 
 
 def _train_losses(log: Log) -> Iterator[tuple[float | None, float]]:
-    """Yield (samples, loss): a key of their own in some logs, a tracked statistic in others."""
-    for event in log.events:
-        if event.key.rstrip() == mllog.TRAIN_LOSS:
-            loss = event.value
-        elif event.key == mllog.TRACKED_STATS and isinstance(event.value, dict):
-            loss = event.value.get("train_loss", event.value.get("reduced_train_loss"))
-        else:
-            continue
+    """Yield (samples, loss): a key of their own in some logs, where some write a blank behind it, a tracked statistic in others."""
+    own = log.all(mllog.TRAIN_LOSS) or log.all(f"{mllog.TRAIN_LOSS} ")
+    for event in own or log.all(mllog.TRACKED_STATS):
+        loss = event.value
+        if isinstance(loss, dict):
+            loss = loss.get("train_loss", loss.get("reduced_train_loss"))
         if is_number(loss):
             yield number(event.metadata.get("samples_count")), loss
 

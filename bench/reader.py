@@ -20,6 +20,7 @@ from bench.errors import LogError
 _TOKEN = b":::MLLOG"
 _CHUNK_BYTES = 1 << 18
 """Small enough to stay in a core's cache between the search and the count."""
+_USUAL_RECORD_BYTES = 1 << 12
 _MAX_RECORD_BYTES = 1 << 20
 """Longer lines exist, as progress bars without a newline; longer records do not."""
 _SYSTEM_WITHIN_BYTES = 1 << 20
@@ -157,9 +158,9 @@ class Scanner:
             limit = min(size, done + _MAX_RECORD_BYTES)
             end = data.find(b"\n", done, limit)
             stop = limit if end < 0 else end
-            following = data.find(_TOKEN, done, stop)
+            following = data.find(_TOKEN, done, stop) if stop - done > _USUAL_RECORD_BYTES else -1
             raw = data[done : stop if following < 0 else following]
-            try:  # the record reaches to the end of the line, as far as it is there, or to the next token: the usual cases
+            try:  # the record reaches to the end of the line, as far as it is there, or in a long one to the next token
                 event = _DECODE(raw)
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 raw = data[done:stop]
@@ -231,10 +232,10 @@ def _event(record: Any, line: int) -> Event:
 def system(path: Path | str) -> dict[str, Any]:
     """Return the SYSJSON record that MLPerf's run scripts print ahead of a trial; empty where there is none."""
     with suppress(OSError), FileIO(path) as file:
-        head = file.read(_SYSTEM_WITHIN_BYTES).decode(errors="replace")
-        for mark in re.finditer(r":::SYSJSON\s*(?=\{)", head):
+        head = file.read(_SYSTEM_WITHIN_BYTES)
+        for mark in re.finditer(rb":::SYSJSON\s*(\{.*)", head):
             with suppress(ValueError, RecursionError):
-                record = dict(_DECODER.raw_decode(head, mark.end())[0])
+                record = dict(_DECODER.raw_decode(mark[1].decode(errors="replace"))[0])
                 json.dumps(record, allow_nan=False)
                 return record
     return {}
