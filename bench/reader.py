@@ -18,6 +18,7 @@ import msgspec
 from bench.errors import LogError
 
 _TOKEN = b":::MLLOG"
+_TOKEN_BYTES = len(_TOKEN)
 _CHUNK_BYTES = 1 << 18
 """Small enough to stay in a core's cache between the search and the count."""
 _USUAL_RECORD_BYTES = 1 << 12
@@ -152,19 +153,19 @@ class Scanner:
         found: list[Event | Garbled] = []
         size, counted, done = len(data), 0, 0
         while (at := data.find(_TOKEN, done)) >= 0:
-            done = at + len(_TOKEN)
+            done = at + _TOKEN_BYTES
             self._line += data.count(b"\n", counted, at)
             counted = at
-            limit = min(size, done + _MAX_RECORD_BYTES)
-            end = data.find(b"\n", done, limit)
-            stop = limit if end < 0 else end
+            end = stop = data.find(b"\n", done, done + _MAX_RECORD_BYTES)
+            if end < 0:
+                stop = min(size, done + _MAX_RECORD_BYTES)
             following = data.find(_TOKEN, done, stop) if stop - done > _USUAL_RECORD_BYTES else -1
             raw = data[done : stop if following < 0 else following]
             try:  # the record reaches to the end of the line, as far as it is there, or in a long one to the next token
                 event = _DECODE(raw)
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 raw = data[done:stop]
-                if end < 0 and limit == size and not final:
+                if end < 0 and stop == size and not final:
                     done = at
                     break
                 record, length = _record(raw, self._line)
@@ -175,7 +176,7 @@ class Scanner:
                 length = len(raw)
             done += length
         else:
-            done = max(done, size - len(_TOKEN) + 1)  # a token may begin in these bytes
+            done = max(done, size - _TOKEN_BYTES + 1)  # a token may begin in these bytes
         self._line += data.count(b"\n", counted, done)
         self._rest = data[done:]
         return found
