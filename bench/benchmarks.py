@@ -180,3 +180,14 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     ),
 }
 """By the name that a log gives as submission_benchmark."""
+
+
+def goals(known: Benchmark | None, logged: float | None) -> tuple[Goal, ...]:
+    """Return what evaluations must reach: the logged target in the benchmark's direction, else what the benchmark wants.
+
+    One target cannot stand for several: there the benchmark's hold.
+    """
+    official = known.goals if known else ()
+    if logged is None or len(official) > 1:
+        return official
+    return (Goal(logged, bool(official) and official[0].higher_is_better),)

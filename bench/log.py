@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import mllog, reader
-from bench.benchmarks import BENCHMARKS, Benchmark, Goal
+from bench.benchmarks import BENCHMARKS, Benchmark, Goal, goals
 from bench.reader import Event, Garbled, is_number
 
 
@@ -60,11 +60,7 @@ class Log:
         known, logged = self.benchmark, self.value(mllog.TARGET_ACCURACY)
         if known is None and self.all(mllog.SUBMISSION_BENCHMARK):
             return ()
-        if known is not None and len(known.goals) > 1:
-            return known.goals
-        if is_number(logged):
-            return (Goal(logged, known is not None and known.goals[0].higher_is_better),)
-        return known.goals if known else ()
+        return goals(known, logged if is_number(logged) else None)
 
     @cached_property
     def evaluations(self) -> list[Event]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from bench import judge, mllog, reader
 from bench import log as logs
-from bench.judge import Finding as Finding
+from bench.judge import Finding
 from bench.log import Log, number
 from bench.pace import Stretch, stretches
 from bench.reader import is_number, printable

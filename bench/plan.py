@@ -307,7 +307,7 @@ def loads(text: str, *, where: str = "plan.json") -> Plan:
         if raw["version"] != PLAN_VERSION:
             raise ValueError(f"version {raw['version']}, and this is version {PLAN_VERSION}")
         plan = _typed(Plan, raw)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(
             f"not a plan that can be read: {error!r}",
             where=where,

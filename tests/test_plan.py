@@ -200,7 +200,13 @@ def test_the_impossible_is_refused_with_where_and_fix(request_: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("{", "JSONDecodeError"), ('{"version": 99}', "version 99"), ('{"version": 1, "nmae": 2}', "unknown field")],
+    [
+        ("{", "JSONDecodeError"),
+        ("[" * 100_000, "RecursionError"),
+        ('{"version": 99}', "version 99"),
+        ('{"version": 1, "nmae": 2}', "unknown field"),
+        ('{"version": 1, "config": ["task"]}', "AttributeError"),
+    ],
 )
 def test_what_is_not_a_plan_is_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):

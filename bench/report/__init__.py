@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.errors import ConfigError
-from bench.parse import UNVERIFIED, Finding
+from bench.judge import Finding
+from bench.parse import UNVERIFIED
 from bench.reader import printable
 from bench.report import page
 from bench.report.compare import TrialSet, claim

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any, Literal
 
 from bench import mllog
-from bench.benchmarks import BENCHMARKS, Goal
+from bench.benchmarks import BENCHMARKS, Goal, goals
 from bench.pace import Pace, Stretch
 from bench.reader import Event, is_number
 
@@ -84,11 +84,7 @@ class Progress:
     @property
     def goals(self) -> tuple[Goal, ...]:
         """What evaluations must reach: the logged target, else what the benchmark has, of which some have several."""
-        known = BENCHMARKS.get(self.benchmark or "")
-        official = known.goals if known else ()
-        if self.logged_target is None or len(official) > 1:
-            return official
-        return (Goal(self.logged_target, bool(official) and official[0].higher_is_better),)
+        return goals(BENCHMARKS.get(self.benchmark or ""), self.logged_target)
 
     @property
     def goal(self) -> Goal | None:

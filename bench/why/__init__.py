@@ -233,8 +233,6 @@ def _moment(log: _Log) -> str:
 
 
 def _plan(folder: Path) -> Plan | None:
-    with suppress(
-        ConfigError, AttributeError, RecursionError
-    ):  # damaged in ways that the reader of plans does not expect
+    with suppress(ConfigError):
         return planning.load(folder / "plan.json")
     return None

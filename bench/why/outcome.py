@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bench import mllog
-from bench.parse import Finding, Result
+from bench.judge import Finding
+from bench.parse import Result
 from bench.reader import Event, printable
 from bench.rules.signs import Weight
 from bench.why import remedy
