@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -37,7 +38,9 @@ def _parser() -> argparse.ArgumentParser:
         epilog="To run a benchmark: python -m bench.launch task=lora_tiny cluster=local",
     )
     verbs = parser.add_subparsers(required=True, metavar="VERB")
-    for add in (_add_plan, _add_watch, _add_parse, _add_why, _add_score, _add_report, _add_pack):
+    for add in (_add_plan, _add_render, _add_runs, _add_cancel, _add_resume):
+        add(verbs)
+    for add in (_add_watch, _add_parse, _add_why, _add_score, _add_report, _add_pack):
         add(verbs)
     return parser
 
@@ -67,6 +70,77 @@ def _plan(args: argparse.Namespace) -> int:
         print(plan.dumps(made), end="")
     else:
         tables.show_plan(made, preflight.inspect(made))
+    return 0
+
+
+def _add_render(verbs: Verbs) -> None:
+    parser = _verb(
+        verbs,
+        _render,
+        help="write the sbatch script of a run: it alone is the whole run",
+        example="task=lora70b cluster=dgx2 > lora70b_dgx2.sbatch",
+    )
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as for bench.launch")
+    parser.add_argument("--config-dir", type=Path, help="a site's own conf/ files")
+
+
+def _render(args: argparse.Namespace) -> int:
+    from bench import launch, render
+
+    print(render.script(launch.compose(args.overrides, config_dir=args.config_dir)), end="")
+    return 0
+
+
+def _add_runs(verbs: Verbs) -> None:
+    parser = _verb(verbs, _runs, help="list runs: where their jobs stand, and what came of them", example="--watch")
+    parser.add_argument(
+        "folder", nargs="?", type=Path, metavar="DIR", help="of run folders (default: LOGDIR, else runs)"
+    )
+    parser.add_argument("--active", action="store_true", help="only runs that Slurm has work of")
+    parser.add_argument("--watch", action="store_true", help="list them again every 10 s until none is active")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per run")
+
+
+def _runs(args: argparse.Namespace) -> int:
+    from bench import listing
+
+    root = args.folder or Path(os.environ.get("LOGDIR", "runs"))
+    listing.show(root, active=args.active, again=args.watch, as_json=args.json)
+    return 0
+
+
+def _add_cancel(verbs: Verbs) -> None:
+    parser = _verb(
+        verbs,
+        _cancel,
+        help="end a run's Slurm job; finished trials are kept",
+        example="runs/20261121-lora70b-dgx2-acbd",
+    )
+    parser.add_argument("folders", nargs="+", type=Path, metavar="RUN", help="run folders")
+
+
+def _cancel(args: argparse.Namespace) -> int:
+    from bench import submit
+
+    for folder in args.folders:
+        print(f"job {submit.cancel(folder)} is cancelled; python -m bench resume {folder} goes on with it")
+    return 0
+
+
+def _add_resume(verbs: Verbs) -> None:
+    parser = _verb(
+        verbs,
+        _resume,
+        help="go on with a run whose Slurm job has ended: finished trials stay, the others get another attempt",
+        example="runs/20261121-lora70b-dgx2-acbd",
+    )
+    parser.add_argument("folder", type=Path, metavar="RUN", help="a run folder")
+
+
+def _resume(args: argparse.Namespace) -> int:
+    from bench import submit
+
+    print(f"job {submit.resume(args.folder)} goes on with {args.folder}")
     return 0
 
 

@@ -91,23 +91,23 @@ def _check_shown(argv: list[str]) -> None:
 
 
 def run(plan: Plan, config: "DictConfig") -> int:
-    """Return 0 when every log proves that its trial did what the task asks; a dry run shows the plan, touching nothing."""
-    from bench import local, tables
+    """Return 0 when every log proves that its trial did what the task asks; a dry run shows the plan, touching nothing.
 
-    findings = preflight.inspect(plan)
-    if plan.config.launch.dry_run:
-        tables.show_plan(plan, findings)
-        return 0
-    preflight.require(findings)
-    if plan.config.cluster.scheduler is not Scheduler.local:
-        raise ConfigError(
-            f"this version plans runs on {plan.config.cluster.name} and starts them on this machine only",
-            where=f"cluster={plan.config.cluster.name}",
-            fix="add launch.dry_run=true for the plan, or use cluster=local",
-        )
+    On a Slurm cluster 0 means that the job is queued, unless launch.wait asks for its end.
+    """
     from omegaconf import OmegaConf
 
-    return local.run(plan, OmegaConf.to_yaml(config))
+    from bench import local, queued, tables
+
+    is_local = plan.config.cluster.scheduler is Scheduler.local
+    if plan.config.launch.dry_run:
+        tables.show_plan(plan, preflight.inspect(plan))
+        return 0
+    findings = preflight.inspect(plan) if is_local else preflight.before_submission(plan)
+    if not plan.config.launch.force:
+        preflight.require(findings)
+    config_yaml = OmegaConf.to_yaml(config)
+    return local.run(plan, config_yaml) if is_local else queued.run(plan, config_yaml, findings)
 
 
 def _plan(config: Config, overrides: Sequence[str]) -> Plan:
@@ -132,9 +132,14 @@ def _typed(config: "DictConfig") -> Config:
     typed = typing.cast(Config, OmegaConf.to_object(config))
     paths = typed.cluster.paths
     for name in ("data", "model", "logs"):
-        setattr(paths, name, getattr(paths, name) and os.path.abspath(getattr(paths, name)))
-    typed.launch.folder = typed.launch.folder and os.path.abspath(typed.launch.folder)
+        setattr(paths, name, _absolute(getattr(paths, name)))
+    typed.launch.folder = _absolute(typed.launch.folder)
     return typed
+
+
+def _absolute(path: str | None) -> str | None:
+    """Return a path from the root on; what begins with a variable ($DATADIR) is left to the job's shell."""
+    return path if not path or path.startswith("$") else os.path.abspath(path)
 
 
 def _search_path(config_dir: Path) -> str:

@@ -310,22 +310,23 @@ def _check_walltime(config: Config) -> None:
             fix="set walltime to the minutes one trial may take",
         )
     limit = config.cluster.slurm.max_walltime_min if config.cluster.slurm else None
-    if limit is not None and config.walltime is not None:
-        job = walltime_min(config.trials, config.walltime)
-        if job > limit:
-            raise ConfigError(
-                f"the job would take {job} min, and this cluster allows {limit}",
-                where="walltime, trials",
-                fix=f"lower walltime or trials until 5 + trials x (walltime + 5) is at most {limit}",
-            )
+    job = walltime_min(config)
+    if limit is not None and job is not None and job > limit:
+        raise ConfigError(
+            f"the job would take {job} min, and this cluster allows {limit}",
+            where="walltime, trials",
+            fix=f"lower walltime or trials until 5 + trials x (walltime + 5) is at most {limit}, or set launch.array=true",
+        )
 
 
-def walltime_min(trials: int, trial_min: int) -> int:
-    """Return the minutes of a job: 5, and for each trial its own and 5 more.
+def walltime_min(config: Config) -> int | None:
+    """Return the minutes of a job: 5, and for each of its trials its own and 5 more; None without a limit.
 
     Source: WALLTIME in the config_*.sh of NVIDIA's MLPerf training submissions.
     """
-    return 5 + trials * (trial_min + 5)
+    if config.walltime is None:
+        return None
+    return 5 + (1 if config.launch.array else config.trials) * (config.walltime + 5)
 
 
 def _divisors(n: int) -> list[int]:

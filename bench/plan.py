@@ -8,6 +8,7 @@ import hashlib
 import itertools
 import json
 import math
+import os
 import types
 import typing
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from typing import Any
 from bench import limits
 from bench.errors import ConfigError
 from bench.memory import Memory, estimate
-from bench.schema import Config, DataSource, Recipe
+from bench.schema import Config, DataSource, Recipe, Scheduler
 
 PLAN_VERSION = 1
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1", "PYTHONUNBUFFERED": "1"}
@@ -115,7 +116,7 @@ class Plan:
     base: "Plan | None"
     """The run that makes base_dir; None: the site provides it."""
     environment: dict[str, str]
-    """What we set for every rank. Values only of our own making: secrets are passed by name, by the site."""
+    """What is set for every rank: ours, then cluster.environment. Secrets are passed by name, by the site."""
     steps: list[Step]
     files: list[str]
 
@@ -146,11 +147,11 @@ def make(config: Config, base: Config | None = None) -> Plan:
         submission=submission(config),
         trials=trials,
         memory=memory,
-        walltime_min=None if config.walltime is None else limits.walltime_min(config.trials, config.walltime),
+        walltime_min=limits.walltime_min(config),
         data_dir=data_dir(config),
         base_dir=base_dir(config, base_plan),
         base=base_plan,
-        environment=dict(ENVIRONMENT),
+        environment=ENVIRONMENT | config.cluster.environment,
         steps=steps(trials, config.walltime),
         files=files(config, trials),
     )
@@ -270,15 +271,33 @@ def steps(trials: list[Trial], trial_min: int | None) -> list[Step]:
 def files(config: Config, trials: list[Trial]) -> list[str]:
     """Return what the run folder will hold."""
     own = [(t.log, f"loss_{t.index}.png", *([f"adapters_{t.index}/"] if config.task.lora else [])) for t in trials]
+    on_slurm = ["job.sbatch", "job.json", "slurm-*.out", "facts/", *(["health.json"] if config.cluster.health else [])]
     return [
         "config.yaml",
         "plan.json",
+        *(on_slurm if config.cluster.scheduler is Scheduler.slurm else []),
         PREPARE_LOG,
         *itertools.chain(*own),
         "rank_logs/",
         "ledger.json",
         "status.json",
     ]
+
+
+def is_prepared(plan: Plan) -> bool:
+    """Return whether the prepare step would find nothing to do."""
+    needed = [plan.data_dir] if plan.base is None else [plan.data_dir, plan.base_dir]
+    return all(path is not None and Path(path).is_dir() for path in needed)
+
+
+def expanded(text: str | None) -> str | None:
+    """Return a path of the plan as this environment has it; None if a variable in it is not set.
+
+    A Slurm cluster's paths are symbolic ($DATADIR, $MODEL, $LOGDIR, $CONT): the job's own shell fills them in, so that
+    one script serves every user.
+    """
+    full = os.path.expandvars(text or "")
+    return None if not full or "$" in full else full
 
 
 def fingerprint(*parts: Any) -> str:

@@ -80,6 +80,13 @@ class Runtime(Enum):
     pyxis = "pyxis"
 
 
+class ContainerFlags(Enum):
+    """How Pyxis is told what takes no argument: by srun's flags, or by PYXIS_CONTAINER_* where Slurm aborts on those (PYX-01)."""
+
+    arguments = "arguments"
+    environment = "environment"
+
+
 @dataclass(slots=True, kw_only=True)
 class Lora:
     """Low-rank adapters beside frozen projections: y = W x + alpha / rank * B A dropout(x)."""
@@ -203,12 +210,39 @@ class Gpu:
 
 @dataclass(slots=True, kw_only=True)
 class Slurm:
-    """The site's dialect."""
+    """The site's dialect, which goes into the script; and what is one user's, which only goes onto sbatch's command line."""
 
     partition: str | None = None
-    account: str | None = None
     gpu_request: GpuRequest = GpuRequest.gpus_per_node
+    gpu_type: str | None = None
+    """As `scontrol show node` has it (Gres=gpu:h100:8); for gpu_request=gres_typed."""
+    exclusive: bool = True
+    """Whole nodes, with all of their memory."""
+    cpus_per_rank: int | None = None
     max_walltime_min: int | None = None
+    account: str | None = None
+    qos: str | None = None
+    reservation: str | None = None
+    arguments: list[str] = field(default_factory=list)
+    """More for sbatch, such as --exclude=dgx-7 or --time=20."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Health:
+    """What a healthy job of this cluster reaches at least; below a floor it ends before the first trial. None: not judged."""
+
+    source: str
+    min_mib: int = 62
+    max_mib: int = 2048
+    """All-reduce message sizes: from min, doubled up to max. Source: NVIDIA's MLPerf run.sub, all_reduce_perf -b 62M -e 2G -f 2."""
+    busbw_gbs: float | None = None
+    """Bus bandwidth of the best size over all ranks, in 1e9 bytes/s: 2 (n - 1) / n * bytes / seconds."""
+    node_busbw_gbs: float | None = None
+    """The same, among the ranks of one node."""
+    gemm_tflops: float | None = None
+    """BF16 matrix product of the slowest rank (FP32 on a CPU)."""
+    copy_gbs: float | None = None
+    """Device memory, bytes read plus bytes written per second, of the slowest rank."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -238,18 +272,26 @@ class Cluster:
     paths: Paths
     gpu: Gpu | None = None
     slurm: Slurm | None = None
+    health: Health | None = None
+    drop_caches: str | None = None
+    """Command that empties a node's page cache before each trial; None: caches stay, and the log says so."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Set for every rank, such as NCCL_SOCKET_IFNAME; never secrets."""
     master_port: int | None = None
-    """Where rank 0 listens; None: a free one is picked."""
+    """Where rank 0 listens; None: a free one is picked, and on Slurm one that follows from the job id."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Container:
-    """The image that ranks run in."""
+    """The image that ranks run in. Data, model and results are mounted at the paths they have outside."""
 
     name: str
     runtime: Runtime
     image: str | None = None
+    """A .sqsh file, or a registry reference for Pyxis."""
     mounts: list[str] = field(default_factory=list)
+    """More than those, as SRC[:DST[:FLAG+FLAG]]."""
+    flags: ContainerFlags = ContainerFlags.arguments
 
 
 @dataclass(slots=True, kw_only=True)
@@ -259,6 +301,16 @@ class Launch:
     dry_run: bool = False
     folder: str | None = None
     """Of this run; None: a new one under cluster.paths.logs."""
+    wait: bool = False
+    """Follow the Slurm job until it ends, and return what came of it."""
+    array: bool = False
+    """One Slurm array element per trial, so that trials run at the same time where there is room."""
+    force: bool = False
+    """Start in spite of what preflight found; the run folder keeps that."""
+    health: bool = True
+    """Measure the nodes before the first trial, where the cluster says what is healthy."""
+    attempts: int = 3
+    """How often one trial may be started, when a node, a time limit or another job ends it."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,221 +1,302 @@
-"""Start the ranks of a step and know how they end; on this machine, through submitit's local executor."""
+"""Hand a run's script to Slurm, through submitit, and know its job: state, end, cancel, resume."""
 
 import contextlib
-import fcntl
+import io
 import json
 import os
-import signal
-import socket
-import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from bench.errors import BenchError, SubmitError
-from bench.plan import Plan, Step
-from bench.schema import Device
+from bench import folder as folders
+from bench import ledger, render, slurm
+from bench.errors import BenchError, ConfigError, SubmitError
+from bench.folder import JOB, LEDGER, SCRIPT, STATUS
+from bench.plan import Plan
+from bench.preflight import Finding
+from bench.schema import Runtime, Slurm
+from bench.slurm import JobState
 
-POLL_S = 0.2
-GRACE_S = 10.0
-"""How long a rank may take to end once it is told to."""
-ALIVE = "launcher.lock"
-SIGNAL_DELAY_S = 10
-"""What submitit leaves between saying that time is up and killing."""
-TIME_IS_UP = 124
-"""Exit code of a rank that walltime ended; the same as timeout(1)'s."""
-NO_LIMIT_MIN = 60 * 24 * 365
-PACKAGES = Path(__file__).parent.parent
+ENDED = (
+    "BOOT_FAIL",
+    "CANCELLED",
+    "COMPLETED",
+    "DEADLINE",
+    "FAILED",
+    "NODE_FAIL",
+    "OUT_OF_MEMORY",
+    "REVOKED",
+    "TIMEOUT",
+)
+"""Slurm's states of jobs that use nothing any more; a requeued one comes back as PENDING."""
+POLL_S = 5.0
+LAG_S = 60.0
+"""How long accounting may take to hear of a job that the controller has forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
-class RankCommand:
-    """One rank's command; submitit runs it in a process of its own and keeps its output."""
+class Run:
+    """A run folder, and where its job stands."""
 
-    argv: list[str]
-    folder: str
-    environment: dict[str, str]
-    alive: str
-    """A file that bench.launch keeps locked: when the lock is gone, so is the launcher, and the rank ends too."""
+    folder: Path
+    jobs: tuple[str, ...]
+    """Every job that worked on it, the last one last; none for a run on the machine it was started from."""
+    state: JobState | None
+    elements: tuple[JobState, ...]
+    """Of an array, one per trial that Slurm knows."""
+    outcomes: tuple[str, ...]
+    """Of each trial, by the ledger."""
+    status: dict[str, Any]
+    """What the job wrote last; empty until then."""
 
-    def __call__(self) -> int:
-        """Return the exit code, negative for a signal."""
-        process = subprocess.Popen(self.argv, cwd=self.folder, env=os.environ | self.environment)
-        told: list[int] = []
-        for name in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
-            signal.signal(name, lambda signum, frame: told.append(signum))
-        while process.poll() is None:
-            if told or not _is_locked(self.alive):
-                code = _end(process)
-                return TIME_IS_UP if signal.SIGUSR2 in told else code  # USR2 is submitit's word for it
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(POLL_S)
-        return process.returncode
+    @property
+    def is_active(self) -> bool:
+        """Whether Slurm has work of it queued or running."""
+        states = self.elements or ((self.state,) if self.state else ())
+        return any(state.state not in ENDED for state in states)
 
-
-class Ranks:
-    """The processes of one step."""
-
-    def __init__(self, job: Any, step: Step, folder: Path) -> None:
-        self._job, self._step, self._folder = job, step, folder
-        self._exit_codes: dict[int, int] = {}
-
-    def are_running(self) -> bool:
-        """Return whether all is well and work goes on; False as soon as one rank has failed."""
-        self._exit_codes = self._collected()
-        return not self._job.done() and not any(self._exit_codes.values())
-
-    def stop(self) -> None:
-        """End what still runs, and wait until it has. How ranks end from here on is our doing and says nothing."""
-        self._exit_codes = self._collected()
-        if not self._job.done():
-            os.kill(int(self._job.job_id), signal.SIGTERM)  # submitit's controller passes it on to every task
-        deadline = time.monotonic() + GRACE_S + 5
-        while not self._job.done() and time.monotonic() < deadline:
-            time.sleep(POLL_S / 4)
-        if not self._job.done():
-            os.kill(int(self._job.job_id), signal.SIGKILL)  # ranks end with the launcher's lock, which goes next
-        for pickled in (self._folder / "rank_logs").glob(f"{self._job.job_id}_*.pkl"):
-            pickled.unlink()
-
-    def check(self) -> None:
-        """Raise the reason if a rank failed: the signal that killed it, or its own account.
-
-        Raises:
-            SubmitError: with the exit code that the rank's error asks for.
-        """
-        codes, logs = self._exit_codes, self._folder / "rank_logs"
-        if len(codes) == self._job.num_tasks and not any(codes.values()):
-            return
-        if TIME_IS_UP in codes.values():
-            raise SubmitError(
-                f"{self._step.name} took longer than its walltime",
-                where="walltime",
-                fix="raise walltime (minutes per trial), or set it to null",
+    @property
+    def word(self) -> str:
+        """Where it stands, in one word: Slurm's for what it still has, else ours."""
+        if self.is_active:
+            states = self.elements or (self.state,)
+            counts = {s.state: sum(t is not None and t.state == s.state for t in states) for s in states if s}
+            return (
+                ", ".join(f"{count} {state}" for state, count in counts.items())
+                if self.elements
+                else next(iter(counts))
             )
-        if ended := {
-            rank: signal.Signals(abs(code) % 128).name for rank, code in codes.items() if not 0 <= code <= 128
-        }:
-            raise SubmitError(
-                f"{', '.join(f'rank {rank} got {name}' for rank, name in sorted(ended.items()))} during {self._step.name}",
-                where=str(logs / f"{self._job.job_id}_{min(ended)}_log.err"),
-                fix="look for what ends processes on this machine: memory, a time limit, a person",
-            )
-        if (first := first_error(logs, self._step.name)) is not None:
-            raise first
-        raise SubmitError(
-            f"{self._step.name} ended without a result; exit codes by rank: {codes}",
-            where=str(logs),
-            fix="read the *_log.err there",
+        return self.status.get("outcome") or (
+            self.state.state if self.state else "running" if self.outcomes else "unknown"
         )
 
-    def _collected(self) -> dict[int, int]:
-        """Return the exit code of each rank that has ended, negative for a signal that killed it."""
-        from submitit.core import utils
 
-        codes = {}
-        for rank in range(self._job.num_tasks):
-            result = self._job.task(rank).paths.result_pickle
-            if result.exists():
-                outcome, value = utils.pickle_load(result)
-                codes[rank] = value if outcome == "success" else 1
-        return codes
+def submit(plan: Plan, folder: Path, *, forced: Sequence[Finding] = ()) -> str:
+    """Return the id of the job that now runs the plan's script in its folder; `forced` findings are kept beside it.
+
+    Raises:
+        SubmitError: Slurm refuses it, in its own words.
+    """
+    (folder / SCRIPT).write_text(render.script(plan))
+    site = {name: value for name in render.variables(plan) if (value := os.environ.get(name))}
+    arguments = sbatch_arguments(plan, folder)
+    job = {"jobs": [], "arguments": arguments, "environment": site}
+    if plan.config.container.runtime is Runtime.none:
+        job["environment"] = site | {"BENCH_PYTHON": sys.executable}
+    if forced:
+        job["forced"] = [f"{finding.rule}: {finding.what}" for finding in forced]
+    folders.write(folder / JOB, job)
+    return _sbatch(folder)
 
 
-@contextlib.contextmanager
-def ranks(plan: Plan, step: Step, folder: Path) -> Iterator[Ranks]:
-    """Start a step's ranks; when the block is left, for whatever reason, none of them runs any more."""
+def sbatch_arguments(plan: Plan, folder: Path) -> list[str]:
+    """Return what only stands on sbatch's command line: whose job it is, where its output goes, and the user's own."""
+    s = plan.config.cluster.slurm or Slurm()
+    own = {"account": s.account, "qos": s.qos, "reservation": s.reservation}
+    out = "slurm-%A_%a.out" if plan.config.launch.array else "slurm-%j.out"
+    return [
+        *(f"--{key}={value}" for key, value in own.items() if value),
+        f"--output={str(folder).replace('%', '%%')}/{out}",
+        *s.arguments,
+    ]
+
+
+def resume(folder: Path) -> str:
+    """Return the id of a job that goes on with a run: trials that are done stay, those cut short get another attempt.
+
+    Raises:
+        ConfigError: it is not a Slurm run, still has a job, or nothing is left to do.
+        SubmitError: Slurm refuses the job.
+    """
+    run = find(folder)
+    if not run.jobs or not (folder / SCRIPT).exists():
+        raise ConfigError(
+            "this run was not made by a Slurm job", where=str(folder), fix="start a new one with bench.launch"
+        )
+    if run.is_active:
+        raise ConfigError(
+            f"job {run.jobs[-1]} is {run.word}",
+            where=str(folder),
+            fix=f"wait for it, or python -m bench cancel {folder}",
+        )
+    if run.outcomes and all(outcome in (ledger.PROVEN, ledger.NOT_PROVEN) for outcome in run.outcomes):
+        raise ConfigError(
+            "every trial has its result, good or bad: there is nothing to go on with",
+            where=str(folder / LEDGER),
+            fix=f"python -m bench score {folder}",
+        )
+    if (folder / LEDGER).exists():
+        ledger.reopen(folder)
+    return _sbatch(folder)
+
+
+def cancel(folder: Path) -> str:
+    """Return the id of the job that is cancelled; what it finished is kept.
+
+    Raises:
+        ConfigError: the run has no job that could be cancelled.
+    """
+    run = find(folder)
+    if not run.jobs or not run.is_active:
+        raise ConfigError(
+            f"nothing to cancel: the run is {run.word}",
+            where=str(folder),
+            fix="python -m bench runs lists what goes on",
+        )
+    job = run.jobs[-1]
+    answer = slurm.ask(["scancel", job])
+    if answer.exit_code:
+        raise SubmitError(answer.err.strip() or "scancel failed", where=f"job {job}", fix=f"scancel {job}")
+    if not (folder / LEDGER).exists():  # it never started, so its script cannot say so
+        what = "SLU-08: the job was cancelled before it started"
+        fix = f"python -m bench resume {folders.short(folder)}"
+        folders.write(folder / STATUS, {"outcome": ledger.INTERRUPTED, "exit_code": 143, "what": what, "fix": fix})
+    return job
+
+
+def find(folder: Path) -> Run:
+    """Return one run.
+
+    Raises:
+        ConfigError: the folder is not a run's.
+    """
+    if not (folder / JOB).exists() and not (folder / LEDGER).exists():
+        raise ConfigError("no run in this folder", where=str(folder), fix="python -m bench runs lists the runs")
+    return _runs([folder])[0]
+
+
+def runs(root: Path) -> list[Run]:
+    """Return the runs below a folder, the oldest first; Slurm is asked twice at most, however many there are.
+
+    Raises:
+        ConfigError: no such folder.
+    """
+    if not root.is_dir():
+        raise ConfigError("no such folder", where=str(root), fix="name the folder of runs, or set LOGDIR")
+    return _runs([path.parent for name in (JOB, LEDGER) for path in root.glob(f"*/{name}")])
+
+
+def wait(folder: Path, *, started: bool = False) -> Iterator[JobState]:
+    """Yield where a run's job stands, whenever that changes, until it runs (`started`) or has ended."""
+    last, missing_since = None, time.monotonic()
+    while True:
+        state = find(folder).state
+        if state is not None:
+            missing_since = time.monotonic()
+            if last is None or (state.state, state.reason) != (last.state, last.reason):
+                yield state
+            last = state
+        if (folder / STATUS).exists() or (state and (state.state in ENDED or (started and state.state == "RUNNING"))):
+            return
+        if time.monotonic() - missing_since > LAG_S:
+            raise SubmitError(
+                "Slurm no longer knows the job", where=str(folder), fix="python -m bench why " + str(folder)
+            )
+        time.sleep(POLL_S)
+
+
+def exit_code(folder: Path) -> int:
+    """Return what came of a run that has ended, as its job said, or as Slurm does."""
+    run = find(folder)
+    if isinstance(code := run.status.get("exit_code"), int):
+        return code
+    return 0 if run.state and run.state.state == "COMPLETED" else 1
+
+
+def probe(plan: Plan, num_nodes: int, *, health: bool) -> tuple[Path, int]:
+    """Run the plan's script without its trials and wait for it; return its folder and exit code."""
+    looking = render.probe(plan, num_nodes=num_nodes, health=health)
+    folder = folders.make(looking, "")
+    submit(looking, folder)
+    for _ in wait(folder):
+        pass
+    return folder, exit_code(folder)
+
+
+def _runs(found: Sequence[Path]) -> list[Run]:
+    parts = {path: (_json(path / JOB), _json(path / STATUS), _outcomes(path)) for path in dict.fromkeys(sorted(found))}
+    ids = {path: tuple(str(entry["id"]) for entry in job.get("jobs", [])) for path, (job, _, _) in parts.items()}
+    asked = [jobs[-1] for path, jobs in ids.items() if jobs]
+    states = slurm.states(asked) if asked and slurm.is_here() else {}
+    return [
+        Run(path, ids[path], *_states(states, ids[path]), outcomes, status)
+        for path, (_, status, outcomes) in parts.items()
+    ]
+
+
+def _states(known: Mapping[str, JobState], jobs: Sequence[str]) -> tuple[JobState | None, tuple[JobState, ...]]:
+    """Return the state of the last job, and of its elements if it is an array; the first still active one stands for it."""
+    if not jobs:
+        return None, ()
+    elements = tuple(state for job, state in known.items() if job.startswith(f"{jobs[-1]}_"))
+    active = next((state for state in elements if state.state not in ENDED), elements[-1] if elements else None)
+    return known.get(jobs[-1]) or active, elements
+
+
+def _sbatch(folder: Path) -> str:
+    """Submit the script of a run folder, as job.json says, and enter the job there."""
     os.environ["SUBMITIT_LOG_LEVEL"] = "NOCONFIG"
+    from submitit.core.utils import FailedJobError, FailedSubmissionError
+
+    job = _json(folder / JOB)
+    said = io.StringIO()
+    try:
+        with _environment(job.get("environment") or {}), TemporaryDirectory() as scratch:
+            with contextlib.redirect_stderr(said):
+                number = str(_executor(scratch, folder, job.get("arguments") or [])._submit_command("").job_id)
+    except (FailedJobError, FailedSubmissionError, RuntimeError, OSError) as error:
+        lines = [line for line in (said.getvalue() or str(error)).splitlines() if line.strip()]
+        raise SubmitError(
+            lines[-1].removeprefix("sbatch: error: ") if lines else "sbatch failed",
+            where=f"sbatch {folders.short(folder / SCRIPT)}",
+            fix="python -m bench doctor, with the same KEY=VALUE, says what this site wants",
+        ) from error
+    job["jobs"] = [*job["jobs"], {"id": number, "submitted": time.time()}]
+    folders.write(folder / JOB, job)
+    return number
+
+
+def _executor(scratch: str, folder: Path, arguments: Sequence[str]) -> Any:
+    """Return submitit's executor with our script in the place of its own."""
     import submitit
 
-    logs = folder / "rank_logs"
-    for old in logs.glob(f"{label(step.name)}_rank_*.error"):
-        old.unlink()
-    executor = submitit.LocalExecutor(folder=logs)
-    executor.update_parameters(
-        tasks_per_node=plan.world.num_ranks,
-        gpus_per_node=plan.world.ranks_per_node if plan.config.cluster.device is Device.cuda else 0,
-        timeout_min=(step.limit_min or NO_LIMIT_MIN) + SIGNAL_DELAY_S / 60,
-        signal_delay_s=SIGNAL_DELAY_S,
-    )
-    command = RankCommand(
-        argv=[sys.executable, *step.argv[1:]],
-        folder=str(folder),
-        environment=plan.environment | rendezvous(plan) | {"PYTHONPATH": _python_path()},
-        alive=str(logs / ALIVE),
-    )
-    with (logs / ALIVE).open("w") as alive:
-        fcntl.flock(alive, fcntl.LOCK_EX)
-        with _deaf_to_interrupts():
-            started = Ranks(executor.submit(command), step, folder)
-        try:
-            yield started
-        finally:
-            started.stop()
+    class Script(submitit.SlurmExecutor):
+        def _make_submission_file_text(self, command: str, uid: str) -> str:
+            return (folder / SCRIPT).read_text()
 
+        def _make_submission_command(self, submission_file_path: Path) -> list[str]:
+            return ["sbatch", *arguments, str(folder / SCRIPT), str(folder)]
 
-def rendezvous(plan: Plan) -> dict[str, str]:
-    """Return where the ranks of this machine meet: the cluster's port, or a free one."""
-    port = plan.config.cluster.master_port
-    if port is None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-
-
-def label(step_name: str) -> str:
-    """Return a step's name as part of a file's."""
-    return step_name.replace(" ", "_")
-
-
-def first_error(logs: Path, step_name: str) -> BenchError | None:
-    """Return what the rank that failed first said; the others mostly say that it is gone."""
-    accounts = []
-    for path in logs.glob(f"{label(step_name)}_rank_*.error"):
-        with contextlib.suppress(OSError, ValueError):
-            accounts.append(json.loads(path.read_text()))
-    if not accounts:
-        return None
-    first = min(accounts, key=lambda account: account["time"])
-    error = SubmitError(first["what"], where=first["where"], fix=first["fix"])
-    error.exit_code = first["exit_code"]
-    return error
+    return Script(folder=scratch)
 
 
 @contextlib.contextmanager
-def _deaf_to_interrupts() -> Iterator[None]:
-    """What is started here ignores Ctrl-C, which a terminal sends to every process: only `stop` ends it, in order."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _environment(more: Mapping[str, str]) -> Iterator[None]:
+    """What the job inherits: this environment without sbatch's own options, and the run's paths."""
+    before, inherited = dict(os.environ), slurm.environment("sbatch") | dict(more)
     try:
+        os.environ.clear()
+        os.environ.update(inherited)
         yield
     finally:
-        signal.signal(signal.SIGINT, previous)
+        os.environ.clear()
+        os.environ.update(before)
 
 
-def _end(process: "subprocess.Popen[bytes]") -> int:
-    process.terminate()
-    try:
-        return process.wait(GRACE_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return process.wait()
+def _outcomes(folder: Path) -> tuple[str, ...]:
+    with contextlib.suppress(BenchError):
+        return tuple(entry["outcome"] for entry in ledger.read(folder))
+    return ()
 
 
-def _is_locked(path: str) -> bool:
-    with open(path) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
-
-
-def _python_path() -> str:
-    return os.pathsep.join([str(PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])])
+def _json(path: Path) -> dict[str, Any]:
+    """Return a JSON object of ours; empty if it is missing or damaged."""
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads(path.read_text())
+        if isinstance(found, dict):
+            return found
+    return {}

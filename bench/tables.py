@@ -102,7 +102,10 @@ def _plan_rows(plan: "Plan") -> list[tuple[str, str]]:
     target = "no target" if c.task.target_eval_loss is None else f"until eval loss ≤ {c.task.target_eval_loss:g}"
     seeds = ", ".join(str(trial.seed) for trial in plan.trials)
     limit = (
-        "no limit" if plan.walltime_min is None else f"{plan.walltime_min} min = 5 + {c.trials} x ({c.walltime} + 5)"
+        "no limit"
+        if plan.walltime_min is None
+        else f"{plan.walltime_min} min = 5 + {1 if c.launch.array else c.trials} x ({c.walltime} + 5)"
+        + (", one array element each" if c.launch.array else "")
     )
     lora = "" if c.task.lora is None else f", LoRA rank {c.task.lora.rank} alpha {c.task.lora.alpha}"
     return [

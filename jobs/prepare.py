@@ -114,8 +114,12 @@ def agreed(choice: bool) -> bool:
 
 @contextmanager
 def alone(plan: Plan, who: Rank) -> Iterator[None]:
-    """Let one run at a time prepare a cache: rank 0 waits for the lock, and the others for rank 0."""
-    if who.rank != 0 or plan.data_dir is None:
+    """Let one run at a time prepare a cache: rank 0 waits for the lock, and the others for rank 0.
+
+    Where the site prepares everything nothing is made, and nothing needs to be writable.
+    """
+    is_made = plan.base is not None or plan.config.data.source is not DataSource.prepared
+    if who.rank != 0 or plan.data_dir is None or not is_made:
         yield
         return
     lock = Path(plan.data_dir).parent / ".prepare.lock"

@@ -9,6 +9,9 @@ from bench.errors import SubmitError
 
 DEFAULT_PORT = 29500
 """Source: torch.distributed.run's default, and MASTER_PORT of NVIDIA's MLPerf run.sub."""
+FIRST_PORT, NUM_PORTS = 61000, 4536
+"""Where a Slurm job without MASTER_PORT listens, by its id: above Linux' ephemeral ports, so that nothing takes it by chance, and
+apart from other jobs on a shared node. Source: Enroot's PyTorch hook does the same."""
 
 _STARTERS = {
     "submitit": ("SUBMITIT_LOCAL_GLOBALID", "SUBMITIT_LOCAL_LOCALID", "SUBMITIT_LOCAL_NTASKS"),
@@ -37,7 +40,7 @@ def from_environment(env: Mapping[str, str] = os.environ) -> Rank:
     names = next((names for names in _STARTERS.values() if names[0] in env), None)
     try:
         rank, local_rank, world_size = (0, 0, 1) if names is None else (int(env[name]) for name in names)
-        port = int(env.get("MASTER_PORT", DEFAULT_PORT))
+        port = int(env.get("MASTER_PORT") or _port(env))
     except (KeyError, ValueError) as error:
         raise SubmitError(
             f"the environment does not say which rank this is: {error}",
@@ -45,6 +48,11 @@ def from_environment(env: Mapping[str, str] = os.environ) -> Rank:
             fix="start ranks with bench.launch, srun or torchrun",
         ) from error
     return Rank(rank, local_rank, world_size, master_addr(env), port)
+
+
+def _port(env: Mapping[str, str]) -> int:
+    job = env.get("SLURM_JOB_ID")
+    return DEFAULT_PORT if job is None else FIRST_PORT + int(job) % NUM_PORTS
 
 
 def master_addr(env: Mapping[str, str]) -> str:

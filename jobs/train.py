@@ -36,7 +36,7 @@ def main() -> None:
 
 def run(plan: Plan, trial: Trial, who: Rank, log: mllog.Writer, folder: Path) -> None:
     """Initialise, warm up on made-up data, train from run_start to run_stop, then keep the adapters."""
-    log.event(mllog.CACHE_CLEAR, False, reason="page caches are the cluster's to drop")
+    log_caches(folder / "rank_logs" / f"trial_{trial.index}.caches", log)
     log.start(mllog.INIT_START)
     start_ranks(plan, who)
     from jobs.megatron import checkpoint, loop, model
@@ -52,6 +52,16 @@ def run(plan: Plan, trial: Trial, who: Rank, log: mllog.Writer, folder: Path) ->
     if plan.config.task.lora is not None:
         checkpoint.save(engine, folder / f"adapters_{trial.index}", adapters=True)
     end_ranks()
+
+
+def log_caches(said: Path, log: mllog.Writer) -> None:
+    """Log what each node did with its page cache, as the batch script wrote it down: `NODE cleared` or `NODE kept`."""
+    if not said.exists():
+        log.event(mllog.CACHE_CLEAR, False, reason="page caches are the cluster's to drop")
+        return
+    for line in said.read_text().splitlines():
+        node, _, done = line.partition(" ")
+        log.event(mllog.CACHE_CLEAR, done == "cleared", node=node)
 
 
 def train(engine: "Engine", trial: Trial, log: mllog.Writer) -> None:

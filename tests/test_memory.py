@@ -59,7 +59,7 @@ def load_model(name: str) -> Model:
 
 
 def load_gpu(cluster: str) -> Gpu:
-    return Gpu(**yaml.safe_load((CONF / "cluster" / f"{cluster}.yaml").read_text())["gpu"])
+    return Gpu(**yaml.safe_load((CONF / "cluster" / f"{cluster}.yaml").read_text())["cluster"]["gpu"])
 
 
 MODELS = {name: load_model(name) for name in PARAMETERS}

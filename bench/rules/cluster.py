@@ -65,8 +65,9 @@ SLURM: Texts = {
         "set cluster.slurm.gpu_request (gpus_per_node, gres, gres_typed, none) to what `scontrol show node | grep Gres` shows",
     ),
     "SLU-02": (
-        "Slurm refuses the request: partition, account, nodes or time limit",
-        "compare it with `scontrol show partition` and `sacctmgr show assoc user=$USER`; `srun --test-only` says when it is right",
+        "Slurm refuses the request, or would let it wait for ever: partition, account, QOS, nodes or time limit",
+        "`python -m bench doctor` names the part that does not fit; by hand: `scontrol show partition`, "
+        "`sacctmgr show assoc user=$USER`, and `sbatch --test-only FILE` until it takes it",
     ),
     "SLU-03": (
         "CPUs per task are asked for in two ways, or not at all",
@@ -82,7 +83,8 @@ SLURM: Texts = {
     ),
     "SLU-06": (
         "the job's folder or program is not visible on the compute node",
-        "submit from a shared file system, and put scripts, LOGDIR and images there",
+        "submit from a file system that every node sees, and put scripts, LOGDIR and images there; /tmp and /dev/shm are each "
+        "machine's own",
     ),
     "SLU-07": (
         "the time limit ended the run",
@@ -140,6 +142,10 @@ ENROOT: Texts = {
     "ENR-10": (
         "the image cannot be imported",
         "check name and tag: `enroot import docker://REGISTRY#IMAGE:TAG` on the node; then point CONT at the imported .sqsh",
+    ),
+    "ENR-11": (
+        "the image's file has no record that fits it: somebody else made, renamed or exchanged it",
+        "import it with `python -m bench image import`, which names it by its digest and records where it came from",
     ),
 }
 

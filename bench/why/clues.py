@@ -83,6 +83,8 @@ _TROUBLE = re.compile(
     rb"\b(?:ERROR|FATAL|CRITICAL|[Ee]rror|[Ff]atal)\b\]?:? |Exited with exit code [1-9]|\bBroken pipe|Connection reset"
 )
 _EXITED = re.compile(rb"Exited with exit code [1-9]")
+_STEP_ENDS = re.compile(rb"srun: error: .{1,80}: tasks? [\d,-]{1,200}: |_step_signal: Terminating|STEP .{1,60} CANCELLED")
+"""Slurm on a task that has ended, or on those that it ends because of it."""
 _KNOWN = re.compile(r"(?:\d+: ?)?([A-Z]{2,3}-\d\d): ")
 
 
@@ -146,6 +148,8 @@ class _Reader:
         """The clue, and how much progress was logged before it."""
         self._failing = False
         """Whether a program has failed since the last record."""
+        self._step_ends = False
+        """Whether Slurm has told of a task's end; what it kills from then on dies of that one."""
         self._has_records = False
         self._dull: set[bytes] = set()
         self._raised, self._trouble, self._end = b"", deque[bytes](maxlen=3), b""
@@ -186,7 +190,10 @@ class _Reader:
             rule, weight, place = known
             if rule != "SLU-08" or not self._failing:  # srun also cancels what is left of a step that failed
                 shift = max(0, place - _MAX_SHOWN // 2) if len(line) > _MAX_SHOWN else 0
-                self._add(Clue(rule, weight, self._file, self._line, shown(line[shift:])))
+                first_killed = rule == "RUN-02" and b"srun: error: " in line and not self._step_ends
+                told = Weight.CAUSE if first_killed else weight
+                self._add(Clue(rule, told, self._file, self._line, shown(line[shift:])))
+        self._step_ends |= bool(_STEP_ENDS.search(line))
         if _RAISED.match(line):
             self._raised, self._failing = line, True
         elif _TROUBLE.search(line):

@@ -1,0 +1,123 @@
+"""What the batch script asks between the steps of a Slurm job: `python -m bench.job RUN open|check|begin|judge|close`.
+
+Runs on one rank, in the image where there is one. Exit codes: 0 go on, 1 or 2 end the job, 3 (begin) the trial is done.
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from bench import folder as folders
+from bench import ledger, nodes, preflight, verdict
+from bench import plan as planning
+from bench.errors import BenchError
+from bench.folder import JOB, LEDGER, PLAN, STATUS
+from bench.plan import Plan
+
+DONE = 3
+OK = "every trial did what was asked"
+
+
+def main() -> None:
+    args = _parser().parse_args()
+    try:
+        plan = planning.load(args.run / PLAN)
+        sys.exit(args.step(args.run, plan, args))
+    except BenchError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+def open_(run: Path, plan: Plan, args: argparse.Namespace) -> int:
+    """Make what a folder needs that `sbatch FILE` alone has not made."""
+    ledger.create(run, plan)
+    if not (run / JOB).exists():
+        folders.write(run / JOB, {"jobs": [{"id": args.job, "submitted": time.time(), "argv": None}]})
+    return 0
+
+
+def check(run: Path, plan: Plan, args: argparse.Namespace) -> int:
+    """Judge what every rank said of its node and of what it runs in; an error ends the job before it costs anything."""
+    findings = nodes.judge(plan, nodes.load(run))
+    for finding in findings:
+        print(f"{finding.severity} {finding.rule}: {finding.what} ({finding.where}); {finding.fix}")
+    if not plan.config.launch.force:
+        preflight.require(findings)
+    return 0
+
+
+def begin(run: Path, plan: Plan, args: argparse.Namespace) -> int:
+    """Open the next attempt of a trial."""
+    trial = plan.trials[args.trial]
+    where = {"job": args.job, "nodes": args.nodes}
+    is_open = ledger.begin(run, trial, attempts=plan.config.launch.attempts, **where)
+    print(f"trial {trial.index}, seed {trial.seed}: {'begins' if is_open else 'was finished before'}", flush=True)
+    return 0 if is_open else DONE
+
+
+def judge(run: Path, plan: Plan, args: argparse.Namespace) -> int:
+    """Judge a trial that has ended well, by us and by the official checker."""
+    trial = plan.trials[args.trial]
+    judged = verdict.close(run, plan, trial, failed=False)
+    assert judged is not None
+    verdict.show(run, trial, judged)
+    return 0 if judged.proven else 1
+
+
+def close(run: Path, plan: Plan, args: argparse.Namespace) -> int:
+    """Write status.json, once nothing is left to be done; trials that this job could not finish are aborted."""
+    if (run / LEDGER).exists():
+        for entry in ledger.read(run):
+            if entry["trial"] in args.trials and entry["outcome"] == ledger.RUNNING:
+                verdict.close(run, plan, plan.trials[entry["trial"]], failed=True)
+    outcomes = [entry["outcome"] for entry in ledger.read(run)] if (run / LEDGER).exists() else []
+    if plan.config.launch.array and any(outcome in ledger.OPEN for outcome in outcomes):
+        return 0  # other elements of the array have not ended
+    folders.write(run / STATUS, _status(run, outcomes, exit_code=args.exit_code, what=args.what))
+    return 0
+
+
+def _status(run: Path, outcomes: list[str], *, exit_code: int, what: str) -> dict[str, Any]:
+    """Return what happened, and the rule that explains it."""
+    from bench import why
+
+    if all(outcome == ledger.PROVEN for outcome in outcomes) and exit_code == 0:
+        return {"outcome": ledger.PROVEN, "exit_code": 0, "what": OK}
+    is_judged = bool(outcomes) and all(outcome in (ledger.PROVEN, ledger.NOT_PROVEN) for outcome in outcomes)
+    status: dict[str, Any] = {"outcome": ledger.NOT_PROVEN if is_judged else "failed", "exit_code": exit_code or 1}
+    folders.write(run / STATUS, status if is_judged else status | {"what": what, "fix": "read what was printed"})
+    said = why.explain([run])
+    if said.rule is None:
+        return status | {"what": what, "fix": f"python -m bench why {run.resolve()}"}
+    status |= {"what": what if said.rule == why.UNKNOWN else f"{said.rule}: {said.title}", "rule": said.rule}
+    return status | {"while": what, "evidence": said.evidence, "fix": said.fix}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m bench.job", description=__doc__)
+    parser.add_argument("run", type=Path, help="the run folder")
+    steps = parser.add_subparsers(required=True, metavar="STEP")
+    opened = steps.add_parser("open", help="a life of the job begins")
+    opened.set_defaults(step=open_)
+    opened.add_argument("--job", required=True)
+    steps.add_parser("check", help="judge facts/").set_defaults(step=check)
+    begun = steps.add_parser("begin", help="open the next attempt of a trial")
+    begun.set_defaults(step=begin)
+    begun.add_argument("trial", type=int)
+    begun.add_argument("--job", required=True)
+    begun.add_argument("--nodes", required=True)
+    judged = steps.add_parser("judge", help="judge a trial that ended well")
+    judged.set_defaults(step=judge)
+    judged.add_argument("trial", type=int)
+    closed = steps.add_parser("close", help="write status.json")
+    closed.set_defaults(step=close)
+    closed.add_argument("--exit-code", type=int, required=True)
+    closed.add_argument("--what", required=True)
+    closed.add_argument("--trials", type=int, nargs="*", default=[])
+    return parser
+
+
+if __name__ == "__main__":
+    main()

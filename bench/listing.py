@@ -1,0 +1,64 @@
+"""List runs: where their jobs stand, and what came of their trials."""
+
+import json
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from bench import submit, tables
+from bench.folder import short
+from bench.submit import Run
+from bench.tables import Sheet
+
+COLUMNS = ("run", "job", "state", "trials", "why")
+AGAIN_S = 10.0
+
+
+def show(root: Path, *, active: bool, again: bool, as_json: bool) -> None:
+    """Print the runs below a folder once, or again and again until none is active."""
+    while True:
+        runs = [run for run in submit.runs(root) if run.is_active or not active]
+        if as_json:
+            for run in runs:
+                print(json.dumps(row(run)), flush=True)
+        else:
+            tables.show(sheet(root, runs))
+        if not again or not any(run.is_active for run in runs):
+            return
+        time.sleep(AGAIN_S)
+
+
+def sheet(root: Path, runs: list[Run]) -> Sheet:
+    """Return the runs as a table."""
+    rows = [(short(run.folder), ", ".join(run.jobs[-1:]), run.word, _trials(run), _reason(run)) for run in runs]
+    states = Counter(run.word for run in runs)
+    caption = ", ".join(f"{count} {word}" for word, count in states.items())
+    return Sheet(f"runs in {short(root)}", rows, columns=COLUMNS, caption=caption or "none")
+
+
+def row(run: Run) -> dict[str, Any]:
+    """Return a run as strict JSON holds it."""
+    return {
+        "run": str(run.folder),
+        "jobs": list(run.jobs),
+        "state": run.word,
+        "slurm": run.state and run.state.state,
+        "active": run.is_active,
+        "reason": _reason(run),
+        "trials": list(run.outcomes),
+        "exit_code": run.status.get("exit_code"),
+        "rule": run.status.get("rule"),
+    }
+
+
+def _trials(run: Run) -> str:
+    counts = Counter(run.outcomes)
+    return ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
+
+
+def _reason(run: Run) -> str:
+    """Return why it waits or failed; nothing for what runs or went well."""
+    if run.is_active:
+        return run.state.reason if run.state else ""
+    return str(run.status.get("what", "")) if run.status.get("exit_code") else ""

@@ -1,0 +1,135 @@
+"""Whether prepared rows and a checkpoint are there and whole, from headers, names and sizes."""
+
+import ast
+import hashlib
+import json
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.preflight.check import Finding, broken
+from bench.schema import Data
+
+MANIFEST = "manifest.json"
+HASHED_BYTES = 2**20
+"""Larger files are compared by size: a login node is no place to read a terabyte."""
+NPY = b"\x93NUMPY"
+DTYPES = {"tokens": (re.compile(r"[<>|=][iu][1248]"), "whole numbers"), "counts": (re.compile(r"\|[biu]1"), "bool")}
+"""Of NAME_tokens.npy and NAME_counts.npy: what the ranks can read, and what one calls it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Npy:
+    """What the header of an .npy file says."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    num_bytes: int
+    """Of the whole file, by shape and dtype."""
+
+
+def rows(folder: Path, want: Data) -> Iterator[Finding]:
+    """Yield in what prepared rows are not those of the plan."""
+    if not (folder / "train_tokens.npy").exists():
+        fix = "point DATADIR at the prepared rows"
+        yield broken("CFG-06", f"no rows of {want.name}", str(folder / "train_tokens.npy"), fix=fix)
+        return
+    for name, count in (("train", want.train_rows), ("eval", want.eval_rows)):
+        for part, (dtype, said) in DTYPES.items():
+            path, shape = folder / f"{name}_{part}.npy", (count, want.seq_length)
+            fix = f"prepare {want.name} again, or correct data.{name}_rows and data.seq_length"
+            try:
+                header = npy(path)
+            except (OSError, ValueError) as error:
+                yield broken("CFG-06", f"{path.name} cannot be read: {_reason(error)}", str(path), fix=fix)
+                continue
+            if header.shape != shape:
+                yield broken("CFG-06", f"{path.name} is {header.shape}, and the plan says {shape}", str(path), fix=fix)
+            elif not dtype.fullmatch(header.dtype):
+                yield broken("CFG-06", f"{path.name} holds {header.dtype}, and {part} are {said}", str(path), fix=fix)
+            elif (size := path.stat().st_size) != header.num_bytes:
+                what = f"{path.name} has {size:,} bytes, and its header means {header.num_bytes:,}"
+                yield broken("CFG-06", what, str(path), fix="copy it again: it is not whole")
+
+
+def npy(path: Path) -> Npy:
+    """Return what an .npy file's header says. Source: numpy.lib.format, versions 1.0 to 3.0.
+
+    Raises:
+        ValueError: it is none.
+    """
+    with path.open("rb") as file:
+        start = file.read(8)
+        if start[:6] != NPY or len(start) < 8:
+            raise ValueError("not an .npy file")
+        size, kind = (2, "<H") if start[6] == 1 else (4, "<I")
+        length = struct.unpack(kind, file.read(size).ljust(size, b"\0"))[0]
+        text = file.read(min(length, 2**16)).decode("utf-8", errors="replace")
+    try:
+        said = ast.literal_eval(text)
+        shape, dtype = tuple(map(int, said["shape"])), str(said["descr"])
+    except (SyntaxError, ValueError, TypeError, KeyError, MemoryError, RecursionError) as error:
+        raise ValueError("its header is damaged") from error
+    count = 1
+    for extent in shape:
+        count *= extent
+    width = int(dtype[2:]) if dtype[2:].isdecimal() else 0
+    return Npy(shape, dtype, 8 + size + length + count * width)
+
+
+def checkpoint(folder: Path, model: str) -> Iterator[Finding]:
+    """Yield whether there is no megatron-core checkpoint in a folder."""
+    path = folder / "metadata.json"
+    if not path.exists():
+        fix = "point MODEL at the folder that holds its metadata.json"
+        yield broken("CFG-06", f"no megatron-core checkpoint of {model}", str(folder), fix=fix)
+        return
+    try:
+        said = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        yield broken("CFG-06", f"metadata.json cannot be read: {_reason(error)}", str(path))
+        return
+    if not isinstance(said, dict) or "sharded_backend" not in said:
+        yield broken("CFG-06", "metadata.json is not that of a megatron-core checkpoint", str(path))
+
+
+def manifest(folder: Path) -> Iterator[Finding]:
+    """Yield in what the files of a folder are not those of its manifest.json, [{path, bytes, sha256?}, …]."""
+    path = folder / MANIFEST
+    if not path.exists():
+        return
+    try:
+        said = json.loads(path.read_text())
+        entries = [(str(entry["path"]), int(entry["bytes"]), entry.get("sha256")) for entry in _entries(said)]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        fix = "write it as a list of {path, bytes, sha256}"
+        yield broken("CFG-06", f"{MANIFEST} cannot be read: {_reason(error)}", str(path), fix=fix)
+        return
+    wrong = [why for entry in entries if (why := _difference(folder, *entry))]
+    if wrong:
+        more = f"; {len(wrong) - 1} more" if wrong[1:] else ""
+        what = f"{len(wrong)} of {len(entries)} files are not as {MANIFEST} has them: {wrong[0]}{more}"
+        yield broken("CFG-06", what, str(path), fix="copy them again from where they come from")
+
+
+def _entries(said: Any) -> Any:
+    return said["files"] if isinstance(said, dict) and "files" in said else said
+
+
+def _difference(folder: Path, name: str, size: int, digest: Any) -> str:
+    """Return in what a file is not as described, or nothing."""
+    path = folder / name
+    if not path.is_file():
+        return f"{name} is missing"
+    if (there := path.stat().st_size) != size:
+        return f"{name} has {there:,} bytes instead of {size:,}"
+    if digest and size <= HASHED_BYTES and hashlib.sha256(path.read_bytes()).hexdigest() != digest:
+        return f"{name} has another sha256"
+    return ""
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)

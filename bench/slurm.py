@@ -1,0 +1,193 @@
+"""Ask this site's Slurm: one command, what it answered, and where jobs stand."""
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from bench.errors import SubmitError
+
+TIMEOUT_S = 20.0
+IDS_OF_A_QUESTION = 2000
+"""What one command line asks for, far below the system's limit for its length."""
+QUEUE_FIELDS = ("JobArrayID", "State", "Reason", "NodeList", "exit_code", "TimeUsed", "TimeLimit", "StartTime")
+ACCOUNTING_FIELDS = ("JobID", "State", "Reason", "NodeList", "ExitCode", "ElapsedRaw", "TimelimitRaw", "Start")
+NOTHING = ("", "N/A", "n/a", "None", "None assigned", "Unknown", "(null)")
+"""Slurm's ways to say that there is no value."""
+_OPTIONS = re.compile(r"(?:SBATCH|SRUN|SALLOC|SQUEUE|SACCT|SINFO|SCONTROL)_")
+_OPTIONS_OF_SRUN = re.compile(r"SLURM_(?!CONF|CLUSTERS|JWT|DEBUG_FLAGS)")
+_PLAIN = {"SLURM_TIME_FORMAT": "standard", "SLURM_BITSTR_LEN": "0"}
+"""Times in one format, and lists of array elements in full."""
+_RANGE = re.compile(r"(\d+)_\[([\d,:-]+)(?:%\d+)?\]")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a command said and how it ended."""
+
+    exit_code: int
+    out: str
+    err: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """Where a job stands, in Slurm's own words; empty where Slurm has none."""
+
+    job: str
+    state: str
+    """Such as PENDING, RUNNING, TIMEOUT, NODE_FAIL, CANCELLED."""
+    reason: str
+    nodes: str
+    exit_code: str
+    """Exit code and signal, as 3:0; of a job that still runs it says nothing."""
+    elapsed_s: int | None
+    limit_s: int | None
+    start: str
+    """When it started, or is expected to."""
+
+
+def is_here() -> bool:
+    """Return whether jobs can be submitted from this machine."""
+    return shutil.which("sbatch") is not None
+
+
+def ask(argv: Sequence[str], *, timeout_s: float = TIMEOUT_S) -> Answer:
+    """Return what one Slurm command says. Options that the environment would add to it are left out.
+
+    Raises:
+        SubmitError: the command is not there, or does not answer in time.
+    """
+    return _ask(argv, timeout_s, environment(argv[0]))
+
+
+def environment(command: str) -> dict[str, str]:
+    """Return this process's environment, without what would be further options of a Slurm command."""
+    kept = {name: value for name, value in os.environ.items() if not _OPTIONS.match(name)}
+    if command == "srun":  # inside an allocation it would start a step there
+        kept = {name: value for name, value in kept.items() if not _OPTIONS_OF_SRUN.match(name)}
+    return kept
+
+
+def states(jobs: Sequence[str]) -> dict[str, JobState]:
+    """Return where jobs stand, by id; those that Slurm does not know are left out.
+
+    An id is a job's or an array element's (12_3); that of a whole array gives all its elements, each under its own id.
+    The controller knows best; accounting, which lags, is asked for what it has forgotten.
+
+    Raises:
+        SubmitError: the controller cannot be asked.
+    """
+    asked = sorted(set(jobs))
+    found: dict[str, JobState] = {}
+    for first in range(0, len(asked), IDS_OF_A_QUESTION):
+        some = asked[first : first + IDS_OF_A_QUESTION]
+        queued = _queued(some)
+        gone = [job for job in some if job not in queued]
+        found |= (_accounted(gone) if gone else {}) | queued
+    wanted = set(asked)
+    return {job: state for job, state in found.items() if job in wanted or job.split("_")[0] in wanted}
+
+
+def seconds(text: str) -> int | None:
+    """Return the seconds of Slurm's [days-]hours:minutes:seconds, or None where it says UNLIMITED or nothing."""
+    parts = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
+    if parts is None:
+        return None
+    days, hours, minutes, rest = (int(part or 0) for part in parts.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + rest
+
+
+def minutes(text: str) -> float | None:
+    """Return the minutes of a --time: minutes[:seconds], hours:minutes:seconds or days-hours[:minutes[:seconds]]."""
+    parts = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
+    if parts is None:
+        return None
+    days, *rest = parts.groups()
+    numbers = [int(part) for part in rest if part is not None]
+    if days is None and len(numbers) < 3:
+        numbers = [0, *numbers]
+    hours, min, s = (*numbers, 0, 0)[:3]
+    return (int(days or 0) * 24 + hours) * 60 + min + s / 60
+
+
+def _ask(argv: Sequence[str], timeout_s: float, environment: dict[str, str]) -> Answer:
+    try:
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, env=environment, check=False
+        )
+    except OSError as error:
+        raise SubmitError(
+            f"{argv[0]} cannot be started: {error.strerror}",
+            where="PATH",
+            fix="work on the cluster's login node, with Slurm's commands on PATH",
+        ) from error
+    except subprocess.TimeoutExpired as error:
+        raise SubmitError(
+            f"{argv[0]} did not answer within {timeout_s:g} s",
+            where=" ".join(argv[:2]),
+            fix="try again; `scontrol ping` shows whether Slurm's controller is up",
+        ) from error
+    return Answer(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
+
+
+def _queued(jobs: Sequence[str]) -> dict[str, JobState]:
+    fields = ",".join(f"{field}:|" for field in QUEUE_FIELDS)
+    argv = ["squeue", "--noheader", "--array", "--states=all", f"--jobs={','.join(jobs)}", f"--Format={fields}"]
+    answer = _ask(argv, TIMEOUT_S, environment("squeue") | _PLAIN)
+    if answer.exit_code and "Invalid job id" not in answer.err:
+        raise SubmitError(
+            f"squeue: {(answer.err.strip() or 'no answer').splitlines()[-1]}",
+            where="squeue",
+            fix="try again; `scontrol ping` shows whether Slurm's controller is up",
+        )
+    return _states(line.split("|")[: len(QUEUE_FIELDS)] for line in answer.out.splitlines())
+
+
+def _accounted(jobs: Sequence[str]) -> dict[str, JobState]:
+    """Return what accounting knows; nothing where there is none."""
+    fields = f"--format={','.join(ACCOUNTING_FIELDS)}"
+    argv = ["sacct", "--allocations", "--noheader", "--parsable2", f"--jobs={','.join(jobs)}", fields]
+    try:
+        answer = _ask(argv, TIMEOUT_S, environment("sacct") | _PLAIN)
+    except SubmitError:
+        return {}
+    return _states(line.split("|") for line in answer.out.splitlines()) if answer.exit_code == 0 else {}
+
+
+def _states(rows: Iterable[Sequence[str]]) -> dict[str, JobState]:
+    """Return one state for each job of the rows; what is said of one element holds, whatever is said of its array."""
+    found: dict[str, JobState] = {}
+    for row in sorted((row for row in rows if len(row) == len(QUEUE_FIELDS)), key=lambda row: "[" not in row[0]):
+        job, state, reason, nodes, code, elapsed, limit, start = ("" if cell in NOTHING else cell for cell in row)
+        for one in _elements(job):
+            found[one] = JobState(
+                job=one,
+                state=state.split(" ")[0].rstrip("+"),
+                reason=reason,
+                nodes=nodes,
+                exit_code=_exit_code(code),
+                elapsed_s=int(elapsed) if elapsed.isdecimal() else seconds(elapsed),
+                limit_s=int(limit) * 60 if limit.isdecimal() else seconds(limit),
+                start=start,
+            )
+    return found
+
+
+def _elements(job: str) -> list[str]:
+    """Return the ids of 12_[0-3,8-16:4], or the one id."""
+    if (array := _RANGE.fullmatch(job)) is None:
+        return [job]
+    found = []
+    for part in array[2].split(","):
+        first, _, last = part.partition("-")
+        last, _, step = last.partition(":")
+        found += [f"{array[1]}_{k}" for k in range(int(first), int(last or first) + 1, int(step or 1))]
+    return found
+
+
+def _exit_code(code: str) -> str:
+    """Return exit code and signal; squeue of some versions gives both in one number, as wait(2) does."""
+    return f"{int(code) >> 8}:{int(code) & 0x7F}" if code.isdecimal() else code

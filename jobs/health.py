@@ -1,0 +1,174 @@
+"""How fast the nodes and the links between them are, once per rank, before the first trial: `python -m jobs.health PLAN`.
+
+Measures all-reduce over all ranks and within each node, matrix products and memory copies of every rank, and how far apart
+the nodes' clocks are. Rank 0 writes health.json beside the plan; below a floor of cluster.health every rank fails.
+"""
+
+import argparse
+import json
+import os
+import time
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench import plan as planning
+from bench.errors import BenchError, ConfigError, SubmitError
+from bench.plan import Plan
+from bench.schema import Device, Health
+from jobs import floors, stop
+from jobs.facts import attempt, node_name
+from jobs.rank import Rank, from_environment
+
+if TYPE_CHECKING:
+    import torch
+
+VERSION = 1
+MIN_NODES_FOR_PAIRS = 3
+"""Of two slow nodes nobody can tell which one it is."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m jobs.health", description=__doc__)
+    parser.add_argument("plan", type=Path, help="plan.json of a run folder; health.json is written beside it")
+    args = parser.parse_args()
+    folder, who, began = args.plan.resolve().parent, from_environment(), time.monotonic()
+    with stop.guarded(folder / "rank_logs" / f"health_rank_{who.rank}.error"):
+        plan = planning.load(args.plan)
+        health = plan.config.cluster.health
+        if health is None:
+            name = plan.config.cluster.name
+            raise ConfigError(
+                f"nobody said what is healthy on {name}",
+                where="cluster.health",
+                fix=f"give conf/cluster/{name}.yaml a health block",
+            )
+        device = meet(plan, who)
+        from torch import distributed
+
+        from jobs import rates
+
+        report = measure(health, who, device)
+        report = floors.judged(report | {"seconds": round(time.monotonic() - began, 1)})
+        if who.rank == 0:
+            write(report, folder / "health.json")
+            print(floors.table(report))
+        rates.slowest(0.0, device)  # nobody leaves before rank 0 has written
+        distributed.destroy_process_group()
+        require(report)
+
+
+def meet(plan: Plan, who: Rank) -> "torch.device":
+    """Join all ranks in one process group, gloo on CPUs, NCCL on GPUs, and return what this rank computes on.
+
+    Raises:
+        SubmitError: not as many ranks as planned, no GPU for this one, or they cannot meet.
+    """
+    if who.world_size != plan.world.num_ranks:
+        raise SubmitError(
+            f"NCC-05: {who.world_size} ranks were started, and the plan is for {plan.world.num_ranks}",
+            where=f"rank {who.rank}",
+            fix="start as many ranks as the plan's world.num_ranks: bench.launch does",
+        )
+    import torch
+
+    from jobs import rates
+
+    gpu = plan.config.cluster.device is Device.cuda
+    if gpu and torch.cuda.device_count() <= who.local_rank:
+        raise SubmitError(
+            f"HW-03: this rank needs GPU {who.local_rank}, and {torch.cuda.device_count()} can be seen",
+            where=f"rank {who.rank} on {node_name(os.environ)}",
+            fix="ask for as many GPUs as ranks; `nvidia-smi -L` in the same srun and container shows them",
+        )
+    if gpu:
+        torch.cuda.set_device(who.local_rank)
+    try:
+        torch.distributed.init_process_group(
+            "nccl" if gpu else "gloo",
+            init_method=f"tcp://{who.master_addr}:{who.master_port}",
+            rank=who.rank,
+            world_size=who.world_size,
+            timeout=timedelta(seconds=rates.MEETING_S),
+        )
+    except torch.distributed.DistError as error:
+        raise SubmitError(
+            f"NCC-05: the ranks cannot meet at {who.master_addr}:{who.master_port}: {str(error).splitlines()[0]}",
+            where=f"rank {who.rank} on {node_name(os.environ)}",
+            fix="see whether every rank has started, and whether rank 0's node can be reached at that address",
+        ) from error
+    return torch.device("cuda", who.local_rank) if gpu else torch.device("cpu")
+
+
+def measure(health: Health, who: Rank, device: "torch.device") -> dict[str, Any]:
+    """Return all that is measured, the same on every rank."""
+    import torch
+
+    from jobs import rates
+
+    node, nodes = node_name(os.environ), {}
+    for rank, name in enumerate(rates.gathered(node)):
+        nodes.setdefault(name, []).append(rank)
+    together = rates.allreduce(sizes_mib(health), device)
+    inside = together if len(nodes) == 1 else rates.allreduce(sizes_mib(health), device, nodes[node])
+    own = {"rank": who.rank, "local_rank": who.local_rank, "node": node} | rates.own_rates(device)
+    everyone = rates.gathered({"rates": own, "inside": inside, "clock": rates.clock_readings(device)})
+    gpu = device.type == "cuda"
+    report = {
+        "version": VERSION,
+        "time_ms": time.time_ns() // 1_000_000,
+        "attempt": attempt(os.environ),
+        "backend": "nccl" if gpu else "gloo",
+        "dtype": "bf16" if gpu else "fp32",
+        "device": torch.cuda.get_device_name(device) if gpu else "cpu",
+        "software": {"torch": torch.__version__} | ({"nccl": _dotted(torch.cuda.nccl.version())} if gpu else {}),
+        "floors": {key: value for key, value in asdict(health).items() if key.endswith(("_gbs", "_tflops"))},
+        "allreduce": together,
+        "nodes": [
+            {
+                "node": name,
+                "ranks": ranks,
+                "allreduce": everyone[ranks[0]]["inside"],
+                "clock_ms": rates.clock_bounds_ms(everyone[ranks[0]]["clock"], everyone[0]["clock"]),
+            }
+            for name, ranks in nodes.items()
+        ],
+        "ranks": [one["rates"] for one in everyone],
+        "pairs": [],
+    }
+    if len(nodes) >= MIN_NODES_FOR_PAIRS and floors.is_below(report):
+        best = max(together, key=lambda row: row["busbw_gbs"])
+        report["pairs"] = rates.pairs(nodes, best["mib"], who.rank, device)
+    return report
+
+
+def sizes_mib(health: Health) -> list[int]:
+    """Return the message sizes: from min_mib, doubled, up to max_mib."""
+    sizes = [health.min_mib]
+    while sizes[-1] * 2 <= health.max_mib:
+        sizes.append(sizes[-1] * 2)
+    return sizes
+
+
+def require(report: dict[str, Any]) -> None:
+    """Raise the first of what is below a floor; health.json has all of it."""
+    if report["findings"]:
+        first, *others = report["findings"]
+        more = f" (and {len(others)} more in health.json)" if others else ""
+        raise BenchError(f"{first['rule']}: {first['what']}{more}", where=first["where"], fix=first["fix"])
+
+
+def write(report: dict[str, Any], path: Path) -> None:
+    """Write the report in one step."""
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n")
+    part.replace(path)
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""A Slurm that cluster.sh boots, as the fixture `cluster` yields it."""
+
+import os
+import random
+import socket
+import subprocess
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+SCRIPT = Path(__file__).parent / "cluster.sh"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Two nodes, dgx-0 and dgx-1, of 8 GPUs each; partitions batch and low, account test.
+
+    `env` is what a process of the login node needs; `folder` is Slurm's own, with its configuration and logs.
+    """
+
+    folder: Path
+    env: dict[str, str]
+
+    def run(
+        self, argv: Sequence[object], *, timeout_s: float = 60, check: bool = False
+    ) -> "subprocess.CompletedProcess[str]":
+        """Return what a command of the login node did, for example `["srun", "hostname"]`."""
+        words = [str(word) for word in argv]
+        return subprocess.run(words, env=self.env, capture_output=True, text=True, timeout=timeout_s, check=check)
+
+    def kill_node(self, name: str) -> None:
+        """Cut a node's power: every process on it dies at once. Slurm finds out later, by itself after 16 s and more."""
+        self._manage("kill-node", name)
+
+    def start_node(self, name: str) -> None:
+        """Bring a node back, unless it is up; jobs that were running on it have failed."""
+        self._manage("start-node", name)
+
+    def wait_for_state(self, job_id: str | int, states: str | Collection[str], timeout_s: float = 60) -> str:
+        """Return the state of a job as soon as it is one of `states`."""
+        wanted = {states} if isinstance(states, str) else set(states)
+        deadline = time.monotonic() + timeout_s
+        while (state := self._state(job_id)) not in wanted:
+            if time.monotonic() > deadline:
+                shown = self.run(["scontrol", "show", "job", job_id])
+                raise TimeoutError(f"job {job_id}: {state} and none of {wanted} after {timeout_s} s\n{shown.stdout}")
+            time.sleep(0.2)
+        return state
+
+    def clear(self) -> None:
+        """Bring back the nodes, end every job."""
+        self._manage("up")
+        deadline = time.monotonic() + 60
+        while jobs := self.run(["squeue", "-h", "-o", "%A"], check=True).stdout.split():
+            assert time.monotonic() < deadline, f"jobs {jobs} do not end"
+            self.run(["scancel", *jobs])
+            time.sleep(0.2)
+        self._manage("up")  # nodes on which a dead job was still completing
+
+    def boot(self) -> None:
+        """Start it; Slurm's packages are installed if need be."""
+        self._manage("up")
+
+    def remove(self) -> None:
+        """Stop it and delete its folder."""
+        self._manage("down")
+
+    def _state(self, job_id: str | int) -> str:
+        shown = self.run(["squeue", "-h", "-t", "all", "-j", job_id, "-o", "%T"])
+        return shown.stdout.strip() or shown.stderr.strip()
+
+    def _manage(self, *verb: str) -> None:
+        done = self.run([SCRIPT, *verb], timeout_s=600)
+        assert done.returncode == 0, f"{SCRIPT.name} {' '.join(verb)}: exit code {done.returncode}\n{done.stderr}"
+
+
+def describe(folder: Path) -> Cluster:
+    """Return a cluster that `boot` will start in `folder`, on ports that are free now."""
+    foreign = ("SLURM_", "SBATCH_", "SALLOC_", "SRUN_", "BENCH_SLURM_")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+    env |= {"BENCH_SLURM_DIR": str(folder), "BENCH_SLURM_PORTS": str(free_ports(4))}
+    return Cluster(folder=folder, env=env | {"SLURM_CONF": f"{folder}/slurm.conf"})
+
+
+def free_ports(count: int) -> int:
+    """Return the first of `count` adjacent ports that nobody uses, below those that the kernel gives out by itself."""
+    while True:
+        first = random.randrange(18000, 32000)
+        try:
+            for port in range(first, first + count):
+                with socket.socket() as probe:
+                    probe.bind(("127.0.0.1", port))
+        except OSError:
+            continue
+        return first

@@ -1,0 +1,51 @@
+"""A real Slurm for the tests of this folder: booted once per session, in its own folder and on its own ports."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from booted import Cluster, describe
+from user import SHORT, User
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """Boot it. Where it could run, a boot that fails is an error; it is skipped only where it cannot."""
+    if os.geteuid() != 0:
+        pytest.skip("a real Slurm needs root: slurmd starts jobs under their users' names")
+    if not shutil.which("apt-get") and not shutil.which("slurmctld"):
+        pytest.skip("a real Slurm needs Debian: here are neither slurmctld nor apt-get")
+    folder = Path(tempfile.mkdtemp(prefix="bench-slurm-", dir="/tmp"))  # not tmp_path: Unix sockets need it short
+    booted = describe(folder)
+    try:
+        booted.boot()
+        yield booted
+    finally:
+        booted.remove()
+
+
+@pytest.fixture(autouse=True)
+def cleared(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After a test that used the cluster, end all jobs and bring back the nodes."""
+    booted = request.getfixturevalue("cluster") if "cluster" in request.fixturenames else None
+    yield
+    if booted:
+        booted.clear()
+
+
+@pytest.fixture(scope="session")
+def cache(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rows and base checkpoint of the short trials, made once by a job of their own."""
+    cache, home = tmp_path_factory.mktemp("cache"), tmp_path_factory.mktemp("first")
+    user = User(cluster, cache, home)
+    user.end(user.launch(*SHORT, "recipe.max_steps=20"), "COMPLETED", timeout_s=600)
+    return cache
+
+
+@pytest.fixture
+def user(cluster: Cluster, cache: Path, tmp_path: Path) -> User:
+    """Somebody with an empty home."""
+    return User(cluster, cache, tmp_path)

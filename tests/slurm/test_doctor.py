@@ -1,0 +1,176 @@
+"""What the doctor says of a site, against what that site's Slurm then does."""
+
+import json
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from booted import Cluster
+
+from bench import doctor, launch, render, slurm, submit
+from bench.plan import Plan
+from bench.preflight import Checked, Finding
+
+pytestmark = pytest.mark.slurm
+
+TINY = ("task=lora_tiny", "cluster=slurm_test", "walltime=5")
+CUDA = "+cluster.gpu={name: x, memory_gib: 80, peak_bf16_tflops: 1, peak_fp8_tflops: 1, source: x}"
+
+
+@pytest.fixture
+def compose(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Plan]:
+    """Compose a run as somebody on the login node of the cluster does."""
+    for name in ("DATADIR", "MODEL", "LOGDIR"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.setenv("SLURM_CONF", cluster.env["SLURM_CONF"])
+    return lambda *overrides: launch.compose([*TINY, *overrides])
+
+
+def arguments(*words: str) -> str:
+    return f"cluster.slurm.arguments={json.dumps(words)}"
+
+
+def login(plan: Plan) -> list[Checked]:
+    tiers = list(doctor.examine(plan, "login"))
+    assert [one.unknown for tier in tiers for one in tier] == [""] * sum(map(len, tiers)), (
+        "every question has its answer"
+    )
+    return tiers[1]
+
+
+def findings(checked: list[Checked]) -> list[Finding]:
+    """Return what was found, except that this one machine has its folders in /tmp."""
+    return [finding for one in checked for finding in one.findings if finding.rule != "SLU-06"]
+
+
+def is_taken(cluster: Cluster, plan: Plan, folder: Path) -> bool:
+    """Return whether Slurm takes the very script that the doctor looked at; the job ends with the test."""
+    (folder / "job.sbatch").write_text(render.script(plan))
+    own = submit.sbatch_arguments(plan, folder)
+    return cluster.run(["sbatch", *own, folder / "job.sbatch"]).returncode == 0
+
+
+WRONG = {
+    "partition": (["cluster.slurm.partition=bach"], "SLU-02", "choose from batch, low"),
+    "nodes": (["cluster.num_nodes=4"], "SLU-02", "set cluster.num_nodes to 2 or less"),
+    "GPU type": (["cluster.slurm.gpu_type=h200"], "SLU-01", "set cluster.slurm.gpu_type to one of h100"),
+    "CPUs": (["cluster.slurm.cpus_per_rank=33"], "SLU-02", "set cluster.slurm.cpus_per_rank to 32 or less"),
+    "account": (["cluster.slurm.account=nobody"], "SLU-02", "choose from"),
+    "QOS": (["cluster.slurm.qos=gold"], "SLU-02", "choose from normal"),
+    "reservation": (["cluster.slurm.reservation=nightly"], "SLU-02", "scontrol show reservation"),
+    "time": (["walltime=1440"], "SLU-02", "lower walltime or trials"),
+    "feature": ([arguments("--constraint=hbm")], "SLU-02", "shows names and features"),
+    "option": ([arguments("--segment=2")], "SLU-02", "unrecognized option '--segment=2'"),
+    "all nodes but one": ([arguments("--exclude=dgx-1")], "SLU-02", "scontrol show node"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_slurm_refuses_the_doctor_finds_first(
+    case: str, compose: Callable[..., Plan], cluster: Cluster, tmp_path: Path
+) -> None:
+    overrides, rule, text = WRONG[case]
+    plan = compose(*overrides)
+    (found,) = findings(login(plan))
+    assert (found.rule, found.severity) == (rule, "error") and text in f"{found.what} {found.fix}", found
+    assert not is_taken(cluster, plan, tmp_path)
+
+
+RIGHT = {
+    "as it is": [],
+    "low": ["cluster.slurm.partition=low"],
+    "the default partition": ["cluster.slurm.partition=null"],
+    "GRES": ["cluster.slurm.gpu_request=gres"],
+    "GPUs per node": ["cluster.slurm.gpu_request=gpus_per_node"],
+    "an account": ["cluster.slurm.account=test", "cluster.slurm.qos=normal"],
+    "whole nodes": ["cluster.slurm.exclusive=true", "cluster.slurm.cpus_per_rank=32"],
+    "a trial each": ["launch.array=true", "trials=3"],
+    "arguments": [arguments("--time=20", "--comment=a b")],
+}
+
+
+@pytest.mark.parametrize("case", RIGHT)
+def test_what_the_doctor_passes_slurm_takes(
+    case: str, compose: Callable[..., Plan], cluster: Cluster, tmp_path: Path
+) -> None:
+    plan = compose(*RIGHT[case])
+    assert findings(login(plan)) == []
+    assert is_taken(cluster, plan, tmp_path)
+
+
+def test_nodes_that_are_down_are_worth_waiting_for(
+    compose: Callable[..., Plan], cluster: Cluster, tmp_path: Path
+) -> None:
+    """sbatch --test-only calls it a configuration that there is not, and takes the job all the same."""
+    plan = compose()
+    cluster.run(["scontrol", "update", "nodename=dgx-0", "state=drain", "reason=test"], check=True)
+    try:
+        (found,) = findings(login(plan))
+        assert (found.rule, found.severity) == ("SLU-09", "warning") and "1 of the 2" in found.what
+        assert is_taken(cluster, plan, tmp_path)
+    finally:
+        cluster.run(["scontrol", "update", "nodename=dgx-0", "state=resume"], check=True)
+
+
+def test_without_pyxis_a_container_is_refused(compose: Callable[..., Plan], tmp_path: Path) -> None:
+    plan = compose("container=pyxis", f"container.image={tmp_path}/a.sqsh")
+    checked = [one for tier in doctor.examine(plan, "login") for one in tier]
+    assert [finding.rule for finding in findings(checked)] == ["PYX-02", "ENR-07"]
+    assert [one.what for one in checked if one.unknown] == ["container flags"]
+
+
+def test_states_of_real_jobs(cluster: Cluster, compose: Callable[..., Plan]) -> None:
+    def sbatch(*argv: str) -> str:
+        done = cluster.run(["sbatch", "--parsable", "--output=/dev/null", "--time=5", *argv], check=True)
+        return done.stdout.strip()
+
+    failed, array = sbatch("--wrap=exit 3"), sbatch("--array=0-3%1", "--wrap=sleep 60")
+    cluster.wait_for_state(failed, "FAILED")
+    running = f"{array}_0"
+    deadline = time.monotonic() + 30
+    while slurm.states([running])[running].state != "RUNNING":
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    known = slurm.states([failed, array, "999999"])
+    assert sorted(known) == sorted([failed, *(f"{array}_{k}" for k in range(4))])
+    assert (known[failed].exit_code, known[failed].limit_s) == ("3:0", 300)
+    assert (known[running].nodes, known[f"{array}_3"].state) == ("dgx-0", "PENDING")
+    assert slurm.states([f"{array}_2"])[f"{array}_2"].reason == "JobArrayTaskLimit"
+    cluster.run(["scancel", array], check=True)
+    deadline = time.monotonic() + 30
+    while {state.state for state in slurm.states([array]).values()} != {"CANCELLED"}:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def test_a_canary_sees_what_is_wrong_on_the_node(compose: Callable[..., Plan]) -> None:
+    fine, broken = compose(), compose("+cluster.environment.PYTHONHOME=/nowhere")
+    assert findings([doctor.on_nodes(fine, "canary")]) == []
+    (found,) = findings([doctor.on_nodes(broken, "canary")])
+    assert (found.rule, found.severity, found.tier) == ("RUN-08", "error", "canary") and "encodings" in found.what
+
+
+def test_slow_nodes_are_found_and_left_out_by_what_one_pastes(compose: Callable[..., Plan]) -> None:
+    checked = doctor.on_nodes(compose("cluster.health.node_busbw_gbs=1e6"), "nodes")
+    assert {finding.rule for finding in checked.findings} == {"NCC-04"}
+    plan = compose(arguments("--comment=x", "--exclude=dgx-7"))
+    (pasted,) = shlex.split(doctor.without(plan, ["dgx-1"]))
+    slurm_config = compose(pasted).config.cluster.slurm
+    assert slurm_config and slurm_config.arguments == ["--comment=x", "--exclude=dgx-7,dgx-1"]
+
+
+def test_the_verb_ends_as_it_says(compose: Callable[..., Plan], cluster: Cluster, tmp_path: Path) -> None:
+    """`compose` sets the paths; the login tier is what one gets on a login node."""
+    doctor_verb = [sys.executable, "-m", "bench", "doctor", *TINY]
+    environment = {name: os.environ[name] for name in ("DATADIR", "MODEL", "LOGDIR")}
+    there = replace(cluster, env=cluster.env | environment)
+    fine, broken = there.run(doctor_verb), there.run([*doctor_verb, "cluster.slurm.qos=gold", "--json"])
+    assert fine.returncode == 0 and "fine: sbatch --test-only (SLU-01, SLU-02): to start at " in fine.stdout, fine
+    said = json.loads(broken.stdout)
+    assert broken.returncode == 1 and not said["fine"] and said["tier"] == "login"
+    assert [finding["where"] for finding in said["findings"] if finding["severity"] == "error"] == ["cluster.slurm.qos"]

@@ -1,0 +1,106 @@
+"""The same run on a real Slurm: submitted by bench.launch, by plain sbatch, as an array, several at once."""
+
+import json
+import re
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from user import SHORT, Run, User, submitted, training, until
+
+pytestmark = pytest.mark.slurm
+
+
+def test_three_trials_over_two_nodes_make_a_score(user: User, tmp_path: Path) -> None:
+    """Rows and base checkpoint are made, three seeds trained with TP over two nodes, each judged, all scored; plain sbatch does the same."""
+    run = user.launch("cluster=slurm_test", "task=lora_tiny", "trials=3", "parallel.tp=2")
+    script = tmp_path / "lora_tiny.sbatch"
+    script.write_text(user.types("render", "cluster=slurm_test", "task=lora_tiny", "parallel.tp=2").stdout)
+    user.end(run, "COMPLETED", timeout_s=900)
+    assert run.status["outcome"] == "proven" and run.outcomes == ["proven"] * 3, run.output()
+    assert [entry["seed"] for entry in run.ledger] == [1, 2, 3]
+    assert all(entry["official"] == {"5.1.0": True, "6.1.0": True} for entry in run.ledger)
+    score = json.loads(user.types("score", run.folder, "--json", code=None).stdout)
+    assert score["olympic_mean_min"] > 0 if "olympic_mean_min" in score else score
+    by_hand = user.sbatch(script)
+    user.end(by_hand, "COMPLETED", timeout_s=600)
+    keys = ("seed", "outcome", "samples_to_target", "eval_final")
+    assert [by_hand.ledger[0][key] for key in keys] == [run.ledger[0][key] for key in keys]
+    assert sorted(path.name for path in (run / "facts").iterdir()) == [f"rank_000{rank}.json" for rank in range(4)]
+
+
+def test_launching_follows_the_job_when_asked_to(user: User) -> None:
+    done = user.types(*SHORT, "recipe.max_steps=20", "launch.wait=true", module="bench.launch")
+    run = submitted(done.stdout, user.home)[0]
+    assert run.outcomes == ["proven"] and "RUNNING" in done.stderr
+    assert "nothing to cancel: the run is proven" in user.types("cancel", run.folder, code=2).stderr
+    assert "every trial has its result" in user.types("resume", run.folder, code=2).stderr
+
+
+def test_an_array_trains_its_trials_side_by_side(user: User) -> None:
+    """One element per trial, one folder, one ledger, one status that the last one writes."""
+    run = user.launch(*SHORT, "recipe.max_steps=20", "trials=2", "launch.array=true")
+    until(lambda: run.status, 300, run)
+    assert run.status["outcome"] == "proven" and run.outcomes == ["proven"] * 2
+    jobs = {entry["attempts"][0]["job"] for entry in run.ledger}
+    assert len(jobs) == 2 and len([*run.folder.glob(f"slurm-{run.job}_?.out")]) == 2
+
+
+def test_a_sweep_submits_one_job_each(user: User) -> None:
+    done = user.types(*SHORT, "--multirun", "recipe.max_steps=20", "seed_base=1,7", module="bench.launch")
+    runs = submitted(done.stdout, user.home)
+    for run in runs:
+        user.end(run, "COMPLETED")
+    assert [run.ledger[0]["seed"] for run in runs] == [1, 7]
+
+
+def test_what_was_cancelled_can_be_gone_on_with(user: User) -> None:
+    """The finished trial stays as it is; the interrupted one gets a new attempt and a log of its own."""
+    run = user.launch(*SHORT, "recipe.max_steps=200", "trials=2")
+    until(training(run, 1), 300, run)
+    kept = (run / "result_0.txt").read_bytes()
+    user.types("cancel", run.folder)
+    user.end(run, "CANCELLED")
+    assert run.status["outcome"] == "interrupted" and user.why(run)["rule"] == "SLU-08"
+    resumed = Run(run.folder, re.findall(r"job (\d+)", user.types("resume", run.folder).stdout)[0])
+    user.end(resumed, "COMPLETED")
+    assert run.outcomes == ["proven"] * 2 and run.status["outcome"] == "proven"
+    assert (run / "result_0.txt").read_bytes() == kept
+    assert [attempt["outcome"] for attempt in run.ledger[1]["attempts"]] == ["interrupted", "proven"]
+    assert '"run_stop"' in (run / "attempts/1.1/result_1.txt").read_text()
+
+
+def test_two_hundred_jobs_are_listed_with_two_questions(user: User, tmp_path: Path) -> None:
+    """However many jobs there are, one squeue and one sacct answer for all of them."""
+    user.cluster.run(["scontrol", "update", "partition=low", "state=down"], check=True)
+    try:
+        run = user.launch(*SHORT, "cluster.slurm.partition=low", "launch.force=true")
+        for number in range(199):
+            folder = run.folder.with_name(f"copy-{number}")
+            folder.mkdir()
+            done = user.cluster.run(
+                ["sbatch", "--parsable", "-p", "low", "--output=/dev/null", "--wrap=true"], check=True
+            )
+            job = {"jobs": [{"id": done.stdout.strip(), "submitted": time.time()}]}
+            (folder / "job.json").write_text(json.dumps(job))
+        asked = counted(user, tmp_path, "squeue", "sacct")
+        rows = user.types("runs", "--json").stdout.splitlines()
+        assert len(rows) == 200 and all(json.loads(row)["slurm"] == "PENDING" for row in rows)
+        assert len(asked.read_text().splitlines()) <= 2
+    finally:
+        user.cluster.run(["scancel", "-p", "low"], check=True)
+        user.cluster.run(["scontrol", "update", "partition=low", "state=up"], check=True)
+
+
+def counted(user: User, tmp_path: Path, *commands: str) -> Path:
+    """Return a file that gets a line whenever this user asks Slurm something."""
+    asked, bin = tmp_path / "asked", tmp_path / "bin"
+    asked.touch()
+    bin.mkdir()
+    for command in commands:
+        real = subprocess.run(["which", command], capture_output=True, text=True, check=True).stdout.strip()
+        (bin / command).write_text(f'#!/bin/sh\necho {command} >>{asked}\nexec {real} "$@"\n')
+        (bin / command).chmod(0o755)
+    user.cluster.env["PATH"] = f"{bin}:{user.cluster.env['PATH']}"
+    return asked
