@@ -8,6 +8,10 @@ run: .venv/run-installed  ## train the tiny benchmark on this machine and show t
 test: .venv/test-installed  ## all tests, real training runs included
 	$(BIN)/python -m pytest
 
+packages:  ## Debian packages that some tests skip without (as root); those of the Slurm tests install their own
+	apt-get update -qq
+	apt-get install -qq -y --no-install-recommends shellcheck squashfs-tools
+
 lint: .venv/test-installed  ## style, types, who may import whom
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -29,4 +33,4 @@ bench: .venv/test-installed  ## speed of reading beside MLPerf's tool, and the s
 	$(BIN)/python -m pip install --quiet --editable '.[engine,dev]'
 	touch $@ .venv/run-installed
 
-.PHONY: run test bench lint
+.PHONY: run test bench lint packages

@@ -15,7 +15,7 @@ from bench.plan import Plan
 from bench.preflight import TIERS, Checked, Finding, Tier
 from bench.rules import RULES
 from bench.schema import Scheduler
-from bench.tables import Sheet
+from bench.tables import Row, Sheet
 
 ON_NODES: dict[Tier, str] = {"canary": "one node, where the ranks run", "nodes": "all nodes, measuring their speed"}
 
@@ -103,14 +103,14 @@ def sheet(checked: Sequence[Checked]) -> Sheet:
     told = sum(not one.unknown for one in checked)
     counts = [_count(told, "check"), _count(len(found), "finding") if found else "all fine"] if told else []
     counts += [f"{len(checked) - told} not made"] if told < len(checked) else []
-    lines = [
-        f"{'not checked' if one.unknown else 'found' if one.findings else 'fine'}: {_line(one)}" for one in checked
-    ]
+    title, lines = f"{checked[0].tier}: {', '.join(counts)}", [_row(one) for one in checked]
+    if not found:
+        return Sheet(title, lines)
     return Sheet(
-        f"{checked[0].tier}: {', '.join(counts)}",
+        title,
         [(f.rule, f.severity, f.what, f.where, f.fix) for f in found],
-        columns=("rule", "severity", "what", "where", "fix") if found else (),
-        caption="\n".join(lines),
+        columns=("rule", "severity", "what", "where", "fix"),
+        caption="\n".join(f"{name}: {verdict}  {more}".rstrip() for name, verdict, more in lines),
     )
 
 
@@ -130,7 +130,8 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def _line(one: Checked) -> str:
-    said = one.unknown or one.seen
-    rules = f" ({', '.join(one.rules)})" if one.rules else ""
-    return f"{one.what}{rules}{': ' if said else ''}{said}"
+def _row(one: Checked) -> Row:
+    """Return what was checked, what came of it, and by which rules."""
+    verdict = "not checked" if one.unknown else "found" if one.findings else "fine"
+    rules = f"({', '.join(one.rules)})" if one.rules else ""
+    return one.what, verdict, "  ".join(filter(None, (one.unknown or one.seen, rules)))

@@ -245,9 +245,12 @@ def _sbatch(folder: Path) -> str:
     job = _json(folder / JOB)
     said = io.StringIO()
     try:
-        with _environment(job.get("environment") or {}), TemporaryDirectory() as scratch:
-            with contextlib.redirect_stderr(said):
-                number = str(_executor(scratch, folder, job.get("arguments") or [])._submit_command("").job_id)
+        with (
+            _environment(job.get("environment") or {}),
+            TemporaryDirectory() as scratch,
+            contextlib.redirect_stderr(said),
+        ):
+            number = str(_executor(scratch, folder, job.get("arguments") or [])._submit_command("").job_id)
     except (FailedJobError, FailedSubmissionError, RuntimeError, OSError) as error:
         lines = [line for line in (said.getvalue() or str(error)).splitlines() if line.strip()]
         raise SubmitError(

@@ -89,7 +89,7 @@ def test_what_pyxis_reads_right_is_left_alone(image: str) -> None:
 
 @pytest.fixture
 def squashed(tmp_path: Path) -> Callable[..., Path]:
-    """Make a real image of a program of this machine, a link that leads out of it, and files."""
+    """Make a real image of a program of this machine and files."""
 
     def make(name: str = "tiny.sqsh", **files: str) -> Path:
         root = tmp_path / f"root-{name}"
@@ -100,7 +100,7 @@ def squashed(tmp_path: Path) -> Callable[..., Path]:
         shutil.copy("/bin/bash", root / "usr/bin/bash")
         (root / "bin").symlink_to("usr/bin")
         (root / "etc").mkdir(exist_ok=True)
-        (root / "etc/os-release").symlink_to("/etc/shadow")
+        (root / "etc/os-release").symlink_to("../usr/lib/os-release")
         subprocess.run(["mksquashfs", root, tmp_path / name, "-quiet", "-no-progress", "-noappend"], check=True)
         return tmp_path / name
 
@@ -216,10 +216,14 @@ def test_an_image_for_another_cpu_is_refused_unless_it_is_asked_for(
 
 
 def test_a_link_in_an_image_reads_nothing_of_this_machine(squashed: Callable[..., Path], tmp_path: Path) -> None:
-    file = squashed()
-    shutil.rmtree(tmp_path / "root-tiny.sqsh/usr/lib")  # only etc/os-release is left, a link to /etc/shadow
-    (tmp_path / "root-tiny.sqsh/etc/runstop-image.json").symlink_to(store.__file__)
-    subprocess.run(["mksquashfs", tmp_path / "root-tiny.sqsh", file, "-quiet", "-no-progress", "-noappend"], check=True)
+    file, root = squashed(), tmp_path / "root-tiny.sqsh"
+    (tmp_path / "of_host").write_text('{"name": "host"}')
+    (tmp_path / "release_of_host").write_text("ID=host\n")
+    shutil.rmtree(root / "usr/lib")
+    for place, of_host in (("os-release", "release_of_host"), ("runstop-image.json", "of_host")):
+        (root / "etc" / place).unlink(missing_ok=True)
+        (root / "etc" / place).symlink_to(tmp_path / of_host)
+    subprocess.run(["mksquashfs", root, file, "-quiet", "-no-progress", "-noappend"], check=True)
     inside = squashfs.contents(file)
     assert inside.os_release is None and inside.marker is None and inside.architecture == HERE
 

@@ -1,9 +1,8 @@
-"""Imports through Enroot as a user runs them: wrong credentials, interrupts, full disks, two at once; and what images are made of."""
+"""Imports through Enroot as a user runs them: wrong credentials, interrupts, full disks, two at once."""
 
 import fcntl
 import gzip
 import hashlib
-import importlib.util
 import io
 import json
 import os
@@ -16,7 +15,6 @@ import sys
 import tarfile
 import threading
 import time
-import tomllib
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -30,7 +28,6 @@ from ranks import ROOT
 pytestmark = pytest.mark.skipif(shutil.which("mksquashfs") is None, reason="squashfs-tools are not installed")
 needs_enroot = pytest.mark.skipif(shutil.which("enroot") is None, reason="Enroot is not installed")
 
-CONTAINERS = ROOT / "containers"
 SECRET = "nvapi-0123456789"
 
 FAILING = {
@@ -296,57 +293,3 @@ def test_enroot_imports_from_a_registry_by_tag_and_by_digest(bench, folder: Path
     code, out = said(bench("import", f"{name}/runstop/tiny:2", "--dir", str(folder), ENROOT_ALLOW_HTTP="y"))
     assert code == 1 and "ENR-10" in out and "404 Not Found" in out
     assert len(left(folder)) == 4
-
-
-# what the images are made of
-
-
-def pins() -> dict[str, str]:
-    lines = (CONTAINERS / "pins.env").read_text().splitlines()
-    return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
-
-
-def test_pins_are_whole_and_are_all_that_the_images_are_made_from() -> None:
-    pinned = pins()
-    assert re.fullmatch(r"sha256:[0-9a-f]{64}", pinned["BASE_DIGEST"])
-    engine = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["engine"]
-    assert f"megatron-core=={pinned['MEGATRON_CORE']}" in engine
-    named = set()
-    for path in CONTAINERS.glob("*.Dockerfile"):
-        text = path.read_text()
-        named |= set(re.findall(r"\$\{?([A-Z_]+)", text)) - {"BASE", "COMMIT"}
-        assert not re.search(r"==\d|:\d\d\.\d\d|sha256:", text), "a version stands outside of pins.env"
-        assert re.findall(r"^COPY (\S+)", text, re.M) == ["pyproject.toml", "bench", "conf", "jobs", "containers"]
-    assert named <= pinned.keys() and pinned.keys() - named == {"BASE_IMAGE", "BASE_TAG", "BASE_DIGEST"}
-
-
-@pytest.mark.parametrize("script", sorted(CONTAINERS.glob("*.sh")), ids=lambda path: path.name)
-def test_scripts_are_sound(script: Path) -> None:
-    subprocess.run(["bash", "-n", script], check=True)
-    if shutil.which("shellcheck"):
-        subprocess.run(["shellcheck", "-x", script], check=True, cwd=ROOT)
-
-
-def test_the_marker_holds_what_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = importlib.util.spec_from_file_location("marker", CONTAINERS / "marker.py")
-    assert spec is not None and spec.loader is not None
-    marker = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(marker)
-    monkeypatch.setattr(marker, "PATH", tmp_path / "marker.json")
-    pinned = pins()
-    base = f"{pinned['BASE_IMAGE']}@{pinned['BASE_DIGEST']}"
-    for given, shown in ((base, f"{pinned['BASE_IMAGE']}:{pinned['BASE_TAG']}"), ("acme/base@sha256:1", "acme/base")):
-        monkeypatch.setattr(
-            sys, "argv", ["marker", "runstop-train", "--base", given, "--commit", "c0ffee", "megatron-core"]
-        )
-        marker.main()
-        said = json.loads((tmp_path / "marker.json").read_text())
-        assert (said["name"], said["base"], said["commit"]) == ("runstop-train", shown, "c0ffee")
-        assert (
-            said["digest"] == given.partition("@")[2] and said["versions"]["megatron-core"] == pinned["MEGATRON_CORE"]
-        )
-    monkeypatch.setattr(
-        sys, "argv", ["marker", "runstop-train", "--base", base, "--commit", "c0ffee", "no-such-package"]
-    )
-    with pytest.raises(importlib.metadata.PackageNotFoundError):
-        marker.main()

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from bench import launch, slurm
+from bench import launch, preflight, slurm
 from bench.errors import SubmitError
 from bench.preflight import Checked, Finding, examine
 from bench.slurm import JobState
 
 Says = Callable[..., None]
 
-SINFO = "batch*|up|2-00:00:00|16|gpu:h100:8(S:0-1)|224|mix|1-infinite\ndebug|up|30:00|2|(null)|64|idle|1-2\n"
+SINFO = "batch*|up|2-00:00:00|16|gpu:h100:8(S:0-1)|224|2063000|mix|1-infinite\ndebug|up|30:00|2|(null)|64|257000+|idle|1-2\n"
 TAKEN = "sbatch: Job 4711 to start at 2026-11-21T15:15:45 using 448 processors on nodes dgx[01-02] in partition batch"
 HELP = "      --container-image=[USER@][REGISTRY#]IMAGE[:TAG]|PATH"
 
@@ -154,7 +154,7 @@ def site(says: Says, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
 
 
 def findings(checked: list[Checked]) -> list[Finding]:
-    return [finding for one in checked for finding in one.findings]
+    return preflight.findings(checked)
 
 
 def unknown(checked: list[Checked]) -> list[str]:
@@ -205,7 +205,7 @@ GPUS = {
 @pytest.mark.parametrize("case", GPUS)
 def test_gpus_are_asked_for_as_the_site_has_them(case: str, site: Callable[..., list[Checked]], says: Says) -> None:
     gres, *overrides, fix, severity = GPUS[case]
-    says("sinfo", f"batch*|up|infinite|16|{gres}|224|idle|1-infinite\n")
+    says("sinfo", f"batch*|up|infinite|16|{gres}|224|2063000|idle|1-infinite\n")
     says("sbatch", err=REFUSED if severity == "error" else TAKEN, exit_code=int(severity == "error"))
     (found,) = findings(site(*overrides))
     assert fix in found.fix and found.severity == severity, found

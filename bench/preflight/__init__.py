@@ -72,8 +72,8 @@ def before_submission(plan: Plan) -> list[Finding]:
 
 
 def findings(checked: Iterable[Checked]) -> list[Finding]:
-    """Return all findings, errors first."""
-    return sorted((f for one in checked for f in one.findings), key=lambda f: f.severity)
+    """Return all findings, each once, errors first."""
+    return sorted(dict.fromkeys(f for one in checked for f in one.findings), key=lambda f: f.severity)
 
 
 def require(found: Iterable[Finding]) -> None:

@@ -17,8 +17,8 @@ from bench.preflight.check import CannotTellError, Finding, Severity, Subject, b
 from bench.schema import Device, GpuRequest, Slurm
 
 TIMEOUT_S = 15.0
-GROUP_FIELDS = "%P|%a|%l|%D|%G|%c|%t|%s"
-"""Of sinfo: partition, up or not, time limit, nodes, GRES, CPUs, state, how many nodes a job may have."""
+GROUP_FIELDS = "%P|%a|%l|%D|%G|%c|%m|%t|%s"
+"""Of sinfo: partition, up or not, time limit, nodes, GRES, CPUs, memory (MiB), state, how many nodes a job may have."""
 IS_OUT = re.compile(r"down|drain|drng|fail|inval|unk|.*\*$")
 """States of nodes that take no job; * is one that does not respond."""
 _GPU = re.compile(r"(?:^|,)gpu(?::([^:,()]+))?:(\d+)")
@@ -37,6 +37,7 @@ class Group:
     gpus: tuple[tuple[str, int], ...]
     """Type, empty where the site names none, and how many of it a node has."""
     cpus: int
+    memory_gib: float
     is_out: bool
     min_nodes: int
 
@@ -108,7 +109,7 @@ def ask_all(plan: Plan, script: str, arguments: Sequence[str], *, probes: Sequen
 
 def groups(subject: Subject) -> list[Group]:
     """Return the nodes of the partition that the job goes to, or of all where Slurm knows no such partition."""
-    everything = [_group(line) for line in question(subject, "sinfo").out.splitlines() if line.count("|") >= 7]
+    everything = [_group(line) for line in question(subject, "sinfo").out.splitlines() if line.count("|") >= 8]
     if not everything:
         raise CannotTellError("sinfo shows no nodes")
     wanted = (_slurm(subject).partition or "").split(",")
@@ -191,8 +192,9 @@ def gpus(subject: Subject) -> Iterator[Finding | str]:
 def cpus(subject: Subject) -> Iterator[Finding | str]:
     """Yield whether the ranks of a node want more CPUs than it has."""
     each, ranks = _slurm(subject).cpus_per_rank or 1, subject.plan.world.ranks_per_node
-    most = max(group.cpus for group in groups(subject))
-    yield f"{most} CPUs a node"
+    biggest = max(groups(subject), key=lambda group: group.cpus)
+    most = biggest.cpus
+    yield f"{most} CPUs and {biggest.memory_gib:,.0f} GiB a node"
     if each * ranks > most:
         what = f"{ranks} ranks of {each} CPUs are {each * ranks}, and nodes have {most}"
         fix = f"set cluster.slurm.cpus_per_rank to {most // ranks} or less" if most >= ranks else None
@@ -219,15 +221,15 @@ def accounts(subject: Subject) -> Iterator[Finding | str]:
 
 
 def accepted(subject: Subject) -> Iterator[Finding | str]:
-    """Yield why sbatch would refuse the script, unless another check has said it."""
+    """Yield why sbatch would refuse the script: what the other checks have found, where that explains it, else its words."""
     said = refusal(subject)
     if not said:
         yield last_line(question(subject, "sbatch").err).removeprefix("Job ").partition(" ")[2] or "accepted"
-        return
-    if re.search(WAITS, said):
+    elif re.search(WAITS, said):
         yield broken("SLU-09", said, "sbatch --test-only", fix="it would wait in the queue", severity="warning")
-    elif _is_explained(subject, said):
-        yield f"refused: {said}"
+    elif known := _explained(subject, said):
+        yield said
+        yield from known
     else:
         rows = ((where, fix) for sign, where, fix in REFUSALS if re.search(sign, said))
         where, fix = next(rows, ("sbatch --test-only", None))
@@ -251,22 +253,21 @@ def accounting(subject: Subject) -> Iterator[Finding | str]:
         yield broken("SLU-04", last_line(answer.err), "sacct", severity="warning")
 
 
-def _is_explained(subject: Subject, said: str) -> bool:
-    """Return whether the other checks have found what sbatch complains of. Drained nodes are no configuration to it."""
+def _explained(subject: Subject, said: str) -> list[Finding]:
+    """Return what the other checks have found that sbatch complains of."""
     found: list[Finding | str] = []
     for check in (partition, gpus, cpus, accounts):
         try:
             found += check(subject)
         except CannotTellError:
             continue
-    rules = [item for item in found if isinstance(item, Finding)]
-    return any(item.severity == "error" for item in rules) or (
-        "node configuration" in said and any(item.rule == "SLU-09" for item in rules)
-    )
+    known = [item for item in found if isinstance(item, Finding)]
+    drained = [item for item in known if item.rule == "SLU-09"] if "node configuration" in said else []
+    return [item for item in known if item.severity == "error"] or drained  # to sbatch, drained nodes are not there
 
 
 def _group(line: str) -> Group:
-    name, is_up, limit, nodes, gres, cpus, state, size = line.split("|")[:8]
+    name, is_up, limit, nodes, gres, cpus, memory, state, size = line.split("|")[:9]
     seconds = slurm.seconds(limit)
     return Group(
         partition=name.rstrip("*"),
@@ -276,6 +277,7 @@ def _group(line: str) -> Group:
         num_nodes=int(nodes),
         gpus=tuple((kind, int(count)) for kind, count in _GPU.findall(re.sub(r"\([^)]*\)", "", gres))),
         cpus=int(cpus.rstrip("+")),
+        memory_gib=int(memory.rstrip("+")) / 1024,
         is_out=bool(IS_OUT.match(state)),
         min_nodes=int(size.split("-")[0]) if size.split("-")[0].isdecimal() else 1,
     )

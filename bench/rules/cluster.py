@@ -9,7 +9,7 @@ Texts = dict[str, tuple[str, str]]
 PYXIS: Texts = {
     "PYX-01": (
         "this Slurm aborts on container flags that take no argument",
-        "use the environment instead of the flag: PYXIS_CONTAINER_WRITABLE=1, PYXIS_CONTAINER_MOUNT_HOME=0, "
+        "set container.flags=environment; by hand: PYXIS_CONTAINER_WRITABLE=1, PYXIS_CONTAINER_MOUNT_HOME=0, "
         "PYXIS_CONTAINER_REMAP_ROOT=1 (Pyxis 0.21 or later), or have Slurm upgraded to 25.11.5 or built without --enable-developer",
     ),
     "PYX-02": (
@@ -108,7 +108,7 @@ ENROOT: Texts = {
     "ENR-01": (
         "the registry refuses the image: no credentials, or wrong ones",
         "list `machine nvcr.io login $oauthtoken password KEY`, and the same for authn.nvidia.com, in "
-        "$ENROOT_CONFIG_PATH/.credentials (mode 0600); Docker Hub's machine is registry-1.docker.io",
+        "$ENROOT_CONFIG_PATH/.credentials (mode 0600); Docker Hub's machines are registry-1.docker.io and auth.docker.io",
     ),
     "ENR-02": ("a registry token is stale", "delete its file in the .tokens folder of ENROOT_CACHE_PATH"),
     "ENR-03": (

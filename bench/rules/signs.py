@@ -117,7 +117,7 @@ CAUSES: dict[str, tuple[bytes, ...]] = {
     "SLU-02": (
         rb"More processors requested than permitted|Job violates accounting/QOS policy",
         rb"Requested (?:node configuration is not available|time limit is invalid|partition configuration not available)",
-        rb"(?:error|failed): .{0,60}(?:Invalid (?:account|qos|partition|feature)|Node count specification invalid|PrologSlurmctld failed)",
+        rb"(?:error|failed|failure): .{0,60}(?:Invalid (?:account|qos|partition|feature)|Node count specification invalid|PrologSlurmctld failed)",
     ),
     "SLU-03": (rb"set by two different environment variables",),
     "SLU-06": (

@@ -1,151 +1,17 @@
-"""The verbs of `python -m bench`: arguments in, printing out, no logic."""
+"""The verbs that read what runs leave behind."""
 
 import argparse
 import json
-import os
 import sys
-from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TypeAlias
 
-from bench.errors import BenchError, LogError, interrupt_exit_code, stopped_by_sigterm
-
-Run: TypeAlias = Callable[[argparse.Namespace], int]
-Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+from bench.cli import verb
+from bench.errors import LogError
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run one verb; exit 0 done, 1 a log proves nothing, 2 bad request; 128 + the signal that ended it."""
-    args = _parser().parse_args(argv)
-    try:
-        with stopped_by_sigterm():
-            sys.exit(args.verb(args))
-    except KeyboardInterrupt as stop:
-        sys.exit(interrupt_exit_code(stop))
-    except BenchError as error:
-        print(error, file=sys.stderr)
-        sys.exit(error.exit_code)
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(141)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench",
-        description="runstop: plan, run and judge LLM training benchmarks.",
-        epilog="To run a benchmark: python -m bench.launch task=lora_tiny cluster=local",
-    )
-    verbs = parser.add_subparsers(required=True, metavar="VERB")
-    for add in (_add_plan, _add_render, _add_runs, _add_cancel, _add_resume):
-        add(verbs)
-    for add in (_add_watch, _add_parse, _add_why, _add_score, _add_report, _add_pack):
-        add(verbs)
-    return parser
-
-
-def _verb(verbs: Verbs, run: Run, *, help: str, example: str) -> argparse.ArgumentParser:
-    """Return the parser of a verb that is named after its function; its help ends with a line to paste."""
-    name = run.__name__.removeprefix("_")
-    parser = verbs.add_parser(name, help=help, description=help, epilog=f"example: python -m bench {name} {example}")
-    parser.set_defaults(verb=run)
-    return parser
-
-
-def _add_plan(verbs: Verbs) -> None:
-    parser = _verb(
-        verbs, _plan, help="work out what a run would do", example="task=lora70b cluster=dgx2 parallel.tp=8 --json"
-    )
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as for bench.launch")
-    parser.add_argument("--config-dir", type=Path, help="a site's own conf/ files")
-    parser.add_argument("--json", action="store_true", help="print plan.json instead of a table")
-
-
-def _plan(args: argparse.Namespace) -> int:
-    from bench import launch, plan, preflight, tables
-
-    made = launch.compose(args.overrides, config_dir=args.config_dir)
-    if args.json:
-        print(plan.dumps(made), end="")
-    else:
-        tables.show_plan(made, preflight.inspect(made))
-    return 0
-
-
-def _add_render(verbs: Verbs) -> None:
-    parser = _verb(
-        verbs,
-        _render,
-        help="write the sbatch script of a run: it alone is the whole run",
-        example="task=lora70b cluster=dgx2 > lora70b_dgx2.sbatch",
-    )
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as for bench.launch")
-    parser.add_argument("--config-dir", type=Path, help="a site's own conf/ files")
-
-
-def _render(args: argparse.Namespace) -> int:
-    from bench import launch, render
-
-    print(render.script(launch.compose(args.overrides, config_dir=args.config_dir)), end="")
-    return 0
-
-
-def _add_runs(verbs: Verbs) -> None:
-    parser = _verb(verbs, _runs, help="list runs: where their jobs stand, and what came of them", example="--watch")
-    parser.add_argument(
-        "folder", nargs="?", type=Path, metavar="DIR", help="of run folders (default: LOGDIR, else runs)"
-    )
-    parser.add_argument("--active", action="store_true", help="only runs that Slurm has work of")
-    parser.add_argument("--watch", action="store_true", help="list them again every 10 s until none is active")
-    parser.add_argument("--json", action="store_true", help="print one JSON object per run")
-
-
-def _runs(args: argparse.Namespace) -> int:
-    from bench import listing
-
-    root = args.folder or Path(os.environ.get("LOGDIR", "runs"))
-    listing.show(root, active=args.active, again=args.watch, as_json=args.json)
-    return 0
-
-
-def _add_cancel(verbs: Verbs) -> None:
-    parser = _verb(
-        verbs,
-        _cancel,
-        help="end a run's Slurm job; finished trials are kept",
-        example="runs/20261121-lora70b-dgx2-acbd",
-    )
-    parser.add_argument("folders", nargs="+", type=Path, metavar="RUN", help="run folders")
-
-
-def _cancel(args: argparse.Namespace) -> int:
-    from bench import submit
-
-    for folder in args.folders:
-        print(f"job {submit.cancel(folder)} is cancelled; python -m bench resume {folder} goes on with it")
-    return 0
-
-
-def _add_resume(verbs: Verbs) -> None:
-    parser = _verb(
-        verbs,
-        _resume,
-        help="go on with a run whose Slurm job has ended: finished trials stay, the others get another attempt",
-        example="runs/20261121-lora70b-dgx2-acbd",
-    )
-    parser.add_argument("folder", type=Path, metavar="RUN", help="a run folder")
-
-
-def _resume(args: argparse.Namespace) -> int:
-    from bench import submit
-
-    print(f"job {submit.resume(args.folder)} goes on with {args.folder}")
-    return 0
-
-
-def _add_watch(verbs: Verbs) -> None:
-    parser = _verb(
+def _add_watch(verbs: verb.Verbs) -> None:
+    parser = verb.add(
         verbs,
         _watch,
         help="show trials while they run, and what lies ahead of them",
@@ -156,29 +22,17 @@ def _add_watch(verbs: Verbs) -> None:
         "paths", nargs="*", type=Path, default=[], metavar="PATH", help="a run folder, or logs that may not exist yet"
     )
     source.add_argument("--replay", type=Path, metavar="FILE", help="watch a finished log as if it were written now")
-    parser.add_argument("--speed", type=_positive, default=60.0, metavar="N", help="of the replay (default: 60 times)")
-    parser.add_argument("--once", action="store_true", help="show it once and exit")
-    parser.add_argument("--interval", type=_positive, metavar="S", help="default: 1 on a terminal, 60 in a pipe")
-    parser.add_argument("--until-target", action="store_true", help="exit 0 once the target is reached, 1 if it is not")
-    parser.add_argument("--walltime", type=_positive, metavar="MIN", help="what ends each trial of a bare log")
     parser.add_argument(
-        "--trials", type=_count, default=1, metavar="N", help="how many trials a log will hold (default: 1)"
+        "--speed", type=verb.positive, default=60.0, metavar="N", help="of the replay (default: 60 times)"
+    )
+    parser.add_argument("--once", action="store_true", help="show it once and exit")
+    parser.add_argument("--interval", type=verb.positive, metavar="S", help="default: 1 on a terminal, 60 in a pipe")
+    parser.add_argument("--until-target", action="store_true", help="exit 0 once the target is reached, 1 if it is not")
+    parser.add_argument("--walltime", type=verb.positive, metavar="MIN", help="what ends each trial of a bare log")
+    parser.add_argument(
+        "--trials", type=verb.count, default=1, metavar="N", help="how many trials a log will hold (default: 1)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object each time")
-
-
-def _positive(text: str) -> float:
-    number = float(text)
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
-    return number
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a count")
-    return number
 
 
 def _watch(args: argparse.Namespace) -> int:
@@ -192,8 +46,8 @@ def _watch(args: argparse.Namespace) -> int:
     return 0 if is_reached or not args.until_target else 1
 
 
-def _add_parse(verbs: Verbs) -> None:
-    parser = _verb(verbs, _parse, help="say what a log proves", example="runs/*/result_0.txt --official 5.1.0")
+def _add_parse(verbs: verb.Verbs) -> None:
+    parser = verb.add(verbs, _parse, help="say what a log proves", example="runs/*/result_0.txt --official 5.1.0")
     parser.add_argument(
         "logs", nargs="+", type=Path, metavar="FILE", help="result_K.txt of a trial, or any log that holds one"
     )
@@ -224,8 +78,8 @@ def _parse(args: argparse.Namespace) -> int:
     return exit_code
 
 
-def _add_why(verbs: Verbs) -> None:
-    parser = _verb(
+def _add_why(verbs: verb.Verbs) -> None:
+    parser = verb.add(
         verbs,
         _why,
         help="explain a run that failed or is stuck, from what it left behind",
@@ -249,8 +103,8 @@ def _why(args: argparse.Namespace) -> int:
     return 0 if all(explanation.rule is None for explanation in said) else 1
 
 
-def _add_score(verbs: Verbs) -> None:
-    parser = _verb(
+def _add_score(verbs: verb.Verbs) -> None:
+    parser = verb.add(
         verbs,
         _score,
         help="work out what the runs of a folder are worth by the official rules",
@@ -273,8 +127,8 @@ def _score(args: argparse.Namespace) -> int:
     return 0 if scored.valid else 1
 
 
-def _add_report(verbs: Verbs) -> None:
-    parser = _verb(
+def _add_report(verbs: verb.Verbs) -> None:
+    parser = verb.add(
         verbs,
         _report,
         help="write results as a page, tables and figures; several sets are compared",
@@ -307,8 +161,8 @@ def _report(args: argparse.Namespace) -> int:
     return 0 if all(compare.claim(trials).num_valid for trials in sets) else 1
 
 
-def _add_pack(verbs: Verbs) -> None:
-    parser = _verb(
+def _add_pack(verbs: verb.Verbs) -> None:
+    parser = verb.add(
         verbs,
         _pack,
         help="pack finished runs as an MLPerf Training submission and run MLPerf's checkers on it",
@@ -352,3 +206,6 @@ def _pack(args: argparse.Namespace) -> int:
     else:
         tables.show(pack.sheet(packed))
     return 0 if packed.passed else 1
+
+
+VERBS = (_add_watch, _add_parse, _add_why, _add_score, _add_report, _add_pack)

@@ -1,0 +1,89 @@
+"""The verb that brings container images to a cluster."""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+from bench.cli import verb
+
+
+def _add_image(verbs: verb.Verbs) -> None:
+    parser = verb.add(
+        verbs,
+        _image,
+        help="bring container images into a folder for Pyxis and Enroot, list and verify them",
+        example="import nvcr.io/nvidia/pytorch:25.11-py3 --dir /shared/images",
+    )
+    actions = parser.add_subparsers(dest="action", required=True, metavar="import|list|verify")
+    example = "example: python -m bench image"
+    source = actions.add_parser(
+        "import",
+        help="import an image, unless it is there already",
+        epilog=f"{example} import nvcr.io/nvidia/pytorch:25.11-py3 --dir /shared/images",
+    )
+    source.add_argument(
+        "source", metavar="SOURCE", help="nvcr.io/nvidia/pytorch:TAG, docker://…, dockerd://IMAGE:TAG, or a .sqsh file"
+    )
+    source.add_argument("--again", action="store_true", help="also if it is there: a tag may have moved")
+    listed = actions.add_parser(
+        "list", help="show a folder's images, and what in it is none", epilog=f"{example} list --dir /shared/images"
+    )
+    file = actions.add_parser(
+        "verify",
+        help="read an image's file in full and say what is wrong with it",
+        epilog=f"{example} verify /shared/images/NAME-sha256-0123456789ab.sqsh",
+    )
+    file.add_argument("file", type=Path, metavar="FILE")
+    for action in (source, listed):
+        folder = Path(os.environ.get("IMAGES", "images"))
+        action.add_argument("--dir", type=Path, default=folder, help="of images (default: $IMAGES, or images)")
+    for action in (source, file):
+        action.add_argument("--arch", choices=("x86_64", "aarch64"), help="of the nodes (default: as this machine)")
+    for action in (source, listed, file):
+        action.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _image(args: argparse.Namespace) -> int:
+    return {"import": _import_image, "list": _list_images, "verify": _verify_image}[args.action](args)
+
+
+def _import_image(args: argparse.Namespace) -> int:
+    from bench import tables
+    from bench.image import fetch, view
+
+    how = fetch.How(architecture=args.arch, again=args.again)
+    imported = fetch.bring(args.source, args.dir, how=how, say=lambda line: print(line, file=sys.stderr, flush=True))
+    if args.json:
+        print(json.dumps(view.imported_json(imported)))
+    else:
+        tables.show(view.imported_sheet(imported))
+    return 0
+
+
+def _list_images(args: argparse.Namespace) -> int:
+    from bench import tables
+    from bench.image import listing, view
+
+    entries = listing.entries(args.dir)
+    if args.json:
+        print(json.dumps([view.entry_json(entry) for entry in entries]))
+    else:
+        tables.show(view.list_sheet(args.dir, entries))
+    return 0
+
+
+def _verify_image(args: argparse.Namespace) -> int:
+    from bench import tables
+    from bench.image import store, view
+
+    record, faults = store.verify(args.file, architecture=args.arch)
+    if args.json:
+        print(json.dumps(view.verified_json(args.file, record, faults)))
+    else:
+        tables.show(view.verified_sheet(args.file, record, faults))
+    return 1 if faults else 0
+
+
+VERBS = (_add_image,)

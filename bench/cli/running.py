@@ -1,0 +1,136 @@
+"""The verbs that plan, check, start and end runs."""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+from bench.cli import verb
+
+
+def _add_plan(verbs: verb.Verbs) -> None:
+    parser = verb.add(
+        verbs, _plan, help="work out what a run would do", example="task=lora70b cluster=dgx2 parallel.tp=8 --json"
+    )
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as for bench.launch")
+    parser.add_argument("--config-dir", type=Path, help="a site's own conf/ files")
+    parser.add_argument("--json", action="store_true", help="print plan.json instead of a table")
+
+
+def _plan(args: argparse.Namespace) -> int:
+    from bench import launch, plan, preflight, tables
+
+    made = launch.compose(args.overrides, config_dir=args.config_dir)
+    if args.json:
+        print(plan.dumps(made), end="")
+    else:
+        tables.show_plan(made, preflight.inspect(made))
+    return 0
+
+
+def _add_doctor(verbs: verb.Verbs) -> None:
+    parser = verb.add(
+        verbs,
+        _doctor,
+        help="say what would fail later: in the plan and its script, at this site's Slurm, on the nodes",
+        example="task=lora70b cluster=dgx2 --tier canary",
+    )
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as for bench.launch")
+    parser.add_argument(
+        "--tier",
+        choices=("laptop", "login", "canary", "nodes"),
+        help="how far to look, each beyond the one before: plan and script, this site's Slurm and files, a job on one node, "
+        "a job on all of them that measures their speed (default: login where sbatch is, else laptop)",
+    )
+    parser.add_argument("--config-dir", type=Path, help="a site's own conf/ files")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from bench import doctor, launch, tables
+
+    plan, tiers = launch.compose(args.overrides, config_dir=args.config_dir), []
+    for checked in doctor.examine(
+        plan, doctor.tier_for(plan, args.tier), say=lambda line: print(line, file=sys.stderr)
+    ):
+        tiers.append(checked)
+        if not args.json:
+            tables.show(doctor.sheet(checked))
+    if args.json:
+        print(json.dumps(doctor.to_json(plan, tiers)))
+    return 1 if doctor.errors([one for checked in tiers for one in checked]) else 0
+
+
+def _add_render(verbs: verb.Verbs) -> None:
+    parser = verb.add(
+        verbs,
+        _render,
+        help="write the sbatch script of a run: it alone is the whole run",
+        example="task=lora70b cluster=dgx2 > lora70b_dgx2.sbatch",
+    )
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as for bench.launch")
+    parser.add_argument("--config-dir", type=Path, help="a site's own conf/ files")
+
+
+def _render(args: argparse.Namespace) -> int:
+    from bench import launch, render
+
+    print(render.script(launch.compose(args.overrides, config_dir=args.config_dir)), end="")
+    return 0
+
+
+def _add_runs(verbs: verb.Verbs) -> None:
+    parser = verb.add(verbs, _runs, help="list runs: where their jobs stand, and what came of them", example="--watch")
+    parser.add_argument(
+        "folder", nargs="?", type=Path, metavar="DIR", help="of run folders (default: LOGDIR, else runs)"
+    )
+    parser.add_argument("--active", action="store_true", help="only runs that Slurm has work of")
+    parser.add_argument("--watch", action="store_true", help="list them again every 10 s until none is active")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per run")
+
+
+def _runs(args: argparse.Namespace) -> int:
+    from bench import listing
+
+    root = args.folder or Path(os.environ.get("LOGDIR", "runs"))
+    listing.show(root, active=args.active, again=args.watch, as_json=args.json)
+    return 0
+
+
+def _add_cancel(verbs: verb.Verbs) -> None:
+    parser = verb.add(
+        verbs,
+        _cancel,
+        help="end a run's Slurm job; finished trials are kept",
+        example="runs/20261121-lora70b-dgx2-acbd",
+    )
+    parser.add_argument("folders", nargs="+", type=Path, metavar="RUN", help="run folders")
+
+
+def _cancel(args: argparse.Namespace) -> int:
+    from bench import submit
+
+    for folder in args.folders:
+        print(f"job {submit.cancel(folder)} is cancelled; python -m bench resume {folder} goes on with it")
+    return 0
+
+
+def _add_resume(verbs: verb.Verbs) -> None:
+    parser = verb.add(
+        verbs,
+        _resume,
+        help="go on with a run whose Slurm job has ended: finished trials stay, the others get another attempt",
+        example="runs/20261121-lora70b-dgx2-acbd",
+    )
+    parser.add_argument("folder", type=Path, metavar="RUN", help="a run folder")
+
+
+def _resume(args: argparse.Namespace) -> int:
+    from bench import submit
+
+    print(f"job {submit.resume(args.folder)} goes on with {args.folder}")
+    return 0
+
+
+VERBS = (_add_plan, _add_doctor, _add_render, _add_runs, _add_cancel, _add_resume)
