@@ -188,13 +188,20 @@ def _explain(error: Exception) -> ConfigError | None:
     if isinstance(error, AttributeError):  # a schema class has slots, and no place for what `+key` added
         stray = re.fullmatch(r"'(\w+)' object has no attribute '(\w+)'", str(error))
         known = _keys().get(stray[1]) if stray else None
-        return _unknown(stray[2], known, where="command line", noun="key") if stray and known else None
+        if stray and known:
+            return _unknown(stray[2], known, where="command line", noun="key")
+    if "'cluster.environment" in text:
+        return ConfigError(
+            "cluster.environment holds the names that a site adds",
+            where="cluster.environment",
+            fix="put a + before each: +cluster.environment.NCCL_SOCKET_IFNAME=ib0",
+        )
     if override := re.search(r"Could not (?:override|append to config|delete from config)[^']*'([^']+)'", text):
         return _unknown(override[1], _keys()["Config"], where="command line", noun="key")
     if bad := re.search(r"full_key: (\S+)", text):
         what = str(error.__cause__ or error).splitlines()[0]
         return ConfigError(what, where=bad[1], fix="give a value of the type that --cfg job shows")
-    if isinstance(error, ValueError | TypeError) and not isinstance(error, OmegaConfBaseException):
+    if isinstance(error, ValueError | TypeError | AttributeError) and not isinstance(error, OmegaConfBaseException):
         return None
     return ConfigError(text.splitlines()[0], where="command line", fix="see python -m bench.launch --help")
 

@@ -23,7 +23,7 @@ from bench import plan as planning
 from bench.plan import Plan
 from bench.schema import DataSource, Runtime
 from jobs import hardware, stop
-from jobs.rank import Rank, from_environment
+from jobs.rank import Rank, element, from_environment
 
 VERSION = 1
 IMAGE = Path("/etc/runstop-image.json")
@@ -44,8 +44,8 @@ def main() -> None:
     parser.add_argument("plan", type=Path, help="plan.json of a run folder; the facts go to facts/ beside it")
     args = parser.parse_args()
     folder, who = args.plan.resolve().parent, from_environment()
-    with stop.guarded(folder / "rank_logs" / f"facts_rank_{who.rank}.error"):
-        write(collect(planning.load(args.plan), who, folder), folder / "facts")
+    with stop.guarded(folder / "rank_logs" / f"facts{element()}_rank_{who.rank}.error"):
+        write(collect(planning.load(args.plan), who, folder), folder / f"facts{element()}")
 
 
 def collect(plan: Plan, who: Rank, folder: Path) -> dict[str, Any]:

@@ -9,17 +9,15 @@ import json
 import os
 import time
 from dataclasses import asdict
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench import plan as planning
-from bench.errors import BenchError, ConfigError, SubmitError
-from bench.plan import Plan
-from bench.schema import Device, Health
-from jobs import floors, stop
+from bench.errors import BenchError, ConfigError
+from bench.schema import Health
+from jobs import floors, stop, world
 from jobs.facts import attempt, node_name
-from jobs.rank import Rank, from_environment
+from jobs.rank import Rank, element, from_environment
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +32,7 @@ def main() -> None:
     parser.add_argument("plan", type=Path, help="plan.json of a run folder; health.json is written beside it")
     args = parser.parse_args()
     folder, who, began = args.plan.resolve().parent, from_environment(), time.monotonic()
-    with stop.guarded(folder / "rank_logs" / f"health_rank_{who.rank}.error"):
+    with stop.guarded(folder / "rank_logs" / f"health{element()}_rank_{who.rank}.error"):
         plan = planning.load(args.plan)
         health = plan.config.cluster.health
         if health is None:
@@ -44,61 +42,19 @@ def main() -> None:
                 where="cluster.health",
                 fix=f"give conf/cluster/{name}.yaml a health block",
             )
-        device = meet(plan, who)
-        from torch import distributed
-
         from jobs import rates
+
+        device = world.join(plan, who, timeout_s=rates.MEETING_S, bound=False)
+        from torch import distributed
 
         report = measure(health, who, device)
         report = floors.judged(report | {"seconds": round(time.monotonic() - began, 1)})
         if who.rank == 0:
-            write(report, folder / "health.json")
+            write(report, folder / f"health{element()}.json")
             print(floors.table(report))
         rates.slowest(0.0, device)  # nobody leaves before rank 0 has written
         distributed.destroy_process_group()
         require(report)
-
-
-def meet(plan: Plan, who: Rank) -> "torch.device":
-    """Join all ranks in one process group, gloo on CPUs, NCCL on GPUs, and return what this rank computes on.
-
-    Raises:
-        SubmitError: not as many ranks as planned, no GPU for this one, or they cannot meet.
-    """
-    if who.world_size != plan.world.num_ranks:
-        raise SubmitError(
-            f"NCC-05: {who.world_size} ranks were started, and the plan is for {plan.world.num_ranks}",
-            where=f"rank {who.rank}",
-            fix="start as many ranks as the plan's world.num_ranks: bench.launch does",
-        )
-    import torch
-
-    from jobs import rates
-
-    gpu = plan.config.cluster.device is Device.cuda
-    if gpu and torch.cuda.device_count() <= who.local_rank:
-        raise SubmitError(
-            f"HW-03: this rank needs GPU {who.local_rank}, and {torch.cuda.device_count()} can be seen",
-            where=f"rank {who.rank} on {node_name(os.environ)}",
-            fix="ask for as many GPUs as ranks; `nvidia-smi -L` in the same srun and container shows them",
-        )
-    if gpu:
-        torch.cuda.set_device(who.local_rank)
-    try:
-        torch.distributed.init_process_group(
-            "nccl" if gpu else "gloo",
-            init_method=f"tcp://{who.master_addr}:{who.master_port}",
-            rank=who.rank,
-            world_size=who.world_size,
-            timeout=timedelta(seconds=rates.MEETING_S),
-        )
-    except torch.distributed.DistError as error:
-        raise SubmitError(
-            f"NCC-05: the ranks cannot meet at {who.master_addr}:{who.master_port}: {str(error).splitlines()[0]}",
-            where=f"rank {who.rank} on {node_name(os.environ)}",
-            fix="see whether every rank has started, and whether rank 0's node can be reached at that address",
-        ) from error
-    return torch.device("cuda", who.local_rank) if gpu else torch.device("cpu")
 
 
 def measure(health: Health, who: Rank, device: "torch.device") -> dict[str, Any]:

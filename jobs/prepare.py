@@ -17,7 +17,7 @@ from bench.errors import ConfigError
 from bench.plan import Plan
 from bench.schema import DataSource
 from jobs import stop
-from jobs.rank import Rank, from_environment
+from jobs.rank import Rank, element, from_environment
 from jobs.train import describe, end_ranks, start_ranks, train
 
 EVAL_SEED_OFFSET = 1_000_003
@@ -30,9 +30,12 @@ def main() -> None:
     args = parser.parse_args()
     folder = args.plan.resolve().parent
     who = from_environment()
-    with stop.guarded(folder / "rank_logs" / f"prepare_rank_{who.rank}.error") as guard:
+    with stop.guarded(folder / "rank_logs" / f"prepare{element()}_rank_{who.rank}.error") as guard:
         plan = planning.load(args.plan)
-        log = mllog.Writer(folder / planning.PREPARE_LOG if who.rank == 0 else None)
+        path = (folder / planning.PREPARE_LOG).with_stem(f"prepare{element()}")
+        if who.rank == 0:
+            path.unlink(missing_ok=True)  # of an attempt that was cut short; nobody judges it
+        log = mllog.Writer(path if who.rank == 0 else None)
         guard.finish = lambda: log.finish("aborted")
         log.event(mllog.CACHE_CLEAR, False, reason="not timed")
         log.start(mllog.INIT_START)

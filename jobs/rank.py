@@ -50,6 +50,12 @@ def from_environment(env: Mapping[str, str] = os.environ) -> Rank:
     return Rank(rank, local_rank, world_size, master_addr(env), port)
 
 
+def element(env: Mapping[str, str] = os.environ) -> str:
+    """Return `_3` in element 3 of a Slurm job array, whose elements share one run folder; elsewhere nothing."""
+    number = env.get("SLURM_ARRAY_TASK_ID")
+    return f"_{number}" if number else ""
+
+
 def _port(env: Mapping[str, str]) -> int:
     job = env.get("SLURM_JOB_ID")
     return DEFAULT_PORT if job is None else FIRST_PORT + int(job) % NUM_PORTS

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 from bench import mllog
 from bench import plan as planning
-from bench.errors import BenchError, ConfigError, SubmitError
+from bench.errors import BenchError, ConfigError
 from bench.plan import Plan, Trial
-from bench.schema import Device
-from jobs import stop
+from jobs import stop, world
 from jobs.rank import Rank, from_environment
 
 if TYPE_CHECKING:
@@ -152,48 +151,18 @@ def describe(plan: Plan, trial: Trial, log: mllog.Writer) -> None:
 
 
 def start_ranks(plan: Plan, who: Rank) -> None:
-    """Join the process groups of the plan's layout; gloo on CPUs, NCCL on GPUs.
+    """Join the process groups of the plan's layout.
 
     Raises:
-        SubmitError: not as many ranks as planned, no GPU for this one, or the port of rank 0 is taken.
+        SubmitError: what `world.join` raises.
     """
-    if who.world_size != plan.world.num_ranks:
-        raise SubmitError(
-            f"{who.world_size} ranks were started, and the plan is for {plan.world.num_ranks}",
-            where=f"rank {who.rank}",
-            fix="start as many ranks as the plan's world.num_ranks: bench.launch does",
-        )
-    import torch
-
     from jobs.megatron import cpu
 
-    gpu = plan.config.cluster.device is Device.cuda
-    if gpu and torch.cuda.device_count() <= who.local_rank:
-        raise SubmitError(
-            f"this rank needs GPU {who.local_rank}, and {torch.cuda.device_count()} can be seen",
-            where=f"rank {who.rank}",
-            fix="lower cluster.ranks_per_node, or set cluster.device=cpu",
-        )
-    if gpu:
-        torch.cuda.set_device(who.local_rank)
     warnings.filterwarnings("ignore", message=".*Apex (is|are) not installed")  # not needed: layer.py says what is used
     cpu.install()
+    world.join(plan, who)
     from megatron.core import parallel_state
 
-    try:
-        torch.distributed.init_process_group(
-            "nccl" if gpu else "gloo",
-            init_method=f"tcp://{who.master_addr}:{who.master_port}",
-            rank=who.rank,
-            world_size=who.world_size,
-            device_id=torch.device("cuda", who.local_rank) if gpu else None,
-        )
-    except torch.distributed.DistNetworkError as error:
-        raise SubmitError(
-            f"the ranks cannot meet at {who.master_addr}:{who.master_port}: {str(error).splitlines()[0]}",
-            where="cluster.master_port",
-            fix="choose a free port, or null to have one picked",
-        ) from error
     w = plan.world
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=w.tp,

@@ -146,20 +146,20 @@ class Facts:
         return {rank.node: rank.machine for rank in self.ranks if rank.machine is not None}
 
 
-def load(folder: Path) -> Facts:
-    """Return what a run folder holds; of a requeued job only what its last attempt wrote.
+def load(folder: Path, *, element: str = "") -> Facts:
+    """Return what a run folder holds; of a requeued job only what its last attempt wrote. `element`: _3 in an array's third.
 
     Raises:
         LogError: a file is damaged.
     """
-    paths = sorted((folder / "facts").glob("rank_*.json"))
+    paths = sorted((folder / f"facts{element}").glob("rank_*.json"))
     everyone = sorted((_read(path, RankFacts) for path in paths), key=lambda rank: rank.rank)
     last = max(everyone, key=lambda rank: rank.time_ms).attempt if everyone else None
-    path = folder / "health.json"
+    path = folder / f"health{element}.json"
     health = _read(path, Health) if path.exists() else None
     if health is not None and everyone and _life(health.attempt) != _life(last):
         health = None
-    return Facts(str(folder / "facts"), tuple(rank for rank in everyone if rank.attempt == last), health)
+    return Facts(str(folder / f"facts{element}"), tuple(rank for rank in everyone if rank.attempt == last), health)
 
 
 def listed(nodes: Iterable[str]) -> str:
