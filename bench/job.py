@@ -32,10 +32,15 @@ def main() -> None:
 
 
 def open_(run: Path, plan: Plan, args: argparse.Namespace) -> int:
-    """Make what a folder needs that `sbatch FILE` alone has not made."""
+    """Make what a folder needs that `sbatch FILE` alone has not made; let a run that had ended go on."""
     ledger.create(run, plan)
-    if not (run / JOB).exists():
-        folders.write(run / JOB, {"jobs": [{"id": args.job, "submitted": time.time(), "argv": None}]})
+    if (run / STATUS).exists():
+        ledger.reopen(run)
+    with ledger.alone(run):
+        job = json.loads((run / JOB).read_text()) if (run / JOB).exists() else {"jobs": []}
+        if args.job not in [entry["id"] for entry in job["jobs"]]:
+            job["jobs"].append({"id": args.job, "submitted": time.time()})
+            folders.write(run / JOB, job)
     return 0
 
 
@@ -51,8 +56,9 @@ def check(run: Path, plan: Plan, args: argparse.Namespace) -> int:
 
 
 def begin(run: Path, plan: Plan, args: argparse.Namespace) -> int:
-    """Open the next attempt of a trial."""
+    """Open the next attempt of a trial; one that ended well, and whose job was then cut short, has its result."""
     trial = plan.trials[args.trial]
+    verdict.settle(run, plan, trial)
     where = {"job": args.job, "nodes": args.nodes}
     is_open = ledger.begin(run, trial, attempts=plan.config.launch.attempts, **where)
     print(f"trial {trial.index}, seed {trial.seed}: {'begins' if is_open else 'was finished before'}", flush=True)
@@ -69,16 +75,23 @@ def judge(run: Path, plan: Plan, args: argparse.Namespace) -> int:
 
 
 def close(run: Path, plan: Plan, args: argparse.Namespace) -> int:
-    """Write status.json, once nothing is left to be done; trials that this job could not finish are aborted."""
-    if (run / LEDGER).exists():
-        for entry in ledger.read(run):
-            if entry["trial"] in args.trials and entry["outcome"] == ledger.RUNNING:
-                verdict.close(run, plan, plan.trials[entry["trial"]], failed=True)
-    outcomes = [entry["outcome"] for entry in ledger.read(run)] if (run / LEDGER).exists() else []
-    if plan.config.launch.array and any(outcome in ledger.OPEN for outcome in outcomes):
-        return 0  # other elements of the array have not ended
-    folders.write(run / STATUS, _status(run, outcomes, exit_code=args.exit_code, what=args.what))
-    return 0
+    """Write status.json, once nothing is left to be done; return 0 if this job's trials are proven.
+
+    A trial that this job began and could not finish is aborted; so is that of an array element that came to no trial.
+    """
+    array, mine = plan.config.launch.array, {int(word) for word in args.trials.split()}
+    for entry in ledger.read(run) if (run / LEDGER).exists() else []:
+        if entry["trial"] not in mine:
+            continue
+        if entry["outcome"] == ledger.RUNNING:
+            verdict.close(run, plan, plan.trials[entry["trial"]], failed=True)
+        elif array and args.exit_code and entry["outcome"] in ledger.OPEN:
+            ledger.end(run, entry["trial"], {"outcome": ledger.ABORTED})
+    outcomes = {entry["trial"]: entry["outcome"] for entry in (ledger.read(run) if (run / LEDGER).exists() else [])}
+    if not (array and any(outcome in ledger.OPEN for outcome in outcomes.values())):  # else other elements go on
+        with ledger.alone(run):
+            folders.write(run / STATUS, _status(run, list(outcomes.values()), exit_code=args.exit_code, what=args.what))
+    return 1 if args.exit_code or any(outcomes.get(trial) != ledger.PROVEN for trial in mine) else 0
 
 
 def _status(run: Path, outcomes: list[str], *, exit_code: int, what: str) -> dict[str, Any]:
@@ -117,7 +130,7 @@ def _parser() -> argparse.ArgumentParser:
     closed.set_defaults(step=close)
     closed.add_argument("--exit-code", type=int, required=True)
     closed.add_argument("--what", required=True)
-    closed.add_argument("--trials", type=int, nargs="*", default=[])
+    closed.add_argument("--trials", default="", help="those of this job")
     return parser
 
 

@@ -1,15 +1,19 @@
 # ---- From here to the plan every script is the same; main is its last function. ----
 
-out=slurm-${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}.out
+array=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}
+job=$array${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID} # as Slurm calls this job, or this element of an array
+out=slurm-$job.out
 life=${SLURM_RESTART_COUNT:-0}
 ending=  # why this life of the job must end; empty while it may go on
-running= # process id of the step that runs
+running= # process id of what is waited for
+gain=    # what this life has done that the next one need not do again
 
-# Run a step in the background: a signal is then taken at once, and stops it.
-step() {
+# Run a command in the background: a signal is then taken at once, and ends it.
+watched() {
   local code=0
-  srun --export=ALL --mpi=none --chdir="$run" "${step_options[@]}" "$@" &
+  "$@" &
   running=$!
+  [[ -z $ending ]] || kill -TERM "$running" 2>/dev/null || true
   wait "$running" || code=$?
   while kill -0 "$running" 2>/dev/null; do
     code=0
@@ -19,9 +23,12 @@ step() {
   return "$code"
 }
 
-ranks() { step --nodes="$nodes" --ntasks=$((nodes * ranks_per_node)) --ntasks-per-node="$ranks_per_node" --kill-on-bad-exit=1 "${container[@]}" "$@"; }
-first() { step --nodes=1 --ntasks=1 --ntasks-per-node=1 "${container[@]}" "$@"; }
+step() { watched srun "${step_options[@]}" --chdir="$run" "$@"; }
 hosts() { step --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 "$@"; } # outside of any container
+inside() { step ${container[@]+"${container[@]}"} "$@"; } # the container, where there is one
+first() { inside --nodes=1 --ntasks=1 --ntasks-per-node=1 "$@"; }
+ranks() { inside --nodes="$nodes" --ntasks=$((nodes * ranks_per_node)) --ntasks-per-node="$ranks_per_node" --kill-on-bad-exit=1 "$@"; }
+ask() { first "$python" -m bench.job "$run" "$@"; }
 
 into() { # FILE COMMAND...
   local file=$1
@@ -35,15 +42,16 @@ must() { # WHAT COMMAND...: go on only if it succeeds
   [[ -z $ending ]] || leave
   "$@" || code=$?
   [[ -z $ending ]] || leave
-  ((code == 0)) && return
-  is_preempted && stop_here "preempted"
-  hosts --time=1 true || await_slurm
+  ((code)) || return 0
+  if slurm_says 'PreemptTime=[0-9]'; then
+    ending="SLU-10: preempted"
+  elif ! hosts --time=1 true; then # a node that is gone is for Slurm to notice: it ends this life
+    echo "$(date '+%F %T') a node does not answer; waiting for Slurm's verdict"
+    watched sleep 900 || true
+    ending=${ending:-SLU-09: a node does not answer}
+  fi
+  [[ -z $ending ]] || leave
   finish "$code" "$what failed"
-}
-
-stop_here() {
-  ending=$1
-  leave
 }
 
 on_signal() {
@@ -52,53 +60,37 @@ on_signal() {
   [[ -z $running ]] || kill -TERM "$running" 2>/dev/null || true
 }
 
-is_preempted() { scontrol show job "$SLURM_JOB_ID" | grep -q 'PreemptTime=[0-9]'; }
-was_requeued() { (($(scontrol show job "$SLURM_JOB_ID" | grep -o 'Restarts=[0-9]*' | tail -n 1 | tr -dc 0-9) > life)); }
-slurm_says() { tail -c "+$((out_start + 1))" "$out" | grep -o 'DUE TO [A-Z ]*' | tail -n 1 || true; }
-
-# A node that is gone is for Slurm to notice: it ends this life and starts the next one on others.
-await_slurm() {
-  local patience
-  patience=$(($(scontrol show config | awk '$1 == "SlurmdTimeout" { print $3 }') + 60))
-  echo "$(date '+%F %T') a node does not answer; waiting $patience s for Slurm's verdict"
-  sleep "$patience" &
-  running=$!
-  wait "$running" || true
-  stop_here "${ending:-a node does not answer}"
-}
+slurm_says() { [[ $(scontrol --oneliner show job "$job" 2>/dev/null) =~ $1 ]]; }
+was_requeued() { slurm_says 'Restarts=([0-9]+)' && ((BASH_REMATCH[1] > life)); }
 
 # End this life before the work is done. Slurm starts the next one, unless somebody wanted the job to end.
 leave() {
-  local said
-  said=$(slurm_says)
   trap 'exit 143' TERM
   trap '' USR1
   if was_requeued; then
-    cut_short "requeued ${said,,}"
+    cut_short "requeued $(tail -c "+$((out_start + 1))" "$out" | grep -o 'DUE TO [A-Z ]*' | tail -n 1)"
     exit 143
   fi
-  case $ending in
-    stopped)
-      if [[ $said == *"TIME LIMIT"* ]]; then
-        status failed 143 "SLU-07: the time limit ended the job" "raise walltime (minutes per trial); then python -m bench resume $run"
-      else
-        status interrupted 143 "SLU-08: the job was cancelled" "python -m bench resume $run goes on with it"
-      fi
-      exit 143
-      ;;
-    *)
-      cut_short "$ending"
-      if scontrol requeue "$SLURM_JOB_ID"; then
-        sleep 600 &
-        wait
-      fi
-      finish 1 "Slurm does not requeue this job, and $ending"
-      ;;
-  esac
+  if [[ $ending == stopped ]]; then
+    if slurm_says 'Reason=TimeLimit'; then
+      status failed 143 "SLU-07: the time limit ended the job" "raise walltime (minutes per trial); then python -m bench resume $run"
+    else
+      status interrupted 143 "SLU-08: the job was cancelled" "python -m bench resume $run goes on with it"
+    fi
+    exit 143
+  fi
+  [[ -n $gain || $ending != SLU-07* ]] || finish 1 "$ending, and this life of the job has finished nothing"
+  cut_short "$ending"
+  remove_container
+  if scontrol requeue "$job"; then
+    sleep 600 &
+    wait
+  fi
+  finish 1 "$ending, and Slurm does not requeue this job"
 }
 
 cut_short() { # for the ledger: the next life sets aside what this one left
-  echo "$1" >"interrupted${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}.txt"
+  echo "$1" >"interrupted${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}.txt" || true
 }
 
 status() { # OUTCOME EXIT_CODE WHAT FIX; of an array the elements' states say it
@@ -107,45 +99,65 @@ status() { # OUTCOME EXIT_CODE WHAT FIX; of an array the elements' states say it
   printf '{"outcome": "%s", "exit_code": %d, "what": "%s", "fix": "%s"}\n' "$@" >status.part && mv status.part status.json
 }
 
-finish() { # EXIT_CODE WHAT: the last word
+finish() { # EXIT_CODE WHAT: the last word; nothing failed is not yet success, which the ledger must prove
+  local code=0 room
   trap '' TERM USR1
-  local room
-  room=$(df --output=avail . | tail -n 1)
+  ending=
+  room=$(df --output=avail . | tail -n 1) || room=
   rm -f .reserve
-  ((room > 1024)) || set -- "$1" "CFG-08: no space left for results: $2"
-  first "$python" -m bench.job . close --exit-code "$1" --what "$2" --trials "${trials[@]}" ||
-    status failed "$1" "$2" "python -m bench why $run"
-  [[ -z $container_name ]] || hosts enroot remove --force "pyxis_$container_name" >/dev/null 2>&1 || true
-  exit "$1"
+  ((${room:-1025} > 1024)) || set -- "$1" "CFG-08: no space left for results: $2"
+  ask close --exit-code "$1" --what "$2" --trials "$trials" || code=$?
+  ((code == 0)) || [[ -e status.json ]] || status failed "$(($1 ? $1 : code))" "$2" "python -m bench why $run" || true
+  remove_container
+  exit "$(($1 ? $1 : code))"
 }
 
-# The folder of this run: named by whoever submitted, or found again after a requeue, or made.
+remove_container() {
+  [[ -z $container_name ]] || hosts enroot remove --force "pyxis_$container_name" >/dev/null 2>&1 || true
+}
+
+refuse() { # WHAT: nothing was touched
+  echo "$1" >&2
+  exit 2
+}
+
+# The folder of this run: named by whoever submitted, or after the job.
 open_run() {
-  local made
-  made=$(compgen -G "$LOGS/*-$name-${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}" || true)
-  run=${1:-${made:-$LOGS/$(date +%Y%m%d-%H%M%S)-$name-${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}}
+  run=${1:-$LOGS/$name-$array}
+  [[ $run != *[\"\\]* ]] || refuse "CFG-06: the run folder $run has a quote or a backslash in its name"
   mkdir -p "$run/rank_logs"
   cd "$run"
+  run=$PWD
+  claim
+  [[ -e job.sbatch ]] || { cp "$0" "script.$job" && mv "script.$job" job.sbatch; }
+  cmp -s "$0" job.sbatch || refuse "CFG-05: another script made $run; sbatch its job.sbatch to go on with it"
   touch "$out"
   out_start=$(stat -c %s "$out")
-  echo "job $SLURM_JOB_ID, life $life, on $SLURM_JOB_NODELIST; all of its output: $run/$out"
+  echo "job $job, life $life, on $SLURM_JOB_NODELIST; all of its output: $run/$out"
   exec >>"$out" 2>&1
-  [[ -e job.sbatch ]] || cp "$0" job.sbatch
-  head -c 262144 /dev/zero >.reserve # room for the last word on a disk that fills up
+  head -c 262144 /dev/zero >.reserve || true # room for the last word on a disk that fills up
   container_flags
   write_plan
+}
+
+claim() { # one job at a time works in a folder
+  (set -o noclobber && echo "$array" >.owner) 2>/dev/null && return
+  local other
+  other=$(<.owner)
+  [[ $other == "$array" || -z $(squeue --noheader --jobs="$other" 2>/dev/null) ]] || refuse "CFG-05: job $other works in $run"
+  echo "$array" >.owner
 }
 
 write_plan() { # with this job's paths in place of $DATADIR and its like, longer names first
   local text site value
   text=$(the_plan)
-  for site in "${site_names[@]}"; do
+  for site in $site_names; do
     value=${!site}
     [[ $value != *[\"\\]* ]] || finish 2 "CFG-06: $site holds a quote or a backslash"
     text=${text//"\$$site"/"$value"}
   done
-  echo "$text" >"plan.part$SLURM_JOB_ID"
-  mv "plan.part$SLURM_JOB_ID" plan.json
+  echo "$text" >"plan.$job"
+  mv "plan.$job" plan.json
 }
 
 drop_caches() { # what each node did with its page cache goes into the trial's log
@@ -154,32 +166,34 @@ drop_caches() { # what each node did with its page cache goes into the trial's l
 
 trial() {
   local code=0
-  first "$python" -m bench.job . begin "$1" --job "$SLURM_JOB_ID" --nodes "$SLURM_JOB_NODELIST" || code=$?
+  ask begin "$1" --job "$job" --nodes "$SLURM_JOB_NODELIST" || code=$?
   ((code != 3)) || return 0 # its outcome is known
   must "opening trial $1" test "$code" -eq 0
   [[ -z $drop_command ]] || must "dropping caches" drop_caches "$1"
-  must "trial $1" into "rank_logs/trial_$1.out" ranks --label --time="$trial_min" "$python" -m jobs.train plan.json --trial "$1"
-  code=0
-  first "$python" -m bench.job . judge "$1" || code=$?
+  must "trial $1" into "rank_logs/trial_$1.out" ranks --label --time="$trial_min" "$python" -m jobs.train "$run/plan.json" --trial "$1"
+  gain=1
+  ask judge "$1" || true # if it cannot, `close` will
   [[ -z $ending ]] || leave
-  ((code == 0)) || worst=$code
 }
 
 is_prepared() {
   local path
-  for path in "${to_prepare[@]}"; do [[ -e $path ]] || return 1; done
+  for path in ${to_prepare[@]+"${to_prepare[@]}"}; do [[ -e $path ]] || return 1; done
 }
 
 main() {
-  local k worst=0
-  trap 'on_signal "the time limit is near"' USR1
+  local k
+  trap 'on_signal "SLU-07: the time limit is near"' USR1
   trap 'on_signal stopped' TERM
   open_run "$@"
-  must "opening the run" first "$python" -m bench.job . open --job "$SLURM_JOB_ID"
-  must "the look at the nodes" ranks "$python" -m jobs.facts plan.json
-  must "the check of the nodes" first "$python" -m bench.job . check
-  [[ $health == off ]] || must "the health gate" ranks "$python" -m jobs.health plan.json
-  is_prepared || must "prepare" into rank_logs/prepare.out ranks --label "$python" -m jobs.prepare plan.json
-  for k in "${trials[@]}"; do trial "$k"; done
-  finish "$worst" "every trial ended"
+  must "opening the run" ask open --job "$array"
+  must "the look at the nodes" ranks "$python" -m jobs.facts "$run/plan.json"
+  must "the check of the nodes" ask check
+  [[ $health == off ]] || must "the health gate" ranks "$python" -m jobs.health "$run/plan.json"
+  if ! is_prepared; then
+    must "prepare" into rank_logs/prepare.out ranks --label "$python" -m jobs.prepare "$run/plan.json"
+    gain=1
+  fi
+  for k in $trials; do trial "$k"; done
+  finish 0 "every trial ended"
 }

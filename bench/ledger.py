@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from bench import folder as folders
-from bench.errors import BenchError, SubmitError
+from bench.errors import BenchError, ConfigError, SubmitError
 from bench.folder import LEDGER, RANK_LOGS, STATUS
 from bench.plan import Plan, Trial
 
@@ -29,12 +29,19 @@ Entry: TypeAlias = dict[str, Any]
 
 
 def create(folder: Path, plan: Plan) -> None:
-    """Write the ledger of a new run; one that is there already stays."""
-    with _alone(folder):
+    """Write the ledger of a new run; one that is there already stays.
+
+    Raises:
+        ConfigError: that one is of other trials.
+    """
+    planned = [{"trial": t.index, "seed": t.seed} for t in plan.trials]
+    with alone(folder):
         if not (folder / LEDGER).exists():
-            folders.write(
-                folder / LEDGER, [{"trial": t.index, "seed": t.seed, "outcome": PLANNED} for t in plan.trials]
-            )
+            folders.write(folder / LEDGER, [trial | {"outcome": PLANNED} for trial in planned])
+    if [{"trial": entry["trial"], "seed": entry.get("seed")} for entry in read(folder)] != planned:
+        raise ConfigError(
+            "CFG-05: the ledger is that of a run with other seeds", where=str(folder / LEDGER), fix="start a new run"
+        )
 
 
 def read(folder: Path) -> list[Entry]:
@@ -60,7 +67,7 @@ def read(folder: Path) -> list[Entry]:
 
 def record(folder: Path, trial: int, **facts: Any) -> None:
     """Add what is known of a trial to its entry."""
-    with _alone(folder):
+    with alone(folder):
         entries = read(folder)
         entries[trial] |= facts
         folders.write(folder / LEDGER, entries)
@@ -70,7 +77,7 @@ def begin(folder: Path, trial: Trial, *, attempts: int, **where: str) -> bool:
     """Open a trial's next attempt; return False if the trial is done. `where` (job, nodes) is kept with the attempt.
 
     Raises:
-        SubmitError: it was started as often as launch.attempts allows, and cut short each time.
+        SubmitError: this job has started it as often as launch.attempts allows, and was cut short each time.
     """
     entry = read(folder)[trial.index]
     if entry["outcome"] not in OPEN:
@@ -84,11 +91,12 @@ def begin(folder: Path, trial: Trial, *, attempts: int, **where: str) -> bool:
         }
     if made:
         _set_aside(folder, trial, len(made))
-    if len(made) >= attempts:
+    tried = [attempt for attempt in made if attempt.get("job") == where.get("job")]
+    if len(tried) >= attempts:
         record(folder, trial.index, outcome=INTERRUPTED, attempts=made)
-        causes = ", ".join(str(attempt.get("cause", "unknown")) for attempt in made)
+        causes = ", ".join(str(attempt.get("cause", "unknown")) for attempt in tried)
         raise SubmitError(
-            f"trial {trial.index} was started {len(made)} times and cut short each time: {causes}",
+            f"trial {trial.index} was started {len(tried)} times and cut short each time: {causes}",
             where=str(folder / LEDGER),
             fix="give it more time (walltime) or nodes that nobody takes away, then `python -m bench resume RUN`",
         )
@@ -118,6 +126,15 @@ def reopen(folder: Path) -> None:
             record(folder, entry["trial"], outcome=INTERRUPTED)
 
 
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Keep other elements of a job array out, where the file system has locks."""
+    with (folder / ".ledger.lock").open("w") as lock:
+        with suppress(OSError):
+            fcntl.lockf(lock, fcntl.LOCK_EX)
+        yield
+
+
 def _cause(folder: Path, trial: int) -> str | None:
     """Return why the job's last life ended early, as its batch script said; said once."""
     for name in CAUSES:
@@ -141,12 +158,3 @@ def _set_aside(folder: Path, trial: Trial, attempt: int) -> None:
 
 def _numbered(parent: Path, name: str) -> Path:
     return next(path for n in range(1, 10_000) if not (path := parent / f"{name}.{n}").exists())
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Keep other elements of a job array out, where the file system has locks."""
-    with (folder / ".ledger.lock").open("w") as lock:
-        with suppress(OSError):
-            fcntl.lockf(lock, fcntl.LOCK_EX)
-        yield

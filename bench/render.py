@@ -74,7 +74,7 @@ def settings(plan: Plan) -> list[str]:
         f"name={shlex.quote(plan.name)}",
         f"nodes={w.num_nodes}",
         f"ranks_per_node={w.ranks_per_node}",
-        f"trials=({trials})",
+        f'trials="{trials}"',
         f"trial_min={c.walltime}",
         f"health={'on' if launch.health and c.cluster.health else 'off'}",
         f"drop_command={shlex.quote(c.cluster.drop_caches or '')}",
@@ -82,7 +82,7 @@ def settings(plan: Plan) -> list[str]:
         f"LOGS={_quoted(c.cluster.paths.logs or '.')}",
         f"python={'python' if in_container else '${BENCH_PYTHON:-python}'}",
         f"step_options=({_step_options(plan)})",
-        f"site_names=({' '.join(sorted(variables(plan), key=len, reverse=True))})",
+        f'site_names="{" ".join(sorted(variables(plan), key=len, reverse=True))}"',
         *_container(plan),
     ]
 
@@ -130,8 +130,10 @@ def _to_prepare(plan: Plan) -> Iterable[str]:
 
 
 def _step_options(plan: Plan) -> str:
+    """Return what every step repeats: none of it is srun's default, or comes from the header."""
     slurm = plan.config.cluster.slurm
-    return f"--cpus-per-task={slurm.cpus_per_rank}" if slurm and slurm.cpus_per_rank else ""
+    cpus = [f"--cpus-per-task={slurm.cpus_per_rank}"] if slurm and slurm.cpus_per_rank else []
+    return " ".join(["--export=ALL", "--mpi=none", *cpus])
 
 
 def _container(plan: Plan) -> list[str]:

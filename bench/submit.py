@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ ENDED = (
     "FAILED",
     "NODE_FAIL",
     "OUT_OF_MEMORY",
+    "PREEMPTED",
     "REVOKED",
     "TIMEOUT",
 )
@@ -54,25 +56,26 @@ class Run:
     """What the job wrote last; empty until then."""
 
     @property
+    def states(self) -> tuple[JobState, ...]:
+        """Of the job, or of each element of an array."""
+        return self.elements or ((self.state,) if self.state else ())
+
+    @property
     def is_active(self) -> bool:
         """Whether Slurm has work of it queued or running."""
-        states = self.elements or ((self.state,) if self.state else ())
-        return any(state.state not in ENDED for state in states)
+        return any(state.state not in ENDED for state in self.states)
 
     @property
     def word(self) -> str:
         """Where it stands, in one word: Slurm's for what it still has, else ours."""
+        words = [state.state for state in self.states]
         if self.is_active:
-            states = self.elements or (self.state,)
-            counts = {s.state: sum(t is not None and t.state == s.state for t in states) for s in states if s}
-            return (
-                ", ".join(f"{count} {state}" for state, count in counts.items())
-                if self.elements
-                else next(iter(counts))
-            )
-        return self.status.get("outcome") or (
-            self.state.state if self.state else "running" if self.outcomes else "unknown"
-        )
+            counts = Counter(words)
+            return ", ".join(f"{counts[word]} {word}" for word in counts) if self.elements else words[0]
+        if outcome := self.status.get("outcome"):
+            return str(outcome)
+        words.sort(key=lambda word: word == "COMPLETED")  # of an array the element that did not
+        return words[0] if words else "running" if self.outcomes else "unknown"
 
 
 def submit(plan: Plan, folder: Path, *, forced: Sequence[Finding] = ()) -> str:
@@ -151,7 +154,7 @@ def cancel(folder: Path) -> str:
     answer = slurm.ask(["scancel", job])
     if answer.exit_code:
         raise SubmitError(answer.err.strip() or "scancel failed", where=f"job {job}", fix=f"scancel {job}")
-    if not (folder / LEDGER).exists():  # it never started, so its script cannot say so
+    if all(state.state == "PENDING" for state in run.states):  # it has not started, so its script cannot say so
         what = "SLU-08: the job was cancelled before it started"
         fix = f"python -m bench resume {folders.short(folder)}"
         folders.write(folder / STATUS, {"outcome": ledger.INTERRUPTED, "exit_code": 143, "what": what, "fix": fix})
@@ -204,7 +207,7 @@ def exit_code(folder: Path) -> int:
     run = find(folder)
     if isinstance(code := run.status.get("exit_code"), int):
         return code
-    return 0 if run.state and run.state.state == "COMPLETED" else 1
+    return 0 if run.states and all(state.state == "COMPLETED" for state in run.states) else 1
 
 
 def probe(plan: Plan, num_nodes: int, *, health: bool) -> tuple[Path, int]:
@@ -279,8 +282,8 @@ def _executor(scratch: str, folder: Path, arguments: Sequence[str]) -> Any:
 
 @contextlib.contextmanager
 def _environment(more: Mapping[str, str]) -> Iterator[None]:
-    """What the job inherits: this environment without sbatch's own options, and the run's paths."""
-    before, inherited = dict(os.environ), slurm.environment("sbatch") | dict(more)
+    """What the job inherits: this environment without options of sbatch, without those of a job it is started in, and the run's paths."""
+    before, inherited = dict(os.environ), slurm.environment("srun") | dict(more)
     try:
         os.environ.clear()
         os.environ.update(inherited)

@@ -61,6 +61,14 @@ def close(folder: Path, plan: Plan, trial: Trial, *, failed: bool) -> Judged | N
     return judged
 
 
+def settle(folder: Path, plan: Plan, trial: Trial) -> None:
+    """Enter a trial whose log says that it ended well, if its job was cut short before it could: no measurement is lost."""
+    log = folder / trial.log
+    is_running = ledger.read(folder)[trial.index]["outcome"] == ledger.RUNNING
+    if is_running and log.exists() and parse(log).status == mllog.SUCCESS:
+        close(folder, plan, trial, failed=False)
+
+
 def facts(judged: Judged) -> dict[str, Any]:
     """Return what the ledger keeps of a finished trial."""
     return {

@@ -34,10 +34,13 @@ class Rank:
 def from_environment(env: Mapping[str, str] = os.environ) -> Rank:
     """Return this process's rank as submitit's local executor, torchrun or srun set it; alone, rank 0 of 1.
 
+    Pyxis sets RANK and LOCAL_RANK in PyTorch images, without a WORLD_SIZE: a starter is one that set all of its variables.
+
     Raises:
-        SubmitError: a starter set only some of its variables, or something that is not a number.
+        SubmitError: only some variables of a starter are there, or something is not a number.
     """
-    names = next((names for names in _STARTERS.values() if names[0] in env), None)
+    starters = [names for names in _STARTERS.values() if names[0] in env]
+    names = next((names for names in starters if all(name in env for name in names)), starters[0] if starters else None)
     try:
         rank, local_rank, world_size = (0, 0, 1) if names is None else (int(env[name]) for name in names)
         port = int(env.get("MASTER_PORT") or _port(env))

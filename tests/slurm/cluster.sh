@@ -46,7 +46,7 @@ started_at() {  # PID; fails for the dead, and a zombie is dead
 
 pid_of() {  # NAME
   local pid when
-  read -r pid when 2>/dev/null <"$DIR/run/$1" && [[ $(started_at "$pid") == "$when" ]] && echo "$pid"
+  read -r pid when 2>/dev/null <"$DIR/run/$1" && [[ -n $when && $(started_at "$pid") == "$when" ]] && echo "$pid"
 }
 alive() { pid_of "$1" >/dev/null; }
 
@@ -92,7 +92,7 @@ need_port() { ! (: <>"/dev/tcp/127.0.0.1/$1") 2>/dev/null || fail "port $1 is ta
 
 install_packages() {
   local log=$DIR/log/apt.log
-  dpkg-query -Wf '${db:Status-Status}\n' "${PACKAGES[@]}" 2>&1 | grep -qvx installed || return 0
+  if dpkg-query -Wf '${db:Status-Status} ' "${PACKAGES[@]}" 2>/dev/null | grep -qE "^(installed ){${#PACKAGES[@]}}$"; then return; fi
   command -v apt-get >/dev/null || fail "Slurm is not installed and there is no apt-get: install ${PACKAGES[*]}"
   say "installing ${PACKAGES[*]}"
   exec 8>/run/bench-slurm-install
@@ -163,7 +163,7 @@ boot_in_shell() {  # NODE
   if ! "${shell[@]}" true 2>/dev/null; then
     # shellcheck disable=SC2016  # perl's, not the shell's; 36 is PR_SET_CHILD_SUBREAPER
     shell=(perl -e 'syscall(`uname -m` =~ /x86_64/ ? 157 : 167, 36, 1, 0, 0, 0) == 0 or die "prctl: $!"; exec @ARGV')
-    if ! grep -qx ".*# $DIR" /etc/hosts; then
+    if ! grep -qsx ".*# $DIR" /etc/hosts; then
       say "no namespaces here (CAP_SYS_ADMIN is missing): both nodes keep this machine's host name"
       printf "127.0.0.1 %s # $DIR\n" "${NODES[@]}" >>/etc/hosts
     fi
@@ -235,8 +235,10 @@ down() {
     sleep 0.1
   done
   for name in "${DAEMONS[@]}" "${NODES[@]}"; do halt "$name"; done
-  hosts=$(</etc/hosts)
-  [[ $hosts != *"# $DIR"* ]] || grep -vx ".*# $DIR" <<<"$hosts" >/etc/hosts  # in place: it may be a mount
+  if grep -qsx ".*# $DIR" /etc/hosts; then
+    hosts=$(grep -vx ".*# $DIR" /etc/hosts)
+    echo "$hosts" >/etc/hosts  # in place: it may be a mount
+  fi
   rm -rf -- "$DIR"
 }
 
