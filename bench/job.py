@@ -4,6 +4,7 @@ Runs on one rank, in the image where there is one. Exit codes: 0 go on, 1 or 2 e
 """
 
 import argparse
+import json
 import os
 import sys
 import time
@@ -18,7 +19,7 @@ from bench.folder import JOB, LEDGER, PLAN, STATUS
 from bench.plan import Plan
 
 DONE = 3
-OK = "every trial did what was asked"
+OK, FINE = "every trial did what was asked", "fine"
 
 
 def main() -> None:
@@ -98,16 +99,18 @@ def _status(run: Path, outcomes: list[str], *, exit_code: int, what: str) -> dic
     """Return what happened, and the rule that explains it."""
     from bench import why
 
+    if not outcomes and exit_code == 0:
+        return {"outcome": FINE, "exit_code": 0, "what": "the nodes are fine; there was nothing to train"}
     if all(outcome == ledger.PROVEN for outcome in outcomes) and exit_code == 0:
         return {"outcome": ledger.PROVEN, "exit_code": 0, "what": OK}
     is_judged = bool(outcomes) and all(outcome in (ledger.PROVEN, ledger.NOT_PROVEN) for outcome in outcomes)
     status: dict[str, Any] = {"outcome": ledger.NOT_PROVEN if is_judged else "failed", "exit_code": exit_code or 1}
-    folders.write(run / STATUS, status if is_judged else status | {"what": what, "fix": "read what was printed"})
+    folders.write(run / STATUS, status)
     said = why.explain([run])
-    if said.rule is None:
-        return status | {"what": what, "fix": f"python -m bench why {run.resolve()}"}
-    status |= {"what": what if said.rule == why.UNKNOWN else f"{said.rule}: {said.title}", "rule": said.rule}
-    return status | {"while": what, "evidence": said.evidence, "fix": said.fix}
+    if said.rule in (None, why.UNKNOWN):
+        return status | {"what": what, "while": what, "fix": f"python -m bench why {run.resolve()}"}
+    told = {"what": f"{said.rule}: {said.title}", "rule": said.rule, "evidence": said.evidence, "fix": said.fix}
+    return status | {"while": what} | told
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -43,7 +43,8 @@ must() { # WHAT COMMAND...: go on only if it succeeds
   "$@" || code=$?
   [[ -z $ending ]] || leave
   ((code)) || return 0
-  if slurm_says 'PreemptTime=[0-9]'; then
+  [[ . -ef $run ]] || finish "$code" "the run folder was removed, and $what failed"
+  if is_preempted; then
     ending="SLU-10: preempted"
   elif ! hosts --time=1 true; then # a node that is gone is for Slurm to notice: it ends this life
     echo "$(date '+%F %T') a node does not answer; waiting for Slurm's verdict"
@@ -61,6 +62,7 @@ on_signal() {
 }
 
 slurm_says() { [[ $(scontrol --oneliner show job "$job" 2>/dev/null) =~ $1 ]]; }
+is_preempted() { slurm_says 'PreemptTime=[0-9]'; } # Slurm gives it a grace time, and TERM only to its steps
 was_requeued() { slurm_says 'Restarts=([0-9]+)' && ((BASH_REMATCH[1] > life)); }
 
 # End this life before the work is done. Slurm starts the next one, unless somebody wanted the job to end.
@@ -72,11 +74,12 @@ leave() {
     exit 143
   fi
   if [[ $ending == stopped ]]; then
+    local said=(interrupted 143 "SLU-08: the job was cancelled" "python -m bench resume $run goes on with it")
     if slurm_says 'Reason=TimeLimit'; then
-      status failed 143 "SLU-07: the time limit ended the job" "raise walltime (minutes per trial); then python -m bench resume $run"
-    else
-      status interrupted 143 "SLU-08: the job was cancelled" "python -m bench resume $run goes on with it"
+      said=(failed 143 "SLU-07: the time limit ended the job" "raise walltime (minutes per trial); then python -m bench resume $run")
     fi
+    cut_short "${said[2]}"
+    status "${said[@]}"
     exit 143
   fi
   [[ -n $gain || $ending != SLU-07* ]] || finish 1 "$ending, and this life of the job has finished nothing"
@@ -107,7 +110,10 @@ finish() { # EXIT_CODE WHAT: the last word; nothing failed is not yet success, w
   rm -f .reserve
   ((${room:-1025} > 1024)) || set -- "$1" "CFG-08: no space left for results: $2"
   ask close --exit-code "$1" --what "$2" --trials "$trials" || code=$?
-  ((code == 0)) || [[ -e status.json ]] || status failed "$(($1 ? $1 : code))" "$2" "python -m bench why $run" || true
+  if ((code)) && [[ ! -e status.json ]]; then # it could not even be asked
+    set -- 1 "$2"
+    status failed 1 "$2" "python -m bench why $run" || true
+  fi
   remove_container
   exit "$(($1 ? $1 : code))"
 }
@@ -166,6 +172,8 @@ drop_caches() { # what each node did with its page cache goes into the trial's l
 
 trial() {
   local code=0
+  ! is_preempted || ending="SLU-10: preempted"
+  [[ -z $ending ]] || leave
   ask begin "$1" --job "$job" --nodes "$SLURM_JOB_NODELIST" || code=$?
   ((code != 3)) || return 0 # its outcome is known
   must "opening trial $1" test "$code" -eq 0

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 CONF = next(d for d in (Path(__file__).parent / "conf", Path(__file__).parent.parent / "conf") if d.is_dir())
 """Inside the package once installed, beside it in a checkout."""
 
-FOR_BASE_TOO = ("model", "cluster", "container", "walltime")
-"""Overrides of these groups also hold for the task that makes the base checkpoint."""
+FOR_BASE_TOO = ("model", "cluster", "container", "walltime", "hydra")
+"""Overrides of these also hold for the task that makes the base checkpoint; hydra's search path has the site's folder."""
 
 
 def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Plan:
@@ -201,6 +201,12 @@ def _explain(error: Exception) -> ConfigError | None:
     if bad := re.search(r"full_key: (\S+)", text):
         what = str(error.__cause__ or error).splitlines()[0]
         return ConfigError(what, where=bad[1], fix="give a value of the type that --cfg job shows")
+    if "no viable alternative" in text or "mismatched input" in text:
+        return ConfigError(
+            text.splitlines()[0],
+            where="command line",
+            fix="""put quotes around words with = , or : in a list, and around the whole: 'cluster.slurm.arguments=["--exclude=n1"]'""",
+        )
     if isinstance(error, ValueError | TypeError | AttributeError) and not isinstance(error, OmegaConfBaseException):
         return None
     return ConfigError(text.splitlines()[0], where="command line", fix="see python -m bench.launch --help")

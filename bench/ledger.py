@@ -121,7 +121,7 @@ def reopen(folder: Path) -> None:
         kept = _numbered(folder / ATTEMPTS, "run")
         kept.mkdir(parents=True)
         (folder / STATUS).rename(kept / STATUS)
-    for entry in read(folder):
+    for entry in read(folder) if (folder / LEDGER).exists() else []:
         if entry["outcome"] == ABORTED:
             record(folder, entry["trial"], outcome=INTERRUPTED)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from bench import submit, tables
 from bench.folder import short
+from bench.ledger import RUNNING
 from bench.submit import Run
 from bench.tables import Sheet
 
@@ -32,9 +33,9 @@ def show(root: Path, *, active: bool, again: bool, as_json: bool) -> None:
 def sheet(root: Path, runs: list[Run]) -> Sheet:
     """Return the runs as a table."""
     rows = [(short(run.folder), ", ".join(run.jobs[-1:]), run.word, _trials(run), _reason(run)) for run in runs]
-    states = Counter(run.word for run in runs)
-    caption = ", ".join(f"{count} {word}" for word, count in states.items())
-    return Sheet(f"runs in {short(root)}", rows, columns=COLUMNS, caption=caption or "none")
+    active = sum(run.is_active for run in runs)
+    caption = f"{len(runs)} runs, {active} of them queued or running" if runs else "none"
+    return Sheet(f"runs in {short(root)}", rows, columns=COLUMNS, caption=caption)
 
 
 def row(run: Run) -> dict[str, Any]:
@@ -53,7 +54,8 @@ def row(run: Run) -> dict[str, Any]:
 
 
 def _trials(run: Run) -> str:
-    counts = Counter(run.outcomes)
+    is_cut = bool(run.jobs) and not run.is_active
+    counts = Counter("interrupted" if is_cut and outcome == RUNNING else outcome for outcome in run.outcomes)
     return ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
 
 

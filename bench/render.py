@@ -177,3 +177,7 @@ def _quoted(text: str) -> str:
     """Return a word in double quotes in which only $NAME is the shell's."""
     safe = re.sub(r'(["\\`]|\$(?![A-Za-z_]))', r"\\\1", text)
     return f'"{safe}"'
+
+
+if __name__ == "__main__":
+    raise SystemExit("a verb: python -m bench render")

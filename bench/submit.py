@@ -132,8 +132,7 @@ def resume(folder: Path) -> str:
             where=str(folder / LEDGER),
             fix=f"python -m bench score {folder}",
         )
-    if (folder / LEDGER).exists():
-        ledger.reopen(folder)
+    ledger.reopen(folder)
     return _sbatch(folder)
 
 

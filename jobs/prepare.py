@@ -8,7 +8,7 @@ import argparse
 import fcntl
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from bench import mllog
@@ -46,13 +46,15 @@ def main() -> None:
 
 
 def prepare(plan: Plan, who: Rank, log: mllog.Writer) -> None:
-    """Make what is missing: rank 0 the rows, then all ranks the base checkpoint."""
+    """Make what is missing: rank 0 the rows, then all ranks the base checkpoint, by training or by conversion."""
     if who.rank == 0:
         for needed in (plan, plan.base):
             if needed is not None:
                 make_rows(needed)
     if plan.base is not None and agreed(not Path(str(plan.base_dir)).exists()):
         make_base(plan.base, Path(str(plan.base_dir)), log)
+    if plan.base is None and plan.base_dir is not None:
+        convert_base(plan, Path(plan.base_dir), who)
 
 
 def make_rows(plan: Plan) -> None:
@@ -67,7 +69,7 @@ def make_rows(plan: Plan) -> None:
             raise ConfigError(
                 f"no prepared rows of {data.name}",
                 where=str(folder / "train_tokens.npy"),
-                fix="point DATADIR at the folder with {train,eval}_{tokens,counts}.npy",
+                fix="point DATADIR at the folder with {train,eval}_{tokens,counts}.npy; python -m jobs.convert rows makes them",
             )
         return
     if folder.exists():
@@ -104,6 +106,29 @@ def make_base(plan: Plan, folder: Path, log: mllog.Writer) -> None:
     log.start(mllog.RUN_START)
     train(engine, plan.trials[0], log)
     checkpoint.save(engine, folder, adapters=False)
+
+
+def convert_base(plan: Plan, folder: Path, who: Rank) -> None:
+    """Convert the Hugging Face folder that MODEL points at, each rank a share of its layers; what is converted is left alone.
+
+    Raises:
+        ConfigError: it is not the plan's model, or the conversion has no place to go.
+    """
+    from bench import converted
+
+    if not agreed(not converted.located(folder).exists() and (folder / "config.json").exists()):
+        return
+    from jobs.huggingface import weights
+
+    conversion = weights.prepare(folder, plan.config.model)
+    with weights.begun(conversion) if who.rank == 0 else nullcontext(False) as is_needed:
+        if not agreed(is_needed):
+            return
+        weights.work(conversion, share=slice(who.rank, None, who.world_size))
+        agreed(True)  # all have done theirs
+        if who.rank == 0:
+            weights.finish(conversion)
+    agreed(True)
 
 
 def agreed(choice: bool) -> bool:

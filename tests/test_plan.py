@@ -234,6 +234,8 @@ def test_a_site_adds_its_own_cluster(tmp_path: Path) -> None:
     mine = (CONF / "cluster" / "dgx1.yaml").read_text().replace("name: dgx1", "name: mine")
     (tmp_path / "cluster" / "mine.yaml").write_text(mine)
     assert launch.compose(["task=lora70b", "cluster=mine"], config_dir=tmp_path).name == "lora70b-mine"
+    with_base = launch.compose(["task=lora_tiny", "cluster=mine", "cluster.num_nodes=1"], config_dir=tmp_path)
+    assert with_base.base is not None and with_base.base.config.cluster.name == "mine"
     with pytest.raises(ConfigError, match="no such folder"):
         launch.compose([], config_dir=tmp_path / "elsewhere")
 

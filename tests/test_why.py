@@ -444,6 +444,25 @@ def test_the_launcher_is_asked_too(run_folder: Path, status: dict[str, object], 
     assert said.rule == rule and said.fix == status.get("fix", said.fix)
 
 
+def test_what_an_earlier_life_of_a_job_died_of_explains_nothing(tmp_path: Path) -> None:
+    log = tmp_path / "slurm-7.out"
+    preempted = "slurmstepd: error: *** STEP 7.3 ON dgx-1 CANCELLED AT 2026-11-20T10:32:36 DUE TO PREEMPTION ***\n"
+    log.write_text(f"job 7, life 0, on dgx-[0-1]; …\n{preempted}job 7, life 1, on dgx-[0-1]; …\n{CAUSES[0][1]}\n")
+    said = why.explain([log])
+    assert said.rule == CAUSES[0][0] and not said.also
+
+
+def test_of_two_ranks_that_ended_the_one_that_was_killed_first_explains(tmp_path: Path) -> None:
+    """srun names tasks as they end; what it kills afterwards, and what the others print, follows from the first."""
+    log = tmp_path / "trial_0.out"
+    echo = "0: RuntimeError: [/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:49839\n"
+    killed, failed = "srun: error: dgx-1: task 1: Killed\n", "srun: error: dgx-0: task 0: Exited with exit code 1\n"
+    log.write_text(echo + killed + failed)
+    assert why.explain([log]).rule == "RUN-02"
+    log.write_text(echo + failed + killed)
+    assert why.explain([log]).rule == "NCC-06"
+
+
 def test_our_own_errors_are_read_out_of_any_log(tmp_path: Path) -> None:
     log = tmp_path / "slurm.out"
     log.write_text(NOISE + "0: the stars are wrong\n0:   where: the sky\n0:   fix:   wait\n" + CONSEQUENCES)

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench import converted
+from bench.errors import ConfigError
 from bench.preflight.check import Finding, broken
-from bench.schema import Data
+from bench.schema import Data, Model
 
 MANIFEST = "manifest.json"
 HASHED_BYTES = 2**20
@@ -34,7 +36,7 @@ class Npy:
 def rows(folder: Path, want: Data) -> Iterator[Finding]:
     """Yield in what prepared rows are not those of the plan."""
     if not (folder / "train_tokens.npy").exists():
-        fix = "point DATADIR at the prepared rows"
+        fix = "point DATADIR at the prepared rows; python -m jobs.convert rows makes them (docs/weights.md)"
         yield broken("CFG-06", f"no rows of {want.name}", str(folder / "train_tokens.npy"), fix=fix)
         return
     for name, count in (("train", want.train_rows), ("eval", want.eval_rows)):
@@ -80,12 +82,17 @@ def npy(path: Path) -> Npy:
     return Npy(shape, dtype, 8 + size + length + count * width)
 
 
-def checkpoint(folder: Path, model: str) -> Iterator[Finding]:
-    """Yield whether there is no megatron-core checkpoint in a folder."""
-    path = folder / "metadata.json"
+def checkpoint(folder: Path, model: Model) -> Iterator[Finding]:
+    """Yield whether a folder holds no megatron-core checkpoint of the model; a Hugging Face folder holds its conversion."""
+    there = converted.located(folder)
+    path = there / "metadata.json"
+    if there != folder and not path.exists():
+        fix = f"python -m jobs.convert weights plan.json {folder} FOLDER, then export MODEL=FOLDER (docs/weights.md)"
+        yield broken("CFG-06", f"Hugging Face weights of {model.name}, not converted", str(folder), fix=fix)
+        return
     if not path.exists():
         fix = "point MODEL at the folder that holds its metadata.json"
-        yield broken("CFG-06", f"no megatron-core checkpoint of {model}", str(folder), fix=fix)
+        yield broken("CFG-06", f"no megatron-core checkpoint of {model.name}", str(folder), fix=fix)
         return
     try:
         said = json.loads(path.read_text())
@@ -94,6 +101,10 @@ def checkpoint(folder: Path, model: str) -> Iterator[Finding]:
         return
     if not isinstance(said, dict) or "sharded_backend" not in said:
         yield broken("CFG-06", "metadata.json is not that of a megatron-core checkpoint", str(path))
+    try:
+        converted.require_model(there, model)
+    except ConfigError as error:
+        yield broken("CFG-06", error.what, error.where, fix=error.fix)
 
 
 def manifest(folder: Path) -> Iterator[Finding]:

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
+from bench import converted
 from bench.plan import Plan, expanded
 from bench.preflight import data
 from bench.preflight.check import CannotTellError, Finding, Subject, broken
@@ -78,8 +79,8 @@ def takes_checkpoint(plan: Plan) -> bool:
 def checkpoint(subject: Subject) -> Iterator[Finding | str]:
     """Yield whether the checkpoint that a site should have prepared is missing, or not whole."""
     folder = _set(subject.plan.base_dir, "MODEL")
-    yield from data.checkpoint(folder, subject.plan.config.model.name)
-    yield from data.manifest(folder)
+    yield from data.checkpoint(folder, subject.plan.config.model)
+    yield from data.manifest(converted.located(folder))
     yield str(folder)
 
 

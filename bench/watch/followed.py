@@ -1,17 +1,19 @@
 """Trials that are followed: those of a run folder, of logs, or of a log that is replayed."""
 
 import json
+import math
 import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from bench import ledger, reader
 from bench import plan as planning
-from bench import reader
-from bench.errors import ConfigError, LogError
+from bench.errors import BenchError, ConfigError, LogError
+from bench.folder import JOB, LEDGER, PLAN, STATUS
 from bench.plan import Plan, Step
 from bench.reader import Event, Follower, printable
 from bench.watch import outlook
@@ -19,7 +21,11 @@ from bench.watch.outlook import Planned
 from bench.watch.progress import Progress, Tracker
 from bench.watch.view import View
 
-STATUS, LEDGER, PLAN = "status.json", "ledger.json", "plan.json"
+if TYPE_CHECKING:
+    from bench.submit import Run
+
+QUESTIONS_S = 10.0
+"""How long an answer of Slurm's holds."""
 
 
 class Source(Protocol):
@@ -93,7 +99,7 @@ class Watched:
         """Whether its last trial has reached the target."""
         return self.progress.trial >= self.trials and outlook.reached(self.progress, self.planned)
 
-    def view(self, now_ms: int) -> View:
+    def view(self, now_ms: int, *, waits_for: str = "the first line of its log") -> View:
         progress, name = self.progress, self.name
         if self.trials > 1 or progress.trial > 1:
             name += f" trial {progress.trial}" + (f" of {self.trials}" if self.trials >= progress.trial else "")
@@ -107,8 +113,40 @@ class Watched:
             planned=self.planned,
             outlook=outlook.look(progress, self.planned, now_ms),
             outcome=self.outcome,
-            note=note if self.has_begun else "waiting for the first line of its log",
+            note=note if self.has_begun else f"waiting for {waits_for}",
         )
+
+
+class Queue:
+    """Where a run's Slurm job stands; Slurm is asked once in a while, however often one looks."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._asked_s = folder, -math.inf
+        self._run: Run | None = None
+
+    def is_over(self) -> bool:
+        """Whether the job has said so, or has ended without a word."""
+        if (self._folder / STATUS).exists():
+            return True
+        run = self._look()
+        return run is not None and run.state is not None and not run.is_active
+
+    @property
+    def waits_for(self) -> str:
+        """What a trial that has not begun waits for."""
+        run = self._look()
+        if run is None or run.state is None or run.state.state == "RUNNING":
+            return "the first line of its log"
+        return f"job {run.jobs[-1]}: {run.state.state}" + (f" ({run.state.reason})" if run.state.reason else "")
+
+    def _look(self) -> "Run | None":
+        from bench import submit
+
+        if time.monotonic() - self._asked_s > QUESTIONS_S:
+            self._asked_s = time.monotonic()
+            with suppress(BenchError):
+                self._run = submit.find(self._folder)
+        return self._run
 
 
 def _wall_clock_ms() -> int:
@@ -129,6 +167,8 @@ class Job:
     ends_with_logs: bool = True
     """Whether it is over as well once every trial has stopped."""
     now_ms: Callable[[], int] = _wall_clock_ms
+    queue: Queue | None = None
+    """Of a Slurm job."""
 
     def poll(self) -> None:
         for watched in (*self.trials, *([self.prepare] if self.prepare else [])):
@@ -148,7 +188,8 @@ class Job:
         shown = self.trials
         if self.prepare and self.prepare.has_begun and not any(watched.has_begun for watched in shown):
             shown = (self.prepare,)
-        return [watched.view(self.now_ms()) for watched in shown]
+        waiting = {"waits_for": self.queue.waits_for} if self.queue else {}
+        return [watched.view(self.now_ms(), **waiting) for watched in shown]
 
 
 def find(paths: Sequence[Path], *, trials: int = 1, walltime_min: float | None = None) -> Job:
@@ -179,12 +220,17 @@ def run_folder(folder: Path) -> Job:
         return log_files(_logs(folder))
     plan = planning.load(folder / PLAN)
     count = len(plan.trials)
+    if not count:
+        raise ConfigError(
+            "this job only looks at its nodes: it has no trials", where=str(folder), fix=f"python -m bench why {folder}"
+        )
     trials = tuple(
         Watched(f"{step.name} ({trial.index + 1} of {count})", Follower(folder / trial.log), planned(plan, step))
         for trial, step in zip(plan.trials, plan.steps[1:], strict=True)
     )
     prepare = Watched("prepare", Follower(folder / planning.PREPARE_LOG), planned(plan.base or plan, plan.steps[0]))
-    return Job(trials, prepare, folder, (folder / STATUS).exists)
+    queue = Queue(folder) if (folder / JOB).exists() else None
+    return Job(trials, prepare, folder, queue.is_over if queue else (folder / STATUS).exists, queue=queue)
 
 
 def log_files(paths: Sequence[Path], *, trials: int = 1, walltime_min: float | None = None) -> Job:
@@ -229,6 +275,6 @@ def _logs(folder: Path) -> list[Path]:
 def _outcomes(folder: Path) -> dict[int, str]:
     """Return what the ledger says of trials that have ended, by number."""
     with suppress(OSError, ValueError, KeyError, TypeError):
-        ledger = json.loads((folder / LEDGER).read_text())
-        return {entry["trial"]: str(entry["outcome"]) for entry in ledger if entry["outcome"] != "planned"}
+        entries = json.loads((folder / LEDGER).read_text())
+        return {entry["trial"]: str(entry["outcome"]) for entry in entries if entry["outcome"] not in ledger.OPEN}
     return {}

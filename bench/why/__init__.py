@@ -114,7 +114,7 @@ def explain(paths: Sequence[Path]) -> Explanation:
     status, plan = (accounts.status(folder), _plan(folder)) if folder else ({}, None)
     told = [_Log(scan) for scan in (*accounts.of_ranks(folder), *accounts.of_launcher(folder))] if folder else []
     logs = [_read(path, is_over=bool(status)) for path in (_files(folder) if folder else paths)]
-    if status.get("outcome") == "proven" or not (told or status) and _all_fine(logs, plan):
+    if status.get("outcome") in ("proven", "fine") or not (told or status) and _all_fine(logs, plan):
         return _nothing(name, logs, "nothing failed: the logs say that the run succeeded")
     bad = [*told, *sorted((log for log in logs if not log.is_fine), key=_moment)]
     found = [clue for log in bad for clue in (*log.scan.clues[:1], *log.judged())]

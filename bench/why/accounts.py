@@ -36,11 +36,13 @@ def of_launcher(folder: Path) -> list[Scan]:
     """Return what the launcher knows that no log says: who stopped it, or how a rank ended."""
     said, file = status(folder), str(folder / STATUS)
     if said.get("outcome") == "interrupted":
-        return [_only(Clue("SLU-08", Weight.END, file, 1, f"the launcher got {_signal(said.get('exit_code'))}"))]
+        what = clues.shown(str(said.get("what") or f"the launcher got {_signal(said.get('exit_code'))}").encode())
+        return [_only(Clue("SLU-08", Weight.END, file, 1, what, said.get("fix")))]
     if not isinstance(said.get("what"), str):
         return []
     scan = _scan(said, file)
-    told = (replace(clue, weight=Weight.OUTCOME) if clue.rule == "RUN-10" else clue for clue in scan.clues)
+    vague = ("RUN-10", "CFG-09") if "while" in said else ("RUN-10",)  # a batch script knows what failed, and not why
+    told = (replace(clue, weight=Weight.OUTCOME) if clue.rule in vague else clue for clue in scan.clues)
     return [replace(scan, clues=tuple(told))]
 
 

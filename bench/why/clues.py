@@ -50,7 +50,7 @@ WORDS = tuple(
     b"initialized|fabric|imex|pmi|psec|ompi|oom|bad_alloc|quota|member: 1/|world|nan|loss is|gated|unable|unrecog|override|"
     b"could not find|can't|must be| rows|squashfs|invalid|requested|plugin|mountcheck|accounting|bypassing|walltime|"
     b"set by two|clients joined|divisible|srun:|exited with|cannot |out of space|bit ecc|cuda-capable|cuda gpus|no nvidia driver|insufficient|"
-    b"needs gpu|too small|cpuallocator|longer than|local folder|connect to|a checkpoint of|a distributed checkpoint|srcindex|"
+    b"needs gpu|too small|cpuallocator|longer than|local folder|connect to|, life |a checkpoint of|a distributed checkpoint|srcindex|"
     b"out of range|not in struct|eaddrinuse|0 of 1|0/1|were started|loss returned|bus error|nvlink|bootstrap|more processors|violates|client error|version mismatch|:::mllog".split(
         b"|"
     )
@@ -83,6 +83,8 @@ _TROUBLE = re.compile(
     rb"\b(?:ERROR|FATAL|CRITICAL|[Ee]rror|[Ff]atal)\b\]?:? |Exited with exit code [1-9]|\bBroken pipe|Connection reset"
 )
 _EXITED = re.compile(rb"Exited with exit code [1-9]")
+_LIFE = re.compile(rb"^job \d+, life [1-9]\d*, on ")
+"""How the batch script begins when Slurm has started its job anew."""
 _STEP_ENDS = re.compile(rb"srun: error: .{1,80}: tasks? [\d,-]{1,200}: |_step_signal: Terminating|STEP .{1,60} CANCELLED")
 """Slurm on a task that has ended, or on those that it ends because of it."""
 _KNOWN = re.compile(r"(?:\d+: ?)?([A-Z]{2,3}-\d\d): ")
@@ -182,6 +184,11 @@ class _Reader:
         return Scan(tuple(ranked(found)), tuple(lines), self._has_records)
 
     def _look(self, line: bytes) -> None:
+        if _LIFE.match(line):  # what came before was got over
+            self._first.clear()
+            self._failing = self._step_ends = False
+            self._raised, self._trouble = b"", deque(maxlen=3)
+            return
         if b":::MLLOG" in line:
             self._failing, self._has_records = False, True
             self._progress += bool(_PROGRESS.search(line))

@@ -8,6 +8,7 @@ from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.core import CheckpointingException
 from torch.distributed.checkpoint.api import CheckpointException
 
+from bench import converted
 from bench.errors import ConfigError
 from jobs.megatron.lora import is_adapter
 from jobs.megatron.model import Engine
@@ -29,11 +30,13 @@ def save(engine: Engine, folder: Path, *, adapters: bool) -> None:
 
 
 def load(engine: Engine, folder: Path, *, adapters: bool) -> None:
-    """Load the adapters, or everything but them, whatever layout wrote them.
+    """Load the adapters, or everything but them, whatever layout wrote them; of a Hugging Face folder, its conversion.
 
     Raises:
         ConfigError: the folder is not a checkpoint of this model.
     """
+    folder = folder if adapters else converted.located(folder)
+    converted.require_model(folder, engine.plan.config.model)
     try:
         state = dist_checkpointing.load(_sharded(engine, adapters), str(folder))
     except (OSError, KeyError, ValueError, CheckpointingException, CheckpointException) as error:

@@ -76,8 +76,8 @@ class Cluster:
 
 
 def describe(folder: Path) -> Cluster:
-    """Return a cluster that `boot` will start in `folder`, on ports that are free now."""
-    foreign = ("SLURM_", "SBATCH_", "SALLOC_", "SRUN_", "BENCH_SLURM_")
+    """Return a cluster that `boot` will start in `folder`, on ports that are free now; with the plugins that the environment asks for."""
+    foreign = ("SLURM_", "SBATCH_", "SALLOC_", "SRUN_", "BENCH_SLURM_DIR", "BENCH_SLURM_PORTS")
     env = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     env |= {"BENCH_SLURM_DIR": str(folder), "BENCH_SLURM_PORTS": str(free_ports(4))}
     return Cluster(folder=folder, env=env | {"SLURM_CONF": f"{folder}/slurm.conf"})

@@ -39,7 +39,7 @@ fail() {  # MESSAGE [LOG]
 
 started_at() {  # PID; fails for the dead, and a zombie is dead
   local stat
-  { stat=$(<"/proc/$1/stat"); } 2>/dev/null || return 1
+  { read -r stat <"/proc/$1/stat"; } 2>/dev/null || return 1
   read -ra stat <<<"${stat##*) }"
   [[ ${stat[0]} != [ZX] ]] && echo "${stat[19]}"
 }
@@ -76,14 +76,20 @@ family() {  # PID: itself and everything that descends from it
 }
 
 halt() {  # NAME: with all its descendants, frozen first so that none can fork, report or clean up meanwhile
-  local pid members='' before=none
+  local pid members=() before=none tries
   pid=$(pid_of "$1") || return 0
-  while [[ $members != "$before" ]]; do
-    before=$members members=$(family "$pid")
-    xargs kill -STOP <<<"$members" 2>/dev/null || true
+  while [[ ${members[*]} != "$before" ]]; do
+    before=${members[*]}
+    mapfile -t members < <(family "$pid")
+    kill -STOP "${members[@]}" 2>/dev/null || true
   done
-  xargs kill -KILL <<<"$members" 2>/dev/null || true
-  while alive "$1"; do sleep 0.05; done
+  kill -KILL "${members[@]}" 2>/dev/null || true
+  for pid in "${members[@]}"; do  # they may still be writing; what hangs in the kernel is left to it
+    for ((tries = 0; tries < 100; tries++)); do
+      started_at "$pid" >/dev/null || break
+      sleep 0.05
+    done
+  done
 }
 
 need_port() { ! (: <>"/dev/tcp/127.0.0.1/$1") 2>/dev/null || fail "port $1 is taken: BENCH_SLURM_PORTS moves them"; }
@@ -92,7 +98,8 @@ need_port() { ! (: <>"/dev/tcp/127.0.0.1/$1") 2>/dev/null || fail "port $1 is ta
 
 install_packages() {
   local log=$DIR/log/apt.log
-  if dpkg-query -Wf '${db:Status-Status} ' "${PACKAGES[@]}" 2>/dev/null | grep -qE "^(installed ){${#PACKAGES[@]}}$"; then return; fi
+  if dpkg-query -Wf '${db:Status-Status} ' "${PACKAGES[@]}" 2>/dev/null |
+    grep -qE "^(installed ){${#PACKAGES[@]}}$"; then return; fi
   command -v apt-get >/dev/null || fail "Slurm is not installed and there is no apt-get: install ${PACKAGES[*]}"
   say "installing ${PACKAGES[*]}"
   exec 8>/run/bench-slurm-install

@@ -29,6 +29,8 @@ MessageTimeout=6
 SlurmdTimeout=10
 KillWait=5
 ReturnToService=2
+# Ranks meet at a port that follows from the job id, and other clusters may run on this machine.
+FirstJobId=$PORT
 MinJobAge=3600
 # The nodes claim more than this machine has.
 SlurmdParameters=config_overrides

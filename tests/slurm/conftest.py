@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,26 @@ from user import SHORT, User
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[Cluster]:
+def tiny_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path | None]:
+    """A file system that is soon full, made before the nodes boot, which see what was mounted then; None where one may not."""
+    folder = tmp_path_factory.mktemp("disk")
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256m", "tmpfs", folder], capture_output=True, check=False
+    )
+    yield folder if mounted.returncode == 0 else None
+    if mounted.returncode == 0:
+        subprocess.run(["umount", folder], check=True)
+
+
+@pytest.fixture
+def small_disk(tiny_disk: Path | None) -> Path:
+    if tiny_disk is None:
+        pytest.skip("a small disk needs mount, which is not allowed here")
+    return tiny_disk
+
+
+@pytest.fixture(scope="session")
+def cluster(tiny_disk: Path | None) -> Iterator[Cluster]:
     """Boot it. Where it could run, a boot that fails is an error; it is skipped only where it cannot."""
     if os.geteuid() != 0:
         pytest.skip("a real Slurm needs root: slurmd starts jobs under their users' names")

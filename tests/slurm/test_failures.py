@@ -1,5 +1,6 @@
 """What clusters do to jobs: each ends in the state that tells the truth, is explained, and loses no finished trial."""
 
+import json
 import os
 import shutil
 import signal
@@ -12,7 +13,8 @@ from user import SHORT, Run, User, training, until
 
 pytestmark = pytest.mark.slurm
 
-TWO_TRIALS = (*SHORT, "recipe.max_steps=200", "trials=2")
+TWO_TRIALS = (*SHORT, "recipe.max_steps=100", "trials=2")
+REQUEUED = ["PENDING", "REQUEUED"]
 
 
 def recovered(user: User, run: Run, kept: bytes) -> list[dict[str, str]]:
@@ -21,10 +23,11 @@ def recovered(user: User, run: Run, kept: bytes) -> list[dict[str, str]]:
     assert run.status["outcome"] == "proven" and run.outcomes == ["proven"] * 2, run.output()
     assert [entry["seed"] for entry in run.ledger] == [1, 2]
     assert (run / "result_0.txt").read_bytes() == kept
-    assert (run / "result_1.txt").read_text().count('"run_start"') == 1
-    assert (run / "attempts/1.1/result_1.txt").exists()
+    attempts = list(run.ledger[1]["attempts"])
+    logs = [run / "result_1.txt", *(run / f"attempts/1.{n}/result_1.txt" for n in range(1, len(attempts)))]
+    assert all(log.read_text().count('"run_start"') == 1 for log in logs)
     assert user.why(run)["rule"] is None
-    return list(run.ledger[1]["attempts"])
+    return attempts
 
 
 def interrupted_in_its_second_trial(user: User, *overrides: str) -> tuple[Run, bytes]:
@@ -33,60 +36,80 @@ def interrupted_in_its_second_trial(user: User, *overrides: str) -> tuple[Run, b
     return run, (run / "result_0.txt").read_bytes()
 
 
-def failed(user: User, run: Run, rule: str) -> None:
+def interrupted_again(run: Run, attempts: int) -> None:
+    """Wait until the second trial trains once more."""
+    until(lambda: len(run.ledger[1]["attempts"]) == attempts and training(run, 1)(), 300, run)
+
+
+def failed(user: User, run: Run, rule: str, *, state: str = "FAILED") -> None:
     """Check that a job says that it failed, and why."""
-    user.end(run, "FAILED")
+    user.end(run, state)
     assert run.status["exit_code"] != 0
     assert user.why(run)["rule"] == rule, f"{run.status}\n{run.output()}"
 
 
-@pytest.mark.parametrize("node", ["dgx-0", "dgx-1"])
-def test_a_node_loses_its_power(user: User, node: str) -> None:
-    """Of the batch script, or another one: Slurm requeues the job once the node is down, and it goes on."""
+def ranks(run: Run) -> list[int]:
+    """Return the process ids of the ranks that train the second trial."""
+    found = subprocess.run(["pgrep", "-f", f"{run.folder}.* --trial 1$"], capture_output=True, text=True, check=True)
+    return [
+        int(pid)
+        for pid in found.stdout.split()
+        if b"python" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
+    ]
+
+
+def test_a_node_loses_its_power_and_then_the_other_one(user: User) -> None:
+    """Slurm requeues the job once a node is down, the batch script's or another one, and it goes on."""
     run, kept = interrupted_in_its_second_trial(user)
-    user.cluster.kill_node(node)
-    user.cluster.wait_for_state(run.job, ["PENDING", "REQUEUED"], 120)
-    user.cluster.start_node(node)
-    assert len(recovered(user, run, kept)) == 2
+    for attempt, node in enumerate(("dgx-1", "dgx-0"), start=1):
+        interrupted_again(run, attempt)
+        user.cluster.kill_node(node)
+        user.cluster.wait_for_state(run.job, REQUEUED, 120)
+        user.cluster.start_node(node)
+    assert len(recovered(user, run, kept)) == 3
 
 
-def test_the_time_limit_is_near(user: User) -> None:
-    """The job hands itself back to Slurm before it is killed."""
-    run, kept = interrupted_in_its_second_trial(
-        user, "recipe.max_steps=600", "cluster.slurm.arguments=['--time=2','--signal=B:USR1@75']"
-    )
-    user.cluster.wait_for_state(run.job, ["PENDING", "REQUEUED"], 150)
-    user.cluster.run(["scontrol", "update", f"jobid={run.job}", "timelimit=20"], check=True)
-    attempts = recovered(user, run, kept)
-    assert attempts[0]["cause"] == "the time limit is near"
+def test_the_time_limit(user: User) -> None:
+    """Told of it early, a job hands itself back; one too short for a trial fails, and so does a trial beyond its walltime."""
+    slow = user.launch(*SHORT, "recipe.max_steps=20000", "walltime=1")
+    warned, kept = interrupted_in_its_second_trial(user)
+    hung = [os.kill(pid, signal.SIGSTOP) for pid in ranks(warned)]
+    assert len(hung) == 2
+    limit(user, warned, 3)
+    hopeless = user.launch(*TWO_TRIALS, "cluster.slurm.arguments=['--time=1']")
+    user.cluster.wait_for_state(warned.job, REQUEUED, 150)
+    limit(user, warned, 20)
+    attempts = recovered(user, warned, kept)
+    assert attempts[0]["cause"] == "SLU-07: the time limit is near"
+    failed(user, hopeless, "SLU-07")
+    assert hopeless.outcomes[1] == "planned"
+    failed(user, slow, "SLU-07")
+    assert slow.outcomes == ["aborted"]
 
 
-def test_another_job_preempts_it(user: User) -> None:
+def limit(user: User, run: Run, minutes: int) -> None:
+    user.cluster.run(["scontrol", "update", f"jobid={run.job}", f"timelimit={minutes}"], check=True)
+
+
+def test_other_jobs_preempt_it(user: User) -> None:
+    """Without a grace time Slurm requeues it; with one, Slurm stops its ranks and leaves the rest to the script."""
     run, kept = interrupted_in_its_second_trial(user, "cluster.slurm.partition=low")
-    user.cluster.run(
-        ["sbatch", "-p", "batch", "-N2", "--exclusive", "-t1", "--output=/dev/null", "--wrap=sleep 1"], check=True
-    )
-    attempts = recovered(user, run, kept)
-    assert "preemption" in attempts[0]["cause"]
+    for attempt, grace_s in enumerate((0, 60), start=1):
+        interrupted_again(run, attempt)
+        user.cluster.run(["scontrol", "update", "partition=low", f"gracetime={grace_s}"], check=True)
+        urgent = ["sbatch", "-p", "batch", "-N2", "--exclusive", "-t1", "--output=/dev/null", "--wrap=sleep 1"]
+        user.cluster.run(urgent, check=True)
+        user.cluster.wait_for_state(run.job, REQUEUED, 60)
+    user.cluster.run(["scontrol", "update", "partition=low", "gracetime=0"], check=True)
+    causes = [attempt.get("cause", "") for attempt in recovered(user, run, kept)]
+    assert "PREEMPTION" in causes[0] and causes[1:] == ["SLU-10: preempted", ""]
 
 
 def test_a_rank_is_killed(user: User) -> None:
     run, kept = interrupted_in_its_second_trial(user)
-    pids = subprocess.run(
-        ["pgrep", "-f", "jobs.train plan.json --trial 1$"], capture_output=True, text=True, check=True
-    )
-    ranks = [int(pid) for pid in pids.stdout.split() if belongs(int(pid), run.job)]
-    os.kill(ranks[-1], signal.SIGKILL)
+    os.kill(ranks(run)[-1], signal.SIGKILL)
     failed(user, run, "RUN-02")
     assert run.outcomes == ["proven", "aborted"] and (run / "result_0.txt").read_bytes() == kept
-
-
-def belongs(pid: int, job: str) -> bool:
-    """Return whether a process is a rank of the job, and not srun or slurmstepd."""
-    words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    return b"python" in words[0] and f"SLURM_JOB_ID={job}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(
-        b"\0"
-    )
 
 
 def test_a_rank_raises(user: User) -> None:
@@ -96,24 +119,60 @@ def test_a_rank_raises(user: User) -> None:
     assert run.status["rule"] == "RUN-05" and run.outcomes == ["aborted", "planned"]
 
 
-def test_the_data_vanishes(user: User) -> None:
-    """Between two trials: the first one stays, the second one says what is missing."""
+def test_the_data_vanishes_and_another_runs_folder(user: User) -> None:
+    """Between two trials: the first one stays, the second one says what is missing. Without a folder only the state is left."""
     own = replace(user, cache=user.home / "cache")
     shutil.copytree(user.cache, own.cache)
-    run = own.launch(*TWO_TRIALS)
-    until(training(run, 0), 300, run)
-    shutil.rmtree(next(own.cache.glob("tiny_report-*")))
+    run, removed = own.launch(*TWO_TRIALS), user.launch(*TWO_TRIALS)
+    until(lambda: training(run, 0)() and training(removed, 0)(), 300, run)
+    for rows in own.cache.glob("tiny_report-*"):
+        shutil.rmtree(rows)
+    shutil.rmtree(removed.folder)
     failed(own, run, "CFG-06")
     assert run.outcomes == ["proven", "aborted"]
+    user.end(removed, "FAILED")
+
+
+def test_elements_of_an_array_are_cancelled_and_gone_on_with(user: User) -> None:
+    """The other one ends as if nothing had happened; the last one to end writes the status of all."""
+    run = user.launch(*TWO_TRIALS, "launch.array=true")
+    until(training(run, 1), 300, run)
+    user.cluster.run(["scancel", f"{run.job}_1"], check=True)
+    user.end(replace(run, job=f"{run.job}_0"), "COMPLETED")
+    assert run.outcomes[0] == "proven" and not run.status
+    assert json.loads(user.types("runs", "--json").stdout)["state"] == "CANCELLED"
+    kept = (run / "result_0.txt").read_bytes()
+    user.types("resume", run.folder)
+    until(lambda: run.status, 300, run)
+    assert run.status["outcome"] == "proven" and (run / "result_0.txt").read_bytes() == kept
+    assert [entry["outcome"] for entry in run.ledger[1]["attempts"]] == ["interrupted", "proven"]
+
+
+def test_a_folder_has_one_job_at_a_time_and_one_script(user: User, tmp_path: Path) -> None:
+    """A second job that is pointed at it leaves everything as it is; once the first one has ended, there is nothing to do."""
+    script, other, said = tmp_path / "one.sbatch", tmp_path / "other.sbatch", tmp_path / "said"
+    script.write_text(user.types("render", *SHORT, "recipe.max_steps=100").stdout)
+    other.write_text(user.types("render", *SHORT, "recipe.max_steps=100", "seed_base=5").stdout)
+    run = user.sbatch(script)
+    until(training(run, 0), 300, run)
+    for words, answer in ((script, f"job {run.job} works in"), (other, f"job {run.job} works in")):
+        user.end(user.sbatch(words, run.folder, output=said), "FAILED")
+        assert answer in said.read_text()
+    user.end(run, "COMPLETED")
+    kept = (run / "result_0.txt").read_bytes()
+    user.end(user.sbatch(other, run.folder, output=said), "FAILED")
+    assert "another script made" in said.read_text()
+    user.end(user.sbatch(script, run.folder, output=said), "COMPLETED")
+    assert (run / "result_0.txt").read_bytes() == kept and run.status["outcome"] == "proven"
+    assert [entry["seed"] for entry in run.ledger] == [1]
 
 
 def test_the_disk_fills_up(user: User, small_disk: Path) -> None:
     """There is room kept for the last word."""
     own = replace(user, home=small_disk)
     run, kept = interrupted_in_its_second_trial(own)
-    with (small_disk / "ballast").open("wb") as ballast, pytest.raises(OSError, match="No space left"):
+    with (small_disk / "ballast").open("wb", buffering=0) as ballast, pytest.raises(OSError, match="No space left"):
         while True:
-            ballast.write(bytes(4096))
-            ballast.flush()
+            ballast.write(bytes(1 << 20))
     failed(own, run, "CFG-08")
     assert (run / "result_0.txt").read_bytes() == kept

@@ -38,17 +38,8 @@ def test_launching_follows_the_job_when_asked_to(user: User) -> None:
     assert "every trial has its result" in user.types("resume", run.folder, code=2).stderr
 
 
-def test_an_array_trains_its_trials_side_by_side(user: User) -> None:
-    """One element per trial, one folder, one ledger, one status that the last one writes."""
-    run = user.launch(*SHORT, "recipe.max_steps=20", "trials=2", "launch.array=true")
-    until(lambda: run.status, 300, run)
-    assert run.status["outcome"] == "proven" and run.outcomes == ["proven"] * 2
-    jobs = {entry["attempts"][0]["job"] for entry in run.ledger}
-    assert len(jobs) == 2 and len([*run.folder.glob(f"slurm-{run.job}_?.out")]) == 2
-
-
 def test_a_sweep_submits_one_job_each(user: User) -> None:
-    done = user.types(*SHORT, "--multirun", "recipe.max_steps=20", "seed_base=1,7", module="bench.launch")
+    done = user.types("--multirun", *SHORT, "recipe.max_steps=20", "seed_base=1,7", module="bench.launch")
     runs = submitted(done.stdout, user.home)
     for run in runs:
         user.end(run, "COMPLETED")
@@ -57,7 +48,7 @@ def test_a_sweep_submits_one_job_each(user: User) -> None:
 
 def test_what_was_cancelled_can_be_gone_on_with(user: User) -> None:
     """The finished trial stays as it is; the interrupted one gets a new attempt and a log of its own."""
-    run = user.launch(*SHORT, "recipe.max_steps=200", "trials=2")
+    run = user.launch(*SHORT, "recipe.max_steps=100", "trials=2")
     until(training(run, 1), 300, run)
     kept = (run / "result_0.txt").read_bytes()
     user.types("cancel", run.folder)

@@ -81,14 +81,15 @@ class User:
         """Submit a run and return at once."""
         return submitted(self.types(*overrides, module="bench.launch").stdout, self.home)[0]
 
-    def sbatch(self, script: Path, *arguments: object) -> Run:
+    def sbatch(self, script: Path, folder: Path | None = None, *, output: str | Path = "/dev/null") -> Run:
         """Submit a script as it is, without this project; its folder is there once it runs."""
-        argv = ["sbatch", "--parsable", *map(str, arguments), str(script)]
-        job = subprocess.run(
-            argv, env=self.env, cwd=self.home, capture_output=True, text=True, check=True
-        ).stdout.strip()
-        until(lambda: [*self.home.glob(f"runs/*-{job}/ledger.json")], 60)
-        return Run(next(self.home.glob(f"runs/*-{job}")), job)
+        argv = ["sbatch", "--parsable", f"--output={output}", str(script), *([str(folder)] if folder else [])]
+        done = subprocess.run(argv, env=self.env, cwd=self.home, capture_output=True, text=True, check=True)
+        job = done.stdout.strip()
+        if folder is None:
+            until(lambda: [*self.home.glob(f"runs/*-{job}/ledger.json")], 60)
+            folder = next(self.home.glob(f"runs/*-{job}"))
+        return Run(folder, job)
 
     def end(self, run: Run, state: str, *, timeout_s: float = 300) -> None:
         """Wait until Slurm says that the job has ended, as `state`."""

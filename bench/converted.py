@@ -1,0 +1,57 @@
+"""What converted weights say about themselves, and where they lie. Ranks read it too: the standard library only."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from bench.errors import ConfigError
+from bench.schema import Model
+
+CONVERTED = "megatron_core"
+"""The folder inside a Hugging Face folder that its conversion goes to, unless another one is named."""
+MANIFEST = "manifest.json"
+MODEL_FIELDS = (
+    "num_layers",
+    "hidden_size",
+    "ffn_hidden_size",
+    "num_attention_heads",
+    "num_query_groups",
+    "vocab_size",
+    "norm_epsilon",
+    "rope_base",
+    "rope_scaling_factor",
+    "tied_embeddings",
+)
+"""What makes a Llama compute something else, and what shapes alone would not always tell."""
+
+
+def located(folder: Path) -> Path:
+    """Return where the checkpoint of a folder is: in it, or, for a Hugging Face folder, where its conversion goes by default."""
+    is_source = (folder / "config.json").exists() and not (folder / "metadata.json").exists()
+    return folder / CONVERTED if is_source else folder
+
+
+def model_of(model: Model) -> dict[str, Any]:
+    """Return what a manifest says of a model."""
+    return {name: getattr(model, name) for name in MODEL_FIELDS}
+
+
+def require_model(folder: Path, model: Model) -> None:
+    """Do nothing if a checkpoint was converted for this model, or is one that has no manifest of ours.
+
+    Raises:
+        ConfigError: it was converted for another one.
+    """
+    try:
+        said = json.loads((folder / MANIFEST).read_text())["model"]
+        wrong = [
+            f"{name} {said[name]} instead of {want}" for name, want in model_of(model).items() if said[name] != want
+        ]
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    if wrong:
+        raise ConfigError(
+            f"these are not the weights of {model.name}: {', '.join(wrong)}",
+            where=str(folder),
+            fix="choose the model= that they were converted for, or convert other weights",
+        )

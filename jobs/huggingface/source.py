@@ -1,0 +1,128 @@
+"""A Hugging Face folder as it is read: config.json and the tensors of its *.safetensors, each known by file, shape, dtype."""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from bench.errors import ConfigError
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+BLOCK_BYTES = 2**24
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One tensor: where it is and what it is."""
+
+    file: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def num_bytes(self) -> int:
+        return torch.Size(self.shape).numel() * DTYPES[self.dtype].itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a folder holds."""
+
+    folder: Path
+    config: dict[str, Any]
+    files: list[str]
+    tensors: dict[str, Stored]
+
+    def read(self, names: Iterable[str]) -> list[torch.Tensor]:
+        """Return tensors, copied into memory."""
+        read = []
+        for name in names:
+            with safe_open(self.folder / self.tensors[name].file, framework="pt") as shard:
+                read.append(shard.get_tensor(name))
+        return read
+
+
+def is_source(folder: Path) -> bool:
+    """Return whether a folder looks like a model of Hugging Face."""
+    return (folder / "config.json").exists() and any((folder / name).exists() for name in (INDEX, SINGLE))
+
+
+def open_source(folder: Path) -> Source:
+    """Return what a folder holds, by the headers of all its shards; no weight is read.
+
+    Raises:
+        ConfigError: it is no Hugging Face folder with safetensors, or a shard is missing, damaged or not what the index says.
+    """
+    config, index = _json(folder / "config.json"), None
+    if (folder / INDEX).exists():
+        index = _json(folder / INDEX).get("weight_map", {})
+    elif not (folder / SINGLE).exists():
+        raise ConfigError(
+            "there are no safetensors here",
+            where=str(folder / INDEX),
+            fix="download the model's *.safetensors and their index; pickled *.bin weights are not read",
+        )
+    files = sorted(set(index.values())) if index is not None else [SINGLE]
+    tensors: dict[str, Stored] = {}
+    for file in files:
+        for name, stored in _header(folder, file).items():
+            if name in tensors:
+                _refuse(folder / file, f"{name} is also in {tensors[name].file}")
+            tensors[name] = stored
+    for name, file in (index or {}).items():
+        if name not in tensors or tensors[name].file != file:
+            _refuse(folder / file, f"{INDEX} says that {name} is in it, and it is not")
+    return Source(folder, config, files, tensors)
+
+
+def sha256(path: Path) -> str:
+    """Return a shard's sha256, compared with the one that a Hugging Face cache names its file by.
+
+    Raises:
+        ConfigError: they differ.
+    """
+    digest, block = hashlib.sha256(), bytearray(BLOCK_BYTES)
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(block):
+            digest.update(memoryview(block)[:count])
+    blob = path.resolve().name
+    if re.fullmatch(r"[0-9a-f]{64}", blob) and blob != digest.hexdigest():
+        _refuse(path, f"its sha256 is {digest.hexdigest()}, and its name in the cache says {blob}")
+    return digest.hexdigest()
+
+
+def _header(folder: Path, file: str) -> dict[str, Stored]:
+    try:
+        with safe_open(folder / file, framework="pt") as shard:
+            views = {name: shard.get_slice(name) for name in shard.keys()}  # noqa: SIM118 - it is no mapping
+            return {name: Stored(file, tuple(v.get_shape()), v.get_dtype()) for name, v in views.items()}
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(
+            f"a shard cannot be read: {error}", where=str(folder / file), fix="download it again: it is not whole"
+        ) from error
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        said = json.loads(path.read_text())
+        if not isinstance(said, dict):
+            raise ValueError("not an object")
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{path.name} cannot be read: {getattr(error, 'strerror', None) or error}",
+            where=str(path),
+            fix="name a Hugging Face folder: config.json and *.safetensors",
+        ) from error
+    return said
+
+
+def _refuse(path: Path, what: str) -> None:
+    raise ConfigError(f"{path.name}: {what}", where=str(path), fix="download the model again, into an empty folder")

@@ -1,0 +1,99 @@
+"""Write a megatron-core checkpoint (torch_dist) file by file, without ever holding the model; any layout can load it.
+
+Each file holds whole pieces of global tensors, one after the other as torch.save has them; `.metadata` says which piece
+lies where. Source: megatron-core 0.16.1, dist_checkpointing; torch 2.13, distributed.checkpoint.filesystem.
+"""
+
+import hashlib
+import json
+import os
+import pickle
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+BACKEND = {"sharded_backend": "torch_dist", "sharded_backend_version": 1}
+COMMON = {"common_backend": "torch", "common_backend_version": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a global tensor, whose first axis is the layer where there are layers."""
+
+    key: str
+    whole: tuple[int, ...]
+    offset: tuple[int, ...]
+    data: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a piece lies: which bytes of which file."""
+
+    key: str
+    dtype: str
+    whole: list[int]
+    offset: list[int]
+    shape: list[int]
+    begin: int
+    length: int
+
+
+class _Hashed:
+    """A file that is hashed while it is written."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file, self.digest, self.position = file, hashlib.sha256(), 0
+
+    def write(self, data: Any) -> int:
+        self.digest.update(data)
+        self.position += (count := self.file.write(data))
+        return count
+
+    def flush(self) -> None:
+        self.file.flush()
+
+
+def write(path: Path, pieces: Iterable[Piece]) -> dict[str, Any]:
+    """Write a file, which appears only when it is complete and on the disk; return its bytes, sha256 and places."""
+    unfinished, places = path.with_name(path.name + ".tmp"), []
+    with unfinished.open("wb") as file:
+        hashed = _Hashed(file)
+        for piece in pieces:
+            begin, dtype = hashed.position, str(piece.data.dtype).removeprefix("torch.")
+            torch.save(piece.data.clone(), hashed)  # a view would be saved with all that it is a view of
+            shape, length = list(piece.data.shape), hashed.position - begin
+            places.append(Place(piece.key, dtype, list(piece.whole), list(piece.offset), shape, begin, length))
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.rename(path)
+    digest, size = hashed.digest.hexdigest(), hashed.position
+    return {"path": path.name, "bytes": size, "sha256": digest, "places": [asdict(place) for place in places]}
+
+
+def close(folder: Path, files: Iterable[dict[str, Any]]) -> None:
+    """Write what makes a folder of written files a checkpoint."""
+    tensors: dict[str, TensorStorageMetadata] = {}
+    storage: dict[MetadataIndex, _StorageInfo] = {}
+    for file in files:
+        for place in (Place(**said) for said in file["places"]):
+            properties = TensorProperties(dtype=getattr(torch, place.dtype))
+            known = tensors.setdefault(place.key, TensorStorageMetadata(properties, torch.Size(place.whole), []))
+            offset = torch.Size(place.offset)
+            known.chunks.append(ChunkStorageMetadata(offset, torch.Size(place.shape)))
+            storage[MetadataIndex(place.key, offset)] = _StorageInfo(file["path"], place.begin, place.length)
+    (folder / ".metadata").write_bytes(pickle.dumps(Metadata(tensors, storage_data=storage)))
+    torch.save({}, folder / "common.pt")
+    (folder / "metadata.json").write_text(json.dumps(BACKEND | COMMON))

@@ -1,0 +1,98 @@
+"""Logits of the engine for a test, once per rank: `python -m tests.logits NAME.json …` writes NAME.pt beside each plan.
+
+The plans are of as many ranks each, in any layout. NAME_adapted.pt are the logits with adapters_0, which are drawn and
+saved if they are not there. A Hugging Face folder is converted first, by all ranks, as the prepare step does it.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+
+from bench import plan as planning
+from jobs import prepare
+from jobs.rank import from_environment
+from jobs.train import end_ranks, start_ranks
+
+BATCH = 2
+
+
+def tokens(seq_length: int, vocab_size: int) -> torch.Tensor:
+    """Return the rows [B, S] that every logit in the test is of."""
+    return torch.randint(vocab_size, (BATCH, seq_length), generator=torch.Generator().manual_seed(5))
+
+
+def main() -> None:
+    plans = {Path(path): planning.load(Path(path)) for path in sys.argv[1:]}
+    who = from_environment()
+    start_ranks(next(iter(plans.values())), who)
+    from jobs.megatron import checkpoint, model
+
+    for path, plan in plans.items():
+        split(plan)
+        base, adapters = Path(str(plan.base_dir)), path.parent / "adapters_0"
+        prepare.convert_base(plan, base, who)
+        engine = model.build(plan, 1)
+        checkpoint.load(engine, base, adapters=False)
+        write(engine, path.with_suffix(".pt"))
+        if adapters.exists():
+            checkpoint.load(engine, adapters, adapters=True)
+        else:
+            draw(engine)
+            checkpoint.save(engine, adapters, adapters=True)
+        write(engine, path.with_name(f"{path.stem}_adapted.pt"))
+    end_ranks()
+
+
+def split(plan: planning.Plan) -> None:
+    """Give the ranks, which have met, the layout of a plan."""
+    from megatron.core import parallel_state
+
+    parallel_state.destroy_model_parallel()
+    parallel_state.initialize_model_parallel(plan.world.tp, plan.world.pp)
+
+
+def draw(engine) -> None:
+    """Give each adapter's B random values: the same where TP ranks share it, different ones where it is split."""
+    from megatron.core import parallel_state
+
+    torch.manual_seed(3)
+    for parameter_name, parameter in engine.bare_chunks()[0].named_parameters():
+        if parameter_name.endswith("lora_b"):
+            own = parallel_state.get_tensor_model_parallel_rank() if parameter.tensor_model_parallel else 0
+            parameter.data.copy_(torch.randn(parameter.shape) * (own + 1) / 10)
+
+
+def write(engine, path: Path) -> None:
+    """Save the logits [B, S, V] of all TP ranks, on the last pipeline stage."""
+    from megatron.core import parallel_state
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+    from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
+
+    seq_length, vocab_size = engine.plan.config.data.seq_length, engine.plan.config.model.vocab_size
+    rows = tokens(seq_length, vocab_size)
+
+    def step(iterator, chunk):
+        return chunk(rows, torch.arange(seq_length).expand(BATCH, -1), None), lambda out, non_loss_data: out
+
+    engine.chunks[0].eval()
+    with torch.no_grad():
+        outputs = get_forward_backward_func()(
+            forward_step_func=step,
+            data_iterator=None,
+            model=engine.chunks[0],
+            num_microbatches=1,
+            seq_length=seq_length,
+            micro_batch_size=BATCH,
+            forward_only=True,
+            collect_non_loss_data=True,
+        )
+        if outputs:
+            logits = gather_from_tensor_model_parallel_region(outputs[0])
+            group = parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_data_parallel_rank()
+            if group == (0, 0):
+                torch.save(logits, path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""Ranks in containers, by real Pyxis and Enroot.
+
+Where the test cluster is booted with Pyxis (BENCH_SLURM_PLUGSTACK) and BENCH_SLURM_IMAGE names an image that holds Python 3.11
+and the engine; what else the image lacks is taken from this environment.
+"""
+
+import json
+import os
+import sys
+import sysconfig
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from booted import Cluster
+from user import SHORT, User
+
+pytestmark = pytest.mark.slurm
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def image(cluster: Cluster) -> str:
+    if "--container-image" not in cluster.run(["srun", "--help"]).stdout:
+        pytest.skip("Pyxis is not installed on this cluster (BENCH_SLURM_PLUGSTACK)")
+    if not os.environ.get("BENCH_SLURM_IMAGE"):
+        pytest.skip("BENCH_SLURM_IMAGE names no image")
+    return os.environ["BENCH_SLURM_IMAGE"]
+
+
+def in_container(image: str) -> list[str]:
+    packages = sysconfig.get_path("purelib")
+    mounts = json.dumps([f"{path}:{path}:ro" for path in dict.fromkeys((str(ROOT), packages))])
+    path = f"+cluster.environment.PYTHONPATH={json.dumps(f'{ROOT}:{packages}')}"
+    return ["container=pyxis", f"container.image={image}", f"container.mounts={mounts}", path]
+
+
+def test_ranks_run_in_the_image_on_every_node(user: User, image: str) -> None:
+    """They train and are judged there; what each ran in is recorded; nothing of ours is left behind."""
+    run = user.launch(*SHORT, *in_container(image), "recipe.max_steps=20")
+    user.end(run, "COMPLETED")
+    assert run.outcomes == ["proven"], run.output()
+    facts = [json.loads(path.read_text()) for path in sorted((run / "facts").iterdir())]
+    assert [rank["node"] for rank in facts] == ["dgx-0", "dgx-1"]
+    assert all(rank["software"]["in_enroot"] and rank["software"]["executable"] != sys.executable for rank in facts)
+    left = user.cluster.run(["srun", "-N2", "bash", "-c", "enroot list 2>/dev/null || true"]).stdout
+    assert f"runstop-{run.job}" not in left
+
+
+def test_a_mount_that_is_not_there_is_explained(user: User, image: str) -> None:
+    run = user.launch(*SHORT, *in_container(image)[:2], "container.mounts=['/nowhere/data:/nowhere/data:ro']")
+    user.end(run, "FAILED")
+    assert run.status["exit_code"] != 0 and user.why(run)["rule"] == "PYX-07", run.output()
+
+
+def test_the_host_in_place_of_the_image_is_refused(user: User, image: str, tmp_path: Path) -> None:
+    """A site whose Pyxis ignores the flags: the ranks would train with whatever the node has."""
+    text = user.types("render", *SHORT, *in_container(image), "recipe.max_steps=20").stdout
+    script = tmp_path / "on_host.sbatch"
+    script.write_text(text.replace('${container[@]+"${container[@]}"}', ""))
+    assert script.read_text() != text
+    path = {
+        "PATH": f"{Path(sys.executable).parent}:{user.cluster.env['PATH']}"
+    }  # so that there is a Python that could train
+    on_host = replace(user, cluster=replace(user.cluster, env=user.cluster.env | path)).sbatch(script)
+    user.end(on_host, "FAILED")
+    assert user.why(on_host)["rule"] == "PYX-03", on_host.output()

@@ -1,0 +1,50 @@
+"""What a real sbatch says to the shipped scripts, and what one sees of a job that waits."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from booted import Cluster
+from user import SHORT, User
+
+pytestmark = pytest.mark.slurm
+SCRIPTS = sorted((Path(__file__).parents[2] / "sbatch").glob("*.sbatch"))
+TOO_LARGE = ("Node count specification invalid", "Requested node configuration is not available")
+"""All that this cluster has against a script for a larger one."""
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_sbatch_takes_every_option_of_the_shipped_scripts(cluster: Cluster, script: Path) -> None:
+    done = cluster.run(["sbatch", "--test-only", script])
+    refused = done.returncode != 0 and not any(reason in done.stderr for reason in TOO_LARGE)
+    assert not refused, done.stderr
+    if script.stem.endswith(("slurm_test", "dgx1", "dgx2", "dgxh200")):
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def closed(cluster: Cluster) -> Iterator[str]:
+    """A partition in which jobs wait."""
+    cluster.run(["scontrol", "update", "partition=low", "state=down"], check=True)
+    yield "low"
+    cluster.run(["scontrol", "update", "partition=low", "state=up"], check=True)
+
+
+def test_a_job_that_waits_says_why_and_can_be_cancelled(user: User, closed: str) -> None:
+    run = user.launch(*SHORT, f"cluster.slurm.partition={closed}")
+    waits = json.loads(user.types("watch", run.folder, "--once", "--json").stdout)["trials"][0]
+    assert waits["note"] == f"waiting for job {run.job}: PENDING (PartitionDown)"
+    user.types("cancel", run.folder)
+    user.end(run, "CANCELLED")
+    assert run.status["outcome"] == "interrupted"
+    assert "CANCELLED" in user.types("runs").stdout or "interrupted" in user.types("runs").stdout
+
+
+def test_what_preflight_refuses_can_be_forced_and_that_is_kept(user: User, closed: str) -> None:
+    asked = [*SHORT, f"cluster.slurm.partition={closed}", "+cluster.environment.SITE_TOKEN=abc"]
+    assert "CFG-07" in user.types(*asked, module="bench.launch", code=2).stderr
+    assert not [*user.home.glob("runs/*")]
+    run = user.launch(*asked, "launch.force=true")
+    forced = json.loads((run / "job.json").read_text())["forced"]
+    assert any(text.startswith("CFG-07") for text in forced)
