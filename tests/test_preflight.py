@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.lib import format as npy_format
 
-from bench import launch, preflight
+from bench import converted, launch, preflight
 from bench.errors import ConfigError
 from bench.preflight import data, here
 from bench.schema import Data, DataSource
@@ -258,13 +258,23 @@ def test_a_manifest_tells_missing_cut_and_changed_files(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_is_known_by_its_metadata(tmp_path: Path) -> None:
-    (missing,) = data.checkpoint(tmp_path, "tiny")
+    model = launch.compose([]).config.model
+    (missing,) = data.checkpoint(tmp_path, model)
     assert "no megatron-core checkpoint of tiny" in missing.what
     (tmp_path / "metadata.json").write_text("{}")
-    (other,) = data.checkpoint(tmp_path, "tiny")
+    (other,) = data.checkpoint(tmp_path, model)
     assert "not that of a megatron-core checkpoint" in other.what
     (tmp_path / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
-    assert list(data.checkpoint(tmp_path, "tiny")) == []
+    assert list(data.checkpoint(tmp_path, model)) == []
+    (tmp_path / "manifest.json").write_text(json.dumps({"model": converted.model_of(model) | {"rope_base": 7}}))
+    (elsewhere,) = data.checkpoint(tmp_path, model)
+    assert "not the weights of tiny: rope_base 7 instead of 10000" in elsewhere.what
+
+
+def test_hugging_face_weights_are_told_from_converted_ones(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (source,) = data.checkpoint(tmp_path, launch.compose([]).config.model)
+    assert "not converted" in source.what and "python -m jobs.convert weights" in source.fix
 
 
 @pytest.mark.parametrize("path", ["/", "/proc/self", "/dev/shm", "/sys/kernel", str(Path(__file__).parent)])
