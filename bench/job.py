@@ -98,6 +98,7 @@ def close(run: Path, plan: Plan, args: argparse.Namespace) -> int:
 def _status(run: Path, outcomes: list[str], *, exit_code: int, what: str) -> dict[str, Any]:
     """Return what happened, and the rule that explains it."""
     from bench import why
+    from bench.rules import RULES
 
     if not outcomes and exit_code == 0:
         return {"outcome": FINE, "exit_code": 0, "what": "the nodes are fine; there was nothing to train"}
@@ -105,7 +106,8 @@ def _status(run: Path, outcomes: list[str], *, exit_code: int, what: str) -> dic
         return {"outcome": ledger.PROVEN, "exit_code": 0, "what": OK}
     is_judged = bool(outcomes) and all(outcome in (ledger.PROVEN, ledger.NOT_PROVEN) for outcome in outcomes)
     status: dict[str, Any] = {"outcome": ledger.NOT_PROVEN if is_judged else "failed", "exit_code": exit_code or 1}
-    folders.write(run / STATUS, status)
+    known = {"what": what} if what.partition(":")[0] in RULES else {}  # the script has seen what no log says
+    folders.write(run / STATUS, status | known)
     said = why.explain([run])
     if said.rule in (None, why.UNKNOWN):
         return status | {"what": what, "while": what, "fix": f"python -m bench why {run.resolve()}"}

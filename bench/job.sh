@@ -57,7 +57,6 @@ must() { # WHAT COMMAND...: go on only if it succeeds
 
 on_signal() {
   ending=$1
-  echo "$(date '+%F %T') $ending"
   [[ -z $running ]] || kill -TERM "$running" 2>/dev/null || true
 }
 
@@ -67,6 +66,7 @@ was_requeued() { slurm_says 'Restarts=([0-9]+)' && ((BASH_REMATCH[1] > life)); }
 
 # End this life before the work is done. Slurm starts the next one, unless somebody wanted the job to end.
 leave() {
+  echo "$(date '+%F %T') $ending"
   trap 'exit 143' TERM
   trap '' USR1
   if was_requeued; then

@@ -17,8 +17,13 @@ STARTERS = {
     ),
     "srun with Pyxis, which sets two of torchrun's variables in PyTorch images": (
         {
-            "RANK": "9", "LOCAL_RANK": "1", "SLURM_PROCID": "9", "SLURM_LOCALID": "1", "SLURM_NTASKS": "16",
-            "SLURM_STEP_NODELIST": "dgx-[07-08]", "SLURM_JOB_ID": "4537",
+            "RANK": "9",
+            "LOCAL_RANK": "1",
+            "SLURM_PROCID": "9",
+            "SLURM_LOCALID": "1",
+            "SLURM_NTASKS": "16",
+            "SLURM_STEP_NODELIST": "dgx-[07-08]",
+            "SLURM_JOB_ID": "4537",
         },
         Rank(9, 1, 16, "dgx-07", 61001),
     ),

@@ -85,7 +85,9 @@ _TROUBLE = re.compile(
 _EXITED = re.compile(rb"Exited with exit code [1-9]")
 _LIFE = re.compile(rb"^job \d+, life [1-9]\d*, on ")
 """How the batch script begins when Slurm has started its job anew."""
-_STEP_ENDS = re.compile(rb"srun: error: .{1,80}: tasks? [\d,-]{1,200}: |_step_signal: Terminating|STEP .{1,60} CANCELLED")
+_STEP_ENDS = re.compile(
+    rb"srun: error: .{1,80}: tasks? [\d,-]{1,200}: |_step_signal: Terminating|STEP .{1,60} CANCELLED"
+)
 """Slurm on a task that has ended, or on those that it ends because of it."""
 _KNOWN = re.compile(r"(?:\d+: ?)?([A-Z]{2,3}-\d\d): ")
 

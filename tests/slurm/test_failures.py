@@ -71,20 +71,22 @@ def test_a_node_loses_its_power_and_then_the_other_one(user: User) -> None:
 
 def test_the_time_limit(user: User) -> None:
     """Told of it early, a job hands itself back; one too short for a trial fails, and so does a trial beyond its walltime."""
-    slow = user.launch(*SHORT, "recipe.max_steps=20000", "walltime=1")
+    endless = (*SHORT, "recipe.max_steps=20000")
+    failing = [
+        user.launch(*endless, "walltime=1"),
+        user.launch(*endless, "cluster.slurm.arguments=['--time=1']"),
+    ]
     warned, kept = interrupted_in_its_second_trial(user)
     hung = [os.kill(pid, signal.SIGSTOP) for pid in ranks(warned)]
     assert len(hung) == 2
     limit(user, warned, 3)
-    hopeless = user.launch(*TWO_TRIALS, "cluster.slurm.arguments=['--time=1']")
     user.cluster.wait_for_state(warned.job, REQUEUED, 150)
     limit(user, warned, 20)
     attempts = recovered(user, warned, kept)
     assert attempts[0]["cause"] == "SLU-07: the time limit is near"
-    failed(user, hopeless, "SLU-07")
-    assert hopeless.outcomes[1] == "planned"
-    failed(user, slow, "SLU-07")
-    assert slow.outcomes == ["aborted"]
+    for run in failing:
+        failed(user, run, "SLU-07")
+        assert run.outcomes == ["aborted"]
 
 
 def limit(user: User, run: Run, minutes: int) -> None:
