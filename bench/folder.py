@@ -58,7 +58,7 @@ def _path(plan: Plan) -> Path:
 
 def write(path: Path, content: Any) -> None:
     """Replace a JSON file in one step: a reader, or a crash, never meets half of it."""
-    part = path.with_suffix(".part")
+    part = path.with_suffix(f".part{os.getpid()}")
     part.write_text(json.dumps(content, indent=1) + "\n")
     part.replace(path)
 

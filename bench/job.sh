@@ -76,7 +76,7 @@ leave() {
   if [[ $ending == stopped ]]; then
     local said=(interrupted 143 "SLU-08: the job was cancelled" "python -m bench resume $run goes on with it")
     if slurm_says 'Reason=TimeLimit'; then
-      said=(failed 143 "SLU-07: the time limit ended the job" "raise walltime (minutes per trial); then python -m bench resume $run")
+      said=(failed 143 "SLU-07: the time limit ended the job" "python -m bench resume $run --walltime MIN, minutes per trial")
     fi
     cut_short "${said[2]}"
     status "${said[@]}"
@@ -119,7 +119,7 @@ finish() { # EXIT_CODE WHAT: the last word; nothing failed is not yet success, w
 }
 
 remove_container() {
-  [[ -z $container_name ]] || hosts enroot remove --force "pyxis_$container_name" >/dev/null 2>&1 || true
+  [[ -z $container_name ]] || hosts enroot remove --force "pyxis_$container_name" >/dev/null || echo "the container pyxis_$container_name may be left on these nodes"
 }
 
 refuse() { # WHAT: nothing was touched

@@ -326,7 +326,12 @@ def walltime_min(config: Config) -> int | None:
     """
     if config.walltime is None:
         return None
-    return 5 + (1 if config.launch.array else config.trials) * (config.walltime + 5)
+    return job_min(1 if config.launch.array else config.trials, config.walltime)
+
+
+def job_min(trials: int, trial_min: int) -> int:
+    """Return the minutes of a job of so many trials."""
+    return 5 + trials * (trial_min + 5)
 
 
 def _divisors(n: int) -> list[int]:

@@ -75,7 +75,7 @@ def settings(plan: Plan) -> list[str]:
         f"nodes={w.num_nodes}",
         f"ranks_per_node={w.ranks_per_node}",
         f'trials="{trials}"',
-        f"trial_min={c.walltime}",
+        f"trial_min=${{BENCH_WALLTIME:-{c.walltime}}}",
         f"health={'on' if launch.health and c.cluster.health else 'off'}",
         f"drop_command={shlex.quote(c.cluster.drop_caches or '')}",
         f"to_prepare=({' '.join(map(_quoted, _to_prepare(plan)))})",

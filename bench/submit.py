@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from bench import folder as folders
-from bench import ledger, render, slurm
+from bench import ledger, limits, render, slurm
 from bench.errors import BenchError, ConfigError, SubmitError
 from bench.folder import JOB, LEDGER, SCRIPT, STATUS
 from bench.plan import Plan
@@ -108,8 +108,10 @@ def sbatch_arguments(plan: Plan, folder: Path) -> list[str]:
     ]
 
 
-def resume(folder: Path) -> str:
+def resume(folder: Path, *, walltime_min: int | None = None, arguments: Sequence[str] = ()) -> str:
     """Return the id of a job that goes on with a run: trials that are done stay, those cut short get another attempt.
+
+    `walltime_min` is what each of these may take from now on; `arguments` are more for sbatch, such as --exclude=dgx-7.
 
     Raises:
         ConfigError: it is not a Slurm run, still has a job, or nothing is left to do.
@@ -133,6 +135,12 @@ def resume(folder: Path) -> str:
             fix=f"python -m bench score {folder}",
         )
     ledger.reopen(folder)
+    job = _json(folder / JOB)
+    if walltime_min is not None:
+        left = 1 if run.elements else sum(outcome in ledger.OPEN for outcome in _outcomes(folder)) or 1
+        job["environment"] = (job.get("environment") or {}) | {"BENCH_WALLTIME": str(walltime_min)}
+        arguments = [f"--time={limits.job_min(left, walltime_min)}", *arguments]
+    folders.write(folder / JOB, job | {"arguments": [*(job.get("arguments") or []), *arguments]})
     return _sbatch(folder)
 
 

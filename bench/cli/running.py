@@ -124,12 +124,17 @@ def _add_resume(verbs: verb.Verbs) -> None:
         example="runs/20261121-lora70b-dgx2-acbd",
     )
     parser.add_argument("folder", type=Path, metavar="RUN", help="a run folder")
+    parser.add_argument(
+        "--walltime", type=verb.count, metavar="MIN", help="of each trial that is left (default: as planned)"
+    )
+    parser.add_argument("arguments", nargs="*", metavar="-- OPTION", help="more for sbatch: -- --exclude=dgx-7")
 
 
 def _resume(args: argparse.Namespace) -> int:
     from bench import submit
 
-    print(f"job {submit.resume(args.folder)} goes on with {args.folder}")
+    job = submit.resume(args.folder, walltime_min=args.walltime, arguments=args.arguments)
+    print(f"job {job} goes on with {args.folder}")
     return 0
 
 

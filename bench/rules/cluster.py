@@ -88,7 +88,7 @@ SLURM: Texts = {
     ),
     "SLU-07": (
         "the time limit ended the run",
-        "raise walltime (minutes per trial), or find out what made the run slow",
+        "raise walltime (minutes per trial; `python -m bench resume RUN --walltime MIN`), or find out what made the run slow",
     ),
     "SLU-08": (
         "the run was cancelled",
