@@ -5,8 +5,10 @@ LOGS ?= $(wildcard ../shared/mlperf_logs)
 run: .venv/run-installed  ## train the tiny benchmark on this machine and show the verdict
 	$(BIN)/python -m bench.launch task=lora_tiny cluster=local
 
-test: .venv/test-installed  ## all tests, real training runs included
-	$(BIN)/python -m pytest
+test: .venv/test-installed  ## all tests: real training runs, and beside them those on a real Slurm, which mostly wait
+	@log=$$(mktemp); $(BIN)/python -m pytest tests/slurm >$$log 2>&1 & slurm=$$!; code=0; \
+	$(BIN)/python -m pytest --ignore=tests/slurm || code=$$?; \
+	wait $$slurm || code=$$?; cat $$log; rm $$log; exit $$code
 
 packages:  ## Debian packages that some tests skip without (as root); those of the Slurm tests install their own
 	apt-get update -qq
