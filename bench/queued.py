@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench import folder as folders
-from bench import submit
+from bench import submit, verdict
 from bench.folder import STATUS, short
 from bench.plan import Plan
 from bench.preflight import Finding
@@ -33,11 +33,14 @@ def run(plan: Plan, config_yaml: str, findings: Sequence[Finding]) -> int:
     print(f"job {job}: {plan.name} on {plan.world.num_ranks} ranks, results in {short(folder)}")
     for verb, what in (("watch", "its progress"), ("why", "what went wrong"), ("cancel", "end it")):
         console.print(f"  python -m bench {verb} {short(folder)}   # {what}", markup=False)
-    return follow(folder, console) if plan.config.launch.wait else 0
+    return follow(plan, folder, console) if plan.config.launch.wait else 0
 
 
-def follow(folder: Path, console: "Console") -> int:
-    """Show a job from the queue to its end; return its exit code. Ctrl-C ends the following, not the job."""
+def follow(plan: Plan, folder: Path, console: "Console") -> int:
+    """Show a job from the queue to its end, and what its trials prove; return its exit code.
+
+    Ctrl-C ends the following, not the job.
+    """
     try:
         for state in submit.wait(folder, started=True):
             console.print(
@@ -49,6 +52,9 @@ def follow(folder: Path, console: "Console") -> int:
     except KeyboardInterrupt:
         console.print(f"the job goes on; python -m bench cancel {short(folder)} ends it")
         raise
+    for trial in plan.trials:
+        if (folder / trial.log).exists():
+            verdict.show(folder, trial, verdict.judge(folder / trial.log, plan, trial))
     run = submit.find(folder)
     console.print(f"{run.word}: {run.status.get('what', 'see ' + short(folder / STATUS))}", markup=False)
     return submit.exit_code(folder)

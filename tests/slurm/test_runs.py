@@ -33,6 +33,7 @@ def test_three_trials_over_two_nodes_make_a_score(user: User, tmp_path: Path) ->
 def test_launching_follows_the_job_when_asked_to(user: User) -> None:
     done = user.types(*SHORT, "recipe.max_steps=20", "launch.wait=true", module="bench.launch")
     run = submitted(done.stdout, user.home)[0]
+    assert "valid trial: yes" in done.stdout
     assert run.outcomes == ["proven"] and "RUNNING" in done.stderr
     assert "nothing to cancel: the run is proven" in user.types("cancel", run.folder, code=2).stderr
     assert "every trial has its result" in user.types("resume", run.folder, code=2).stderr
