@@ -5,10 +5,8 @@ LOGS ?= $(wildcard ../shared/mlperf_logs)
 run: .venv/run-installed  ## train the tiny benchmark on this machine and show the verdict
 	$(BIN)/python -m bench.launch task=lora_tiny cluster=local
 
-test: .venv/test-installed  ## all tests: real training runs, and beside them those on a real Slurm, which mostly wait
-	@log=$$(mktemp); $(BIN)/python -m pytest tests/slurm >$$log 2>&1 & slurm=$$!; code=0; \
-	$(BIN)/python -m pytest --ignore=tests/slurm || code=$$?; \
-	wait $$slurm || code=$$?; cat $$log; rm $$log; exit $$code
+test: .venv/test-installed  ## all tests: real training runs, a real Slurm, the official checkers
+	tests/all.sh $(BIN)/python
 
 packages:  ## Debian packages that some tests skip without (as root); those of the Slurm tests install their own
 	apt-get update -qq

@@ -5,6 +5,7 @@ import math
 import os
 import shutil
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -86,7 +87,7 @@ def test_the_node_behind_a_slow_link_is_named(tmp_path: Path):
         env |= {"MASTER_ADDR": "10.99.0.1", "GLOO_SOCKET_IFNAME": "eth0"}
         started = [
             subprocess.Popen(
-                [*wrap(rank), "python", "-m", "jobs.health", "plan.json"],
+                [*wrap(rank), sys.executable, "-m", "jobs.health", "plan.json"],
                 cwd=tmp_path,
                 env=env | {"RANK": str(rank), "LOCAL_RANK": "0", "SLURMD_NODENAME": NAMES[rank]},
                 stdout=subprocess.PIPE,

@@ -66,7 +66,9 @@ class User:
     @property
     def env(self) -> dict[str, str]:
         paths = {"DATADIR": str(self.cache), "MODEL": str(self.cache), "LOGDIR": str(self.home / "runs")}
-        return self.cluster.env | paths
+        return (
+            self.cluster.env | paths | {"BENCH_PYTHON": sys.executable}
+        )  # for plain sbatch; bench.launch says it by itself
 
     def types(self, *words: object, module: str = "bench", code: int | None = 0) -> "subprocess.CompletedProcess[str]":
         """Return what `python -m bench …` said."""
