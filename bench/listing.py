@@ -34,7 +34,7 @@ def sheet(root: Path, runs: list[Run]) -> Sheet:
     """Return the runs as a table."""
     rows = [(short(run.folder), ", ".join(run.jobs[-1:]), run.word, _trials(run), _reason(run)) for run in runs]
     active = sum(run.is_active for run in runs)
-    caption = f"{len(runs)} runs, {active} of them queued or running" if runs else "none"
+    caption = f"runs: {len(runs)}, queued or running: {active}" if runs else "none"
     return Sheet(f"runs in {short(root)}", rows, columns=COLUMNS, caption=caption)
 
 
