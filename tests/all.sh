@@ -1,15 +1,12 @@
 #!/usr/bin/env bash
-# All tests, in three processes side by side, since those on a real Slurm mostly wait:  tests/all.sh PYTHON
+# All tests, in two processes side by side: those of failures on a real Slurm mostly wait.  tests/all.sh PYTHON
 set -u
-logs=$(mktemp -d)
-trap 'rm -rf "$logs"' EXIT
-"$1" -m pytest tests/slurm/test_failures.py >"$logs/failures" 2>&1 &
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+"$1" -m pytest tests/slurm/test_failures.py >"$log" 2>&1 &
 failures=$!
-"$1" -m pytest tests/slurm --ignore=tests/slurm/test_failures.py >"$logs/slurm" 2>&1 &
-slurm=$!
-"$1" -m pytest --ignore=tests/slurm
+"$1" -m pytest --ignore=tests/slurm/test_failures.py
 code=$?
 wait "$failures" || code=$?
-wait "$slurm" || code=$?
-cat "$logs/failures" "$logs/slurm"
+cat "$log"
 exit "$code"
