@@ -5,23 +5,37 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bench.cli import verb
+
+if TYPE_CHECKING:
+    from bench.plan import Plan
+
+
+def _takes_overrides(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as for bench.launch")
+    parser.add_argument("--config-dir", type=Path, help="a site's own conf/ files")
+
+
+def _composed(args: argparse.Namespace) -> "Plan":
+    from bench import launch
+
+    return launch.compose(args.overrides, config_dir=args.config_dir)
 
 
 def _add_plan(verbs: verb.Verbs) -> None:
     parser = verb.add(
         verbs, _plan, help="work out what a run would do", example="task=lora70b cluster=dgx2 parallel.tp=8 --json"
     )
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as for bench.launch")
-    parser.add_argument("--config-dir", type=Path, help="a site's own conf/ files")
+    _takes_overrides(parser)
     parser.add_argument("--json", action="store_true", help="print plan.json instead of a table")
 
 
 def _plan(args: argparse.Namespace) -> int:
-    from bench import launch, plan, preflight, tables
+    from bench import plan, preflight, tables
 
-    made = launch.compose(args.overrides, config_dir=args.config_dir)
+    made = _composed(args)
     if args.json:
         print(plan.dumps(made), end="")
     else:
@@ -36,21 +50,20 @@ def _add_doctor(verbs: verb.Verbs) -> None:
         help="say what would fail later: in the plan and its script, at this site's Slurm, on the nodes",
         example="task=lora70b cluster=dgx2 --tier canary",
     )
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as for bench.launch")
+    _takes_overrides(parser)
     parser.add_argument(
         "--tier",
         choices=("laptop", "login", "canary", "nodes"),
         help="how far to look, each beyond the one before: plan and script, this site's Slurm and files, a job on one node, "
         "a job on all of them that measures their speed (default: login where sbatch is, else laptop)",
     )
-    parser.add_argument("--config-dir", type=Path, help="a site's own conf/ files")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def _doctor(args: argparse.Namespace) -> int:
-    from bench import doctor, launch, tables
+    from bench import doctor, tables
 
-    plan, tiers = launch.compose(args.overrides, config_dir=args.config_dir), []
+    plan, tiers = _composed(args), []
     for checked in doctor.examine(
         plan, doctor.tier_for(plan, args.tier), say=lambda line: print(line, file=sys.stderr)
     ):
@@ -69,14 +82,13 @@ def _add_render(verbs: verb.Verbs) -> None:
         help="write the sbatch script of a run: it alone is the whole run",
         example="task=lora70b cluster=dgx2 > lora70b_dgx2.sbatch",
     )
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as for bench.launch")
-    parser.add_argument("--config-dir", type=Path, help="a site's own conf/ files")
+    _takes_overrides(parser)
 
 
 def _render(args: argparse.Namespace) -> int:
-    from bench import launch, render
+    from bench import render
 
-    print(render.script(launch.compose(args.overrides, config_dir=args.config_dir)), end="")
+    print(render.script(_composed(args)), end="")
     return 0
 
 
@@ -127,13 +139,15 @@ def _add_resume(verbs: verb.Verbs) -> None:
     parser.add_argument(
         "--walltime", type=verb.count, metavar="MIN", help="of each trial that is left (default: as planned)"
     )
-    parser.add_argument("arguments", nargs="*", metavar="-- OPTION", help="more for sbatch: -- --exclude=dgx-7")
+    parser.add_argument(
+        "--sbatch", action="append", default=[], metavar="OPTION", help="one more for sbatch: --sbatch=--exclude=dgx-7"
+    )
 
 
 def _resume(args: argparse.Namespace) -> int:
     from bench import submit
 
-    job = submit.resume(args.folder, walltime_min=args.walltime, arguments=args.arguments)
+    job = submit.resume(args.folder, walltime_min=args.walltime, arguments=args.sbatch)
     print(f"job {job} goes on with {args.folder}")
     return 0
 

@@ -55,7 +55,7 @@ def test_what_was_cancelled_can_be_gone_on_with(user: User) -> None:
     user.types("cancel", run.folder)
     user.end(run, "CANCELLED")
     assert run.status["outcome"] == "interrupted" and user.why(run)["rule"] == "SLU-08"
-    said = user.types("resume", run.folder.relative_to(user.home), "--walltime", 7, "--", "--comment=again").stdout
+    said = user.types("resume", run.folder.relative_to(user.home), "--walltime", 7, "--sbatch=--comment=again").stdout
     resumed = Run(run.folder, re.findall(r"job (\d+)", said)[0])
     shown = user.cluster.run(["scontrol", "show", "job", resumed.job]).stdout
     assert "TimeLimit=00:17:00" in shown and "Comment=again" in shown  # 5 min, and 7 + 5 for the trial that is left
