@@ -4,6 +4,7 @@ import json
 import os
 import secrets
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,19 @@ def write(path: Path, content: Any) -> None:
     part = path.with_suffix(f".part{os.getpid()}")
     part.write_text(json.dumps(content, indent=1) + "\n")
     part.replace(path)
+
+
+def read(path: Path) -> Any:
+    """Return what a JSON file of ours holds; None if it is missing or damaged."""
+    with suppress(OSError, ValueError, RecursionError):
+        return json.loads(path.read_text())
+    return None
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file of ours; empty if it is missing or damaged."""
+    found = read(path)
+    return found if isinstance(found, dict) else {}
 
 
 def short(path: Path) -> str:

@@ -5,7 +5,6 @@ Runs on one rank, in the image where there is one. Exit codes: 0 go on, 1 or 2 e
 
 import argparse
 import json
-import os
 import sys
 import time
 from pathlib import Path
@@ -47,10 +46,9 @@ def open_(run: Path, plan: Plan, args: argparse.Namespace) -> int:
 
 def check(run: Path, plan: Plan, args: argparse.Namespace) -> int:
     """Judge what every rank said of its node and of what it runs in; an error ends the job before it costs anything."""
-    element = os.environ.get("SLURM_ARRAY_TASK_ID")
-    findings = nodes.judge(plan, nodes.load(run, element=f"_{element}" if element else ""))
+    findings = nodes.judge(plan, nodes.load(run, element=planning.element()))
     for finding in findings:
-        print(f"{finding.severity} {finding.rule}: {finding.what} ({finding.where}); {finding.fix}")
+        print(finding)
     if not plan.config.launch.force:
         preflight.require(findings)
     return 0

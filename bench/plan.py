@@ -11,6 +11,7 @@ import math
 import os
 import types
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -298,6 +299,12 @@ def expanded(text: str | None) -> str | None:
     """
     full = os.path.expandvars(text or "")
     return None if not full or "$" in full else full
+
+
+def element(env: Mapping[str, str] = os.environ) -> str:
+    """Return `_3` in element 3 of a Slurm job array, whose elements share one run folder; elsewhere nothing."""
+    number = env.get("SLURM_ARRAY_TASK_ID")
+    return f"_{number}" if number else ""
 
 
 def fingerprint(*parts: Any) -> str:

@@ -25,9 +25,7 @@ def run(plan: Plan, config_yaml: str, findings: Sequence[Finding]) -> int:
 
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     for finding in findings:
-        console.print(
-            f"{finding.severity} {finding.rule}: {finding.what} ({finding.where}); {finding.fix}", markup=False
-        )
+        console.print(str(finding), markup=False)
     folder = folders.make(plan, config_yaml)
     job = submit.submit(plan, folder, forced=[f for f in findings if f.severity == "error"])
     print(f"job {job}: {plan.name} on {plan.world.num_ranks} ranks, results in {short(folder)}")

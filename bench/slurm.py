@@ -17,7 +17,7 @@ ACCOUNTING_FIELDS = ("JobID", "State", "Reason", "NodeList", "ExitCode", "Elapse
 NOTHING = ("", "N/A", "n/a", "None", "None assigned", "Unknown", "(null)")
 """Slurm's ways to say that there is no value."""
 _OPTIONS = re.compile(r"(?:SBATCH|SRUN|SALLOC|SQUEUE|SACCT|SINFO|SCONTROL)_")
-_OPTIONS_OF_SRUN = re.compile(r"SLURM_(?!CONF|CLUSTERS|JWT|DEBUG_FLAGS)")
+_OF_A_JOB = re.compile(r"SLURM_(?!CONF|CLUSTERS|JWT|DEBUG_FLAGS)")
 _PLAIN = {"SLURM_TIME_FORMAT": "standard", "SLURM_BITSTR_LEN": "0"}
 """Times in one format, and lists of array elements in full."""
 _RANGE = re.compile(r"(\d+)_\[([\d,:-]+)(?:%\d+)?\]")
@@ -66,8 +66,8 @@ def ask(argv: Sequence[str], *, timeout_s: float = TIMEOUT_S) -> Answer:
 def environment(command: str) -> dict[str, str]:
     """Return this process's environment, without what would be further options of a Slurm command."""
     kept = {name: value for name, value in os.environ.items() if not _OPTIONS.match(name)}
-    if command == "srun":  # inside an allocation it would start a step there
-        kept = {name: value for name, value in kept.items() if not _OPTIONS_OF_SRUN.match(name)}
+    if command in ("sbatch", "srun"):  # inside an allocation: its sizes, and a step instead of a job
+        kept = {name: value for name, value in kept.items() if not _OF_A_JOB.match(name)}
     return kept
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import json
 import os
 import sys
 import time
@@ -135,7 +134,7 @@ def resume(folder: Path, *, walltime_min: int | None = None, arguments: Sequence
             fix=f"python -m bench score {folder}",
         )
     ledger.reopen(folder)
-    job = _json(folder / JOB)
+    job = folders.read_object(folder / JOB)
     if walltime_min is not None:
         left = 1 if run.elements else sum(outcome in ledger.OPEN for outcome in _outcomes(folder)) or 1
         job["environment"] = (job.get("environment") or {}) | {"BENCH_WALLTIME": str(walltime_min)}
@@ -222,13 +221,21 @@ def probe(plan: Plan, num_nodes: int, *, health: bool) -> tuple[Path, int]:
     looking = render.probe(plan, num_nodes=num_nodes, health=health)
     folder = folders.make(looking, "")
     submit(looking, folder)
-    for _ in wait(folder):
-        pass
+    try:
+        for _ in wait(folder):
+            pass
+    except BaseException:  # nobody waits for it any more
+        with contextlib.suppress(BenchError):
+            cancel(folder)
+        raise
     return folder, exit_code(folder)
 
 
 def _runs(found: Sequence[Path]) -> list[Run]:
-    parts = {path: (_json(path / JOB), _json(path / STATUS), _outcomes(path)) for path in dict.fromkeys(sorted(found))}
+    parts = {
+        path: (folders.read_object(path / JOB), folders.read_object(path / STATUS), _outcomes(path))
+        for path in dict.fromkeys(sorted(found))
+    }
     ids = {path: tuple(str(entry["id"]) for entry in job.get("jobs", [])) for path, (job, _, _) in parts.items()}
     asked = [jobs[-1] for path, jobs in ids.items() if jobs]
     states = slurm.states(asked) if asked and slurm.is_here() else {}
@@ -252,7 +259,7 @@ def _sbatch(folder: Path) -> str:
     os.environ["SUBMITIT_LOG_LEVEL"] = "NOCONFIG"
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
-    job = _json(folder / JOB)
+    job = folders.read_object(folder / JOB)
     said = io.StringIO()
     try:
         with (
@@ -290,7 +297,7 @@ def _executor(scratch: str, folder: Path, arguments: Sequence[str]) -> Any:
 @contextlib.contextmanager
 def _environment(more: Mapping[str, str]) -> Iterator[None]:
     """What the job inherits: this environment without options of sbatch, without those of a job it is started in, and the run's paths."""
-    before, inherited = dict(os.environ), slurm.environment("srun") | dict(more)
+    before, inherited = dict(os.environ), slurm.environment("sbatch") | dict(more)
     try:
         os.environ.clear()
         os.environ.update(inherited)
@@ -304,12 +311,3 @@ def _outcomes(folder: Path) -> tuple[str, ...]:
     with contextlib.suppress(BenchError):
         return tuple(entry["outcome"] for entry in ledger.read(folder))
     return ()
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """Return a JSON object of ours; empty if it is missing or damaged."""
-    with contextlib.suppress(OSError, ValueError):
-        found = json.loads(path.read_text())
-        if isinstance(found, dict):
-            return found
-    return {}

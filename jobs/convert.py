@@ -92,12 +92,6 @@ def adapters(plan: Plan, args: argparse.Namespace) -> str:
     return f"{args.folder}: PEFT adapters of rank {lora.rank}, of {trained}"
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
-    return int(text)
-
-
 def _parser() -> argparse.ArgumentParser:
     lines = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="python -m jobs.convert", description=__doc__, formatter_class=lines)

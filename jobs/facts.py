@@ -19,11 +19,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from bench import converted
 from bench import plan as planning
 from bench.plan import Plan
 from bench.schema import DataSource, Runtime
 from jobs import hardware, stop
-from jobs.rank import Rank, element, from_environment
+from jobs.rank import Rank, from_environment, node_name
 
 VERSION = 1
 IMAGE = Path("/etc/runstop-image.json")
@@ -44,8 +45,8 @@ def main() -> None:
     parser.add_argument("plan", type=Path, help="plan.json of a run folder; the facts go to facts/ beside it")
     args = parser.parse_args()
     folder, who = args.plan.resolve().parent, from_environment()
-    with stop.guarded(folder / "rank_logs" / f"facts{element()}_rank_{who.rank}.error"):
-        write(collect(planning.load(args.plan), who, folder), folder / f"facts{element()}")
+    with stop.guarded(folder / "rank_logs" / f"facts{planning.element()}_rank_{who.rank}.error"):
+        write(collect(planning.load(args.plan), who, folder), folder / f"facts{planning.element()}")
 
 
 def collect(plan: Plan, who: Rank, folder: Path) -> dict[str, Any]:
@@ -56,7 +57,7 @@ def collect(plan: Plan, who: Rank, folder: Path) -> dict[str, Any]:
         "rank": who.rank,
         "local_rank": who.local_rank,
         "world_size": who.world_size,
-        "node": node_name(env),
+        "node": node_name(),
         "hostname": socket.gethostname(),
         "attempt": attempt(env),
         "time_ms": time.time_ns() // 1_000_000,
@@ -68,11 +69,6 @@ def collect(plan: Plan, who: Rank, folder: Path) -> dict[str, Any]:
         "not_as_planned": sorted(name for name, value in plan.environment.items() if env.get(name) != value),
         "machine": machine(plan, folder) if who.local_rank == 0 else None,
     }
-
-
-def node_name(env: Mapping[str, str]) -> str:
-    """Return this node's name as Slurm has it, for --exclude; elsewhere the host's."""
-    return env.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def attempt(env: Mapping[str, str]) -> str | None:
@@ -114,7 +110,7 @@ def machine(plan: Plan, folder: Path) -> dict[str, Any]:
 
 def results(folder: Path) -> dict[str, Any]:
     """Return the room that the run folder has, and why a file cannot be written there: one is, and removed again."""
-    probe, refused = folder / f".write_{node_name(os.environ)}_{os.getpid()}", None
+    probe, refused = folder / f".write_{node_name()}_{os.getpid()}", None
     try:
         with probe.open("wb") as file:
             file.write(os.urandom(WRITTEN_MIB * 2**20))
@@ -135,7 +131,8 @@ def paths(plan: Plan) -> list[tuple[str, str | None, bool]]:
     if c.data.source is DataSource.prepared and plan.data_dir:
         found.append(("the prepared rows", full(f"{plan.data_dir}/train_tokens.npy"), True))
     if plan.base is None and plan.base_dir:
-        found.append(("the checkpoint", full(f"{plan.base_dir}/metadata.json"), True))
+        folder = full(plan.base_dir)
+        found.append(("the checkpoint", folder and f"{converted.located(Path(folder))}/metadata.json", True))
     if c.container.runtime is Runtime.pyxis:
         found += [("a mount", full(target), True) for target in map(mounted_at, c.container.mounts) if target]
     return found
@@ -148,11 +145,16 @@ def mounted_at(mount: str) -> str | None:
 
 
 def write(facts: dict[str, Any], folder: Path) -> None:
-    """Write one rank's facts in one step, over those of an earlier attempt."""
+    """Write one rank's facts over those of an earlier attempt."""
     folder.mkdir(exist_ok=True)
-    part = folder / f".{facts['hostname']}_{os.getpid()}.part"
-    part.write_text(json.dumps(facts, indent=1) + "\n")
-    part.replace(folder / f"rank_{facts['rank']:04d}.json")
+    save(facts, folder / f"rank_{facts['rank']:04d}.json")
+
+
+def save(content: dict[str, Any], path: Path) -> None:
+    """Replace a JSON file in one step: a reader never meets half of it."""
+    part = path.with_name(f".{path.name}.{node_name()}_{os.getpid()}.part")  # ranks that are no world share a name
+    part.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
+    part.replace(path)
 
 
 if __name__ == "__main__":

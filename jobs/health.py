@@ -5,7 +5,6 @@ the nodes' clocks are. Rank 0 writes health.json beside the plan; below a floor 
 """
 
 import argparse
-import json
 import os
 import time
 from dataclasses import asdict
@@ -16,8 +15,8 @@ from bench import plan as planning
 from bench.errors import BenchError, ConfigError
 from bench.schema import Health
 from jobs import floors, stop, world
-from jobs.facts import attempt, node_name
-from jobs.rank import Rank, element, from_environment
+from jobs.facts import attempt, save
+from jobs.rank import Rank, from_environment, node_name
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +31,7 @@ def main() -> None:
     parser.add_argument("plan", type=Path, help="plan.json of a run folder; health.json is written beside it")
     args = parser.parse_args()
     folder, who, began = args.plan.resolve().parent, from_environment(), time.monotonic()
-    with stop.guarded(folder / "rank_logs" / f"health{element()}_rank_{who.rank}.error"):
+    with stop.guarded(folder / "rank_logs" / f"health{planning.element()}_rank_{who.rank}.error"):
         plan = planning.load(args.plan)
         health = plan.config.cluster.health
         if health is None:
@@ -50,7 +49,7 @@ def main() -> None:
         report = measure(health, who, device)
         report = floors.judged(report | {"seconds": round(time.monotonic() - began, 1)})
         if who.rank == 0:
-            write(report, folder / f"health{element()}.json")
+            save(report, folder / f"health{planning.element()}.json")
             print(floors.table(report))
         rates.slowest(0.0, device)  # nobody leaves before rank 0 has written
         distributed.destroy_process_group()
@@ -63,7 +62,7 @@ def measure(health: Health, who: Rank, device: "torch.device") -> dict[str, Any]
 
     from jobs import rates
 
-    node, nodes = node_name(os.environ), {}
+    node, nodes = node_name(), {}
     for rank, name in enumerate(rates.gathered(node)):
         nodes.setdefault(name, []).append(rank)
     together = rates.allreduce(sizes_mib(health), device)
@@ -113,13 +112,6 @@ def require(report: dict[str, Any]) -> None:
         first, *others = report["findings"]
         more = f" (and {len(others)} more in health.json)" if others else ""
         raise BenchError(f"{first['rule']}: {first['what']}{more}", where=first["where"], fix=first["fix"])
-
-
-def write(report: dict[str, Any], path: Path) -> None:
-    """Write the report in one step."""
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n")
-    part.replace(path)
 
 
 def _dotted(version: tuple[int, ...]) -> str:

@@ -8,7 +8,7 @@ import argparse
 import fcntl
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 
 from bench import mllog
@@ -17,7 +17,7 @@ from bench.errors import ConfigError
 from bench.plan import Plan
 from bench.schema import DataSource
 from jobs import stop
-from jobs.rank import Rank, element, from_environment
+from jobs.rank import Rank, from_environment
 from jobs.train import describe, end_ranks, start_ranks, train
 
 EVAL_SEED_OFFSET = 1_000_003
@@ -30,9 +30,9 @@ def main() -> None:
     args = parser.parse_args()
     folder = args.plan.resolve().parent
     who = from_environment()
-    with stop.guarded(folder / "rank_logs" / f"prepare{element()}_rank_{who.rank}.error") as guard:
+    with stop.guarded(folder / "rank_logs" / f"prepare{planning.element()}_rank_{who.rank}.error") as guard:
         plan = planning.load(args.plan)
-        path = (folder / planning.PREPARE_LOG).with_stem(f"prepare{element()}")
+        path = (folder / planning.PREPARE_LOG).with_stem(f"prepare{planning.element()}")
         if who.rank == 0:
             path.unlink(missing_ok=True)  # of an attempt that was cut short; nobody judges it
         log = mllog.Writer(path if who.rank == 0 else None)
@@ -46,15 +46,13 @@ def main() -> None:
 
 
 def prepare(plan: Plan, who: Rank, log: mllog.Writer) -> None:
-    """Make what is missing: rank 0 the rows, then all ranks the base checkpoint, by training or by conversion."""
+    """Make what is missing: rank 0 the rows, then all ranks the base checkpoint."""
     if who.rank == 0:
         for needed in (plan, plan.base):
             if needed is not None:
                 make_rows(needed)
     if plan.base is not None and agreed(not Path(str(plan.base_dir)).exists()):
         make_base(plan.base, Path(str(plan.base_dir)), log)
-    if plan.base is None and plan.base_dir is not None:
-        convert_base(plan, Path(plan.base_dir), who)
 
 
 def make_rows(plan: Plan) -> None:
@@ -106,29 +104,6 @@ def make_base(plan: Plan, folder: Path, log: mllog.Writer) -> None:
     log.start(mllog.RUN_START)
     train(engine, plan.trials[0], log)
     checkpoint.save(engine, folder, adapters=False)
-
-
-def convert_base(plan: Plan, folder: Path, who: Rank) -> None:
-    """Convert the Hugging Face folder that MODEL points at, each rank a share of its layers; what is converted is left alone.
-
-    Raises:
-        ConfigError: it is not the plan's model, or the conversion has no place to go.
-    """
-    from bench import converted
-
-    if not agreed(not converted.located(folder).exists() and (folder / "config.json").exists()):
-        return
-    from jobs.huggingface import weights
-
-    conversion = weights.prepare(folder, plan.config.model)
-    with weights.begun(conversion) if who.rank == 0 else nullcontext(False) as is_needed:
-        if not agreed(is_needed):
-            return
-        weights.work(conversion, share=slice(who.rank, None, who.world_size))
-        agreed(True)  # all have done theirs
-        if who.rank == 0:
-            weights.finish(conversion)
-    agreed(True)
 
 
 def agreed(choice: bool) -> bool:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -53,10 +54,9 @@ def from_environment(env: Mapping[str, str] = os.environ) -> Rank:
     return Rank(rank, local_rank, world_size, master_addr(env), port)
 
 
-def element(env: Mapping[str, str] = os.environ) -> str:
-    """Return `_3` in element 3 of a Slurm job array, whose elements share one run folder; elsewhere nothing."""
-    number = env.get("SLURM_ARRAY_TASK_ID")
-    return f"_{number}" if number else ""
+def node_name(env: Mapping[str, str] = os.environ) -> str:
+    """Return this node's name as Slurm has it, for --exclude; elsewhere the host's."""
+    return env.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def _port(env: Mapping[str, str]) -> int:

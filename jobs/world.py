@@ -1,13 +1,12 @@
 """Join all ranks of a plan in one process group: gloo on CPUs, NCCL on GPUs."""
 
-import os
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from bench.errors import SubmitError
 from bench.plan import Plan
 from bench.schema import Device
-from jobs.rank import Rank
+from jobs.rank import Rank, node_name
 
 if TYPE_CHECKING:
     import torch
@@ -21,10 +20,11 @@ def join(plan: Plan, who: Rank, *, timeout_s: float | None = None, bound: bool =
     Raises:
         SubmitError: not as many ranks as planned, no GPU for this one, or they cannot meet.
     """
+    place = f"rank {who.rank} on {node_name()}"
     if who.world_size != plan.world.num_ranks:
         raise SubmitError(
             f"NCC-05: {who.world_size} ranks were started, and the plan is for {plan.world.num_ranks}",
-            where=_place(who),
+            where=place,
             fix="start as many ranks as the plan's world.num_ranks: bench.launch does",
         )
     import torch
@@ -33,7 +33,7 @@ def join(plan: Plan, who: Rank, *, timeout_s: float | None = None, bound: bool =
     if gpu and torch.cuda.device_count() <= who.local_rank:
         raise SubmitError(
             f"HW-03: this rank needs GPU {who.local_rank}, and {torch.cuda.device_count()} can be seen",
-            where=_place(who),
+            where=place,
             fix="ask for as many GPUs as ranks (cluster.slurm.gpu_request), lower cluster.ranks_per_node, or set cluster.device=cpu",
         )
     device = torch.device("cuda", who.local_rank) if gpu else torch.device("cpu")
@@ -51,11 +51,7 @@ def join(plan: Plan, who: Rank, *, timeout_s: float | None = None, bound: bool =
     except torch.distributed.DistError as error:
         raise SubmitError(
             f"NCC-05: the ranks cannot meet at {who.master_addr}:{who.master_port}: {str(error).splitlines()[0]}",
-            where=_place(who),
+            where=place,
             fix="see whether every rank has started and rank 0's node can be reached; another cluster.master_port, or null",
         ) from error
     return device
-
-
-def _place(who: Rank) -> str:
-    return f"rank {who.rank} on {os.environ.get('SLURMD_NODENAME') or os.uname().nodename}"

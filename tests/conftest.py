@@ -1,6 +1,9 @@
 """A log as a trial of ours leaves it, for the tests that judge, follow and draw logs."""
 
-from collections.abc import Callable
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +12,39 @@ from hypothesis import HealthCheck, settings
 
 from bench import mllog
 from bench.mllog import Writer
+from ranks import ROOT
 
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")  # a busy machine is no bug
+
+Spawn = Callable[..., "subprocess.Popen[str]"]
+"""Takes a command and what it finds in the environment besides."""
+
+
+@pytest.fixture
+def spawn() -> Iterator[Spawn]:
+    """Start programs as a user does, in a session of their own; what still runs at the end of the test is killed."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(argv: Sequence[str], environment: Mapping[str, str]) -> "subprocess.Popen[str]":
+        process = subprocess.Popen(
+            argv,
+            cwd=ROOT,
+            env=os.environ | environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
 
 ONCE: dict[str, Any] = {
     "cache_clear": True,

@@ -15,9 +15,11 @@ import pytest
 
 import ranks
 from bench import launch, nodes, plan
+from bench.converted import CONVERTED
 from bench.errors import LogError
 from bench.image import store
 from bench.plan import Plan
+from jobs import facts
 
 SECRET = "hunter2"
 NUM_NODES, PER_NODE = 2, 2
@@ -257,6 +259,14 @@ def test_ranks_that_each_take_themselves_for_rank_0(tmp_path: Path):
         "ranks were started as a world of 1, and the plan is for 4: each takes itself for rank 0",
         "no word from 3 of 4 ranks: 1-3",
     ]
+
+
+def test_the_checkpoint_is_looked_for_where_a_run_loads_it(tmp_path: Path):
+    """MODEL may be a Hugging Face folder with its conversion in it."""
+    plan = launch.compose(["task=lora70b", "cluster=dgx2", f"cluster.paths.model={tmp_path}"])
+    assert ("the checkpoint", f"{tmp_path}/metadata.json", True) in facts.paths(plan)
+    (tmp_path / "config.json").touch()
+    assert ("the checkpoint", f"{tmp_path}/{CONVERTED}/metadata.json", True) in facts.paths(plan)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")

@@ -23,9 +23,9 @@ import psutil
 import pytest
 
 from bench.image import lock, store
-from ranks import ROOT
 
 pytestmark = pytest.mark.skipif(shutil.which("mksquashfs") is None, reason="squashfs-tools are not installed")
+Bench = Callable[..., "subprocess.Popen[str]"]
 needs_enroot = pytest.mark.skipif(shutil.which("enroot") is None, reason="Enroot is not installed")
 
 SECRET = "nvapi-0123456789"
@@ -56,9 +56,8 @@ def image_file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def bench(tmp_path: Path, image_file: Path) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
+def bench(tmp_path: Path, image_file: Path, spawn: Bench) -> Bench:
     """Start `python -m bench image`, with all that Enroot writes inside the test; how: in which way its Enroot fails."""
-    started: list[subprocess.Popen[str]] = []
     environment = {
         f"ENROOT_{name}_PATH": str(tmp_path / name) for name in ("CONFIG", "CACHE", "DATA", "RUNTIME", "TEMP")
     }
@@ -72,23 +71,10 @@ def bench(tmp_path: Path, image_file: Path) -> Iterator[Callable[..., "subproces
         path = os.environ["PATH"]
         if how is not None:
             path = f"{enroot(tmp_path, FAILING[how])}:{path}"
-        process = subprocess.Popen(
-            [*wrapped, sys.executable, "-m", "bench", "image", *argv],
-            cwd=ROOT,
-            env=os.environ | environment | {"PATH": path} | more,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        started.append(process)
-        return process
+        argv = (*wrapped, sys.executable, "-m", "bench", "image", *argv)
+        return spawn(argv, environment | {"PATH": path} | more)
 
-    yield start
-    for process in started:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+    return start
 
 
 def enroot(tmp_path: Path, end: str) -> Path:

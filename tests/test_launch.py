@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -16,7 +16,7 @@ import pytest
 from bench import mllog, reader
 from bench.parse import parse
 from bench.why import explain
-from ranks import ROOT, mounted
+from ranks import mounted
 
 SHORT = ("recipe.max_steps=4", "recipe.eval_every_samples=16", "recipe.eval_skip=0", "task.target_eval_loss=100")
 """Four steps, evaluated at the second, which reaches a target that everything reaches."""
@@ -31,29 +31,14 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def launch(cache: Path, tmp_path: Path) -> Iterator[Launch]:
+def launch(cache: Path, tmp_path: Path, spawn: Launch) -> Launch:
     """Start `python -m bench.launch` on a cache and a results folder of the test."""
-    started: list[subprocess.Popen[str]] = []
 
     def start(*overrides: str, **environment: str) -> "subprocess.Popen[str]":
         paths = {"DATADIR": str(cache), "MODEL": str(cache), "LOGDIR": str(tmp_path / "runs")}
-        process = subprocess.Popen(
-            [sys.executable, "-m", "bench.launch", *overrides],
-            cwd=ROOT,
-            env=os.environ | paths | environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        started.append(process)
-        return process
+        return spawn([sys.executable, "-m", "bench.launch", *overrides], paths | environment)
 
-    yield start
-    for process in started:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+    return start
 
 
 WRONG = {

@@ -8,7 +8,7 @@ import pytest
 
 from bench import launch, preflight, slurm
 from bench.errors import SubmitError
-from bench.preflight import Checked, Finding, examine
+from bench.preflight import Checked, Finding, laptop, login
 from bench.slurm import JobState
 
 Says = Callable[..., None]
@@ -109,7 +109,8 @@ def test_what_the_environment_would_add_is_left_out(monkeypatch: pytest.MonkeyPa
     for name in (*added, "SLURM_CONF", "SLURM_JOB_ID"):
         monkeypatch.setenv(name, "x")
     assert not set(added) & set(slurm.environment("sbatch")) and "SLURM_CONF" in slurm.environment("sbatch")
-    assert "SLURM_JOB_ID" not in slurm.environment("srun") and "SLURM_CONF" in slurm.environment("srun")
+    for command in ("srun", "sbatch"):  # in an allocation they would take its sizes for theirs
+        assert "SLURM_JOB_ID" not in slurm.environment(command) and "SLURM_CONF" in slurm.environment(command)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +148,8 @@ def site(says: Says, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
 
     def look(*overrides: str) -> list[Checked]:
         words = ["task=lora_tiny", "cluster=dgx1", "container=pyxis", "walltime=10", *overrides]
-        checked = examine(launch.compose(words), "login")
+        plan = launch.compose(words)
+        checked = [*laptop(plan), *login(plan)]
         return [one for one in checked if one.tier == "login" and one.what != "folders that nodes see"]
 
     return look

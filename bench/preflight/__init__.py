@@ -22,8 +22,10 @@ __all__ = (
     "Tier",
     "before_submission",
     "broken",
-    "examine",
+    "findings",
     "inspect",
+    "laptop",
+    "login",
     "require",
 )
 
@@ -68,7 +70,7 @@ def inspect(plan: Plan) -> list[Finding]:
 
 def before_submission(plan: Plan) -> list[Finding]:
     """Return what `inspect` finds and, on a login node, what the site has against the job."""
-    return findings(examine(plan, "login" if slurm.is_here() else "laptop"))
+    return findings([*laptop(plan), *(login(plan) if slurm.is_here() else [])])
 
 
 def findings(checked: Iterable[Checked]) -> list[Finding]:
@@ -81,11 +83,6 @@ def require(found: Iterable[Finding]) -> None:
     for f in found:
         if f.severity == "error":
             raise ConfigError(f"{f.rule}: {f.what}", where=f.where, fix=f.fix)
-
-
-def examine(plan: Plan, tier: Tier) -> list[Checked]:
-    """Return what comes of the checks of a laptop and, where asked for, of a login node."""
-    return laptop(plan) if tier == "laptop" else [*laptop(plan), *login(plan)]
 
 
 def laptop(plan: Plan) -> list[Checked]:

@@ -26,6 +26,9 @@ class Finding:
     where: str
     fix: str
 
+    def __str__(self) -> str:
+        return f"{self.severity} {self.rule}: {self.what} ({self.where}); {self.fix}"
+
 
 class CannotTellError(Exception):
     """There is nobody to ask; the message says who should have answered."""

@@ -1,6 +1,5 @@
 """Trials that are followed: those of a run folder, of logs, or of a log that is replayed."""
 
-import json
 import math
 import re
 import time
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from bench import ledger, reader
 from bench import plan as planning
 from bench.errors import BenchError, ConfigError, LogError
-from bench.folder import JOB, LEDGER, PLAN, STATUS
+from bench.folder import JOB, PLAN, STATUS
 from bench.plan import Plan, Step
 from bench.reader import Event, Follower, printable
 from bench.watch import outlook
@@ -274,7 +273,8 @@ def _logs(folder: Path) -> list[Path]:
 
 def _outcomes(folder: Path) -> dict[int, str]:
     """Return what the ledger says of trials that have ended, by number."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        entries = json.loads((folder / LEDGER).read_text())
-        return {entry["trial"]: str(entry["outcome"]) for entry in entries if entry["outcome"] not in ledger.OPEN}
+    with suppress(BenchError):
+        return {
+            entry["trial"]: entry["outcome"] for entry in ledger.read(folder) if entry["outcome"] not in ledger.OPEN
+        }
     return {}

@@ -11,23 +11,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bench import folder as folders
+from bench.folder import LEDGER, RANK_LOGS, STATUS
 from bench.reader import is_number
 from bench.rules.signs import Weight
 from bench.why import clues
 from bench.why.clues import Clue, Scan
 
-STATUS = "status.json"
 _TRACEBACK = "Traceback (most recent call last)"
 
 
 def status(folder: Path) -> dict[str, Any]:
     """Return what the launcher wrote last; empty while the run goes on, and after the launcher's own death."""
-    return _object(folder / STATUS)
+    return folders.read_object(folder / STATUS)
 
 
 def of_ranks(folder: Path) -> list[Scan]:
     """Return what each rank that failed said, the first one first: the others mostly say that it is gone."""
-    found = [(said, path) for path in sorted((folder / "rank_logs").glob("*.error")) if (said := _object(path))]
+    found = [
+        (said, path) for path in sorted((folder / RANK_LOGS).glob("*.error")) if (said := folders.read_object(path))
+    ]
     found.sort(key=lambda pair: pair[0]["time"] if is_number(pair[0].get("time")) else 0)
     return [_scan(said, str(path)) for said, path in found]
 
@@ -48,8 +51,8 @@ def of_launcher(folder: Path) -> list[Scan]:
 
 def not_proven(folder: Path) -> Iterator[Clue]:
     """Yield the trials that ended well and yet do not prove what was planned."""
-    file = folder / "ledger.json"
-    ledger = _json(file)
+    file = folder / LEDGER
+    ledger = folders.read(file)
     for entry in ledger if isinstance(ledger, list) else ():
         if isinstance(entry, dict) and entry.get("outcome") == "not proven":
             said = {key: entry.get(key) for key in ("trial", "official", "not_as_planned")}
@@ -72,15 +75,3 @@ def _signal(exit_code: Any) -> str:
     with suppress(ValueError, TypeError):
         return signal.Signals(exit_code - 128).name
     return "a signal"
-
-
-def _object(path: Path) -> dict[str, Any]:
-    found = _json(path)
-    return found if isinstance(found, dict) else {}
-
-
-def _json(path: Path) -> Any:
-    """Return what a file of ours holds; None if it is missing or damaged."""
-    with suppress(OSError, ValueError, RecursionError):
-        return json.loads(path.read_text())
-    return None

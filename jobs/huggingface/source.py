@@ -16,7 +16,6 @@ from bench.errors import ConfigError
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
-BLOCK_BYTES = 2**24
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +47,6 @@ class Source:
             with safe_open(self.folder / self.tensors[name].file, framework="pt") as shard:
                 read.append(shard.get_tensor(name))
         return read
-
-
-def is_source(folder: Path) -> bool:
-    """Return whether a folder looks like a model of Hugging Face."""
-    return (folder / "config.json").exists() and any((folder / name).exists() for name in (INDEX, SINGLE))
 
 
 def open_source(folder: Path) -> Source:
@@ -89,14 +83,12 @@ def sha256(path: Path) -> str:
     Raises:
         ConfigError: they differ.
     """
-    digest, block = hashlib.sha256(), bytearray(BLOCK_BYTES)
-    with path.open("rb", buffering=0) as file:
-        while count := file.readinto(block):
-            digest.update(memoryview(block)[:count])
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
     blob = path.resolve().name
-    if re.fullmatch(r"[0-9a-f]{64}", blob) and blob != digest.hexdigest():
-        _refuse(path, f"its sha256 is {digest.hexdigest()}, and its name in the cache says {blob}")
-    return digest.hexdigest()
+    if re.fullmatch(r"[0-9a-f]{64}", blob) and blob != digest:
+        _refuse(path, f"its sha256 is {digest}, and its name in the cache says {blob}")
+    return digest
 
 
 def _header(folder: Path, file: str) -> dict[str, Stored]:

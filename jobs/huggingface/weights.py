@@ -70,7 +70,7 @@ def convert(conversion: Conversion, *, workers: int = 1) -> bool:
     """Make the checkpoint in this process; return whether anything had to be done."""
     with begun(conversion) as is_needed:
         if is_needed:
-            work(conversion, share=slice(None), workers=workers)
+            work(conversion, workers=workers)
             finish(conversion)
     return is_needed
 
@@ -101,16 +101,16 @@ def begun(conversion: Conversion) -> Iterator[bool]:
     yield False
 
 
-def work(conversion: Conversion, *, share: slice, workers: int = 1) -> None:
-    """Do what has no record yet of this share of the tasks: hash each shard, convert each unit.
+def work(conversion: Conversion, *, workers: int) -> None:
+    """Do what has no record yet: hash each shard, convert each unit.
 
     Memory per worker: one fused tensor, its parts and a copy of a piece; 2.1 GiB in all were measured with layers of Llama-2-70B in BF16.
     """
     records = conversion.part / RECORDS
     shards = {name: partial(_hash_shard, conversion, name) for name in conversion.source.files}
     made = {unit.name: partial(_convert_unit, conversion, unit) for unit in conversion.units}
-    tasks = list((made | shards).items())[share]
-    missing = [(name, task) for name, task in tasks if not (records / f"{name}.json").exists()]
+    tasks = made | shards
+    missing = [(name, task) for name, task in tasks.items() if not (records / f"{name}.json").exists()]
     log.info("%d of %d tasks to do in %s", len(missing), len(tasks), conversion.part)
     pool = ThreadPoolExecutor(workers)
     try:
