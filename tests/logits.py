@@ -1,7 +1,7 @@
 """Logits of the engine for a test, once per rank: `python -m tests.logits NAME.json …` writes NAME.pt beside each plan.
 
 The plans are of as many ranks each, in any layout. NAME_adapted.pt are the logits with adapters_0, which are drawn and
-saved if they are not there. A Hugging Face folder is converted first, by all ranks, as the prepare step does it.
+saved if they are not there.
 """
 
 import sys
@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 
 from bench import plan as planning
-from jobs import prepare
 from jobs.rank import from_environment
 from jobs.train import end_ranks, start_ranks
 
@@ -31,7 +30,6 @@ def main() -> None:
     for path, plan in plans.items():
         split(plan)
         base, adapters = Path(str(plan.base_dir)), path.parent / "adapters_0"
-        prepare.convert_base(plan, base, who)
         engine = model.build(plan, 1)
         checkpoint.load(engine, base, adapters=False)
         write(engine, path.with_suffix(".pt"))

@@ -90,6 +90,8 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 made = planned(tmp, tmp / name / "hf", f"cluster.ranks_per_node={NUM_RANKS}", *split, shape)
                 paths.append(tmp / name / f"{layout}.json")
                 paths[-1].write_text(planning.dumps(made))
+        for name in MODELS:
+            assert converted("weights", tmp / name / f"{layout}.json", tmp / name / "hf") == 0
         ranks.run(made, ranks.write(made, tmp / "run"), "tests.logits", *map(str, paths))
     return tmp
 
