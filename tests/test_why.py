@@ -415,7 +415,7 @@ def test_out_of_memory_says_which_split_would_fit(run_folder: Path) -> None:
         assert changed.fits and f"{change} ({changed.total_gib:.1f} GiB)" in str(said.fix)
 
 
-def test_a_rank_that_was_killed_explains_what_the_others_say(run_folder: Path) -> None:
+def test_a_rank_that_was_killed_or_a_launcher_that_was_stopped_explains_what_the_others_say(run_folder: Path) -> None:
     account(
         run_folder,
         0,
@@ -426,6 +426,8 @@ def test_a_rank_that_was_killed_explains_what_the_others_say(run_folder: Path) -
     said = {"outcome": "failed", "exit_code": 1, "what": "rank 1 got SIGKILL during trial 0", "fix": "look"}
     (run_folder / "status.json").write_text(json.dumps(said))
     assert why.explain([run_folder]).rule == "RUN-02"
+    (run_folder / "status.json").write_text(json.dumps({"outcome": "interrupted", "exit_code": 143}))
+    assert why.explain([run_folder]).rule == "SLU-08"
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,8 @@ def of_launcher(folder: Path) -> list[Scan]:
     said, file = status(folder), str(folder / STATUS)
     if said.get("outcome") == "interrupted":
         what = clues.shown(str(said.get("what") or f"the launcher got {_signal(said.get('exit_code'))}").encode())
-        return [_only(Clue("SLU-08", Weight.END, file, 1, what, said.get("fix")))]
+        # What ranks say of each other's ends follows from this one, unless one of them names a cause.
+        return [_only(Clue("SLU-08", Weight.DEATH, file, 1, what, said.get("fix")))]
     if not isinstance(said.get("what"), str):
         return []
     scan = _scan(said, file)
