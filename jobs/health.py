@@ -43,7 +43,7 @@ def main() -> None:
             )
         from jobs import rates
 
-        device = world.join(plan, who, timeout_s=rates.MEETING_S, bound=False)
+        device = world.join(plan, who, timeout_s=rates.MEETING_S)
         from torch import distributed
 
         report = measure(health, who, device)

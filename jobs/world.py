@@ -12,10 +12,11 @@ if TYPE_CHECKING:
     import torch
 
 
-def join(plan: Plan, who: Rank, *, timeout_s: float | None = None, bound: bool = True) -> "torch.device":
-    """Return what this rank computes on, once all ranks have met; `bound` makes NCCL's communicators at once.
+def join(plan: Plan, who: Rank, *, timeout_s: float | None = None) -> "torch.device":
+    """Return what this rank computes on, once all ranks have met.
 
-    A bound group splits its communicator for every later group, which needs all of its ranks then.
+    NCCL's communicators are made when they are first used: a group that is bound to its device splits one for each of
+    megatron-core's groups, needs all of their ranks for it, and took 7 GiB of an H200.
 
     Raises:
         SubmitError: not as many ranks as planned, no GPU for this one, or they cannot meet.
@@ -46,7 +47,6 @@ def join(plan: Plan, who: Rank, *, timeout_s: float | None = None, bound: bool =
             rank=who.rank,
             world_size=who.world_size,
             timeout=None if timeout_s is None else timedelta(seconds=timeout_s),
-            device_id=device if gpu and bound else None,
         )
     except torch.distributed.DistError as error:
         raise SubmitError(

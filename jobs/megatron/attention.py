@@ -1,39 +1,100 @@
-"""Core attention on torch's scaled_dot_product_attention, with context parallelism by exchange of keys and values.
+"""Causal attention by fused kernels, forward and backward written out, with context parallelism (CP).
 
-Shape letters: S sequence on this rank, T whole sequence, B batch, H heads, G key/value groups, D head dimension.
+Under CP the sequence is cut into 2 * cp chunks and a rank holds two of them, one early and one late (see `positions`).
+The queries of a chunk see the chunk's own keys under the causal mask and all earlier keys without a mask: two kernel
+calls, merged by the logarithms of their sums of exponentials (lse). Keys and values of all ranks are gathered
+meanwhile, and once more in the backward pass. There each of the two calls takes the merged output and lse: that makes
+what it returns its exact part of the gradients.
+
+Shape letters: S sequence on this rank, C one chunk of it, T whole sequence, B batch, H heads, G key/value groups,
+D head dimension.
 """
 
 import torch
 from megatron.core import parallel_state
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.distributed import ProcessGroup
+
+_aten = torch.ops.aten
 
 
 class Attention(torch.nn.Module):
-    """Causal attention; megatron-core's interface for `core_attention`."""
+    """megatron-core's interface for `core_attention`."""
 
     def __init__(self, config, layer_number, attn_mask_type, attention_type, **_unused):
         super().__init__()
-        self.softmax_scale = config.softmax_scale
+        self.scale = config.softmax_scale or config.kv_channels**-0.5
 
     def forward(self, query, key, value, attention_mask, **_unused):
         """Return [S, B, H*D] for query [S, B, H, D] and key, value [S, B, G, D]."""
         group = parallel_state.get_context_parallel_group()
-        cp = group.size()
-        if cp > 1:
-            key, value = _GatherSequence.apply(key, group), _GatherSequence.apply(value, group)
-        mask = None if cp == 1 else _causal_mask(key.shape[0], cp, group.rank(), query.device)
-        q_BHSD, k_BGTD, v_BGTD = (x.permute(1, 2, 0, 3) for x in (query, key, value))
-        out_BHSD = scaled_dot_product_attention(
-            q_BHSD,
-            k_BGTD,
-            v_BGTD,
-            attn_mask=mask,
-            is_causal=mask is None,
-            scale=self.softmax_scale,
-            enable_gqa=q_BHSD.shape[1] != k_BGTD.shape[1],
-        )
-        return out_BHSD.permute(2, 0, 1, 3).flatten(2)
+        return _Attend.apply(query, key, value, self.scale, group).flatten(2)
+
+
+class _Attend(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, scale, group):
+        out, lse = attend(q, k, v, scale=scale, group=group)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.scale, ctx.group = scale, group
+        return out
+
+    @staticmethod
+    def backward(ctx, dout):
+        return *attend_backward(dout, *ctx.saved_tensors, scale=ctx.scale, group=ctx.group), None, None
+
+
+def attend(
+    q_SBHD: Tensor, k_SBGD: Tensor, v_SBGD: Tensor, *, scale: float, group: ProcessGroup
+) -> tuple[Tensor, Tensor]:
+    """Return the output [S, B, H, D] and its lse, which `attend_backward` needs; group is the ranks of CP.
+
+    The lse is FP32 and natural, laid out as the kernel has it: [B, H, S, 1] (cuDNN), [B, H, S padded to 32] (CUDA in
+    FP32) or [B, H, S] (CPU). Under CP there is one such tensor for each of the two chunks, stacked: [2, B, H, C, ...].
+    """
+    if group.size() == 1:
+        return _forward(q_SBHD, k_SBGD, v_SBGD, scale, causal=True)
+    gathering, kv = _start_gather(k_SBGD, v_SBGD, group)
+    chunks = list(zip(*(x.chunk(2) for x in (q_SBHD, k_SBGD, v_SBGD)), strict=True))
+    parts = [_forward(*chunk, scale, causal=True) for chunk in chunks]
+    gathering.wait()
+    k_TBGD, v_TBGD = _in_sequence(kv, group.size()).chunk(2, dim=2)
+    for i, past in enumerate(_num_past(len(q_SBHD), group)):
+        if past:
+            before = _forward(chunks[i][0], k_TBGD[:past], v_TBGD[:past], scale, causal=False)
+            parts[i] = _merge(*parts[i], *before)
+    outs, lses = zip(*parts, strict=True)
+    return torch.cat(outs), torch.stack(lses)
+
+
+def attend_backward(
+    dout_SBHD: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *, scale: float, group: ProcessGroup
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of q [S, B, H, D] and of k and v [S, B, G, D] of this rank; out and lse are `attend`'s.
+
+    The ranks' gradients of k and v are summed in their own type. In BF16 that rounds a sum of at most 2 * cp terms,
+    which the kernels have rounded already, and moves half the bytes of FP32.
+    """
+    dout_SBHD = dout_SBHD.contiguous()  # torch caches cuDNN's plan by the strides of q, k and v alone
+    if group.size() == 1:
+        return _backward(dout_SBHD, q, k, v, out, lse, scale, causal=True)
+    gathering, kv = _start_gather(k, v, group)
+    chunks = list(zip(*(x.chunk(2) for x in (dout_SBHD, q, k, v, out)), lse.unbind(), strict=True))
+    own = [_backward(*chunk, scale, causal=True) for chunk in chunks]
+    gathering.wait()
+    k_TBGD, v_TBGD = _in_sequence(kv, group.size()).chunk(2, dim=2)
+    dkv = torch.zeros_like(kv)
+    dk_TBGD, dv_TBGD = dkv.chunk(2, dim=2)
+    for i, past in enumerate(_num_past(len(q), group)):
+        if past:
+            dout_C, q_C, _, _, out_C, lse_C = chunks[i]
+            dq, dk, dv = _backward(dout_C, q_C, k_TBGD[:past], v_TBGD[:past], out_C, lse_C, scale, causal=False)
+            own[i][0].add_(dq)
+            dk_TBGD[:past].add_(dk)
+            dv_TBGD[:past].add_(dv)
+    dk_SBGD, dv_SBGD = _reduce_scatter(dkv, group).chunk(2, dim=2)
+    dq_SBHD, dk_own, dv_own = (torch.cat(grads) for grads in zip(*own, strict=True))
+    return dq_SBHD, dk_own.add_(dk_SBGD), dv_own.add_(dv_SBGD)
 
 
 def positions(total: int, cp: int, rank: int, device: torch.device | None = None) -> Tensor:
@@ -43,27 +104,90 @@ def positions(total: int, cp: int, rank: int, device: torch.device | None = None
     same causal work. Source: megatron-core 0.16.1, get_batch_on_this_cp_rank.
     """
     chunks = torch.arange(total, device=device).view(2 * cp, -1)
-    return torch.cat([chunks[rank], chunks[2 * cp - 1 - rank]])
+    return torch.cat([chunks[chunk] for chunk in _held_chunks(cp, rank)])
 
 
-def _causal_mask(total: int, cp: int, rank: int, device: torch.device) -> Tensor:
-    """Return [S, T], true where a query of this rank may see a key; keys lie in the order of the gather."""
-    keys = torch.cat([positions(total, cp, r, device) for r in range(cp)])
-    return positions(total, cp, rank, device)[:, None] >= keys[None, :]
+def _held_chunks(cp: int, rank: int) -> tuple[int, int]:
+    return rank, 2 * cp - 1 - rank
 
 
-class _GatherSequence(torch.autograd.Function):
-    """All-gather along the sequence; gradients are summed over the ranks and each takes its own part."""
+def _num_past(num_own: int, group: ProcessGroup) -> list[int]:
+    """Return how many tokens come before each of the two chunks that this rank holds."""
+    return [chunk * num_own // 2 for chunk in _held_chunks(group.size(), group.rank())]
 
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        out = torch.empty(group.size() * x.shape[0], *x.shape[1:], dtype=x.dtype, device=x.device)
-        torch.distributed.all_gather_into_tensor(out, x.contiguous(), group=group)
-        return out
 
-    @staticmethod
-    def backward(ctx, grad):
-        out = torch.empty(grad.shape[0] // ctx.group.size(), *grad.shape[1:], dtype=grad.dtype, device=grad.device)
-        torch.distributed.reduce_scatter_tensor(out, grad.contiguous(), group=ctx.group)
-        return out, None
+def _start_gather(k_SBGD: Tensor, v_SBGD: Tensor, group: ProcessGroup) -> tuple[torch.distributed.Work, Tensor]:
+    """Return one collective under way and where it puts keys and values of all ranks [T, B, 2*G, D], rank by rank."""
+    own = torch.cat([k_SBGD, v_SBGD], dim=2)
+    gathered = own.new_empty(group.size() * len(own), *own.shape[1:])
+    return torch.distributed.all_gather_into_tensor(gathered, own, group=group, async_op=True), gathered
+
+
+def _reduce_scatter(x_TBGD: Tensor, group: ProcessGroup) -> Tensor:
+    """Return this rank's part [S, B, G, D] of the sum over the ranks; each gives the whole sequence, in order."""
+    chunks, cp = x_TBGD.chunk(2 * group.size()), group.size()
+    by_rank = torch.cat([chunks[chunk] for rank in range(cp) for chunk in _held_chunks(cp, rank)])
+    own = by_rank.new_empty(len(by_rank) // cp, *by_rank.shape[1:])
+    torch.distributed.reduce_scatter_tensor(own, by_rank, group=group)
+    return own
+
+
+def _in_sequence(x_TBGD: Tensor, cp: int) -> Tensor:
+    """Return chunks that lie rank by rank in the order of the sequence."""
+    chunks = x_TBGD.chunk(2 * cp)
+    return torch.cat(chunks[::2] + chunks[::-2])
+
+
+def _merge(out_CBHD: Tensor, lse: Tensor, other_CBHD: Tensor, other_lse: Tensor) -> tuple[Tensor, Tensor]:
+    """Return output and lse of the softmax over the keys of both."""
+    weight_BHC = torch.sigmoid(other_lse - lse).flatten(2)[:, :, : len(out_CBHD)]
+    weight_CBH1 = weight_BHC.permute(2, 0, 1).unsqueeze(3)
+    merged = torch.lerp(out_CBHD.float(), other_CBHD.float(), weight_CBH1)
+    return merged.to(out_CBHD.dtype), torch.logaddexp(lse, other_lse)
+
+
+def _forward(q_SBHD: Tensor, k_SBGD: Tensor, v_SBGD: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
+    """Return output and lse of one kernel; without the causal mask there may be more keys than queries."""
+    q, k, v = (x.permute(1, 2, 0, 3) for x in (q_SBHD, k_SBGD, v_SBGD))
+    if _is_cudnn(q):
+        out, lse, *_ = _aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, causal, scale=scale)
+        return out.permute(2, 0, 1, 3), lse
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    if q.is_cuda:
+        out, lse, *_ = _aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, causal, scale=scale)
+    else:
+        out, lse = _aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
+    return out.permute(2, 0, 1, 3), lse
+
+
+def _backward(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of q, k and v; where out and lse are of more keys than k's, these keys' part of them."""
+    num_groups = k.shape[2]
+    dout, q, k, v, out = (x.permute(1, 2, 0, 3) for x in (dout, q, k, v, out))
+    no_seed = torch.empty((), dtype=torch.long, device=q.device)  # for dropout, and there is none
+    if _is_cudnn(q):
+        lengths = (None, None, q.shape[2], k.shape[2])
+        grads = _aten._scaled_dot_product_cudnn_attention_backward(
+            dout, q, k, v, out, lse, no_seed, no_seed, None, *lengths, 0.0, causal, scale=scale
+        )
+        return tuple(x.permute(2, 0, 1, 3) for x in grads)
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    if q.is_cuda:
+        out = out.transpose(1, 2).contiguous().transpose(1, 2)  # the one layout that the kernel takes
+        wanted = (True, True, True, False)
+        dq, dk, dv, _ = _aten._scaled_dot_product_efficient_attention_backward(
+            dout, q, k, v, None, out, lse, no_seed, no_seed, 0.0, wanted, causal, scale=scale
+        )
+    else:
+        dq, dk, dv = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            dout, q, k, v, out, lse, 0.0, causal, scale=scale
+        )
+    dk, dv = (x.unflatten(1, (num_groups, -1)).sum(2) for x in (dk, dv))
+    return dq.permute(2, 0, 1, 3), dk.permute(2, 0, 1, 3), dv.permute(2, 0, 1, 3)
+
+
+def _is_cudnn(x: Tensor) -> bool:
+    """Return whether cuDNN does it, which knows groups; the other kernels get keys and values for each head."""
+    return x.is_cuda and x.dtype is not torch.float32

@@ -24,7 +24,6 @@ def install() -> None:
     torch.cuda.manual_seed = torch.manual_seed  # type: ignore[assignment]
     torch.cuda.get_rng_state = lambda *args, **kwargs: torch.get_rng_state()
     torch.Tensor.cuda = lambda self, *args, **kwargs: self  # type: ignore[method-assign]
-    torch.Tensor.type = _type(torch.Tensor.type)  # type: ignore[method-assign]
     _install_megatron()
 
 
@@ -47,14 +46,3 @@ def _on_cpu(factory: Callable[..., Any]) -> Callable[..., Any]:
         return factory(*args, **kwargs)
 
     return make
-
-
-def _type(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return Tensor.type with type names as on a GPU: the optimizers compare them with torch.cuda.*Tensor."""
-
-    def type_(self: torch.Tensor, dtype: Any = None, **kwargs: Any) -> Any:
-        if dtype is None:
-            return str(original(self)).replace("torch.", "torch.cuda.", 1)
-        return original(self, dtype, **kwargs)
-
-    return type_

@@ -14,7 +14,7 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from bench.errors import ConfigError
-from bench.plan import Plan
+from bench.plan import Plan, is_random
 from jobs.megatron.attention import positions
 
 
@@ -47,13 +47,15 @@ def save(folder: Path, name: str, tokens: np.ndarray, counts: np.ndarray) -> Non
 
 
 def load(plan: Plan, name: str) -> Rows:
-    """Return a split, checked against the plan's row count and length.
+    """Return a split, checked against the plan's row count and length; for random weights, made-up rows.
 
     Raises:
         ConfigError: a file is missing or its shape is not the plan's.
     """
     folder, want = Path(str(plan.data_dir)), plan.config.data
     num_rows = want.train_rows if name == "train" else want.eval_rows
+    if is_random(plan.config):
+        return made_up(num_rows, want.seq_length, vocab_size=plan.config.model.vocab_size, seed=want.seed)
     try:
         tokens = np.load(folder / f"{name}_tokens.npy", mmap_mode="r")
         counts = np.load(folder / f"{name}_counts.npy", mmap_mode="r")
@@ -105,6 +107,13 @@ def eval_order(plan: Plan) -> np.ndarray:
     order = np.arange(plan.config.data.eval_rows)
     filled = np.pad(order, (0, -len(order) % size), constant_values=-1)
     return filled.reshape(-1, size)
+
+
+def made_up(num_rows: int, seq_length: int, *, vocab_size: int, seed: int) -> Rows:
+    """Return random rows, the same on every rank; every token counts, which is at least the work of real rows."""
+    shape = (num_rows, seq_length)
+    tokens = np.random.default_rng(seed).integers(vocab_size, size=shape, dtype=np.int32)
+    return Rows(tokens, np.broadcast_to(np.True_, shape))
 
 
 def synthetic(plan: Plan) -> Rows:

@@ -10,8 +10,10 @@ from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubm
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
 
-from bench.schema import Lora
+from bench.schema import Lora, Precision
 from jobs.megatron.attention import Attention
+from jobs.megatron.fp8 import linear as fp8
+from jobs.megatron.fp8.layer import Fp8Layer
 from jobs.megatron.lora import LoraColumnParallelLinear, LoraRowParallelLinear
 
 
@@ -33,17 +35,26 @@ class Norm(torch.nn.Module):
         return norm
 
 
-def spec(lora: Lora | None) -> ModuleSpec:
-    """Return the layer's parts, with adapters where LoRA targets them."""
+def spec(lora: Lora | None, precision: Precision, **recomputed: bool) -> ModuleSpec:
+    """Return the layer's parts, with adapters where LoRA targets them; recomputed: arguments of the FP8 layer."""
+    is_fp8 = precision is Precision.fp8
     targets = lora.target_modules if lora else []
-    attention = SelfAttentionSubmodules(
-        linear_qkv=LoraColumnParallelLinear if "linear_qkv" in targets else ColumnParallelLinear,
-        core_attention=Attention,
-        linear_proj=LoraRowParallelLinear if "linear_proj" in targets else RowParallelLinear,
+    column, row = (
+        (fp8.Fp8ColumnParallelLinear, fp8.Fp8RowParallelLinear) if is_fp8 else (ColumnParallelLinear, RowParallelLinear)
     )
-    mlp = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
+    adapted_column, adapted_row = (
+        (fp8.LoraFp8ColumnParallelLinear, fp8.LoraFp8RowParallelLinear)
+        if is_fp8
+        else (LoraColumnParallelLinear, LoraRowParallelLinear)
+    )
+    attention = SelfAttentionSubmodules(
+        linear_qkv=adapted_column if "linear_qkv" in targets else column,
+        core_attention=Attention,
+        linear_proj=adapted_row if "linear_proj" in targets else row,
+    )
     return ModuleSpec(
-        module=TransformerLayer,
+        module=Fp8Layer if is_fp8 else TransformerLayer,
+        params=recomputed if is_fp8 else {},
         submodules=TransformerLayerSubmodules(
             input_layernorm=Norm,
             self_attention=ModuleSpec(
@@ -51,7 +62,7 @@ def spec(lora: Lora | None) -> ModuleSpec:
             ),
             self_attn_bda=get_bias_dropout_add,
             pre_mlp_layernorm=Norm,
-            mlp=ModuleSpec(MLP, submodules=mlp),
+            mlp=ModuleSpec(MLP, submodules=MLPSubmodules(linear_fc1=column, linear_fc2=row)),
             mlp_bda=get_bias_dropout_add,
         ),
     )

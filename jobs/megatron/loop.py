@@ -1,13 +1,16 @@
 """Train and evaluate: steps in, losses out. Knows nothing of logs, targets or clocks."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
 from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
+from torch.profiler import ProfilerActivity
 
 from bench.plan import learning_rate
 from jobs.megatron import data
@@ -19,14 +22,11 @@ def train_step(engine: Engine, rows: data.Rows, indices: np.ndarray, step: int) 
 
     Nothing here waits for the device; `mean_loss` does.
     """
-    for group in engine.optimizer.param_groups:
-        group["lr"] = learning_rate(engine.plan.config.recipe, step)
     for chunk in engine.chunks:
         chunk.train()
         chunk.zero_grad_buffer()
-    engine.optimizer.zero_grad()
     share = _forward(engine, rows, indices, forward_only=False)
-    engine.optimizer.step()
+    engine.optimizer.step(learning_rate(engine.plan.config.recipe, step))
     return share
 
 
@@ -44,23 +44,38 @@ def evaluate(engine: Engine, rows: data.Rows) -> float:
     return mean_loss(torch.stack(shares).sum(), engine.plan.config.data.eval_rows)
 
 
-def warm_up(engine: Engine, iterations: int, seed: int) -> None:
-    """Train and evaluate on made-up rows, then put weights, optimizer and generators back as they were."""
+def warm_up(engine: Engine, iterations: int, seed: int, *, profile: Path | None = None) -> None:
+    """Train and evaluate on made-up rows, then put weights, optimizer and generators back as they were.
+
+    `profile` gets the kernels of the last of the steps, by rank 0.
+    """
     trained = [p for chunk in engine.chunks for p in chunk.parameters() if p.requires_grad]
     before = [p.detach().clone() for p in trained]
     rows = data.synthetic(engine.plan)
     indices = np.arange(engine.plan.batch.global_batch_size)
-    for _ in range(iterations):
-        train_step(engine, rows, indices, step=1)
+    for left in reversed(range(iterations)):
+        with profiled(None if left else profile):
+            train_step(engine, rows, indices, step=1)
         _forward(engine, rows, indices, forward_only=True)
     for parameter, value in zip(trained, before, strict=True):
         parameter.data.copy_(value)
-    engine.optimizer.reload_model_params()
-    for optimizer in _inner_optimizers(engine):
-        optimizer.state.clear()
-        for group in optimizer.param_groups:
-            group.pop("step", None)
+    engine.optimizer.reset()
     seed_all(seed)
+
+
+@contextmanager
+def profiled(path: Path | None) -> Iterator[None]:
+    """Write what the block spends its time on, on this rank's device, longest first; rank 0 alone, and None not at all."""
+    if path is None or torch.distributed.get_rank() != 0:
+        yield
+        return
+    on_gpu = torch.cuda.is_available()
+    activity = ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU
+    with torch.profiler.profile(activities=[activity]) as profiler:
+        yield
+        torch.cuda.synchronize()
+    by = "self_device_time_total" if on_gpu else "self_cpu_time_total"
+    path.write_text(profiler.key_averages().table(sort_by=by, row_limit=-1, max_name_column_width=120) + "\n")
 
 
 def _forward(engine: Engine, rows: data.Rows, indices: np.ndarray, *, forward_only: bool) -> Tensor:
@@ -96,8 +111,3 @@ def _forward_step(micro_batch_size: int, iterator: Iterator[data.MicroBatch], mo
         return total / micro_batch_size, total.detach()
 
     return output, loss
-
-
-def _inner_optimizers(engine: Engine) -> list[torch.optim.Optimizer]:
-    chained = getattr(engine.optimizer, "chained_optimizers", [engine.optimizer])
-    return [optimizer.optimizer for optimizer in chained]

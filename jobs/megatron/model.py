@@ -7,14 +7,16 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.models.gpt import GPTModel
-from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+from megatron.core.transformer import ModuleSpec
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
 from bench.plan import Plan
-from bench.schema import Activation, Position, Precision, Recompute
+from bench.schema import Activation, Position, Precision
 from jobs.megatron import layer, lora
+from jobs.megatron.adam import Adam
+from jobs.megatron.loss import cross_entropy
 
 
 @dataclass(slots=True)
@@ -23,7 +25,7 @@ class Engine:
 
     plan: Plan
     chunks: list[DistributedDataParallel]
-    optimizer: MegatronOptimizer
+    optimizer: Adam
 
     @property
     def device(self) -> torch.device:
@@ -32,6 +34,15 @@ class Engine:
     def bare_chunks(self) -> list[GPTModel]:
         """Return the chunks without the wrappers for DP and BF16."""
         return [_bare(chunk) for chunk in self.chunks]
+
+
+class _Model(GPTModel):
+    """megatron-core's, with a loss that makes no FP32 copies of the logits."""
+
+    def compute_language_model_loss(self, labels, logits):
+        """Return the loss [B, S] of logits [S, B, V / tp] and labels [B, S]."""
+        num_rows, batch, _ = logits.shape
+        return cross_entropy(logits.flatten(0, 1), labels.T.flatten()).view(num_rows, batch).T.contiguous()
 
 
 def build(plan: Plan, seed: int) -> Engine:
@@ -45,10 +56,13 @@ def build(plan: Plan, seed: int) -> Engine:
     wrapped = [DistributedDataParallel(config, ddp, chunk, disable_bucketing=i > 0) for i, chunk in enumerate(chunks)]
     for chunk in wrapped:
         chunk.broadcast_params()
-    optimizer = get_megatron_optimizer(optimizer_config(plan), wrapped)
     config.finalize_model_grads_func = finalize_model_grads
-    config.grad_scale_func = optimizer.scale_loss
-    return Engine(plan, wrapped, optimizer)
+    if plan.config.precision is Precision.fp8 and torch.cuda.is_available():
+        from jobs.megatron.fp8 import turn
+
+        layers = [layer for chunk in wrapped for layer in _bare(chunk).decoder.layers]
+        turn.follow([linear for layer in reversed(layers) for linear in layer.backward_linears])
+    return Engine(plan, wrapped, Adam(plan, wrapped))
 
 
 def seed_all(seed: int) -> None:
@@ -61,8 +75,8 @@ def seed_all(seed: int) -> None:
 
 def layer_config(plan: Plan) -> layer.LayerConfig:
     """Return megatron-core's configuration of a plan."""
-    m, w, r, dtype = plan.config.model, plan.world, plan.config.recipe, _dtype(plan)
-    full = r.recompute is Recompute.full
+    m, w, dtype = plan.config.model, plan.world, _dtype(plan)
+    full = plan.recompute.full
     return layer.LayerConfig(
         lora=plan.config.task.lora,
         num_layers=m.num_layers,
@@ -96,31 +110,14 @@ def layer_config(plan: Plan) -> layer.LayerConfig:
     )
 
 
-def optimizer_config(plan: Plan) -> OptimizerConfig:
-    """Return AdamW's settings; loop.py sets the learning rate of each step."""
-    r = plan.config.recipe
-    return OptimizerConfig(
-        optimizer="adam",
-        lr=r.lr,
-        weight_decay=r.weight_decay,
-        adam_beta1=r.adam_beta1,
-        adam_beta2=r.adam_beta2,
-        adam_eps=r.adam_eps,
-        clip_grad=r.clip_grad,
-        bf16=_dtype(plan) is torch.bfloat16,
-        params_dtype=_dtype(plan),
-        use_distributed_optimizer=plan.config.parallel.distributed_optimizer,
-    )
-
-
 def _chunk(plan: Plan, config: layer.LayerConfig, stage: int, seed: int) -> torch.nn.Module:
     m = plan.config.model
     first = parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage)
     last = parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage)
     num_layers = m.num_layers // (plan.world.pp * plan.world.vpp)
-    model = GPTModel(
+    model = _Model(
         config,
-        TransformerBlockSubmodules(layer_specs=[layer.spec(config.lora)] * num_layers, layer_norm=layer.Norm),
+        TransformerBlockSubmodules(layer_specs=_layers(plan, num_layers), layer_norm=layer.Norm),
         vocab_size=m.vocab_size,
         max_sequence_length=m.max_seq_length,
         pre_process=first,
@@ -135,14 +132,21 @@ def _chunk(plan: Plan, config: layer.LayerConfig, stage: int, seed: int) -> torc
     if config.lora is not None:
         lora.freeze_base(model)
         lora.init_adapters(model, seed)
-        if first and plan.config.recipe.recompute is Recompute.full:
+        if first and plan.recompute.full:
             # Recomputed layers pass gradients on only if their input asks for some, and a frozen embedding does not.
             model.embedding.register_forward_hook(lambda module, args, out: out.requires_grad_())
     return Float16Module(config, model) if config.bf16 else model
 
 
+def _layers(plan: Plan, num_layers: int) -> list[ModuleSpec]:
+    """Return the layers of a chunk; the first ones make again what does not fit, evenly over a rank's chunks."""
+    qkv, fc1 = (math.ceil(n / plan.world.vpp) for n in (plan.recompute.qkv_layers, plan.recompute.fc1_layers))
+    lora, precision = plan.config.task.lora, plan.config.precision
+    return [layer.spec(lora, precision, recompute_qkv=i < qkv, recompute_fc1=i < fc1) for i in range(num_layers)]
+
+
 def _dtype(plan: Plan) -> torch.dtype:
-    return torch.bfloat16 if plan.config.precision is Precision.bf16 else torch.float32
+    return torch.float32 if plan.config.precision is Precision.fp32 else torch.bfloat16
 
 
 def _bare(chunk: torch.nn.Module) -> GPTModel:

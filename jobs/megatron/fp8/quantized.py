@@ -1,0 +1,44 @@
+"""FP8 as this engine uses it: E4M3 numbers with one FP32 scale a row, or one for a whole weight; and LoRA's dropout mask."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+FP8 = torch.float8_e4m3fn
+BF16 = torch.bfloat16
+"""What products come out as."""
+LARGEST = 448.0
+"""Of E4M3; a row is scaled so that its largest number becomes this."""
+SMALLEST_AMAX = 1e-12
+"""Rows of zeros keep a scale above 0."""
+
+
+class Quantized(NamedTuple):
+    """values * scale is the tensor: values in FP8 [M, N], scale in FP32 [M] (of a weight: [1])."""
+
+    values: Tensor
+    scale: Tensor
+
+
+class Dropout(NamedTuple):
+    """Which numbers of a tensor are dropped, made again from the seed wherever it is needed instead of kept."""
+
+    p: float
+    seed: int
+
+    @property
+    def threshold(self) -> int:
+        """A number stays if its hash, in 32 bits, is at least this."""
+        return round(self.p * 2**32)
+
+    @property
+    def scale(self) -> float:
+        return 1 / (1 - self.p)
+
+
+class Adapted(NamedTuple):
+    """What an adapter adds to a gradient: dropout of it, by the mask of the forward pass."""
+
+    grad: Tensor
+    drop: Dropout

@@ -1,0 +1,51 @@
+"""Cross-entropy as two Triton kernels, a row a program; `loss` says what each returns."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_CHUNK = 4096
+
+
+def forward(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    num_rows, width = logits.shape
+    lse, picked = (torch.empty(num_rows, dtype=torch.float32, device=logits.device) for _ in range(2))
+    _forward[(num_rows,)](logits, labels, lse, picked, WIDTH=width, CHUNK=_CHUNK, num_warps=8)
+    return lse, picked
+
+
+def backward_(logits: Tensor, labels: Tensor, lse: Tensor, grad: Tensor) -> None:
+    num_rows, width = logits.shape
+    _backward[(num_rows, triton.cdiv(width, _CHUNK))](logits, labels, lse, grad, WIDTH=width, CHUNK=_CHUNK, num_warps=8)
+
+
+@triton.jit
+def _forward(logits_ptr, labels_ptr, lse_ptr, picked_ptr, WIDTH: tl.constexpr, CHUNK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    logits_ptr += row * WIDTH
+    most, total = tl.full([CHUNK], float("-inf"), tl.float32), tl.zeros([CHUNK], tl.float32)
+    for start in range(0, WIDTH, CHUNK):
+        column = start + tl.arange(0, CHUNK)
+        logits = tl.load(logits_ptr + column, column < WIDTH, other=float("-inf")).to(tl.float32)
+        more = tl.maximum(most, logits)
+        kept = tl.where(most == float("-inf"), 0.0, total * tl.exp(most - more))
+        total = kept + tl.where(logits == float("-inf"), 0.0, tl.exp(logits - more))
+        most = more
+    highest = tl.max(most, 0)
+    lse = highest + tl.log(tl.sum(tl.where(most == float("-inf"), 0.0, total * tl.exp(most - highest)), 0))
+    tl.store(lse_ptr + row, lse)
+    label = tl.load(labels_ptr + row)
+    inside = (label >= 0) & (label < WIDTH)
+    tl.store(picked_ptr + row, tl.load(logits_ptr + label, inside, other=0.0).to(tl.float32))
+
+
+@triton.jit
+def _backward(logits_ptr, labels_ptr, lse_ptr, grad_ptr, WIDTH: tl.constexpr, CHUNK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
+    at = logits_ptr + row * WIDTH + column
+    probability = tl.exp(tl.load(at, column < WIDTH, other=0.0).to(tl.float32) - tl.load(lse_ptr + row))
+    hit = tl.where(column == tl.load(labels_ptr + row), 1.0, 0.0)
+    grad = (probability - hit) * tl.load(grad_ptr + row)
+    tl.store(at, grad.to(logits_ptr.dtype.element_ty), column < WIDTH)

@@ -1,0 +1,68 @@
+"""FP8 training through its entry point: the algebra exactly, then what FP8 makes of it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ranks
+
+pytestmark = pytest.mark.trains
+
+STEPS = 8
+SHORT = (
+    f"recipe.max_steps={STEPS}",
+    "recipe.eval_every_samples=64",
+    "recipe.eval_skip=0",
+    "recipe.log_every_steps=1",
+    "recipe.micro_batch_size=2",
+    "task.target_eval_loss=null",
+)
+LAYOUTS = {
+    "single": (1,),
+    "tp2": (2, "parallel.tp=2"),
+    "tp2_sp": (2, "parallel.tp=2", "parallel.sp=true"),
+    "cp2": (2, "parallel.cp=2"),
+    "pp2_full": (2, "parallel.pp=2", "recipe.recompute=full"),
+}
+NO_DROPOUT = "task.lora.dropout=0"
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder whose cache holds rows and a barely trained base."""
+    tmp = tmp_path_factory.mktemp("fp8")
+    made = ranks.compose(tmp, "cluster.ranks_per_node=1")
+    ranks.run(made, ranks.write(made, tmp / "prepare"), "jobs.prepare", "plan.json")
+    return tmp
+
+
+def losses(prepared: Path, name: str, *overrides: str, by: str = "jobs.train", layout: str = "single") -> list[float]:
+    """Train and return the losses of all steps."""
+    num_ranks, *split = LAYOUTS[layout]
+    if not ranks.have(num_ranks):
+        pytest.skip(f"{num_ranks} GPUs needed")
+    made = ranks.compose(prepared, f"cluster.ranks_per_node={num_ranks}", *split, *SHORT, *overrides)
+    folder = ranks.write(made, prepared / name)
+    ranks.run(made, folder, by, "plan.json", "--trial", "0")
+    return ranks.train_losses(folder / "result_0.txt")
+
+
+@pytest.fixture(scope="module")
+def fp32(prepared: Path) -> list[float]:
+    return losses(prepared, "fp32", NO_DROPOUT)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_written_out_passes_are_those_of_autograd_in_every_layout(
+    prepared: Path, fp32: list[float], layout: str
+) -> None:
+    exact = losses(prepared, f"exact_{layout}", NO_DROPOUT, "precision=fp8", by="tests.exact", layout=layout)
+    np.testing.assert_allclose(exact, fp32, rtol=0, atol=1e-4)
+    assert len(exact) == STEPS and exact[-1] < exact[0] - 0.1, "the adapters must have learned something"
+
+
+def test_fp8_learns_as_fp32_does(prepared: Path, fp32: list[float]) -> None:
+    fp8 = losses(prepared, "fp8", NO_DROPOUT, "precision=fp8")
+    np.testing.assert_allclose(fp8, fp32, rtol=0, atol=0.1)
+    assert np.abs(np.subtract(fp8, fp32)).max() > 1e-4, "it must really be FP8"
