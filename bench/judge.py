@@ -164,6 +164,18 @@ def _check_records(log: Log) -> Iterator[Finding]:
         yield Finding("LOG-09", "error", torn.line, f"{len(log.garbled)} garbled: {torn.reason} in {torn.text}")
 
 
+def _check_weights(log: Log) -> Iterator[Finding]:
+    """Yield that random weights are no benchmark; a log that claims to be one all the same is not valid."""
+    if not log.is_throughput_only:
+        return
+    line = log.all(mllog.INITIAL_WEIGHTS)[0].line
+    claimed = [key for key in (mllog.SUBMISSION_BENCHMARK, mllog.TARGET_ACCURACY) if log.all(key)]
+    if claimed:
+        yield Finding("LOG-16", "error", line, f"random weights, and the log has {' and '.join(claimed)}")
+    else:
+        yield Finding("LOG-16", "warning", line, "random weights on random rows: throughput only")
+
+
 def _check_keys(log: Log) -> Iterator[Finding]:
     """Yield what every log must say, and what the rules of a benchmark that is judged in full want on top."""
     known = log.benchmark if log.benchmark and log.benchmark.once else None
@@ -297,6 +309,6 @@ def errors(findings: Iterable[Finding]) -> list[Finding]:
 
 
 _CHECKS = (
-    *(_check_clock, _check_order, _check_init, _check_evaluations, _check_target, _check_records),
+    *(_check_clock, _check_order, _check_init, _check_evaluations, _check_target, _check_records, _check_weights),
     *(_check_keys, _check_counts, _check_seed, _check_recipe, _check_values, _check_schedule),
 )

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 CONF = next(d for d in (Path(__file__).parent / "conf", Path(__file__).parent.parent / "conf") if d.is_dir())
 """Inside the package once installed, beside it in a checkout."""
 
-FOR_BASE_TOO = ("model", "cluster", "container", "walltime", "hydra")
+FOR_BASE_TOO = ("model", "cluster", "gpu@cluster", "container", "walltime", "hydra")
 """Overrides of these also hold for the task that makes the base checkpoint; hydra's search path has the site's folder."""
 
 
@@ -112,7 +112,7 @@ def run(plan: Plan, config: "DictConfig") -> int:
 
 def _plan(config: Config, overrides: Sequence[str]) -> Plan:
     """Return the plan; Hydra must be initialized, since the base task is composed beside the task."""
-    if config.task.base is None:
+    if config.task.base is None or planning.is_random(config):
         return planning.make(config)
     kept = [word for word in overrides if word.lstrip("+~").split("=")[0].split(".")[0] in FOR_BASE_TOO]
     return planning.make(config, _composed([f"task={config.task.base}", *kept]))

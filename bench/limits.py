@@ -1,11 +1,12 @@
 """Refuse what cannot run, and list where a run leaves the closed rules."""
 
+import itertools
 import math
 from collections.abc import Iterable
 
 from bench.errors import ConfigError
 from bench.memory import Memory
-from bench.schema import Activation, Config, Device, Norm, Position, Scheduler
+from bench.schema import Activation, Config, Device, Norm, Position, Precision, Scheduler, Weights
 
 LORA_TARGETS = ("linear_qkv", "linear_proj")
 LLAMA2_70B = {
@@ -30,36 +31,15 @@ MAX_TRIALS, MAX_STEPS = 1000, 10_000_000
 
 
 def check(config: Config) -> None:
-    """Raise ConfigError when the model, the split or the numbers contradict each other."""
+    """Raise ConfigError when what is asked for contradicts itself in any layout."""
     _check_positive(config)
     _check_heads(config)
-    _check_tensor_parallel(config)
-    _check_pipeline(config)
-    _check_sequence(config)
-    _check_world(config)
+    _check_positions(config)
+    _check_cluster(config)
+    _check_rates(config)
     _check_lora(config)
+    _check_precision(config)
     _check_walltime(config)
-
-
-def check_batch(config: Config, *, dp: int) -> None:
-    """Raise ConfigError when the global batch cannot be dealt out to the data-parallel replicas."""
-    r, p = config.recipe, config.parallel
-    micro_batch_size = r.micro_batch(dp)
-    per_step = dp * micro_batch_size
-    if r.global_batch_size % per_step:
-        legal = _divisors(r.global_batch_size)
-        raise ConfigError(
-            f"global batch size {r.global_batch_size} cannot be split over dp {dp} x micro batch {micro_batch_size}",
-            where="recipe.global_batch_size, recipe.micro_batch_size",
-            fix=f"make dp x micro batch one of {_listed(legal)}, or GBS a multiple of {per_step}",
-        )
-    accumulation = r.global_batch_size // per_step
-    if p.vpp > 1 and accumulation % p.pp:
-        raise ConfigError(
-            f"the interleaved schedule needs micro-batches per step ({accumulation}) divisible by pp {p.pp}",
-            where="parallel.vpp, recipe.micro_batch_size",
-            fix=f"make GBS / (dp x micro batch) a multiple of {p.pp}, or set parallel.vpp=1",
-        )
 
 
 def check_evaluation(config: Config, *, every_steps: int, first_step: int) -> None:
@@ -92,7 +72,7 @@ def check_memory(config: Config, memory: Memory) -> None:
         f"optimizer {memory.optimizer_gib:.1f}, activations {memory.activations_gib:.1f}, "
         f"workspace {memory.workspace_gib:.1f}",
         where="parallel.tp, parallel.pp, parallel.cp, recipe.recompute",
-        fix="raise parallel.tp (weights), parallel.cp (activations), or set recipe.recompute=full",
+        fix="raise parallel.tp (weights), parallel.cp (activations) or the number of GPUs, or set recipe.recompute=full",
     )
 
 
@@ -101,28 +81,43 @@ def deviations(config: Config) -> list[str]:
 
     Source: MLPerf training rules, llama2_70b_lora: fixed model, rows, LoRA, AdamW, clipping, target and schedule.
     """
+    if config.model.weights is Weights.random:
+        return ["model.weights is random, on rows made up in memory: it measures speed and trains nothing"]
     if config.task.benchmark != "llama2_70b_lora" or not config.task.submittable:
         return [f"task {config.task.name} is not an MLPerf benchmark"]
-    task, r, lora, m = config.task, config.recipe, config.task.lora, config.model
+    task, r = config.task, config.recipe
     found: list[tuple[str, object, object]] = [
-        *((f"model.{key}", getattr(m, key), want) for key, want in LLAMA2_70B.items()),
+        *_sizes(config),
         ("data", config.data.name, "gov_report"),
         ("data.source", config.data.source.name, "prepared"),
         ("data.answer_only", config.data.answer_only, True),
-        ("data.seq_length", config.data.seq_length, 8192),
-        ("data.train_rows", config.data.train_rows, 3901),
-        ("data.eval_rows", config.data.eval_rows, 173),
         ("task.target_eval_loss", task.target_eval_loss, 0.925),
-        ("task.lora.rank", lora and lora.rank, 16),
-        ("task.lora.alpha", lora and lora.alpha, 32),
-        ("task.lora.dropout", lora and lora.dropout, 0.1),
-        ("task.lora.target_modules", lora and sorted(lora.target_modules), sorted(LORA_TARGETS)),
         ("recipe.weight_decay", r.weight_decay, 0.0001),
         ("recipe.clip_grad", r.clip_grad, 0.3),
         ("recipe.eval_every_samples", r.eval_every_samples, 384),
         ("recipe.eval_skip", r.eval_skip, None),
     ]
     return [f"{key} is {got}, the rules say {want}" for key, got, want in found if got != want]
+
+
+def has_benchmark_shape(config: Config) -> bool:
+    """Return whether a training step and an evaluation are as much work as llama2_70b_lora's."""
+    return config.task.benchmark == "llama2_70b_lora" and all(got == want for _, got, want in _sizes(config))
+
+
+def _sizes(config: Config) -> list[tuple[str, object, object]]:
+    """Return the fixed values that decide how much work a step and an evaluation are, as (key, value, rule's value)."""
+    lora, m, d = config.task.lora, config.model, config.data
+    return [
+        *((f"model.{key}", getattr(m, key), want) for key, want in LLAMA2_70B.items()),
+        ("data.seq_length", d.seq_length, 8192),
+        ("data.train_rows", d.train_rows, 3901),
+        ("data.eval_rows", d.eval_rows, 173),
+        ("task.lora.rank", lora and lora.rank, 16),
+        ("task.lora.alpha", lora and lora.alpha, 32),
+        ("task.lora.dropout", lora and lora.dropout, 0.1),
+        ("task.lora.target_modules", lora and sorted(lora.target_modules), sorted(LORA_TARGETS)),
+    ]
 
 
 def _check_positive(config: Config) -> None:
@@ -138,9 +133,9 @@ def _check_positive(config: Config) -> None:
         "model.max_seq_length": m.max_seq_length,
         "model.rope_scaling_factor": m.rope_scaling_factor,
         "trials": config.trials,
-        "parallel.tp": p.tp,
-        "parallel.pp": p.pp,
-        "parallel.cp": p.cp,
+        "parallel.tp": 1 if p.tp is None else p.tp,
+        "parallel.pp": 1 if p.pp is None else p.pp,
+        "parallel.cp": 1 if p.cp is None else p.cp,
         "parallel.vpp": p.vpp,
         "cluster.num_nodes": c.num_nodes,
         "cluster.ranks_per_node": c.ranks_per_node,
@@ -183,6 +178,12 @@ def _check_positive(config: Config) -> None:
             where="recipe.lr_warmup_steps",
             fix=f"warm up for fewer than {r.max_steps} steps",
         )
+    if config.launch.profile and not r.warmup_iterations:
+        raise ConfigError(
+            "the profile is of the last warm-up step, and there is none",
+            where="launch.profile, recipe.warmup_iterations",
+            fix="set recipe.warmup_iterations to 2 or more, so that the one in the profile compiles nothing",
+        )
 
 
 def _check_heads(config: Config) -> None:
@@ -195,77 +196,18 @@ def _check_heads(config: Config) -> None:
         )
 
 
-def _check_tensor_parallel(config: Config) -> None:
-    tp, m, per_node = config.parallel.tp, config.model, config.cluster.ranks_per_node
-    unit = "GPUs" if config.cluster.device is Device.cuda else "ranks"
-
-    def divides(tp: int) -> bool:
-        return not any(n % tp for n in (m.num_attention_heads, m.num_query_groups, m.ffn_hidden_size, m.vocab_size))
-
-    legal = [n for n in range(1, per_node + 1) if divides(n)]
-    if not divides(tp):
-        raise ConfigError(
-            f"tp {tp} does not divide {m.num_attention_heads} heads, {m.num_query_groups} query groups, "
-            f"ffn {m.ffn_hidden_size} and vocabulary {m.vocab_size} of {m.name}",
-            where="parallel.tp",
-            fix=f"use one of {_listed(legal)}",
-        )
-    if tp > per_node:
-        raise ConfigError(
-            f"tp {tp} is above the {per_node} {unit} of a node: tensor parallelism must stay inside one",
-            where="parallel.tp, cluster.ranks_per_node",
-            fix=f"use one of {_listed(legal)}",
-        )
-
-
-def _check_pipeline(config: Config) -> None:
-    p, layers = config.parallel, config.model.num_layers
-    if layers % (p.pp * p.vpp):
-        legal = _divisors(layers)
-        raise ConfigError(
-            f"{layers} layers cannot be split evenly over pp {p.pp} x vpp {p.vpp}",
-            where="parallel.pp, parallel.vpp",
-            fix=f"make pp x vpp one of {_listed(legal)}",
-        )
-    if p.vpp > 1 and p.pp == 1:
-        raise ConfigError(
-            f"vpp {p.vpp} without a pipeline (pp 1)",
-            where="parallel.vpp",
-            fix="set parallel.pp to 2 or more, or parallel.vpp=1",
-        )
-
-
-def _check_sequence(config: Config) -> None:
-    p, s, m = config.parallel, config.data.seq_length, config.model
+def _check_positions(config: Config) -> None:
+    s, m = config.data.seq_length, config.model
     if s > m.max_seq_length and m.position is Position.learned:
         raise ConfigError(
             f"rows of {s} tokens, and {m.name} has learned positions for {m.max_seq_length}",
             where="data.seq_length, model.max_seq_length",
             fix=f"set data.seq_length to {m.max_seq_length} or less",
         )
-    if p.cp > 1 and s % (2 * p.cp):
-        raise ConfigError(
-            f"sequence length {s} cannot be cut into the 2 x cp = {2 * p.cp} chunks of context parallelism",
-            where="parallel.cp, data.seq_length",
-            fix=f"make the sequence length a multiple of {2 * p.cp}",
-        )
-    if p.sp and (p.tp == 1 or s % (p.tp * p.cp)):
-        raise ConfigError(
-            f"sequence parallelism needs tp above 1 and tp x cp to divide {s}; tp is {p.tp}, cp {p.cp}",
-            where="parallel.sp",
-            fix="set parallel.sp=false, or raise parallel.tp",
-        )
 
 
-def _check_world(config: Config) -> None:
-    p, c = config.parallel, config.cluster
-    num_ranks, per_replica = c.num_nodes * c.ranks_per_node, p.tp * p.pp * p.cp
-    if num_ranks % per_replica:
-        raise ConfigError(
-            f"{num_ranks} ranks cannot be split into replicas of tp {p.tp} x pp {p.pp} x cp {p.cp} = {per_replica}",
-            where="parallel.tp, parallel.pp, parallel.cp",
-            fix=f"make tp x pp x cp one of {_listed(_divisors(num_ranks))}, or set cluster.ranks_per_node={per_replica}",
-        )
+def _check_cluster(config: Config) -> None:
+    c = config.cluster
     if c.scheduler is Scheduler.local and c.num_nodes != 1:
         raise ConfigError(
             f"{c.num_nodes} nodes without a scheduler",
@@ -274,6 +216,51 @@ def _check_world(config: Config) -> None:
         )
     if c.device is Device.cuda and c.gpu is None and c.scheduler is not Scheduler.local:
         raise ConfigError("the GPU type is not said", where="cluster.gpu", fix="name it, its memory and peak rates")
+
+
+def _check_rates(config: Config) -> None:
+    rates = config.cluster.gpu.rates if config.cluster.gpu else None
+    if rates is None:
+        return
+    tables = {
+        "layer_tflop, bf16_tflops and fp8_tflops": (rates.layer_tflop, rates.bf16_tflops, rates.fp8_tflops),
+        "busbw_mib and busbw_gbs": (rates.busbw_mib, rates.busbw_gbs),
+    }
+    for names, (sizes, *columns) in tables.items():
+        is_rising = all(low < high for low, high in zip(sizes, sizes[1:], strict=False))
+        if not sizes or not is_rising or any(len(column) != len(sizes) for column in columns):
+            raise ConfigError(
+                f"{names} are no table: {sizes} with {', '.join(map(str, columns))}",
+                where="cluster.gpu.rates",
+                fix="list sizes that rise, and one rate for each",
+            )
+    single = (rates.attention_forward_tflops, rates.attention_backward_tflops, rates.sustained, rates.copy_gbs)
+    numbers = [*single, *itertools.chain(*itertools.chain(*tables.values()))]
+    if not all(0 < number < math.inf for number in numbers) or rates.sustained > 1:
+        raise ConfigError(
+            "rates are above 0 and finite, and sustained is at most 1",
+            where="cluster.gpu.rates",
+            fix="give what was measured, or set cluster.gpu.rates=null",
+        )
+
+
+def _check_precision(config: Config) -> None:
+    m = config.model
+    if config.precision is not Precision.fp8:
+        return
+    needed = {
+        "task.lora": ("null", config.task.lora is not None),
+        "model.norm": (m.norm.name, m.norm is Norm.RMSNorm),
+        "model.activation": (m.activation.name, m.activation is Activation.swiglu),
+        "model.position": (m.position.name, m.position is Position.rope),
+        "model.bias": (m.bias, not m.bias),
+    }
+    if unmet := {key: value for key, (value, is_met) in needed.items() if not is_met}:
+        raise ConfigError(
+            f"FP8 is for the frozen linears of a Llama under LoRA, and {_listed(f'{k} is {v}' for k, v in unmet.items())}",
+            where=f"precision, {_listed(unmet)}",
+            fix="set precision=bf16, or use task.lora, RMSNorm, swiglu, rope and no bias",
+        )
 
 
 def _check_lora(config: Config) -> None:
@@ -332,10 +319,6 @@ def walltime_min(config: Config) -> int | None:
 def job_min(trials: int, trial_min: int) -> int:
     """Return the minutes of a job of so many trials."""
     return 5 + trials * (trial_min + 5)
-
-
-def _divisors(n: int) -> list[int]:
-    return [d for d in range(1, n + 1) if n % d == 0]
 
 
 def _listed(values: Iterable[object]) -> str:

@@ -50,20 +50,23 @@ def run(plan: Plan, config_yaml: str) -> int:
             folders.write(folder / folders.STATUS, status)
         if status["exit_code"]:
             console.print(f"to have it explained: python -m bench why {short(folder)}")
+        elif planning.is_random(plan.config):
+            console.print(f"beside published systems: python -m bench report {short(folder)}")
         elif plan.trials[1:]:
             console.print(f"what the trials are worth together: python -m bench score {short(folder)}")
     return int(status["exit_code"])
 
 
 def _work(plan: Plan, folder: Path, console: "Console") -> bool:
-    prepare, *trial_steps = plan.steps
-    if planning.is_prepared(plan):
+    if planning.is_random(plan.config):
+        console.print("nothing to prepare: random weights, random rows")
+    elif planning.is_prepared(plan):
         console.print("prepared before: rows and base checkpoint are there")
     else:
         console.print("preparing (not timed): rows, then the base checkpoint")
-        _follow(plan.base or plan, prepare, folder, console)
+        _follow(plan.base or plan, plan.steps[0], folder, console)
     proven = True
-    for trial, step in zip(plan.trials, trial_steps, strict=True):
+    for trial, step in zip(plan.trials, planning.trial_steps(plan), strict=True):
         ledger.begin(folder, trial, attempts=1)
         try:
             _follow(plan, step, folder, console)

@@ -51,6 +51,11 @@ class Log:
         return BENCHMARKS.get(self.text(mllog.SUBMISSION_BENCHMARK) or "")
 
     @property
+    def is_throughput_only(self) -> bool:
+        """Whether the weights are random: how fast they train is measured, and nothing else."""
+        return any(event.value == mllog.RANDOM for event in self.all(mllog.INITIAL_WEIGHTS))
+
+    @property
     def is_open(self) -> bool:
         return self.text(mllog.SUBMISSION_DIVISION) == "open"
 

@@ -1,23 +1,47 @@
-"""How many parameters a rank holds, and what a training step needs of its GPU's memory.
+"""What a training step needs of its GPU's memory, and what has to be recomputed for it to fit.
 
-Counts are exact for megatron-core's GPTModel; bytes are an estimate, for a plan to be judged by before it is queued.
-Splits are taken as legal (`bench.plan` refuses the others): tp divides heads, query groups, MLP and vocabulary, pp * vpp
-divides the layers.
+Bytes are an estimate, for a plan to be judged by before it is queued. Splits are taken as legal (`bench.plan` refuses the
+others).
 """
 
-from collections.abc import Iterable
+from bisect import bisect_left
 from dataclasses import dataclass
 
-from bench.schema import Activation, Config, Device, Lora, Model, Norm, Position, Precision, Recompute
+from bench.parameters import kv_size, linear_weights, linears, lora_parameters, parameters, rank_parameters
+from bench.schema import Config, Device, Gpu, Lora, Precision, Recompute
+from bench.world import World, num_microbatches, tokens
 
 GIB = 2**30
 MAIN_GRADIENT_BYTES = 4
-ADAM_BYTES = 8
-"""First and second moment in FP32."""
-CUDA_ALLOWANCE_GIB = 3.0
-"""CUDA context, cuBLAS workspaces, NCCL channels, allocator slack: assumed, not measured."""
+ADAM_BYTES = 12
+"""Weight, first and second moment in FP32."""
+SCALE_BYTES = 4
+"""Of a row in FP8; also 1 / rms of a row."""
+CUDA_ALLOWANCE_GIB = 2.5
+"""What nvidia-smi shows beyond torch's peak of allocations (context, kernels, NCCL, slack of the allocator), less what it could give back.
 
-_BYTES = {Precision.fp32: 4, Precision.bf16: 2}
+Source: docs/results/2026-11-21-fp8.md, 3.7 GiB where there was room, of it 1.7 outside of torch.
+"""
+HIDDEN_BYTES = 8
+"""Per hidden number of a token, while one layer works: gradients of the residual and of a norm, in BF16 and FP8. Assumed."""
+FIT_MARGIN_GIB = 1.0
+"""What recompute=fit leaves free, since this is an estimate. Assumed."""
+
+BYTES = {Precision.fp32: 4, Precision.bf16: 2, Precision.fp8: 2}
+"""Of a number outside of the FP8 products."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recomputed:
+    """What the backward pass of every rank computes again: whole layers, or the output of qkv or fc1 in some of its layers."""
+
+    full: bool
+    qkv_layers: int
+    fc1_layers: int
+
+
+NOTHING = Recomputed(full=False, qkv_layers=0, fc1_layers=0)
+EVERYTHING = Recomputed(full=True, qkv_layers=0, fc1_layers=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,186 +65,61 @@ class Memory:
     rank_trainable_parameters: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Linear:
-    """A projection of every layer; TP splits its outputs (column-parallel) or its inputs (row-parallel)."""
+def estimate(config: Config, world: World, recomputed: Recomputed) -> Memory:
+    """Return what training needs on a GPU of the pipeline stage that needs most.
 
-    num_in: int
-    num_out: int
-    is_column: bool
-
-
-def _norm_size(model: Model) -> int:
-    return model.hidden_size * (2 if model.norm is Norm.LayerNorm else 1)
-
-
-def _linears(model: Model) -> dict[str, _Linear]:
-    """Return a layer's projections by megatron-core's names."""
-    hidden, ffn = model.hidden_size, model.ffn_hidden_size
-    kv = hidden // model.num_attention_heads * model.num_query_groups
-    gates = 2 if model.activation is Activation.swiglu else 1
-    return {
-        "linear_qkv": _Linear(hidden, hidden + 2 * kv, True),
-        "linear_proj": _Linear(hidden, hidden, False),
-        "linear_fc1": _Linear(hidden, gates * ffn, True),
-        "linear_fc2": _Linear(ffn, hidden, False),
-    }
-
-
-def _adapted(model: Model, lora: Lora) -> Iterable[_Linear]:
-    linears = _linears(model)
-    for name in lora.target_modules:
-        yield linears[name]
-
-
-def _layer_parameters(model: Model, tp: int) -> int:
-    """Return a TP rank's share of one layer; norms and row-parallel biases are whole on every rank."""
-    count = 2 * _norm_size(model)
-    for linear in _linears(model).values():
-        count += linear.num_in * linear.num_out // tp
-        if model.bias:
-            count += linear.num_out // tp if linear.is_column else linear.num_out
-    return count
-
-
-def _adapter_parameters(model: Model, lora: Lora, tp: int) -> int:
-    """Return a TP rank's share of one layer's adapters: the side of A or B that faces the split is split with it."""
-    count = 0
-    for linear in _adapted(model, lora):
-        whole, split = (linear.num_in, linear.num_out) if linear.is_column else (linear.num_out, linear.num_in)
-        count += lora.rank * (whole + split // tp)
-    return count
-
-
-def rank_parameters(model: Model, lora: Lora | None, *, tp: int, pp: int, pp_rank: int) -> tuple[int, int]:
-    """Return the parameters that a rank of pipeline stage pp_rank holds: of the model, and of its adapters.
-
-    Interleaving (vpp) changes which layers a stage holds, not how many. Tied embeddings live on both ends of a pipeline.
+    The distributed optimizer shards its states over dp * cp ranks.
     """
-    num_layers, vocab = model.num_layers // pp, model.vocab_size // tp * model.hidden_size
-    base = num_layers * _layer_parameters(model, tp)
-    if pp_rank == 0:
-        base += vocab
-        if model.position is Position.learned:
-            base += model.max_seq_length * model.hidden_size
-    if pp_rank == pp - 1:
-        base += _norm_size(model)
-        if pp > 1 or not model.tied_embeddings:
-            base += vocab
-    return base, num_layers * _adapter_parameters(model, lora, tp) if lora else 0
+    stages = [_stage(config, world, recomputed, pp_rank) for pp_rank in range(world.pp)]
+    return max(stages, key=lambda stage: stage.total_gib)
 
 
-def parameters(model: Model) -> int:
-    """Return the model's parameters, with the vocabulary as configured and tied embeddings counted once."""
-    return rank_parameters(model, None, tp=1, pp=1, pp_rank=0)[0]
+def recompute(config: Config, world: World) -> Recomputed:
+    """Return what the recipe says; for `fit` as little as leaves FIT_MARGIN_GIB free, and nothing where no GPU is known.
 
-
-def lora_parameters(model: Model, lora: Lora) -> int:
-    """Return the adapters' parameters, all of them trainable."""
-    return model.num_layers * _adapter_parameters(model, lora, 1)
-
-
-def _kept_input_bytes(name: str, lora: Lora | None, size: int) -> int:
-    """Return bytes kept per number of a projection's input, for the gradient of its weights or of its adapter's."""
-    if lora is None or (name in lora.target_modules and not lora.dropout):
-        return 0 if name == "linear_proj" else size  # attention keeps its output, which is proj's input, anyway
-    return size + 1 if name in lora.target_modules else 0  # dropout's output and its mask
-
-
-def _layer_bytes(config: Config) -> float:
-    """Return bytes that one layer keeps per token of one micro-batch for its backward pass.
-
-    Flash attention and a fused activation; p bytes per number, width h, K or V width k, MLP width f, sequence S.
-
-    | kept                       | bytes             | split over | for the                                 |
-    | -------------------------- | ----------------- | ---------- | --------------------------------------- |
-    | inputs of the two norms    | 2 p h             | tp if sp   | norms' backward, frozen or not          |
-    | inputs of qkv and fc1      | 2 p h             | tp if sp   | weights' gradient: not kept when frozen |
-    | q, k, v                    | p (h + 2 k)       | tp         | attention's backward                    |
-    | attention's output         | p h               | tp         | same, and proj's weights' gradient      |
-    | softmax statistics         | 4 heads           | tp         | attention's backward                    |
-    | fc1's output               | p f, swiglu 2 p f | tp         | activation's backward                   |
-    | input of fc2               | p f               | tp         | weights' gradient: not kept when frozen |
-    | scores when cp > 1         | 2 p heads S       | tp         | no flash kernel takes cp's mask         |
-    | LoRA: dropout(x), its mask | (p + 1) width(x)  | as x       | gradient of A                           |
-    | LoRA: A dropout(x)         | p rank            | nothing    | gradient of B                           |
-
-    Without dropout an adapter keeps x itself, which attention already keeps for proj. In BF16 a GPT layer (k = h,
-    f = 4 h) comes to 32 h, which is Korthikanti et al. 2022's 34 h less its two dropout masks.
+    In FP8 first the outputs of qkv, which free most bytes for their time, then those of fc1, each in as few layers as suffice;
+    otherwise, and if that is not enough, whole layers.
     """
-    model, lora, size, tp = config.model, config.task.lora, _BYTES[config.precision], config.parallel.tp
-    sequence_tp, linears = tp if config.parallel.sp else 1, _linears(model)
-    kept = 2 * size * model.hidden_size / sequence_tp
-    kept += size * (linears["linear_qkv"].num_out + model.hidden_size + linears["linear_fc1"].num_out) / tp
-    kept += 4 * model.num_attention_heads / tp
-    if config.parallel.cp > 1:
-        kept += 2 * size * model.num_attention_heads * config.data.seq_length / tp
-    for name, linear in linears.items():
-        split = sequence_tp if linear.is_column else tp
-        kept += linear.num_in * _kept_input_bytes(name, lora, size) / split
-    if lora:
-        kept += size * lora.rank * len(lora.target_modules)
-    return kept
+    asked, gpu = config.recipe.recompute, _gpu(config)
+    if asked is not Recompute.fit:
+        return EVERYTHING if asked is Recompute.full else NOTHING
+    if gpu is None:
+        return NOTHING
+    limit_gib = gpu.memory_gib - FIT_MARGIN_GIB
+    most = config.model.num_layers // world.pp if config.precision is Precision.fp8 else 0
+
+    def fits(recomputed: Recomputed) -> bool:
+        return estimate(config, world, recomputed).total_gib <= limit_gib
+
+    by_qkv = [Recomputed(full=False, qkv_layers=n, fc1_layers=0) for n in range(1, most + 1)]
+    by_fc1 = [Recomputed(full=False, qkv_layers=most, fc1_layers=n) for n in range(1, most + 1)]
+    for choices in ([NOTHING], by_qkv, by_fc1):  # within each, more layers always need less
+        first = bisect_left(choices, True, key=fits)
+        if first < len(choices):
+            return choices[first]
+    return EVERYTHING
 
 
-def _layers_in_flight(config: Config, dp: int, pp_rank: int) -> float:
-    """Return how many layers' activations a stage holds at once, each of one micro-batch.
-
-    A stage runs ahead by its warm-up and one more: min(pp - pp_rank, micro-batches) times its layers in 1F1B.
-    Interleaved, given enough micro-batches, the first holds num_layers * (1 + (pp - 1) / (pp * vpp)).
-
-    Source: megatron-core 0.16.1, pipeline_parallel.schedules.get_pp_rank_microbatches.
-    """
-    pp, vpp = config.parallel.pp, config.parallel.vpp
-    num_microbatches = max(1, config.recipe.global_batch_size // (dp * config.recipe.micro_batch(dp)))
-    ahead = pp - pp_rank - 1 if vpp == 1 else 2 * (pp - pp_rank - 1) + (vpp - 1) * pp
-    return min(ahead + 1, num_microbatches * vpp) * config.model.num_layers / (pp * vpp)
+def _gpu(config: Config) -> Gpu | None:
+    return config.cluster.gpu if config.cluster.device is Device.cuda else None
 
 
-def _tokens(config: Config, dp: int) -> float:
-    """Return the tokens of one micro-batch that one rank sees."""
-    return config.recipe.micro_batch(dp) * config.data.seq_length / config.parallel.cp
-
-
-def _activation_bytes(config: Config, dp: int, pp_rank: int) -> float:
-    """Return what a stage's layers keep for backward: everything, or their inputs and everything of one of them.
-
-    The embedding's output, the final norm and transient gradients are left out.
-    """
-    layer, layers = _layer_bytes(config), _layers_in_flight(config, dp, pp_rank)
-    if config.recipe.recompute is Recompute.none:
-        return _tokens(config, dp) * layers * layer
-    split = config.parallel.tp if config.parallel.sp else 1
-    layer_input = _BYTES[config.precision] * config.model.hidden_size / split
-    return _tokens(config, dp) * (layers * layer_input + layer - layer_input)
-
-
-def _workspace_bytes(config: Config, dp: int, pp_rank: int) -> float:
-    """Return the last stage's logits (as computed, in FP32, their gradient), and on a GPU CUDA's own."""
-    workspace = CUDA_ALLOWANCE_GIB * GIB if config.cluster.device is Device.cuda else 0.0
-    if pp_rank == config.parallel.pp - 1:
-        logits = _tokens(config, dp) * config.model.vocab_size / config.parallel.tp
-        workspace += logits * (_BYTES[config.precision] + 4 + 4)
-    return workspace
-
-
-def _stage(config: Config, dp: int, pp_rank: int) -> Memory:
+def _stage(config: Config, world: World, recomputed: Recomputed, pp_rank: int) -> Memory:
     """Return what a rank of one pipeline stage needs."""
-    model, lora, split, size = config.model, config.task.lora, config.parallel, _BYTES[config.precision]
-    base, adapters = rank_parameters(model, lora, tp=split.tp, pp=split.pp, pp_rank=pp_rank)
+    model, lora, size = config.model, config.task.lora, BYTES[config.precision]
+    base, adapters = rank_parameters(model, lora, tp=world.tp, pp=world.pp, pp_rank=pp_rank)
     trainable = adapters if lora else base
-    master_bytes = 4 if config.precision is Precision.bf16 else 0
-    shards = dp * split.cp if split.distributed_optimizer else 1
+    shards = world.dp * world.cp if config.parallel.distributed_optimizer else 1
     parts = {
-        "base_weights_gib": base * size / GIB,
+        "base_weights_gib": (base * size - _saved_by_fp8(config, world)) / GIB,
         "adapter_weights_gib": adapters * size / GIB,
         "gradients_gib": trainable * MAIN_GRADIENT_BYTES / GIB,
-        "optimizer_gib": trainable * (master_bytes + ADAM_BYTES) / shards / GIB,
-        "activations_gib": _activation_bytes(config, dp, pp_rank) / GIB,
-        "workspace_gib": _workspace_bytes(config, dp, pp_rank) / GIB,
+        "optimizer_gib": trainable * ADAM_BYTES / shards / GIB,
+        "activations_gib": _activation_bytes(config, world, recomputed, pp_rank) / GIB,
+        "workspace_gib": _workspace_bytes(config, world, recomputed, pp_rank) / GIB,
     }
     total_gib = sum(parts.values())
-    gpu = config.cluster.gpu if config.cluster.device is Device.cuda else None
+    gpu = _gpu(config)
     adapters_total = lora_parameters(model, lora) if lora else 0
     return Memory(
         **parts,
@@ -234,10 +133,159 @@ def _stage(config: Config, dp: int, pp_rank: int) -> Memory:
     )
 
 
-def estimate(config: Config, *, dp: int) -> Memory:
-    """Return what training needs on a GPU of the pipeline stage that needs most.
+def _saved_by_fp8(config: Config, world: World) -> int:
+    """Return by how many bytes a stage's frozen linears are smaller in FP8 than in BF16."""
+    if config.precision is not Precision.fp8:
+        return 0
+    return config.model.num_layers // world.pp * linear_weights(config.model) // world.tp
 
-    dp counts replicas of the model; the distributed optimizer shards its states over dp * cp ranks.
+
+def _activation_bytes(config: Config, world: World, recomputed: Recomputed, pp_rank: int) -> float:
+    """Return what a stage's layers keep for backward; if whole layers are recomputed, their inputs and all of one of them.
+
+    The embedding's output and the final norm are left out.
     """
-    stages = [_stage(config, dp, pp_rank) for pp_rank in range(config.parallel.pp)]
-    return max(stages, key=lambda stage: stage.total_gib)
+    layer, in_flight = _layer_bytes(config, world), _layers_in_flight(config, world, pp_rank)
+    if recomputed.full:
+        layer_input = BYTES[config.precision] * config.model.hidden_size / world.sequence_tp
+        return tokens(config, world) * (in_flight * layer_input + layer - layer_input)
+    freed = recomputed.qkv_layers * _qkv_bytes(config, world) + recomputed.fc1_layers * _fc1_bytes(config, world)
+    return tokens(config, world) * in_flight * (layer - freed * world.pp / config.model.num_layers)
+
+
+def _layers_in_flight(config: Config, world: World, pp_rank: int) -> float:
+    """Return how many layers' activations a stage holds at once, each of one micro-batch.
+
+    A stage runs ahead by its warm-up and one more: min(pp - pp_rank, micro-batches) times its layers in 1F1B.
+    Interleaved, given enough micro-batches, the first holds num_layers * (1 + (pp - 1) / (pp * vpp)).
+
+    Source: megatron-core 0.16.1, pipeline_parallel.schedules.get_pp_rank_microbatches.
+    """
+    pp, vpp = world.pp, world.vpp
+    ahead = pp - pp_rank - 1 if vpp == 1 else 2 * (pp - pp_rank - 1) + (vpp - 1) * pp
+    return min(ahead + 1, num_microbatches(config, world) * vpp) * config.model.num_layers / (pp * vpp)
+
+
+def _layer_bytes(config: Config, world: World) -> float:
+    """Return bytes that one layer keeps per token of one micro-batch for its backward pass, where nothing is recomputed."""
+    return _fp8_bytes(config, world) if config.precision is Precision.fp8 else _plain_bytes(config, world)
+
+
+def _fp8_bytes(config: Config, world: World) -> float:
+    """Return what an FP8 layer keeps per token. Hidden width h, K or V width k, MLP width f.
+
+    | kept                                       | bytes          | split over |
+    | ------------------------------------------ | -------------- | ---------- |
+    | inputs of qkv and fc1, normalised, in FP8  | 2 h            | tp if sp   |
+    | their rows' scales, and 1 / rms            | 16             | nothing    |
+    | q, k, v after RoPE                         | 2 (h + 2 k)    | tp         |
+    | attention's output                         | 2 h            | tp         |
+    | softmax statistics                         | 4 heads        | tp         |
+    | gate and up, in FP8 with a scale each      | 2 f; 8         | tp; nothing |
+    | LoRA: A dropout(x)                         | 2 rank         | nothing    |
+
+    The residual is not kept: a norm's backward takes its output. Dropout's masks are made again from their seeds.
+    """
+    model, lora, tp = config.model, config.task.lora, world.tp
+    assert lora is not None
+    kept = 2 * (model.hidden_size / world.sequence_tp + 2 * SCALE_BYTES)
+    kept += _qkv_bytes(config, world) + _fc1_bytes(config, world)
+    kept += (2 * model.hidden_size + 4 * model.num_attention_heads) / tp
+    return kept + 2 * lora.rank * len(lora.target_modules)
+
+
+def _qkv_bytes(config: Config, world: World) -> float:
+    """Return what a layer keeps of qkv's output per token in BF16."""
+    return 2 * linears(config.model)["linear_qkv"].num_out / world.tp
+
+
+def _fc1_bytes(config: Config, world: World) -> float:
+    """Return what a layer keeps of fc1's output per token in FP8."""
+    return linears(config.model)["linear_fc1"].num_out / world.tp + 2 * SCALE_BYTES
+
+
+def _plain_bytes(config: Config, world: World) -> float:
+    """Return what a BF16 or FP32 layer keeps per token, with fused attention and activation.
+
+    p bytes per number, hidden width h, K or V width k, MLP width f.
+
+    | kept                       | bytes             | split over | for the                                 |
+    | -------------------------- | ----------------- | ---------- | --------------------------------------- |
+    | inputs of the two norms    | 2 p h             | tp if sp   | norms' backward, frozen or not          |
+    | inputs of qkv and fc1      | 2 p h             | tp if sp   | weights' gradient: not kept when frozen |
+    | q, k, v                    | p (h + 2 k)       | tp         | attention's backward                    |
+    | attention's output         | p h               | tp         | same, and proj's weights' gradient      |
+    | softmax statistics         | 4 heads           | tp         | attention's backward                    |
+    | fc1's output               | p f, swiglu 2 p f | tp         | activation's backward                   |
+    | input of fc2               | p f               | tp         | weights' gradient: not kept when frozen |
+    | LoRA: dropout(x), its mask | (p + 1) width(x)  | as x       | gradient of A                           |
+    | LoRA: A dropout(x)         | p rank            | nothing    | gradient of B                           |
+
+    Without dropout an adapter keeps x itself, which attention already keeps for proj. In BF16 a GPT layer (k = h,
+    f = 4 h) comes to 32 h, which is Korthikanti et al. 2022's 34 h less its two dropout masks.
+    """
+    model, lora, size, tp = config.model, config.task.lora, BYTES[config.precision], world.tp
+    projections = linears(model)
+    kept = 2 * size * model.hidden_size / world.sequence_tp
+    kept += size * (projections["linear_qkv"].num_out + model.hidden_size + projections["linear_fc1"].num_out) / tp
+    kept += 4 * model.num_attention_heads / tp
+    for name, linear in projections.items():
+        split = world.sequence_tp if linear.is_column else tp
+        kept += linear.num_in * _kept_input_bytes(name, lora, size) / split
+    if lora:
+        kept += size * lora.rank * len(lora.target_modules)
+    return kept
+
+
+def _kept_input_bytes(name: str, lora: Lora | None, size: int) -> int:
+    """Return bytes kept per number of a projection's input, for the gradient of its weights or of its adapter's."""
+    if lora is None or (name in lora.target_modules and not lora.dropout):
+        return 0 if name == "linear_proj" else size  # attention keeps its output, which is proj's input, anyway
+    return size + 1 if name in lora.target_modules else 0  # dropout's output and its mask
+
+
+def _workspace_bytes(config: Config, world: World, recomputed: Recomputed, pp_rank: int) -> float:
+    """Return the larger of one layer at work and, on the last stage, the logits; and on a GPU CUDA's own.
+
+    The logits' gradient takes their place. They come after the last layer and before its backward.
+    """
+    at_work = _transient_bytes(config, world, recomputed)
+    if pp_rank == world.pp - 1:
+        logits = tokens(config, world) * config.model.vocab_size / world.tp
+        at_work = max(at_work, logits * BYTES[config.precision])
+    own = CUDA_ALLOWANCE_GIB * GIB + _turned_bytes(config, world) if config.cluster.device is Device.cuda else 0.0
+    return at_work + own
+
+
+def _turned_bytes(config: Config, world: World) -> float:
+    """Return the two buffers for transposed weights: FP8 products of Hopper want the summed axis of both operands last."""
+    if config.precision is not Precision.fp8:
+        return 0.0
+    return 2 * max(linear.weights for linear in linears(config.model).values()) / world.tp
+
+
+def _transient_bytes(config: Config, world: World, recomputed: Recomputed) -> float:
+    """Return what one layer holds beside what it keeps, at its worst moment; an estimate.
+
+    p bytes per number, q per quantised one (in FP8 1, else p), o the width of fc1's output, w of qkv's, split over tp:
+
+    | moment               | per token                                                                                |
+    | -------------------- | ---------------------------------------------------------------------------------------- |
+    | forward of the MLP   | fc1's output p o, the activation q f                                                     |
+    | its backward         | gradients of the activation p f and of fc1's output q o; p o more if that is recomputed   |
+    | attention's backward | gradients of its output p h and of qkv's p w; p w more if recomputed; with cp every rank's |
+    |                      | k and v and their gradients, 4 p k cp                                                    |
+
+    The transposed weights of FP8 have buffers of their own, `_turned_bytes`.
+    """
+    model, size = config.model, BYTES[config.precision]
+    is_fp8 = config.precision is Precision.fp8
+    fc1, qkv = linears(model)["linear_fc1"], linears(model)["linear_qkv"]
+    stored = 1 if is_fp8 else size
+    forward = size * fc1.num_out + stored * model.ffn_hidden_size
+    mlp = size * model.ffn_hidden_size + (stored + (size if recomputed.fc1_layers else 0)) * fc1.num_out
+    attention = size * (model.hidden_size + (2 if recomputed.qkv_layers else 1) * qkv.num_out)
+    if world.cp > 1:
+        attention += 4 * size * kv_size(model) * world.cp
+    count = tokens(config, world)
+    return max(forward, mlp, attention) * count / world.tp + HIDDEN_BYTES * model.hidden_size * count

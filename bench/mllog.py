@@ -42,6 +42,14 @@ TENSOR_PARALLELISM, PIPELINE_PARALLELISM = "tensor_parallelism", "pipeline_paral
 CONTEXT_PARALLELISM, EXPERT_PARALLELISM = "context_parallelism", "expert_parallelism"
 CONFIG_FILENAME = "config_filename"
 
+INITIAL_WEIGHTS, RANDOM = "initial_weights", "random"
+"""Ours, as what follows: the model was not trained before, and its rows are random; metadata.shape_of: the benchmark it is as large as."""
+MODEL_TFLOP_PER_SAMPLE, ACCELERATOR_PEAK_TFLOPS = "model_tflop_per_sample", "accelerator_peak_tflops"
+PEAK_MEMORY = "peak_memory_gib"
+"""Of the fullest rank from run_start to run_stop: {allocated, reserved}, and what the plan {estimated}."""
+STEP_TIMES = "step_times"
+"""In tracked_stats: seconds of each step since the last such record."""
+
 SUCCESS, ABORTED = "success", "aborted"
 """What run_stop's metadata.status may say."""
 

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from bench import mllog
-from bench.log import number
-from bench.reader import Event
+from bench.log import Log, number
+from bench.reader import Event, is_number
 
 _COUNTS = {
     *(mllog.RUN_START, mllog.RUN_STOP, mllog.BLOCK_START, mllog.BLOCK_STOP),
@@ -22,6 +22,33 @@ class Stretch:
     trained: float
     """Samples within it."""
     time_ms: float
+
+
+def step_times_ms(log: Log) -> list[tuple[float, float]]:
+    """Return (samples, milliseconds) of each step, as a run of ours lists them; empty where none are listed."""
+    found: list[tuple[float, float]] = []
+    gbs = log.integer(mllog.GLOBAL_BATCH_SIZE)
+    for event in log.all(mllog.TRACKED_STATS):
+        samples, listed = number(event.metadata.get("samples_count")), None
+        if isinstance(event.value, dict):
+            listed = event.value.get(mllog.STEP_TIMES)
+        if not gbs or samples is None or not isinstance(listed, list) or not all(map(is_number, listed)):
+            continue
+        first = samples - gbs * (len(listed) - 1)
+        found += [(first + gbs * place, 1000 * seconds) for place, seconds in enumerate(listed) if seconds > 0]
+    return found
+
+
+def eval_times_s(events: Iterable[Event]) -> list[float]:
+    """Return the seconds of each evaluation, from eval_start to eval_stop."""
+    times, since = [], None
+    for event in events:
+        if event.key == mllog.EVAL_START:
+            since = event.time_ms
+        elif event.key == mllog.EVAL_STOP and since is not None:
+            times.append((event.time_ms - since) / 1000)
+            since = None
+    return [time for time in times if time >= 0]
 
 
 def stretches(events: Iterable[Event]) -> Iterator[Stretch]:

@@ -14,9 +14,10 @@ from bench import judge, mllog, reader
 from bench import log as logs
 from bench.judge import Finding
 from bench.log import Log, number
-from bench.pace import Stretch, stretches
+from bench.pace import Stretch, eval_times_s, step_times_ms, stretches
 from bench.reader import is_number, printable
 
+THROUGHPUT_ONLY = "random weights: throughput only, never a time to train or a score"
 UNVERIFIED = "Unverified. Result not verified by MLCommons Association."
 """What stands beside every number of ours that looks like a score."""
 
@@ -46,6 +47,17 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PeakMemory:
+    """GiB that the fullest GPU held at most while the clock ran."""
+
+    allocated: float
+    reserved: float | None
+    """With what the allocator kept besides."""
+    estimated: float | None
+    """What the plan expected."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
     """One of the trials of a log: from its run_start (or its first record, for the first one) on."""
 
@@ -72,7 +84,12 @@ class Result:
     """As run_stop gives it: success or aborted."""
     run_start_ms: int | None
     run_stop_ms: int | None
+    throughput_only: bool
+    """The weights are random: no number of this log is a time to train."""
+    shape_of: str | None
+    """The benchmark that such a run is as much work as, a step and an evaluation."""
     minutes: float | None
+    """From run_start to run_stop; None for random weights."""
     init_s: float | None
     """First init_start to init_stop, in seconds."""
     evaluations: tuple[Evaluation, ...]
@@ -90,19 +107,28 @@ class Result:
     seed: int | None
     global_batch_size: int | None
     step_time_ms: Spread | None
-    """Of an optimizer step; each measurement is the mean over the steps between two log lines of one training block.
+    """Of an optimizer step: of each, where the log lists them, else means over the steps between two log lines of one training block.
 
     Where no record counts samples, what the run itself tracked."""
     step_times_ms: tuple[tuple[float, float], ...]
     """(samples, step time) of each measurement, in order."""
     eval_time_s: float | None
     """Median of eval_start to eval_stop, in seconds."""
+    eval_times_s: tuple[float, ...]
+    """Of each evaluation, in order."""
     throughput_samples_s: float | None
     """Samples trained on over the time spent training, evaluations apart."""
     num_gpus: int | None
     """As the log's SYSJSON record or num_ranks says."""
     tokens_s_gpu: float | None
     """Throughput times sequence length over num_gpus."""
+    tflop_per_sample: float | None
+    """Of the model, forward and backward, as the run worked it out (`bench.flops`)."""
+    tflops_gpu: float | None
+    """Throughput times tflop_per_sample over num_gpus."""
+    mfu: float | None
+    """tflops_gpu over the peak that the log names: model FLOPs utilization, 0 to 1."""
+    peak_memory_gib: PeakMemory | None
     system: dict[str, Any]
     """The log's SYSJSON record: what the system description of a submission is filled from; empty where there is none."""
     hyperparameters: dict[str, Any]
@@ -134,10 +160,13 @@ def result(log: Log, file: str, system: dict[str, Any]) -> Result:
     reached = one.first_reached
     training, gbs = tuple(stretches(one.events)), log.integer(mllog.GLOBAL_BATCH_SIZE)
     timed = [stretch for stretch in training if stretch.time_ms > 0]
-    step_times = tuple((s.samples, s.time_ms * gbs / s.trained) for s in timed) if gbs and gbs > 0 else ()
+    between_lines = tuple((s.samples, s.time_ms * gbs / s.trained) for s in timed) if gbs and gbs > 0 else ()
+    step_times = tuple(step_times_ms(one)) or between_lines
     throughput = _throughput(training) or _median(_tracked(one, "throughput"))
     num_gpus = _num_gpus(log, system)
-    tokens = _sequence_length(log)
+    per_gpu = throughput / num_gpus if throughput and num_gpus else None
+    tokens, eval_times = _sequence_length(log), eval_times_s(one.events)
+    tflop_per_sample, tflops_gpu, mfu = _arithmetic(log, per_gpu)
     findings = judge.judge(log)
     return Result(
         file=file,
@@ -148,7 +177,9 @@ def result(log: Log, file: str, system: dict[str, Any]) -> Result:
         status=_text(stop.metadata.get("status")) if stop else None,
         run_start_ms=start.time_ms if start else None,
         run_stop_ms=stop.time_ms if stop else None,
-        minutes=judge.minutes(one),
+        throughput_only=log.is_throughput_only,
+        shape_of=_shape_of(log),
+        minutes=None if log.is_throughput_only else judge.minutes(one),
         init_s=_init_s(one),
         evaluations=tuple(
             Evaluation(log.samples(e), e.value, e.line, e.time_ms, _text(e.metadata.get("metric")))
@@ -164,10 +195,15 @@ def result(log: Log, file: str, system: dict[str, Any]) -> Result:
         global_batch_size=gbs,
         step_time_ms=spread([time_ms for _, time_ms in step_times] or _tracked(one, "train_step_time", scale=1000)),
         step_times_ms=step_times,
-        eval_time_s=_eval_time_s(one),
+        eval_time_s=_median(eval_times),
+        eval_times_s=tuple(eval_times),
         throughput_samples_s=throughput,
         num_gpus=num_gpus,
-        tokens_s_gpu=throughput * tokens / num_gpus if throughput and tokens and num_gpus else None,
+        tokens_s_gpu=per_gpu * tokens if per_gpu and tokens else None,
+        tflop_per_sample=tflop_per_sample,
+        tflops_gpu=tflops_gpu,
+        mfu=mfu,
+        peak_memory_gib=_peak_memory(log),
         system=system,
         hyperparameters=_hyperparameters(log),
         trials=tuple(_span(trial) for trial in log.trials()),
@@ -224,15 +260,25 @@ def _median(values: Sequence[float]) -> float | None:
     return median(values) if values else None
 
 
-def _eval_time_s(log: Log) -> float | None:
-    times, since = [], None
-    for event in log.events:
-        if event.key == mllog.EVAL_START:
-            since = event.time_ms
-        elif event.key == mllog.EVAL_STOP and since is not None:
-            times.append((event.time_ms - since) / 1000)
-            since = None
-    return _median([time for time in times if time >= 0])
+def _shape_of(log: Log) -> str | None:
+    said = log.single(mllog.INITIAL_WEIGHTS)
+    return _text(said.metadata.get("shape_of")) if said and log.is_throughput_only else None
+
+
+def _arithmetic(log: Log, samples_s_gpu: float | None) -> tuple[float | None, float | None, float | None]:
+    """Return the TFLOP of a sample, TFLOP/s per GPU and their share of the peak, as far as the log says."""
+    work, peak = number(log.value(mllog.MODEL_TFLOP_PER_SAMPLE)), number(log.value(mllog.ACCELERATOR_PEAK_TFLOPS))
+    rate = samples_s_gpu * work if samples_s_gpu and work else None
+    return work, rate, rate / peak if rate and peak and peak > 0 else None
+
+
+def _peak_memory(log: Log) -> PeakMemory | None:
+    said = log.value(mllog.PEAK_MEMORY)
+    if not isinstance(said, dict) or (allocated := number(said.get("allocated"))) is None:
+        return None
+    return PeakMemory(
+        allocated=allocated, reserved=number(said.get("reserved")), estimated=number(said.get("estimated"))
+    )
 
 
 def _num_gpus(log: Log, system: dict[str, Any]) -> int | None:

@@ -17,32 +17,19 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from bench import limits
+from bench import flops, layout, limits
+from bench.cost import Cost
 from bench.errors import ConfigError
-from bench.memory import Memory, estimate
-from bench.schema import Config, DataSource, Recipe, Scheduler
+from bench.memory import Memory, Recomputed
+from bench.schema import Config, DataSource, Recipe, Scheduler, Weights
+from bench.world import World, num_microbatches
 
-PLAN_VERSION = 1
+PLAN_VERSION = 2
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1", "PYTHONUNBUFFERED": "1"}
 """Set for every rank; one thread each, since ranks share the cores."""
 PREPARE_LOG = "prepare.txt"
 NOT_A_SUBMISSION = "not a submission"
 """What org and platform say in the log of a tiny or shortened task."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class World:
-    """How the ranks are split: num_ranks = dp * tp * pp * cp."""
-
-    num_nodes: int
-    ranks_per_node: int
-    num_ranks: int
-    dp: int
-    tp: int
-    pp: int
-    cp: int
-    vpp: int
-    sp: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +56,9 @@ class Submission:
     """What the log says about itself. Closed is derived, never claimed: any deviation makes it open."""
 
     benchmark: str | None
+    """None where there are no official rules, and for random weights."""
+    shape_of: str | None
+    """For random weights: the benchmark whose model, LoRA and rows have these sizes, so that speeds can be compared."""
     division: str
     org: str
     platform: str
@@ -108,12 +98,20 @@ class Plan:
     evaluation: Evaluation
     submission: Submission
     trials: list[Trial]
+    recompute: Recomputed
+    """Of every rank, as recipe.recompute says or, for `fit`, as memory allows."""
     memory: Memory
+    cost: Cost | None
+    """None where rates of the GPU are not known."""
+    tflop_per_sample: float
+    """Of the model, forward and backward."""
+    peak_tflops: float | None
+    """Of one GPU in the precision of the layers; None where the cluster names none."""
     walltime_min: int | None
     data_dir: str | None
     """Rows, made or checked by the prepare step."""
     base_dir: str | None
-    """Checkpoint that training starts from; None starts from random weights."""
+    """Checkpoint that training starts from; None starts from random numbers."""
     base: "Plan | None"
     """The run that makes base_dir; None: the site provides it."""
     environment: dict[str, str]
@@ -128,32 +126,34 @@ def make(config: Config, base: Config | None = None) -> Plan:
     Raises:
         ConfigError: the request is impossible, naming what, where, the fix and the legal values.
     """
+    config = throughput_only(config) if is_random(config) else config
     limits.check(config)
-    world = split(config)
-    batch = batches(config, world)
+    chosen = layout.choose(config)
     evaluation = evaluations(config)
     base_plan = None if base is None else _make_base(base)
-    memory = estimate(config, dp=world.dp)
-    limits.check_batch(config, dp=world.dp)
     limits.check_evaluation(config, every_steps=evaluation.every_steps, first_step=evaluation.first_step)
-    limits.check_memory(config, memory)
+    limits.check_memory(config, chosen.memory)
     trials = [Trial(index=k, seed=config.seed_base + k, log=f"result_{k}.txt") for k in range(config.trials)]
     return Plan(
         version=PLAN_VERSION,
         name=f"{config.task.name}-{config.cluster.name}",
         config=config,
-        world=world,
-        batch=batch,
+        world=chosen.world,
+        batch=batches(config, chosen.world),
         evaluation=evaluation,
         submission=submission(config),
         trials=trials,
-        memory=memory,
+        recompute=chosen.recompute,
+        memory=chosen.memory,
+        cost=chosen.cost,
+        tflop_per_sample=flops.tflop_per_sample(config.model, config.task.lora, seq_length=config.data.seq_length),
+        peak_tflops=flops.peak_tflops(config),
         walltime_min=limits.walltime_min(config),
         data_dir=data_dir(config),
         base_dir=base_dir(config, base_plan),
         base=base_plan,
         environment=ENVIRONMENT | config.cluster.environment,
-        steps=steps(trials, config.walltime),
+        steps=steps(config, trials),
         files=files(config, trials),
     )
 
@@ -171,19 +171,19 @@ def _make_base(base: Config) -> "Plan":
         ) from error
 
 
-def split(config: Config) -> World:
-    """Return how the cluster's ranks are split. Source: megatron-core 0.16.1, initialize_model_parallel."""
-    p, num_ranks = config.parallel, config.cluster.num_nodes * config.cluster.ranks_per_node
-    return World(
-        num_nodes=config.cluster.num_nodes,
-        ranks_per_node=config.cluster.ranks_per_node,
-        num_ranks=num_ranks,
-        dp=num_ranks // (p.tp * p.pp * p.cp),
-        tp=p.tp,
-        pp=p.pp,
-        cp=p.cp,
-        vpp=p.vpp,
-        sp=p.sp,
+def is_random(config: Config) -> bool:
+    """Return whether random weights are trained on random rows, made up in memory: how fast, and no more."""
+    return config.model.weights is Weights.random
+
+
+def throughput_only(config: Config) -> Config:
+    """Return the config of random weights without what they cannot have: a target, a submission, files to start from."""
+    return dataclasses.replace(
+        config,
+        task=dataclasses.replace(config.task, target_eval_loss=None, submittable=False),
+        cluster=dataclasses.replace(
+            config.cluster, paths=dataclasses.replace(config.cluster.paths, data=None, model=None)
+        ),
     )
 
 
@@ -193,7 +193,7 @@ def batches(config: Config, world: World) -> Batch:
     return Batch(
         global_batch_size=r.global_batch_size,
         micro_batch_size=r.micro_batch(world.dp),
-        gradient_accumulation_steps=r.global_batch_size // (world.dp * r.micro_batch(world.dp)),
+        gradient_accumulation_steps=num_microbatches(config, world),
         tokens_per_step=r.global_batch_size * config.data.seq_length,
     )
 
@@ -201,13 +201,18 @@ def batches(config: Config, world: World) -> Batch:
 def evaluations(config: Config) -> Evaluation:
     """Return the evaluation schedule: every CEIL(samples / GBS) steps, the first ones skipped.
 
+    Random weights are evaluated after the last step in any case, so that every run times an evaluation.
+
     Source: MLPerf training rules, llama2_70b_lora: every 384 samples, skip FLOOR(0.125 * GBS + 2).
     """
     r = config.recipe
     every = math.ceil(r.eval_every_samples / r.global_batch_size)
     skip = r.eval_skip if r.eval_skip is not None else math.floor(0.125 * r.global_batch_size + 2)
     first = every * (skip + 1)
-    return Evaluation(every_steps=every, first_step=first, at_steps=list(range(first, r.max_steps + 1, every)))
+    at_steps = list(range(first, r.max_steps + 1, every))
+    if is_random(config) and at_steps[-1:] != [r.max_steps]:
+        at_steps.append(r.max_steps)
+    return Evaluation(every_steps=every, first_step=at_steps[0] if at_steps else first, at_steps=at_steps)
 
 
 def learning_rate(recipe: Recipe, step: int) -> float:
@@ -227,10 +232,12 @@ def samples(plan: Plan, step: int) -> int:
 def submission(config: Config) -> Submission:
     """Return what the log will say about itself; what may not be submitted says so in org and platform."""
     task, cluster = config.task, config.cluster
-    deviations = limits.deviations(config)
-    mark = "" if task.submittable and config.model.name == "llama2_70b" else f" ({task.name}: {NOT_A_SUBMISSION})"
+    deviations, random = limits.deviations(config), is_random(config)
+    what = f"{task.name}: {'random weights, ' if random else ''}{NOT_A_SUBMISSION}"
+    mark = "" if task.submittable and config.model.name == "llama2_70b" else f" ({what})"
     return Submission(
-        benchmark=task.benchmark,
+        benchmark=None if random else task.benchmark,
+        shape_of=task.benchmark if random and limits.has_benchmark_shape(config) else None,
         division="open" if deviations else "closed",
         org=cluster.org + mark,
         platform=cluster.platform + mark,
@@ -258,26 +265,33 @@ def base_dir(config: Config, base: Plan | None) -> str | None:
     return f"{root}/{b.task.name}-{fingerprint(b.model, b.data, b.recipe, b.seed_base, b.precision)}"
 
 
-def steps(trials: list[Trial], trial_min: int | None) -> list[Step]:
-    """Return what is run, in order, each by every rank."""
+def steps(config: Config, trials: list[Trial]) -> list[Step]:
+    """Return what is run, in order, each by every rank: the trials, and before them what prepares their files."""
     python = ["python", "-m"]
     prepare = Step(name="prepare", argv=[*python, "jobs.prepare", "plan.json"], log=PREPARE_LOG, limit_min=None)
     train = [*python, "jobs.train", "plan.json", "--trial"]
+    limit = config.walltime
     return [
-        prepare,
-        *(Step(name=f"trial {t.index}", argv=[*train, str(t.index)], log=t.log, limit_min=trial_min) for t in trials),
+        *([] if is_random(config) else [prepare]),
+        *(Step(name=f"trial {t.index}", argv=[*train, str(t.index)], log=t.log, limit_min=limit) for t in trials),
     ]
+
+
+def trial_steps(plan: Plan) -> list[Step]:
+    """Return the steps that are trials, in their order."""
+    return plan.steps[len(plan.steps) - len(plan.trials) :]
 
 
 def files(config: Config, trials: list[Trial]) -> list[str]:
     """Return what the run folder will hold."""
-    own = [(t.log, f"loss_{t.index}.png", *([f"adapters_{t.index}/"] if config.task.lora else [])) for t in trials]
+    made = [] if is_random(config) else ["loss_{}.png", *(["adapters_{}/"] if config.task.lora else [])]
+    own = [(t.log, *(name.format(t.index) for name in made)) for t in trials]
     on_slurm = ["job.sbatch", "job.json", "slurm-*.out", "facts/", *(["health.json"] if config.cluster.health else [])]
     return [
         "config.yaml",
         "plan.json",
         *(on_slurm if config.cluster.scheduler is Scheduler.slurm else []),
-        PREPARE_LOG,
+        *([] if is_random(config) else [PREPARE_LOG]),
         *itertools.chain(*own),
         "rank_logs/",
         "ledger.json",
@@ -286,7 +300,9 @@ def files(config: Config, trials: list[Trial]) -> list[str]:
 
 
 def is_prepared(plan: Plan) -> bool:
-    """Return whether the prepare step would find nothing to do."""
+    """Return whether a prepare step would find nothing to do, or there is none."""
+    if is_random(plan.config):
+        return True
     needed = [plan.data_dir] if plan.base is None else [plan.data_dir, plan.base_dir]
     return all(path is not None and Path(path).is_dir() for path in needed)
 

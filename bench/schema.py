@@ -16,17 +16,30 @@ class Device(Enum):
 
 
 class Precision(Enum):
-    """Weights and activations; gradients are summed, and optimizer states kept, in FP32."""
+    """Weights and activations; gradients are summed, and optimizer states kept, in FP32.
+
+    fp8: frozen linears multiply in FP8 (E4M3), their weights with one scale, activations and gradients with one a row;
+    adapters, attention, embedding and head stay as in bf16.
+    """
 
     fp32 = "fp32"
     bf16 = "bf16"
+    fp8 = "fp8"
 
 
 class Recompute(Enum):
-    """Activations recomputed in the backward pass: none, or every layer from its input."""
+    """Activations recomputed in the backward pass: none, every layer from its input, or what the plan finds necessary."""
 
     none = "none"
     full = "full"
+    fit = "fit"
+
+
+class Weights(Enum):
+    """What training starts from: a checkpoint, or random numbers on random rows, which measure speed and no more."""
+
+    checkpoint = "checkpoint"
+    random = "random"
 
 
 class Norm(Enum):
@@ -136,6 +149,7 @@ class Model:
     """Llama 3.1's frequency scaling; 1 leaves RoPE as it is."""
     bias: bool = False
     tied_embeddings: bool = False
+    weights: Weights = Weights.checkpoint
 
 
 @dataclass(slots=True, kw_only=True)
@@ -185,16 +199,37 @@ class Recipe:
 
 @dataclass(slots=True, kw_only=True)
 class Parallel:
-    """How one replica of the model is split over ranks; what is left over is data parallel."""
+    """How one replica of the model is split over ranks; what is left over is data parallel. None: the plan chooses."""
 
-    tp: int
-    pp: int
-    cp: int
+    tp: int | None
+    pp: int | None
+    cp: int | None
     vpp: int = 1
     """Model chunks per pipeline rank (interleaved schedule)."""
-    sp: bool = False
+    sp: bool | None = False
     """Sequence parallel: norms and dropout split over the TP ranks along the sequence."""
     distributed_optimizer: bool = True
+
+
+@dataclass(slots=True, kw_only=True)
+class Rates:
+    """What was measured of an accelerator, for estimates of the step time. Sizes rise; between them rates are interpolated."""
+
+    source: str
+    layer_tflop: list[float]
+    """Products of one layer in a forward pass, all linears together, for which bf16_tflops and fp8_tflops hold."""
+    bf16_tflops: list[float]
+    fp8_tflops: list[float]
+    attention_forward_tflops: float
+    attention_backward_tflops: float
+    """Of causal attention in BF16; masked scores are not counted as work."""
+    sustained: float
+    """Part of these rates that remains when all of them are asked for at once, step after step."""
+    copy_gbs: float
+    """Device memory, bytes read plus bytes written."""
+    busbw_mib: list[float]
+    busbw_gbs: list[float]
+    """All-reduce bus bandwidth in one node, by size of the message."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -206,6 +241,8 @@ class Gpu:
     peak_bf16_tflops: float
     peak_fp8_tflops: float
     source: str
+    rates: Rates | None = None
+    """None: nothing was measured, and no step time is estimated."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -271,6 +308,8 @@ class Cluster:
     """One rank per GPU; on a machine without GPUs, one per CPU process."""
     paths: Paths
     gpu: Gpu | None = None
+    network_gbs: float | None = None
+    """What one GPU can send to another node, in 1e9 bytes/s, for estimates of the step time."""
     slurm: Slurm | None = None
     health: Health | None = None
     drop_caches: str | None = None
@@ -309,6 +348,8 @@ class Launch:
     """Start in spite of what preflight found; the run folder keeps that."""
     health: bool = True
     """Measure the nodes before the first trial, where the cluster says what is healthy."""
+    profile: bool = False
+    """Rank 0 lists the kernels of the last warm-up step, by time, in rank_logs/trial_K.profile; no timed step is touched."""
     attempts: int = 3
     """How often one trial may be started, when a node, a time limit or another job ends it."""
 

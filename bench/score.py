@@ -15,7 +15,7 @@ from typing import Any
 from bench import judge, referee
 from bench.errors import ConfigError, LogError
 from bench.judge import Finding
-from bench.parse import UNVERIFIED, Result, parse, title
+from bench.parse import THROUGHPUT_ONLY, UNVERIFIED, Result, parse, title
 from bench.referee import RcpVerdict, Verdict
 from bench.tables import Row, Sheet
 from bench.trials import ALIKE, Trials, by_number, disagreements, findings, is_in_samples, minutes, name
@@ -89,13 +89,22 @@ def score(paths: Path | Sequence[Path], *, ruleset: str | None = None) -> Score:
 
     Raises:
         ConfigError: there is no such folder or ruleset.
-        LogError: the folder holds no results, or one cannot be read.
+        LogError: the folder holds no results, one cannot be read, or one is of random weights.
     """
+    trials = examined(paths, ruleset=ruleset)
+    if trials.throughput_only:
+        fix = f"python -m bench report {trials.folder} shows how fast they train"
+        raise LogError(THROUGHPUT_ONLY, where=trials.folder, fix=fix)
+    return worth(trials)
+
+
+def examined(paths: Path | Sequence[Path], *, ruleset: str | None = None) -> Trials:
+    """Return the logs as we and the compliance checker judge them; raises like `score`, and takes random weights."""
     files = _files(paths)
     results = tuple(parse(file) for file in files)
     ruleset = ruleset or referee.ruleset_of_runs(result.run_start_ms for result in results)
     compliance = tuple(referee.official_verdict(file, ruleset=ruleset) for file in files)
-    return _scored(Trials(results, compliance, ruleset))
+    return Trials(results, compliance, ruleset)
 
 
 def _files(paths: Path | Sequence[Path]) -> list[Path]:
@@ -109,7 +118,8 @@ def _files(paths: Path | Sequence[Path]) -> list[Path]:
     return files
 
 
-def _scored(trials: Trials) -> Score:
+def worth(trials: Trials) -> Score:
+    """Return what trials are worth together; of random weights, nothing."""
     converged = trials.converged
     samples = [result.samples_to_target for result in converged if result.samples_to_target is not None]
     olympic = trials.olympic([*map(minutes, converged)])
@@ -118,7 +128,7 @@ def _scored(trials: Trials) -> Score:
     found = tuple(findings(trials, rcp))
     valid = not judge.errors(found)
     return Score(
-        folder=str(Path(trials.results[0].file).parent),
+        folder=trials.folder,
         **{field: trials.common(field) for field in (*ALIKE, "org", "num_gpus")},
         ruleset=trials.ruleset,
         num_runs=len(trials.results),

@@ -5,10 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
+from bench import layout
 from bench.benchmarks import BENCHMARKS
-from bench.parse import UNVERIFIED, Result, Span, title
+from bench.memory import Recomputed
+from bench.parse import THROUGHPUT_ONLY, UNVERIFIED, PeakMemory, Result, Span, title
+from bench.plan import is_random
 from bench.reader import printable
 from bench.referee import Verdict
+from bench.schema import Recompute
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -28,6 +32,16 @@ class Sheet:
     """Headings; none for rows of name, value and an optional remark."""
     caption: str = ""
 
+
+COST_PARTS = {
+    "products": "gemm_s",
+    "attention": "attention_s",
+    "element-wise": "elementwise_s",
+    "communication": "communication_s",
+    "recompute": "recompute_s",
+    "bubble": "bubble_s",
+}
+"""What a step's seconds go into, and the field of the plan's cost that has them."""
 
 Row = tuple[str, str, str]
 """What, its value, and why it is so or missing."""
@@ -73,11 +87,22 @@ def _table(sheet: Sheet) -> "Table":
 
 def verdict_sheet(result: Result, verdicts: Sequence[Verdict], *, more: Sequence[Row] = ()) -> Sheet:
     """Return what the trial is worth; a number that the log does not prove is blank, with the reason beside it."""
-    rows = [_time_row(result), _valid_row(result), _samples_row(result), _loss_row(result), _target_row(result)]
+    rows = [_time_row(result), _valid_row(result)]
+    rows += [] if result.throughput_only else [_samples_row(result), _loss_row(result), _target_row(result)]
     rows += [_official_row(verdict, result.division) for verdict in verdicts]
-    rows += [_step_row(result), _throughput_row(result), _evaluation_row(result), _init_row(result)]
+    rows += [*speed_rows(result), _evaluation_row(result), _init_row(result)]
     rows += [_trial_row(number, trial) for number, trial in enumerate(result.trials)] if result.trials[1:] else []
     return Sheet(title(result), [*rows, *more], caption=f"{UNVERIFIED} n = 1 run")
+
+
+def speed_rows(result: Result) -> list[Row]:
+    """Return how fast a trial trained, and what it took of its GPUs as far as the log says."""
+    rows = [_step_row(result), _throughput_row(result)]
+    rows += [] if result.tflop_per_sample is None else [_arithmetic_row(result)]
+    rows += (
+        [] if result.peak_memory_gib is None and not result.throughput_only else [memory_row(result.peak_memory_gib)]
+    )
+    return rows
 
 
 def findings_sheet(findings: "Sequence[Finding]") -> Sheet:
@@ -108,12 +133,13 @@ def _plan_rows(plan: "Plan") -> list[tuple[str, str]]:
         + (", one array element each" if c.launch.array else "")
     )
     lora = "" if c.task.lora is None else f", LoRA rank {c.task.lora.rank} alpha {c.task.lora.alpha}"
+    weights, data = (", random weights", "made up in memory") if is_random(c) else ("", c.data.name)
     return [
-        ("model", f"{c.model.name}: {m.parameters:,} parameters, {m.trainable_parameters:,} trained{lora}"),
-        ("data", f"{c.data.name}: {c.data.train_rows:,} + {c.data.eval_rows} rows of {c.data.seq_length} tokens"),
+        ("model", f"{c.model.name}: {m.parameters:,} parameters, {m.trainable_parameters:,} trained{lora}{weights}"),
+        ("data", f"{data}: {c.data.train_rows:,} + {c.data.eval_rows} rows of {c.data.seq_length} tokens"),
         (
             "ranks",
-            f"{w.num_ranks} = dp {w.dp} x tp {w.tp} x pp {w.pp} x cp {w.cp}{vpp}{sp}; {w.num_nodes} x {w.ranks_per_node} {gpu}",
+            f"{w.num_ranks} = dp {w.dp} x tp {w.tp} x pp {w.pp} x cp {w.cp}{vpp}{sp}{_chosen(plan)}; {w.num_nodes} x {w.ranks_per_node} {gpu}",
         ),
         (
             "batch",
@@ -121,18 +147,45 @@ def _plan_rows(plan: "Plan") -> list[tuple[str, str]]:
         ),
         (
             "learning rate",
-            f"{r.lr:g}, cosine to 0 at step {r.max_steps:,}; {c.precision.name}, recompute {r.recompute.name}",
+            f"{r.lr:g}, cosine to 0 at step {r.max_steps:,}; {c.precision.name}, recompute {_recompute(plan)}",
         ),
         ("evaluation", f"first at {e.first_step * b.global_batch_size:,} samples, then every {every}; {target}"),
         ("trials", f"{len(plan.trials)}, seeds {seeds}; {limit}"),
-        ("memory per GPU", _memory_row(plan)),
+        ("memory per GPU", _estimate(plan)),
+        ("step time", _step_estimate(plan)),
         ("division", f"{plan.submission.division}" + "".join(f"; {d}" for d in plan.submission.deviations)),
         ("steps", "; ".join(step.name for step in plan.steps)),
         ("files", ", ".join(plan.files)),
     ]
 
 
-def _memory_row(plan: "Plan") -> str:
+def _chosen(plan: "Plan") -> str:
+    """Return which sizes the config left to the plan."""
+    names = [name for name in layout.CHOSEN if getattr(plan.config.parallel, name) is None]
+    return f" ({', '.join(names)} chosen)" if names else ""
+
+
+def _recompute(plan: "Plan") -> str:
+    found = recompute_words(plan.recompute, plan.config.model.num_layers // plan.world.pp)
+    return f"{found} (fit)" if plan.config.recipe.recompute is Recompute.fit else found
+
+
+def recompute_words(recomputed: Recomputed, num_layers: int) -> str:
+    """Return what a rank with so many layers recomputes."""
+    counts = {"qkv": recomputed.qkv_layers, "fc1": recomputed.fc1_layers}
+    parts = [f"{name} in {count} of {num_layers} layers" for name, count in counts.items() if count]
+    return "full" if recomputed.full else ", ".join(parts) or "none"
+
+
+def _step_estimate(plan: "Plan") -> str:
+    if plan.cost is None:
+        return "not estimated: no rates are known for this hardware and precision"
+    seconds = {name: getattr(plan.cost, field) for name, field in COST_PARTS.items()}
+    parts = ", ".join(f"{name} {value:.2g}" for name, value in seconds.items() if value)
+    return f"{plan.cost.step_s:.2f} s estimated: {parts}"
+
+
+def _estimate(plan: "Plan") -> str:
     m = plan.memory
     unit, scale = ("GiB", 1) if m.total_gib >= 1 else ("MiB", 1024)
     parts = ", ".join(
@@ -156,6 +209,8 @@ def _time_row(result: Result) -> Row:
     name = "run_start → run_stop (min)"
     if result.minutes is not None:
         return name, f"{result.minutes:.2f}", ""
+    if result.throughput_only:
+        return name, "", THROUGHPUT_ONLY
     clock = ("LOG-01", "LOG-02", "LOG-03", "LOG-04")
     return name, "", next((f.message for f in result.findings if f.rule in clock), "")
 
@@ -215,8 +270,28 @@ def _throughput_row(result: Result) -> Row:
     return name, f"{rate:,.3f} samples/s", f"{result.tokens_s_gpu:,.0f} tokens/s/GPU on {result.num_gpus} GPUs"
 
 
+def _arithmetic_row(result: Result) -> Row:
+    name, work = "model arithmetic", f"{result.tflop_per_sample:,.4g} TFLOP a sample"
+    if result.tflops_gpu is None:
+        return name, "", f"{work}; no TFLOP/s: not measured on GPUs"
+    share = "no MFU: the cluster names no peak rate" if result.mfu is None else f"MFU {100 * result.mfu:.1f} %"
+    return name, f"{result.tflops_gpu:,.1f} TFLOP/s/GPU", f"{share}; {work}"
+
+
+def memory_row(peak: PeakMemory | None) -> Row:
+    """Return what the fullest GPU held at most, beside the plan's estimate."""
+    name = "peak memory (GiB)"
+    if peak is None:
+        return name, "", "not measured on GPUs"
+    reserved = "" if peak.reserved is None else f"{peak.reserved:,.1f} reserved"
+    estimated = "" if peak.estimated is None else f"the plan estimated {peak.estimated:,.1f}"
+    return name, f"{peak.allocated:,.1f}", "; ".join(filter(None, ("fullest GPU", reserved, estimated)))
+
+
 def _evaluation_row(result: Result) -> Row:
     time = "" if result.eval_time_s is None else f"{result.eval_time_s:,.1f} s each"
+    if result.throughput_only:
+        return "evaluations", f"{len(result.evaluations)}", time
     at = [f"{e.value:.4f} at {e.samples:,}" for e in result.evaluations if e.samples is not None]
     shown = at if len(at) < 9 else [*at[:3], "…", *at[-3:]]
     return "evaluations", f"{len(result.evaluations)}", "; ".join(filter(None, (time, ", ".join(shown))))

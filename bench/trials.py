@@ -11,7 +11,7 @@ from typing import Any
 from bench import judge, referee
 from bench.benchmarks import BENCHMARKS
 from bench.judge import Finding
-from bench.parse import Result
+from bench.parse import THROUGHPUT_ONLY, Result
 from bench.plan import NOT_A_SUBMISSION
 from bench.referee import RcpVerdict, Verdict
 
@@ -26,6 +26,10 @@ class Trials:
     results: tuple[Result, ...]
     compliance: tuple[Verdict, ...]
     ruleset: str
+
+    @property
+    def folder(self) -> str:
+        return str(Path(self.results[0].file).parent)
 
     def common(self, name: str) -> Any:
         """Return the value of a field in all results that have one; None where they differ."""
@@ -42,12 +46,19 @@ class Trials:
         """How many runs do not count at each end."""
         return referee.num_dropped(self.common("benchmark"))
 
+    @property
+    def throughput_only(self) -> bool:
+        """Whether one of the logs is of random weights, so that they are worth no score."""
+        return any(result.throughput_only for result in self.results)
+
     @cached_property
     def failed(self) -> dict[str, str]:
         """Why a run failed, by file: by our rules or, if the ruleset has the benchmark, by the official ones."""
         reasons = {}
         for result, official in zip(self.results, self.compliance, strict=True):
-            if not result.valid:
+            if result.throughput_only:
+                reasons[result.file] = THROUGHPUT_ONLY
+            elif not result.valid:
                 reasons[result.file] = _why(result)
             elif self.num_required is not None and official.passed is False:
                 reasons[result.file] = f"compliance checker {official.ruleset}: {_first_line(official)}"
@@ -67,6 +78,8 @@ class Trials:
     @cached_property
     def why_no_rules(self) -> str:
         """Why no official rules apply; empty where they do."""
+        if self.throughput_only:
+            return THROUGHPUT_ONLY
         marks = (mark for result in self.results for mark in (result.platform, result.org) if mark)
         if pretended := next((mark for mark in marks if NOT_A_SUBMISSION in mark), None):
             return f"this is not the benchmark that the logs name: {pretended}"
@@ -98,7 +111,7 @@ def findings(trials: Trials, rcp: RcpVerdict) -> Iterator[Finding]:
         yield _error("SCO-06", trials.why_no_rules)
     elif number != required:
         yield _error("SCO-01", f"a score takes {required} runs, not {number}")
-    if len(trials.failed) > trials.num_dropped:
+    if len(trials.failed) > trials.num_dropped and not trials.throughput_only:
         why = "; ".join(f"{Path(file).name}: {reason}" for file, reason in trials.failed.items())
         message = f"{len(trials.failed)} runs failed, and {trials.num_dropped} may count as the slowest: {why}"
         yield _error("SCO-02", message)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import ledger, mllog
+from bench import plan as planning
 from bench.folder import short
 from bench.parse import Result, parse
 from bench.plan import Plan, Trial
@@ -30,7 +31,8 @@ class Judged:
 def judge(log: Path, plan: Plan | None = None, trial: Trial | None = None) -> Judged:
     """Return what a log proves, what the official checker says of it, and where it is not the log of the planned trial."""
     result = parse(log)
-    verdicts = [official_verdict(log, ruleset=ruleset) for ruleset in RULESETS]
+    rulesets = () if result.throughput_only else RULESETS  # there are no rules for random weights
+    verdicts = [official_verdict(log, ruleset=ruleset) for ruleset in rulesets]
     if plan is None or trial is None:
         return Judged(result, verdicts, [])
     planned = {
@@ -40,6 +42,10 @@ def judge(log: Path, plan: Plan | None = None, trial: Trial | None = None) -> Ju
         "target_accuracy": (result.target, plan.config.task.target_eval_loss),
         "global_batch_size": (result.global_batch_size, plan.batch.global_batch_size),
     }
+    if planning.is_random(plan.config):
+        last = result.evaluations[-1].samples if result.evaluations else None
+        planned[mllog.INITIAL_WEIGHTS] = (result.throughput_only or None, True)
+        planned["samples trained on"] = (last, planning.samples(plan, plan.config.recipe.max_steps))
     differing = [f"{key} is {got}, planned {want}" for key, (got, want) in planned.items() if got != want]
     return Judged(result, verdicts, differing)
 
@@ -82,11 +88,13 @@ def facts(judged: Judged) -> dict[str, Any]:
 
 
 def show(folder: Path, trial: Trial, judged: Judged) -> None:
-    """Draw the trial's figure and print what it is worth."""
+    """Draw the trial's figure, if its losses mean anything, and print what it is worth."""
     from bench import tables
     from bench.report import figures
 
-    figure = folder / f"loss_{trial.index}.png"
-    figures.loss_figure(judged.result, figure)
-    files = [("log", short(folder / trial.log), ""), ("figure", short(figure), "")]
+    files = [("log", short(folder / trial.log), "")]
+    if not judged.result.throughput_only:
+        figure = folder / f"loss_{trial.index}.png"
+        figures.loss_figure(judged.result, figure)
+        files.append(("figure", short(figure), ""))
     tables.show(tables.verdict_sheet(judged.result, judged.verdicts, more=files))

@@ -49,7 +49,7 @@ def prepare(plan: Plan, who: Rank, log: mllog.Writer) -> None:
     """Make what is missing: rank 0 the rows, then all ranks the base checkpoint."""
     if who.rank == 0:
         for needed in (plan, plan.base):
-            if needed is not None:
+            if needed is not None and needed.data_dir is not None:
                 make_rows(needed)
     if plan.base is not None and agreed(not Path(str(plan.base_dir)).exists()):
         make_base(plan.base, Path(str(plan.base_dir)), log)

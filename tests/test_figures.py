@@ -10,9 +10,9 @@ from bench.forecast.published import samples_to_target
 from bench.parse import UNVERIFIED, parse
 from bench.report.figures import (
     Bar,
+    bars_figure,
     convergence_figure,
     footer,
-    minutes_figure,
     minutes_text,
     number_text,
     samples_figure,
@@ -62,9 +62,9 @@ def test_step_times_of_many_trials_make_the_figure_taller(written_log: MakeLog, 
 
 
 def test_bars_and_shares(tmp_path: Path) -> None:
-    bars = [Bar(name=HOSTILE * 20, minutes=0.0), Bar(name="ours", minutes=3.0, interval=(2.9, 3.4), ours=True)]
-    minutes_figure(bars, tmp_path / "bars.png", heading="minutes", note=footer("8 × H200", 10))
-    minutes_figure(bars[:1], tmp_path / "zero.png", heading="minutes", note="")
+    bars = [Bar(name=HOSTILE * 20, value=0.0), Bar(name="ours", value=3.0, interval=(2.9, 3.4), ours=True)]
+    bars_figure(bars, tmp_path / "bars.png", heading="minutes", note=footer("8 × H200", 10))
+    bars_figure(bars[:1], tmp_path / "zero.png", heading="minutes", note="")
     known = samples_to_target("llama2_70b_lora", 8)
     assert known is not None
     samples_figure({3072: 9, 9999: 1}, known, tmp_path / "shares.png", heading="samples", note="")

@@ -31,7 +31,7 @@ def test_the_wheel_plans_with_a_sites_own_cluster(installed: Path, tmp_path: Pat
     (tmp_path / "site" / "cluster").mkdir(parents=True)
     shipped = (installed / "bench" / "conf" / "cluster" / "dgx1.yaml").read_text()
     (tmp_path / "site" / "cluster" / "mine.yaml").write_text(shipped.replace("name: dgx1", "name: mine"))
-    own = ("--config-dir", "site", "task=lora70b", "cluster=mine")
+    own = ("--config-dir", "site", "task=lora70b", "cluster=mine", "parallel={tp: 4, pp: 1, cp: 2}")
     for argv in (("bench.launch", *own, "launch.dry_run=true"), ("bench", "plan", *own)):
         done = run(installed, tmp_path, *argv)
         assert (done.returncode, done.stderr) == (0, "")

@@ -147,7 +147,7 @@ def _add_report(verbs: verb.Verbs) -> None:
 
 def _report(args: argparse.Namespace) -> int:
     from bench import report, tables
-    from bench.report import compare
+    from bench.report import compare, throughput
 
     sets = compare.load(args.runs, num_gpus=args.num_gpus)
     page = report.write(sets, args.out, title=args.title) if args.out else None
@@ -158,6 +158,8 @@ def _report(args: argparse.Namespace) -> int:
         print(report.csv(sets), end="")
     else:
         tables.show(report.summary_sheet(sets, page))
+        for sheet in (sheet for trials in sets if trials.throughput_only for sheet in throughput.sheets(trials)):
+            tables.show(sheet)
     return 0 if all(compare.claim(trials).num_valid for trials in sets) else 1
 
 

@@ -29,14 +29,22 @@ def _add_plan(verbs: verb.Verbs) -> None:
         verbs, _plan, help="work out what a run would do", example="task=lora70b cluster=dgx2 parallel.tp=8 --json"
     )
     _takes_overrides(parser)
-    parser.add_argument("--json", action="store_true", help="print plan.json instead of a table")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print plan.json instead of a table")
+    form.add_argument(
+        "--layouts",
+        action="store_true",
+        help="list what parallel.tp, pp, cp and sp can be where they are null, best first",
+    )
 
 
 def _plan(args: argparse.Namespace) -> int:
-    from bench import plan, preflight, tables
+    from bench import candidates, plan, preflight, tables
 
     made = _composed(args)
-    if args.json:
+    if args.layouts:
+        tables.show(candidates.sheet(made))
+    elif args.json:
         print(plan.dumps(made), end="")
     else:
         tables.show_plan(made, preflight.inspect(made))

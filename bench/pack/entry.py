@@ -9,7 +9,7 @@ from bench import judge
 from bench.errors import ConfigError
 from bench.judge import Finding
 from bench.pack.checkers import DIVISIONS
-from bench.parse import Result, parse
+from bench.parse import THROUGHPUT_ONLY, Result, parse
 from bench.plan import NOT_A_SUBMISSION, Plan
 from bench.plan import load as load_plan
 from bench.referee import num_dropped
@@ -52,7 +52,7 @@ def read_run(folder: Path) -> Run:
     """Return what lies in a run folder, its logs in numeric order.
 
     Raises:
-        ConfigError: it has no logs, or logs of several benchmarks.
+        ConfigError: it has no logs, logs of several benchmarks, or logs of random weights.
         LogError: a log cannot be read.
     """
     logs = sorted((path for path in folder.glob("result_*.txt") if path.is_file()), key=by_number)
@@ -61,6 +61,9 @@ def read_run(folder: Path) -> Run:
         raise ConfigError("no results in this folder", where=str(folder), fix=fix)
     plan = folder / "plan.json"
     run = Run(folder, tuple(parse(path) for path in logs), load_plan(plan) if plan.is_file() else None)
+    if any(result.throughput_only for result in run.results):
+        fix = "pack runs of model.weights=checkpoint"
+        raise ConfigError(THROUGHPUT_ONLY, where=str(folder), fix=fix)
     if len(names := {result.benchmark for result in run.results}) > 1:
         found = ", ".join(sorted(repr(name)[:80] for name in names))
         raise ConfigError(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from bench import converted
-from bench.plan import Plan, expanded
+from bench.plan import Plan, expanded, is_random
 from bench.preflight import data
 from bench.preflight.check import CannotTellError, Finding, Subject, broken
 from bench.schema import Config, DataSource, Runtime, Scheduler
@@ -39,9 +39,11 @@ def paths(subject: Subject) -> Iterator[Finding]:
 
 def named_paths(config: Config) -> dict[str, str | None]:
     """Return what a run reads and writes, by the variable that usually names it."""
-    named = {"DATADIR": config.cluster.paths.data, "LOGDIR": config.cluster.paths.logs}
-    if config.task.lora is not None:
-        named["MODEL"] = config.cluster.paths.model
+    named = {"LOGDIR": config.cluster.paths.logs}
+    if not is_random(config):
+        named = {"DATADIR": config.cluster.paths.data} | named
+        if config.task.lora is not None:
+            named["MODEL"] = config.cluster.paths.model
     if config.container.runtime is Runtime.pyxis and config.container.image:
         named["CONT"] = config.container.image
     return named
@@ -60,7 +62,7 @@ def _set(text: str | None, name: str) -> Path:
 
 def takes_prepared_rows(plan: Plan) -> bool:
     """Return whether the site has to bring the rows."""
-    return plan.config.data.source is DataSource.prepared
+    return not is_random(plan.config) and plan.config.data.source is DataSource.prepared
 
 
 def rows(subject: Subject) -> Iterator[Finding | str]:
@@ -73,7 +75,7 @@ def rows(subject: Subject) -> Iterator[Finding | str]:
 
 def takes_checkpoint(plan: Plan) -> bool:
     """Return whether the site has to bring the checkpoint that is fine-tuned."""
-    return plan.base is None and plan.config.task.lora is not None
+    return not is_random(plan.config) and plan.base is None and plan.config.task.lora is not None
 
 
 def checkpoint(subject: Subject) -> Iterator[Finding | str]:

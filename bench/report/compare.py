@@ -14,9 +14,10 @@ from bench import plan as planning
 from bench.errors import ConfigError
 from bench.forecast import published
 from bench.forecast.published import System
-from bench.parse import Result
+from bench.parse import THROUGHPUT_ONLY, Result
 from bench.plan import NOT_A_SUBMISSION, Plan
-from bench.score import Score, score
+from bench.schema import Device
+from bench.score import Score, examined, worth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +34,19 @@ class TrialSet:
         return self.score.results
 
     @property
+    def throughput_only(self) -> bool:
+        """Whether the weights are random."""
+        return any(r.throughput_only for r in self.results)
+
+    @property
     def system(self) -> dict[str, Any]:
         return next((r.system for r in self.results if r.system), {})
 
     @property
     def pretends(self) -> str | None:
         """Why this is not the benchmark that its logs name; None where it is."""
+        if self.throughput_only:
+            return THROUGHPUT_ONLY
         if self.plan is not None and not self.plan.config.task.submittable:
             return f"{self.plan.config.task.name} is not an MLPerf benchmark: {NOT_A_SUBMISSION}"
         marked = (text for r in self.results for text in (r.platform, r.org) if text and NOT_A_SUBMISSION in text)
@@ -47,6 +55,9 @@ class TrialSet:
     @property
     def measured(self) -> str:
         """Name of what was measured, which for a stand-in is not that of the benchmark."""
+        if self.throughput_only:
+            shape = next((r.shape_of for r in self.results if r.shape_of), None)
+            return f"{self.plan.config.task.name if self.plan else shape or 'training'}, random weights"
         if self.pretends and self.plan is not None:
             return self.plan.config.task.name
         name = self.score.benchmark or "training"
@@ -69,13 +80,14 @@ class TrialSet:
     @property
     def accelerator(self) -> str | None:
         gpu = self.plan.config.cluster.gpu if self.plan else None
-        name = self.system.get("accelerator_model_name") or (gpu and gpu.name)
-        return name if isinstance(name, str) else None
+        logged = next((r.hyperparameters.get("accelerator") for r in self.results), None)
+        names = (self.system.get("accelerator_model_name"), gpu and gpu.name, logged)
+        return next((name for name in names if isinstance(name, str) and name not in ("", "cpu")), None)
 
     @property
     def hardware(self) -> str | None:
         """What was measured on, as every figure and table says."""
-        if self.plan is not None and self.plan.config.cluster.gpu is None:
+        if self.plan is not None and self.plan.config.cluster.device is Device.cpu:
             return f"{self.platform or 'platform not logged'}, {self.plan.world.num_ranks} ranks on the {self.plan.config.cluster.device.name}"
         if self.num_gpus is None:
             return self.platform
@@ -84,9 +96,9 @@ class TrialSet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """What may be said of a set's time: a score, the mean of valid runs that are no score, or nothing."""
+    """What may be said of a set's time: a score, the mean of valid runs that are no score, or nothing, as of random weights."""
 
-    kind: Literal["score", "runs", "none"]
+    kind: Literal["score", "runs", "throughput", "none"]
     num_valid: int
     minutes: float | None
     what: str
@@ -147,7 +159,7 @@ def load(paths: Sequence[Path], *, num_gpus: int | None = None) -> tuple[TrialSe
     found: list[TrialSet] = []
     for (folder, is_whole), group in itertools.groupby(paths, _folder):
         files = [] if is_whole else list(group)
-        scored, plan = score(files or folder), _plan(folder)
+        scored, plan = worth(examined(files or folder)), _plan(folder)
         name = _name(folder.resolve(), scored.benchmark) + (f", {files[0].stem}" if len(files) == 1 else "")
         if any(name == other.name for other in found):
             name = str(files[0] if len(files) == 1 else folder)
@@ -164,6 +176,8 @@ def claim(trials: TrialSet) -> Claim:
     """Return the minutes that a set may claim: a score, else the mean of runs that are all valid, else none."""
     s, results = trials.score, trials.results
     say = partial(Claim, num_valid=sum(r.valid for r in results))
+    if trials.throughput_only:
+        return say(kind="throughput", minutes=None, what=THROUGHPUT_ONLY)
     complete = s.num_runs_required is not None and s.num_runs >= s.num_runs_required
     if s.valid and complete and s.official_minutes is not None and not trials.pretends:
         factor = "" if s.rcp_factor is None else f" × RCP factor {s.rcp_factor:.4f}"
@@ -277,7 +291,7 @@ def _num_gpus(scored: Score, plan: Plan | None, said: int | None) -> int | None:
     """Return what the logs say, else the plan, else the user; none for a run on CPUs, whatever its logs count."""
     if plan is None:
         return scored.num_gpus or said
-    return None if plan.config.cluster.gpu is None else scored.num_gpus or plan.world.num_ranks
+    return None if plan.config.cluster.device is Device.cpu else scored.num_gpus or plan.world.num_ranks
 
 
 def _plan(folder: Path) -> Plan | None:

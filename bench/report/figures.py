@@ -39,10 +39,10 @@ QUALITY = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """One system's minutes."""
+    """One system's minutes, or another number."""
 
     name: str
-    minutes: float
+    value: float
     interval: tuple[float, float] | None = None
     ours: bool = False
     remark: str = ""
@@ -125,20 +125,18 @@ def samples_figure(ours: Mapping[int, int], known: "Convergence", path: Path, *,
     _save(figure, path)
 
 
-def minutes_figure(bars: Sequence[Bar], path: Path, *, heading: str, note: str) -> None:
-    """Draw minutes as bars from zero, in the order given, ours dark, an interval as a whisker."""
+def bars_figure(bars: Sequence[Bar], path: Path, *, heading: str, note: str, what: str = "minutes to target") -> None:
+    """Draw numbers as bars from zero, in the order given, ours dark, an interval as a whisker."""
     figure, (axes,) = _canvas(1.7 + 0.26 * len(bars), heading, note)
     rows = range(len(bars))
-    axes.barh(
-        rows, [bar.minutes for bar in bars], 0.68, color=[EVAL_COLOR if bar.ours else QUIET_COLOR for bar in bars]
-    )
+    axes.barh(rows, [bar.value for bar in bars], 0.68, color=[EVAL_COLOR if bar.ours else QUIET_COLOR for bar in bars])
     for row, bar in enumerate(bars):
-        end = bar.minutes
+        end = bar.value
         if bar.interval:
             end = max(end, bar.interval[1])
             axes.plot(bar.interval, [row, row], color=INK, linewidth=1.2, marker="|", markersize=6)
         axes.annotate(
-            f"{minutes_text(bar.minutes)} {bar.remark}",
+            f"{minutes_text(bar.value)} {bar.remark}",
             (end, row),
             (4, 0),
             textcoords="offset points",
@@ -151,9 +149,9 @@ def minutes_figure(bars: Sequence[Bar], path: Path, *, heading: str, note: str) 
     for label, bar in zip(axes.get_yticklabels(), bars, strict=True):
         label.set_fontweight("bold" if bar.ours else "normal")
     axes.set_ylim(len(bars) - 0.4, -0.6)
-    longest = max(max(bar.minutes, *(bar.interval or (0, 0))) for bar in bars)
+    longest = max(max(bar.value, *(bar.interval or (0, 0))) for bar in bars)
     axes.set_xlim(0, longest * (1.6 if any(bar.remark for bar in bars) else 1.08) or 1)
-    axes.set_xlabel("minutes to target")
+    axes.set_xlabel(what)
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0)
     _save(figure, path)

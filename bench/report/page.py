@@ -4,7 +4,7 @@ import base64
 import hashlib
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -13,8 +13,8 @@ from typing import Any
 
 from bench import forecast, rules
 from bench.forecast import published
-from bench.parse import UNVERIFIED
-from bench.report import figures
+from bench.parse import THROUGHPUT_ONLY, UNVERIFIED
+from bench.report import figures, throughput
 from bench.report.compare import Claim, Entry, TrialSet, best_of_each, claim, peers, ranked, standings
 from bench.report.figures import Bar
 
@@ -59,6 +59,7 @@ def context(sets: Sequence[TrialSet], rows: Sequence[Sequence[Row]], out: Path, 
     return {
         "title": title or _title(sets),
         "unverified": UNVERIFIED,
+        "ratio_text": throughput.RATIO,
         "sections": sections,
         "compared": _compared(sets, out) if len(sets) > 1 else None,
         "versions": {name: version(name) for name in ("runstop", "mlperf-logging")},
@@ -75,14 +76,20 @@ def _title(sets: Sequence[TrialSet]) -> str:
 def _section(trials: TrialSet, rows: Sequence[Row], out: Path, *, mark: str) -> dict[str, Any]:
     said, (systems, no_peers) = claim(trials), peers(trials)
     among = ranked(trials, said, systems)
+    speed = throughput.compared(trials) if trials.throughput_only else None
+    if speed is not None:
+        drawn = _draw_throughput(trials, speed.lines, out, mark=mark)
+    else:
+        drawn = _draw(trials, said, among, out, mark=mark)
     return {
+        "speed": speed,
         "trials": trials,
         "score": trials.score,
         "claim": said,
-        "cards": _cards(trials, said, rows),
+        "cards": throughput.cards(speed) if speed is not None else _cards(trials, said, rows),
         "rows": rows,
         "blanks": _blanks(rows),
-        "figures": {key: _shown(path, text) for key, path, text in _draw(trials, said, among, out, mark=mark)},
+        "figures": {key: _shown(path, text) for key, path, text in drawn},
         "ranked": among,
         "best": best_of_each(systems),
         "standings": standings(trials, said, systems),
@@ -128,8 +135,19 @@ def _required(trials: TrialSet) -> str:
 def _blanks(rows: Sequence[Row]) -> list[str]:
     """Return why numbers are missing in the table of trials."""
     missing = {key: [row["trial"] for row in rows if row[key] is None] for key in BLANK}
+    if any(row["throughput_only"] for row in rows):
+        untold = [HEADINGS[key] for key in _OF_TRAINING if missing.pop(key)]
+        return [f"No {', '.join(untold)}: {THROUGHPUT_ONLY}.", *_missing(missing, len(rows))]
+    return _missing(missing, len(rows))
+
+
+_OF_TRAINING = ("minutes", "samples_to_target", "eval_final")
+"""What random weights have no number of."""
+
+
+def _missing(missing: Mapping[str, Sequence[str]], num_rows: int) -> list[str]:
     return [
-        f"No {HEADINGS[key]}{'' if len(names) == len(rows) else ' for trial ' + ', '.join(names)}: {BLANK[key]}."
+        f"No {HEADINGS[key]}{'' if len(names) == num_rows else ' for trial ' + ', '.join(names)}: {BLANK[key]}."
         for key, names in missing.items()
         if names
     ]
@@ -150,11 +168,7 @@ def _draw(
     bad = "" if all(r.valid for r in trials.results) else " Red and dotted: not a valid trial."
     yield "convergence", path, f"Every evaluation of every trial; the large dot is its last.{bad}{shade}"
 
-    if any(r.step_times_ms for r in trials.results):
-        path = out / f"step_time{mark}.png"
-        figures.step_time_figure(trials.results, path, heading=heading, note=note, names=trials.trial_names)
-        measured = "Each measurement is the mean over the steps between two log lines of one training block."
-        yield "step_time", path, measured
+    yield from _draw_step_times(trials, out, mark=mark)
 
     known = published.samples_to_target(benchmark, gbs) if benchmark and gbs else None
     if known and s.samples_distribution:
@@ -168,14 +182,42 @@ def _draw(
         yield "published", path, _draw_published(trials, said, among, path, note=note)
 
 
+def _draw_step_times(trials: TrialSet, out: Path, *, mark: str) -> Iterator[tuple[str, Path, str]]:
+    if not any(r.step_times_ms for r in trials.results):
+        return
+    path, note = out / f"step_time{mark}.png", figures.footer(trials.hardware, len(trials.results))
+    heading = f"{trials.measured}, {trials.name}"
+    figures.step_time_figure(trials.results, path, heading=heading, note=note, names=trials.trial_names)
+    measured = (
+        "Each measurement is one step, where the log lists them, else the mean over the steps between two log lines."
+    )
+    yield "step_time", path, measured
+
+
+def _draw_throughput(
+    trials: TrialSet, lines: Sequence[throughput.Speed], out: Path, *, mark: str
+) -> Iterator[tuple[str, Path, str]]:
+    """Draw what there is of random weights: no losses, no minutes."""
+    yield from _draw_step_times(trials, out, mark=mark)
+    if lines:
+        path = out / f"published{mark}.png"
+        bars = [Bar(name=line.name, value=line.samples_s, ours=line.ours) for line in lines]
+        heading, note = (
+            f"{trials.measured}: beside published systems",
+            figures.footer(trials.hardware, len(trials.results)),
+        )
+        figures.bars_figure(bars, path, heading=heading, note=note, what="samples/s while training")
+        yield "published", path, "Samples per second while training; dark, this set's."
+
+
 def _draw_published(trials: TrialSet, said: Claim, among: Sequence[Entry], path: Path, *, note: str) -> str:
     """Draw published systems and, if it has a time, this set; return the caption."""
     with_ours, dark = (" and this set", "; dark, this set's") if said.minutes is not None else ("", "")
     heading = f"{trials.measured}, {trials.num_gpus} GPUs: published systems{with_ours}"
-    bars = [_bar(trials, said) if entry.ours else Bar(name=entry.name, minutes=entry.minutes) for entry in among]
-    longest = _MAX_BAR_RATIO * (said.minutes or bars[0].minutes)
-    drawn = [bar for bar in bars if bar.minutes <= longest] or bars
-    figures.minutes_figure(drawn, path, heading=heading, note=note)
+    bars = [_bar(trials, said) if entry.ours else Bar(name=entry.name, value=entry.minutes) for entry in among]
+    longest = _MAX_BAR_RATIO * (said.minutes or bars[0].value)
+    drawn = [bar for bar in bars if bar.value <= longest] or bars
+    figures.bars_figure(drawn, path, heading=heading, note=note)
     beyond = f" Not drawn: {len(bars) - len(drawn)} above {longest:.0f} min." if len(drawn) < len(bars) else ""
     return f"Official minutes of published systems{dark}.{beyond}"
 
@@ -192,7 +234,7 @@ def _shown(path: Path, caption: str) -> Shown:
 def _findings(trials: TrialSet) -> list[Row]:
     """Return what was found, errors first; what several trials share stands once."""
     found: dict[tuple[str, str, str], list[str]] = {}
-    for f in trials.score.findings:
+    for f in () if trials.throughput_only else trials.score.findings:  # there, all say that it is no score
         found.setdefault((f.severity, f.rule, f.message), []).append("the set")
     for name, result, official in zip(trials.trial_names, trials.results, trials.score.compliance, strict=True):
         for f in result.findings:
@@ -253,6 +295,7 @@ def _compared(sets: Sequence[TrialSet], out: Path) -> dict[str, Any]:
         {
             "trials": trials,
             "claim": one,
+            "speed": throughput.measure(trials) if trials.throughput_only else None,
             "samples_to_target": _median(r.samples_to_target for r in trials.results if r.samples_to_target),
             "step_time_ms": _median(r.step_time_ms.median for r in trials.results if r.step_time_ms),
             "tokens_s_gpu": _median(r.tokens_s_gpu for r in trials.results if r.tokens_s_gpu and trials.num_gpus),
@@ -269,7 +312,7 @@ def _draw_compared(drawn: Sequence[tuple[TrialSet, Claim]], out: Path) -> Shown:
     where = "; ".join(dict.fromkeys(trials.hardware or "hardware not logged" for trials in sets))
     note = figures.footer(where, sum(len(trials.results) for trials in sets))
     bars = [_bar(trials, one) for trials, one in drawn]
-    figures.minutes_figure(bars, out / "sets.png", heading=f"{sets[0].measured}: sets compared", note=note)
+    figures.bars_figure(bars, out / "sets.png", heading=f"{sets[0].measured}: sets compared", note=note)
     return _shown(out / "sets.png", "Minutes from zero; the whisker is the 90 % interval of a score.")
 
 
@@ -280,7 +323,7 @@ def _ratio(one: Claim, base: Claim) -> float | None:
 
 def _bar(trials: TrialSet, said: Claim) -> Bar:
     minutes = said.minutes or 0.0
-    return Bar(name=trials.name, minutes=minutes, interval=said.interval, ours=True, remark=said.remark)
+    return Bar(name=trials.name, value=minutes, interval=said.interval, ours=True, remark=said.remark)
 
 
 def _median(numbers: Iterable[float]) -> float | None:

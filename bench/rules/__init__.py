@@ -162,6 +162,10 @@ LOG = {
         "the seed is missing, not a whole number, or not the only one",
         "log one whole number as seed, another for each run",
     ),
+    "LOG-16": (
+        "the weights are random, so the log proves a speed, and neither a time to train nor a score",
+        "`python -m bench report` compares the speed; for a time to train set model.weights=checkpoint",
+    ),
     "REC-01": (
         "a value that the rules fix is another one",
         "set it to the value of the rules, or submit to the open division",

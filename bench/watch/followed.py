@@ -225,9 +225,11 @@ def run_folder(folder: Path) -> Job:
         )
     trials = tuple(
         Watched(f"{step.name} ({trial.index + 1} of {count})", Follower(folder / trial.log), planned(plan, step))
-        for trial, step in zip(plan.trials, plan.steps[1:], strict=True)
+        for trial, step in zip(plan.trials, planning.trial_steps(plan), strict=True)
     )
-    prepare = Watched("prepare", Follower(folder / planning.PREPARE_LOG), planned(plan.base or plan, plan.steps[0]))
+    log = Follower(folder / planning.PREPARE_LOG)
+    to_prepare = len(plan.steps) > count
+    prepare = Watched("prepare", log, planned(plan.base or plan, plan.steps[0])) if to_prepare else None
     queue = Queue(folder) if (folder / JOB).exists() else None
     return Job(trials, prepare, folder, queue.is_over if queue else (folder / STATUS).exists, queue=queue)
 

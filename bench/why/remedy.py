@@ -21,7 +21,7 @@ _COUNTED = (mllog.TRAIN_LOSS, mllog.TRACKED_STATS, mllog.EVAL_ACCURACY, mllog.EV
 def less_memory(plan: Plan) -> str | None:
     """Return the smallest legal changes that need less than the plan and fit by its own estimate; None if there are none."""
     now, fitting = plan.memory.total_gib, []
-    for key, changed in _changes(plan.config):
+    for key, changed in _changes(plan):
         try:
             needed = planning.make(changed).memory
         except ConfigError:
@@ -34,11 +34,11 @@ def less_memory(plan: Plan) -> str | None:
     return f"one of {', '.join(reversed(best.values()))}, estimated per GPU, where the plan has {now:.1f}"
 
 
-def _changes(config: Config) -> Iterator[tuple[str, Config]]:
+def _changes(plan: Plan) -> Iterator[tuple[str, Config]]:
     """Yield what could need less memory, the mildest of each kind first."""
-    ranks = config.cluster.num_nodes * config.cluster.ranks_per_node
+    config, ranks = plan.config, plan.world.num_ranks
     for name in ("tp", "cp"):
-        for size in range(getattr(config.parallel, name) + 1, ranks + 1):
+        for size in range(getattr(plan.world, name) + 1, ranks + 1):
             if ranks % size == 0:
                 changed = copy.deepcopy(config)
                 setattr(changed.parallel, name, size)

@@ -1,0 +1,256 @@
+"""How long one optimizer step takes: an estimate from measured rates, to compare layouts by before anything runs.
+
+Products and attention at the rates of `schema.Rates` times `sustained`; everything element by element at the rate of device memory,
+one pass of each kernel over what it reads and writes; collectives at the bus bandwidth of their size. Nothing is
+assumed to overlap. Left out: launch gaps, data loading, evaluation, the embedding's look-up, merging attention's blocks under cp.
+"""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+from bench.memory import ADAM_BYTES, BYTES, MAIN_GRADIENT_BYTES, Recomputed
+from bench.parameters import kv_size, linear_weights, linears, rank_parameters
+from bench.schema import Config, Device, Precision, Rates
+from bench.world import World, num_microbatches, tokens
+
+MIB = 2**20
+DIGITS = 9
+"""Of the seconds in a plan, which is then the same whichever C library computed its logarithms."""
+HEAD_BYTES = 6
+"""Per logit, in BF16: read once, then read and overwritten by its gradient."""
+UPDATE_BYTES = 2 * ADAM_BYTES + MAIN_GRADIENT_BYTES + 2
+"""Per parameter that Adam updates: main weight and moments read and written, its gradient read, its BF16 copy written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Seconds of one optimizer step on the slowest pipeline stage, and what they go into."""
+
+    gemm_s: float
+    attention_s: float
+    elementwise_s: float
+    communication_s: float
+    recompute_s: float
+    """All of what is computed again, its communication included."""
+    bubble_s: float
+    """A pipeline filling and draining."""
+    step_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """Seconds of a part of a step."""
+
+    gemm_s: float = 0.0
+    attention_s: float = 0.0
+    elementwise_s: float = 0.0
+    communication_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        return self.gemm_s + self.attention_s + self.elementwise_s + self.communication_s
+
+    def __add__(self, other: "_Work") -> "_Work":
+        return _Work(*(a + b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)))
+
+    def __mul__(self, times: float) -> "_Work":
+        return _Work(*(times * seconds for seconds in dataclasses.astuple(self)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Traffic:
+    """Bytes of device memory that a layer's kernels read and write per token, beside its products and attention.
+
+    hidden and its_own: per hidden number, split over tp with sp or always; qkv and fc1: per number of their outputs.
+    """
+
+    hidden: int
+    its_own: int
+    qkv: float
+    fc1: float
+
+
+_FORWARD = {
+    # hidden: norm 5, A 2, B added 4, add and norm 7, add 6; its_own: quantise and drop 5, A 2; qkv: B added 4, rope 4; fc1: SwiGLU
+    Precision.fp8: _Traffic(hidden=24, its_own=7, qkv=8, fc1=5.5),
+    # hidden: norms 8, adds 12, dropout and A 7, B scaled and added 12; its_own: dropout and A 7; qkv: B 12, rope 14; fc1: SwiGLU
+    Precision.bf16: _Traffic(hidden=39, its_own=7, qkv=26, fc1=5),
+}
+_BACKWARD = {
+    # hidden: norms 16, B 2, A 5, added 8; its_own: A 6, added 8; qkv: rope 5, B 2; fc1: SwiGLU
+    Precision.fp8: _Traffic(hidden=31, its_own=14, qkv=7, fc1=5),
+    # hidden: norms 12, adds 12, A and dropout 15, B 6; its_own: A and dropout 15; qkv: rope 14, cut and joined 4, B 6; fc1: SwiGLU
+    Precision.bf16: _Traffic(hidden=45, its_own=15, qkv=24, fc1=12),
+}
+"""Counted by hand in the layers of jobs/megatron, with LoRA on qkv and proj: fused kernels in FP8, plain torch in BF16."""
+_GATHERED_BYTES = {Precision.fp8: 1, Precision.bf16: 2}
+"""Of a number that tensor-parallel ranks gather under sp; what they sum is in BF16."""
+
+
+def estimate(config: Config, world: World, recomputed: Recomputed) -> Cost | None:
+    """Return what a step costs; None where rates were not measured: of this GPU, in FP32, or between these nodes."""
+    gpu = config.cluster.gpu if config.cluster.device is Device.cuda else None
+    if gpu is None or gpu.rates is None or config.precision is Precision.fp32:
+        return None
+    if world.num_nodes > 1 and config.cluster.network_gbs is None:
+        return None
+    return _Step(config, world, gpu.rates).cost(recomputed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One step of a layout on GPUs of these rates."""
+
+    config: Config
+    world: World
+    rates: Rates
+
+    def cost(self, recomputed: Recomputed) -> Cost:
+        count, layers = num_microbatches(self.config, self.world), self.config.model.num_layers // self.world.pp
+        forward, backward = self.layer_forward(), self.layer_backward()
+        again_s = self.recomputed_s(recomputed, layers)
+        work = ((forward + backward) * layers + self.head() + self.hand_over()) * count + self.update()
+        layers_s = layers * (forward.total_s + backward.total_s) + again_s
+        bubble_s = (self.world.pp - 1) / self.world.vpp * layers_s
+        seconds = dataclasses.asdict(work) | {
+            "recompute_s": count * again_s,
+            "bubble_s": bubble_s,
+            "step_s": work.total_s + count * again_s + bubble_s,
+        }
+        return Cost(**{name: round(value, DIGITS) for name, value in seconds.items()})
+
+    def layer_forward(self) -> _Work:
+        gathered = _GATHERED_BYTES[self.config.precision]
+        return _Work(
+            gemm_s=self.gemm_s(linear_weights(self.config.model)),
+            attention_s=self.attention_s(self.rates.attention_forward_tflops),
+            elementwise_s=self.traffic_s(_FORWARD[self.config.precision]),
+            communication_s=2 * self.tp_exchange_s(gathered) + self.kv_exchange_s(),
+        )
+
+    def layer_backward(self) -> _Work:
+        """Return the backward pass of one layer; frozen weights take no gradients, and FP8 transposes each of them."""
+        config, weights = self.config, linear_weights(self.config.model)
+        gathered = _GATHERED_BYTES[config.precision]
+        transposed = 2 * weights / self.world.tp if config.precision is Precision.fp8 else 0.0
+        return _Work(
+            gemm_s=(1 if config.task.lora else 2) * self.gemm_s(weights),
+            attention_s=2.5 * self.attention_s(self.rates.attention_backward_tflops),
+            elementwise_s=self.traffic_s(_BACKWARD[config.precision]) + transposed / self.rates.copy_gbs / 1e9,
+            communication_s=2 * self.tp_exchange_s(gathered) + 2 * self.kv_exchange_s(),
+        )
+
+    def recomputed_s(self, recomputed: Recomputed, layers: int) -> float:
+        """Return the seconds per micro-batch of what is computed again, inputs gathered again where sp has cut them."""
+        if recomputed.full:
+            return layers * self.layer_forward().total_s
+        traffic, projections = _FORWARD[self.config.precision], linears(self.config.model)
+        qkv, fc1 = projections["linear_qkv"], projections["linear_fc1"]
+        gather_s = self.gather_s(_GATHERED_BYTES[self.config.precision]) if self.world.sp else 0.0
+        qkv_s = self.gemm_s(qkv.weights) + self.bytes_s(traffic.qkv * qkv.num_out / self.world.tp) + gather_s
+        fc1_s = self.gemm_s(fc1.weights) + self.bytes_s(traffic.fc1 * fc1.num_out / self.world.tp) + gather_s
+        return recomputed.qkv_layers * qkv_s + recomputed.fc1_layers * fc1_s
+
+    def head(self) -> _Work:
+        """Return the logits, the loss and their gradients, in BF16; with one product more where the head is trained."""
+        config = self.config
+        weights = config.model.vocab_size * config.model.hidden_size
+        products = 2 if config.task.lora else 3
+        return _Work(
+            gemm_s=products * self.gemm_s(weights, Precision.bf16),
+            elementwise_s=self.bytes_s(HEAD_BYTES * config.model.vocab_size / self.world.tp),
+        )
+
+    def hand_over(self) -> _Work:
+        """Return what a stage waits for the next one per micro-batch: activations forward, gradients backward, of each chunk."""
+        w = self.world
+        if w.pp == 1:
+            return _Work()
+        size = self.hidden_bytes(BYTES[self.config.precision]) / w.sequence_tp
+        apart = w.ranks_per_node if w.num_nodes > 1 else w.num_ranks // w.pp  # one sender has one network card
+        return _Work(communication_s=2 * w.vpp * size / self.bandwidth(size, ranks=w.pp, apart=apart))
+
+    def update(self) -> _Work:
+        """Return what comes once a step: gradients summed over the replicas, and Adam."""
+        config, w = self.config, self.world
+        base, adapters = rank_parameters(config.model, config.task.lora, tp=w.tp, pp=w.pp, pp_rank=w.pp - 1)
+        trained, replicas = adapters if config.task.lora else base, w.dp * w.cp
+        sharded = config.parallel.distributed_optimizer
+        size = trained * MAIN_GRADIENT_BYTES
+        back = BYTES[config.precision] if sharded else MAIN_GRADIENT_BYTES  # updated weights, or the sums
+        sent_s = (1 + back / MAIN_GRADIENT_BYTES) * self.pass_s(size, ranks=replicas, apart=w.tp)
+        updated = trained / replicas if sharded else trained
+        return _Work(elementwise_s=UPDATE_BYTES * updated / self.rates.copy_gbs / 1e9, communication_s=sent_s)
+
+    def gemm_s(self, weights: int, precision: Precision | None = None) -> float:
+        """Return the seconds of one product of this rank's tokens with its share of so many weights.
+
+        Rates are those of a whole layer of this size: the layer's for its own products, the product's own for the head.
+        """
+        per_weight = 2 * tokens(self.config, self.world) / self.world.tp
+        size = per_weight * (weights if precision else linear_weights(self.config.model)) / 1e12
+        is_fp8 = (precision or self.config.precision) is Precision.fp8
+        rate = at(size, self.rates.layer_tflop, self.rates.fp8_tflops if is_fp8 else self.rates.bf16_tflops)
+        return per_weight * weights / 1e12 / rate / self.rates.sustained
+
+    def attention_s(self, rate_tflops: float) -> float:
+        """Return the seconds of one layer's causal attention forward at a rate; backward has 2.5 times the operations."""
+        tflop = 2 * self.config.data.seq_length * self.hidden_bytes(1) / self.world.tp / 1e12
+        return tflop / rate_tflops / self.rates.sustained
+
+    def traffic_s(self, traffic: _Traffic) -> float:
+        model, w, projections = self.config.model, self.world, linears(self.config.model)
+        per_token = model.hidden_size * (traffic.hidden / w.sequence_tp + traffic.its_own / w.tp)
+        per_token += traffic.qkv * projections["linear_qkv"].num_out / w.tp
+        per_token += traffic.fc1 * projections["linear_fc1"].num_out / w.tp
+        return self.bytes_s(per_token)
+
+    def bytes_s(self, per_token: float) -> float:
+        """Return the seconds that so many bytes per token take to be read or written."""
+        return per_token * tokens(self.config, self.world) / self.rates.copy_gbs / 1e9
+
+    def hidden_bytes(self, size: int) -> float:
+        """Return the hidden numbers of a micro-batch on this rank, of so many bytes each."""
+        return size * self.config.model.hidden_size * tokens(self.config, self.world)
+
+    def tp_exchange_s(self, gathered: int) -> float:
+        """Return the seconds between one pair of linears: inputs gathered and outputs scattered under sp, else all-reduced."""
+        return self.gather_s(gathered if self.world.sp else 2) + self.gather_s(2)
+
+    def gather_s(self, size: int) -> float:
+        return self.pass_s(self.hidden_bytes(size), ranks=self.world.tp, apart=1)
+
+    def kv_exchange_s(self) -> float:
+        """Return the seconds in which context-parallel ranks gather keys and values of the whole sequence, or sum their gradients."""
+        size = 2 * 2 * kv_size(self.config.model) / self.world.tp * tokens(self.config, self.world) * self.world.cp
+        return self.pass_s(size, ranks=self.world.cp, apart=self.world.tp)
+
+    def pass_s(self, size: float, *, ranks: int, apart: int) -> float:
+        """Return the seconds of an all-gather or reduce-scatter of `size` bytes in all; an all-reduce is both."""
+        return (ranks - 1) / ranks * size / self.bandwidth(size, ranks=ranks, apart=apart) if ranks > 1 else 0.0
+
+    def bandwidth(self, size: float, *, ranks: int, apart: int) -> float:
+        """Return the bus bandwidth, in bytes/s, of a group of ranks that are `apart` from each other: tp, then cp, dp, pp.
+
+        Between nodes it is that of the group's ranks in one node together, each with a network card of its own.
+        """
+        bandwidth_gbs = at(size / MIB, self.rates.busbw_mib, self.rates.busbw_gbs)
+        in_node = max(1, self.world.ranks_per_node // apart)
+        if ranks > in_node:
+            assert self.config.cluster.network_gbs is not None
+            bandwidth_gbs = min(bandwidth_gbs, self.config.cluster.network_gbs * in_node)
+        return bandwidth_gbs * 1e9
+
+
+def at(size: float, sizes: list[float], rates: list[float]) -> float:
+    """Return the rate at a size, straight lines between the measured ones where both axes are logarithmic.
+
+    Below the smallest size the first line goes on; above the largest nothing is gained.
+    """
+    if size >= sizes[-1] or len(sizes) == 1:
+        return rates[-1]
+    right = next((i for i in range(1, len(sizes)) if size <= sizes[i]), len(sizes) - 1)
+    low, high = sizes[right - 1], sizes[right]
+    share = math.log(size / low) / math.log(high / low)
+    return rates[right - 1] * math.exp(share * math.log(rates[right] / rates[right - 1]))

@@ -1,0 +1,288 @@
+"""How fast random weights train: beside published systems, and what their official time would project to. Never a result."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from bench import referee
+from bench.benchmarks import BENCHMARKS
+from bench.forecast import published
+from bench.forecast.published import System
+from bench.parse import THROUGHPUT_ONLY, PeakMemory, Spread, spread
+from bench.report import figures
+from bench.report.compare import TrialSet, best_of_each, model
+from bench.tables import Row, Sheet, memory_row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Throughput:
+    """The valid trials of a set together; None for what their logs do not tell."""
+
+    num_runs: int
+    shape_of: str | None
+    """The benchmark that a step and an evaluation are as much work as."""
+    num_gpus: int | None
+    global_batch_size: int | None
+    step_time_ms: Spread | None
+    """Of all steps of all trials."""
+    estimated_step_ms: float | None
+    """By the plan's cost model."""
+    eval_time_s: Spread | None
+    samples_s: float | None
+    """Samples over the time spent training; this and the rates that follow from it are medians of the trials."""
+    tokens_s_gpu: float | None
+    tflop_per_sample: float | None
+    tflops_gpu: float | None
+    mfu: float | None
+    peak_memory_gib: PeakMemory | None
+    """Of the fullest trial."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Projection:
+    """Official minutes of a run that trains this fast and needs as many samples as the reference does on average."""
+
+    minutes: float
+    samples: float
+    num_evaluations: float
+    """On average, hence no whole number."""
+    formula: str
+    label: str
+    """What has to stand beside the minutes wherever they do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """One line of the list that sets published systems and this set beside each other."""
+
+    name: str
+    accelerator: str
+    global_batch_size: int
+    step_time_ms: float
+    """Time spent training over steps, evaluations apart."""
+    samples_s: float
+    tokens_s_gpu: float
+    tflops_gpu: float | None
+    """By this set's TFLOP per sample."""
+    official_minutes: float | None
+    """None for this set."""
+    ratio: float
+    """Its time per sample over this set's: above 1 is slower than this set."""
+    ours: bool = False
+
+
+def measure(trials: TrialSet) -> Throughput:
+    """Return what the valid trials of a set measured."""
+    found, gpus = [r for r in trials.results if r.valid], trials.num_gpus
+    peaks = [r.peak_memory_gib for r in found if r.peak_memory_gib]
+    shapes = {r.shape_of for r in found}
+    return Throughput(
+        num_runs=len(found),
+        shape_of=shapes.pop() if len(shapes) == 1 else None,
+        num_gpus=gpus,
+        global_batch_size=trials.score.global_batch_size,
+        step_time_ms=spread([time_ms for r in found for _, time_ms in r.step_times_ms]),
+        estimated_step_ms=1000 * trials.plan.cost.step_s if trials.plan and trials.plan.cost else None,
+        eval_time_s=spread([time_s for r in found for time_s in r.eval_times_s]),
+        samples_s=_median(r.throughput_samples_s for r in found),
+        tokens_s_gpu=_median(r.tokens_s_gpu for r in found if gpus),
+        tflop_per_sample=_median(r.tflop_per_sample for r in found),
+        tflops_gpu=_median(r.tflops_gpu for r in found if gpus),
+        mfu=_median(r.mfu for r in found if gpus),
+        peak_memory_gib=max(peaks, key=lambda peak: peak.allocated, default=None),
+    )
+
+
+def project(measured: Throughput, *, ruleset: str) -> tuple[Projection | None, str]:
+    """Return the projection, or None and why there is none.
+
+    Minutes are (mean samples of the reference x seconds per sample + evaluations x seconds of one) / 60; how many evaluations
+    that many samples take, the rules' schedule says. No run-to-run spread, and no factor: the mean is the reference's own.
+    """
+    m = measured
+    if m.shape_of is None or m.global_batch_size is None:
+        return None, "a step or an evaluation is not as much work as a benchmark's"
+    if not m.samples_s or m.eval_time_s is None:
+        return None, "no valid trial timed its steps and an evaluation"
+    point = referee.rcp_record(m.shape_of, m.global_batch_size, ruleset)
+    due = BENCHMARKS[m.shape_of].schedule if m.shape_of in BENCHMARKS else None
+    if point is None or due is None:
+        return None, f"{m.shape_of} has no reference at batch size {m.global_batch_size} in ruleset {ruleset}"
+    first, every = due.first(m.global_batch_size), due.interval(m.global_batch_size)
+    count = 1 + max(0.0, point.mean - first) / every
+    minutes = (point.mean / m.samples_s + count * m.eval_time_s.median) / 60
+    between = ", interpolated" if point.interpolated else ""
+    return Projection(
+        minutes=minutes,
+        samples=point.mean,
+        num_evaluations=count,
+        formula=f"({point.mean:,.1f} samples x {1 / m.samples_s:.4g} s + {count:.2f} evaluations x {m.eval_time_s.median:.4g} s) / 60",
+        label=f"projection from {point.mean:,.0f} samples (reference mean at batch size {m.global_batch_size}{between}), not a result",
+    ), ""
+
+
+def beside(trials: TrialSet, measured: Throughput) -> tuple[tuple[Speed, ...], str]:
+    """Return published systems with as many GPUs and this set, fastest first; or none, and why.
+
+    Systems with the same accelerator; where there are none, the best of each accelerator.
+    """
+    m, own = measured, model(trials.accelerator)
+    if m.shape_of is None:
+        return (), "a step is not as much work as a published benchmark's"
+    if m.num_gpus is None or not m.samples_s or not m.global_batch_size:
+        return (), "not measured on GPUs, or the steps were not timed"
+    same = [s for s in published.systems(m.shape_of) if s.num_gpus == m.num_gpus and s.step_time_s]
+    if not same:
+        return (), f"no published system of {m.shape_of} has {m.num_gpus} GPUs and says its step time"
+    ranked = sorted(same, key=lambda s: s.official_minutes)
+    near = [s for s in ranked if own and model(s.accelerator) == own] or best_of_each(ranked)
+    lines = [_published(system, m) for system in near]
+    lines.append(_speed(f"{trials.name} (random weights)", own, m.global_batch_size, m.samples_s, m, ours=True))
+    return tuple(sorted(lines, key=lambda line: -line.samples_s)), ""
+
+
+def _published(system: System, m: Throughput) -> Speed:
+    assert system.step_time_s
+    name = f"{system.round} {system.submitter} {system.system}"
+    samples_s = system.global_batch_size / system.step_time_s
+    accelerator = model(system.accelerator) or system.accelerator
+    return _speed(name, accelerator, system.global_batch_size, samples_s, m, official_minutes=system.official_minutes)
+
+
+def _speed(
+    name: str,
+    accelerator: str,
+    gbs: int,
+    samples_s: float,
+    m: Throughput,
+    *,
+    official_minutes: float | None = None,
+    ours: bool = False,
+) -> Speed:
+    assert m.samples_s and m.num_gpus and m.shape_of
+    per_gpu = samples_s / m.num_gpus
+    return Speed(
+        name=name,
+        accelerator=accelerator,
+        global_batch_size=gbs,
+        step_time_ms=1000 * gbs / samples_s,
+        samples_s=samples_s,
+        tokens_s_gpu=per_gpu * (BENCHMARKS[m.shape_of].sequence_length or 0),
+        tflops_gpu=per_gpu * m.tflop_per_sample if m.tflop_per_sample else None,
+        official_minutes=official_minutes,
+        ratio=m.samples_s / samples_s,
+        ours=ours,
+    )
+
+
+def rows(measured: Throughput, projection: Projection | None, why_not: str) -> list[Row]:
+    """Return what was measured as (what, value, remark); what was not is blank, with the reason."""
+    m, no_gpus = measured, "not measured on GPUs"
+    mfu = 100 * m.mfu if m.mfu else None
+    estimate = (
+        [("estimated step time (ms)", f"{m.estimated_step_ms:,.0f}", "by the plan")] if m.estimated_step_ms else []
+    )
+    return [
+        _spread_row("step time (ms)", m.step_time_ms, "step"),
+        *estimate,
+        ("samples/s", _text(m.samples_s, "{:,.3f}"), "samples over time spent training"),
+        ("tokens/s/GPU", _text(m.tokens_s_gpu, "{:,.0f}"), "" if m.tokens_s_gpu else no_gpus),
+        ("TFLOP/s/GPU", _text(m.tflops_gpu, "{:,.1f}"), "" if m.tflops_gpu else no_gpus),
+        (
+            "TFLOP a sample",
+            _text(m.tflop_per_sample, "{:,.5g}"),
+            "of the model, forward and backward, nothing recomputed",
+        ),
+        ("MFU (%)", _text(mfu, "{:.1f}"), "" if mfu else "no GPUs, or no peak rate is known of them"),
+        memory_row(m.peak_memory_gib),
+        _spread_row("evaluation (s)", m.eval_time_s, "evaluation"),
+        ("projected minutes", "", f"none: {why_not}")
+        if projection is None
+        else ("projected minutes", f"{projection.minutes:.2f}", f"{projection.label}; {projection.formula}"),
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """What a set measured, what that projects to, and what stands beside it."""
+
+    measured: Throughput
+    projection: Projection | None
+    rows: Sequence[Row]
+    lines: Sequence[Speed]
+    no_peers: str
+    """Why there are no lines."""
+
+
+def compared(trials: TrialSet) -> Compared:
+    """Return all that a report says of a set of random weights."""
+    measured = measure(trials)
+    projection, why_not = project(measured, ruleset=trials.score.ruleset)
+    lines, no_peers = beside(trials, measured)
+    told = rows(measured, projection, why_not)
+    return Compared(measured=measured, projection=projection, rows=told, lines=lines, no_peers=no_peers)
+
+
+def cards(speed: Compared) -> list[dict[str, str]]:
+    """Return the few numbers that stand at the top of a set of random weights; none of them is minutes."""
+    m = speed.measured
+    peak = None if m.peak_memory_gib is None else m.peak_memory_gib.allocated
+    numbers = (
+        ("step time", m.step_time_ms.median if m.step_time_ms else None, "ms", "median of all steps"),
+        ("samples/s", m.samples_s, "", "samples over time spent training"),
+        ("tokens/s/GPU", m.tokens_s_gpu, "", ""),
+        ("TFLOP/s/GPU", m.tflops_gpu, "", "of the model, nothing recomputed"),
+        ("MFU", 100 * m.mfu if m.mfu else None, "%", "of the dense peak in the precision of the layers"),
+        ("peak memory", peak, "GiB", "allocated on the fullest GPU"),
+        ("evaluation", m.eval_time_s.median if m.eval_time_s else None, "s", "median"),
+    )
+    none = {"name": "score", "value": "none", "unit": "", "note": THROUGHPUT_ONLY}
+    return [none] + [
+        {"name": name, "value": figures.number_text(value), "unit": unit, "note": note}
+        for name, value, unit, note in numbers
+        if value is not None
+    ]
+
+
+def sheets(trials: TrialSet) -> list[Sheet]:
+    """Return it for the terminal."""
+    speed = compared(trials)
+    caption = f"{trials.hardware or 'hardware not logged'}, n = {speed.measured.num_runs}"
+    own = Sheet(f"{trials.name}: throughput of random weights", speed.rows, caption=caption)
+    if speed.no_peers:
+        return [own, Sheet("published systems", [("not compared", "", speed.no_peers)])]
+    columns = ("system", "batch", "step time (ms)", "samples/s", "tokens/s/GPU", "TFLOP/s/GPU", "official min", "ratio")
+    cells = [
+        (
+            line.name,
+            str(line.global_batch_size),
+            f"{line.step_time_ms:,.0f}",
+            f"{line.samples_s:.3f}",
+            f"{line.tokens_s_gpu:,.0f}",
+            _text(line.tflops_gpu, "{:,.0f}"),
+            _text(line.official_minutes, "{:.2f}"),
+            f"{line.ratio:.3f}",
+        )
+        for line in speed.lines
+    ]
+    title = f"beside published systems with {speed.measured.num_gpus} GPUs"
+    return [own, Sheet(title, cells, columns=columns, caption=RATIO)]
+
+
+RATIO = "Step time: time spent training over steps. Ratio: time per sample over this set's; above 1 is slower than this set."
+
+
+def _spread_row(name: str, s: Spread | None, what: str) -> Row:
+    if s is None:
+        return name, "", "not timed"
+    spread_text = f"median of {s.count} {what}s; p10 {s.p10:,.4g}, p90 {s.p90:,.4g}" if s.count > 1 else f"one {what}"
+    return name, f"{s.median:,.1f}" if s.median >= 1000 else f"{s.median:,.4g}", spread_text
+
+
+def _text(number: float | None, form: str) -> str:
+    return "" if number is None else form.format(number)
+
+
+def _median(numbers: Iterable[float | None]) -> float | None:
+    found: Sequence[float] = [number for number in numbers if number is not None]
+    return median(found) if found else None
