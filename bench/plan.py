@@ -21,12 +21,14 @@ from bench import flops, layout, limits
 from bench.cost import Cost
 from bench.errors import ConfigError
 from bench.memory import Memory, Recomputed
-from bench.schema import Config, DataSource, Recipe, Scheduler, Weights
+from bench.schema import Config, DataSource, Device, Recipe, Scheduler, Weights
 from bench.world import World, num_microbatches
 
 PLAN_VERSION = 2
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1", "PYTHONUNBUFFERED": "1"}
 """Set for every rank; one thread each, since ranks share the cores."""
+CUDA_ENVIRONMENT = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+"""And on GPUs: memory that one size of tensor gave back serves another."""
 PREPARE_LOG = "prepare.txt"
 NOT_A_SUBMISSION = "not a submission"
 """What org and platform say in the log of a tiny or shortened task."""
@@ -152,7 +154,7 @@ def make(config: Config, base: Config | None = None) -> Plan:
         data_dir=data_dir(config),
         base_dir=base_dir(config, base_plan),
         base=base_plan,
-        environment=ENVIRONMENT | config.cluster.environment,
+        environment=_environment(config),
         steps=steps(config, trials),
         files=files(config, trials),
     )
@@ -297,6 +299,11 @@ def files(config: Config, trials: list[Trial]) -> list[str]:
         "ledger.json",
         "status.json",
     ]
+
+
+def _environment(config: Config) -> dict[str, str]:
+    of_device = CUDA_ENVIRONMENT if config.cluster.device is Device.cuda else {}
+    return ENVIRONMENT | of_device | config.cluster.environment
 
 
 def is_prepared(plan: Plan) -> bool:
