@@ -111,7 +111,7 @@ def test_container_flags_stand_on_steps_only_and_end_as_bash_reads_them(tmp_path
         "--container-name=runstop-7-0",
         "--container-mounts=/d a:/d a:ro,/m:/m:ro,/r n:/r n,/etc/hosts:/etc/hosts:ro",
         "--container-workdir=/r n",
-        "--container-env=OMP_NUM_THREADS,CUDA_DEVICE_MAX_CONNECTIONS,PYTHONUNBUFFERED",
+        "--container-env=OMP_NUM_THREADS,CUDA_DEVICE_MAX_CONNECTIONS,PYTHONUNBUFFERED,PYTORCH_CUDA_ALLOC_CONF",
         "--no-container-mount-home",
         "--container-writable",
     ]
