@@ -16,7 +16,7 @@ def join(plan: Plan, who: Rank, *, timeout_s: float | None = None) -> "torch.dev
     """Return what this rank computes on, once all ranks have met.
 
     NCCL's communicators are made when they are first used: a group that is bound to its device splits one for each of
-    megatron-core's groups, needs all of their ranks for it, and took 7 GiB of an H200.
+    megatron-core's groups, needs all of their ranks for it, and took 6 GiB of an H200.
 
     Raises:
         SubmitError: not as many ranks as planned, no GPU for this one, or they cannot meet.
