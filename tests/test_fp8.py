@@ -1,11 +1,13 @@
 """FP8 training through its entry point: the algebra exactly, then what FP8 makes of it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import ranks
+from bench.memory import NOTHING, Recomputed
 
 pytestmark = pytest.mark.trains
 
@@ -37,12 +39,21 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp
 
 
-def losses(prepared: Path, name: str, *overrides: str, by: str = "jobs.train", layout: str = "single") -> list[float]:
+def losses(
+    prepared: Path,
+    name: str,
+    *overrides: str,
+    by: str = "jobs.train",
+    layout: str = "single",
+    recompute: Recomputed = NOTHING,
+) -> list[float]:
     """Train and return the losses of all steps."""
     num_ranks, *split = LAYOUTS[layout]
     if not ranks.have(num_ranks):
         pytest.skip(f"{num_ranks} GPUs needed")
     made = ranks.compose(prepared, f"cluster.ranks_per_node={num_ranks}", *split, *SHORT, *overrides)
+    if recompute is not NOTHING:
+        made = replace(made, recompute=recompute)
     folder = ranks.write(made, prepared / name)
     ranks.run(made, folder, by, "plan.json", "--trial", "0")
     return ranks.train_losses(folder / "result_0.txt")
@@ -62,7 +73,21 @@ def test_written_out_passes_are_those_of_autograd_in_every_layout(
     assert len(exact) == STEPS and exact[-1] < exact[0] - 0.1, "the adapters must have learned something"
 
 
-def test_fp8_learns_as_fp32_does(prepared: Path, fp32: list[float]) -> None:
+def test_gradients_with_dropout_are_the_slopes_of_the_loss(prepared: Path) -> None:
+    made = ranks.compose(prepared, "cluster.ranks_per_node=1", *SHORT, "precision=fp8", "task.lora.dropout=0.4")
+    [(code, output)] = ranks.finish(
+        ranks.start(made, ranks.write(made, prepared / "slope"), "tests.exact", "plan.json", "--slope")
+    )
+    assert code == 0, output
+    slopes = [line.split()[1:] for line in output.splitlines() if line.startswith("slope")]
+    assert len(slopes) == 4
+    for kind, by_gradient, by_losses in slopes:
+        assert float(by_losses) == pytest.approx(float(by_gradient), rel=0.01), kind
+
+
+def test_fp8_learns_as_fp32_does_and_recomputes_what_it_does_not_keep(prepared: Path, fp32: list[float]) -> None:
     fp8 = losses(prepared, "fp8", NO_DROPOUT, "precision=fp8")
     np.testing.assert_allclose(fp8, fp32, rtol=0, atol=0.1)
     assert np.abs(np.subtract(fp8, fp32)).max() > 1e-4, "it must really be FP8"
+    recomputed = Recomputed(full=False, qkv_layers=3, fc1_layers=1)
+    assert losses(prepared, "fp8_recomputed", NO_DROPOUT, "precision=fp8", recompute=recomputed) == fp8
