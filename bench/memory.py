@@ -7,16 +7,15 @@ others).
 from bisect import bisect_left
 from dataclasses import dataclass
 
+from bench.kept import BYTES, fc1_bytes, layer_bytes, qkv_bytes
 from bench.parameters import kv_size, linear_weights, linears, lora_parameters, parameters, rank_parameters
-from bench.schema import Config, Device, Gpu, Lora, Precision, Recompute
+from bench.schema import Config, Device, Gpu, Precision, Recompute
 from bench.world import World, num_microbatches, tokens
 
 GIB = 2**30
 MAIN_GRADIENT_BYTES = 4
 ADAM_BYTES = 12
 """Weight, first and second moment in FP32."""
-SCALE_BYTES = 4
-"""Of a row in FP8; also 1 / rms of a row."""
 CUDA_ALLOWANCE_GIB = 2.5
 """What nvidia-smi shows beyond torch's peak of allocations (context, kernels, NCCL, slack of the allocator), less what it could give back.
 
@@ -26,9 +25,6 @@ HIDDEN_BYTES = 8
 """Per hidden number of a token, while one layer works: gradients of the residual and of a norm, in BF16 and FP8. Assumed."""
 FIT_MARGIN_GIB = 1.0
 """What recompute=fit leaves free, since this is an estimate. Assumed."""
-
-BYTES = {Precision.fp32: 4, Precision.bf16: 2, Precision.fp8: 2}
-"""Of a number outside of the FP8 products."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,11 +141,11 @@ def _activation_bytes(config: Config, world: World, recomputed: Recomputed, pp_r
 
     The embedding's output and the final norm are left out.
     """
-    layer, in_flight = _layer_bytes(config, world), _layers_in_flight(config, world, pp_rank)
+    layer, in_flight = layer_bytes(config, world), _layers_in_flight(config, world, pp_rank)
     if recomputed.full:
         layer_input = BYTES[config.precision] * config.model.hidden_size / world.sequence_tp
         return tokens(config, world) * (in_flight * layer_input + layer - layer_input)
-    freed = recomputed.qkv_layers * _qkv_bytes(config, world) + recomputed.fc1_layers * _fc1_bytes(config, world)
+    freed = recomputed.qkv_layers * qkv_bytes(config, world) + recomputed.fc1_layers * fc1_bytes(config, world)
     return tokens(config, world) * in_flight * (layer - freed * world.pp / config.model.num_layers)
 
 
@@ -164,84 +160,6 @@ def _layers_in_flight(config: Config, world: World, pp_rank: int) -> float:
     pp, vpp = world.pp, world.vpp
     ahead = pp - pp_rank - 1 if vpp == 1 else 2 * (pp - pp_rank - 1) + (vpp - 1) * pp
     return min(ahead + 1, num_microbatches(config, world) * vpp) * config.model.num_layers / (pp * vpp)
-
-
-def _layer_bytes(config: Config, world: World) -> float:
-    """Return bytes that one layer keeps per token of one micro-batch for its backward pass, where nothing is recomputed."""
-    return _fp8_bytes(config, world) if config.precision is Precision.fp8 else _plain_bytes(config, world)
-
-
-def _fp8_bytes(config: Config, world: World) -> float:
-    """Return what an FP8 layer keeps per token. Hidden width h, K or V width k, MLP width f.
-
-    | kept                                       | bytes          | split over |
-    | ------------------------------------------ | -------------- | ---------- |
-    | inputs of qkv and fc1, normalised, in FP8  | 2 h            | tp if sp   |
-    | their rows' scales, and 1 / rms            | 16             | nothing    |
-    | q, k, v after RoPE                         | 2 (h + 2 k)    | tp         |
-    | attention's output                         | 2 h            | tp         |
-    | softmax statistics                         | 4 heads        | tp         |
-    | gate and up, in FP8 with a scale each      | 2 f; 8         | tp; nothing |
-    | LoRA: A dropout(x)                         | 2 rank         | nothing    |
-
-    The residual is not kept: a norm's backward takes its output. Dropout's masks are made again from their seeds.
-    """
-    model, lora, tp = config.model, config.task.lora, world.tp
-    assert lora is not None
-    kept = 2 * (model.hidden_size / world.sequence_tp + 2 * SCALE_BYTES)
-    kept += _qkv_bytes(config, world) + _fc1_bytes(config, world)
-    kept += (2 * model.hidden_size + 4 * model.num_attention_heads) / tp
-    return kept + 2 * lora.rank * len(lora.target_modules)
-
-
-def _qkv_bytes(config: Config, world: World) -> float:
-    """Return what a layer keeps of qkv's output per token in BF16."""
-    return 2 * linears(config.model)["linear_qkv"].num_out / world.tp
-
-
-def _fc1_bytes(config: Config, world: World) -> float:
-    """Return what a layer keeps of fc1's output per token in FP8."""
-    return linears(config.model)["linear_fc1"].num_out / world.tp + 2 * SCALE_BYTES
-
-
-def _plain_bytes(config: Config, world: World) -> float:
-    """Return what a BF16 or FP32 layer keeps per token, with fused attention and activation.
-
-    p bytes per number, hidden width h, K or V width k, MLP width f.
-
-    | kept                       | bytes             | split over | for the                                 |
-    | -------------------------- | ----------------- | ---------- | --------------------------------------- |
-    | inputs of the two norms    | 2 p h             | tp if sp   | norms' backward, frozen or not          |
-    | inputs of qkv and fc1      | 2 p h             | tp if sp   | weights' gradient: not kept when frozen |
-    | q, k, v                    | p (h + 2 k)       | tp         | attention's backward                    |
-    | attention's output         | p h               | tp         | same, and proj's weights' gradient      |
-    | softmax statistics         | 4 heads           | tp         | attention's backward                    |
-    | fc1's output               | p f, swiglu 2 p f | tp         | activation's backward                   |
-    | input of fc2               | p f               | tp         | weights' gradient: not kept when frozen |
-    | LoRA: dropout(x), its mask | (p + 1) width(x)  | as x       | gradient of A                           |
-    | LoRA: A dropout(x)         | p rank            | nothing    | gradient of B                           |
-
-    Without dropout an adapter keeps x itself, which attention already keeps for proj. In BF16 a GPT layer (k = h,
-    f = 4 h) comes to 32 h, which is Korthikanti et al. 2022's 34 h less its two dropout masks.
-    """
-    model, lora, size, tp = config.model, config.task.lora, BYTES[config.precision], world.tp
-    projections = linears(model)
-    kept = 2 * size * model.hidden_size / world.sequence_tp
-    kept += size * (projections["linear_qkv"].num_out + model.hidden_size + projections["linear_fc1"].num_out) / tp
-    kept += 4 * model.num_attention_heads / tp
-    for name, linear in projections.items():
-        split = world.sequence_tp if linear.is_column else tp
-        kept += linear.num_in * _kept_input_bytes(name, lora, size) / split
-    if lora:
-        kept += size * lora.rank * len(lora.target_modules)
-    return kept
-
-
-def _kept_input_bytes(name: str, lora: Lora | None, size: int) -> int:
-    """Return bytes kept per number of a projection's input, for the gradient of its weights or of its adapter's."""
-    if lora is None or (name in lora.target_modules and not lora.dropout):
-        return 0 if name == "linear_proj" else size  # attention keeps its output, which is proj's input, anyway
-    return size + 1 if name in lora.target_modules else 0  # dropout's output and its mask
 
 
 def _workspace_bytes(config: Config, world: World, recomputed: Recomputed, pp_rank: int) -> float:

@@ -213,7 +213,10 @@ class Parallel:
 
 @dataclass(slots=True, kw_only=True)
 class Rates:
-    """What was measured of an accelerator, for estimates of the step time. Sizes rise; between them rates are interpolated."""
+    """What was measured of an accelerator, for estimates of the step time. Sizes rise; between them rates are interpolated.
+
+    A rate inside a step, where the processor is hot and caches are cold, is worth more than one of a kernel alone: source says which it is.
+    """
 
     source: str
     layer_tflop: list[float]
@@ -223,8 +226,6 @@ class Rates:
     attention_forward_tflops: float
     attention_backward_tflops: float
     """Of causal attention in BF16; masked scores are not counted as work."""
-    sustained: float
-    """Part of these rates that remains when all of them are asked for at once, step after step."""
     copy_gbs: float
     """Device memory, bytes read plus bytes written."""
     busbw_mib: list[float]

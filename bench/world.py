@@ -146,7 +146,7 @@ def _check_fp8_products(config: Config, world: World) -> None:
             raise ConfigError(
                 f"FP8 products need sizes that {FP8_MULTIPLE} divides, and a rank's {name} is {rows} x {columns}",
                 where="precision, parallel.tp",
-                fix="lower parallel.tp, or set precision=bf16",
+                fix="set precision=bf16" + (", or lower parallel.tp" if world.tp > 1 else ""),
             )
 
 

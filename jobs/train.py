@@ -168,7 +168,9 @@ def start_ranks(plan: Plan, who: Rank) -> None:
     from jobs.megatron import cpu
 
     warnings.filterwarnings("ignore", message=".*Apex (is|are) not installed")  # not needed: layer.py says what is used
-    warnings.filterwarnings("ignore", message=r"barrier\(\): using the device under current context")  # it is the right one
+    warnings.filterwarnings(
+        "ignore", message=r"barrier\(\): using the device under current context"
+    )  # it is the right one
     cpu.install()
     world.join(plan, who)
     from megatron.core import parallel_state

@@ -70,7 +70,7 @@ def test_wrong_input_is_refused_with_what_where_and_fix(launch: Launch, tmp_path
 def test_dry_run_touches_nothing(launch: Launch, tmp_path: Path) -> None:
     process = launch("task=lora70b", "cluster=dgx2", "launch.dry_run=true")
     output = process.communicate(timeout=300)[0]
-    assert process.returncode == 0 and "16 = dp 4 x tp 4 x pp 1 x cp 1, sp (tp, pp, cp, sp chosen)" in output
+    assert process.returncode == 0 and "16 = dp 8 x tp 2 x pp 1 x cp 1, sp (tp, pp, cp, sp chosen)" in output
     assert list(tmp_path.iterdir()) == []
 
 

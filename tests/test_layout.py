@@ -77,14 +77,14 @@ def test_what_is_given_is_kept(given_: str) -> None:
 
 
 def test_fp8_on_h200_is_a_replica_per_gpu() -> None:
-    w = launch.compose(["task=lora70b", "cluster=dgxh200", "precision=fp8"]).world
+    w = launch.compose(["task=lora70b", "cluster=dgxh200"]).world
     assert (w.dp, w.tp, w.pp, w.cp, w.sp) == (8, 1, 1, 1, False)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
 def test_70b_in_fp8_on_part_of_a_machine(ranks: int) -> None:
     sizes = ("cluster=local", "cluster.device=cuda", "gpu@cluster.gpu=h200", f"cluster.ranks_per_node={ranks}")
-    made = launch.compose(["task=lora70b", "precision=fp8", *sizes])
+    made = launch.compose(["task=lora70b", *sizes])
     assert made.memory.fits and made.cost and made.world.dp == ranks
     assert made.batch.gradient_accumulation_steps == 8 // ranks
 
@@ -97,8 +97,8 @@ def test_without_rates_the_plainest_layout_that_fits_is_taken() -> None:
         return w.dp, w.tp, w.pp, w.cp, w.sp
 
     unknown = ("cluster=dgxh200", "cluster.gpu.rates=null")
-    assert world(*unknown) == (4, 2, 1, 1, True)
-    assert world(*unknown, "precision=fp8") == (8, 1, 1, 1, False)
+    assert world(*unknown) == (8, 1, 1, 1, False)
+    assert world(*unknown, "precision=bf16") == (4, 2, 1, 1, True)
     assert world("cluster=local") == (2, 1, 1, 1, False)  # no memory known either
     assert world("cluster=local", "cluster.device=cuda") == (2, 1, 1, 1, False)
 
@@ -148,7 +148,7 @@ def test_the_table_lists_them_all_with_what_fits_first() -> None:
 
 
 def test_a_plan_made_again_from_its_config_is_the_same() -> None:
-    made = launch.compose(["task=lora70b", "cluster=dgx8", "precision=fp8"])
+    made = launch.compose(["task=lora70b", "cluster=dgx8"])
     assert plan.make(made.config) == made == plan.loads(plan.dumps(made))
     assert made.config.parallel.tp is None and made.config.recipe.recompute is Recompute.fit
 
@@ -156,7 +156,7 @@ def test_a_plan_made_again_from_its_config_is_the_same() -> None:
 def test_fit_stands_in_the_plan_and_its_table(capsys: pytest.CaptureFixture[str]) -> None:
     from bench import tables
 
-    tight = ("task=lora70b", "cluster=dgxh200", "precision=fp8", "parallel.tp=1", "parallel.pp=1", "parallel.cp=1")
+    tight = ("task=lora70b", "cluster=dgxh200", "parallel.tp=1", "parallel.pp=1", "parallel.cp=1")
     made = launch.compose([*tight, "cluster.gpu.memory_gib=137"])
     assert made.recompute.qkv_layers and not made.recompute.full
     assert made.cost and made.cost.recompute_s > 0

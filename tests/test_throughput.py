@@ -94,7 +94,7 @@ def test_the_arithmetic_of_a_sample_by_hand() -> None:
 @pytest.mark.parametrize(("precision", "peak"), [("bf16", 989.4), ("fp8", 1978.9), ("fp32", None)])
 def test_the_peak_is_that_of_the_precision(precision: str, peak: float | None) -> None:
     made = launch.compose(SEVENTY_B)
-    assert made.peak_tflops == flops.peak_tflops(replace(made.config, precision=Precision.bf16)) == 989.4
+    assert made.peak_tflops == flops.peak_tflops(replace(made.config, precision=Precision.fp8)) == 1978.9
     assert flops.peak_tflops(replace(made.config, precision=Precision[precision])) == peak
     assert flops.peak_tflops(replace(made.config, cluster=replace(made.config.cluster, device=Device.cpu))) is None
 

@@ -410,7 +410,7 @@ def test_out_of_memory_says_which_split_would_fit(run_folder: Path) -> None:
     said = why.explain([run_folder])
     before = plan.load(run_folder / "plan.json")
     assert said.rule == "RUN-01" and f"where the plan has {before.memory.total_gib:.1f}" in str(said.fix)
-    for change in ("parallel.tp=8", "parallel.cp=2"):
+    for change in ("parallel.tp=4", "parallel.cp=2"):
         changed = launch.compose(["task=lora70b", "cluster=dgx2", "trials=1", change]).memory
         assert changed.fits and f"{change} ({changed.total_gib:.1f} GiB)" in str(said.fix)
 
