@@ -100,7 +100,7 @@ def said(process: "subprocess.Popen[str]") -> tuple[int, str]:
 
 
 def wait_for(found: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not found():
         assert time.monotonic() < deadline
         time.sleep(0.02)
