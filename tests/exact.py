@@ -29,9 +29,10 @@ def main() -> None:
         for name in names:
             setattr(module, name, torch.float32)
     model._dtype = lambda plan: torch.float32
-    if sys.argv[2] != "--slope":
+    if sys.argv[2] == "--slope":
+        slopes(planning.load(Path(sys.argv[1])))
+    else:
         train.main()
-    slopes(planning.load(Path(sys.argv[1])))
 
 
 def slopes(plan: planning.Plan) -> None:
