@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# All tests, in two processes side by side: those on a real Slurm mostly wait.  tests/all.sh PYTHON
+# All tests, in two processes that take about as long: those on a real Slurm that mostly wait, beside all others.  tests/all.sh PYTHON
 set -u
+waiting=(tests/slurm/test_failures.py tests/slurm/test_runs.py tests/slurm/test_pyxis.py)
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
-"$1" -m pytest tests/slurm >"$log" 2>&1 &
-on_slurm=$!
-"$1" -m pytest --ignore=tests/slurm
+"$1" -m pytest "${waiting[@]}" >"$log" 2>&1 &
+first=$!
+"$1" -m pytest "${waiting[@]/#/--ignore=}"
 code=$?
-wait "$on_slurm" || code=$?
+wait "$first" || code=$?
 cat "$log"
 exit "$code"
