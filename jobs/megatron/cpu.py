@@ -17,6 +17,7 @@ def install() -> None:
     """Patch torch and megatron-core for this process; call before any process group, model or megatron import."""
     if torch.cuda.is_available():
         return
+    torch.compile = _uncompiled  # type: ignore[assignment]
     for name in _FACTORIES:
         setattr(torch, name, _on_cpu(getattr(torch, name)))
     torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment]
@@ -34,6 +35,11 @@ def _install_megatron() -> None:
     random._get_cuda_rng_state = lambda *args, **kwargs: torch.get_rng_state()
     random._set_cuda_rng_state = lambda state, *args, **kwargs: torch.set_rng_state(state)
     logging.getLogger(random.__name__).setLevel(logging.ERROR)
+
+
+def _uncompiled(model: Callable[..., Any] | None = None, **_options: Any) -> Any:
+    """Return the function as it is: megatron-core compiles some at import, which alone takes half of a rank's start."""
+    return model if model is not None else _uncompiled
 
 
 def _on_cpu(factory: Callable[..., Any]) -> Callable[..., Any]:
