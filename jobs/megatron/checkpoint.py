@@ -2,14 +2,12 @@
 
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.core import CheckpointingException
-from megatron.core.models.gpt import GPTModel
 from torch.distributed.checkpoint.api import CheckpointException
 
 from bench import converted
@@ -29,7 +27,7 @@ def save(engine: Engine, folder: Path, *, adapters: bool) -> None:
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
     torch.distributed.barrier()
-    dist_checkpointing.save({f"chunk{i}": s for i, (_, s) in enumerate(_sharded(engine, adapters))}, str(part))
+    dist_checkpointing.save(_sharded(engine, adapters), str(part))
     torch.distributed.barrier()
     if rank == 0:
         part.rename(folder)
@@ -45,10 +43,12 @@ def load(engine: Engine, folder: Path, *, adapters: bool) -> None:
     folder = folder if adapters else converted.located(folder)
     converted.require_model(folder, engine.plan.config.model)
     try:
-        for chunk, part in _parts(engine, adapters):
-            # A part of a model is no whole, which is what the integrity check looks for.
-            state = dist_checkpointing.load(_with_memory(part), str(folder), validate_access_integrity=False)
-            chunk.load_state_dict(state, strict=False)
+        parts = _parts(engine, adapters)
+        for part in parts:
+            # One layer of many is no whole, which is what the integrity check looks for.
+            state = dist_checkpointing.load(_with_memory(part), str(folder), validate_access_integrity=len(parts) == 1)
+            for i, chunk in enumerate(engine.bare_chunks()):
+                chunk.load_state_dict(state.get(f"chunk{i}", {}), strict=False)
     except (OSError, KeyError, ValueError, CheckpointingException, CheckpointException) as error:
         reason = str(error).strip().splitlines()[-1]
         raise ConfigError(
@@ -59,33 +59,39 @@ def load(engine: Engine, folder: Path, *, adapters: bool) -> None:
     engine.optimizer.reset()
 
 
-def _sharded(engine: Engine, adapters: bool) -> Iterator[tuple[GPTModel, dict[str, Any]]]:
-    """Yield each chunk and what it holds."""
+def _sharded(engine: Engine, adapters: bool) -> dict[str, dict[str, Any]]:
     metadata = {"dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True)}
-    for chunk in engine.bare_chunks():
-        state = chunk.sharded_state_dict(metadata=metadata).items()
-        wanted = {key: x for key, x in state if is_adapter(key) == adapters and not key.endswith("_extra_state")}
-        yield chunk, wanted
+    return {
+        f"chunk{i}": {
+            key: tensor
+            for key, tensor in chunk.sharded_state_dict(metadata=metadata).items()
+            if is_adapter(key) == adapters and not key.endswith("_extra_state")
+        }
+        for i, chunk in enumerate(engine.bare_chunks())
+    }
 
 
-def _parts(engine: Engine, adapters: bool) -> Iterator[tuple[GPTModel, dict[str, Any]]]:
-    """Yield what is loaded at once: all of a chunk; of frozen FP8 linears, which come in BF16, one layer.
+def _parts(engine: Engine, adapters: bool) -> list[dict[str, dict[str, Any]]]:
+    """Return what is loaded at once: all; of frozen FP8 linears, which come in BF16, one layer.
 
     A single rank takes all of them: megatron-core 0.16.1 wants every layer of it.
     """
-    is_layered = engine.plan.config.precision is Precision.fp8 and engine.plan.world.num_ranks > 1
-    for chunk, state in _sharded(engine, adapters):
-        parts: dict[str, dict[str, Any]] = {}
+    whole = _sharded(engine, adapters)
+    if adapters or engine.plan.config.precision is not Precision.fp8 or engine.plan.world.num_ranks == 1:
+        return [whole]
+    parts: dict[str, dict[str, dict[str, Any]]] = {}
+    for chunk, state in whole.items():
         for key, tensor in state.items():
-            layer = _LAYER.match(key) if is_layered else None
-            parts.setdefault(layer[0] if layer else "", {})[key] = tensor
-        for part in parts.values():
-            yield chunk, part
+            layer = _LAYER.match(key)
+            part = parts.setdefault(f"{chunk} {layer[0]}" if layer else chunk, {})
+            part.setdefault(chunk, {})[key] = tensor
+    return list(parts.values())
 
 
-def _with_memory(part: dict[str, Any]) -> dict[str, Any]:
+def _with_memory(part: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Give tensors that have none (frozen FP8 weights, in a checkpoint's dtype) the host's memory to be loaded into."""
-    for tensor in part.values():
-        if tensor.data is not None and tensor.data.is_meta:
-            tensor.data = torch.empty_like(tensor.data, device="cpu")
+    for state in part.values():
+        for tensor in state.values():
+            if tensor.data is not None and tensor.data.is_meta:
+                tensor.data = torch.empty_like(tensor.data, device="cpu")
     return part
