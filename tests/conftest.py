@@ -1,4 +1,4 @@
-"""A log as a trial of ours leaves it, for the tests that judge, follow and draw logs."""
+"""What several tests stand on: programs started as a user does, a base that is trained once, a log as a trial of ours leaves it."""
 
 import os
 import signal
@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+import ranks
 from bench import mllog
 from bench.mllog import Writer
-from ranks import ROOT
 
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")  # a busy machine is no bug
@@ -29,7 +29,7 @@ def spawn() -> Iterator[Spawn]:
     def start(argv: Sequence[str], environment: Mapping[str, str]) -> "subprocess.Popen[str]":
         process = subprocess.Popen(
             argv,
-            cwd=ROOT,
+            cwd=ranks.ROOT,
             env=os.environ | environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -44,6 +44,15 @@ def spawn() -> Iterator[Spawn]:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
+
+
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder whose cache holds rows and a barely trained base."""
+    tmp = tmp_path_factory.mktemp("prepared")
+    made = ranks.compose(tmp, "cluster.ranks_per_node=1")
+    ranks.run(made, ranks.write(made, tmp / "prepare"), "jobs.prepare", "plan.json")
+    return tmp
 
 
 ONCE: dict[str, Any] = {

@@ -36,15 +36,6 @@ LAYOUTS = {
 
 
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder whose cache holds rows and a barely trained base."""
-    tmp = tmp_path_factory.mktemp("engine")
-    made = ranks.compose(tmp, "cluster.ranks_per_node=1")
-    ranks.run(made, ranks.write(made, tmp / "prepare"), "jobs.prepare", "plan.json")
-    return tmp
-
-
-@pytest.fixture(scope="module")
 def single(prepared: Path) -> Path:
     """The run folder of one process, to which every layout is compared."""
     made = ranks.compose(prepared, "cluster.ranks_per_node=1", *SHORT)
