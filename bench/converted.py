@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import ConfigError
-from bench.schema import Model
+from bench.schema import Model, Precision
 
-CONVERTED = "megatron_core"
-"""The folder inside a Hugging Face folder that its conversion goes to, unless another one is named."""
+CONVERTED, CONVERTED_FP8 = "megatron_core", "megatron_core_fp8"
+"""The folders inside a Hugging Face folder that its conversions go to, unless another one is named."""
 MANIFEST = "manifest.json"
 MODEL_FIELDS = (
     "num_layers",
@@ -25,10 +25,39 @@ MODEL_FIELDS = (
 """What makes a Llama compute something else, and what shapes alone would not always tell."""
 
 
-def located(folder: Path) -> Path:
-    """Return where the checkpoint of a folder is: in it, or, for a Hugging Face folder, where its conversion goes by default."""
+def located(folder: Path, precision: Precision) -> Path:
+    """Return where the checkpoint of a folder is: in it, or, for a Hugging Face folder, where its conversion goes by default.
+
+    Of two conversions precision=fp8 takes the one in FP8.
+    """
     is_source = (folder / "config.json").exists() and not (folder / "metadata.json").exists()
-    return folder / CONVERTED if is_source else folder
+    if not is_source:
+        return folder
+    takes_fp8 = precision is Precision.fp8 and (folder / CONVERTED_FP8).exists()
+    return folder / (CONVERTED_FP8 if takes_fp8 else CONVERTED)
+
+
+def is_fp8(folder: Path) -> bool:
+    """Return whether a checkpoint's linears were converted to FP8."""
+    try:
+        return bool(json.loads((folder / MANIFEST).read_text())["precision"] == Precision.fp8.name)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def require(folder: Path, model: Model, precision: Precision) -> None:
+    """Do nothing if a checkpoint was converted for this model and can be loaded in this precision, or has no manifest of ours.
+
+    Raises:
+        ConfigError: it was converted for another model, or to FP8.
+    """
+    require_model(folder, model)
+    if is_fp8(folder) and precision is not Precision.fp8:
+        raise ConfigError(
+            f"the weights are in FP8, and precision is {precision.name}",
+            where=str(folder),
+            fix="set precision=fp8, or point MODEL at a conversion that was made without --fp8",
+        )
 
 
 def model_of(model: Model) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench import plan as planning
+from bench.converted import CONVERTED, CONVERTED_FP8
 from bench.errors import BenchError, ConfigError, interrupt_exit_code, stopped_by_sigterm
 from bench.plan import Plan
 
@@ -50,7 +51,7 @@ def weights(plan: Plan, args: argparse.Namespace) -> str:
     """Convert *.safetensors of a Llama; return where the checkpoint is."""
     from jobs.huggingface import weights
 
-    conversion = weights.prepare(args.source, plan.config.model, args.folder)
+    conversion = weights.prepare(args.source, plan.config.model, args.folder, is_fp8=args.fp8)
     said = "is made" if weights.convert(conversion, workers=args.workers) else "was there already"
     return f"{conversion.folder} {said}; export MODEL={conversion.folder}"
 
@@ -109,7 +110,16 @@ def _parser() -> argparse.ArgumentParser:
         "python -m jobs.convert weights plan.json /models/Llama-2-70b-hf /models/llama2_70b --workers 4",
     )
     made.add_argument("source", type=Path, metavar="SOURCE", help="config.json and *.safetensors")
-    made.add_argument("folder", type=Path, nargs="?", metavar="FOLDER", help="default: megatron_core inside of SOURCE")
+    made.add_argument(
+        "folder",
+        type=Path,
+        nargs="?",
+        metavar="FOLDER",
+        help=f"default: {CONVERTED} or {CONVERTED_FP8} inside of SOURCE",
+    )
+    made.add_argument(
+        "--fp8", action="store_true", help="frozen linears in FP8, for precision=fp8 only: half the bytes"
+    )
     made.add_argument(
         "--workers",
         type=int,

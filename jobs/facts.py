@@ -132,7 +132,8 @@ def paths(plan: Plan) -> list[tuple[str, str | None, bool]]:
         found.append(("the prepared rows", full(f"{plan.data_dir}/train_tokens.npy"), True))
     if plan.base is None and plan.base_dir:
         folder = full(plan.base_dir)
-        found.append(("the checkpoint", folder and f"{converted.located(Path(folder))}/metadata.json", True))
+        there = folder and converted.located(Path(folder), c.precision)
+        found.append(("the checkpoint", there and f"{there}/metadata.json", True))
     if c.container.runtime is Runtime.pyxis:
         found += [("a mount", full(target), True) for target in map(mounted_at, c.container.mounts) if target]
     return found

@@ -16,7 +16,7 @@ cpu.install()  # before what looks for a GPU
 from bench import plan as planning  # noqa: E402
 from jobs import train  # noqa: E402
 from jobs.megatron import model  # noqa: E402
-from jobs.megatron.fp8 import layer, linear, reference  # noqa: E402
+from jobs.megatron.fp8 import layer, linear, quantized, reference  # noqa: E402
 from jobs.rank import from_environment  # noqa: E402
 
 STEP = 3e-3
@@ -25,7 +25,7 @@ STEP = 3e-3
 def main() -> None:
     cpu.install = lambda: None  # once is enough
     layer.ops, layer.turned = reference, reference.turned
-    for module, names in {reference: ("FP8", "BF16"), linear: ("FP8",)}.items():
+    for module, names in {reference: ("FP8", "BF16"), linear: ("FP8",), quantized: ("FP8",)}.items():
         for name in names:
             setattr(module, name, torch.float32)
     model._dtype = lambda plan: torch.float32

@@ -1,7 +1,7 @@
 """Logits of the engine for a test, once per rank: `python -m tests.logits NAME.json …` writes NAME.pt beside each plan.
 
 The plans are of as many ranks each, in any layout. NAME_adapted.pt are the logits with adapters_0, which are drawn and
-saved if they are not there.
+saved if they are not there. Of plans in FP8 NAME_RANK.pt are the frozen linears of each rank instead, as they were loaded.
 """
 
 import sys
@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from bench import plan as planning
+from bench.schema import Precision
 from jobs.rank import from_environment
 from jobs.train import end_ranks, start_ranks
 
@@ -27,11 +28,14 @@ def main() -> None:
     start_ranks(next(iter(plans.values())), who)
     from jobs.megatron import checkpoint, model
 
-    for path, plan in plans.items():
+    for seed, (path, plan) in enumerate(plans.items()):  # what is not loaded is another one in each
         split(plan)
         base, adapters = Path(str(plan.base_dir)), path.parent / "adapters_0"
-        engine = model.build(plan, 1)
+        engine = model.build(plan, seed)
         checkpoint.load(engine, base, adapters=False)
+        if plan.config.precision is Precision.fp8:
+            write_quantized(engine, path.with_name(f"{path.stem}_{who.rank}.pt"))
+            continue
         write(engine, path.with_suffix(".pt"))
         if adapters.exists():
             checkpoint.load(engine, adapters, adapters=True)
@@ -40,6 +44,16 @@ def main() -> None:
             checkpoint.save(engine, adapters, adapters=True)
         write(engine, path.with_name(f"{path.stem}_adapted.pt"))
     end_ranks()
+
+
+def write_quantized(engine, path: Path) -> None:
+    """Save each FP8 linear's values and scale, and all other weights of the base, by name."""
+    from jobs.megatron.lora import is_adapter
+
+    (chunk,) = engine.bare_chunks()
+    tensors = {name: weight.detach() for name, weight in chunk.named_parameters() if not is_adapter(name)}
+    scales = {f"{name}.scale": part.weight_scale for name, part in chunk.named_modules() if hasattr(part, "quantized")}
+    torch.save(tensors | scales, path)
 
 
 def split(plan: planning.Plan) -> None:

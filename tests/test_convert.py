@@ -1,4 +1,4 @@
-"""Weights of Hugging Face through the engine and back: the same logits as transformers and peft, in every layout."""
+"""Weights of Hugging Face through the engine and back, in every layout: logits of transformers and peft; in FP8 the same bits."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +9,7 @@ import pytest
 import logits
 import ranks
 from bench import plan as planning
+from bench.converted import CONVERTED, CONVERTED_FP8
 from bench.plan import Plan
 from jobs import convert
 
@@ -50,6 +51,7 @@ TINY = {
 LAYOUTS = {"tp2": ("parallel.tp=2", "parallel.sp=true"), "tp1": (), "pp2": ("parallel.pp=2",)}
 """Of two ranks each. The first one converts the weights, and draws and saves the adapters; the others load both."""
 NUM_RANKS = 2
+FP8_MODEL = "llama2"
 
 
 def planned(tmp: Path, source: Path, *overrides: str) -> Plan:
@@ -92,8 +94,21 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 paths[-1].write_text(planning.dumps(made))
         for name in MODELS:
             assert converted("weights", tmp / name / f"{layout}.json", tmp / name / "hf") == 0
+        paths += fp8_plans(tmp, tmp / FP8_MODEL / "hf")
         ranks.run(made, ranks.write(made, tmp / "run"), "tests.logits", *map(str, paths))
     return tmp
+
+
+def fp8_plans(tmp: Path, source: Path) -> list[Path]:
+    """Convert to FP8 too, and write plans in FP8 of every layout, which load either conversion; return their paths."""
+    paths, folders = [], {"plain": source / CONVERTED, "fp8": source / CONVERTED_FP8}
+    for layout, split in LAYOUTS.items():
+        for stored, base in folders.items():
+            made = planned(tmp, base, f"cluster.ranks_per_node={NUM_RANKS}", *split, "precision=fp8")
+            paths.append(source.parent / f"{stored}_{layout}.json")
+            paths[-1].write_text(planning.dumps(made))
+    assert converted("weights", paths[-1], source, "--fp8", "--workers", "2") == 0
+    return paths
 
 
 def read(measured: Path, model: str, name: str) -> Any:
@@ -109,6 +124,16 @@ def test_logits_equal_those_of_transformers_in_every_layout(measured: Path, mode
     expected = read(measured, model, "transformers")
     assert expected.std() > 0.3, "logits that are all alike would prove nothing"
     torch.testing.assert_close(read(measured, model, layout), expected, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.trains
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_weights_converted_to_fp8_are_those_that_loading_quantises(measured: Path, layout: str) -> None:
+    for rank in range(NUM_RANKS):
+        plain, stored = (read(measured, FP8_MODEL, f"{name}_{layout}_{rank}") for name in ("plain", "fp8"))
+        assert plain.keys() == stored.keys() and sum(name.endswith(".scale") for name in stored) >= 4 * 2
+        for name, expected in plain.items():
+            assert torch.equal(stored[name], expected), name
 
 
 @pytest.mark.trains

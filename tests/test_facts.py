@@ -15,7 +15,7 @@ import pytest
 
 import ranks
 from bench import launch, nodes, plan
-from bench.converted import CONVERTED
+from bench.converted import CONVERTED, CONVERTED_FP8
 from bench.errors import LogError
 from bench.image import store
 from bench.plan import Plan
@@ -262,10 +262,15 @@ def test_ranks_that_each_take_themselves_for_rank_0(tmp_path: Path):
 
 
 def test_the_checkpoint_is_looked_for_where_a_run_loads_it(tmp_path: Path):
-    """MODEL may be a Hugging Face folder with its conversion in it."""
-    plan = launch.compose(["task=lora70b", "cluster=dgx2", f"cluster.paths.model={tmp_path}"])
+    """MODEL may be a Hugging Face folder with its conversions in it: that in FP8 is taken where precision=fp8."""
+    asked = ["task=lora70b", "cluster=dgx2", f"cluster.paths.model={tmp_path}"]
+    plan = launch.compose([*asked, "precision=fp8"])
     assert ("the checkpoint", f"{tmp_path}/metadata.json", True) in facts.paths(plan)
     (tmp_path / "config.json").touch()
+    assert ("the checkpoint", f"{tmp_path}/{CONVERTED}/metadata.json", True) in facts.paths(plan)
+    (tmp_path / CONVERTED_FP8).mkdir()
+    assert ("the checkpoint", f"{tmp_path}/{CONVERTED_FP8}/metadata.json", True) in facts.paths(plan)
+    plan = launch.compose([*asked, "precision=bf16"])
     assert ("the checkpoint", f"{tmp_path}/{CONVERTED}/metadata.json", True) in facts.paths(plan)
 
 

@@ -258,22 +258,27 @@ def test_a_manifest_tells_missing_cut_and_changed_files(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_is_known_by_its_metadata(tmp_path: Path) -> None:
-    model = launch.compose([]).config.model
-    (missing,) = data.checkpoint(tmp_path, model)
+    config = launch.compose([]).config
+    said = {"model": converted.model_of(config.model)}
+    (missing,) = data.checkpoint(tmp_path, config)
     assert "no megatron-core checkpoint of tiny" in missing.what
     (tmp_path / "metadata.json").write_text("{}")
-    (other,) = data.checkpoint(tmp_path, model)
+    (other,) = data.checkpoint(tmp_path, config)
     assert "not that of a megatron-core checkpoint" in other.what
     (tmp_path / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
-    assert list(data.checkpoint(tmp_path, model)) == []
-    (tmp_path / "manifest.json").write_text(json.dumps({"model": converted.model_of(model) | {"rope_base": 7}}))
-    (elsewhere,) = data.checkpoint(tmp_path, model)
+    assert list(data.checkpoint(tmp_path, config)) == []
+    (tmp_path / "manifest.json").write_text(json.dumps({"model": said["model"] | {"rope_base": 7}}))
+    (elsewhere,) = data.checkpoint(tmp_path, config)
     assert "not the weights of tiny: rope_base 7 instead of 10000" in elsewhere.what
+    (tmp_path / "manifest.json").write_text(json.dumps(said | {"precision": "fp8"}))
+    (quantised,) = data.checkpoint(tmp_path, config)
+    assert "the weights are in FP8, and precision is fp32" in quantised.what and "precision=fp8" in quantised.fix
+    assert list(data.checkpoint(tmp_path, launch.compose(["precision=fp8"]).config)) == []
 
 
 def test_hugging_face_weights_are_told_from_converted_ones(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    (source,) = data.checkpoint(tmp_path, launch.compose([]).config.model)
+    (source,) = data.checkpoint(tmp_path, launch.compose([]).config)
     assert "not converted" in source.what and "python -m jobs.convert weights" in source.fix
 
 

@@ -2,10 +2,12 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -141,6 +143,73 @@ def test_what_was_read_and_written_is_on_record(made: Callable, tmp_path: Path, 
     (folder / "manifest.json").write_text(json.dumps(said))
     assert converted("weights", plan, source) == 2
     assert "these are not the weights of tiny: rope_base 500000 instead of 10000" in capsys.readouterr().err
+
+
+def test_a_conversion_to_fp8_lies_beside_the_other(made: Callable, capsys: pytest.CaptureFixture) -> None:
+    plan, source = made()
+    assert converted("weights", plan, source) == converted("weights", plan, source, "--fp8") == 0
+    folder, plain = source / "megatron_core_fp8", stored(source / "megatron_core")
+    said = json.loads((folder / "manifest.json").read_text())
+    assert said["precision"] == "fp8" and "precision" not in json.loads(
+        (source / "megatron_core" / "manifest.json").read_text()
+    )
+    assert all(sha256sum(folder / file["path"]) == file["sha256"] for file in said["files"])
+    linears = {key for key in plain if ".layers." in key and "layernorm" not in key}
+    quantised = stored(folder)
+    assert quantised.keys() == {
+        *(plain.keys() - linears),
+        *(f"{key}_{of}" for key in linears for of in ("fp8", "scale")),
+    }
+    for key, numbers in plain.items():
+        if key not in linears:
+            assert torch.equal(quantised[key], numbers)
+            continue
+        values, scale = quantised[f"{key}_fp8"], quantised[f"{key}_scale"]
+        numbers = numbers.bfloat16().float()
+        assert (values.dtype, scale.dtype) == (torch.float8_e4m3fn, torch.float32)
+        torch.testing.assert_close(scale[:, 0], numbers.abs().amax((1, 2)) / 448, rtol=0, atol=0)
+        assert (
+            (values.float() * scale[:, :, None] - numbers).abs() <= numbers.abs() / 16 + scale[:, :, None] / 512
+        ).all()
+    for flag in ((), ("--fp8",)):
+        other = source / ("megatron_core_fp8" if not flag else "megatron_core")
+        assert converted("weights", plan, source, other, *flag) == 2
+        assert "there are these weights in another precision already" in capsys.readouterr().err
+
+
+def test_a_begun_conversion_goes_on_in_its_own_precision_only(
+    made: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    from jobs.huggingface import weights
+
+    plan, source = made()
+    model = planning.load(plan).config.model
+    with monkeypatch.context() as patch:
+        patch.setattr(weights, "finish", lambda conversion: None)
+        for is_fp8, folder in ((False, tmp_path / "other"), (True, tmp_path / "same")):
+            weights.convert(weights.prepare(source, model, folder, is_fp8=is_fp8))
+    begun = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "same.part").glob("*.distcp")}
+    room = shutil.disk_usage(tmp_path)._replace(free=26_000)  # bytes: in F32 the model has 32,064, with FP8 20,544
+    with monkeypatch.context() as patch:
+        patch.setattr(weights.shutil, "disk_usage", lambda path: room)
+        assert converted("weights", plan, source, tmp_path / "plain") == 2
+        assert "GiB are free" in capsys.readouterr().err
+        for folder in ("whole", "other", "same"):
+            assert converted("weights", plan, source, tmp_path / folder, "--fp8") == 0
+    assert content(tmp_path / "other") == content(tmp_path / "same") == content(tmp_path / "whole") != {}
+    assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "same").glob("*.distcp")} == begun
+
+
+def stored(folder: Path) -> dict[str, Any]:
+    """Return a checkpoint's tensors by name, as torch reads them."""
+    from torch.distributed import checkpoint
+
+    known = checkpoint.FileSystemReader(folder).read_metadata().state_dict_metadata
+    tensors = {key: torch.empty(said.size, dtype=said.properties.dtype) for key, said in known.items()}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # which is what no_dist says
+        checkpoint.load(tensors, checkpoint_id=folder, no_dist=True)
+    return tensors
 
 
 def sha256sum(path: Path) -> str:

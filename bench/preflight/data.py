@@ -13,7 +13,7 @@ from typing import Any
 from bench import converted
 from bench.errors import ConfigError
 from bench.preflight.check import Finding, broken
-from bench.schema import Data, Model
+from bench.schema import Config, Data, Precision
 
 MANIFEST = "manifest.json"
 HASHED_BYTES = 2**20
@@ -82,12 +82,15 @@ def npy(path: Path) -> Npy:
     return Npy(shape, dtype, 8 + size + length + count * width)
 
 
-def checkpoint(folder: Path, model: Model) -> Iterator[Finding]:
-    """Yield whether a folder holds no megatron-core checkpoint of the model; a Hugging Face folder holds its conversion."""
-    there = converted.located(folder)
+def checkpoint(folder: Path, config: Config) -> Iterator[Finding]:
+    """Yield whether a folder holds no checkpoint that the run can load; a Hugging Face folder holds its conversion."""
+    model, precision = config.model, config.precision
+    there = converted.located(folder, precision)
     path = there / "metadata.json"
     if there != folder and not path.exists():
-        fix = f"python -m jobs.convert weights plan.json {folder} FOLDER, then export MODEL=FOLDER (docs/weights.md)"
+        flag = " --fp8" if precision is Precision.fp8 else ""
+        command = f"python -m jobs.convert weights plan.json {folder} FOLDER{flag}"
+        fix = f"{command}, then export MODEL=FOLDER (docs/weights.md)"
         yield broken("CFG-06", f"Hugging Face weights of {model.name}, not converted", str(folder), fix=fix)
         return
     if not path.exists():
@@ -102,7 +105,7 @@ def checkpoint(folder: Path, model: Model) -> Iterator[Finding]:
     if not isinstance(said, dict) or "sharded_backend" not in said:
         yield broken("CFG-06", "metadata.json is not that of a megatron-core checkpoint", str(path))
     try:
-        converted.require_model(there, model)
+        converted.require(there, model, precision)
     except ConfigError as error:
         yield broken("CFG-06", error.what, error.where, fix=error.fix)
 

@@ -81,8 +81,8 @@ def takes_checkpoint(plan: Plan) -> bool:
 def checkpoint(subject: Subject) -> Iterator[Finding | str]:
     """Yield whether the checkpoint that a site should have prepared is missing, or not whole."""
     folder = _set(subject.plan.base_dir, "MODEL")
-    yield from data.checkpoint(folder, subject.plan.config.model)
-    yield from data.manifest(converted.located(folder))
+    yield from data.checkpoint(folder, subject.plan.config)
+    yield from data.manifest(converted.located(folder, subject.plan.config.precision))
     yield str(folder)
 
 

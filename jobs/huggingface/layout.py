@@ -32,6 +32,11 @@ class Weight:
     """Along which TP splits it."""
     num_pieces: int = 1
 
+    @property
+    def is_linear(self) -> bool:
+        """Whether it is one of the weights that precision=fp8 holds in FP8: those of a layer that TP splits."""
+        return self.layer is not None and self.axis is not None
+
 
 @dataclass(frozen=True, slots=True)
 class Unit:

@@ -27,8 +27,12 @@ class Stored:
     dtype: str
 
     @property
+    def num_elements(self) -> int:
+        return torch.Size(self.shape).numel()
+
+    @property
     def num_bytes(self) -> int:
-        return torch.Size(self.shape).numel() * DTYPES[self.dtype].itemsize
+        return self.num_elements * DTYPES[self.dtype].itemsize
 
 
 @dataclass(frozen=True, slots=True)

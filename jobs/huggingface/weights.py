@@ -12,19 +12,23 @@ import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from bench import converted
-from bench.converted import CONVERTED, MANIFEST
+from bench.converted import CONVERTED, CONVERTED_FP8, MANIFEST
 from bench.errors import ConfigError
 from bench.plan import fingerprint
-from bench.schema import Model
+from bench.schema import Model, Precision
 from jobs.huggingface import config, layout
 from jobs.huggingface.source import Source, open_source, sha256
 from jobs.megatron import stream
+from jobs.megatron.fp8 import quantized
 
 VERSION = 1
 """Of what is written; another one is made anew."""
@@ -41,6 +45,7 @@ class Conversion:
     folder: Path
     units: list[layout.Unit]
     derived: list[str]
+    is_fp8: bool
 
     @property
     def part(self) -> Path:
@@ -51,11 +56,13 @@ class Conversion:
         """What a begun conversion must have been made from, to be gone on with."""
         stats = [(name, (self.source.folder / name).stat()) for name in self.source.files]
         files = [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
-        return {"version": VERSION, "model": fingerprint(self.model), "files": files}
+        return {"version": VERSION, "model": fingerprint(self.model), "files": files, "fp8": self.is_fp8}
 
 
-def prepare(source: Path, model: Model, folder: Path | None = None) -> Conversion:
+def prepare(source: Path, model: Model, folder: Path | None = None, *, is_fp8: bool = False) -> Conversion:
     """Return the conversion of a Hugging Face folder, by default into a folder of its own inside of it.
+
+    is_fp8: the layers' linears are quantised, each with one scale, as precision=fp8 would do when it loads them.
 
     Raises:
         ConfigError: config.json, a tensor's name, shape or dtype is not the model's.
@@ -63,7 +70,8 @@ def prepare(source: Path, model: Model, folder: Path | None = None) -> Conversio
     found = open_source(source)
     config.check(found.config, model, where=str(source / "config.json"))
     units = layout.units(model, fused=layout.is_fused(found))
-    return Conversion(found, model, (folder or source / CONVERTED).absolute(), units, layout.check(found, units))
+    to = folder or source / (CONVERTED_FP8 if is_fp8 else CONVERTED)
+    return Conversion(found, model, to.absolute(), units, layout.check(found, units), is_fp8)
 
 
 def convert(conversion: Conversion, *, workers: int = 1) -> bool:
@@ -104,7 +112,7 @@ def begun(conversion: Conversion) -> Iterator[bool]:
 def work(conversion: Conversion, *, workers: int) -> None:
     """Do what has no record yet: hash each shard, convert each unit.
 
-    Memory per worker: one fused tensor, its parts and a copy of a piece; 2.1 GiB in all were measured with layers of Llama-2-70B in BF16.
+    Memory per worker: one fused tensor, its parts and a copy of a piece; 2.1 GiB in all were measured with layers of Llama-2-70B in BF16, 2.2 to FP8.
     """
     records = conversion.part / RECORDS
     shards = {name: partial(_hash_shard, conversion, name) for name in conversion.source.files}
@@ -129,6 +137,7 @@ def finish(conversion: Conversion) -> None:
     said = {
         "version": VERSION,
         "model": converted.model_of(conversion.model),
+        **({"precision": Precision.fp8.name} if conversion.is_fp8 else {}),
         "source": {
             "folder": str(source.folder.absolute()),
             "config": source.config,
@@ -153,16 +162,34 @@ def _pieces(conversion: Conversion, unit: layout.Unit) -> Iterator[stream.Piece]
     """Yield a unit's tensors, one at a time, in the pieces in which they are stored."""
     for weight in unit.weights:
         data = layout.fuse(weight, conversion.source.read(weight.sources), conversion.model)
-        whole, begin = tuple(data.shape), [0] * data.dim()
-        pieces = data.chunk(weight.num_pieces, weight.axis) if weight.axis is not None else [data]
-        for piece in pieces:
-            if weight.layer is None:
-                yield stream.Piece(weight.key, whole, tuple(begin), piece)
-            else:
-                stacked, offset = (conversion.model.num_layers, *whole), (weight.layer, *begin)
-                yield stream.Piece(weight.key, stacked, offset, piece.unsqueeze(0))
-            if weight.axis is not None:
-                begin[weight.axis] += piece.shape[weight.axis]
+        if conversion.is_fp8 and weight.is_linear:
+            yield from _quantized(conversion, weight, data)
+        else:
+            yield from _split(conversion, weight, weight.key, data)
+
+
+def _quantized(conversion: Conversion, weight: layout.Weight, data: Tensor) -> Iterator[stream.Piece]:
+    """Yield a linear's scale, then its weight in FP8: of BF16, which precision=fp8 takes the numbers of a checkpoint as."""
+    data, linear = data.to(quantized.BF16), weight.key.removesuffix("weight")
+    parts = data.chunk(weight.num_pieces, weight.axis)
+    scale = quantized.weight_scale(torch.stack([quantized.amax(part) for part in parts]).amax(0))
+    layers = conversion.model.num_layers
+    yield stream.Piece(linear + quantized.STORED_SCALE, (layers, 1), (weight.layer, 0), scale.unsqueeze(0))
+    for piece in _split(conversion, weight, linear + quantized.STORED, data):
+        yield replace(piece, data=quantized.quantize_weight(piece.data, scale))
+
+
+def _split(conversion: Conversion, weight: layout.Weight, key: str, data: Tensor) -> Iterator[stream.Piece]:
+    whole, begin = tuple(data.shape), [0] * data.dim()
+    pieces = data.chunk(weight.num_pieces, weight.axis) if weight.axis is not None else [data]
+    for piece in pieces:
+        if weight.layer is None:
+            yield stream.Piece(key, whole, tuple(begin), piece)
+        else:
+            stacked, offset = (conversion.model.num_layers, *whole), (weight.layer, *begin)
+            yield stream.Piece(key, stacked, offset, piece.unsqueeze(0))
+        if weight.axis is not None:
+            begin[weight.axis] += piece.shape[weight.axis]
 
 
 def _hash_shard(conversion: Conversion, name: str) -> dict[str, Any]:
@@ -203,9 +230,9 @@ def _tidy(conversion: Conversion) -> None:
 
 
 def _require_room(conversion: Conversion) -> None:
-    tensors, records = conversion.source.tensors, conversion.part / RECORDS
+    records = conversion.part / RECORDS
     missing = [unit for unit in conversion.units if not (records / f"{unit.name}.json").exists()]
-    need = sum(tensors[name].num_bytes for unit in missing for weight in unit.weights for name in weight.sources)
+    need = sum(_num_bytes(conversion, weight) for unit in missing for weight in unit.weights)
     if need > (free := shutil.disk_usage(conversion.part).free):
         raise ConfigError(
             f"{free / 2**30:.1f} GiB are free, and the checkpoint needs {need / 2**30:.1f}",
@@ -214,8 +241,15 @@ def _require_room(conversion: Conversion) -> None:
         )
 
 
+def _num_bytes(conversion: Conversion, weight: layout.Weight) -> int:
+    """Return what a weight takes in the checkpoint, but for a scale."""
+    is_fp8 = conversion.is_fp8 and weight.is_linear
+    sources = (conversion.source.tensors[name] for name in weight.sources)
+    return sum(stored.num_elements if is_fp8 else stored.num_bytes for stored in sources)
+
+
 def _require_same(conversion: Conversion) -> None:
-    """Do nothing if the folder holds this very conversion, as far as names, sizes and the model tell."""
+    """Do nothing if the folder holds this very conversion, as far as names, sizes, precision and the model tell."""
     folder, source = conversion.folder, conversion.source
     converted.require_model(folder, conversion.model)
     try:
@@ -223,9 +257,10 @@ def _require_same(conversion: Conversion) -> None:
         files = {file["path"]: file["bytes"] for file in said["source"]["files"]}
     except (OSError, ValueError, KeyError, TypeError):
         files = {}
-    if files != {name: (source.folder / name).stat().st_size for name in source.files}:
+    is_same = files == {name: (source.folder / name).stat().st_size for name in source.files}
+    if not is_same or converted.is_fp8(folder) != conversion.is_fp8:
         raise ConfigError(
-            "there is something else already",
+            f"there {'are these weights in another precision' if is_same else 'is something else'} already",
             where=str(folder),
             fix="move it away, or name another folder to convert into",
         )

@@ -2,12 +2,14 @@
 
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.core import CheckpointingException
+from megatron.core.dist_checkpointing.mapping import ShardedTensorFactory
 from torch.distributed.checkpoint.api import CheckpointException
 
 from bench import converted
@@ -27,7 +29,7 @@ def save(engine: Engine, folder: Path, *, adapters: bool) -> None:
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
     torch.distributed.barrier()
-    dist_checkpointing.save(_sharded(engine, adapters), str(part))
+    dist_checkpointing.save(_sharded(engine, adapters, is_fp8=False), str(part))
     torch.distributed.barrier()
     if rank == 0:
         part.rename(folder)
@@ -38,15 +40,16 @@ def load(engine: Engine, folder: Path, *, adapters: bool) -> None:
     """Load the adapters, or everything but them, whatever layout wrote them; of a Hugging Face folder, its conversion.
 
     Raises:
-        ConfigError: the folder is not a checkpoint of this model.
+        ConfigError: the folder is not a checkpoint of this model, or one in FP8 for another precision.
     """
-    folder = folder if adapters else converted.located(folder)
-    converted.require_model(folder, engine.plan.config.model)
+    config = engine.plan.config
+    folder = folder if adapters else converted.located(folder, config.precision)
+    converted.require(folder, config.model, config.precision)
     try:
-        parts = _parts(engine, adapters)
+        parts = _parts(engine, adapters, is_fp8=converted.is_fp8(folder))
         for part in parts:
             # One layer of many is no whole, which is what the integrity check looks for.
-            state = dist_checkpointing.load(_with_memory(part), str(folder), validate_access_integrity=len(parts) == 1)
+            state = dist_checkpointing.load(_in_place(part), str(folder), validate_access_integrity=len(parts) == 1)
             for i, chunk in enumerate(engine.bare_chunks()):
                 chunk.load_state_dict(state.get(f"chunk{i}", {}), strict=False)
     except (OSError, KeyError, ValueError, CheckpointingException, CheckpointException) as error:
@@ -59,8 +62,8 @@ def load(engine: Engine, folder: Path, *, adapters: bool) -> None:
     engine.optimizer.reset()
 
 
-def _sharded(engine: Engine, adapters: bool) -> dict[str, dict[str, Any]]:
-    metadata = {"dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True)}
+def _sharded(engine: Engine, adapters: bool, *, is_fp8: bool) -> dict[str, dict[str, Any]]:
+    metadata = {"dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True), "fp8": is_fp8}
     return {
         f"chunk{i}": {
             key: tensor
@@ -71,13 +74,14 @@ def _sharded(engine: Engine, adapters: bool) -> dict[str, dict[str, Any]]:
     }
 
 
-def _parts(engine: Engine, adapters: bool) -> list[dict[str, dict[str, Any]]]:
-    """Return what is loaded at once: all; of frozen FP8 linears, which come in BF16, one layer.
+def _parts(engine: Engine, adapters: bool, *, is_fp8: bool) -> list[dict[str, dict[str, Any]]]:
+    """Return what is loaded at once: all; of frozen FP8 linears that come in BF16, one layer.
 
     A single rank takes all of them: megatron-core 0.16.1 wants every layer of it.
     """
-    whole = _sharded(engine, adapters)
-    if adapters or engine.plan.config.precision is not Precision.fp8 or engine.plan.world.num_ranks == 1:
+    whole = _sharded(engine, adapters, is_fp8=is_fp8)
+    is_staged = engine.plan.config.precision is Precision.fp8 and not is_fp8
+    if adapters or not is_staged or engine.plan.world.num_ranks == 1:
         return [whole]
     parts: dict[str, dict[str, dict[str, Any]]] = {}
     for chunk, state in whole.items():
@@ -88,10 +92,19 @@ def _parts(engine: Engine, adapters: bool) -> list[dict[str, dict[str, Any]]]:
     return list(parts.values())
 
 
-def _with_memory(part: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Give tensors that have none (frozen FP8 weights, in a checkpoint's dtype) the host's memory to be loaded into."""
+def _in_place(part: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Have each tensor loaded where it is: what has no memory (frozen FP8 weights that come in BF16) gets the host's.
+
+    megatron-core would put gates and ups together in a copy, all layers' at once; they are two halves of one tensor already.
+    """
     for state in part.values():
         for tensor in state.values():
             if tensor.data is not None and tensor.data.is_meta:
                 tensor.data = torch.empty_like(tensor.data, device="cpu")
+            if isinstance(tensor, ShardedTensorFactory):
+                tensor.merge_fn = partial(_whole, tensor.data)
     return part
+
+
+def _whole(weight: torch.Tensor, halves: list[torch.Tensor]) -> torch.Tensor:
+    return weight

@@ -1,15 +1,24 @@
-"""megatron-core's parallel linears with a frozen FP8 weight, made from BF16 once: what the hand-written layer multiplies with.
+"""megatron-core's parallel linears with a frozen FP8 weight: what the hand-written layer multiplies with.
 
 The weight is a uint8 parameter, so that nothing casts it; its scale is one number for all TP ranks. Checkpoints hold it in
-BF16 or FP32, and it is quantised as it is loaded.
+BF16 or FP32, and it is quantised as it is loaded; or in FP8 with its scale, as `jobs.convert weights --fp8` writes it.
 """
 
 import torch
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from megatron.core.utils import make_sharded_tensor_for_checkpoint
 from torch import Tensor
 from torch.nn import Parameter
 
-from jobs.megatron.fp8.quantized import FP8, LARGEST, SMALLEST_AMAX, Quantized
+from jobs.megatron.fp8.quantized import (
+    FP8,
+    STORED,
+    STORED_SCALE,
+    Quantized,
+    amax,
+    quantize_weight,
+    weight_scale,
+)
 from jobs.megatron.lora import LoraColumnParallelLinear, LoraRowParallelLinear
 
 
@@ -26,26 +35,36 @@ class _Fp8Weight:
         return Quantized(self.weight.view(FP8), self.weight_scale)
 
     def sharded_state_dict(self, prefix="", sharded_offsets=(), metadata=None):
-        """Return the weight as checkpoints hold it, as a tensor without memory: who loads it gives it some."""
-        stored, shape = self.weight, self.quantized.values.shape
-        self.weight = Parameter(torch.empty(shape, dtype=self.config.params_dtype, device="meta"))
+        """Return the weight as checkpoints hold it: a tensor without memory, and who loads it gives it some; where
+        metadata["fp8"], the FP8 numbers and their scale in the memory where they belong.
+        """
+        stored, values = self.weight, self.quantized.values
+        is_fp8 = metadata["fp8"]
+        shown = values if is_fp8 else torch.empty(values.shape, dtype=self.config.params_dtype, device="meta")
+        self.weight = Parameter(shown, requires_grad=False)
         try:
-            return super().sharded_state_dict(prefix, sharded_offsets, metadata)
+            state = super().sharded_state_dict(prefix, sharded_offsets, metadata)
         finally:
             self.weight = stored
+        if is_fp8:
+            groups = {"tp_group": self.tp_group, "dp_cp_group": metadata["dp_cp_group"]}
+            key = f"{prefix}{STORED_SCALE}"
+            state[f"{prefix}weight"].key = f"{prefix}{STORED}"
+            state[key] = make_sharded_tensor_for_checkpoint(self.weight_scale, key, sharded_offsets, **groups)
+        return state
 
     def _load_from_state_dict(self, state_dict, prefix, *args):
-        if (weight := state_dict.pop(f"{prefix}weight", None)) is not None:
+        weight, scale = (state_dict.pop(f"{prefix}{name}", None) for name in ("weight", STORED_SCALE))
+        if weight is not None and scale is None:  # else it was loaded in place
             self._store(weight.to(self.weight.device))
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _store(self, weight_OI: Tensor) -> None:
-        amax = weight_OI.abs().max().float().view(1)
+        largest = amax(weight_OI)
         if self.tp_group.size() > 1:
-            torch.distributed.all_reduce(amax, torch.distributed.ReduceOp.MAX, group=self.tp_group)
-        self.weight_scale = amax.clamp(min=SMALLEST_AMAX) / LARGEST
-        values = (weight_OI.float() / self.weight_scale).to(FP8)
-        self.weight = Parameter(values.view(torch.uint8), requires_grad=False)
+            torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX, group=self.tp_group)
+        self.weight_scale = weight_scale(largest)
+        self.weight = Parameter(quantize_weight(weight_OI, self.weight_scale).view(torch.uint8), requires_grad=False)
 
 
 class Fp8ColumnParallelLinear(_Fp8Weight, ColumnParallelLinear):

@@ -1,4 +1,7 @@
-"""FP8 as this engine uses it: E4M3 numbers with one FP32 scale a row, or one for a whole weight; and LoRA's dropout mask."""
+"""FP8 as this engine uses it: E4M3 numbers with one FP32 scale a row, or one for a whole weight; and LoRA's dropout mask.
+
+Weights are quantised here, for the engine and for who converts checkpoints: the same bits on a GPU and on a CPU.
+"""
 
 from typing import NamedTuple
 
@@ -12,6 +15,8 @@ LARGEST = 448.0
 """Of E4M3; a row is scaled so that its largest number becomes this."""
 SMALLEST_AMAX = 1e-12
 """Rows of zeros keep a scale above 0."""
+STORED, STORED_SCALE = "weight_fp8", "weight_scale"
+"""A linear's weight in checkpoints that hold it in FP8. It is not called `weight`: nobody must take it for the numbers themselves."""
 
 
 class Quantized(NamedTuple):
@@ -19,6 +24,22 @@ class Quantized(NamedTuple):
 
     values: Tensor
     scale: Tensor
+
+
+def amax(weight: Tensor) -> Tensor:
+    """Return a weight's largest magnitude [1] in FP32."""
+    return weight.abs().max().float().view(1)
+
+
+def weight_scale(amax: Tensor) -> Tensor:
+    """Return the scale [1] of a whole weight, from its largest magnitude over all its parts."""
+    # By a tensor: a GPU divides by a number as it multiplies by the reciprocal, which may end in another bit.
+    return amax.clamp(min=SMALLEST_AMAX) / torch.full_like(amax, LARGEST)
+
+
+def quantize_weight(weight: Tensor, scale: Tensor) -> Tensor:
+    """Return a weight, or any part of it, in FP8."""
+    return (weight.float() / scale).to(FP8)
 
 
 class Dropout(NamedTuple):
