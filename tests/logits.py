@@ -1,7 +1,8 @@
 """Logits of the engine for a test, once per rank: `python -m tests.logits NAME.json …` writes NAME.pt beside each plan.
 
 The plans are of as many ranks each, in any layout. NAME_adapted.pt are the logits with adapters_0, which are drawn and
-saved if they are not there. Of plans in FP8 NAME_RANK.pt are the frozen linears of each rank instead, as they were loaded.
+saved if they are not there. Of plans in FP8 there are NAME_RANK.pt instead, each rank's base as it
+was loaded, and NAME.refused, why BF16 could not load it.
 """
 
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import torch
 
 from bench import plan as planning
+from bench.errors import ConfigError
 from bench.schema import Precision
 from jobs.rank import from_environment
 from jobs.train import end_ranks, start_ranks
@@ -35,6 +37,7 @@ def main() -> None:
         checkpoint.load(engine, base, adapters=False)
         if plan.config.precision is Precision.fp8:
             write_quantized(engine, path.with_name(f"{path.stem}_{who.rank}.pt"))
+            write_refusal(engine, base, path.with_suffix(".refused"))
             continue
         write(engine, path.with_suffix(".pt"))
         if adapters.exists():
@@ -54,6 +57,17 @@ def write_quantized(engine, path: Path) -> None:
     tensors = {name: weight.detach() for name, weight in chunk.named_parameters() if not is_adapter(name)}
     scales = {f"{name}.scale": part.weight_scale for name, part in chunk.named_modules() if hasattr(part, "quantized")}
     torch.save(tensors | scales, path)
+
+
+def write_refusal(engine, base: Path, path: Path) -> None:
+    """Write why a run in BF16 could not load the base, if it could not."""
+    from jobs.megatron import checkpoint
+
+    engine.plan.config.precision = Precision.bf16
+    try:
+        checkpoint.load(engine, base, adapters=False)
+    except ConfigError as error:
+        path.write_text(str(error))
 
 
 def split(plan: planning.Plan) -> None:

@@ -134,6 +134,9 @@ def test_weights_converted_to_fp8_are_those_that_loading_quantises(measured: Pat
         assert plain.keys() == stored.keys() and sum(name.endswith(".scale") for name in stored) >= 4 * 2
         for name, expected in plain.items():
             assert torch.equal(stored[name], expected), name
+    folder = measured / FP8_MODEL
+    assert "the weights are in FP8, and precision is bf16" in (folder / f"fp8_{layout}.refused").read_text()
+    assert not (folder / f"plain_{layout}.refused").exists()
 
 
 @pytest.mark.trains
