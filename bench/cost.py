@@ -3,7 +3,7 @@
 Products and attention at the rates of `schema.Rates`; everything element by element at the rate of device memory,
 one pass of each kernel over what it reads and writes; collectives at the bus bandwidth of their size. Nothing is
 assumed to overlap but what FP8 does beside its products: it transposes weights there, and the products' rate, measured
-in a step, has its cost. Left out: launch gaps, data loading, evaluation, the embedding's look-up, merging attention's blocks under cp.
+in a step, has its cost. Left out: launch gaps, data loading, evaluation, the embedding's look-up.
 """
 
 import dataclasses
@@ -17,6 +17,10 @@ from bench.schema import Config, Device, Precision, Rates
 from bench.world import World, num_microbatches, tokens
 
 MIB = 2**20
+WAITED = 0.07
+"""Of a layer's own time, that ranks which exchange in each layer or micro-batch wait for the slower one: at the power limit each GPU has
+a speed of its own at any moment. Source: docs/results/2026-11-21-fp8-two-gpus.md, in a step of Llama-2-70B on two GPUs with tp, cp or pp.
+"""
 DIGITS = 9
 """Of the seconds in a plan, which is then the same whichever C library computed its logarithms."""
 HEAD_BYTES = 6
@@ -76,16 +80,16 @@ class _Traffic:
 _FORWARD = {
     # hidden: norm 5, A 2, B added 4, add and norm 7, add 6; its_own: quantise and drop 5, A 2; qkv: B added 4, rope 4; fc1: SwiGLU
     Precision.fp8: _Traffic(hidden=24, its_own=7, qkv=8, fc1=4.5),
-    # hidden: norms 8, adds 12, dropout and A 7, B scaled and added 12; its_own: dropout and A 7; qkv: B 12, rope 14; fc1: silu 2, up + 0 2, product 3
-    Precision.bf16: _Traffic(hidden=39, its_own=7, qkv=26, fc1=7),
+    # hidden: norms 8, adds 12, dropout and A 7, B scaled and added 12; its_own: dropout and A 7; qkv: B 12, rope 14; fc1: SwiGLU
+    Precision.bf16: _Traffic(hidden=39, its_own=7, qkv=26, fc1=3),
 }
 _BACKWARD = {
     # hidden: quantise 3, norms 17, B 4, A 7; its_own: A 8, added 6; qkv: rope 5, B 4; fc1: SwiGLU
     Precision.fp8: _Traffic(hidden=31, its_own=14, qkv=9, fc1=4.5),
-    # hidden: norms 12, adds 12, A and dropout 15, B 6; its_own: A and dropout 15; qkv: rope 14, cut and joined 4, B 6; fc1: product 6, silu 3, joined 4
-    Precision.bf16: _Traffic(hidden=45, its_own=15, qkv=24, fc1=13),
+    # hidden: norms 12, adds 12, A and dropout 15, B 6; its_own: A and dropout 15; qkv: rope 14, cut and joined 4, B 6; fc1: SwiGLU
+    Precision.bf16: _Traffic(hidden=45, its_own=15, qkv=24, fc1=5),
 }
-"""Counted by hand in the layers of jobs/megatron, with LoRA on qkv and proj: fused kernels in FP8, plain torch in BF16.
+"""Counted by hand in the layers of jobs/megatron, with LoRA on qkv and proj: fused kernels in FP8, plain torch in BF16 but for SwiGLU.
 
 FP8's SwiGLU reads its row twice, the second time mostly from the cache: 4.5 is what its time in a step comes to.
 """
@@ -127,23 +131,33 @@ class _Step:
 
     def layer_forward(self) -> _Work:
         gathered = _GATHERED_BYTES[self.config.precision]
-        return _Work(
-            gemm_s=self.gemm_s(linear_weights(self.config.model)),
-            attention_s=self.attention_s(self.rates.attention_forward_tflops),
-            elementwise_s=self.traffic_s(_FORWARD[self.config.precision]),
-            communication_s=2 * self.tp_exchange_s(gathered) + self.kv_exchange_s(),
+        return self.waited(
+            _Work(
+                gemm_s=self.gemm_s(linear_weights(self.config.model)),
+                attention_s=self.attention_s(self.rates.attention_forward_tflops),
+                elementwise_s=self.traffic_s(_FORWARD[self.config.precision]) + self.merging_s(backward=False),
+                communication_s=2 * self.tp_exchange_s(gathered) + self.kv_exchange_s(),
+            )
         )
 
     def layer_backward(self) -> _Work:
         """Return the backward pass of one layer; frozen weights take no gradients."""
         config, weights = self.config, linear_weights(self.config.model)
         gathered = _GATHERED_BYTES[config.precision]
-        return _Work(
-            gemm_s=(1 if config.task.lora else 2) * self.gemm_s(weights),
-            attention_s=2.5 * self.attention_s(self.rates.attention_backward_tflops),
-            elementwise_s=self.traffic_s(_BACKWARD[config.precision]),
-            communication_s=2 * self.tp_exchange_s(gathered) + 2 * self.kv_exchange_s(),
+        return self.waited(
+            _Work(
+                gemm_s=(1 if config.task.lora else 2) * self.gemm_s(weights),
+                attention_s=2.5 * self.attention_s(self.rates.attention_backward_tflops),
+                elementwise_s=self.traffic_s(_BACKWARD[config.precision]) + self.merging_s(backward=True),
+                communication_s=2 * self.tp_exchange_s(gathered) + 2 * self.kv_exchange_s(),
+            )
         )
+
+    def waited(self, layer: _Work) -> _Work:
+        """Return a layer's work with what its rank waits for others; replicas meet once a step only."""
+        if self.world.tp * self.world.cp * self.world.pp == 1:
+            return layer
+        return layer + _Work(communication_s=WAITED * (layer.total_s - layer.communication_s))
 
     def recomputed_s(self, recomputed: Recomputed, layers: int) -> float:
         """Return the seconds per micro-batch of what is computed again, inputs gathered again where sp has cut them."""
@@ -202,6 +216,15 @@ class _Step:
         """Return the seconds of one layer's causal attention forward at a rate; backward has 2.5 times the operations."""
         tflop = 2 * self.config.data.seq_length * self.hidden_bytes(1) / self.world.tp / 1e12
         return tflop / rate_tflops
+
+    def merging_s(self, *, backward: bool) -> float:
+        """Return the seconds in which context-parallel ranks cut, join and merge attention's parts: bytes counted in jobs/megatron/attention.py."""
+        cp, model = self.world.cp, self.config.model
+        if cp == 1:
+            return 0.0
+        late = 1 - 1 / (2 * cp)  # of the queries: those with keys before their own chunk
+        hidden, kv = (4 + 6 * late, 11 + 16 * cp) if backward else (4 + 30 * late, 4 + 4 * cp)
+        return self.bytes_s((hidden * model.hidden_size + kv * 2 * kv_size(model)) / self.world.tp)
 
     def traffic_s(self, traffic: _Traffic) -> float:
         model, w, projections = self.config.model, self.world, linears(self.config.model)

@@ -59,15 +59,35 @@ def test_70b_in_fp8_on_a_whole_gpu_by_hand() -> None:
     [
         ("llama2_70b", "fp8", 2.518, 0.02),
         ("llama31_8b", "fp8", 0.386, 0.10),
-        ("llama31_8b", "bf16", 0.610, 0.10),
+        ("llama31_8b", "bf16", 0.590, 0.10),
         ("llama2_7b", "fp8", 0.353, 0.10),
-        ("llama2_7b", "bf16", 0.580, 0.10),
     ],
 )
 def test_the_estimate_is_near_what_a_step_took(model: str, precision: str, measured_s: float, error: float) -> None:
-    """One row of 8192 on one H200: docs/results/2026-11-21-fp8.md. Rates at tp 1 come from the first; the others check them."""
+    """One row of 8192 on one H200: docs/results/2026-11-21-fp8.md, for BF16 2026-11-21-fp8-two-gpus.md. Rates of 70B's layers come from the first, of small ones
+    in FP8 from the second and the last."""
     config = composed("cluster=dgxh200", f"model={model}", f"precision={precision}")
     assert estimated(config).step_s == pytest.approx(measured_s, rel=error)
+
+
+@pytest.mark.parametrize(
+    ("global_batch_size", "axes", "measured_s"),
+    [
+        (2, {}, 2.603),
+        (2, {"cp": 2}, 2.963),
+        (2, {"tp": 2, "sp": True}, 3.029),
+        (2, {"tp": 2}, 3.110),
+        (4, {"pp": 2}, 6.742),
+        (4, {"pp": 2, "vpp": 2}, 6.136),
+    ],
+)
+def test_the_estimate_is_near_what_two_gpus_took(global_batch_size: int, axes: dict, measured_s: float) -> None:
+    """Llama-2-70B in FP8: docs/results/2026-11-21-fp8-two-gpus.md, on GPUs that were 3 % slower than those whose rates are taken."""
+    recipe = f"recipe.global_batch_size={global_batch_size}"
+    config = composed(
+        "cluster=local", "cluster.device=cuda", "gpu@cluster.gpu=h200", "cluster.ranks_per_node=2", recipe
+    )
+    assert estimated(config, **axes).step_s == pytest.approx(measured_s, rel=0.06)
 
 
 @pytest.mark.parametrize("config", [FP8, BF16], ids=["fp8", "bf16"])
@@ -89,22 +109,35 @@ def test_recomputing_a_linear_costs_its_product_and_what_comes_after_it() -> Non
 def test_a_pipeline_waits_for_its_other_stages_once_a_step() -> None:
     flat, two, interleaved = (estimated(FP8, pp=pp, vpp=vpp) for pp, vpp in ((1, 1), (2, 1), (2, 2)))
     half = replace(FP8, model=replace(FP8.model, num_layers=40))
-    assert two.bubble_s == pytest.approx(flat.step_s - estimated(half).step_s, rel=1e-3)  # one micro-batch, 40 layers
+    forty_layers_s = flat.step_s - estimated(half).step_s
+    assert two.bubble_s == pytest.approx((1 + cost.WAITED) * forty_layers_s, rel=1e-3)  # one micro-batch
     assert interleaved.bubble_s == pytest.approx(two.bubble_s / 2)
     assert interleaved.communication_s > two.communication_s > flat.communication_s
 
 
 def test_what_ranks_exchange_by_hand() -> None:
     """For each of 2 micro-batches: tp 2 passes [tokens, h] eight times a layer, cp 2 gathers k and v twice and sums their gradients."""
+
+    def exchanged_s(config: Config, **axes: int) -> float:
+        step = estimated(config, **axes)
+        return step.communication_s - cost.WAITED * (step.gemm_s + step.attention_s + step.elementwise_s)
+
     hidden, gbs_64, gbs_128 = 8192 * 8192, 313e9, (313 * 345) ** 0.5 * 1e9  # 64 MiB in FP8, 128 MiB in BF16
     in_fp8, in_bf16 = hidden / 2 / gbs_64, 2 * hidden / 2 / gbs_128
-    more = 0.01  # the adapters' gradients come on top
-    assert estimated(FP8, tp=2, sp=True).communication_s == pytest.approx(2 * 80 * 4 * (in_fp8 + in_bf16), rel=more)
-    assert estimated(FP8, tp=2).communication_s == pytest.approx(2 * 80 * 8 * in_bf16, rel=more)
-    assert estimated(BF16, tp=2, sp=True).communication_s == pytest.approx(2 * 80 * 8 * in_bf16, rel=more)
+    more = 0.01  # the adapters' gradients come on top, and nobody waits in the head
+    assert exchanged_s(FP8, tp=2, sp=True) == pytest.approx(2 * 80 * 4 * (in_fp8 + in_bf16), rel=more)
+    assert exchanged_s(FP8, tp=2) == pytest.approx(2 * 80 * 8 * in_bf16, rel=more)
+    assert exchanged_s(BF16, tp=2, sp=True) == pytest.approx(2 * 80 * 8 * in_bf16, rel=more)
     keys_and_values = 8192 * 2 * 2 * 1024  # 32 MiB
     gbs_32 = (152 * 313) ** 0.5 * 1e9
-    assert estimated(FP8, cp=2).communication_s == pytest.approx(2 * 80 * 3 * keys_and_values / 2 / gbs_32, rel=0.03)
+    assert exchanged_s(FP8, cp=2) == pytest.approx(2 * 80 * 3 * keys_and_values / 2 / gbs_32, abs=0.003)
+
+
+def test_merging_the_parts_of_attention_by_hand() -> None:
+    """cp 2: three of four queries have earlier keys in another part; k and v of both ranks are joined, and their gradients summed."""
+    more_s = estimated(FP8, cp=2).elementwise_s - estimated(FP8).elementwise_s
+    of_hidden, of_kv = 4 + 30 * 0.75 + 4 + 6 * 0.75, 4 + 8 + 11 + 32
+    assert more_s == pytest.approx(8192 * 80 * (of_hidden * 8192 + of_kv * 2 * 1024) / 4210e9, rel=0.01)
 
 
 def test_between_nodes_the_ranks_of_a_node_share_their_network_cards() -> None:
