@@ -1,7 +1,7 @@
 """What one layer keeps per token of a micro-batch for its backward pass, on one rank."""
 
 from bench.parameters import kv_size, linears
-from bench.schema import Activation, Config, Lora, Position, Precision
+from bench.schema import Config, Lora, Position, Precision
 from bench.world import World
 
 SCALE_BYTES = 4
@@ -49,7 +49,7 @@ def fc1_bytes(config: Config, world: World) -> float:
 
 
 def _plain_bytes(config: Config, world: World) -> float:
-    """Return what megatron-core's BF16 or FP32 layer keeps per token, with fused attention and all else in plain torch.
+    """Return what megatron-core's BF16 or FP32 layer keeps per token, with fused attention and SwiGLU and all else in plain torch.
 
     p bytes per number, hidden width h, MLP width f.
 
@@ -61,7 +61,6 @@ def _plain_bytes(config: Config, world: World) -> float:
     | attention's output         | p h               | tp         | same, and proj's weights' gradient       |
     | softmax statistics         | 4 heads           | tp         | attention's backward                     |
     | fc1's output               | p f, swiglu 2 p f | tp         | activation's backward                    |
-    | swiglu: silu(gate), up + 0 | 2 p f             | tp         | their product's; megatron adds an offset |
     | input of fc2               | p f               | tp         | weights' gradient: not kept when frozen  |
     | LoRA: dropout(x), its mask | (p + 1) width(x)  | as x       | gradient of A                            |
     | LoRA: A dropout(x)         | p rank            | nothing    | gradient of B                            |
@@ -72,8 +71,7 @@ def _plain_bytes(config: Config, world: World) -> float:
     model, lora, size, tp = config.model, config.task.lora, BYTES[config.precision], world.tp
     projections = linears(model)
     kept = 2 * size * model.hidden_size / world.sequence_tp + _plain_qkv_bytes(config, world)
-    activation = 2 * model.ffn_hidden_size if model.activation is Activation.swiglu else 0
-    kept += size * (model.hidden_size + projections["linear_fc1"].num_out + activation) / tp
+    kept += size * (model.hidden_size + projections["linear_fc1"].num_out) / tp
     kept += 4 * model.num_attention_heads / tp
     for name, linear in projections.items():
         split = world.sequence_tp if linear.is_column else tp

@@ -76,7 +76,7 @@ def seed_all(seed: int) -> None:
 def layer_config(plan: Plan) -> layer.LayerConfig:
     """Return megatron-core's configuration of a plan."""
     m, w, dtype = plan.config.model, plan.world, _dtype(plan)
-    full = plan.recompute.full
+    full, is_swiglu = plan.recompute.full, m.activation is Activation.swiglu
     return layer.LayerConfig(
         lora=plan.config.task.lora,
         num_layers=m.num_layers,
@@ -86,8 +86,9 @@ def layer_config(plan: Plan) -> layer.LayerConfig:
         num_query_groups=m.num_query_groups,
         normalization=m.norm.name,
         layernorm_epsilon=m.norm_epsilon,
-        gated_linear_unit=m.activation is Activation.swiglu,
-        activation_func=torch.nn.functional.silu if m.activation is Activation.swiglu else torch.nn.functional.gelu,
+        gated_linear_unit=is_swiglu,
+        activation_func=torch.nn.functional.silu if is_swiglu else torch.nn.functional.gelu,
+        bias_activation_fusion=is_swiglu,  # keeps gate and up alone; for GELU it would be another function, by tanh
         add_bias_linear=m.bias,
         init_method_std=math.sqrt(2 / (5 * m.hidden_size)),  # SmallInit (Nguyen and Salazar, 2019)
         hidden_dropout=0.0,
