@@ -96,10 +96,11 @@ def write(engine, path: Path) -> None:
     from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
 
     seq_length, vocab_size = engine.plan.config.data.seq_length, engine.plan.config.model.vocab_size
-    rows = tokens(seq_length, vocab_size)
+    rows = tokens(seq_length, vocab_size).to(engine.device)
+    positions = torch.arange(seq_length, device=engine.device).expand(BATCH, -1)
 
     def step(iterator, chunk):
-        return chunk(rows, torch.arange(seq_length).expand(BATCH, -1), None), lambda out, non_loss_data: out
+        return chunk(rows, positions, None), lambda out, non_loss_data: out
 
     engine.chunks[0].eval()
     with torch.no_grad():
