@@ -1,6 +1,7 @@
 """Random weights: a speed beside published ones, from plan to report, and never a time to train or a score."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import ranks
 from bench import flops, launch, ledger, mllog, pack, plan, render, verdict
 from bench.cli import main
 from bench.errors import ConfigError, LogError
@@ -257,3 +259,19 @@ def check_not_as_planned(made: Plan, run: Path) -> None:
     longer = replace(made, config=replace(made.config, recipe=replace(made.config.recipe, max_steps=30)))
     judged = verdict.judge(run / "result_0.txt", longer, made.trials[0])
     assert not judged.proven and judged.not_as_planned == ["samples trained on is 160, planned 240"]
+
+
+@pytest.mark.trains
+def test_one_rank_of_a_layout_runs_alone() -> None:
+    path = {"PYTHONPATH": str(ranks.ROOT)}
+
+    def said(*overrides: str) -> tuple[int, str]:
+        argv = [sys.executable, "benchmarks/one_rank.py", "--rank", "3", "--steps", "2", "task=lora_tiny", *overrides]
+        found = subprocess.run(argv, cwd=ranks.ROOT, capture_output=True, text=True, env=os.environ | path)
+        return found.returncode, found.stdout + found.stderr
+
+    split = ("cluster.ranks_per_node=4", "parallel.tp=2", "parallel.sp=true", "parallel.pp=2")
+    code, printed = said(RANDOM, *split)
+    assert (code, printed.splitlines()[0]) == (0, "rank 3 of 4 = dp 1 x tp 2 x pp 2 x cp 1, sp True, vpp 1"), printed
+    assert re.search(r"^step \d\.\d+ s, without what other ranks take", printed, re.MULTILINE)
+    assert said(*split)[0] == 2 and "there is no rank 3" in said(RANDOM)[1]

@@ -1,0 +1,114 @@
+"""Runs one rank of a plan alone, on one GPU: its memory beside the plan's estimate, and its step without communication.
+
+    python benchmarks/one_rank.py [--rank R] [--steps N] task=lora70b cluster=dgxh200 model.weights=random parallel.tp=8 …
+
+The other ranks are not there: what is sent to them is dropped, and what should come from them is whatever lies in the
+buffers. Shapes, kernels and memory are those of the real rank, NCCL's own memory left out; numbers mean nothing, so
+the plan must have random weights. In a pipeline a rank of the fullest stage is the one to ask, by default rank 0.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+import warnings
+
+import numpy as np
+import torch
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from bench import launch, memory
+from bench import plan as planning
+from bench.errors import BenchError, ConfigError
+from bench.plan import Plan
+from jobs.megatron import cpu
+from jobs.pace import forget_memory
+
+GIB = 2**30
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("overrides", nargs="+", metavar="KEY=VALUE", help="as for bench.launch")
+    parser.add_argument("--rank", type=int, default=0, help="which of the plan's ranks (default 0)")
+    parser.add_argument("--steps", type=int, default=5, help="steps to time, after one that is not (default 5)")
+    args = parser.parse_args()
+    try:
+        plan = launch.compose(args.overrides)
+        require(plan, args.rank)
+    except BenchError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    times_s = measure(plan, args.rank, args.steps)
+    w, cost = plan.world, plan.cost
+    print(f"rank {args.rank} of {w.num_ranks} = dp {w.dp} x tp {w.tp} x pp {w.pp} x cp {w.cp}, sp {w.sp}, vpp {w.vpp}")
+    said = (
+        ""
+        if cost is None
+        else f"; estimated {cost.gemm_s + cost.attention_s + cost.elementwise_s + cost.recompute_s:.3f}"
+    )
+    print(f"step {statistics.median(times_s):.3f} s, without what other ranks take (median, n = {len(times_s)}){said}")
+    if torch.cuda.is_available():
+        peaks = torch.cuda.max_memory_allocated() / GIB, torch.cuda.max_memory_reserved() / GIB
+        estimate = plan.memory.total_gib - memory.CUDA_ALLOWANCE_GIB
+        print(
+            f"peak {peaks[0]:.1f} GiB allocated, {peaks[1]:.1f} reserved; estimated {estimate:.1f} on the fullest rank"
+        )
+    return 0
+
+
+def require(plan: Plan, rank: int) -> None:
+    """Do nothing if this rank of the plan can run alone here.
+
+    Raises:
+        ConfigError: the plan has no such rank, or its weights are to be loaded.
+    """
+    if not 0 <= rank < plan.world.num_ranks:
+        last = plan.world.num_ranks - 1
+        raise ConfigError(f"there is no rank {rank}", where="--rank", fix=f"the plan has ranks 0 to {last}")
+    if not planning.is_random(plan.config):
+        raise ConfigError("alone, a rank computes nonsense", where="model.weights", fix="set model.weights=random")
+
+
+def measure(plan: Plan, rank: int, steps: int) -> list[float]:
+    """Build the rank's part of the model and return the seconds of each step."""
+    join(plan, rank)
+    from jobs.megatron import data, loop, model
+
+    engine, rows = model.build(plan, seed=1), data.synthetic(plan)
+    indices, times_s = np.arange(plan.batch.global_batch_size), []
+    loop.train_step(engine, rows, indices, step=1)
+    forget_memory()
+    for _ in range(steps):
+        synchronize()
+        start = time.perf_counter()
+        loop.train_step(engine, rows, indices, step=1)
+        synchronize()
+        times_s.append(time.perf_counter() - start)
+    return times_s
+
+
+def join(plan: Plan, rank: int) -> None:
+    """Be one of the plan's ranks, in process groups of torch's own tests: whatever is asked of them returns at once."""
+    warnings.simplefilter("ignore")  # megatron-core's: what is not installed, and old names of torch
+    cpu.install()
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=plan.world.num_ranks)
+    from megatron.core import parallel_state
+
+    w = plan.world
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=w.tp,
+        pipeline_model_parallel_size=w.pp,
+        virtual_pipeline_model_parallel_size=w.vpp if w.vpp > 1 else None,
+        context_parallel_size=w.cp,
+        create_gloo_process_groups=False,
+    )
+
+
+def synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
