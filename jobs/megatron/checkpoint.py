@@ -47,9 +47,9 @@ def load(engine: Engine, folder: Path, *, adapters: bool) -> None:
     converted.require(folder, config.model, config.precision)
     try:
         parts = _parts(engine, adapters, is_fp8=converted.is_fp8(folder))
-        for part in parts:
-            # One layer of many is no whole, which is what the integrity check looks for.
-            state = dist_checkpointing.load(_in_place(part), str(folder), validate_access_integrity=len(parts) == 1)
+        is_whole = len(parts) == 1  # one layer of many is none, which is what the integrity check looks for
+        while parts:
+            state = dist_checkpointing.load(_in_place(parts.pop()), str(folder), validate_access_integrity=is_whole)
             for i, chunk in enumerate(engine.bare_chunks()):
                 chunk.load_state_dict(state.get(f"chunk{i}", {}), strict=False)
     except (OSError, KeyError, ValueError, CheckpointingException, CheckpointException) as error:
@@ -75,9 +75,9 @@ def _sharded(engine: Engine, adapters: bool, *, is_fp8: bool) -> dict[str, dict[
 
 
 def _parts(engine: Engine, adapters: bool, *, is_fp8: bool) -> list[dict[str, dict[str, Any]]]:
-    """Return what is loaded at once: all; of frozen FP8 linears that come in BF16, one layer.
+    """Return what is loaded at once: all; of frozen FP8 linears that come in BF16, one layer, the first with what is in none.
 
-    A single rank takes all of them: megatron-core 0.16.1 wants every layer of it.
+    All ranks load together, and each has as many parts. A single rank takes all layers: megatron-core 0.16.1 wants every one of it.
     """
     whole = _sharded(engine, adapters, is_fp8=is_fp8)
     is_staged = engine.plan.config.precision is Precision.fp8 and not is_fp8
@@ -87,8 +87,8 @@ def _parts(engine: Engine, adapters: bool, *, is_fp8: bool) -> list[dict[str, di
     for chunk, state in whole.items():
         for key, tensor in state.items():
             layer = _LAYER.match(key)
-            part = parts.setdefault(f"{chunk} {layer[0]}" if layer else chunk, {})
-            part.setdefault(chunk, {})[key] = tensor
+            name = layer[0] if layer else "decoder.layers.0."
+            parts.setdefault(f"{chunk} {name}", {}).setdefault(chunk, {})[key] = tensor
     return list(parts.values())
 
 
