@@ -138,6 +138,7 @@ CAUSES = [
     ("RUN-05", "the training loss is nan at step 120"),
     ("RUN-08", "ImportError: libcudnn.so.9: cannot open shared object file: No such file or directory"),
     ("RUN-08", "python: can't open file '/workspace/train.py': [Errno 2] No such file or directory"),
+    ("RUN-08", "RuntimeError: Failed to find C compiler. Please specify via CC environment variable."),
     ("RUN-09", "RuntimeError: CUDA error: an illegal memory access was encountered"),
     (
         "RUN-11",

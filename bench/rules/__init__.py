@@ -101,7 +101,7 @@ RUN = {
     "RUN-08": (
         "a program or Python module is missing, or does not fit the others",
         "start the ranks in the image that the recipe was made for; `python -c 'import MODULE'` in it; keep PYTHONPATH and "
-        "~/.local out (PYTHONNOUSERSITE=1)",
+        "~/.local out (PYTHONNOUSERSITE=1); torch compiles kernels for GPUs, and wants a C compiler there",
     ),
     "RUN-09": (
         "a GPU kernel failed",

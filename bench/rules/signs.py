@@ -221,6 +221,7 @@ CAUSES: dict[str, tuple[bytes, ...]] = {
         _LINE + rb"(?:ModuleNotFoundError|ImportError): ",
         rb"error while loading shared libraries: |can't open file '.{1,300}': \[Errno 2\]|/usr/bin/env: .{1,40}: No such file",
         rb"^.{0,200}(?:line \d{1,6}|bash|sh): .{1,100}: (?:command not found|not found)$",
+        rb"Failed to find C compiler\.",
     ),
 }
 
