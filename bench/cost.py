@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 from bench.kept import BYTES
 from bench.memory import ADAM_BYTES, MAIN_GRADIENT_BYTES, Recomputed
-from bench.parameters import kv_size, linear_weights, linears, rank_parameters
+from bench.parameters import Linear, kv_size, linear_weights, linears, rank_parameters
 from bench.schema import Config, Device, Precision, Rates
 from bench.world import World, num_microbatches, tokens
 
 MIB = 2**20
-WAITED = 0.07
-"""Of a layer's own time, that ranks which exchange in each layer or micro-batch wait for the slower one: at the power limit each GPU has
+WAITED = 0.06
+"""Of a layer's own time, what ranks which exchange in each layer or micro-batch wait for the slower one: at the power limit each GPU has
 a speed of its own at any moment. Source: docs/results/2026-11-21-fp8-two-gpus.md, in a step of Llama-2-70B on two GPUs with tp, cp or pp.
 """
 DIGITS = 9
@@ -164,10 +164,14 @@ class _Step:
         if recomputed.full:
             return layers * self.layer_forward().total_s
         traffic, projections = _FORWARD[self.config.precision], linears(self.config.model)
-        qkv, fc1 = projections["linear_qkv"], projections["linear_fc1"]
         gather_s = self.gather_s(_GATHERED_BYTES[self.config.precision]) if self.world.sp else 0.0
-        qkv_s = self.gemm_s(qkv.weights) + self.bytes_s(traffic.qkv * qkv.num_out / self.world.tp) + gather_s
-        fc1_s = self.gemm_s(fc1.weights) + self.bytes_s(traffic.fc1 * fc1.num_out / self.world.tp) + gather_s
+
+        def again_s(linear: Linear, per_number: float) -> float:
+            elementwise_s = self.bytes_s(per_number * linear.num_out / self.world.tp)
+            return self.waited(_Work(self.gemm_s(linear.weights), 0.0, elementwise_s, gather_s)).total_s
+
+        qkv_s = again_s(projections["linear_qkv"], traffic.qkv)
+        fc1_s = again_s(projections["linear_fc1"], traffic.fc1)
         return recomputed.qkv_layers * qkv_s + recomputed.fc1_layers * fc1_s
 
     def head(self) -> _Work:
