@@ -23,6 +23,7 @@ from bench.errors import BenchError, ConfigError
 from bench.plan import Plan
 from jobs.megatron import cpu
 from jobs.pace import forget_memory
+from jobs.train import split
 
 GIB = 2**30
 
@@ -93,16 +94,7 @@ def join(plan: Plan, rank: int) -> None:
     warnings.simplefilter("ignore")  # megatron-core's: what is not installed, and old names of torch
     cpu.install()
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=plan.world.num_ranks)
-    from megatron.core import parallel_state
-
-    w = plan.world
-    parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=w.tp,
-        pipeline_model_parallel_size=w.pp,
-        virtual_pipeline_model_parallel_size=w.vpp if w.vpp > 1 else None,
-        context_parallel_size=w.cp,
-        create_gloo_process_groups=False,
-    )
+    split(plan)
 
 
 def synchronize() -> None:

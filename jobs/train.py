@@ -173,6 +173,12 @@ def start_ranks(plan: Plan, who: Rank) -> None:
     )  # it is the right one
     cpu.install()
     world.join(plan, who)
+    split(plan)
+    _connect()
+
+
+def split(plan: Plan) -> None:
+    """Make megatron-core's groups of the plan's layout; all ranks must have met."""
     from megatron.core import parallel_state
 
     w = plan.world
@@ -181,8 +187,8 @@ def start_ranks(plan: Plan, who: Rank) -> None:
         pipeline_model_parallel_size=w.pp,
         virtual_pipeline_model_parallel_size=w.vpp if w.vpp > 1 else None,
         context_parallel_size=w.cp,
+        create_gloo_process_groups=False,  # nothing here uses the second set of groups
     )
-    _connect()
 
 
 def _connect() -> None:

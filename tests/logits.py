@@ -14,7 +14,7 @@ from bench import plan as planning
 from bench.errors import ConfigError
 from bench.schema import Precision
 from jobs.rank import from_environment
-from jobs.train import end_ranks, start_ranks
+from jobs.train import end_ranks, split, start_ranks
 
 BATCH = 2
 
@@ -28,9 +28,12 @@ def main() -> None:
     plans = {Path(path): planning.load(Path(path)) for path in sys.argv[1:]}
     who = from_environment()
     start_ranks(next(iter(plans.values())), who)
+    from megatron.core import parallel_state
+
     from jobs.megatron import checkpoint, model
 
     for seed, (path, plan) in enumerate(plans.items()):  # what is not loaded is another one in each
+        parallel_state.destroy_model_parallel()
         split(plan)
         base, adapters = Path(str(plan.base_dir)), path.parent / "adapters_0"
         engine = model.build(plan, seed)
@@ -68,14 +71,6 @@ def write_refusal(engine, base: Path, path: Path) -> None:
         checkpoint.load(engine, base, adapters=False)
     except ConfigError as error:
         path.write_text(str(error))
-
-
-def split(plan: planning.Plan) -> None:
-    """Give the ranks, which have met, the layout of a plan."""
-    from megatron.core import parallel_state
-
-    parallel_state.destroy_model_parallel()
-    parallel_state.initialize_model_parallel(plan.world.tp, plan.world.pp)
 
 
 def draw(engine) -> None:
