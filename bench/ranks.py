@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -17,7 +18,7 @@ from typing import Any
 
 from bench.errors import BenchError, SubmitError
 from bench.plan import Plan, Step
-from bench.schema import Device
+from bench.schema import PORTS, Device
 
 POLL_S = 0.2
 GRACE_S = 10.0
@@ -159,12 +160,18 @@ def started(plan: Plan, step: Step, folder: Path) -> Iterator[Ranks]:
 
 def rendezvous(plan: Plan) -> dict[str, str]:
     """Return where the ranks of this machine meet: the cluster's port, or a free one."""
-    port = plan.config.cluster.master_port
-    if port is None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(plan.config.cluster.master_port or free_port())}
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on; of PORTS, or another program may have it before the ranks do."""
+    for port in random.sample(PORTS, len(PORTS)):
+        with contextlib.suppress(OSError), socket.socket() as free:
+            free.bind(("127.0.0.1", port))
+            return port
+    raise SubmitError(
+        f"no port from {PORTS.start} to {PORTS.stop - 1} is free", where="127.0.0.1", fix="set cluster.master_port"
+    )
 
 
 def label(step_name: str) -> str:

@@ -7,6 +7,12 @@ every override. Slots make an unknown key an error instead of a stray attribute.
 from dataclasses import dataclass, field
 from enum import Enum
 
+PORTS = range(61000, 65536)
+"""Where ranks meet unless they are told: above Linux' ephemeral ports, so that no other program takes one by chance.
+
+Source: Enroot's PyTorch hook does the same.
+"""
+
 
 class Device(Enum):
     """What a rank computes on."""
@@ -318,7 +324,7 @@ class Cluster:
     environment: dict[str, str] = field(default_factory=dict)
     """Set for every rank, such as NCCL_SOCKET_IFNAME; never secrets."""
     master_port: int | None = None
-    """Where rank 0 listens; None: a free one is picked, and on Slurm one that follows from the job id."""
+    """Where rank 0 listens; None: one of PORTS, here a free one, and on Slurm the one that follows from the job id, so that jobs on a shared node differ."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -7,12 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bench.errors import SubmitError
+from bench.schema import PORTS
 
 DEFAULT_PORT = 29500
 """Source: torch.distributed.run's default, and MASTER_PORT of NVIDIA's MLPerf run.sub."""
-FIRST_PORT, NUM_PORTS = 61000, 4536
-"""Where a Slurm job without MASTER_PORT listens, by its id: above Linux' ephemeral ports, so that nothing takes it by chance, and
-apart from other jobs on a shared node. Source: Enroot's PyTorch hook does the same."""
 
 _STARTERS = {
     "submitit": ("SUBMITIT_LOCAL_GLOBALID", "SUBMITIT_LOCAL_LOCALID", "SUBMITIT_LOCAL_NTASKS"),
@@ -61,7 +59,7 @@ def node_name(env: Mapping[str, str] = os.environ) -> str:
 
 def _port(env: Mapping[str, str]) -> int:
     job = env.get("SLURM_JOB_ID")
-    return DEFAULT_PORT if job is None else FIRST_PORT + int(job) % NUM_PORTS
+    return DEFAULT_PORT if job is None else PORTS[int(job) % len(PORTS)]
 
 
 def master_addr(env: Mapping[str, str]) -> str:

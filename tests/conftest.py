@@ -41,9 +41,9 @@ def spawn() -> Iterator[Spawn]:
 
     yield start
     for process in started:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        with process:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,6 @@
 """Start real ranks for a test, as srun or torchrun would."""
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from bench import launch, mllog, plan, reader
 from bench.plan import Plan
+from bench.ranks import free_port
 
 ROOT = Path(__file__).parent.parent
 TINY_BASE_STEPS = 4
@@ -44,12 +44,13 @@ def write(made: Plan, folder: Path) -> Path:
 
 def start(made: Plan, folder: Path, *command: str, port: int | None = None) -> list["subprocess.Popen[str]"]:
     """Start one process per rank of `python -m COMMAND` in the folder."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = port or free.getsockname()[1]
     size = made.world.num_ranks
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    shared = os.environ | made.environment | {"WORLD_SIZE": str(size), "MASTER_PORT": str(port), "PYTHONPATH": path}
+    shared = (
+        os.environ
+        | made.environment
+        | {"WORLD_SIZE": str(size), "MASTER_PORT": str(port or free_port()), "PYTHONPATH": path}
+    )
     return [
         subprocess.Popen(
             [sys.executable, "-m", *command],

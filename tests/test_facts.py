@@ -4,7 +4,6 @@ import dataclasses
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from bench.converted import CONVERTED, CONVERTED_FP8
 from bench.errors import LogError
 from bench.image import store
 from bench.plan import Plan
+from bench.ranks import free_port
 from jobs import facts
 
 SECRET = "hunter2"
@@ -42,12 +42,9 @@ Everyone = list[dict[str, Any]]
 def on_nodes(folder: Path, *command: str, size: tuple[int, int] = (NUM_NODES, PER_NODE), **env: str) -> Any:
     """Run a command on (nodes, ranks of each), as srun would; return exit codes and what was printed."""
     num_nodes, per_node = size
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     shared = os.environ | {
         "PYTHONPATH": str(ranks.ROOT),
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": str(free_port()),
         "WORLD_SIZE": str(num_nodes * per_node),
     }
     places = [(rank, rank // per_node, rank % per_node) for rank in range(num_nodes * per_node)]
