@@ -4,9 +4,9 @@ set -u
 waiting=(tests/slurm/test_{cluster,failures,pyxis,runs,scripts}.py)
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
-"$1" -m pytest "${waiting[@]}" >"$log" 2>&1 &
+"$1" -m pytest --durations=20 "${waiting[@]}" >"$log" 2>&1 &
 first=$!
-"$1" -m pytest "${waiting[@]/#/--ignore=}"
+"$1" -m pytest --durations=20 "${waiting[@]/#/--ignore=}"
 code=$?
 wait "$first" || code=$?
 cat "$log"
