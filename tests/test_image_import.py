@@ -36,7 +36,7 @@ FAILING = {
     "half": 'head -c 5000 "$REAL" > "$out"',
     "nothing": "exit 0",
     "disk full": 'mksquashfs "$MANY" "$out" -no-progress -noappend -exit-on-error >&2',
-    "slow": 'head -c 5000 "$REAL" > "$out"; echo "[INFO] Creating squashfs filesystem..." >&2; sleep 60 & wait',
+    "slow": 'echo "[INFO] Creating squashfs filesystem..." >&2; head -c 5000 "$REAL" > "$out"; sleep 60 & wait',
 }
 """What an Enroot does, in the end, that does not succeed; its words are the real one's."""
 
