@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# All tests, in two processes that take about as long: those on a real Slurm, which mostly wait, beside all others and doctor's.  tests/all.sh PYTHON
+# All tests, in two processes that take about as long: runs on a real Slurm, which mostly wait, beside all others.  tests/all.sh PYTHON
 set -u
-waiting=(tests/slurm/test_{cluster,failures,pyxis,runs,scripts}.py)
+waiting=(tests/slurm/test_{failures,pyxis,runs,scripts}.py)
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 "$1" -m pytest --durations=20 "${waiting[@]}" >"$log" 2>&1 &
