@@ -37,12 +37,18 @@ def located(folder: Path, precision: Precision) -> Path:
     return folder / (CONVERTED_FP8 if takes_fp8 else CONVERTED)
 
 
+def manifest(folder: Path) -> dict[str, Any]:
+    """Return what a conversion says of itself; nothing where there is no manifest of ours."""
+    try:
+        said = json.loads((folder / MANIFEST).read_text())
+    except (OSError, ValueError):
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
 def is_fp8(folder: Path) -> bool:
     """Return whether a checkpoint's linears were converted to FP8."""
-    try:
-        return bool(json.loads((folder / MANIFEST).read_text())["precision"] == Precision.fp8.name)
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+    return bool(manifest(folder).get("precision") == Precision.fp8.name)
 
 
 def require(folder: Path, model: Model, precision: Precision) -> None:
@@ -72,11 +78,11 @@ def require_model(folder: Path, model: Model) -> None:
         ConfigError: it was converted for another one.
     """
     try:
-        said = json.loads((folder / MANIFEST).read_text())["model"]
+        said = manifest(folder)["model"]
         wrong = [
             f"{name} {said[name]} instead of {want}" for name, want in model_of(model).items() if said[name] != want
         ]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (KeyError, TypeError):
         return
     if wrong:
         raise ConfigError(

@@ -37,6 +37,7 @@ class Cost:
     attention_s: float
     elementwise_s: float
     communication_s: float
+    """With what ranks wait in it for each other."""
     recompute_s: float
     """All of what is computed again, its communication included."""
     bubble_s: float

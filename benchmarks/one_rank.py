@@ -21,11 +21,10 @@ from bench import launch, memory
 from bench import plan as planning
 from bench.errors import BenchError, ConfigError
 from bench.plan import Plan
+from bench.schema import Device
 from jobs.megatron import cpu
-from jobs.pace import forget_memory
+from jobs.pace import forget_memory, peaks_gib
 from jobs.train import split
-
-GIB = 2**30
 
 
 def main() -> int:
@@ -41,19 +40,17 @@ def main() -> int:
         print(error, file=sys.stderr)
         return error.exit_code
     times_s = measure(plan, args.rank, args.steps)
-    w, cost = plan.world, plan.cost
+    w = plan.world
     print(f"rank {args.rank} of {w.num_ranks} = dp {w.dp} x tp {w.tp} x pp {w.pp} x cp {w.cp}, sp {w.sp}, vpp {w.vpp}")
-    said = (
-        ""
-        if cost is None
-        else f"; estimated {cost.gemm_s + cost.attention_s + cost.elementwise_s + cost.recompute_s:.3f}"
-    )
-    print(f"step {statistics.median(times_s):.3f} s, without what other ranks take (median, n = {len(times_s)}){said}")
+    said = f"step {statistics.median(times_s):.3f} s, without what other ranks take (median, n = {len(times_s)})"
+    if (cost := plan.cost) is not None:
+        said += f"; estimated {cost.gemm_s + cost.attention_s + cost.elementwise_s + cost.recompute_s:.3f}"
+    print(said)
     if torch.cuda.is_available():
-        peaks = torch.cuda.max_memory_allocated() / GIB, torch.cuda.max_memory_reserved() / GIB
+        allocated, reserved = peaks_gib()
         estimate = plan.memory.total_gib - memory.CUDA_ALLOWANCE_GIB
         print(
-            f"peak {peaks[0]:.1f} GiB allocated, {peaks[1]:.1f} reserved; estimated {estimate:.1f} on the fullest rank"
+            f"peak {allocated:.1f} GiB allocated, {reserved:.1f} reserved; estimated {estimate:.1f} on the fullest rank"
         )
     return 0
 
@@ -62,13 +59,17 @@ def require(plan: Plan, rank: int) -> None:
     """Do nothing if this rank of the plan can run alone here.
 
     Raises:
-        ConfigError: the plan has no such rank, or its weights are to be loaded.
+        ConfigError: the plan has no such rank, its weights are to be loaded, or it is for GPUs and there is none.
     """
     if not 0 <= rank < plan.world.num_ranks:
         last = plan.world.num_ranks - 1
         raise ConfigError(f"there is no rank {rank}", where="--rank", fix=f"the plan has ranks 0 to {last}")
     if not planning.is_random(plan.config):
         raise ConfigError("alone, a rank computes nonsense", where="model.weights", fix="set model.weights=random")
+    if plan.config.cluster.device is Device.cuda and not torch.cuda.is_available():
+        raise ConfigError(
+            "this machine has no GPU", where="cluster.device", fix="run it where there is one, or set cpu"
+        )
 
 
 def measure(plan: Plan, rank: int, steps: int) -> list[float]:

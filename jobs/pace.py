@@ -78,14 +78,20 @@ def forget_memory() -> None:
         torch.cuda.reset_peak_memory_stats()
 
 
+def peaks_gib() -> tuple[float, float]:
+    """Return what this rank's GPU had allocated and reserved at most."""
+    import torch
+
+    return torch.cuda.max_memory_allocated() / GIB, torch.cuda.max_memory_reserved() / GIB
+
+
 def log_memory(plan: Plan, log: mllog.Writer) -> None:
     """Log what the fullest rank's GPU had allocated and reserved at most, beside the plan's estimate; nothing on a CPU."""
     import torch
 
     if not torch.cuda.is_available():
         return
-    peaks = [torch.cuda.max_memory_allocated() / GIB, torch.cuda.max_memory_reserved() / GIB]
-    fullest = torch.tensor(peaks, dtype=torch.float64, device=torch.cuda.current_device())
+    fullest = torch.tensor(peaks_gib(), dtype=torch.float64, device=torch.cuda.current_device())
     torch.distributed.all_reduce(fullest, op=torch.distributed.ReduceOp.MAX)
     allocated, reserved = fullest.tolist()
     log.event(mllog.PEAK_MEMORY, {"allocated": allocated, "reserved": reserved, "estimated": plan.memory.total_gib})

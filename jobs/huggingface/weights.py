@@ -253,9 +253,8 @@ def _require_same(conversion: Conversion) -> None:
     folder, source = conversion.folder, conversion.source
     converted.require_model(folder, conversion.model)
     try:
-        said = json.loads((folder / MANIFEST).read_text())
-        files = {file["path"]: file["bytes"] for file in said["source"]["files"]}
-    except (OSError, ValueError, KeyError, TypeError):
+        files = {file["path"]: file["bytes"] for file in converted.manifest(folder)["source"]["files"]}
+    except (KeyError, TypeError):
         files = {}
     is_same = files == {name: (source.folder / name).stat().st_size for name in source.files}
     if not is_same or converted.is_fp8(folder) != conversion.is_fp8:
