@@ -2,9 +2,10 @@
 
     python benchmarks/one_rank.py [--rank R] [--steps N] task=lora70b cluster=dgxh200 model.weights=random parallel.tp=8 …
 
-The other ranks are not there: what is sent to them is dropped, and what should come from them is whatever lies in the
-buffers. Shapes, kernels and memory are those of the real rank, NCCL's own memory left out; numbers mean nothing, so
-the plan must have random weights. In a pipeline a rank of the fullest stage is the one to ask, by default rank 0.
+The other ranks are not there: what is sent to them is dropped, and what comes from them is this rank's own part again, or
+random numbers from another pipeline stage (with interleaving: what lies in the buffer). Shapes, kernels and memory are
+those of the real rank, NCCL's own memory left out; numbers mean nothing, so the plan must have random weights. In a
+pipeline a rank of the fullest stage is the one to ask, by default rank 0.
 """
 
 import argparse
@@ -12,6 +13,8 @@ import statistics
 import sys
 import time
 import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -26,12 +29,16 @@ from jobs.megatron import cpu
 from jobs.pace import forget_memory, peaks_gib
 from jobs.train import split
 
+if TYPE_CHECKING:
+    from jobs.megatron.data import Rows
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("overrides", nargs="+", metavar="KEY=VALUE", help="as for bench.launch")
     parser.add_argument("--rank", type=int, default=0, help="which of the plan's ranks (default 0)")
     parser.add_argument("--steps", type=int, default=5, help="steps to time, after one that is not (default 5)")
+    parser.add_argument("--profile", type=Path, help="where to write the kernels of one more step (rank 0 only)")
     args = parser.parse_args()
     try:
         plan = launch.compose(args.overrides)
@@ -39,7 +46,7 @@ def main() -> int:
     except BenchError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    times_s = measure(plan, args.rank, args.steps)
+    times_s = measure(plan, args.rank, args.steps, args.profile)
     w = plan.world
     print(f"rank {args.rank} of {w.num_ranks} = dp {w.dp} x tp {w.tp} x pp {w.pp} x cp {w.cp}, sp {w.sp}, vpp {w.vpp}")
     said = f"step {statistics.median(times_s):.3f} s, without what other ranks take (median, n = {len(times_s)})"
@@ -72,12 +79,12 @@ def require(plan: Plan, rank: int) -> None:
         )
 
 
-def measure(plan: Plan, rank: int, steps: int) -> list[float]:
-    """Build the rank's part of the model and return the seconds of each step."""
+def measure(plan: Plan, rank: int, steps: int, profile: Path | None) -> list[float]:
+    """Build the rank's part of the model and return the seconds of each step; kernels of one more go into `profile`."""
     join(plan, rank)
-    from jobs.megatron import data, loop, model
+    from jobs.megatron import loop, model
 
-    engine, rows = model.build(plan, seed=1), data.synthetic(plan)
+    engine, rows = model.build(plan, seed=1), known_words(plan, rank)
     indices, times_s = np.arange(plan.batch.global_batch_size), []
     loop.train_step(engine, rows, indices, step=1)
     forget_memory()
@@ -87,7 +94,19 @@ def measure(plan: Plan, rank: int, steps: int) -> list[float]:
         loop.train_step(engine, rows, indices, step=1)
         synchronize()
         times_s.append(time.perf_counter() - start)
+    if profile:
+        with loop.profiled(profile):
+            loop.train_step(engine, rows, indices, step=1)
     return times_s
+
+
+def known_words(plan: Plan, rank: int) -> "Rows":
+    """Return one step's random rows, of words whose embedding this tensor-parallel rank has: others' would be zeros here."""
+    from jobs.megatron import data
+
+    share = plan.config.model.vocab_size // plan.world.tp
+    rows = data.made_up(plan.batch.global_batch_size, plan.config.data.seq_length, vocab_size=share, seed=1)
+    return data.Rows(rows.tokens + rank % plan.world.tp * share, rows.counts)
 
 
 def join(plan: Plan, rank: int) -> None:
@@ -95,6 +114,15 @@ def join(plan: Plan, rank: int) -> None:
     warnings.simplefilter("ignore")  # megatron-core's: what is not installed, and old names of torch
     cpu.install()
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=plan.world.num_ranks)
+    exchange = torch.distributed.batch_isend_irecv
+
+    def exchange_random(operations):
+        for operation in operations:
+            if operation.op is torch.distributed.irecv:
+                operation.tensor.data.normal_()
+        return exchange(operations)
+
+    torch.distributed.batch_isend_irecv = exchange_random
     split(plan)
 
 
