@@ -15,9 +15,9 @@ from triton.testing import do_bench
 
 from jobs.megatron.attention import attend, attend_backward
 from jobs.megatron.fp8 import kernels as ops
-from jobs.megatron.fp8.quantized import Dropout, Quantized
+from jobs.megatron.fp8.quantized import Dropout, Lora, Quantized
 
-TOKENS, HIDDEN, FFN, HEADS, GROUPS, DIM = 8192, 8192, 28672, 64, 8, 128
+TOKENS, HIDDEN, FFN, HEADS, GROUPS, DIM, RANK = 8192, 8192, 28672, 64, 8, 128, 16
 
 
 class Alone:
@@ -47,7 +47,8 @@ def cases(tp: int) -> list[tuple[str, Callable[[], object], float]]:
     m, h, f, heads, groups = TOKENS, HIDDEN, FFN // tp, HEADS // tp, GROUPS // tp
     qkv, drop, norm = (heads + 2 * groups) * DIM, Dropout(0.1, 12345), random(h)
     x, y, gate_up, act = random(m, h), random(m, h), random(m, 2 * f), random(m, f)
-    normed, rstd, _ = ops.norm_quantize(x, norm, 1e-5, drop)
+    normed, rstd = ops.norm_quantize(x, norm, 1e-5)
+    a, low, lora = random(RANK, h), random(m, RANK), Lora(random(m, RANK), random(qkv, RANK), 2.0)
     kept, freqs = ops.swiglu_quantize(gate_up)[1], torch.rand(m, DIM, device="cuda")
     projected = random(m, qkv)
     heads_of = ops.rope(projected, freqs, groups)
@@ -56,16 +57,17 @@ def cases(tp: int) -> list[tuple[str, Callable[[], object], float]]:
     operations = 2 * m * m * heads * DIM
     found = [
         ("copy", lambda: x.clone(), 4 * m * h),
-        ("norm_quantize", lambda: ops.norm_quantize(x, norm, 1e-5, drop), 5 * m * h),
+        ("norm_quantize", lambda: ops.norm_quantize(x, norm, 1e-5), 3 * m * h),
         ("add_norm_quantize", lambda: ops.add_norm_quantize(x, y, norm, 1e-5), 7 * m * h),
         ("norm_backward", lambda: ops.norm_backward(x, y, normed, rstd, norm), 7 * m * h),
         ("norm_backward_quantize", lambda: ops.norm_backward_quantize(x, y, normed, rstd, norm), 8 * m * h),
         ("quantize", lambda: ops.quantize(x), 3 * m * h),
-        ("quantize_drop", lambda: ops.quantize_drop(x, drop), 5 * m * h),
-        ("dropped", lambda: ops.dropped(x, drop), 4 * m * h),
-        ("dequantize_drop", lambda: ops.dequantize_drop(normed, drop), 3 * m * h),
-        ("add_dropped", lambda: ops.add_dropped(x, y, drop), 6 * m * h),
-        ("rope", lambda: ops.rope(projected, freqs, groups), 4 * m * qkv),
+        ("down, of FP8", lambda: ops.down(normed, a, drop), m * h),
+        ("down", lambda: ops.down(x, a, drop), 2 * m * h),
+        ("down_backward, of FP8", lambda: ops.down_backward(low, normed, drop), m * h),
+        ("down_backward", lambda: ops.down_backward(low, x, drop), 2 * m * h),
+        ("add_down_gradient", lambda: ops.add_down_gradient(y, low, a, drop), 4 * m * h),
+        ("rope", lambda: ops.rope(projected, freqs, groups, lora), 4 * m * qkv),
         ("rope_backward", lambda: ops.rope_backward(*heads_of, freqs), 5 * m * qkv),
         ("swiglu_quantize", lambda: ops.swiglu_quantize(gate_up), 7 * m * f),
         ("swiglu_backward", lambda: ops.swiglu_backward_quantize(act, kept), 6 * m * f),

@@ -13,12 +13,12 @@ if not torch.cuda.is_available():
         pytest.skip("needs a GPU, or TRITON_INTERPRET=1", allow_module_level=True)
 
 from jobs.megatron.fp8 import kernels, reference
-from jobs.megatron.fp8.quantized import Adapted, Dropout, Quantized
+from jobs.megatron.fp8.quantized import Adapted, Dropout, Lora, Quantized
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # of the interpreter: 1 / (1 + inf) is 0
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = 5e-3 if DEVICE == "cuda" else 0.1  # Triton's interpreter cuts where hardware rounds
-ROWS, DROP = 24, Dropout(0.1, 2_000_000_011)
+ROWS, RANK, DROP = 88, 12, Dropout(0.1, 2_000_000_011)
 WIDTHS = (256, 1344)
 
 
@@ -48,20 +48,23 @@ def same(got: object, expected: object, *, tolerance: float) -> None:
 def normed(width: int) -> tuple[Quantized, torch.Tensor, torch.Tensor]:
     weight = 1 + random(width, spread=0.1)
     weight[3] = 0
-    values, rstd, _ = reference.norm_quantize(random(ROWS, width), weight, 1e-5, DROP)
+    values, rstd = reference.norm_quantize(random(ROWS, width), weight, 1e-5)
     return values, rstd, weight
 
 
 def cases(width: int) -> dict[str, tuple]:
     x, y, weight = random(ROWS, width), random(ROWS, width), 1 + random(width, spread=0.1)
     kept, rstd, of_norm = normed(width)
+    a, low = random(RANK, width), random(ROWS, RANK)
     return {
         "quantize": (x,),
-        "quantize_drop": (x, DROP),
-        "dropped": (x, DROP),
-        "dequantize_drop": (kept, DROP),
-        "add_dropped": (x, y, DROP),
-        "norm_quantize": (x, weight, 1e-5, DROP),
+        "down": (x, a, DROP),
+        "down of FP8": (kept, a, DROP),
+        "down_backward": (low, x, DROP),
+        "down_backward of FP8": (low, kept, DROP),
+        "add_down_gradient": (x, low, a, DROP),
+        "add_down_gradient without dropout": (x, low, a, Dropout(0.0, 1)),
+        "norm_quantize": (x, weight, 1e-5),
         "add_norm_quantize": (x, y, weight, 1e-5),
         "norm_backward": (x, y, kept, rstd, of_norm, Adapted(random(ROWS, width), DROP)),
         "norm_backward_quantize": (x, y, kept, rstd, of_norm),
@@ -75,21 +78,24 @@ def cases(width: int) -> dict[str, tuple]:
 @pytest.mark.parametrize("name", cases(16))
 def test_a_kernel_gives_what_plain_torch_gives(name: str, width: int) -> None:
     torch.manual_seed(width)
-    args = cases(width)[name]
+    args, operation = cases(width)[name], name.split()[0]
     copies = [arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in args]
-    same(getattr(kernels, name)(*args), getattr(reference, name)(*copies), tolerance=TOLERANCE)
+    same(getattr(kernels, operation)(*args), getattr(reference, operation)(*copies), tolerance=TOLERANCE)
 
 
+@pytest.mark.parametrize("adapted", [False, True])
 @pytest.mark.parametrize(("groups", "repeats", "dim"), [(2, 4, 32), (3, 1, 64)])
-def test_rope_there_and_back(groups: int, repeats: int, dim: int) -> None:
+def test_rope_there_and_back(groups: int, repeats: int, dim: int, adapted: bool) -> None:
     torch.manual_seed(groups)
     freqs = torch.rand(ROWS, dim // 2, device=DEVICE).repeat(1, 2) * 50
-    qkv = random(ROWS, groups * (repeats + 2) * dim)
-    got, expected = kernels.rope(qkv, freqs, groups), reference.rope(qkv, freqs, groups)
+    width = groups * (repeats + 2) * dim
+    qkv, lora = random(ROWS, width), Lora(random(ROWS, RANK), random(width, RANK, spread=0.01), 2.0)
+    got, expected = (made.rope(qkv, freqs, groups, lora if adapted else None) for made in (kernels, reference))
     same(got, expected, tolerance=TOLERANCE)
     same(kernels.rope_backward(*got, freqs), reference.rope_backward(*expected, freqs), tolerance=TOLERANCE)
-    back = reference.rope_backward(*expected, freqs)[0]
-    same(back, qkv, tolerance=1e-2)  # turning back undoes turning
+    turned_back = reference.rope_backward(*expected, freqs)[0]
+    added = lora.scale * numbers(lora.low) @ numbers(lora.b).T if adapted else 0
+    same(turned_back, (numbers(qkv) + added).bfloat16(), tolerance=1e-2)
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="cuBLAS")
@@ -100,11 +106,12 @@ def test_the_product_is_that_of_the_numbers() -> None:
     same(kernels.matmul(x, weight), expected.bfloat16(), tolerance=TOLERANCE)
 
 
-def test_dropout_drops_its_share_and_differs_between_seeds() -> None:
-    ones = torch.ones(1000, 1000, device=DEVICE)
-    masks = [reference.dropped(ones, Dropout(0.1, seed)) for seed in (1, 2, 3)]
+def test_dropout_drops_its_share_and_differs_between_seeds_and_neighbours() -> None:
+    ones, identity = torch.ones(1000, 1000, device=DEVICE), torch.eye(1000, device=DEVICE)
+    masks = [reference.down(ones, identity, Dropout(0.1, seed)) for seed in (1, 2, 3)]
     for mask in masks:
-        assert mask.unique().tolist() == pytest.approx([0, 1 / 0.9])
+        assert mask.unique().tolist() == pytest.approx([0, 1 / 0.9], rel=0.01)
         assert (mask == 0).double().mean().item() == pytest.approx(0.1, abs=0.001)
-    both = ((masks[0] == 0) & (masks[1] == 0)).double().mean().item()
-    assert both == pytest.approx(0.01, abs=0.0005), "masks of two seeds must be independent"
+    for one, other in ((masks[0], masks[1]), (masks[0][:, ::2], masks[0][:, 1::2])):
+        both = ((one == 0) & (other == 0)).double().mean().item()
+        assert both == pytest.approx(0.01, abs=0.0005), "masks must be independent"

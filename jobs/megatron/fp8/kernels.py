@@ -11,14 +11,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jobs.megatron.fp8.quantized import BF16, FP8, LARGEST, SMALLEST_AMAX, Adapted, Dropout, Quantized
+from jobs.megatron.fp8.quantized import BF16, FP8, LARGEST, SMALLEST_AMAX, Adapted, Dropout, Lora, Quantized
 
 _LARGEST = tl.constexpr(LARGEST)
 _SMALLEST_AMAX = tl.constexpr(SMALLEST_AMAX)
 _CHUNK = 4096
 """Of a row of the MLP, which is too wide for registers."""
+_ROWS, _COLUMNS = 32, 128
+"""Of the tiles in which an adapter's A is multiplied."""
+_PARTS = 8
+"""Of such a product's sum, so that there are enough programs; they are added up after all is done, the same way every time."""
 _HAS_PTX = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")
 """Triton's interpreter knows none."""
+_FACTOR = tl.constexpr(tl.bfloat16 if _HAS_PTX.value else tl.float32)
+"""What is multiplied on tensor cores; the interpreter's products know no BF16."""
 _AGAIN = tl.constexpr("evict_last")
 _ONCE = tl.constexpr("evict_first")
 """What a row's first pass reads its second reads again; nothing else is read soon. That halves what comes from memory."""
@@ -46,17 +52,15 @@ def transpose(weight: Quantized, out: Tensor | None = None) -> Quantized:
     return Quantized(out[: num_columns * num_rows].view(num_columns, num_rows).view(FP8), weight.scale)
 
 
-def norm_quantize(
-    x: Tensor, weight: Tensor, eps: float, drop: Dropout | None
-) -> tuple[Quantized, Tensor, Tensor | None]:
-    normed, rstd, out = _quantized(x), _one_a_row(x), torch.empty_like(x) if drop else None
-    _rows(_norm_quantize, x, x, weight, x, normed, rstd, out, eps, *_mask(drop), ADD=False, DROP=bool(drop))
-    return normed, rstd, out
+def norm_quantize(x: Tensor, weight: Tensor, eps: float) -> tuple[Quantized, Tensor]:
+    normed, rstd = _quantized(x), _one_a_row(x)
+    _rows(_norm_quantize, x, x, weight, x, normed, rstd, eps, ADD=False)
+    return normed, rstd
 
 
 def add_norm_quantize(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Quantized, Tensor]:
     total, normed, rstd = torch.empty_like(x), _quantized(x), _one_a_row(x)
-    _rows(_norm_quantize, x, y, weight, total, normed, rstd, None, eps, *_mask(None), ADD=True, DROP=False)
+    _rows(_norm_quantize, x, y, weight, total, normed, rstd, eps, ADD=True)
     return total, normed, rstd
 
 
@@ -81,38 +85,46 @@ def norm_backward_quantize(
 
 def quantize(x: Tensor) -> Quantized:
     out = _quantized(x)
-    _rows(_quantize_drop, x, out, None, *_mask(None), QUANTIZE=True, DROP=False)
+    _rows(_quantize, x, out)
     return out
 
 
-def quantize_drop(x: Tensor, drop: Dropout | None) -> tuple[Quantized, Tensor | None]:
-    quantized, out = _quantized(x), torch.empty_like(x) if drop else None
-    _rows(_quantize_drop, x, quantized, out, *_mask(drop), QUANTIZE=True, DROP=bool(drop))
-    return quantized, out
+def down(x: Tensor | Quantized, a: Tensor, drop: Dropout) -> Tensor:
+    values, scale, of_x = _parts(x)
+    (num_rows, width), rank = values.shape, len(a)
+    parts = torch.empty(_PARTS, num_rows, rank, dtype=torch.float32, device=a.device)
+    grid = (triton.cdiv(num_rows, _ROWS), _PARTS)
+    args = (values, scale, a, parts, *_mask(drop), num_rows, rank, width, _PARTS)
+    _down[grid](*args, **of_x, **_tile(rank, drop))
+    return parts.sum(0).to(BF16)
 
 
-def dropped(x: Tensor, drop: Dropout) -> Tensor:
-    out = torch.empty_like(x)
-    _rows(_quantize_drop, x, None, None, out, *_mask(drop), QUANTIZE=False, DROP=True)
-    return out
+def down_backward(low_grad: Tensor, x: Tensor | Quantized, drop: Dropout) -> Tensor:
+    values, scale, of_x = _parts(x)
+    (num_rows, width), rank = values.shape, low_grad.shape[1]
+    parts = torch.empty(_PARTS, rank, width, dtype=torch.float32, device=low_grad.device)
+    grid = (triton.cdiv(width, _COLUMNS), _PARTS)
+    args = (low_grad.contiguous(), values, scale, parts, *_mask(drop), width, rank, num_rows, _PARTS)
+    _down_backward[grid](*args, **of_x, **_tile(rank, drop))
+    return parts.sum(0).to(BF16)
 
 
-def dequantize_drop(x: Quantized, drop: Dropout) -> Tensor:
-    out = torch.empty(x.values.shape, dtype=BF16, device=x.values.device)
-    _rows(_dequantize_drop, out, x, *_mask(drop))
-    return out
+def add_down_gradient(grad: Tensor, low_grad: Tensor, a: Tensor, drop: Dropout) -> Tensor:
+    (num_rows, width), rank = grad.shape, len(a)
+    grid = (triton.cdiv(num_rows, _ROWS), triton.cdiv(width, _COLUMNS))
+    args = (grad, low_grad.contiguous(), a, *_mask(drop), num_rows, width, rank)
+    _add_down_gradient[grid](*args, **_tile(rank, drop))
+    return grad
 
 
-def add_dropped(x: Tensor, y: Tensor, drop: Dropout) -> Tensor:
-    _rows(_add_dropped, x, y, *_mask(drop))
-    return x
-
-
-def rope(qkv: Tensor, freqs: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor]:
+def rope(qkv: Tensor, freqs: Tensor, groups: int, lora: Lora | None = None) -> tuple[Tensor, Tensor, Tensor]:
     num_rows, dim = len(qkv), freqs.shape[-1]
     repeats = qkv.shape[1] // dim // groups - 2
     q, k, v = (qkv.new_empty(num_rows, heads, dim) for heads in (groups * repeats, groups, groups))
-    _rope[(num_rows,)](qkv, freqs, q, k, v, groups, repeats, **_tiles(groups, repeats, dim))
+    low, b, scale = lora or (qkv, qkv, 0.0)
+    rank = low.shape[1] if lora else 0
+    options = {"ROWS": 16, "HALF": dim // 2, "RANK": _padded(rank), "num_warps": 4}
+    _rope[(triton.cdiv(num_rows, 16), groups)](qkv, freqs, low, b, scale, q, k, v, num_rows, rank, repeats, **options)
     return q, k, v
 
 
@@ -121,7 +133,9 @@ def rope_backward(dq: Tensor, dk: Tensor, dv: Tensor, freqs: Tensor) -> tuple[Te
     repeats = dq.shape[1] // groups
     out = dq.new_empty(num_rows, groups * (repeats + 2) * dim)
     quantized, grads = _quantized(out), (x.contiguous() for x in (dq, dk, dv))
-    _rope_backward[(num_rows,)](*grads, freqs, out, *quantized, groups, repeats, **_tiles(groups, repeats, dim))
+    padded = {"QUERIES": triton.next_power_of_2(groups * repeats), "GROUPS": triton.next_power_of_2(groups)}
+    options = padded | {"HALF": dim // 2, "num_warps": 4}
+    _rope_backward[(num_rows,)](*grads, freqs, out, *quantized, groups, repeats, **options)
     return out, quantized
 
 
@@ -150,9 +164,19 @@ def _rows(kernel, x: Tensor, *args, threads_per_row: int = 256, **constants) -> 
     kernel[(len(x),)](x, *flat, width, **constants, BLOCK=block, num_warps=num_warps)
 
 
-def _tiles(groups: int, repeats: int, dim: int) -> dict[str, int]:
-    queries, groups = triton.next_power_of_2(groups * repeats), triton.next_power_of_2(groups)
-    return {"QUERIES": queries, "GROUPS": groups, "HALF": dim // 2, "num_warps": 4}
+def _parts(x: Tensor | Quantized) -> tuple[Tensor, Tensor, dict[str, bool]]:
+    values, scale = x if isinstance(x, Quantized) else (x, x)
+    return values, scale, {"SCALED": isinstance(x, Quantized)}
+
+
+def _tile(rank: int, drop: Dropout) -> dict[str, int]:
+    shape = {"ROWS": _ROWS, "COLUMNS": _COLUMNS, "RANK": _padded(rank)}
+    return shape | {"DROP": drop.threshold > 0, "num_warps": 4, "num_stages": 4}
+
+
+def _padded(rank: int) -> int:
+    """Return the rank as products on tensor cores want it."""
+    return max(16, triton.next_power_of_2(rank)) if rank else 0
 
 
 def _mask(drop: Dropout | None) -> tuple[int, int, float]:
@@ -184,10 +208,10 @@ def _hash(x):
 
 
 @triton.jit
-def _drop(x, index, seed, threshold, scale):
-    """Zero what dropout drops: numbers whose hash, by their index in the tensor, is below the threshold."""
-    bits = _hash(index.to(tl.uint32) ^ seed.to(tl.uint32))
-    return tl.where(bits >= threshold.to(tl.uint32), x * scale, 0.0)
+def _stays(row, column, width, seed, threshold):
+    """Return which numbers dropout leaves: those whose half of a hash, which two neighbours share, is not below the threshold."""
+    bits = _hash((row * (width // 2) + column // 2).to(tl.uint32) ^ seed.to(tl.uint32))
+    return tl.where(column % 2 == 0, bits & 0xFFFF, bits >> 16) >= threshold.to(tl.uint32)
 
 
 @triton.jit
@@ -195,10 +219,9 @@ def _scale_of(amax):
     return tl.maximum(amax, _SMALLEST_AMAX) / _LARGEST
 
 
-@_by_value
+@triton.jit
 def _norm_quantize(
-    x_ptr, y_ptr, weight_ptr, sum_ptr, q_ptr, scale_ptr, rstd_ptr, dropped_ptr, eps, seed, threshold, keep, width,
-    ADD: tl.constexpr, DROP: tl.constexpr, BLOCK: tl.constexpr,
+    x_ptr, y_ptr, weight_ptr, sum_ptr, q_ptr, scale_ptr, rstd_ptr, eps, width, ADD: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
@@ -214,9 +237,6 @@ def _norm_quantize(
     tl.store(q_ptr + at, (normed / scale).to(q_ptr.dtype.element_ty), inside)
     tl.store(scale_ptr + row, scale)
     tl.store(rstd_ptr + row, rstd)
-    if DROP:
-        dropped = _drop(normed, at, seed, threshold, keep)
-        tl.store(dropped_ptr + at, dropped.to(dropped_ptr.dtype.element_ty), inside)
 
 
 @_by_value
@@ -231,7 +251,8 @@ def _norm_backward(
     weight = tl.load(weight_ptr + column, inside, other=0.0).to(tl.float32)
     grad = tl.load(grad_ptr + at, inside, other=0.0).to(tl.float32)
     if ADD:
-        grad += _drop(tl.load(more_ptr + at, inside, other=0.0).to(tl.float32), at, seed, threshold, keep)
+        more = tl.load(more_ptr + at, inside, other=0.0).to(tl.float32) * keep
+        grad += tl.where(_stays(row, column, width, seed, threshold), more, 0.0)
     grad *= weight
     normed = tl.load(q_ptr + at, inside, other=0.0).to(tl.float32) * tl.load(scale_ptr + row)
     unit = tl.where(weight == 0, 0.0, normed / tl.where(weight == 0, 1.0, weight))
@@ -246,41 +267,83 @@ def _norm_backward(
         tl.store(out_scale_ptr + row, scale)
 
 
-@_by_value
-def _quantize_drop(
-    x_ptr, q_ptr, scale_ptr, dropped_ptr, seed, threshold, keep, width,
-    QUANTIZE: tl.constexpr, DROP: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+@triton.jit
+def _quantize(x_ptr, q_ptr, scale_ptr, width, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside, at = column < width, row * width + column
     x = tl.load(x_ptr + at, inside, other=0.0).to(tl.float32)
-    if QUANTIZE:
-        scale = _scale_of(tl.max(tl.abs(x), 0))
-        tl.store(q_ptr + at, (x / scale).to(q_ptr.dtype.element_ty), inside)
-        tl.store(scale_ptr + row, scale)
+    scale = _scale_of(tl.max(tl.abs(x), 0))
+    tl.store(q_ptr + at, (x / scale).to(q_ptr.dtype.element_ty), inside)
+    tl.store(scale_ptr + row, scale)
+
+
+@triton.jit
+def _load_dropped(x_ptr, row, column, num_rows, width, seed, threshold, DROP: tl.constexpr):
+    """Return a tile of numbers in BF16, some dropped, the others as they are."""
+    inside = (row < num_rows)[:, None] & (column < width)[None, :]
+    x = tl.load(x_ptr + row[:, None] * width + column[None, :], inside, other=0.0).to(_FACTOR)
     if DROP:
-        dropped = _drop(x, at, seed, threshold, keep)
-        tl.store(dropped_ptr + at, dropped.to(dropped_ptr.dtype.element_ty), inside)
+        x = tl.where(_stays(row[:, None], column[None, :], width, seed, threshold), x, 0.0)
+    return x
 
 
 @_by_value
-def _dequantize_drop(out_ptr, q_ptr, scale_ptr, seed, threshold, keep, width, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, BLOCK)
-    inside, at = column < width, row * width + column
-    x = tl.load(q_ptr + at, inside, other=0.0).to(tl.float32) * tl.load(scale_ptr + row)
-    tl.store(out_ptr + at, _drop(x, at, seed, threshold, keep).to(out_ptr.dtype.element_ty), inside)
+def _down(
+    x_ptr, scale_ptr, a_ptr, parts_ptr, seed, threshold, keep, num_rows, rank, width: tl.constexpr, PARTS: tl.constexpr,
+    SCALED: tl.constexpr, DROP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, RANK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    part, low = tl.program_id(1).to(tl.int64), tl.arange(0, RANK)
+    total = tl.zeros([ROWS, RANK], tl.float32)
+    for start in range(0, width, PARTS * COLUMNS):
+        column = start + part * COLUMNS + tl.arange(0, COLUMNS)
+        x = _load_dropped(x_ptr, row, column, num_rows, width, seed, threshold, DROP)
+        inside = (column < width)[:, None] & (low < rank)[None, :]
+        a = tl.load(a_ptr + low[None, :] * width + column[:, None], inside, other=0.0)
+        total = tl.dot(x, a.to(_FACTOR), total)
+    total *= keep
+    if SCALED:
+        total *= tl.load(scale_ptr + row, row < num_rows, other=0.0)[:, None]
+    at = (part * num_rows + row)[:, None] * rank + low[None, :]
+    tl.store(parts_ptr + at, total, (row < num_rows)[:, None] & (low < rank)[None, :])
 
 
 @_by_value
-def _add_dropped(x_ptr, y_ptr, seed, threshold, keep, width, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, BLOCK)
-    inside, at = column < width, row * width + column
-    y = _drop(tl.load(y_ptr + at, inside, other=0.0).to(tl.float32), at, seed, threshold, keep)
-    x = tl.load(x_ptr + at, inside, other=0.0).to(tl.float32)
-    tl.store(x_ptr + at, (x + y).to(x_ptr.dtype.element_ty), inside)
+def _down_backward(
+    low_grad_ptr, x_ptr, scale_ptr, parts_ptr, seed, threshold, keep, width, rank, num_rows: tl.constexpr, PARTS: tl.constexpr,
+    SCALED: tl.constexpr, DROP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, RANK: tl.constexpr,
+):  # fmt: skip
+    column = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
+    part, low = tl.program_id(1).to(tl.int64), tl.arange(0, RANK)
+    total = tl.zeros([RANK, COLUMNS], tl.float32)
+    for start in range(0, num_rows, PARTS * ROWS):
+        row = start + part * ROWS + tl.arange(0, ROWS)
+        x = _load_dropped(x_ptr, row, column, num_rows, width, seed, threshold, DROP)
+        inside = (low < rank)[:, None] & (row < num_rows)[None, :]
+        low_grad = tl.load(low_grad_ptr + row[None, :] * rank + low[:, None], inside, other=0.0)
+        if SCALED:
+            low_grad = low_grad.to(tl.float32) * tl.load(scale_ptr + row, row < num_rows, other=0.0)[None, :]
+        total = tl.dot(low_grad.to(_FACTOR), x, total)
+    at = (part * rank + low)[:, None] * width + column[None, :]
+    tl.store(parts_ptr + at, total * keep, (low < rank)[:, None] & (column < width)[None, :])
+
+
+@_by_value
+def _add_down_gradient(
+    grad_ptr, low_grad_ptr, a_ptr, seed, threshold, keep, num_rows, width, rank,
+    DROP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, RANK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column, low = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, RANK)
+    is_row, is_column, is_low = row < num_rows, column < width, low < rank
+    low_grad = tl.load(low_grad_ptr + row[:, None] * rank + low[None, :], is_row[:, None] & is_low[None, :], other=0.0)
+    a = tl.load(a_ptr + low[:, None] * width + column[None, :], is_low[:, None] & is_column[None, :], other=0.0)
+    more = tl.dot(low_grad.to(_FACTOR), a.to(_FACTOR)) * keep
+    if DROP:
+        more = tl.where(_stays(row[:, None], column[None, :], width, seed, threshold), more, 0.0)
+    at, inside = grad_ptr + row[:, None] * width + column[None, :], is_row[:, None] & is_column[None, :]
+    tl.store(at, (tl.load(at, inside, other=0.0).to(tl.float32) + more).to(grad_ptr.dtype.element_ty), inside)
 
 
 @triton.jit
@@ -307,24 +370,47 @@ def _places(groups, repeats, QUERIES: tl.constexpr, GROUPS: tl.constexpr, HALF: 
 
 
 @triton.jit
+def _half_head(
+    qkv_ptr, low, b_ptr, lora_scale, begin, row, num_rows, width, rank, HALF: tl.constexpr, RANK: tl.constexpr
+):
+    """Return half a head of qkv's rows in FP32, with what an adapter adds to it."""
+    column = begin + tl.arange(0, HALF)
+    x = tl.load(qkv_ptr + row[:, None] * width + column[None, :], (row < num_rows)[:, None], other=0.0).to(tl.float32)
+    if RANK:
+        r = tl.arange(0, RANK)
+        b = tl.load(b_ptr + column[None, :] * rank + r[:, None], (r < rank)[:, None], other=0.0)
+        x += lora_scale * tl.dot(low, b.to(_FACTOR))
+    return x
+
+
+@triton.jit
 def _rope(
-    qkv_ptr, freqs_ptr, q_ptr, k_ptr, v_ptr, groups, repeats,
-    QUERIES: tl.constexpr, GROUPS: tl.constexpr, HALF: tl.constexpr,
+    qkv_ptr, freqs_ptr, low_ptr, b_ptr, lora_scale, q_ptr, k_ptr, v_ptr, num_rows, rank, repeats: tl.constexpr,
+    ROWS: tl.constexpr, HALF: tl.constexpr, RANK: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    at_q, q_in_qkv, is_query, at_k, k_in_qkv, is_group = _places(groups, repeats, QUERIES, GROUPS, HALF)
-    angle = tl.load(freqs_ptr + row * (2 * HALF) + tl.arange(0, HALF))[None, :]
+    row, group = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.program_id(1)
+    groups, plane, inside = tl.num_programs(1), tl.arange(0, HALF)[None, :], (row < num_rows)[:, None]
+    width = groups * (repeats + 2) * (2 * HALF)
+    angle = tl.load(freqs_ptr + row[:, None] * (2 * HALF) + plane, inside, other=0.0)
     cos, sin = tl.cos(angle), tl.sin(angle)
-    qkv_ptr += row * groups * (repeats + 2) * (2 * HALF)
-    q_ptr += row * groups * repeats * (2 * HALF)
-    k_ptr += row * groups * (2 * HALF)
-    v_ptr += row * groups * (2 * HALF)
-    low, high = _load_heads(qkv_ptr, q_in_qkv, is_query, HALF)
-    _store_heads(q_ptr, at_q, is_query, low * cos - high * sin, high * cos + low * sin, HALF)
-    low, high = _load_heads(qkv_ptr, k_in_qkv, is_group, HALF)
-    _store_heads(k_ptr, at_k, is_group, low * cos - high * sin, high * cos + low * sin, HALF)
-    low, high = _load_heads(qkv_ptr, k_in_qkv + 2 * HALF, is_group, HALF)
-    _store_heads(v_ptr, at_k, is_group, low, high, HALF)
+    low = 0.0
+    if RANK:
+        r = tl.arange(0, RANK)[None, :]
+        low = tl.load(low_ptr + row[:, None] * rank + r, inside & (r < rank), other=0.0).to(_FACTOR)
+    for head in range(repeats + 2):
+        begin = (group * (repeats + 2) + head) * (2 * HALF)
+        x = _half_head(qkv_ptr, low, b_ptr, lora_scale, begin, row, num_rows, width, rank, HALF, RANK)
+        y = _half_head(qkv_ptr, low, b_ptr, lora_scale, begin + HALF, row, num_rows, width, rank, HALF, RANK)
+        if head <= repeats:
+            x, y = x * cos - y * sin, y * cos + x * sin
+        if head < repeats:
+            out = q_ptr + row[:, None] * (groups * repeats * 2 * HALF) + (group * repeats + head) * (2 * HALF) + plane
+        elif head == repeats:
+            out = k_ptr + row[:, None] * (groups * 2 * HALF) + group * (2 * HALF) + plane
+        else:
+            out = v_ptr + row[:, None] * (groups * 2 * HALF) + group * (2 * HALF) + plane
+        tl.store(out, x.to(q_ptr.dtype.element_ty), inside)
+        tl.store(out + HALF, y.to(q_ptr.dtype.element_ty), inside)
 
 
 @triton.jit

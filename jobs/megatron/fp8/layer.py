@@ -16,11 +16,10 @@ from megatron.core import parallel_state
 from megatron.core.transformer import TransformerLayer
 from torch import Tensor
 from torch.autograd import Function
-from torch.nn.functional import linear
 
 from jobs.megatron.attention import attend, attend_backward
 from jobs.megatron.fp8 import exchange
-from jobs.megatron.fp8.quantized import Adapted, Dropout, Quantized
+from jobs.megatron.fp8.quantized import Adapted, Dropout, Lora, Quantized
 
 if torch.cuda.is_available():
     from jobs.megatron.fp8 import kernels as ops
@@ -127,10 +126,8 @@ class _Run:
 
     def attention(self, x_MH: Tensor) -> tuple[Tensor, tuple]:
         """Return what attention adds to x, and what to keep of it."""
-        drop = self.qkv.drop if self.qkv else None
-        normed, rstd_M, dropped_MH = ops.norm_quantize(x_MH, self.layer.input_layernorm.weight, self.eps, drop)
-        low_MR = self.tp.gather(linear(dropped_MH, self.qkv.a_RI)) if self.qkv else None
-        del dropped_MH
+        normed, rstd_M = ops.norm_quantize(x_MH, self.layer.input_layernorm.weight, self.eps)
+        low_MR = self.tp.gather(ops.down(normed, self.qkv.a_RI, self.qkv.drop)) if self.qkv else None
         qkv = self.heads(normed, low_MR)
         attended, lse = attend(*qkv, scale=qkv[0].shape[-1] ** -0.5, group=self.cp_group)
         attended_MO = attended.flatten(2).flatten(0, 1)
@@ -141,16 +138,17 @@ class _Run:
     def heads(self, normed: Quantized, low_MR: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return q [S, B, N, D], k and v [S, B, G, D], q and k turned by their positions."""
         qkv_MO = ops.matmul(self.tp.gather_quantized(normed), self.layer.qkv.quantized)
-        qkv_MO = _adapted(qkv_MO, low_MR, self.qkv)
-        q, k, v = ops.rope(qkv_MO, self.freqs_MD, self.layer.self_attention.num_query_groups_per_partition)
+        lora = Lora(low_MR, self.qkv.b_OR, self.qkv.scale) if self.qkv else None
+        q, k, v = ops.rope(qkv_MO, self.freqs_MD, self.layer.self_attention.num_query_groups_per_partition, lora)
         return self._unflat(q), self._unflat(k), self._unflat(v)
 
     def project(self, attended_MO: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the output projection [M, H], and its adapter's A dropout(x) [M, R]."""
-        quantized, dropped_MO = ops.quantize_drop(attended_MO, self.proj.drop if self.proj else None)
-        y_MH = self.tp.reduce(ops.matmul(quantized, self.layer.proj.quantized))
-        low_MR = self.tp.reduce(linear(dropped_MO, self.proj.a_RI)) if self.proj else None
-        return _adapted(y_MH, low_MR, self.proj), low_MR
+        y_MH = self.tp.reduce(ops.matmul(ops.quantize(attended_MO), self.layer.proj.quantized))
+        if self.proj is None:
+            return y_MH, None
+        low_MR = self.tp.reduce(ops.down(attended_MO, self.proj.a_RI, self.proj.drop))
+        return y_MH.addmm_(low_MR, self.proj.b_OR.T, alpha=self.proj.scale), low_MR
 
     def mlp(self, x_MH: Tensor, y_MH: Tensor, *, keep: bool) -> tuple[Tensor, Tensor, tuple]:
         """Return x + y, what the MLP adds to it, and what to keep."""
@@ -190,7 +188,7 @@ class _Run:
         if self.qkv:
             low_grad_MR = self.tp.reduce(self.qkv.scale * (qkv_grad_MO @ self.qkv.b_OR))
             b_grad_OR = self.qkv.scale * (qkv_grad_MO.T @ kept.qkv_low_MR)
-            of_qkv = low_grad_MR.T @ ops.dequantize_drop(kept.normed, self.qkv.drop), b_grad_OR
+            of_qkv = ops.down_backward(low_grad_MR, kept.normed, self.qkv.drop), b_grad_OR
         if not is_needed:
             return None, *of_qkv, *of_proj
         normed_grad = self.tp.reduce(ops.matmul(qkv_grad, turned(self.layer.qkv)))
@@ -206,18 +204,12 @@ class _Run:
             return attended_grad, None, None
         low_grad_MR = self.tp.gather(self.proj.scale * (grad_MH @ self.proj.b_OR))
         b_grad_OR = self.proj.scale * (grad_MH.T @ kept.proj_low_MR)
-        a_grad_RI = low_grad_MR.T @ ops.dropped(kept.attended_MO, self.proj.drop)
-        return ops.add_dropped(attended_grad, low_grad_MR @ self.proj.a_RI, self.proj.drop), a_grad_RI, b_grad_OR
+        a_grad_RI = ops.down_backward(low_grad_MR, kept.attended_MO, self.proj.drop)
+        attended_grad = ops.add_down_gradient(attended_grad, low_grad_MR, self.proj.a_RI, self.proj.drop)
+        return attended_grad, a_grad_RI, b_grad_OR
 
     def _unflat(self, x: Tensor) -> Tensor:
         return x.unflatten(0, (-1, self.batch))
-
-
-def _adapted(y_MO: Tensor, low_MR: Tensor | None, adapter: Adapter | None) -> Tensor:
-    """Return y + scale * B low, in y's place."""
-    if adapter is None or low_MR is None:
-        return y_MO
-    return y_MO.addmm_(low_MR, adapter.b_OR.T, alpha=adapter.scale)
 
 
 def _seeds() -> list[int]:

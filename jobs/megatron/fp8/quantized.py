@@ -50,12 +50,20 @@ class Dropout(NamedTuple):
 
     @property
     def threshold(self) -> int:
-        """A number stays if its hash, in 32 bits, is at least this."""
-        return round(self.p * 2**32)
+        """A number stays if its 16 bits, half of a hash that it shares with its neighbour, are at least this."""
+        return round(self.p * 2**16)
 
     @property
     def scale(self) -> float:
-        return 1 / (1 - self.p)
+        return 1 / (1 - self.threshold / 2**16)
+
+
+class Lora(NamedTuple):
+    """What an adapter adds to its linear's output: scale * low B^T, for low [M, R] and B [O, R]."""
+
+    low: Tensor
+    b: Tensor
+    scale: float
 
 
 class Adapted(NamedTuple):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from jobs.megatron.fp8.quantized import BF16, FP8, LARGEST, SMALLEST_AMAX, Adapted, Dropout, Quantized
+from jobs.megatron.fp8.quantized import BF16, FP8, LARGEST, SMALLEST_AMAX, Adapted, Dropout, Lora, Quantized
 
 
 def quantize(x_MH: Tensor) -> Quantized:
@@ -44,12 +44,10 @@ def norm(x_MH: Tensor, weight_H: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     return x_MH * rstd_M[:, None] * weight_H.float(), rstd_M
 
 
-def norm_quantize(
-    x_MH: Tensor, weight_H: Tensor, eps: float, drop: Dropout | None
-) -> tuple[Quantized, Tensor, Tensor | None]:
-    """Return norm(x) in FP8, 1 / rms [M], and dropout(norm(x)) where there is an adapter."""
+def norm_quantize(x_MH: Tensor, weight_H: Tensor, eps: float) -> tuple[Quantized, Tensor]:
+    """Return norm(x) in FP8, and 1 / rms [M]."""
     normed_MH, rstd_M = norm(x_MH, weight_H, eps)
-    return quantize(normed_MH), rstd_M, _dropped(normed_MH, drop).to(x_MH.dtype) if drop else None
+    return quantize(normed_MH), rstd_M
 
 
 def add_norm_quantize(x_MH: Tensor, y_MH: Tensor, weight_H: Tensor, eps: float) -> tuple[Tensor, Quantized, Tensor]:
@@ -86,12 +84,18 @@ def norm_backward_quantize(
     return grad_MH, quantize(grad_MH)
 
 
-def rope(qkv: Tensor, freqs_MD: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return q [M, G*R, D], k and v [M, G, D], q and k turned, from rows that hold each group's queries, key and value."""
+def rope(qkv: Tensor, freqs_MD: Tensor, groups: int, lora: Lora | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return q [M, G*R, D], k and v [M, G, D], q and k turned, from rows that hold each group's queries, key and value.
+
+    What an adapter adds to the rows is added before.
+    """
     dim = freqs_MD.shape[-1]
+    dtype, qkv = qkv.dtype, qkv.float()
+    if lora:
+        qkv = qkv + lora.scale * (lora.low.float() @ lora.b.float().T)
     qkv = qkv.view(len(qkv), groups, -1, dim)
-    turned = _turn(qkv[:, :, :-1].float(), freqs_MD.cos(), freqs_MD.sin()).to(qkv.dtype)
-    return turned[:, :, :-1].flatten(1, 2), turned[:, :, -1].contiguous(), qkv[:, :, -1].contiguous()
+    turned = _turn(qkv[:, :, :-1], freqs_MD.cos(), freqs_MD.sin()).to(dtype)
+    return turned[:, :, :-1].flatten(1, 2), turned[:, :, -1].contiguous(), qkv[:, :, -1].to(dtype).contiguous()
 
 
 def rope_backward(dq: Tensor, dk: Tensor, dv: Tensor, freqs_MD: Tensor) -> tuple[Tensor, Quantized]:
@@ -117,29 +121,30 @@ def swiglu_backward_quantize(grad_MF: Tensor, kept: Quantized) -> Quantized:
     return quantize(torch.cat([dgate_MF, grad_MF * gate_MF * sigmoid_MF], dim=1))
 
 
-def quantize_drop(x_MH: Tensor, drop: Dropout | None) -> tuple[Quantized, Tensor | None]:
-    """Return x in FP8, and dropout(x) where there is an adapter."""
-    return quantize(x_MH), dropped(x_MH, drop) if drop else None
+def down(x: Tensor | Quantized, a_RI: Tensor, drop: Dropout) -> Tensor:
+    """Return dropout(x) A^T [M, R] in BF16."""
+    return (_dropped(_plain(x), drop) @ a_RI.float().T).to(BF16)
 
 
-def dropped(x_MH: Tensor, drop: Dropout) -> Tensor:
-    """Return dropout(x)."""
-    return _dropped(x_MH.float(), drop).to(x_MH.dtype)
+def down_backward(low_grad_MR: Tensor, x: Tensor | Quantized, drop: Dropout) -> Tensor:
+    """Return the gradient of A [R, I]."""
+    return (low_grad_MR.float().T @ _dropped(_plain(x), drop)).to(BF16)
 
 
-def dequantize_drop(x: Quantized, drop: Dropout) -> Tensor:
-    """Return dropout(x) in BF16."""
-    return _dropped(dequantize(x), drop).to(BF16)
+def add_down_gradient(grad_MI: Tensor, low_grad_MR: Tensor, a_RI: Tensor, drop: Dropout) -> Tensor:
+    """Return the gradient with what an adapter's A adds to it, in its place."""
+    return grad_MI.copy_(grad_MI.float() + _dropped(low_grad_MR.float() @ a_RI.float(), drop))
 
 
-def add_dropped(x_MH: Tensor, y_MH: Tensor, drop: Dropout) -> Tensor:
-    """Return x + dropout(y), in x's place."""
-    return x_MH.copy_(x_MH.float() + _dropped(y_MH.float(), drop))
+def _plain(x: Tensor | Quantized) -> Tensor:
+    return dequantize(x) if isinstance(x, Quantized) else x.float()
 
 
 def _dropped(x_MH: Tensor, drop: Dropout) -> Tensor:
     index = torch.arange(x_MH.numel(), device=x_MH.device).view_as(x_MH)
-    return torch.where(_hash(index ^ drop.seed) >= drop.threshold, x_MH * drop.scale, 0)
+    bits = _hash(index // 2 ^ drop.seed)
+    bits = torch.where(index % 2 == 0, bits & 0xFFFF, bits >> 16)
+    return torch.where(bits >= drop.threshold, x_MH * drop.scale, 0)
 
 
 def _hash(x: Tensor) -> Tensor:
