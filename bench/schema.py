@@ -237,6 +237,8 @@ class Rates:
     busbw_mib: list[float]
     busbw_gbs: list[float]
     """All-reduce bus bandwidth in one node, by size of the message."""
+    layer_launch_s: float
+    """What the host needs to ask for one layer, forward and backward, of a rank that shares it with others (tp or cp): no step is faster."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -40,6 +40,7 @@ COST_PARTS = {
     "communication": "communication_s",
     "recompute": "recompute_s",
     "bubble": "bubble_s",
+    "host": "host_s",
 }
 """What a step's seconds go into, and the field of the plan's cost that has them."""
 

@@ -16,6 +16,7 @@ from bench.mllog import Writer
 
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")  # a busy machine is no bug
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs, and their children, ignore it
 
 Spawn = Callable[..., "subprocess.Popen[str]"]
 """Takes a command and what it finds in the environment besides."""

@@ -70,7 +70,7 @@ def norm_backward(
     out = torch.empty_like(grad)
     more, drop = adapted or (None, None)
     args = (residual, normed, rstd, weight, more, *_mask(drop), out, None, None)
-    _rows(_norm_backward, grad, *args, ADD=adapted is not None, QUANTIZE=False)
+    _rows(_norm_backward, grad, *args, threads_per_row=1024, ADD=adapted is not None, QUANTIZE=False)
     return out
 
 
