@@ -1,7 +1,7 @@
 """How long one optimizer step takes: an estimate from measured rates, to compare layouts by before anything runs.
 
 Products and attention at the rates of `schema.Rates`; everything element by element at the rate of device memory,
-one pass of each kernel over what it reads and writes; collectives at the bus bandwidth of their size. Nothing is
+one pass of each kernel over what it reads and writes; collectives at the bus bandwidth of their size; but no faster than the host launches kernels. Nothing is
 assumed to overlap but what FP8 does beside its products: it transposes weights there, and the products' rate, measured
 in a step, has its cost. Left out: data loading, evaluation, the embedding's look-up.
 """
@@ -20,6 +20,12 @@ MIB = 2**20
 WAITED = 0.06
 """Of a layer's own time, what ranks which exchange in each layer or micro-batch wait for the slower one: at the power limit each GPU has
 a speed of its own at any moment. Source: docs/results/2026-11-21-fp8-two-gpus.md, in a step of Llama-2-70B on two GPUs with tp, cp or pp.
+"""
+RATE_TOKENS = 8192
+"""Of a micro-batch on one rank, in the steps that the rates of products come from."""
+LAUNCHES, TP_LAUNCHES, SP_LAUNCHES, CP_LAUNCHES = 80, 6, 10, 46
+"""Kernels of an FP8 layer, forward and backward, and what tp, sp and cp add. Source: profiles of docs/results/2026-11-22-fp8.md; collectives of tp and sp
+by hand, in jobs/megatron/fp8/layer.py.
 """
 DIGITS = 9
 """Of the seconds in a plan, which is then the same whichever C library computed its logarithms."""
@@ -43,7 +49,7 @@ class Cost:
     bubble_s: float
     """A pipeline filling and draining."""
     host_s: float
-    """What the GPU waits for the host, where that needs longer to launch small kernels than they run."""
+    """What the GPU waits for the host, where that needs longer to launch kernels than they run. Counted in FP8 only."""
     step_s: float
 
 
@@ -168,8 +174,12 @@ class _Step:
         return layer + _Work(communication_s=WAITED * (layer.total_s - layer.communication_s))
 
     def launch_s(self, layers: int) -> float:
-        """Return what the host needs to launch so many layers; measured where ranks share a layer, which makes it small and its launches many."""
-        return layers * self.rates.layer_launch_s if self.world.tp * self.world.cp > 1 else 0.0
+        """Return what the host needs to launch so many layers forward and backward; what is recomputed is not counted."""
+        if self.config.precision is not Precision.fp8:
+            return 0.0
+        w = self.world
+        kernels = LAUNCHES + TP_LAUNCHES * (w.tp > 1) + SP_LAUNCHES * w.sp + CP_LAUNCHES * (w.cp > 1)
+        return layers * kernels * self.rates.launch_us / 1e6
 
     def recomputed_s(self, recomputed: Recomputed, layers: int) -> float:
         """Return the seconds per micro-batch of what is computed again, inputs gathered again where sp has cut them."""
@@ -243,13 +253,14 @@ class _Step:
         return self.bytes_s((hidden * model.hidden_size + kv * 2 * kv_size(model)) / self.world.tp)
 
     def transposing_s(self, weights: int) -> float:
-        """Return the seconds in which FP8 transposes a layer's weights, less those that the products' rate has.
+        """Return the seconds in which FP8 transposes a layer's weights, less those that the products' rate has in it.
 
-        Context-parallel ranks do it for a part of a row: each time all weights, beside products that are so much shorter.
+        Each micro-batch transposes all of them; the rate is that of a micro-batch of RATE_TOKENS, which a part of a row is not.
         """
         if self.config.precision is not Precision.fp8:
             return 0.0
-        return (1 - 1 / self.world.cp) * 2 * weights / self.world.tp / self.rates.copy_gbs / 1e9
+        missing = max(0.0, 1 - tokens(self.config, self.world) / RATE_TOKENS)
+        return missing * 2 * weights / self.world.tp / self.rates.copy_gbs / 1e9
 
     def traffic_s(self, traffic: _Traffic) -> float:
         model, w, projections = self.config.model, self.world, linears(self.config.model)

@@ -74,10 +74,7 @@ def _splits(config: Config) -> Iterator[World]:
             yield split(config, tp=tp, pp=pp, cp=cp, sp=sp)
 
 
-def _rank(layout: Layout) -> tuple[bool, float, float]:
-    """Of two whose host is the limit, the one that leaves the GPUs less to do comes first."""
+def _rank(layout: Layout) -> tuple[bool, float]:
     if layout.memory.fits is False:
-        return True, layout.memory.total_gib, 0.0
-    if layout.cost is None:
-        return False, 0.0, 0.0
-    return False, layout.cost.step_s, -layout.cost.host_s
+        return True, layout.memory.total_gib
+    return False, layout.cost.step_s if layout.cost else 0.0

@@ -234,7 +234,7 @@ def _check_rates(config: Config) -> None:
                 where="cluster.gpu.rates",
                 fix="list sizes that rise, and one rate for each",
             )
-    single = (rates.attention_forward_tflops, rates.attention_backward_tflops, rates.copy_gbs)
+    single = (rates.attention_forward_tflops, rates.attention_backward_tflops, rates.copy_gbs, rates.launch_us)
     numbers = [*single, *itertools.chain(*itertools.chain(*tables.values()))]
     if not all(0 < number < math.inf for number in numbers):
         raise ConfigError(

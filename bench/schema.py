@@ -237,8 +237,8 @@ class Rates:
     busbw_mib: list[float]
     busbw_gbs: list[float]
     """All-reduce bus bandwidth in one node, by size of the message."""
-    layer_launch_s: float
-    """What the host needs to ask for one layer, forward and backward, of a rank that shares it with others (tp or cp): no step is faster."""
+    launch_us: float
+    """What the host needs for one kernel of a layer in FP8, all of Python included; it may launch them no faster than they run."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from triton.testing import do_bench
 
 from jobs.megatron.attention import attend, attend_backward
 from jobs.megatron.fp8 import kernels as ops
-from jobs.megatron.fp8.quantized import Dropout, Lora, Quantized
+from jobs.megatron.fp8.quantized import Adapted, Dropout, Lora, Quantized
 
 TOKENS, HIDDEN, FFN, HEADS, GROUPS, DIM, RANK = 8192, 8192, 28672, 64, 8, 128, 16
 
@@ -60,6 +60,11 @@ def cases(tp: int) -> list[tuple[str, Callable[[], object], float]]:
         ("norm_quantize", lambda: ops.norm_quantize(x, norm, 1e-5), 3 * m * h),
         ("add_norm_quantize", lambda: ops.add_norm_quantize(x, y, norm, 1e-5), 7 * m * h),
         ("norm_backward", lambda: ops.norm_backward(x, y, normed, rstd, norm), 7 * m * h),
+        (
+            "norm_backward, adapted",
+            lambda: ops.norm_backward(x, y, normed, rstd, norm, Adapted(y, drop)),
+            9 * m * h,
+        ),
         ("norm_backward_quantize", lambda: ops.norm_backward_quantize(x, y, normed, rstd, norm), 8 * m * h),
         ("quantize", lambda: ops.quantize(x), 3 * m * h),
         ("down, of FP8", lambda: ops.down(normed, a, drop), m * h),

@@ -1,11 +1,12 @@
 """Runs one rank of a plan alone, on one GPU: its memory beside the plan's estimate, and its step without communication.
 
-    python benchmarks/one_rank.py [--rank R] [--steps N] task=lora70b cluster=dgxh200 model.weights=random parallel.tp=8 …
+    python benchmarks/one_rank.py [--rank R] [--steps N] [--profile FILE] task=lora70b cluster=dgxh200 model.weights=random parallel.tp=8 …
 
 The other ranks are not there: what is sent to them is dropped, and what comes from them is this rank's own part again, or
 random numbers from another pipeline stage (with interleaving: what lies in the buffer). Shapes, kernels and memory are
-those of the real rank, NCCL's own memory left out; numbers mean nothing, so the plan must have random weights. In a
-pipeline a rank of the fullest stage is the one to ask, by default rank 0.
+those of the real rank, NCCL's own memory left out; numbers mean nothing, so the plan must have random weights. Under SP
+rows are copies of each other, which draws less power: steps come out too fast. In a pipeline a rank of the fullest stage is
+the one to ask, by default rank 0.
 """
 
 import argparse
@@ -43,6 +44,8 @@ def main() -> int:
     try:
         plan = launch.compose(args.overrides)
         require(plan, args.rank)
+        if args.profile and args.rank:
+            raise ConfigError("only rank 0 writes a profile", where="--profile", fix="leave out --rank or --profile")
     except BenchError as error:
         print(error, file=sys.stderr)
         return error.exit_code
@@ -51,7 +54,8 @@ def main() -> int:
     print(f"rank {args.rank} of {w.num_ranks} = dp {w.dp} x tp {w.tp} x pp {w.pp} x cp {w.cp}, sp {w.sp}, vpp {w.vpp}")
     said = f"step {statistics.median(times_s):.3f} s, without what other ranks take (median, n = {len(times_s)})"
     if (cost := plan.cost) is not None:
-        said += f"; estimated {cost.gemm_s + cost.attention_s + cost.elementwise_s + cost.recompute_s:.3f}"
+        own_s = cost.gemm_s + cost.attention_s + cost.elementwise_s + cost.recompute_s
+        said += f"; estimated {own_s:.3f}" + (f", and {cost.host_s:.3f} waiting for the host" if cost.host_s else "")
     print(said)
     if torch.cuda.is_available():
         allocated, reserved = peaks_gib()
@@ -122,7 +126,12 @@ def join(plan: Plan, rank: int) -> None:
                 operation.tensor.data.normal_()
         return exchange(operations)
 
+    def scatter_own(out, whole, **_unused):
+        """Give this rank its own part back; older torch leaves what was there."""
+        out.copy_(whole.view(-1)[: out.numel()].view_as(out))
+
     torch.distributed.batch_isend_irecv = exchange_random
+    torch.distributed.reduce_scatter_tensor = scatter_own
     split(plan)
 
 

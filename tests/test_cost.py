@@ -99,21 +99,26 @@ def test_the_estimate_is_near_what_two_gpus_took(
 
 
 @pytest.mark.parametrize(
-    ("axes", "measured_s"), [({"tp": 2}, 2.784), ({"tp": 4}, 2.997), ({"tp": 8}, 3.429), ({"cp": 4}, 2.953)]
+    ("axes", "measured_s", "error"),
+    [({"tp": 2}, 2.784, 0.03), ({"tp": 4}, 2.997, 0.06), ({"tp": 8}, 3.429, 0.10), ({"cp": 4}, 2.953, 0.04)],
 )
-def test_the_estimate_is_near_what_one_of_eight_ranks_took_alone(axes: dict, measured_s: float) -> None:
-    """Without what is exchanged, in the first steps on a slow GPU: docs/results/2026-11-22-fp8.md."""
-    slower = 2.645 / 2.518 * 2.5805 / 2.5647
+def test_the_estimate_is_near_what_one_of_eight_ranks_took_alone(axes: dict, measured_s: float, error: float) -> None:
+    """Without what is exchanged, in the first steps on a GPU as slow as those of 2026-11-21: docs/results/2026-11-22-fp8.md."""
+    slower = 2.601 / 2.518 * 2.652 / 2.5647
     step = estimated(FP8, **axes)
-    assert step.gemm_s + step.attention_s + step.elementwise_s == pytest.approx(measured_s / slower, rel=0.11)
+    assert step.gemm_s + step.attention_s + step.elementwise_s == pytest.approx(measured_s / slower, rel=error)
     assert step.host_s == 0
 
 
-def test_no_step_is_faster_than_its_launches() -> None:
-    """cp 8 took 3.878 s where its kernels had 2.90 s of work: docs/results/2026-11-22-fp8.md."""
+def test_a_step_is_no_faster_than_its_host() -> None:
+    """cp 8 took 3.878 s where its kernels had 2.90 s of work: docs/results/2026-11-22-fp8.md. Every layout has its launches."""
     step = estimated(FP8, cp=8)
-    assert step.step_s == pytest.approx(3.878, rel=0.02) and step.host_s > 0
-    assert step.step_s == pytest.approx(8 * 80 * 0.006)
+    assert step.step_s == pytest.approx(3.878, rel=0.03) and step.host_s > 0
+    assert step.step_s == pytest.approx(8 * 80 * 126 * 47e-6)
+    short = replace(FP8, data=replace(FP8.data, seq_length=128))
+    assert estimated(short).step_s == pytest.approx(80 * 80 * 47e-6)
+    assert estimated(short, tp=2, sp=True).step_s == pytest.approx(2 * 80 * 96 * 47e-6)
+    assert estimated(replace(short, precision=Precision.bf16)).host_s == 0  # not measured
 
 
 @pytest.mark.parametrize("config", [FP8, BF16], ids=["fp8", "bf16"])
@@ -210,7 +215,7 @@ def test_a_machine_twice_as_fast_takes_half_the_time(
         setattr(rates, name, [2 * rate for rate in getattr(rates, name)])
     for name in ("attention_forward_tflops", "attention_backward_tflops", "copy_gbs"):
         setattr(rates, name, 2 * getattr(rates, name))
-    rates.layer_launch_s /= 2
+    rates.launch_us /= 2
     slow_s, fast_s = (dataclasses.asdict(estimated(c, recomputed, **axes)) for c in (config, fast))
     assert slow_s == pytest.approx({name: 2 * seconds for name, seconds in fast_s.items()})
 
@@ -225,9 +230,10 @@ def test_more_micro_batches_take_longer_and_wait_no_longer(axes: dict[str, int],
 
 
 @given(tp=st.sampled_from([1, 2]), cp=st.sampled_from([1, 2]))
-def test_sequence_parallel_is_never_slower(tp: int, cp: int) -> None:
+def test_sequence_parallel_is_never_slower_but_for_its_launches(tp: int, cp: int) -> None:
     for config in (FP8, BF16):
-        assert estimated(config, tp=2 * tp, cp=cp, sp=True).step_s <= estimated(config, tp=2 * tp, cp=cp).step_s
+        with_sp, without = (estimated(config, tp=2 * tp, cp=cp, sp=sp) for sp in (True, False))
+        assert with_sp.step_s - with_sp.host_s <= without.step_s - without.host_s
 
 
 def test_rates_pass_through_what_was_measured_and_go_on_below_it() -> None:

@@ -55,7 +55,8 @@ def normed(width: int) -> tuple[Quantized, torch.Tensor, torch.Tensor]:
 def cases(width: int) -> dict[str, tuple]:
     x, y, weight = random(ROWS, width), random(ROWS, width), 1 + random(width, spread=0.1)
     kept, rstd, of_norm = normed(width)
-    a, low = random(RANK, width), random(ROWS, RANK)
+    a, low, kept_all = random(RANK, width), random(ROWS, RANK), Dropout(0.0, 1)
+    many, low_of_many = random(600, width), random(600, RANK)
     return {
         "quantize": (x,),
         "down": (x, a, DROP),
@@ -63,7 +64,10 @@ def cases(width: int) -> dict[str, tuple]:
         "down_backward": (low, x, DROP),
         "down_backward of FP8": (low, kept, DROP),
         "add_down_gradient": (x, low, a, DROP),
-        "add_down_gradient without dropout": (x, low, a, Dropout(0.0, 1)),
+        "down_backward of many rows": (low_of_many, many, DROP),
+        "down without dropout": (x, a, kept_all),
+        "down_backward without dropout": (low, x, kept_all),
+        "add_down_gradient without dropout": (x, low, a, kept_all),
         "norm_quantize": (x, weight, 1e-5),
         "add_norm_quantize": (x, y, weight, 1e-5),
         "norm_backward": (x, y, kept, rstd, of_norm, Adapted(random(ROWS, width), DROP)),

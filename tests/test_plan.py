@@ -196,6 +196,7 @@ REFUSED = {
     "task=lora70b cluster=dgx1 cluster.gpu.rates.layer_tflop=[1,1,2]": "no table: \\[1.0, 1.0, 2.0\\] with",
     "task=lora70b cluster=dgx1 cluster.gpu.rates.busbw_gbs=[1]": "busbw_mib and busbw_gbs are no table",
     "task=lora70b cluster=dgx1 cluster.gpu.rates.copy_gbs=0": "rates are above 0 and finite",
+    "task=lora70b cluster=dgx1 cluster.gpu.rates.launch_us=-1": "rates are above 0 and finite",
     "task=lora70b cluster=dgx1 parallel.tp=0": "0 is not above 0 and finite",
     "recipe.lr_warmup_steps=2000": "2000 warm-up steps leave nothing",
 }

@@ -51,7 +51,7 @@ class Dropout(NamedTuple):
     @property
     def threshold(self) -> int:
         """A number stays if its 16 bits, half of a hash that it shares with its neighbour, are at least this."""
-        return round(self.p * 2**16)
+        return min(round(self.p * 2**16), 2**16 - 1)
 
     @property
     def scale(self) -> float:
