@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # All tests, in two processes that take about as long: runs on a real Slurm, which mostly wait, beside all others.  tests/all.sh PYTHON
+# The first of them trains for minutes while the others do not yet (conftest.py): ranks that share cores with other ranks wait for each other's turns.
 set -u
-waiting=(tests/slurm/test_{failures,pyxis,runs,scripts}.py)
+waiting=(tests/slurm/test_{runs,failures,pyxis,scripts}.py)
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 "$1" -m pytest --durations=20 "${waiting[@]}" >"$log" 2>&1 &

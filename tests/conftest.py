@@ -18,6 +18,12 @@ settings.register_profile("untimed", deadline=None, suppress_health_check=[Healt
 settings.load_profile("untimed")  # a busy machine is no bug
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs, and their children, ignore it
 
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run what starts ranks last; all.sh says why."""
+    items.sort(key=lambda item: item.get_closest_marker("trains") is not None)
+
+
 Spawn = Callable[..., "subprocess.Popen[str]"]
 """Takes a command and what it finds in the environment besides."""
 

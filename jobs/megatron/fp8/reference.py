@@ -141,6 +141,8 @@ def _plain(x: Tensor | Quantized) -> Tensor:
 
 
 def _dropped(x_MH: Tensor, drop: Dropout) -> Tensor:
+    if not drop.threshold:
+        return x_MH
     index = torch.arange(x_MH.numel(), device=x_MH.device).view_as(x_MH)
     bits = _hash(index // 2 ^ drop.seed)
     bits = torch.where(index % 2 == 0, bits & 0xFFFF, bits >> 16)
