@@ -1,9 +1,10 @@
 """How long one optimizer step takes: an estimate from measured rates, to compare layouts by before anything runs.
 
 Products and attention at the rates of `schema.Rates`; everything element by element at the rate of device memory,
-one pass of each kernel over what it reads and writes; collectives at the bus bandwidth of their size; but no faster than the host launches kernels. Nothing is
-assumed to overlap but what FP8 does beside its products: it transposes weights there, and the products' rate, measured
-in a step, has its cost. Left out: data loading, evaluation, the embedding's look-up.
+one pass of each kernel over what it reads and writes; collectives at the bus bandwidth of their size; but no step is
+faster than the host launches its kernels. Nothing is assumed to overlap but what FP8 does beside its products: it transposes
+weights there, and the products' rate, measured in a step, has its cost. Left out: data loading, evaluation, the embedding's
+look-up.
 """
 
 import dataclasses
@@ -130,9 +131,10 @@ class _Step:
         again_s = self.recomputed_s(recomputed, layers)
         work = ((forward + backward) * layers + self.head() + self.hand_over()) * count + self.update()
         layers_s = layers * (forward.total_s + backward.total_s) + again_s
-        bubble_s = (self.world.pp - 1) / self.world.vpp * layers_s
+        waited = (self.world.pp - 1) / self.world.vpp  # of micro-batches, while a pipeline fills and drains
+        bubble_s = waited * layers_s
         step_s = work.total_s + count * again_s + bubble_s
-        host_s = max(0.0, self.launch_s(layers) * (count + (self.world.pp - 1) / self.world.vpp) - step_s)
+        host_s = max(0.0, (count + waited) * self.launch_s(layers) - step_s)
         seconds = dataclasses.asdict(work) | {
             "recompute_s": count * again_s,
             "bubble_s": bubble_s,

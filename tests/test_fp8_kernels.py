@@ -114,7 +114,7 @@ def test_dropout_drops_its_share_and_differs_between_seeds_and_neighbours() -> N
     ones, identity = torch.ones(1000, 1000, device=DEVICE), torch.eye(1000, device=DEVICE)
     masks = [reference.down(ones, identity, Dropout(0.1, seed)) for seed in (1, 2, 3)]
     for mask in masks:
-        assert mask.unique().tolist() == pytest.approx([0, 1 / 0.9], rel=0.01)
+        assert mask.unique().tolist() == pytest.approx([0, 1 / 0.9], rel=2**-9)  # in BF16
         assert (mask == 0).double().mean().item() == pytest.approx(0.1, abs=0.001)
     for one, other in ((masks[0], masks[1]), (masks[0][:, ::2], masks[0][:, 1::2])):
         both = ((one == 0) & (other == 0)).double().mean().item()

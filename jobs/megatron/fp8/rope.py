@@ -8,6 +8,9 @@ from jobs.megatron.fp8.adapters import FACTOR, padded
 from jobs.megatron.fp8.quantized import Lora, Quantized
 from jobs.megatron.fp8.rows import quantized_like, scale_of
 
+_ROWS = 16
+"""That a program turns on the way there."""
+
 
 def rope(qkv: Tensor, freqs: Tensor, groups: int, lora: Lora | None = None) -> tuple[Tensor, Tensor, Tensor]:
     num_rows, dim = len(qkv), freqs.shape[-1]
@@ -15,8 +18,10 @@ def rope(qkv: Tensor, freqs: Tensor, groups: int, lora: Lora | None = None) -> t
     q, k, v = (qkv.new_empty(num_rows, heads, dim) for heads in (groups * repeats, groups, groups))
     low, b, scale = lora or (qkv, qkv, 0.0)
     rank = low.shape[1] if lora else 0
-    options = {"ROWS": 16, "HALF": dim // 2, "RANK": padded(rank), "num_warps": 4}
-    _rope[(triton.cdiv(num_rows, 16), groups)](qkv, freqs, low, b, scale, q, k, v, num_rows, rank, repeats, **options)
+    options = {"ROWS": _ROWS, "HALF": dim // 2, "RANK": padded(rank), "num_warps": 4}
+    _rope[(triton.cdiv(num_rows, _ROWS), groups)](
+        qkv, freqs, low, b, scale, q, k, v, num_rows, rank, repeats, **options
+    )
     return q, k, v
 
 
