@@ -19,8 +19,8 @@ lint: .venv/test-installed  ## style, types, who may import whom
 	$(BIN)/lint-imports
 
 bench: .venv/test-installed  ## speed of reading beside MLPerf's tool, and the score of forecasts; LOGS: a folder of published logs
-	$(BIN)/python benchmarks/reading.py $(LOGS)
-	$(if $(LOGS),$(BIN)/python benchmarks/forecast.py $(LOGS),@echo "forecasts are scored on published logs: make bench LOGS=DIR")
+	$(BIN)/python experiments/reading.py $(LOGS)
+	$(if $(LOGS),$(BIN)/python experiments/forecast.py $(LOGS),@echo "forecasts are scored on published logs: make bench LOGS=DIR")
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-import ranks
-from bench import mllog
-from bench.mllog import Writer
+from bench.contract import mllog
+from bench.contract.mllog import Writer
+from helpers import ranks
 
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")  # a busy machine is no bug
@@ -58,7 +58,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder whose cache holds rows and a barely trained base."""
     tmp = tmp_path_factory.mktemp("prepared")
     made = ranks.compose(tmp, "cluster.ranks_per_node=1")
-    ranks.run(made, ranks.write(made, tmp / "prepare"), "jobs.prepare", "plan.json")
+    ranks.run(made, ranks.write(made, tmp / "prepare"), "jobs.tasks.prepare", "plan.json")
     return tmp
 
 

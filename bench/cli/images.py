@@ -50,39 +50,42 @@ def _image(args: argparse.Namespace) -> int:
 
 
 def _import_image(args: argparse.Namespace) -> int:
-    from bench import tables
-    from bench.image import fetch, view
+    from bench.console import images as image_sheets
+    from bench.console import sheet
+    from bench.images import importer
 
-    how = fetch.How(architecture=args.arch, again=args.again)
-    imported = fetch.bring(args.source, args.dir, how=how, say=lambda line: print(line, file=sys.stderr, flush=True))
+    how = importer.How(architecture=args.arch, again=args.again)
+    imported = importer.bring(args.source, args.dir, how=how, say=lambda line: print(line, file=sys.stderr, flush=True))
     if args.json:
-        print(json.dumps(view.imported_json(imported)))
+        print(json.dumps(image_sheets.imported_json(imported)))
     else:
-        tables.show(view.imported_sheet(imported))
+        sheet.show(image_sheets.imported_sheet(imported))
     return 0
 
 
 def _list_images(args: argparse.Namespace) -> int:
-    from bench import tables
-    from bench.image import listing, view
+    from bench.console import images as image_sheets
+    from bench.console import sheet
+    from bench.images import folder as image_folder
 
-    entries = listing.entries(args.dir)
+    entries = image_folder.entries(args.dir)
     if args.json:
-        print(json.dumps([view.entry_json(entry) for entry in entries]))
+        print(json.dumps([image_sheets.entry_json(entry) for entry in entries]))
     else:
-        tables.show(view.list_sheet(args.dir, entries))
+        sheet.show(image_sheets.list_sheet(args.dir, entries))
     return 0
 
 
 def _verify_image(args: argparse.Namespace) -> int:
-    from bench import tables
-    from bench.image import store, view
+    from bench.console import images as image_sheets
+    from bench.console import sheet
+    from bench.images import store
 
     record, faults = store.verify(args.file, architecture=args.arch)
     if args.json:
-        print(json.dumps(view.verified_json(args.file, record, faults)))
+        print(json.dumps(image_sheets.verified_json(args.file, record, faults)))
     else:
-        tables.show(view.verified_sheet(args.file, record, faults))
+        sheet.show(image_sheets.verified_sheet(args.file, record, faults))
     return 1 if faults else 0
 
 

@@ -37,10 +37,10 @@ def _add_watch(verbs: verb.Verbs) -> None:
 
 def _watch(args: argparse.Namespace) -> int:
     from bench import watch
-    from bench.watch import followed
+    from bench.watch import sources
 
     more = {"trials": args.trials, "walltime_min": args.walltime}
-    job = followed.replay(args.replay, speed=args.speed, **more) if args.replay else followed.find(args.paths, **more)
+    job = sources.replay(args.replay, speed=args.speed, **more) if args.replay else sources.find(args.paths, **more)
     how = watch.How(interval_s=args.interval, once=args.once, until_target=args.until_target, as_json=args.json)
     is_reached = watch.watch(job, how)
     return 0 if is_reached or not args.until_target else 1
@@ -56,13 +56,16 @@ def _add_parse(verbs: verb.Verbs) -> None:
 
 
 def _parse(args: argparse.Namespace) -> int:
-    from bench import parse, referee, tables
+    from bench.console import result as result_sheets
+    from bench.console import sheet
+    from bench.mlperf import official
+    from bench.mlperf import result as results
 
     exit_code = 0
     for log in args.logs:
         try:
-            result = parse.parse(log)
-            verdicts = [referee.official_verdict(log, ruleset=args.official)] if args.official else []
+            result = results.parse(log)
+            verdicts = [official.official_verdict(log, ruleset=args.official)] if args.official else []
         except LogError as error:  # the other logs are judged all the same
             print(error, file=sys.stderr)
             exit_code = 1
@@ -70,10 +73,10 @@ def _parse(args: argparse.Namespace) -> int:
         if args.json:
             print(json.dumps(result.to_json() | {"official": [asdict(verdict) for verdict in verdicts]}))
         else:
-            more = [tables.settings_row(result), ("log", str(log), "")]
-            tables.show(tables.verdict_sheet(result, verdicts, more=more))
+            more = [result_sheets.settings_row(result), ("log", str(log), "")]
+            sheet.show(result_sheets.verdict_sheet(result, verdicts, more=more))
             if result.findings:
-                tables.show(tables.findings_sheet(result.findings))
+                sheet.show(result_sheets.findings_sheet(result.findings))
         exit_code = exit_code if result.valid and all(v.passed is not False for v in verdicts) else 1
     return exit_code
 
@@ -92,14 +95,16 @@ def _add_why(verbs: verb.Verbs) -> None:
 
 
 def _why(args: argparse.Namespace) -> int:
-    from bench import tables, why
+    from bench import diagnosis
+    from bench.console import explanation as explanation_sheets
+    from bench.console import sheet
 
-    said = [why.explain(paths) for paths in why.runs(args.logs)]
+    said = [diagnosis.explain(paths) for paths in diagnosis.runs(args.logs)]
     for explanation in said:
         if args.json:
             print(json.dumps(explanation.to_json()))
         else:
-            tables.show(why.sheet(explanation))
+            sheet.show(explanation_sheets.sheet(explanation))
     return 0 if all(explanation.rule is None for explanation in said) else 1
 
 
@@ -116,14 +121,16 @@ def _add_score(verbs: verb.Verbs) -> None:
 
 
 def _score(args: argparse.Namespace) -> int:
-    from bench import score, tables
+    from bench.console import score as score_sheets
+    from bench.console import sheet
+    from bench.mlperf import score
 
     scored = score.score(args.folder, ruleset=args.ruleset)
     if args.json:
         print(json.dumps(scored.to_json(), allow_nan=False))
     else:
-        for sheet in score.sheets(scored):
-            tables.show(sheet)
+        for one in score_sheets.sheets(scored):
+            sheet.show(one)
     return 0 if scored.valid else 1
 
 
@@ -146,8 +153,11 @@ def _add_report(verbs: verb.Verbs) -> None:
 
 
 def _report(args: argparse.Namespace) -> int:
-    from bench import report, tables
-    from bench.report import compare, throughput
+    from bench import report
+    from bench.console import report as report_sheets
+    from bench.console import sheet
+    from bench.console import throughput as throughput_sheets
+    from bench.report import compare
 
     sets = compare.load(args.runs, num_gpus=args.num_gpus)
     page = report.write(sets, args.out, title=args.title) if args.out else None
@@ -157,9 +167,9 @@ def _report(args: argparse.Namespace) -> int:
     elif args.csv:
         print(report.csv(sets), end="")
     else:
-        tables.show(report.summary_sheet(sets, page))
-        for sheet in (sheet for trials in sets if trials.throughput_only for sheet in throughput.sheets(trials)):
-            tables.show(sheet)
+        sheet.show(report_sheets.summary_sheet(sets, page))
+        for one in (one for trials in sets if trials.throughput_only for one in throughput_sheets.sheets(trials)):
+            sheet.show(one)
     return 0 if all(compare.claim(trials).num_valid for trials in sets) else 1
 
 
@@ -190,9 +200,11 @@ def _add_pack(verbs: verb.Verbs) -> None:
 
 
 def _pack(args: argparse.Namespace) -> int:
-    from bench import pack, tables
+    from bench.console import package as package_sheets
+    from bench.console import sheet
+    from bench.mlperf import package
 
-    request = pack.Request(
+    request = package.Request(
         runs=tuple(args.runs),
         folder=args.out,
         org=args.org,
@@ -202,11 +214,11 @@ def _pack(args: argparse.Namespace) -> int:
         descriptions=tuple(args.describe),
         force=args.force,
     )
-    packed = pack.pack(request)
+    packed = package.pack(request)
     if args.json:
         print(json.dumps(packed.to_json(), allow_nan=False))
     else:
-        tables.show(pack.sheet(packed))
+        sheet.show(package_sheets.sheet(packed))
     return 0 if packed.passed else 1
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from bench.cli import verb
 
 if TYPE_CHECKING:
-    from bench.plan import Plan
+    from bench.contract.plan import Plan
 
 
 def _takes_overrides(parser: argparse.ArgumentParser) -> None:
@@ -19,9 +19,9 @@ def _takes_overrides(parser: argparse.ArgumentParser) -> None:
 
 
 def _composed(args: argparse.Namespace) -> "Plan":
-    from bench import launch
+    from bench.planning import compose
 
-    return launch.compose(args.overrides, config_dir=args.config_dir)
+    return compose.compose(args.overrides, config_dir=args.config_dir)
 
 
 def _add_plan(verbs: verb.Verbs) -> None:
@@ -39,15 +39,19 @@ def _add_plan(verbs: verb.Verbs) -> None:
 
 
 def _plan(args: argparse.Namespace) -> int:
-    from bench import candidates, plan, preflight, tables
+    from bench import preflight
+    from bench.console import layouts as layout_sheets
+    from bench.console import plan as plan_sheets
+    from bench.console import sheet
+    from bench.contract import plan as plans
 
     made = _composed(args)
     if args.layouts:
-        tables.show(candidates.sheet(made))
+        sheet.show(layout_sheets.sheet(made))
     elif args.json:
-        print(plan.dumps(made), end="")
+        print(plans.dumps(made), end="")
     else:
-        tables.show_plan(made, preflight.inspect(made))
+        plan_sheets.show_plan(made, preflight.inspect(made))
     return 0
 
 
@@ -69,7 +73,9 @@ def _add_doctor(verbs: verb.Verbs) -> None:
 
 
 def _doctor(args: argparse.Namespace) -> int:
-    from bench import doctor, tables
+    from bench.console import checks as check_sheets
+    from bench.console import sheet
+    from bench.preflight import doctor
 
     plan, tiers = _composed(args), []
     for checked in doctor.examine(
@@ -77,7 +83,7 @@ def _doctor(args: argparse.Namespace) -> int:
     ):
         tiers.append(checked)
         if not args.json:
-            tables.show(doctor.sheet(checked))
+            sheet.show(check_sheets.sheet(checked))
     if args.json:
         print(json.dumps(doctor.to_json(plan, tiers)))
     return 1 if doctor.errors([one for checked in tiers for one in checked]) else 0
@@ -94,9 +100,9 @@ def _add_render(verbs: verb.Verbs) -> None:
 
 
 def _render(args: argparse.Namespace) -> int:
-    from bench import render
+    from bench.backends.slurm import script
 
-    print(render.script(_composed(args)), end="")
+    print(script.script(_composed(args)), end="")
     return 0
 
 
@@ -111,10 +117,10 @@ def _add_runs(verbs: verb.Verbs) -> None:
 
 
 def _runs(args: argparse.Namespace) -> int:
-    from bench import listing
+    from bench.console import runs as run_sheets
 
     root = args.folder or Path(os.environ.get("LOGDIR", "runs"))
-    listing.show(root, active=args.active, again=args.watch, as_json=args.json)
+    run_sheets.show(root, active=args.active, again=args.watch, as_json=args.json)
     return 0
 
 
@@ -129,10 +135,10 @@ def _add_cancel(verbs: verb.Verbs) -> None:
 
 
 def _cancel(args: argparse.Namespace) -> int:
-    from bench import submit
+    from bench.backends.slurm import jobs as slurm_jobs
 
     for folder in args.folders:
-        print(f"job {submit.cancel(folder)} is cancelled; python -m bench resume {folder} goes on with it")
+        print(f"job {slurm_jobs.cancel(folder)} is cancelled; python -m bench resume {folder} goes on with it")
     return 0
 
 
@@ -153,9 +159,9 @@ def _add_resume(verbs: verb.Verbs) -> None:
 
 
 def _resume(args: argparse.Namespace) -> int:
-    from bench import submit
+    from bench.backends.slurm import jobs as slurm_jobs
 
-    job = submit.resume(args.folder, walltime_min=args.walltime, arguments=args.sbatch)
+    job = slurm_jobs.resume(args.folder, walltime_min=args.walltime, arguments=args.sbatch)
     print(f"job {job} goes on with {args.folder}")
     return 0
 

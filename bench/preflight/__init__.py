@@ -1,18 +1,18 @@
 """Look for what would fail later, before it costs an hour in the queue: plan in, findings out, by rule and tier.
 
 A laptop sees the plan and the script; a login node asks this site's Slurm and looks at data, checkpoint and image; a canary
-job looks from one node, inside the container, and another one from all of them (`bench.doctor`).
+job looks from one node, inside the container, and another one from all of them (`bench.preflight.doctor`).
 """
 
 from collections.abc import Iterable
 from pathlib import Path
 
-from bench import slurm
+from bench.backends.slurm import argument_checks, client, pyxis_checks, site_checks
+from bench.contract.plan import Plan, expanded
+from bench.contract.schema import Scheduler
 from bench.errors import ConfigError
-from bench.plan import Plan, expanded
-from bench.preflight import arguments, here, image, rules, secrets, site
-from bench.preflight.check import TIERS, Check, Checked, Finding, Severity, Subject, Tier, broken, run
-from bench.schema import Scheduler
+from bench.preflight import host, schedule, secrets
+from bench.rules.check import TIERS, Check, Checked, Finding, Severity, Subject, Tier, broken, run
 
 __all__ = (
     "TIERS",
@@ -30,36 +30,36 @@ __all__ = (
 )
 
 STATIC = (
-    Check("paths are set", ("CFG-06",), here.paths),
-    Check("image and container", ("PYX-04", "PYX-06"), arguments.container),
-    Check("mounts", ("PYX-05", "PYX-12", "CFG-06"), arguments.mounts),
+    Check("paths are set", ("CFG-06",), host.paths),
+    Check("image and container", ("PYX-04", "PYX-06"), argument_checks.container),
+    Check("mounts", ("PYX-05", "PYX-12", "CFG-06"), argument_checks.mounts),
     Check("no secrets", ("CFG-07",), secrets.secrets),
-    Check("evaluation schedule", ("CFG-03",), rules.schedule, rules.apply),
-    Check("reference for the batch size", ("CFG-04",), rules.reference, rules.apply),
+    Check("evaluation schedule", ("CFG-03",), schedule.schedule, schedule.apply),
+    Check("reference for the batch size", ("CFG-04",), schedule.reference, schedule.apply),
 )
 SLURM_STATIC = (
-    Check("arguments for sbatch", ("CFG-09", "PYX-05", "PYX-10"), arguments.contradictions),
-    Check("time limit", ("SLU-02",), arguments.walltime),
-    Check("GPU type", ("SLU-01",), arguments.gpu_type),
+    Check("arguments for sbatch", ("CFG-09", "PYX-05", "PYX-10"), argument_checks.contradictions),
+    Check("time limit", ("SLU-02",), argument_checks.walltime),
+    Check("GPU type", ("SLU-01",), argument_checks.gpu_type),
 )
 HERE = (
-    Check("data", ("CFG-06",), here.rows, here.takes_prepared_rows),
-    Check("checkpoint", ("CFG-06",), here.checkpoint, here.takes_checkpoint),
-    Check("room for results", ("CFG-05", "CFG-08"), here.outputs),
+    Check("data", ("CFG-06",), host.rows, host.takes_prepared_rows),
+    Check("checkpoint", ("CFG-06",), host.checkpoint, host.takes_checkpoint),
+    Check("room for results", ("CFG-05", "CFG-08"), host.outputs),
 )
-LOCAL = (Check("port", ("NCC-05",), here.network, here.insists_on_port),)
+LOCAL = (Check("port", ("NCC-05",), host.network, host.insists_on_port),)
 SITE = (
-    Check("partition", ("SLU-02", "SLU-09"), site.partition),
-    Check("GPUs", ("SLU-01", "SLU-02"), site.gpus),
-    Check("CPUs", ("SLU-02",), site.cpus),
-    Check("account and QOS", ("SLU-02",), site.accounts),
-    Check("sbatch --test-only", ("SLU-01", "SLU-02"), site.accepted),
-    Check("Pyxis", ("PYX-02",), image.plugin, image.in_container),
-    Check("container flags", ("PYX-01",), image.flags, image.has_bare_flags),
-    Check("accounting", ("SLU-04",), site.accounting),
-    Check("folders that nodes see", ("SLU-06",), here.shared),
-    Check("image file", ("ENR-07", "ENR-08", "ENR-11"), image.file, image.is_file),
-    Check("registry credentials", ("ENR-01",), image.credentials, image.is_in_registry),
+    Check("partition", ("SLU-02", "SLU-09"), site_checks.partition),
+    Check("GPUs", ("SLU-01", "SLU-02"), site_checks.gpus),
+    Check("CPUs", ("SLU-02",), site_checks.cpus),
+    Check("account and QOS", ("SLU-02",), site_checks.accounts),
+    Check("sbatch --test-only", ("SLU-01", "SLU-02"), site_checks.accepted),
+    Check("Pyxis", ("PYX-02",), pyxis_checks.plugin, pyxis_checks.in_container),
+    Check("container flags", ("PYX-01",), pyxis_checks.flags, pyxis_checks.has_bare_flags),
+    Check("accounting", ("SLU-04",), site_checks.accounting),
+    Check("folders that nodes see", ("SLU-06",), host.shared),
+    Check("image file", ("ENR-07", "ENR-08", "ENR-11"), pyxis_checks.file, pyxis_checks.is_file),
+    Check("registry credentials", ("ENR-01",), pyxis_checks.credentials, pyxis_checks.is_in_registry),
 )
 
 
@@ -70,7 +70,7 @@ def inspect(plan: Plan) -> list[Finding]:
 
 def before_submission(plan: Plan) -> list[Finding]:
     """Return what `inspect` finds and, on a login node, what the site has against the job."""
-    return findings([*laptop(plan), *(login(plan) if slurm.is_here() else [])])
+    return findings([*laptop(plan), *(login(plan) if client.is_here() else [])])
 
 
 def findings(checked: Iterable[Checked]) -> list[Finding]:
@@ -97,13 +97,13 @@ def laptop(plan: Plan) -> list[Checked]:
 def login(plan: Plan) -> list[Checked]:
     """Return what this site says; its Slurm is asked everything at once."""
     script, words = _written(plan)
-    subject = site.ask_all(plan, script, words, probes=[p for p in (image.probe(plan, script),) if p])
+    subject = site_checks.ask_all(plan, script, words, probes=[p for p in (pyxis_checks.probe(plan, script),) if p])
     return run((*SITE, *HERE), subject, tier="login")
 
 
 def _written(plan: Plan) -> tuple[str, list[str]]:
     """Return the script, and the arguments that sbatch gets beside it."""
-    from bench import render, submit
+    from bench.backends.slurm import arguments, script
 
     folder = Path(plan.config.launch.folder or expanded(plan.config.cluster.paths.logs) or "/")
-    return render.script(plan), submit.sbatch_arguments(plan, folder)
+    return script.script(plan), arguments.sbatch_arguments(plan, folder)

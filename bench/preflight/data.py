@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench import converted
+from bench.contract import checkpoint as checkpoints
+from bench.contract.schema import Config, Data, Precision
 from bench.errors import ConfigError
-from bench.preflight.check import Finding, broken
-from bench.schema import Config, Data, Precision
+from bench.rules.check import Finding, broken
 
 MANIFEST = "manifest.json"
 HASHED_BYTES = 2**20
@@ -36,7 +36,7 @@ class Npy:
 def rows(folder: Path, want: Data) -> Iterator[Finding]:
     """Yield in what prepared rows are not those of the plan."""
     if not (folder / "train_tokens.npy").exists():
-        fix = "point DATADIR at the prepared rows; python -m jobs.convert rows makes them (docs/weights.md)"
+        fix = "point DATADIR at the prepared rows; python -m jobs.tasks.convert rows makes them (docs/weights.md)"
         yield broken("CFG-06", f"no rows of {want.name}", str(folder / "train_tokens.npy"), fix=fix)
         return
     for name, count in (("train", want.train_rows), ("eval", want.eval_rows)):
@@ -85,11 +85,11 @@ def npy(path: Path) -> Npy:
 def checkpoint(folder: Path, config: Config) -> Iterator[Finding]:
     """Yield whether a folder holds no checkpoint that the run can load; a Hugging Face folder holds its conversion."""
     model, precision = config.model, config.precision
-    there = converted.located(folder, precision)
+    there = checkpoints.located(folder, precision)
     path = there / "metadata.json"
     if there != folder and not path.exists():
         flag = " --fp8" if precision is Precision.fp8 else ""
-        command = f"python -m jobs.convert weights plan.json {folder} FOLDER{flag}"
+        command = f"python -m jobs.tasks.convert weights plan.json {folder} FOLDER{flag}"
         fix = f"{command}, then export MODEL=FOLDER (docs/weights.md)"
         yield broken("CFG-06", f"Hugging Face weights of {model.name}, not converted", str(folder), fix=fix)
         return
@@ -105,7 +105,7 @@ def checkpoint(folder: Path, config: Config) -> Iterator[Finding]:
     if not isinstance(said, dict) or "sharded_backend" not in said:
         yield broken("CFG-06", "metadata.json is not that of a megatron-core checkpoint", str(path))
     try:
-        converted.require(there, model, precision)
+        checkpoints.require(there, model, precision)
     except ConfigError as error:
         yield broken("CFG-06", error.what, error.where, fix=error.fix)
 

@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.errors import ConfigError
-from bench.judge import Finding
-from bench.parse import UNVERIFIED
-from bench.reader import printable
+from bench.mlperf.compliance import Finding
+from bench.mlperf.reader import printable
 from bench.report import page
-from bench.report.compare import TrialSet, claim
+from bench.report.compare import TrialSet
 from bench.report.figures import minutes_text, number_text
-from bench.tables import Sheet
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
 
 PAGE, TEMPLATE = "report.html", "report.html.j2"
 _MARK = '<meta name="generator" content="runstop'
@@ -138,19 +137,6 @@ def _inert(value: Any) -> Any:
         return value
     text = printable(value)
     return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
-
-
-def summary_sheet(sets: Sequence[TrialSet], written: Path | None) -> Sheet:
-    """Return one line per set for the terminal, and where the page is."""
-    rows = []
-    for trials in sets:
-        said = claim(trials)
-        minutes = "" if said.minutes is None else minutes_text(said.minutes)
-        why = f"; no score: {said.why_no_score}" if said.why_no_score else ""
-        runs = f"{said.num_valid} of {len(trials.results)}"
-        rows.append((trials.name, trials.hardware or "not logged", runs, minutes, said.what + why))
-    columns = ("set", "hardware", "valid runs", "minutes", "of what")
-    return Sheet(str(written or "not written: -o OUT does"), rows, columns=columns, caption=UNVERIFIED)
 
 
 def _date(time_ms: int | None) -> str | None:

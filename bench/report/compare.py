@@ -10,14 +10,14 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any, Literal
 
-from bench import plan as planning
+from bench.contract import plan as plans
+from bench.contract.plan import NOT_A_SUBMISSION, Plan
+from bench.contract.schema import Device
 from bench.errors import ConfigError
-from bench.forecast import published
-from bench.forecast.published import System
-from bench.parse import THROUGHPUT_ONLY, Result
-from bench.plan import NOT_A_SUBMISSION, Plan
-from bench.schema import Device
-from bench.score import Score, examined, worth
+from bench.mlperf import published
+from bench.mlperf.published import System
+from bench.mlperf.result import THROUGHPUT_ONLY, Result
+from bench.mlperf.score import Score, examined, worth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,7 +297,7 @@ def _num_gpus(scored: Score, plan: Plan | None, said: int | None) -> int | None:
 def _plan(folder: Path) -> Plan | None:
     """Return the plan of a run folder; its logs can be read without one, and without one that was cut off."""
     with suppress(ConfigError):
-        return planning.load(folder / "plan.json")
+        return plans.load(folder / "plan.json")
     return None
 
 

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.benchmarks import BENCHMARKS
-from bench.parse import UNVERIFIED, Evaluation, Result, title
-from bench.reader import printable
+from bench.mlperf.benchmarks import BENCHMARKS
+from bench.mlperf.reader import printable
+from bench.mlperf.result import UNVERIFIED, Evaluation, Result, title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from bench.forecast.published import Convergence
+    from bench.mlperf.published import Convergence
 
 TRAIN_COLOR, EVAL_COLOR, TARGET_COLOR, QUIET_COLOR = "#9db4c8", "#1f5a8c", "#c0392b", "#c9d3dc"
 """Blues and one red: apart in hue and in lightness, so that they stay apart in grey and for the colour-blind."""

@@ -11,9 +11,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench import forecast, rules
-from bench.forecast import published
-from bench.parse import THROUGHPUT_ONLY, UNVERIFIED
+from bench import rules
+from bench.mlperf import forecast, published
+from bench.mlperf.result import THROUGHPUT_ONLY, UNVERIFIED
 from bench.report import figures, throughput
 from bench.report.compare import Claim, Entry, TrialSet, best_of_each, claim, peers, ranked, standings
 from bench.report.figures import Bar

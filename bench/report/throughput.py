@@ -4,14 +4,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from bench import referee
-from bench.benchmarks import BENCHMARKS
-from bench.forecast import published
-from bench.forecast.published import System
-from bench.parse import THROUGHPUT_ONLY, PeakMemory, Spread, spread
+from bench.console.result import memory_row
+from bench.console.sheet import Row
+from bench.mlperf import official, published
+from bench.mlperf.benchmarks import BENCHMARKS
+from bench.mlperf.published import System
+from bench.mlperf.result import THROUGHPUT_ONLY, PeakMemory, Spread, spread
 from bench.report import figures
 from bench.report.compare import TrialSet, best_of_each, model
-from bench.tables import Row, Sheet, memory_row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +104,7 @@ def project(measured: Throughput, *, ruleset: str) -> tuple[Projection | None, s
         return None, "a step or an evaluation is not as much work as a benchmark's"
     if not m.samples_s or m.eval_time_s is None:
         return None, "no valid trial timed its steps and an evaluation"
-    point = referee.rcp_record(m.shape_of, m.global_batch_size, ruleset)
+    point = official.rcp_record(m.shape_of, m.global_batch_size, ruleset)
     due = BENCHMARKS[m.shape_of].schedule if m.shape_of in BENCHMARKS else None
     if point is None or due is None:
         return None, f"{m.shape_of} has no reference at batch size {m.global_batch_size} in ruleset {ruleset}"
@@ -185,15 +185,15 @@ def rows(measured: Throughput, projection: Projection | None, why_not: str) -> l
     return [
         _spread_row("step time (ms)", m.step_time_ms, "step"),
         *estimate,
-        ("samples/s", _text(m.samples_s, "{:,.3f}"), "samples over time spent training"),
-        ("tokens/s/GPU", _text(m.tokens_s_gpu, "{:,.0f}"), "" if m.tokens_s_gpu else no_gpus),
-        ("TFLOP/s/GPU", _text(m.tflops_gpu, "{:,.1f}"), "" if m.tflops_gpu else no_gpus),
+        ("samples/s", value_text(m.samples_s, "{:,.3f}"), "samples over time spent training"),
+        ("tokens/s/GPU", value_text(m.tokens_s_gpu, "{:,.0f}"), "" if m.tokens_s_gpu else no_gpus),
+        ("TFLOP/s/GPU", value_text(m.tflops_gpu, "{:,.1f}"), "" if m.tflops_gpu else no_gpus),
         (
             "TFLOP a sample",
-            _text(m.tflop_per_sample, "{:,.5g}"),
+            value_text(m.tflop_per_sample, "{:,.5g}"),
             "of the model, forward and backward, nothing recomputed",
         ),
-        ("MFU (%)", _text(mfu, "{:.1f}"), "" if mfu else "no GPUs, or no peak rate is known of them"),
+        ("MFU (%)", value_text(mfu, "{:.1f}"), "" if mfu else "no GPUs, or no peak rate is known of them"),
         memory_row(m.peak_memory_gib),
         _spread_row("evaluation (s)", m.eval_time_s, "evaluation"),
         ("projected minutes", "", f"none: {why_not}")
@@ -244,31 +244,6 @@ def cards(speed: Compared) -> list[dict[str, str]]:
     ]
 
 
-def sheets(trials: TrialSet) -> list[Sheet]:
-    """Return it for the terminal."""
-    speed = compared(trials)
-    caption = f"{trials.hardware or 'hardware not logged'}, n = {speed.measured.num_runs}"
-    own = Sheet(f"{trials.name}: throughput of random weights", speed.rows, caption=caption)
-    if speed.no_peers:
-        return [own, Sheet("published systems", [("not compared", "", speed.no_peers)])]
-    columns = ("system", "batch", "step time (ms)", "samples/s", "tokens/s/GPU", "TFLOP/s/GPU", "official min", "ratio")
-    cells = [
-        (
-            line.name,
-            str(line.global_batch_size),
-            f"{line.step_time_ms:,.0f}",
-            f"{line.samples_s:.3f}",
-            f"{line.tokens_s_gpu:,.0f}",
-            _text(line.tflops_gpu, "{:,.0f}"),
-            _text(line.official_minutes, "{:.2f}"),
-            f"{line.ratio:.3f}",
-        )
-        for line in speed.lines
-    ]
-    title = f"beside published systems with {speed.measured.num_gpus} GPUs"
-    return [own, Sheet(title, cells, columns=columns, caption=RATIO)]
-
-
 RATIO = "Step time: time spent training over steps. Ratio: time per sample over this set's; above 1 is slower than this set."
 
 
@@ -279,7 +254,7 @@ def _spread_row(name: str, s: Spread | None, what: str) -> Row:
     return name, f"{s.median:,.1f}" if s.median >= 1000 else f"{s.median:,.4g}", spread_text
 
 
-def _text(number: float | None, form: str) -> str:
+def value_text(number: float | None, form: str) -> str:
     return "" if number is None else form.format(number)
 
 

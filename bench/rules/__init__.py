@@ -1,6 +1,6 @@
 """The numbered rules: what can be wrong with a run, and what to do. One registry, by id, for before, in and after the run.
 
-`bench.preflight` finds them broken before a run, `bench.judge` in its log, and `bench.why` recognises them afterwards by
+`bench.preflight` finds them broken before a run, `bench.mlperf.compliance` in its log, and `bench.diagnosis` recognises them afterwards by
 their signs. An id keeps its meaning for ever; it goes into logs, tickets and ledgers.
 """
 

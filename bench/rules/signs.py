@@ -14,7 +14,7 @@ class Weight(IntEnum):
     HINT = 1
     """Runs that are fine print it too: it counts in a run that failed, where nothing else does."""
     OUTCOME = 2
-    """What the MLPerf records say of how it went; `bench.why.outcome` finds these."""
+    """What the MLPerf records say of how it went; `bench.diagnosis.trial_state` finds these."""
     END = 3
     """How a run was ended, whatever the reason."""
     ECHO = 4

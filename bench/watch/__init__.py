@@ -10,12 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.parse import UNVERIFIED
-from bench.reader import Follower
-from bench.watch.followed import Job, Watched
-from bench.watch.outlook import Planned
-from bench.watch.picture import picture
-from bench.watch.view import View, current, evaluation_line, line, warning_lines
+from bench.mlperf.reader import Follower
+from bench.mlperf.result import UNVERIFIED
+from bench.watch.lines import View, current, evaluation_line, line, warning_lines
+from bench.watch.prediction import Planned
+from bench.watch.screen import picture
+from bench.watch.sources import Job, Watched
 
 if TYPE_CHECKING:
     from rich.console import Console

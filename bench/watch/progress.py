@@ -1,6 +1,6 @@
 """How far a trial is, by its log alone, event by event; what the log does not say is None.
 
-The same records mean the same here as in `bench.parse`: `bench.pace` says what counts samples.
+The same records mean the same here as in `bench.mlperf.result`: `bench.mlperf.intervals` says what counts samples.
 """
 
 from collections.abc import Callable, Iterable
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal
 
-from bench import mllog
-from bench.benchmarks import BENCHMARKS, Goal, goals
-from bench.pace import Pace, Stretch
-from bench.reader import Event, is_number
+from bench.contract import mllog
+from bench.mlperf.benchmarks import BENCHMARKS, Goal, goals
+from bench.mlperf.intervals import Pace, Stretch
+from bench.mlperf.reader import Event, is_number
 
 KEPT = 256
 """Measurements of a step that are remembered: all of a LoRA run, the recent ones of a longer one."""

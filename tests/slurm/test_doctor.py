@@ -12,9 +12,12 @@ from pathlib import Path
 import pytest
 from booted import Cluster
 
-from bench import doctor, launch, preflight, render, slurm, submit
-from bench.plan import Plan
-from bench.preflight import Checked, Finding
+from bench import preflight
+from bench.backends.slurm import client, script
+from bench.backends.slurm.arguments import sbatch_arguments
+from bench.contract.plan import Plan
+from bench.planning.compose import compose as composed
+from bench.preflight import Checked, Finding, doctor
 
 pytestmark = pytest.mark.slurm
 
@@ -27,7 +30,7 @@ def compose(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     for name in ("DATADIR", "MODEL", "LOGDIR"):
         monkeypatch.setenv(name, str(tmp_path))
     monkeypatch.setenv("SLURM_CONF", cluster.env["SLURM_CONF"])
-    return lambda *overrides: launch.compose([*TINY, *overrides])
+    return lambda *overrides: composed([*TINY, *overrides])
 
 
 def arguments(*words: str) -> str:
@@ -49,8 +52,8 @@ def findings(checked: list[Checked]) -> list[Finding]:
 
 def is_taken(cluster: Cluster, plan: Plan, folder: Path) -> bool:
     """Return whether Slurm takes the very script that the doctor looked at; the job ends with the test."""
-    (folder / "job.sbatch").write_text(render.script(plan))
-    own = submit.sbatch_arguments(plan, folder)
+    (folder / "job.sbatch").write_text(script.script(plan))
+    own = sbatch_arguments(plan, folder)
     return cluster.run(["sbatch", *own, folder / "job.sbatch"]).returncode == 0
 
 
@@ -132,17 +135,17 @@ def test_states_of_real_jobs(cluster: Cluster, compose: Callable[..., Plan]) -> 
     cluster.wait_for_state(failed, "FAILED")
     running = f"{array}_0"
     deadline = time.monotonic() + 30
-    while slurm.states([running])[running].state != "RUNNING":
+    while client.states([running])[running].state != "RUNNING":
         assert time.monotonic() < deadline
         time.sleep(0.2)
-    known = slurm.states([failed, array, "999999"])
+    known = client.states([failed, array, "999999"])
     assert sorted(known) == sorted([failed, *(f"{array}_{k}" for k in range(4))])
     assert (known[failed].exit_code, known[failed].limit_s) == ("3:0", 300)
     assert (known[running].nodes, known[f"{array}_3"].state) == ("dgx-0", "PENDING")
-    assert slurm.states([f"{array}_2"])[f"{array}_2"].reason == "JobArrayTaskLimit"
+    assert client.states([f"{array}_2"])[f"{array}_2"].reason == "JobArrayTaskLimit"
     cluster.run(["scancel", array], check=True)
     deadline = time.monotonic() + 30
-    while {state.state for state in slurm.states([array]).values()} != {"CANCELLED"}:
+    while {state.state for state in client.states([array]).values()} != {"CANCELLED"}:
         assert time.monotonic() < deadline
         time.sleep(0.2)
 

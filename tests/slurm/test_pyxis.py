@@ -15,8 +15,9 @@ import pytest
 from booted import Cluster
 from user import SHORT, User
 
+from helpers.paths import ROOT
+
 pytestmark = pytest.mark.slurm
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture

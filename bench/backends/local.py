@@ -1,0 +1,228 @@
+"""Start the ranks of a step on this machine, through submitit's local executor, and know how they end."""
+
+import contextlib
+import fcntl
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.contract.plan import Plan, Step
+from bench.contract.schema import PORTS, Device
+from bench.errors import BenchError, SubmitError
+
+POLL_S = 0.2
+GRACE_S = 10.0
+"""How long a rank may take to end once it is told to."""
+ALIVE = "launcher.lock"
+SIGNAL_DELAY_S = 10
+"""What submitit leaves between saying that time is up and killing."""
+TIME_IS_UP = 124
+"""Exit code of a rank that walltime ended; the same as timeout(1)'s."""
+NO_LIMIT_MIN = 60 * 24 * 365
+PACKAGES = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True, slots=True)
+class RankCommand:
+    """One rank's command; submitit runs it in a process of its own and keeps its output."""
+
+    argv: list[str]
+    folder: str
+    environment: dict[str, str]
+    alive: str
+    """A file that bench.launch keeps locked: when the lock is gone, so is the launcher, and the rank ends too."""
+
+    def __call__(self) -> int:
+        """Return the exit code, negative for a signal."""
+        process = subprocess.Popen(self.argv, cwd=self.folder, env=os.environ | self.environment)
+        told: list[int] = []
+        for name in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
+            signal.signal(name, lambda signum, frame: told.append(signum))
+        while process.poll() is None:
+            if told or not _is_locked(self.alive):
+                code = _end(process)
+                return TIME_IS_UP if signal.SIGUSR2 in told else code  # USR2 is submitit's word for it
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(POLL_S)
+        return process.returncode
+
+
+class Ranks:
+    """The processes of one step."""
+
+    def __init__(self, job: Any, step: Step, folder: Path) -> None:
+        self._job, self._step, self._folder = job, step, folder
+        self._exit_codes: dict[int, int] = {}
+
+    def are_running(self) -> bool:
+        """Return whether all is well and work goes on; False as soon as one rank has failed."""
+        self._exit_codes = self._collected()
+        return not self._job.done() and not any(self._exit_codes.values())
+
+    def stop(self) -> None:
+        """End what still runs, and wait until it has. How ranks end from here on is our doing and says nothing."""
+        self._exit_codes = self._collected()
+        if not self._job.done():
+            os.kill(int(self._job.job_id), signal.SIGTERM)  # submitit's controller passes it on to every task
+        deadline = time.monotonic() + GRACE_S + 5
+        while not self._job.done() and time.monotonic() < deadline:
+            time.sleep(POLL_S / 4)
+        if not self._job.done():
+            os.kill(int(self._job.job_id), signal.SIGKILL)  # ranks end with the launcher's lock, which goes next
+        for pickled in (self._folder / "rank_logs").glob(f"{self._job.job_id}_*.pkl"):
+            pickled.unlink()
+
+    def check(self) -> None:
+        """Raise the reason if a rank failed: the signal that killed it, or its own account.
+
+        Raises:
+            SubmitError: with the exit code that the rank's error asks for.
+        """
+        codes, logs = self._exit_codes, self._folder / "rank_logs"
+        if len(codes) == self._job.num_tasks and not any(codes.values()):
+            return
+        if TIME_IS_UP in codes.values():
+            raise SubmitError(
+                f"{self._step.name} took longer than its walltime",
+                where="walltime",
+                fix="raise walltime (minutes per trial), or set it to null",
+            )
+        if ended := {
+            rank: signal.Signals(abs(code) % 128).name for rank, code in codes.items() if not 0 <= code <= 128
+        }:
+            raise SubmitError(
+                f"{', '.join(f'rank {rank} got {name}' for rank, name in sorted(ended.items()))} during {self._step.name}",
+                where=str(logs / f"{self._job.job_id}_{min(ended)}_log.err"),
+                fix="look for what ends processes on this machine: memory, a time limit, a person",
+            )
+        if (first := first_error(logs, self._step.name)) is not None:
+            raise first
+        raise SubmitError(
+            f"{self._step.name} ended without a result; exit codes by rank: {codes}",
+            where=str(logs),
+            fix="read the *_log.err there",
+        )
+
+    def _collected(self) -> dict[int, int]:
+        """Return the exit code of each rank that has ended, negative for a signal that killed it."""
+        from submitit.core import utils
+
+        codes = {}
+        for rank in range(self._job.num_tasks):
+            result = self._job.task(rank).paths.result_pickle
+            if result.exists():
+                outcome, value = utils.pickle_load(result)
+                codes[rank] = value if outcome == "success" else 1
+        return codes
+
+
+@contextlib.contextmanager
+def started(plan: Plan, step: Step, folder: Path) -> Iterator[Ranks]:
+    """Start a step's ranks; when the block is left, for whatever reason, none of them runs any more."""
+    os.environ["SUBMITIT_LOG_LEVEL"] = "NOCONFIG"
+    import submitit
+
+    logs = folder / "rank_logs"
+    for old in logs.glob(f"{label(step.name)}_rank_*.error"):
+        old.unlink()
+    executor = submitit.LocalExecutor(folder=logs)
+    executor.update_parameters(
+        tasks_per_node=plan.world.num_ranks,
+        gpus_per_node=plan.world.ranks_per_node if plan.config.cluster.device is Device.cuda else 0,
+        timeout_min=(step.limit_min or NO_LIMIT_MIN) + SIGNAL_DELAY_S / 60,
+        signal_delay_s=SIGNAL_DELAY_S,
+    )
+    command = RankCommand(
+        argv=[sys.executable, *step.argv[1:]],
+        folder=str(folder),
+        environment=plan.environment | rendezvous(plan) | {"PYTHONPATH": _python_path()},
+        alive=str(logs / ALIVE),
+    )
+    with (logs / ALIVE).open("w") as alive:
+        fcntl.flock(alive, fcntl.LOCK_EX)
+        with _deaf_to_interrupts():
+            running = Ranks(executor.submit(command), step, folder)
+        try:
+            yield running
+        finally:
+            running.stop()
+
+
+def rendezvous(plan: Plan) -> dict[str, str]:
+    """Return where the ranks of this machine meet: the cluster's port, or a free one."""
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(plan.config.cluster.master_port or free_port())}
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on; of PORTS, or another program may have it before the ranks do."""
+    for port in random.sample(PORTS, len(PORTS)):
+        with contextlib.suppress(OSError), socket.socket() as free:
+            free.bind(("127.0.0.1", port))
+            return port
+    raise SubmitError(
+        f"no port from {PORTS.start} to {PORTS.stop - 1} is free", where="127.0.0.1", fix="set cluster.master_port"
+    )
+
+
+def label(step_name: str) -> str:
+    """Return a step's name as part of a file's."""
+    return step_name.replace(" ", "_")
+
+
+def first_error(logs: Path, step_name: str) -> BenchError | None:
+    """Return what the rank that failed first said; the others mostly say that it is gone."""
+    accounts = []
+    for path in logs.glob(f"{label(step_name)}_rank_*.error"):
+        with contextlib.suppress(OSError, ValueError):
+            accounts.append(json.loads(path.read_text()))
+    if not accounts:
+        return None
+    first = min(accounts, key=lambda account: account["time"])
+    error = SubmitError(first["what"], where=first["where"], fix=first["fix"])
+    error.exit_code = first["exit_code"]
+    return error
+
+
+@contextlib.contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """What is started here ignores Ctrl-C, which a terminal sends to every process: only `stop` ends it, in order."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def _end(process: "subprocess.Popen[bytes]") -> int:
+    process.terminate()
+    try:
+        return process.wait(GRACE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
+
+
+def _is_locked(path: str) -> bool:
+    with open(path) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def _python_path() -> str:
+    return os.pathsep.join([str(PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])])

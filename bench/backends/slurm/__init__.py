@@ -1,0 +1,1 @@
+"""Slurm, with or without Pyxis."""

@@ -1,0 +1,183 @@
+"""Write the sbatch script of a plan: a header in the site's dialect, this run's settings, and the steps of `job.sh`. Pure.
+
+The script holds its plan, so that it alone is the whole run. What differs between users (paths, image) stands in it as
+$DATADIR, $MODEL, $LOGDIR and $CONT; account, QOS and reservation only ever stand on sbatch's command line.
+"""
+
+import dataclasses
+import re
+import shlex
+from collections.abc import Iterable
+from pathlib import Path
+
+from bench.contract import plan as plans
+from bench.contract.plan import Plan
+from bench.contract.schema import ContainerFlags, DataSource, GpuRequest, Runtime, Slurm
+
+STEPS = Path(__file__).with_name("job.sh")
+SIGNAL_S = 120
+"""How long before the time limit the script is told; Slurm may tell it up to a minute earlier."""
+_VARIABLE = re.compile(r"\$([A-Za-z_]\w*)")
+_BARE_FLAGS = {"mount-home": ("--no-container-mount-home", "0"), "writable": ("--container-writable", "1")}
+"""Pyxis' flags without an argument: the flag, and its value in the environment."""
+
+
+def script(plan: Plan) -> str:
+    """Return the text that sbatch takes."""
+    return "\n".join([*header(plan), "set -euo pipefail", "", *settings(plan), "", STEPS.read_text(), *_plan(plan), ""])
+
+
+def probe(plan: Plan, *, num_nodes: int, health: bool) -> Plan:
+    """Return the plan of a job that only looks at its nodes: no trials."""
+    world = dataclasses.replace(plan.world, num_nodes=num_nodes, num_ranks=num_nodes * plan.world.ranks_per_node)
+    launch = dataclasses.replace(plan.config.launch, health=health, array=False)
+    config = dataclasses.replace(plan.config, launch=launch)
+    name = f"probe-{plan.config.cluster.name}"
+    return dataclasses.replace(plan, name=name, config=config, world=world, trials=[], steps=[], walltime_min=10)
+
+
+def header(plan: Plan) -> list[str]:
+    """Return the lines that sbatch reads: each resource, once."""
+    slurm, w = plan.config.cluster.slurm or Slurm(), plan.world
+    names = " ".join(f"{name}=…" for name in variables(plan))
+    return [
+        "#!/usr/bin/env bash",
+        "# shellcheck disable=SC2016,SC2317  # other shells expand it; functions are called by name",
+        f"# {plan.name}: {plan.config.task.summary}",
+        f"# Written by `python -m bench render`. Start it: {names} sbatch [--account=…] FILE [FOLDER OF AN EARLIER RUN]",
+        *_directive("job-name", plan.name),
+        *_directive("partition", slurm.partition),
+        *_directive("nodes", w.num_nodes),
+        *_directive("ntasks-per-node", w.ranks_per_node),
+        *_directive("cpus-per-task", slurm.cpus_per_rank),
+        *_gpus(slurm, w.ranks_per_node),
+        *_directive("exclusive", slurm.exclusive),
+        *_directive("mem", 0 if slurm.exclusive else None),
+        *_directive("time", plan.walltime_min),
+        *_directive("array", f"0-{len(plan.trials) - 1}" if plan.config.launch.array else None),
+        *_directive("requeue", True),
+        *_directive("open-mode", "append"),
+        *_directive("signal", f"B:USR1@{SIGNAL_S}"),
+    ]
+
+
+def settings(plan: Plan) -> list[str]:
+    """Return what differs between scripts, as variables of the shell."""
+    c, w = plan.config, plan.world
+    launch, container = c.launch, c.container
+    trials = "$SLURM_ARRAY_TASK_ID" if launch.array else " ".join(str(trial.index) for trial in plan.trials)
+    in_container = container.runtime is Runtime.pyxis
+    return [
+        *(f': "${{{name}:?is not set: export it, and submit again}}"' for name in variables(plan)),
+        f"export {' '.join(f'{name}={shlex.quote(value)}' for name, value in _environment(plan).items())}",
+        "",
+        f"name={shlex.quote(plan.name)}",
+        f"nodes={w.num_nodes}",
+        f"ranks_per_node={w.ranks_per_node}",
+        f'trials="{trials}"',
+        f"trial_min=${{BENCH_WALLTIME:-{c.walltime}}}",
+        f"health={'on' if launch.health and c.cluster.health else 'off'}",
+        f"drop_command={shlex.quote(c.cluster.drop_caches or '')}",
+        f"to_prepare=({' '.join(map(_quoted, _to_prepare(plan)))})",
+        f"LOGS={_quoted(c.cluster.paths.logs or '.')}",
+        f"python={'python' if in_container else '${BENCH_PYTHON:-python}'}",
+        f"step_options=({_step_options(plan)})",
+        f'site_names="{" ".join(sorted(variables(plan), key=len, reverse=True))}"',
+        *_container(plan),
+    ]
+
+
+def variables(plan: Plan) -> list[str]:
+    """Return the names of the environment variables that the plan leaves to the job's shell."""
+    c, paths = plan.config.container, plan.config.cluster.paths
+    texts = [paths.data, paths.model if plan.base_dir else None, paths.logs]
+    texts += [c.image, *c.mounts] if c.runtime is Runtime.pyxis else []
+    return list(dict.fromkeys(name for text in texts for name in _VARIABLE.findall(text or "")))
+
+
+def _directive(key: str, value: str | int | bool | None) -> list[str]:
+    """Return the #SBATCH line of one option, or no line for None and False."""
+    if value is None or value is False:
+        return []
+    return [f"#SBATCH --{key}" if value is True else f"#SBATCH --{key}={shlex.quote(str(value))}"]
+
+
+def _gpus(slurm: Slurm, count: int) -> list[str]:
+    match slurm.gpu_request:
+        case GpuRequest.gpus_per_node:
+            return _directive("gpus-per-node", count)
+        case GpuRequest.gres:
+            return _directive("gres", f"gpu:{count}")
+        case GpuRequest.gres_typed:
+            return _directive("gres", f"gpu:{slurm.gpu_type}:{count}")
+        case GpuRequest.none:
+            return []
+
+
+def _environment(plan: Plan) -> dict[str, str]:
+    port, container = plan.config.cluster.master_port, plan.config.container
+    flags = {f"PYXIS_CONTAINER_{name.replace('-', '_').upper()}": value for name, (_, value) in _BARE_FLAGS.items()}
+    by_environment = container.runtime is Runtime.pyxis and container.flags is ContainerFlags.environment
+    return plan.environment | ({"MASTER_PORT": str(port)} if port else {}) | (flags if by_environment else {})
+
+
+def _to_prepare(plan: Plan) -> Iterable[str]:
+    """Yield what the prepare step makes."""
+    if plan.config.data.source is DataSource.grammar and plan.trials and not plans.is_random(plan.config):
+        yield plan.data_dir or ""
+    if plan.base is not None and plan.trials:
+        yield plan.base_dir or ""
+
+
+def _step_options(plan: Plan) -> str:
+    """Return what every step repeats: none of it is srun's default, or comes from the header."""
+    slurm = plan.config.cluster.slurm
+    cpus = [f"--cpus-per-task={slurm.cpus_per_rank}"] if slurm and slurm.cpus_per_rank else []
+    return " ".join(["--export=ALL", "--mpi=none", *cpus])
+
+
+def _container(plan: Plan) -> list[str]:
+    """Return srun's container flags as an array that every step repeats: Pyxis remembers no mounts."""
+    c = plan.config.container
+    if c.runtime is not Runtime.pyxis:
+        return ["container_flags() { container=() container_name=; }"]
+    flags = [flag for flag, _ in _BARE_FLAGS.values()] if c.flags is ContainerFlags.arguments else []
+    return [
+        "container_flags() { # the name is this job's alone",
+        '  container_name="runstop-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}"',
+        "  container=(",
+        f"    --container-image={_quoted(c.image or '')}",
+        '    --container-name="$container_name"',
+        f"    --container-mounts={_quoted(','.join(_mounts(plan)))}",
+        '    --container-workdir="$run"',
+        f"    --container-env={_quoted(','.join(_environment(plan)))}",
+        *(f"    {flag}" for flag in flags),
+        "  )",
+        "}",
+    ]
+
+
+def _mounts(plan: Plan) -> Iterable[str]:
+    """Yield what ranks see of the file system, at the paths it has outside."""
+    paths = plan.config.cluster.paths
+    made = {paths.data, paths.model} if plan.base or plan.config.data.source is DataSource.grammar else set()
+    needed = [paths.data, paths.model if plan.base_dir else None]
+    for path in dict.fromkeys(filter(None, needed)):
+        yield f"{path}:{path}" if path in made else f"{path}:{path}:ro"
+    yield "$run:$run"
+    yield from plan.config.container.mounts
+
+
+def _plan(plan: Plan) -> list[str]:
+    """Return the end of the script: the plan, then the call of its first function, so that bash has read all of it."""
+    return ["the_plan() {", "  cat <<'PLAN'", plans.dumps(plan).rstrip(), "PLAN", "}", "", 'main "$@"']
+
+
+def _quoted(text: str) -> str:
+    """Return a word in double quotes in which only $NAME is the shell's."""
+    safe = re.sub(r'(["\\`]|\$(?![A-Za-z_]))', r"\\\1", text)
+    return f'"{safe}"'
+
+
+if __name__ == "__main__":
+    raise SystemExit("a verb: python -m bench render")

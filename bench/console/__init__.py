@@ -1,0 +1,1 @@
+"""What is printed: one file for each thing that is shown."""

@@ -1,0 +1,72 @@
+"""Images as tables and JSON."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from bench.console.sheet import Row, Sheet
+from bench.images.folder import Entry
+from bench.images.importer import Imported
+from bench.images.store import SHORT, Fault, Record
+
+
+def imported_sheet(imported: Imported) -> Sheet:
+    """Return what was imported, and how to run in it."""
+    record = imported.record
+    is_tag = record.source.startswith(("docker", "podman")) and "@sha256:" not in record.source
+    there = "" if imported.is_new else f"since {record.imported}"
+    there += "; its tag may name another image by now: --again imports that" if there and is_tag else ""
+    rows = [("image", str(imported.path), there), *_rows(record)]
+    return Sheet("imported" if imported.is_new else "there already", rows, caption=f"export CONT={imported.path}")
+
+
+def verified_sheet(path: Path, record: Record | None, faults: list[Fault]) -> Sheet:
+    """Return what is known of an image's file, and what is wrong with it."""
+    verdict = ("intact", "no" if faults else "yes", "" if faults else "content, name and record agree")
+    wrong = [(fault.rule, fault.what, f"fix: {fault.fix}") for fault in faults]
+    return Sheet(str(path), [verdict, *wrong, *(_rows(record) if record else [])])
+
+
+def list_sheet(folder: Path, entries: list[Entry]) -> Sheet:
+    """Return the images of a folder, one line each."""
+    rows = [_line(entry) for entry in entries]
+    caption = "content is not read here: python -m bench image verify FILE" if rows else "no images here"
+    return Sheet(f"images in {folder}", rows, ("image", "source", "GiB", "imported", "sha256", "wrong"), caption)
+
+
+def imported_json(imported: Imported) -> dict[str, Any]:
+    """Return what was imported."""
+    return {"path": str(imported.path), "is_new": imported.is_new, "record": dataclasses.asdict(imported.record)}
+
+
+def verified_json(path: Path, record: Record | None, faults: list[Fault]) -> dict[str, Any]:
+    """Return what is known of an image's file."""
+    wrong = [dataclasses.asdict(fault) for fault in faults]
+    return {"path": str(path), "intact": not faults, "faults": wrong, "record": record and dataclasses.asdict(record)}
+
+
+def entry_json(entry: Entry) -> dict[str, Any]:
+    """Return one thing of a folder."""
+    return dataclasses.asdict(entry) | {"path": str(entry.path)}
+
+
+def _rows(record: Record) -> list[Row]:
+    marker = record.marker or {}
+    versions = marker.get("versions")
+    made_of = ", ".join(f"{key} {value}" for key, value in versions.items()) if isinstance(versions, dict) else ""
+    system = (record.os_release or {}).get("PRETTY_NAME", "")
+    return [
+        ("source", record.source, f"by {record.importer}, {record.imported}"),
+        ("sha256", record.sha256, f"{record.size_bytes / 2**30:.3f} GiB"),
+        ("made for", record.architecture or "", system if record.architecture else "no program in it that says"),
+        ("marker", str(marker.get("name") or ""), "" if marker else "none: not built from containers/"),
+        *((key, str(marker[key]), "") for key in ("base", "digest", "commit") if marker.get(key)),
+        *([("versions", made_of, "")] if made_of else []),
+    ]
+
+
+def _line(entry: Entry) -> tuple[str, ...]:
+    record = entry.record
+    known = (record.source, record.imported, record.sha256[:SHORT]) if record else ("", "", "")
+    wrong = "; ".join(f"{fault.rule} {fault.what}" for fault in entry.faults)
+    return entry.path.name, known[0], f"{entry.size_bytes / 2**30:.3f}", known[1], known[2], wrong

@@ -1,0 +1,157 @@
+"""Tables for the terminal: what one result says, what a plan will do."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from bench.mlperf.benchmarks import BENCHMARKS
+from bench.mlperf.official import Verdict
+from bench.mlperf.result import THROUGHPUT_ONLY, UNVERIFIED, PeakMemory, Result, Span, title
+
+if TYPE_CHECKING:
+    from bench.mlperf.compliance import Finding
+from bench.console.sheet import Row, Sheet
+
+
+def verdict_sheet(result: Result, verdicts: Sequence[Verdict], *, more: Sequence[Row] = ()) -> Sheet:
+    """Return what the trial is worth; a number that the log does not prove is blank, with the reason beside it."""
+    rows = [_time_row(result), _valid_row(result)]
+    rows += [] if result.throughput_only else [_samples_row(result), _loss_row(result), _target_row(result)]
+    rows += [_official_row(verdict, result.division) for verdict in verdicts]
+    rows += [*speed_rows(result), _evaluation_row(result), _init_row(result)]
+    rows += [_trial_row(number, trial) for number, trial in enumerate(result.trials)] if result.trials[1:] else []
+    return Sheet(title(result), [*rows, *more], caption=f"{UNVERIFIED} n = 1 run")
+
+
+def speed_rows(result: Result) -> list[Row]:
+    """Return how fast a trial trained, and what it took of its GPUs as far as the log says."""
+    rows = [_step_row(result), _throughput_row(result)]
+    rows += [] if result.tflop_per_sample is None else [_arithmetic_row(result)]
+    rows += (
+        [] if result.peak_memory_gib is None and not result.throughput_only else [memory_row(result.peak_memory_gib)]
+    )
+    return rows
+
+
+def findings_sheet(findings: "Sequence[Finding]") -> Sheet:
+    """Return where a log differs from that of a valid trial, worst first."""
+    ordered = sorted(findings, key=lambda finding: finding.severity)
+    rows = [(f.rule, f.severity, str(f.line or ""), f.message) for f in ordered]
+    return Sheet("findings", rows, columns=("rule", "severity", "line", "what"))
+
+
+def _time_row(result: Result) -> Row:
+    name = "run_start → run_stop (min)"
+    if result.minutes is not None:
+        return name, f"{result.minutes:.2f}", ""
+    if result.throughput_only:
+        return name, "", THROUGHPUT_ONLY
+    clock = ("LOG-01", "LOG-02", "LOG-03", "LOG-04")
+    return name, "", next((f.message for f in result.findings if f.rule in clock), "")
+
+
+def _valid_row(result: Result) -> Row:
+    errors = [finding for finding in result.findings if finding.severity == "error"]
+    why = "; ".join(f"{e.rule}{f' line {e.line}' if e.line else ''}: {e.message}" for e in errors[:3])
+    return "valid trial", "yes" if result.valid else "no", why + (f"; {len(errors) - 3} more" if errors[3:] else "")
+
+
+def _samples_row(result: Result) -> Row:
+    if result.samples_to_target is not None:
+        return "samples to target", f"{result.samples_to_target:,}", ""
+    why = "no evaluation that reaches the target says its samples"
+    return "samples to target", "", why if _target(result) else "the log names no target"
+
+
+def _target(result: Result) -> str | None:
+    """Return what is to be reached; several goals are always those of a benchmark."""
+    if result.target is not None:
+        return f"{result.target:g}"
+    known = BENCHMARKS.get(result.benchmark or "")
+    return " and ".join(map(str, known.goals)) if known else None
+
+
+def _loss_row(result: Result) -> Row:
+    goal = _target(result)
+    target = f"target {goal}" if goal else "no target"
+    if result.eval_final is None:
+        return "final evaluation", "", f"none in the log; {target}"
+    return "final evaluation", f"{result.eval_final:.4f}", target
+
+
+def _target_row(result: Result) -> Row:
+    if _target(result) is None:
+        return "target reached", "", "the log names no target"
+    return "target reached", "yes" if result.converged else "no", ""
+
+
+def _step_row(result: Result) -> Row:
+    name, s = "step time (ms)", result.step_time_ms
+    if s is None:
+        return name, "", "the log does not time its steps"
+    return name, f"{s.median:,.1f}", f"median; p10 {s.p10:,.1f}, p90 {s.p90:,.1f}, n = {s.count}"
+
+
+def _throughput_row(result: Result) -> Row:
+    name, rate = "training throughput", result.throughput_samples_s
+    if rate is None:
+        return name, "", "the log does not time its samples"
+    if result.tokens_s_gpu is None:
+        return (
+            name,
+            f"{rate:,.3f} samples/s",
+            "no tokens/s/GPU: GPUs or sequence length are not logged",
+        )
+    return name, f"{rate:,.3f} samples/s", f"{result.tokens_s_gpu:,.0f} tokens/s/GPU on {result.num_gpus} GPUs"
+
+
+def _arithmetic_row(result: Result) -> Row:
+    name, work = "model arithmetic", f"{result.tflop_per_sample:,.4g} TFLOP a sample"
+    if result.tflops_gpu is None:
+        return name, "", f"{work}; no TFLOP/s: not measured on GPUs"
+    share = "no MFU: the cluster names no peak rate" if result.mfu is None else f"MFU {100 * result.mfu:.1f} %"
+    return name, f"{result.tflops_gpu:,.1f} TFLOP/s/GPU", f"{share}; {work}"
+
+
+def memory_row(peak: PeakMemory | None) -> Row:
+    """Return what the fullest GPU held at most, beside the plan's estimate."""
+    name = "peak memory (GiB)"
+    if peak is None:
+        return name, "", "not measured on GPUs"
+    reserved = "" if peak.reserved is None else f"{peak.reserved:,.1f} reserved"
+    estimated = "" if peak.estimated is None else f"the plan estimated {peak.estimated:,.1f}"
+    return name, f"{peak.allocated:,.1f}", "; ".join(filter(None, ("fullest GPU", reserved, estimated)))
+
+
+def _evaluation_row(result: Result) -> Row:
+    time = "" if result.eval_time_s is None else f"{result.eval_time_s:,.1f} s each"
+    if result.throughput_only:
+        return "evaluations", f"{len(result.evaluations)}", time
+    at = [f"{e.value:.4f} at {e.samples:,}" for e in result.evaluations if e.samples is not None]
+    shown = at if len(at) < 9 else [*at[:3], "…", *at[-3:]]
+    return "evaluations", f"{len(result.evaluations)}", "; ".join(filter(None, (time, ", ".join(shown))))
+
+
+def _init_row(result: Result) -> Row:
+    if result.init_s is None:
+        return "initialisation (s)", "", "no init_start and init_stop"
+    return "initialisation (s)", f"{result.init_s:,.1f}", "before the clock"
+
+
+def settings_row(result: Result) -> Row:
+    """Return what the log says of how the run was set up."""
+    seed = {} if result.seed is None else {"seed": result.seed}
+    settings = ", ".join(f"{key} {value}" for key, value in (seed | result.hyperparameters).items())
+    return "settings", "", settings
+
+
+def _trial_row(number: int, trial: Span) -> Row:
+    time = "not finished" if trial.minutes is None else f"{trial.minutes:.2f} min, {trial.status}"
+    seed = "" if trial.seed is None else f", seed {trial.seed}"
+    return f"trial {number} of the log", time, f"lines {trial.first_line} to {trial.last_line}{seed}"
+
+
+def _official_row(verdict: Verdict, division: str | None) -> Row:
+    name = f"official rules {verdict.ruleset}, {division or 'no division'}"
+    first = verdict.messages[0].splitlines()[0] if verdict.messages else ""
+    more = f" ({len(verdict.messages) - 1} more)" if verdict.messages[1:] else ""
+    return name, {True: "passed", False: "failed", None: ""}[verdict.passed], first + more

@@ -1,0 +1,30 @@
+"""Show how fast a set of trials trained, beside the published systems."""
+
+from bench.console.sheet import Sheet
+from bench.report.compare import TrialSet
+from bench.report.throughput import RATIO, compared, value_text
+
+
+def sheets(trials: TrialSet) -> list[Sheet]:
+    """Return it for the terminal."""
+    speed = compared(trials)
+    caption = f"{trials.hardware or 'hardware not logged'}, n = {speed.measured.num_runs}"
+    own = Sheet(f"{trials.name}: throughput of random weights", speed.rows, caption=caption)
+    if speed.no_peers:
+        return [own, Sheet("published systems", [("not compared", "", speed.no_peers)])]
+    columns = ("system", "batch", "step time (ms)", "samples/s", "tokens/s/GPU", "TFLOP/s/GPU", "official min", "ratio")
+    cells = [
+        (
+            line.name,
+            str(line.global_batch_size),
+            f"{line.step_time_ms:,.0f}",
+            f"{line.samples_s:.3f}",
+            f"{line.tokens_s_gpu:,.0f}",
+            value_text(line.tflops_gpu, "{:,.0f}"),
+            value_text(line.official_minutes, "{:.2f}"),
+            f"{line.ratio:.3f}",
+        )
+        for line in speed.lines
+    ]
+    title = f"beside published systems with {speed.measured.num_gpus} GPUs"
+    return [own, Sheet(title, cells, columns=columns, caption=RATIO)]

@@ -1,0 +1,21 @@
+"""Show what one trial is worth, with its figure."""
+
+from pathlib import Path
+
+from bench.contract.plan import Trial
+from bench.runs.folder import short
+from bench.runs.trial import Judged
+
+
+def show(folder: Path, trial: Trial, judged: Judged) -> None:
+    """Draw the trial's figure, if its losses mean anything, and print what it is worth."""
+    from bench.console import result as result_sheets
+    from bench.console import sheet
+    from bench.report import figures
+
+    files = [("log", short(folder / trial.log), "")]
+    if not judged.result.throughput_only:
+        figure = folder / f"loss_{trial.index}.png"
+        figures.loss_figure(judged.result, figure)
+        files.append(("figure", short(figure), ""))
+    sheet.show(result_sheets.verdict_sheet(judged.result, judged.verdicts, more=files))

@@ -1,0 +1,92 @@
+"""What converted weights say about themselves, and where they lie. Ranks read it too: the standard library only."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from bench.contract.schema import Model, Precision
+from bench.errors import ConfigError
+
+CONVERTED, CONVERTED_FP8 = "megatron_core", "megatron_core_fp8"
+"""The folders inside a Hugging Face folder that its conversions go to, unless another one is named."""
+MANIFEST = "manifest.json"
+MODEL_FIELDS = (
+    "num_layers",
+    "hidden_size",
+    "ffn_hidden_size",
+    "num_attention_heads",
+    "num_query_groups",
+    "vocab_size",
+    "norm_epsilon",
+    "rope_base",
+    "rope_scaling_factor",
+    "tied_embeddings",
+)
+"""What makes a Llama compute something else, and what shapes alone would not always tell."""
+
+
+def located(folder: Path, precision: Precision) -> Path:
+    """Return where the checkpoint of a folder is: in it, or, for a Hugging Face folder, where its conversion goes by default.
+
+    Of two conversions precision=fp8 takes the one in FP8.
+    """
+    is_source = (folder / "config.json").exists() and not (folder / "metadata.json").exists()
+    if not is_source:
+        return folder
+    takes_fp8 = precision is Precision.fp8 and (folder / CONVERTED_FP8).exists()
+    return folder / (CONVERTED_FP8 if takes_fp8 else CONVERTED)
+
+
+def manifest(folder: Path) -> dict[str, Any]:
+    """Return what a conversion says of itself; nothing where there is no manifest of ours."""
+    try:
+        said = json.loads((folder / MANIFEST).read_text())
+    except (OSError, ValueError):
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def is_fp8(folder: Path) -> bool:
+    """Return whether a checkpoint's linears were converted to FP8."""
+    return bool(manifest(folder).get("precision") == Precision.fp8.name)
+
+
+def require(folder: Path, model: Model, precision: Precision) -> None:
+    """Do nothing if a checkpoint was converted for this model and can be loaded in this precision, or has no manifest of ours.
+
+    Raises:
+        ConfigError: it was converted for another model, or to FP8.
+    """
+    require_model(folder, model)
+    if is_fp8(folder) and precision is not Precision.fp8:
+        raise ConfigError(
+            f"the weights are in FP8, and precision is {precision.name}",
+            where=str(folder),
+            fix="set precision=fp8, or point MODEL at a conversion that was made without --fp8",
+        )
+
+
+def model_of(model: Model) -> dict[str, Any]:
+    """Return what a manifest says of a model."""
+    return {name: getattr(model, name) for name in MODEL_FIELDS}
+
+
+def require_model(folder: Path, model: Model) -> None:
+    """Do nothing if a checkpoint was converted for this model, or is one that has no manifest of ours.
+
+    Raises:
+        ConfigError: it was converted for another one.
+    """
+    try:
+        said = manifest(folder)["model"]
+        wrong = [
+            f"{name} {said[name]} instead of {want}" for name, want in model_of(model).items() if said[name] != want
+        ]
+    except (KeyError, TypeError):
+        return
+    if wrong:
+        raise ConfigError(
+            f"these are not the weights of {model.name}: {', '.join(wrong)}",
+            where=str(folder),
+            fix="choose the model= that they were converted for, or convert other weights",
+        )

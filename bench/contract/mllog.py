@@ -1,0 +1,154 @@
+"""MLPerf's log lines: their keys, and how they are written.
+
+A line is `:::MLLOG {json}`. Writing is strict: one file per trial, one record per line, nothing JSON cannot hold. Reading,
+in `bench.mlperf.reader`, is not. Ranks import this module: it needs the standard library only.
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+from io import FileIO
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from bench.errors import ConfigError
+
+CACHE_CLEAR = "cache_clear"
+INIT_START, INIT_STOP = "init_start", "init_stop"
+RUN_START, RUN_STOP = "run_start", "run_stop"
+BLOCK_START, BLOCK_STOP = "block_start", "block_stop"
+EVAL_START, EVAL_STOP, EVAL_ACCURACY = "eval_start", "eval_stop", "eval_accuracy"
+TRAIN_LOSS, TRACKED_STATS = "train_loss", "tracked_stats"
+
+SUBMISSION_BENCHMARK, SUBMISSION_DIVISION = "submission_benchmark", "submission_division"
+SUBMISSION_ORG, SUBMISSION_PLATFORM, SUBMISSION_STATUS = "submission_org", "submission_platform", "submission_status"
+
+TARGET_ACCURACY, SEED = "target_accuracy", "seed"
+GLOBAL_BATCH_SIZE, MICRO_BATCH_SIZE = "global_batch_size", "micro_batch_size"
+GRADIENT_ACCUMULATION_STEPS = "gradient_accumulation_steps"
+TRAIN_SAMPLES, EVAL_SAMPLES = "train_samples", "eval_samples"
+OPT_BASE_LEARNING_RATE = "opt_base_learning_rate"
+OPT_LEARNING_RATE_TRAINING_STEPS = "opt_learning_rate_training_steps"
+OPT_LEARNING_RATE_WARMUP_FACTOR = "opt_learning_rate_warmup_factor"
+OPT_ADAMW_WEIGHT_DECAY, OPT_GRADIENT_CLIP_NORM = "opt_adamw_weight_decay", "opt_gradient_clip_norm"
+LORA_RANK, LORA_ALPHA = "lora_rank", "lora_alpha"
+PRECISION_IN_LINEAR = "lowest_numerical_precision_in_linear"
+PRECISION_IN_ATTN = "lowest_numerical_precision_in_attn"
+PRECISION_IN_COMM = "lowest_numerical_precision_in_comm"
+TENSOR_PARALLELISM, PIPELINE_PARALLELISM = "tensor_parallelism", "pipeline_parallelism"
+CONTEXT_PARALLELISM, EXPERT_PARALLELISM = "context_parallelism", "expert_parallelism"
+CONFIG_FILENAME = "config_filename"
+
+INITIAL_WEIGHTS, RANDOM = "initial_weights", "random"
+"""Ours, as what follows: the model was not trained before, and its rows are random; metadata.shape_of: the benchmark it is as large as."""
+MODEL_TFLOP_PER_SAMPLE, ACCELERATOR_PEAK_TFLOPS = "model_tflop_per_sample", "accelerator_peak_tflops"
+PEAK_MEMORY = "peak_memory_gib"
+"""Of the fullest rank from run_start to run_stop: {allocated, reserved}, and what the plan {estimated}."""
+STEP_TIMES = "step_times"
+"""In tracked_stats: seconds of each step since the last such record."""
+
+SUCCESS, ABORTED = "success", "aborted"
+"""What run_stop's metadata.status may say."""
+
+_TOKEN = b":::MLLOG"
+_PACKAGE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+class Writer:
+    """The log of one trial; safe to use from several threads and from signal handlers. None, for a rank that does not
+    write the log, takes everything and keeps nothing.
+
+    Raises:
+        ConfigError: the file exists: a trial that is started twice never adds to the log of the first.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        try:  # unbuffered: a line is one write
+            self._file = FileIO(os.devnull, "w") if path is None else FileIO(path, "x")
+        except FileExistsError as error:
+            raise ConfigError(
+                "CFG-05: this trial has a log already, and a second start never adds to it",
+                where=str(path),
+                fix="start in a new folder, or move the old log away",
+            ) from error
+        self._lock = threading.RLock()
+        self._started = self._stopped = False
+
+    def event(self, key: str, value: Any = None, /, **metadata: Any) -> None:
+        """Write that something is so at this moment.
+
+        Raises:
+            ValueError: JSON cannot hold the value (NaN, infinity, a tensor); nothing was written.
+            OSError: the line could not be written, as on a full disk.
+        """
+        self._write("POINT_IN_TIME", key, value, metadata)
+
+    def start(self, key: str, value: Any = None, /, **metadata: Any) -> None:
+        """Write that something begins; raises like `event`."""
+        self._write("INTERVAL_START", key, value, metadata)
+
+    def stop(self, key: str, value: Any = None, /, **metadata: Any) -> None:
+        """Write that something ends; raises like `event`. For run_stop there is `finish`."""
+        self._write("INTERVAL_END", key, value, metadata)
+
+    def finish(self, status: str, **metadata: Any) -> bool:
+        """Return whether this call wrote run_stop: only the first one after run_start does, and none after `close`."""
+        with self._lock:
+            if not self._started or self._stopped or self._file.closed:
+                return False
+            self._stopped = True  # before the write: a signal handler may come in between
+            try:
+                self._append("INTERVAL_END", RUN_STOP, None, metadata | {"status": status})
+            except BaseException:
+                self._stopped = False
+                raise
+            return True
+
+    def close(self) -> None:
+        with self._lock:
+            self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _write(self, event_type: str, key: str, value: Any, metadata: dict[str, Any]) -> None:
+        if key == RUN_STOP:
+            raise ValueError("run_stop is written once, by finish()")
+        with self._lock:
+            self._append(event_type, key, value, metadata)
+            self._started |= key == RUN_START
+
+    def _append(self, event_type: str, key: str, value: Any, metadata: dict[str, Any]) -> None:
+        record = {
+            "namespace": "",
+            "time_ms": time.time_ns() // 1_000_000,
+            "event_type": event_type,
+            "key": key,
+            "value": value,
+            "metadata": _caller() | metadata,
+        }
+        try:
+            line = b"%s %s\n" % (_TOKEN, json.dumps(record, allow_nan=False).encode())
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"{key} = {value!r} with {metadata!r} cannot be logged: {error}") from error
+        while line:  # a disk that fills up takes part of a line, then raises
+            line = line[self._file.write(line) :]
+
+
+def _caller() -> dict[str, Any]:
+    """Return where the log was called from: file, relative to the folder that holds `bench/`, and line."""
+    frame = sys._getframe(1)
+    while frame.f_code.co_filename == __file__ and frame.f_back:
+        frame = frame.f_back
+    file = os.path.abspath(frame.f_code.co_filename)
+    inside = file.startswith(_PACKAGE_ROOT + os.sep)
+    name = os.path.relpath(file, _PACKAGE_ROOT) if inside else os.path.basename(file)
+    return {"file": name, "lineno": frame.f_lineno}

@@ -1,0 +1,224 @@
+"""Explain a run that failed, was stopped or is stuck: the rule, the line that shows it, and what to do.
+
+What our own ranks left behind, the signs in all logs and what the MLPerf records say become clues. The one that explains
+most wins: a cause beats what follows from it. What nothing explains stays unknown.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bench.contract import mllog
+from bench.contract import plan as plans
+from bench.contract.plan import Plan
+from bench.diagnosis import fixes, log_scan, run_reports, trial_state
+from bench.diagnosis.log_scan import Clue, Scan
+from bench.errors import ConfigError, LogError
+from bench.mlperf import log as logs
+from bench.mlperf import result as results
+from bench.mlperf.reader import Event
+from bench.mlperf.result import Result
+from bench.rules import RULES
+from bench.rules.signs import Weight
+
+UNKNOWN = "unknown"
+LOGS = ("*.txt", "*.out", "*.err", "*.log")
+_VAGUE = ("RUN-02", "RUN-04", "RUN-07", "RUN-10", "NCC-07", "LOG-05")
+"""Rules that leave the reason open: what else the logs say is shown with them."""
+_ENDINGS = ("RUN-07", "LOG-05")
+"""Rules that say no more than that a run ended: nothing to show beside another one."""
+_MAX_LINES = 12
+_STAMP = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """What is the matter with one run."""
+
+    run: str
+    rule: str | None
+    """Its id in `bench.rules`, or `unknown`; None: nothing failed."""
+    title: str
+    evidence: str | None = None
+    file: str | None = None
+    line: int | None = None
+    detail: str | None = None
+    """What the records add."""
+    fix: str | None = None
+    also: tuple[Clue, ...] = ()
+    """Other rules that show: mostly consequences."""
+    lines: tuple[str, ...] = ()
+    """What tells most where the rule is unknown."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as strict JSON holds them."""
+        also = [
+            {"rule": c.rule, "title": RULES[c.rule].title, "evidence": c.text, "file": c.file, "line": c.line}
+            for c in self.also
+        ]
+        return asdict(replace(self, also=())) | {"also": also}
+
+
+@dataclass(frozen=True, slots=True)
+class _Log:
+    """One file: its signs, and what its records prove if it has any."""
+
+    scan: Scan
+    events: Sequence[Event] = ()
+    result: Result | None = None
+    is_running: bool = False
+
+    @property
+    def is_fine(self) -> bool:
+        """Whether its one trial was completed and reached its target."""
+        r = self.result
+        return r is not None and r.status == mllog.SUCCESS and len(r.trials) == 1 and (r.target is None or r.converged)
+
+    def judged(self) -> Iterable[Clue]:
+        """Return what the records say of how it went."""
+        return trial_state.judge(self.result, self.events, is_running=self.is_running) if self.result else ()
+
+    def errors(self) -> Iterable[Clue]:
+        """Return what is wrong with the log itself."""
+        found = self.result.findings if self.result else ()
+        wrong = (f for f in found if f.severity == "error" and f.rule in RULES)
+        return (Clue(f.rule, Weight.OUTCOME, self.result.file, f.line or 1, f.message) for f in wrong if self.result)
+
+
+def runs(paths: Sequence[Path]) -> list[list[Path]]:
+    """Return what belongs together: each folder is a run, and all files are one.
+
+    Raises:
+        ConfigError: there is no such file, or a folder without logs.
+    """
+    for path in paths:
+        if not path.is_dir() and not path.is_file():
+            raise ConfigError("no such file", where=str(path), fix="name a run folder, or the logs of one run")
+        if path.is_dir() and not _files(path) and not run_reports.status(path):
+            raise ConfigError("no logs in this folder", where=str(path), fix=f"name one with {', '.join(LOGS)}")
+    files = [path for path in paths if not path.is_dir()]
+    return [*([path] for path in paths if path.is_dir()), *([files] if files else [])]
+
+
+def explain(paths: Sequence[Path]) -> Explanation:
+    """Return what is the matter with the run that left these files, or this one folder, behind.
+
+    Raises:
+        ConfigError: a file cannot be read.
+    """
+    folder = paths[0] if paths[0].is_dir() else None
+    name = str(folder) if folder else ", ".join(map(str, paths))
+    status, plan = (run_reports.status(folder), _plan(folder)) if folder else ({}, None)
+    told = [_Log(scan) for scan in (*run_reports.of_ranks(folder), *run_reports.of_launcher(folder))] if folder else []
+    logs = [_read(path, is_over=bool(status)) for path in (_files(folder) if folder else paths)]
+    if status.get("outcome") in ("proven", "fine") or not (told or status) and _all_fine(logs, plan):
+        return _nothing(name, logs, "nothing failed: the logs say that the run succeeded")
+    bad = [*told, *sorted((log for log in logs if not log.is_fine), key=_moment)]
+    found = [clue for log in bad for clue in (*log.scan.clues[:1], *log.judged())]
+    if folder and status.get("outcome") == "not proven":
+        found += [clue for log in logs for clue in log.errors()]
+        found += run_reports.not_proven(folder)
+    best = max(found, key=lambda clue: clue.weight, default=None)  # of equals the first
+    if any(log.is_running for log in bad) and (best is None or best.weight is Weight.HINT):
+        return _nothing(name, bad, "nothing failed: the run is going on")
+    seen = [*found, *(clue for log in bad for clue in log.scan.clues[1:])]
+    return _explanation(name, best, seen, bad, plan)
+
+
+def _explanation(
+    name: str, best: Clue | None, seen: Sequence[Clue], bad: Sequence[_Log], plan: Plan | None
+) -> Explanation:
+    lines = tuple(dict.fromkeys(line for log in bad for line in log.scan.lines))[:_MAX_LINES]
+    trials = [log for log in bad if log.result and log.result.trials]
+    trial = trials[-1] if trials else None
+    if best is None:
+        title = "nothing here matches a known failure, and nothing says that the run succeeded"
+        fix = "read the lines below, and what stands around them"
+        return Explanation(run=name, rule=UNKNOWN, title=title, detail=_detail(trial), fix=fix, lines=lines)
+    return Explanation(
+        run=name,
+        rule=best.rule,
+        title=RULES[best.rule].title,
+        evidence=best.text,
+        file=best.file,
+        line=best.line,
+        detail=_detail(trial),
+        fix=best.fix or _fix(best.rule, trial, plan),
+        also=_others(seen, best.rule),
+        lines=lines if best.rule in _VAGUE or best.weight is Weight.HINT else (),
+    )
+
+
+def _nothing(name: str, logs: Sequence[_Log], title: str) -> Explanation:
+    running = [log for log in logs if log.is_running]
+    seen = [clue for log in logs for clue in (*(() if running else log.errors()), *log.scan.clues)]
+    detail = _detail(running[-1]) if running else None
+    return Explanation(run=name, rule=None, title=title, detail=detail, also=_others(seen, ""))
+
+
+def _others(seen: Iterable[Clue], rule: str) -> tuple[Clue, ...]:
+    """Return the first clue of each rule but one."""
+    first: dict[str, Clue] = {}
+    for clue in seen:
+        first.setdefault(clue.rule, clue)
+    return tuple(clue for name, clue in first.items() if name not in (rule, *_ENDINGS))
+
+
+def _detail(log: _Log | None) -> str | None:
+    if log is None or log.result is None:
+        return None
+    return fixes.how_far(fixes.reached(log.events, log.result), log.result)
+
+
+def _fix(rule: str, trial: _Log | None, plan: Plan | None) -> str:
+    """Return what to do, with numbers where plan and records give some."""
+    better = None
+    if rule == "RUN-01" and plan is not None:
+        better = fixes.less_memory(plan)
+    if rule == "SLU-07" and trial and trial.result:
+        better = fixes.enough_time(fixes.reached(trial.events, trial.result), trial.result)
+    return f"{better}; else {RULES[rule].fix}" if better else RULES[rule].fix
+
+
+def _all_fine(logs: Sequence[_Log], plan: Plan | None) -> bool:
+    """Return whether there are trials, all of them succeeded, and none that was planned is missing."""
+    trials = [log.result for log in logs if log.result and log.result.trials]
+    planned = {trial.log for trial in plan.trials} if plan else set()
+    complete = planned <= {Path(result.file).name for result in trials}
+    return bool(trials) and complete and all(log.is_fine for log in logs if log.result and log.result.trials)
+
+
+def _read(path: Path, *, is_over: bool) -> _Log:
+    try:
+        scan = log_scan.scan(path)
+        if not scan.has_records:
+            return _Log(scan)
+        log = logs.read(path)
+        result = results.result(log, str(path), {})
+        is_running = not is_over and result.run_stop_ms is None and trial_state.is_fresh(path, log.events)
+    except (OSError, LogError) as error:
+        raise ConfigError(
+            f"the log cannot be read: {error}", where=str(path), fix="make it readable, or leave it out"
+        ) from error
+    return _Log(scan, log.events, result, is_running)
+
+
+def _files(folder: Path) -> list[Path]:
+    """Return the logs of a run folder, those that are judged first."""
+    found = [path for place in (folder, folder / "rank_logs") for name in LOGS for path in sorted(place.glob(name))]
+    return [path for path in found if path.is_file()]
+
+
+def _moment(log: _Log) -> str:
+    """Return when the first clue says that it happened; those that do not say come last."""
+    found = _STAMP.search(log.scan.clues[0].text) if log.scan.clues else None
+    return found[0].replace(" ", "T") if found else "~"
+
+
+def _plan(folder: Path) -> Plan | None:
+    with suppress(ConfigError):
+        return plans.load(folder / "plan.json")
+    return None

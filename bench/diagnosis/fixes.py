@@ -1,0 +1,119 @@
+"""What to do, worked out from the plan and the records of a run: splits that need less memory, a time limit that suffices."""
+
+import copy
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from bench.contract import mllog
+from bench.contract.plan import Plan
+from bench.contract.schema import Config, Recompute
+from bench.errors import ConfigError
+from bench.mlperf.reader import Event, is_number
+from bench.mlperf.result import Result
+from bench.planning import make_plan
+
+MARGIN_MIN = 5
+"""What starting and stopping take, as in the walltime of a job."""
+_COUNTED = (mllog.TRAIN_LOSS, mllog.TRACKED_STATS, mllog.EVAL_ACCURACY, mllog.EVAL_STOP)
+
+
+def less_memory(plan: Plan) -> str | None:
+    """Return the smallest legal changes that need less than the plan and fit by its own estimate; None if there are none."""
+    now, fitting = plan.memory.total_gib, []
+    for key, changed in _changes(plan):
+        try:
+            needed = make_plan.make(changed).memory
+        except ConfigError:
+            continue
+        if needed.fits is not False and needed.total_gib < now:
+            fitting.append((key, needed.total_gib))
+    best = {key.split("=")[0]: f"{key} ({gib:.1f} GiB)" for key, gib in reversed(fitting)}  # the smallest of each key
+    if not best:
+        return None
+    return f"one of {', '.join(reversed(best.values()))}, estimated per GPU, where the plan has {now:.1f}"
+
+
+def _changes(plan: Plan) -> Iterator[tuple[str, Config]]:
+    """Yield what could need less memory, the mildest of each kind first."""
+    config, ranks = plan.config, plan.world.num_ranks
+    for name in ("tp", "cp"):
+        for size in range(getattr(plan.world, name) + 1, ranks + 1):
+            if ranks % size == 0:
+                changed = copy.deepcopy(config)
+                setattr(changed.parallel, name, size)
+                yield f"parallel.{name}={size}", changed
+    if config.recipe.recompute is not Recompute.full:
+        changed = copy.deepcopy(config)
+        changed.recipe.recompute = Recompute.full
+        yield "recipe.recompute=full", changed
+    if (config.recipe.micro_batch_size or 1) > 1:
+        changed = copy.deepcopy(config)
+        changed.recipe.micro_batch_size = 1
+        yield "recipe.micro_batch_size=1", changed
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """How far a trial got."""
+
+    samples: float
+    """Trained on, at its last record that counts them."""
+    pace_samples_min: float | None
+    """From run_start to there, evaluations and pauses included; None for no time at all."""
+    minutes: float
+    """From the first record to the last one."""
+    before_min: float
+    """Of these, before run_start."""
+
+
+def reached(events: Sequence[Event], result: Result) -> Reached | None:
+    """Return how far the records say that a trial got; None if they do not say."""
+    counted = [
+        (samples, event.time_ms)
+        for event in events
+        if event.key.rstrip() in _COUNTED and is_number(samples := event.metadata.get("samples_count"))
+    ]
+    if not counted or result.run_start_ms is None:
+        return None
+    samples, at_ms = max(counted)
+    first_ms, last_ms = min(event.time_ms for event in events), max(event.time_ms for event in events)
+    took_min = (at_ms - result.run_start_ms) / 60_000
+    return Reached(
+        samples,
+        pace_samples_min=samples / took_min if took_min > 0 and samples > 0 else None,
+        minutes=(last_ms - first_ms) / 60_000,
+        before_min=(result.run_start_ms - first_ms) / 60_000,
+    )
+
+
+def how_far(reached: Reached | None, result: Result) -> str:
+    """Return samples, last evaluation and target in words."""
+    parts = ["no training step is logged with its samples" if reached is None else f"{reached.samples:,.0f} samples"]
+    if reached and (total := total_samples(result)):
+        parts[0] += f" of at most {total:,.0f}"
+    if reached and reached.pace_samples_min:
+        parts.append(f"{reached.pace_samples_min:,.1f} samples/min")
+    last = result.evaluations[-1] if result.evaluations else None
+    parts.append(f"last evaluation {last.value:.5g}" if last else "nothing evaluated")
+    if result.target is not None:
+        parts.append(f"target {result.target:g}")
+    return ", ".join(parts)
+
+
+def total_samples(result: Result) -> float | None:
+    """Return how many samples the run would train on if its target were never reached."""
+    steps = result.hyperparameters.get(mllog.OPT_LEARNING_RATE_TRAINING_STEPS)
+    return steps * result.global_batch_size if is_number(steps) and steps > 0 and result.global_batch_size else None
+
+
+def enough_time(reached: Reached | None, result: Result) -> str | None:
+    """Return which time limit would have let the run train to its last step; None if the log does not say."""
+    total = total_samples(result)
+    if reached is None or not reached.pace_samples_min or total is None or total < reached.samples:
+        return None
+    minutes = reached.before_min + total / reached.pace_samples_min + MARGIN_MIN
+    return (
+        f"at this pace walltime={math.ceil(minutes)} (minutes per trial) reaches the last step, {total:,.0f} samples; "
+        f"the records of this run span {reached.minutes:.0f} min. A target reached earlier needs less"
+    )

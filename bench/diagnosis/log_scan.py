@@ -1,0 +1,265 @@
+"""Find the signs of rules in a log of any size, encoding and content, and the lines that say most where there are none.
+
+Logs are read in chunks. A line is looked at only if it holds one of a few words that some sign needs; most lines never
+meet a regular expression.
+"""
+
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from io import FileIO
+from pathlib import Path
+from string import ascii_lowercase, ascii_uppercase
+
+from bench.mlperf.reader import printable
+from bench.rules import RULES
+from bench.rules.signs import EVENTS, SIGNS, Weight
+
+
+@dataclass(frozen=True, slots=True)
+class Clue:
+    """A line that speaks for a rule."""
+
+    rule: str
+    weight: Weight
+    file: str
+    line: int
+    text: str
+    fix: str | None = None
+    """What the message itself says to do; None: as the rule says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """What one file holds."""
+
+    clues: tuple[Clue, ...]
+    """The first of each rule, those that explain most first."""
+    lines: tuple[str, ...]
+    """The last ones that tell of trouble, then the end of the file."""
+    has_records: bool
+    """MLPerf's log lines."""
+
+
+WORDS = tuple(
+    b"error|fail|fatal|assert|exception|nccl warn|ibv_|pyxis|enroot|denied|not found|no such|memory|kill|exceeded|space left|"
+    b"read-only|cancelled|due to|interrupt|ctrl-c|(sig|got sig|received sig|exitcode|segmentation|watchdog|nccl communicator|"
+    b"gloo/|timed out|socket timeout|network socket|net/ib : no|got completion|already in use|interface found|xid|fallen off|"
+    b"initialized|fabric|imex|pmi|psec|ompi|oom|bad_alloc|quota|member: 1/|world|nan|loss is|gated|unable|unrecog|override|"
+    b"could not find|can't|must be| rows|squashfs|invalid|requested|plugin|mountcheck|accounting|bypassing|walltime|"
+    b"set by two|clients joined|divisible|srun:|exited with|cannot |out of space|bit ecc|cuda-capable|cuda gpus|no nvidia driver|insufficient|"
+    b"needs gpu|too small|cpuallocator|longer than|local folder|connect to|, life |a checkpoint of|a distributed checkpoint|srcindex|"
+    b"out of range|not in struct|eaddrinuse|0 of 1|0/1|were started|loss returned|bus error|nvlink|bootstrap|more processors|violates|client error|version mismatch|:::mllog".split(
+        b"|"
+    )
+)
+"""As folded text has them: every line with a sign holds one."""
+FOLD = bytes.maketrans(ascii_uppercase.encode() + b"23456789", ascii_lowercase.encode() + b"22222222")
+"""To small letters, and the digits that no word needs to one, so that lines become alike."""
+
+_CHUNK_BYTES = 1 << 18
+_MAX_LINE_BYTES = 1 << 20
+_BEFORE, _AFTER = 1000, 3000
+"""How much of a long line is looked at, around the word."""
+_MAX_SHOWN = 400
+_MAX_DULL = 1 << 16
+_FORGIVEN_RECORDS = 10
+"""Training goes on for more records than these behind a sign only if the run got over it, or was started again."""
+
+_PATTERNS = tuple((sign, re.compile(sign.pattern)) for sign in SIGNS)
+_ESCAPES = re.compile(rb"\x1b(?:\[[0-9;?]{0,40}[ -/]?[@-~]|\][^\x07\x1b\n]{0,400}(?:\x07|\x1b\\)|[@-Z\\^_=>])")
+_PROGRESS = re.compile(rb'"(?:train_loss ?|tracked_stats|eval_accuracy|eval_stop)"')
+_LABEL = rb"(?: {0,6}\d{1,6}: ?|\[\S{1,80}\]:? ?){0,3}"
+_MESSAGE = re.compile(
+    rb"^(?P<what>[^\n]{1,2000})\n{1,2}%b  where: (?P<where>[^\n]{0,1000})\n{1,2}%b  fix:   (?P<fix>[^\n]{1,1000})$"
+    % (_LABEL, _LABEL),
+    re.MULTILINE,
+)
+"""How bench.errors prints an error."""
+_RAISED = re.compile(rb"^%b(?:[\w.]{1,100}\.)?[A-Z]\w{0,60}(?:Error|Exception)(?:: |$)" % _LABEL)
+_TROUBLE = re.compile(
+    rb"\b(?:ERROR|FATAL|CRITICAL|[Ee]rror|[Ff]atal)\b\]?:? |Exited with exit code [1-9]|\bBroken pipe|Connection reset"
+)
+_EXITED = re.compile(rb"Exited with exit code [1-9]")
+_LIFE = re.compile(rb"^job \d+, life [1-9]\d*, on ")
+"""How the batch script begins when Slurm has started its job anew."""
+_STEP_ENDS = re.compile(
+    rb"srun: error: .{1,80}: tasks? [\d,-]{1,200}: |_step_signal: Terminating|STEP .{1,60} CANCELLED"
+)
+"""Slurm on a task that has ended, or on those that it ends because of it."""
+_KNOWN = re.compile(r"(?:\d+: ?)?([A-Z]{2,3}-\d\d): ")
+
+
+def scan(path: Path) -> Scan:
+    """Return the signs in a file; OSError if it cannot be read, and no content makes this fail."""
+    reader, rest = _Reader(str(path)), b""
+    with FileIO(path) as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            data = rest + chunk
+            end = data.rfind(b"\n") + 1 or max(0, len(data) - _AFTER) * (len(data) > _MAX_LINE_BYTES)
+            rest = data[end:]
+            reader.feed(data[:end])
+    reader.feed(rest)
+    return reader.finish()
+
+
+def read_message(what: str, fix: str, *, file: str, line: int = 1, otherwise: str = "RUN-10") -> Clue:
+    """Return the clue in an error of our own, which says best what to do: the rule that it names or shows."""
+    raw = what.encode(errors="replace")
+    text = shown(raw)
+    if (known := _KNOWN.match(text)) and known[1] in RULES:
+        return Clue(known[1], Weight.CAUSE, file, line, text, fix)
+    rule, weight, _ = _recognise(raw[:_AFTER]) or (otherwise, Weight.CAUSE, 0)
+    return Clue(rule, weight, file, line, text, fix)
+
+
+def read_text(text: str, *, file: str, line: int = 1) -> Scan:
+    """Return the signs in a text that stands in a file, at one of its lines."""
+    reader = _Reader(file)
+    reader.feed(text.encode(errors="replace"))
+    found = reader.finish()
+    return replace(found, clues=tuple(replace(clue, line=line) for clue in found.clues))
+
+
+def ranked(clues: Iterable[Clue]) -> list[Clue]:
+    """Return the clues of one file, those that explain most first; events explain those that follow them."""
+    return sorted(clues, key=lambda clue: (-(max(EVENTS) if clue.weight in EVENTS else clue.weight), clue.line))
+
+
+def shown(raw: bytes) -> str:
+    """Return a line as one can print it."""
+    text = printable(_ESCAPES.sub(b"", raw).decode(errors="replace").strip())
+    return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 1] + "…"
+
+
+@lru_cache(maxsize=4096)
+def _recognise(text: bytes) -> tuple[str, Weight, int] | None:
+    """Return the rule that a line shows, how much that explains, and where in the line; ranks repeat each other's lines."""
+    for sign, pattern in _PATTERNS:
+        if found := pattern.search(text):
+            return sign.rule, sign.weight, found.start()
+    return None
+
+
+class _Reader:
+    """Collects clues from a stream of whole lines."""
+
+    def __init__(self, file: str) -> None:
+        self._file, self._line, self._progress = file, 1, 0
+        self._first: dict[tuple[str, Weight], tuple[Clue, int]] = {}
+        """The clue, and how much progress was logged before it."""
+        self._failing = False
+        """Whether a program has failed since the last record."""
+        self._step_ends = False
+        """Whether Slurm has told of a task's end; what it kills from then on dies of that one."""
+        self._has_records = False
+        self._dull: set[bytes] = set()
+        self._raised, self._trouble, self._end = b"", deque[bytes](maxlen=3), b""
+
+    def feed(self, data: bytes) -> None:
+        text = data.replace(b"\0", b"")
+        if b"\x1b" in text:
+            text = _ESCAPES.sub(b"", text)
+        flat = text.replace(b"\r", b"\n")  # as long as before: places agree
+        counted = 0
+        for start, end in _suspects(flat, self._dull):
+            self._line += text.count(b"\n", counted, start)
+            counted = start
+            self._look(flat[start:end])
+        self._line += text.count(b"\n", counted)
+        if b"  fix:   " in flat:
+            self._read_messages(flat, text)
+        if flat.strip():
+            self._end = flat[-2 * _AFTER :]
+            if len(self._end) < len(flat):  # it may begin within a line
+                self._end = self._end.partition(b"\n")[2].strip() or self._end
+
+    def finish(self) -> Scan:
+        found = []
+        for clue, before in self._first.values():
+            forgiven = self._progress - before > _FORGIVEN_RECORDS
+            found.append(replace(clue, weight=Weight.HINT) if forgiven else clue)
+        last = [line for line in self._end.split(b"\n") if line.strip() and b":::MLLOG" not in line][-3:]
+        lines = dict.fromkeys(shown(line) for line in (self._raised, *self._trouble, *last) if line.strip())
+        return Scan(tuple(ranked(found)), tuple(lines), self._has_records)
+
+    def _look(self, line: bytes) -> None:
+        if _LIFE.match(line):  # what came before was got over
+            self._first.clear()
+            self._failing = self._step_ends = False
+            self._raised, self._trouble = b"", deque(maxlen=3)
+            return
+        if b":::MLLOG" in line:
+            self._failing, self._has_records = False, True
+            self._progress += bool(_PROGRESS.search(line))
+            return
+        if known := _recognise(line):
+            rule, weight, place = known
+            if rule != "SLU-08" or not self._failing:  # srun also cancels what is left of a step that failed
+                shift = max(0, place - _MAX_SHOWN // 2) if len(line) > _MAX_SHOWN else 0
+                first_killed = rule == "RUN-02" and b"srun: error: " in line and not self._step_ends
+                told = Weight.CAUSE if first_killed else weight
+                self._add(Clue(rule, told, self._file, self._line, shown(line[shift:])))
+        self._step_ends |= bool(_STEP_ENDS.search(line))
+        if _RAISED.match(line):
+            self._raised, self._failing = line, True
+        elif _TROUBLE.search(line):
+            self._trouble.append(line)
+            self._failing |= bool(_EXITED.search(line))
+
+    def _add(self, clue: Clue) -> None:
+        self._first.setdefault((clue.rule, clue.weight), (clue, self._progress))
+
+    def _read_messages(self, flat: bytes, text: bytes) -> None:
+        first_line = self._line - text.count(b"\n")
+        for found in _MESSAGE.finditer(flat):
+            line = first_line + text.count(b"\n", 0, found.start())
+            clue = read_message(shown(found["what"]), shown(found["fix"]), file=self._file, line=line)
+            seen = self._first.get((clue.rule, clue.weight))
+            if seen is None or seen[0].fix is None:  # the same line, seen as any other before
+                self._first[clue.rule, clue.weight] = clue, self._progress
+
+
+def _suspects(flat: bytes, dull: set[bytes]) -> Iterator[tuple[int, int]]:
+    """Yield the places of lines that hold one of the words, in order; of a long line, what stands around each word.
+
+    Most lines of a log differ from others in numbers only: those that hold no word are kept in `dull`, folded.
+    """
+    lines, start = flat.translate(FOLD).split(b"\n"), 0
+    fresh = set(lines) - dull
+    telling = _telling(b"\n".join(fresh))
+    for line in lines:
+        if line in telling:
+            yield from ((start + first, start + end) for first, end in _around_words(line))
+        start += len(line) + 1
+    if len(dull) > _MAX_DULL:
+        dull.clear()
+    dull |= {line for line in fresh - telling if len(line) <= _BEFORE}
+
+
+def _telling(text: bytes) -> set[bytes]:
+    """Return the lines that hold one of the words."""
+    found = set()
+    for word in WORDS:
+        at = text.find(word)
+        while at >= 0:
+            end = text.find(b"\n", at)
+            end = end if end >= 0 else len(text)
+            found.add(text[text.rfind(b"\n", 0, at) + 1 : end])
+            at = text.find(word, end)
+    return found
+
+
+def _around_words(line: bytes) -> list[tuple[int, int]]:
+    if len(line) <= _BEFORE:
+        return [(0, len(line))]
+    places = set()
+    for word in WORDS:
+        at = line.find(word)
+        while at >= 0:
+            end = min(len(line), at + _AFTER)
+            places.add((max(0, at - _BEFORE), end))
+            at = line.find(word, end)
+    return sorted(places)

@@ -1,0 +1,87 @@
+"""What the records of a trial say of how it went: still running, stuck, not converging, appended to, or no number at all."""
+
+import re
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from bench.contract import mllog
+from bench.diagnosis import fixes
+from bench.diagnosis.log_scan import Clue
+from bench.mlperf.compliance import Finding
+from bench.mlperf.reader import Event, printable
+from bench.mlperf.result import Result
+from bench.rules.signs import Weight
+
+QUIET_MIN = 10
+"""How long a log must stand still, at least, before its run no longer counts as running."""
+QUIET_GAPS = 10
+"""And how many times the longest pause between its records so far."""
+WINDOW = 4
+"""So many evaluations without a lower loss are no noise: no published run that reached its target has them."""
+_TRAINED_OUT = 0.95
+"""Share of the last step's samples from which on a run had its chance to converge."""
+_NO_NUMBER = re.compile(r"\d+ x (?:train_loss|eval_accuracy) is (?:nan|-?inf)")
+
+
+def judge(result: Result, events: Sequence[Event], *, is_running: bool) -> Iterator[Clue]:
+    """Yield what the records prove to be wrong with a trial that did not succeed."""
+    by_rule = {finding.rule: finding for finding in reversed(result.findings)}
+    if len(result.trials) > 1:
+        weight = Weight.CAUSE if result.trials[-1].status == mllog.SUCCESS else Weight.OUTCOME
+        yield _clue("LOG-03", weight, result, by_rule.get("LOG-03"))
+    for finding in result.findings:
+        if _NO_NUMBER.match(finding.message):
+            yield _clue("RUN-05", Weight.CAUSE, result, finding)
+    if len(result.trials) != 1 or not events:
+        return
+    if _is_not_converging(result, is_running=is_running):
+        yield _clue("RUN-06", Weight.OUTCOME, result, by_rule.get("LOG-07"))
+    elif result.run_stop_ms is not None:
+        yield _clue("LOG-05", Weight.OUTCOME, result, by_rule.get("LOG-05"))
+    elif not is_running:
+        last = events[-1]
+        text = f"the last record is {last.key}, {_words(quiet_min(Path(result.file), events))} ago"
+        yield Clue("RUN-07", Weight.OUTCOME, result.file, last.line, printable(text))
+
+
+def is_fresh(path: Path, events: Sequence[Event]) -> bool:
+    """Return whether a log without an end was written to so lately that its run may well be alive."""
+    if not events:
+        return False
+    times = [event.time_ms for event in events]
+    longest_min = max((b - a for a, b in zip(times, times[1:], strict=False)), default=0) / 60_000
+    return quiet_min(path, events) < max(QUIET_MIN, QUIET_GAPS * longest_min)
+
+
+def quiet_min(path: Path, events: Sequence[Event]) -> float:
+    """Return the minutes since the log last grew: by its own clock, or by the file's, whichever is longer ago."""
+    return max(0.0, time.time() - min(path.stat().st_mtime, events[-1].time_ms / 1000)) / 60
+
+
+def is_flat(result: Result) -> bool:
+    """Return whether the last evaluations of a loss brought nothing lower; accuracies and word error rates jump about."""
+    losses = [evaluation.value for evaluation in result.evaluations]
+    is_loss = not result.higher_is_better and result.benchmark != "rnnt"
+    return is_loss and len(losses) > WINDOW and min(losses[-WINDOW:]) >= min(losses[:-WINDOW])
+
+
+def _is_not_converging(result: Result, *, is_running: bool) -> bool:
+    """Return whether the target is missed for good: trained out, or evaluations that stand still."""
+    if result.target is None or result.converged or not result.evaluations:
+        return False
+    if is_flat(result):
+        return True
+    total, last = fixes.total_samples(result), result.evaluations[-1].samples
+    cut_short = total is not None and last is not None and last < _TRAINED_OUT * total
+    return result.run_stop_ms is not None and not is_running and (result.status == mllog.SUCCESS or not cut_short)
+
+
+def _clue(rule: str, weight: Weight, result: Result, finding: Finding | None) -> Clue:
+    last = result.evaluations[-1].line if result.evaluations else 1
+    line = finding.line if finding and finding.line else last
+    return Clue(rule, weight, result.file, line, finding.message if finding else "")
+
+
+def _words(minutes: float) -> str:
+    return f"{minutes:,.0f} min" if minutes < 2 * 24 * 60 else f"{minutes / 1440:,.0f} days"

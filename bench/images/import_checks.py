@@ -1,0 +1,103 @@
+"""What stands in the way of an import, seen before it starts: programs, folders, room, credentials."""
+
+import os
+import re
+import shutil
+import stat
+from pathlib import Path
+
+from bench.errors import ConfigError
+from bench.images import squashfs, tools
+from bench.images.reference import HUB, InDaemon, Reference
+from bench.rules import RULES
+
+TYPICAL_GIB = 20
+"""What nvcr.io/nvidia/pytorch:25.11-py3 takes unpacked; Enroot needs it in its temporary folder and again for the image."""
+MARGIN_BYTES = 64 << 20
+HOSTS = {"nvcr.io": ("nvcr.io", "authn.nvidia.com"), HUB: (HUB, "auth.docker.io")}
+"""Which machines must stand in Enroot's credentials file: the registry, and who gives out its tokens."""
+
+
+def require(wanted: Reference | InDaemon | Path, folder: Path) -> None:
+    """Refuse what cannot succeed."""
+    tools.require("unsquashfs")
+    if isinstance(wanted, Path):
+        _check_file(wanted, folder)
+        return
+    tools.require("mksquashfs", "enroot")
+    if isinstance(wanted, InDaemon):
+        tools.require(wanted.engine)
+    for name, path in _enroot_folders().items():
+        if not os.access(_existing(path), os.W_OK | os.X_OK):
+            raise ConfigError(f"ENR-03: {name} is not writable", where=str(path), fix=f"export {name}=/a/local/disk")
+
+
+def _check_file(path: Path, folder: Path) -> None:
+    if not path.is_file():
+        raise ConfigError("ENR-07: no such file", where=str(path), fix="correct the path; an image is one file, .sqsh")
+    if not os.access(path, os.R_OK):
+        raise ConfigError("CFG-08: not readable", where=str(path), fix="see that this user may read it")
+    if (what := squashfs.quick_damage(path)) is not None:
+        raise ConfigError(f"ENR-08: {what}", where=str(path), fix=RULES["ENR-08"].fix)
+    needed, free = path.stat().st_size + MARGIN_BYTES, shutil.disk_usage(folder).free
+    if free < needed:
+        raise ConfigError(
+            f"ENR-03: {free / 2**30:.2f} GiB free, and the image takes {needed / 2**30:.2f}",
+            where=str(folder),
+            fix="make room, or choose another --dir",
+        )
+
+
+def warnings(wanted: Reference | InDaemon | Path, folder: Path) -> list[str]:
+    """Return what may go wrong with an import: credentials that are not there, room for a large image."""
+    if isinstance(wanted, Path):
+        return []
+    found = _credential_warnings(wanted.registry) if isinstance(wanted, Reference) else []
+    for name, path in {**_enroot_folders(), "--dir": folder}.items():
+        free_gib = shutil.disk_usage(_existing(path)).free / 2**30
+        if free_gib < TYPICAL_GIB:
+            found.append(f"ENR-03: {free_gib:.1f} GiB free in {name} ({path}); a large image takes {TYPICAL_GIB}")
+    return found
+
+
+def _credential_warnings(registry: str) -> list[str]:
+    """Return what Enroot's credentials file lacks for a registry. Only the names of machines are taken from it."""
+    host = registry.partition(":")[0]
+    path = _enroot_path("ENROOT_CONFIG_PATH", "XDG_CONFIG_HOME", "~/.config")
+    known: set[str] = set()
+    found = []
+    if path is not None and (file := path / ".credentials").is_file() and os.access(file, os.R_OK):
+        known = set(re.findall(r"^\s*machine\s+(\S+)", file.read_text(errors="replace"), re.M))
+        if file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            found.append(f"ENR-01: others may read {file}: chmod 600 {file}")
+    if path is not None and (missing := [name for name in HOSTS.get(host, (host,)) if name not in known]):
+        found.append(
+            f"ENR-01: no credentials for {', '.join(missing)} in {path}/.credentials; only public images come without"
+        )
+    return found
+
+
+def _enroot_folders() -> dict[str, Path]:
+    """Return where Enroot keeps layers and unpacks them, as far as it can be known from here."""
+    paths = {
+        "ENROOT_CACHE_PATH": _enroot_path("ENROOT_CACHE_PATH", "XDG_CACHE_HOME", "~/.cache"),
+        "ENROOT_TEMP_PATH": _enroot_path("ENROOT_TEMP_PATH", "TMPDIR", "/tmp"),
+    }
+    return {name: path for name, path in paths.items() if path is not None}
+
+
+def _enroot_path(name: str, base: str, default: str) -> Path | None:
+    """Return a folder of Enroot's: by its variable, by enroot.conf, or the default; None where the site's bash works it out."""
+    value = os.environ.get(name)
+    conf = Path(os.environ.get("ENROOT_SYSCONF_PATH", "/etc/enroot")) / "enroot.conf"
+    if not value and conf.is_file():
+        line = re.search(rf"^\s*{name}[ \t=]+(\S.*)$", conf.read_text(errors="replace"), re.M)
+        value = os.path.expandvars(line[1].strip().strip("\"'")) if line else None
+    if not value:
+        value = os.environ.get(base) or default
+        value = value if base == "TMPDIR" else f"{value}/enroot"
+    return None if "$" in value or "`" in value else Path(value).expanduser()
+
+
+def _existing(path: Path) -> Path:
+    return next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())

@@ -1,0 +1,120 @@
+"""What lies in an image's file, and whether it is whole: its superblock, its listing, and a few files of it."""
+
+import json
+import os
+import struct
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.errors import BenchError
+from bench.images import tools
+
+MARKER = "/etc/runstop-image.json"
+"""What the images of containers/ say of themselves."""
+
+_SUPERBLOCK = struct.Struct("<4s24xHH8xQ48x")
+"""Magic, major and minor version, bytes used. Source: Linux, fs/squashfs/squashfs_fs.h, struct squashfs_super_block."""
+_MAGIC = b"hsqs"
+_OS_RELEASE = ("usr/lib/os-release", "etc/os-release")
+_PROGRAMS = tuple(f"{d}/{p}" for p in ("bash", "dash", "busybox", "env") for d in ("usr/bin", "bin"))
+_MACHINES = {62: "x86_64", 183: "aarch64", 21: "ppc64le", 243: "riscv64"}
+"""e_machine of ELF, and what `uname -m` says there."""
+_MAX_BYTES = 1 << 16
+FATAL = 1
+"""unsquashfs could not go on; 2 is a file that it could not create exactly as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What an image says of itself; None: it does not say."""
+
+    architecture: str | None
+    os_release: dict[str, str] | None
+    marker: dict[str, Any] | None
+
+
+def quick_damage(path: Path) -> str | None:
+    """Return what is wrong with the file by its superblock and length alone, or None."""
+    with path.open("rb") as file:
+        head = file.read(_SUPERBLOCK.size)
+        size = os.fstat(file.fileno()).st_size
+    if len(head) < _SUPERBLOCK.size or not head.startswith(_MAGIC):
+        return f"it has no squashfs superblock, which is written last ({size:,} bytes)"
+    _, major, _, used = _SUPERBLOCK.unpack(head)
+    if major != 4:
+        return f"it is of squashfs version {major}, and Linux mounts version 4"
+    if used > size:
+        return f"it is cut short: {size:,} of {used:,} bytes"
+    return None
+
+
+def damage(path: Path) -> str | None:
+    """Return what is wrong with the file by its superblock, length and a listing of all that is in it, or None."""
+    if (found := quick_damage(path)) is not None:
+        return found
+    for option in ("-s", "-l"):
+        said = tools.run(["unsquashfs", option, str(path)])
+        if said.exit_code:
+            last = next((line for line in reversed(said.lines) if line), "no reason given")
+            return f"unsquashfs {option} refuses it: {last}"
+    return None
+
+
+def contents(path: Path) -> Contents:
+    """Return what an undamaged image says of itself.
+
+    Extracts to a temporary folder, which unsquashfs of every version can (-cat came with 4.5), and reads regular files only:
+    a link in an image may point anywhere on this machine.
+
+    Raises:
+        BenchError: nothing could be extracted.
+    """
+    wanted = (MARKER.lstrip("/"), *_OS_RELEASE, *_PROGRAMS)
+    with tempfile.TemporaryDirectory(prefix="bench-image-") as folder:
+        root = Path(folder).resolve() / "root"
+        said = tools.run(["unsquashfs", "-n", "-no-xattrs", "-d", str(root), str(path), *wanted])
+        if said.exit_code == FATAL:
+            raise BenchError(
+                f"unsquashfs cannot extract from it: {said.lines[-1] if said.lines else 'no reason given'}",
+                where=str(path),
+                fix=f"see that {tempfile.gettempdir()} has room (TMPDIR names another folder)",
+            )
+        read = {name: _regular(root, name) for name in wanted}
+    machines = (_machine(read[name]) for name in _PROGRAMS)
+    releases = (read[name] for name in _OS_RELEASE if read[name])
+    return Contents(
+        architecture=next(filter(None, machines), None),
+        os_release=_os_release(next(releases, b"")),
+        marker=_marker(read[MARKER.lstrip("/")]),
+    )
+
+
+def _regular(root: Path, name: str) -> bytes:
+    path = root / name
+    if path.resolve() != path or not path.is_file():
+        return b""
+    with path.open("rb") as file:
+        return file.read(_MAX_BYTES)
+
+
+def _machine(head: bytes) -> str | None:
+    if len(head) < 20 or not head.startswith(b"\x7fELF"):
+        return None
+    number = int.from_bytes(head[18:20], "big" if head[5] == 2 else "little")
+    return _MACHINES.get(number, f"ELF machine {number}")
+
+
+def _os_release(text: bytes) -> dict[str, str] | None:
+    pairs = (line.partition("=") for line in text.decode(errors="replace").splitlines())
+    kept = {key: value.strip("\"'") for key, _, value in pairs if key in ("ID", "VERSION_ID", "PRETTY_NAME")}
+    return kept or None
+
+
+def _marker(text: bytes) -> dict[str, Any] | None:
+    try:
+        marker = json.loads(text)
+    except ValueError:
+        return None
+    return marker if isinstance(marker, dict) else None

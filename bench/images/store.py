@@ -1,0 +1,183 @@
+"""A folder of imported images: each file named by its content, beside it a record of what it is and where it came from.
+
+pytorch-25.11-py3-sha256-0123456789ab.sqsh    the image, read-only; it gets this name last, when it is whole
+pytorch-25.11-py3-sha256-0123456789ab.json    its record
+.import-HOST-PID.part                         an import at work, or one that was killed
+.import.lock                                  held by the import at work
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import platform
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+from bench.errors import ConfigError
+from bench.images import squashfs, tools
+from bench.runs.folder import write
+
+VERSION = 1
+"""Of the record."""
+SHORT = 12
+"""Digits of the digest in a file's name."""
+IMPORTED = re.compile(rf"(.+)-sha256-([0-9a-f]{{{SHORT}}})\.sqsh")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """What is known of an imported image."""
+
+    version: int
+    file: str
+    source: str
+    sha256: str
+    size_bytes: int
+    imported: str
+    """When, in UTC (ISO 8601)."""
+    importer: str
+    """Enroot and its version, or copy."""
+    architecture: str | None
+    """Of a program in the image, as `uname -m` says it; None: none was found."""
+    os_release: dict[str, str] | None
+    marker: dict[str, Any] | None
+    """Its /etc/runstop-image.json."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One rule of `bench.rules` that an image's file breaks."""
+
+    rule: str
+    what: str
+    fix: str
+
+
+def file_name(label: str, sha256: str) -> str:
+    """Return what the image of this content is called; a digest that the label ends in already is not repeated."""
+    label = re.sub(rf"-sha256-[0-9a-f]{{{SHORT}}}$", "", label)
+    return f"{re.sub(r'[^A-Za-z0-9._-]', '_', label)}-sha256-{sha256[:SHORT]}.sqsh"
+
+
+def record_path(image: Path) -> Path:
+    """Return where an image's record lies."""
+    return image.with_suffix(".json")
+
+
+def recorded(image: Path) -> Record | None:
+    """Return the record of an image's file, or None where there is none that can be read; the file itself is not looked at."""
+    path = record_path(image.resolve())
+    try:
+        fields = json.loads(path.read_text())
+        return Record(**fields) if fields["version"] == VERSION else None
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def save(image: Path, record: Record) -> None:
+    """Write the record of an image."""
+    write(record_path(image), dataclasses.asdict(record))
+
+
+def sha256(path: Path) -> str:
+    """Return the digest of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def faults(image: Path, *, architecture: str | None = None, whole: bool = True) -> list[Fault]:
+    """Return all that is wrong with an image's file; architecture is what the nodes are, None: not judged.
+
+    Without `whole` only name, record, superblock and length are looked at, not all of the content.
+    """
+    image = image.resolve()
+    record = recorded(image)
+    named = IMPORTED.fullmatch(image.name)
+    found = _damage(image, whole=whole)
+    if named is None or record is None:
+        missing = (
+            "its name does not hold its digest" if named is None else "there is no record of it, or none that is one"
+        )
+        fix = f"python -m bench image import {quote(str(image))}"
+        return [*found, Fault("ENR-11", missing, fix), *_wrong_cpu(image, architecture, damaged=bool(found))]
+    if record.file != image.name or not record.sha256.startswith(named[2]):
+        found.append(
+            Fault("ENR-11", f"its record is of another file, {record.file}", "restore the record, or import it again")
+        )
+    if whole and not found:
+        found += _changed(image, record)
+    elif image.stat().st_size != record.size_bytes:
+        found.append(
+            _again(f"it has {image.stat().st_size:,} bytes, and had {record.size_bytes:,} when it was imported")
+        )
+    return found + _wrong_cpu(image, architecture, damaged=bool(found), known=record.architecture)
+
+
+def _damage(image: Path, *, whole: bool) -> list[Fault]:
+    what = squashfs.damage(image) if whole else squashfs.quick_damage(image)
+    return [_again(what)] if what else []
+
+
+def _changed(image: Path, record: Record) -> list[Fault]:
+    digest = sha256(image)
+    return [] if digest == record.sha256 else [_again(f"its content is sha256 {digest}, and was {record.sha256}")]
+
+
+def _again(what: str) -> Fault:
+    return Fault("ENR-08", what, "delete it and its record, and import it again")
+
+
+def _wrong_cpu(image: Path, wanted: str | None, *, damaged: bool, known: str | None = None) -> list[Fault]:
+    if wanted is None or (damaged and known is None):
+        return []
+    made_for = known or squashfs.contents(image).architecture
+    if made_for in (None, wanted):
+        return []
+    return [
+        Fault("ENR-07", f"it is made for {made_for}, and the nodes are {wanted}", f"import it with --arch {wanted}")
+    ]
+
+
+def verify(image: Path, *, architecture: str | None) -> tuple[Record | None, list[Fault]]:
+    """Return an image's record and all that is wrong with its file; architecture is what the nodes are, None: as this machine.
+
+    Raises:
+        ConfigError: there is no such file, or it cannot be read.
+    """
+    tools.require("unsquashfs")
+    if not image.is_file():
+        raise ConfigError(
+            "ENR-07: no such file", where=str(image), fix="`python -m bench image list` shows what is there"
+        )
+    try:
+        return recorded(image), faults(image, architecture=architecture or platform.machine())
+    except OSError as error:
+        raise ConfigError(
+            f"cannot be read: {error.strerror}", where=str(image), fix="see that this user may"
+        ) from error
+
+
+def newest(folder: Path, source: str, *, architecture: str) -> Path | None:
+    """Return the image that was imported last from a source, or None; whether it is whole is another question."""
+    images = [path for path in folder.iterdir() if IMPORTED.fullmatch(path.name) and path.is_file()]
+    records = [(record, path) for path in images if (record := recorded(path)) and record.source == source]
+    fitting = [(record.imported, path) for record, path in records if record.architecture in (None, architecture)]
+    return max(fitting)[1] if fitting else None
+
+
+def make(folder: Path) -> None:
+    """Make the folder if it is not there.
+
+    Raises:
+        ConfigError: it cannot be made or written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"CFG-08: {error.strerror}", where=str(folder), fix="choose another --dir") from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError("CFG-08: not writable", where=str(folder), fix="choose another --dir")

@@ -1,0 +1,1 @@
+"""Everything that MLPerf's rules say."""

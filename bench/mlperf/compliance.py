@@ -1,0 +1,314 @@
+"""Judge a log by the rules: everything in which it is not the log of a completed, converged trial.
+
+The official checker (`bench.mlperf.official`) stays the referee. These findings come with a line number, survive any input, and
+cover what it lets pass: an aborted run, other values of fixed hyperparameters, other rows, another evaluation schedule.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from bench.contract import mllog
+from bench.mlperf.benchmarks import DISCLOSED, PRECISION_KEYS, PRECISIONS
+from bench.mlperf.log import Log
+from bench.mlperf.official import RULESETS, ruleset_of
+from bench.mlperf.reader import Event, is_number
+
+Severity = Literal["error", "warning"]
+
+_ORDER = (
+    (mllog.INIT_START, mllog.INIT_STOP),
+    (mllog.SUBMISSION_DIVISION, mllog.INIT_STOP),  # it says how long init may take
+    (mllog.INIT_STOP, mllog.RUN_START),
+    (mllog.INIT_START, mllog.RUN_START),
+    (mllog.RUN_START, mllog.BLOCK_START),
+    (mllog.RUN_START, mllog.RUN_STOP),
+)
+"""The last of the one stands before the first of the other."""
+_CLOCK = (mllog.RUN_START, mllog.RUN_STOP)
+_EVERYWHERE = (
+    *(mllog.SUBMISSION_BENCHMARK, mllog.SUBMISSION_DIVISION, mllog.SUBMISSION_ORG),
+    *(mllog.SUBMISSION_PLATFORM, mllog.TRAIN_SAMPLES, mllog.EVAL_SAMPLES),
+)
+"""What a log of a benchmark that is judged in full says exactly once, in every division."""
+_COUNTED: dict[str, tuple[str, ...]] = {
+    mllog.BLOCK_START: ("samples_count", "epoch_count"),
+    mllog.BLOCK_STOP: ("samples_count", "first_epoch_num"),
+    **dict.fromkeys(("epoch_start", "epoch_stop", mllog.EVAL_START, mllog.EVAL_STOP), ("samples_count", "epoch_num")),
+    mllog.EVAL_ACCURACY: ("samples_count", "epoch_num"),
+}
+"""Records that say in their metadata how far training is, in one of these units."""
+_WHOLE = (
+    *(mllog.GLOBAL_BATCH_SIZE, mllog.GRADIENT_ACCUMULATION_STEPS, mllog.MICRO_BATCH_SIZE),
+    *(mllog.TRAIN_SAMPLES, mllog.EVAL_SAMPLES, mllog.TENSOR_PARALLELISM, mllog.PIPELINE_PARALLELISM),
+    *(mllog.CONTEXT_PARALLELISM, mllog.EXPERT_PARALLELISM),
+)
+_INIT_LIMIT_MIN = {False: 30, True: 240}
+"""By whether the division is open."""
+_MAX_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One reason to doubt a log; `line` is where to look first."""
+
+    rule: str
+    severity: Severity
+    line: int | None
+    message: str
+
+
+def judge(log: Log) -> tuple[Finding, ...]:
+    """Return every finding, the clock's first; an error means that the log does not prove a valid trial."""
+    return tuple(finding for check in _CHECKS for finding in check(log))
+
+
+def minutes(log: Log) -> float | None:
+    """Return run_start to run_stop, if each stands once and in this order, by line and by clock."""
+    start, stop = log.single(mllog.RUN_START), log.single(mllog.RUN_STOP)
+    if start is None or stop is None or _is_before(log, stop, start) or stop.time_ms < start.time_ms:
+        return None
+    return (stop.time_ms - start.time_ms) / 60_000
+
+
+def _is_before(log: Log, one: Event, other: Event) -> bool:
+    """Return whether one event stands before another in the file, where lines may hold several."""
+    if one.line != other.line:
+        return one.line < other.line
+    return next(event for event in log.events if event is one or event is other) is one
+
+
+def _check_clock(log: Log) -> Iterator[Finding]:
+    for key, rule in zip(_CLOCK, ("LOG-01", "LOG-02"), strict=True):
+        found = log.all(key)
+        if not found:
+            why = "there is no time to score" if log.events else "the file holds no MLLOG record at all"
+            yield Finding(rule, "error", None, f"no {key}: {why}")
+        if len(found) > 1:
+            lines = ", ".join(str(event.line) for event in found[:_MAX_SHOWN])
+            message = f"{len(found)} x {key}, at lines {lines}, but a log holds one trial"
+            yield Finding("LOG-03", "error", found[1].line, message)
+    for stop in log.all(mllog.RUN_STOP):
+        if (status := stop.metadata.get("status")) != mllog.SUCCESS:
+            yield Finding("LOG-05", "error", stop.line, f"run_stop has status {status!r:.40}, not 'success'")
+
+
+def _check_order(log: Log) -> Iterator[Finding]:
+    order = (*_ORDER, *(log.benchmark.order if log.benchmark else ()))
+    pairs = [(log.all(one)[-1], log.all(other)[0]) for one, other in order if log.all(one) and log.all(other)]
+    once = not log.all(mllog.RUN_START)[1:]
+    backwards = [(one, other) for one, other in pairs if once and _is_before(log, other, one)]
+    for one, other in backwards[:1]:
+        yield Finding("LOG-04", "error", other.line, f"{other.key} stands before {one.key}")
+    start, stop = log.single(mllog.RUN_START), log.single(mllog.RUN_STOP)
+    if not backwards and start and stop and stop.time_ms < start.time_ms:
+        yield Finding("LOG-04", "error", stop.line, "by its time_ms, run_stop comes before run_start")
+
+
+def _check_init(log: Log) -> Iterator[Finding]:
+    starts, stop = log.all(mllog.INIT_START), log.single(mllog.INIT_STOP)
+    if not starts or stop is None or log.benchmark is None:
+        return
+    took_min = (stop.time_ms - min(event.time_ms for event in starts)) / 60_000
+    if took_min >= (limit := _INIT_LIMIT_MIN[log.is_open]):
+        yield Finding("LOG-14", "error", stop.line, f"init took {took_min:.1f} min, allowed are {limit}")
+
+
+def _check_evaluations(log: Log) -> Iterator[Finding]:
+    found = log.all(mllog.EVAL_ACCURACY)
+    if not found:
+        yield Finding("LOG-06", "error" if log.goals else "warning", None, "no eval_accuracy in this log")
+    elif log.goals and not log.converged:
+        goals = " and ".join(map(str, log.goals))
+        yield Finding("LOG-07", "error", found[-1].line, f"last evaluation {found[-1].value!r:.40}, target {goals}")
+    yield from _check_places(log)
+
+
+def _check_places(log: Log) -> Iterator[Finding]:
+    """Yield the first evaluation outside run_start to run_stop, by line or by clock, and how many there are."""
+    if not log.goals or (log.benchmark and log.benchmark.evaluates_afterwards):
+        return
+    inside, outside = False, []
+    start, stop = (log.single(key) if minutes(log) is not None else None for key in _CLOCK)
+    for event in log.events:
+        if event.key in _CLOCK:
+            inside = event.key == mllog.RUN_START
+        elif event.key == mllog.EVAL_ACCURACY:
+            timed = start is None or stop is None or start.time_ms <= event.time_ms <= stop.time_ms
+            outside += [] if inside and timed else [event]
+    if outside:
+        more = f", and {len(outside) - 1} more" if outside[1:] else ""
+        message = f"eval_accuracy {outside[0].value!r:.40} does not stand between run_start and run_stop{more}"
+        yield Finding("LOG-13", "error", outside[0].line, message)
+
+
+def _check_target(log: Log) -> Iterator[Finding]:
+    if log.benchmark is None or len(log.goals) != 1:
+        return
+    goal, official = log.goals[0], log.benchmark.goals[0]
+    easier = goal.value < official.value if official.higher_is_better else goal.value > official.value
+    if easier:
+        line = log.all(mllog.TARGET_ACCURACY)[0].line
+        message = f"target_accuracy is {goal.value:g}, the official target {official.value:g}"
+        yield Finding("LOG-12", "error", line, message)
+
+
+def _check_records(log: Log) -> Iterator[Finding]:
+    wanted = (mllog.EVAL_ACCURACY, mllog.TRAIN_LOSS, mllog.TARGET_ACCURACY)
+    for key, events in log.by_key.items():
+        bad = [e for e in events if not is_number(e.value) and (isinstance(e.value, float) or key in wanted)]
+        if bad:
+            yield Finding("LOG-08", "error", bad[0].line, f"{len(bad)} x {key} is {bad[0].value!r:.40}")
+    if log.garbled:
+        torn = log.garbled[0]
+        yield Finding("LOG-09", "error", torn.line, f"{len(log.garbled)} garbled: {torn.reason} in {torn.text}")
+
+
+def _check_weights(log: Log) -> Iterator[Finding]:
+    """Yield that random weights are no benchmark; a log that claims to be one all the same is not valid."""
+    if not log.is_throughput_only:
+        return
+    line = log.all(mllog.INITIAL_WEIGHTS)[0].line
+    claimed = [key for key in (mllog.SUBMISSION_BENCHMARK, mllog.TARGET_ACCURACY) if log.all(key)]
+    if claimed:
+        yield Finding("LOG-16", "error", line, f"random weights, and the log has {' and '.join(claimed)}")
+    else:
+        yield Finding("LOG-16", "warning", line, "random weights on random rows: throughput only")
+
+
+def _check_keys(log: Log) -> Iterator[Finding]:
+    """Yield what every log must say, and what the rules of a benchmark that is judged in full want on top."""
+    known = log.benchmark if log.benchmark and log.benchmark.once else None
+    once = (*_EVERYWHERE, *(() if log.is_open else known.once)) if known else ()
+    disclosed = DISCLOSED if known else ()
+    blocks = (mllog.BLOCK_START, mllog.BLOCK_STOP, mllog.CACHE_CLEAR) if known else ()
+    for key in (mllog.INIT_START, mllog.INIT_STOP, *once, *blocks):
+        twin = key.replace("block", "epoch")
+        if not log.all(key) and not log.all(twin):
+            yield Finding("LOG-10", "error", None, f"no {key}" + (f" or {twin}" if twin != key else ""))
+    if _is_recent(log) and (absent := [key for key in disclosed if not log.all(key)]):
+        yield Finding("LOG-10", "warning", None, f"no {', '.join(absent)}: ruleset {RULESETS[-1]} asks for it")
+    for key in dict.fromkeys((mllog.INIT_STOP, mllog.SUBMISSION_BENCHMARK, mllog.TARGET_ACCURACY, *once, *disclosed)):
+        if len(found := log.all(key)) > 1:
+            same = all(event.value == found[0].value for event in found)
+            message = f"{key} stands {len(found)} times, with {'one value' if same else 'different values'}"
+            yield Finding("LOG-11", "warning" if same else "error", found[1].line, message)
+    for key in (mllog.SUBMISSION_BENCHMARK, mllog.SUBMISSION_DIVISION):
+        for event in log.all(key)[:1]:
+            if not isinstance(event.value, str):
+                yield Finding("REC-01", "error", event.line, f"{key} is {event.value!r:.40}, not a name")
+            elif known and key == mllog.SUBMISSION_DIVISION and event.value not in ("closed", "open"):
+                yield Finding("REC-01", "error", event.line, f"{key} is {event.value!r:.40}, neither closed nor open")
+
+
+def _is_recent(log: Log) -> bool:
+    """Return whether the newest ruleset was in force when the run was made."""
+    start = log.single(mllog.RUN_START)
+    return start is not None and ruleset_of(start.time_ms) == RULESETS[-1]
+
+
+def _check_counts(log: Log) -> Iterator[Finding]:
+    if log.benchmark is None:
+        return
+    for key, units in _COUNTED.items():
+        is_evaluation = key == mllog.EVAL_ACCURACY
+        known = units[:1] if is_evaluation and log.benchmark.schedule else units
+        first, last = known[0], known[-1]
+        bad = [e for e in log.all(key) if not (_is_count(e.metadata.get(first)) or _is_count(e.metadata.get(last)))]
+        if bad:
+            rule = "EVL-03" if is_evaluation else "LOG-10"
+            yield Finding(rule, "error", bad[0].line, f"{len(bad)} x {key} without {' or '.join(known)}")
+
+
+def _is_count(value: Any) -> bool:
+    return is_number(value) and value >= 0
+
+
+def _check_seed(log: Log) -> Iterator[Finding]:
+    found = log.all(mllog.SEED)
+    if log.benchmark is None or log.is_open:
+        return
+    if not found:
+        yield Finding("LOG-15", "error", None, "no seed: the package checker wants one of every run")
+    bad = [event for event in found if not is_number(event.value) or event.value != int(event.value)]
+    for event in bad[:1]:
+        yield Finding("LOG-15", "error", event.line, f"seed is {event.value!r:.40}, not a whole number")
+    if len({repr(event.value) for event in found}) > 1:
+        yield Finding("LOG-15", "warning", found[1].line, f"{len(found)} seeds are logged, so that none is the run's")
+
+
+def _check_recipe(log: Log) -> Iterator[Finding]:
+    """Yield values other than those that the closed division fixes."""
+    if log.benchmark is None or log.is_open:
+        return
+    for key, wanted in log.benchmark.fixed.items():
+        for event in log.all(key)[:1]:
+            if not _same(event.value, wanted):
+                rule = "REC-02" if key in (mllog.TRAIN_SAMPLES, mllog.EVAL_SAMPLES) else "REC-01"
+                yield Finding(rule, "error", event.line, f"{key} is {event.value!r:.40}, and the rules fix {wanted}")
+    for relation in log.benchmark.relations:
+        base = log.value(relation.of)
+        for event in log.all(relation.key)[:1]:
+            if not is_number(base) or not _same(event.value, relation.formula(base)):
+                message = f"{relation.key} is {event.value!r:.40}, and the rules want {relation.words}"
+                yield Finding("REC-01", "error", event.line, message)
+
+
+def _check_values(log: Log) -> Iterator[Finding]:
+    """Yield values that no run can have, in any division."""
+    if log.benchmark is None or not log.benchmark.once:
+        return
+    for key in (*_WHOLE, *PRECISION_KEYS):
+        for event in log.all(key)[:1]:
+            wanted = "a whole number above 0" if key in _WHOLE else f"one of {', '.join(PRECISIONS)}"
+            if not (_is_whole(event.value) if key in _WHOLE else event.value in PRECISIONS):
+                yield Finding("REC-01", "error", event.line, f"{key} is {event.value!r:.40}, not {wanted}")
+    for key in (mllog.SUBMISSION_ORG, mllog.SUBMISSION_PLATFORM, mllog.CONFIG_FILENAME):
+        for event in log.all(key)[:1]:
+            if event.value == "" or "PLACEHOLDER" in str(event.value):
+                severity: Severity = "error" if event.value == "" else "warning"
+                yield Finding("REC-03", severity, event.line, f"{key} is {event.value!r:.60}")
+
+
+def _same(value: Any, wanted: float | str) -> bool:
+    if isinstance(wanted, str):
+        return bool(value == wanted)
+    return is_number(value) and abs(value - wanted) <= 1e-9 * abs(wanted)
+
+
+def _is_whole(value: Any) -> bool:
+    return is_number(value) and value >= 1 and value == int(value)
+
+
+def _check_schedule(log: Log) -> Iterator[Finding]:
+    """Yield where evaluations do not stand where the rules have them.
+
+    Rounding an interval down instead of up, or stopping a step late, is common in published results: a warning. A passing
+    evaluation between the scheduled ones is one more chance to pass than the rules give: an error.
+    """
+    schedule, gbs = log.benchmark and log.benchmark.schedule, log.integer(mllog.GLOBAL_BATCH_SIZE)
+    if not schedule or not gbs or gbs <= 0 or log.is_open or log.all(mllog.RUN_START)[1:]:
+        return
+    at = [(event, samples) for event in log.evaluations if (samples := log.samples(event)) is not None]
+    first, every = schedule.first(gbs), schedule.interval(gbs)
+    off = [event for n, (event, samples) in enumerate(at) if samples != first + n * every]
+    if off:
+        seen = ", ".join(f"{samples:,.0f}" for _, samples in at[:3])
+        message = f"evaluated at {seen}, …; the rules: first at {first:,} samples, then every {every:,} (GBS {gbs})"
+        yield Finding("EVL-01", "warning", off[0].line, message)
+    if (passed := log.first_reached) and (samples := log.samples(passed)) is not None:
+        due = max(0, round((samples - first) / every))
+        if abs(samples - first - due * every) > gbs * (first // every + due):
+            message = f"the target was reached at {samples:,.0f} samples, where the rules have no evaluation"
+            yield Finding("EVL-02", "error", passed.line, f"{message}: {first:,}, then every {every:,}")
+
+
+def errors(findings: Iterable[Finding]) -> list[Finding]:
+    """Return those that make a log invalid."""
+    return [finding for finding in findings if finding.severity == "error"]
+
+
+_CHECKS = (
+    *(_check_clock, _check_order, _check_init, _check_evaluations, _check_target, _check_records, _check_weights),
+    *(_check_keys, _check_counts, _check_seed, _check_recipe, _check_values, _check_schedule),
+)

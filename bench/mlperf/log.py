@@ -1,0 +1,126 @@
+"""The records of one log with the look-ups that every question needs."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from bench.contract import mllog
+from bench.mlperf import reader
+from bench.mlperf.benchmarks import BENCHMARKS, Benchmark, Goal, goals
+from bench.mlperf.reader import Event, Garbled, is_number
+
+
+class Log:
+    """What a file holds, in its order. Nothing here says whether it is right; `bench.mlperf.compliance` does."""
+
+    def __init__(self, events: Sequence[Event], garbled: Sequence[Garbled]) -> None:
+        self.events, self.garbled = events, garbled
+
+    @cached_property
+    def by_key(self) -> dict[str, list[Event]]:
+        found: dict[str, list[Event]] = defaultdict(list)
+        for event in self.events:
+            found[event.key].append(event)
+        return found
+
+    def all(self, key: str) -> Sequence[Event]:
+        return self.by_key.get(key, ())
+
+    def single(self, key: str) -> Event | None:
+        found = self.all(key)
+        return found[0] if len(found) == 1 else None
+
+    def value(self, key: str) -> Any:
+        """Return what the log says of a key; None if nothing, or not always the same."""
+        values = [event.value for event in self.all(key)]
+        return values[0] if values and all(value == values[0] for value in values) else None
+
+    def text(self, key: str) -> str | None:
+        value = self.value(key)
+        return value if isinstance(value, str) else None
+
+    def integer(self, key: str) -> int | None:
+        value = self.value(key)
+        return int(value) if is_number(value) and value == int(value) else None
+
+    @cached_property
+    def benchmark(self) -> Benchmark | None:
+        """The rules of the benchmark that the log names; None if it names none that we know."""
+        return BENCHMARKS.get(self.text(mllog.SUBMISSION_BENCHMARK) or "")
+
+    @property
+    def is_throughput_only(self) -> bool:
+        """Whether the weights are random: how fast they train is measured, and nothing else."""
+        return any(event.value == mllog.RANDOM for event in self.all(mllog.INITIAL_WEIGHTS))
+
+    @property
+    def is_open(self) -> bool:
+        return self.text(mllog.SUBMISSION_DIVISION) == "open"
+
+    @cached_property
+    def goals(self) -> tuple[Goal, ...]:
+        """What an evaluation must reach: the logged target, else the official one; none for a benchmark that we do not know."""
+        known, logged = self.benchmark, self.value(mllog.TARGET_ACCURACY)
+        if known is None and self.all(mllog.SUBMISSION_BENCHMARK):
+            return ()
+        return goals(known, logged if is_number(logged) else None)
+
+    @cached_property
+    def evaluations(self) -> list[Event]:
+        """eval_accuracy records whose value is a number."""
+        return [event for event in self.all(mllog.EVAL_ACCURACY) if is_number(event.value)]
+
+    def samples(self, event: Event) -> float | None:
+        """Return how many samples the model was trained on, as an evaluation or a training record counts them."""
+        unit = "epoch_num" if self.benchmark and self.benchmark.epoch_num_is_samples else "samples_count"
+        return number(event.metadata.get(unit))
+
+    @cached_property
+    def first_reached(self) -> Event | None:
+        """The first evaluation that reaches the target; with several goals, the one that completes them for one checkpoint."""
+        reached: dict[float | None, set[str | None]] = defaultdict(set)
+        for event in self.evaluations:
+            metric = event.metadata.get("metric") if len(self.goals) > 1 else None
+            if any(goal.metric == metric and goal.is_reached_by(event.value) for goal in self.goals):
+                done = reached[self.samples(event)]
+                done.add(metric)
+                if len(done) == len(self.goals):
+                    return event
+        return None
+
+    @cached_property
+    def converged(self) -> bool:
+        """Whether the last evaluation reaches the target; of several goals, whether any checkpoint reached them all."""
+        found = self.all(mllog.EVAL_ACCURACY)
+        if len(self.goals) != 1:
+            return self.first_reached is not None
+        return bool(found) and is_number(found[-1].value) and self.goals[0].is_reached_by(found[-1].value)
+
+    def trials(self) -> Iterator["Log"]:
+        """Yield the log of each trial: a log that was appended to holds several, and each begins anew with its set-up."""
+        starts = [n for n, event in enumerate(self.events) if event.key == mllog.RUN_START]
+        cuts = [0, *(self._end(this, following) for this, following in pairwise(starts)), len(self.events)]
+        if len(starts) == 1:
+            yield self
+        elif starts:
+            yield from (Log(self.events[first:end], ()) for first, end in pairwise(cuts))
+
+    def _end(self, start: int, following: int) -> int:
+        """Return where the trial that starts ends: behind its run_stop, else where the following one sets up."""
+        between = range(start, following)
+        stop = next((n + 1 for n in between if self.events[n].key == mllog.RUN_STOP), None)
+        set_up = (mllog.CACHE_CLEAR, mllog.INIT_START, mllog.SUBMISSION_BENCHMARK)
+        return stop or next((n for n in between if self.events[n].key in set_up), following)
+
+
+def read(path: Path | str) -> Log:
+    """Return the log; raises LogError when the file cannot be opened, and on no content."""
+    return Log(*reader.read(path))
+
+
+def number(value: Any) -> float | None:
+    """Return a value read from a log if it is a finite number."""
+    return value if is_number(value) else None

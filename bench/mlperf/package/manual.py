@@ -1,0 +1,130 @@
+"""The texts of a submission: how its runs were made, what is left to do, what its checkers said."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bench.mlperf import log as logs
+from bench.mlperf.compliance import Finding
+from bench.mlperf.package.checkers import Checked
+from bench.mlperf.package.entry import Entry, Run
+from bench.mlperf.reader import printable
+from bench.mlperf.result import UNVERIFIED
+
+IMPLEMENTATION = "runstop"
+UNKNOWN_IMPLEMENTATION = "implementation"
+"""Of runs that this tool did not make."""
+
+
+def folder(entry: Entry) -> str:
+    """Return where a submission says how an entry's runs were made.
+
+    Source: MLCommons' submission rules, section "Directory structure", Training.
+    """
+    return f"benchmarks/{entry.benchmark}/implementations/{entry.system}"
+
+
+def implementation(entry: Entry) -> str:
+    return IMPLEMENTATION if all(run.plan for run in entry.runs) else UNKNOWN_IMPLEMENTATION
+
+
+def metadata_name(entry: Entry) -> str:
+    return f"{entry.system}_{implementation(entry)}.json"
+
+
+def metadata(entry: Entry) -> dict[str, str]:
+    """Return what the submission rules want to know of an implementation on a system; empty where nobody recorded it."""
+    plan = entry.runs[0].plan
+    return {
+        "starting_weights_filename": "",
+        "weight_transformations": "",
+        "weight_data_types": plan.config.precision.name if plan else "",
+        "input_data_types": "",
+        "retraining": "",
+    }
+
+
+def missing(entry: Entry) -> dict[str, list[str]]:
+    """Return what a person must add for an entry, by file."""
+    here = folder(entry)
+    unplanned = any(run.plan is None for run in entry.runs)
+    return {
+        f"{here}/{metadata_name(entry)}": [field for field, value in metadata(entry).items() if not value],
+        f"{here}/README.md": ["how the runs were made"] if unplanned else [],
+        f"{here}/": ["setup.sh", "init_datasets.sh", "run_and_time.sh"],
+        f"benchmarks/{entry.benchmark}/implementations/{implementation(entry)}/": ["the source code, or where it is"],
+    }
+
+
+def readme(entry: Entry, forced: Sequence[Finding]) -> str:
+    """Return README.md: the commands, settings and versions of an entry's runs."""
+    lines = [
+        f"# {entry.benchmark} on {entry.system}",
+        "",
+        f"{UNVERIFIED} n = {len(entry.results)} runs.",
+        *_warning(forced),
+    ]
+    first = 0
+    for number, run in enumerate(entry.runs):
+        last = first + len(run.results) - 1
+        lines += ["", f"## run_{number}: result_{first}.txt to result_{last}.txt", "", *_how(run, f"run_{number}")]
+        first = last + 1
+    return "\n".join(lines) + "\n"
+
+
+def _warning(forced: Sequence[Finding]) -> list[str]:
+    if not forced:
+        return []
+    return ["", "**Not for submission:**", "", *(f"- {f.rule}: {printable(f.message)}" for f in forced)]
+
+
+def _how(run: Run, name: str) -> list[str]:
+    versions = _versions(run)
+    if run.plan is None:
+        return [*versions, "How these runs were made was not recorded."]
+    plan, world = run.plan, run.plan.world
+    environment = " ".join(f"{key}={shlex.quote(value)}" for key, value in sorted(plan.environment.items()))
+    image = plan.config.container.image
+    return [
+        *versions,
+        *([f"Container image: {image}", ""] if image else []),
+        f"`{name}/config.yaml` is what was asked for; `{name}/plan.json`, which every rank reads, what was worked out of it.",
+        f"{world.num_ranks} ranks on {world.num_nodes} node{'s' * (world.num_nodes > 1)}: dp {world.dp} x tp {world.tp} x pp {world.pp} x cp {world.cp}.",
+        f"On each rank, in a folder with that plan.json, with `{environment}`:",
+        "",
+        *(f"    {shlex.join(step.argv)}" for step in plan.steps),
+    ]
+
+
+def _versions(run: Run) -> list[str]:
+    """Return the line that names the software which a log names."""
+    said: Any = logs.read(run.results[0].file).value("software")
+    if not isinstance(said, dict):
+        return []
+    return ["Software: " + ", ".join(printable(f"{name} {version}") for name, version in said.items()), ""]
+
+
+def todo(items: Mapping[str, Sequence[str]], checked: Checked, *, forced: Sequence[Finding]) -> str:
+    """Return TODO.md, which lies beside the submission and is no part of it."""
+    failed = [name for name, check in checked.checks.items() if not check.passed]
+    verdict = f"Fails the official checkers: {', '.join(failed)}." if failed else "Passes the official checkers."
+    lines = [
+        *("# Before this is submitted", "", verdict, "What they said is in checkers.txt.", *_warning(forced), ""),
+        *("What nobody recorded, for a person to fill in:", ""),
+        *(f"- [ ] {file}: {', '.join(fields)}" for file, fields in items.items()),
+        "",
+        "To pack again with what was filled in: `python -m bench pack … --describe` with the files of `systems/`.",
+        "",
+        "When the official tools are run by hand: the package checker exits with 0 even if it finds errors; it rewrites",
+        "scaling.json; the result summarizer reads scaling.json before its own check writes it, so it is right only because",
+        "that file is here already.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def transcript(checked: Checked, *, ruleset: str) -> str:
+    """Return all that the checkers said."""
+    lines = [f"The official checkers of mlperf-logging, ruleset {ruleset}, on a copy of this submission"]
+    for name, check in checked.checks.items():
+        lines += ["", f"== {name}: {'passed' if check.passed else 'failed'}", *check.transcript]
+    return "\n".join(lines) + "\n"

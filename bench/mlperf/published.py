@@ -1,0 +1,178 @@
+"""Published figures of MLPerf Training as data: systems with their scores, and how many samples their runs needed.
+
+All of it comes from the public result rounds and is kept in `data/` beside this file, each file with its source.
+"""
+
+import csv
+import json
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from itertools import pairwise
+from statistics import NormalDist, fmean, pstdev
+from typing import Any, Literal
+
+from bench.mlperf.benchmarks import BENCHMARKS, Schedule
+
+DATA = files("bench.mlperf.forecast") / "data"
+_TAIL_STDEVS = 4
+"""How far past its mean an interpolated distribution is followed."""
+
+Kind = Literal["submissions", "reference runs", "interpolated"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class System:
+    """A published submission: one system, ten runs."""
+
+    round: str
+    submitter: str
+    system: str
+    num_gpus: int
+    accelerator: str
+    global_batch_size: int
+    num_runs: int
+    num_failed: int
+    """Runs that did not converge; one may count as the slowest."""
+    olympic_minutes: float
+    """Mean without the fastest and the slowest run."""
+    rcp_factor: float
+    """At least 1; above 1 where the runs converged faster than the reference."""
+    official_minutes: float
+    """olympic_minutes * rcp_factor: what was published."""
+    mean_samples: float
+    """Mean samples to target of the runs that converged."""
+    step_time_s: float | None
+    """Mean inside training blocks; None where the logs do not tell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Convergence:
+    """How many samples the runs of a benchmark need to reach its target at one global batch size."""
+
+    benchmark: str
+    global_batch_size: int
+    kind: Kind
+    """Runs of submissions, runs of the reference, or a normal distribution between reference batch sizes."""
+    shares: tuple[tuple[int, float], ...]
+    """(samples at the evaluation that reached the target, share of the runs); the shares add up to 1."""
+    num_runs: int
+    """Runs counted; where interpolated, of the two neighbouring batch sizes together."""
+    source: str
+
+    @property
+    def mean_samples(self) -> float:
+        return sum(samples * share for samples, share in self.shares)
+
+    def reached_by(self, samples: float) -> float:
+        """Return the share of runs that reach the target by then, also between two evaluations.
+
+        A run that reached it at an evaluation did so somewhere in the interval before, each point of it equally likely.
+        """
+        interval = schedule(self.benchmark).interval(self.global_batch_size)
+        return sum(share * min(1.0, max(0.0, 1 - (at - samples) / interval)) for at, share in self.shares)
+
+
+@cache
+def systems(benchmark: str = "llama2_70b_lora") -> tuple[System, ...]:
+    """Return every published system, by round; empty for a benchmark of which no figures are kept."""
+    table = DATA / f"{benchmark}.csv"
+    if benchmark not in _benchmarks() or not table.is_file():
+        return ()
+    lines = (line for line in table.read_text("utf-8").splitlines() if not line.startswith("#"))
+    return tuple(_system(row) for row in csv.DictReader(lines))
+
+
+def _system(row: dict[str, str]) -> System:
+    return System(
+        round=row["round"],
+        submitter=row["submitter"],
+        system=row["system"],
+        num_gpus=int(row["num_gpus"]),
+        accelerator=row["accelerator"],
+        global_batch_size=int(row["global_batch_size"]),
+        num_runs=int(row["num_runs"]),
+        num_failed=int(row["num_failed"]),
+        olympic_minutes=float(row["olympic_minutes"]),
+        rcp_factor=float(row["rcp_factor"]),
+        official_minutes=float(row["official_minutes"]),
+        mean_samples=float(row["mean_samples"]),
+        step_time_s=float(row["step_time_s"]) if row["step_time_s"] else None,
+    )
+
+
+@cache
+def samples_to_target(benchmark: str, global_batch_size: int) -> Convergence | None:
+    """Return the published distribution of samples to target; None where nothing published says.
+
+    Runs of submissions where they were counted, else reference runs, else a normal distribution whose mean and standard
+    deviation lie on the line between the neighbouring batch sizes with reference runs. Never extrapolated.
+    """
+    facts = _benchmarks().get(benchmark)
+    if facts is None:
+        return None
+    kinds: tuple[tuple[Kind, str], ...] = (("submissions", "submissions"), ("reference runs", "reference"))
+    for kind, name in kinds:
+        if counts := facts[name]["counts"].get(str(global_batch_size)):
+            num_runs = sum(counts.values())
+            shares = tuple((int(samples), count / num_runs) for samples, count in counts.items())
+            return _convergence(benchmark, global_batch_size, kind, shares, num_runs)
+    return _interpolated(benchmark, global_batch_size)
+
+
+def schedule(benchmark: str) -> Schedule:
+    """Return when the rules have a benchmark evaluated whose samples to target are published."""
+    found = BENCHMARKS[benchmark].schedule
+    assert found is not None, f"{benchmark} has figures, but no schedule"
+    return found
+
+
+@cache
+def _benchmarks() -> dict[str, Any]:
+    facts: dict[str, Any] = json.loads((DATA / "samples_to_target.json").read_text("utf-8"))
+    return facts
+
+
+def _interpolated(benchmark: str, global_batch_size: int) -> Convergence | None:
+    """Return the distribution between two batch sizes; as in the official check, pruned points do not count."""
+    reference = _benchmarks()[benchmark]["reference"]
+    runs = {
+        int(gbs): [int(samples) for samples, count in counts.items() for _ in range(count)]
+        for gbs, counts in reference["counts"].items()
+        if int(gbs) not in reference["pruned"]
+    }
+    around = [pair for pair in pairwise(sorted(runs)) if pair[0] < global_batch_size < pair[1]]
+    if not around:
+        return None
+    below, above = around[0]
+    weight = (global_batch_size - below) / (above - below)
+    mean, stdev = ((1 - weight) * of(runs[below]) + weight * of(runs[above]) for of in (fmean, pstdev))
+    shares = _normal_shares(benchmark, global_batch_size, mean=mean, stdev=stdev)
+    return _convergence(benchmark, global_batch_size, "interpolated", shares, len(runs[below]) + len(runs[above]))
+
+
+def _normal_shares(
+    benchmark: str, global_batch_size: int, *, mean: float, stdev: float
+) -> tuple[tuple[int, float], ...]:
+    """Return a normal distribution on the evaluation grid, which finds a target half an interval late on average."""
+    due = schedule(benchmark)
+    interval, first = due.interval(global_batch_size), due.first(global_batch_size)
+    reached = NormalDist(mean - interval / 2, stdev).cdf
+    grid = range(first, int(mean + _TAIL_STDEVS * stdev) + interval, interval)
+    shares = [(at, reached(at) - (reached(at - interval) if at > first else 0)) for at in grid]
+    total = sum(share for _, share in shares)
+    return tuple((at, share / total) for at, share in shares)
+
+
+def _convergence(
+    benchmark: str, global_batch_size: int, kind: Kind, shares: tuple[tuple[int, float], ...], num_runs: int
+) -> Convergence:
+    facts = _benchmarks()[benchmark]["submissions" if kind == "submissions" else "reference"]
+    return Convergence(
+        benchmark=benchmark,
+        global_batch_size=global_batch_size,
+        kind=kind,
+        shares=shares,
+        num_runs=num_runs,
+        source=facts["source"],
+    )

@@ -1,0 +1,191 @@
+"""The trials that make up a score: which of them count, and what keeps them from being one."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from bench.contract.plan import NOT_A_SUBMISSION
+from bench.mlperf import compliance, official
+from bench.mlperf.benchmarks import BENCHMARKS
+from bench.mlperf.compliance import Finding
+from bench.mlperf.official import RcpVerdict, Verdict
+from bench.mlperf.result import THROUGHPUT_ONLY, Result
+
+ALIKE = ("benchmark", "division", "platform", "global_batch_size")
+"""Fields of a result that are the same in all runs of a score; published sets have runs that name the submitter differently."""
+
+
+@dataclass(frozen=True)
+class Trials:
+    """A set of logs as we and the compliance checker judge them."""
+
+    results: tuple[Result, ...]
+    compliance: tuple[Verdict, ...]
+    ruleset: str
+
+    @property
+    def folder(self) -> str:
+        return str(Path(self.results[0].file).parent)
+
+    def common(self, name: str) -> Any:
+        """Return the value of a field in all results that have one; None where they differ."""
+        values = {getattr(result, name) for result in self.results} - {None}
+        return values.pop() if len(values) == 1 else None
+
+    @cached_property
+    def num_required(self) -> int | None:
+        """How many runs a score takes; None where the ruleset does not have the benchmark."""
+        return official.num_runs_required(self.common("benchmark"), self.ruleset)
+
+    @cached_property
+    def num_dropped(self) -> int:
+        """How many runs do not count at each end."""
+        return official.num_dropped(self.common("benchmark"))
+
+    @property
+    def throughput_only(self) -> bool:
+        """Whether one of the logs is of random weights, so that they are worth no score."""
+        return any(result.throughput_only for result in self.results)
+
+    @cached_property
+    def failed(self) -> dict[str, str]:
+        """Why a run failed, by file: by our rules or, if the ruleset has the benchmark, by the official ones."""
+        reasons = {}
+        for result, verdict in zip(self.results, self.compliance, strict=True):
+            if result.throughput_only:
+                reasons[result.file] = THROUGHPUT_ONLY
+            elif not result.valid:
+                reasons[result.file] = _why(result)
+            elif self.num_required is not None and verdict.passed is False:
+                reasons[result.file] = f"compliance checker {verdict.ruleset}: {_first_line(verdict)}"
+        return reasons
+
+    @cached_property
+    def converged(self) -> list[Result]:
+        """The runs that did not fail, the fastest first."""
+        return sorted((result for result in self.results if result.file not in self.failed), key=minutes)
+
+    def olympic(self, values: Sequence[float]) -> float | None:
+        """Return the mean of a value of the converged runs, the lowest and the highest left out; failed runs are the highest."""
+        num_failed = len(self.failed)
+        kept = sorted(values)[self.num_dropped : len(values) + num_failed - self.num_dropped]
+        return fmean(kept) if kept and num_failed <= self.num_dropped else None
+
+    @cached_property
+    def why_no_rules(self) -> str:
+        """Why no official rules apply; empty where they do."""
+        if self.throughput_only:
+            return THROUGHPUT_ONLY
+        marks = (mark for result in self.results for mark in (result.platform, result.org) if mark)
+        if pretended := next((mark for mark in marks if NOT_A_SUBMISSION in mark), None):
+            return f"this is not the benchmark that the logs name: {pretended}"
+        if self.num_required is None:
+            return f"ruleset {self.ruleset} has no {self.common('benchmark') or 'rules for logs without one benchmark'}"
+        return ""
+
+
+def minutes(result: Result) -> float:
+    """Return the minutes of a valid run."""
+    assert result.minutes is not None
+    return result.minutes
+
+
+def name(result: Result) -> str:
+    return Path(result.file).name
+
+
+def by_number(file: Path) -> list[int | str]:
+    """Return what sorts result_2 before result_10."""
+    parts = re.split(r"([0-9]+)", file.name)  # text and digits by turns, text first
+    return [int(part) if place % 2 else part for place, part in enumerate(parts)]
+
+
+def findings(trials: Trials, rcp: RcpVerdict) -> Iterator[Finding]:
+    """Yield what keeps the trials from being a score."""
+    number, required = len(trials.results), trials.num_required
+    if trials.why_no_rules:
+        yield _error("SCO-06", trials.why_no_rules)
+    elif number != required:
+        yield _error("SCO-01", f"a score takes {required} runs, not {number}")
+    if len(trials.failed) > trials.num_dropped and not trials.throughput_only:
+        why = "; ".join(f"{Path(file).name}: {reason}" for file, reason in trials.failed.items())
+        message = f"{len(trials.failed)} runs failed, and {trials.num_dropped} may count as the slowest: {why}"
+        yield _error("SCO-02", message)
+    yield from _seeds(trials)
+    yield from _differences(trials)
+    if rcp.passed is False:
+        yield _error("SCO-05", _rcp_failure(rcp))
+
+
+def _seeds(trials: Trials) -> Iterator[Finding]:
+    """Yield which runs lack a seed of their own; the package checker wants one of every run, also of the one that failed."""
+    for seed, files in _grouped(trials.results, "seed").items():
+        if seed is not None and len(files) > 1:
+            yield _error("SCO-03", f"seed {seed} is that of {', '.join(files)}")
+    without = [r for r in trials.results if any(f.rule == "LOG-15" for f in compliance.errors(r.findings))]
+    if without:
+        yield _error("SCO-03", f"no seed in {', '.join(map(name, without))}")
+
+
+def _differences(trials: Trials) -> Iterator[Finding]:
+    """Yield what is not the same in all trials; a failed one may not have come so far as to log it."""
+    for field in ALIKE:
+        told = [r for r in trials.results if getattr(r, field) is not None or r.file not in trials.failed]
+        if len(found := _grouped(told, field)) > 1:
+            values = ", ".join(f"{value!r:.60} in {files[0]}" for value, files in found.items())
+            yield _error("SCO-04", f"{field} differs: {values}")
+
+
+def _grouped(results: Sequence[Result], field: str) -> dict[Any, list[str]]:
+    """Return the names of the logs by the value of a field."""
+    found: dict[Any, list[str]] = {}
+    for result in results:
+        found.setdefault(getattr(result, field), []).append(name(result))
+    return found
+
+
+def _error(rule: str, message: str) -> Finding:
+    return Finding(rule, "error", None, message)
+
+
+def _rcp_failure(rcp: RcpVerdict) -> str:
+    point = rcp.record
+    if point is None or rcp.mean is None or rcp.mean >= point.min_mean:
+        return f"the official reference check fails: {rcp.message}"
+    return f"mean {point.unit} to the target is {rcp.mean:,.1f}, less than the accepted {point.min_mean:,.1f}: too fast"
+
+
+def disagreements(trials: Trials, rcp: RcpVerdict) -> Iterator[str]:
+    """Yield where an official checker judges a log otherwise than we do."""
+    for result, verdict in zip(trials.results, trials.compliance, strict=True):
+        if trials.num_required is not None and verdict.passed not in (None, result.valid):
+            ours = "valid" if result.valid else f"not valid ({_why(result)})"
+            theirs = "passed" if verdict.passed else f"failed ({_first_line(verdict)})"
+            yield f"{name(result)}: ours {ours}; compliance checker {verdict.ruleset} {theirs}"
+    if rcp.counts and is_in_samples(rcp):
+        for result, count in zip(trials.results, rcp.counts, strict=True):
+            samples = None if result.file in trials.failed else result.samples_to_target
+            if samples != count:
+                ours, theirs = ("failed" if n is None else f"{n:,.0f} samples" for n in (samples, count))
+                yield f"{name(result)}: ours {ours}; RCP checker {theirs}"
+
+
+def is_in_samples(rcp: RcpVerdict) -> bool:
+    """Return whether convergence is counted in what a result calls samples."""
+    if rcp.record is None:
+        return False
+    known = BENCHMARKS.get(rcp.record.benchmark)
+    return rcp.record.unit == "samples_count" or (known is not None and known.epoch_num_is_samples)
+
+
+def _why(result: Result) -> str:
+    first = compliance.errors(result.findings)[0]
+    return f"{first.rule}: {first.message}"
+
+
+def _first_line(verdict: Verdict) -> str:
+    return verdict.messages[0].splitlines()[0] if verdict.messages else ""

@@ -1,0 +1,169 @@
+"""Compose a config from `conf/` and a command line's overrides; the only module that knows Hydra."""
+
+import dataclasses
+import difflib
+import os
+import re
+import typing
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench.contract import plan as plans
+from bench.contract.plan import Plan
+from bench.contract.schema import Config
+from bench.errors import ConfigError
+from bench.planning import make_plan
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+
+_PACKAGE = Path(__file__).parents[1]
+CONF = next(d for d in (_PACKAGE / "conf", _PACKAGE.parent / "conf") if d.is_dir())
+"""Inside the package once installed, beside it in a checkout."""
+
+FOR_BASE_TOO = ("model", "cluster", "gpu@cluster", "container", "walltime", "hydra")
+"""Overrides of these also hold for the task that makes the base checkpoint; hydra's search path has the site's folder."""
+
+
+def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Plan:
+    """Return the plan of a command line's overrides.
+
+    Raises:
+        ConfigError: an unknown key or choice, a value of the wrong type, or an impossible request.
+    """
+    from hydra import initialize_config_dir
+
+    register()
+    search_path = [_search_path(config_dir)] if config_dir else []
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = _composed([*search_path, *overrides])
+        return plan_of(config, [*search_path, *overrides])
+
+
+def plan_of(config: Config, overrides: Sequence[str]) -> Plan:
+    """Return the plan; Hydra must be initialized, since the base task is composed beside the task."""
+    if config.task.base is None or plans.is_random(config):
+        return make_plan.make(config)
+    kept = [word for word in overrides if word.lstrip("+~").split("=")[0].split(".")[0] in FOR_BASE_TOO]
+    return make_plan.make(config, _composed([f"task={config.task.base}", *kept]))
+
+
+def _composed(overrides: list[str]) -> Config:
+    from hydra import compose as hydra_compose
+
+    with explained():
+        return typed(hydra_compose("launch", overrides=overrides))
+
+
+def typed(config: "DictConfig") -> Config:
+    """Return the config as its dataclasses, with the paths made absolute."""
+    from omegaconf import OmegaConf
+
+    full = typing.cast(Config, OmegaConf.to_object(config))
+    paths = full.cluster.paths
+    for name in ("data", "model", "logs"):
+        setattr(paths, name, _absolute(getattr(paths, name)))
+    full.launch.folder = _absolute(full.launch.folder)
+    return full
+
+
+def _absolute(path: str | None) -> str | None:
+    """Return a path from the root on; what begins with a variable ($DATADIR) is left to the job's shell."""
+    return path if not path or path.startswith("$") else os.path.abspath(path)
+
+
+def _search_path(config_dir: Path) -> str:
+    """Return the override that adds a site's folder, quoted for Hydra's grammar."""
+    if not config_dir.is_dir():
+        raise ConfigError(
+            "no such folder", where=f"--config-dir {config_dir}", fix="name the folder that holds cluster/"
+        )
+    quoted = str(config_dir.resolve()).replace("\\", "\\\\").replace("'", "\\'")
+    return f"hydra.searchpath=['file://{quoted}']"
+
+
+def register() -> None:
+    from hydra.core.config_store import ConfigStore
+
+    ConfigStore.instance().store(name="config_schema", node=Config)
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Turn what Hydra and OmegaConf raise into one message with where and fix."""
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException, AttributeError, ValueError, TypeError) as error:
+        known = _explain(error)
+        if known is None:
+            raise
+        raise known from error
+
+
+def _explain(error: Exception) -> ConfigError | None:
+    """Return the error in our words, or None for one that is no fault of the command line."""
+    from omegaconf.errors import OmegaConfBaseException
+
+    text = "\n".join(str(e) for e in (error, error.__cause__) if e)
+    if (missing := re.search(r"Could not find '([^']+)'", text)) and "Available options" in text:
+        options = re.findall(r"^\t(\S+)$", text, re.M)
+        return _unknown(missing[1].split("/")[-1], options, where=missing[1].rsplit("/", 1)[0], noun="choice")
+    if "Config group override must be" in text:
+        return ConfigError("a group needs one choice", where="command line", fix="name one; --help lists them")
+    if gone := re.search(r"missing \d+ required keyword-only argument.*?: '(\w+)'", text):
+        return ConfigError(f"{gone[1]} is missing", where=gone[1], fix="do not delete it with ~; set it to a value")
+    if isinstance(error, AttributeError):  # a schema class has slots, and no place for what `+key` added
+        stray = re.fullmatch(r"'(\w+)' object has no attribute '(\w+)'", str(error))
+        known = _keys().get(stray[1]) if stray else None
+        if stray and known:
+            return _unknown(stray[2], known, where="command line", noun="key")
+    if "'cluster.environment" in text:
+        return ConfigError(
+            "cluster.environment holds the names that a site adds",
+            where="cluster.environment",
+            fix="put a + before each: +cluster.environment.NCCL_SOCKET_IFNAME=ib0",
+        )
+    if override := re.search(r"Could not (?:override|append to config|delete from config)[^']*'([^']+)'", text):
+        return _unknown(override[1], _keys()["Config"], where="command line", noun="key")
+    if bad := re.search(r"full_key: (\S+)", text):
+        what = str(error.__cause__ or error).splitlines()[0]
+        return ConfigError(what, where=bad[1], fix="give a value of the type that --cfg job shows")
+    if "no viable alternative" in text or "mismatched input" in text:
+        return ConfigError(
+            text.splitlines()[0],
+            where="command line",
+            fix="""put quotes around words with = , or : in a list, and around the whole: 'cluster.slurm.arguments=["--exclude=n1"]'""",
+        )
+    if isinstance(error, ValueError | TypeError | AttributeError) and not isinstance(error, OmegaConfBaseException):
+        return None
+    return ConfigError(text.splitlines()[0], where="command line", fix="see python -m bench.launch --help")
+
+
+def _unknown(name: str, known: list[str], *, where: str, noun: str) -> ConfigError:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    offer = f"did you mean {near[0]}? " if near else ""
+    listed = ", ".join(sorted(known)) if noun == "choice" else "all keys: python -m bench.launch --cfg job"
+    return ConfigError(f"no {noun} {name!r}", where=where, fix=f"{offer}{listed}")
+
+
+def _keys() -> dict[str, list[str]]:
+    """Return the dotted keys below each class of the schema, by its name."""
+    found: dict[str, list[str]] = {}
+
+    def walk(kind: Any) -> list[str]:
+        keys = found.setdefault(kind.__name__, [])
+        for name, hint in typing.get_type_hints(kind).items():
+            keys.append(name)
+            for inner in (hint, *typing.get_args(hint)):
+                if dataclasses.is_dataclass(inner):
+                    keys += [f"{name}.{key}" for key in walk(inner)]
+        return keys
+
+    walk(Config)
+    return found

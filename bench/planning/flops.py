@@ -1,0 +1,39 @@
+"""How much arithmetic one training sample takes: the model's own, whatever a machine does on top.
+
+Two operations per multiply-add. S tokens a sample, h hidden width, k width of K or V, f width of the MLP, L layers, V words:
+
+| part                               | weights                           | operations per token |
+| ---------------------------------- | --------------------------------- | -------------------- |
+| qkv, proj, fc1 (2 f if gated), fc2 | L (h (h + 2 k) + h h + h f + f h) | 4 each, trained 6    |
+| head                               | h V                               | 4 each, trained 6    |
+| adapters                           | rank (inputs + outputs) of each   | 6 each               |
+| causal attention, S / 2 keys each  | none                              | 6 S h L              |
+
+A trained weight takes 2 forward and 4 backward (gradients of input and weight); under LoRA the frozen ones take no gradient of their
+own. Attention takes 2 S h L forward and twice that backward. Left out: recomputation, evaluation, embedding look-up, norms,
+RoPE, activation, softmax, loss, optimizer.
+
+NVIDIA's MLPerf configs say 421.59 TFLOP per sample for Llama 3.1 8B pre-training, which is this formula's for a vocabulary of 128,000,
+and 2598 for llama2_70b_lora, of which they do not say how it is counted; this formula gives 2517.7.
+"""
+
+from bench.contract.schema import Config, Device, Lora, Model, Precision
+from bench.planning.parameters import linear_weights, lora_parameters
+
+
+def tflop_per_sample(model: Model, lora: Lora | None, *, seq_length: int) -> float:
+    """Return the 1e12 operations of training on one sample, forward and backward."""
+    weights = model.num_layers * linear_weights(model) + model.hidden_size * model.vocab_size
+    per_token = (4 if lora else 6) * weights
+    if lora:
+        per_token += 6 * lora_parameters(model, lora)
+    per_token += 6 * seq_length * model.hidden_size * model.num_layers
+    return per_token * seq_length / 1e12
+
+
+def peak_tflops(config: Config) -> float | None:
+    """Return the dense peak of one GPU in the precision of the layers; None where the cluster names no such rate."""
+    gpu = config.cluster.gpu if config.cluster.device is Device.cuda else None
+    if gpu is None:
+        return None
+    return {Precision.bf16: gpu.peak_bf16_tflops, Precision.fp8: gpu.peak_fp8_tflops}.get(config.precision)

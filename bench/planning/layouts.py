@@ -1,0 +1,79 @@
+"""Which of the ways to split a cluster's ranks a plan takes: the fastest one that fits, by its own estimates.
+
+parallel.tp, pp, cp and sp are kept where they are given; what is null is chosen.
+"""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from bench.contract.plan import Cost, Memory, Recomputed, World
+from bench.contract.schema import Config
+from bench.errors import ConfigError
+from bench.planning import memory, step_time
+from bench.planning.parallelism import check, divisors, split
+
+CHOSEN = ("tp", "pp", "cp", "sp")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """A legal split of the ranks, and what it would need and take."""
+
+    world: World
+    recompute: Recomputed
+    memory: Memory
+    cost: Cost | None
+
+
+def choose(config: Config) -> Layout:
+    """Return the fastest layout that fits; where no step time can be estimated, the first of the plainest that does.
+
+    If none fits, the one that comes closest.
+
+    Raises:
+        ConfigError: no layout is legal; it says why the plainest is not.
+    """
+    return ranked(config)[0]
+
+
+def ranked(config: Config) -> list[Layout]:
+    """Return every legal layout, best first: those that fit by time, then the others by what they need; see `choose`."""
+    layouts, refused = [], None
+    for world in _splits(config):
+        try:
+            check(config, world)
+        except ConfigError as error:
+            refused = refused or error
+        else:
+            layouts.append(_layout(config, world))
+    if not layouts:
+        assert refused is not None
+        raise refused
+    return sorted(layouts, key=_rank)
+
+
+def _layout(config: Config, world: World) -> Layout:
+    recomputed = memory.recompute(config, world)
+    return Layout(
+        world=world,
+        recompute=recomputed,
+        memory=memory.estimate(config, world, recomputed),
+        cost=step_time.estimate(config, world, recomputed),
+    )
+
+
+def _splits(config: Config) -> Iterator[World]:
+    """Yield the splits that the config leaves open, plainest first: tp rises before cp, and cp before pp."""
+    p, num_ranks = config.parallel, config.cluster.num_nodes * config.cluster.ranks_per_node
+    sizes = divisors(num_ranks)
+    pps, cps, tps = ([size] if size is not None else sizes for size in (p.pp, p.cp, p.tp))
+    for pp, cp, tp in itertools.product(pps, cps, tps):
+        for sp in [p.sp] if p.sp is not None else [True, False] if tp > 1 else [False]:
+            yield split(config, tp=tp, pp=pp, cp=cp, sp=sp)
+
+
+def _rank(layout: Layout) -> tuple[bool, float]:
+    if layout.memory.fits is False:
+        return True, layout.memory.total_gib
+    return False, layout.cost.step_s if layout.cost else 0.0

@@ -1,0 +1,193 @@
+"""Work out what a run will do before anything is asked for: config in, Plan out, and Plan as JSON.
+
+A rank process reads the plan and nothing else, so this module (and what it imports) needs the standard library only.
+"""
+
+import dataclasses
+import itertools
+import math
+
+from bench.contract.plan import (
+    NOT_A_SUBMISSION,
+    PLAN_VERSION,
+    PREPARE_LOG,
+    Batch,
+    Evaluation,
+    Plan,
+    Step,
+    Submission,
+    Trial,
+    World,
+    fingerprint,
+    is_random,
+)
+from bench.contract.schema import Config, DataSource, Device, Scheduler
+from bench.errors import ConfigError
+from bench.mlperf import closed_division
+from bench.planning import flops, layouts, validate
+from bench.planning.parallelism import num_microbatches
+
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1", "PYTHONUNBUFFERED": "1"}
+"""Set for every rank; one thread each, since ranks share the cores."""
+CUDA_ENVIRONMENT = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+"""And on GPUs: memory that one size of tensor gave back serves another."""
+
+
+def make(config: Config, base: Config | None = None) -> Plan:
+    """Return the plan of a run; `base` is the config of the task that makes its base checkpoint.
+
+    Raises:
+        ConfigError: the request is impossible, naming what, where, the fix and the legal values.
+    """
+    config = throughput_only(config) if is_random(config) else config
+    validate.check(config)
+    chosen = layouts.choose(config)
+    evaluation = evaluations(config)
+    base_plan = None if base is None else _make_base(base)
+    validate.check_evaluation(config, every_steps=evaluation.every_steps, first_step=evaluation.first_step)
+    validate.check_memory(config, chosen.memory)
+    trials = [Trial(index=k, seed=config.seed_base + k, log=f"result_{k}.txt") for k in range(config.trials)]
+    return Plan(
+        version=PLAN_VERSION,
+        name=f"{config.task.name}-{config.cluster.name}",
+        config=config,
+        world=chosen.world,
+        batch=batches(config, chosen.world),
+        evaluation=evaluation,
+        submission=submission(config),
+        trials=trials,
+        recompute=chosen.recompute,
+        memory=chosen.memory,
+        cost=chosen.cost,
+        tflop_per_sample=flops.tflop_per_sample(config.model, config.task.lora, seq_length=config.data.seq_length),
+        peak_tflops=flops.peak_tflops(config),
+        walltime_min=validate.walltime_min(config),
+        data_dir=data_dir(config),
+        base_dir=base_dir(config, base_plan),
+        base=base_plan,
+        environment=_environment(config),
+        steps=steps(config, trials),
+        files=files(config, trials),
+    )
+
+
+def _make_base(base: Config) -> "Plan":
+    """Return the plan of the base task; what is refused there is not what the user asked for, so it says so."""
+    try:
+        return make(base)
+    except ConfigError as error:
+        name = base.task.name
+        raise ConfigError(
+            f"{error.what}, in {name}, which makes the base checkpoint",
+            where=f"task={name}: {error.where}",
+            fix=f"choose ranks that divide its global batch size {base.recipe.global_batch_size}",
+        ) from error
+
+
+def throughput_only(config: Config) -> Config:
+    """Return the config of random weights without what they cannot have: a target, a submission, files to start from."""
+    return dataclasses.replace(
+        config,
+        task=dataclasses.replace(config.task, target_eval_loss=None, submittable=False),
+        cluster=dataclasses.replace(
+            config.cluster, paths=dataclasses.replace(config.cluster.paths, data=None, model=None)
+        ),
+    )
+
+
+def batches(config: Config, world: World) -> Batch:
+    """Return the batch arithmetic: GBS = dp * micro batch * gradient accumulation."""
+    r = config.recipe
+    return Batch(
+        global_batch_size=r.global_batch_size,
+        micro_batch_size=r.micro_batch(world.dp),
+        gradient_accumulation_steps=num_microbatches(config, world),
+        tokens_per_step=r.global_batch_size * config.data.seq_length,
+    )
+
+
+def evaluations(config: Config) -> Evaluation:
+    """Return the evaluation schedule: every CEIL(samples / GBS) steps, the first ones skipped.
+
+    Random weights are evaluated after the last step in any case, so that every run times an evaluation.
+
+    Source: MLPerf training rules, llama2_70b_lora: every 384 samples, skip FLOOR(0.125 * GBS + 2).
+    """
+    r = config.recipe
+    every = math.ceil(r.eval_every_samples / r.global_batch_size)
+    skip = r.eval_skip if r.eval_skip is not None else math.floor(0.125 * r.global_batch_size + 2)
+    first = every * (skip + 1)
+    at_steps = list(range(first, r.max_steps + 1, every))
+    if is_random(config) and at_steps[-1:] != [r.max_steps]:
+        at_steps.append(r.max_steps)
+    return Evaluation(every_steps=every, first_step=at_steps[0] if at_steps else first, at_steps=at_steps)
+
+
+def submission(config: Config) -> Submission:
+    """Return what the log will say about itself; what may not be submitted says so in org and platform."""
+    task, cluster = config.task, config.cluster
+    deviations, random = closed_division.deviations(config), is_random(config)
+    what = f"{task.name}: {'random weights, ' if random else ''}{NOT_A_SUBMISSION}"
+    mark = "" if task.submittable and config.model.name == "llama2_70b" else f" ({what})"
+    return Submission(
+        benchmark=None if random else task.benchmark,
+        shape_of=task.benchmark if random and closed_division.has_benchmark_shape(config) else None,
+        division="open" if deviations else "closed",
+        org=cluster.org + mark,
+        platform=cluster.platform + mark,
+        status=cluster.status,
+        deviations=deviations,
+    )
+
+
+def data_dir(config: Config) -> str | None:
+    """Return where the rows lie; made rows get a folder of their own per recipe, so that none is ever mistaken."""
+    root = config.cluster.paths.data
+    if root is None or config.data.source is DataSource.prepared:
+        return root
+    return f"{root}/{config.data.name}-{fingerprint(config.data, config.model.vocab_size)}"
+
+
+def base_dir(config: Config, base: Plan | None) -> str | None:
+    """Return where the base checkpoint lies, or None for training from scratch."""
+    root = config.cluster.paths.model
+    if root is None or config.task.lora is None:
+        return None
+    if base is None:
+        return root
+    b = base.config
+    return f"{root}/{b.task.name}-{fingerprint(b.model, b.data, b.recipe, b.seed_base, b.precision)}"
+
+
+def steps(config: Config, trials: list[Trial]) -> list[Step]:
+    """Return what is run, in order, each by every rank: the trials, and before them what prepares their files."""
+    python = ["python", "-m"]
+    prepare = Step(name="prepare", argv=[*python, "jobs.tasks.prepare", "plan.json"], log=PREPARE_LOG, limit_min=None)
+    train = [*python, "jobs.tasks.train", "plan.json", "--trial"]
+    limit = config.walltime
+    return [
+        *([] if is_random(config) else [prepare]),
+        *(Step(name=f"trial {t.index}", argv=[*train, str(t.index)], log=t.log, limit_min=limit) for t in trials),
+    ]
+
+
+def files(config: Config, trials: list[Trial]) -> list[str]:
+    """Return what the run folder will hold."""
+    made = [] if is_random(config) else ["loss_{}.png", *(["adapters_{}/"] if config.task.lora else [])]
+    own = [(t.log, *(name.format(t.index) for name in made)) for t in trials]
+    on_slurm = ["job.sbatch", "job.json", "slurm-*.out", "facts/", *(["health.json"] if config.cluster.health else [])]
+    return [
+        "config.yaml",
+        "plan.json",
+        *(on_slurm if config.cluster.scheduler is Scheduler.slurm else []),
+        *([] if is_random(config) else [PREPARE_LOG]),
+        *itertools.chain(*own),
+        "rank_logs/",
+        "ledger.json",
+        "status.json",
+    ]
+
+
+def _environment(config: Config) -> dict[str, str]:
+    of_device = CUDA_ENVIRONMENT if config.cluster.device is Device.cuda else {}
+    return ENVIRONMENT | of_device | config.cluster.environment

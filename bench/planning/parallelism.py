@@ -1,0 +1,158 @@
+"""How the ranks of a job are split over the model, and which splits are possible."""
+
+from bench.contract.plan import World
+from bench.contract.schema import Config, Device, Precision
+from bench.errors import ConfigError
+from bench.planning.parameters import linears
+
+FP8_MULTIPLE = 16
+"""Rows and columns of an FP8 product come in multiples. Source: torch 2.11, torch._scaled_mm."""
+
+
+def split(config: Config, *, tp: int, pp: int, cp: int, sp: bool) -> World:
+    """Return the cluster's ranks, split this way; what is left over is data parallel.
+
+    Source: megatron-core 0.16.1, initialize_model_parallel.
+    """
+    num_ranks = config.cluster.num_nodes * config.cluster.ranks_per_node
+    return World(
+        num_nodes=config.cluster.num_nodes,
+        ranks_per_node=config.cluster.ranks_per_node,
+        num_ranks=num_ranks,
+        dp=num_ranks // (tp * pp * cp),
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        vpp=config.parallel.vpp,
+        sp=sp,
+    )
+
+
+def num_microbatches(config: Config, world: World) -> int:
+    """Return the micro-batches of one optimizer step, as every replica sees them."""
+    return config.recipe.global_batch_size // (world.dp * config.recipe.micro_batch(world.dp))
+
+
+def tokens(config: Config, world: World) -> float:
+    """Return the tokens of one micro-batch that one rank sees."""
+    return config.recipe.micro_batch(world.dp) * config.data.seq_length / world.cp
+
+
+def check(config: Config, world: World) -> None:
+    """Raise ConfigError when the ranks, the model, a row or the batch cannot be split this way."""
+    _check_tensor_parallel(config, world)
+    _check_pipeline(config, world)
+    _check_sequence(config, world)
+    _check_ranks(world)
+    _check_fp8_products(config, world)
+    _check_batch(config, world)
+
+
+def _check_tensor_parallel(config: Config, world: World) -> None:
+    tp, m, per_node = world.tp, config.model, config.cluster.ranks_per_node
+    unit = "GPUs" if config.cluster.device is Device.cuda else "ranks"
+
+    def divides(tp: int) -> bool:
+        return not any(n % tp for n in (m.num_attention_heads, m.num_query_groups, m.ffn_hidden_size, m.vocab_size))
+
+    legal = [n for n in range(1, per_node + 1) if divides(n)]
+    if not divides(tp):
+        raise ConfigError(
+            f"tp {tp} does not divide {m.num_attention_heads} heads, {m.num_query_groups} query groups, "
+            f"ffn {m.ffn_hidden_size} and vocabulary {m.vocab_size} of {m.name}",
+            where="parallel.tp",
+            fix=f"use one of {_listed(legal)}",
+        )
+    if tp > per_node:
+        raise ConfigError(
+            f"tp {tp} is above the {per_node} {unit} of a node: tensor parallelism must stay inside one",
+            where="parallel.tp, cluster.ranks_per_node",
+            fix=f"use one of {_listed(legal)}",
+        )
+
+
+def _check_pipeline(config: Config, world: World) -> None:
+    layers = config.model.num_layers
+    if layers % (world.pp * world.vpp):
+        raise ConfigError(
+            f"{layers} layers cannot be split evenly over pp {world.pp} x vpp {world.vpp}",
+            where="parallel.pp, parallel.vpp",
+            fix=f"make pp x vpp one of {_listed(divisors(layers))}",
+        )
+    if world.vpp > 1 and world.pp == 1:
+        raise ConfigError(
+            f"vpp {world.vpp} without a pipeline (pp 1)",
+            where="parallel.vpp",
+            fix="set parallel.pp to 2 or more, or parallel.vpp=1",
+        )
+
+
+def _check_sequence(config: Config, world: World) -> None:
+    s = config.data.seq_length
+    if world.cp > 1 and s % (2 * world.cp):
+        raise ConfigError(
+            f"sequence length {s} cannot be cut into the 2 x cp = {2 * world.cp} chunks of context parallelism",
+            where="parallel.cp, data.seq_length",
+            fix=f"make the sequence length a multiple of {2 * world.cp}",
+        )
+    if world.sp and (world.tp == 1 or s % (world.tp * world.cp)):
+        raise ConfigError(
+            f"sequence parallelism needs tp above 1 and tp x cp to divide {s}; tp is {world.tp}, cp {world.cp}",
+            where="parallel.sp",
+            fix="set parallel.sp=false, or raise parallel.tp",
+        )
+
+
+def _check_ranks(world: World) -> None:
+    per_replica = world.tp * world.pp * world.cp
+    if world.num_ranks % per_replica:
+        raise ConfigError(
+            f"{world.num_ranks} ranks cannot be split into replicas of tp {world.tp} x pp {world.pp} x cp {world.cp} "
+            f"= {per_replica}",
+            where="parallel.tp, parallel.pp, parallel.cp",
+            fix=f"make tp x pp x cp one of {_listed(divisors(world.num_ranks))}, "
+            f"or set cluster.ranks_per_node={per_replica}",
+        )
+
+
+def _check_fp8_products(config: Config, world: World) -> None:
+    if config.precision is not Precision.fp8:
+        return
+    for name, linear in linears(config.model).items():
+        columns, rows = linear.num_in, linear.num_out
+        columns, rows = (columns, rows // world.tp) if linear.is_column else (columns // world.tp, rows)
+        if columns % FP8_MULTIPLE or rows % FP8_MULTIPLE:
+            raise ConfigError(
+                f"FP8 products need sizes that {FP8_MULTIPLE} divides, and a rank's {name} is {rows} x {columns}",
+                where="precision, parallel.tp",
+                fix="set precision=bf16" + (", or lower parallel.tp" if world.tp > 1 else ""),
+            )
+
+
+def _check_batch(config: Config, world: World) -> None:
+    r, dp = config.recipe, world.dp
+    micro_batch_size = r.micro_batch(dp)
+    per_step = dp * micro_batch_size
+    if r.global_batch_size % per_step:
+        legal = divisors(r.global_batch_size)
+        raise ConfigError(
+            f"global batch size {r.global_batch_size} cannot be split over dp {dp} x micro batch {micro_batch_size}",
+            where="recipe.global_batch_size, recipe.micro_batch_size",
+            fix=f"make dp x micro batch one of {_listed(legal)}, or GBS a multiple of {per_step}",
+        )
+    accumulation = r.global_batch_size // per_step
+    if world.vpp > 1 and accumulation % world.pp:
+        raise ConfigError(
+            f"the interleaved schedule needs micro-batches per step ({accumulation}) divisible by pp {world.pp}",
+            where="parallel.vpp, recipe.micro_batch_size",
+            fix=f"make GBS / (dp x micro batch) a multiple of {world.pp}, or set parallel.vpp=1",
+        )
+
+
+def divisors(n: int) -> list[int]:
+    """Return what divides a number, rising."""
+    return [d for d in range(1, n + 1) if n % d == 0]
+
+
+def _listed(values: list[int]) -> str:
+    return ", ".join(map(str, values))

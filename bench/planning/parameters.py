@@ -1,0 +1,102 @@
+"""How many parameters a model has, and how many of them a rank holds: exact for megatron-core's GPTModel.
+
+Splits are taken as legal (`bench.planning.make_plan` refuses the others): tp divides heads, query groups, MLP and vocabulary, pp * vpp
+divides the layers.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from bench.contract.schema import Activation, Lora, Model, Norm, Position
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """A projection of every layer; TP splits its outputs (column-parallel) or its inputs (row-parallel)."""
+
+    num_in: int
+    num_out: int
+    is_column: bool
+
+    @property
+    def weights(self) -> int:
+        return self.num_in * self.num_out
+
+
+def kv_size(model: Model) -> int:
+    """Return the width of a token's keys, and of its values."""
+    return model.hidden_size // model.num_attention_heads * model.num_query_groups
+
+
+def linears(model: Model) -> dict[str, Linear]:
+    """Return a layer's projections by megatron-core's names."""
+    hidden, ffn = model.hidden_size, model.ffn_hidden_size
+    gates = 2 if model.activation is Activation.swiglu else 1
+    return {
+        "linear_qkv": Linear(hidden, hidden + 2 * kv_size(model), True),
+        "linear_proj": Linear(hidden, hidden, False),
+        "linear_fc1": Linear(hidden, gates * ffn, True),
+        "linear_fc2": Linear(ffn, hidden, False),
+    }
+
+
+def linear_weights(model: Model) -> int:
+    """Return the weights of one layer's projections."""
+    return sum(linear.weights for linear in linears(model).values())
+
+
+def rank_parameters(model: Model, lora: Lora | None, *, tp: int, pp: int, pp_rank: int) -> tuple[int, int]:
+    """Return the parameters that a rank of pipeline stage pp_rank holds: of the model, and of its adapters.
+
+    Interleaving (vpp) changes which layers a stage holds, not how many. Tied embeddings live on both ends of a pipeline.
+    """
+    num_layers, vocab = model.num_layers // pp, model.vocab_size // tp * model.hidden_size
+    base = num_layers * _layer_parameters(model, tp)
+    if pp_rank == 0:
+        base += vocab
+        if model.position is Position.learned:
+            base += model.max_seq_length * model.hidden_size
+    if pp_rank == pp - 1:
+        base += _norm_size(model)
+        if pp > 1 or not model.tied_embeddings:
+            base += vocab
+    return base, num_layers * _adapter_parameters(model, lora, tp) if lora else 0
+
+
+def parameters(model: Model) -> int:
+    """Return the model's parameters, with the vocabulary as configured and tied embeddings counted once."""
+    return rank_parameters(model, None, tp=1, pp=1, pp_rank=0)[0]
+
+
+def lora_parameters(model: Model, lora: Lora) -> int:
+    """Return the adapters' parameters, all of them trainable."""
+    return model.num_layers * _adapter_parameters(model, lora, 1)
+
+
+def _norm_size(model: Model) -> int:
+    return model.hidden_size * (2 if model.norm is Norm.LayerNorm else 1)
+
+
+def _layer_parameters(model: Model, tp: int) -> int:
+    """Return a TP rank's share of one layer; norms and row-parallel biases are whole on every rank."""
+    count = 2 * _norm_size(model)
+    for linear in linears(model).values():
+        count += linear.weights // tp
+        if model.bias:
+            count += linear.num_out // tp if linear.is_column else linear.num_out
+    return count
+
+
+def _adapter_parameters(model: Model, lora: Lora, tp: int) -> int:
+    """Return a TP rank's share of one layer's adapters: the side of A or B that faces the split is split with it."""
+    count = 0
+    for linear in _adapted(model, lora):
+        whole, split = (linear.num_in, linear.num_out) if linear.is_column else (linear.num_out, linear.num_in)
+        count += lora.rank * (whole + split // tp)
+    return count
+
+
+def _adapted(model: Model, lora: Lora) -> Iterable[Linear]:
+    found = linears(model)
+    for name in lora.target_modules:
+        yield found[name]

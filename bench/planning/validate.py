@@ -1,0 +1,264 @@
+"""Refuse what cannot run, and list where a run leaves the closed rules."""
+
+import itertools
+import math
+from collections.abc import Iterable
+
+from bench.contract.plan import Memory
+from bench.contract.schema import Activation, Config, Device, Norm, Position, Precision, Scheduler
+from bench.errors import ConfigError
+
+LORA_TARGETS = ("linear_qkv", "linear_proj")
+MAX_TRIALS, MAX_STEPS = 1000, 10_000_000
+"""More is a slip of the keyboard: a score takes 10 trials."""
+
+
+def check(config: Config) -> None:
+    """Raise ConfigError when what is asked for contradicts itself in any layout."""
+    _check_positive(config)
+    _check_heads(config)
+    _check_positions(config)
+    _check_cluster(config)
+    _check_rates(config)
+    _check_lora(config)
+    _check_precision(config)
+    _check_walltime(config)
+
+
+def check_evaluation(config: Config, *, every_steps: int, first_step: int) -> None:
+    """Raise ConfigError when the schedule can never evaluate (rules CFG-02 and CFG-03)."""
+    r, rows = config.recipe, config.data.train_rows
+    if every_steps * r.global_batch_size > rows:
+        raise ConfigError(
+            f"an evaluation every {every_steps} steps is {every_steps * r.global_batch_size} samples, "
+            f"longer than the data's {rows} rows",
+            where="recipe.eval_every_samples, recipe.global_batch_size",
+            fix=f"evaluate at least every {rows // r.global_batch_size * r.global_batch_size} samples",
+        )
+    if config.task.target_eval_loss is not None and first_step > r.max_steps:
+        raise ConfigError(
+            f"the first evaluation is at step {first_step}, after max_steps {r.max_steps}: the target cannot be reached",
+            where="recipe.max_steps, recipe.eval_every_samples, recipe.eval_skip",
+            fix=f"set recipe.max_steps to at least {first_step}, or evaluate earlier",
+        )
+
+
+def check_memory(config: Config, memory: Memory) -> None:
+    """Raise ConfigError when the estimate is above what the GPU has."""
+    if memory.fits is not False:
+        return
+    gpu = config.cluster.gpu
+    assert gpu is not None
+    raise ConfigError(
+        f"{memory.total_gib:.1f} GiB per GPU needed, and a {gpu.name} has {gpu.memory_gib:g}: weights "
+        f"{memory.base_weights_gib + memory.adapter_weights_gib:.1f}, gradients {memory.gradients_gib:.1f}, "
+        f"optimizer {memory.optimizer_gib:.1f}, activations {memory.activations_gib:.1f}, "
+        f"workspace {memory.workspace_gib:.1f}",
+        where="parallel.tp, parallel.pp, parallel.cp, recipe.recompute",
+        fix="raise parallel.tp (weights), parallel.cp (activations) or the number of GPUs, or set recipe.recompute=full",
+    )
+
+
+def _check_positive(config: Config) -> None:
+    r, p, c, d = config.recipe, config.parallel, config.cluster, config.data
+    m = config.model
+    counts = {
+        "model.num_layers": m.num_layers,
+        "model.hidden_size": m.hidden_size,
+        "model.ffn_hidden_size": m.ffn_hidden_size,
+        "model.num_attention_heads": m.num_attention_heads,
+        "model.num_query_groups": m.num_query_groups,
+        "model.vocab_size": m.vocab_size,
+        "model.max_seq_length": m.max_seq_length,
+        "model.rope_scaling_factor": m.rope_scaling_factor,
+        "trials": config.trials,
+        "parallel.tp": 1 if p.tp is None else p.tp,
+        "parallel.pp": 1 if p.pp is None else p.pp,
+        "parallel.cp": 1 if p.cp is None else p.cp,
+        "parallel.vpp": p.vpp,
+        "cluster.num_nodes": c.num_nodes,
+        "cluster.ranks_per_node": c.ranks_per_node,
+        "recipe.global_batch_size": r.global_batch_size,
+        "recipe.micro_batch_size": 1 if r.micro_batch_size is None else r.micro_batch_size,
+        "recipe.max_steps": r.max_steps,
+        "recipe.eval_every_samples": r.eval_every_samples,
+        "recipe.log_every_steps": r.log_every_steps,
+        "recipe.lr": r.lr,
+        "recipe.clip_grad": r.clip_grad,
+        "recipe.adam_eps": r.adam_eps,
+        "task.target_eval_loss": 1 if config.task.target_eval_loss is None else config.task.target_eval_loss,
+        "data.seq_length": d.seq_length,
+        "data.train_rows": d.train_rows,
+        "data.eval_rows": d.eval_rows,
+    }
+    for key, value in counts.items():
+        if not 0 < value < math.inf:
+            raise ConfigError(f"{value} is not above 0 and finite", where=key, fix=f"set {key} to a positive number")
+    for key, value in {"recipe.adam_beta1": r.adam_beta1, "recipe.adam_beta2": r.adam_beta2}.items():
+        if not 0 <= value < 1:
+            raise ConfigError(f"{value} is not in [0, 1)", where=key, fix=f"set {key} to 0 or more, below 1")
+    for key, count, most in (("trials", config.trials, MAX_TRIALS), ("recipe.max_steps", r.max_steps, MAX_STEPS)):
+        if count > most:
+            raise ConfigError(f"{count} is above {most}", where=key, fix=f"set {key} to {most} or less")
+    if (port := config.cluster.master_port) is not None and not 1 <= port <= 65535:
+        raise ConfigError(f"{port} is no port", where="cluster.master_port", fix="use 1 to 65535, or null")
+    for key, amount in {
+        "recipe.lr_warmup_steps": r.lr_warmup_steps,
+        "recipe.warmup_iterations": r.warmup_iterations,
+        "recipe.eval_skip": r.eval_skip or 0,
+        "recipe.weight_decay": r.weight_decay,
+        "seed_base": config.seed_base,
+    }.items():
+        if not 0 <= amount < math.inf:
+            raise ConfigError(f"{amount} is below 0 or not finite", where=key, fix=f"set {key} to 0 or more")
+    if r.lr_warmup_steps >= r.max_steps:
+        raise ConfigError(
+            f"{r.lr_warmup_steps} warm-up steps leave nothing of max_steps {r.max_steps}",
+            where="recipe.lr_warmup_steps",
+            fix=f"warm up for fewer than {r.max_steps} steps",
+        )
+    if config.launch.profile and not r.warmup_iterations:
+        raise ConfigError(
+            "the profile is of the last warm-up step, and there is none",
+            where="launch.profile, recipe.warmup_iterations",
+            fix="set recipe.warmup_iterations to 2 or more, so that the one in the profile compiles nothing",
+        )
+
+
+def _check_heads(config: Config) -> None:
+    m = config.model
+    if m.num_attention_heads % m.num_query_groups or m.hidden_size % m.num_attention_heads:
+        raise ConfigError(
+            f"{m.num_attention_heads} heads of hidden size {m.hidden_size} with {m.num_query_groups} query groups",
+            where="model",
+            fix="make the heads divide hidden_size, and the query groups divide the heads",
+        )
+
+
+def _check_positions(config: Config) -> None:
+    s, m = config.data.seq_length, config.model
+    if s > m.max_seq_length and m.position is Position.learned:
+        raise ConfigError(
+            f"rows of {s} tokens, and {m.name} has learned positions for {m.max_seq_length}",
+            where="data.seq_length, model.max_seq_length",
+            fix=f"set data.seq_length to {m.max_seq_length} or less",
+        )
+
+
+def _check_cluster(config: Config) -> None:
+    c = config.cluster
+    if c.scheduler is Scheduler.local and c.num_nodes != 1:
+        raise ConfigError(
+            f"{c.num_nodes} nodes without a scheduler",
+            where="cluster.num_nodes",
+            fix="set cluster.num_nodes=1, or choose a Slurm cluster",
+        )
+    if c.device is Device.cuda and c.gpu is None and c.scheduler is not Scheduler.local:
+        raise ConfigError("the GPU type is not said", where="cluster.gpu", fix="name it, its memory and peak rates")
+
+
+def _check_rates(config: Config) -> None:
+    rates = config.cluster.gpu.rates if config.cluster.gpu else None
+    if rates is None:
+        return
+    tables = {
+        "layer_tflop, bf16_tflops and fp8_tflops": (rates.layer_tflop, rates.bf16_tflops, rates.fp8_tflops),
+        "busbw_mib and busbw_gbs": (rates.busbw_mib, rates.busbw_gbs),
+    }
+    for names, (sizes, *columns) in tables.items():
+        is_rising = all(low < high for low, high in zip(sizes, sizes[1:], strict=False))
+        if not sizes or not is_rising or any(len(column) != len(sizes) for column in columns):
+            raise ConfigError(
+                f"{names} are no table: {sizes} with {', '.join(map(str, columns))}",
+                where="cluster.gpu.rates",
+                fix="list sizes that rise, and one rate for each",
+            )
+    single = (rates.attention_forward_tflops, rates.attention_backward_tflops, rates.copy_gbs, rates.launch_us)
+    numbers = [*single, *itertools.chain(*itertools.chain(*tables.values()))]
+    if not all(0 < number < math.inf for number in numbers):
+        raise ConfigError(
+            "rates are above 0 and finite",
+            where="cluster.gpu.rates",
+            fix="give what was measured, or set cluster.gpu.rates=null",
+        )
+
+
+def _check_precision(config: Config) -> None:
+    m = config.model
+    if config.precision is not Precision.fp8:
+        return
+    needed = {
+        "task.lora": ("null", config.task.lora is not None),
+        "model.norm": (m.norm.name, m.norm is Norm.RMSNorm),
+        "model.activation": (m.activation.name, m.activation is Activation.swiglu),
+        "model.position": (m.position.name, m.position is Position.rope),
+        "model.bias": (m.bias, not m.bias),
+    }
+    if unmet := {key: value for key, (value, is_met) in needed.items() if not is_met}:
+        raise ConfigError(
+            f"FP8 is for the frozen linears of a Llama under LoRA, and {_listed(f'{k} is {v}' for k, v in unmet.items())}",
+            where=f"precision, {_listed(unmet)}",
+            fix="set precision=bf16, or use task.lora, RMSNorm, swiglu, rope and no bias",
+        )
+
+
+def _check_lora(config: Config) -> None:
+    lora = config.task.lora
+    if lora is None and config.task.base is not None:
+        raise ConfigError(
+            f"{config.task.name} fine-tunes what {config.task.base} trains, and without LoRA this version does not",
+            where="task.lora",
+            fix="leave task.lora as it is, or choose a task that trains from scratch",
+        )
+    if lora is None:
+        return
+    if unknown := sorted(set(lora.target_modules) - set(LORA_TARGETS)):
+        raise ConfigError(
+            f"no adapter can be put on {_listed(unknown)}",
+            where="task.lora.target_modules",
+            fix=f"choose from {_listed(LORA_TARGETS)}",
+        )
+    if not lora.target_modules or lora.rank < 1 or not 0 <= lora.dropout < 1:
+        raise ConfigError(
+            f"LoRA of rank {lora.rank}, dropout {lora.dropout}, on {lora.target_modules} trains nothing",
+            where="task.lora",
+            fix="use rank 1 or more, dropout in [0, 1) and at least one target module",
+        )
+
+
+def _check_walltime(config: Config) -> None:
+    if config.walltime is not None and config.walltime < 1:
+        raise ConfigError(f"{config.walltime} minutes", where="walltime", fix="set walltime to 1 or more, or null")
+    if config.cluster.scheduler is Scheduler.slurm and config.walltime is None:
+        raise ConfigError(
+            "Slurm needs a time limit, and walltime (minutes per trial) is null",
+            where="walltime",
+            fix="set walltime to the minutes one trial may take",
+        )
+    limit = config.cluster.slurm.max_walltime_min if config.cluster.slurm else None
+    job = walltime_min(config)
+    if limit is not None and job is not None and job > limit:
+        raise ConfigError(
+            f"the job would take {job} min, and this cluster allows {limit}",
+            where="walltime, trials",
+            fix=f"lower walltime or trials until 5 + trials x (walltime + 5) is at most {limit}, or set launch.array=true",
+        )
+
+
+def walltime_min(config: Config) -> int | None:
+    """Return the minutes of a job: 5, and for each of its trials its own and 5 more; None without a limit.
+
+    Source: WALLTIME in the config_*.sh of NVIDIA's MLPerf training submissions.
+    """
+    if config.walltime is None:
+        return None
+    return job_min(1 if config.launch.array else config.trials, config.walltime)
+
+
+def job_min(trials: int, trial_min: int) -> int:
+    """Return the minutes of a job of so many trials."""
+    return 5 + trials * (trial_min + 5)
+
+
+def _listed(values: Iterable[object]) -> str:
+    return ", ".join(str(v) for v in values)

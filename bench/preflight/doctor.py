@@ -1,0 +1,114 @@
+"""Will this run start here? One sheet per tier: what was checked, what is broken, what to do."""
+
+import json
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from bench import preflight
+from bench.backends.slurm import client
+from bench.contract import plan as plans
+from bench.contract.plan import Plan
+from bench.contract.schema import Scheduler
+from bench.errors import ConfigError
+from bench.preflight import TIERS, Checked, Finding, Tier
+from bench.rules import RULES
+from bench.runs.folder import PLAN, short
+
+ON_NODES: dict[Tier, str] = {"canary": "one node, where the ranks run", "nodes": "all nodes, measuring their speed"}
+
+
+def tier_for(plan: Plan, asked: Tier | None) -> Tier:
+    """Return how far to look: as asked, else as far as this machine can tell by itself.
+
+    Raises:
+        ConfigError: there is no Slurm to ask.
+    """
+    on_slurm = plan.config.cluster.scheduler is Scheduler.slurm
+    if asked is None:
+        return "login" if on_slurm and client.is_here() else "laptop"
+    if asked == "laptop" or (on_slurm and client.is_here()):
+        return asked
+    name = plan.config.cluster.name
+    what = "there is no sbatch on this machine" if on_slurm else f"cluster={name} has no Slurm to ask"
+    fix = "run it on the login node" if on_slurm else "choose a Slurm cluster"
+    raise ConfigError(f"{what}, and tier {asked} needs it", where=f"--tier {asked}", fix=f"{fix}, or --tier laptop")
+
+
+def examine(plan: Plan, tier: Tier, *, say: Callable[[str], None] = lambda line: None) -> Iterator[list[Checked]]:
+    """Yield what comes of each tier's checks, up to the one asked for; jobs are only started where all is well so far.
+
+    Raises:
+        SubmitError: a job that should look at the nodes cannot be started.
+    """
+    done: list[Checked] = []
+    for now in TIERS[: TIERS.index(tier) + 1]:
+        if now not in ON_NODES:
+            seen = preflight.laptop(plan) if now == "laptop" else preflight.login(plan)
+        elif errors(done) and not plan.config.launch.force:
+            seen = [Checked(ON_NODES[now], (), now, unknown="what is broken above would stop its job")]
+        else:
+            say(f"{now}: a job without trials looks from {ON_NODES[now]}; this waits for the queue")
+            seen = [on_nodes(plan, now)]
+        done += seen
+        yield seen
+
+
+def on_nodes(plan: Plan, tier: Tier) -> Checked:
+    """Return what a job without trials finds on one node, or on all of them with their speed."""
+    from bench.backends.slurm import jobs as slurm_jobs
+    from bench.preflight import nodes
+
+    num_nodes = 1 if tier == "canary" else plan.world.num_nodes
+    folder, exit_code = slurm_jobs.probe(plan, num_nodes, health=tier == "nodes")
+    facts = nodes.load(folder)
+    judged = nodes.judge(plans.load(folder / PLAN), facts) if facts.ranks else []  # else its logs say more
+    found = [replace(finding, tier=tier) for finding in judged]
+    seen = f"{', '.join(check.__name__.replace('_', ' ') for check in nodes.CHECKS)}; {short(folder)}"
+    if slow := nodes.slow_nodes(facts):
+        seen += f"; without the slow ones: {without(plan, slow)}"
+    if (exit_code or not facts.ranks) and not any(finding.severity == "error" for finding in found):
+        found.append(_failed(folder, tier))
+    return Checked(ON_NODES[tier], (), tier, tuple(found), seen)
+
+
+def without(plan: Plan, names: Sequence[str]) -> str:
+    """Return the override, as one would paste it, that leaves nodes out beside those that are left out already."""
+    own = plan.config.cluster.slurm.arguments if plan.config.cluster.slurm else []
+    excluded = [word.partition("=")[2] for word in own if word.startswith("--exclude=")]
+    words = [*(word for word in own if not word.startswith("--exclude=")), f"--exclude={','.join([*excluded, *names])}"]
+    return shlex.quote(f"cluster.slurm.arguments={json.dumps(words)}")
+
+
+def _failed(folder: Path, tier: Tier) -> Finding:
+    """Return why a job failed that found nothing wrong."""
+    from bench import diagnosis
+
+    said = diagnosis.explain([folder])
+    rule = RULES[said.rule if said.rule in RULES else "RUN-10"]
+    return Finding(
+        rule.id, "error", tier, f"the job failed: {said.evidence or said.title}", str(folder), said.fix or rule.fix
+    )
+
+
+def errors(checked: Sequence[Checked]) -> list[Finding]:
+    """Return what stops a launch."""
+    return [f for f in preflight.findings(checked) if f.severity == "error"]
+
+
+def to_json(plan: Plan, tiers: Sequence[Sequence[Checked]]) -> dict[str, Any]:
+    """Return everything as one object."""
+    every = [one for checked in tiers for one in checked]
+    return {
+        "plan": plan.name,
+        "tier": every[-1].tier,
+        "fine": not errors(every),
+        "findings": [asdict(finding) for finding in preflight.findings(every)],
+        "checks": [{**asdict(one), "findings": len(one.findings)} for one in every],
+    }
+
+
+if __name__ == "__main__":
+    raise SystemExit("a verb: python -m bench doctor")

@@ -1,0 +1,160 @@
+"""What this machine shows without asking anybody: the paths, room for results, the port."""
+
+import os
+import re
+import shutil
+import socket
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+from bench.contract import checkpoint as checkpoints
+from bench.contract.plan import Plan, expanded, is_random
+from bench.contract.schema import Config, DataSource, Runtime, Scheduler
+from bench.preflight import data
+from bench.rules.check import CannotTellError, Finding, Subject, broken
+
+MIN_FREE_MIB = 200
+"""For logs, adapters and figures of a small run."""
+FLEETING = ("/tmp", "/var/tmp", "/dev/shm", "/run")
+"""Each machine has its own of these, whatever the site."""
+IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs", "overlay", "squashfs")
+"""File systems that no other machine sees. A disk of the login node may be exported to the others; these are not."""
+
+
+def paths(subject: Subject) -> Iterator[Finding]:
+    """Yield the paths that nobody has set, or that do not begin at the root."""
+    config = subject.plan.config
+    for name, text in named_paths(config).items():
+        full = expanded(text)
+        if full is None:
+            unset = re.search(r"\$\{?(\w+)", os.path.expandvars(text or ""))
+            variable = unset[1] if unset else name
+            fix = f"export {variable}=…"
+            yield broken("CFG-06", f"{variable} is not set", f"cluster={config.cluster.name}", fix=fix)
+        elif not full.startswith("/") and name != "CONT":
+            yield broken("CFG-06", f"{name} is not a full path", full, fix="begin it with /: the job starts elsewhere")
+        elif bad := re.search(r"[\"\\\n]", full):
+            yield broken("CFG-06", f"{name} holds {bad[0]!r}", full, fix="move or link it to a path without")
+
+
+def named_paths(config: Config) -> dict[str, str | None]:
+    """Return what a run reads and writes, by the variable that usually names it."""
+    named = {"LOGDIR": config.cluster.paths.logs}
+    if not is_random(config):
+        named = {"DATADIR": config.cluster.paths.data} | named
+        if config.task.lora is not None:
+            named["MODEL"] = config.cluster.paths.model
+    if config.container.runtime is Runtime.pyxis and config.container.image:
+        named["CONT"] = config.container.image
+    return named
+
+
+def _set(text: str | None, name: str) -> Path:
+    """Return a path of the plan as it is here.
+
+    Raises:
+        CannotTellError: a variable in it is not set.
+    """
+    if (full := expanded(text)) is None:
+        raise CannotTellError(f"{name} is not set")
+    return Path(full)
+
+
+def takes_prepared_rows(plan: Plan) -> bool:
+    """Return whether the site has to bring the rows."""
+    return not is_random(plan.config) and plan.config.data.source is DataSource.prepared
+
+
+def rows(subject: Subject) -> Iterator[Finding | str]:
+    """Yield in what the rows that a site should have prepared are missing, or other ones."""
+    want, folder = subject.plan.config.data, _set(subject.plan.data_dir, "DATADIR")
+    yield from data.rows(folder, want)
+    yield from data.manifest(folder)
+    yield str(folder)
+
+
+def takes_checkpoint(plan: Plan) -> bool:
+    """Return whether the site has to bring the checkpoint that is fine-tuned."""
+    return not is_random(plan.config) and plan.base is None and plan.config.task.lora is not None
+
+
+def checkpoint(subject: Subject) -> Iterator[Finding | str]:
+    """Yield whether the checkpoint that a site should have prepared is missing, or not whole."""
+    folder = _set(subject.plan.base_dir, "MODEL")
+    yield from data.checkpoint(folder, subject.plan.config)
+    yield from data.manifest(checkpoints.located(folder, subject.plan.config.precision))
+    yield str(folder)
+
+
+def outputs(subject: Subject) -> Iterator[Finding | str]:
+    """Yield what stands in the way of writing the results."""
+    launch = subject.plan.config.launch
+    folder = Path(launch.folder) if launch.folder else None
+    logs = folder or _set(subject.plan.config.cluster.paths.logs, "LOGDIR")
+    for trial in subject.plan.trials:
+        if folder and (folder / trial.log).exists():
+            what = f"{trial.log} exists, and a second start never adds to it"
+            fix = "leave launch.folder out for a new folder, or name another one"
+            yield broken("CFG-05", what, str(folder / trial.log), fix=fix)
+            return
+    there = next(p for p in (logs, *logs.absolute().parents) if p.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        yield broken("CFG-08", "results cannot be written", str(there))
+    elif (free := shutil.disk_usage(there).free // 2**20) < MIN_FREE_MIB:
+        yield broken("CFG-08", f"{free} MiB free, and a run needs {MIN_FREE_MIB}", str(there))
+    else:
+        yield f"{free:,} MiB free in {there}"
+
+
+def insists_on_port(plan: Plan) -> bool:
+    """Return whether a run on this machine may use one port only."""
+    return plan.config.cluster.master_port is not None and plan.config.cluster.scheduler is Scheduler.local
+
+
+def network(subject: Subject) -> Iterator[Finding]:
+    """Yield whether the port that the config insists on is taken."""
+    cluster = subject.plan.config.cluster
+    assert cluster.master_port is not None
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch does: a port just left is free
+        try:
+            probe.bind(("127.0.0.1", cluster.master_port))
+        except OSError as error:
+            what = f"port {cluster.master_port} cannot be used: {error.strerror}"
+            fix = "choose another, or null to have a free one picked"
+            yield broken("NCC-05", what, "cluster.master_port", fix=fix)
+
+
+def shared(subject: Subject) -> Iterator[Finding | str]:
+    """Yield the paths that lie where compute nodes have something else, or nothing."""
+    mounts, fleeting = Path("/proc/self/mountinfo").read_text(), dict[str, list[str]]()
+    for name, text in named_paths(subject.plan.config).items():
+        full = expanded(text)
+        if full is None or not full.startswith("/"):
+            continue
+        real = os.path.realpath(full)
+        kind = file_system(real, mounts)
+        yield f"{name} {kind}"
+        place = next((top for top in FLEETING if within(real, top)), f"a {kind}" if kind in IN_MEMORY else None)
+        if place:
+            fleeting.setdefault(place, []).append(name)
+    for place, names in fleeting.items():
+        what = f"{', '.join(names)} in {place}, which every machine has for itself"
+        fix = "choose a file system that every node sees; on a single machine this is fine"
+        yield broken("SLU-06", what, " ".join(names), fix=fix, severity="warning")
+
+
+def file_system(path: str, mountinfo: str) -> str:
+    """Return the type of the file system that a path lies on. Source: proc(5), /proc/PID/mountinfo."""
+    best, kind = "", ""
+    for line in mountinfo.splitlines():
+        fields, _, rest = line.partition(" - ")
+        top = re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), fields.split(" ")[4])
+        if within(path, top) and len(top) >= len(best):
+            best, kind = top, rest.split(" ")[0]
+    return kind
+
+
+def within(path: str, top: str) -> bool:
+    """Return whether a path lies in a folder, or is it."""
+    return PurePosixPath(path).is_relative_to(top)

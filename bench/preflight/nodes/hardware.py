@@ -1,0 +1,166 @@
+"""What is wrong with the nodes' GPUs and networks, by nvidia-smi and the kernel."""
+
+import re
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
+
+from bench.contract.node_facts import GpuFacts, Machine
+from bench.contract.plan import Plan
+from bench.contract.schema import Device, Gpu
+from bench.preflight.nodes.load import Facts, grouped, listed
+from bench.preflight.nodes.ranks import ranks_of
+from bench.rules.check import Finding, broken
+
+MEMORY_TOLERANCE = 0.03
+SLOWED = {
+    0x8: "hardware slowdown",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+}
+"""Bits of NVML's reasons for lower clocks. Source: nvml.h, nvmlClocksEventReason*; those of an idle or busy GPU are left out."""
+_MODEL = re.compile(r"\b[A-Z]+\d+[A-Z]*\b")
+"""H100 in `NVIDIA H100 SXM 80GB`."""
+
+
+def gpus(plan: Plan, facts: Facts) -> Iterator[Finding]:
+    """Yield the nodes with fewer GPUs than ranks, or with others than the plan counts on."""
+    if plan.config.cluster.device is not Device.cuda:
+        return
+    for rank in facts.ranks:
+        visible = rank.cuda_visible_devices
+        if visible is not None and (count := _count(visible)) <= rank.local_rank:
+            what = f"CUDA_VISIBLE_DEVICES lets rank {rank.rank} see {count} GPUs, and it is the node's rank {rank.local_rank}"
+            yield broken("HW-03", what, rank.node, fix="ask for GPUs per node, not per task: cluster.slurm.gpu_request")
+    for node, machine in facts.machines.items():
+        ranks = len(ranks_of(facts, node))
+        if machine.gpus is None:
+            what = f"the GPUs cannot be looked at: {machine.gpus_refused}"
+            without = (machine.gpus_refused or "").startswith("there is no")  # an image may lack it; that says nothing
+            yield broken("HW-03", what, node, severity="warning" if without else "error")
+        elif len(machine.gpus) < ranks:
+            yield broken("HW-03", f"{len(machine.gpus)} GPUs for {ranks} ranks", node)
+        elif plan.config.cluster.gpu and (other := _others(plan.config.cluster.gpu, machine.gpus)):
+            what = f"{other}, and the plan is for {plan.config.cluster.gpu.name}"
+            yield broken("HW-03", what, node, fix="choose the cluster that these nodes are, or other nodes")
+
+
+def gpu_faults(plan: Plan, facts: Facts) -> Iterator[Finding]:
+    """Yield the GPUs with memory errors since the driver was loaded, rows to be remapped, or clocks held down."""
+    if plan.config.cluster.device is not Device.cuda:
+        return
+    for node, machine in facts.machines.items():
+        for gpu in machine.gpus or ():
+            where = f"{node}, GPU {gpu.index}"
+            if gpu.ecc_uncorrected:
+                yield broken("HW-01", f"{gpu.ecc_uncorrected} uncorrected ECC errors", where)
+            if _is_set(gpu.rows_failed):
+                yield broken("HW-01", "remapping a row of its memory failed", where)
+            if _is_set(gpu.rows_pending):
+                fix = "have the GPU reset: the row is remapped then"
+                yield broken("HW-01", "a row of its memory waits to be remapped", where, fix=fix)
+            if slowed := [name for bit, name in SLOWED.items() if _bits(gpu.throttle) & bit]:
+                yield broken("HW-01", f"its clocks are held down: {', '.join(slowed)}", where, severity="warning")
+
+
+def drivers(plan: Plan, facts: Facts) -> Iterator[Finding]:
+    """Yield whether nodes have different drivers."""
+    seen = grouped(
+        (gpu.driver, node) for node, machine in facts.machines.items() for gpu in machine.gpus or () if gpu.driver
+    )
+    if len(seen) > 1:
+        what = ", ".join(f"{driver} on {listed(nodes)}" for driver, nodes in seen.items())
+        odd = [node for nodes in list(seen.values())[1:] for node in nodes]
+        yield broken("HW-03", f"the nodes have different drivers: {what}", listed(odd), severity="warning")
+
+
+def interfaces(plan: Plan, facts: Facts) -> Iterator[Finding]:
+    """Yield the nodes without the network interface that NCCL or Gloo is told to use."""
+    for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+        wanted = plan.environment.get(name)
+        if not wanted:
+            continue
+        for node, machine in facts.machines.items():
+            up = [link.name for link in machine.interfaces if link.state != "down"]
+            exact = name.startswith("GLOO")  # which takes whole names only
+            chosen = set(wanted.split(",")) & set(up) if exact else selected(wanted, up)
+            if not chosen:
+                yield broken("NCC-01", f"{name}={wanted}, and up are only {', '.join(up)}", node)
+            elif set(chosen) == {"lo"} and len(facts.machines) > 1:
+                what = f"{name}={wanted} is the loopback, which no other node can reach"
+                yield broken("NCC-01", what, node, severity="warning")
+
+
+def infiniband(plan: Plan, facts: Facts) -> Iterator[Finding]:
+    """Yield the nodes that lack InfiniBand ports which others have, and whether there are none at all."""
+    if len(facts.machines) < 2 or plan.config.cluster.device is not Device.cuda:
+        return
+    active = {node: _active(plan, machine) for node, machine in facts.machines.items()}
+    anywhere = set().union(*active.values())
+    if not anywhere:
+        yield broken("NCC-02", "no InfiniBand port is up on any node", listed(active), severity="warning")
+    for node, ports in active.items():
+        if anywhere and not ports:
+            what = f"no InfiniBand port is up here, and {len(anywhere)} are on other nodes"
+            yield broken("NCC-03", what, node)
+        elif lacking := sorted(anywhere - ports):
+            yield broken("NCC-03", f"{', '.join(lacking)}: not up here as on other nodes", node, severity="warning")
+        if ports and not facts.machines[node].infiniband_devices:
+            what = "InfiniBand is up, and its devices (/dev/infiniband) cannot be used by the ranks"
+            yield broken("NCC-02", what, node, severity="warning")
+
+
+def memlock(plan: Plan, facts: Facts) -> Iterator[Finding]:
+    """Yield the nodes with InfiniBand whose ranks may not lock all the memory that it wants."""
+    for node, machine in facts.machines.items():
+        limits = [rank.memlock_bytes for rank in ranks_of(facts, node) if rank.memlock_bytes != -1]
+        if limits and _active(plan, machine):
+            what = f"ranks may lock {min(limits) // 1024} KiB of memory only, and InfiniBand locks its buffers"
+            yield broken("NCC-03", what, node, fix="have `ulimit -l` set to unlimited for slurmd", severity="warning")
+
+
+def selected(wanted: str, names: Iterable[str]) -> set[str]:
+    """Return which names NCCL means: a list of prefixes; of whole names after =; all others after ^.
+
+    Source: NCCL's documentation of NCCL_SOCKET_IFNAME and NCCL_IB_HCA.
+    """
+    others, exact = wanted.startswith("^"), wanted.lstrip("^").startswith("=")
+    items = [item for item in wanted.lstrip("^=").split(",") if item]
+
+    def is_meant(name: str) -> bool:
+        whole = any(item in (name, name.partition(":")[0]) for item in items)
+        return whole if exact else any(name.startswith(item) for item in items)
+
+    return {name for name in names if is_meant(name) != others}
+
+
+def _active(plan: Plan, machine: Machine) -> set[str]:
+    """Return the ports that are up and that NCCL may use."""
+    up = [port.port for port in machine.infiniband if "ACTIVE" in (port.state or "")]
+    wanted = plan.environment.get("NCCL_IB_HCA")
+    return selected(wanted, up) if wanted else set(up)
+
+
+def _count(visible: str) -> int:
+    return len([name for name in visible.split(",") if name and name not in ("-1", "NoDevFiles")])
+
+
+def _others(want: Gpu, seen: Collection[GpuFacts]) -> str | None:
+    """Return the GPUs that are not of the kind: the model in the name differs, or the memory by more than a few percent."""
+    for gpu in seen:
+        models = set(_MODEL.findall(want.name)) <= set(_MODEL.findall(gpu.name or ""))
+        memory_gib = want.memory_gib if gpu.memory_mib is None else gpu.memory_mib / 1024
+        if not models or abs(memory_gib - want.memory_gib) > MEMORY_TOLERANCE * want.memory_gib:
+            return f"GPU {gpu.index} is {gpu.name} with {memory_gib:.1f} GiB"
+    return None
+
+
+def _bits(throttle: str | None) -> int:
+    """Return nvidia-smi's hexadecimal number; 0 for none, and for a word."""
+    with suppress(ValueError):
+        return int(throttle or "0", 16)
+    return 0
+
+
+def _is_set(flag: str | None) -> bool:
+    return flag not in (None, "", "0", "No", "N/A")

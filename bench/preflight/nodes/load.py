@@ -1,0 +1,74 @@
+"""facts/rank_*.json and health.json of a run folder, typed; `jobs.node_checks.facts` and `jobs.node_checks.health` say what stands in them."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from bench.contract.node_facts import Health, Machine, RankFacts
+from bench.errors import LogError
+
+T = TypeVar("T")
+MOST_NAMES = 8
+"""So many nodes are named in one message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """All ranks' facts, by rank, and health.json if there is one."""
+
+    folder: str
+    ranks: tuple[RankFacts, ...]
+    health: Health | None
+
+    @property
+    def machines(self) -> dict[str, Machine]:
+        """What each node is."""
+        return {rank.node: rank.machine for rank in self.ranks if rank.machine is not None}
+
+
+def load(folder: Path, *, element: str = "") -> Facts:
+    """Return what a run folder holds; of a requeued job only what its last attempt wrote. `element`: _3 in an array's third.
+
+    Raises:
+        LogError: a file is damaged.
+    """
+    paths = sorted((folder / f"facts{element}").glob("rank_*.json"))
+    everyone = sorted((_read(path, RankFacts) for path in paths), key=lambda rank: rank.rank)
+    last = max(everyone, key=lambda rank: rank.time_ms).attempt if everyone else None
+    path = folder / f"health{element}.json"
+    health = _read(path, Health) if path.exists() else None
+    if health is not None and everyone and _life(health.attempt) != _life(last):
+        health = None
+    return Facts(str(folder / f"facts{element}"), tuple(rank for rank in everyone if rank.attempt == last), health)
+
+
+def listed(nodes: Iterable[str]) -> str:
+    """Return the names of nodes, once each, the first few of them."""
+    names = list(dict.fromkeys(nodes))
+    more = len(names) - MOST_NAMES
+    return ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def grouped(values: Iterable[tuple[T, str]]) -> dict[T, list[str]]:
+    """Return the nodes that share each value, the value of most nodes first."""
+    groups: dict[T, list[str]] = {}
+    for value, node in values:
+        groups.setdefault(value, []).append(node)
+    return dict(sorted(groups.items(), key=lambda group: -len(group[1])))
+
+
+def _life(attempt: str | None) -> str | None:
+    """Return job and restart count: facts and health are two steps of the same."""
+    return attempt and attempt.rpartition(".")[0]
+
+
+def _read(path: Path, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise LogError(
+            f"cannot be read: {error}", where=str(path), fix="start the job again: the file is written anew"
+        ) from error

@@ -1,0 +1,83 @@
+"""A run's folder: made for this run alone, its JSON files replaced in one step."""
+
+import json
+import os
+import secrets
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from bench.contract import plan as plans
+from bench.errors import ConfigError
+from bench.contract.plan import Plan
+
+CONFIG, PLAN, LEDGER, STATUS, JOB, SCRIPT = (
+    "config.yaml",
+    "plan.json",
+    "ledger.json",
+    "status.json",
+    "job.json",
+    "job.sbatch",
+)
+RANK_LOGS = "rank_logs"
+
+
+def make(plan: Plan, config_yaml: str) -> Path:
+    """Return a new folder that is this run's alone, with what was asked and what was worked out in it.
+
+    Raises:
+        ConfigError: it exists, or cannot be made or written.
+    """
+    folder = _path(plan)
+    try:
+        folder.mkdir(parents=True)
+        (folder / RANK_LOGS).mkdir()
+        (folder / CONFIG).write_text(config_yaml)
+        (folder / PLAN).write_text(plans.dumps(plan))
+    except FileExistsError as error:
+        raise ConfigError(
+            "CFG-05: this folder exists, and a run never writes into another's",
+            where=str(folder),
+            fix="leave launch.folder out for a new one",
+        ) from error
+    except OSError as error:
+        raise ConfigError(
+            f"CFG-08: the run folder cannot be made: {error.strerror}",
+            where=str(folder),
+            fix="set LOGDIR to a writable folder",
+        ) from error
+    return folder
+
+
+def _path(plan: Plan) -> Path:
+    if plan.config.launch.folder is not None:
+        return Path(plan.config.launch.folder)
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{plan.name}-{secrets.token_hex(2)}"
+    return Path(str(plans.expanded(plan.config.cluster.paths.logs))) / name
+
+
+def write(path: Path, content: Any) -> None:
+    """Replace a JSON file in one step: a reader, or a crash, never meets half of it."""
+    part = path.with_suffix(f".part{os.getpid()}")
+    part.write_text(json.dumps(content, indent=1) + "\n")
+    part.replace(path)
+
+
+def read(path: Path) -> Any:
+    """Return what a JSON file of ours holds; None if it is missing or damaged."""
+    with suppress(OSError, ValueError, RecursionError):
+        return json.loads(path.read_text())
+    return None
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file of ours; empty if it is missing or damaged."""
+    found = read(path)
+    return found if isinstance(found, dict) else {}
+
+
+def short(path: Path) -> str:
+    """Return the path as one would type it here."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative

@@ -1,0 +1,91 @@
+"""What came of one trial: its log as we and the referee read it, against what was planned."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from bench.runs import ledger
+from bench.contract import mllog
+from bench.contract import plan as plans
+from bench.runs.folder import short
+from bench.mlperf.result import Result
+from bench.mlperf.result import parse
+from bench.contract.plan import Plan
+from bench.contract.plan import Trial
+from bench.mlperf.official import RULESETS
+from bench.mlperf.official import Verdict
+from bench.mlperf.official import official_verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One trial's log, as we and the referee read it."""
+
+    result: Result
+    verdicts: list[Verdict]
+    not_as_planned: list[str]
+
+    @property
+    def proven(self) -> bool:
+        """Whether the log proves that the trial did what its task asks."""
+        reached = self.result.target is None or self.result.converged
+        passed = not any(verdict.passed is False for verdict in self.verdicts)
+        return self.result.valid and reached and passed and not self.not_as_planned
+
+
+def judge(log: Path, plan: Plan | None = None, trial: Trial | None = None) -> Judged:
+    """Return what a log proves, what the official checker says of it, and where it is not the log of the planned trial."""
+    result = parse(log)
+    rulesets = () if result.throughput_only else RULESETS  # there are no rules for random weights
+    verdicts = [official_verdict(log, ruleset=ruleset) for ruleset in rulesets]
+    if plan is None or trial is None:
+        return Judged(result, verdicts, [])
+    planned = {
+        "seed": (result.seed, trial.seed),
+        "submission_benchmark": (result.benchmark, plan.submission.benchmark),
+        "submission_division": (result.division, plan.submission.division),
+        "target_accuracy": (result.target, plan.config.task.target_eval_loss),
+        "global_batch_size": (result.global_batch_size, plan.batch.global_batch_size),
+    }
+    if plans.is_random(plan.config):
+        last = result.evaluations[-1].samples if result.evaluations else None
+        planned[mllog.INITIAL_WEIGHTS] = (result.throughput_only or None, True)
+        planned["samples trained on"] = (last, plans.samples(plan, plan.config.recipe.max_steps))
+    differing = [f"{key} is {got}, planned {want}" for key, (got, want) in planned.items() if got != want]
+    return Judged(result, verdicts, differing)
+
+
+def close(folder: Path, plan: Plan, trial: Trial, *, failed: bool) -> Judged | None:
+    """Judge a trial that has ended and enter it in the ledger; None, and aborted, for one that failed before its end.
+
+    A failure after a successful run_stop does not undo it.
+
+    Raises:
+        LogError: the trial ended well and left no log.
+    """
+    log = folder / trial.log
+    if failed and not (log.exists() and parse(log).status == mllog.SUCCESS):
+        ledger.end(folder, trial.index, {"outcome": ledger.ABORTED})
+        return None
+    judged = judge(log, plan, trial)
+    ledger.end(folder, trial.index, facts(judged))
+    return judged
+
+
+def settle(folder: Path, plan: Plan, trial: Trial) -> None:
+    """Enter a trial whose log says that it ended well, if its job was cut short before it could: no measurement is lost."""
+    log = folder / trial.log
+    is_running = ledger.read(folder)[trial.index]["outcome"] == ledger.RUNNING
+    if is_running and log.exists() and parse(log).status == mllog.SUCCESS:
+        close(folder, plan, trial, failed=False)
+
+
+def facts(judged: Judged) -> dict[str, Any]:
+    """Return what the ledger keeps of a finished trial."""
+    return {
+        "outcome": ledger.PROVEN if judged.proven else ledger.NOT_PROVEN,
+        "minutes": judged.result.minutes,
+        "samples_to_target": judged.result.samples_to_target,
+        "eval_final": judged.result.eval_final,
+        "official": {verdict.ruleset: verdict.passed for verdict in judged.verdicts},
+        "not_as_planned": judged.not_as_planned,
+    }

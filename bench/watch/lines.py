@@ -1,0 +1,167 @@
+"""One trial at one moment, in words. Text from logs is made printable."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from bench.mlperf.reader import printable
+from bench.watch.alarm import clock
+from bench.watch.prediction import Outlook, Planned, goal, reached
+from bench.watch.progress import Evaluated, Progress
+
+SHOWN_EVALUATIONS = 3
+BASIS, NOTE = "based on", "note"
+_WORKINGS = ("step_times_ms", "line_gaps_ms", "eval_times_s", "recent_losses", "lowest_loss", "place")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """One trial at one moment."""
+
+    name: str
+    progress: Progress
+    planned: Planned
+    outlook: Outlook
+    outcome: str | None = None
+    """As the ledger of its run has it."""
+    note: str | None = None
+    """What is to be known of its log: not there yet, or begun anew."""
+
+    @property
+    def is_reached(self) -> bool:
+        return reached(self.progress, self.planned)
+
+    @property
+    def has_begun(self) -> bool:
+        return self.progress.phase != "waiting"
+
+    @property
+    def is_running(self) -> bool:
+        return self.progress.phase not in ("waiting", "stopped")
+
+    @property
+    def state(self) -> str:
+        """What the trial is doing, or how it ended."""
+        if self.progress.phase != "stopped":
+            return self.progress.phase
+        if self.is_reached:
+            return "target reached" + (f", {printable(self.outcome)}" if self.outcome not in (None, "proven") else "")
+        return f"stopped: {printable(self.progress.status or 'no status')}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all that is known as strict JSON holds it, without what it is worked out from."""
+        progress = {name: value for name, value in asdict(self.progress).items() if name not in _WORKINGS}
+        more = {"step": self.progress.step, "step_time_median_ms": self.progress.step_time_ms}
+        wanted = goal(self.progress, self.planned)
+        own = {
+            "name": self.name,
+            "outcome": self.outcome,
+            "note": self.note,
+            "is_reached": self.is_reached,
+            "target": wanted and wanted.value,
+        }
+        return own | progress | more | asdict(self.outlook)
+
+
+def line(view: View) -> str:
+    """Return the trial in one line."""
+    elapsed_s = view.outlook.elapsed_s
+    elapsed = [] if elapsed_s is None else [clock(elapsed_s)]
+    said = [text if label == NOTE else f"{label} {text}" for label, text in facts(view) if label != BASIS]
+    return "  ".join([view.name, view.state, *elapsed, *said])
+
+
+def warning_lines(view: View) -> list[str]:
+    return [f"{view.name}  ! {warning}" for warning in view.outlook.warnings]
+
+
+def evaluation_line(view: View, evaluated: Evaluated) -> str:
+    """Return what one evaluation says."""
+    at = "" if evaluated.samples is None else f" at {evaluated.samples:,} samples"
+    wanted = goal(view.progress, view.planned, evaluated.metric)
+    said = f"{view.name}  evaluation {_value(evaluated)}{at}"
+    if wanted is None:
+        return said
+    return f"{said}, target {wanted.value:g} {'reached' if wanted.is_reached_by(evaluated.value) else 'not reached'}"
+
+
+def current(views: Sequence[View]) -> View:
+    """Return the trial to show in detail: the one that runs, else the latest that began."""
+    running = [view for view in views if view.is_running]
+    begun = [view for view in views if view.has_begun]
+    return (running or begun[::-1] or list(views))[0]
+
+
+def facts(view: View) -> Iterator[tuple[str, str]]:
+    """Yield what is known, each with its name."""
+    progress, seen = view.progress, view.outlook
+    if view.note:
+        yield NOTE, printable(view.note)
+    if progress.samples is not None:
+        step = "" if progress.step is None else f", step {progress.step:,}"
+        yield "trained", f"{progress.samples:,} samples{step}"
+    if progress.train_loss is not None:
+        lr = "" if progress.lr is None else f"  lr {progress.lr:.2e}"
+        yield "train loss", f"{progress.train_loss:.4f}{lr}"
+    if seen.step_time_ms is not None:
+        yield "step time", _pace(view)
+    if text := _evaluations(view):
+        yield "evaluation", text
+    if progress.phase == "stopped":
+        return
+    if seen.next_samples is not None:
+        yield "next", _next(view)
+    if (forecast := _forecast(seen)) is not None:
+        yield "forecast", forecast
+    if seen.samples_range is not None and seen.basis:
+        yield BASIS, seen.basis
+    if seen.left_s is not None:
+        chance = "" if seen.chance_in_time is None else f", {percent(seen.chance_in_time)} to reach the target in time"
+        yield "walltime", f"{clock(max(0.0, seen.left_s))} left{chance}"
+
+
+def _pace(view: View) -> str:
+    seen, gbs = view.outlook, view.progress.global_batch_size
+    assert seen.step_time_ms is not None
+    trend = "" if seen.step_time_trend is None else f" ({seen.step_time_trend * 100:+.1f} %)"
+    rate = f"  {gbs / seen.step_time_ms * 1000:,.2f} samples/s" if gbs else ""
+    return f"{seen.step_time_ms / 1000:.4g} s{trend}{rate}"
+
+
+def _evaluations(view: View) -> str:
+    wanted, done = goal(view.progress, view.planned), view.progress.evaluations
+    parts = [_value(e) + ("" if e.samples is None else f" at {e.samples:,}") for e in done[-SHOWN_EVALUATIONS:]]
+    if len(done) > SHOWN_EVALUATIONS:
+        parts.insert(0, "…")
+    if wanted is not None:
+        parts += [] if parts else ["none yet"]
+        parts.append(f"(target {wanted.value:g})")
+    return "  ".join(parts)
+
+
+def _value(evaluated: Evaluated) -> str:
+    return " ".join(filter(None, [evaluated.metric, f"{evaluated.value:.4f}"]))
+
+
+def _next(view: View) -> str:
+    seen, running = view.outlook, view.progress.phase == "evaluating"
+    takes = (
+        "" if seen.eval_time_s is None else f", takes {'about ' * seen.eval_time_is_estimated}{clock(seen.eval_time_s)}"
+    )
+    at = f"{'now, ' * running}at {seen.next_samples:,} samples{takes}"
+    return at if seen.next_s is None else f"{at}; result in {clock(seen.next_s)}"
+
+
+def _forecast(seen: Outlook) -> str | None:
+    if seen.samples_range is None:
+        return None if seen.basis is None else f"none: {seen.basis}"
+    low, middle, high = ("later" if bound is None else f"{bound:,.0f}" for bound in seen.samples_range)
+    samples = f"{middle} samples ({low} to {high})"
+    if seen.minutes_range is None:
+        return samples
+    low, middle, high = ("later" if bound is None else f"{bound:.1f}" for bound in seen.minutes_range)
+    return f"{middle} min ({low} to {high}, 90 %) at {samples}"
+
+
+def percent(probability: float) -> str:
+    return "<1 %" if 0 < probability < 0.005 else ">99 %" if 0.995 < probability < 1 else f"{probability * 100:.0f} %"

@@ -1,0 +1,151 @@
+"""Trials under way as a picture that fits the terminal."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from bench.mlperf.reader import printable
+from bench.mlperf.result import UNVERIFIED
+from bench.watch.alarm import clock
+from bench.watch.lines import BASIS, View, current, facts, percent
+from bench.watch.prediction import Coming
+from bench.watch.progress import Progress
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+LABEL_WIDTH, COLUMN_WIDTH, BAR_WIDTH, NAME_WIDTH = 11, 8, 24, 18
+LEAST_ROWS = 4
+"""Trials to list before the chances are left out."""
+UNLIKELY = 0.005
+"""Coming evaluations that are less probable are left out, the next one apart."""
+QUIET_S = 60
+"""From here on a picture says how long ago the latest line came."""
+SPARKS, SPARKED = "▁▂▃▄▅▆▇█", 20
+SPARK_RANGE = 0.1
+"""Step times are drawn within median ± 10 %, so that a steady pace looks steady."""
+
+
+def picture(views: Sequence[View], *, width: int, height: int) -> "Group":
+    """Return the trials as a terminal of this size holds them: a row each if there are several, and one in detail."""
+    from rich.console import Group
+    from rich.text import Text
+
+    shown = current(views)
+    foot = Text(f"{UNVERIFIED} n = {len(views)}", style="dim")
+    lines = [_headline(shown), *_details(shown, _chances(shown.outlook.coming, width)), foot]
+    least = 1 + min(len(views), LEAST_ROWS) if len(views) > 1 else 0
+    if len(lines) + least >= height:
+        lines = [_headline(shown), *_details(shown, []), foot]
+    for text in lines:
+        text.no_wrap, text.overflow = True, "ellipsis"
+    rows = height - len(lines) - 2
+    overview = [_overview(views, shown, rows=rows)] if len(views) > 1 and rows > 0 else []
+    return Group(*overview, *lines)
+
+
+def _headline(view: View) -> "Text":
+    from rich.text import Text
+
+    progress, seen = view.progress, view.outlook
+    text = Text.assemble((printable(view.name), "bold"), "  ", (view.state, _style(view)))
+    if seen.elapsed_s is not None:
+        text.append(f"  {clock(seen.elapsed_s)}", "bold")
+    if seen.silent_s is not None and seen.silent_s >= QUIET_S:
+        text.append(f"  last line {clock(seen.silent_s)} ago", "yellow")
+    named = [view.planned.title or progress.benchmark, progress.platform]
+    return text.append("  " + " on ".join(printable(name) for name in named if name))
+
+
+def _style(view: View) -> str:
+    if view.outlook.warnings:
+        return "bold red"
+    if view.progress.phase == "stopped":
+        return "bold green" if view.is_reached else "bold red"
+    return {"evaluating": "cyan", "training": "green"}.get(view.progress.phase, "yellow")
+
+
+def _details(view: View, chances: "list[Text]") -> "list[Text]":
+    """Return a line for each fact, the chances below the forecast, and what is wrong."""
+    from rich.text import Text
+
+    more = {"trained": _bar(view), "step time": _sparkline(view.progress)}
+    lines = []
+    for label, text in facts(view):
+        lines.append(
+            Text.assemble((f"{label:<{LABEL_WIDTH}}", "dim"), "  ".join(filter(None, [text, more.get(label)])))
+        )
+        lines += chances if label == BASIS else []
+    return lines + [Text(f"! {warning}", "bold red") for warning in view.outlook.warnings]
+
+
+def _bar(view: View) -> str:
+    """Return how far training is on the way to where it likely ends, else to where its plan ends it."""
+    seen, samples = view.outlook, view.progress.samples
+    total = (seen.samples_range[1] if seen.samples_range else None) or view.planned.max_samples
+    if total is None or samples is None or not view.is_running:
+        return ""
+    share = min(1.0, samples / total)
+    done = round(share * BAR_WIDTH)
+    return f"{'━' * done}{'╌' * (BAR_WIDTH - done)} {percent(share)} of {total:,.0f}"
+
+
+def _sparkline(progress: Progress) -> str:
+    middle = progress.step_time_ms
+    if middle is None or len(progress.step_times_ms) < 2:
+        return ""
+    places = [(time_ms / middle - 1 + SPARK_RANGE) / (2 * SPARK_RANGE) for time_ms in progress.step_times_ms[-SPARKED:]]
+    return "".join(SPARKS[min(len(SPARKS) - 1, max(0, int(place * len(SPARKS))))] for place in places)
+
+
+def _chances(coming: Sequence[Coming], width: int) -> "list[Text]":
+    """Return the coming evaluations side by side: when they are, and how likely each reaches the target."""
+    from rich.text import Text
+
+    likely = [c for n, c in enumerate(coming) if n == 0 or c.probability >= UNLIKELY]
+    likely = likely[: max(1, (width - LABEL_WIDTH) // COLUMN_WIDTH)]
+    if not likely:
+        return []
+    rows = {
+        "at samples": [f"{c.samples:,}" for c in likely],
+        "minutes": [f"{c.minutes:.1f}" for c in likely],
+        "reaches it": [percent(c.probability) for c in likely],
+        "by then": [percent(c.cumulative) for c in likely],
+    }
+    return [
+        Text.assemble((f"{label:<{LABEL_WIDTH}}", "dim"), "".join(f"{cell:>{COLUMN_WIDTH}}" for cell in cells))
+        for label, cells in rows.items()
+    ]
+
+
+def _overview(views: Sequence[View], shown: View, *, rows: int) -> "Table":
+    """Return a row for each trial; where there is no room for all, those around the one that is shown in detail."""
+    from rich.table import Table
+    from rich.text import Text
+
+    first = max(0, min(list(views).index(shown) - rows // 2, len(views) - rows))
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", show_edge=False)
+    for name in ("trial", "state", "samples", "evaluation", "s/step", "time", "expected min"):
+        table.add_column(name, justify="left" if name in ("trial", "state") else "right", no_wrap=True)
+    for view in list(views)[first : first + rows]:
+        named = Text(_short(view.name), "bold" if view is shown else "")
+        table.add_row(named, Text(view.state, _style(view)), *_row(view))
+    return table
+
+
+def _short(name: str) -> str:
+    """Return a name, or the end of it, where names of a set differ."""
+    return printable(name if len(name) <= NAME_WIDTH else f"…{name[1 - NAME_WIDTH :]}")
+
+
+def _row(view: View) -> list[str]:
+    progress, seen = view.progress, view.outlook
+    expected = seen.minutes_range[1] if seen.minutes_range else None
+    return [
+        "" if progress.samples is None else f"{progress.samples:,}",
+        f"{progress.evaluations[-1].value:.4f}" if progress.evaluations else "",
+        "" if seen.step_time_ms is None else f"{seen.step_time_ms / 1000:.4g}",
+        "" if seen.elapsed_s is None else clock(seen.elapsed_s),
+        "" if expected is None else f"{expected:.1f}",
+    ]

@@ -1,0 +1,283 @@
+"""Trials that are followed: those of a run folder, of logs, or of a log that is replayed."""
+
+import math
+import re
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from bench.contract import plan as plans
+from bench.contract.plan import Plan, Step
+from bench.errors import BenchError, ConfigError, LogError
+from bench.mlperf import reader
+from bench.mlperf.reader import Event, Follower, printable
+from bench.runs import ledger
+from bench.runs.folder import JOB, PLAN, STATUS
+from bench.watch import prediction
+from bench.watch.lines import View
+from bench.watch.prediction import Planned
+from bench.watch.progress import Progress, Tracker
+
+if TYPE_CHECKING:
+    from bench.backends.slurm.jobs import Run
+
+QUESTIONS_S = 10.0
+"""How long an answer of Slurm's holds."""
+
+
+class Source(Protocol):
+    """Where the events of a log come from."""
+
+    restarts: int
+
+    def poll(self) -> list[Event]: ...
+
+
+class Replay:
+    """A finished log, its events given out as fast as they were written, or `speed` times as fast."""
+
+    restarts = 0
+
+    def __init__(self, path: Path, *, speed: float) -> None:
+        self._events, self._next, self._speed = reader.read(path)[0], 0, speed
+        if not self._events:
+            raise LogError("nothing to replay: no MLLOG line", where=str(path), fix="name the result_K.txt of a trial")
+        self._began, self._first_ms = time.monotonic(), self._events[0].time_ms
+
+    def now_ms(self) -> int:
+        return self._first_ms + round((time.monotonic() - self._began) * self._speed * 1000)
+
+    def poll(self) -> list[Event]:
+        now_ms, start = self.now_ms(), self._next
+        while self._next < len(self._events) and self._events[self._next].time_ms <= now_ms:
+            self._next += 1
+        return self._events[start : self._next]
+
+    @property
+    def is_over(self) -> bool:
+        return self._next == len(self._events)
+
+
+@dataclass(slots=True)
+class Watched:
+    """A log, and how far its trial is."""
+
+    name: str
+    source: Source
+    planned: Planned = Planned()
+    trials: int = 1
+    """How many the log will hold, one after the other."""
+    outcome: str | None = None
+    """As the ledger has it, once the trial has ended."""
+    _tracker: Tracker = field(default_factory=Tracker)
+    _restarts: int = 0
+
+    def poll(self) -> None:
+        events = self.source.poll()
+        if self.source.restarts != self._restarts:
+            self._restarts, self._tracker = self.source.restarts, Tracker()
+        self._tracker.take(events)
+
+    @property
+    def progress(self) -> Progress:
+        return self._tracker.progress
+
+    @property
+    def has_begun(self) -> bool:
+        return self.progress.phase != "waiting"
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether its log is complete, or no more will come."""
+        return self.outcome is not None or (self.progress.phase == "stopped" and self.progress.trial >= self.trials)
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether its last trial has reached the target."""
+        return self.progress.trial >= self.trials and prediction.reached(self.progress, self.planned)
+
+    def view(self, now_ms: int, *, waits_for: str = "the first line of its log") -> View:
+        progress, name = self.progress, self.name
+        if self.trials > 1 or progress.trial > 1:
+            name += f" trial {progress.trial}" + (f" of {self.trials}" if self.trials >= progress.trial else "")
+        if self.outcome is not None and progress.phase != "stopped" and progress.last_ms is not None:
+            now_ms = progress.last_ms  # it died without a run_stop
+            progress = replace(progress, phase="stopped", status=self.outcome)
+        note = "its log began anew" if self._restarts else None
+        return View(
+            name=name,
+            progress=progress,
+            planned=self.planned,
+            outlook=prediction.look(progress, self.planned, now_ms),
+            outcome=self.outcome,
+            note=note if self.has_begun else f"waiting for {waits_for}",
+        )
+
+
+class Queue:
+    """Where a run's Slurm job stands; Slurm is asked once in a while, however often one looks."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._asked_s = folder, -math.inf
+        self._run: Run | None = None
+
+    def is_over(self) -> bool:
+        """Whether the job has said so, or has ended without a word."""
+        if (self._folder / STATUS).exists():
+            return True
+        run = self._look()
+        return run is not None and run.state is not None and not run.is_active
+
+    @property
+    def waits_for(self) -> str:
+        """What a trial that has not begun waits for."""
+        run = self._look()
+        if run is None or run.state is None or run.state.state == "RUNNING":
+            return "the first line of its log"
+        return f"job {run.jobs[-1]}: {run.state.state}" + (f" ({run.state.reason})" if run.state.reason else "")
+
+    def _look(self) -> "Run | None":
+        from bench.backends.slurm import jobs as slurm_jobs
+
+        if time.monotonic() - self._asked_s > QUESTIONS_S:
+            self._asked_s = time.monotonic()
+            with suppress(BenchError):
+                self._run = slurm_jobs.find(self._folder)
+        return self._run
+
+
+def _wall_clock_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Trials that are watched together."""
+
+    trials: tuple[Watched, ...]
+    prepare: Watched | None = None
+    """What is shown until the first trial begins."""
+    folder: Path | None = None
+    """Of the run: says what came of its trials, and when it is over."""
+    is_over: Callable[[], bool] = lambda: False
+    """Whether no log will grow any more, whatever is in it."""
+    ends_with_logs: bool = True
+    """Whether it is over as well once every trial has stopped."""
+    now_ms: Callable[[], int] = _wall_clock_ms
+    queue: Queue | None = None
+    """Of a Slurm job."""
+
+    def poll(self) -> None:
+        for watched in (*self.trials, *([self.prepare] if self.prepare else [])):
+            watched.poll()
+        if self.folder is not None:
+            outcomes = _outcomes(self.folder)
+            for number, watched in enumerate(self.trials):
+                watched.outcome = outcomes.get(number)
+
+    def has_stopped(self) -> bool:
+        return self.ends_with_logs and all(watched.is_ended for watched in self.trials)
+
+    def is_reached(self) -> bool:
+        return all(watched.is_reached for watched in self.trials)
+
+    def views(self) -> list[View]:
+        shown = self.trials
+        if self.prepare and self.prepare.has_begun and not any(watched.has_begun for watched in shown):
+            shown = (self.prepare,)
+        waiting = {"waits_for": self.queue.waits_for} if self.queue else {}
+        return [watched.view(self.now_ms(), **waiting) for watched in shown]
+
+
+def find(paths: Sequence[Path], *, trials: int = 1, walltime_min: float | None = None) -> Job:
+    """Return the job of a run folder, or of logs.
+
+    Raises:
+        ConfigError: nothing, or folders and other things together; what `run_folder` raises.
+    """
+    folders = [path for path in paths if path.is_dir()]
+    if len(folders) == len(paths) == 1 and (trials, walltime_min) == (1, None):
+        return run_folder(folders[0])
+    if folders or not paths:
+        raise ConfigError(
+            f"{len(folders)} folders and {len(paths) - len(folders)} logs cannot be watched like this",
+            where=", ".join(map(str, paths)) or "the command line",
+            fix="name one run folder, whose plan says trials and walltime, or the logs of a set",
+        )
+    return log_files(paths, trials=trials, walltime_min=walltime_min)
+
+
+def run_folder(folder: Path) -> Job:
+    """Return the job of a run folder, by its plan; a folder without one is watched by the logs in it.
+
+    Raises:
+        ConfigError: the folder holds neither, or its plan cannot be read.
+    """
+    if not (folder / PLAN).exists():
+        return log_files(_logs(folder))
+    plan = plans.load(folder / PLAN)
+    count = len(plan.trials)
+    if not count:
+        raise ConfigError(
+            "this job only looks at its nodes: it has no trials", where=str(folder), fix=f"python -m bench why {folder}"
+        )
+    trials = tuple(
+        Watched(f"{step.name} ({trial.index + 1} of {count})", Follower(folder / trial.log), planned(plan, step))
+        for trial, step in zip(plan.trials, plans.trial_steps(plan), strict=True)
+    )
+    log = Follower(folder / plans.PREPARE_LOG)
+    to_prepare = len(plan.steps) > count
+    prepare = Watched("prepare", log, planned(plan.base or plan, plan.steps[0])) if to_prepare else None
+    queue = Queue(folder) if (folder / JOB).exists() else None
+    return Job(trials, prepare, folder, queue.is_over if queue else (folder / STATUS).exists, queue=queue)
+
+
+def log_files(paths: Sequence[Path], *, trials: int = 1, walltime_min: float | None = None) -> Job:
+    """Return the job of logs that need not exist yet, each of one or of several trials."""
+    limits = Planned(limit_min=walltime_min)
+    are_alike = len({path.name for path in paths}) < len(paths)
+    names = [printable(str(path) if are_alike else path.name) for path in paths]
+    return Job(tuple(Watched(n, Follower(path), limits, trials) for n, path in zip(names, paths, strict=True)))
+
+
+def replay(path: Path, *, speed: float, trials: int = 1, walltime_min: float | None = None) -> Job:
+    """Return a finished log as a job that goes on now."""
+    source = Replay(path, speed=speed)
+    watched = Watched(printable(path.name), source, Planned(limit_min=walltime_min), trials)
+    return Job((watched,), is_over=lambda: source.is_over, now_ms=source.now_ms)
+
+
+def planned(plan: Plan, step: Step) -> Planned:
+    """Return what the plan says of a trial."""
+    return Planned(
+        title=plan.config.task.name,
+        max_samples=plans.samples(plan, plan.config.recipe.max_steps),
+        eval_samples=tuple(plans.samples(plan, at) for at in plan.evaluation.at_steps),
+        target=plan.config.task.target_eval_loss,
+        is_published=plan.config.task.submittable,
+        limit_min=step.limit_min,
+    )
+
+
+def _logs(folder: Path) -> list[Path]:
+    """Return the logs of trials in a folder, in the order of their numbers."""
+    for pattern in ("result_*.txt", "slurm-*.out"):
+        if found := sorted(folder.glob(pattern), key=lambda path: [int(n) for n in re.findall(r"\d+", path.name)]):
+            return found
+    raise ConfigError(
+        "nothing to watch in this folder: no plan.json, result_*.txt or slurm-*.out",
+        where=str(folder),
+        fix="name a run folder, or the log of a trial",
+    )
+
+
+def _outcomes(folder: Path) -> dict[int, str]:
+    """Return what the ledger says of trials that have ended, by number."""
+    with suppress(BenchError):
+        return {
+            entry["trial"]: entry["outcome"] for entry in ledger.read(folder) if entry["outcome"] not in ledger.OPEN
+        }
+    return {}

@@ -1,0 +1,1 @@
+"""Rows of tokens, and one file for each source."""

@@ -1,0 +1,173 @@
+"""GovReport's rows as they are published, made into rows that the loop reads.
+
+Two forms: parquet (input_ids, labels; -100 where a token does not count) and NVIDIA's npy of it, a pickled list of
+{input_ids, loss_mask, seq_start_id}. Both hold rows of one length, packed from many reports; there is no document mask, so
+attention runs over the whole row. Source: MLPerf Training llama2_70b_lora, and NVIDIA's convert_dataset.py for it.
+"""
+
+import hashlib
+import json
+import pickle
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.contract.checkpoint import MANIFEST
+from bench.contract.schema import Data
+from bench.errors import ConfigError
+
+SPLITS = {"train": "train", "eval": "validation"}
+"""What we call them, and what their files are called."""
+NOT_COUNTED = -100
+"""A label of transformers' that the loss leaves out."""
+BATCH_ROWS = 64
+PUBLISHED_BYTES = {"train.npy": 192_151_239, "validation.npy": 8_521_136}
+"""Of NVIDIA's npy of the official rows, as NumPy 1 pickles them (others differ by some bytes). Source: its MLPerf submissions of llama2_70b_lora."""
+Row = tuple[np.ndarray, np.ndarray]
+"""Tokens, and which of them count."""
+
+
+def convert(source: Path, folder: Path, *, data: Data, vocab_size: int) -> dict[str, Any]:
+    """Write the rows of both splits into a folder that appears when it is complete; return what its manifest says.
+
+    Raises:
+        ConfigError: not the plan's number of rows, of tokens in a row, or of words; or these are not rows at all.
+    """
+    if folder.exists():
+        raise ConfigError("this folder exists", where=str(folder), fix="name a new one")
+    found = {name: _files(source, published) for name, published in SPLITS.items()}
+    part = folder.with_name(folder.name + ".part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    said: dict[str, Any] = {"data": data.name, "source": {"folder": str(source.absolute()), "files": []}, "splits": {}}
+    for name, paths in found.items():
+        num_rows = data.train_rows if name == "train" else data.eval_rows
+        shape, last = (num_rows, data.seq_length), paths[-1]
+        said["splits"][name] = _write(part, name, _checked(paths, shape, vocab_size), shape=shape, where=last)
+        said["source"]["files"] += [_described(path) for path in paths]
+    said["files"] = [_described(path) for path in sorted(part.glob("*.npy"))]
+    (part / MANIFEST).write_text(json.dumps(said, indent=1) + "\n")
+    part.rename(folder)
+    return said
+
+
+def _files(source: Path, published: str) -> list[Path]:
+    """Return a split's files: NVIDIA's npy, or the parts of a parquet in order."""
+    if (source / f"{published}.npy").exists():
+        return [source / f"{published}.npy"]
+    for folder in (source, source / "data"):
+        if files := sorted([*folder.glob(f"{published}-*.parquet"), *folder.glob(f"{published}.parquet")]):
+            return files
+    raise ConfigError(
+        f"no rows called {published}",
+        where=str(source),
+        fix=f"name a folder with {published}-00000-of-00001.parquet or {published}.npy",
+    )
+
+
+def _write(part: Path, name: str, rows: Iterator[Row], *, shape: tuple[int, int], where: Path) -> dict[str, Any]:
+    """Write a split row by row; return how many rows it has, and how many of its tokens count."""
+    written, counted = 0, 0
+    with (part / f"{name}_tokens.npy").open("wb") as tokens, (part / f"{name}_counts.npy").open("wb") as counts:
+        for file, descr in ((tokens, "<i4"), (counts, "|b1")):
+            header = {"descr": descr, "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(file, header)
+        for written, (row, mask) in enumerate(rows, 1):
+            if written <= shape[0]:
+                tokens.write(row.astype("<i4").tobytes())
+                counts.write(mask.tobytes())
+                counted += int(mask.sum())
+    if written != shape[0]:
+        _refuse(where, f"{written:,} rows, and the plan says {shape[0]:,} of {name}")
+    return {"rows": written, "tokens": written * shape[1], "counted_tokens": counted}
+
+
+def _checked(paths: list[Path], shape: tuple[int, int], vocab_size: int) -> Iterator[Row]:
+    """Yield the rows of a split's files, each as long as the plan says and of words that the model knows."""
+    for path in paths:
+        rows = _from_npy(path) if path.suffix == ".npy" else _from_parquet(path)
+        for i, (tokens, counts) in enumerate(rows):
+            if tokens.shape != (shape[1],) or counts.shape != tokens.shape:
+                what = f"{tokens.shape} tokens and {counts.shape} labels, and the plan says {shape[1]}"
+                _refuse(path, f"row {i} has {what}")
+            if tokens.min() < 0 or tokens.max() >= vocab_size:
+                _refuse(path, f"row {i} holds token {tokens.max()}, and the model has {vocab_size} words")
+            yield tokens, counts
+
+
+def _from_parquet(path: Path) -> Iterator[Row]:
+    import pyarrow as arrow
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=["input_ids", "labels"]):
+                columns = [batch.column(name).to_pylist() for name in ("input_ids", "labels")]
+                for i, (tokens, labels) in enumerate(zip(*columns, strict=True)):
+                    yield _row(path, i, np.asarray(tokens, dtype=np.int64), np.asarray(labels, dtype=np.int64))
+    except (OSError, KeyError, ValueError, TypeError, arrow.ArrowException) as error:
+        _refuse(path, f"not rows of input_ids and labels: {error!r}")
+
+
+def _row(path: Path, i: int, tokens: np.ndarray, labels: np.ndarray) -> Row:
+    counts = labels != NOT_COUNTED
+    if labels.shape == tokens.shape and not np.array_equal(labels[counts], tokens[counts]):
+        _refuse(path, f"the labels of row {i} are not its tokens: they are shifted, or of other rows")
+    return tokens, counts
+
+
+def _from_npy(path: Path) -> Iterator[Row]:
+    try:
+        rows = _unpickled(path)
+        for i, row in enumerate(rows):
+            if list(row.get("seq_start_id", [0])) != [0]:
+                _refuse(path, f"row {i} has a document mask, seq_start_id {list(row['seq_start_id'])[:4]} …")
+            yield np.asarray(row["input_ids"], dtype=np.int64), np.asarray(row["loss_mask"], dtype=np.int64) != 0
+    except (OSError, KeyError, ValueError, TypeError, AttributeError, EOFError, pickle.UnpicklingError) as error:
+        _refuse(path, f"not rows of input_ids and loss_mask: {error!r}")
+
+
+class _Plain(pickle.Unpickler):
+    """Reads arrays, lists, dicts and numbers; a pickle that names anything else is refused, since it could run code."""
+
+    _RECONSTRUCT = np.empty(0).__reduce__()[0]
+    KNOWN = {
+        "_reconstruct": _RECONSTRUCT,
+        "ndarray": np.ndarray,
+        "dtype": np.dtype,
+        "scalar": np.int64(0).__reduce__()[0],
+        "_frombuffer": np.zeros(1).__reduce_ex__(5)[0],
+    }
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module.partition(".")[0] == "numpy" and name in self.KNOWN:
+            return self.KNOWN[name]
+        raise pickle.UnpicklingError(f"it names {module}.{name}")
+
+
+def _unpickled(path: Path) -> Any:
+    """Return the list in an npy of Python objects. Source: numpy.lib.format."""
+    with path.open("rb") as file:
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        _, _, dtype = read(file)
+        if not dtype.hasobject:
+            raise ValueError(f"it holds {dtype}")
+        return _Plain(file).load()
+
+
+def _described(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"path": path.name, "bytes": path.stat().st_size, "sha256": digest}
+
+
+def _refuse(path: Path, what: str) -> None:
+    raise ConfigError(
+        f"{path.name}: {what}",
+        where=str(path),
+        fix="bring MLPerf's GovReport rows, or correct data.train_rows, data.eval_rows, data.seq_length or model=",
+    )

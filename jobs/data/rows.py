@@ -1,0 +1,86 @@
+"""Rows of tokens on disk, and the order in which training and evaluation read them.
+
+A data folder holds, for `train` and `eval`, NAME_tokens.npy (int32 [rows, S]) and NAME_counts.npy (bool [rows, S]: the
+tokens that count in the loss).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from bench.contract.plan import Plan, is_random
+from bench.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A split of the data, memory-mapped: tokens and counts [rows, S]."""
+
+    tokens: np.ndarray
+    counts: np.ndarray
+
+
+def save(folder: Path, name: str, tokens: np.ndarray, counts: np.ndarray) -> None:
+    """Write one split."""
+    np.save(folder / f"{name}_tokens.npy", tokens)
+    np.save(folder / f"{name}_counts.npy", counts)
+
+
+def load(plan: Plan, name: str) -> Rows:
+    """Return a split, checked against the plan's row count and length; for random weights, made-up rows.
+
+    Raises:
+        ConfigError: a file is missing or its shape is not the plan's.
+    """
+    folder, want = Path(str(plan.data_dir)), plan.config.data
+    num_rows = want.train_rows if name == "train" else want.eval_rows
+    if is_random(plan.config):
+        return made_up(num_rows, want.seq_length, vocab_size=plan.config.model.vocab_size, seed=want.seed)
+    try:
+        tokens = np.load(folder / f"{name}_tokens.npy", mmap_mode="r")
+        counts = np.load(folder / f"{name}_counts.npy", mmap_mode="r")
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"the {name} rows of {want.name} cannot be read: {error}",
+            where=str(folder),
+            fix="run the prepare step, or point DATADIR at prepared rows",
+        ) from error
+    if tokens.shape != (num_rows, want.seq_length) or counts.shape != tokens.shape:
+        raise ConfigError(
+            f"{name} holds rows {tokens.shape} and counts {counts.shape}; the plan says {(num_rows, want.seq_length)}",
+            where=str(folder),
+            fix="prepare the data again, or correct data.train_rows, data.eval_rows and data.seq_length",
+        )
+    return Rows(tokens, counts)
+
+
+def train_order(plan: Plan, seed: int) -> Iterator[np.ndarray]:
+    """Yield the row numbers of each step, [GBS]: a new seeded shuffle each epoch, the incomplete last batch dropped."""
+    rng, size = np.random.default_rng(seed), plan.batch.global_batch_size
+    while True:
+        order = rng.permutation(plan.config.data.train_rows)
+        yield from order[: len(order) // size * size].reshape(-1, size)
+
+
+def eval_order(plan: Plan) -> np.ndarray:
+    """Return the row numbers of one evaluation, [batches, GBS], the last batch filled with -1."""
+    size = plan.batch.global_batch_size
+    order = np.arange(plan.config.data.eval_rows)
+    filled = np.pad(order, (0, -len(order) % size), constant_values=-1)
+    return filled.reshape(-1, size)
+
+
+def made_up(num_rows: int, seq_length: int, *, vocab_size: int, seed: int) -> Rows:
+    """Return random rows, the same on every rank; every token counts, which is at least the work of real rows."""
+    shape = (num_rows, seq_length)
+    tokens = np.random.default_rng(seed).integers(vocab_size, size=shape, dtype=np.int32)
+    return Rows(tokens, np.broadcast_to(np.True_, shape))
+
+
+def synthetic(plan: Plan) -> Rows:
+    """Return as many made-up rows as one step takes: the warm-up's data."""
+    shape = (plan.batch.global_batch_size, plan.config.data.seq_length)
+    tokens = np.arange(shape[0] * shape[1], dtype=np.int32).reshape(shape) % plan.config.model.vocab_size
+    return Rows(tokens, np.ones(shape, dtype=bool))

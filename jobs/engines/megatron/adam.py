@@ -1,0 +1,131 @@
+"""AdamW on megatron-core's flat buffers: a step is a dozen kernels, and the host waits for none of them.
+
+A bucket of a buffer holds many weights' gradients in one piece. With the distributed optimizer each rank of DP (and CP)
+updates its part of every bucket, otherwise all of it; FP32 master weights are kept of what a rank updates.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.tensor_parallel import param_is_not_tensor_parallel_duplicate
+from megatron.core.transformer.module import param_is_not_shared
+from torch import Tensor
+from torch.nn import Parameter
+
+from bench.contract.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class _Shard:
+    """What this rank updates of a bucket; all tensors but `weights` are flat FP32, those in lists views of `grad` and `master`."""
+
+    grad: Tensor
+    master: Tensor
+    counted: list[Tensor]
+    """Gradients in the norm: those that no other rank counts too."""
+    decayed: list[Tensor]
+    """Master weights that decay: matrices."""
+    weights: list[tuple[Tensor, Tensor]]
+    """What the model multiplies with, and where its master lies."""
+
+    def load(self) -> None:
+        for weight, master in self.weights:
+            master.copy_(weight)
+
+    def store(self) -> None:
+        weights, masters = zip(*self.weights, strict=True)
+        torch._foreach_copy_(weights, masters)
+
+
+class Adam:
+    """AdamW of a plan's recipe, with gradients clipped by their norm over all ranks."""
+
+    def __init__(self, plan: Plan, chunks: list[DistributedDataParallel]) -> None:
+        self.recipe, self.chunks = plan.config.recipe, chunks
+        self.is_sharded = plan.config.parallel.distributed_optimizer
+        self.group = None if self.is_sharded else parallel_state.get_model_parallel_group()
+        self.shards = [
+            _shard(buffer, bucket, self.is_sharded)
+            for chunk in chunks
+            for buffer in chunk.buffers
+            for bucket in buffer.buckets
+        ]
+        self.reset()
+
+    def reset(self) -> None:
+        """Start again from the weights as they are now."""
+        for shard in self.shards:
+            shard.load()
+        r = self.recipe
+        masters = [Parameter(shard.master) for shard in self.shards]
+        for master, shard in zip(masters, self.shards, strict=True):
+            master.grad = shard.grad
+        betas = (r.adam_beta1, r.adam_beta2)
+        self.adam = torch.optim.AdamW(masters, lr=0.0, betas=betas, eps=r.adam_eps, weight_decay=0.0, fused=True)
+
+    def step(self, lr: float) -> None:
+        """Update the weights by the gradients, which are summed over the replicas already and are spent by this."""
+        norm = self._norm()
+        factor = (self.recipe.clip_grad / (norm + 1e-6)).clamp(max=1.0)
+        torch._foreach_mul_([shard.grad for shard in self.shards], factor)
+        if decayed := [view for shard in self.shards for view in shard.decayed]:
+            torch._foreach_mul_(decayed, 1 - lr * self.recipe.weight_decay)
+        self.adam.param_groups[0]["lr"] = lr
+        self.adam.step()
+        for shard in self.shards:
+            shard.store()
+        if self.is_sharded:
+            for chunk in self.chunks:
+                chunk.start_param_sync()
+
+    def _norm(self) -> Tensor:
+        """Return the norm of the gradients of all ranks, each counted once."""
+        counted = [view for shard in self.shards for view in shard.counted]
+        zero = torch.zeros((), dtype=torch.float32, device=torch.cuda.current_device())
+        squares = torch.stack([zero, *torch._foreach_norm(counted)]).square().sum()
+        torch.distributed.all_reduce(squares, group=self.group)
+        return squares.sqrt()
+
+
+def _shard(buffer, bucket, is_sharded: bool) -> _Shard:
+    """Return this rank's part of a bucket."""
+    size, rank = (buffer.data_parallel_world_size, buffer.data_parallel_group.rank()) if is_sharded else (1, 0)
+    length = bucket.grad_data.numel() // size
+    begin = rank * length
+    master = torch.zeros(length, dtype=torch.float32, device=bucket.grad_data.device)
+    grad = bucket.grad_data[begin : begin + length]
+    first = bucket.offset + begin
+    places = sorted(
+        (
+            (start - first, end - first, param)
+            for param, (start, end, n) in buffer.param_index_map.items()
+            if n == bucket.bucket_id
+        ),
+        key=lambda place: place[0],
+    )
+    mine = [(max(start, 0), min(end, length), param) for start, end, param in places if start < length and end > 0]
+    if is_sharded:
+        weights = [(bucket.param_data[begin : begin + length], master)]
+    else:
+        weights = [(param.data.view(-1), master[start:end]) for start, end, param in mine]
+    counts = [param_is_not_shared(param) and param_is_not_tensor_parallel_duplicate(param) for _, _, param in mine]
+    return _Shard(
+        grad=grad,
+        master=master,
+        counted=[grad[a:b] for a, b in _ranges(mine, counts)],
+        decayed=[master[a:b] for a, b in _ranges(mine, [param.dim() > 1 for _, _, param in mine])],
+        weights=weights,
+    )
+
+
+def _ranges(places: list[tuple[int, int, Parameter]], chosen: list[bool]) -> list[tuple[int, int]]:
+    """Return from where to where the chosen weights lie; neighbours are one range, with the zeros between them."""
+    ranges: list[tuple[int, int]] = []
+    was_chosen = False
+    for (start, end, _), is_chosen in zip(places, chosen, strict=True):
+        if is_chosen:
+            ranges.append((ranges.pop()[0] if was_chosen else start, end))
+        was_chosen = is_chosen
+    return ranges

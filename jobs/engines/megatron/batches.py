@@ -1,0 +1,49 @@
+"""Rows of tokens: written by prepare, read by the loop as micro-batches of this rank.
+
+A data folder holds, for `train` and `eval`, NAME_tokens.npy (int32 [rows, S]) and NAME_counts.npy (bool [rows, S]: the
+tokens that count in the loss).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from megatron.core import parallel_state
+from torch import Tensor
+
+from bench.contract.plan import Plan
+from jobs.data.rows import Rows
+from jobs.engines.megatron.attention import positions
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """What one forward pass takes, each [B, S / cp] on this rank's part of the sequence.
+
+    weights sum to 1 over the tokens that count of a row (0 over a row that only fills the batch), so that the loss is
+    the mean over rows of each row's mean, whatever the layout.
+    """
+
+    tokens: Tensor
+    labels: Tensor
+    weights: Tensor
+    position_ids: Tensor
+
+
+def micro_batches(plan: Plan, rows: Rows, indices: np.ndarray) -> list[MicroBatch]:
+    """Return this rank's share of the rows, cut into micro-batches; -1 is an empty row."""
+    mine = np.split(indices, plan.world.dp)[parallel_state.get_data_parallel_rank()]
+    return [micro_batch(plan, rows, part) for part in np.split(mine, len(mine) // plan.batch.micro_batch_size)]
+
+
+def micro_batch(plan: Plan, rows: Rows, indices: np.ndarray) -> MicroBatch:
+    """Return the rows as tensors on the device, this context-parallel rank's part of each."""
+    tokens = torch.from_numpy(rows.tokens[indices].astype(np.int64))
+    counts = torch.from_numpy(rows.counts[indices].astype(np.float32)) * torch.from_numpy(indices >= 0)[:, None]
+    labels, weights = tokens.roll(-1, dims=1), counts.roll(-1, dims=1)
+    weights[:, -1] = 0  # the last token's successor lies outside the row
+    weights /= weights.sum(dim=1, keepdim=True).clamp(min=1)
+    mine = positions(tokens.shape[1], plan.world.cp, parallel_state.get_context_parallel_rank())
+    device = torch.cuda.current_device()
+    parts = (x[:, mine].to(device, non_blocking=True) for x in (tokens, labels, weights))
+    return MicroBatch(*parts, mine.to(device).expand(len(indices), -1))

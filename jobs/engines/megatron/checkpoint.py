@@ -1,0 +1,110 @@
+"""Base and adapter checkpoints that any layout can load: megatron-core's dist_checkpointing."""
+
+import re
+import shutil
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core import dist_checkpointing, parallel_state
+from megatron.core.dist_checkpointing.core import CheckpointingException
+from megatron.core.dist_checkpointing.mapping import ShardedTensorFactory
+from torch.distributed.checkpoint.api import CheckpointException
+
+from bench.contract import checkpoint
+from bench.contract.schema import Precision
+from bench.errors import ConfigError
+from jobs.engines.megatron.lora import is_adapter
+from jobs.engines.megatron.model import Engine
+
+_LAYER = re.compile(r"decoder\.layers\.\d+\.")
+
+
+def save(engine: Engine, folder: Path, *, adapters: bool) -> None:
+    """Write the adapters, or everything but them, to a folder that appears only when it is complete."""
+    part = folder.with_name(folder.name + ".part")
+    rank = torch.distributed.get_rank()
+    if rank == 0:
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+    torch.distributed.barrier()
+    dist_checkpointing.save(_sharded(engine, adapters, is_fp8=False), str(part))
+    torch.distributed.barrier()
+    if rank == 0:
+        part.rename(folder)
+    torch.distributed.barrier()
+
+
+def load(engine: Engine, folder: Path, *, adapters: bool) -> None:
+    """Load the adapters, or everything but them, whatever layout wrote them; of a Hugging Face folder, its conversion.
+
+    Raises:
+        ConfigError: the folder is not a checkpoint of this model, or one in FP8 for another precision.
+    """
+    config = engine.plan.config
+    folder = folder if adapters else checkpoint.located(folder, config.precision)
+    checkpoint.require(folder, config.model, config.precision)
+    try:
+        parts = _parts(engine, adapters, is_fp8=checkpoint.is_fp8(folder))
+        is_whole = len(parts) == 1  # one layer of many is none, which is what the integrity check looks for
+        while parts:
+            state = dist_checkpointing.load(_in_place(parts.pop()), str(folder), validate_access_integrity=is_whole)
+            for i, chunk in enumerate(engine.bare_chunks()):
+                chunk.load_state_dict(state.get(f"chunk{i}", {}), strict=False)
+    except (OSError, KeyError, ValueError, CheckpointingException, CheckpointException) as error:
+        reason = str(error).strip().splitlines()[-1]
+        raise ConfigError(
+            f"not a checkpoint of {engine.plan.config.model.name}: {reason}",
+            where=str(folder),
+            fix="run the prepare step, or point MODEL at a megatron-core checkpoint of this model",
+        ) from error
+    engine.optimizer.reset()
+
+
+def _sharded(engine: Engine, adapters: bool, *, is_fp8: bool) -> dict[str, dict[str, Any]]:
+    metadata = {"dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True), "fp8": is_fp8}
+    return {
+        f"chunk{i}": {
+            key: tensor
+            for key, tensor in chunk.sharded_state_dict(metadata=metadata).items()
+            if is_adapter(key) == adapters and not key.endswith("_extra_state")
+        }
+        for i, chunk in enumerate(engine.bare_chunks())
+    }
+
+
+def _parts(engine: Engine, adapters: bool, *, is_fp8: bool) -> list[dict[str, dict[str, Any]]]:
+    """Return what is loaded at once: all; of frozen FP8 linears that come in BF16, one layer, the first with what is in none.
+
+    All ranks load together, and each has as many parts. A single rank takes all layers: megatron-core 0.16.1 wants every one of it.
+    """
+    whole = _sharded(engine, adapters, is_fp8=is_fp8)
+    is_staged = engine.plan.config.precision is Precision.fp8 and not is_fp8
+    if adapters or not is_staged or engine.plan.world.num_ranks == 1:
+        return [whole]
+    parts: dict[str, dict[str, dict[str, Any]]] = {}
+    for chunk, state in whole.items():
+        for key, tensor in state.items():
+            layer = _LAYER.match(key)
+            name = layer[0] if layer else "decoder.layers.0."
+            parts.setdefault(f"{chunk} {name}", {}).setdefault(chunk, {})[key] = tensor
+    return list(parts.values())
+
+
+def _in_place(part: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Have each tensor loaded where it is: what has no memory (frozen FP8 weights that come in BF16) gets the host's.
+
+    megatron-core would put gates and ups together in a copy, all layers' at once; they are two halves of one tensor already.
+    """
+    for state in part.values():
+        for tensor in state.values():
+            if tensor.data is not None and tensor.data.is_meta:
+                tensor.data = torch.empty_like(tensor.data, device="cpu")
+            if isinstance(tensor, ShardedTensorFactory):
+                tensor.merge_fn = partial(_whole, tensor.data)
+    return part
+
+
+def _whole(weight: torch.Tensor, halves: list[torch.Tensor]) -> torch.Tensor:
+    return weight

@@ -1,0 +1,67 @@
+"""The layer's operations on a GPU, all of them under the names that `reference` has, which says what each returns."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from jobs.engines.megatron.fp8.lora_kernels import add_down_gradient, down, down_backward
+from jobs.engines.megatron.fp8.quantize import BF16, FP8, Quantized
+from jobs.engines.megatron.fp8.rope_kernels import rope, rope_backward
+from jobs.engines.megatron.fp8.row_kernels import (
+    add_norm_quantize,
+    norm_backward,
+    norm_backward_quantize,
+    norm_quantize,
+    quantize,
+    swiglu_backward_quantize,
+    swiglu_quantize,
+)
+
+__all__ = [
+    "add_down_gradient",
+    "add_norm_quantize",
+    "down",
+    "down_backward",
+    "matmul",
+    "norm_backward",
+    "norm_backward_quantize",
+    "norm_quantize",
+    "quantize",
+    "rope",
+    "rope_backward",
+    "swiglu_backward_quantize",
+    "swiglu_quantize",
+    "transpose",
+]
+
+
+def matmul(x: Quantized, weight: Quantized) -> Tensor:
+    """Return x weight^T in BF16, by cuBLAS; both operands have the summed axis last, as Hopper's FP8 wants it."""
+    scale_N = weight.scale.expand(weight.values.shape[0]).contiguous()
+    return torch._scaled_mm(
+        x.values,
+        weight.values.T,
+        scale_a=x.scale[:, None],
+        scale_b=scale_N[None],
+        out_dtype=BF16,
+        use_fast_accum=True,
+    )
+
+
+def transpose(weight: Quantized, out: Tensor | None = None) -> Quantized:
+    num_rows, num_columns = weight.values.shape
+    if out is None:
+        out = torch.empty(num_columns * num_rows, dtype=torch.uint8, device=weight.values.device)
+    grid = (triton.cdiv(num_rows, 128), triton.cdiv(num_columns, 128))
+    _transpose[grid](weight.values.view(torch.uint8), out, num_rows, num_columns, num_warps=8)
+    return Quantized(out[: num_columns * num_rows].view(num_columns, num_rows).view(FP8), weight.scale)
+
+
+@triton.jit
+def _transpose(in_ptr, out_ptr, num_rows, num_columns):
+    row = tl.program_id(0).to(tl.int64) * 128 + tl.arange(0, 128)
+    column = tl.program_id(1).to(tl.int64) * 128 + tl.arange(0, 128)
+    inside = (row < num_rows)[:, None] & (column < num_columns)[None, :]
+    tile = tl.load(in_ptr + row[:, None] * num_columns + column[None, :], inside)
+    tl.store(out_ptr + column[:, None] * num_rows + row[None, :], tl.trans(tile), tl.trans(inside))

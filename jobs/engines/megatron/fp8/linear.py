@@ -1,0 +1,75 @@
+"""megatron-core's parallel linears with a frozen FP8 weight: what the hand-written layer multiplies with.
+
+The weight is a uint8 parameter, so that nothing casts it; its scale is one number for all TP ranks. Checkpoints hold it in
+BF16 or FP32, and it is quantised as it is loaded; or in FP8 with its scale, as `jobs.tasks.convert weights --fp8` writes it.
+"""
+
+import torch
+from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from megatron.core.utils import make_sharded_tensor_for_checkpoint
+from torch import Tensor
+from torch.nn import Parameter
+
+from jobs.engines.megatron.fp8.quantize import FP8, STORED, STORED_SCALE, Quantized, amax, quantize_weight, weight_scale
+from jobs.engines.megatron.lora import LoraColumnParallelLinear, LoraRowParallelLinear
+
+
+class _Fp8Weight:
+    """What turns a parallel linear's weight into FP8; its own forward is never called."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._store(self.weight.data)
+
+    @property
+    def quantized(self) -> Quantized:
+        """The weight [O, I] of this TP rank, with its scale [1]."""
+        return Quantized(self.weight.view(FP8), self.weight_scale)
+
+    def sharded_state_dict(self, prefix="", sharded_offsets=(), metadata=None):
+        """Return the weight as checkpoints hold it: a tensor without memory, and who loads it gives it some; where
+        metadata["fp8"], the FP8 numbers and their scale in the memory where they belong.
+        """
+        stored, values = self.weight, self.quantized.values
+        is_fp8 = metadata["fp8"]
+        shown = values if is_fp8 else torch.empty(values.shape, dtype=self.config.params_dtype, device="meta")
+        self.weight = Parameter(shown, requires_grad=False)
+        try:
+            state = super().sharded_state_dict(prefix, sharded_offsets, metadata)
+        finally:
+            self.weight = stored
+        if is_fp8:
+            groups = {"tp_group": self.tp_group, "dp_cp_group": metadata["dp_cp_group"]}
+            key = f"{prefix}{STORED_SCALE}"
+            state[f"{prefix}weight"].key = f"{prefix}{STORED}"
+            state[key] = make_sharded_tensor_for_checkpoint(self.weight_scale, key, sharded_offsets, **groups)
+        return state
+
+    def _load_from_state_dict(self, state_dict, prefix, *args):
+        weight, scale = (state_dict.pop(f"{prefix}{name}", None) for name in ("weight", STORED_SCALE))
+        if weight is not None and scale is None:  # else it was loaded in place
+            self._store(weight.to(self.weight.device))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def _store(self, weight_OI: Tensor) -> None:
+        largest = amax(weight_OI)
+        if self.tp_group.size() > 1:
+            torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX, group=self.tp_group)
+        self.weight_scale = weight_scale(largest)
+        self.weight = Parameter(quantize_weight(weight_OI, self.weight_scale).view(torch.uint8), requires_grad=False)
+
+
+class Fp8ColumnParallelLinear(_Fp8Weight, ColumnParallelLinear):
+    """Output split over TP."""
+
+
+class Fp8RowParallelLinear(_Fp8Weight, RowParallelLinear):
+    """Input split over TP."""
+
+
+class LoraFp8ColumnParallelLinear(_Fp8Weight, LoraColumnParallelLinear):
+    """Output split over TP, with adapters."""
+
+
+class LoraFp8RowParallelLinear(_Fp8Weight, LoraRowParallelLinear):
+    """Input split over TP, with adapters."""

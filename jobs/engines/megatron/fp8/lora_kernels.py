@@ -1,0 +1,157 @@
+"""An adapter's A in Triton: products that drop numbers as they read them, so that nothing as wide as a row is written for them.
+
+A program takes a tile. Factors are BF16, sums FP32; what is in FP8 gets its rows' scales after the sum, or with the other
+factor. What a loop runs to is a constant, as the interpreter wants it: each size is compiled once.
+"""
+
+import os
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from jobs.engines.megatron.fp8.quantize import BF16, Dropout, Quantized
+
+HAS_PTX = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")
+"""Triton's interpreter knows none."""
+FACTOR = tl.constexpr(tl.bfloat16 if HAS_PTX.value else tl.float32)
+"""What is multiplied on tensor cores; the interpreter's products know no BF16."""
+_ROWS, _COLUMNS = 32, 128
+"""Of the tiles in which an adapter's A is multiplied."""
+_PARTS = 8
+"""Of such a product's sum, so that there are enough programs; they are added up after all is done, the same way every time."""
+
+
+def down(x: Tensor | Quantized, a: Tensor, drop: Dropout) -> Tensor:
+    values, scale, of_x = _values_and_scale(x)
+    (num_rows, width), rank = values.shape, len(a)
+    parts = torch.empty(_PARTS, num_rows, rank, dtype=torch.float32, device=a.device)
+    grid = (triton.cdiv(num_rows, _ROWS), _PARTS)
+    args = (values, scale, a, parts, *mask(drop), num_rows, rank, width, _PARTS)
+    _down[grid](*args, **of_x, **_tile(rank, drop))
+    return parts.sum(0).to(BF16)
+
+
+def down_backward(low_grad: Tensor, x: Tensor | Quantized, drop: Dropout) -> Tensor:
+    values, scale, of_x = _values_and_scale(x)
+    (num_rows, width), rank = values.shape, low_grad.shape[1]
+    parts = torch.empty(_PARTS, rank, width, dtype=torch.float32, device=low_grad.device)
+    grid = (triton.cdiv(width, _COLUMNS), _PARTS)
+    args = (low_grad.contiguous(), values, scale, parts, *mask(drop), width, rank, num_rows, _PARTS)
+    _down_backward[grid](*args, **of_x, **_tile(rank, drop))
+    return parts.sum(0).to(BF16)
+
+
+def add_down_gradient(grad: Tensor, low_grad: Tensor, a: Tensor, drop: Dropout) -> Tensor:
+    (num_rows, width), rank = grad.shape, len(a)
+    grid = (triton.cdiv(num_rows, _ROWS), triton.cdiv(width, _COLUMNS))
+    args = (grad, low_grad.contiguous(), a, *mask(drop), num_rows, width, rank)
+    _add_down_gradient[grid](*args, **_tile(rank, drop))
+    return grad
+
+
+def mask(drop: Dropout | None) -> tuple[int, int, float]:
+    return (drop.seed, drop.threshold, drop.scale) if drop else (0, 0, 1.0)
+
+
+def _values_and_scale(x: Tensor | Quantized) -> tuple[Tensor, Tensor, dict[str, bool]]:
+    values, scale = x if isinstance(x, Quantized) else (x, x)
+    return values, scale, {"SCALED": isinstance(x, Quantized)}
+
+
+def _tile(rank: int, drop: Dropout) -> dict[str, int]:
+    shape = {"ROWS": _ROWS, "COLUMNS": _COLUMNS, "RANK": padded(rank)}
+    num_stages = 4 if rank <= 64 else 2  # of A's tiles, which must find room in shared memory
+    return shape | {"DROP": drop.threshold > 0, "num_warps": 4, "num_stages": num_stages}
+
+
+def padded(rank: int) -> int:
+    """Return the rank as products on tensor cores want it."""
+    return max(16, triton.next_power_of_2(rank)) if rank else 0
+
+
+by_value = triton.jit(do_not_specialize=["seed", "threshold"])
+"""One compilation for all seeds."""
+
+
+@triton.jit
+def _hash(x):
+    x = (x ^ (x >> 16)) * 0x7FEB352D
+    x = (x ^ (x >> 15)) * 0x846CA68B
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def stays(row, column, width, seed, threshold):
+    """Return which numbers dropout leaves: those whose half of a hash, which two neighbours share, is not below the threshold; width is even."""
+    bits = _hash((row * (width // 2) + column // 2).to(tl.uint32) ^ seed.to(tl.uint32))
+    return tl.where(column % 2 == 0, bits & 0xFFFF, bits >> 16) >= threshold.to(tl.uint32)
+
+
+@triton.jit
+def _load_dropped(x_ptr, row, column, num_rows, width, seed, threshold, DROP: tl.constexpr):
+    """Return a tile of numbers in BF16, some dropped, the others as they are."""
+    inside = (row < num_rows)[:, None] & (column < width)[None, :]
+    x = tl.load(x_ptr + row[:, None] * width + column[None, :], inside, other=0.0).to(FACTOR)
+    if DROP:
+        x = tl.where(stays(row[:, None], column[None, :], width, seed, threshold), x, 0.0)
+    return x
+
+
+@by_value
+def _down(
+    x_ptr, scale_ptr, a_ptr, parts_ptr, seed, threshold, keep, num_rows, rank, width: tl.constexpr, PARTS: tl.constexpr,
+    SCALED: tl.constexpr, DROP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, RANK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    part, r = tl.program_id(1).to(tl.int64), tl.arange(0, RANK)
+    total = tl.zeros([ROWS, RANK], tl.float32)
+    for start in range(0, width, PARTS * COLUMNS):
+        column = start + part * COLUMNS + tl.arange(0, COLUMNS)
+        x = _load_dropped(x_ptr, row, column, num_rows, width, seed, threshold, DROP)
+        inside = (column < width)[:, None] & (r < rank)[None, :]
+        a = tl.load(a_ptr + r[None, :] * width + column[:, None], inside, other=0.0)
+        total = tl.dot(x, a.to(FACTOR), total)
+    total *= keep
+    if SCALED:
+        total *= tl.load(scale_ptr + row, row < num_rows, other=0.0)[:, None]
+    at = (part * num_rows + row)[:, None] * rank + r[None, :]
+    tl.store(parts_ptr + at, total, (row < num_rows)[:, None] & (r < rank)[None, :])
+
+
+@by_value
+def _down_backward(
+    low_grad_ptr, x_ptr, scale_ptr, parts_ptr, seed, threshold, keep, width, rank, num_rows: tl.constexpr, PARTS: tl.constexpr,
+    SCALED: tl.constexpr, DROP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, RANK: tl.constexpr,
+):  # fmt: skip
+    column = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
+    part, r = tl.program_id(1).to(tl.int64), tl.arange(0, RANK)
+    total = tl.zeros([RANK, COLUMNS], tl.float32)
+    for start in range(0, num_rows, PARTS * ROWS):
+        row = start + part * ROWS + tl.arange(0, ROWS)
+        x = _load_dropped(x_ptr, row, column, num_rows, width, seed, threshold, DROP)
+        inside = (r < rank)[:, None] & (row < num_rows)[None, :]
+        low_grad = tl.load(low_grad_ptr + row[None, :] * rank + r[:, None], inside, other=0.0)
+        if SCALED:
+            low_grad = low_grad.to(tl.float32) * tl.load(scale_ptr + row, row < num_rows, other=0.0)[None, :]
+        total = tl.dot(low_grad.to(FACTOR), x, total)
+    at = (part * rank + r)[:, None] * width + column[None, :]
+    tl.store(parts_ptr + at, total * keep, (r < rank)[:, None] & (column < width)[None, :])
+
+
+@by_value
+def _add_down_gradient(
+    grad_ptr, low_grad_ptr, a_ptr, seed, threshold, keep, num_rows, width, rank,
+    DROP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, RANK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column, r = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, RANK)
+    is_row, is_column, is_rank = row < num_rows, column < width, r < rank
+    low_grad = tl.load(low_grad_ptr + row[:, None] * rank + r[None, :], is_row[:, None] & is_rank[None, :], other=0.0)
+    a = tl.load(a_ptr + r[:, None] * width + column[None, :], is_rank[:, None] & is_column[None, :], other=0.0)
+    more = tl.dot(low_grad.to(FACTOR), a.to(FACTOR)) * keep
+    if DROP:
+        more = tl.where(stays(row[:, None], column[None, :], width, seed, threshold), more, 0.0)
+    at, inside = grad_ptr + row[:, None] * width + column[None, :], is_row[:, None] & is_column[None, :]
+    tl.store(at, (tl.load(at, inside, other=0.0).to(tl.float32) + more).to(grad_ptr.dtype.element_ty), inside)

@@ -1,0 +1,139 @@
+"""RoPE in Triton, there and back. On the way there a program takes a tile of one group's heads, and adds what an adapter's B adds."""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from jobs.engines.megatron.fp8.lora_kernels import FACTOR, padded
+from jobs.engines.megatron.fp8.quantize import Lora, Quantized
+from jobs.engines.megatron.fp8.row_kernels import quantized_like, scale_of
+
+_ROWS = 16
+"""That a program turns on the way there."""
+
+
+def rope(qkv: Tensor, freqs: Tensor, groups: int, lora: Lora | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    num_rows, dim = len(qkv), freqs.shape[-1]
+    repeats = qkv.shape[1] // dim // groups - 2
+    q, k, v = (qkv.new_empty(num_rows, heads, dim) for heads in (groups * repeats, groups, groups))
+    low, b, scale = lora or (qkv, qkv, 0.0)
+    rank = low.shape[1] if lora else 0
+    options = {"ROWS": _ROWS, "HALF": dim // 2, "RANK": padded(rank), "num_warps": 4}
+    _rope[(triton.cdiv(num_rows, _ROWS), groups)](
+        qkv, freqs, low, b, scale, q, k, v, num_rows, rank, repeats, **options
+    )
+    return q, k, v
+
+
+def rope_backward(dq: Tensor, dk: Tensor, dv: Tensor, freqs: Tensor) -> tuple[Tensor, Quantized]:
+    num_rows, groups, dim = dk.shape
+    repeats = dq.shape[1] // groups
+    out = dq.new_empty(num_rows, groups * (repeats + 2) * dim)
+    quantized, grads = quantized_like(out), (x.contiguous() for x in (dq, dk, dv))
+    padded = {"QUERIES": triton.next_power_of_2(groups * repeats), "GROUPS": triton.next_power_of_2(groups)}
+    options = padded | {"HALF": dim // 2, "num_warps": 4}
+    _rope_backward[(num_rows,)](*grads, freqs, out, *quantized, groups, repeats, **options)
+    return out, quantized
+
+
+@triton.jit
+def _load_heads(row_ptr, at, inside, HALF: tl.constexpr):
+    """Return both halves of heads, as FP32."""
+    low = tl.load(row_ptr + at, inside, other=0.0).to(tl.float32)
+    return low, tl.load(row_ptr + at + HALF, inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _store_heads(row_ptr, at, inside, low, high, HALF: tl.constexpr):
+    tl.store(row_ptr + at, low.to(row_ptr.dtype.element_ty), inside)
+    tl.store(row_ptr + at + HALF, high.to(row_ptr.dtype.element_ty), inside)
+
+
+@triton.jit
+def _places(groups, repeats, QUERIES: tl.constexpr, GROUPS: tl.constexpr, HALF: tl.constexpr):
+    """Return where a row's heads begin: queries in q and in qkv, keys in k and in qkv; and which of them exist."""
+    query, group, plane = tl.arange(0, QUERIES)[:, None], tl.arange(0, GROUPS)[:, None], tl.arange(0, HALF)[None, :]
+    q_in_qkv = (query // repeats * (repeats + 2) + query % repeats) * (2 * HALF) + plane
+    k_in_qkv = (group * (repeats + 2) + repeats) * (2 * HALF) + plane
+    is_query, is_group = (query < groups * repeats) & (plane >= 0), (group < groups) & (plane >= 0)
+    return query * (2 * HALF) + plane, q_in_qkv, is_query, group * (2 * HALF) + plane, k_in_qkv, is_group
+
+
+@triton.jit
+def _half_head(
+    qkv_ptr, low, b_ptr, lora_scale, begin, row, num_rows, width, rank, HALF: tl.constexpr, RANK: tl.constexpr
+):
+    """Return half a head of qkv's rows in FP32, with what an adapter adds to it."""
+    column = begin + tl.arange(0, HALF)
+    x = tl.load(qkv_ptr + row[:, None] * width + column[None, :], (row < num_rows)[:, None], other=0.0).to(tl.float32)
+    if RANK:
+        r = tl.arange(0, RANK)
+        b = tl.load(b_ptr + column[None, :] * rank + r[:, None], (r < rank)[:, None], other=0.0)
+        x += lora_scale * tl.dot(low, b.to(FACTOR))
+    return x
+
+
+@triton.jit
+def _rope(
+    qkv_ptr, freqs_ptr, low_ptr, b_ptr, lora_scale, q_ptr, k_ptr, v_ptr, num_rows, rank, repeats: tl.constexpr,
+    ROWS: tl.constexpr, HALF: tl.constexpr, RANK: tl.constexpr,
+):  # fmt: skip
+    row, group = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.program_id(1)
+    groups, plane, inside = tl.num_programs(1), tl.arange(0, HALF)[None, :], (row < num_rows)[:, None]
+    width = groups * (repeats + 2) * (2 * HALF)
+    angle = tl.load(freqs_ptr + row[:, None] * (2 * HALF) + plane, inside, other=0.0)
+    cos, sin = tl.cos(angle), tl.sin(angle)
+    low = 0.0
+    if RANK:
+        r = tl.arange(0, RANK)[None, :]
+        low = tl.load(low_ptr + row[:, None] * rank + r, inside & (r < rank), other=0.0).to(FACTOR)
+    for head in range(repeats + 2):
+        begin = (group * (repeats + 2) + head) * (2 * HALF)
+        x = _half_head(qkv_ptr, low, b_ptr, lora_scale, begin, row, num_rows, width, rank, HALF, RANK)
+        y = _half_head(qkv_ptr, low, b_ptr, lora_scale, begin + HALF, row, num_rows, width, rank, HALF, RANK)
+        if head <= repeats:
+            x, y = x * cos - y * sin, y * cos + x * sin
+        if head < repeats:
+            out = q_ptr + row[:, None] * (groups * repeats * 2 * HALF) + (group * repeats + head) * (2 * HALF) + plane
+        elif head == repeats:
+            out = k_ptr + row[:, None] * (groups * 2 * HALF) + group * (2 * HALF) + plane
+        else:
+            out = v_ptr + row[:, None] * (groups * 2 * HALF) + group * (2 * HALF) + plane
+        tl.store(out, x.to(q_ptr.dtype.element_ty), inside)
+        tl.store(out + HALF, y.to(q_ptr.dtype.element_ty), inside)
+
+
+@triton.jit
+def _rounded(x, pointer):
+    return x.to(pointer.dtype.element_ty).to(tl.float32)
+
+
+@triton.jit
+def _most(low, high):
+    return tl.max(tl.max(tl.maximum(tl.abs(low), tl.abs(high)), 1), 0)
+
+
+@triton.jit
+def _rope_backward(
+    dq_ptr, dk_ptr, dv_ptr, freqs_ptr, out_ptr, out_q_ptr, out_scale_ptr, groups, repeats,
+    QUERIES: tl.constexpr, GROUPS: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    at_q, q_in_qkv, is_query, at_k, k_in_qkv, is_group = _places(groups, repeats, QUERIES, GROUPS, HALF)
+    angle = tl.load(freqs_ptr + row * (2 * HALF) + tl.arange(0, HALF))[None, :]
+    cos, sin = tl.cos(angle), tl.sin(angle)
+    low, high = _load_heads(dq_ptr + row * groups * repeats * (2 * HALF), at_q, is_query, HALF)
+    q_low, q_high = _rounded(low * cos + high * sin, out_ptr), _rounded(high * cos - low * sin, out_ptr)
+    low, high = _load_heads(dk_ptr + row * groups * (2 * HALF), at_k, is_group, HALF)
+    k_low, k_high = _rounded(low * cos + high * sin, out_ptr), _rounded(high * cos - low * sin, out_ptr)
+    v_low, v_high = _load_heads(dv_ptr + row * groups * (2 * HALF), at_k, is_group, HALF)
+    out_ptr += row * groups * (repeats + 2) * (2 * HALF)
+    _store_heads(out_ptr, q_in_qkv, is_query, q_low, q_high, HALF)
+    _store_heads(out_ptr, k_in_qkv, is_group, k_low, k_high, HALF)
+    _store_heads(out_ptr, k_in_qkv + 2 * HALF, is_group, v_low, v_high, HALF)
+    scale = scale_of(tl.maximum(_most(q_low, q_high), tl.maximum(_most(k_low, k_high), _most(v_low, v_high))))
+    out_q_ptr += row * groups * (repeats + 2) * (2 * HALF)
+    _store_heads(out_q_ptr, q_in_qkv, is_query, q_low / scale, q_high / scale, HALF)
+    _store_heads(out_q_ptr, k_in_qkv, is_group, k_low / scale, k_high / scale, HALF)
+    _store_heads(out_q_ptr, k_in_qkv + 2 * HALF, is_group, v_low / scale, v_high / scale, HALF)
+    tl.store(out_scale_ptr + row, scale)

@@ -1,0 +1,43 @@
+"""What TP ranks exchange around a linear: rows to gather before it, partial sums to add up after it, and back the reverse.
+
+Under SP each rank has a part of the rows between the linears, without it all of them; with tp 1 there is nothing to do.
+"""
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from jobs.engines.megatron.fp8.quantize import Quantized
+
+
+class TensorParallel:
+    """The TP ranks of a layer."""
+
+    def __init__(self, group: ProcessGroup, sp: bool) -> None:
+        self.group, self.sp, self.size, self.rank = group, sp, group.size(), group.rank()
+
+    def gather(self, x: Tensor) -> Tensor:
+        """Return the rows of all ranks, one rank's after the other's."""
+        if not self.sp:
+            return x
+        out = x.new_empty(self.size * len(x), *x.shape[1:])
+        torch.distributed.all_gather_into_tensor(out, x.contiguous(), group=self.group)
+        return out
+
+    def gather_quantized(self, x: Quantized) -> Quantized:
+        """Return the rows of all ranks, as half the bytes of BF16."""
+        if not self.sp:
+            return x
+        values = self.gather(x.values.view(torch.uint8)).view(x.values.dtype)
+        return Quantized(values, self.gather(x.scale))
+
+    def reduce(self, x: Tensor) -> Tensor:
+        """Return the sum over the ranks, of this rank's rows under SP."""
+        if self.size == 1:
+            return x
+        if not self.sp:
+            torch.distributed.all_reduce(x, group=self.group)
+            return x
+        out = x.new_empty(len(x) // self.size, *x.shape[1:])
+        torch.distributed.reduce_scatter_tensor(out, x.contiguous(), group=self.group)
+        return out

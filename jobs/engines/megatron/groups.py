@@ -1,0 +1,67 @@
+"""Join and leave the process groups of a plan's layout, with megatron-core."""
+
+import warnings
+from typing import TYPE_CHECKING
+
+from bench.contract.plan import Plan
+from jobs.ranks import process_group
+from jobs.ranks.identity import Rank
+
+if TYPE_CHECKING:
+    pass
+
+
+def start_ranks(plan: Plan, who: Rank) -> None:
+    """Join the process groups of the plan's layout.
+
+    Raises:
+        SubmitError: what `world.join` raises.
+    """
+    from jobs.engines.megatron import cpu_patch
+
+    warnings.filterwarnings("ignore", message=".*Apex (is|are) not installed")  # not needed: layer.py says what is used
+    warnings.filterwarnings(
+        "ignore", message=r"barrier\(\): using the device under current context"
+    )  # it is the right one
+    cpu_patch.install()
+    process_group.join(plan, who)
+    split(plan)
+    _connect()
+
+
+def split(plan: Plan) -> None:
+    """Make megatron-core's groups of the plan's layout; all ranks must have met."""
+    from megatron.core import parallel_state
+
+    w = plan.world
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=w.tp,
+        pipeline_model_parallel_size=w.pp,
+        virtual_pipeline_model_parallel_size=w.vpp if w.vpp > 1 else None,
+        context_parallel_size=w.cp,
+        create_gloo_process_groups=False,  # nothing here uses the second set of groups
+    )
+
+
+def _connect() -> None:
+    """Use the groups that training uses once, so that NCCL takes its memory before the model takes all."""
+    import torch
+    from megatron.core import parallel_state
+
+    split = (
+        parallel_state.get_tensor_model_parallel_group(),
+        parallel_state.get_pipeline_model_parallel_group(),
+        parallel_state.get_context_parallel_group(),
+        parallel_state.get_model_parallel_group(),
+    )
+    replicas = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    for group in (None, replicas, *(group for group in split if group.size() > 1)):
+        torch.distributed.all_reduce(torch.zeros(1, device=torch.cuda.current_device()), group=group)
+
+
+def end_ranks() -> None:
+    """Leave the process groups together."""
+    import torch
+
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()

@@ -1,0 +1,70 @@
+"""The transformer layer: megatron-core's, with norm, attention and linears of our choice."""
+
+from dataclasses import dataclass
+
+import torch
+from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
+from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from megatron.core.transformer import ModuleSpec, TransformerConfig, TransformerLayer, TransformerLayerSubmodules
+from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.mlp import MLP, MLPSubmodules
+
+from bench.contract.schema import Lora, Precision
+from jobs.engines.megatron.attention import Attention
+from jobs.engines.megatron.fp8 import linear
+from jobs.engines.megatron.fp8.layer import Fp8Layer
+from jobs.engines.megatron.lora import LoraColumnParallelLinear, LoraRowParallelLinear
+
+
+@dataclass
+class LayerConfig(TransformerConfig):
+    """megatron-core's configuration and our adapters'."""
+
+    lora: Lora | None = None
+
+
+class Norm(torch.nn.Module):
+    """RMSNorm or LayerNorm of torch; under SP its weights' gradients are summed over the TP ranks."""
+
+    def __new__(cls, config: LayerConfig, hidden_size: int, eps: float = 1e-5):
+        kind = torch.nn.RMSNorm if config.normalization == "RMSNorm" else torch.nn.LayerNorm
+        norm = kind(hidden_size, eps=eps, dtype=config.params_dtype, device=torch.cuda.current_device())
+        for parameter in norm.parameters():
+            parameter.sequence_parallel = config.sequence_parallel
+        return norm
+
+
+def spec(lora: Lora | None, precision: Precision, **recomputed: bool) -> ModuleSpec:
+    """Return the layer's parts, with adapters where LoRA targets them; recomputed: arguments of the FP8 layer."""
+    is_fp8 = precision is Precision.fp8
+    targets = lora.target_modules if lora else []
+    column, row = (
+        (linear.Fp8ColumnParallelLinear, linear.Fp8RowParallelLinear)
+        if is_fp8
+        else (ColumnParallelLinear, RowParallelLinear)
+    )
+    adapted_column, adapted_row = (
+        (linear.LoraFp8ColumnParallelLinear, linear.LoraFp8RowParallelLinear)
+        if is_fp8
+        else (LoraColumnParallelLinear, LoraRowParallelLinear)
+    )
+    attention = SelfAttentionSubmodules(
+        linear_qkv=adapted_column if "linear_qkv" in targets else column,
+        core_attention=Attention,
+        linear_proj=adapted_row if "linear_proj" in targets else row,
+    )
+    return ModuleSpec(
+        module=Fp8Layer if is_fp8 else TransformerLayer,
+        params=recomputed if is_fp8 else {},
+        submodules=TransformerLayerSubmodules(
+            input_layernorm=Norm,
+            self_attention=ModuleSpec(
+                SelfAttention, params={"attn_mask_type": AttnMaskType.causal}, submodules=attention
+            ),
+            self_attn_bda=get_bias_dropout_add,
+            pre_mlp_layernorm=Norm,
+            mlp=ModuleSpec(MLP, submodules=MLPSubmodules(linear_fc1=column, linear_fc2=row)),
+            mlp_bda=get_bias_dropout_add,
+        ),
+    )

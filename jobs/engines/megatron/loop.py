@@ -1,0 +1,114 @@
+"""Train and evaluate: steps in, losses out. Knows nothing of logs, targets or clocks."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from megatron.core import parallel_state
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from torch import Tensor
+from torch.profiler import ProfilerActivity
+
+from bench.contract.plan import learning_rate
+from jobs.data import rows as rows_of
+from jobs.engines.megatron import batches
+from jobs.engines.megatron.model import Engine, seed_all
+
+
+def train_step(engine: Engine, rows: rows_of.Rows, indices: np.ndarray, step: int) -> Tensor:
+    """Update the weights with one global batch; return this rank's share of the sum of the rows' losses.
+
+    Nothing here waits for the device; `mean_loss` does.
+    """
+    for chunk in engine.chunks:
+        chunk.train()
+        chunk.zero_grad_buffer()
+    share = _forward(engine, rows, indices, forward_only=False)
+    engine.optimizer.step(learning_rate(engine.plan.config.recipe, step))
+    return share
+
+
+def mean_loss(share: Tensor, num_rows: int) -> float:
+    """Return the mean loss over the rows of all ranks, the same on every rank; waits for the device."""
+    torch.distributed.all_reduce(share)
+    return share.item() / num_rows
+
+
+def evaluate(engine: Engine, rows: rows_of.Rows) -> float:
+    """Return the mean over all evaluation rows of each row's mean loss (nats per token that counts)."""
+    for chunk in engine.chunks:
+        chunk.eval()
+    shares = [_forward(engine, rows, indices, forward_only=True) for indices in rows_of.eval_order(engine.plan)]
+    return mean_loss(torch.stack(shares).sum(), engine.plan.config.data.eval_rows)
+
+
+def warm_up(engine: Engine, iterations: int, seed: int, *, profile: Path | None = None) -> None:
+    """Train and evaluate on made-up rows, then put weights, optimizer and generators back as they were.
+
+    `profile` gets the kernels of the last of the steps, by rank 0.
+    """
+    trained = [p for chunk in engine.chunks for p in chunk.parameters() if p.requires_grad]
+    before = [p.detach().clone() for p in trained]
+    rows = rows_of.synthetic(engine.plan)
+    indices = np.arange(engine.plan.batch.global_batch_size)
+    for left in reversed(range(iterations)):
+        with profiled(None if left else profile):
+            train_step(engine, rows, indices, step=1)
+        _forward(engine, rows, indices, forward_only=True)
+    for parameter, value in zip(trained, before, strict=True):
+        parameter.data.copy_(value)
+    engine.optimizer.reset()
+    seed_all(seed)
+
+
+@contextmanager
+def profiled(path: Path | None) -> Iterator[None]:
+    """Write what the block spends its time on, on this rank's device, longest first; rank 0 alone, and None not at all."""
+    if path is None or torch.distributed.get_rank() != 0:
+        yield
+        return
+    on_gpu = torch.cuda.is_available()
+    activity = ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU
+    with torch.profiler.profile(activities=[activity]) as profiler:
+        yield
+        torch.cuda.synchronize()
+    by = "self_device_time_total" if on_gpu else "self_cpu_time_total"
+    path.write_text(profiler.key_averages().table(sort_by=by, row_limit=-1, max_name_column_width=120) + "\n")
+
+
+def _forward(engine: Engine, rows: rows_of.Rows, indices: np.ndarray, *, forward_only: bool) -> Tensor:
+    """Run megatron-core's schedule over the batch; return this rank's share of the sum of the rows' losses."""
+    plan = engine.plan
+    micro_batches = batches.micro_batches(plan, rows, indices)
+    iterators: list[Iterator[batches.MicroBatch]] = [iter(micro_batches) for _ in engine.chunks]
+    run = get_forward_backward_func()
+    with torch.set_grad_enabled(not forward_only):
+        reported = run(
+            forward_step_func=partial(_forward_step, plan.batch.micro_batch_size),
+            data_iterator=iterators if len(iterators) > 1 else iterators[0],
+            model=engine.chunks if len(engine.chunks) > 1 else engine.chunks[0],
+            num_microbatches=len(micro_batches),
+            seq_length=plan.config.data.seq_length,
+            micro_batch_size=plan.batch.micro_batch_size,
+            forward_only=forward_only,
+        )
+    share = torch.zeros((), dtype=torch.float32, device=engine.device)
+    if parallel_state.get_tensor_model_parallel_rank() == 0:  # TP ranks hold the same losses: count them once
+        for losses in reported:
+            share = share + losses
+    return share
+
+
+def _forward_step(micro_batch_size: int, iterator: Iterator[batches.MicroBatch], model: torch.nn.Module):
+    """Return the chunk's output and, for the last stage, how it becomes a loss; megatron-core's interface."""
+    batch = next(iterator)
+    output = model(batch.tokens, batch.position_ids, None, labels=batch.labels)
+
+    def loss(losses_BS: Tensor) -> tuple[Tensor, Tensor]:
+        total = (losses_BS.float() * batch.weights).sum()
+        return total / micro_batch_size, total.detach()
+
+    return output, loss

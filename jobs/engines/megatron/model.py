@@ -1,0 +1,155 @@
+"""Build this rank's part of the model and its optimizer."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.models.gpt import GPTModel
+from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+from megatron.core.transformer import ModuleSpec
+from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+
+from bench.contract.plan import Plan
+from bench.contract.schema import Activation, Position, Precision
+from jobs.engines.megatron import layer, lora
+from jobs.engines.megatron.adam import Adam
+from jobs.engines.megatron.loss import cross_entropy
+
+
+@dataclass(slots=True)
+class Engine:
+    """What one rank trains: its model chunks (one, or vpp of them) and their optimizer."""
+
+    plan: Plan
+    chunks: list[DistributedDataParallel]
+    optimizer: Adam
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(torch.cuda.current_device())
+
+    def bare_chunks(self) -> list[GPTModel]:
+        """Return the chunks without the wrappers for DP and BF16."""
+        return [_bare(chunk) for chunk in self.chunks]
+
+
+class _Model(GPTModel):
+    """megatron-core's, with a loss that makes no FP32 copies of the logits."""
+
+    def compute_language_model_loss(self, labels, logits):
+        """Return the loss [B, S] of logits [S, B, V / tp] and labels [B, S]."""
+        num_rows, batch, _ = logits.shape
+        return cross_entropy(logits.flatten(0, 1), labels.T.flatten()).view(num_rows, batch).T.contiguous()
+
+
+def build(plan: Plan, seed: int) -> Engine:
+    """Return the engine of a plan, with random weights drawn from the seed; process groups must exist."""
+    seed_all(seed)
+    config = layer_config(plan)
+    chunks = [_chunk(plan, config, stage, seed) for stage in range(plan.world.vpp)]
+    ddp = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True, use_distributed_optimizer=plan.config.parallel.distributed_optimizer
+    )
+    wrapped = [DistributedDataParallel(config, ddp, chunk, disable_bucketing=i > 0) for i, chunk in enumerate(chunks)]
+    for chunk in wrapped:
+        chunk.broadcast_params()
+    config.finalize_model_grads_func = finalize_model_grads
+    if plan.config.precision is Precision.fp8 and torch.cuda.is_available():
+        from jobs.engines.megatron.fp8 import transposed_weights
+
+        layers = [layer for chunk in wrapped for layer in _bare(chunk).decoder.layers]
+        transposed_weights.follow([linear for layer in reversed(layers) for linear in layer.backward_linears])
+    return Engine(plan, wrapped, Adam(plan, wrapped))
+
+
+def seed_all(seed: int) -> None:
+    """Seed this rank's generators; replicas and pipeline stages draw different dropout masks."""
+    replica = parallel_state.get_data_parallel_rank(with_context_parallel=True)
+    own = seed + 1000 * replica + 100_000 * parallel_state.get_pipeline_model_parallel_rank()
+    torch.manual_seed(own)
+    model_parallel_cuda_manual_seed(own, force_reset_rng=True)
+
+
+def layer_config(plan: Plan) -> layer.LayerConfig:
+    """Return megatron-core's configuration of a plan."""
+    m, w, dtype = plan.config.model, plan.world, _dtype(plan)
+    full, is_swiglu = plan.recompute.full, m.activation is Activation.swiglu
+    return layer.LayerConfig(
+        lora=plan.config.task.lora,
+        num_layers=m.num_layers,
+        hidden_size=m.hidden_size,
+        ffn_hidden_size=m.ffn_hidden_size,
+        num_attention_heads=m.num_attention_heads,
+        num_query_groups=m.num_query_groups,
+        normalization=m.norm.name,
+        layernorm_epsilon=m.norm_epsilon,
+        gated_linear_unit=is_swiglu,
+        activation_func=torch.nn.functional.silu if is_swiglu else torch.nn.functional.gelu,
+        bias_activation_fusion=is_swiglu,  # keeps gate and up alone; for GELU it would be another function, by tanh
+        add_bias_linear=m.bias,
+        init_method_std=math.sqrt(2 / (5 * m.hidden_size)),  # SmallInit (Nguyen and Salazar, 2019)
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        tensor_model_parallel_size=w.tp,
+        pipeline_model_parallel_size=w.pp,
+        virtual_pipeline_model_parallel_size=w.vpp if w.vpp > 1 else None,
+        context_parallel_size=w.cp,
+        sequence_parallel=w.sp,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=dtype is torch.bfloat16,
+        # Interleaving with batched sends crosses messages when pp is 2: send and receive one by one there.
+        overlap_p2p_comm=w.vpp > 1,
+        batch_p2p_comm=w.vpp == 1,
+        recompute_granularity="full" if full else None,
+        recompute_method="uniform" if full else None,
+        recompute_num_layers=1 if full else None,
+        gradient_accumulation_fusion=False,
+    )
+
+
+def _chunk(plan: Plan, config: layer.LayerConfig, stage: int, seed: int) -> torch.nn.Module:
+    m = plan.config.model
+    first = parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage)
+    last = parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage)
+    num_layers = m.num_layers // (plan.world.pp * plan.world.vpp)
+    model = _Model(
+        config,
+        TransformerBlockSubmodules(layer_specs=_layers(plan, num_layers), layer_norm=layer.Norm),
+        vocab_size=m.vocab_size,
+        max_sequence_length=m.max_seq_length,
+        pre_process=first,
+        post_process=last,
+        share_embeddings_and_output_weights=m.tied_embeddings,
+        position_embedding_type="rope" if m.position is Position.rope else "learned_absolute",
+        rotary_base=m.rope_base,
+        rope_scaling=m.rope_scaling_factor != 1,
+        rope_scaling_factor=m.rope_scaling_factor,
+        vp_stage=stage if plan.world.vpp > 1 else None,
+    ).to(torch.cuda.current_device())
+    if config.lora is not None:
+        lora.freeze_base(model)
+        lora.init_adapters(model, seed)
+        if first and plan.recompute.full:
+            # Recomputed layers pass gradients on only if their input asks for some, and a frozen embedding does not.
+            model.embedding.register_forward_hook(lambda module, args, out: out.requires_grad_())
+    return Float16Module(config, model) if config.bf16 else model
+
+
+def _layers(plan: Plan, num_layers: int) -> list[ModuleSpec]:
+    """Return the layers of a chunk; the first ones make again what does not fit, evenly over a rank's chunks."""
+    qkv, fc1 = (math.ceil(n / plan.world.vpp) for n in (plan.recompute.qkv_layers, plan.recompute.fc1_layers))
+    lora, precision = plan.config.task.lora, plan.config.precision
+    return [layer.spec(lora, precision, recompute_qkv=i < qkv, recompute_fc1=i < fc1) for i in range(num_layers)]
+
+
+def _dtype(plan: Plan) -> torch.dtype:
+    return torch.float32 if plan.config.precision is Precision.fp32 else torch.bfloat16
+
+
+def _bare(chunk: torch.nn.Module) -> GPTModel:
+    inner = chunk.module
+    return inner.module if isinstance(inner, Float16Module) else inner

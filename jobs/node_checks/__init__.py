@@ -1,0 +1,1 @@
+"""What ranks find and measure on their nodes before a trial."""

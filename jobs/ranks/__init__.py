@@ -1,0 +1,1 @@
+"""What every rank is and does, whatever it runs."""

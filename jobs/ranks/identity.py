@@ -1,0 +1,76 @@
+"""Who am I: this process's place among the ranks, from whatever started it."""
+
+import os
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from bench.contract.schema import PORTS
+from bench.errors import SubmitError
+
+DEFAULT_PORT = 29500
+"""Source: torch.distributed.run's default, and MASTER_PORT of NVIDIA's MLPerf run.sub."""
+
+_STARTERS = {
+    "submitit": ("SUBMITIT_LOCAL_GLOBALID", "SUBMITIT_LOCAL_LOCALID", "SUBMITIT_LOCAL_NTASKS"),
+    "torchrun": ("RANK", "LOCAL_RANK", "WORLD_SIZE"),
+    "srun": ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One process of world_size; local_rank counts on its node and picks the GPU."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    master_addr: str
+    master_port: int
+
+
+def from_environment(env: Mapping[str, str] = os.environ) -> Rank:
+    """Return this process's rank as submitit's local executor, torchrun or srun set it; alone, rank 0 of 1.
+
+    Pyxis sets RANK and LOCAL_RANK in PyTorch images, without a WORLD_SIZE: a starter is one that set all of its variables.
+
+    Raises:
+        SubmitError: only some variables of a starter are there, or something is not a number.
+    """
+    starters = [names for names in _STARTERS.values() if names[0] in env]
+    names = next((names for names in starters if all(name in env for name in names)), starters[0] if starters else None)
+    try:
+        rank, local_rank, world_size = (0, 0, 1) if names is None else (int(env[name]) for name in names)
+        port = int(env.get("MASTER_PORT") or _port(env))
+    except (KeyError, ValueError) as error:
+        raise SubmitError(
+            f"the environment does not say which rank this is: {error}",
+            where=", ".join(names or ("MASTER_PORT",)),
+            fix="start ranks with bench.launch, srun or torchrun",
+        ) from error
+    return Rank(rank, local_rank, world_size, master_addr(env), port)
+
+
+def node_name(env: Mapping[str, str] = os.environ) -> str:
+    """Return this node's name as Slurm has it, for --exclude; elsewhere the host's."""
+    return env.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def _port(env: Mapping[str, str]) -> int:
+    job = env.get("SLURM_JOB_ID")
+    return DEFAULT_PORT if job is None else PORTS[int(job) % len(PORTS)]
+
+
+def master_addr(env: Mapping[str, str]) -> str:
+    """Return the host of rank 0: MASTER_ADDR, else the first node of the Slurm step, else this machine."""
+    if addr := env.get("MASTER_ADDR"):
+        return addr
+    return first_host(env["SLURM_STEP_NODELIST"]) if "SLURM_STEP_NODELIST" in env else "127.0.0.1"
+
+
+def first_host(nodelist: str) -> str:
+    """Return the first host of a Slurm node list: `dgx[03-07,9],login` gives `dgx03`."""
+    host = re.match(r"(?:[^\[,]|\[[^\]]*\])+", nodelist)
+    assert host is not None, nodelist
+    return re.sub(r"\[(\w+)[^\]]*\]", r"\1", host[0])

@@ -1,0 +1,57 @@
+"""Join all ranks of a plan in one process group: gloo on CPUs, NCCL on GPUs."""
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from bench.contract.plan import Plan
+from bench.contract.schema import Device
+from bench.errors import SubmitError
+from jobs.ranks.identity import Rank, node_name
+
+if TYPE_CHECKING:
+    import torch
+
+
+def join(plan: Plan, who: Rank, *, timeout_s: float | None = None) -> "torch.device":
+    """Return what this rank computes on, once all ranks have met.
+
+    NCCL's communicators are made when they are first used: a group that is bound to its device splits one for each of
+    megatron-core's groups, needs all of their ranks for it, and took 6 GiB of an H200.
+
+    Raises:
+        SubmitError: not as many ranks as planned, no GPU for this one, or they cannot meet.
+    """
+    place = f"rank {who.rank} on {node_name()}"
+    if who.world_size != plan.world.num_ranks:
+        raise SubmitError(
+            f"NCC-05: {who.world_size} ranks were started, and the plan is for {plan.world.num_ranks}",
+            where=place,
+            fix="start as many ranks as the plan's world.num_ranks: bench.launch does",
+        )
+    import torch
+
+    gpu = plan.config.cluster.device is Device.cuda
+    if gpu and torch.cuda.device_count() <= who.local_rank:
+        raise SubmitError(
+            f"HW-03: this rank needs GPU {who.local_rank}, and {torch.cuda.device_count()} can be seen",
+            where=place,
+            fix="ask for as many GPUs as ranks (cluster.slurm.gpu_request), lower cluster.ranks_per_node, or set cluster.device=cpu",
+        )
+    device = torch.device("cuda", who.local_rank) if gpu else torch.device("cpu")
+    if gpu:
+        torch.cuda.set_device(device)
+    try:
+        torch.distributed.init_process_group(
+            "nccl" if gpu else "gloo",
+            init_method=f"tcp://{who.master_addr}:{who.master_port}",
+            rank=who.rank,
+            world_size=who.world_size,
+            timeout=None if timeout_s is None else timedelta(seconds=timeout_s),
+        )
+    except torch.distributed.DistError as error:
+        raise SubmitError(
+            f"NCC-05: the ranks cannot meet at {who.master_addr}:{who.master_port}: {str(error).splitlines()[0]}",
+            where=place,
+            fix="see whether every rank has started and rank 0's node can be reached; another cluster.master_port, or null",
+        ) from error
+    return device

@@ -1,0 +1,114 @@
+"""How fast a trial trains and how much memory it takes, measured without waiting for the device between two log lines."""
+
+import math
+import time
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from bench.contract import mllog
+from bench.contract import plan as plans
+from bench.contract.plan import Plan
+from bench.errors import BenchError
+
+if TYPE_CHECKING:
+    import torch
+
+GIB = 2**30
+
+
+class Pace:
+    """Logs train_loss and tracked_stats.
+
+    train_step_time is the mean since the last log line or evaluation, by the host's clock; step_times are those of each step, from the
+    end of the one before, by the device's.
+    """
+
+    def __init__(self, plan: Plan, log: mllog.Writer) -> None:
+        self._plan, self._log = plan, log
+        self._ends: list[float | torch.cuda.Event] = []
+        self._times_s: list[float] = []
+        self.restart(0)
+
+    def restart(self, step: int) -> None:
+        """Time from here on: training begins, or goes on after an evaluation, for which the device was waited for."""
+        self._collect()
+        self._step, self._since, self._ends = step, time.perf_counter(), [_now()]
+
+    def stepped(self) -> None:
+        """Note that a step was asked for; the device notes when it has done it."""
+        self._ends.append(_now())
+
+    def log(self, step: int, loss: float) -> None:
+        """Write what was measured; the loss is there, so the device has done all steps."""
+        now, place = time.perf_counter(), {"samples_count": plans.samples(self._plan, step), "step": step}
+        step_time_s = (now - self._since) / (step - self._step)
+        lr = plans.learning_rate(self._plan.config.recipe, step)
+        self._log.event(mllog.TRAIN_LOSS, finite(loss, "training", step), **place, lr=lr)
+        self._collect()
+        stats = {
+            "train_step_time": step_time_s,
+            "throughput": self._plan.batch.global_batch_size / step_time_s,
+            mllog.STEP_TIMES: [round(time_s, 6) for time_s in self._times_s],
+        }
+        self._log.event(mllog.TRACKED_STATS, stats, **place)
+        self._times_s.clear()
+        self._step, self._since = step, now
+
+    def _collect(self) -> None:
+        self._times_s += [_seconds(start, end) for start, end in pairwise(self._ends)]
+        self._ends = self._ends[-1:]
+
+
+def finite(loss: float, what: str, step: int) -> float:
+    """Return the loss; raises BenchError if it is no number."""
+    if math.isfinite(loss):
+        return loss
+    raise BenchError(
+        f"the {what} loss is {loss} at step {step}",
+        where="recipe.lr, recipe.clip_grad, precision",
+        fix="lower recipe.lr, or look for rows or weights that are not finite",
+    )
+
+
+def forget_memory() -> None:
+    """Count peaks from here on: what loading and warm-up took is not what training takes."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+
+
+def peaks_gib() -> tuple[float, float]:
+    """Return what this rank's GPU had allocated and reserved at most."""
+    import torch
+
+    return torch.cuda.max_memory_allocated() / GIB, torch.cuda.max_memory_reserved() / GIB
+
+
+def log_memory(plan: Plan, log: mllog.Writer) -> None:
+    """Log what the fullest rank's GPU had allocated and reserved at most, beside the plan's estimate; nothing on a CPU."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return
+    fullest = torch.tensor(peaks_gib(), dtype=torch.float64, device=torch.cuda.current_device())
+    torch.distributed.all_reduce(fullest, op=torch.distributed.ReduceOp.MAX)
+    allocated, reserved = fullest.tolist()
+    log.event(mllog.PEAK_MEMORY, {"allocated": allocated, "reserved": reserved, "estimated": plan.memory.total_gib})
+
+
+def _now() -> "float | torch.cuda.Event":
+    """Return this moment; on a GPU, the one at which the device has done what it was asked for so far."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _seconds(start: "float | torch.cuda.Event", end: "float | torch.cuda.Event") -> float:
+    if isinstance(start, float) and isinstance(end, float):
+        return end - start
+    return start.elapsed_time(end) / 1000

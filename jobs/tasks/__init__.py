@@ -1,0 +1,1 @@
+"""The programs that ranks run, one for each kind of work."""

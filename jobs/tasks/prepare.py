@@ -1,0 +1,138 @@
+"""Make data and base checkpoint ready before any clock starts, once per rank: `python -m jobs.tasks.prepare PLAN`.
+
+What is there already is left alone, and a folder appears only when it is complete, so that two runs may prepare at the
+same time and an interrupted one leaves nothing behind that could be mistaken.
+"""
+
+import argparse
+import fcntl
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from bench.contract import mllog
+from bench.contract import plan as plans
+from bench.contract.plan import Plan
+from bench.contract.schema import DataSource
+from bench.errors import ConfigError
+from jobs.engines.megatron.groups import end_ranks, start_ranks
+from jobs.ranks.guard import guarded
+from jobs.ranks.identity import Rank, from_environment
+from jobs.tasks.describe import describe
+from jobs.tasks.train import train
+
+EVAL_SEED_OFFSET = 1_000_003
+"""Evaluation rows are drawn from a seed that no training rows use."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m jobs.tasks.prepare", description=__doc__)
+    parser.add_argument("plan", type=Path, help="plan.json of a run folder")
+    args = parser.parse_args()
+    folder = args.plan.resolve().parent
+    who = from_environment()
+    with guarded(folder / "rank_logs" / f"prepare{plans.element()}_rank_{who.rank}.error") as guard:
+        plan = plans.load(args.plan)
+        path = (folder / plans.PREPARE_LOG).with_stem(f"prepare{plans.element()}")
+        if who.rank == 0:
+            path.unlink(missing_ok=True)  # of an attempt that was cut short; nobody judges it
+        log = mllog.Writer(path if who.rank == 0 else None)
+        guard.finish = lambda: log.finish("aborted")
+        log.event(mllog.CACHE_CLEAR, False, reason="not timed")
+        log.start(mllog.INIT_START)
+        start_ranks(plan.base or plan, who)
+        with alone(plan, who):
+            prepare(plan, who, log)
+        end_ranks()
+
+
+def prepare(plan: Plan, who: Rank, log: mllog.Writer) -> None:
+    """Make what is missing: rank 0 the rows, then all ranks the base checkpoint."""
+    if who.rank == 0:
+        for needed in (plan, plan.base):
+            if needed is not None and needed.data_dir is not None:
+                make_rows(needed)
+    if plan.base is not None and agreed(not Path(str(plan.base_dir)).exists()):
+        make_base(plan.base, Path(str(plan.base_dir)), log)
+
+
+def make_rows(plan: Plan) -> None:
+    """Write the rows of a made data set; rows that a site prepares are only looked for.
+
+    Raises:
+        ConfigError: prepared rows are not there, or the model's vocabulary is smaller than the grammar's.
+    """
+    data, folder = plan.config.data, Path(str(plan.data_dir))
+    if data.source is DataSource.prepared:
+        if not (folder / "train_tokens.npy").exists():
+            raise ConfigError(
+                f"no prepared rows of {data.name}",
+                where=str(folder / "train_tokens.npy"),
+                fix="point DATADIR at the folder with {train,eval}_{tokens,counts}.npy; python -m jobs.tasks.convert rows makes them",
+            )
+        return
+    if folder.exists():
+        return
+    from jobs.data import tiny_reports
+
+    if plan.config.model.vocab_size < len(tiny_reports.vocabulary()):
+        raise ConfigError(
+            f"a vocabulary of {plan.config.model.vocab_size}, and the grammar has {len(tiny_reports.vocabulary())} words",
+            where="model.vocab_size",
+            fix="choose model=tiny, or a larger vocabulary",
+        )
+    from jobs.data import rows as rows_of
+
+    part = folder.with_name(folder.name + ".part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    for name, num_rows, seed in (
+        ("train", data.train_rows, data.seed),
+        ("eval", data.eval_rows, data.seed + EVAL_SEED_OFFSET),
+    ):
+        rows = tiny_reports.rows(num_rows, seq_length=data.seq_length, seed=seed, with_summaries=data.answer_only)
+        rows_of.save(part, name, *rows)
+    part.rename(folder)
+
+
+def make_base(plan: Plan, folder: Path, log: mllog.Writer) -> None:
+    """Train the base task from scratch and keep its weights."""
+    from jobs.engines.megatron import checkpoint, model
+
+    describe(plan, plan.trials[0], log)
+    engine = model.build(plan, plan.trials[0].seed)
+    log.stop(mllog.INIT_STOP)
+    log.start(mllog.RUN_START)
+    train(engine, plan.trials[0], log)
+    checkpoint.save(engine, folder, adapters=False)
+
+
+def agreed(choice: bool) -> bool:
+    """Return rank 0's choice on every rank, once all have got here."""
+    import torch
+
+    said = torch.tensor([int(choice)], device=torch.cuda.current_device())
+    torch.distributed.broadcast(said, src=0)
+    return bool(said.item())
+
+
+@contextmanager
+def alone(plan: Plan, who: Rank) -> Iterator[None]:
+    """Let one run at a time prepare a cache: rank 0 waits for the lock, and the others for rank 0.
+
+    Where the site prepares everything nothing is made, and nothing needs to be writable.
+    """
+    is_made = plan.base is not None or plan.config.data.source is not DataSource.prepared
+    if who.rank != 0 or plan.data_dir is None or not is_made:
+        yield
+        return
+    lock = Path(plan.data_dir).parent / ".prepare.lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""One trial, once per rank: `python -m jobs.tasks.train PLAN --trial K`. Reads the plan, writes the log."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bench.contract import mllog
+from bench.contract import plan as plans
+from bench.contract.plan import Plan, Trial
+from bench.errors import ConfigError
+from jobs.ranks import timing
+from jobs.ranks.guard import guarded
+from jobs.ranks.identity import Rank, from_environment
+
+if TYPE_CHECKING:
+    from jobs.engines.megatron.model import Engine
+from jobs.engines.megatron.groups import end_ranks, start_ranks
+from jobs.tasks.describe import describe
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m jobs.tasks.train", description=__doc__)
+    parser.add_argument("plan", type=Path, help="plan.json of a run folder; the log is written beside it")
+    parser.add_argument("--trial", type=int, required=True, help="which of the plan's trials")
+    args = parser.parse_args()
+    folder = args.plan.resolve().parent
+    who = from_environment()
+    with guarded(folder / "rank_logs" / f"trial_{args.trial}_rank_{who.rank}.error") as guard:
+        plan = plans.load(args.plan)
+        trial = _trial(plan, args.trial)
+        log = mllog.Writer(folder / trial.log if who.rank == 0 else None)
+        guard.finish = lambda: log.finish("aborted")
+        run(plan, trial, who, log, folder)
+
+
+def run(plan: Plan, trial: Trial, who: Rank, log: mllog.Writer, folder: Path) -> None:
+    """Initialise, warm up on made-up data, train from run_start to run_stop, then keep the adapters."""
+    log_caches(folder / "rank_logs" / f"trial_{trial.index}.caches", log)
+    log.start(mllog.INIT_START)
+    start_ranks(plan, who)
+    from jobs.engines.megatron import checkpoint, loop, model
+
+    describe(plan, trial, log)
+    engine = model.build(plan, trial.seed)
+    if plan.base_dir is not None:
+        checkpoint.load(engine, Path(plan.base_dir), adapters=False)
+    profile = folder / "rank_logs" / f"trial_{trial.index}.profile" if plan.config.launch.profile else None
+    loop.warm_up(engine, plan.config.recipe.warmup_iterations, trial.seed, profile=profile)
+    timing.forget_memory()
+    log.stop(mllog.INIT_STOP)
+    log.start(mllog.RUN_START)
+    train(engine, trial, log)
+    timing.log_memory(plan, log)
+    if plan.config.task.lora is not None and not plans.is_random(plan.config):
+        checkpoint.save(engine, folder / f"adapters_{trial.index}", adapters=True)
+    end_ranks()
+
+
+def log_caches(said: Path, log: mllog.Writer) -> None:
+    """Log what each node did with its page cache, as the batch script wrote it down: `NODE cleared` or `NODE kept`."""
+    if not said.exists():
+        log.event(mllog.CACHE_CLEAR, False, reason="page caches are the cluster's to drop")
+        return
+    for line in said.read_text().splitlines():
+        node, _, done = line.partition(" ")
+        log.event(mllog.CACHE_CLEAR, done == "cleared", node=node)
+
+
+def train(engine: "Engine", trial: Trial, log: mllog.Writer) -> None:
+    """Train until the target or max_steps and write run_stop; data is first touched here.
+
+    Raises:
+        BenchError: the loss is no number.
+    """
+    from jobs.data import rows as rows_of
+    from jobs.engines.megatron import loop
+
+    plan = engine.plan
+    train_rows, eval_rows = rows_of.load(plan, "train"), rows_of.load(plan, "eval")
+    order = rows_of.train_order(plan, trial.seed)
+    pace = timing.Pace(plan, log)
+    log.start(mllog.BLOCK_START, samples_count=0, step=0)
+    for step in range(1, plan.config.recipe.max_steps + 1):
+        share = loop.train_step(engine, train_rows, next(order), step)
+        pace.stepped()
+        if step % plan.config.recipe.log_every_steps == 0:
+            pace.log(step, loop.mean_loss(share, plan.batch.global_batch_size))
+        if step in plan.evaluation.at_steps:
+            place = {"samples_count": plans.samples(plan, step), "step": step}
+            log.stop(mllog.BLOCK_STOP, **place)
+            log.start(mllog.EVAL_START, **place)
+            eval_loss = timing.finite(loop.evaluate(engine, eval_rows), "evaluation", step)
+            epochs = place["samples_count"] / plan.config.data.train_rows  # what ruleset 5.1.0's open division asks for
+            log.event(mllog.EVAL_ACCURACY, eval_loss, **place, epoch_num=epochs)
+            log.stop(mllog.EVAL_STOP, **place)
+            if plan.config.task.target_eval_loss is not None and eval_loss <= plan.config.task.target_eval_loss:
+                log.finish("success", **place)
+                return
+            log.start(mllog.BLOCK_START, **place)
+            pace.restart(step)
+    place = {"samples_count": plans.samples(plan, step), "step": step}
+    log.stop(mllog.BLOCK_STOP, **place)
+    log.finish("success" if plan.config.task.target_eval_loss is None else "aborted", **place)
+
+
+def _trial(plan: Plan, index: int) -> Trial:
+    if not 0 <= index < len(plan.trials):
+        raise ConfigError(f"no trial {index}", where="--trial", fix=f"the plan has trials 0 to {len(plan.trials) - 1}")
+    return plan.trials[index]
+
+
+if __name__ == "__main__":
+    main()

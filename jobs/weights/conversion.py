@@ -1,0 +1,275 @@
+"""A Hugging Face folder made into a megatron-core checkpoint: one unit at a time, resumable, seen only when it is whole.
+
+While it is made, FOLDER.part holds the finished files, a record of each, and what they were made from. A process that was
+killed leaves it so, and the next one goes on where records end.
+"""
+
+import fcntl
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bench.contract import checkpoint
+from bench.contract.checkpoint import CONVERTED, CONVERTED_FP8, MANIFEST
+from bench.contract.plan import fingerprint
+from bench.contract.schema import Model, Precision
+from bench.errors import ConfigError
+from jobs.engines.megatron import checkpoint_writer
+from jobs.engines.megatron.fp8 import quantize
+from jobs.weights import config, tensor_map
+from jobs.weights.source import Source, open_source, sha256
+
+VERSION = 1
+"""Of what is written; another one is made anew."""
+LOCK, ORIGIN, RECORDS = ".lock", "origin.json", "records"
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """What becomes what: all that is known before a weight is read."""
+
+    source: Source
+    model: Model
+    folder: Path
+    units: list[tensor_map.Unit]
+    derived: list[str]
+    is_fp8: bool
+
+    @property
+    def part(self) -> Path:
+        return self.folder.with_name(self.folder.name + ".part")
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """What a begun conversion must have been made from, to be gone on with."""
+        stats = [(name, (self.source.folder / name).stat()) for name in self.source.files]
+        files = [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
+        return {"version": VERSION, "model": fingerprint(self.model), "files": files, "fp8": self.is_fp8}
+
+
+def prepare(source: Path, model: Model, folder: Path | None = None, *, is_fp8: bool = False) -> Conversion:
+    """Return the conversion of a Hugging Face folder, by default into a folder of its own inside of it.
+
+    is_fp8: the layers' linears are quantised, each with one scale, as precision=fp8 would do when it loads them.
+
+    Raises:
+        ConfigError: config.json, a tensor's name, shape or dtype is not the model's.
+    """
+    found = open_source(source)
+    config.check(found.config, model, where=str(source / "config.json"))
+    units = tensor_map.units(model, fused=tensor_map.is_fused(found))
+    to = folder or source / (CONVERTED_FP8 if is_fp8 else CONVERTED)
+    return Conversion(found, model, to.absolute(), units, tensor_map.check(found, units), is_fp8)
+
+
+def convert(conversion: Conversion, *, workers: int = 1) -> bool:
+    """Make the checkpoint in this process; return whether anything had to be done."""
+    with begun(conversion) as is_needed:
+        if is_needed:
+            work(conversion, workers=workers)
+            finish(conversion)
+    return is_needed
+
+
+@contextmanager
+def begun(conversion: Conversion) -> Iterator[bool]:
+    """Hold the folder's lock, and give whether there is something to do: what others finish meanwhile is not done again.
+
+    Raises:
+        ConfigError: the folder holds something else, cannot be written, or has no room.
+    """
+    part, folder = conversion.part, conversion.folder
+    while not folder.exists():
+        try:
+            part.mkdir(parents=True, exist_ok=True)
+            held = (part / LOCK).open("w")
+        except OSError as error:
+            raise _cannot_write(conversion, error) from error
+        with held:
+            _wait_for(held.fileno(), part)
+            if not (part / LOCK).exists() or not os.path.samestat(os.fstat(held.fileno()), (part / LOCK).stat()):
+                continue  # whoever held it has finished, or begun anew
+            _tidy(conversion)
+            _require_room(conversion)
+            yield True
+            return
+    _require_same(conversion)
+    yield False
+
+
+def work(conversion: Conversion, *, workers: int) -> None:
+    """Do what has no record yet: hash each shard, convert each unit.
+
+    Memory per worker: one fused tensor, its parts and a copy of a piece; 2.1 GiB in all were measured with layers of Llama-2-70B in BF16, 2.2 to FP8.
+    """
+    records = conversion.part / RECORDS
+    shards = {name: partial(_hash_shard, conversion, name) for name in conversion.source.files}
+    made = {unit.name: partial(_convert_unit, conversion, unit) for unit in conversion.units}
+    tasks = made | shards
+    missing = [(name, task) for name, task in tasks.items() if not (records / f"{name}.json").exists()]
+    log.info("%d of %d tasks to do in %s", len(missing), len(tasks), conversion.part)
+    pool = ThreadPoolExecutor(workers)
+    try:
+        for name in pool.map(partial(_recorded, records), *zip(*missing, strict=True)) if missing else ():
+            log.info("%s", name)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def finish(conversion: Conversion) -> None:
+    """Make a checkpoint of the converted units and let it appear under its name."""
+    part, source = conversion.part, conversion.source
+    records = {path.stem: json.loads(path.read_text()) for path in (part / RECORDS).glob("*.json")}
+    written = [records[unit.name] for unit in conversion.units]
+    checkpoint_writer.close(part, written)
+    said = {
+        "version": VERSION,
+        "model": checkpoint.model_of(conversion.model),
+        **({"precision": Precision.fp8.name} if conversion.is_fp8 else {}),
+        "source": {
+            "folder": str(source.folder.absolute()),
+            "config": source.config,
+            "files": [records[name] for name in source.files],
+            "tensors": len(source.tensors) - len(conversion.derived),
+            "left_out": conversion.derived,
+        },
+        "files": [{key: file[key] for key in ("path", "bytes", "sha256")} for file in written],
+    }
+    (part / MANIFEST).write_text(json.dumps(said, indent=1) + "\n")
+    shutil.rmtree(part / RECORDS)
+    (part / ORIGIN).unlink()
+    (part / LOCK).unlink()
+    part.rename(conversion.folder)
+
+
+def _convert_unit(conversion: Conversion, unit: tensor_map.Unit) -> dict[str, Any]:
+    return checkpoint_writer.write(conversion.part / f"{unit.name}.distcp", _pieces(conversion, unit))
+
+
+def _pieces(conversion: Conversion, unit: tensor_map.Unit) -> Iterator[checkpoint_writer.Piece]:
+    """Yield a unit's tensors, one at a time, in the pieces in which they are stored."""
+    for weight in unit.weights:
+        data = tensor_map.fuse(weight, conversion.source.read(weight.sources), conversion.model)
+        if conversion.is_fp8 and weight.is_linear:
+            yield from _quantized(conversion, weight, data)
+        else:
+            yield from _split(conversion, weight, weight.key, data)
+
+
+def _quantized(conversion: Conversion, weight: tensor_map.Weight, data: Tensor) -> Iterator[checkpoint_writer.Piece]:
+    """Yield a linear's scale, then its weight in FP8: of BF16, which precision=fp8 takes the numbers of a checkpoint as."""
+    data, linear = data.to(quantize.BF16), weight.key.removesuffix("weight")
+    parts = data.chunk(weight.num_pieces, weight.axis)
+    scale = quantize.weight_scale(torch.stack([quantize.amax(part) for part in parts]).amax(0))
+    layers = conversion.model.num_layers
+    yield checkpoint_writer.Piece(linear + quantize.STORED_SCALE, (layers, 1), (weight.layer, 0), scale.unsqueeze(0))
+    for piece in _split(conversion, weight, linear + quantize.STORED, data):
+        yield replace(piece, data=quantize.quantize_weight(piece.data, scale))
+
+
+def _split(
+    conversion: Conversion, weight: tensor_map.Weight, key: str, data: Tensor
+) -> Iterator[checkpoint_writer.Piece]:
+    whole, begin = tuple(data.shape), [0] * data.dim()
+    pieces = data.chunk(weight.num_pieces, weight.axis) if weight.axis is not None else [data]
+    for piece in pieces:
+        if weight.layer is None:
+            yield checkpoint_writer.Piece(key, whole, tuple(begin), piece)
+        else:
+            stacked, offset = (conversion.model.num_layers, *whole), (weight.layer, *begin)
+            yield checkpoint_writer.Piece(key, stacked, offset, piece.unsqueeze(0))
+        if weight.axis is not None:
+            begin[weight.axis] += piece.shape[weight.axis]
+
+
+def _hash_shard(conversion: Conversion, name: str) -> dict[str, Any]:
+    path = conversion.source.folder / name
+    return {"path": name, "bytes": path.stat().st_size, "sha256": sha256(path)}
+
+
+def _recorded(records: Path, name: str, task: Callable[[], dict[str, Any]]) -> str:
+    """Do a task and keep its record, which appears at once; return the task's name."""
+    unfinished = records / f"{name}.tmp"
+    unfinished.write_text(json.dumps(task()))
+    unfinished.rename(records / f"{name}.json")
+    return name
+
+
+def _wait_for(lock: int, part: Path) -> None:
+    """Take the lock, however long another process holds it."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        log.info("another process is converting into %s: waiting for it", part)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+
+def _tidy(conversion: Conversion) -> None:
+    """Leave what an earlier process has finished of the same conversion, and nothing else."""
+    part, origin = conversion.part, json.dumps(conversion.origin)
+    if not (part / ORIGIN).exists() or (part / ORIGIN).read_text() != origin:
+        for path in part.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name != LOCK:
+                path.unlink()
+        (part / RECORDS).mkdir()
+        (part / ORIGIN).write_text(origin)
+    for path in (*part.glob("*.tmp"), *(part / RECORDS).glob("*.tmp")):
+        path.unlink()
+
+
+def _require_room(conversion: Conversion) -> None:
+    records = conversion.part / RECORDS
+    missing = [unit for unit in conversion.units if not (records / f"{unit.name}.json").exists()]
+    need = sum(_num_bytes(conversion, weight) for unit in missing for weight in unit.weights)
+    if need > (free := shutil.disk_usage(conversion.part).free):
+        raise ConfigError(
+            f"{free / 2**30:.1f} GiB are free, and the checkpoint needs {need / 2**30:.1f}",
+            where=str(conversion.part),
+            fix="make room, or name another folder to convert into",
+        )
+
+
+def _num_bytes(conversion: Conversion, weight: tensor_map.Weight) -> int:
+    """Return what a weight takes in the checkpoint, but for a scale."""
+    is_fp8 = conversion.is_fp8 and weight.is_linear
+    sources = (conversion.source.tensors[name] for name in weight.sources)
+    return sum(stored.num_elements if is_fp8 else stored.num_bytes for stored in sources)
+
+
+def _require_same(conversion: Conversion) -> None:
+    """Do nothing if the folder holds this very conversion, as far as names, sizes, precision and the model tell."""
+    folder, source = conversion.folder, conversion.source
+    checkpoint.require_model(folder, conversion.model)
+    try:
+        files = {file["path"]: file["bytes"] for file in checkpoint.manifest(folder)["source"]["files"]}
+    except (KeyError, TypeError):
+        files = {}
+    is_same = files == {name: (source.folder / name).stat().st_size for name in source.files}
+    if not is_same or checkpoint.is_fp8(folder) != conversion.is_fp8:
+        raise ConfigError(
+            f"there {'are these weights in another precision' if is_same else 'is something else'} already",
+            where=str(folder),
+            fix="move it away, or name another folder to convert into",
+        )
+
+
+def _cannot_write(conversion: Conversion, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"cannot convert into this folder: {error.strerror}",
+        where=str(conversion.folder),
+        fix="name a folder that can be written: python -m jobs.tasks.convert weights PLAN SOURCE FOLDER",
+    )

@@ -1,0 +1,134 @@
+"""Which tensors of Hugging Face's Llama become which of megatron-core's, and how q, k and v are one there.
+
+Shape letters: G query groups, I input; a group's rows are those of its query heads, its key and its value.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import gcd
+
+import torch
+from torch import Tensor
+
+from bench.contract.schema import Model
+from bench.errors import ConfigError
+from jobs.weights.source import DTYPES, Source
+
+PIECES = 8
+"""A tensor is stored in so many pieces along the axis that TP splits, where they come out even: a TP rank reads its own only."""
+DERIVED = ".rotary_emb.inv_freq"
+"""A table that older checkpoints hold, and that every model computes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """One of megatron-core's tensors (of one layer) and the tensors it is made of."""
+
+    key: str
+    layer: int | None
+    sources: dict[str, tuple[int, ...]]
+    """Shapes by name."""
+    axis: int | None = None
+    """Along which TP splits it."""
+    num_pieces: int = 1
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether it is one of the weights that precision=fp8 holds in FP8: those of a layer that TP splits."""
+        return self.layer is not None and self.axis is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What is converted at once and becomes one file."""
+
+    name: str
+    weights: list[Weight]
+
+
+def units(model: Model, *, fused: bool) -> list[Unit]:
+    """Return the model's tensors in units that fit in memory; fused: q, k and v are one tensor, as in MLPerf's Llama-2-70B."""
+    table = (model.vocab_size, model.hidden_size)
+    split = {"axis": 0, "num_pieces": gcd(PIECES, model.vocab_size)}
+    embedding = Weight("embedding.word_embeddings.weight", None, {"model.embed_tokens.weight": table}, **split)
+    last = [Weight("decoder.final_layernorm.weight", None, {"model.norm.weight": (model.hidden_size,)})]
+    if not model.tied_embeddings:
+        last.append(Weight("output_layer.weight", None, {"lm_head.weight": table}, **split))
+    layers = [Unit(f"layer_{i:03}", list(_layer(model, i, fused=fused))) for i in range(model.num_layers)]
+    return [Unit("embedding", [embedding]), *layers, Unit("output", last)]
+
+
+def _layer(m: Model, i: int, *, fused: bool) -> Iterator[Weight]:
+    h, f, kv = m.hidden_size, m.ffn_hidden_size, m.hidden_size // m.num_attention_heads * m.num_query_groups
+    near, far = f"model.layers.{i}.", "decoder.layers."
+    attention = {"q_proj": (h, h), "k_proj": (kv, h), "v_proj": (kv, h)} if not fused else {"qkv_proj": (h + 2 * kv, h)}
+    qkv = {f"{near}self_attn.{name}.weight": shape for name, shape in attention.items()}
+    gates = {f"{near}mlp.{name}.weight": (f, h) for name in ("gate_proj", "up_proj")}
+    yield Weight(f"{far}input_layernorm.weight", i, {f"{near}input_layernorm.weight": (h,)})
+    yield Weight(f"{far}self_attention.linear_qkv.weight", i, qkv, 0, gcd(PIECES, m.num_query_groups))
+    out = {f"{near}self_attn.o_proj.weight": (h, h)}
+    yield Weight(f"{far}self_attention.linear_proj.weight", i, out, 1, gcd(PIECES, m.num_attention_heads))
+    yield Weight(f"{far}pre_mlp_layernorm.weight", i, {f"{near}post_attention_layernorm.weight": (h,)})
+    yield Weight(f"{far}mlp.linear_fc1.weight", i, gates, 0, 2 * gcd(PIECES, f))  # gates first, then ups: split apart
+    yield Weight(f"{far}mlp.linear_fc2.weight", i, {f"{near}mlp.down_proj.weight": (h, f)}, 1, gcd(PIECES, f))
+
+
+def is_fused(source: Source) -> bool:
+    """Return whether q, k and v are one tensor here."""
+    return "model.layers.0.self_attn.qkv_proj.weight" in source.tensors
+
+
+def check(source: Source, units: list[Unit]) -> list[str]:
+    """Return the names of tensors that every model computes and nobody needs; each of the others is used exactly once.
+
+    Raises:
+        ConfigError: a tensor is missing or unknown, or its shape is not the model's; they are not of one float dtype.
+    """
+    wanted = {name: shape for unit in units for weight in unit.weights for name, shape in weight.sources.items()}
+    derived = sorted(name for name in source.tensors if name.endswith(DERIVED))
+    there = {name: stored for name, stored in source.tensors.items() if name not in derived}
+    shapes = [
+        f"{name} is {stored.shape} instead of {wanted[name]}"
+        for name, stored in there.items()
+        if name in wanted and stored.shape != wanted[name]
+    ]
+    for wrong, said in (
+        (sorted(wanted.keys() - there.keys()), "missing"),
+        (sorted(there.keys() - wanted.keys()), "unknown"),
+        (shapes, "of another shape"),
+    ):
+        if wrong:
+            raise ConfigError(
+                f"{len(wrong)} of {len(wanted)} tensors {said}: {', '.join(wrong[:3])}{', …' if wrong[3:] else ''}",
+                where=str(source.folder),
+                fix="choose the model= that these are the weights of, or download them again",
+            )
+    if len(dtypes := {stored.dtype for stored in there.values()}) != 1 or not dtypes <= DTYPES.keys():
+        raise ConfigError(
+            f"the weights are {', '.join(sorted(dtypes))}",
+            where=str(source.folder),
+            fix=f"bring weights that are all of one dtype: {', '.join(DTYPES)}",
+        )
+    return derived
+
+
+def fuse(weight: Weight, parts: list[Tensor], model: Model) -> Tensor:
+    """Return megatron-core's tensor, from those of Hugging Face."""
+    if not weight.key.endswith("linear_qkv.weight"):
+        return torch.cat(parts) if parts[1:] else parts[0]
+    if len(parts) == 1:  # fused there already, but in another order
+        kv = model.hidden_size // model.num_attention_heads * model.num_query_groups
+        parts = list(parts[0].split([model.hidden_size, kv, kv]))
+    return interleave(*parts, groups=model.num_query_groups)
+
+
+def interleave(q: Tensor, k: Tensor, v: Tensor, *, groups: int) -> Tensor:
+    """Return q, k and v [O, I] as the rows of linear_qkv: group by group its queries, its key, its value."""
+    return torch.cat([x.unflatten(0, (groups, -1)) for x in (q, k, v)], dim=1).flatten(0, 1)
+
+
+def separate(qkv: Tensor, *, heads: int, groups: int) -> list[Tensor]:
+    """Return q, k and v [O, I] from the rows of linear_qkv."""
+    qkv_GOI = qkv.unflatten(0, (groups, -1))
+    head_dim = qkv_GOI.shape[1] // (heads // groups + 2)
+    return [x.flatten(0, 1) for x in qkv_GOI.split([heads // groups * head_dim, head_dim, head_dim], dim=1)]

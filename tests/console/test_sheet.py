@@ -1,0 +1,78 @@
+"""The figure is a legible PNG of whatever a log holds; the table says why a number is missing."""
+
+import io
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bench.console.result import verdict_sheet
+from bench.console.sheet import show
+from bench.mlperf.official import official_verdict
+from bench.mlperf.result import UNVERIFIED, parse
+from bench.report.figures import loss_figure
+
+MakeLog = Callable[..., Path]
+
+
+def table_text(path: Path, figure: Path | None = None) -> str:
+    screen = io.StringIO()
+    verdicts = [official_verdict(path, ruleset=ruleset) for ruleset in ("5.1.0", "6.1.0")]
+    files = [("figure", str(figure), "")] if figure else []
+    show(verdict_sheet(parse(path), verdicts, more=files), file=screen)
+    return screen.getvalue()
+
+
+def row(text: str, name: str) -> str:
+    return next(line.removeprefix(f"{name}: ") for line in text.splitlines() if line.startswith(f"{name}: "))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"evals": ()}, {"submission_platform": "$\\frac{", "target_accuracy": None}, {"submission_platform": None}],
+)
+def test_the_figure_is_a_png_of_sensible_size(written_log: MakeLog, tmp_path: Path, changes: dict[str, object]) -> None:
+    loss_figure(parse(written_log(**changes)), tmp_path / "loss.png")
+    data = (tmp_path / "loss.png").read_bytes()
+    assert data.startswith(b"\x89PNG\r\n")
+    assert struct.unpack(">II", data[16:24]) == (1200, 720)
+    assert 10_000 < len(data) < 300_000
+
+
+def test_the_table_of_a_good_trial(written_log: MakeLog) -> None:
+    text = table_text(written_log(), Path("loss.png"))
+    assert row(text, "run_start → run_stop (min)") == "0.00"
+    assert row(text, "valid trial") == "yes"
+    assert row(text, "samples to target") == "2,304"
+    assert row(text, "final evaluation") == "0.9200  target 0.925"
+    assert row(text, "target reached") == "yes"
+    assert row(text, "official rules 5.1.0, closed") == row(text, "official rules 6.1.0, closed") == "passed"
+    assert row(text, "figure") == "loss.png"
+    assert UNVERIFIED in text
+
+
+def test_a_missing_number_is_blank_with_the_reason(written_log: MakeLog) -> None:
+    path = written_log(evals=(0.95,), submission_platform="x\x1b[2J")
+    path.write_text("".join(line for line in path.read_text().splitlines(True) if "run_stop" not in line))
+    text = table_text(path)
+    assert row(text, "run_start → run_stop (min)") == "no run_stop: there is no time to score"
+    assert row(text, "valid trial").startswith("no  LOG-02: no run_stop: there is no time to score; LOG-07 line ")
+    assert row(text, "samples to target") == "no evaluation that reaches the target says its samples"
+    assert row(text, "target reached") == "no"
+    assert row(text, "official rules 6.1.0, closed").startswith("failed  ")
+    assert "\x1b" not in text
+
+
+def test_a_task_without_target_or_rules(written_log: MakeLog) -> None:
+    text = table_text(written_log(submission_benchmark=None, target_accuracy=None, evals=()))
+    assert row(text, "final evaluation") == "none in the log; no target"
+    assert row(text, "target reached") == row(text, "samples to target") == "the log names no target"
+    assert row(text, "official rules 6.1.0, closed").startswith("the log names no submission_benchmark")
+
+
+def test_several_targets_are_all_named(written_log: MakeLog) -> None:
+    text = table_text(written_log(submission_benchmark="stable_diffusion", target_accuracy=None))
+    assert row(text, "final evaluation") == "0.9200  target FID ≤ 90 and CLIP ≥ 0.15"
+    assert row(text, "target reached") == "no"
+    assert row(text, "samples to target") == "no evaluation that reaches the target says its samples"

@@ -1,0 +1,308 @@
+"""What is written comes back, whatever is glued around it; nothing read raises."""
+
+import itertools
+import json
+import math
+import os
+import resource
+import threading
+import tracemalloc
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bench.contract import mllog
+from bench.contract.mllog import Writer
+from bench.errors import ConfigError, LogError
+from bench.mlperf.reader import Event, Follower, Garbled, Scanner, read, system
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**20), 10**20)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+RECORDS = st.lists(st.tuples(st.text(), VALUES, st.dictionaries(st.text(), VALUES, max_size=3)), max_size=4)
+quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def record(**changes: object) -> str:
+    fields: dict[str, object] = {"time_ms": 5, "event_type": "POINT_IN_TIME", "key": "seed", "value": 7, "metadata": {}}
+    return f":::MLLOG {json.dumps(fields | changes)}"
+
+
+def read_bytes(path: Path, data: bytes) -> tuple[list[Event], list[Garbled]]:
+    path.write_bytes(data)
+    return read(path)
+
+
+@quick
+@given(records=RECORDS)
+def test_read_returns_what_was_written(tmp_path: Path, records: list[tuple[str, object, dict[str, object]]]) -> None:
+    log = tmp_path / "log"
+    log.unlink(missing_ok=True)
+    records = [item for item in records if item[0] != mllog.RUN_STOP]
+    with Writer(log) as writer:
+        for key, value, metadata in records:
+            writer.event(key, value, **metadata)
+    events, garbled = read(log)
+    assert not garbled
+    assert [(e.key, e.value, e.line) for e in events] == [(r[0], r[1], n) for n, r in enumerate(records, 1)]
+    assert all(r[2].items() <= e.metadata.items() for e, r in zip(events, records, strict=True))
+
+
+PIECES = st.binary(max_size=30) | st.sampled_from(
+    [
+        b":::MLLOG",
+        b":::MLLOG ",
+        b" {",
+        b"\n",
+        b"\r",
+        b"\xff",
+        b"0: ",
+        record().encode(),
+        record(value="\u00fc").encode() + b"\n",
+    ]
+)
+NOISY = st.lists(PIECES, max_size=14).map(b"".join)
+"""Logs as hostile as they come: records whole, torn and glued, in anything."""
+
+
+@quick
+@given(data=NOISY, cuts=st.lists(st.integers(0, 400), max_size=6))
+def test_no_content_makes_reading_fail_and_chunks_do_not_matter(tmp_path: Path, data: bytes, cuts: list[int]) -> None:
+    whole = Scanner()
+    expected = [*whole.feed(data), *whole.finish()]
+    pieces, found = Scanner(), []
+    for start, end in itertools.pairwise([0, *sorted(cuts), len(data)]):
+        found += pieces.feed(data[start:end])
+    assert repr([*found, *pieces.finish()]) == repr(expected)
+    events, garbled = read_bytes(tmp_path / "log", data)
+    assert repr(sorted([*events, *garbled], key=repr)) == repr(sorted(expected, key=repr))
+
+
+@quick
+@given(data=NOISY, cut=st.integers(0, 500))
+def test_a_log_cut_anywhere_yields_the_first_of_its_events(tmp_path: Path, data: bytes, cut: int) -> None:
+    events, _ = read_bytes(tmp_path / "log", data)
+    first, _ = read_bytes(tmp_path / "log", data[:cut])
+    assert repr(first) == repr(events[: len(first)])
+
+
+@quick
+@given(lines=st.lists(PIECES.map(lambda piece: piece.replace(b"\n", b"")), min_size=1, max_size=8), data=st.data())
+def test_damage_in_one_line_changes_no_other(tmp_path: Path, lines: list[bytes], data: st.DataObject) -> None:
+    hurt = data.draw(st.integers(0, len(lines) - 1))
+    damaged = [*lines]
+    damaged[hurt] = data.draw(PIECES).replace(b"\n", b"")
+    before, after = (read_bytes(tmp_path / "log", b"\n".join(text))[0] for text in (lines, damaged))
+    assert repr([e for e in before if e.line != hurt + 1]) == repr([e for e in after if e.line != hurt + 1])
+
+
+def test_memory_does_not_grow_with_noise(tmp_path: Path) -> None:
+    noise = b"step 7 loss 0.93\r" * 400_000
+    (tmp_path / "log").write_bytes(noise + record().encode() + noise + b"\n" + noise)
+    tracemalloc.start()
+    events, _ = read(tmp_path / "log")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(events) == 1
+    assert peak < 8 * 2**20 < (tmp_path / "log").stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("damaged", "seeds"),
+    [
+        ("0: " + record(), [7]),
+        ("NCCL INFO" + record(), [7]),
+        ("  3%|#  | 1/9\r" + record() + "\r", [7]),
+        ("\x1b[32m" + record() + "\x1b[0m", [7]),
+        (record() + " and more {", [7]),
+        (record() + record(value=8), [7, 8]),
+        (record()[:40] + record(value=8), [8]),
+        (record().replace(" {", "{", 1), [7]),
+        (record(value=":::MLLOG {"), [":::MLLOG {"]),
+        (record(value="ü"), ["ü"]),
+    ],
+)
+@pytest.mark.parametrize("newline", ["\n", "\r\n", ""])
+def test_a_record_is_found_in_what_surrounds_it(
+    tmp_path: Path, damaged: str, seeds: list[object], newline: str
+) -> None:
+    events, _ = read_bytes(tmp_path / "log", (damaged + newline).encode())
+    assert [event.value for event in events] == seeds
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (record()[:-5], "delimiter"),
+        (":::MLLOG 7", "not a JSON object"),
+        (":::MLLOG {}", "no time_ms, event_type, key, value, metadata"),
+        (record(time_ms="5"), "not a number of milliseconds"),
+        (record(time_ms=10**400), "not a number of milliseconds"),
+        (record(key=None), "not both text"),
+        (record(metadata=None), "not an object"),
+        (':::MLLOG {"value":' + "[" * 100_000, "recursion"),
+        (":::MLLOG", "not a JSON object"),
+        (':::MLLOG {"value": "' + "x" * 2**20, "Unterminated string"),
+    ],
+)
+def test_a_token_without_a_record_is_reported_with_its_line(tmp_path: Path, text: str, reason: str) -> None:
+    events, garbled = read_bytes(tmp_path / "log", f"noise\n{text}\n{record()}".encode())
+    assert [event.line for event in events] == [3]
+    assert [found.line for found in garbled] == [2]
+    assert reason in garbled[0].reason
+    assert garbled[0].text.startswith(":::MLLOG")
+
+
+@pytest.mark.parametrize("text", ["+ grep ':::MLLOG' result.txt", ":::MLLOGGER {}", "(:::MLLOG)"])
+def test_who_only_mentions_the_token_is_no_record(tmp_path: Path, text: str) -> None:
+    assert read_bytes(tmp_path / "log", text.encode()) == ([], [])
+
+
+def test_bytes_that_are_no_text_cost_nothing_around_a_record(tmp_path: Path) -> None:
+    line = b"\xfe\xff" + record(value="\u00fc").encode() + b"\xe2\x82" + record(value=8).encode() + b"\xff"
+    line = line.replace(b"POINT", b"P\xffOINT", 1)
+    events, garbled = read_bytes(tmp_path / "log", line)
+    assert [(event.value, event.event_type) for event in events] == [
+        ("\u00fc", "P\ufffdOINT_IN_TIME"),
+        (8, "POINT_IN_TIME"),
+    ]
+    assert not garbled
+
+
+def test_the_system_record_is_found_ahead_of_the_trial(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text('x\n:::SYSJSON {torn\n0: :::SYSJSON {"number_of_nodes": "2"}\'\n' + record())
+    assert system(tmp_path / "log") == {"number_of_nodes": "2"}
+    assert system(tmp_path / "absent") == {}
+
+
+def test_nan_in_a_log_is_read_as_nan(tmp_path: Path) -> None:
+    events, _ = read_bytes(tmp_path / "log", b"\xff\xfe" + record(value=math.nan).encode())
+    assert math.isnan(events[0].value)
+
+
+def test_a_missing_log_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LogError, match="No such file"):
+        read(tmp_path / "absent")
+
+
+def test_a_pipe_is_refused_and_never_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(LogError, match="can be read only once"):
+        read(tmp_path / "pipe")
+    assert Follower(tmp_path / "pipe").poll() == []
+
+
+def test_the_line_has_the_official_shape(tmp_path: Path) -> None:
+    with Writer(tmp_path / "log") as writer:
+        writer.start(mllog.BLOCK_START, samples_count=0)
+    line = json.loads((tmp_path / "log").read_text().removeprefix(":::MLLOG "))
+    assert list(line) == ["namespace", "time_ms", "event_type", "key", "value", "metadata"]
+    assert line["event_type"] == "INTERVAL_START"
+    assert line["metadata"].pop("lineno") > 0
+    assert line["metadata"] == {"file": "tests/test_mllog.py", "samples_count": 0}
+
+
+@pytest.mark.parametrize("value", [math.nan, [math.inf], object(), {1: {2j}}])
+def test_a_value_json_cannot_hold_is_refused_and_nothing_written(tmp_path: Path, value: object) -> None:
+    with Writer(tmp_path / "log") as writer, pytest.raises(ValueError, match="lora_rank = .* cannot be logged"):
+        writer.event(mllog.LORA_RANK, value)
+    assert (tmp_path / "log").read_bytes() == b""
+
+
+def test_a_second_start_never_appends(tmp_path: Path) -> None:
+    with Writer(tmp_path / "log") as writer:
+        writer.event(mllog.SEED, 1)
+    with pytest.raises(ConfigError, match="CFG-05"):
+        Writer(tmp_path / "log")
+    assert len(read(tmp_path / "log")[0]) == 1
+
+
+def test_a_full_disk_reaches_the_caller(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with Writer(tmp_path / "log") as writer:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (300, hard))
+        try:
+            with pytest.raises(OSError, match="File too large"):
+                for _ in range(9):
+                    writer.event(mllog.SEED, 1)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_run_stop_is_written_once_after_run_start_and_before_close(tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "log")
+    assert not writer.finish(mllog.ABORTED)
+    writer.start(mllog.RUN_START)
+    with pytest.raises(ValueError, match=r"finish\(\)"):
+        writer.stop(mllog.RUN_STOP)
+    with pytest.raises(ValueError, match="cannot be logged"):
+        writer.finish(mllog.SUCCESS, loss=math.nan)
+    assert writer.finish(mllog.SUCCESS, samples_count=8)
+    assert not writer.finish(mllog.ABORTED)
+    writer.close()
+    assert not writer.finish(mllog.ABORTED)
+    stop = read(tmp_path / "log")[0][-1]
+    assert (stop.key, stop.event_type, stop.metadata["status"]) == ("run_stop", "INTERVAL_END", "success")
+
+
+def test_threads_never_share_a_line_or_a_run_stop(tmp_path: Path) -> None:
+    with Writer(tmp_path / "log") as writer:
+        writer.start(mllog.RUN_START)
+        wrote: list[bool] = []
+
+        def work() -> None:
+            for step in range(50):
+                writer.event(mllog.TRAIN_LOSS, 1.5, step=step, text="x" * 500)
+            wrote.append(writer.finish(mllog.ABORTED))
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    events, garbled = read(tmp_path / "log")
+    assert not garbled
+    assert len(events) == len((tmp_path / "log").read_bytes().splitlines()) == 4 * 50 + 2
+    assert sorted(wrote) == [False, False, False, True]
+
+
+def test_follower_keeps_a_torn_line_until_it_is_whole(tmp_path: Path) -> None:
+    log, follower = tmp_path / "log", Follower(tmp_path / "log")
+    assert follower.poll() == []
+    line = f"noise\n{record()}\n".encode()
+    with open(log, "ab", buffering=0) as file:
+        for part, expected in [(line[:30], []), (line[30:-1], [2]), (b"\n", []), (line * 2, [4, 6])]:
+            file.write(part)
+            assert [event.line for event in follower.poll()] == expected
+
+
+def test_follower_reads_a_replaced_log_to_its_end_and_then_the_new_one(tmp_path: Path) -> None:
+    log, follower = tmp_path / "log", Follower(tmp_path / "log")
+    log.write_text(record(value=1) + "\n")
+    assert [event.value for event in follower.poll()] == [1]
+    with open(log, "a") as old:
+        old.write(record(value="\u00fc")[:-1])
+    log.rename(tmp_path / "log.1")
+    assert follower.poll() == [], "the file that was open may still grow"
+    with open(tmp_path / "log.1", "a") as old:
+        old.write("}")
+    log.write_text(record(value=3) + "\n")
+    assert [event.value for event in follower.poll()] == ["\u00fc", 3]
+    assert follower.restarts == 1
+
+
+def test_follower_starts_again_when_a_log_is_cut_off(tmp_path: Path) -> None:
+    log, follower = tmp_path / "log", Follower(tmp_path / "log")
+    log.write_text(f"noise\n{record(value=1)}\n")
+    follower.poll()
+    log.write_text(record(value=2) + "\n")
+    assert [(event.value, event.line) for event in follower.poll()] == [(2, 1)]
+    assert follower.restarts == 1

@@ -1,0 +1,125 @@
+"""Attention against an explicit softmax in FP64, with the ranks of context parallelism as threads of this process."""
+
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from helpers import ranks
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # what megatron-core imports is full of deprecated calls
+    from jobs.engines.megatron import attention
+
+pytestmark = pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")  # a thread's first product in FP64
+S, B, H, D = 480, 2, 4, 64  # chunks of 60 tokens at cp 4: no multiple of any kernel's tile
+SCALE = 0.2
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+
+
+class Group:
+    """A rank's handle on a process group; the ranks are threads and meet at a barrier."""
+
+    def __init__(self, rank: int, slots: list[Tensor | None], barrier: Barrier) -> None:
+        self._rank, self._slots, self._barrier = rank, slots, barrier
+
+    def size(self) -> int:
+        return len(self._slots)
+
+    def rank(self) -> int:
+        return self._rank
+
+    def exchange(self, mine: Tensor) -> list[Tensor]:
+        """Return what each rank gave."""
+        self._slots[self._rank] = mine
+        self._barrier.wait()
+        everyones = list(self._slots)
+        self._barrier.wait()
+        return everyones
+
+
+def groups(cp: int) -> list[Group]:
+    """Return the handles of the ranks of one group."""
+    slots, barrier = [None] * cp, Barrier(cp, timeout=60)
+    return [Group(rank, slots, barrier) for rank in range(cp)]
+
+
+@pytest.fixture
+def collectives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Collectives among threads; what is gathered arrives when it is waited for and not before."""
+
+    def all_gather(out: Tensor, mine: Tensor, group: Group, async_op: bool) -> SimpleNamespace:
+        assert async_op
+        out.fill_(torch.nan)
+        everyones = torch.cat(group.exchange(mine))
+        return SimpleNamespace(wait=lambda: out.copy_(everyones))
+
+    def reduce_scatter(out: Tensor, mine: Tensor, group: Group) -> None:
+        out.copy_(sum(x.chunk(group.size())[group.rank()] for x in group.exchange(mine)))
+
+    monkeypatch.setattr(torch.distributed, "all_gather_into_tensor", all_gather)
+    monkeypatch.setattr(torch.distributed, "reduce_scatter_tensor", reduce_scatter)
+
+
+def draw(num_groups: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Return q, k and v side by side, as a fused projection gives them, and the output's gradient, all whole."""
+    generator = torch.Generator().manual_seed(0)
+    q, dout = (torch.randn(S, B, H, D, generator=generator) for _ in range(2))
+    kv = torch.randn(S, B, num_groups, 2 * D, generator=generator)
+    return tuple(x.to(ranks.DEVICE, dtype) for x in (q, kv, dout))
+
+
+def expected(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, scale: float) -> list[Tensor]:
+    """Return the output and the gradients of q, k and v, by explicit softmax in FP64."""
+    q, k, v = (x.detach().double().requires_grad_() for x in (q, k, v))
+    k_SBHD, v_SBHD = (x.repeat_interleave(H // k.shape[2], dim=2) for x in (k, v))
+    scores = torch.einsum("sbhd,tbhd->bhst", q, k_SBHD) * scale
+    future = torch.ones(S, S, dtype=torch.bool, device=q.device).triu(1)
+    out = torch.einsum("bhst,tbhd->sbhd", scores.masked_fill(future, -torch.inf).softmax(3), v_SBHD)
+    return [out.detach(), *torch.autograd.grad(out, (q, k, v), dout.double())]
+
+
+def assert_close(got: Tensor, want: Tensor, name: str) -> None:
+    assert got.shape == want.shape
+    error = ((got.double() - want).norm() / want.norm()).item()
+    assert error < TOLERANCE[got.dtype], f"{name} is off by {error:.1e} of its norm"
+
+
+@pytest.mark.parametrize("cp", [1, 2, 4])
+@pytest.mark.parametrize("num_groups", [2, H], ids=["gqa", "mha"])
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=["fp32", "bf16"])
+@pytest.mark.usefixtures("collectives")
+def test_output_and_gradients_are_those_of_an_explicit_softmax(dtype: torch.dtype, num_groups: int, cp: int) -> None:
+    whole = q, kv, dout = draw(num_groups, dtype)
+
+    def run(group: Group) -> tuple[Tensor, ...]:
+        own_q, own_kv, own_dout = (x[attention.positions(S, cp, group.rank())] for x in whole)
+        qkv = own_q, *own_kv.split(D, dim=3)
+        out, lse = attention.attend(*qkv, scale=SCALE, group=group)
+        return out, *attention.attend_backward(own_dout, *qkv, out, lse, scale=SCALE, group=group)
+
+    with ThreadPoolExecutor(cp) as pool:
+        by_rank = list(pool.map(run, groups(cp)))
+    order = torch.cat([attention.positions(S, cp, rank) for rank in range(cp)])
+    wanted = expected(q, *kv.split(D, dim=3), dout, SCALE)
+    for name, want, *got in zip(("out", "dq", "dk", "dv"), wanted, *by_rank, strict=True):
+        assert_close(torch.cat(got), want[order], name)
+
+
+@pytest.mark.parametrize("softmax_scale", [None, SCALE])
+def test_the_module_differentiates(softmax_scale: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the gradient of a plain sum, which torch hands over as one number with strides of zero."""
+    monkeypatch.setattr(attention.parallel_state, "get_context_parallel_group", lambda: groups(1)[0])
+    q, kv, _ = draw(2, torch.bfloat16)
+    q, k, v = (x.requires_grad_() for x in (q, *kv.split(D, dim=3)))
+    config = SimpleNamespace(softmax_scale=softmax_scale, kv_channels=D)
+    out = attention.Attention(config, 1, None, "self")(q, k, v, None)
+    assert out.shape == (S, B, H * D)
+    got = out.unflatten(2, (H, D)), *torch.autograd.grad(out.sum(), (q, k, v))
+    scale = D**-0.5 if softmax_scale is None else softmax_scale
+    for name, *pair in zip(("out", "dq", "dk", "dv"), got, expected(q, k, v, torch.ones_like(q), scale), strict=True):
+        assert_close(*pair, name)

@@ -1,0 +1,45 @@
+"""Counts what the second layer of an engine keeps for its backward pass: `python -m tests.helpers.kept PLAN.json …` prints bytes per token.
+
+The plans are of one process. Each tensor's memory counts once, however many views of it are saved, and whole, however small the view.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+
+from bench.contract import plan as plans
+from jobs.engines.megatron.groups import end_ranks, start_ranks
+from jobs.ranks.identity import from_environment
+
+
+def main() -> None:
+    plans = [plans.load(Path(path)) for path in sys.argv[1:]]
+    start_ranks(plans[0], from_environment())
+    from jobs.engines.megatron import model
+
+    for plan in plans:
+        print("kept", kept(plan, model.build(plan, 1).bare_chunks()[0].train()))
+    end_ranks()
+
+
+def kept(plan: plans.Plan, model: torch.nn.Module) -> float:
+    """Return bytes per token, without parameters."""
+    seq_length = plan.config.data.seq_length
+    x_SBH = torch.randn(seq_length, 1, plan.config.model.hidden_size, dtype=torch.bfloat16, requires_grad=True)
+    freqs = model.rotary_pos_emb(seq_length) if model.position_embedding_type == "rope" else None
+    saved: dict[int, torch.UntypedStorage] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        saved[storage.data_ptr()] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model.decoder.layers[1](x_SBH, attention_mask=None, rotary_pos_emb=freqs)
+    parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    return sum(storage.nbytes() for start, storage in saved.items() if start not in parameters) / seq_length
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""Looks inside the engine for a test, once per rank: `python -m tests.helpers.probe frozen|evaluate plan.json [ADAPTERS]`."""
+
+import hashlib
+import sys
+from pathlib import Path
+
+from bench.contract import mllog
+from bench.contract import plan as plans
+from jobs.engines.megatron.groups import end_ranks, start_ranks
+from jobs.ranks.identity import from_environment
+from jobs.tasks.train import train
+
+
+def main() -> None:
+    what, made, folder = sys.argv[1], plans.load(Path(sys.argv[2])), Path(sys.argv[3])
+    start_ranks(made, from_environment())
+    from jobs.data import rows as rows_of
+    from jobs.engines.megatron import checkpoint, loop, model
+
+    engine = model.build(made, made.trials[0].seed)
+    checkpoint.load(engine, Path(str(made.base_dir)), adapters=False)
+    if what == "frozen":
+        before = digests(engine)
+        train(engine, made.trials[0], mllog.Writer(None))
+        after = digests(engine)
+        assert before[False] == after[False], "a frozen weight has changed"
+        assert before[True] != after[True], "no adapter has changed"
+    else:
+        checkpoint.load(engine, folder, adapters=True)
+        print("eval loss", loop.evaluate(engine, rows_of.load(made, "eval")))
+    end_ranks()
+
+
+def digests(engine) -> dict[bool, str]:
+    """Return a hash of the bits of all adapters (True) and of everything else (False) on this rank."""
+    from jobs.engines.megatron.lora import is_adapter
+
+    hashes = {True: hashlib.sha256(), False: hashlib.sha256()}
+    for chunk in engine.bare_chunks():
+        for name, parameter in chunk.named_parameters():
+            hashes[is_adapter(name)].update(parameter.detach().cpu().contiguous().numpy().tobytes())
+    return {kind: value.hexdigest() for kind, value in hashes.items()}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""Start real ranks for a test, as srun or torchrun would."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from bench.backends.local import free_port
+from bench.contract import mllog
+from bench.contract import plan as plans
+from bench.contract.plan import Plan
+from bench.mlperf import reader
+from bench.planning.compose import compose as composed
+from helpers.paths import ROOT
+
+TINY_BASE_STEPS = 4
+DEVICE = os.environ.get("BENCH_TEST_DEVICE", "cpu")
+"""cuda runs the same tests over NCCL, on a machine with as many GPUs as ranks."""
+
+
+def have(num_ranks: int) -> bool:
+    """Return whether this machine has a device for each rank; CPU ranks share the cores."""
+    if DEVICE == "cpu":
+        return True
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
+    return len(listed.splitlines()) >= num_ranks
+
+
+def compose(tmp: Path, *overrides: str) -> Plan:
+    """Return the plan of lora_tiny whose base is trained for a few steps only, cached below `tmp`."""
+    paths = [f"cluster.paths.{name}={tmp}/cache" for name in ("data", "model", "logs")]
+    made = composed([f"cluster.device={DEVICE}", *paths, *overrides])
+    if made.base is not None:
+        made.base.config.recipe.max_steps = TINY_BASE_STEPS
+        made.base.evaluation.at_steps.clear()
+    return made
+
+
+def write(made: Plan, folder: Path) -> Path:
+    """Write the plan into a new run folder."""
+    folder.mkdir(parents=True)
+    (folder / "plan.json").write_text(plans.dumps(made))
+    return folder
+
+
+def start(made: Plan, folder: Path, *command: str, port: int | None = None) -> list["subprocess.Popen[str]"]:
+    """Start one process per rank of `python -m COMMAND` in the folder."""
+    size = made.world.num_ranks
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    shared = (
+        os.environ
+        | made.environment
+        | {"WORLD_SIZE": str(size), "MASTER_PORT": str(port or free_port()), "PYTHONPATH": path}
+    )
+    return [
+        subprocess.Popen(
+            [sys.executable, "-m", *command],
+            cwd=folder,
+            env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+
+
+def finish(processes: list["subprocess.Popen[str]"], *, timeout_s: float = 900) -> list[tuple[int, str]]:
+    """Wait for every rank; return exit codes and what was printed."""
+    try:
+        outputs = [process.communicate(timeout=timeout_s)[0] for process in processes]
+    except subprocess.TimeoutExpired:
+        for process in processes:
+            process.kill()
+        raise
+    return [(process.returncode, output) for process, output in zip(processes, outputs, strict=True)]
+
+
+def run(made: Plan, folder: Path, *command: str) -> None:
+    """Run a command on every rank and expect success."""
+    for code, output in finish(start(made, folder, *command)):
+        assert code == 0, output
+
+
+def train_losses(log: Path) -> list[float]:
+    """Return the training losses of a log, in order."""
+    return [event.value for event in reader.read(log)[0] if event.key == mllog.TRAIN_LOSS]
+
+
+@contextmanager
+def mounted(path: Path, options: str) -> Iterator[None]:
+    """A tmpfs with the options, for as long as the block; needs root."""
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(path)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(path)], check=True)

@@ -1,0 +1,281 @@
+"""Imports through Enroot as a user runs them: wrong credentials, interrupts, full disks, two at once."""
+
+import fcntl
+import gzip
+import hashlib
+import io
+import json
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bench.images import lock, store
+
+pytestmark = pytest.mark.skipif(shutil.which("mksquashfs") is None, reason="squashfs-tools are not installed")
+Bench = Callable[..., "subprocess.Popen[str]"]
+needs_enroot = pytest.mark.skipif(shutil.which("enroot") is None, reason="Enroot is not installed")
+
+SECRET = "nvapi-0123456789"
+
+FAILING = {
+    "no access": 'echo "[ERROR] URL https://nvcr.io/proxy_auth returned error code: 401 Unauthorized" >&2; exit 1',
+    "killed": 'head -c 5000 "$REAL" > "$out"; kill -9 $$',
+    "half": 'head -c 5000 "$REAL" > "$out"',
+    "nothing": "exit 0",
+    "disk full": 'mksquashfs "$MANY" "$out" -no-progress -noappend -exit-on-error >&2',
+    "slow": 'echo "[INFO] Creating squashfs filesystem..." >&2; head -c 5000 "$REAL" > "$out"; sleep 60 & wait',
+}
+"""What an Enroot does, in the end, that does not succeed; its words are the real one's."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "images"
+
+
+@pytest.fixture
+def image_file(tmp_path: Path) -> Path:
+    """A real image of a program of this machine."""
+    (tmp_path / "root/usr/bin").mkdir(parents=True)
+    shutil.copy("/bin/bash", tmp_path / "root/usr/bin/bash")
+    subprocess.run(["mksquashfs", tmp_path / "root", tmp_path / "real.sqsh", "-quiet", "-no-progress"], check=True)
+    return tmp_path / "real.sqsh"
+
+
+@pytest.fixture
+def bench(tmp_path: Path, image_file: Path, spawn: Bench) -> Bench:
+    """Start `python -m bench image`, with all that Enroot writes inside the test; how: in which way its Enroot fails."""
+    environment = {
+        f"ENROOT_{name}_PATH": str(tmp_path / name) for name in ("CONFIG", "CACHE", "DATA", "RUNTIME", "TEMP")
+    }
+    environment |= {"REAL": str(image_file), "MANY": "/usr/bin"}
+    (tmp_path / "TEMP").mkdir()
+    (tmp_path / "CONFIG").mkdir()
+
+    def start(
+        *argv: str, how: str | None = None, wrapped: tuple[str, ...] = (), **more: str
+    ) -> "subprocess.Popen[str]":
+        path = os.environ["PATH"]
+        if how is not None:
+            path = f"{enroot(tmp_path, FAILING[how])}:{path}"
+        argv = (*wrapped, sys.executable, "-m", "bench", "image", *argv)
+        return spawn(argv, environment | {"PATH": path} | more)
+
+    return start
+
+
+def enroot(tmp_path: Path, end: str) -> Path:
+    """Return a folder with an Enroot that ends as told."""
+    (tmp_path / "bin").mkdir(exist_ok=True)
+    script = tmp_path / "bin/enroot"
+    script.write_text(
+        f"""#!/bin/bash
+[[ $1 == version ]] && {{ echo 4.1.2; exit; }}
+while [[ $1 != --output ]]; do shift; done
+out=$2
+echo $$ > {tmp_path}/enroot.pid
+{end}
+"""
+    )
+    script.chmod(0o755)
+    return script.parent
+
+
+def said(process: "subprocess.Popen[str]") -> tuple[int, str]:
+    out, _ = process.communicate(timeout=60)
+    return process.returncode, out
+
+
+def wait_for(found: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not found():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def left(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name != lock.LOCK)
+
+
+@pytest.mark.parametrize(
+    ("how", "rule", "words"),
+    [
+        ("no access", "ENR-01", "the registry refuses the image"),
+        ("killed", "ENR-10", "exit code -9"),
+        ("half", "ENR-08", "it is cut short: 5,000 of"),
+        ("nothing", "ENR-10", "exit code 0, it said nothing"),
+    ],
+)
+def test_an_import_that_fails_says_why_and_leaves_nothing(bench, folder: Path, how: str, rule: str, words: str) -> None:
+    code, out = said(bench("import", "nvcr.io/nvidia/pytorch:1", "--dir", str(folder), how=how))
+    assert code == 1 and f"\n{rule}: " in out and words in out and "fix:" in out
+    assert left(folder) == []
+
+
+@pytest.mark.parametrize("how", ["disk full", None])
+def test_a_full_disk_is_said_and_leaves_nothing(bench, folder: Path, image_file: Path, how: str | None) -> None:
+    """Once while Enroot writes, once before a file is copied: on a tmpfs of its own."""
+    source = "nvcr.io/nvidia/pytorch:1" if how else str(image_file)
+    mounted = f'mount -t tmpfs -o size=1m none "{folder}" && "$@"; code=$?; ls -A "{folder}"; exit $code'
+    folder.mkdir()
+    wrapped = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mounted, "sh")
+    if subprocess.run([*wrapped, "true"], capture_output=True).returncode:
+        pytest.skip("this machine has no user namespaces")
+    code, out = said(bench("import", source, "--dir", str(folder), how=how, wrapped=wrapped))
+    assert code == (1 if how else 2)
+    assert "\nENR-03: Enroot has no room" in out if how else "ENR-03: 0.00 GiB free" in out
+    assert ".part" not in out and ".sqsh\n" not in out
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_enroot_and_leaves_nothing(bench, tmp_path: Path, folder: Path, number: int) -> None:
+    process = bench("import", "nvcr.io/nvidia/pytorch:1", "--dir", str(folder), how="slow")
+    wait_for(lambda: bool(list(folder.glob(".import-*.part"))))
+    enroot_pid = int((tmp_path / "enroot.pid").read_text())
+    process.send_signal(number)
+    code, out = said(process)
+    assert code == 128 + number and "stopped: nothing was imported" in out
+    assert left(folder) == [] and not psutil.pid_exists(enroot_pid)
+
+
+def test_after_a_kill_the_next_import_waits_for_the_enroot_that_is_left(
+    bench, tmp_path: Path, folder: Path, image_file: Path
+) -> None:
+    first = bench("import", "nvcr.io/nvidia/pytorch:1", "--dir", str(folder), how="slow")
+    wait_for(lambda: bool(list(folder.glob(".import-*.part"))))
+    first.kill()
+    second = bench("import", str(image_file), "--dir", str(folder))
+    assert second.stdout is not None and "another import" in second.stdout.readline()
+    assert lock.is_locked(folder)
+    os.killpg(int((tmp_path / "enroot.pid").read_text()), signal.SIGKILL)
+    code, out = said(second)
+    assert code == 0 and out.startswith("imported\n")
+    code, out = said(bench("list", "--dir", str(folder)))
+    assert "its import was killed" in out
+
+
+def test_of_two_imports_at_once_the_second_finds_the_image(bench, folder: Path, image_file: Path) -> None:
+    folder.mkdir()
+    with (folder / lock.LOCK).open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        both = [bench("import", str(image_file), "--dir", str(folder), "--json") for _ in range(2)]
+        waiting = [process.stdout.readline() for process in both if process.stdout]
+    results = [said(process) for process in both]
+    assert all("another import" in line for line in waiting) and [code for code, _ in results] == [0, 0]
+    found = [json.loads(out) for _, out in results]
+    assert sorted(one["is_new"] for one in found) == [False, True]
+    assert found[0]["record"] == found[1]["record"] and len(left(folder)) == 2
+
+
+@pytest.mark.parametrize(
+    ("source", "machines", "missing"),
+    [
+        ("nvcr.io/nvidia/pytorch:1", [], "nvcr.io, authn.nvidia.com"),
+        ("nvcr.io/nvidia/pytorch:1", ["nvcr.io"], "authn.nvidia.com"),
+        ("nvcr.io/nvidia/pytorch:1", ["nvcr.io", "authn.nvidia.com"], None),
+        ("ubuntu:24.04", ["nvcr.io"], "registry-1.docker.io, auth.docker.io"),
+    ],
+)
+def test_missing_credentials_are_named_and_none_is_printed(
+    bench, tmp_path: Path, folder: Path, source: str, machines: list[str], missing: str | None
+) -> None:
+    file = tmp_path / "CONFIG/.credentials"
+    file.touch(0o600)
+    file.write_text("".join(f"machine {name} login $oauthtoken password {SECRET}\n" for name in machines))
+    code, out = said(bench("import", source, "--dir", str(folder), how="no access"))
+    assert code == 1 and SECRET not in out and "oauthtoken password nv" not in out
+    assert re.findall(r"no credentials for (.+) in", out) == ([missing] if missing else [])
+
+
+def test_credentials_that_others_may_read_are_named(bench, tmp_path: Path, folder: Path) -> None:
+    (tmp_path / "CONFIG/.credentials").write_text("machine nvcr.io login a password b\n")
+    (tmp_path / "CONFIG/.credentials").chmod(0o644)
+    assert "ENR-01: others may read" in said(bench("import", "nvcr.io/a/b:1", "--dir", str(folder), how="no access"))[1]
+
+
+def test_programs_that_are_not_there_are_named(bench, tmp_path: Path, folder: Path, image_file: Path) -> None:
+    (tmp_path / "bare").mkdir()
+    code, out = said(bench("import", str(image_file), "--dir", str(folder), PATH=str(tmp_path / "bare")))
+    assert code == 2 and "unsquashfs is not on PATH" in out and "squashfs-tools" in out
+    for program in ("mksquashfs", "unsquashfs"):
+        (tmp_path / "bare" / program).symlink_to(str(shutil.which(program)))
+    code, out = said(bench("import", "nvcr.io/a/b:1", "--dir", str(folder), PATH=str(tmp_path / "bare")))
+    assert code == 2 and "enroot is not on PATH" in out
+
+
+# the real Enroot, and a registry of our own on loopback
+
+
+@pytest.fixture
+def registry(image_file: Path) -> Iterator[tuple[str, str]]:
+    """Serve one image, runstop/tiny:1, of a program of this machine; yields the registry's name and the image's digest."""
+    blobs: dict[str, bytes] = {}
+
+    def add(content: bytes) -> dict[str, object]:
+        digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+        blobs[digest] = content
+        return {"digest": digest, "size": len(content)}
+
+    layer = io.BytesIO()
+    with tarfile.open(fileobj=layer, mode="w") as tar:
+        tar.add(image_file.parent / "root/usr", "usr")
+    kind = "application/vnd.oci.image"
+    config = {"architecture": {"x86_64": "amd64", "aarch64": "arm64"}[platform.machine()], "os": "linux", "config": {}}
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": f"{kind}.manifest.v1+json",
+        "config": {"mediaType": f"{kind}.config.v1+json", **add(json.dumps(config).encode())},
+        "layers": [{"mediaType": f"{kind}.layer.v1.tar+gzip", **add(gzip.compress(layer.getvalue()))}],
+    }
+    digest = str(add(json.dumps(manifest).encode())["digest"])
+    blobs["1"] = blobs[digest]
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            content = blobs.get(self.path.rsplit("/", 1)[-1])
+            self.send_response(200 if content else 404)
+            self.send_header("Content-Type", str(manifest["mediaType"]) if "manifests" in self.path else "binary/x")
+            self.send_header("Content-Length", str(len(content or b"")))
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(content or b"")
+
+        do_HEAD = do_GET  # noqa: N815
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever).start()
+    yield f"localhost:{server.server_port}", digest
+    server.shutdown()
+    server.server_close()
+
+
+@needs_enroot
+def test_enroot_imports_from_a_registry_by_tag_and_by_digest(bench, folder: Path, registry: tuple[str, str]) -> None:
+    name, digest = registry
+    for source, full in ((f"{name}/runstop/tiny:1", ":1"), (f"docker://{name}#runstop/tiny@{digest}", f"@{digest}")):
+        code, out = said(bench("import", source, "--dir", str(folder), "--json", ENROOT_ALLOW_HTTP="y"))
+        assert code == 0
+        imported = json.loads(out.splitlines()[-1])
+        assert imported["is_new"] and imported["record"]["source"] == f"docker://{name}#runstop/tiny{full}"
+        assert imported["record"]["importer"].startswith("enroot ")
+        assert store.faults(Path(imported["path"])) == []
+        assert '"is_new": false' in said(bench("import", source, "--dir", str(folder), "--json"))[1]
+    code, out = said(bench("import", f"{name}/runstop/tiny:2", "--dir", str(folder), ENROOT_ALLOW_HTTP="y"))
+    assert code == 1 and "ENR-10" in out and "404 Not Found" in out
+    assert len(left(folder)) == 4

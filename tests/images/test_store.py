@@ -1,0 +1,264 @@
+"""Images for Pyxis and Enroot: what names mean, what is let into the folder, and what is noticed of files that went wrong."""
+
+import fcntl
+import hashlib
+import json
+import platform
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import cli
+from bench.errors import BenchError, ConfigError
+from bench.images import importer, lock, reference, squashfs, store
+
+pytestmark = pytest.mark.skipif(shutil.which("mksquashfs") is None, reason="squashfs-tools are not installed")
+
+HERE = platform.machine()
+DIGEST = f"sha256:{'a1' * 32}"
+
+
+# names
+
+
+@pytest.mark.parametrize(
+    ("source", "uri", "label"),
+    [
+        ("nvcr.io/nvidia/pytorch:25.11-py3", "docker://nvcr.io#nvidia/pytorch:25.11-py3", "pytorch-25.11-py3"),
+        ("docker://$oauthtoken@nvcr.io#nvidia/nemo:1", "docker://$oauthtoken@nvcr.io#nvidia/nemo:1", "nemo-1"),
+        (f"nvcr.io/nvidia/pytorch:1@{DIGEST}", f"docker://nvcr.io#nvidia/pytorch:{DIGEST}", "pytorch-1"),
+        (f"localhost:5000/a/b@{DIGEST}", f"docker://localhost:5000#a/b:{DIGEST}", "b"),
+        ("ubuntu", "docker://registry-1.docker.io#library/ubuntu:latest", "ubuntu-latest"),
+        ("docker://docker.io/nvidia/cuda:13", "docker://registry-1.docker.io#nvidia/cuda:13", "cuda-13"),
+        ("dockerd://acme/runstop-train:1", "dockerd://acme/runstop-train:1", "runstop-train-1"),
+    ],
+)
+def test_a_name_is_spelled_for_every_enroot(source: str, uri: str, label: str) -> None:
+    found = reference.read(source)
+    assert not isinstance(found, Path)
+    assert (found.uri, found.label) == (uri, label)
+
+
+@pytest.mark.parametrize(
+    "source", ["", "Nvidia/PyTorch:1", "ftp://a/b", "a b", "nvcr.io/nvidia/x@sha256:12", "dockerd://"]
+)
+def test_what_names_no_image_is_refused(source: str) -> None:
+    with pytest.raises(ConfigError, match="does not name an image"):
+        reference.read(source)
+
+
+def test_a_password_in_a_name_is_refused_and_not_repeated() -> None:
+    with pytest.raises(ConfigError, match="CFG-07") as refused:
+        reference.read("docker://me:hunter2@nvcr.io#nvidia/pytorch:1")
+    assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("image", "corrected"),
+    [
+        ("tiny.sqsh", "./tiny.sqsh"),
+        ("images/tiny.squashfs", "./images/tiny.squashfs"),
+        ("~/tiny.sqsh", f"{Path.home()}/tiny.sqsh"),
+        ("file:///raid/tiny.sqsh", "/raid/tiny.sqsh"),
+        ("nvcr.io/nvidia/pytorch:25.11-py3", "nvcr.io#nvidia/pytorch:25.11-py3"),
+        ("docker://$oauthtoken@nvcr.io/nvidia/pytorch:1", "docker://$oauthtoken@nvcr.io#nvidia/pytorch:1"),
+        (f"https://nvcr.io/nvidia/pytorch@{DIGEST}", f"nvcr.io#nvidia/pytorch@{DIGEST}"),
+        ("localhost:5000/runstop-train", "localhost:5000#runstop-train"),
+        ("docker.io/library/ubuntu:24.04", "registry-1.docker.io#library/ubuntu:24.04"),
+    ],
+)
+def test_what_pyxis_would_misread_is_corrected(image: str, corrected: str) -> None:
+    spelling = reference.misspelled(image)
+    assert spelling is not None and spelling.corrected == corrected
+    assert reference.misspelled(corrected) is None
+
+
+@pytest.mark.parametrize(
+    "image", ["/raid/a.sqsh", "./a.sqsh", "../a.sqsh", "nvidia/cuda:13", "ubuntu", "nvcr.io#nvidia/x:1"]
+)
+def test_what_pyxis_reads_right_is_left_alone(image: str) -> None:
+    assert reference.misspelled(image) is None
+
+
+# files
+
+
+@pytest.fixture
+def squashed(tmp_path: Path) -> Callable[..., Path]:
+    """Make a real image of a program of this machine and files."""
+
+    def make(name: str = "tiny.sqsh", **files: str) -> Path:
+        root = tmp_path / f"root-{name}"
+        for place, content in {"usr/lib/os-release": 'ID=tiny\nPRETTY_NAME="Tiny 1"\n', **files}.items():
+            (root / place).parent.mkdir(parents=True, exist_ok=True)
+            (root / place).write_text(content)
+        (root / "usr/bin").mkdir()
+        shutil.copy("/bin/bash", root / "usr/bin/bash")
+        (root / "bin").symlink_to("usr/bin")
+        (root / "etc").mkdir(exist_ok=True)
+        (root / "etc/os-release").symlink_to("../usr/lib/os-release")
+        subprocess.run(["mksquashfs", root, tmp_path / name, "-quiet", "-no-progress", "-noappend"], check=True)
+        return tmp_path / name
+
+    return make
+
+
+def bring(source: object, folder: Path, **how: Any) -> tuple[importer.Imported, list[str]]:
+    said: list[str] = []
+    return importer.bring(str(source), folder, how=importer.How(**how), say=said.append), said
+
+
+@pytest.fixture
+def image(squashed: Callable[..., Path], tmp_path: Path) -> Path:
+    return bring(squashed(), tmp_path / "images")[0].path
+
+
+def test_a_file_is_named_by_its_content_and_recorded(squashed: Callable[..., Path], tmp_path: Path) -> None:
+    marker = {"name": "runstop-train", "versions": {"torch": "2.10"}, "commit": "c0ffee"}
+    file = squashed(**{"etc/runstop-image.json": json.dumps(marker)})
+    imported, _ = bring(file, tmp_path / "new" / "images")
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    assert imported.is_new and imported.path.name == f"tiny-sha256-{digest[:12]}.sqsh"
+    assert imported.path.read_bytes() == file.read_bytes()
+    assert imported.path.stat().st_mode & 0o222 == 0
+    record = store.recorded(imported.path)
+    assert record == imported.record
+    assert record.sha256 == digest and record.source == f"file://{file}" and record.marker == marker
+    assert record.architecture == HERE and record.os_release == {"ID": "tiny", "PRETTY_NAME": "Tiny 1"}
+    assert store.verify(imported.path, architecture=None) == (record, [])
+    again, _ = bring(file, imported.path.parent)
+    assert not again.is_new and again.record == record
+    assert sorted(p.suffix for p in imported.path.parent.iterdir()) == [".json", ".lock", ".sqsh"]
+
+
+def damaged(image: Path, how: str) -> Path:
+    """Do to an imported image what happens to files."""
+    content = image.read_bytes()
+    image.chmod(0o644)
+    if how == "cut":
+        image.write_bytes(content[: len(content) // 2])
+    elif how == "empty":
+        image.write_bytes(b"")
+    elif how == "flipped":
+        middle = len(content) // 2
+        image.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+    elif how == "another":
+        image.write_bytes(b"#!/bin/sh\n" * 1000)
+    elif how == "renamed":
+        return image.rename(image.with_name("latest.sqsh"))
+    elif how == "unrecorded":
+        store.record_path(image).unlink()
+    elif how == "half a record":
+        store.record_path(image).write_text("{")
+    elif how == "swapped":
+        record = json.loads(store.record_path(image).read_text())
+        store.record_path(image).write_text(json.dumps(record | {"file": "x-sha256-000000000000.sqsh"}))
+    return image
+
+
+@pytest.mark.parametrize(
+    ("how", "rules", "what", "seen_by_list"),
+    [
+        ("cut", ["ENR-08", "ENR-08"], "it is cut short", True),
+        ("empty", ["ENR-08", "ENR-08"], "no squashfs superblock", True),
+        ("flipped", ["ENR-08"], "its content is sha256", False),
+        ("another", ["ENR-08", "ENR-08"], "no squashfs superblock", True),
+        ("renamed", ["ENR-11"], "does not hold its digest", True),
+        ("unrecorded", ["ENR-11"], "no record", True),
+        ("half a record", ["ENR-11"], "no record", True),
+        ("swapped", ["ENR-11"], "of another file", True),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said(
+    image: Path, capsys: pytest.CaptureFixture[str], how: str, rules: list[str], what: str, seen_by_list: bool
+) -> None:
+    file = damaged(image, how)
+    assert run("verify", str(file), "--json") == 1
+    verdict = json.loads(capsys.readouterr().out)
+    assert not verdict["intact"] and [fault["rule"] for fault in verdict["faults"]] == rules
+    assert what in verdict["faults"][0]["what"]
+    assert run("list", "--dir", str(file.parent), "--json") == 0
+    listed = next(entry for entry in json.loads(capsys.readouterr().out) if entry["path"] == str(file))
+    assert bool(listed["faults"]) == seen_by_list
+
+
+def run(*argv: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["image", *argv])
+    return int(ended.value.code or 0)
+
+
+@pytest.mark.parametrize("how", ["flipped", "cut", "unrecorded"])
+def test_a_damaged_image_is_never_taken_for_the_one_that_is_asked_for(image: Path, tmp_path: Path, how: str) -> None:
+    content = image.read_bytes()
+    damaged(image, how)
+    imported, _ = bring(tmp_path / "tiny.sqsh", image.parent)
+    assert imported.is_new and imported.path == image and image.read_bytes() == content
+    assert store.faults(image) == []
+
+
+def test_an_image_for_another_cpu_is_refused_unless_it_is_asked_for(
+    squashed: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, folder = squashed(), tmp_path / "images"
+    other = "aarch64" if HERE == "x86_64" else "x86_64"
+    monkeypatch.setattr(platform, "machine", lambda: other)
+    with pytest.raises(BenchError, match=f"ENR-07: it is made for {HERE}, and the nodes are {other}"):
+        bring(file, folder)
+    assert list(folder.glob("*.sqsh")) == [] == list(folder.glob(".*.part"))
+    imported, _ = bring(file, folder, architecture=HERE)
+    assert [fault.rule for fault in store.verify(imported.path, architecture=None)[1]] == ["ENR-07"]
+    assert store.verify(imported.path, architecture=HERE)[1] == []
+
+
+def test_a_link_in_an_image_reads_nothing_of_this_machine(squashed: Callable[..., Path], tmp_path: Path) -> None:
+    file, root = squashed(), tmp_path / "root-tiny.sqsh"
+    (tmp_path / "of_host").write_text('{"name": "host"}')
+    (tmp_path / "release_of_host").write_text("ID=host\n")
+    shutil.rmtree(root / "usr/lib")
+    for place, of_host in (("os-release", "release_of_host"), ("runstop-image.json", "of_host")):
+        (root / "etc" / place).unlink(missing_ok=True)
+        (root / "etc" / place).symlink_to(tmp_path / of_host)
+    subprocess.run(["mksquashfs", root, file, "-quiet", "-no-progress", "-noappend"], check=True)
+    inside = squashfs.contents(file)
+    assert inside.os_release is None and inside.marker is None and inside.architecture == HERE
+
+
+def test_list_names_what_is_left_of_killed_imports(image: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (image.parent / ".import-node-7.part").write_bytes(b"half")
+    (image.parent / f"gone-sha256-{'0' * 12}.json").write_text("{}")
+    (image.parent / "link.sqsh").symlink_to("nowhere.sqsh")
+    assert run("list", "--dir", str(image.parent)) == 0
+    out = capsys.readouterr().out
+    assert (
+        "incomplete: its import was killed" in out
+        and "a record without its image" in out
+        and "a link to nothing" in out
+    )
+    with (image.parent / lock.LOCK).open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        run("list", "--dir", str(image.parent))
+    assert "incomplete: an import is at work" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["import", "{tmp}/none.sqsh"], "ENR-07: no such file"),
+        (["import", "{tmp}/text.sqsh"], "ENR-08: it has no squashfs superblock"),
+        (["import", "{tmp}/tiny.sqsh", "--dir", "{tmp}/text.sqsh"], "CFG-08: File exists"),
+        (["verify", "{tmp}/none.sqsh"], "ENR-07: no such file"),
+        (["list", "--dir", "{tmp}/none"], "No such file or directory"),
+    ],
+)
+def test_a_bad_request_changes_nothing(
+    squashed: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], argv: list[str], said: str
+) -> None:
+    squashed()
+    (tmp_path / "text.sqsh").write_text("no image")
+    assert run(*(word.format(tmp=tmp_path) for word in argv)) == 2
+    assert said in capsys.readouterr().err

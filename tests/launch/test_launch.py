@@ -1,0 +1,204 @@
+"""Runs as a user starts them: wrong input, interrupts, deaths, two at once."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bench.contract import mllog
+from bench.diagnosis import explain
+from bench.mlperf import reader
+from bench.mlperf.result import parse
+from helpers.ranks import mounted
+
+SHORT = ("recipe.max_steps=4", "recipe.eval_every_samples=16", "recipe.eval_skip=0", "task.target_eval_loss=100")
+"""Four steps, evaluated at the second, which reaches a target that everything reaches."""
+
+Launch = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rows and base checkpoint for every run of this module, made once by two runs that start at the same time."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def launch(cache: Path, tmp_path: Path, spawn: Launch) -> Launch:
+    """Start `python -m bench.launch` on a cache and a results folder of the test."""
+
+    def start(*overrides: str, **environment: str) -> "subprocess.Popen[str]":
+        paths = {"DATADIR": str(cache), "MODEL": str(cache), "LOGDIR": str(tmp_path / "runs")}
+        return spawn([sys.executable, "-m", "bench.launch", *overrides], paths | environment)
+
+    return start
+
+
+WRONG = {
+    "unknown task": (["task=lora70"], "no choice 'lora70'", "did you mean lora70b?"),
+    "typo in a key": (["recipe.lrr=1"], "no key 'recipe.lrr'", "did you mean recipe.lr?"),
+    "typo added": (["+recipe.max_step=1"], "no key 'max_step'", "did you mean max_steps?"),
+    "typo added at the root": (["+trial=1"], "no key 'trial'", "did you mean trials?"),
+    "typo shown only": (["--cfg", "job", "+trial=1"], "no key 'trial'", "did you mean trials?"),
+    "wrong type": (["recipe.lr=fast"], "'fast'", "recipe.lr"),
+    "tp 3": (["parallel.tp=3"], "tp 3 does not divide", "use one of 1, 2"),
+    "no DATADIR": (["task=lora70b", "cluster=dgx1"], "DATADIR is not set", "export DATADIR="),
+    "no rows": (["task=lora70b", "parallel={tp: 1, cp: 1, sp: false}"], "no rows of gov_report", "point DATADIR"),
+    "one of a sweep": (["--multirun", "launch.dry_run=true", "parallel.tp=1,3"], "tp 3 does not divide", "use one of"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_input_is_refused_with_what_where_and_fix(launch: Launch, tmp_path: Path, case: str) -> None:
+    overrides, what, fix = WRONG[case]
+    empty = {"DATADIR": ""} if case == "no DATADIR" else {}
+    process = launch(*overrides, **empty)
+    output = process.communicate(timeout=300)[0]
+    assert process.returncode == 2, output
+    assert what in output and fix in output
+    assert "Traceback" not in output and re.search(r"\n  where: .*\n  fix:   ", output)
+    assert not (tmp_path / "runs").exists(), "nothing was started"
+
+
+def test_dry_run_touches_nothing(launch: Launch, tmp_path: Path) -> None:
+    process = launch("task=lora70b", "cluster=dgx2", "launch.dry_run=true")
+    output = process.communicate(timeout=300)[0]
+    assert process.returncode == 0 and "16 = dp 8 x tp 2 x pp 1 x cp 1, sp (tp, pp, cp, sp chosen)" in output
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+def test_a_read_only_results_folder_is_refused(launch: Launch, tmp_path: Path) -> None:
+    with mounted(tmp_path / "ro", "ro"):
+        process = launch(LOGDIR=str(tmp_path / "ro"))
+        output = process.communicate(timeout=300)[0]
+    assert process.returncode == 2 and "CFG-08" in output and "set LOGDIR" in output
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+def test_a_small_disk_is_refused(launch: Launch, tmp_path: Path) -> None:
+    with mounted(tmp_path / "small", "size=1m"):
+        process = launch(LOGDIR=str(tmp_path / "small"))
+        output = process.communicate(timeout=300)[0]
+    assert process.returncode == 2 and "CFG-08: 1 MiB free, and a run needs" in output
+
+
+def test_a_taken_port_is_refused(launch: Launch) -> None:
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        process = launch(f"cluster.master_port={taken.getsockname()[1]}")
+        output = process.communicate(timeout=300)[0]
+    assert process.returncode == 2 and "NCC-05" in output and "null to have a free one picked" in output
+
+
+def test_a_folder_with_results_is_refused(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "result_0.txt").write_text("somebody's result")
+    process = launch(f"launch.folder={tmp_path}")
+    output = process.communicate(timeout=300)[0]
+    assert process.returncode == 2 and "CFG-05: result_0.txt exists" in output
+    assert (tmp_path / "result_0.txt").read_text() == "somebody's result"
+
+
+@pytest.mark.trains
+def test_the_default_run_is_proven_and_one_beside_it_shares_its_preparation(launch: Launch, tmp_path: Path) -> None:
+    """The README's run from an empty cache, and at the same time one whose target proves nothing."""
+    default = launch(f"launch.folder={tmp_path}/default")
+    beside = launch(*SHORT, f"launch.folder={tmp_path}/beside")
+    output, output_beside = (process.communicate(timeout=1500)[0] for process in (default, beside))
+    trained = [any(e.key == mllog.TRAIN_LOSS for e in reader.read(log)[0]) for log in tmp_path.glob("*/prepare.txt")]
+    assert sorted(trained) == [False, True], "one run trains the base, the other waits for it"
+    assert (default.returncode, beside.returncode) == (0, 1), output + output_beside
+    assert all(f"official rules {version}, open: passed" in output for version in ("5.1.0", "6.1.0"))
+    assert "LOG-12" in output_beside, "a target of 100 is no llama2_70b_lora"
+    result = parse(tmp_path / "default" / "result_0.txt")
+    assert result.valid and result.converged and result.samples_to_target >= 1536
+    assert "not a submission" in str(result.org) and "not a submission" in str(result.platform)
+    assert json.loads((tmp_path / "default" / "status.json").read_text()) == {"outcome": "proven", "exit_code": 0}
+    assert (
+        json.loads((tmp_path / "default" / "ledger.json").read_text())[0]["samples_to_target"]
+        == result.samples_to_target
+    )
+    assert (tmp_path / "default" / "loss_0.png").read_bytes().startswith(b"\x89PNG")
+
+
+ENDINGS = {
+    "Ctrl-C": (signal.SIGINT, "group", 130, "interrupted", "SLU-08"),
+    "SIGTERM": (signal.SIGTERM, "launcher", 143, "interrupted", "SLU-08"),
+    "a rank is killed": (signal.SIGKILL, "rank", 1, "failed", "RUN-02"),
+}
+
+
+@pytest.mark.trains
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_an_ended_run_says_aborted_and_leaves_nobody_behind(launch: Launch, tmp_path: Path, ending: str) -> None:
+    signum, whom, exit_code, outcome, rule = ENDINGS[ending]
+    process = launch(f"launch.folder={tmp_path}/run", "recipe.log_every_steps=1")
+    wait_for(lambda: "train_loss" in text(tmp_path / "run" / "result_0.txt"), process)
+    pids = descendants(process.pid)
+    assert len(pids) >= 5, "submitit's controller, and two processes per rank"
+    if whom == "group":
+        os.killpg(process.pid, signum)
+    else:
+        os.kill(process.pid if whom == "launcher" else rank_1(pids), signum)
+    output = process.communicate(timeout=120)[0]
+    assert process.returncode == exit_code, output
+    assert "Traceback" not in output and "python -m bench why" in output
+    assert explain([tmp_path / "run"]).rule == rule
+    assert not [pid for pid in pids if alive(pid)]
+    last = reader.read(tmp_path / "run" / "result_0.txt")[0][-1]
+    assert (last.key, last.metadata["status"]) == (mllog.RUN_STOP, "aborted")
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["outcome"] == outcome
+    assert json.loads((tmp_path / "run" / "ledger.json").read_text())[0]["outcome"] == "aborted"
+
+
+@pytest.mark.trains
+def test_ranks_do_not_outlive_a_killed_launcher(launch: Launch, tmp_path: Path) -> None:
+    process = launch(f"launch.folder={tmp_path}/run", "recipe.log_every_steps=1")
+    wait_for(lambda: "train_loss" in text(tmp_path / "run" / "result_0.txt"), process)
+    pids = descendants(process.pid)
+    process.kill()
+    psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=120)
+    assert not [pid for pid in pids if alive(pid)]
+    assert reader.read(tmp_path / "run" / "result_0.txt")[0][-1].metadata["status"] == "aborted"
+
+
+def wait_for(condition: Callable[[], bool], process: "subprocess.Popen[str]") -> None:
+    """Wait until the condition holds, as long as the process lives."""
+    while not condition():
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.1)
+
+
+def text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the processes that a process started, and those that they started."""
+    return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+
+
+def rank_1(pids: list[int]) -> int:
+    """Return the process that trains as rank 1; rank 0 could not finish its log if it were killed."""
+    processes = [psutil.Process(pid) for pid in pids]
+    return next(
+        p.pid for p in processes if "jobs.tasks.train" in p.cmdline() and p.environ()["SUBMITIT_LOCAL_GLOBALID"] == "1"
+    )
+
+
+def alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

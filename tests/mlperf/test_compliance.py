@@ -1,0 +1,268 @@
+"""Judged in full: what the official checker lets pass is found, and what we call valid passes it."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bench.contract.mllog import Writer
+from bench.mlperf import compliance
+from bench.mlperf import log as logs
+from bench.mlperf.benchmarks import BENCHMARKS, LLAMA2_70B_LORA, LLAMA31_8B
+from bench.mlperf.compliance import Finding
+from bench.mlperf.official import official_verdict
+from bench.mlperf.result import parse
+from helpers.paths import CORPUS
+
+MakeLog = Callable[..., Path]
+RULESETS = {round_: f"{round_[1:]}.0" for round_ in ("v3.1", "v4.0", "v4.1", "v5.0", "v5.1", "v6.0")}
+
+
+def findings(path: Path) -> list[Finding]:
+    return list(compliance.judge(logs.read(path)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule", "message"),
+    [
+        ({"lora_alpha": 16}, "REC-01", "lora_alpha is 16, and the rules fix 32"),
+        ({"lora_dropout": 0}, "REC-01", "lora_dropout is 0, and the rules fix 0.1"),
+        ({"opt_gradient_clip_norm": 1.0}, "REC-01", "opt_gradient_clip_norm is 1.0"),
+        ({"opt_adamw_weight_decay": "0.0001"}, "REC-01", "opt_adamw_weight_decay is '0.0001'"),
+        ({"global_batch_size": 0}, "REC-01", "not a whole number above 0"),
+        ({"train_samples": 3900}, "REC-02", "train_samples is 3900, and the rules fix 3901"),
+        ({"eval_samples": 172}, "REC-02", "the rules fix 173"),
+        ({"submission_org": ""}, "REC-03", "submission_org is ''"),
+        ({"submission_division": "ajar"}, "REC-01", "neither closed nor open"),
+        ({"micro_batch_size": 1.5}, "REC-01", "micro_batch_size is 1.5, not a whole number above 0"),
+        ({"lowest_numerical_precision_in_attn": "fp7"}, "REC-01", "is 'fp7', not one of fp64, "),
+        ({"config_filename": ""}, "REC-03", "config_filename is ''"),
+        ({"seed": None}, "LOG-15", "no seed"),
+        ({"seed": 1.5}, "LOG-15", "not a whole number"),
+        ({"cache_clear": None}, "LOG-10", "no cache_clear"),
+        ({"global_batch_size": 128}, "EVL-02", "the target was reached at 2,304 samples, where the rules have no"),
+    ],
+)
+def test_a_deviation_is_named(written_log: MakeLog, changes: dict[str, object], rule: str, message: str) -> None:
+    path = written_log(**changes)
+    errors = [finding for finding in findings(path) if finding.severity == "error"]
+    assert [finding.rule for finding in errors] == [rule]
+    assert message in errors[0].message
+    assert not parse(path).valid
+
+
+LLAMA31_8B_SETTINGS: dict[str, object] = {
+    "submission_benchmark": "llama31_8b",
+    "target_accuracy": 3.3,
+    "global_batch_size": 8,
+    "train_samples": 1_574_207_408,
+    "eval_samples": 1024,
+    "max_sequence_length": 8192,
+    "max_steps": 1_200_000,
+    "opt_name": "adamw",
+    "opt_base_learning_rate": 8e-4,
+    "opt_end_learning_rate": 8e-5,
+    "opt_learning_rate_warmup_steps": 128,
+    "opt_learning_rate_decay_steps": 1_199_872,
+    "opt_learning_rate_decay_schedule": "cosine with linear warmup",
+    "opt_adamw_beta_1": 0.9,
+    "opt_adamw_beta_2": 0.95,
+    "opt_adamw_epsilon": 1e-5,
+    "opt_adamw_weight_decay": 0.1,
+    "opt_gradient_clip_norm": 1.0,
+    "lora_rank": None,
+    "lora_alpha": None,
+}
+
+
+def llama31_8b_log(written_log: MakeLog, **changes: object) -> Path:
+    """Return a log whose evaluations stand where the rules of llama31_8b have them."""
+    path = written_log(evals=(4.1, 3.5, 3.29), **(LLAMA31_8B_SETTINGS | changes))
+    text = path.read_text()
+    for number, samples in enumerate((1536, 1920, 2304), 1):
+        text = text.replace(f'"samples_count": {samples}', f'"samples_count": {12288 * number}')
+    path.write_text(text)
+    return path
+
+
+def test_llama31_8b_is_judged_in_full(written_log: MakeLog) -> None:
+    path = llama31_8b_log(written_log)
+    assert findings(path) == []
+    assert official_verdict(path, ruleset="5.1.0").passed
+    assert parse(path).samples_to_target == 36864
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"opt_end_learning_rate": 8e-6}, "the rules want a tenth of the base rate"),
+        ({"opt_learning_rate_decay_steps": 1_200_000}, "1200000 less the warm-up steps"),
+        ({"opt_adamw_beta_2": 0.999}, "opt_adamw_beta_2 is 0.999, and the rules fix 0.95"),
+        ({"opt_learning_rate_decay_schedule": "cosine"}, "fix cosine with linear warmup"),
+        ({"max_steps": 1000}, "max_steps is 1000"),
+    ],
+)
+def test_a_deviation_of_llama31_8b_is_named(written_log: MakeLog, changes: dict[str, object], message: str) -> None:
+    (finding,) = findings(llama31_8b_log(written_log, **changes))
+    assert (finding.rule, finding.severity) == ("REC-01", "error") and message in finding.message
+
+
+def test_what_only_the_ruleset_in_force_asks_for_is_a_warning(written_log: MakeLog) -> None:
+    path = written_log(tensor_parallelism=None)
+    (finding,) = findings(path)
+    assert (finding.rule, finding.severity) == ("LOG-10", "warning")
+    assert finding.message == "no tensor_parallelism: ruleset 6.1.0 asks for it"
+    assert [official_verdict(path, ruleset=name).passed for name in ("6.0.0", "6.1.0")] == [True, False]
+
+
+def test_the_official_checker_must_read_the_warm_up_first(written_log: MakeLog) -> None:
+    path = llama31_8b_log(written_log)
+    path.write_text(re.sub(r"(.*warmup_steps.*\n)(.*decay_steps.*\n)", r"\2\1", path.read_text()))
+    (finding,) = findings(path)
+    assert finding.rule == "LOG-04" and not official_verdict(path, ruleset="5.1.0").passed
+
+
+def test_the_open_division_is_free(written_log: MakeLog) -> None:
+    path = written_log(submission_division="open", lora_alpha=8, train_samples=5, seed=None, global_batch_size=128)
+    assert findings(path) == []
+
+
+@pytest.mark.parametrize(
+    ("pattern", "replacement", "rule", "severity"),
+    [
+        (r'("init_start".*?"time_ms": )\d+', None, "LOG-14", "error"),
+        (r'"samples_count": 2304, ', '"epoch_num": 1, ', "EVL-03", "error"),
+        (r'(block_stop".*)"samples_count": \d+, ', r"\1", "LOG-10", "error"),
+        (r"run_stop", "run_stop ", "LOG-02", "error"),
+        (r'"samples_count": 1536', '"samples_count": 1528', "EVL-01", "warning"),
+        (r'(.*"seed".*\n)', r"\1", "LOG-15", "warning"),
+    ],
+)
+def test_damage_is_named(written_log: MakeLog, pattern: str, replacement: str | None, rule: str, severity: str) -> None:
+    path = written_log()
+    text = path.read_text()
+    if rule == "LOG-14":
+        text = re.sub(r'(\d{13})(?=, "event_type": "INTERVAL_START", "key": "init_start")', "1000000000000", text)
+    elif rule == "LOG-15":
+        text = re.sub(r'(.*"seed".*\n)', lambda line: line[1] + line[1].replace('"value": 7', '"value": 8'), text)
+    else:
+        assert replacement is not None
+        text = re.sub(pattern, replacement, text)
+    path.write_text(text)
+    assert (rule, severity) in {(finding.rule, finding.severity) for finding in findings(path)}
+
+
+def test_an_appended_log_shows_its_trials(written_log: MakeLog) -> None:
+    path = written_log()
+    once = path.read_text()
+    torn = once.replace('"value": 7', '"value": 8').splitlines(keepends=True)[:-1]
+    path.write_text("".join([*torn, "srun: error: task 0: Killed\n", once]))
+    result = parse(path)
+    assert not result.valid and not result.converged and result.evaluations == ()
+    assert (result.minutes, result.status, result.eval_final, result.samples_to_target) == (None, None, None, None)
+    first, second = result.trials
+    assert (first.seed, first.minutes, first.status, first.first_line) == (8, None, None, 1)
+    assert (second.seed, second.status, second.last_line) == (7, "success", len(once.splitlines()) * 2)
+    assert second.first_line > first.last_line and second.minutes is not None
+    assert f"2 x run_start, at lines {torn_line(path)}" in next(
+        f.message for f in result.findings if f.rule == "LOG-03"
+    )
+
+
+def torn_line(path: Path) -> str:
+    return ", ".join(str(n) for n, line in enumerate(path.read_text().splitlines(), 1) if '"run_start"' in line)
+
+
+def test_each_goal_has_its_direction() -> None:
+    assert BENCHMARKS["bert"].goals[0].is_reached_by(0.72) and not BENCHMARKS["bert"].goals[0].is_reached_by(0.71)
+    assert LLAMA2_70B_LORA.goals[0].is_reached_by(0.925) and not LLAMA2_70B_LORA.goals[0].is_reached_by(0.926)
+    assert not LLAMA2_70B_LORA.goals[0].is_reached_by(0)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "converged"),
+    [
+        ([("FID", 91, 512), ("CLIP", 0.16, 512)], False),
+        ([("FID", 89, 512), ("CLIP", 0.16, 1024)], False),
+        ([("FID", 89, 512), ("CLIP", 0.16, 512), ("FID", 95, 1024)], True),
+    ],
+)
+def test_two_goals_are_reached_by_one_checkpoint(
+    tmp_path: Path, metrics: list[tuple[str, float, int]], converged: bool
+) -> None:
+    with Writer(tmp_path / "log") as writer:
+        writer.event("submission_benchmark", "stable_diffusion")
+        writer.start("run_start")
+        writer.finish("success")
+        for metric, value, samples in metrics:
+            writer.event("eval_accuracy", value, metric=metric, samples_count=samples)
+    result = parse(tmp_path / "log")
+    assert (result.converged, result.samples_to_target) == (converged, 512 if converged else None)
+    assert [evaluation.metric for evaluation in result.evaluations] == [metric for metric, _, _ in metrics]
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "gbs", "first", "every"),
+    [
+        *((LLAMA2_70B_LORA, *row) for row in [(8, 1536, 384), (9, 1548, 387), (16, 1920, 384), (64, 4224, 384)]),
+        *((LLAMA2_70B_LORA, *row) for row in [(32, 2688, 384), (72, 5184, 432), (128, 7296, 384)]),
+        *((LLAMA31_8B, *row) for row in [(16, 12288, 12288), (96, 12288, 12288), (36, 12312, 12312)]),
+    ],
+)
+def test_schedules_are_the_rules(benchmark: object, gbs: int, first: int, every: int) -> None:
+    schedule = benchmark.schedule  # type: ignore[attr-defined]
+    assert (schedule.first(gbs), schedule.interval(gbs)) == (first, every)
+
+
+@pytest.fixture(params=["llama2_70b_lora", "llama31_8b"])
+def good_lines(request: pytest.FixtureRequest, written_log: MakeLog) -> list[str]:
+    path = written_log() if request.param == "llama2_70b_lora" else llama31_8b_log(written_log)
+    return path.read_text().splitlines(keepends=True)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_what_we_call_valid_passes_the_official_checker(
+    good_lines: list[str], tmp_path: Path, data: st.DataObject
+) -> None:
+    """Lines lost, doubled, swapped, parts of them changed: we may be stricter than the referee, and never more lenient."""
+    lines, path = [*good_lines], tmp_path / "damaged"
+    for _ in range(data.draw(st.integers(0, 3))):
+        at, other = (data.draw(st.integers(0, len(lines) - 1)) for _ in range(2))
+        change = data.draw(st.sampled_from(["lose", "double", "swap", "value", "count", "key"]))
+        if change == "lose":
+            lines[at] = "\n"
+        elif change == "double":
+            lines.insert(other, lines[at])
+        elif change == "swap":
+            lines[at], lines[other] = lines[other], lines[at]
+        elif change == "count":
+            lines[at] = lines[at].replace('"samples_count"', '"step"')
+        elif change == "key":
+            lines[at] = re.sub(r'"key": "([^"]*)"', r'"key": "\1 "', lines[at])
+        else:
+            value = data.draw(st.sampled_from(["0.5", "16", "null", '"x"', "true", "-1", '""']))
+            lines[at] = re.sub(r'"value": ("[^"]*"|[^,]+)', f'"value": {value}', lines[at])
+    path.write_text("".join(lines))
+    result = parse(path)
+    if result.valid and result.benchmark in BENCHMARKS:
+        discloses = not any(finding.rule == "LOG-10" for finding in result.findings)
+        verdict = official_verdict(path, ruleset="6.1.0" if discloses else "6.0.0")
+        assert verdict.passed is not False, verdict.messages
+
+
+@pytest.mark.skipif(not CORPUS.is_dir(), reason="the public logs are not here")
+def test_our_verdict_and_the_official_one_agree_on_published_logs() -> None:
+    different = {}
+    for record in json.loads((CORPUS / "truth.json").read_text()):
+        if record.get("excerpt"):
+            continue
+        path = CORPUS / record["file"]
+        result, verdict = parse(path), official_verdict(path, ruleset=RULESETS[record["file"].split("/")[0]])
+        if result.valid != verdict.passed:
+            different[record["file"]] = (result.findings, verdict.messages)
+    assert different == {}

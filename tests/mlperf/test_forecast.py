@@ -1,0 +1,179 @@
+"""A forecast starts as the published distribution and learns from the run's losses; strange runs get none."""
+
+import math
+import runpy
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from bench.mlperf.forecast import Forecast, band, forecast, outside_band
+from bench.mlperf.published import samples_to_target
+from helpers.paths import CORPUS, ROOT
+
+LORA = "llama2_70b_lora"
+SCORING = ROOT / "experiments" / "forecast.py"
+
+Evaluations = list[tuple[float, float]]
+
+
+def lora(evaluations: Evaluations, *, gbs: int = 8, grid: list[int] | None = None) -> Forecast | None:
+    return forecast(evaluations, benchmark=LORA, global_batch_size=gbs, target=0.925, grid=grid)
+
+
+def expect(evaluations: Evaluations, *, gbs: int = 8, grid: list[int] | None = None) -> Forecast:
+    made = lora(evaluations, gbs=gbs, grid=grid)
+    assert made is not None
+    return made
+
+
+def on_grid(losses: list[float]) -> Evaluations:
+    return [(1536 + 384 * place, loss) for place, loss in enumerate(losses)]
+
+
+@pytest.mark.parametrize("gbs", [8, 16, 32, 64, 128])
+def test_without_evaluations_it_is_the_published_distribution(gbs: int) -> None:
+    made, known = expect([], gbs=gbs), samples_to_target(LORA, gbs)
+    assert known is not None
+    chances = {chance.samples: chance.probability for chance in made.chances}
+    distance = sum(abs(p - dict(known.shares).get(int(at), 0)) for at, p in chances.items()) / 2
+    assert distance < 1 / known.num_runs
+    assert f"{known.num_runs:,} published runs" in made.source and known.kind in made.source
+
+
+def test_at_batch_size_8_nine_runs_of_ten_need_3072_or_3456_samples() -> None:
+    made = expect([])
+    assert (made.samples_low, made.samples_median, made.samples_high) == (3072, 3072, 3456)
+
+
+losses = st.lists(st.floats(0.92501, 0.945), max_size=7)
+
+
+@given(losses, st.sampled_from([8, 9, 64]))
+@example([2.0], 8)
+@example([0.9251] * 7, 9)
+def test_probabilities_add_up(losses: list[float], gbs: int) -> None:
+    made = lora(on_grid(losses), gbs=gbs)
+    if made is None:
+        assert outside_band(on_grid(losses), benchmark=LORA, global_batch_size=gbs)
+        return
+    steps = [chance.probability for chance in made.chances]
+    assert min(steps) >= 0 <= made.later
+    assert math.fsum([*steps, made.later]) == pytest.approx(1)
+    totals = [chance.cumulative for chance in made.chances]
+    assert totals == sorted(totals) and totals[-1] == pytest.approx(1 - made.later)
+    assert made == lora(on_grid(losses), gbs=gbs), "the same losses, another forecast"
+
+
+@given(losses.filter(len), st.floats(0.92501, 0.945))
+@example([0.9374, 0.9317], 0.9318)
+@example([0.94, 0.9326, 0.9301, 0.9275], 0.93)
+def test_a_lower_last_loss_never_lowers_the_chance_at_the_next_evaluation(losses: list[float], other: float) -> None:
+    high, low = max(losses[-1], other), min(losses[-1], other)
+    runs = [on_grid([*losses[:-1], last]) for last in (high, low)]
+    if any(outside_band(run, benchmark=LORA, global_batch_size=8) for run in runs):
+        return  # there a high loss may also be that of a recipe that catches up
+    worse, better = map(lora, runs)
+    if worse and better:
+        assert better.chances[0].probability >= worse.chances[0].probability * (1 - 1e-9)
+
+
+def test_a_run_behind_the_curve_is_expected_later() -> None:
+    ahead, behind = (expect(on_grid(losses)) for losses in ([0.9355, 0.931, 0.9275], [0.943, 0.938, 0.934]))
+    at = [{c.samples: c.probability for c in made.chances}[2688] for made in (ahead, behind)]
+    assert at[0] > 2 * at[1]
+    assert sum(c.samples * c.probability for c in ahead.chances) < sum(
+        c.samples * c.probability for c in behind.chances
+    )
+
+
+def test_a_converged_run_is_certain() -> None:
+    made = expect(on_grid([0.94, 0.932, 0.9249, 0.927]))
+    assert [(c.samples, c.probability, c.cumulative) for c in made.chances] == [(2304, 1, 1)]
+    assert (made.samples_low, made.samples_median, made.samples_high, made.later) == (2304, 2304, 2304, 0)
+    assert made.num_runs == 0 and "1,369" not in made.source
+
+
+def test_another_model_gets_no_forecast() -> None:
+    """A tiny model that logs the same benchmark."""
+    assert outside_band([(1536, 1.46)], benchmark=LORA, global_batch_size=8)
+    assert lora([(1536, 1.46)]) is None
+
+
+def test_a_recipe_outside_the_reference_band_gets_a_wider_forecast() -> None:
+    """One that switches precision and falls at the end looks at first like one that is merely slow."""
+    assert outside_band([(1536, 0.957)], benchmark=LORA, global_batch_size=8)
+    unlike, usual = expect([(1536, 0.957)]), expect([(1536, 0.94)])
+    assert unlike.samples_high is None or unlike.samples_high > expect_number(usual.samples_high)
+    assert "outside their band" in unlike.source and "outside" not in usual.source
+
+
+def expect_number(value: float | None) -> float:
+    assert value is not None
+    return value
+
+
+def test_one_spike_does_not_put_a_run_outside_the_band() -> None:
+    spiked: Evaluations = on_grid([0.9393, 0.9322, 0.9294, 0.9383])
+    assert not outside_band(spiked, benchmark=LORA, global_batch_size=8)
+    assert expect(spiked).samples_median == 3072
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "gbs", "target"),
+    [("bert", 8, 0.72), (LORA, 4, 0.925), (LORA, 8, 0.9), (LORA, 8, None), (None, 8, 0.925), (LORA, None, 0.925)],
+)
+def test_what_nothing_published_speaks_of_gets_none(
+    benchmark: str | None, gbs: int | None, target: float | None
+) -> None:
+    assert forecast([], benchmark=benchmark, global_batch_size=gbs, target=target) is None
+
+
+@given(
+    st.lists(st.tuples(st.floats(-1e18, 1e18), st.floats(-1e18, 1e18)), max_size=4), st.lists(st.integers(), max_size=4)
+)
+def test_damaged_evaluations_and_grids_do_not_raise(evaluations: Evaluations, grid: list[int]) -> None:
+    made = lora(evaluations, grid=grid)
+    assert made is None or math.fsum([*(c.probability for c in made.chances), made.later]) == pytest.approx(1)
+
+
+def test_a_grid_of_its_own_ends_the_forecast() -> None:
+    made = expect(on_grid([0.939, 0.933]), grid=[1536, 1920, 2304, 2688])
+    assert [chance.samples for chance in made.chances] == [2304, 2688]
+    assert 0.8 < made.later < 0.99
+    assert (made.samples_low, made.samples_high) == (None, None)
+
+
+def test_without_a_curve_it_is_the_share_of_runs_that_needed_longer() -> None:
+    """Of 20 reference runs 9 needed 172032, 10 needed 184320, one needed 196608 samples."""
+    made = forecast([(172032, 3.4)], benchmark="llama31_8b", global_batch_size=32, target=3.3)
+    assert made is not None
+    assert {c.samples: c.probability for c in made.chances if c.probability} == pytest.approx(
+        {184320: 10 / 11, 196608: 1 / 11}
+    )
+    assert band("llama31_8b", 32) == ()
+
+
+def test_the_band_falls_towards_the_target() -> None:
+    points = band(LORA, 8)
+    assert [p.samples for p in points] == list(range(1536, 4225, 384))
+    assert all(p.low < p.high for p in points)
+    assert [p.high for p in points] == sorted((p.high for p in points), reverse=True)
+    assert all(p.low < 0.925 < p.high for p in points if 2688 <= p.samples <= 3456)
+
+
+@pytest.mark.skipif(not CORPUS.is_dir(), reason="no corpus of real logs here")
+def test_on_real_runs_the_ranges_hold_what_they_state() -> None:
+    score = runpy.run_path(str(SCORING))
+    runs = score["trials"](CORPUS)
+    found = [m for run in runs for m in score["moments"](run, run.known.curve)]
+    told = [m for m in found if m.forecast and m.samples_to_target]
+    covered = sum(score["covers"](m.forecast, m.samples_to_target) for m in told) / len(told)
+    assert len(told) > 300 and 0.85 <= covered <= 0.95
+
+    def log_score(m: object, name: str) -> float:
+        chance = score["next_chance"](getattr(m, name))
+        return math.log(max(score["NEVER"], chance if m.next_reached else 1 - chance))  # type: ignore[attr-defined]
+
+    both = [m for m in told if m.baseline]
+    assert sum(log_score(m, "forecast") for m in both) > sum(log_score(m, "baseline") for m in both)

@@ -1,0 +1,293 @@
+"""The official checker judges our logs, and a hostile log cannot use it to run code."""
+
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from mlperf_logging.compliance_checker import mlp_compliance
+from mlperf_logging.rcp_checker import rcp_checker
+
+from bench.contract.mllog import Writer
+from bench.errors import ConfigError, LogError
+from bench.mlperf import official
+from bench.mlperf.official import RULESETS, official_verdict, rcp_record, rcp_verdict, ruleset_of
+from helpers.paths import CORPUS
+
+MakeLog = Callable[..., Path]
+ROOT = Path(mlp_compliance.__file__).parent
+LORA = "llama2_70b_lora"
+AT_3072 = (0.95, 0.94, 0.94, 0.93, 0.92)
+
+
+@pytest.fixture(autouse=True)
+def quiet(capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
+    """Nothing is printed, whatever the log."""
+    yield
+    assert tuple(capfd.readouterr()) == ("", "")
+
+
+def test_the_root_logger_stays_as_it_is(written_log: MakeLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A root logger without handlers is given one by the first `logging.info`, and the checker calls that."""
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])
+    log = written_log()
+    official_verdict(log, ruleset="6.1.0")
+    rcp_verdict([log] * 3, benchmark=LORA, ruleset="6.1.0")
+    rcp_record(LORA, 9, "6.1.0")
+    assert root.handlers == []
+
+
+@pytest.mark.parametrize("ruleset", RULESETS)
+def test_our_log_passes(written_log: MakeLog, ruleset: str) -> None:
+    verdict = official_verdict(written_log(), ruleset=ruleset)
+    assert (verdict.ruleset, verdict.passed, verdict.messages) == (ruleset, True, ())
+
+
+def test_a_key_of_any_type_is_left_to_the_referee(written_log: MakeLog) -> None:
+    path = written_log()
+    path.write_text(path.read_text() + ':::MLLOG {"time_ms":1,"key":[],"value":{},"metadata":{}}')
+    assert official_verdict(path, ruleset="5.1.0").passed
+
+
+def test_failures_come_back_as_messages(written_log: MakeLog) -> None:
+    verdict = official_verdict(written_log(evals=(0.95, 0.93), lora_rank=8), ruleset="5.1.0")
+    assert verdict.passed is False
+    assert any("lora_rank" in message for message in verdict.messages)
+    assert any("eval_accuracy" in message for message in verdict.messages)
+
+
+def test_6_1_wants_more_than_5_1(written_log: MakeLog) -> None:
+    path = written_log(micro_batch_size=None)
+    assert official_verdict(path, ruleset="5.1.0").passed
+    assert "micro_batch_size" in official_verdict(path, ruleset="6.1.0").messages[0]
+
+
+def test_no_benchmark_has_no_verdict(written_log: MakeLog) -> None:
+    verdict = official_verdict(written_log(submission_benchmark=None), ruleset="6.1.0")
+    assert verdict.passed is None
+    assert "no submission_benchmark" in verdict.messages[0]
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> tuple[str, Path]:
+    """A value that leads from the official rules to a rule file of a stranger, and the file that its code makes."""
+    proof = tmp_path / "proof"
+    (tmp_path / "evil_common.yaml").write_text(f"- BEGIN:\n    CODE: \"open({str(proof)!r}, 'w').close()\"\n")
+    return f"{os.path.relpath(tmp_path, ROOT / 'training_6.1.0')}/evil", proof
+
+
+@pytest.mark.parametrize("key", ["submission_division", "submission_benchmark"])
+def test_a_hostile_log_runs_no_code(written_log: MakeLog, hostile: tuple[str, Path], key: str) -> None:
+    value, proof = hostile
+    verdict = official_verdict(written_log(**{key: value}), ruleset="6.1.0")
+    assert verdict.passed is False
+    assert f"{key} is '../" in verdict.messages[0]
+    assert not proof.exists()
+
+
+def test_the_plain_checker_does_run_the_code_of_a_hostile_log(
+    written_log: MakeLog, hostile: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without this, the test above could pass because the attack is wrong."""
+    value, proof = hostile
+    silent = logging.getLogger("tests.silent")
+    monkeypatch.setattr(silent, "disabled", True)
+    monkeypatch.setattr(mlp_compliance, "logging", silent)
+    checker = mlp_compliance.make_checker("training", "6.1.0", quiet=True, werror=False)
+    mlp_compliance.main(str(written_log(submission_division=value)), "training_6.1.0/common.yaml", checker)
+    assert proof.exists()
+
+
+@pytest.mark.parametrize("value", ["common", "bert", 7, ["llama2_70b_lora"], None, {"a": 1}])
+def test_a_benchmark_without_rules_is_refused(written_log: MakeLog, tmp_path: Path, value: object) -> None:
+    path = written_log(submission_benchmark=None)
+    with Writer(tmp_path / "more") as log:
+        log.event("submission_benchmark", value)
+    path.write_bytes(path.read_bytes() + (tmp_path / "more").read_bytes())
+    verdict = official_verdict(path, ruleset="6.1.0")
+    assert verdict.passed is False
+    assert "submission_benchmark is" in verdict.messages[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (":::MLLOG {}", "official parser cannot read this log: KeyError"),
+        (":::MLLOG []", "official parser cannot read"),
+        (":::MLLOG {", "parsing error"),
+        (
+            ':::MLLOG {"time_ms":1,"key":"eval_accuracy","value":null,"metadata":{}}',
+            "official checker stopped: TypeError",
+        ),
+    ],
+)
+def test_what_ends_the_checker_is_a_verdict(written_log: MakeLog, line: str, message: str) -> None:
+    path = written_log()
+    good = path.read_bytes()
+    path.write_bytes(good + line.encode())
+    verdict = official_verdict(path, ruleset="5.1.0")
+    assert verdict.passed is False
+    assert any(message in text for text in verdict.messages)
+    assert mlp_compliance.enqueued_configs == []
+    path.write_bytes(good)
+    assert official_verdict(path, ruleset="5.1.0").passed
+
+
+def test_a_missing_log_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LogError, match="No such file"):
+        official_verdict(tmp_path / "absent", ruleset="6.1.0")
+
+
+def test_an_unknown_ruleset_is_a_bad_request(written_log: MakeLog) -> None:
+    for ruleset in ("7.7.7", "../training_5.1.0", ""):
+        with pytest.raises(ConfigError, match="no ruleset"):
+            official_verdict(written_log(name=ruleset.replace("/", "_") + "x"), ruleset=ruleset)
+        with pytest.raises(ConfigError, match="no ruleset"):
+            rcp_verdict([], benchmark=LORA, ruleset=ruleset)
+
+
+def test_rule_files_are_read_once_and_never_changed(
+    written_log: MakeLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plain checker reads them anew for every log, and says the same."""
+    good, bad = written_log(), written_log(name="bad", lora_rank=8, evals=(0.95,))
+    silent = logging.getLogger("tests.silent")
+    monkeypatch.setattr(silent, "disabled", True)
+    for log in (good, bad, good, bad):
+        cached = official_verdict(log, ruleset="6.1.0")
+        with monkeypatch.context() as patch:
+            patch.setattr(mlp_compliance, "logging", silent)
+            plain = mlp_compliance.make_checker("training", "6.1.0", quiet=False, werror=False)
+            assert plain.check_file(str(log), "training_6.1.0/common.yaml") == cached.passed == (log is good)
+        assert cached.messages == (*plain.not_overwritable, *plain.overwritable.values(), *plain.warnings.values())
+    for path in ROOT.glob(f"training_6.1.0/closed_{LORA}.yaml"):
+        kept = official._rules(str(path))
+        official._rules.cache_clear()
+        assert official._rules(str(path)) == kept
+
+
+@pytest.mark.parametrize(
+    ("day", "ruleset"),
+    [
+        (-(10**12), "3.1.0"),
+        (1_695_141_980_000, "3.1.0"),
+        (1_695_417_060_000, "4.0.0"),
+        (1_715_874_513_000, "4.0.0"),
+        (1_726_852_844_000, "4.1.0"),
+        (1_745_267_298_000, "5.0.0"),
+        (1_757_519_007_000, "5.1.0"),
+        (1_778_303_281_000, "6.0.0"),
+        (1_795_219_200_000, "6.1.0"),
+        (10**18, "6.1.0"),
+    ],
+)
+def test_a_run_is_judged_by_the_rules_of_its_time(day: int, ruleset: str) -> None:
+    assert ruleset_of(day) == ruleset
+    official.require_ruleset(ruleset)
+
+
+@pytest.mark.skipif(not CORPUS.is_dir(), reason="the public logs are not here")
+def test_a_published_run_is_judged_by_the_rules_of_its_round() -> None:
+    dated = [record for record in json.loads((CORPUS / "truth.json").read_text()) if "run_start_ms" in record]
+    assert len(dated) == 70
+    for record in dated:
+        assert f"v{ruleset_of(record['run_start_ms'])}" == record["file"].split("/")[0] + ".0", record["file"]
+
+
+@pytest.mark.parametrize("ruleset", ["4.0.0", "4.1.0", "5.0.0", "5.1.0", "6.0.0", "6.1.0"])
+@pytest.mark.parametrize(
+    ("gbs", "mean", "min_mean"),
+    [
+        (8, 3178.667, 2960.634),
+        (9, 3285.333, 3061.403),
+        (16, 4032.0, 3732.957),
+        (18, 4161.143, 3862.120),
+        (48, 6098.286, 5716.422),
+        (64, 7131.429, 6705.382),
+        (72, 7648.0, 7199.863),
+        (128, 11264.0, 10649.843),
+    ],
+)
+def test_reference_points_are_the_official_ones(ruleset: str, gbs: int, mean: float, min_mean: float) -> None:
+    point = rcp_record(LORA, gbs, ruleset)
+    assert point is not None
+    assert (point.mean, point.min_mean) == (pytest.approx(mean, abs=1e-3), pytest.approx(min_mean, abs=1e-3))
+    assert (point.unit, point.interpolated) == ("samples_count", gbs not in (8, 16, 128))
+
+
+def test_a_point_that_was_pruned_is_interpolated() -> None:
+    """The reference runs at 32 need 6,037 samples, more than their neighbours let expect."""
+    point = rcp_record(LORA, 32, "5.1.0")
+    assert point is not None and point.interpolated
+    assert point.mean == pytest.approx(4032 + (11264 - 4032) * (32 - 16) / (128 - 16))
+
+
+def test_a_benchmark_with_an_allowance_has_it() -> None:
+    """From 5.0.0 on, llama31_405b may converge 46,080 samples (one evaluation) faster than the statistic accepts."""
+    point = rcp_record("llama31_405b", 1152, "5.1.0")
+    checker = rcp_checker.RCP_Checker("training", "5.1.0", "llama31_405b", False)
+    assert point is not None
+    assert point.min_mean == pytest.approx(checker._find_rcp(1152, "pruned_rcps")["Min Epochs"] - 46080)
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "gbs", "ruleset"),
+    [
+        (LORA, 7, "5.1.0"),
+        (LORA, 129, "5.1.0"),
+        (LORA, 0, "5.1.0"),
+        (LORA, 8, "3.1.0"),
+        ("../x", 8, "5.1.0"),
+        ("", 8, "9"),
+    ],
+)
+def test_there_is_no_reference_beyond_the_points(benchmark: str, gbs: int, ruleset: str) -> None:
+    assert rcp_record(benchmark, gbs, ruleset) is None
+
+
+def test_the_reference_check_leaves_the_folder_alone(written_log: MakeLog, tmp_path: Path) -> None:
+    """The official one writes scaling.json beside the logs, or deletes it."""
+    logs = [written_log(name=f"log {number}", evals=AT_3072) for number in range(10)]
+    (tmp_path / "scaling.json").write_text("mine")
+    before = sorted(tmp_path.iterdir())
+    verdict = rcp_verdict(logs, benchmark=LORA, ruleset="5.1.0")
+    assert (verdict.passed, verdict.message, verdict.counts) == (True, "RCP found", (3072,) * 10)
+    assert (verdict.mean, verdict.factor) == (3072, pytest.approx(1.034722, abs=1e-6))
+    assert verdict.record == rcp_record(LORA, 8, "5.1.0")
+    assert (sorted(tmp_path.iterdir()), (tmp_path / "scaling.json").read_text()) == (before, "mine")
+
+
+@pytest.mark.parametrize(
+    ("changes", "passed", "message"),
+    [
+        ({"global_batch_size": 9}, True, "RCP Interpolation"),
+        ({"global_batch_size": 4}, True, "slower convergence on smaller batch size"),
+        ({"global_batch_size": 256}, False, "Missing RCP"),
+        ({"global_batch_size": "8"}, False, "stopped: TypeError"),
+        ({"global_batch_size": None}, False, "Could not detect global_batch_size"),
+        ({"evals": ()}, False, "stopped: "),
+        ({"status": "aborted"}, False, "Insufficient convergence"),
+        ({"submission_benchmark": None}, False, "stopped: KeyError"),
+        ({"submission_benchmark": "../../evil", "evals": (), "status": "aborted"}, False, "do not name"),
+        ({"submission_benchmark": [LORA]}, False, "stopped: "),
+    ],
+)
+def test_whatever_the_reference_check_stops_at_is_a_verdict(
+    written_log: MakeLog, changes: dict[str, object], passed: bool, message: str
+) -> None:
+    logs = [written_log(name=str(number), **{"evals": (*AT_3072, 0.92), **changes}) for number in range(3)]
+    verdict = rcp_verdict(logs, benchmark=LORA, ruleset="5.1.0")
+    assert (verdict.passed, verdict.factor is not None) == (passed, passed)
+    assert message in verdict.message
+
+
+def test_without_a_reference_or_enough_runs_there_is_no_verdict(written_log: MakeLog) -> None:
+    log = written_log(evals=AT_3072)
+    for benchmark in (None, "", "../../evil", "bert", "minigo"):
+        assert rcp_verdict([log] * 10, benchmark=benchmark, ruleset="6.1.0").passed is None
+    for number in range(3):
+        assert rcp_verdict([log] * number, benchmark=LORA, ruleset="6.1.0").passed is None
+    assert rcp_verdict([log] * 3, benchmark=LORA, ruleset="6.1.0").passed

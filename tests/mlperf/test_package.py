@@ -1,0 +1,325 @@
+"""Ten good logs become a submission that MLPerf's own checkers pass; anything else is refused, or said."""
+
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mlperf_logging.compliance_checker import mlp_compliance
+
+from bench import cli
+from bench.console import package as package_sheets
+from bench.contract import plan as plans
+from bench.errors import BenchError, ConfigError
+from bench.mlperf import package
+from bench.mlperf.package import checkers, system
+from bench.mlperf.package.entry import require_name
+from bench.planning import compose
+from helpers.paths import CORPUS
+
+MakeLog = Callable[..., Path]
+MakeRun = Callable[..., Path]
+SMC = CORPUS / "v4.0/smc/1xSMC-H100-SXM-80GB/llama2_70b_lora"
+LOSSES = (0.95, 0.94, 0.93, 0.929, 0.92)
+"""3072 samples: a little faster than the reference, so scores are scaled."""
+
+
+@pytest.fixture
+def make_run(written_log: MakeLog, tmp_path: Path) -> MakeRun:
+    """Write a run folder of logs with seeds of their own; `last` changes the last log only."""
+
+    def make(
+        name: str = "run", *, logs: int = 10, seed: int = 1, last: dict[str, object] | None = None, **changes: object
+    ) -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        for k in range(logs):
+            more = (last or {}) if k == logs - 1 else {}
+            log = written_log(**{"evals": LOSSES, "seed": seed + k, **changes, **more})
+            log.rename(folder / f"result_{k}.txt")
+        return folder
+
+    return make
+
+
+def request(*runs: Path, **changes: object) -> package.Request:
+    """Return a request for a package beside the runs."""
+    wanted = {"folder": runs[0].parent / "package", "org": "example", "system": "box"} | changes
+    return package.Request(runs=runs, **wanted)  # type: ignore[arg-type]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.skipif(not SMC.is_dir(), reason="no public results here")
+def test_a_published_submission_passes_and_is_scaled_as_published(tmp_path: Path) -> None:
+    before = contents(SMC)
+    packed = package.pack(request(SMC, folder=tmp_path / "package", org="smc", ruleset="4.0.0"))
+    assert packed.passed
+    assert {name: check.passed for name, check in packed.checked.checks.items()} == dict.fromkeys(
+        ("system_description", "package", "repository"), True
+    )
+    results = tmp_path / "package/smc/results/box/llama2_70b_lora"
+    assert json.loads((results / "scaling.json").read_text())["scaling_factor"] == pytest.approx(1.0347222, abs=1e-7)
+    numeric = sorted(before, key=lambda name: [int(part) for part in name[7:-4].replace("-", "_").split("_")])
+    assert [(results / f"result_{n}.txt").read_bytes() for n in range(10)] == [before[name] for name in numeric]
+    assert contents(SMC) == before
+    described = json.loads((tmp_path / "package/smc/systems/box.json").read_text())
+    assert (described["accelerators_per_node"], described["status"]) == ("8", "Available on-premise")
+    assert described["other_software_stack"].startswith("cuda_version 12.4")
+
+
+@pytest.mark.parametrize("ruleset", ["5.1.0", "6.1.0"])
+def test_our_logs_pass_on_the_command_line(
+    make_run: MakeRun, tmp_path: Path, ruleset: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of what the checkers print and log comes through, and no handler stays behind."""
+    runs = [make_run("first", logs=4), make_run("second", logs=6, seed=50)]
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    out = tmp_path / "new" / "package"
+    with pytest.raises(SystemExit, match="^0$"):
+        cli.main(["pack", *map(str, runs), "-o", str(out), "--org", "example", "--ruleset", ruleset, "--json"])
+    said, warned = capfd.readouterr()
+    found = json.loads(said)
+    assert (warned, logging.getLogger().handlers) == ("", [])
+    assert found["passed"] and found["findings"] == [] and found["systems"] == ["1xexample"]
+    assert found["files"] == sorted(contents(out))
+    assert found["scaling_factors"] == {"results/1xexample/llama2_70b_lora/scaling.json": pytest.approx(1.0347222)}
+    packed = [out / f"example/results/1xexample/llama2_70b_lora/result_{k}.txt" for k in range(10)]
+    logs = [run / f"result_{k}.txt" for run, count in zip(runs, (4, 6), strict=True) for k in range(count)]
+    assert [path.read_bytes() for path in packed] == [path.read_bytes() for path in logs]
+    assert "systems/1xexample.json: cooling" in found["todo"]
+    assert "cooling" in (out / "TODO.md").read_text()
+
+
+def test_a_run_of_ours_describes_its_system_and_its_commands(make_run: MakeRun) -> None:
+    run = make_run(software={"torch": "2.13.0", "megatron_core": "0.16.1"}, submission_status="cloud")
+    (run / "plan.json").write_text(plans.dumps(compose.compose(["task=lora70b", "cluster=dgx2", "trials=10"])))
+    (run / "config.yaml").write_text("task: lora70b\n")
+    by_hand = run.parent / "box.json"
+    by_hand.write_text(json.dumps({"cooling": "air", "host_processors_per_node": 2}))
+    packed = package.pack(request(run, descriptions=(by_hand,)))
+    folder = run.parent / "package/example"
+    described = json.loads((folder / "systems/box.json").read_text())
+    known = {
+        "submitter": "example",
+        "division": "closed",
+        "status": "Available cloud",
+        "system_name": "box",
+        "number_of_nodes": "2",
+        "accelerators_per_node": "8",
+        "accelerator_model_name": "NVIDIA H100 SXM 80GB",
+        "accelerator_memory_capacity": "79.6 GiB",
+        "framework": "torch 2.13.0, megatron_core 0.16.1",
+        "cooling": "air",
+        "host_processors_per_node": "2",
+        "operating_system": "",
+    }
+    assert described.items() >= known.items()
+    assert packed.passed
+    assert "operating_system" in packed.todo["systems/box.json"] and "cooling" not in packed.todo["systems/box.json"]
+    manual = folder / "benchmarks/llama2_70b_lora/implementations/box"
+    assert "python -m jobs.tasks.train plan.json --trial 9\n" in (manual / "README.md").read_text()
+    assert (manual / "run_0/plan.json").read_bytes() == (run / "plan.json").read_bytes()
+
+
+def test_one_failed_run_counts_as_the_slowest(make_run: MakeRun) -> None:
+    packed = package.pack(request(make_run(last={"status": "aborted"})))
+    assert packed.passed
+    assert [(f.rule, f.severity) for f in packed.findings] == [("PCK-02", "warning")]
+    assert "result_9.txt: LOG-05" in packed.findings[0].message
+
+
+def test_a_seed_that_comes_twice_fails_the_official_checker(
+    make_run: MakeRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(last={"seed": 1})
+    with pytest.raises(SystemExit, match="^1$"):
+        cli.main(["pack", str(run), "-o", str(run.parent / "package"), "--org", "example"])
+    lines = capsys.readouterr().out.splitlines()
+    assert "official package checker: failed" in lines
+    assert any("same seed" in line for line in lines)
+
+
+def test_what_converges_too_fast_for_closed_may_be_open(make_run: MakeRun) -> None:
+    run = make_run(evals=(0.95, 0.92))
+    closed = package.pack(request(run))
+    assert not closed.passed and not closed.checked.checks["package"].passed and not closed.checked.scaling
+    assert any("RCP Test Failed" in message for message in closed.checked.checks["package"].messages)
+    moved = package.pack(request(run, folder=run.parent / "open", division="open"))
+    assert moved.passed
+    assert json.loads((run.parent / "open/example/systems/box.json").read_text())["division"] == "open"
+
+
+def test_what_is_forced_is_marked_everywhere(make_run: MakeRun) -> None:
+    run = make_run(logs=1, submission_org="example (tiny: not a submission)", submission_division="open")
+    packed = package.pack(request(run, force=True))
+    assert not packed.passed
+    assert [f.rule for f in packed.findings] == ["PCK-03", "PCK-01", "PCK-05"]
+    assert "found 1, expected 10" in packed.checked.checks["package"].messages[0]
+    texts = contents(run.parent / "package")
+    for name in ("TODO.md", "example/benchmarks/llama2_70b_lora/implementations/box/README.md"):
+        assert b"Not for submission" in texts[name] and b"PCK-03" in texts[name]
+    assert any("not fit for submission" in row for row in package_sheets.sheet(package).rows)
+
+
+@pytest.mark.parametrize(
+    ("logs", "changes", "message"),
+    [
+        ({"logs": 9}, {}, "PCK-01: .* has 9 runs, the rules want 10"),
+        ({"logs": 11}, {}, "PCK-01: .* has 11 runs"),
+        ({"logs": 2, "status": "aborted"}, {}, "PCK-02: .*result_0.txt: LOG-05: .*(?s:.*)PCK-02: .*result_1.txt"),
+        ({"logs": 1, "submission_platform": "x (tiny: not a submission)"}, {}, "PCK-03: the task of these logs is not"),
+        ({"logs": 2, "last": {"submission_platform": "2xother"}}, {}, "PCK-04: .*'1xexample', '2xother'"),
+        ({"logs": 2, "last": {"global_batch_size": 16}}, {}, "PCK-04: .*global_batch_size is 16, 8"),
+        ({"logs": 2, "last": {"opt_base_learning_rate": 5e-4}}, {}, "PCK-04: .*opt_base_learning_rate is 0.0004, 0.0005"),
+        ({"logs": 2, "last": {"submission_benchmark": "bert"}}, {}, "logs of several benchmarks: 'bert', 'llama2_70b_lora'"),
+        ({"logs": 1, "submission_benchmark": "../x"}, {"force": True}, r"submission_benchmark is '\.\./x', which ruleset 6.1.0 does not"),
+        ({"logs": 1, "submission_benchmark": None}, {"force": True}, "submission_benchmark is None"),
+        ({"logs": 1, "submission_platform": "../x"}, {"system": None}, "submission_platform '../x' is no file name"),
+        ({"logs": 1}, {"org": "-rf"}, "--org '-rf' is no file name"),
+        ({"logs": 1}, {"system": "a/../b"}, "--system 'a/../b' is no file name"),
+        ({"logs": 1}, {"ruleset": "5.2.0"}, "no ruleset '5.2.0'"),
+        ({"logs": 2, "last": {"submission_division": "open"}}, {"force": True}, "submission_division is 'closed', 'open'"),
+        ({"logs": 1, "submission_division": "open"}, {"division": "closed", "force": True}, "cannot become closed"),
+        ({"logs": 1, "config_filename": "hf_" + "a" * 30}, {"force": True}, "looks like a secret"),
+        ({"logs": 1}, {"runs": ("run", "run")}, "named twice"),
+        ({"logs": 1}, {"runs": ("elsewhere",)}, "no results in this folder"),
+        ({"logs": 1}, {"folder": "run"}, "never added to what is there"),
+        ({"logs": 1}, {"folder": "run/package"}, "cannot lie in a run's folder"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_packed_is_refused_and_leaves_nothing(
+    make_run: MakeRun, tmp_path: Path, logs: dict[str, Any], changes: dict[str, Any], message: str
+) -> None:
+    make_run(**logs)
+    before, changes = contents(tmp_path), dict(changes)
+    runs = [tmp_path / name for name in changes.pop("runs", ["run"])]
+    folder = tmp_path / changes.pop("folder", "package")
+    with pytest.raises(ConfigError, match=message):
+        package.pack(request(*runs, folder=folder, **changes))
+    assert contents(tmp_path) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_setting_that_holds_a_secret_is_not_published(make_run: MakeRun) -> None:
+    run = make_run(logs=1)
+    (run / "config.yaml").write_text("tokens_per_step: 12345678\nwandb_api_key: 0123456789abcdef\n")
+    with pytest.raises(ConfigError, match=r"looks like a secret\n  where: .*config.yaml:2") as refusal:
+        package.pack(request(run, force=True))
+    assert "0123" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("other.json", "{}", "descriptions of other, and the systems are box"),
+        ("box.json", "[]", "not a JSON object"),
+        ("box.json", '{"colour": "red"}', "unknown fields \\['colour'\\]"),
+        ("box.json", "{", "cannot be read"),
+    ],
+)
+def test_a_description_is_one_of_a_system_of_the_package(make_run: MakeRun, name: str, text: str, message: str) -> None:
+    run = make_run(logs=1)
+    path = run.parent / name
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        package.pack(request(run, force=True, descriptions=(path,)))
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> tuple[str, Path]:
+    """A value that leads from the official rules to a rule file of a stranger, and the file that its code makes."""
+    proof = tmp_path / "proof"
+    (tmp_path / "evil_common.yaml").write_text(f"- BEGIN:\n    CODE: \"open({str(proof)!r}, 'w').close()\"\n")
+    rules = Path(mlp_compliance.__file__).parent / "training_5.1.0"
+    return f"{os.path.relpath(tmp_path, rules)}/evil", proof
+
+
+def test_no_checker_sees_a_hostile_log(make_run: MakeRun, hostile: tuple[str, Path], tmp_path: Path) -> None:
+    """Ours reads the division as open, and takes the other record for garbled; the official parser reads both."""
+    value, proof = hostile
+    run = make_run(logs=1, submission_division="open")
+    log = run / "result_0.txt"
+    good = log.read_text()
+    record = {"time_ms": 1, "event_type": "", "key": "submission_division", "value": value, "metadata": None}
+    log.write_text(f":::MLLOG {json.dumps(record)}\n{good}")
+    with pytest.raises(ConfigError, match="submission_division is '../"):
+        package.pack(request(run, force=True))
+    assert not proof.exists()
+
+    shutil.copy(log, tmp_path / "hostile.txt")
+    log.write_text(good)
+    package.pack(request(run, force=True))
+    submission = tmp_path / "package/example"
+    shutil.copy(tmp_path / "hostile.txt", submission / "results/box/llama2_70b_lora/result_0.txt")
+    checkers.check(submission, ruleset="5.1.0")
+    assert proof.exists(), "or the attack is wrong, and the refusal proves nothing"
+    assert mlp_compliance.enqueued_configs == []
+
+
+def test_a_log_that_would_end_the_checkers_is_named(make_run: MakeRun) -> None:
+    run = make_run(logs=1)
+    log = run / "result_0.txt"
+    log.write_text(log.read_text() + ":::MLLOG {}\n")
+    with pytest.raises(ConfigError, match=r"official parser cannot read this log: KeyError.*\n  where: .*result_0.txt"):
+        package.pack(request(run, force=True))
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_a_crash_leaves_nothing_half_made(
+    make_run: MakeRun, tmp_path: Path, error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run()
+    before, copy, copied = contents(tmp_path), shutil.copyfile, []
+
+    def fail_late(source: Path, target: Path) -> Path:
+        copied.append(source)
+        if len(copied) == 5:
+            raise error
+        return copy(source, target)
+
+    monkeypatch.setattr(shutil, "copyfile", fail_late)
+    with pytest.raises((BenchError, KeyboardInterrupt)):
+        package.pack(request(run))
+    assert contents(tmp_path) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_damaged_description_fails_the_official_checker(make_run: MakeRun) -> None:
+    """The very fields that it wants are the ones that we write, as text: it ends at a number."""
+    run = make_run(logs=1, submission_division="open")
+    package.pack(request(run, force=True))
+    submission = run.parent / "package/example"
+    path = submission / "systems/box.json"
+    whole = json.loads(path.read_text())
+
+    def checked(fields: dict[str, object]) -> checkers.Check:
+        path.write_text(json.dumps(fields))
+        return checkers.check(submission, ruleset="5.1.0").checks["system_description"]
+
+    assert checked(whole | {"status": system.STATUSES["onprem"]}).passed
+    assert "Missing field cooling" in checked({k: v for k, v in whole.items() if k != "cooling"}).messages[0]
+    assert "non valid value: sold" in checked(whole | {"status": "sold"}).messages[0]
+    assert "official checker stopped: TypeError" in checked(whole | {"accelerators_per_node": 8}).messages[0]
+    assert set(re.findall(r"Missing field ([\w-]+)", checked({}).messages[0])) == set(system.FIELDS)
+
+
+@given(st.text(st.characters(max_codepoint=0x250), max_size=6) | st.sampled_from(["..", "a/b", "-o", "a..b", ".git"]))
+def test_a_name_in_a_path_stays_in_its_folder(name: str) -> None:
+    folder = Path("/submission")
+    try:
+        require_name(name, what="a name", fix="another")
+    except ConfigError:
+        return
+    path = Path(os.path.normpath(folder / name))
+    assert (path.parent, path.name) == (folder, name)
+    assert name[0] not in "-." and " " not in name

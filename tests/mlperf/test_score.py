@@ -1,0 +1,258 @@
+"""Ten runs are worth what the official rules say; anything less is no score, and says why."""
+
+import json
+import random
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mlperf_logging.package_checker import seed_checker
+from mlperf_logging.result_summarizer.result_summarizer import _compute_olympic_average
+
+from bench.cli import main
+from bench.console.score import sheets
+from bench.console.sheet import show
+from bench.errors import ConfigError, LogError
+from bench.mlperf.result import UNVERIFIED
+from bench.mlperf.score import Score, score
+from bench.mlperf.trial_set import Trials
+from bench.rules import RULES
+from helpers.paths import CORPUS
+
+SMC = CORPUS / "v4.0/smc/1xSMC-H100-SXM-80GB/llama2_70b_lora"
+with_corpus = pytest.mark.skipif(not CORPUS.is_dir(), reason="the public logs are not here")
+MakeLog = Callable[..., Path]
+MakeRuns = Callable[..., Path]
+REFERENCE = 3178.6667
+"""Mean samples of the reference at the batch size of the logs below."""
+AT_3072 = (0.95, 0.94, 0.94, 0.93, 0.92)
+"""Evaluations that reach the target after 3,072 samples; one fewer after 2,688, one more after 3,456."""
+TEN = range(10)
+
+
+@pytest.fixture
+def runs(written_log: MakeLog, tmp_path: Path) -> MakeRuns:
+    """Write a run of 20 minutes, of 21 and so on, each with its own seed; `changes` are for those of these numbers."""
+
+    def make(numbers: Sequence[int] = TEN, changes: dict[int, dict[str, Any]] | None = None, **all_runs: Any) -> Path:
+        for number in numbers:
+            said = {"evals": AT_3072, "seed": 100 + number} | all_runs | (changes or {}).get(number, {})
+            path = written_log(name=f"result_{number}.txt", **said)
+            set_minutes(path, 20 + number)
+        return tmp_path
+
+    return make
+
+
+def set_minutes(path: Path, minutes: int) -> None:
+    text = path.read_text()
+    (start,) = re.findall(r'"time_ms": (\d+), "event_type": "INTERVAL_START", "key": "run_start"', text)
+    stop = int(start) + minutes * 60_000
+    path.write_text(
+        re.sub(r'"time_ms": \d+(, "event_type": "INTERVAL_END", "key": "run_stop")', rf'"time_ms": {stop}\1', text)
+    )
+
+
+def rules(scored: Score) -> set[str]:
+    """Return the rules that the set breaks, having checked that nothing is claimed for a set that breaks one."""
+    assert scored.valid == (not scored.findings) == (scored.official_minutes is not None)
+    assert (scored.interval_minutes is not None) == scored.valid
+    assert {finding.rule for finding in scored.findings} <= RULES.keys()
+    json.dumps(scored.to_json(), allow_nan=False)
+    return {finding.rule for finding in scored.findings}
+
+
+def test_ten_runs_are_a_score(runs: MakeRuns) -> None:
+    """Runs of 20 to 29 minutes; those of 20 and 29 do not count."""
+    scored = score(runs(changes={9: {"evals": (*AT_3072[:-1], 0.93, 0.92)}}))
+    assert rules(scored) == set()
+    assert (scored.num_runs, scored.num_runs_required, scored.num_failed) == (10, 10, 0)
+    assert (scored.dropped_fastest, scored.dropped_slowest) == ("result_0.txt", "result_9.txt")
+    assert scored.olympic_minutes == pytest.approx(24.5)
+    assert (scored.olympic_samples, scored.samples_distribution) == (3072, {3072: 9, 3456: 1})
+    assert scored.rcp_factor == pytest.approx(REFERENCE / 3072)
+    assert scored.official_minutes == pytest.approx(24.5 * REFERENCE / 3072)
+    assert (scored.rcp.passed, scored.rcp.mean, scored.disagreements) == (True, 3072, ())
+    assert [verdict.passed for verdict in scored.compliance] == [True] * 10
+    assert scored.interval_minutes is not None
+    assert scored.interval_minutes[0] < scored.official_minutes < scored.interval_minutes[1]
+
+
+def test_slower_convergence_than_the_reference_is_not_scaled(runs: MakeRuns) -> None:
+    scored = score(runs(evals=(*AT_3072[:-1], 0.93, 0.92)))
+    assert (scored.rcp_factor, scored.official_minutes) == (1, pytest.approx(24.5))
+
+
+def test_one_failed_run_counts_as_the_slowest(runs: MakeRuns) -> None:
+    """The official compliance checker lets an aborted run pass; its RCP checker does not."""
+    scored = score(runs(changes={0: {"status": "aborted"}}))
+    assert rules(scored) == set()
+    assert (scored.num_failed, scored.dropped_fastest, scored.dropped_slowest) == (1, "result_1.txt", "result_0.txt")
+    assert "LOG-05" in scored.dropped_reasons[-1]
+    assert scored.olympic_minutes == pytest.approx(fmean(range(22, 30)))
+    assert scored.rcp.counts[0] is None and scored.rcp.passed
+    assert scored.samples_distribution == {3072: 9}
+    (disagreement,) = scored.disagreements
+    assert re.match(r"result_0.txt: ours not valid \(LOG-05: .* compliance checker 6.1.0 passed", disagreement)
+
+
+def test_a_run_that_only_the_official_checker_rejects_has_failed(runs: MakeRuns) -> None:
+    """Ruleset 6.1.0 wants a key that ours does not."""
+    folder = runs(changes={4: {"micro_batch_size": None}})
+    scored = score(folder)
+    assert rules(scored) == set()
+    assert scored.dropped_slowest == "result_4.txt"
+    assert any("ours valid; compliance checker 6.1.0 failed" in text for text in scored.disagreements)
+    assert any("ours failed; RCP checker 3,072 samples" in text for text in scored.disagreements)
+    assert score(folder, ruleset="5.1.0").num_failed == 0
+
+
+@pytest.mark.parametrize(
+    ("made", "broken"),
+    [
+        ({"numbers": range(9)}, {"SCO-01"}),
+        ({"numbers": range(11)}, {"SCO-01"}),
+        ({"changes": {2: {"status": "aborted"}, 5: {"evals": (0.95, 0.94)}}}, {"SCO-02"}),
+        ({"changes": dict.fromkeys((2, 5), {"status": "aborted"})}, {"SCO-02", "SCO-05"}),
+        ({"changes": {7: {"seed": 103}}}, {"SCO-03"}),
+        ({"changes": {7: {"seed": None}}}, {"SCO-03"}),
+        ({"changes": {7: {"global_batch_size": 16}}}, {"SCO-04", "SCO-05"}),
+        ({"changes": {7: {"submission_platform": "another"}}}, {"SCO-04"}),
+        ({"changes": {7: {"submission_benchmark": None}}}, {"SCO-04", "SCO-05"}),
+        ({"evals": AT_3072[-3:]}, {"SCO-05"}),
+        ({"submission_benchmark": None}, {"SCO-06"}),
+        ({"submission_benchmark": "../bert"}, {"SCO-06"}),
+        ({"submission_org": "somebody (tiny: not a submission)"}, {"SCO-06"}),
+    ],
+)
+def test_what_is_no_score_says_why(runs: MakeRuns, made: dict[str, Any], broken: set[str]) -> None:
+    assert rules(score(runs(**made))) == broken
+
+
+def test_too_fast_convergence_is_named_with_its_limit(runs: MakeRuns) -> None:
+    scored = score(runs(evals=AT_3072[-3:]))
+    assert "2,304.0, less than the accepted 2,960.6" in scored.findings[0].message
+    assert (scored.rcp_factor, scored.rcp_min_samples) == (None, pytest.approx(2960.634, abs=1e-3))
+    assert scored.olympic_minutes == pytest.approx(24.5)
+
+
+def test_the_open_division_has_no_factor(runs: MakeRuns) -> None:
+    scored = score(runs(submission_division="open", evals=AT_3072[-3:]))
+    assert rules(scored) == set()
+    assert (scored.rcp_factor, scored.rcp.passed, scored.official_minutes) == (None, None, pytest.approx(24.5))
+
+
+@pytest.mark.parametrize(("number", "olympic"), [(1, None), (2, None), (3, 21), (9, 24)])
+def test_fewer_runs_have_a_mean_from_three_on(runs: MakeRuns, number: int, olympic: float | None) -> None:
+    scored = score(runs(range(number)))
+    assert scored.olympic_minutes == (olympic and pytest.approx(olympic))
+    assert (scored.dropped_fastest is None) == (olympic is None) == (scored.rcp.passed is None)
+    assert olympic is None or f"made for 10 runs, and here are {number}" in scored.rcp.message
+
+
+def test_a_log_that_was_appended_to_has_failed(runs: MakeRuns) -> None:
+    folder = runs()
+    log = folder / "result_3.txt"
+    log.write_text(log.read_text() * 2)
+    scored = score(folder)
+    assert scored.dropped_slowest == "result_3.txt"
+    assert "LOG-03" in scored.dropped_reasons[-1]
+
+
+def test_what_cannot_be_scored_is_named(tmp_path: Path, runs: MakeRuns) -> None:
+    with pytest.raises(ConfigError, match="not a folder"):
+        score(tmp_path / "absent")
+    with pytest.raises(LogError, match="no result_"):
+        score(tmp_path)
+    with pytest.raises(ConfigError, match="no ruleset '7.7'"):
+        score(runs(range(1)), ruleset="7.7")
+    (tmp_path / "result_3.txt").mkdir()
+    with pytest.raises(LogError, match=r"(?s)cannot be read.*result_3"):
+        score(tmp_path)
+
+
+@given(st.lists(st.integers(0, 10**20), unique=True, min_size=1, max_size=8), st.randoms())
+def test_logs_are_taken_in_the_order_of_their_numbers(
+    tmp_path_factory: pytest.TempPathFactory, numbers: list[int], chance: random.Random
+) -> None:
+    folder = tmp_path_factory.mktemp("runs")
+    shuffled = chance.sample(numbers, len(numbers))
+    for number in shuffled:
+        (folder / f"result_5027-24_{number}.txt").touch()
+    names = [Path(result.file).name for result in score(folder).results]
+    assert names == [f"result_5027-24_{number}.txt" for number in sorted(numbers)]
+    assert score([folder / name for name in chance.sample(names, len(names))]).results == score(folder).results
+
+
+@given(st.lists(st.floats(0.1, 1e4), max_size=12), st.integers(0, 3), st.sampled_from([1, 4]))
+def test_the_olympic_mean_is_the_official_one(values: list[float], num_failed: int, num_dropped: int) -> None:
+    some = Trials((), (), "5.1.0")
+    vars(some).update(failed=dict.fromkeys(range(num_failed)), num_dropped=num_dropped)
+    official = _compute_olympic_average(list(values), num_failed, num_dropped) if num_failed <= num_dropped else None
+    assert some.olympic(values) == (official and pytest.approx(official))
+
+
+@pytest.fixture
+def official_seeds(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], bool]]:
+    monkeypatch.setattr(seed_checker.logging, "info", lambda *_: None)
+    monkeypatch.setattr(seed_checker.logging, "error", lambda *_: None)
+    yield lambda folder: seed_checker.SeedChecker("5.1.0").check_seeds(sorted(map(str, folder.glob("result_*"))))
+
+
+@pytest.mark.parametrize("seeds", [(1, 2, 3), (1, 2, 1), (1, None, 3), (7, 7, 7), (0, 1, -1)])
+def test_seeds_are_judged_as_by_the_package_checker(
+    runs: MakeRuns, official_seeds: Callable[[Path], bool], seeds: tuple[int | None, ...]
+) -> None:
+    folder = runs(range(3), changes={number: {"seed": seed} for number, seed in enumerate(seeds)})
+    assert ("SCO-03" in rules(score(folder))) is not official_seeds(folder)
+
+
+def test_the_interval_narrows_with_the_runs(runs: MakeRuns) -> None:
+    folder = runs()
+    wide = score(folder).interval_minutes
+    assert wide is not None and wide == score(folder).interval_minutes
+    for log in folder.glob("result_*"):
+        set_minutes(log, 24)
+    alike = score(folder)
+    assert alike.interval_minutes == (pytest.approx(alike.official_minutes),) * 2
+
+
+def test_the_table_says_unverified_hardware_and_runs(runs: MakeRuns, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = runs(changes={0: {"status": "aborted"}}, submission_platform="evil\x1b[2J")
+    for sheet in sheets(score(folder)):
+        show(sheet)
+    text = capsys.readouterr().out
+    assert f"{UNVERIFIED} GPUs not logged, n = 10 runs, 1 failed" in text
+    assert "\x1b" not in text
+    assert "not counted: result_0.txt failed and counts as the slowest: LOG-05" in " ".join(text.split())
+
+
+def test_the_verb_prints_one_strict_object_and_exits_by_validity(
+    runs: MakeRuns, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = runs()
+    for expected, number in ((0, 10), (1, 9)):
+        with pytest.raises(SystemExit) as stop:
+            main(["score", str(folder), "--json"])
+        printed = capsys.readouterr()
+        said = json.loads(printed.out, parse_constant=pytest.fail)
+        assert (stop.value.code, said["valid"], said["num_runs"], printed.err) == (expected, not expected, number, "")
+        (folder / "result_9.txt").unlink(missing_ok=True)
+
+
+@with_corpus
+def test_ten_published_runs_have_their_published_score() -> None:
+    """Their maker quotes 29.10069 minutes."""
+    before = sorted(SMC.iterdir())
+    scored = score(SMC)
+    assert rules(scored) == set()
+    assert scored.ruleset == "4.0.0"
+    assert scored.olympic_minutes == pytest.approx(28.12415, abs=5e-6)
+    assert scored.rcp_factor == pytest.approx(1.0347222, abs=5e-8)
+    assert scored.official_minutes == pytest.approx(29.10069, abs=5e-6)
+    assert sorted(SMC.iterdir()) == before

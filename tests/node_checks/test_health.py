@@ -1,0 +1,239 @@
+"""Health is measured by real ranks; floors that nobody can reach make them fail, and a really slow link is found."""
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.contract import plan as plans
+from bench.contract.plan import Plan
+from bench.contract.schema import Health
+from bench.preflight import nodes
+from helpers import ranks
+from helpers.nodes import on_nodes
+from jobs.node_checks import floors, rates
+
+UNREACHED = 1e6
+NAMES = ("dgx-0", "dgx-1", "dgx-2", "dgx-3")
+
+
+def composed(tmp: Path, num_ranks: int, **floors_: float) -> Plan:
+    made = ranks.compose(
+        tmp, "task=pretrain_tiny", f"cluster.ranks_per_node={num_ranks}", "recipe.global_batch_size=12"
+    )
+    made.config.cluster.health = Health(source="this test", min_mib=1, max_mib=2, **floors_)
+    return made
+
+
+def measured(folder: Path, num_nodes: int, per_node: int, **floors_: float) -> tuple[list[tuple[int, str]], Any]:
+    """Return how the ranks ended and what they printed, and health.json."""
+    (folder / "plan.json").write_text(plans.dumps(composed(folder, num_nodes * per_node, **floors_)))
+    done = on_nodes(folder, "jobs.node_checks.health", "plan.json", size=(num_nodes, per_node), OMP_NUM_THREADS="1")
+    return done, json.loads((folder / "health.json").read_text())
+
+
+@pytest.mark.trains
+@pytest.mark.skipif(not ranks.have(2), reason="needs two GPUs")
+def test_without_floors_it_measures_and_judges_nothing(tmp_path: Path):
+    [(code, table), (other, said)], report = measured(tmp_path, 1, 2)
+    assert (code, other) == (0, 0), (table, said)
+    assert "not judged" in table and "1 MiB" in table and not said
+    assert [row["mib"] for row in report["allreduce"]] == [1, 2]
+    for row in report["allreduce"]:
+        assert math.isclose(row["busbw_gbs"], row["mib"] * 2**20 / row["ms"] / 1e6, rel_tol=0.02, abs_tol=1e-3)
+    assert all(rank["gemm_tflops"] > 0 and rank["copy_gbs"] > 0 for rank in report["ranks"])
+    assert (report["findings"], report["slow_nodes"], report["pairs"]) == ([], [], [])
+    assert not list(tmp_path.glob("rank_logs/*.error"))
+
+
+@pytest.mark.trains
+@pytest.mark.skipif(not ranks.have(3), reason="needs three GPUs")
+def test_below_a_floor_every_rank_fails_for_the_same_reason(tmp_path: Path):
+    done, report = measured(tmp_path, 3, 1, busbw_gbs=UNREACHED)
+    assert [code for code, _ in done] == [1, 1, 1]
+    accounts = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("rank_logs/health_rank_?.error"))]
+    assert len(accounts) == 3 and len({(a["what"], a["where"], a["fix"]) for a in accounts}) == 1
+    assert accounts[0]["what"].startswith("NCC-04: all ranks together reach ")
+    assert sorted(sorted(pair["nodes"]) for pair in report["pairs"]) == [
+        ["dgx-0", "dgx-1"],
+        ["dgx-0", "dgx-2"],
+        ["dgx-1", "dgx-2"],
+    ]
+    assert all(low <= 0 <= high for low, high in (node["clock_ms"] for node in report["nodes"])), (
+        "one machine, one clock"
+    )
+    findings = nodes.judge(composed(tmp_path, 3), nodes.load(tmp_path))
+    assert [f.what for f in findings if f.rule == "NCC-04"] == [report["findings"][0]["what"]]
+    assert nodes.slow_nodes(nodes.load(tmp_path)) == report["slow_nodes"]
+
+
+@pytest.mark.trains
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("tc") or ranks.DEVICE != "cpu", reason="needs root and tc")
+def test_the_node_behind_a_slow_link_is_named(tmp_path: Path):
+    made = composed(tmp_path, 4, busbw_gbs=0.05)
+    (tmp_path / "plan.json").write_text(plans.dumps(made))
+    with networks(slow=2) as wrap:
+        env = os.environ | made.environment | {"PYTHONPATH": str(ranks.ROOT), "WORLD_SIZE": "4"}
+        env |= {"MASTER_ADDR": "10.99.0.1", "GLOO_SOCKET_IFNAME": "eth0"}
+        started = [
+            subprocess.Popen(
+                [*wrap(rank), sys.executable, "-m", "jobs.node_checks.health", "plan.json"],
+                cwd=tmp_path,
+                env=env | {"RANK": str(rank), "LOCAL_RANK": "0", "SLURMD_NODENAME": NAMES[rank]},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for rank in range(4)
+        ]
+        done = ranks.finish(started, timeout_s=300)
+    assert [code for code, _ in done] == [1, 1, 1, 1], done
+    assert nodes.slow_nodes(nodes.load(tmp_path)) == ["dgx-2"]
+    assert "leave it out (--exclude=dgx-2)" in done[0][1]
+
+
+@contextmanager
+def networks(*, slow: int) -> Iterator[Any]:
+    """Four network namespaces on one bridge, one of them at 160 Mbit/s; yields what a command is wrapped in."""
+    own = [f"bench{os.getpid()}-{n}" for n in range(4)]
+    bridge = f"bench{os.getpid()}-b"
+
+    def ip(*words: str) -> None:
+        subprocess.run(["ip", *words], check=True)
+
+    try:
+        ip("netns", "add", bridge)
+        ip("-n", bridge, "link", "add", "br0", "type", "bridge")
+        ip("-n", bridge, "link", "set", "br0", "up")
+        for n, name in enumerate(own):
+            ip("netns", "add", name)
+            ip("-n", name, "link", "set", "lo", "up")
+            ip("-n", name, "link", "add", "eth0", "type", "veth", "peer", "name", f"p{n}", "netns", bridge)
+            ip("-n", name, "addr", "add", f"10.99.0.{n + 1}/24", "dev", "eth0")
+            ip("-n", name, "link", "set", "eth0", "up")
+            ip("-n", bridge, "link", "set", f"p{n}", "master", "br0")
+            ip("-n", bridge, "link", "set", f"p{n}", "up")
+        limit = "qdisc add dev eth0 root tbf rate 160mbit burst 256kb latency 100ms"
+        subprocess.run(["ip", "netns", "exec", own[slow], "tc", *limit.split()], check=True)
+        yield lambda rank: ["ip", "netns", "exec", own[rank]]
+    finally:
+        for name in [*own, bridge]:
+            subprocess.run(["ip", "netns", "del", name], check=False, stderr=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize(("bounds", "words"), [((1200.0, 1300.0), "1.2 s ahead of"), ((-9e3, -2500.0), "2.5 s behind")])
+def test_a_clock_that_certainly_is_off_is_said(tmp_path: Path, bounds: tuple[float, float], words: str):
+    def write(*clock_ms: tuple[float, float]) -> list[str]:
+        clocks = [{"node": name, "clock_ms": ms} for name, ms in zip(NAMES, clock_ms, strict=False)]
+        said = {"attempt": None, "nodes": clocks, "findings": [], "slow_nodes": []}
+        (tmp_path / "health.json").write_text(json.dumps(said))
+        return [
+            f"{f.where} {f.what}"
+            for f in nodes.judge(composed(tmp_path, 2), nodes.load(tmp_path))
+            if f.rule == "CFG-08"
+        ]
+
+    assert write((-1.0, 1.0), (-5000.0, 900.0)) == [], "it may be right"
+    [said] = write((-1.0, 1.0), bounds)
+    assert said.startswith(f"dgx-1 its clock is at least {words}")
+
+
+def test_a_request_that_cannot_be_measured_is_refused(tmp_path: Path):
+    made = composed(tmp_path, 2)
+    (tmp_path / "plan.json").write_text(plans.dumps(made))
+    [(code, said)] = on_nodes(tmp_path, "jobs.node_checks.health", "plan.json", size=(1, 1))
+    assert code == 1 and "NCC-05: 1 ranks were started, and the plan is for 2" in said
+    made.config.cluster.health = None
+    (tmp_path / "plan.json").write_text(plans.dumps(made))
+    [(code, said)] = on_nodes(tmp_path, "jobs.node_checks.health", "plan.json", size=(1, 1))
+    assert code == 2 and "nobody said what is healthy on local" in said
+
+
+def test_a_rank_that_never_comes_is_said(tmp_path: Path):
+    late = tmp_path / "late.py"
+    late.write_text("from jobs import health, rates\nrates.MEETING_S = 2\nhealth.main()\n")
+    (tmp_path / "plan.json").write_text(plans.dumps(composed(tmp_path, 2)))
+    [(code, said)] = on_nodes(tmp_path, "late", "plan.json", size=(1, 1), WORLD_SIZE="2")
+    assert code == 1 and "NCC-05: the ranks cannot meet at 127.0.0.1" in said
+
+
+def report(**changes: Any) -> dict[str, Any]:
+    """Return the measurements of three nodes with two ranks each, all alike."""
+    names = NAMES[:3]
+    sound: dict[str, Any] = {
+        "floors": {"busbw_gbs": 300, "node_busbw_gbs": 300, "gemm_tflops": 575, "copy_gbs": 3580},
+        "allreduce": [{"mib": 62, "ms": 1.0, "busbw_gbs": 280.0}, {"mib": 124, "ms": 1.0, "busbw_gbs": 350.0}],
+        "nodes": [{"node": name, "allreduce": [{"busbw_gbs": 340.0}]} for name in names],
+        "ranks": [
+            {"rank": rank, "local_rank": rank % 2, "node": names[rank // 2], "gemm_tflops": 680.0, "copy_gbs": 4200.0}
+            for rank in range(6)
+        ],
+        "pairs": [],
+    }
+    return sound | changes
+
+
+def verdict(made: dict[str, Any]) -> tuple[str, list[tuple[str, str]], list[str]]:
+    found = floors.judged(made)
+    return found["verdict"], [(f["rule"], f["where"]) for f in found["findings"]], found["slow_nodes"]
+
+
+def test_what_is_slow_is_named_and_what_all_share_is_no_nodes_fault():
+    assert verdict(report()) == ("healthy", [], []), "the best size counts"
+    assert verdict(report(floors=dict.fromkeys(report()["floors"])))[0] == "not judged: no floors"
+
+    made = report()
+    made["ranks"][3]["gemm_tflops"] = 400.0
+    made["nodes"][2]["allreduce"][0]["busbw_gbs"] = 100.0
+    expected = [("HW-01", "dgx-1, local rank 1"), ("NCC-04", "dgx-2")]
+    assert verdict(made) == ("below a floor", expected, ["dgx-1", "dgx-2"])
+
+    for rank in made["ranks"]:
+        rank["gemm_tflops"] = 500.0
+    assert verdict(made)[2] == [], "a floor that no node reaches excludes none"
+
+    slow = [{"mib": 124, "ms": 1.0, "busbw_gbs": 90.0}]
+    pairs = [(0, 2, 95.0), (0, 1, 95.0), (1, 2, 90.0)]
+    alike = [{"nodes": [NAMES[a], NAMES[b]], "busbw_gbs": rate} for a, b, rate in pairs]
+    assert verdict(report(allreduce=slow, pairs=alike))[1:] == ([("NCC-04", "dgx-0, dgx-1, dgx-2")], [])
+    alike[1]["busbw_gbs"] = 340.0
+    assert verdict(report(allreduce=slow, pairs=alike))[1:] == ([("NCC-04", "dgx-2")], ["dgx-2"])
+
+
+def test_a_single_rank_has_no_all_reduce_and_breaks_no_floor_of_it():
+    made = report(allreduce=[], nodes=[{"node": "dgx-0", "allreduce": []}])
+    assert verdict(made)[:2] == ("healthy", [])
+
+
+@given(st.integers(2, 40))
+def test_rounds_give_each_node_as_many_partners_as_there_are_rounds(num_nodes: int):
+    played = list(rates.rounds(num_nodes))
+    pairs = [tuple(sorted(pair)) for round_ in played for pair in round_]
+    assert len(set(pairs)) == len(pairs), "nobody meets the same partner twice"
+    assert all(max(Counter(node for pair in round_ for node in pair).values()) == 1 for round_ in played)
+    met = Counter(node for pair in pairs for node in pair)
+    rested = num_nodes % 2  # of an odd number one rests in each round
+    assert all(len(played) - rested <= met[node] <= len(played) for node in range(num_nodes))
+    assert len(played) <= rates.PAIR_ROUNDS
+
+
+@given(st.integers(-(10**10), 10**10), st.lists(st.tuples(*[st.integers(0, 10**7)] * 4), min_size=1))
+def test_bounds_of_a_clock_hold_what_it_is_ahead(ahead_ns: int, delays: list[tuple[int, int, int, int]]):
+    own, other, now = [], [], 10**18
+    for mine_before, their_before, mine_after, their_after in delays:
+        now += 10**9  # the moment at which all have come
+        own.append((now - mine_before + ahead_ns, now + mine_after + ahead_ns))
+        other.append((now - their_before, now + their_after))
+    low, high = rates.clock_bounds_ms(own, other)
+    assert low - 0.001 <= ahead_ns / 1e6 <= high + 0.001

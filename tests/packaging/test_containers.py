@@ -1,0 +1,93 @@
+"""What the images are made of: pins that stand in one place, scripts that run, a marker that holds what was found."""
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from helpers.ranks import ROOT
+
+CONTAINERS = ROOT / "containers"
+
+
+def pins() -> dict[str, str]:
+    lines = (CONTAINERS / "pins.env").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+
+
+def test_pins_are_whole_and_are_all_that_the_images_are_made_from() -> None:
+    pinned = pins()
+    assert re.fullmatch(r"sha256:[0-9a-f]{64}", pinned["BASE_DIGEST"])
+    engine = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["engine"]
+    assert f"megatron-core=={pinned['MEGATRON_CORE']}" in engine
+    named = set()
+    for path in CONTAINERS.glob("*.Dockerfile"):
+        text = path.read_text()
+        named |= set(re.findall(r"\$\{?([A-Z_]+)", text)) - {"BASE", "COMMIT"}
+        assert not re.search(r"==\d|:\d\d\.\d\d|sha256:", text), "a version stands outside of pins.env"
+        assert re.findall(r"^COPY (\S+)", text, re.M) == ["pyproject.toml", "bench", "conf", "jobs", "containers"]
+    assert named <= pinned.keys() and pinned.keys() - named == {"BASE_IMAGE", "BASE_TAG", "BASE_DIGEST"}
+
+
+@pytest.mark.parametrize("script", sorted(CONTAINERS.glob("*.sh")), ids=lambda path: path.name)
+def test_scripts_are_sound(script: Path) -> None:
+    subprocess.run(["bash", "-n", script], check=True)
+    if shutil.which("shellcheck"):
+        subprocess.run(["shellcheck", "-x", script], check=True, cwd=ROOT)
+
+
+def test_a_build_sees_what_is_committed_and_nothing_else(tmp_path: Path) -> None:
+    """The engine of this build lists what it is given."""
+    tree, engine = tmp_path / "tree", tmp_path / "engine"
+    shutil.copytree(CONTAINERS, tree / "containers", ignore=shutil.ignore_patterns("__pycache__"))
+    engine.write_text('#!/bin/bash\necho "$@"; cd "${@: -1}"; find . -type f\n')
+    engine.chmod(0o755)
+    git = ["git", "-C", tree, "-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "--message=x"]):
+        subprocess.run([*git, *words], check=True)
+    (tree / ".env").write_text("KEY=secret")
+    (tree / "containers/train.Dockerfile").write_text("FROM scratch")
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    build = [tree / "containers/build.sh", "train", "--platform=linux/arm64"]
+    done = subprocess.run(build, env=os.environ | {"ENGINE": str(engine)}, check=True, capture_output=True, text=True)
+    pinned = pins()
+    assert done.stdout == f"runstop-train:{pinned['BASE_TAG']}-{commit[:12]}\n"
+    assert "what is not committed stays out" in done.stderr
+    assert f"--build-arg BASE={pinned['BASE_IMAGE']}@{pinned['BASE_DIGEST']} --build-arg COMMIT={commit}" in done.stderr
+    assert "--platform=linux/arm64" in done.stderr
+    seen = [line for line in done.stderr.splitlines() if line.startswith("./")]
+    assert sorted(seen) == sorted(f"./containers/{path.name}" for path in CONTAINERS.iterdir() if path.is_file())
+    assert subprocess.run([build[0], "all"], capture_output=True).returncode == 2
+
+
+def test_the_marker_holds_what_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = importlib.util.spec_from_file_location("marker", CONTAINERS / "marker.py")
+    assert spec is not None and spec.loader is not None
+    marker = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(marker)
+    monkeypatch.setattr(marker, "PATH", tmp_path / "marker.json")
+    pinned = pins()
+    base = f"{pinned['BASE_IMAGE']}@{pinned['BASE_DIGEST']}"
+    for given, shown in ((base, f"{pinned['BASE_IMAGE']}:{pinned['BASE_TAG']}"), ("acme/base@sha256:1", "acme/base")):
+        monkeypatch.setattr(
+            sys, "argv", ["marker", "runstop-train", "--base", given, "--commit", "c0ffee", "megatron-core"]
+        )
+        marker.main()
+        said = json.loads((tmp_path / "marker.json").read_text())
+        assert (said["name"], said["base"], said["commit"]) == ("runstop-train", shown, "c0ffee")
+        assert (
+            said["digest"] == given.partition("@")[2] and said["versions"]["megatron-core"] == pinned["MEGATRON_CORE"]
+        )
+    monkeypatch.setattr(
+        sys, "argv", ["marker", "runstop-train", "--base", base, "--commit", "c0ffee", "no-such-package"]
+    )
+    with pytest.raises(importlib.metadata.PackageNotFoundError):
+        marker.main()

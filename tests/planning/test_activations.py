@@ -1,0 +1,53 @@
+"""What a layer is said to keep against what autograd saves in it."""
+
+from pathlib import Path
+
+import pytest
+
+from bench.contract.plan import Plan
+from bench.planning.activations import layer_bytes
+from helpers import ranks
+
+HIDDEN = 512
+SIZES = (
+    "precision=bf16",
+    "cluster.ranks_per_node=1",
+    "model.norm=LayerNorm",  # of which a CPU, too, has one kernel
+    "model.num_layers=2",
+    f"model.hidden_size={HIDDEN}",
+    "model.ffn_hidden_size=1792",
+    "model.num_attention_heads=8",
+)
+GPT = ("model.activation=gelu", "model.position=learned", "model.bias=true")
+LAYERS = {
+    "llama_lora": ("task=lora_tiny", "model.num_query_groups=2"),
+    "llama_lora_mha_without_dropout": ("task=lora_tiny", "model.num_query_groups=8", "task.lora.dropout=0"),
+    "llama": ("task=pretrain_tiny", "model.num_query_groups=2"),
+    "gpt": ("task=pretrain_tiny", "model.num_query_groups=8", *GPT),
+    "gpt_gqa": ("task=pretrain_tiny", "model.num_query_groups=2", *GPT),
+}
+CPU_MASK_BYTES = {"llama_lora": 2 * HIDDEN}
+"""A CPU's dropout keeps its masks, here of two inputs, in BF16; a GPU's as booleans, which the formula counts."""
+pytestmark = pytest.mark.trains
+
+
+@pytest.mark.skipif(ranks.DEVICE != "cpu", reason="compares with what a CPU saves")
+def test_a_bf16_layer_keeps_what_the_formula_says(tmp_path: Path) -> None:
+    """To a thousandth: less than an adapter's or the softmax' part; the norms' statistics are not counted."""
+    plans = {name: ranks.compose(tmp_path, *overrides, *SIZES) for name, overrides in LAYERS.items()}
+    counted = count(plans, tmp_path)
+    expected = {
+        name: layer_bytes(made.config, made.world) + CPU_MASK_BYTES.get(name, 0) for name, made in plans.items()
+    }
+    assert counted == pytest.approx(expected, rel=1e-3)
+
+
+def count(plans: dict[str, Plan], tmp_path: Path) -> dict[str, float]:
+    folders = [ranks.write(made, tmp_path / name) for name, made in plans.items()]
+    started = ranks.start(
+        next(iter(plans.values())), tmp_path, "tests.helpers.kept", *(str(folder / "plan.json") for folder in folders)
+    )
+    [(code, output)] = ranks.finish(started)
+    assert code == 0, output
+    lines = [line.split() for line in output.splitlines() if line.startswith("kept ")]
+    return dict(zip(plans, (float(number) for _, number in lines), strict=True))

@@ -1,0 +1,171 @@
+"""Which layout a plan takes: never a slower one than it could, all of what is given kept, nothing invented."""
+
+import copy
+import itertools
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench.console import layouts as layout_sheets
+from bench.contract import plan as plans
+from bench.contract.plan import Plan
+from bench.contract.schema import Config, Precision, Recompute
+from bench.errors import ConfigError
+from bench.planning import compose, layouts, make_plan, memory
+
+OPEN = "parallel={tp: null, pp: null, cp: null, sp: null}"
+PLANS = {name: compose.compose(["task=lora70b", f"cluster={name}"]) for name in ("dgxh200", "dgx1", "dgx2")}
+
+
+def explicit(config: Config, tp: int, pp: int, cp: int, sp: bool) -> Config:
+    changed = copy.deepcopy(config)
+    changed.parallel = replace(changed.parallel, tp=tp, pp=pp, cp=cp, sp=sp)
+    return changed
+
+
+def possible(config: Config) -> list[Plan]:
+    """Every plan with all sizes given that is not refused."""
+    ranks, found = config.cluster.num_nodes * config.cluster.ranks_per_node, []
+    sizes = [size for size in range(1, ranks + 1) if ranks % size == 0]
+    for tp, pp, cp, sp in itertools.product(sizes, sizes, sizes, (False, True)):
+        try:
+            found.append(make_plan.make(explicit(config, tp, pp, cp, sp)))
+        except ConfigError:
+            continue
+    return found
+
+
+@given(
+    cluster=st.sampled_from(sorted(PLANS)),
+    precision=st.sampled_from([Precision.bf16, Precision.fp8]),
+    recompute=st.sampled_from(Recompute),
+    batch=st.sampled_from([8, 16, 64]),
+    micro=st.sampled_from([1, 2, None]),
+    vpp=st.sampled_from([1, 2]),
+    memory_gib=st.sampled_from([24.0, 79.6, 140.4]),
+)
+@settings(max_examples=25)
+def test_the_chosen_layout_is_the_fastest_that_fits(
+    cluster: str, precision: Precision, recompute: Recompute, batch: int, micro: int | None, vpp: int, memory_gib: float
+) -> None:
+    config = copy.deepcopy(PLANS[cluster].config)
+    assert config.cluster.gpu
+    config.precision, config.parallel.vpp, config.cluster.gpu.memory_gib = precision, vpp, memory_gib
+    config.recipe.recompute, config.recipe.global_batch_size, config.recipe.micro_batch_size = recompute, batch, micro
+    others = possible(config)
+    if not others:
+        with pytest.raises(ConfigError):
+            make_plan.make(config)
+        return
+    chosen = make_plan.make(config)
+    assert chosen.memory.fits and chosen.cost
+    assert chosen.cost.step_s == min(other.cost.step_s for other in others if other.cost)
+    fitting = [one for one in layouts.ranked(config) if one.memory.fits]
+    assert {one.world for one in fitting} == {other.world for other in others}
+    times = [one.cost.step_s for one in fitting if one.cost]
+    assert times == sorted(times)
+
+
+@pytest.mark.parametrize(
+    "given_", ["parallel.tp=4", "parallel.cp=2", "parallel.pp=2", "parallel.sp=true", "parallel.tp=8"]
+)
+def test_what_is_given_is_kept(given_: str) -> None:
+    name, value = given_.removeprefix("parallel.").split("=")
+    made = compose.compose(["task=lora70b", "cluster=dgxh200", given_])
+    assert str(getattr(made.world, name)).lower() == value
+    assert getattr(made.config.parallel, name) is not None and made.config.parallel.vpp == made.world.vpp
+
+
+def test_fp8_on_h200_is_a_replica_per_gpu() -> None:
+    w = compose.compose(["task=lora70b", "cluster=dgxh200"]).world
+    assert (w.dp, w.tp, w.pp, w.cp, w.sp) == (8, 1, 1, 1, False)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+def test_70b_in_fp8_on_part_of_a_machine(ranks: int) -> None:
+    sizes = ("cluster=local", "cluster.device=cuda", "gpu@cluster.gpu=h200", f"cluster.ranks_per_node={ranks}")
+    made = compose.compose(["task=lora70b", *sizes])
+    assert made.memory.fits and made.cost and made.world.dp == ranks
+    assert made.batch.gradient_accumulation_steps == 8 // ranks
+
+
+def test_without_rates_the_plainest_layout_that_fits_is_taken() -> None:
+    def world(*overrides: str) -> tuple[int, int, int, int, bool]:
+        made = compose.compose(["task=lora70b", *overrides])
+        assert made.cost is None
+        w = made.world
+        return w.dp, w.tp, w.pp, w.cp, w.sp
+
+    unknown = ("cluster=dgxh200", "cluster.gpu.rates=null")
+    assert world(*unknown) == (8, 1, 1, 1, False)
+    assert world(*unknown, "precision=bf16") == (4, 2, 1, 1, True)
+    assert world("cluster=local") == (2, 1, 1, 1, False)  # no memory known either
+    assert world("cluster=local", "cluster.device=cuda") == (2, 1, 1, 1, False)
+
+
+def test_when_none_fits_the_closest_is_refused() -> None:
+    with pytest.raises(ConfigError, match="GiB per GPU needed, and a .* has 9") as refused:
+        compose.compose(["task=lora70b", "cluster=dgx1", "cluster.gpu.memory_gib=9"])
+    closest = min(one.memory.total_gib for one in layouts.ranked(_small()))
+    assert f"{closest:.1f} GiB per GPU" in refused.value.what
+
+
+def _small() -> Config:
+    config = copy.deepcopy(PLANS["dgx1"].config)
+    assert config.cluster.gpu
+    config.cluster.gpu.memory_gib = 9
+    return config
+
+
+def test_when_none_is_legal_the_plainest_says_why() -> None:
+    with pytest.raises(ConfigError, match="global batch size 9 cannot be split over dp 8 x micro batch 1"):
+        compose.compose(
+            [
+                "task=lora70b",
+                "cluster=dgx1",
+                "recipe.global_batch_size=9",
+                "parallel.cp=1",
+                "parallel.tp=1",
+                "parallel.pp=1",
+            ]
+        )
+    with pytest.raises(ConfigError, match="tp 3 does not divide"):
+        compose.compose(["task=lora70b", "cluster=dgx1", "parallel.tp=3"])
+
+
+def test_the_table_lists_them_all_with_what_fits_first() -> None:
+    made = compose.compose(["task=lora70b", "cluster=dgx1", "recipe.recompute=none"])
+    sheet = layout_sheets.sheet(made)
+    assert len(sheet.rows) == len(layouts.ranked(made.config)) > 10
+    rows = [dict(zip(sheet.columns, row, strict=True)) for row in sheet.rows]
+    fits = [row["fits"] for row in rows]
+    assert fits == sorted(fits, reverse=True) and {"yes", "no"} == set(fits)
+    assert (
+        rows[0]["tp"] == str(made.world.tp) and rows[0]["step (s)"] == f"{made.cost.step_s:.2f}" if made.cost else False
+    )
+    cpu = layout_sheets.sheet(compose.compose([OPEN]))
+    assert {(row[cpu.columns.index("fits")], row[cpu.columns.index("step (s)")]) for row in cpu.rows} == {("", "")}
+
+
+def test_a_plan_made_again_from_its_config_is_the_same() -> None:
+    made = compose.compose(["task=lora70b", "cluster=dgx8"])
+    assert make_plan.make(made.config) == made == plans.loads(plans.dumps(made))
+    assert made.config.parallel.tp is None and made.config.recipe.recompute is Recompute.fit
+
+
+def test_fit_stands_in_the_plan_and_its_table(capsys: pytest.CaptureFixture[str]) -> None:
+    from bench.console import plan as plan_sheets
+
+    tight = ("task=lora70b", "cluster=dgxh200", "parallel.tp=1", "parallel.pp=1", "parallel.cp=1")
+    made = compose.compose([*tight, "cluster.gpu.memory_gib=137"])
+    assert made.recompute.qkv_layers and not made.recompute.full
+    assert made.cost and made.cost.recompute_s > 0
+    assert made.recompute == memory.recompute(made.config, made.world)
+    assert plans.loads(plans.dumps(made)) == made
+    plan_sheets.show_plan(made, [])
+    shown = capsys.readouterr().out
+    assert f"fp8, recompute qkv in {made.recompute.qkv_layers} of 80 layers (fit)" in shown
+    assert f"step time: {made.cost.step_s:.2f} s estimated" in shown and "cp 1 (sp chosen)" in shown
+    assert compose.compose(["task=lora70b", "cluster=dgx1", "recipe.recompute=full"]).recompute == memory.EVERYTHING

@@ -1,0 +1,497 @@
+"""Parameter counts against published ones; memory estimates against arithmetic that can be done by hand."""
+
+from dataclasses import asdict, replace
+from enum import Enum
+from itertools import pairwise
+from typing import Any, get_type_hints
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.contract.plan import Memory, Recomputed, World
+from bench.contract.schema import (
+    Activation,
+    Cluster,
+    Config,
+    Container,
+    Data,
+    DataSource,
+    Device,
+    Gpu,
+    Launch,
+    Lora,
+    Model,
+    Norm,
+    Parallel,
+    Paths,
+    Position,
+    Precision,
+    Recipe,
+    Recompute,
+    Runtime,
+    Scheduler,
+    Task,
+)
+from bench.planning import compose, memory, parameters
+from bench.planning.memory import NOTHING
+from helpers.paths import ROOT
+
+CONF = ROOT / "conf"
+LORA = Lora(rank=16, alpha=32, dropout=0.1, target_modules=["linear_qkv", "linear_proj"])
+PARAMETERS = {
+    "llama2_7b": 6_738_415_616,
+    "llama2_13b": 13_015_864_320,
+    "llama2_70b": 68_976_648_192,
+    "llama31_8b": 8_030_261_248,
+    "llama31_70b": 70_553_706_496,
+    "gpt3_126m": 125_950_464,
+    "gpt3_5b": 5_051_228_160,
+}
+
+
+def load_model(name: str) -> Model:
+    hints = get_type_hints(Model)
+    values: dict[str, Any] = yaml.safe_load((CONF / "model" / f"{name}.yaml").read_text())
+    for key, value in values.items():
+        if isinstance(hints[key], type) and issubclass(hints[key], Enum):
+            values[key] = hints[key][value]
+    return Model(**values)
+
+
+def load_gpu(cluster: str) -> Gpu:
+    gpu = compose.compose(["task=lora70b", f"cluster={cluster}"]).config.cluster.gpu
+    assert gpu is not None
+    return gpu
+
+
+H100, H200 = load_gpu("dgx1"), load_gpu("dgxh200")
+
+
+MODELS = {name: load_model(name) for name in PARAMETERS}
+
+
+def make_config(
+    model: Model, parallel: Parallel, *, lora: Lora | None = None, gpu: Gpu | None = None, global_batch_size: int = 8
+) -> Config:
+    """Return a BF16 run on rows of 8192 tokens, micro-batches of one row."""
+    return Config(
+        task=Task(name="t", summary="t", benchmark=None, target_eval_loss=None, submittable=False, lora=lora),
+        model=model,
+        data=Data(
+            name="d",
+            summary="d",
+            source=DataSource.prepared,
+            seq_length=8192,
+            train_rows=100,
+            eval_rows=10,
+            answer_only=True,
+        ),
+        recipe=Recipe(
+            global_batch_size=global_batch_size,
+            micro_batch_size=1,
+            max_steps=10,
+            lr=1e-4,
+            lr_warmup_steps=0,
+            weight_decay=0.0,
+            clip_grad=1.0,
+            adam_beta1=0.9,
+            adam_beta2=0.999,
+            adam_eps=1e-8,
+            eval_every_samples=80,
+        ),
+        parallel=parallel,
+        cluster=Cluster(
+            name="c",
+            summary="c",
+            org="o",
+            platform="p",
+            status="onprem",
+            scheduler=Scheduler.local,
+            device=Device.cuda if gpu else Device.cpu,
+            num_nodes=1,
+            ranks_per_node=8,
+            paths=Paths(data=None, model=None, logs=None),
+            gpu=gpu,
+        ),
+        container=Container(name="none", runtime=Runtime.none),
+        launch=Launch(),
+        trials=1,
+        seed_base=1,
+        precision=Precision.bf16,
+        walltime=None,
+    )
+
+
+def with_recompute(config: Config, recompute: Recompute) -> Config:
+    return replace(config, recipe=replace(config.recipe, recompute=recompute))
+
+
+def world_of(config: Config, *, dp: int) -> World:
+    """The split that config.parallel says, of as many ranks as that takes."""
+    p = config.parallel
+    assert p.tp and p.pp and p.cp and p.sp is not None
+    size = dp * p.tp * p.pp * p.cp
+    return World(num_nodes=1, ranks_per_node=size, num_ranks=size, dp=dp, tp=p.tp, pp=p.pp, cp=p.cp, vpp=p.vpp, sp=p.sp)
+
+
+def estimate(config: Config, *, dp: int) -> Memory:
+    world = world_of(config, dp=dp)
+    return memory.estimate(config, world, memory.recompute(config, world))
+
+
+@st.composite
+def models(draw: st.DrawFn) -> Model:
+    """Small models that every split of up to 4 ranks (TP and PP each) divides."""
+    groups = draw(st.sampled_from([4, 8]))
+    heads = groups * draw(st.sampled_from([1, 2]))
+    return Model(
+        name="m",
+        source="s",
+        num_layers=draw(st.sampled_from([8, 16])),
+        hidden_size=heads * draw(st.sampled_from([8, 16])),
+        ffn_hidden_size=draw(st.sampled_from([64, 192])),
+        num_attention_heads=heads,
+        num_query_groups=groups,
+        vocab_size=draw(st.sampled_from([128, 4096])),
+        max_seq_length=64,
+        norm=draw(st.sampled_from(Norm)),
+        norm_epsilon=1e-5,
+        activation=draw(st.sampled_from(Activation)),
+        position=draw(st.sampled_from(Position)),
+        bias=draw(st.booleans()),
+        tied_embeddings=draw(st.booleans()),
+    )
+
+
+sizes = st.sampled_from([1, 2, 4])
+modules = st.lists(st.sampled_from(["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]), min_size=1, unique=True)
+loras = st.none() | st.builds(
+    Lora, rank=st.sampled_from([1, 16]), alpha=st.just(32), dropout=st.sampled_from([0.0, 0.1]), target_modules=modules
+)
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> Config:
+    pp = draw(sizes)
+    parallel = Parallel(
+        tp=draw(sizes),
+        pp=pp,
+        cp=draw(sizes),
+        vpp=draw(st.sampled_from([1, 2])) if pp > 1 else 1,
+        sp=draw(st.booleans()),
+        distributed_optimizer=draw(st.booleans()),
+    )
+    gpu = draw(st.none() | st.just(H100))
+    batch = draw(st.sampled_from([8, 16, 64]))
+    config = make_config(draw(models()), parallel, lora=draw(loras), gpu=gpu, global_batch_size=batch)
+    return replace(config, precision=draw(st.sampled_from([Precision.fp32, Precision.bf16])))
+
+
+@st.composite
+def fp8_configs(draw: st.DrawFn) -> Config:
+    """Llamas under LoRA in FP8, on a GPU."""
+    config = draw(configs())
+    model = replace(config.model, norm=Norm.RMSNorm, activation=Activation.swiglu, position=Position.rope, bias=False)
+    return replace(
+        config,
+        model=model,
+        task=replace(config.task, lora=config.task.lora or LORA),
+        cluster=replace(config.cluster, device=Device.cuda, gpu=H200),
+        precision=Precision.fp8,
+    )
+
+
+def with_memory(config: Config, memory_gib: float) -> Config:
+    """A GPU with so much room beyond what `fit` leaves free."""
+    gpu = replace(H200, memory_gib=memory_gib + memory.FIT_MARGIN_GIB)
+    return with_recompute(replace(config, cluster=replace(config.cluster, gpu=gpu)), Recompute.fit)
+
+
+def some(qkv_layers: int, fc1_layers: int) -> Recomputed:
+    return Recomputed(full=False, qkv_layers=qkv_layers, fc1_layers=fc1_layers)
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_parameters_of_shipped_models(name: str) -> None:
+    assert parameters.parameters(MODELS[name]) == PARAMETERS[name]
+    assert MODELS[name].name == name
+
+
+@pytest.mark.parametrize("name", ["gpt3_126m", "gpt3_5b"])
+def test_gpt_parameters_by_the_papers_formula(name: str) -> None:
+    """Narayanan et al. 2021: 12 l h^2 (1 + 13 / 12 h + (V + s) / 12 l h), which leaves out the final norm."""
+    model = MODELS[name]
+    num_layers, hidden = model.num_layers, model.hidden_size
+    formula = 12 * num_layers * hidden**2 + 13 * num_layers * hidden
+    formula += (model.vocab_size + model.max_seq_length) * hidden
+    assert parameters.parameters(model) == formula + 2 * hidden
+
+
+def test_lora_parameters_of_70b() -> None:
+    assert parameters.lora_parameters(MODELS["llama2_70b"], LORA) == 44_564_480
+
+
+@given(model=models(), lora=loras, tp=sizes, pp=sizes)
+def test_ranks_hold_the_model_and_their_replicas(model: Model, lora: Lora | None, tp: int, pp: int) -> None:
+    stages = [parameters.rank_parameters(model, lora, tp=tp, pp=pp, pp_rank=k) for k in range(pp)]
+    hidden, num_layers = model.hidden_size, model.num_layers
+    norm = hidden * (2 if model.norm is Norm.LayerNorm else 1)
+    replicated = (2 * num_layers + 1) * norm
+    replicated += 2 * num_layers * hidden if model.bias else 0
+    replicated += model.max_seq_length * hidden if model.position is Position.learned else 0
+    copy = model.vocab_size * hidden if model.tied_embeddings and pp > 1 else 0
+    assert tp * sum(base for base, _ in stages) == parameters.parameters(model) + (tp - 1) * replicated + copy
+    if lora:
+        whole = num_layers * len(lora.target_modules) * lora.rank * hidden  # qkv's and fc1's A, proj's and fc2's B
+        total = parameters.lora_parameters(model, lora)
+        assert tp * sum(adapters for _, adapters in stages) == total + (tp - 1) * whole
+    else:
+        assert all(adapters == 0 for _, adapters in stages)
+
+
+@given(config=configs(), dp=sizes)
+def test_total_is_the_sum_of_its_parts(config: Config, dp: int) -> None:
+    result = estimate(config, dp=dp)
+    parts = {key: value for key, value in asdict(result).items() if key.endswith("_gib") and key != "capacity_gib"}
+    total = parts.pop("total_gib")
+    assert total == pytest.approx(sum(parts.values()))
+    assert all(value >= 0 for value in parts.values())
+    assert result.fits is (None if config.cluster.gpu is None else total <= config.cluster.gpu.memory_gib)
+    if config.task.lora is None:
+        assert result.trainable_parameters == result.parameters == parameters.parameters(config.model)
+        assert result.adapter_weights_gib == 0
+    else:
+        assert result.trainable_parameters == parameters.lora_parameters(config.model, config.task.lora)
+
+
+@given(config=configs(), dp=sizes)
+def test_full_recompute_never_keeps_more(config: Config, dp: int) -> None:
+    full = estimate(with_recompute(config, Recompute.full), dp=dp)
+    none = estimate(with_recompute(config, Recompute.none), dp=dp)
+    assert full.activations_gib <= none.activations_gib * (1 + 1e-9)
+
+
+@given(config=configs(), dp=sizes)
+def test_distributed_optimizer_never_needs_more(config: Config, dp: int) -> None:
+    whole, shard = (
+        estimate(replace(config, parallel=replace(config.parallel, distributed_optimizer=on)), dp=dp)
+        for on in (False, True)
+    )
+    assert shard.optimizer_gib <= whole.optimizer_gib * (1 + 1e-9)
+    assert shard.total_gib <= whole.total_gib * (1 + 1e-9)
+
+
+@given(config=configs(), dp=sizes)
+def test_sequence_parallel_never_needs_more(config: Config, dp: int) -> None:
+    off, on = (
+        estimate(replace(config, parallel=replace(config.parallel, sp=sp)), dp=dp).total_gib for sp in (False, True)
+    )
+    assert on <= off * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+@pytest.mark.parametrize("lora", [None, LORA], ids=["all", "lora"])
+@pytest.mark.parametrize("pp", [1, 2, 4])
+def test_more_tp_never_holds_more(name: str, lora: Lora | None, pp: int) -> None:
+    held = [estimate(make_config(MODELS[name], Parallel(tp=tp, pp=pp, cp=1), lora=lora), dp=1) for tp in (1, 2, 4)]
+    for few, many in pairwise(held):
+        assert many.base_weights_gib <= few.base_weights_gib
+        assert many.adapter_weights_gib <= few.adapter_weights_gib
+        assert many.total_gib <= few.total_gib
+
+
+def test_activations_of_a_gpt_layer_are_korthikantis_without_dropout_masks() -> None:
+    """34 s b h less 2 s b h of masks; flash attention adds 4 bytes of softmax statistics per head and token."""
+    model = MODELS["gpt3_5b"]
+    result = estimate(make_config(model, Parallel(tp=1, pp=1, cp=1)), dp=8)
+    per_token = 32 * model.hidden_size + 4 * model.num_attention_heads
+    assert result.activations_gib * memory.GIB == pytest.approx(8192 * model.num_layers * per_token)
+
+
+def test_activations_of_a_lora_layer_by_hand() -> None:
+    """Per token of Llama-2-70B: 2 norm inputs, qkv, q and k after RoPE and its angles, attention's output, gate
+    and up, 64 heads, 2 adapters."""
+    config = make_config(MODELS["llama2_70b"], Parallel(tp=1, pp=1, cp=1), lora=LORA)
+    per_token = 2 * (2 * 8192 + 10240 + 9216 + 4 * 128 + 8192 + 57344) + 4 * 64 + 2 * (3 * 8192 + 2 * 16)
+    assert estimate(config, dp=8).activations_gib * memory.GIB == pytest.approx(8192 * 80 * per_token)
+    recomputed = estimate(with_recompute(config, Recompute.full), dp=8).activations_gib * memory.GIB
+    assert recomputed == pytest.approx(8192 * (79 * 2 * 8192 + per_token))
+
+
+def test_lora_without_dropout_keeps_the_inputs_themselves() -> None:
+    lora = replace(LORA, dropout=0.0)
+    kept = [
+        estimate(make_config(MODELS["llama2_70b"], Parallel(tp=1, pp=1, cp=1), lora=lora), dp=8).activations_gib
+        for lora in (lora, LORA)
+    ]
+    assert (kept[1] - kept[0]) * memory.GIB == pytest.approx(8192 * 80 * (8192 + 3 * 8192))
+
+
+@pytest.mark.parametrize(
+    ("pp", "vpp", "num_microbatches", "expected"),
+    [
+        (1, 1, 8, 1.0),
+        (4, 1, 8, 1.0),
+        (4, 1, 2, 2 / 4),  # fewer micro-batches than stages
+        (4, 2, 8, 1 + 3 / 8),
+        (4, 4, 8, 1 + 3 / 16),
+        (2, 2, 2, 1.0),  # every chunk of every micro-batch is in flight
+    ],
+)
+def test_pipeline_depth_on_the_first_stage(pp: int, vpp: int, num_microbatches: int, expected: float) -> None:
+    """In units of one micro-batch's activations in the whole model."""
+    model = replace(MODELS["llama2_7b"], vocab_size=32)  # a small head leaves the first stage the fullest
+    flat = estimate(make_config(model, Parallel(tp=1, pp=1, cp=1), global_batch_size=1), dp=1)
+    split = make_config(model, Parallel(tp=1, pp=pp, cp=1, vpp=vpp), global_batch_size=num_microbatches)
+    assert estimate(split, dp=1).activations_gib / flat.activations_gib == pytest.approx(expected)
+
+
+def test_optimizer_and_gradients_of_full_training() -> None:
+    config = make_config(MODELS["llama31_8b"], Parallel(tp=1, pp=1, cp=2))
+    count = PARAMETERS["llama31_8b"]
+    bf16 = estimate(config, dp=4)
+    assert bf16.base_weights_gib * memory.GIB == pytest.approx(2 * count)
+    assert bf16.gradients_gib * memory.GIB == pytest.approx(4 * count)
+    assert bf16.optimizer_gib * memory.GIB == pytest.approx(12 * count / 8)
+    fp32 = estimate(replace(config, precision=Precision.fp32), dp=4)
+    assert fp32.base_weights_gib * memory.GIB == pytest.approx(4 * count)
+    assert fp32.optimizer_gib * memory.GIB == pytest.approx(12 * count / 8)
+
+
+def test_70b_lora_fits_80_gb_when_split_and_recomputed() -> None:
+    parallel = Parallel(tp=4, pp=1, cp=2, sp=True)
+    config = make_config(MODELS["llama2_70b"], parallel, lora=LORA, gpu=H100)
+    result = estimate(with_recompute(config, Recompute.full), dp=1)
+    assert result.fits is True
+    assert result.base_weights_gib == pytest.approx(128.5 / 4, abs=0.1)
+    assert result.capacity_gib == 79.6
+
+
+def test_70b_does_not_fit_one_80_gb_gpu() -> None:
+    config = make_config(MODELS["llama2_70b"], Parallel(tp=1, pp=1, cp=1), lora=LORA, gpu=H100)
+    result = estimate(with_recompute(config, Recompute.full), dp=8)
+    assert result.fits is False
+    assert result.base_weights_gib == pytest.approx(128.5, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("tp", "cp", "recompute", "fits"),
+    [
+        (2, 1, Recompute.full, True),
+        (2, 2, Recompute.none, True),
+        (1, 2, Recompute.none, False),
+    ],
+)
+def test_70b_lora_bf16_on_h200(tp: int, cp: int, recompute: Recompute, fits: bool) -> None:
+    """BF16 weights are 128.5 GiB: two GPUs hold them with room for activations, one does not."""
+    parallel = Parallel(tp=tp, pp=1, cp=cp, sp=tp > 1)
+    config = make_config(MODELS["llama2_70b"], parallel, lora=LORA, gpu=H200)
+    assert estimate(with_recompute(config, recompute), dp=2).fits is fits
+
+
+SEVENTY_B_FP8 = replace(
+    make_config(MODELS["llama2_70b"], Parallel(tp=1, pp=1, cp=1), lora=LORA, gpu=H200), precision=Precision.fp8
+)
+
+
+def test_an_fp8_layer_by_hand() -> None:
+    """Per token: two normalised inputs, qkv, attention's output, 64 heads, gate and up, scales and 1 / rms, 2 adapters."""
+    result = estimate(SEVENTY_B_FP8, dp=8)
+    per_token = 2 * 8192 + 2 * 10240 + 2 * 8192 + 4 * 64 + 2 * 28672 + 6 * 4 + 2 * 2 * 16
+    assert result.activations_gib * memory.GIB == pytest.approx(8192 * 80 * per_token)
+    linears = 80 * 8192 * (10240 + 8192 + 3 * 28672)
+    assert result.base_weights_gib * memory.GIB == pytest.approx(2 * PARAMETERS["llama2_70b"] - linears)
+
+
+def test_fp8_layers_free_what_they_recompute_and_split_the_rest() -> None:
+    def activations(recomputed: Recomputed, parallel: Parallel = SEVENTY_B_FP8.parallel) -> float:
+        config = replace(SEVENTY_B_FP8, parallel=parallel)
+        return memory.estimate(config, world_of(config, dp=2), recomputed).activations_gib * memory.GIB
+
+    everything = activations(NOTHING)
+    assert everything - activations(some(1, 0)) == pytest.approx(8192 * 2 * 10240)
+    assert everything - activations(some(80, 3)) == pytest.approx(8192 * (80 * 2 * 10240 + 3 * (2 * 28672 + 8)))
+    staged, half_of_them = (
+        Parallel(tp=1, pp=2, cp=1),
+        some(40, 0),
+    )  # the first stage holds two micro-batches of its 40 layers
+    freed = activations(NOTHING, staged) - activations(half_of_them, staged)
+    assert freed == pytest.approx(8192 * 80 * 2 * 10240)
+    not_split = 80 * 8192 * (4 * 4 + 8 + 2 * 2 * 16)
+    half = activations(NOTHING, Parallel(tp=2, pp=1, cp=1, sp=True))
+    assert 2 * (half - not_split) == pytest.approx(everything - not_split)
+    assert activations(NOTHING, Parallel(tp=1, pp=1, cp=4)) == pytest.approx(everything / 4)
+
+
+def test_one_fp8_layer_at_work_and_two_transposed_weights() -> None:
+    """Per token of the MLP: gate and up, the activation, and 8 h; in its backward they are recomputed beside their gradient."""
+    config = replace(SEVENTY_B_FP8, model=replace(SEVENTY_B_FP8.model, vocab_size=8))  # the loss is nothing
+
+    def at_work(recomputed: Recomputed) -> float:
+        needed = memory.estimate(config, world_of(config, dp=8), recomputed).workspace_gib
+        return (needed - memory.CUDA_ALLOWANCE_GIB) * memory.GIB
+
+    usual = 8192 * (4 * 28672 + 28672 + 8 * 8192) + 2 * 2 * 28672 * 8192
+    assert at_work(some(80, 0)) == pytest.approx(usual)
+    assert at_work(some(80, 1)) == pytest.approx(usual + 8192 * 3 * 28672)
+
+
+def test_context_parallel_ranks_hold_one_layers_keys_and_values_of_all() -> None:
+    model = replace(MODELS["llama2_70b"], ffn_hidden_size=64, vocab_size=8)  # attention is the larger part
+    needed = [
+        estimate(replace(make_config(model, Parallel(tp=1, pp=1, cp=cp)), precision=Precision.bf16), dp=1).workspace_gib
+        for cp in (1, 2)
+    ]
+    gathered = 8192 * 4 * 2 * 1024
+    assert (needed[1] - needed[0] / 2) * memory.GIB == pytest.approx(gathered)
+
+
+@given(config=fp8_configs(), dp=sizes, share=st.floats(-0.1, 1.1))
+def test_fit_recomputes_no_more_than_needed(config: Config, dp: int, share: float) -> None:
+    """Whatever lies between what is needed with nothing and with qkv and fc1 of every layer recomputed."""
+    world, most = world_of(config, dp=dp), config.model.num_layers // config.parallel.pp
+
+    def needed(recomputed: Recomputed) -> float:
+        return memory.estimate(config, world, recomputed).total_gib
+
+    room = share * needed(NOTHING) + (1 - share) * needed(some(most, most))
+    found = memory.recompute(with_memory(config, room), world)
+    if found.full:
+        assert needed(some(most, most)) > room and needed(some(most, 0)) > room and needed(NOTHING) > room
+        return
+    assert needed(found) <= room * (1 + 1e-12)
+    if found.fc1_layers:
+        assert found.qkv_layers == most and needed(some(most, found.fc1_layers - 1)) > room
+    elif found.qkv_layers:
+        assert needed(some(found.qkv_layers - 1, 0)) > room
+
+
+@given(config=fp8_configs(), dp=sizes)
+def test_recomputing_more_layers_never_keeps_more(config: Config, dp: int) -> None:
+    """Of one stage: with several, another may become the one that needs most."""
+    config = replace(config, parallel=replace(config.parallel, pp=1, vpp=1))
+    world, most = world_of(config, dp=dp), config.model.num_layers // config.parallel.pp
+    steps = [*(some(n, 0) for n in range(most + 1)), *(some(most, n) for n in range(1, most + 1))]
+    kept = [memory.estimate(config, world, one).activations_gib for one in steps]
+    assert all(less <= more * (1 + 1e-9) for more, less in pairwise(kept))
+
+
+@pytest.mark.parametrize(("room", "full"), [(1.0, False), (0.999, True)])
+def test_fit_in_bf16_is_all_or_nothing(room: float, full: bool) -> None:
+    config = make_config(MODELS["llama31_8b"], Parallel(tp=1, pp=1, cp=1), lora=LORA, gpu=H200)
+    needed = estimate(config, dp=8).total_gib
+    found = memory.recompute(with_memory(config, room * needed), world_of(config, dp=8))
+    assert found == replace(NOTHING, full=full)
+
+
+def test_fit_without_a_gpu_recomputes_nothing() -> None:
+    config = with_recompute(make_config(MODELS["llama2_70b"], Parallel(tp=1, pp=1, cp=1), lora=LORA), Recompute.fit)
+    assert memory.recompute(config, world_of(config, dp=1)) == NOTHING
+
+
+def test_no_verdict_without_a_gpu() -> None:
+    result = estimate(make_config(MODELS["llama2_70b"], Parallel(tp=1, pp=1, cp=1)), dp=1)
+    assert (result.capacity_gib, result.fits) == (None, None)
+    assert result.workspace_gib * memory.GIB == pytest.approx(8192 * (3 * 2 * 28672 + 8 * 8192))

@@ -1,0 +1,258 @@
+"""Plans: the arithmetic, what is refused, and that JSON gives back what was planned."""
+
+import copy
+import json
+import shlex
+from itertools import product
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench.contract import plan as plans
+from bench.contract.plan import Plan
+from bench.errors import ConfigError
+from bench.planning import compose, make_plan
+
+CONF = Path(compose.CONF)
+TASKS = sorted(path.stem for path in (CONF / "task").glob("*.yaml"))
+CLUSTERS = sorted(path.stem for path in (CONF / "cluster").glob("*.yaml"))
+MODELS = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
+LAPTOP = "parallel={tp: 1, pp: 1, cp: 1, sp: false}"
+
+
+def made(*overrides: str) -> Plan:
+    return compose.compose(overrides)
+
+
+@pytest.mark.parametrize(("task", "cluster"), list(product(TASKS, CLUSTERS)))
+def test_json_gives_back_every_shipped_plan(task: str, cluster: str) -> None:
+    fitting = [LAPTOP] if "70b" in task and cluster in ("local", "slurm_test") else []
+    # Eight nodes are more than tiny's batch has samples.
+    small = ["walltime=60", "cluster.num_nodes=1"] if "tiny" in task else []
+    original = made(f"task={task}", f"cluster={cluster}", *fitting, *small)
+    assert plans.loads(plans.dumps(original)) == original
+    w = original.world
+    assert w.dp * w.tp * w.pp * w.cp == w.num_ranks == w.num_nodes * w.ranks_per_node
+
+
+@given(
+    nodes=st.integers(1, 4),
+    per_node=st.sampled_from([1, 2, 4, 8]),
+    tp=st.sampled_from([1, 2, 4, 8]),
+    pp=st.sampled_from([1, 2, 4, 5]),
+    cp=st.sampled_from([1, 2, 4]),
+    gbs=st.integers(1, 256),
+    mbs=st.integers(1, 4),
+)
+@settings(max_examples=150, deadline=None)
+def test_a_request_is_either_split_exactly_or_refused(
+    seventy_b: Plan, nodes: int, per_node: int, tp: int, pp: int, cp: int, gbs: int, mbs: int
+) -> None:
+    config = copy.deepcopy(seventy_b.config)
+    config.cluster.num_nodes, config.cluster.ranks_per_node = nodes, per_node
+    config.parallel.tp, config.parallel.pp, config.parallel.cp, config.parallel.sp = tp, pp, cp, False
+    config.recipe.global_batch_size, config.recipe.micro_batch_size = gbs, mbs
+    config.recipe.max_steps = 100_000
+    legal = tp <= per_node and nodes * per_node % (tp * pp * cp) == 0
+    dp = nodes * per_node // (tp * pp * cp) if legal else 0
+    if not legal or gbs % (dp * mbs):
+        with pytest.raises(ConfigError):
+            make_plan.make(config)
+        return
+    try:
+        split = make_plan.make(config)
+    except ConfigError as refused:
+        assert "GiB per GPU needed" in str(refused)
+        return
+    assert split.world.dp == dp
+    assert split.batch.gradient_accumulation_steps * split.batch.micro_batch_size * dp == gbs
+
+
+@pytest.fixture(scope="module")
+def seventy_b() -> Plan:
+    return made("task=lora70b", "cluster=dgx8")
+
+
+OFFICIAL_SCHEDULE = {8: (1536, 384), 9: (1548, 387), 16: (1920, 384), 32: (2688, 384), 64: (4224, 384), 72: (5184, 432)}
+"""First evaluation and distance in samples, by GBS. Source: MLPerf training rules, and logs of rounds v4.0 to v5.1."""
+
+
+@pytest.mark.parametrize("gbs", OFFICIAL_SCHEDULE)
+def test_evaluation_follows_the_official_schedule(seventy_b: Plan, gbs: int) -> None:
+    config = copy.deepcopy(seventy_b.config)
+    config.recipe.global_batch_size, config.recipe.max_steps = gbs, 1024
+    schedule = make_plan.evaluations(config)
+    assert (schedule.first_step * gbs, schedule.every_steps * gbs) == OFFICIAL_SCHEDULE[gbs]
+    assert schedule.at_steps[:2] == [schedule.first_step, schedule.first_step + schedule.every_steps]
+
+
+def test_learning_rate_is_a_cosine_from_lr_to_zero() -> None:
+    recipe = made("task=lora70b", "cluster=dgx1", "recipe.lr_warmup_steps=4").config.recipe
+    rates = [plans.learning_rate(recipe, step) for step in range(1, recipe.max_steps + 2)]
+    assert rates[:5] == [recipe.lr * k / 4 for k in (1, 2, 3, 4)] + [recipe.lr]
+    assert rates[4:] == sorted(rates[4:], reverse=True)
+    assert rates[-1] == pytest.approx(0, abs=1e-12)
+
+
+def test_trials_have_seeds_of_their_own_and_walltime_covers_them() -> None:
+    ten = made("task=lora70b", "cluster=dgx2", "trials=10", "seed_base=7", "walltime=40")
+    assert [trial.seed for trial in ten.trials] == list(range(7, 17))
+    assert ten.walltime_min == 5 + 10 * (40 + 5)
+    assert [step.argv[-1] for step in ten.steps[1:]] == [str(k) for k in range(10)]
+
+
+FIXED_BY_THE_RULES = (
+    "model.num_layers=40",
+    "model.hidden_size=4096",
+    "model.ffn_hidden_size=14336",
+    "model.num_attention_heads=32",
+    "model.num_query_groups=16",
+    "model.vocab_size=64000",
+    "model.norm=LayerNorm",
+    "model.norm_epsilon=0.1",
+    "model.activation=gelu",
+    "model.rope_base=500000",
+    "model.rope_scaling_factor=8",
+    "model.bias=true",
+    "model.tied_embeddings=true",
+    "data=tiny_report",
+    "data.answer_only=false",
+    "data.seq_length=4096",
+    "data.train_rows=4000",
+    "data.eval_rows=100",
+    "task.target_eval_loss=0.93",
+    "task.lora.rank=8",
+    "task.lora.alpha=16",
+    "task.lora.dropout=0",
+    "task.lora.target_modules=[linear_qkv]",
+    "recipe.weight_decay=0",
+    "recipe.clip_grad=1",
+    "recipe.eval_every_samples=192",
+    "recipe.eval_skip=0",
+)
+
+
+@pytest.mark.parametrize("change", FIXED_BY_THE_RULES)
+def test_any_deviation_from_the_rules_makes_a_run_open(change: str) -> None:
+    changed = made("task=lora70b", "cluster=dgx2", "precision=bf16", change).submission
+    assert changed.division == "open"
+    assert any(deviation.startswith(change.split("=")[0]) for deviation in changed.deviations)
+
+
+def test_the_benchmark_by_the_book_is_closed() -> None:
+    assert made("task=lora70b", "cluster=dgx2", "recipe.lr=5e-4", "parallel.tp=8").submission.division == "closed"
+
+
+def test_what_is_not_the_benchmark_says_so_in_org_and_platform() -> None:
+    own = ("task=lora_tiny", "task.submittable=true", "walltime=9", "cluster=dgx1")
+    for overrides in (own, ("task=lora70b_quick", "cluster=dgx1"), ("task=lora70b", "cluster=dgx1", "model=llama2_7b")):
+        marked = made(*overrides).submission
+        assert marked.division == "open" and "not a submission" in marked.org and "not a submission" in marked.platform
+
+
+REFUSED = {
+    "task=lora70b cluster=dgx1 parallel.tp=3": "tp 3 does not divide 64 heads.*\n.*\n.*use one of 1, 2, 4, 8",
+    "task=lora70b cluster=dgx2 parallel.tp=16 model.num_query_groups=16": "tp 16 is above the 8 GPUs of a node",
+    "task=lora70b cluster=dgx1 parallel.pp=3": "80 layers cannot be split evenly over pp 3 x vpp 1",
+    "task=lora70b cluster=dgx1 parallel.pp=1 parallel.vpp=2": "vpp 2 without a pipeline",
+    "task=lora70b cluster=dgx1 parallel.tp=4 parallel.cp=4": "8 ranks cannot be split into replicas of tp 4 x pp 1 x cp 4 = 16",
+    "task=lora70b cluster=dgx1 recipe.global_batch_size=9 recipe.micro_batch_size=2": "global batch size 9 cannot be split",
+    "parallel.pp=2 parallel.vpp=2 recipe.micro_batch_size=8": "interleaved schedule needs micro-batches per step \\(1\\)",
+    "task=lora70b cluster=dgx1 recipe.eval_every_samples=4000": "longer than the data's 3901 rows",
+    "task=lora70b cluster=dgx1 recipe.max_steps=100": "first evaluation is at step 192, after max_steps 100",
+    "task=lora70b cluster=dgx1 'parallel={tp: 1, pp: 1, cp: 1}'": "GiB per GPU needed, and a .* has 79.6",
+    "task=lora70b cluster=dgx1 walltime=null": "Slurm needs a time limit",
+    "walltime=0": "0 minutes",
+    "cluster=dgx1 walltime=60 trials=10 cluster.slurm.max_walltime_min=240": "the job would take 655 min.*allows 240",
+    "data.seq_length=2048 model.position=learned": "learned positions for 1024",
+    "data.seq_length=90 parallel.cp=2 ": "cannot be cut into the 2 x cp = 4 chunks",
+    "parallel.sp=true": "sequence parallelism needs tp above 1",
+    "cluster.num_nodes=2": "2 nodes without a scheduler",
+    "cluster=dgx1 walltime=9 cluster.gpu=null": "the GPU type is not said",
+    "task.lora.target_modules=[linear_fc1]": "no adapter can be put on linear_fc1",
+    "task.lora.rank=0": "LoRA of rank 0.*trains nothing",
+    "recipe.lr=0": "0.0 is not above 0",
+    "trials=0": "0 is not above 0",
+    "seed_base=-1": "-1 is below 0",
+    "recipe.lr=inf": "inf is not above 0 and finite",
+    "recipe.weight_decay=nan": "nan is below 0 or not finite",
+    "recipe.adam_beta1=2": "2.0 is not in \\[0, 1\\)",
+    "task.target_eval_loss=-1": "-1.0 is not above 0",
+    "trials=20000000": "20000000 is above 1000",
+    "cluster.master_port=99999": "99999 is no port",
+    "model.num_layers=0": "0 is not above 0",
+    "model.num_query_groups=3": "4 heads of hidden size 128 with 3 query groups",
+    "task.lora=null": "lora_tiny fine-tunes what pretrain_tiny trains",
+    "cluster.ranks_per_node=32 recipe.global_batch_size=32": "in pretrain_tiny, which makes the base checkpoint",
+    "model=null": "a group needs one choice",
+    "~trials": "trials is missing",
+    "precision=fp8 task=pretrain_tiny": "FP8 is for the frozen linears of a Llama under LoRA, and task.lora is null",
+    "precision=fp8 model.norm=LayerNorm": "model.norm is LayerNorm\n  where: precision, model.norm\n  fix:   set precision=bf16",
+    "precision=fp8 model.activation=gelu model.bias=true": "model.activation is gelu, model.bias is True",
+    "precision=fp8 model.position=learned": "model.position is learned",
+    "precision=fp8 model.ffn_hidden_size=200": "128 x 200\n.*\n  fix:   set precision=bf16$",
+    "task=lora70b cluster=dgx1 parallel.tp=8 model.ffn_hidden_size=28608": "linear_fc2 is 8192 x 3576",
+    "task=lora70b cluster=dgx1 cluster.gpu.rates.layer_tflop=[1,1,2]": "no table: \\[1.0, 1.0, 2.0\\] with",
+    "task=lora70b cluster=dgx1 cluster.gpu.rates.busbw_gbs=[1]": "busbw_mib and busbw_gbs are no table",
+    "task=lora70b cluster=dgx1 cluster.gpu.rates.copy_gbs=0": "rates are above 0 and finite",
+    "task=lora70b cluster=dgx1 cluster.gpu.rates.launch_us=-1": "rates are above 0 and finite",
+    "task=lora70b cluster=dgx1 parallel.tp=0": "0 is not above 0 and finite",
+    "recipe.lr_warmup_steps=2000": "2000 warm-up steps leave nothing",
+}
+
+
+@pytest.mark.parametrize("request_", REFUSED)
+def test_the_impossible_is_refused_with_where_and_fix(request_: str) -> None:
+    with pytest.raises(ConfigError, match=f"(?s){REFUSED[request_]}") as refused:
+        made(*shlex.split(request_))
+    assert refused.value.exit_code == 2 and refused.value.where and refused.value.fix
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "JSONDecodeError"),
+        ("[" * 100_000, "RecursionError"),
+        ('{"version": 1}', "version 1, and this is version 2"),
+        ('{"version": 2, "nmae": 2}', "unknown field"),
+        ('{"version": 2, "config": ["task"]}', "AttributeError"),
+    ],
+)
+def test_what_is_not_a_plan_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        plans.loads(text)
+    document = json.loads(plans.dumps(made()))
+    document["trials"][0]["seed"] = "seven"
+    with pytest.raises(ConfigError, match="'seven' where int was expected"):
+        plans.loads(json.dumps(document))
+
+
+def test_a_missing_plan_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="the plan cannot be read: No such file"):
+        plans.load(tmp_path / "plan.json")
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_model_has_a_legal_split_on_eight_gpus(model: str) -> None:
+    split = ("cluster=dgxh200", "parallel={tp: 2, sp: true}", "data.seq_length=2048", "precision=bf16")
+    assert made("task=lora70b", f"model={model}", *split).memory.fits
+
+
+def test_a_site_adds_its_own_cluster(tmp_path: Path) -> None:
+    tmp_path = tmp_path / "a site, with 'odd' (letters)"
+    (tmp_path / "cluster").mkdir(parents=True)
+    mine = (CONF / "cluster" / "dgx1.yaml").read_text().replace("name: dgx1", "name: mine")
+    (tmp_path / "cluster" / "mine.yaml").write_text(mine)
+    assert compose.compose(["task=lora70b", "cluster=mine"], config_dir=tmp_path).name == "lora70b-mine"
+    with_base = compose.compose(["task=lora_tiny", "cluster=mine", "cluster.num_nodes=1"], config_dir=tmp_path)
+    assert with_base.base is not None and with_base.base.config.cluster.name == "mine"
+    with pytest.raises(ConfigError, match="no such folder"):
+        compose.compose([], config_dir=tmp_path / "elsewhere")
+
+
+def test_the_base_is_of_the_same_model() -> None:
+    both = made("++model.num_layers=8", "cluster.ranks_per_node=4")
+    assert both.base is not None and both.base.config.model == both.config.model
+    assert both.base.world.num_ranks == 4

@@ -1,0 +1,309 @@
+"""What a laptop can tell of a run before anything starts: each rule broken on purpose, and the shipped runs clean."""
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.lib import format as npy_format
+
+from bench import preflight
+from bench.contract import checkpoint
+from bench.contract.schema import Data, DataSource
+from bench.errors import ConfigError
+from bench.planning import compose
+from bench.preflight import data, host
+
+ON_SLURM = ("task=lora70b", "cluster=dgx2", "container=pyxis")
+PATHS = {"DATADIR": "/lustre/data", "MODEL": "/lustre/model", "LOGDIR": "/lustre/logs", "CONT": "/lustre/a.sqsh"}
+
+
+@pytest.fixture(autouse=True)
+def paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in PATHS.items():
+        monkeypatch.setenv(name, value)
+
+
+def arguments(*words: str) -> str:
+    return f"cluster.slurm.arguments={json.dumps(words)}"
+
+
+BROKEN = {
+    "time above the cluster's": (
+        (arguments("--time=3:00:00"), "cluster.slurm.max_walltime_min=120"),
+        "SLU-02",
+        "180 min",
+    ),
+    "time in two words": ((arguments("-t", "2-0"), "cluster.slurm.max_walltime_min=120"), "SLU-02", "2880 min"),
+    "no GPU type": (("cluster.slurm.gpu_request=gres_typed",), "SLU-01", "type of GPU is not said"),
+    "--nodes": ((arguments("--nodes=1"),), "CFG-09", "--nodes contradicts the script"),
+    "-N": ((arguments("-N", "1"),), "CFG-09", "--nodes contradicts the script"),
+    "--gres": ((arguments("--gres=gpu:8"),), "CFG-09", "cluster.slurm.gpu_request"),
+    "--array": ((arguments("--array=0-9"),), "CFG-09", "launch.array=true"),
+    "--wrap": ((arguments("--wrap=true"),), "CFG-09", "no job is made"),
+    "--export": ((arguments("--export=NONE"),), "CFG-09", "no PATH, DATADIR or LOGDIR"),
+    "two words in one": ((arguments("--exclude dgx-1"),), "CFG-09", "write --exclude=dgx-1"),
+    "a word alone": ((arguments("--exclusive", "dgx-1"),), "CFG-09", "sbatch would take dgx-1 for the script"),
+    "a container flag": (
+        (arguments("--container-image=a"),),
+        "PYX-10",
+        "batch script itself would run in the container",
+    ),
+    "a value too many": ((arguments("--container-writable=true"),), "PYX-05", "takes no value"),
+    "a flag as mount": (("container.mounts=['--container-writable']",), "PYX-05", "is no mount"),
+    "a mount's comma": (("container.mounts=['/a:/b:ro,nosuid']",), "PYX-12", "join flags with +"),
+    "a mount without target": (("container.mounts=['/a:']",), "PYX-12", "an empty part"),
+    "a relative mount": (("container.mounts=['a:/b']",), "PYX-12", "does not begin with / or ./"),
+    "a mount's variable": (("container.mounts=['$NOBODY_SET_THIS:/b']",), "CFG-06", "variable in it is not set"),
+    "a mount without container": (
+        ("container=none", "container.mounts=['/a:/b']"),
+        "PYX-04",
+        "mounts without a container",
+    ),
+    "no image": (("container.image=null",), "PYX-04", "no image is named"),
+    "a registry's slash": (("container.image=nvcr.io/nvidia/pytorch:25.01-py3",), "PYX-06", "nvcr.io#nvidia/pytorch"),
+    "another schedule": (("recipe.eval_every_samples=192",), "CFG-03", "the rules say 1,536 and 384"),
+    "no reference": (("recipe.global_batch_size=4",), "CFG-04", "for a global batch size of 4"),
+    "a secret by name": (("+cluster.environment.WANDB_API_KEY=abc",), "CFG-07", "a value of WANDB_API_KEY"),
+    "a proxy's password": (
+        ("+cluster.environment.http_proxy='http://me:pw@proxy:3128'",),
+        "CFG-07",
+        "a password in an address",
+    ),
+}
+WARNINGS = ("CFG-03", "CFG-04")
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_rule_is_found_and_nothing_else(case: str) -> None:
+    overrides, rule, text = BROKEN[case]
+    (found,) = [f for f in inspect(*overrides) if (f.rule, rule) != ("PYX-10", "PYX-05")]
+    assert found.rule == rule and text in " ".join((found.what, found.where, found.fix)), found
+    assert found.severity == ("warning" if rule in WARNINGS or "without a container" in text else "error")
+
+
+def inspect(*overrides: str) -> list[preflight.Finding]:
+    return preflight.inspect(compose.compose([*ON_SLURM, *overrides]))
+
+
+FINE = {
+    "excluded nodes": (arguments("--exclude=dgx-7", "-x", "dgx-8", "--comment=x", "--export=ALL,A=b"),),
+    "less time": (arguments("--time=20"), "cluster.slurm.max_walltime_min=120"),
+    "mounts": ("container.mounts=['/a', '/a b:/c:ro+nosuid', './d:./e', 'tmpfs:/scratch', '$DATADIR:/f']",),
+    "an image in a registry": ("container.image='nvcr.io#nvidia/pytorch:25.01-py3'",),
+    "a reference to a secret": (
+        "+cluster.environment.HF_TOKEN_PATH=/home/me/token",
+        "+cluster.environment.TOKENIZERS_PARALLELISM='0'",
+    ),
+    "flags by environment": ("container.flags=environment",),
+}
+
+
+@pytest.mark.parametrize("case", FINE)
+def test_what_is_right_is_left_alone(case: str) -> None:
+    assert inspect(*FINE[case]) == []
+
+
+@pytest.mark.parametrize("cluster", ["dgx1", "dgx2", "dgx8", "dgxh200"])
+@pytest.mark.parametrize("task", ["lora70b", "lora70b_quick"])
+def test_shipped_runs_are_clean(task: str, cluster: str) -> None:
+    overrides = [f"task={task}", f"cluster={cluster}", "container=pyxis", "recipe.global_batch_size=32"]
+    assert preflight.inspect(compose.compose(overrides)) == []
+
+
+@pytest.mark.parametrize("name", [*PATHS])
+def test_a_path_that_nobody_set_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(name)
+    (found,) = inspect()
+    assert (found.rule, found.what, found.fix) == ("CFG-06", f"{name} is not set", f"export {name}=…")
+    with pytest.raises(ConfigError, match=f"CFG-06: {name} is not set"):
+        preflight.require([found])
+
+
+@pytest.mark.parametrize(
+    ("value", "rule", "text"),
+    [
+        ("data", "CFG-06", "not a full path"),
+        ('/a"b', "CFG-06", "holds '\"'"),
+        ("/a,b", "PYX-12", "holds ','"),
+        ("/a b", "PYX-12", "0.24"),
+    ],
+)
+def test_a_path_that_the_job_would_misread_is_named(
+    value: str, rule: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATADIR", value)
+    (found,) = inspect()
+    assert found.rule == rule and text in found.what
+
+
+TOKENS = {
+    "hf": "hf_" + "aB3" * 11,
+    "nvapi": "nvapi-" + "x1-Y" * 15,
+    "aws": "AKIA" + "ABCD1234EFGH5678",
+    "github": "ghp_" + "a1B2" * 9,
+    "jwt": "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N",
+}
+
+
+@pytest.mark.parametrize("place", ["cluster.environment.SOMETHING", "cluster.platform", "argument"])
+@pytest.mark.parametrize("kind", TOKENS)
+def test_a_secret_is_found_wherever_it_stands_and_never_shown(kind: str, place: str) -> None:
+    token = TOKENS[kind]
+    override = arguments(f"--comment={token}") if place == "argument" else f"+{place}={token}"
+    found = inspect(override if place != "cluster.platform" else override.lstrip("+"))
+    assert [f.rule for f in found] == ["CFG-07"], "each secret is told once"
+    assert token not in str(found) and (place == "argument" or found[0].where == place)
+
+
+def test_a_secret_of_this_environment_is_found_by_its_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_SERVICE_PASSWORD", "correct horse battery")
+    (found,) = inspect("cluster.platform='box correct horse battery box'")
+    assert "the value of MY_SERVICE_PASSWORD" in found.what and "horse" not in str(found)
+
+
+def test_warnings_stop_nothing() -> None:
+    found = inspect("recipe.eval_every_samples=192")
+    assert [f.severity for f in found] == ["warning"]
+    preflight.require(found)
+
+
+ROWS = Data(
+    name="rows",
+    summary="",
+    source=DataSource.prepared,
+    seq_length=4,
+    train_rows=3,
+    eval_rows=2,
+    answer_only=True,
+)
+
+
+def prepared(folder: Path) -> Path:
+    for name, count in (("train", 3), ("eval", 2)):
+        np.save(folder / f"{name}_tokens.npy", np.zeros((count, 4), np.int32))
+        np.save(folder / f"{name}_counts.npy", np.zeros((count, 4), bool))
+    return folder
+
+
+def test_rows_as_planned_are_fine(tmp_path: Path) -> None:
+    assert list(data.rows(prepared(tmp_path), ROWS)) == []
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+DAMAGE = {
+    "none": (lambda p: [file.unlink() for file in p.glob("*.npy")], "no rows of rows"),
+    "one is missing": (lambda p: (p / "eval_tokens.npy").unlink(), "eval_tokens.npy cannot be read: No such file"),
+    "other rows": (
+        lambda p: np.save(p / "train_tokens.npy", np.zeros((2, 4), np.int32)),
+        r"\(2, 4\), and the plan says \(3, 4\)",
+    ),
+    "floats": (
+        lambda p: np.save(p / "train_tokens.npy", np.zeros((3, 4), np.float32)),
+        "holds <f4, and tokens are whole",
+    ),
+    "swapped": (lambda p: np.save(p / "eval_counts.npy", np.zeros((2, 4), np.int32)), "holds <i4, and counts are bool"),
+    "cut": (lambda p: cut(p / "train_tokens.npy"), "has 175 bytes, and its header means 176"),
+    "not npy": (lambda p: (p / "train_counts.npy").write_bytes(b"PK\3\4"), "not an .npy file"),
+    "half a header": (lambda p: (p / "train_counts.npy").write_bytes(b"\x93NUMPY\x01\x00\x76"), "header is damaged"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_rows_that_are_not_as_planned_are_named(case: str, tmp_path: Path) -> None:
+    damage, text = DAMAGE[case]
+    damage(prepared(tmp_path))
+    (found,) = data.rows(tmp_path, ROWS)
+    assert found.rule == "CFG-06" and re.search(text, found.what), found
+
+
+@given(
+    shape=st.lists(st.integers(0, 5), max_size=3).map(tuple),
+    dtype=st.sampled_from(("<i4", ">i8", "|b1", "<f4", "|u1")),
+    version=st.sampled_from(((1, 0), (2, 0), (3, 0))),
+)
+def test_headers_are_read_as_numpy_writes_them(
+    shape: tuple[int, ...], dtype: str, version: tuple[int, int], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    file = io.BytesIO()
+    npy_format.write_array(file, np.zeros(shape, dtype), version=version)
+    path = tmp_path_factory.mktemp("npy") / "a.npy"
+    path.write_bytes(file.getvalue())
+    assert data.npy(path) == data.Npy(shape, dtype, path.stat().st_size)
+
+
+def test_a_manifest_tells_missing_cut_and_changed_files(tmp_path: Path) -> None:
+    for name in ("a", "b", "c", "d"):
+        (tmp_path / name).write_text("12345")
+    digest = "5994471abb01112afcc18159f6cc74b4f511b99806da59b3caf5a9c173cacfc5"
+    entries = [{"path": name, "bytes": 5, "sha256": digest} for name in ("a", "b", "c", "d")]
+    (tmp_path / "manifest.json").write_text(json.dumps(entries))
+    assert list(data.manifest(tmp_path)) == []
+    (tmp_path / "b").unlink()
+    (tmp_path / "c").write_text("1234")
+    (tmp_path / "d").write_text("54321")
+    (found,) = data.manifest(tmp_path)
+    assert "3 of 4 files" in found.what and "b is missing; 2 more" in found.what
+    (tmp_path / "manifest.json").write_text('{"files": 3}')
+    (found,) = data.manifest(tmp_path)
+    assert "manifest.json cannot be read" in found.what
+
+
+def test_a_checkpoint_is_known_by_its_metadata(tmp_path: Path) -> None:
+    config = compose.compose([]).config
+    said = {"model": checkpoint.model_of(config.model)}
+    (missing,) = data.checkpoint(tmp_path, config)
+    assert "no megatron-core checkpoint of tiny" in missing.what
+    (tmp_path / "metadata.json").write_text("{}")
+    (other,) = data.checkpoint(tmp_path, config)
+    assert "not that of a megatron-core checkpoint" in other.what
+    (tmp_path / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
+    assert list(data.checkpoint(tmp_path, config)) == []
+    (tmp_path / "manifest.json").write_text(json.dumps({"model": said["model"] | {"rope_base": 7}}))
+    (elsewhere,) = data.checkpoint(tmp_path, config)
+    assert "not the weights of tiny: rope_base 7 instead of 10000" in elsewhere.what
+    (tmp_path / "manifest.json").write_text(json.dumps(said | {"precision": "fp8"}))
+    (quantised,) = data.checkpoint(tmp_path, config)
+    assert "the weights are in FP8, and precision is fp32" in quantised.what and "precision=fp8" in quantised.fix
+    assert list(data.checkpoint(tmp_path, compose.compose(["precision=fp8"]).config)) == []
+
+
+def test_hugging_face_weights_are_told_from_converted_ones(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (source,) = data.checkpoint(tmp_path, compose.compose([]).config)
+    assert "not converted" in source.what and "python -m jobs.tasks.convert weights" in source.fix
+
+
+@pytest.mark.parametrize("path", ["/", "/proc/self", "/dev/shm", "/sys/kernel", str(Path(__file__).parent)])
+def test_a_path_lies_on_the_file_system_that_the_system_says(path: str) -> None:
+    said = subprocess.run(["findmnt", "-n", "-o", "FSTYPE", "-T", path], capture_output=True, text=True, check=True)
+    assert host.file_system(path, Path("/proc/self/mountinfo").read_text()) == said.stdout.split()[0]
+
+
+VERB = {
+    "fine": ((), 0, "laptop: 5 checks, all fine\npaths are set: fine  (CFG-06)\n"),
+    "an error": (("parallel={tp: 1, cp: 1, sp: false}", "task=lora70b"), 1, "no rows of gov_report"),
+    "no Slurm": (("--tier", "login"), 2, "has no Slurm to ask, and tier login needs it"),
+    "no such key": (("recipe.lrr=1",), 2, "did you mean recipe.lr?"),
+}
+
+
+@pytest.mark.parametrize("case", VERB)
+def test_the_verb_ends_as_it_says(case: str, tmp_path: Path) -> None:
+    words, exit_code, text = VERB[case]
+    here_only = {name: str(tmp_path) for name in ("DATADIR", "MODEL", "LOGDIR")}
+    done = subprocess.run(
+        [sys.executable, "-m", "bench", "doctor", *words], env=os.environ | here_only, capture_output=True, text=True
+    )
+    assert done.returncode == exit_code and text in done.stdout + done.stderr, done
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,91 @@
+"""Figures are legible PNGs of whatever results hold, and the same results give the same bytes."""
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bench.mlperf.published import samples_to_target
+from bench.mlperf.result import UNVERIFIED, parse
+from bench.report.figures import (
+    Bar,
+    bars_figure,
+    convergence_figure,
+    footer,
+    minutes_text,
+    number_text,
+    samples_figure,
+    step_time_figure,
+)
+
+MakeLog = Callable[..., Path]
+HOSTILE = "$\\frac{ \x1b[2J \n<b> \u6f22"
+"""Neither mathematics nor an order to a terminal, and a letter that the font may lack."""
+
+
+def png_size(path: Path) -> tuple[int, int]:
+    data = path.read_bytes()
+    assert data.startswith(b"\x89PNG\r\n")
+    width, height = struct.unpack(">II", data[16:24])
+    return width, height
+
+
+@pytest.mark.parametrize("evals", [(), (0.95,), (0.95, 0.93, 0.92)])
+def test_convergence_is_drawn_of_what_there_is(written_log: MakeLog, tmp_path: Path, evals: tuple[float, ...]) -> None:
+    result = parse(written_log(evals=evals))
+    band = [(1536.0, 0.93, 0.95), (1920.0, 0.92, 0.94)]
+    pictures = [tmp_path / "one.png", tmp_path / "two.png"]
+    for picture in pictures:
+        convergence_figure([result, result], picture, heading=HOSTILE, note=footer(HOSTILE, 2), band=band)
+    assert png_size(pictures[0]) == (1200, 720)
+    assert pictures[0].read_bytes() == pictures[1].read_bytes()
+
+
+def test_every_metric_gets_a_panel_but_a_log_cannot_ask_for_hundreds(written_log: MakeLog, tmp_path: Path) -> None:
+    path = written_log(submission_benchmark="stable_diffusion", evals=(0.95,) * 40)
+    lines = path.read_text().splitlines(keepends=True)
+    metrics = (f'"metric": "$\\\\frac{{{n}", "samples_count"' for n in range(len(lines)))
+    path.write_text("".join(x.replace('"samples_count"', next(metrics)) if "eval_accuracy" in x else x for x in lines))
+    result = parse(path)
+    assert len({e.metric for e in result.evaluations}) == 40
+    convergence_figure([result], tmp_path / "many.png", heading="metrics", note="")
+    assert png_size(tmp_path / "many.png") == (1200, 720)
+
+
+def test_step_times_of_many_trials_make_the_figure_taller(written_log: MakeLog, tmp_path: Path) -> None:
+    result = parse(written_log(evals=tuple(0.95 - n / 1000 for n in range(20))))
+    for count in (1, 20):
+        names = [f"{n}{HOSTILE}" for n in range(count)]
+        step_time_figure([result] * count, tmp_path / f"{count}.png", heading="step time", note="", names=names)
+    assert png_size(tmp_path / "20.png") > png_size(tmp_path / "1.png")
+
+
+def test_bars_and_shares(tmp_path: Path) -> None:
+    bars = [Bar(name=HOSTILE * 20, value=0.0), Bar(name="ours", value=3.0, interval=(2.9, 3.4), ours=True)]
+    bars_figure(bars, tmp_path / "bars.png", heading="minutes", note=footer("8 × H200", 10))
+    bars_figure(bars[:1], tmp_path / "zero.png", heading="minutes", note="")
+    known = samples_to_target("llama2_70b_lora", 8)
+    assert known is not None
+    samples_figure({3072: 9, 9999: 1}, known, tmp_path / "shares.png", heading="samples", note="")
+    assert [png_size(tmp_path / f"{name}.png")[0] for name in ("bars", "zero", "shares")] == [1200] * 3
+
+
+def test_numbers_show_no_more_than_they_hold() -> None:
+    assert [number_text(x) for x in (0.0, 0.0412, 38.153, 495.83, 3092.6, 196608.0)] == [
+        *("0", "0.04", "38.15", "495.8", "3,093", "196,608")
+    ]
+    assert [minutes_text(x) for x in (0.23456, 29.100687)] == ["0.235", "29.10"]
+
+
+def test_every_footer_says_unverified_hardware_and_n() -> None:
+    assert footer("8 × NVIDIA H200", 10) == f"{UNVERIFIED} 8 × NVIDIA H200, n = 10 runs"
+    assert footer(None, 1) == f"{UNVERIFIED} hardware not logged, n = 1 run"
+
+
+def test_a_name_of_any_length_leaves_room_for_the_drawing(written_log: MakeLog, tmp_path: Path) -> None:
+    """Warnings are errors: matplotlib warns where nothing is left of the axes."""
+    result = parse(written_log())
+    long = "x" * 100_000
+    convergence_figure([result], tmp_path / "long.png", heading=long, note=footer(long, 1))
+    assert png_size(tmp_path / "long.png") == (1200, 720)

@@ -1,0 +1,238 @@
+"""A report claims no more than its logs prove, stands alone, and lets no log write into it."""
+
+import csv
+import json
+from collections.abc import Callable, Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from bench import report
+from bench.cli import main
+from bench.errors import ConfigError, LogError
+from bench.mlperf.result import UNVERIFIED
+from bench.report import compare
+from helpers.paths import CORPUS
+
+SMC = CORPUS / "v4.0/smc/1xSMC-H100-SXM-80GB/llama2_70b_lora"
+MakeLog = Callable[..., Path]
+MakeSet = Callable[..., Path]
+with_corpus = pytest.mark.skipif(not CORPUS.is_dir(), reason="the corpus of real logs is not here")
+
+
+class Page(HTMLParser):
+    """What a browser would show, and what it would load."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.loads: list[str] = []
+        self.text = ""
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.loads += [value or "" for name, value in attrs if name in ("src", "href", "srcset")]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.fixture
+def trial_set(written_log: MakeLog, tmp_path: Path) -> MakeSet:
+    """Make a folder of logs, each written with its own changes."""
+
+    def make(name: str, trials: Sequence[dict[str, object]]) -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        for number, changes in enumerate(trials):
+            written_log(**{"seed": number, **changes}).rename(folder / f"result_{number}.txt")
+        return folder
+
+    return make
+
+
+def write(*folders: Path, num_gpus: int | None = None) -> Page:
+    out = folders[0].parent / "out"
+    return Page(report.write(compare.load(folders, num_gpus=num_gpus), out))
+
+
+@with_corpus
+def test_ten_published_runs_get_their_published_score_and_place(tmp_path: Path) -> None:
+    (trials,) = compare.load([SMC])
+    page = Page(report.write([trials], tmp_path / "out"))
+    said = compare.claim(trials)
+    assert (said.kind, said.num_valid) == ("score", 10)
+    assert said.minutes == pytest.approx(29.10069, abs=5e-6)
+    systems, why_not = compare.peers(trials)
+    places = {s.name: (s.rank, s.count) for s in compare.standings(trials, said, systems)}
+    assert why_not == ""
+    assert places["H100, all rounds"] == (9, 20)  # itself among them
+    assert "29.10 minutes: olympic mean of 10 runs × RCP factor 1.0347" in page.text
+    assert all(
+        path.is_file() for path in [tmp_path / "out" / f"{n}.png" for n in ("samples", "published", "step_time")]
+    )
+    with (tmp_path / "out" / "trials.csv").open() as file:
+        assert [float(row["minutes"]) for row in csv.DictReader(file)] == [r.minutes for r in trials.results]
+
+
+def test_a_page_stands_alone_and_comes_out_the_same_twice(trial_set: MakeSet) -> None:
+    folder = trial_set("set", [{}] * 3)
+    page = write(folder, num_gpus=8)
+    first = {path.name: path.read_bytes() for path in (folder.parent / "out").iterdir()}
+    write(folder, num_gpus=8)
+    assert {path.name: path.read_bytes() for path in (folder.parent / "out").iterdir()} == first
+    assert page.loads
+    assert all(url.startswith("data:image/png;base64,") for url in page.loads)
+    assert "script" not in page.tags
+    assert UNVERIFIED in page.text
+    assert {"report.html", "trials.csv", "evaluations.csv", "step_times.csv", "convergence.png"} <= first.keys()
+
+
+def test_fewer_runs_than_a_score_takes_are_no_score(trial_set: MakeSet) -> None:
+    folder = trial_set("set", [{}] * 3)
+    (trials,) = compare.load([folder], num_gpus=8)
+    said = compare.claim(trials)
+    systems, _ = compare.peers(trials)
+    assert said.kind == "runs"
+    assert said.why_no_score
+    assert {s.rank for s in compare.standings(trials, said, systems)} == {None}
+    assert "Not a score: " in write(folder).text
+
+
+def test_invalid_runs_claim_no_minutes_and_say_why(trial_set: MakeSet) -> None:
+    folder = trial_set("set", [{}, {"status": "aborted"}, {"evals": (0.95, 0.94)}])
+    page = write(folder)
+    (trials,) = compare.load([folder])
+    said = compare.claim(trials)
+    assert (said.kind, said.minutes, said.num_valid) == ("none", None, 1)
+    assert "2 of 3 runs not valid" in page.text
+    assert "LOG-05 line " in page.text
+    assert "LOG-07 line " in page.text
+
+
+def test_a_stand_in_is_never_compared_with_the_real_benchmark(trial_set: MakeSet) -> None:
+    mark = "laptop (lora_tiny: not a submission)"
+    folder = trial_set("tiny", [{"submission_platform": mark, "submission_org": mark}] * 10)
+    page = write(folder, num_gpus=8)
+    (trials,) = compare.load([folder], num_gpus=8)
+    assert compare.peers(trials)[0] == ()
+    assert compare.claim(trials).kind == "runs"
+    assert "Not compared: laptop (lora_tiny: not a submission)" in page.text
+    assert "RCP factor" not in page.text
+    assert not (folder.parent / "out" / "published.png").exists()
+
+
+def test_a_log_cannot_write_into_the_page(trial_set: MakeSet) -> None:
+    evil = '=1+1"><script>alert(1)</script><img src=http://x>\x1b[2J\u202e{{ 7 * 7 }}'
+    folder = trial_set("set", [{"submission_platform": evil, "config_filename": evil, "submission_org": evil}])
+    page = write(folder)
+    assert "script" not in page.tags
+    assert all(url.startswith("data:") for url in page.loads)
+    assert "alert(1)" in page.text
+    assert "49" not in page.text.split("alert(1)")[1][:40]
+    assert "\x1b" not in page.text
+    assert "\u202e" not in page.text
+    with (folder.parent / "out" / "trials.csv").open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert row["hardware"].startswith("'=1+1")
+    assert "\x1b" not in row["hardware"]
+
+
+def test_several_sets_are_set_beside_the_first(trial_set: MakeSet) -> None:
+    folders = [trial_set(name, [{}] * 3) for name in ("before", "after")]
+    other = trial_set("other", [{"submission_benchmark": "llama31_8b"}])
+    both, mixed = write(*folders), write(folders[0], other)
+    assert "llama2_70b_lora: 2 sets compared" in both.text
+    assert len(both.loads) > len(mixed.loads)
+    assert "not the same benchmark as the first" in mixed.text
+    assert "not the same benchmark as the first" not in both.text
+
+
+def test_files_of_one_folder_are_one_set(trial_set: MakeSet) -> None:
+    folder = trial_set("set", [{}] * 3)
+    one = compare.load([folder / "result_0.txt", folder / "result_2.txt"])
+    assert [len(trials.results) for trials in one] == [2]
+    assert [trials.trial_names for trials in one] == [["0", "2"]]
+    assert [trials.name for trials in compare.load([folder / "result_2.txt"])] == ["set, result_2"]
+    assert [len(trials.results) for trials in compare.load([folder, folder / "result_2.txt"])] == [3, 1]
+
+
+def test_what_the_logs_say_of_gpus_comes_before_what_the_user_says(trial_set: MakeSet) -> None:
+    logged = trial_set("logged", [{"accelerator": "H200", "num_ranks": 8}])
+    silent = trial_set("silent", [{}])
+    assert [trials.num_gpus for trials in compare.load([logged, silent], num_gpus=64)] == [8, 64]
+    with pytest.raises(ConfigError, match="-5 GPUs"):
+        compare.load([logged], num_gpus=-5)
+
+
+def test_a_mean_that_is_missing_says_why(trial_set: MakeSet) -> None:
+    """Eight of ten valid runs are no fewer than a mean takes, but two that failed are too many."""
+    page = write(trial_set("set", [{}] * 8 + [{"status": "aborted"}] * 2))
+    assert page.text.count("none: too few runs that count") == 2
+    assert "none: 2 runs failed, and 1 may count as the slowest" in page.text
+
+
+def test_files_of_somebody_else_are_not_overwritten(trial_set: MakeSet, tmp_path: Path) -> None:
+    folder = trial_set("set", [{}])
+    out = tmp_path / "out"
+    out.mkdir()
+    for name in ("trials.csv", "samples_2.png", "report.html"):
+        (out / name).write_text("mine")
+        with pytest.raises(ConfigError, match=rf"{name} not of our making"):
+            write(folder)
+        assert [path.read_text() for path in out.iterdir()] == ["mine"]
+        (out / name).unlink()
+    (out / "notes.csv").write_text("mine")
+    write(folder)
+    assert (out / "notes.csv").read_text() == "mine"
+    with pytest.raises(ConfigError, match="the report cannot be written"):
+        report.write(compare.load([folder]), folder / "result_0.txt")
+
+
+def test_an_interrupt_leaves_the_last_report_as_it_was(trial_set: MakeSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = trial_set("set", [{}])
+    out = folder.parent / "out"
+
+    def stop(context: object) -> str:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(report, "_render", stop)
+        with pytest.raises(KeyboardInterrupt):
+            write(folder)
+        assert list(out.iterdir()) == []
+    write(folder)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    monkeypatch.setattr(report, "_render", stop)
+    with pytest.raises(KeyboardInterrupt):
+        write(folder, num_gpus=8)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
+def test_a_folder_without_logs_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LogError, match=r"no result_\*\.txt"):
+        compare.load([tmp_path])
+    with pytest.raises(ConfigError, match="this does not exist"):
+        compare.load([tmp_path / "nowhere"])
+
+
+def test_the_verb_prints_the_rows_that_the_page_shows(trial_set: MakeSet, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = trial_set("set", [{}, {"status": "aborted"}])
+    printed = {}
+    for form in ("--json", "--csv"):
+        with pytest.raises(SystemExit) as stop:
+            main(["report", str(folder), form])
+        assert stop.value.code == 0
+        printed[form] = capsys.readouterr().out
+    rows = [json.loads(line) for line in printed["--json"].splitlines()]
+    assert [(row["trial"], row["seed"], row["valid"]) for row in rows] == [("0", 0, True), ("1", 1, False)]
+    assert [row["seed"] for row in csv.DictReader(printed["--csv"].splitlines())] == ["0", "1"]
+
+
+def test_a_set_that_proves_nothing_exits_with_one(trial_set: MakeSet, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["report", str(trial_set("set", [{"status": "aborted"}]))])
+    assert stop.value.code == 1
+    assert "1 of 1 runs not valid" in capsys.readouterr().out

@@ -1,0 +1,282 @@
+"""Random weights: a speed beside published ones, from plan to report, and never a time to train or a score."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench.backends.slurm import script
+from bench.cli import main
+from bench.contract import mllog
+from bench.contract import plan as plans
+from bench.contract.plan import Plan
+from bench.contract.schema import Device, Precision
+from bench.errors import ConfigError, LogError
+from bench.mlperf import package, published
+from bench.mlperf.result import parse
+from bench.mlperf.score import score
+from bench.planning import compose, flops
+from bench.report import compare, throughput
+from bench.runs import ledger
+from bench.runs import trial as trials
+from bench.watch import sources
+from helpers import ranks
+from helpers.paths import CORPUS
+
+RANDOM = "model.weights=random"
+SEVENTY_B = ("task=lora70b", "cluster=dgxh200", RANDOM, "recipe.max_steps=60")
+STEP_S, EVAL_S = 2.8, 24.0
+Spawn = Callable[..., "subprocess.Popen[str]"]
+SpeedLog = Callable[..., Path]
+
+
+@pytest.fixture
+def speed_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SpeedLog:
+    """Write what 60 steps of lora70b with random weights on 8 H200 would leave, by a clock of its own."""
+
+    def write(*, steps: int = 60, folder: str = "run", **changes: object) -> Path:
+        now_s = [1.8e9]
+        monkeypatch.setattr(mllog.time, "time_ns", lambda: round(now_s[0] * 1e9))
+        mark = "8x H200 (lora70b: random weights, not a submission)"
+        facts = {
+            mllog.SUBMISSION_ORG: mark,
+            mllog.SUBMISSION_PLATFORM: mark,
+            mllog.SUBMISSION_DIVISION: "open",
+            mllog.SEED: 1,
+            mllog.GLOBAL_BATCH_SIZE: 8,
+            "max_sequence_length": 8192,
+            "num_ranks": 8,
+            "accelerator": "NVIDIA H200",
+            mllog.MODEL_TFLOP_PER_SAMPLE: 2500.0,
+            mllog.ACCELERATOR_PEAK_TFLOPS: 1978.9,
+        }
+        (tmp_path / folder).mkdir(exist_ok=True)
+        path = tmp_path / folder / "result_0.txt"
+        with mllog.Writer(path) as log:
+            log.start(mllog.INIT_START)
+            log.event(mllog.INITIAL_WEIGHTS, mllog.RANDOM, shape_of="llama2_70b_lora")
+            for key, value in (facts | changes).items():
+                log.event(key, value)
+            log.stop(mllog.INIT_STOP)
+            log.start(mllog.RUN_START)
+            log.start(mllog.BLOCK_START, samples_count=0)
+            for step in range(10, steps + 1, 10):
+                now_s[0] += 10 * STEP_S
+                place = {"samples_count": 8 * step, "step": step}
+                log.event(mllog.TRAIN_LOSS, 10.4, **place)
+                times = [STEP_S - 0.01, *[STEP_S] * 8, STEP_S + 0.01]
+                log.event(mllog.TRACKED_STATS, {"train_step_time": STEP_S, mllog.STEP_TIMES: times}, **place)
+            log.stop(mllog.BLOCK_STOP, **place)
+            log.start(mllog.EVAL_START, **place)
+            now_s[0] += EVAL_S
+            log.event(mllog.EVAL_ACCURACY, 10.4, **place)
+            log.stop(mllog.EVAL_STOP, **place)
+            log.finish(mllog.SUCCESS, **place)
+            log.event(mllog.PEAK_MEMORY, {"allocated": 120.5, "reserved": 131.25, "estimated": 118.0})
+        return path
+
+    return write
+
+
+def test_the_arithmetic_of_a_sample_by_hand() -> None:
+    """Llama 2 70B under LoRA, and Llama 3.1 8B pre-training with 128,000 words as NVIDIA's MLPerf configs count it."""
+    lora70b = compose.compose(SEVENTY_B)
+    layer = 8192 * (8192 + 2 * 1024) + 8192 * 8192 + 3 * 8192 * 28672
+    frozen, adapters = 80 * layer + 8192 * 32000, 44_564_480
+    attention = 6 * 8192 * 8192 * 80
+    assert lora70b.tflop_per_sample == pytest.approx((4 * frozen + 6 * adapters + attention) * 8192 / 1e12, rel=1e-12)
+    assert lora70b.tflop_per_sample == pytest.approx(2517.7, abs=0.05)
+    model = compose.compose(
+        ["task=lora70b", "model=llama31_8b", "cluster=dgxh200", "model.vocab_size=128000"]
+    ).config.model
+    assert flops.tflop_per_sample(model, None, seq_length=8192) == pytest.approx(421.59, abs=0.005)
+
+
+@pytest.mark.parametrize(("precision", "peak"), [("bf16", 989.4), ("fp8", 1978.9), ("fp32", None)])
+def test_the_peak_is_that_of_the_precision(precision: str, peak: float | None) -> None:
+    made = compose.compose(SEVENTY_B)
+    assert made.peak_tflops == flops.peak_tflops(replace(made.config, precision=Precision.fp8)) == 1978.9
+    assert flops.peak_tflops(replace(made.config, precision=Precision[precision])) == peak
+    assert flops.peak_tflops(replace(made.config, cluster=replace(made.config.cluster, device=Device.cpu))) is None
+
+
+def test_a_plan_of_random_weights_needs_no_files_and_claims_nothing() -> None:
+    made = compose.compose(SEVENTY_B)
+    assert (made.data_dir, made.base_dir, made.base, made.config.task.target_eval_loss) == (None,) * 4
+    assert (made.evaluation.at_steps, made.evaluation.first_step) == ([60], 60)
+    assert [step.name for step in made.steps] == ["trial 0"] and plans.is_prepared(made)
+    assert not {"prepare.txt", "loss_0.png", "adapters_0/"} & set(made.files)
+    said = made.submission
+    assert (said.benchmark, said.division, said.shape_of) == (None, "open", "llama2_70b_lora")
+    assert all("(lora70b: random weights, not a submission)" in mark for mark in (said.org, said.platform))
+    assert said.deviations == [
+        "model.weights is random, on rows made up in memory: it measures speed and trains nothing"
+    ]
+    assert script.variables(made) == ["LOGDIR", "CONT"], "no DATADIR, no MODEL"
+    assert plans.loads(plans.dumps(made)) == made
+
+
+def test_a_longer_run_is_evaluated_as_scheduled_and_at_its_end() -> None:
+    made = compose.compose([*SEVENTY_B, "recipe.max_steps=250"])
+    assert made.evaluation.at_steps == [192, 240, 250]
+
+
+@pytest.mark.parametrize(
+    "other", ["model=llama31_8b", "data.seq_length=4096", "task.lora.rank=8", "data.eval_rows=100"]
+)
+def test_other_sizes_are_compared_with_no_benchmark(other: str) -> None:
+    assert compose.compose([*SEVENTY_B, other]).submission.shape_of is None
+
+
+def test_a_profile_needs_a_warm_up_step() -> None:
+    with pytest.raises(ConfigError, match="the profile is of the last warm-up step"):
+        compose.compose(["launch.profile=true", "recipe.warmup_iterations=0"])
+
+
+def test_a_log_of_random_weights_proves_a_speed_and_no_time(speed_log: SpeedLog) -> None:
+    result = parse(speed_log())
+    assert result.valid and result.throughput_only
+    assert (result.minutes, result.samples_to_target, result.target) == (None, None, None)
+    assert [(f.rule, f.severity) for f in result.findings] == [("LOG-16", "warning")]
+    steps = result.step_time_ms
+    assert steps is not None and (steps.count, steps.median) == (60, pytest.approx(1000 * STEP_S))
+    assert result.step_times_ms[0] == (8, pytest.approx(2790)) and result.step_times_ms[-1][0] == 480
+    assert result.throughput_samples_s == pytest.approx(8 / STEP_S, rel=1e-3)
+    assert result.tokens_s_gpu == pytest.approx(8192 / STEP_S, rel=1e-3)
+    assert result.tflops_gpu == pytest.approx(2500 / STEP_S, rel=1e-3)
+    assert result.mfu == pytest.approx(2500 / STEP_S / 1978.9, rel=1e-3)
+    assert (result.eval_time_s, result.eval_times_s) == (pytest.approx(EVAL_S), (pytest.approx(EVAL_S),))
+    assert result.peak_memory_gib is not None
+    assert (result.peak_memory_gib.allocated, result.peak_memory_gib.estimated) == (120.5, 118.0)
+
+
+def test_random_weights_that_pose_as_a_benchmark_are_not_valid(speed_log: SpeedLog) -> None:
+    posing = parse(speed_log(submission_benchmark="llama2_70b_lora"))
+    assert not posing.valid and posing.minutes is None
+    assert ("LOG-16", "error") in [(f.rule, f.severity) for f in posing.findings]
+
+
+def test_score_and_pack_refuse_random_weights(speed_log: SpeedLog, tmp_path: Path) -> None:
+    folder = speed_log().parent
+    with pytest.raises(LogError, match="never a time to train or a score"):
+        score(folder)
+    request = package.Request(runs=(folder,), folder=tmp_path / "package", org="example", force=True)
+    with pytest.raises(ConfigError, match="never a time to train or a score"):
+        package.pack(request)
+    assert not (tmp_path / "package").exists()
+
+
+def test_a_report_sets_the_speed_beside_published_systems(
+    speed_log: SpeedLog, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = speed_log().parent
+    with pytest.raises(SystemExit) as stop:
+        main(["report", str(folder), "-o", str(tmp_path / "out")])
+    printed, page = capsys.readouterr().out, (tmp_path / "out" / "report.html").read_text()
+    assert stop.value.code == 0
+    best = next(s for s in published.systems() if s.system.startswith("SR680aV3-8xH200") and s.round == "v4.1")
+    assert best.step_time_s is not None
+    line = next(text for text in printed.splitlines() if best.system in text).split("\t")
+    assert line[-2:] == [f"{best.official_minutes:.2f}", f"{best.step_time_s / STEP_S:.3f}"]
+    minutes = (3178.667 * STEP_S / 8 + (1 + (3178.667 - 1536) / 384) * EVAL_S) / 60
+    label = "projection from 3,179 samples (reference mean at batch size 8), not a result"
+    assert f"projected minutes: {minutes:.2f}  {label}" in printed
+    assert "TFLOP/s/GPU: 892.9" in printed and ">892.9<" in page
+    assert label in page and "Score</h3>" not in page and "olympic" not in page
+    assert not (tmp_path / "out" / "convergence.png").exists()
+    (trials,) = compare.load([folder])
+    said = compare.claim(trials)
+    assert (said.kind, said.minutes, trials.score.official_minutes, trials.score.olympic_minutes) == (
+        "throughput",
+        *[None] * 3,
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"global_batch_size": 4}, "no reference at batch size 4"),
+        ({"num_ranks": 7}, "no published system .* has 7 GPUs"),
+    ],
+)
+def test_what_cannot_be_compared_says_why(
+    speed_log: SpeedLog, change: dict[str, int], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["report", str(speed_log(**change).parent)])
+    assert re.search(why, capsys.readouterr().out)
+
+
+@pytest.mark.skipif(not CORPUS.is_dir(), reason="the corpus of real logs is not here")
+@pytest.mark.parametrize(
+    ("log", "tolerance"),
+    [
+        ("v4.0/smc/1xSMC-H100-SXM-80GB", 0.005),
+        ("v4.1/Lenovo/SR680aV3-8xH200_SXM_141GB_700W", 0.005),
+        ("v5.0/Oracle/1xBM.GPU.H200.8", 0.015),
+        ("v5.1/Dell/1xXE9680Lx8H200-SXM-141GB", 0.005),
+    ],
+)
+def test_the_projection_of_published_speeds_is_near_their_official_minutes(log: str, tolerance: float) -> None:
+    (trials,) = compare.load([CORPUS / log / "llama2_70b_lora"])
+    measured = replace(throughput.measure(trials), shape_of="llama2_70b_lora")
+    projection, why_not = throughput.project(measured, ruleset="5.1.0")
+    version, submitter, system = log.split("/")
+    official = next(s for s in published.systems() if (s.round, s.submitter, s.system) == (version, submitter, system))
+    assert projection is not None, why_not
+    assert projection.minutes == pytest.approx(official.official_minutes, rel=tolerance)
+
+
+@pytest.mark.trains
+def test_a_run_on_this_machine_ends_proven_with_every_step_timed(spawn: Spawn, tmp_path: Path) -> None:
+    """No cache, no rows, no base: nothing but the run's own folder is written."""
+    words = ("task=lora_tiny", RANDOM, "recipe.max_steps=20", "launch.profile=true", f"launch.folder={tmp_path}/run")
+    process = spawn(
+        [sys.executable, "-m", "bench.launch", *words], {"DATADIR": "", "MODEL": "", "LOGDIR": str(tmp_path)}
+    )
+    output = process.communicate(timeout=600)[0]
+    assert process.returncode == 0, output
+    assert "nothing to prepare" in output and "random weights: throughput only" in output
+    run = tmp_path / "run"
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    shown = {path.name for path in run.iterdir() if not path.name.startswith(".")}
+    assert shown == {"config.yaml", "plan.json", "ledger.json", "status.json", "result_0.txt", "rank_logs"}
+    result = parse(run / "result_0.txt")
+    assert result.valid and result.throughput_only and result.minutes is None
+    assert result.step_time_ms is not None and result.step_time_ms.count == 20
+    assert 0.8 < sum(ms for _, ms in result.step_times_ms) / (20_000 * 8 / result.throughput_samples_s) < 1.1
+    assert [e.samples for e in result.evaluations] == [160] and result.tflop_per_sample > 0
+    assert (result.tflops_gpu, result.peak_memory_gib) == (None, None), "no GPU measured it"
+    assert "aten::mm" in (run / "rank_logs" / "trial_0.profile").read_text()
+    assert json.loads((run / "ledger.json").read_text())[0]["outcome"] == ledger.PROVEN
+    assert sources.run_folder(run).prepare is None
+    check_not_as_planned(plans.load(run / "plan.json"), run)
+
+
+def check_not_as_planned(made: Plan, run: Path) -> None:
+    """A log with fewer steps than were planned does not prove the run."""
+    longer = replace(made, config=replace(made.config, recipe=replace(made.config.recipe, max_steps=30)))
+    judged = trials.judge(run / "result_0.txt", longer, made.trials[0])
+    assert not judged.proven and judged.not_as_planned == ["samples trained on is 160, planned 240"]
+
+
+@pytest.mark.trains
+def test_one_rank_of_a_layout_runs_alone() -> None:
+    path = {"PYTHONPATH": str(ranks.ROOT)}
+
+    def said(*overrides: str) -> tuple[int, str]:
+        argv = [sys.executable, "experiments/one_rank.py", "--rank", "3", "--steps", "2", "task=lora_tiny", *overrides]
+        found = subprocess.run(argv, cwd=ranks.ROOT, capture_output=True, text=True, env=os.environ | path)
+        return found.returncode, found.stdout + found.stderr
+
+    split = ("cluster.ranks_per_node=4", "parallel.tp=2", "parallel.sp=true", "parallel.pp=2")
+    code, printed = said(RANDOM, *split)
+    assert (code, printed.splitlines()[0]) == (0, "rank 3 of 4 = dp 1 x tp 2 x pp 2 x cp 1, sp True, vpp 1"), printed
+    assert re.search(r"^step \d\.\d+ s, without what other ranks take", printed, re.MULTILINE)
+    assert said(*split)[0] == 2 and "there is no rank 3" in said(RANDOM)[1]

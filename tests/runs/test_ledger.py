@@ -1,0 +1,153 @@
+"""The ledger, whatever happens to a run: begun, cut short, ended, gone on with by the same job or another one."""
+
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from bench.planning import compose
+from bench.runs import ledger
+from bench.runs import trial as trials
+from bench.errors import BenchError
+from bench.errors import ConfigError
+from bench.errors import SubmitError
+
+ATTEMPTS = 3
+TRIALS = st.integers(0, 2)
+FINAL = (ledger.PROVEN, ledger.NOT_PROVEN)
+PLAN = compose.compose(["task=lora_tiny", "cluster=local", "trials=3"])
+
+
+class AnyRun(RuleBasedStateMachine):
+    """A run of three trials; each attempt writes its own mark into the log and into rank_logs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = tempfile.TemporaryDirectory()
+        self.folder = Path(self.kept.name)
+        (self.folder / "rank_logs").mkdir()
+        self.marks, self.job = 0, 0
+        self.finished: dict[int, tuple[dict[str, Any], bytes]] = {}
+        ledger.create(self.folder, PLAN)
+
+    def teardown(self) -> None:
+        self.kept.cleanup()
+
+    @property
+    def running(self) -> list[int]:
+        return [entry["trial"] for entry in ledger.read(self.folder) if entry["outcome"] == ledger.RUNNING]
+
+    @rule(trial=TRIALS)
+    def begin(self, trial: int) -> None:
+        """Of a life of the job, which may have died before: what is open is begun, what is done is not."""
+        plan, before = PLAN.trials[trial], ledger.read(self.folder)[trial]
+        mine = [attempt for attempt in before.get("attempts", []) if attempt["job"] == str(self.job)]
+        try:
+            is_open = ledger.begin(self.folder, plan, attempts=ATTEMPTS, job=str(self.job))
+        except SubmitError as error:
+            assert len(mine) == ATTEMPTS and "was started 3 times and cut short each time" in error.what
+            assert not (self.folder / plan.log).exists()
+            return
+        assert is_open == (before["outcome"] in ledger.OPEN) and len(mine) < ATTEMPTS or not is_open
+        if is_open:
+            self.marks += 1
+            for name in (plan.log, f"rank_logs/trial_{trial}.out"):
+                with (self.folder / name).open("x") as log:
+                    log.write(f"mark {self.marks}\n")
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), outcome=st.sampled_from([*FINAL, ledger.ABORTED]))
+    def end(self, data: st.DataObject, outcome: str) -> None:
+        trial = data.draw(st.sampled_from(self.running))
+        ledger.end(self.folder, trial, {"outcome": outcome, "minutes": 1.5})
+        if outcome in FINAL:
+            entry = ledger.read(self.folder)[trial]
+            self.finished[trial] = entry, (self.folder / PLAN.trials[trial].log).read_bytes()
+
+    @rule(why=st.sampled_from(["preempted", "the time limit is near", ""]), trial=st.none() | TRIALS)
+    def cut_short(self, why: str, trial: int | None) -> None:
+        """The batch script has time for a word; without this rule between two others, it had none."""
+        (self.folder / ("interrupted.txt" if trial is None else f"interrupted_{trial}.txt")).write_text(why)
+
+    @rule()
+    def resume(self) -> None:
+        (self.folder / "status.json").write_text("{}")
+        ledger.reopen(self.folder)
+        self.job += 1
+
+    @invariant()
+    def finished_trials_never_change(self) -> None:
+        for trial, (entry, log) in self.finished.items():
+            assert ledger.read(self.folder)[trial] == entry
+            assert (self.folder / PLAN.trials[trial].log).read_bytes() == log
+
+    @invariant()
+    def seeds_stay(self) -> None:
+        assert [entry["seed"] for entry in ledger.read(self.folder)] == [trial.seed for trial in PLAN.trials]
+
+    @invariant()
+    def no_log_holds_two_attempts_and_none_is_lost(self) -> None:
+        logs = [log.read_text().split() for log in self.folder.rglob("result_*.txt")]
+        assert sorted(logs) == sorted(["mark", str(mark + 1)] for mark in range(self.marks))
+        texts = [log.read_text().split() for log in self.folder.rglob("trial_*.out")]
+        assert sorted(texts) == sorted(logs)
+
+
+TestAnyRun = AnyRun.TestCase
+TestAnyRun.settings = settings(max_examples=20, stateful_step_count=20, deadline=None)
+
+
+def test_why_an_attempt_was_cut_short_is_kept_with_it(tmp_path: Path) -> None:
+    ledger.create(tmp_path, PLAN)
+    ledger.begin(tmp_path, PLAN.trials[0], attempts=3, job="7", nodes="dgx-[0-1]")
+    (tmp_path / "interrupted.txt").write_text("SLU-10: preempted\n")
+    ledger.begin(tmp_path, PLAN.trials[0], attempts=3, job="7", nodes="dgx-[2-3]")
+    ledger.begin(tmp_path, PLAN.trials[0], attempts=3, job="7", nodes="dgx-[4-5]")
+    attempts = ledger.read(tmp_path)[0]["attempts"]
+    assert [attempt["nodes"] for attempt in attempts] == ["dgx-[0-1]", "dgx-[2-3]", "dgx-[4-5]"]
+    assert attempts[0]["cause"] == "SLU-10: preempted" and "lost without a word" in attempts[1]["cause"]
+
+
+def test_a_folder_keeps_the_seeds_it_was_made_with(tmp_path: Path) -> None:
+    ledger.create(tmp_path, PLAN)
+    other = compose.compose(["task=lora_tiny", "cluster=local", "trials=3", "seed_base=5"])
+    with pytest.raises(ConfigError, match="run with other seeds"):
+        ledger.create(tmp_path, other)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", '[{"trial": 0}]', "null"])
+def test_a_damaged_ledger_is_named(content: str, tmp_path: Path) -> None:
+    (tmp_path / "ledger.json").write_text(content)
+    with pytest.raises(BenchError, match="the ledger cannot be read"):
+        ledger.read(tmp_path)
+
+
+def test_what_ended_and_is_gone_on_with_keeps_its_last_word(tmp_path: Path) -> None:
+    """Each time under another number."""
+    ledger.create(tmp_path, PLAN)
+    for number in (1, 2):
+        (tmp_path / "status.json").write_text(json.dumps({"outcome": f"end {number}"}))
+        ledger.reopen(tmp_path)
+    kept = [json.loads((tmp_path / f"attempts/run.{n}/status.json").read_text())["outcome"] for n in (1, 2)]
+    assert kept == ["end 1", "end 2"] and not (tmp_path / "status.json").exists()
+
+
+@pytest.mark.parametrize(("ended", "kept"), [("success", True), ("aborted", False)])
+def test_a_job_that_dies_after_run_stop_loses_no_trial(
+    ended: str, kept: bool, tmp_path: Path, written_log: Callable[..., Path]
+) -> None:
+    """It died before the trial was judged: the next life judges it. One that was stopped on the way is trained again."""
+    ledger.create(tmp_path, PLAN)
+    ledger.begin(tmp_path, PLAN.trials[0], attempts=3, job="7")
+    log = written_log(status=ended, seed=PLAN.trials[0].seed).read_bytes()
+    trials.settle(tmp_path, PLAN, PLAN.trials[0])
+    assert ledger.begin(tmp_path, PLAN.trials[0], attempts=3, job="7") is not kept
+    where = tmp_path / ("result_0.txt" if kept else "attempts/0.1/result_0.txt")
+    assert where.read_bytes() == log
+    assert (ledger.read(tmp_path)[0]["outcome"] in FINAL) is kept

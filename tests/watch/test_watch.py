@@ -1,0 +1,363 @@
+"""Watching reads a trial right at any moment of its log, says what lies ahead and what is wrong, and ends when it should."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from bench import cli, watch
+from bench.contract import plan as plans
+from bench.mlperf import reader
+from bench.mlperf import result as results
+from bench.mlperf.reader import Event
+from bench.planning import compose
+from bench.watch import prediction, sources
+from bench.watch.lines import View, evaluation_line, line
+from bench.watch.prediction import Planned
+from bench.watch.progress import Progress, Tracker
+from bench.watch.screen import picture
+from helpers.paths import CORPUS
+
+FORMATS = {
+    "v4.0 NVIDIA, no training records": "v4.0/NVIDIA/h200_ngc24.04_nemo/llama2_70b_lora/result_0.txt",
+    "v4.0 Juniper, no eval_start": "v4.0/JuniperNetworks/h100_n4_ngc24.1_pytorch_deepspeed/llama2_70b_lora/result_0.txt",
+    "v4.1 512 GPUs": "v4.1/Oracle/512xBM.GPU.H100.8/llama2_70b_lora/result_0.txt",
+    "v5.0 AMD": "v5.0/AMD/MI325X_EPYC_9575F_pytorch/llama2_70b_lora/result_0.txt",
+    "v5.0 MangoBoost": "v5.0/MangoBoost/MI300X-LLMBoost-GPUBoost-2node/llama2_70b_lora/result_0.txt",
+    "v5.0 ASUSTeK, blank behind a key": "v5.0/ASUSTeK/ESC_N8_E11_n2/llama2_70b_lora/result_1.txt",
+    "v5.0 Dell, killed": "v5.0/Dell/9xXE9712x4GB200/llama2_70b_lora/result_9.txt",
+    "v5.0 NVIDIA, steps that count samples": "v5.0/NVIDIA/tyche_ngpu512_ngc25.04_nemo/llama31_405b/result_0.txt",
+    "v5.1 NVIDIA, blocks that count alone": "v5.1/NVIDIA/theia_ngpu8_ngc25.09_nemo/llama2_70b_lora/result_0.txt",
+    "v6.0 Dell": "v6.0/Dell/1xXE7740x8H200-NVL-141GB/llama2_70b_lora/result_0.txt",
+}
+MakeLog = Callable[..., Path]
+STEP_MS, EVAL_MS = 3_000, 28_000
+
+
+def trial(*losses: float, gbs: int = 8, train_loss: float = 1.3) -> list[Event]:
+    """Return a llama2_70b_lora trial up to its last evaluation: 3 s a step, a line every 10 steps, 28 s an evaluation."""
+    events: list[Event] = []
+    now = [0]
+
+    def say(key: str, value: Any = None, after_ms: int = 0, **metadata: Any) -> None:
+        now[0] += after_ms
+        events.append(Event(now[0], "POINT_IN_TIME", key, value, metadata, len(events) + 1))
+
+    say("init_start")
+    for key, value in {
+        "submission_benchmark": "llama2_70b_lora",
+        "global_batch_size": gbs,
+        "eval_samples": 173,
+    }.items():
+        say(key, value)
+    say("run_start", after_ms=60_000)
+    samples = 0
+    for number, loss in enumerate(losses):
+        say("block_start", samples_count=samples)
+        end = 1536 + 384 * number
+        while samples + 10 * gbs <= end:
+            samples += 10 * gbs
+            say("train_loss", train_loss, 10 * STEP_MS, samples_count=samples, lr=4e-4)
+        say("eval_start", after_ms=(end - samples) // gbs * STEP_MS, samples_count=end)
+        samples = end
+        say("eval_accuracy", loss, EVAL_MS, samples_count=end)
+        say("eval_stop", samples_count=end)
+    return events
+
+
+def tracked(events: Sequence[Event]) -> Progress:
+    tracker = Tracker()
+    tracker.take(events)
+    return tracker.progress
+
+
+def warnings(events: Sequence[Event], *, after_s: float = 0, **planned: Any) -> list[str]:
+    seen = prediction.look(tracked(events), Planned(**planned), events[-1].time_ms + round(after_s * 1000))
+    return [warning.split(":")[0] for warning in seen.warnings]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_progress_is_right_at_every_line_of_every_format(name: str) -> None:
+    log = CORPUS / FORMATS[name]
+    if not log.exists():
+        pytest.skip("the corpus is not here")
+    result, events = results.parse(log), reader.read(log)[0]
+    truth = max(e.samples for e in result.evaluations if e.samples is not None)
+    last_record = max((samples for samples, _ in result.train_losses if samples), default=0)
+    tracker, before = Tracker(), 0
+    for event in events:
+        tracker.take([event])
+        now = tracker.progress
+        assert before <= (now.samples or 0) <= max(truth, last_record)
+        assert [e.value for e in now.evaluations] == [e.value for e in result.evaluations][: len(now.evaluations)]
+        before = now.samples or 0
+        if result.step_time_ms and len(now.step_times_ms) >= 5:
+            assert now.step_time_ms == pytest.approx(result.step_time_ms.median, rel=0.08)
+    assert (now.samples, now.trial, len(now.evaluations)) == (max(truth, last_record), 1, len(result.evaluations))
+    assert now.step_time_ms is not None
+    if result.step_time_ms:
+        assert now.step_time_ms == pytest.approx(result.step_time_ms.median, rel=0.02)
+
+
+def test_what_lies_ahead_comes_true() -> None:
+    """A forecast in minutes, made before the first evaluation, is when the evaluations do end."""
+    whole = trial(0.94, 0.935, 0.93, 0.927, 0.924)
+    start = next(e.time_ms for e in whole if e.key == "run_start")
+    ends = {e.metadata["samples_count"]: (e.time_ms - start) / 60_000 for e in whole if e.key == "eval_accuracy"}
+    for known in range(20, len(whole) - 1):
+        if whole[known].key == "submission_benchmark":
+            continue
+        for later_ms in (0, STEP_MS):
+            seen = prediction.look(tracked(whole[:known]), Planned(), whole[known - 1].time_ms + later_ms)
+            coming = {c.samples: c.minutes for c in seen.coming if c.samples in ends}
+            assert coming == pytest.approx({at: ends[at] for at in coming}, abs=0.25)
+            assert sum(c.probability for c in seen.coming) <= 1 + 1e-9
+    assert seen.samples_range is not None
+
+
+def test_an_evaluation_that_goes_on_is_the_next_one() -> None:
+    events = trial(0.94, 0.935)
+    running = events[: [e.key for e in events].index("eval_accuracy")]
+    seen = prediction.look(tracked(running), Planned(), running[-1].time_ms + 10_000)
+    assert seen.next_samples == 1536
+    assert seen.next_s == pytest.approx(seen.eval_time_s - 10)
+    assert seen.eval_time_is_estimated
+    after = prediction.look(tracked(events), Planned(), events[-1].time_ms)
+    assert (after.next_samples, after.next_s, after.eval_time_is_estimated) == (2304, 48 * 3 + 28, False)
+
+
+def test_warnings_are_said_plainly() -> None:
+    good, bad = trial(0.94, 0.935), float("nan")
+    assert warnings(good) == []
+    assert warnings(good, after_s=110) == []
+    assert warnings(good, after_s=130) == ["stalled"]
+    evaluating = good[: len(good) - 2]
+    assert evaluating[-1].key == "eval_start"
+    assert warnings(evaluating, after_s=60) == []
+    assert warnings(evaluating, after_s=90) == ["stalled"]
+    assert warnings(trial(1.49)) == ["outside the reference band"]
+    assert warnings(trial(0.94, 1.2)) == ["diverges"]
+    assert warnings([*good, Event(good[-1].time_ms, "", "train_loss", bad, {}, 9)]) == ["diverges"]
+    risen = [Event(good[-1].time_ms, "", "train_loss", 2.5, {"samples_count": 1930 + n}, 9) for n in range(5)]
+    assert "diverges" in warnings([*good, *risen])
+
+
+def test_walltime_that_is_too_short_is_said_as_soon_as_it_shows() -> None:
+    events = trial(0.94, 0.935)
+    used_min = events[-1].time_ms / 60_000
+    assert warnings(events, limit_min=used_min + 1) == ["cannot reach the target"]
+    assert warnings(events, limit_min=used_min + 4) == ["will likely not reach the target"]
+    assert warnings(events, limit_min=used_min + 30) == []
+
+
+KEYS = ("init_start", "run_start", "block_start", "train_loss", "tracked_stats", "eval_start", "eval_accuracy", "eval_stop",
+        "run_stop", "global_batch_size", "target_accuracy", "submission_benchmark", "eval_samples")  # fmt: skip
+ANYTHING = st.one_of(
+    st.none(), st.booleans(), st.floats(), st.integers(-10, 10**13), st.sampled_from(["llama2_70b_lora", "bert", "\x1b[2J"]),
+    st.dictionaries(st.sampled_from(["train_loss", "train_step_time", "lr"]), st.floats()),
+)  # fmt: skip
+EVENTS = st.builds(
+    Event,
+    st.integers(-(10**6), 10**13),
+    st.just(""),
+    st.sampled_from(KEYS),
+    ANYTHING,
+    st.dictionaries(st.sampled_from(["samples_count", "step", "lr", "status", "epoch_num"]), ANYTHING),
+    st.just(1),
+)
+
+
+@given(st.lists(EVENTS, max_size=25), st.integers(0, 10**13))
+def test_no_log_makes_watching_fail(events: list[Event], now_ms: int) -> None:
+    progress, planned = tracked(events), Planned(limit_min=30)
+    view = View(
+        name="log", progress=progress, planned=planned, outlook=prediction.look(progress, planned, now_ms), note=None
+    )
+    json.dumps(view.to_json(), allow_nan=False)
+    assert line(view).isprintable()
+    console = Console(file=io.StringIO(), width=80, height=24)
+    console.print(picture([view, view], width=80, height=24))
+
+
+@given(st.lists(EVENTS, max_size=25), st.integers(0, 25))
+def test_it_does_not_matter_when_one_looks(events: list[Event], cut: int) -> None:
+    tracker = Tracker()
+    tracker.take(events[:cut])
+    tracker.take(events[cut:])
+    assert repr(tracker.progress) == repr(tracked(events))
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 20), (140, 40), (60, 12)])
+def test_the_picture_fits_the_terminal(width: int, height: int) -> None:
+    running = tracked(trial(0.94, 0.935))
+    seen = prediction.look(running, Planned(limit_min=15), running.last_ms + 300_000)
+    views = [View(name=f"trial {n} of 10", progress=running, planned=Planned(), outlook=seen) for n in range(10)]
+    console = Console(file=io.StringIO(), width=width, height=height)
+    for shown in (views, views[:1]):
+        lines = console.render_lines(picture(shown, width=width, height=height))
+        assert len(lines) < height
+        assert "0.9350" in "".join(segment.text for row in lines for segment in row)
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["watch", *argv])
+    return int(str(ended.value.code)), capsys.readouterr().out
+
+
+def test_a_pipe_gets_dated_lines(written_log: MakeLog, capsys: pytest.CaptureFixture[str]) -> None:
+    code, output = run(capsys, str(written_log()))
+    unverified, *dated = output.splitlines()
+    lines = [text[len("2026-11-21 12:00:00  ") :] for text in dated]
+    assert (code, len(lines)) == (0, 4)
+    assert unverified.startswith("Unverified.")
+    assert lines[:3] == [
+        "result_0.txt  evaluation 0.9500 at 1,536 samples, target 0.925 not reached",
+        "result_0.txt  evaluation 0.9300 at 1,920 samples, target 0.925 not reached",
+        "result_0.txt  evaluation 0.9200 at 2,304 samples, target 0.925 reached",
+    ]
+    assert lines[3].startswith(
+        "result_0.txt  target reached  0.0 s  trained 2,304 samples, step 288  train loss 1.0200"
+    )
+
+
+@pytest.mark.parametrize(("losses", "code"), [((0.95, 0.92), 0), ((0.95, 0.93), 1)])
+def test_until_target(written_log: MakeLog, capsys: pytest.CaptureFixture[str], losses: Any, code: int) -> None:
+    assert run(capsys, "--until-target", str(written_log(evals=losses)))[0] == code
+
+
+@pytest.mark.parametrize(("fid", "clip_at", "is_reached"), [(85.0, 512, True), (85.0, 256, False), (95.0, 512, False)])
+def test_several_targets_are_reached_by_one_checkpoint(fid: float, clip_at: int, is_reached: bool) -> None:
+    said = [
+        ("submission_benchmark", "stable_diffusion", {}),
+        *[("global_batch_size", 256, {}), ("run_start", None, {}), ("train_loss", 0.1, {"samples_count": 256})],
+        *[("eval_start", None, {"samples_count": 256}), ("eval_stop", None, {"samples_count": 256})],
+        ("eval_accuracy", fid, {"samples_count": 512, "metric": "FID"}),
+        ("eval_accuracy", 0.16, {"samples_count": clip_at, "metric": "CLIP"}),
+    ]
+    progress = tracked([Event(n * 60_000, "", *event, n) for n, event in enumerate(said, 1)])  # type: ignore[arg-type]
+    assert prediction.reached(progress, Planned()) is is_reached
+    view = View(name="log", progress=progress, planned=Planned(), outlook=prediction.look(progress, Planned(), 0))
+    texts = [evaluation_line(view, evaluated) for evaluated in progress.evaluations]
+    assert texts[0].endswith("target 90 reached" if fid < 90 else "target 90 not reached")
+    assert texts[1] == f"log  evaluation CLIP 0.1600 at {clip_at} samples, target 0.15 reached"
+
+
+def test_what_is_computed_after_eval_stop_does_not_make_evaluations_look_short() -> None:
+    events, end = trial(0.95), trial(0.95)[-1]
+    late = Event(end.time_ms + 1000, "", "eval_accuracy", 0.2, {"samples_count": 1536}, end.line + 1)
+    assert tracked([*events, late]).eval_times_s == (EVAL_MS / 1000,)
+
+
+def test_json_is_one_object(written_log: MakeLog, capsys: pytest.CaptureFixture[str]) -> None:
+    code, output = run(capsys, "--once", "--json", str(written_log(evals=(0.95,), status="aborted")))
+    (shown,) = json.loads(output)["trials"]
+    assert code == 0
+    assert (shown["samples"], shown["phase"], shown["is_reached"], shown["target"]) == (1536, "stopped", False, 0.925)
+    assert "Unverified" in json.loads(output)["result"]
+
+
+def test_a_log_that_is_not_there_yet_is_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, output = run(capsys, "--once", str(tmp_path / "slurm-70.out"))
+    assert (code, "waiting" in output) == (0, True)
+    for refused in ([str(tmp_path)], ["--trials", "0", "x"], ["--replay", "x", "y"]):
+        assert run(capsys, *refused)[0] == 2
+
+
+def test_a_log_that_is_replaced_or_appended_to_begins_anew(written_log: MakeLog, tmp_path: Path) -> None:
+    first = written_log(evals=(0.92,)).rename(tmp_path / "first")
+    second = written_log(evals=(0.94, 0.93)).rename(tmp_path / "second")
+    log = tmp_path / "slurm-70.out"
+    job = sources.log_files([log], trials=2)
+    log.write_bytes(b"12: " + first.read_bytes() + b"noise\n")
+    job.poll()
+    assert (job.views()[0].name, job.has_stopped()) == ("slurm-70.out trial 1 of 2", False)
+    assert not job.is_reached()
+    with log.open("ab") as more:
+        more.write(second.read_bytes())
+    job.poll()
+    (view,) = job.views()
+    assert (view.name, len(view.progress.evaluations), job.has_stopped()) == ("slurm-70.out trial 2 of 2", 2, True)
+    log.write_bytes(first.read_bytes())
+    job.poll()
+    (view,) = job.views()
+    assert (view.note, view.progress.trial, len(view.progress.evaluations)) == ("its log began anew", 1, 1)
+
+
+def test_a_run_folder_is_shown_from_what_it_holds(written_log: MakeLog, tmp_path: Path) -> None:
+    plan = compose.compose(["task=lora_tiny", "cluster=local", "trials=3", "walltime=10"])
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "plan.json").write_text(plans.dumps(plan))
+    job = sources.run_folder(folder)
+    job.poll()
+    assert [view.state for view in job.views()] == ["waiting"] * 3
+    (folder / "prepare.txt").write_text(written_log(evals=()).read_text().split('"run_stop"')[0])
+    job.poll()
+    assert [view.name for view in job.views()] == ["prepare"]
+    (tmp_path / "result_0.txt").rename(folder / "result_1.txt")
+    written_log().rename(folder / "result_0.txt")
+    outcomes = ("not proven", "aborted", "planned")
+    (folder / "ledger.json").write_text(json.dumps([{"trial": n, "outcome": said} for n, said in enumerate(outcomes)]))
+    job.poll()
+    assert not job.is_over()
+    (folder / "result_1.txt").write_text((folder / "prepare.txt").read_text())
+    job.poll()
+    assert [view.state for view in job.views()] == ["target reached, not proven", "stopped: aborted", "waiting"]
+    assert job.views()[0].planned.limit_min == 10
+    (folder / "status.json").write_text("{}")
+    assert job.is_over()
+
+
+def test_a_replay_ends_as_the_log_does(written_log: MakeLog) -> None:
+    log = written_log()
+    job = sources.replay(log, speed=1e6)
+    assert watch.watch(job, watch.How(interval_s=0.01), console=Console(file=io.StringIO()))
+    assert repr(job.trials[0].progress) == repr(tracked(reader.read(log)[0]))
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_follow_shows_what_is_written_last(written_log: MakeLog, tmp_path: Path, terminal: bool) -> None:
+    screen = io.StringIO()
+
+    def is_alive() -> bool:
+        written_log()
+        return False
+
+    console = Console(file=screen, force_terminal=terminal, width=100, height=30)
+    watch.follow(tmp_path / "result_0.txt", Planned(), name="trial 0", is_alive=is_alive, console=console)
+    assert "0.9200 at 2,304" in screen.getvalue()
+
+
+def test_an_interrupt_passes_and_the_cursor_comes_back(tmp_path: Path) -> None:
+    screen = io.StringIO()
+
+    def is_alive() -> bool:
+        raise KeyboardInterrupt
+
+    console = Console(file=screen, force_terminal=True)
+    with pytest.raises(KeyboardInterrupt):
+        watch.follow(tmp_path / "log", Planned(), name="trial 0", is_alive=is_alive, console=console)
+    assert screen.getvalue().rstrip().endswith("\x1b[?25h")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_it_with_its_code(tmp_path: Path, number: int, code: int) -> None:
+    argv = [sys.executable, "-m", "bench", "watch", str(tmp_path / "none.txt")]
+    with subprocess.Popen(
+        argv, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"}
+    ) as process:
+        assert process.stdout is not None
+        assert "Unverified" in process.stdout.readline()
+        process.send_signal(number)
+        assert process.wait(30) == code

@@ -1,0 +1,158 @@
+"""Weights of Hugging Face through the engine and back, in every layout: logits of transformers and peft; in FP8 the same bits."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.contract import plan as plans
+from bench.contract.checkpoint import CONVERTED, CONVERTED_FP8
+from bench.contract.plan import Plan
+from helpers import logits, ranks
+from jobs.tasks import convert
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("safetensors")
+
+TOLERANCE = 1e-5 if ranks.DEVICE == "cpu" else 1e-4
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+MODELS: dict[str, tuple[dict[str, Any], str]] = {
+    "llama2": ({"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}, "model.name=tiny"),
+    "llama31_tied": (
+        {
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "rope_parameters": LLAMA3_ROPE,
+            "tie_word_embeddings": True,
+        },
+        "model={num_attention_heads: 8, num_query_groups: 4, rope_base: 500000, rope_scaling_factor: 8, tied_embeddings: true}",
+    ),
+}
+"""What differs from model=tiny: for transformers, and for us."""
+TINY = {
+    "hidden_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 192,
+    "vocab_size": 128,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 131072,
+}
+LAYOUTS = {"tp2": ("parallel.tp=2", "parallel.sp=true"), "tp1": (), "pp2": ("parallel.pp=2",)}
+"""Of two ranks each. The first one converts the weights, and draws and saves the adapters; the others load both."""
+NUM_RANKS = 2
+FP8_MODEL = "llama2"
+
+
+def planned(tmp: Path, source: Path, *overrides: str) -> Plan:
+    """Return the plan of a LoRA run whose base lies in `source`."""
+    return replace(ranks.compose(tmp, *overrides), base=None, base_dir=str(source))
+
+
+def llama(folder: Path, **changes: Any):
+    """Make a random Llama with transformers and save it in several shards; return it."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(1)
+    model = LlamaForCausalLM(LlamaConfig(**(TINY | changes), initializer_range=0.08)).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:  # all ones would not show a swap
+                parameter.add_(torch.randn_like(parameter) / 10)
+    model.save_pretrained(folder, max_shard_size="300KB")
+    return model
+
+
+def converted(*argv: str | Path) -> int:
+    return convert.main([str(word) for word in argv])
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder per model with its logits by transformers and in every layout, without and with adapters."""
+    tmp = tmp_path_factory.mktemp("convert")
+    for name, (changes, _) in MODELS.items():
+        model = llama(tmp / name / "hf", **changes)
+        with torch.no_grad():
+            torch.save(model(logits.tokens(96, 128)).logits, tmp / name / "transformers.pt")
+    if ranks.have(NUM_RANKS):
+        paths = []
+        for layout, split in LAYOUTS.items():
+            for name, (_, shape) in MODELS.items():
+                made = planned(tmp, tmp / name / "hf", f"cluster.ranks_per_node={NUM_RANKS}", *split, shape)
+                paths.append(tmp / name / f"{layout}.json")
+                paths[-1].write_text(plans.dumps(made))
+        for name in MODELS:
+            assert converted("weights", tmp / name / f"{layout}.json", tmp / name / "hf") == 0
+        paths += fp8_plans(tmp, tmp / FP8_MODEL / "hf")
+        ranks.run(made, ranks.write(made, tmp / "run"), "tests.helpers.logits", *map(str, paths))
+    return tmp
+
+
+def fp8_plans(tmp: Path, source: Path) -> list[Path]:
+    """Convert to FP8 too, and write plans in FP8 of every layout, which load either conversion; return their paths."""
+    paths, folders = [], {"plain": source / CONVERTED, "fp8": source / CONVERTED_FP8}
+    for layout, split in LAYOUTS.items():
+        for stored, base in folders.items():
+            made = planned(tmp, base, f"cluster.ranks_per_node={NUM_RANKS}", *split, "precision=fp8")
+            paths.append(source.parent / f"{stored}_{layout}.json")
+            paths[-1].write_text(plans.dumps(made))
+    assert converted("weights", paths[-1], source, "--fp8", "--workers", "2") == 0
+    return paths
+
+
+def read(measured: Path, model: str, name: str) -> Any:
+    if not ranks.have(NUM_RANKS):
+        pytest.skip(f"{NUM_RANKS} GPUs needed")
+    return torch.load(measured / model / f"{name}.pt", map_location="cpu")
+
+
+@pytest.mark.trains
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("model", MODELS)
+def test_logits_equal_those_of_transformers_in_every_layout(measured: Path, model: str, layout: str) -> None:
+    expected = read(measured, model, "transformers")
+    assert expected.std() > 0.3, "logits that are all alike would prove nothing"
+    torch.testing.assert_close(read(measured, model, layout), expected, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.trains
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_weights_converted_to_fp8_are_those_that_loading_quantises(measured: Path, layout: str) -> None:
+    for rank in range(NUM_RANKS):
+        plain, stored = (read(measured, FP8_MODEL, f"{name}_{layout}_{rank}") for name in ("plain", "fp8"))
+        assert plain.keys() == stored.keys() and sum(name.endswith(".scale") for name in stored) >= 4 * 2
+        for name, expected in plain.items():
+            assert torch.equal(stored[name], expected), name
+    folder = measured / FP8_MODEL
+    assert "the weights are in FP8, and precision is bf16" in (folder / f"fp8_{layout}.refused").read_text()
+    assert not (folder / f"plain_{layout}.refused").exists()
+
+
+@pytest.mark.trains
+@pytest.mark.filterwarnings(
+    "ignore:.is_gradient_checkpointing. is deprecated:FutureWarning"
+)  # of transformers 5, asked by peft
+@pytest.mark.parametrize("model", MODELS)
+def test_exported_adapters_merged_by_peft_give_the_same_logits(measured: Path, model: str) -> None:
+    from peft import PeftModel
+    from transformers import LlamaForCausalLM
+
+    folder = measured / model
+    assert converted("adapters", folder / "tp1.json", folder / "peft") == 0
+    base = LlamaForCausalLM.from_pretrained(folder / "hf")
+    merged = PeftModel.from_pretrained(base, folder / "peft").merge_and_unload().eval()
+    with torch.no_grad():
+        expected = merged(logits.tokens(96, 128)).logits
+    assert (expected - read(measured, model, "transformers")).abs().max() > 0.1, "the adapters must change something"
+    for layout in LAYOUTS:
+        torch.testing.assert_close(read(measured, model, f"{layout}_adapted"), expected, rtol=0, atol=2 * TOLERANCE)

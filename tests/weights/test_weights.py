@@ -1,0 +1,313 @@
+"""A Hugging Face folder becomes a checkpoint once, whole, on record; what is not the plan's model, or not whole, is refused."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.contract import plan as plans
+from helpers import ranks
+from jobs.tasks import convert
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("safetensors")
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 128,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def converted(*argv: str | Path) -> int:
+    return convert.main([str(word) for word in argv])
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
+    """Write a Hugging Face folder of random tensors, damaged on purpose, and the plan for it; return plan and folder."""
+
+    def write(*, config: dict[str, Any] | None = None, num_layers: int = 2, fused: bool = False, **changes: Any):
+        source = tmp_path / "hf"
+        random_folder(source, num_layers=num_layers, fused=fused, config=config or {}, changes=changes)
+        plan = tmp_path / "plan.json"
+        overrides = (f"model.num_layers={num_layers}", "model.hidden_size=16", "model.ffn_hidden_size=24")
+        composed = ranks.compose(tmp_path, "cluster.ranks_per_node=1", *overrides)
+        plan.write_text(plans.dumps(replace(composed, base=None, base_dir=str(source))))
+        return plan, source
+
+    return write
+
+
+def random_folder(folder: Path, *, num_layers: int, fused: bool, config: dict, changes: dict) -> dict[str, Any]:
+    """Write config.json and two shards with their index; a tensor that is changed to None is left out."""
+    from safetensors.torch import save_file
+
+    draw = torch.Generator().manual_seed(2)
+    shapes = {"model.embed_tokens": (128, 16), "lm_head": (128, 16), "model.norm": (16,)}
+    for i in range(num_layers):
+        qkv = {"q_proj": (16, 16), "k_proj": (8, 16), "v_proj": (8, 16)}
+        mlp = {"gate_proj": (24, 16), "up_proj": (24, 16), "down_proj": (16, 24)}
+        shapes |= {f"model.layers.{i}.self_attn.{n}": s for n, s in (qkv | {"o_proj": (16, 16)}).items()}
+        shapes |= {f"model.layers.{i}.mlp.{n}": s for n, s in mlp.items()}
+        shapes |= {f"model.layers.{i}.{n}_layernorm": (16,) for n in ("input", "post_attention")}
+    tensors = {f"{name}.weight": torch.randn(shape, generator=draw) for name, shape in shapes.items()}
+    for i in range(num_layers if fused else 0):
+        near = f"model.layers.{i}.self_attn."
+        parts = [tensors.pop(f"{near}{name}.weight") for name in ("q_proj", "k_proj", "v_proj")]
+        tensors[f"{near}qkv_proj.weight"] = torch.cat(parts)
+    tensors = {name: x for name, x in (tensors | changes).items() if x is not None}
+    folder.mkdir()
+    names = sorted(tensors)
+    shards = {"model-1.safetensors": names[::2], "model-2.safetensors": names[1::2]}
+    for file, held in shards.items():
+        save_file({name: tensors[name] for name in held}, folder / file)
+    index = {"weight_map": {name: file for file, held in shards.items() for name in held}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "config.json").write_text(json.dumps(LLAMA | {"num_hidden_layers": num_layers} | config))
+    return tensors
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.distcp"))}
+
+
+def test_fused_qkv_of_mlperf_becomes_the_same_checkpoint(made: Callable, tmp_path: Path) -> None:
+    plan, source = made()
+    assert converted("weights", plan, source, tmp_path / "separate") == 0
+    random_folder(tmp_path / "fused_hf", num_layers=2, fused=True, config={"model_type": "custom_llama"}, changes={})
+    assert converted("weights", plan, tmp_path / "fused_hf", tmp_path / "fused", "--workers", "2") == 0
+    assert content(tmp_path / "fused") == content(tmp_path / "separate") != {}
+
+
+def test_a_killed_conversion_goes_on_where_it_was(made: Callable, tmp_path: Path) -> None:
+    num_layers = 100
+    plan, source = made(num_layers=num_layers)
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    part = tmp_path / "resumed.part"
+    command = [sys.executable, "-m", "jobs.tasks.convert", "weights", str(plan), str(source), str(resumed)]
+    env = os.environ | {"PYTHONPATH": str(ranks.ROOT)}
+    process = subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL)
+    while len(list(part.glob("*.distcp"))) < 3:
+        assert process.poll() is None, "it ended before it could be killed"
+        time.sleep(0.001)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    kept = {path.name: path.stat().st_mtime_ns for path in part.glob("*.distcp")}
+    assert 3 <= len(kept) < num_layers and not resumed.exists()
+    (part / "layer_099.distcp.tmp").write_bytes(b"half of a layer")
+    for folder in (whole, resumed):
+        assert converted("weights", plan, source, folder) == 0
+    assert content(resumed) == content(whole) and len(content(whole)) == num_layers + 2
+    done = len(kept) - 1  # the last one may have lacked its record yet
+    assert sum((resumed / name).stat().st_mtime_ns == when for name, when in kept.items()) >= done
+    assert sorted(p.name for p in resumed.iterdir()) == sorted(p.name for p in whole.iterdir()) and not part.exists()
+
+
+def test_what_was_read_and_written_is_on_record(made: Callable, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    plan, source = made(**{"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(2)})
+    assert converted("weights", plan, source) == 0
+    assert converted("weights", plan, source) == 0
+    assert "was there already" in capsys.readouterr().out
+    folder = source / "megatron_core"
+    said = json.loads((folder / "manifest.json").read_text())
+    for where, files in ((source, said["source"]["files"]), (folder, said["files"])):
+        assert files and all(sha256sum(where / file["path"]) == file["sha256"] for file in files)
+    assert said["source"]["tensors"] == 2 * 9 + 3
+    assert said["source"]["left_out"] == ["model.layers.0.self_attn.rotary_emb.inv_freq"]
+    assert converted("weights", plan, source, tmp_path) == 2
+    assert "there is something else already" in capsys.readouterr().err
+    said["model"]["rope_base"] = 500000
+    (folder / "manifest.json").write_text(json.dumps(said))
+    assert converted("weights", plan, source) == 2
+    assert "these are not the weights of tiny: rope_base 500000 instead of 10000" in capsys.readouterr().err
+
+
+def test_a_conversion_to_fp8_lies_beside_the_other(made: Callable, capsys: pytest.CaptureFixture) -> None:
+    plan, source = made()
+    assert converted("weights", plan, source) == converted("weights", plan, source, "--fp8") == 0
+    folder, plain = source / "megatron_core_fp8", stored(source / "megatron_core")
+    said = json.loads((folder / "manifest.json").read_text())
+    assert said["precision"] == "fp8" and "precision" not in json.loads(
+        (source / "megatron_core" / "manifest.json").read_text()
+    )
+    assert all(sha256sum(folder / file["path"]) == file["sha256"] for file in said["files"])
+    linears = {key for key in plain if ".layers." in key and "layernorm" not in key}
+    quantised = stored(folder)
+    assert quantised.keys() == {
+        *(plain.keys() - linears),
+        *(f"{key}_{of}" for key in linears for of in ("fp8", "scale")),
+    }
+    for key, numbers in plain.items():
+        if key not in linears:
+            assert torch.equal(quantised[key], numbers)
+            continue
+        values, scale = quantised[f"{key}_fp8"], quantised[f"{key}_scale"]
+        numbers = numbers.bfloat16().float()
+        assert (values.dtype, scale.dtype) == (torch.float8_e4m3fn, torch.float32)
+        torch.testing.assert_close(scale[:, 0], numbers.abs().amax((1, 2)) / 448, rtol=0, atol=0)
+        assert (
+            (values.float() * scale[:, :, None] - numbers).abs() <= numbers.abs() / 16 + scale[:, :, None] / 512
+        ).all()
+    for flag in ((), ("--fp8",)):
+        other = source / ("megatron_core_fp8" if not flag else "megatron_core")
+        assert converted("weights", plan, source, other, *flag) == 2
+        assert "there are these weights in another precision already" in capsys.readouterr().err
+
+
+def test_a_begun_conversion_goes_on_in_its_own_precision_only(
+    made: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    from jobs.weights import conversion
+
+    plan, source = made()
+    model = plans.load(plan).config.model
+    with monkeypatch.context() as patch:
+        patch.setattr(conversion, "finish", lambda conversion: None)
+        for is_fp8, folder in ((False, tmp_path / "other"), (True, tmp_path / "same")):
+            conversion.convert(conversion.prepare(source, model, folder, is_fp8=is_fp8))
+    begun = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "same.part").glob("*.distcp")}
+    room = shutil.disk_usage(tmp_path)._replace(free=26_000)  # bytes: in F32 the model has 32,064, with FP8 20,544
+    with monkeypatch.context() as patch:
+        patch.setattr(conversion.shutil, "disk_usage", lambda path: room)
+        assert converted("weights", plan, source, tmp_path / "plain") == 2
+        assert "GiB are free" in capsys.readouterr().err
+        for folder in ("whole", "other", "same"):
+            assert converted("weights", plan, source, tmp_path / folder, "--fp8") == 0
+    assert content(tmp_path / "other") == content(tmp_path / "same") == content(tmp_path / "whole") != {}
+    assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "same").glob("*.distcp")} == begun
+
+
+def stored(folder: Path) -> dict[str, Any]:
+    """Return a checkpoint's tensors by name, as torch reads them."""
+    from torch.distributed import checkpoint
+
+    known = checkpoint.FileSystemReader(folder).read_metadata().state_dict_metadata
+    tensors = {key: torch.empty(said.size, dtype=said.properties.dtype) for key, said in known.items()}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # which is what no_dist says
+        checkpoint.load(tensors, checkpoint_id=folder, no_dist=True)
+    return tensors
+
+
+def sha256sum(path: Path) -> str:
+    return subprocess.run(["sha256sum", path], capture_output=True, text=True, check=True).stdout.split()[0]
+
+
+QKV = "model.layers.0.self_attn.k_proj.weight"
+CONFIGS = {
+    "rope_theta is 500000.0, and rope_base 10000.0": {"rope_theta": 500000.0},
+    "rope scaling factor is 32.0, and rope_scaling_factor 1.0": {"rope_scaling": LLAMA3_ROPE | {"factor": 32.0}},
+    "rope_type is yarn": {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+    "low_freq_factor is 2.0, and megatron-core's 1.0": {"rope_scaling": LLAMA3_ROPE | {"low_freq_factor": 2.0}},
+    "rms_norm_eps is 1e-06, and norm_epsilon 1e-05": {"rms_norm_eps": 1e-6},
+    "num_key_value_heads is 4, and num_query_groups 2": {"num_key_value_heads": None},
+    "tie_word_embeddings is True, and tied_embeddings False": {"tie_word_embeddings": True},
+    "attention_bias is True, and bias False": {"attention_bias": True},
+    "head_dim is 8, and hidden_size / heads 4": {"head_dim": 8},
+    "model_type 'mistral' cannot be converted": {"model_type": "mistral"},
+    "quantised weights cannot be converted": {"quantization_config": {"bits": 4}},
+}
+TENSORS = {
+    "1 of 21 tensors missing: model.norm.weight": {"model.norm.weight": None},
+    "1 of 21 tensors unknown: model.layers.2.extra": {"model.layers.2.extra": torch.ones(1)},
+    f"1 of 21 tensors of another shape: {QKV} is (4, 16) instead of (8, 16)": {QKV: torch.ones(4, 16)},
+    "the weights are F32, F64": {QKV: torch.ones(8, 16, dtype=torch.float64)},
+}
+
+
+@pytest.mark.parametrize("message", [*CONFIGS, *TENSORS])
+def test_what_is_not_the_model_is_refused(made: Callable, capsys: pytest.CaptureFixture, message: str) -> None:
+    plan, source = made(config=CONFIGS.get(message), **TENSORS.get(message, {}))
+    assert converted("weights", plan, source) == 2
+    assert message in capsys.readouterr().err
+    assert not (source / "megatron_core").exists()
+
+
+def damage_cut(source: Path) -> None:
+    path = source / "model-2.safetensors"
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+def damage_missing(source: Path) -> None:
+    (source / "model-2.safetensors").unlink()
+
+
+def damage_twice(source: Path) -> None:
+    (source / "model-2.safetensors").write_bytes((source / "model-1.safetensors").read_bytes())
+
+
+def damage_blob(source: Path) -> None:
+    (source / "model-1.safetensors").rename(source / ("0" * 64))
+    (source / "model-1.safetensors").symlink_to("0" * 64)
+
+
+def damage_pickled(source: Path) -> None:
+    (source / "model.safetensors.index.json").rename(source / "pytorch_model.bin.index.json")
+
+
+def damage_config(source: Path) -> None:
+    (source / "config.json").write_text("{")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (damage_cut, "a shard cannot be read"),
+        (damage_missing, "a shard cannot be read"),
+        (damage_twice, "is also in model-1.safetensors"),
+        (damage_blob, "its name in the cache says 0000"),
+        (damage_pickled, "there are no safetensors here"),
+        (damage_config, "config.json cannot be read"),
+    ],
+)
+def test_damaged_downloads_are_refused(made: Callable, capsys: pytest.CaptureFixture, damage: Callable, message: str):
+    plan, source = made()
+    damage(source)
+    assert converted("weights", plan, source) == 2
+    assert message in capsys.readouterr().err
+    assert not (source / "megatron_core").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+def test_a_disk_without_room_is_refused_before_anything_is_written(
+    made: Callable, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    plan, source = made()
+    with ranks.mounted(tmp_path / "small", "size=24k"):
+        assert converted("weights", plan, source, tmp_path / "small" / "out") == 2
+        assert "GiB are free, and the checkpoint needs" in capsys.readouterr().err
+        assert not content(tmp_path / "small" / "out.part")
+    assert converted("weights", plan, source, "/proc/nowhere") == 2
+    assert "cannot convert into this folder" in capsys.readouterr().err
+
+
+def test_adapters_of_another_plan_are_refused(made: Callable, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    plan, _ = made()
+    assert converted("adapters", plan, tmp_path / "peft") == 2
+    assert "no adapters of this plan" in capsys.readouterr().err
+    (tmp_path / "peft").mkdir()
+    assert converted("adapters", plan, tmp_path / "peft") == 2
+    assert "this folder exists" in capsys.readouterr().err
