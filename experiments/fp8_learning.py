@@ -172,19 +172,19 @@ def composed(size: Size, folder: Path) -> dict[str, Plan]:
         "recipe.eval_skip=0",
     )
     base = schedule(size, size.base_steps, size.base_lr, size.base_steps // 8)
-    lora = [*here, "task=lora_tiny", "task.base=null", "task.target_eval_loss=null"]
+    lora = [*here, "task=lora_tiny", "task.training.base=null", "task.training.target_eval_loss=null"]
     lora += schedule(size, size.steps, size.lr, size.eval_every)
     plans = {"base": compose.compose([*here, "task=pretrain_tiny", "precision=bf16", *base])}
     for name in PRECISIONS:
         plans[name] = compose.compose([*lora, f"precision={name}"])
     for name in ("fp32", *PRECISIONS):
-        plans[f"{name} undropped"] = compose.compose([*lora, f"precision={name}", "task.lora.dropout=0"])
+        plans[f"{name} undropped"] = compose.compose([*lora, f"precision={name}", "task.training.lora.dropout=0"])
     return plans
 
 
 def schedule(size: Size, steps: int, lr: float, eval_every: int) -> tuple[str, ...]:
     return (
-        f"recipe.max_steps={steps}",
+        f"task.training.max_steps={steps}",
         f"recipe.lr={lr}",
         f"recipe.eval_every_samples={eval_every * size.batch}",
         f"data.train_rows={steps * size.batch}",
@@ -243,7 +243,7 @@ def learn(engine: "Engine", seed: int, record: Record, name: str, keep: Callable
     from jobs.engines.megatron import loop
 
     plan, curve, since = engine.plan, Curve(), time.perf_counter()
-    max_steps = plan.config.recipe.max_steps
+    max_steps = plan.max_steps
     train_rows, eval_rows, order = (
         rows_of.load(plan, "train"),
         rows_of.load(plan, "eval"),

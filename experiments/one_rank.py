@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from bench.contract import plan as plans
 from bench.contract.plan import Plan
 from bench.contract.schema import Device
 from bench.errors import BenchError, ConfigError
@@ -75,7 +74,7 @@ def require(plan: Plan, rank: int) -> None:
     if not 0 <= rank < plan.world.num_ranks:
         last = plan.world.num_ranks - 1
         raise ConfigError(f"there is no rank {rank}", where="--rank", fix=f"the plan has ranks 0 to {last}")
-    if not plans.is_random(plan.config):
+    if plan.base_dir is not None or plan.data_dir is not None:
         raise ConfigError("alone, a rank computes nonsense", where="model.weights", fix="set model.weights=random")
     if plan.config.cluster.device is Device.cuda and not torch.cuda.is_available():
         raise ConfigError(

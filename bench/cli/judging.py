@@ -168,7 +168,7 @@ def _report(args: argparse.Namespace) -> int:
         print(report.csv(sets), end="")
     else:
         sheet.show(report_sheets.summary_sheet(sets, page))
-        for one in (one for trials in sets if trials.throughput_only for one in throughput_sheets.sheets(trials)):
+        for one in (one for trials in sets if not trials.has_target for one in throughput_sheets.sheets(trials)):
             sheet.show(one)
     return 0 if all(compare.claim(trials).num_valid for trials in sets) else 1
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from bench.contract.plan import Recomputed, is_random
-from bench.contract.schema import Recompute
+from bench.contract.plan import Recomputed
+from bench.contract.schema import DataSource, Recompute, StartsFrom
 from bench.planning import layouts
 
 if TYPE_CHECKING:
@@ -36,7 +36,11 @@ def _plan_rows(plan: "Plan") -> list[tuple[str, str]]:
     r, every = c.recipe, e.every_steps * plan.batch.global_batch_size
     vpp, sp = (f", vpp {w.vpp}" if w.vpp > 1 else ""), (", sp" if w.sp else "")
     gpu = c.cluster.gpu.name if c.cluster.gpu else c.cluster.device.name
-    target = "no target" if c.task.target_eval_loss is None else f"until eval loss ≤ {c.task.target_eval_loss:g}"
+    target = (
+        "no target"
+        if c.task.training.target_eval_loss is None
+        else f"until eval loss ≤ {c.task.training.target_eval_loss:g}"
+    )
     seeds = ", ".join(str(trial.seed) for trial in plan.trials)
     limit = (
         "no limit"
@@ -44,8 +48,13 @@ def _plan_rows(plan: "Plan") -> list[tuple[str, str]]:
         else f"{plan.walltime_min} min = 5 + {1 if c.launch.array else c.trials} x ({c.walltime} + 5)"
         + (", one array element each" if c.launch.array else "")
     )
-    lora = "" if c.task.lora is None else f", LoRA rank {c.task.lora.rank} alpha {c.task.lora.alpha}"
-    weights, data = (", random weights", "made up in memory") if is_random(c) else ("", c.data.name)
+    lora = (
+        ""
+        if c.task.training.lora is None
+        else f", LoRA rank {c.task.training.lora.rank} alpha {c.task.training.lora.alpha}"
+    )
+    weights = ", random weights" if c.task.training.starts_from is StartsFrom.random else ""
+    data = "made up in memory" if c.data.source is DataSource.random else c.data.name
     return [
         ("model", f"{c.model.name}: {m.parameters:,} parameters, {m.trainable_parameters:,} trained{lora}{weights}"),
         ("data", f"{data}: {c.data.train_rows:,} + {c.data.eval_rows} rows of {c.data.seq_length} tokens"),
@@ -59,7 +68,7 @@ def _plan_rows(plan: "Plan") -> list[tuple[str, str]]:
         ),
         (
             "learning rate",
-            f"{r.lr:g}, cosine to 0 at step {r.max_steps:,}; {c.precision.name}, recompute {_recompute(plan)}",
+            f"{r.lr:g}, cosine to 0 at step {plan.max_steps:,}; {c.precision.name}, recompute {_recompute(plan)}",
         ),
         ("evaluation", f"first at {e.first_step * b.global_batch_size:,} samples, then every {every}; {target}"),
         ("trials", f"{len(plan.trials)}, seeds {seeds}; {limit}"),

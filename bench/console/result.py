@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from bench.mlperf.benchmarks import BENCHMARKS
 from bench.mlperf.official import Verdict
-from bench.mlperf.result import THROUGHPUT_ONLY, UNVERIFIED, PeakMemory, Result, Span, title
+from bench.mlperf.result import NO_TARGET, UNVERIFIED, PeakMemory, Result, Span, title
 
 if TYPE_CHECKING:
     from bench.mlperf.compliance import Finding
@@ -15,7 +15,7 @@ from bench.console.sheet import Row, Sheet
 def verdict_sheet(result: Result, verdicts: Sequence[Verdict], *, more: Sequence[Row] = ()) -> Sheet:
     """Return what the trial is worth; a number that the log does not prove is blank, with the reason beside it."""
     rows = [_time_row(result), _valid_row(result)]
-    rows += [] if result.throughput_only else [_samples_row(result), _loss_row(result), _target_row(result)]
+    rows += [] if not result.has_target else [_samples_row(result), _loss_row(result), _target_row(result)]
     rows += [_official_row(verdict, result.division) for verdict in verdicts]
     rows += [*speed_rows(result), _evaluation_row(result), _init_row(result)]
     rows += [_trial_row(number, trial) for number, trial in enumerate(result.trials)] if result.trials[1:] else []
@@ -26,9 +26,7 @@ def speed_rows(result: Result) -> list[Row]:
     """Return how fast a trial trained, and what it took of its GPUs as far as the log says."""
     rows = [_step_row(result), _throughput_row(result)]
     rows += [] if result.tflop_per_sample is None else [_arithmetic_row(result)]
-    rows += (
-        [] if result.peak_memory_gib is None and not result.throughput_only else [memory_row(result.peak_memory_gib)]
-    )
+    rows += [] if result.peak_memory_gib is None and result.has_target else [memory_row(result.peak_memory_gib)]
     return rows
 
 
@@ -42,9 +40,7 @@ def findings_sheet(findings: "Sequence[Finding]") -> Sheet:
 def _time_row(result: Result) -> Row:
     name = "run_start → run_stop (min)"
     if result.minutes is not None:
-        return name, f"{result.minutes:.2f}", ""
-    if result.throughput_only:
-        return name, "", THROUGHPUT_ONLY
+        return name, f"{result.minutes:.2f}", "" if result.has_target else NO_TARGET
     clock = ("LOG-01", "LOG-02", "LOG-03", "LOG-04")
     return name, "", next((f.message for f in result.findings if f.rule in clock), "")
 
@@ -124,7 +120,7 @@ def memory_row(peak: PeakMemory | None) -> Row:
 
 def _evaluation_row(result: Result) -> Row:
     time = "" if result.eval_time_s is None else f"{result.eval_time_s:,.1f} s each"
-    if result.throughput_only:
+    if not result.has_target:
         return "evaluations", f"{len(result.evaluations)}", time
     at = [f"{e.value:.4f} at {e.samples:,}" for e in result.evaluations if e.samples is not None]
     shown = at if len(at) < 9 else [*at[:3], "…", *at[-3:]]

@@ -14,7 +14,7 @@ def show(folder: Path, trial: Trial, judged: Judged) -> None:
     from bench.report import figures
 
     files = [("log", short(folder / trial.log), "")]
-    if not judged.result.throughput_only:
+    if not judged.result.has_random_rows:
         figure = folder / f"loss_{trial.index}.png"
         figures.loss_figure(judged.result, figure)
         files.append(("figure", short(figure), ""))

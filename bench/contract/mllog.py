@@ -42,7 +42,7 @@ TENSOR_PARALLELISM, PIPELINE_PARALLELISM = "tensor_parallelism", "pipeline_paral
 CONTEXT_PARALLELISM, EXPERT_PARALLELISM = "context_parallelism", "expert_parallelism"
 CONFIG_FILENAME = "config_filename"
 
-INITIAL_WEIGHTS, RANDOM = "initial_weights", "random"
+INITIAL_WEIGHTS, DATA_SOURCE, RANDOM = "initial_weights", "data_source", "random"
 """Ours, as what follows: the model was not trained before, and its rows are random; metadata.shape_of: the benchmark it is as large as."""
 MODEL_TFLOP_PER_SAMPLE, ACCELERATOR_PEAK_TFLOPS = "model_tflop_per_sample", "accelerator_peak_tflops"
 PEAK_MEMORY = "peak_memory_gib"

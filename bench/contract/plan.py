@@ -13,11 +13,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from bench.contract.schema import (
-    Config,
-    Recipe,
-    Weights,
-)
+from bench.contract.schema import Config, DataSource, StartsFrom
 from bench.errors import ConfigError
 
 
@@ -119,9 +115,9 @@ class Submission:
     """What the log says about itself. Closed is derived, never claimed: any deviation makes it open."""
 
     benchmark: str | None
-    """None where there are no official rules, and for random weights."""
+    """None where there are no official rules, and for a run without a target."""
     shape_of: str | None
-    """For random weights: the benchmark whose model, LoRA and rows have these sizes, so that speeds can be compared."""
+    """Without a target: the benchmark whose model, LoRA and rows have these sizes, so that speeds can be compared."""
     division: str
     org: str
     platform: str
@@ -159,6 +155,8 @@ class Plan:
     world: World
     batch: Batch
     evaluation: Evaluation
+    max_steps: int
+    """Optimizer steps at most: what the task says, or what its epochs come to."""
     submission: Submission
     trials: list[Trial]
     recompute: Recomputed
@@ -183,18 +181,19 @@ class Plan:
     files: list[str]
 
 
-def is_random(config: Config) -> bool:
-    """Return whether random weights are trained on random rows, made up in memory: how fast, and no more."""
-    return config.model.weights is Weights.random
-
-
-def learning_rate(recipe: Recipe, step: int) -> float:
+def learning_rate(plan: Plan, step: int) -> float:
     """Return the learning rate of the update that ends step `step` (from 1): linear warm-up, then a cosine to 0."""
-    done = step - 1
+    recipe, done = plan.config.recipe, step - 1
     if done < recipe.lr_warmup_steps:
         return recipe.lr * (done + 1) / recipe.lr_warmup_steps
-    progress = (done - recipe.lr_warmup_steps) / (recipe.max_steps - recipe.lr_warmup_steps)
+    progress = (done - recipe.lr_warmup_steps) / (plan.max_steps - recipe.lr_warmup_steps)
     return recipe.lr * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+
+
+def keeps_adapters(config: Config) -> bool:
+    """Return whether a trial keeps the adapters that it trained; on random weights they are worth nothing."""
+    training = config.task.training
+    return training.lora is not None and training.starts_from is not StartsFrom.random
 
 
 def samples(plan: Plan, step: int) -> int:
@@ -209,10 +208,9 @@ def trial_steps(plan: Plan) -> list[Step]:
 
 def is_prepared(plan: Plan) -> bool:
     """Return whether a prepare step would find nothing to do, or there is none."""
-    if is_random(plan.config):
-        return True
-    needed = [plan.data_dir] if plan.base is None else [plan.data_dir, plan.base_dir]
-    return all(path is not None and Path(path).is_dir() for path in needed)
+    rows = plan.data_dir if plan.config.data.source is DataSource.grammar else None
+    made = [rows, None if plan.base is None else plan.base_dir]
+    return all(Path(path).is_dir() for path in made if path is not None)
 
 
 def expanded(text: str | None) -> str | None:

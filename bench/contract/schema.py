@@ -14,6 +14,10 @@ Source: Enroot's PyTorch hook does the same.
 """
 
 
+LORA_TARGETS = ("linear_qkv", "linear_proj")
+"""The projections that the engine can put adapters on, by megatron-core's names."""
+
+
 class Device(Enum):
     """What a rank computes on."""
 
@@ -42,9 +46,31 @@ class Recompute(Enum):
 
 
 class Weights(Enum):
-    """What training starts from: a checkpoint, or random numbers on random rows, which measure speed and no more."""
+    """The user's switch: the task's own start, or random weights on random rows, which measure speed without any file."""
 
     checkpoint = "checkpoint"
+    random = "random"
+
+
+class Kind(Enum):
+    """What a task measures; it decides which program the ranks run."""
+
+    train = "train"
+
+
+class Trains(Enum):
+    """Which weights are trained: adapters on a frozen base, adapters on a frozen 4-bit base, or the whole model."""
+
+    lora = "lora"
+    qlora = "qlora"
+    all = "all"
+
+
+class StartsFrom(Enum):
+    """Where the first weights come from: a checkpoint of the site, what another task trains, or random numbers."""
+
+    checkpoint = "checkpoint"
+    task = "task"
     random = "random"
 
 
@@ -86,10 +112,11 @@ class GpuRequest(Enum):
 
 
 class DataSource(Enum):
-    """Where the rows come from: made by our grammar, or prepared by the site before the run."""
+    """Where the rows come from: our grammar, the site, which prepared them before the run, or random numbers in memory."""
 
     grammar = "grammar"
     prepared = "prepared"
+    random = "random"
 
 
 class Runtime(Enum):
@@ -117,20 +144,34 @@ class Lora:
 
 
 @dataclass(slots=True, kw_only=True)
+class Training:
+    """What a training task trains, from where, and when it stops: at the target, and after max_steps or epochs at the latest."""
+
+    trains: Trains
+    starts_from: StartsFrom
+    base: str | None = None
+    """For starts_from=task: the task whose checkpoint is fine-tuned."""
+    lora: Lora | None = None
+    """The adapters, where adapters are trained."""
+    target_eval_loss: float | None = None
+    """Mean cross-entropy (nats per token) at or below which the run stops; None: it trains for all of its steps."""
+    max_steps: int | None = None
+    epochs: int | None = None
+    """Passes over the training rows, each without its incomplete last batch. Either this or max_steps is given."""
+
+
+@dataclass(slots=True, kw_only=True)
 class Task:
     """What is measured, and when it is done."""
 
     name: str
     summary: str
+    kind: Kind
     benchmark: str | None
     """MLPerf's name, which decides the official rules; None where there are none."""
-    target_eval_loss: float | None
-    """Mean cross-entropy (nats per token) at or below which the run stops; None trains for max_steps."""
     submittable: bool
     """False for smoke runs and tiny models: org and platform in the log then say so."""
-    lora: Lora | None = None
-    base: str | None = None
-    """The task whose checkpoint is fine-tuned; None: a checkpoint that the site provides, or a fresh start."""
+    training: Training
 
 
 @dataclass(slots=True, kw_only=True)
@@ -177,12 +218,11 @@ class Data:
 
 @dataclass(slots=True, kw_only=True)
 class Recipe:
-    """How the model is trained. AdamW; the learning rate follows a cosine from lr to 0 at max_steps."""
+    """How the model is trained. AdamW; the learning rate follows a cosine from lr to 0 at the last step."""
 
     global_batch_size: int
     micro_batch_size: int | None
     """Samples of one forward pass; None: a replica's whole share of the global batch."""
-    max_steps: int
     lr: float
     lr_warmup_steps: int
     weight_decay: float

@@ -53,7 +53,7 @@ def run(plan: Plan, config_yaml: str) -> int:
             folders.write(folder / folders.STATUS, status)
         if status["exit_code"]:
             console.print(f"to have it explained: python -m bench why {short(folder)}")
-        elif plans.is_random(plan.config):
+        elif plan.config.task.training.target_eval_loss is None:
             console.print(f"beside published systems: python -m bench report {short(folder)}")
         elif plan.trials[1:]:
             console.print(f"what the trials are worth together: python -m bench score {short(folder)}")
@@ -61,8 +61,8 @@ def run(plan: Plan, config_yaml: str) -> int:
 
 
 def _work(plan: Plan, folder: Path, console: "Console") -> bool:
-    if plans.is_random(plan.config):
-        console.print("nothing to prepare: random weights, random rows")
+    if len(plan.steps) == len(plan.trials):
+        console.print("nothing to prepare")
     elif plans.is_prepared(plan):
         console.print("prepared before: rows and base checkpoint are there")
     else:

@@ -43,10 +43,13 @@ class Schedule:
         """Return the samples from one evaluation to the next."""
         return math.ceil(self.every / global_batch_size) * global_batch_size
 
+    def skipped(self, global_batch_size: int) -> int:
+        """Return how many evaluations are left out at the start."""
+        return math.floor(self.skip_per_gbs * global_batch_size + self.skip)
+
     def first(self, global_batch_size: int) -> int:
         """Return after how many samples the first evaluation is due."""
-        skipped = math.floor(self.skip_per_gbs * global_batch_size + self.skip)
-        return (skipped + 1) * self.interval(global_batch_size)
+        return (self.skipped(global_batch_size) + 1) * self.interval(global_batch_size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,10 @@
 """In what a run leaves the closed division's rules."""
 
-from bench.contract.schema import Activation, Config, Norm, Position, Weights
-from bench.planning.validate import LORA_TARGETS
+from bench.contract import mllog
+from bench.contract.schema import LORA_TARGETS, Activation, Config, Norm, Position
+from bench.mlperf.benchmarks import LLAMA2_70B_LORA
 
+NAME = "llama2_70b_lora"
 LLAMA2_70B = {
     "num_layers": 80,
     "hidden_size": 8192,
@@ -27,20 +29,24 @@ def deviations(config: Config) -> list[str]:
 
     Source: MLPerf training rules, llama2_70b_lora: fixed model, rows, LoRA, AdamW, clipping, target and schedule.
     """
-    if config.model.weights is Weights.random:
-        return ["model.weights is random, on rows made up in memory: it measures speed and trains nothing"]
-    if config.task.benchmark != "llama2_70b_lora" or not config.task.submittable:
+    if config.task.training.target_eval_loss is None:
+        return [f"task {config.task.name} has no target here: it measures speed, not a time to train"]
+    if config.task.benchmark != NAME or not config.task.submittable:
         return [f"task {config.task.name} is not an MLPerf benchmark"]
-    task, r = config.task, config.recipe
+    training, r, rules = config.task.training, config.recipe, LLAMA2_70B_LORA.fixed
     found: list[tuple[str, object, object]] = [
         *_sizes(config),
         ("data", config.data.name, "gov_report"),
         ("data.source", config.data.source.name, "prepared"),
         ("data.answer_only", config.data.answer_only, True),
-        ("task.target_eval_loss", task.target_eval_loss, 0.925),
-        ("recipe.weight_decay", r.weight_decay, 0.0001),
-        ("recipe.clip_grad", r.clip_grad, 0.3),
-        ("recipe.eval_every_samples", r.eval_every_samples, 384),
+        ("task.training.target_eval_loss", training.target_eval_loss, LLAMA2_70B_LORA.goals[0].value),
+        ("recipe.weight_decay", r.weight_decay, rules[mllog.OPT_ADAMW_WEIGHT_DECAY]),
+        ("recipe.clip_grad", r.clip_grad, rules[mllog.OPT_GRADIENT_CLIP_NORM]),
+        (
+            "recipe.eval_every_samples",
+            r.eval_every_samples,
+            LLAMA2_70B_LORA.schedule and LLAMA2_70B_LORA.schedule.every,
+        ),
         ("recipe.eval_skip", r.eval_skip, None),
     ]
     return [f"{key} is {got}, the rules say {want}" for key, got, want in found if got != want]
@@ -48,19 +54,19 @@ def deviations(config: Config) -> list[str]:
 
 def has_benchmark_shape(config: Config) -> bool:
     """Return whether a training step and an evaluation are as much work as llama2_70b_lora's."""
-    return config.task.benchmark == "llama2_70b_lora" and all(got == want for _, got, want in _sizes(config))
+    return config.task.benchmark == NAME and all(got == want for _, got, want in _sizes(config))
 
 
 def _sizes(config: Config) -> list[tuple[str, object, object]]:
     """Return the fixed values that decide how much work a step and an evaluation are, as (key, value, rule's value)."""
-    lora, m, d = config.task.lora, config.model, config.data
+    lora, m, d, rules = config.task.training.lora, config.model, config.data, LLAMA2_70B_LORA.fixed
     return [
         *((f"model.{key}", getattr(m, key), want) for key, want in LLAMA2_70B.items()),
-        ("data.seq_length", d.seq_length, 8192),
-        ("data.train_rows", d.train_rows, 3901),
-        ("data.eval_rows", d.eval_rows, 173),
-        ("task.lora.rank", lora and lora.rank, 16),
-        ("task.lora.alpha", lora and lora.alpha, 32),
-        ("task.lora.dropout", lora and lora.dropout, 0.1),
-        ("task.lora.target_modules", lora and sorted(lora.target_modules), sorted(LORA_TARGETS)),
+        ("data.seq_length", d.seq_length, rules["max_sequence_length"]),
+        ("data.train_rows", d.train_rows, rules[mllog.TRAIN_SAMPLES]),
+        ("data.eval_rows", d.eval_rows, rules[mllog.EVAL_SAMPLES]),
+        ("task.training.lora.rank", lora and lora.rank, rules[mllog.LORA_RANK]),
+        ("task.training.lora.alpha", lora and lora.alpha, rules[mllog.LORA_ALPHA]),
+        ("task.training.lora.dropout", lora and lora.dropout, rules["lora_dropout"]),
+        ("task.training.lora.target_modules", lora and sorted(lora.target_modules), sorted(LORA_TARGETS)),
     ]

@@ -165,15 +165,15 @@ def _check_records(log: Log) -> Iterator[Finding]:
 
 
 def _check_weights(log: Log) -> Iterator[Finding]:
-    """Yield that random weights are no benchmark; a log that claims to be one all the same is not valid."""
-    if not log.is_throughput_only:
+    """Yield that random rows are no benchmark; a log that claims to be one all the same is not valid."""
+    if not log.has_random_rows:
         return
-    line = log.all(mllog.INITIAL_WEIGHTS)[0].line
+    line = (log.all(mllog.DATA_SOURCE) or log.all(mllog.INITIAL_WEIGHTS))[0].line
     claimed = [key for key in (mllog.SUBMISSION_BENCHMARK, mllog.TARGET_ACCURACY) if log.all(key)]
     if claimed:
-        yield Finding("LOG-16", "error", line, f"random weights, and the log has {' and '.join(claimed)}")
+        yield Finding("LOG-16", "error", line, f"random rows, and the log has {' and '.join(claimed)}")
     else:
-        yield Finding("LOG-16", "warning", line, "random weights on random rows: throughput only")
+        yield Finding("LOG-16", "warning", line, "random rows: this measures speed, and nothing is learned")
 
 
 def _check_keys(log: Log) -> Iterator[Finding]:

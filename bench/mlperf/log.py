@@ -52,9 +52,15 @@ class Log:
         return BENCHMARKS.get(self.text(mllog.SUBMISSION_BENCHMARK) or "")
 
     @property
-    def is_throughput_only(self) -> bool:
-        """Whether the weights are random: how fast they train is measured, and nothing else."""
-        return any(event.value == mllog.RANDOM for event in self.all(mllog.INITIAL_WEIGHTS))
+    def has_random_rows(self) -> bool:
+        """Whether the rows were random numbers, on which nothing can be learned. Older logs say only that the weights were."""
+        told = self.all(mllog.DATA_SOURCE) or self.all(mllog.INITIAL_WEIGHTS)
+        return any(event.value == mllog.RANDOM for event in told)
+
+    @property
+    def has_target(self) -> bool:
+        """Whether something is to be reached; a log that names a benchmark has a target, known to us or not."""
+        return bool(self.goals or self.all(mllog.TARGET_ACCURACY) or self.all(mllog.SUBMISSION_BENCHMARK))
 
     @property
     def is_open(self) -> bool:

@@ -18,7 +18,7 @@ from bench.mlperf.intervals import Stretch, eval_times_s, step_times_ms, stretch
 from bench.mlperf.log import Log, number
 from bench.mlperf.reader import is_number, printable
 
-THROUGHPUT_ONLY = "random weights: throughput only, never a time to train or a score"
+NO_TARGET = "no target: this measures speed, never a time to train or a score"
 UNVERIFIED = "Unverified. Result not verified by MLCommons Association."
 """What stands beside every number of ours that looks like a score."""
 
@@ -85,12 +85,14 @@ class Result:
     """As run_stop gives it: success or aborted."""
     run_start_ms: int | None
     run_stop_ms: int | None
-    throughput_only: bool
-    """The weights are random: no number of this log is a time to train."""
+    has_target: bool
+    """Something is to be reached; without a target no number of this log is a time to train."""
+    has_random_rows: bool
+    """The rows were random numbers, so that losses say nothing."""
     shape_of: str | None
-    """The benchmark that such a run is as much work as, a step and an evaluation."""
+    """Without a target: the benchmark that a step and an evaluation are as much work as."""
     minutes: float | None
-    """From run_start to run_stop; None for random weights."""
+    """From run_start to run_stop."""
     init_s: float | None
     """First init_start to init_stop, in seconds."""
     evaluations: tuple[Evaluation, ...]
@@ -178,9 +180,10 @@ def result(log: Log, file: str, system: dict[str, Any]) -> Result:
         status=_text(stop.metadata.get("status")) if stop else None,
         run_start_ms=start.time_ms if start else None,
         run_stop_ms=stop.time_ms if stop else None,
-        throughput_only=log.is_throughput_only,
+        has_target=log.has_target,
+        has_random_rows=log.has_random_rows,
         shape_of=_shape_of(log),
-        minutes=None if log.is_throughput_only else compliance.minutes(one),
+        minutes=compliance.minutes(one),
         init_s=_init_s(one),
         evaluations=tuple(
             Evaluation(log.samples(e), e.value, e.line, e.time_ms, _text(e.metadata.get("metric")))
@@ -263,7 +266,7 @@ def _median(values: Sequence[float]) -> float | None:
 
 def _shape_of(log: Log) -> str | None:
     said = log.single(mllog.INITIAL_WEIGHTS)
-    return _text(said.metadata.get("shape_of")) if said and log.is_throughput_only else None
+    return _text(said.metadata.get("shape_of")) if said and not log.has_target else None
 
 
 def _arithmetic(log: Log, samples_s_gpu: float | None) -> tuple[float | None, float | None, float | None]:

@@ -16,7 +16,7 @@ from bench.errors import ConfigError, LogError
 from bench.mlperf import compliance, official
 from bench.mlperf.compliance import Finding
 from bench.mlperf.official import RcpVerdict, Verdict
-from bench.mlperf.result import THROUGHPUT_ONLY, Result, parse
+from bench.mlperf.result import NO_TARGET, Result, parse
 from bench.mlperf.trial_set import ALIKE, Trials, by_number, disagreements, findings, is_in_samples, minutes, name
 
 _BRIEF = ("file", "minutes", "samples_to_target", "seed", "valid")
@@ -91,9 +91,9 @@ def score(paths: Path | Sequence[Path], *, ruleset: str | None = None) -> Score:
         LogError: the folder holds no results, one cannot be read, or one is of random weights.
     """
     trials = examined(paths, ruleset=ruleset)
-    if trials.throughput_only:
+    if not trials.has_target:
         fix = f"python -m bench report {trials.folder} shows how fast they train"
-        raise LogError(THROUGHPUT_ONLY, where=trials.folder, fix=fix)
+        raise LogError(NO_TARGET, where=trials.folder, fix=fix)
     return worth(trials)
 
 

@@ -13,7 +13,7 @@ from bench.mlperf import compliance, official
 from bench.mlperf.benchmarks import BENCHMARKS
 from bench.mlperf.compliance import Finding
 from bench.mlperf.official import RcpVerdict, Verdict
-from bench.mlperf.result import THROUGHPUT_ONLY, Result
+from bench.mlperf.result import NO_TARGET, Result
 
 ALIKE = ("benchmark", "division", "platform", "global_batch_size")
 """Fields of a result that are the same in all runs of a score; published sets have runs that name the submitter differently."""
@@ -47,17 +47,17 @@ class Trials:
         return official.num_dropped(self.common("benchmark"))
 
     @property
-    def throughput_only(self) -> bool:
-        """Whether one of the logs is of random weights, so that they are worth no score."""
-        return any(result.throughput_only for result in self.results)
+    def has_target(self) -> bool:
+        """Whether every log has something to reach; otherwise they are worth no score."""
+        return all(result.has_target for result in self.results)
 
     @cached_property
     def failed(self) -> dict[str, str]:
         """Why a run failed, by file: by our rules or, if the ruleset has the benchmark, by the official ones."""
         reasons = {}
         for result, verdict in zip(self.results, self.compliance, strict=True):
-            if result.throughput_only:
-                reasons[result.file] = THROUGHPUT_ONLY
+            if not result.has_target:
+                reasons[result.file] = NO_TARGET
             elif not result.valid:
                 reasons[result.file] = _why(result)
             elif self.num_required is not None and verdict.passed is False:
@@ -78,8 +78,8 @@ class Trials:
     @cached_property
     def why_no_rules(self) -> str:
         """Why no official rules apply; empty where they do."""
-        if self.throughput_only:
-            return THROUGHPUT_ONLY
+        if not self.has_target:
+            return NO_TARGET
         marks = (mark for result in self.results for mark in (result.platform, result.org) if mark)
         if pretended := next((mark for mark in marks if NOT_A_SUBMISSION in mark), None):
             return f"this is not the benchmark that the logs name: {pretended}"
@@ -111,7 +111,7 @@ def findings(trials: Trials, rcp: RcpVerdict) -> Iterator[Finding]:
         yield _error("SCO-06", trials.why_no_rules)
     elif number != required:
         yield _error("SCO-01", f"a score takes {required} runs, not {number}")
-    if len(trials.failed) > trials.num_dropped and not trials.throughput_only:
+    if len(trials.failed) > trials.num_dropped and trials.has_target:
         why = "; ".join(f"{Path(file).name}: {reason}" for file, reason in trials.failed.items())
         message = f"{len(trials.failed)} runs failed, and {trials.num_dropped} may count as the slowest: {why}"
         yield _error("SCO-02", message)

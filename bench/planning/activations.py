@@ -30,7 +30,7 @@ def _fp8_bytes(config: Config, world: World) -> float:
 
     The residual is not kept: a norm's backward takes its output. Dropout's masks are made again from their seeds.
     """
-    model, lora, tp = config.model, config.task.lora, world.tp
+    model, lora, tp = config.model, config.task.training.lora, world.tp
     assert lora is not None
     kept = 2 * (model.hidden_size / world.sequence_tp + 2 * SCALE_BYTES)
     kept += qkv_bytes(config, world) + fc1_bytes(config, world)
@@ -68,7 +68,7 @@ def _plain_bytes(config: Config, world: World) -> float:
     Without dropout an adapter keeps x itself, which attention already keeps for proj. In BF16 a GPT layer (f = 4 h) comes
     to 32 h, which is Korthikanti et al. 2022's 34 h less its two dropout masks.
     """
-    model, lora, size, tp = config.model, config.task.lora, BYTES[config.precision], world.tp
+    model, lora, size, tp = config.model, config.task.training.lora, BYTES[config.precision], world.tp
     projections = linears(model)
     kept = 2 * size * model.hidden_size / world.sequence_tp + _plain_qkv_bytes(config, world)
     kept += size * (model.hidden_size + projections["linear_fc1"].num_out) / tp

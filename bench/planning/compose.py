@@ -10,9 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.contract import plan as plans
 from bench.contract.plan import Plan
-from bench.contract.schema import Config
+from bench.contract.schema import Config, DataSource, StartsFrom, Weights
 from bench.errors import ConfigError
 from bench.planning import make_plan
 
@@ -45,10 +44,24 @@ def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Plan
 
 def plan_of(config: Config, overrides: Sequence[str]) -> Plan:
     """Return the plan; Hydra must be initialized, since the base task is composed beside the task."""
-    if config.task.base is None or plans.is_random(config):
+    if config.model.weights is Weights.random:
+        return make_plan.make(with_random_weights(config))
+    if config.task.training.base is None:
         return make_plan.make(config)
     kept = [word for word in overrides if word.lstrip("+~").split("=")[0].split(".")[0] in FOR_BASE_TOO]
-    return make_plan.make(config, _composed([f"task={config.task.base}", *kept]))
+    return make_plan.make(config, _composed([f"task={config.task.training.base}", *kept]))
+
+
+def with_random_weights(config: Config) -> Config:
+    """Return the config of the same work on random weights and random rows: without target, checkpoint and data."""
+    training = dataclasses.replace(
+        config.task.training, starts_from=StartsFrom.random, base=None, target_eval_loss=None
+    )
+    return dataclasses.replace(
+        config,
+        task=dataclasses.replace(config.task, training=training, submittable=False),
+        data=dataclasses.replace(config.data, source=DataSource.random),
+    )
 
 
 def _composed(overrides: list[str]) -> Config:

@@ -3,10 +3,10 @@
 A rank process reads the plan and nothing else, so this module (and what it imports) needs the standard library only.
 """
 
-import dataclasses
 import itertools
 import math
 
+from bench.contract import plan as plans
 from bench.contract.plan import (
     NOT_A_SUBMISSION,
     PLAN_VERSION,
@@ -19,11 +19,11 @@ from bench.contract.plan import (
     Trial,
     World,
     fingerprint,
-    is_random,
 )
-from bench.contract.schema import Config, DataSource, Device, Scheduler
+from bench.contract.schema import Config, DataSource, Device, Scheduler, StartsFrom
 from bench.errors import ConfigError
 from bench.mlperf import closed_division
+from bench.mlperf.benchmarks import LLAMA2_70B_LORA
 from bench.planning import flops, layouts, validate
 from bench.planning.parallelism import num_microbatches
 
@@ -33,18 +33,25 @@ CUDA_ENVIRONMENT = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 """And on GPUs: memory that one size of tensor gave back serves another."""
 
 
+assert LLAMA2_70B_LORA.schedule is not None
+RULES = LLAMA2_70B_LORA.schedule
+"""How many evaluations are skipped at the start where the recipe does not say."""
+
+
 def make(config: Config, base: Config | None = None) -> Plan:
     """Return the plan of a run; `base` is the config of the task that makes its base checkpoint.
 
     Raises:
         ConfigError: the request is impossible, naming what, where, the fix and the legal values.
     """
-    config = throughput_only(config) if is_random(config) else config
     validate.check(config)
     chosen = layouts.choose(config)
+    validate.check_steps(config, max_steps(config))
     evaluation = evaluations(config)
     base_plan = None if base is None else _make_base(base)
-    validate.check_evaluation(config, every_steps=evaluation.every_steps, first_step=evaluation.first_step)
+    validate.check_evaluation(
+        config, every_steps=evaluation.every_steps, first_step=evaluation.first_step, max_steps=max_steps(config)
+    )
     validate.check_memory(config, chosen.memory)
     trials = [Trial(index=k, seed=config.seed_base + k, log=f"result_{k}.txt") for k in range(config.trials)]
     return Plan(
@@ -54,12 +61,15 @@ def make(config: Config, base: Config | None = None) -> Plan:
         world=chosen.world,
         batch=batches(config, chosen.world),
         evaluation=evaluation,
+        max_steps=max_steps(config),
         submission=submission(config),
         trials=trials,
         recompute=chosen.recompute,
         memory=chosen.memory,
         cost=chosen.cost,
-        tflop_per_sample=flops.tflop_per_sample(config.model, config.task.lora, seq_length=config.data.seq_length),
+        tflop_per_sample=flops.tflop_per_sample(
+            config.model, config.task.training.lora, seq_length=config.data.seq_length
+        ),
         peak_tflops=flops.peak_tflops(config),
         walltime_min=validate.walltime_min(config),
         data_dir=data_dir(config),
@@ -84,15 +94,13 @@ def _make_base(base: Config) -> "Plan":
         ) from error
 
 
-def throughput_only(config: Config) -> Config:
-    """Return the config of random weights without what they cannot have: a target, a submission, files to start from."""
-    return dataclasses.replace(
-        config,
-        task=dataclasses.replace(config.task, target_eval_loss=None, submittable=False),
-        cluster=dataclasses.replace(
-            config.cluster, paths=dataclasses.replace(config.cluster.paths, data=None, model=None)
-        ),
-    )
+def max_steps(config: Config) -> int:
+    """Return the optimizer steps that a run takes at most; an epoch leaves out its incomplete last batch."""
+    training = config.task.training
+    if training.max_steps is not None:
+        return training.max_steps
+    assert training.epochs is not None
+    return training.epochs * (config.data.train_rows // config.recipe.global_batch_size)
 
 
 def batches(config: Config, world: World) -> Batch:
@@ -109,29 +117,31 @@ def batches(config: Config, world: World) -> Batch:
 def evaluations(config: Config) -> Evaluation:
     """Return the evaluation schedule: every CEIL(samples / GBS) steps, the first ones skipped.
 
-    Random weights are evaluated after the last step in any case, so that every run times an evaluation.
+    Without a target the model is also evaluated after its last step.
 
     Source: MLPerf training rules, llama2_70b_lora: every 384 samples, skip FLOOR(0.125 * GBS + 2).
     """
     r = config.recipe
     every = math.ceil(r.eval_every_samples / r.global_batch_size)
-    skip = r.eval_skip if r.eval_skip is not None else math.floor(0.125 * r.global_batch_size + 2)
+    skip = r.eval_skip if r.eval_skip is not None else RULES.skipped(r.global_batch_size)
     first = every * (skip + 1)
-    at_steps = list(range(first, r.max_steps + 1, every))
-    if is_random(config) and at_steps[-1:] != [r.max_steps]:
-        at_steps.append(r.max_steps)
+    last = max_steps(config)
+    at_steps = list(range(first, last + 1, every))
+    if config.task.training.target_eval_loss is None and at_steps[-1:] != [last]:
+        at_steps.append(last)
     return Evaluation(every_steps=every, first_step=at_steps[0] if at_steps else first, at_steps=at_steps)
 
 
 def submission(config: Config) -> Submission:
     """Return what the log will say about itself; what may not be submitted says so in org and platform."""
     task, cluster = config.task, config.cluster
-    deviations, random = closed_division.deviations(config), is_random(config)
-    what = f"{task.name}: {'random weights, ' if random else ''}{NOT_A_SUBMISSION}"
-    mark = "" if task.submittable and config.model.name == "llama2_70b" else f" ({what})"
+    has_target = task.training.target_eval_loss is not None
+    deviations = closed_division.deviations(config)
+    is_submittable = task.submittable and config.model.name == "llama2_70b"
+    mark = "" if is_submittable else f" ({task.name}: {NOT_A_SUBMISSION})"
     return Submission(
-        benchmark=None if random else task.benchmark,
-        shape_of=task.benchmark if random and closed_division.has_benchmark_shape(config) else None,
+        benchmark=task.benchmark if has_target else None,
+        shape_of=task.benchmark if not has_target and closed_division.has_benchmark_shape(config) else None,
         division="open" if deviations else "closed",
         org=cluster.org + mark,
         platform=cluster.platform + mark,
@@ -141,22 +151,24 @@ def submission(config: Config) -> Submission:
 
 
 def data_dir(config: Config) -> str | None:
-    """Return where the rows lie; made rows get a folder of their own per recipe, so that none is ever mistaken."""
-    root = config.cluster.paths.data
-    if root is None or config.data.source is DataSource.prepared:
+    """Return where the rows lie, None for rows made up in memory; rows of the grammar get a folder of their own per recipe, so that none is ever mistaken."""
+    root, source = config.cluster.paths.data, config.data.source
+    if source is DataSource.random:
+        return None
+    if root is None or source is DataSource.prepared:
         return root
     return f"{root}/{config.data.name}-{fingerprint(config.data, config.model.vocab_size)}"
 
 
 def base_dir(config: Config, base: Plan | None) -> str | None:
-    """Return where the base checkpoint lies, or None for training from scratch."""
+    """Return where the checkpoint lies that training starts from, or None for random numbers."""
     root = config.cluster.paths.model
-    if root is None or config.task.lora is None:
+    if root is None or config.task.training.starts_from is StartsFrom.random:
         return None
     if base is None:
         return root
     b = base.config
-    return f"{root}/{b.task.name}-{fingerprint(b.model, b.data, b.recipe, b.seed_base, b.precision)}"
+    return f"{root}/{b.task.name}-{fingerprint(b.model, b.data, b.recipe, b.task.training, b.seed_base, b.precision)}"
 
 
 def steps(config: Config, trials: list[Trial]) -> list[Step]:
@@ -166,21 +178,27 @@ def steps(config: Config, trials: list[Trial]) -> list[Step]:
     train = [*python, "jobs.tasks.train", "plan.json", "--trial"]
     limit = config.walltime
     return [
-        *([] if is_random(config) else [prepare]),
+        *([prepare] if needs_preparing(config) else []),
         *(Step(name=f"trial {t.index}", argv=[*train, str(t.index)], log=t.log, limit_min=limit) for t in trials),
     ]
 
 
+def needs_preparing(config: Config) -> bool:
+    """Return whether rows or a base checkpoint are made before the first trial."""
+    return config.data.source is DataSource.grammar or config.task.training.starts_from is StartsFrom.task
+
+
 def files(config: Config, trials: list[Trial]) -> list[str]:
     """Return what the run folder will hold."""
-    made = [] if is_random(config) else ["loss_{}.png", *(["adapters_{}/"] if config.task.lora else [])]
+    made = [] if config.data.source is DataSource.random else ["loss_{}.png"]
+    made += ["adapters_{}/"] if plans.keeps_adapters(config) else []
     own = [(t.log, *(name.format(t.index) for name in made)) for t in trials]
     on_slurm = ["job.sbatch", "job.json", "slurm-*.out", "facts/", *(["health.json"] if config.cluster.health else [])]
     return [
         "config.yaml",
         "plan.json",
         *(on_slurm if config.cluster.scheduler is Scheduler.slurm else []),
-        *([] if is_random(config) else [PREPARE_LOG]),
+        *([PREPARE_LOG] if needs_preparing(config) else []),
         *itertools.chain(*own),
         "rank_logs/",
         "ledger.json",

@@ -72,7 +72,7 @@ def _gpu(config: Config) -> Gpu | None:
 
 def _stage(config: Config, world: World, recomputed: Recomputed, pp_rank: int) -> Memory:
     """Return what a rank of one pipeline stage needs."""
-    model, lora, size = config.model, config.task.lora, BYTES[config.precision]
+    model, lora, size = config.model, config.task.training.lora, BYTES[config.precision]
     base, adapters = rank_parameters(model, lora, tp=world.tp, pp=world.pp, pp_rank=pp_rank)
     trainable = adapters if lora else base
     shards = world.dp * world.cp if config.parallel.distributed_optimizer else 1

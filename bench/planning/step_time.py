@@ -143,7 +143,7 @@ class _Step:
         gathered = _GATHERED_BYTES[config.precision]
         return self.waited(
             _Work(
-                gemm_s=(1 if config.task.lora else 2) * self.gemm_s(weights),
+                gemm_s=(1 if config.task.training.lora else 2) * self.gemm_s(weights),
                 attention_s=2.5 * self.attention_s(self.rates.attention_backward_tflops),
                 elementwise_s=self.traffic_s(_BACKWARD[config.precision])
                 + self.merging_s(backward=True)
@@ -185,7 +185,7 @@ class _Step:
         """Return the logits, the loss and their gradients, in BF16; with one product more where the head is trained."""
         config = self.config
         weights = config.model.vocab_size * config.model.hidden_size
-        products = 2 if config.task.lora else 3
+        products = 2 if config.task.training.lora else 3
         return _Work(
             gemm_s=products * self.gemm_s(weights, Precision.bf16),
             elementwise_s=self.bytes_s(HEAD_BYTES * config.model.vocab_size / self.world.tp),
@@ -203,8 +203,8 @@ class _Step:
     def update(self) -> _Work:
         """Return what comes once a step: gradients summed over the replicas, and Adam."""
         config, w = self.config, self.world
-        base, adapters = rank_parameters(config.model, config.task.lora, tp=w.tp, pp=w.pp, pp_rank=w.pp - 1)
-        trained, replicas = adapters if config.task.lora else base, w.dp * w.cp
+        base, adapters = rank_parameters(config.model, config.task.training.lora, tp=w.tp, pp=w.pp, pp_rank=w.pp - 1)
+        trained, replicas = adapters if config.task.training.lora else base, w.dp * w.cp
         sharded = config.parallel.distributed_optimizer
         size = trained * MAIN_GRADIENT_BYTES
         back = BYTES[config.precision] if sharded else MAIN_GRADIENT_BYTES  # updated weights, or the sums

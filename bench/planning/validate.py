@@ -1,21 +1,33 @@
-"""Refuse what cannot run, and list where a run leaves the closed rules."""
+"""Refuse what cannot run, whatever the layout: what, where, fix."""
 
 import itertools
 import math
 from collections.abc import Iterable
 
 from bench.contract.plan import Memory
-from bench.contract.schema import Activation, Config, Device, Norm, Position, Precision, Scheduler
+from bench.contract.schema import (
+    LORA_TARGETS,
+    Activation,
+    Config,
+    Device,
+    Norm,
+    Position,
+    Precision,
+    Scheduler,
+    StartsFrom,
+    Trains,
+)
 from bench.errors import ConfigError
 
-LORA_TARGETS = ("linear_qkv", "linear_proj")
 MAX_TRIALS, MAX_STEPS = 1000, 10_000_000
 """More is a slip of the keyboard: a score takes 10 trials."""
 
 
 def check(config: Config) -> None:
     """Raise ConfigError when what is asked for contradicts itself in any layout."""
-    _check_positive(config)
+    _check_numbers(config)
+    _check_profile(config)
+    _check_training(config)
     _check_heads(config)
     _check_positions(config)
     _check_cluster(config)
@@ -25,7 +37,7 @@ def check(config: Config) -> None:
     _check_walltime(config)
 
 
-def check_evaluation(config: Config, *, every_steps: int, first_step: int) -> None:
+def check_evaluation(config: Config, *, every_steps: int, first_step: int, max_steps: int) -> None:
     """Raise ConfigError when the schedule can never evaluate (rules CFG-02 and CFG-03)."""
     r, rows = config.recipe, config.data.train_rows
     if every_steps * r.global_batch_size > rows:
@@ -35,11 +47,11 @@ def check_evaluation(config: Config, *, every_steps: int, first_step: int) -> No
             where="recipe.eval_every_samples, recipe.global_batch_size",
             fix=f"evaluate at least every {rows // r.global_batch_size * r.global_batch_size} samples",
         )
-    if config.task.target_eval_loss is not None and first_step > r.max_steps:
+    if config.task.training.target_eval_loss is not None and first_step > max_steps:
         raise ConfigError(
-            f"the first evaluation is at step {first_step}, after max_steps {r.max_steps}: the target cannot be reached",
-            where="recipe.max_steps, recipe.eval_every_samples, recipe.eval_skip",
-            fix=f"set recipe.max_steps to at least {first_step}, or evaluate earlier",
+            f"the first evaluation is at step {first_step}, after the last, {max_steps}: the target cannot be reached",
+            where="task.training.max_steps, recipe.eval_every_samples, recipe.eval_skip",
+            fix=f"set task.training.max_steps to at least {first_step}, or evaluate earlier",
         )
 
 
@@ -59,69 +71,84 @@ def check_memory(config: Config, memory: Memory) -> None:
     )
 
 
-def _check_positive(config: Config) -> None:
-    r, p, c, d = config.recipe, config.parallel, config.cluster, config.data
-    m = config.model
-    counts = {
-        "model.num_layers": m.num_layers,
-        "model.hidden_size": m.hidden_size,
-        "model.ffn_hidden_size": m.ffn_hidden_size,
-        "model.num_attention_heads": m.num_attention_heads,
-        "model.num_query_groups": m.num_query_groups,
-        "model.vocab_size": m.vocab_size,
-        "model.max_seq_length": m.max_seq_length,
-        "model.rope_scaling_factor": m.rope_scaling_factor,
-        "trials": config.trials,
-        "parallel.tp": 1 if p.tp is None else p.tp,
-        "parallel.pp": 1 if p.pp is None else p.pp,
-        "parallel.cp": 1 if p.cp is None else p.cp,
-        "parallel.vpp": p.vpp,
-        "cluster.num_nodes": c.num_nodes,
-        "cluster.ranks_per_node": c.ranks_per_node,
-        "recipe.global_batch_size": r.global_batch_size,
-        "recipe.micro_batch_size": 1 if r.micro_batch_size is None else r.micro_batch_size,
-        "recipe.max_steps": r.max_steps,
-        "recipe.eval_every_samples": r.eval_every_samples,
-        "recipe.log_every_steps": r.log_every_steps,
-        "recipe.lr": r.lr,
-        "recipe.clip_grad": r.clip_grad,
-        "recipe.adam_eps": r.adam_eps,
-        "task.target_eval_loss": 1 if config.task.target_eval_loss is None else config.task.target_eval_loss,
-        "data.seq_length": d.seq_length,
-        "data.train_rows": d.train_rows,
-        "data.eval_rows": d.eval_rows,
-    }
-    for key, value in counts.items():
-        if not 0 < value < math.inf:
+def _check_numbers(config: Config) -> None:
+    """Refuse numbers that no run can have: what counts is above 0, what may be nothing is not below it."""
+    for key, value in _positive(config).items():
+        if value is not None and not 0 < value < math.inf:
             raise ConfigError(f"{value} is not above 0 and finite", where=key, fix=f"set {key} to a positive number")
-    for key, value in {"recipe.adam_beta1": r.adam_beta1, "recipe.adam_beta2": r.adam_beta2}.items():
-        if not 0 <= value < 1:
-            raise ConfigError(f"{value} is not in [0, 1)", where=key, fix=f"set {key} to 0 or more, below 1")
-    for key, count, most in (("trials", config.trials, MAX_TRIALS), ("recipe.max_steps", r.max_steps, MAX_STEPS)):
-        if count > most:
+    r = config.recipe
+    for key, beta in {"recipe.adam_beta1": r.adam_beta1, "recipe.adam_beta2": r.adam_beta2}.items():
+        if not 0 <= beta < 1:
+            raise ConfigError(f"{beta} is not in [0, 1)", where=key, fix=f"set {key} to 0 or more, below 1")
+    largest = {
+        "trials": (config.trials, MAX_TRIALS),
+        "task.training.max_steps": (config.task.training.max_steps, MAX_STEPS),
+    }
+    for key, (count, most) in largest.items():
+        if count is not None and count > most:
             raise ConfigError(f"{count} is above {most}", where=key, fix=f"set {key} to {most} or less")
-    if (port := config.cluster.master_port) is not None and not 1 <= port <= 65535:
-        raise ConfigError(f"{port} is no port", where="cluster.master_port", fix="use 1 to 65535, or null")
-    for key, amount in {
-        "recipe.lr_warmup_steps": r.lr_warmup_steps,
-        "recipe.warmup_iterations": r.warmup_iterations,
-        "recipe.eval_skip": r.eval_skip or 0,
-        "recipe.weight_decay": r.weight_decay,
-        "seed_base": config.seed_base,
-    }.items():
-        if not 0 <= amount < math.inf:
+    for key, amount in _not_negative(config).items():
+        if amount is not None and not 0 <= amount < math.inf:
             raise ConfigError(f"{amount} is below 0 or not finite", where=key, fix=f"set {key} to 0 or more")
-    if r.lr_warmup_steps >= r.max_steps:
-        raise ConfigError(
-            f"{r.lr_warmup_steps} warm-up steps leave nothing of max_steps {r.max_steps}",
-            where="recipe.lr_warmup_steps",
-            fix=f"warm up for fewer than {r.max_steps} steps",
-        )
-    if config.launch.profile and not r.warmup_iterations:
+    port = config.cluster.master_port
+    if port is not None and not 1 <= port <= 65535:
+        raise ConfigError(f"{port} is not a valid port", where="cluster.master_port", fix="use 1 to 65535, or null")
+
+
+def _positive(config: Config) -> dict[str, float | None]:
+    """Return what must be above 0, by key; None is allowed where the schema allows it."""
+    model = (
+        *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups"),
+        *("vocab_size", "max_seq_length", "rope_scaling_factor"),
+    )
+    recipe = (
+        *("global_batch_size", "micro_batch_size", "eval_every_samples", "log_every_steps"),
+        *("lr", "clip_grad", "adam_eps"),
+    )
+    return {
+        **_values("model", config.model, model),
+        **_values("parallel", config.parallel, ("tp", "pp", "cp", "vpp")),
+        **_values("cluster", config.cluster, ("num_nodes", "ranks_per_node")),
+        **_values("recipe", config.recipe, recipe),
+        **_values("task.training", config.task.training, ("max_steps", "epochs", "target_eval_loss")),
+        **_values("data", config.data, ("seq_length", "train_rows", "eval_rows")),
+        "trials": config.trials,
+    }
+
+
+def _not_negative(config: Config) -> dict[str, float | None]:
+    """Return what must not be below 0, by key."""
+    recipe = ("lr_warmup_steps", "warmup_iterations", "eval_skip", "weight_decay")
+    return {**_values("recipe", config.recipe, recipe), "seed_base": config.seed_base}
+
+
+def _values(group: str, node: object, names: Iterable[str]) -> dict[str, float | None]:
+    return {f"{group}.{name}": getattr(node, name) for name in names}
+
+
+def _check_profile(config: Config) -> None:
+    if config.launch.profile and not config.recipe.warmup_iterations:
         raise ConfigError(
             "the profile is of the last warm-up step, and there is none",
             where="launch.profile, recipe.warmup_iterations",
             fix="set recipe.warmup_iterations to 2 or more, so that the one in the profile compiles nothing",
+        )
+
+
+def check_steps(config: Config, max_steps: int) -> None:
+    """Raise ConfigError when the steps that a run takes at most leave nothing to train after the warm-up."""
+    warmup = config.recipe.lr_warmup_steps
+    if max_steps < 1:
+        raise ConfigError(
+            f"an epoch of {config.data.train_rows} rows holds no batch of {config.recipe.global_batch_size}",
+            where="task.training.epochs, recipe.global_batch_size, data.train_rows",
+            fix=f"set recipe.global_batch_size to {config.data.train_rows} or less",
+        )
+    if warmup >= max_steps:
+        raise ConfigError(
+            f"{warmup} warm-up steps leave nothing of the run's {max_steps} steps",
+            where="recipe.lr_warmup_steps",
+            fix=f"warm up for fewer than {max_steps} steps",
         )
 
 
@@ -188,7 +215,7 @@ def _check_precision(config: Config) -> None:
     if config.precision is not Precision.fp8:
         return
     needed = {
-        "task.lora": ("null", config.task.lora is not None),
+        "task.training.lora": ("null", config.task.training.lora is not None),
         "model.norm": (m.norm.name, m.norm is Norm.RMSNorm),
         "model.activation": (m.activation.name, m.activation is Activation.swiglu),
         "model.position": (m.position.name, m.position is Position.rope),
@@ -198,30 +225,53 @@ def _check_precision(config: Config) -> None:
         raise ConfigError(
             f"FP8 is for the frozen linears of a Llama under LoRA, and {_listed(f'{k} is {v}' for k, v in unmet.items())}",
             where=f"precision, {_listed(unmet)}",
-            fix="set precision=bf16, or use task.lora, RMSNorm, swiglu, rope and no bias",
+            fix="set precision=bf16, or use task.training.lora, RMSNorm, swiglu, rope and no bias",
+        )
+
+
+def _check_training(config: Config) -> None:
+    """Refuse a training task that does not say what it trains, from where and until when, or says it twice."""
+    training = config.task.training
+    if (training.max_steps is None) == (training.epochs is None):
+        raise ConfigError(
+            f"max_steps is {training.max_steps} and epochs is {training.epochs}: one of them says when the run ends",
+            where="task.training.max_steps, task.training.epochs",
+            fix="set the one and leave the other null",
+        )
+    if (training.starts_from is StartsFrom.task) != (training.base is not None):
+        raise ConfigError(
+            f"training starts from {training.starts_from.name}, and the task for its checkpoint is {training.base}",
+            where="task.training.starts_from, task.training.base",
+            fix="name a task in task.training.base with starts_from=task, or set base to null",
+        )
+    if training.trains is Trains.qlora:
+        raise ConfigError(
+            "the megatron engine cannot train adapters on a 4-bit base yet",
+            where="task.training.trains",
+            fix="set task.training.trains=lora, with precision=bf16 or fp8",
+        )
+    if (training.trains is Trains.all) != (training.lora is None):
+        raise ConfigError(
+            f"{training.trains.name} is to be trained, and task.training.lora is {'null' if training.lora is None else 'given'}",
+            where="task.training.trains, task.training.lora",
+            fix="give adapters for trains=lora, or set task.training.lora=null with trains=all",
         )
 
 
 def _check_lora(config: Config) -> None:
-    lora = config.task.lora
-    if lora is None and config.task.base is not None:
-        raise ConfigError(
-            f"{config.task.name} fine-tunes what {config.task.base} trains, and without LoRA this version does not",
-            where="task.lora",
-            fix="leave task.lora as it is, or choose a task that trains from scratch",
-        )
+    lora = config.task.training.lora
     if lora is None:
         return
     if unknown := sorted(set(lora.target_modules) - set(LORA_TARGETS)):
         raise ConfigError(
             f"no adapter can be put on {_listed(unknown)}",
-            where="task.lora.target_modules",
+            where="task.training.lora.target_modules",
             fix=f"choose from {_listed(LORA_TARGETS)}",
         )
     if not lora.target_modules or lora.rank < 1 or not 0 <= lora.dropout < 1:
         raise ConfigError(
             f"LoRA of rank {lora.rank}, dropout {lora.dropout}, on {lora.target_modules} trains nothing",
-            where="task.lora",
+            where="task.training.lora",
             fix="use rank 1 or more, dropout in [0, 1) and at least one target module",
         )
 

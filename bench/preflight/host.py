@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from bench.contract import checkpoint as checkpoints
-from bench.contract.plan import Plan, expanded, is_random
-from bench.contract.schema import Config, DataSource, Runtime, Scheduler
+from bench.contract.plan import Plan, expanded
+from bench.contract.schema import Config, DataSource, Runtime, Scheduler, StartsFrom
 from bench.preflight import data
 from bench.rules.check import CannotTellError, Finding, Subject, broken
 
@@ -40,10 +40,10 @@ def paths(subject: Subject) -> Iterator[Finding]:
 def named_paths(config: Config) -> dict[str, str | None]:
     """Return what a run reads and writes, by the variable that usually names it."""
     named = {"LOGDIR": config.cluster.paths.logs}
-    if not is_random(config):
+    if config.data.source is not DataSource.random:
         named = {"DATADIR": config.cluster.paths.data} | named
-        if config.task.lora is not None:
-            named["MODEL"] = config.cluster.paths.model
+    if config.task.training.starts_from is not StartsFrom.random:
+        named["MODEL"] = config.cluster.paths.model
     if config.container.runtime is Runtime.pyxis and config.container.image:
         named["CONT"] = config.container.image
     return named
@@ -62,7 +62,7 @@ def _set(text: str | None, name: str) -> Path:
 
 def takes_prepared_rows(plan: Plan) -> bool:
     """Return whether the site has to bring the rows."""
-    return not is_random(plan.config) and plan.config.data.source is DataSource.prepared
+    return plan.config.data.source is DataSource.prepared
 
 
 def rows(subject: Subject) -> Iterator[Finding | str]:
@@ -75,7 +75,7 @@ def rows(subject: Subject) -> Iterator[Finding | str]:
 
 def takes_checkpoint(plan: Plan) -> bool:
     """Return whether the site has to bring the checkpoint that is fine-tuned."""
-    return not is_random(plan.config) and plan.base is None and plan.config.task.lora is not None
+    return plan.config.task.training.starts_from is StartsFrom.checkpoint
 
 
 def checkpoint(subject: Subject) -> Iterator[Finding | str]:

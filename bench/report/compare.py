@@ -16,7 +16,7 @@ from bench.contract.schema import Device
 from bench.errors import ConfigError
 from bench.mlperf import published
 from bench.mlperf.published import System
-from bench.mlperf.result import THROUGHPUT_ONLY, Result
+from bench.mlperf.result import NO_TARGET, Result
 from bench.mlperf.score import Score, examined, worth
 
 
@@ -34,9 +34,9 @@ class TrialSet:
         return self.score.results
 
     @property
-    def throughput_only(self) -> bool:
-        """Whether the weights are random."""
-        return any(r.throughput_only for r in self.results)
+    def has_target(self) -> bool:
+        """Whether every log has something to reach; otherwise they are worth no score."""
+        return all(result.has_target for result in self.results)
 
     @property
     def system(self) -> dict[str, Any]:
@@ -45,8 +45,8 @@ class TrialSet:
     @property
     def pretends(self) -> str | None:
         """Why this is not the benchmark that its logs name; None where it is."""
-        if self.throughput_only:
-            return THROUGHPUT_ONLY
+        if not self.has_target:
+            return NO_TARGET
         if self.plan is not None and not self.plan.config.task.submittable:
             return f"{self.plan.config.task.name} is not an MLPerf benchmark: {NOT_A_SUBMISSION}"
         marked = (text for r in self.results for text in (r.platform, r.org) if text and NOT_A_SUBMISSION in text)
@@ -55,7 +55,7 @@ class TrialSet:
     @property
     def measured(self) -> str:
         """Name of what was measured, which for a stand-in is not that of the benchmark."""
-        if self.throughput_only:
+        if not self.has_target:
             shape = next((r.shape_of for r in self.results if r.shape_of), None)
             return f"{self.plan.config.task.name if self.plan else shape or 'training'}, random weights"
         if self.pretends and self.plan is not None:
@@ -176,8 +176,8 @@ def claim(trials: TrialSet) -> Claim:
     """Return the minutes that a set may claim: a score, else the mean of runs that are all valid, else none."""
     s, results = trials.score, trials.results
     say = partial(Claim, num_valid=sum(r.valid for r in results))
-    if trials.throughput_only:
-        return say(kind="throughput", minutes=None, what=THROUGHPUT_ONLY)
+    if not trials.has_target:
+        return say(kind="throughput", minutes=None, what=NO_TARGET)
     complete = s.num_runs_required is not None and s.num_runs >= s.num_runs_required
     if s.valid and complete and s.official_minutes is not None and not trials.pretends:
         factor = "" if s.rcp_factor is None else f" × RCP factor {s.rcp_factor:.4f}"

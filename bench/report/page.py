@@ -13,7 +13,7 @@ from typing import Any
 
 from bench import rules
 from bench.mlperf import forecast, published
-from bench.mlperf.result import THROUGHPUT_ONLY, UNVERIFIED
+from bench.mlperf.result import NO_TARGET, UNVERIFIED
 from bench.report import figures, throughput
 from bench.report.compare import Claim, Entry, TrialSet, best_of_each, claim, peers, ranked, standings
 from bench.report.figures import Bar
@@ -76,7 +76,7 @@ def _title(sets: Sequence[TrialSet]) -> str:
 def _section(trials: TrialSet, rows: Sequence[Row], out: Path, *, mark: str) -> dict[str, Any]:
     said, (systems, no_peers) = claim(trials), peers(trials)
     among = ranked(trials, said, systems)
-    speed = throughput.compared(trials) if trials.throughput_only else None
+    speed = throughput.compared(trials) if not trials.has_target else None
     if speed is not None:
         drawn = _draw_throughput(trials, speed.lines, out, mark=mark)
     else:
@@ -135,9 +135,9 @@ def _required(trials: TrialSet) -> str:
 def _blanks(rows: Sequence[Row]) -> list[str]:
     """Return why numbers are missing in the table of trials."""
     missing = {key: [row["trial"] for row in rows if row[key] is None] for key in BLANK}
-    if any(row["throughput_only"] for row in rows):
+    if not all(row["has_target"] for row in rows):
         untold = [HEADINGS[key] for key in _OF_TRAINING if missing.pop(key)]
-        return [f"No {', '.join(untold)}: {THROUGHPUT_ONLY}.", *_missing(missing, len(rows))]
+        return [f"No {', '.join(untold)}: {NO_TARGET}.", *_missing(missing, len(rows))]
     return _missing(missing, len(rows))
 
 
@@ -234,7 +234,7 @@ def _shown(path: Path, caption: str) -> Shown:
 def _findings(trials: TrialSet) -> list[Row]:
     """Return what was found, errors first; what several trials share stands once."""
     found: dict[tuple[str, str, str], list[str]] = {}
-    for f in () if trials.throughput_only else trials.score.findings:  # there, all say that it is no score
+    for f in () if not trials.has_target else trials.score.findings:  # there, all say that it is no score
         found.setdefault((f.severity, f.rule, f.message), []).append("the set")
     for name, result, official in zip(trials.trial_names, trials.results, trials.score.compliance, strict=True):
         for f in result.findings:
@@ -295,7 +295,7 @@ def _compared(sets: Sequence[TrialSet], out: Path) -> dict[str, Any]:
         {
             "trials": trials,
             "claim": one,
-            "speed": throughput.measure(trials) if trials.throughput_only else None,
+            "speed": throughput.measure(trials) if not trials.has_target else None,
             "samples_to_target": _median(r.samples_to_target for r in trials.results if r.samples_to_target),
             "step_time_ms": _median(r.step_time_ms.median for r in trials.results if r.step_time_ms),
             "tokens_s_gpu": _median(r.tokens_s_gpu for r in trials.results if r.tokens_s_gpu and trials.num_gpus),

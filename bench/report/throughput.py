@@ -9,7 +9,7 @@ from bench.console.sheet import Row
 from bench.mlperf import official, published
 from bench.mlperf.benchmarks import BENCHMARKS
 from bench.mlperf.published import System
-from bench.mlperf.result import THROUGHPUT_ONLY, PeakMemory, Spread, spread
+from bench.mlperf.result import NO_TARGET, PeakMemory, Spread, spread
 from bench.report import figures
 from bench.report.compare import TrialSet, best_of_each, model
 
@@ -236,7 +236,7 @@ def cards(speed: Compared) -> list[dict[str, str]]:
         ("peak memory", peak, "GiB", "allocated on the fullest GPU"),
         ("evaluation", m.eval_time_s.median if m.eval_time_s else None, "s", "median"),
     )
-    none = {"name": "score", "value": "none", "unit": "", "note": THROUGHPUT_ONLY}
+    none = {"name": "score", "value": "none", "unit": "", "note": NO_TARGET}
     return [none] + [
         {"name": name, "value": figures.number_text(value), "unit": unit, "note": note}
         for name, value, unit, note in numbers

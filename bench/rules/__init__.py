@@ -90,7 +90,7 @@ RUN = {
     ),
     "RUN-06": (
         "the run does not converge: its evaluations do not reach the target",
-        "compare seed, learning rate, batch size, LoRA and data with the reference; raise recipe.max_steps if the curve still "
+        "compare seed, learning rate, batch size, LoRA and data with the reference; raise task.training.max_steps if the curve still "
         "falls; a curve that is flat from the start means wrong data, loss mask or base checkpoint",
     ),
     "RUN-07": (
@@ -152,7 +152,10 @@ LOG = {
     ),
     "LOG-10": ("a required key is missing", "log every key that the benchmark's rule file asks for"),
     "LOG-11": ("a key that stands once stands several times", "log it on one rank, once"),
-    "LOG-12": ("the target is easier than the official one", "set task.target_eval_loss to the official target"),
+    "LOG-12": (
+        "the target is easier than the official one",
+        "set task.training.target_eval_loss to the official target",
+    ),
     "LOG-13": ("an evaluation stands outside run_start to run_stop", "evaluate only while the clock runs"),
     "LOG-14": (
         "initialisation takes longer than is allowed",

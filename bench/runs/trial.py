@@ -35,7 +35,7 @@ class Judged:
 def judge(log: Path, plan: Plan | None = None, trial: Trial | None = None) -> Judged:
     """Return what a log proves, what the official checker says of it, and where it is not the log of the planned trial."""
     result = parse(log)
-    rulesets = () if result.throughput_only else RULESETS  # there are no rules for random weights
+    rulesets = RULESETS if result.has_target else ()  # MLPerf has no rules for runs without a target
     verdicts = [official_verdict(log, ruleset=ruleset) for ruleset in rulesets]
     if plan is None or trial is None:
         return Judged(result, verdicts, [])
@@ -43,13 +43,15 @@ def judge(log: Path, plan: Plan | None = None, trial: Trial | None = None) -> Ju
         "seed": (result.seed, trial.seed),
         "submission_benchmark": (result.benchmark, plan.submission.benchmark),
         "submission_division": (result.division, plan.submission.division),
-        "target_accuracy": (result.target, plan.config.task.target_eval_loss),
+        "target_accuracy": (result.target, plan.config.task.training.target_eval_loss),
         "global_batch_size": (result.global_batch_size, plan.batch.global_batch_size),
     }
-    if plans.is_random(plan.config):
+    start, source = plan.config.task.training.starts_from, plan.config.data.source
+    for key, want in ((mllog.INITIAL_WEIGHTS, start), (mllog.DATA_SOURCE, source)):
+        planned[key] = (result.hyperparameters.get(key), want.name)
+    if not result.has_target:
         last = result.evaluations[-1].samples if result.evaluations else None
-        planned[mllog.INITIAL_WEIGHTS] = (result.throughput_only or None, True)
-        planned["samples trained on"] = (last, plans.samples(plan, plan.config.recipe.max_steps))
+        planned["samples trained on"] = (last, plans.samples(plan, plan.max_steps))
     differing = [f"{key} is {got}, planned {want}" for key, (got, want) in planned.items() if got != want]
     return Judged(result, verdicts, differing)
 

@@ -254,9 +254,9 @@ def planned(plan: Plan, step: Step) -> Planned:
     """Return what the plan says of a trial."""
     return Planned(
         title=plan.config.task.name,
-        max_samples=plans.samples(plan, plan.config.recipe.max_steps),
+        max_samples=plans.samples(plan, plan.max_steps),
         eval_samples=tuple(plans.samples(plan, at) for at in plan.evaluation.at_steps),
-        target=plan.config.task.target_eval_loss,
+        target=plan.config.task.training.target_eval_loss,
         is_published=plan.config.task.submittable,
         limit_min=step.limit_min,
     )

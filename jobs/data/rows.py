@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.contract.plan import Plan, is_random
+from bench.contract.plan import Plan
+from bench.contract.schema import DataSource
 from bench.errors import ConfigError
 
 
@@ -29,14 +30,14 @@ def save(folder: Path, name: str, tokens: np.ndarray, counts: np.ndarray) -> Non
 
 
 def load(plan: Plan, name: str) -> Rows:
-    """Return a split, checked against the plan's row count and length; for random weights, made-up rows.
+    """Return a split, checked against the plan's row count and length; random rows are made up here.
 
     Raises:
         ConfigError: a file is missing or its shape is not the plan's.
     """
     folder, want = Path(str(plan.data_dir)), plan.config.data
     num_rows = want.train_rows if name == "train" else want.eval_rows
-    if is_random(plan.config):
+    if want.source is DataSource.random:
         return made_up(num_rows, want.seq_length, vocab_size=plan.config.model.vocab_size, seed=want.seed)
     try:
         tokens = np.load(folder / f"{name}_tokens.npy", mmap_mode="r")

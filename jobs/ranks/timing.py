@@ -42,7 +42,7 @@ class Pace:
         """Write what was measured; the loss is there, so the device has done all steps."""
         now, place = time.perf_counter(), {"samples_count": plans.samples(self._plan, step), "step": step}
         step_time_s = (now - self._since) / (step - self._step)
-        lr = plans.learning_rate(self._plan.config.recipe, step)
+        lr = plans.learning_rate(self._plan, step)
         self._log.event(mllog.TRAIN_LOSS, finite(loss, "training", step), **place, lr=lr)
         self._collect()
         stats = {

@@ -86,8 +86,10 @@ def adapters(plan: Plan, args: argparse.Namespace) -> str:
     """
     from jobs.weights import adapters
 
-    if (lora := plan.config.task.lora) is None:
-        raise ConfigError(f"{plan.name} trains no adapters", where="task.lora", fix="name the plan of a LoRA run")
+    if (lora := plan.config.task.training.lora) is None:
+        raise ConfigError(
+            f"{plan.name} trains no adapters", where="task.training.lora", fix="name the plan of a LoRA run"
+        )
     trained = args.plan.absolute().parent / f"adapters_{args.trial}"
     adapters.export(trained, args.folder, model=plan.config.model, lora=lora, base=args.base)
     return f"{args.folder}: PEFT adapters of rank {lora.rank}, of {trained}"

@@ -1,13 +1,7 @@
 """What a log says of itself: what is measured, how, and on what."""
 
-from typing import TYPE_CHECKING
-
 from bench.contract import mllog
-from bench.contract import plan as plans
 from bench.contract.plan import Plan, Trial
-
-if TYPE_CHECKING:
-    pass
 
 
 def describe(plan: Plan, trial: Trial, log: mllog.Writer) -> None:
@@ -19,15 +13,16 @@ def describe(plan: Plan, trial: Trial, log: mllog.Writer) -> None:
     linear, other = {"fp32": ("fp32", "fp32"), "bf16": ("bfloat16", "bfloat16"), "fp8": ("fp8", "bfloat16")}[
         plan.config.precision.name
     ]
-    if plans.is_random(plan.config):
-        log.event(mllog.INITIAL_WEIGHTS, mllog.RANDOM, shape_of=s.shape_of)
+    shape = {} if s.shape_of is None else {"shape_of": s.shape_of}
+    log.event(mllog.INITIAL_WEIGHTS, task.training.starts_from.name, **shape)
+    log.event(mllog.DATA_SOURCE, plan.config.data.source.name)
     facts = {
         "submission_benchmark": s.benchmark,
         "submission_division": s.division,
         "submission_org": s.org,
         "submission_platform": s.platform,
         "submission_status": s.status,
-        "target_accuracy": task.target_eval_loss,
+        "target_accuracy": task.training.target_eval_loss,
         "seed": trial.seed,
         "global_batch_size": r.global_batch_size,
         "micro_batch_size": plan.batch.micro_batch_size,
@@ -37,17 +32,17 @@ def describe(plan: Plan, trial: Trial, log: mllog.Writer) -> None:
         "max_sequence_length": plan.config.data.seq_length,
         "opt_name": "adamw",
         "opt_base_learning_rate": r.lr,
-        "opt_learning_rate_training_steps": r.max_steps,
-        "opt_learning_rate_warmup_factor": r.lr_warmup_steps / r.max_steps,
+        "opt_learning_rate_training_steps": plan.max_steps,
+        "opt_learning_rate_warmup_factor": r.lr_warmup_steps / plan.max_steps,
         "opt_learning_rate_decay_schedule": "cosine",
         "opt_adamw_weight_decay": r.weight_decay,
         "opt_adamw_beta_1": r.adam_beta1,
         "opt_adamw_beta_2": r.adam_beta2,
         "opt_adamw_epsilon": r.adam_eps,
         "opt_gradient_clip_norm": r.clip_grad,
-        "lora_rank": task.lora and task.lora.rank,
-        "lora_alpha": task.lora and task.lora.alpha,
-        "lora_dropout": task.lora and task.lora.dropout,
+        "lora_rank": task.training.lora and task.training.lora.rank,
+        "lora_alpha": task.training.lora and task.training.lora.alpha,
+        "lora_dropout": task.training.lora and task.training.lora.dropout,
         "tensor_parallelism": w.tp,
         "pipeline_parallelism": w.pp,
         "context_parallelism": w.cp,

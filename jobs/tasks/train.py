@@ -51,7 +51,7 @@ def run(plan: Plan, trial: Trial, who: Rank, log: mllog.Writer, folder: Path) ->
     log.start(mllog.RUN_START)
     train(engine, trial, log)
     timing.log_memory(plan, log)
-    if plan.config.task.lora is not None and not plans.is_random(plan.config):
+    if plans.keeps_adapters(plan.config):
         checkpoint.save(engine, folder / f"adapters_{trial.index}", adapters=True)
     end_ranks()
 
@@ -80,7 +80,7 @@ def train(engine: "Engine", trial: Trial, log: mllog.Writer) -> None:
     order = rows_of.train_order(plan, trial.seed)
     pace = timing.Pace(plan, log)
     log.start(mllog.BLOCK_START, samples_count=0, step=0)
-    for step in range(1, plan.config.recipe.max_steps + 1):
+    for step in range(1, plan.max_steps + 1):
         share = loop.train_step(engine, train_rows, next(order), step)
         pace.stepped()
         if step % plan.config.recipe.log_every_steps == 0:
@@ -93,14 +93,17 @@ def train(engine: "Engine", trial: Trial, log: mllog.Writer) -> None:
             epochs = place["samples_count"] / plan.config.data.train_rows  # what ruleset 5.1.0's open division asks for
             log.event(mllog.EVAL_ACCURACY, eval_loss, **place, epoch_num=epochs)
             log.stop(mllog.EVAL_STOP, **place)
-            if plan.config.task.target_eval_loss is not None and eval_loss <= plan.config.task.target_eval_loss:
+            if (
+                plan.config.task.training.target_eval_loss is not None
+                and eval_loss <= plan.config.task.training.target_eval_loss
+            ):
                 log.finish("success", **place)
                 return
             log.start(mllog.BLOCK_START, **place)
             pace.restart(step)
     place = {"samples_count": plans.samples(plan, step), "step": step}
     log.stop(mllog.BLOCK_STOP, **place)
-    log.finish("success" if plan.config.task.target_eval_loss is None else "aborted", **place)
+    log.finish("success" if plan.config.task.training.target_eval_loss is None else "aborted", **place)
 
 
 def _trial(plan: Plan, index: int) -> Trial:

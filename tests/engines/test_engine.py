@@ -18,13 +18,13 @@ pytestmark = pytest.mark.trains
 STEPS = 12
 TOLERANCE = 1e-5 if ranks.DEVICE == "cpu" else 1e-4
 SHORT = (
-    f"recipe.max_steps={STEPS}",
+    f"task.training.max_steps={STEPS}",
     "recipe.eval_every_samples=96",
     "recipe.eval_skip=0",
     "recipe.log_every_steps=1",
     "recipe.micro_batch_size=2",
-    "task.lora.dropout=0",
-    "task.target_eval_loss=null",
+    "task.training.lora.dropout=0",
+    "task.training.target_eval_loss=null",
 )
 LAYOUTS = {
     "dp2": (2,),
@@ -80,7 +80,7 @@ def test_adapters_of_any_layout_load_into_a_single_process(prepared: Path, layou
 
 
 def test_training_leaves_the_base_bit_identical(prepared: Path) -> None:
-    made = ranks.compose(prepared, "parallel.tp=2", *SHORT, "task.lora.dropout=0.1")
+    made = ranks.compose(prepared, "parallel.tp=2", *SHORT, "task.training.lora.dropout=0.1")
     ranks.run(made, ranks.write(made, prepared / "frozen"), "tests.helpers.probe", "frozen", "plan.json", "unused")
 
 
@@ -88,7 +88,7 @@ def test_the_warm_up_leaves_no_trace(prepared: Path) -> None:
     """With dropout, a trace in weights, optimizer or generators would show in the losses, bit for bit."""
     losses = []
     for iterations in (0, 3):
-        warm_up = ("task.lora.dropout=0.1", f"recipe.warmup_iterations={iterations}")
+        warm_up = ("task.training.lora.dropout=0.1", f"recipe.warmup_iterations={iterations}")
         made = ranks.compose(prepared, "cluster.ranks_per_node=1", *SHORT, *warm_up)
         folder = ranks.write(made, prepared / f"warm_up_{iterations}")
         ranks.run(made, folder, "jobs.tasks.train", "plan.json", "--trial", "0")

@@ -14,12 +14,12 @@ pytestmark = pytest.mark.trains
 
 STEPS = 8
 SHORT = (
-    f"recipe.max_steps={STEPS}",
+    f"task.training.max_steps={STEPS}",
     "recipe.eval_every_samples=64",
     "recipe.eval_skip=0",
     "recipe.log_every_steps=1",
     "recipe.micro_batch_size=2",
-    "task.target_eval_loss=null",
+    "task.training.target_eval_loss=null",
 )
 ON_GPU = ranks.DEVICE == "cuda"
 STAGES = 2 if ON_GPU else 4
@@ -31,7 +31,7 @@ LAYOUTS = {
     "cp2": (2, "parallel.cp=2"),
     "pp_full": (STAGES, f"parallel.pp={STAGES}", "recipe.recompute=full"),
 }
-NO_DROPOUT = "task.lora.dropout=0"
+NO_DROPOUT = "task.training.lora.dropout=0"
 ALGEBRA = pytest.mark.skipif(ON_GPU, reason="FP32 numbers in the place of FP8's are for CPUs")
 
 
@@ -72,7 +72,9 @@ def test_written_out_passes_are_those_of_autograd_in_every_layout(
 
 @ALGEBRA
 def test_gradients_with_dropout_are_the_slopes_of_the_loss(prepared: Path) -> None:
-    made = ranks.compose(prepared, "cluster.ranks_per_node=1", *SHORT, "precision=fp8", "task.lora.dropout=0.4")
+    made = ranks.compose(
+        prepared, "cluster.ranks_per_node=1", *SHORT, "precision=fp8", "task.training.lora.dropout=0.4"
+    )
     [(code, output)] = ranks.finish(
         ranks.start(made, ranks.write(made, prepared / "slope"), "tests.helpers.exact", "plan.json", "--slope")
     )

@@ -1,5 +1,6 @@
 """Start real ranks for a test, as srun or torchrun would."""
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -33,7 +34,7 @@ def compose(tmp: Path, *overrides: str) -> Plan:
     paths = [f"cluster.paths.{name}={tmp}/cache" for name in ("data", "model", "logs")]
     made = composed([f"cluster.device={DEVICE}", *paths, *overrides])
     if made.base is not None:
-        made.base.config.recipe.max_steps = TINY_BASE_STEPS
+        made = dataclasses.replace(made, base=dataclasses.replace(made.base, max_steps=TINY_BASE_STEPS))
         made.base.evaluation.at_steps.clear()
     return made
 

@@ -19,7 +19,12 @@ from bench.mlperf import reader
 from bench.mlperf.result import parse
 from helpers.ranks import mounted
 
-SHORT = ("recipe.max_steps=4", "recipe.eval_every_samples=16", "recipe.eval_skip=0", "task.target_eval_loss=100")
+SHORT = (
+    "task.training.max_steps=4",
+    "recipe.eval_every_samples=16",
+    "recipe.eval_skip=0",
+    "task.training.target_eval_loss=100",
+)
 """Four steps, evaluated at the second, which reaches a target that everything reaches."""
 
 Launch = Callable[..., "subprocess.Popen[str]"]

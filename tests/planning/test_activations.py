@@ -21,7 +21,7 @@ SIZES = (
 GPT = ("model.activation=gelu", "model.position=learned", "model.bias=true")
 LAYERS = {
     "llama_lora": ("task=lora_tiny", "model.num_query_groups=2"),
-    "llama_lora_mha_without_dropout": ("task=lora_tiny", "model.num_query_groups=8", "task.lora.dropout=0"),
+    "llama_lora_mha_without_dropout": ("task=lora_tiny", "model.num_query_groups=8", "task.training.lora.dropout=0"),
     "llama": ("task=pretrain_tiny", "model.num_query_groups=2"),
     "gpt": ("task=pretrain_tiny", "model.num_query_groups=8", *GPT),
     "gpt_gqa": ("task=pretrain_tiny", "model.num_query_groups=2", *GPT),

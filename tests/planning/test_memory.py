@@ -20,6 +20,7 @@ from bench.contract.schema import (
     DataSource,
     Device,
     Gpu,
+    Kind,
     Launch,
     Lora,
     Model,
@@ -32,7 +33,10 @@ from bench.contract.schema import (
     Recompute,
     Runtime,
     Scheduler,
+    StartsFrom,
     Task,
+    Training,
+    Trains,
 )
 from bench.planning import compose, memory, parameters
 from bench.planning.memory import NOTHING
@@ -77,7 +81,16 @@ def make_config(
 ) -> Config:
     """Return a BF16 run on rows of 8192 tokens, micro-batches of one row."""
     return Config(
-        task=Task(name="t", summary="t", benchmark=None, target_eval_loss=None, submittable=False, lora=lora),
+        task=Task(
+            name="t",
+            summary="t",
+            kind=Kind.train,
+            benchmark=None,
+            submittable=False,
+            training=Training(
+                trains=Trains.lora if lora else Trains.all, starts_from=StartsFrom.random, lora=lora, max_steps=10
+            ),
+        ),
         model=model,
         data=Data(
             name="d",
@@ -91,7 +104,6 @@ def make_config(
         recipe=Recipe(
             global_batch_size=global_batch_size,
             micro_batch_size=1,
-            max_steps=10,
             lr=1e-4,
             lr_warmup_steps=0,
             weight_decay=0.0,
@@ -197,7 +209,7 @@ def fp8_configs(draw: st.DrawFn) -> Config:
     return replace(
         config,
         model=model,
-        task=replace(config.task, lora=config.task.lora or LORA),
+        task=replace(config.task, lora=config.task.training.lora or LORA),
         cluster=replace(config.cluster, device=Device.cuda, gpu=H200),
         precision=Precision.fp8,
     )
@@ -259,11 +271,11 @@ def test_total_is_the_sum_of_its_parts(config: Config, dp: int) -> None:
     assert total == pytest.approx(sum(parts.values()))
     assert all(value >= 0 for value in parts.values())
     assert result.fits is (None if config.cluster.gpu is None else total <= config.cluster.gpu.memory_gib)
-    if config.task.lora is None:
+    if config.task.training.lora is None:
         assert result.trainable_parameters == result.parameters == parameters.parameters(config.model)
         assert result.adapter_weights_gib == 0
     else:
-        assert result.trainable_parameters == parameters.lora_parameters(config.model, config.task.lora)
+        assert result.trainable_parameters == parameters.lora_parameters(config.model, config.task.training.lora)
 
 
 @given(config=configs(), dp=sizes)

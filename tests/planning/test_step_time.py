@@ -181,7 +181,7 @@ def test_between_nodes_the_ranks_of_a_node_share_their_network_cards() -> None:
         config.cluster.network_gbs = network_gbs
         return estimated(config, **axes).communication_s
 
-    adapters = rank_parameters(TWO_NODES.model, TWO_NODES.task.lora, tp=4, pp=1, pp_rank=0)[1]
+    adapters = rank_parameters(TWO_NODES.model, TWO_NODES.task.training.lora, tp=4, pp=1, pp_rank=0)[1]
     passed = 8 * 80 * 3 * 8192 * 2 * 2 * 1024 / 4 * 3 / 4 + 1.5 * 4 * adapters * 3 / 4  # k and v, and gradients
     split_ = {"tp": 4, "cp": 4, "sp": True}
     assert exchanged(10, **split_) - exchanged(20, **split_) == pytest.approx(passed / 20e9 - passed / 40e9)

@@ -30,7 +30,7 @@ from helpers import ranks
 from helpers.paths import CORPUS
 
 RANDOM = "model.weights=random"
-SEVENTY_B = ("task=lora70b", "cluster=dgxh200", RANDOM, "recipe.max_steps=60")
+SEVENTY_B = ("task=lora70b", "cluster=dgxh200", RANDOM, "task.training.max_steps=60")
 STEP_S, EVAL_S = 2.8, 24.0
 Spawn = Callable[..., "subprocess.Popen[str]"]
 SpeedLog = Callable[..., Path]
@@ -43,7 +43,7 @@ def speed_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SpeedLog:
     def write(*, steps: int = 60, folder: str = "run", **changes: object) -> Path:
         now_s = [1.8e9]
         monkeypatch.setattr(mllog.time, "time_ns", lambda: round(now_s[0] * 1e9))
-        mark = "8x H200 (lora70b: random weights, not a submission)"
+        mark = "8x H200 (lora70b: not a submission)"
         facts = {
             mllog.SUBMISSION_ORG: mark,
             mllog.SUBMISSION_PLATFORM: mark,
@@ -108,27 +108,25 @@ def test_the_peak_is_that_of_the_precision(precision: str, peak: float | None) -
 
 def test_a_plan_of_random_weights_needs_no_files_and_claims_nothing() -> None:
     made = compose.compose(SEVENTY_B)
-    assert (made.data_dir, made.base_dir, made.base, made.config.task.target_eval_loss) == (None,) * 4
+    assert (made.data_dir, made.base_dir, made.base, made.config.task.training.target_eval_loss) == (None,) * 4
     assert (made.evaluation.at_steps, made.evaluation.first_step) == ([60], 60)
     assert [step.name for step in made.steps] == ["trial 0"] and plans.is_prepared(made)
     assert not {"prepare.txt", "loss_0.png", "adapters_0/"} & set(made.files)
     said = made.submission
     assert (said.benchmark, said.division, said.shape_of) == (None, "open", "llama2_70b_lora")
-    assert all("(lora70b: random weights, not a submission)" in mark for mark in (said.org, said.platform))
-    assert said.deviations == [
-        "model.weights is random, on rows made up in memory: it measures speed and trains nothing"
-    ]
+    assert all("(lora70b: not a submission)" in mark for mark in (said.org, said.platform))
+    assert said.deviations == ["task lora70b has no target here: it measures speed, not a time to train"]
     assert script.variables(made) == ["LOGDIR", "CONT"], "no DATADIR, no MODEL"
     assert plans.loads(plans.dumps(made)) == made
 
 
 def test_a_longer_run_is_evaluated_as_scheduled_and_at_its_end() -> None:
-    made = compose.compose([*SEVENTY_B, "recipe.max_steps=250"])
+    made = compose.compose([*SEVENTY_B, "task.training.max_steps=250"])
     assert made.evaluation.at_steps == [192, 240, 250]
 
 
 @pytest.mark.parametrize(
-    "other", ["model=llama31_8b", "data.seq_length=4096", "task.lora.rank=8", "data.eval_rows=100"]
+    "other", ["model=llama31_8b", "data.seq_length=4096", "task.training.lora.rank=8", "data.eval_rows=100"]
 )
 def test_other_sizes_are_compared_with_no_benchmark(other: str) -> None:
     assert compose.compose([*SEVENTY_B, other]).submission.shape_of is None
@@ -141,8 +139,8 @@ def test_a_profile_needs_a_warm_up_step() -> None:
 
 def test_a_log_of_random_weights_proves_a_speed_and_no_time(speed_log: SpeedLog) -> None:
     result = parse(speed_log())
-    assert result.valid and result.throughput_only
-    assert (result.minutes, result.samples_to_target, result.target) == (None, None, None)
+    assert result.valid and not result.has_target and result.has_random_rows
+    assert (result.samples_to_target, result.target) == (None, None)
     assert [(f.rule, f.severity) for f in result.findings] == [("LOG-16", "warning")]
     steps = result.step_time_ms
     assert steps is not None and (steps.count, steps.median) == (60, pytest.approx(1000 * STEP_S))
@@ -236,19 +234,25 @@ def test_the_projection_of_published_speeds_is_near_their_official_minutes(log: 
 @pytest.mark.trains
 def test_a_run_on_this_machine_ends_proven_with_every_step_timed(spawn: Spawn, tmp_path: Path) -> None:
     """No cache, no rows, no base: nothing but the run's own folder is written."""
-    words = ("task=lora_tiny", RANDOM, "recipe.max_steps=20", "launch.profile=true", f"launch.folder={tmp_path}/run")
+    words = (
+        "task=lora_tiny",
+        RANDOM,
+        "task.training.max_steps=20",
+        "launch.profile=true",
+        f"launch.folder={tmp_path}/run",
+    )
     process = spawn(
         [sys.executable, "-m", "bench.launch", *words], {"DATADIR": "", "MODEL": "", "LOGDIR": str(tmp_path)}
     )
     output = process.communicate(timeout=600)[0]
     assert process.returncode == 0, output
-    assert "nothing to prepare" in output and "random weights: throughput only" in output
+    assert "nothing to prepare" in output and "no target: this measures speed" in output
     run = tmp_path / "run"
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
     shown = {path.name for path in run.iterdir() if not path.name.startswith(".")}
     assert shown == {"config.yaml", "plan.json", "ledger.json", "status.json", "result_0.txt", "rank_logs"}
     result = parse(run / "result_0.txt")
-    assert result.valid and result.throughput_only and result.minutes is None
+    assert result.valid and not result.has_target and result.has_random_rows
     assert result.step_time_ms is not None and result.step_time_ms.count == 20
     assert 0.8 < sum(ms for _, ms in result.step_times_ms) / (20_000 * 8 / result.throughput_samples_s) < 1.1
     assert [e.samples for e in result.evaluations] == [160] and result.tflop_per_sample > 0

@@ -61,7 +61,7 @@ def cache(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Rows and base checkpoint of the short trials, made once by a job of their own."""
     cache, home = tmp_path_factory.mktemp("cache"), tmp_path_factory.mktemp("first")
     user = User(cluster, cache, home)
-    user.end(user.launch(*SHORT, "recipe.max_steps=20"), "COMPLETED", timeout_s=600)
+    user.end(user.launch(*SHORT, "task.training.max_steps=20"), "COMPLETED", timeout_s=600)
     return cache
 
 

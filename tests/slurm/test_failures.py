@@ -13,7 +13,7 @@ from user import SHORT, Run, User, training, until
 
 pytestmark = pytest.mark.slurm
 
-TWO_TRIALS = (*SHORT, "recipe.max_steps=100", "trials=2")
+TWO_TRIALS = (*SHORT, "task.training.max_steps=100", "trials=2")
 REQUEUED = ["PENDING", "REQUEUED"]
 
 
@@ -71,7 +71,7 @@ def test_a_node_loses_its_power_and_then_the_other_one(user: User) -> None:
 
 def test_the_time_limit(user: User) -> None:
     """Told of it early, a job hands itself back; one too short for a trial fails, and so does a trial beyond its walltime."""
-    endless = (*SHORT, "recipe.max_steps=20000")
+    endless = (*SHORT, "task.training.max_steps=20000")
     failing = [
         user.launch(*endless, "walltime=1"),
         user.launch(*endless, "cluster.slurm.arguments=['--time=1']"),
@@ -153,8 +153,8 @@ def test_elements_of_an_array_are_cancelled_and_gone_on_with(user: User) -> None
 def test_a_folder_has_one_job_at_a_time_and_one_script(user: User, tmp_path: Path) -> None:
     """A second job that is pointed at it leaves everything as it is; once the first one has ended, there is nothing to do."""
     script, other, said = tmp_path / "one.sbatch", tmp_path / "other.sbatch", tmp_path / "said"
-    script.write_text(user.types("render", *SHORT, "recipe.max_steps=100").stdout)
-    other.write_text(user.types("render", *SHORT, "recipe.max_steps=100", "seed_base=5").stdout)
+    script.write_text(user.types("render", *SHORT, "task.training.max_steps=100").stdout)
+    other.write_text(user.types("render", *SHORT, "task.training.max_steps=100", "seed_base=5").stdout)
     run = user.sbatch(script)
     until(training(run, 0), 300, run)
     for words, answer in ((script, f"job {run.job} works in"), (other, f"job {run.job} works in")):

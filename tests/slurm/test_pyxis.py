@@ -38,7 +38,7 @@ def in_container(image: str) -> list[str]:
 
 def test_ranks_run_in_the_image_on_every_node(user: User, image: str) -> None:
     """They train and are judged there; what each ran in is recorded; nothing of ours is left behind."""
-    run = user.launch(*SHORT, *in_container(image), "recipe.max_steps=20")
+    run = user.launch(*SHORT, *in_container(image), "task.training.max_steps=20")
     user.end(run, "COMPLETED")
     assert run.outcomes == ["proven"], run.output()
     facts = [json.loads(path.read_text()) for path in sorted((run / "facts").iterdir())]
@@ -56,7 +56,7 @@ def test_a_mount_that_is_not_there_is_explained(user: User, image: str) -> None:
 
 def test_the_host_in_place_of_the_image_is_refused(user: User, image: str, tmp_path: Path) -> None:
     """A site whose Pyxis ignores the flags: the ranks would train with whatever the node has."""
-    text = user.types("render", *SHORT, *in_container(image), "recipe.max_steps=20").stdout
+    text = user.types("render", *SHORT, *in_container(image), "task.training.max_steps=20").stdout
     script = tmp_path / "on_host.sbatch"
     script.write_text(text.replace('${container[@]+"${container[@]}"}', ""))
     assert script.read_text() != text

@@ -25,7 +25,7 @@ def test_three_trials_over_two_nodes_make_a_score(user: User) -> None:
 
 
 def test_launching_follows_the_job_when_asked_to_and_plain_sbatch_does_the_same(user: User, tmp_path: Path) -> None:
-    asked = (*SHORT, "recipe.max_steps=20")
+    asked = (*SHORT, "task.training.max_steps=20")
     done = user.types(*asked, "launch.wait=true", module="bench.launch")
     run = submitted(done.stdout, user.home)[0]
     assert "valid trial: yes" in done.stdout
@@ -44,7 +44,7 @@ def test_launching_follows_the_job_when_asked_to_and_plain_sbatch_does_the_same(
 
 
 def test_a_sweep_submits_one_job_each(user: User) -> None:
-    done = user.types("--multirun", *SHORT, "recipe.max_steps=20", "seed_base=1,7", module="bench.launch")
+    done = user.types("--multirun", *SHORT, "task.training.max_steps=20", "seed_base=1,7", module="bench.launch")
     runs = submitted(done.stdout, user.home)
     for run in runs:
         user.end(run, "COMPLETED")
@@ -53,7 +53,7 @@ def test_a_sweep_submits_one_job_each(user: User) -> None:
 
 def test_what_was_cancelled_can_be_gone_on_with(user: User) -> None:
     """The finished trial stays as it is; the interrupted one gets a new attempt and a log of its own."""
-    run = user.launch(*SHORT, "recipe.max_steps=100", "trials=2")
+    run = user.launch(*SHORT, "task.training.max_steps=100", "trials=2")
     until(training(run, 1), 300, run)
     kept = (run / "result_0.txt").read_bytes()
     user.types("cancel", run.folder)

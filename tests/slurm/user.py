@@ -16,7 +16,7 @@ SHORT = (
         "cluster=slurm_test",
         "cluster.ranks_per_node=1",
         "launch.health=false",
-        "task.target_eval_loss=null",
+        "task.training.target_eval_loss=null",
         "task.benchmark=null",
     ),
     *("recipe.eval_every_samples=160", "recipe.eval_skip=0", "data.eval_rows=16", "recipe.log_every_steps=5"),

@@ -123,7 +123,7 @@ def _environment(plan: Plan) -> dict[str, str]:
 
 def _to_prepare(plan: Plan) -> Iterable[str]:
     """Yield what the prepare step makes."""
-    if plan.config.data.source is DataSource.grammar and plan.trials and not plans.is_random(plan.config):
+    if plan.config.data.source is DataSource.grammar and plan.trials:
         yield plan.data_dir or ""
     if plan.base is not None and plan.trials:
         yield plan.base_dir or ""

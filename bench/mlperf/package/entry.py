@@ -12,7 +12,7 @@ from bench.mlperf import compliance
 from bench.mlperf.compliance import Finding
 from bench.mlperf.official import num_dropped
 from bench.mlperf.package.checkers import DIVISIONS
-from bench.mlperf.result import THROUGHPUT_ONLY, Result, parse
+from bench.mlperf.result import NO_TARGET, Result, parse
 from bench.mlperf.trial_set import by_number
 
 _RECIPE = ("global_batch_size", "gradient_accumulation_steps", "max_", "opt_", "lora_")
@@ -61,9 +61,9 @@ def read_run(folder: Path) -> Run:
         raise ConfigError("no results in this folder", where=str(folder), fix=fix)
     plan = folder / "plan.json"
     run = Run(folder, tuple(parse(path) for path in logs), load_plan(plan) if plan.is_file() else None)
-    if any(result.throughput_only for result in run.results):
+    if not all(result.has_target for result in run.results):
         fix = "pack runs of model.weights=checkpoint"
-        raise ConfigError(THROUGHPUT_ONLY, where=str(folder), fix=fix)
+        raise ConfigError(NO_TARGET, where=str(folder), fix=fix)
     if len(names := {result.benchmark for result in run.results}) > 1:
         found = ", ".join(sorted(repr(name)[:80] for name in names))
         raise ConfigError(

@@ -27,7 +27,7 @@ def train_step(engine: Engine, rows: rows_of.Rows, indices: np.ndarray, step: in
         chunk.train()
         chunk.zero_grad_buffer()
     share = _forward(engine, rows, indices, forward_only=False)
-    engine.optimizer.step(learning_rate(engine.plan.config.recipe, step))
+    engine.optimizer.step(learning_rate(engine.plan, step))
     return share
 
 

@@ -78,7 +78,7 @@ def layer_config(plan: Plan) -> layer.LayerConfig:
     m, w, dtype = plan.config.model, plan.world, _dtype(plan)
     full, is_swiglu = plan.recompute.full, m.activation is Activation.swiglu
     return layer.LayerConfig(
-        lora=plan.config.task.lora,
+        lora=plan.config.task.training.lora,
         num_layers=m.num_layers,
         hidden_size=m.hidden_size,
         ffn_hidden_size=m.ffn_hidden_size,
@@ -142,7 +142,7 @@ def _chunk(plan: Plan, config: layer.LayerConfig, stage: int, seed: int) -> torc
 def _layers(plan: Plan, num_layers: int) -> list[ModuleSpec]:
     """Return the layers of a chunk; the first ones make again what does not fit, evenly over a rank's chunks."""
     qkv, fc1 = (math.ceil(n / plan.world.vpp) for n in (plan.recompute.qkv_layers, plan.recompute.fc1_layers))
-    lora, precision = plan.config.task.lora, plan.config.precision
+    lora, precision = plan.config.task.training.lora, plan.config.precision
     return [layer.spec(lora, precision, recompute_qkv=i < qkv, recompute_fc1=i < fc1) for i in range(num_layers)]
 
 
