@@ -1,0 +1,289 @@
+"""The engine's parts against torch's optimizer and loss and against hand arithmetic, on one rank in this process."""
+
+import math
+import warnings
+from collections.abc import Iterator
+from functools import cache
+from itertools import combinations
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.nn.functional import cross_entropy
+
+from bench.backends.local import free_port
+from bench.contract.plan import Plan
+from helpers import ranks
+from jobs.engines.megatron import cpu_patch, groups
+from jobs.engines.megatron.fp8 import layer as fp8_layer
+from jobs.ranks.identity import Rank
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # what megatron-core imports is full of deprecated calls
+    from megatron.core.tensor_parallel import random
+
+    from jobs.data import rows as rows_of
+    from jobs.engines.megatron import batches, loop, lora, model
+
+pytestmark = [
+    pytest.mark.skipif(ranks.DEVICE != "cpu", reason="one gloo rank in the tests' own process"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*is deprecated"),  # what megatron-core calls
+]
+
+TINY = (
+    "cluster.ranks_per_node=1",
+    "model.num_layers=2",
+    "model.hidden_size=32",
+    "model.ffn_hidden_size=48",
+    "data.seq_length=12",
+    "data.train_rows=10",
+    "data.eval_rows=6",
+    "recipe.global_batch_size=4",
+    "recipe.micro_batch_size=2",
+    "recipe.eval_every_samples=8",
+    "recipe.eval_skip=0",
+)
+PATCHED: dict[Any, tuple[str, ...]] = {
+    torch: ("compile", *cpu_patch._FACTORIES),
+    torch.cuda: ("current_device", "synchronize", "manual_seed", "get_rng_state"),
+    torch.Tensor: ("cuda",),
+    random: ("_get_cuda_rng_state", "_set_cuda_rng_state"),
+}
+"""What cpu.install replaces; other tests in this process get it back."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_rank() -> Iterator[None]:
+    """Make this process rank 0 of 1, with megatron-core's groups on gloo."""
+    with pytest.MonkeyPatch.context() as patch, torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
+        for owner, names in PATCHED.items():
+            for name in names:
+                patch.setattr(owner, name, getattr(owner, name))
+        groups.start_ranks(composed(), Rank(0, 0, 1, "127.0.0.1", free_port()))
+        num_threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # threads that wait for a core of a busy machine cost more than they give
+        yield
+        torch.set_num_threads(num_threads)
+        batches.parallel_state.destroy_model_parallel()
+        groups.end_ranks()
+
+
+@cache
+def composed(*overrides: str) -> Plan:
+    return ranks.compose(Path("unused"), *TINY, *overrides)
+
+
+def built(*overrides: str, seed: int = 1) -> model.Engine:
+    """Return an engine whose adapters, if it has any, change what the base computes."""
+    engine = model.build(composed(*overrides), seed)
+    torch.manual_seed(0)
+    for name, parameter in engine.bare_chunks()[0].named_parameters():
+        if name.endswith("lora_b"):
+            parameter.data.normal_(std=0.3)
+    engine.optimizer.reset()
+    return engine
+
+
+def drawn_rows(num_rows: int) -> rows_of.Rows:
+    """Return rows of which 1, 2, 3, … tokens count, and each row's first one, which nothing predicts."""
+    rng = np.random.default_rng(5)
+    counts = np.zeros((num_rows, 12), dtype=bool)
+    counts[:, 0] = True
+    for row in range(num_rows):
+        counts[row, rng.choice(np.arange(1, 12), size=row + 1, replace=False)] = True
+    return rows_of.Rows(rng.integers(128, size=(num_rows, 12), dtype=np.int32), counts)
+
+
+def mean_of_rows(engine: model.Engine, rows: rows_of.Rows, indices: list[int], weights: dict[str, Tensor]) -> Tensor:
+    """Return the mean over rows of each row's mean loss, token by token; `weights` stand in for the model's own."""
+    tokens = torch.from_numpy(rows.tokens[indices].astype(np.int64))
+    places = torch.arange(12).expand(len(indices), -1)
+    logits = torch.func.functional_call(engine.bare_chunks()[0], weights, (tokens, places, None))
+    means = []
+    for row, index in enumerate(indices):
+        losses = [
+            cross_entropy(logits[row, place - 1], tokens[row, place])
+            for place in range(1, 12)
+            if rows.counts[index, place]
+        ]
+        means.append(torch.stack(losses).mean())
+    return torch.stack(means).mean()
+
+
+def adapters(engine: model.Engine) -> dict[str, Parameter]:
+    return {name: p for name, p in engine.bare_chunks()[0].named_parameters() if lora.is_adapter(name)}
+
+
+def reference_optimizer(plan: Plan, weights: dict[str, Parameter]) -> torch.optim.AdamW:
+    """Return torch's AdamW; matrices decay, norms' weights and biases do not."""
+    r = plan.config.recipe
+    matrices, vectors = ([p for p in weights.values() if (p.dim() > 1) == flag] for flag in (True, False))
+    return torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": r.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
+        betas=(r.adam_beta1, r.adam_beta2),
+        eps=r.adam_eps,
+    )
+
+
+def reference_step(optimizer: torch.optim.AdamW, weights: dict[str, Parameter], *, lr: float, clip: float) -> float:
+    """Clip and update as torch does; return the norm before."""
+    norm = torch.nn.utils.clip_grad_norm_(list(weights.values()), clip)
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    optimizer.step()
+    return norm.item()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("is_sharded", ["true", "false"])
+def test_updates_are_those_of_torch_adamw_after_clipping(precision: str, is_sharded: str) -> None:
+    """In BF16 the updates must not round: the weights are those of FP32, rounded once."""
+    recipe = ("recipe.weight_decay=0.5", "recipe.clip_grad=2.0", "recipe.adam_beta2=0.9", "model.bias=true")
+    layout = (f"precision={precision}", f"parallel.distributed_optimizer={is_sharded}")
+    engine = built("task=pretrain_tiny", *recipe, *layout)
+    weights = dict(engine.bare_chunks()[0].named_parameters())
+    expected = {name: Parameter(p.detach().float().clone()) for name, p in weights.items()}
+    assert {p.dim() for p in expected.values()} == {1, 2}
+    optimizer, norms = reference_optimizer(engine.plan, expected), []
+    for lr, size in ((1e-3, 1e-3), (3e-3, 1.0), (2e-3, 0.1), (1e-3, 0.003), (5e-4, 1.0)):
+        for name, weight in weights.items():
+            gradient = torch.randn(weight.shape) * size
+            weight.main_grad.copy_(gradient)
+            expected[name].grad = gradient
+        engine.optimizer.step(lr)
+        norms.append(reference_step(optimizer, expected, lr=lr, clip=2.0))
+    assert min(norms) < 2.0 < max(norms), "some gradients must be clipped, and some not"
+    for name, weight in weights.items():
+        if precision == "fp32":
+            torch.testing.assert_close(weight.detach(), expected[name].detach(), rtol=1e-5, atol=1e-6)
+        else:
+            assert (weight == expected[name].bfloat16()).float().mean() > 0.99, name
+
+
+def test_training_steps_are_those_of_a_plain_torch_loop() -> None:
+    """Two micro-batches a step; two warm-up steps to the rate 0.01, then half a cosine over four steps."""
+    schedule = ("recipe.lr=0.01", "recipe.lr_warmup_steps=2", "task.training.max_steps=6")
+    recipe = ("recipe.weight_decay=0.3", "recipe.clip_grad=0.3", "task.training.lora.dropout=0", "precision=fp32")
+    engine, rows = built(*schedule, *recipe), drawn_rows(10)
+    expected = {name: Parameter(p.detach().clone()) for name, p in adapters(engine).items()}
+    optimizer = reference_optimizer(engine.plan, expected)
+    rates = (0.005, 0.01, 0.01, 0.01 * (1 + math.sqrt(0.5)) / 2)
+    for step, (lr, indices) in enumerate(
+        zip(rates, ([3, 0, 7, 5], [9, 1, 2, 4], [6, 8, 0, 1], [2, 3, 5, 9]), strict=True), 1
+    ):
+        loss = mean_of_rows(engine, rows, indices, expected)
+        optimizer.zero_grad()
+        loss.backward()
+        share = loop.train_step(engine, rows, np.array(indices), step)
+        assert loop.mean_loss(share, 4) == pytest.approx(loss.item(), rel=1e-5)
+        assert reference_step(optimizer, expected, lr=lr, clip=0.3) > 0.3, "the gradients must be clipped"
+    for name, weight in adapters(engine).items():
+        torch.testing.assert_close(weight.detach(), expected[name].detach(), rtol=1e-4, atol=2e-5)
+
+
+def test_an_evaluation_is_the_mean_of_the_rows_means_without_dropout() -> None:
+    """Of 6 rows in batches of 4 the last two places are empty; only training drops half of the adapters' inputs."""
+    engine, rows = built("task.training.lora.dropout=0.5", "precision=fp32", "recipe.lr=1e-30"), drawn_rows(6)
+    evaluated, trained = [], []
+    for _ in range(2):
+        trained.append(loop.train_step(engine, rows, np.arange(4), step=1).item() / 4)
+        evaluated.append(loop.evaluate(engine, rows))
+    engine.bare_chunks()[0].eval()
+    with torch.no_grad():
+        assert evaluated == pytest.approx([mean_of_rows(engine, rows, [0, 1, 2, 3, 4, 5], {}).item()] * 2, rel=1e-6)
+        undropped = mean_of_rows(engine, rows, [0, 1, 2, 3], {}).item()
+    assert min(abs(one - two) for one, two in combinations([undropped, *trained], 2)) > 1e-4, "training must drop"
+
+
+def test_adapters_start_as_lora_defines() -> None:
+    """A is uniform within 1 / sqrt(inputs), what Kaiming's rule with a = sqrt(5) comes to, and B is zero."""
+    wide = ("model.hidden_size=64", "model.num_query_groups=4")
+    first, again, other = (adapters(model.build(composed(*wide), seed)) for seed in (1, 1, 2))
+    drawn = {name: p.detach() for name, p in first.items() if name.endswith("lora_a")}
+    assert len(drawn) == 4, "two layers, two adapted linears each"
+    for name, a_RI in drawn.items():
+        assert distance_from_uniform(a_RI.flatten() * math.sqrt(64)) < 1.63 / math.sqrt(a_RI.numel()), name
+        assert a_RI.abs().max() <= 1 / math.sqrt(64)
+        assert torch.equal(a_RI, again[name]) and not torch.equal(a_RI, other[name])
+    for one, two in combinations(drawn, 2):
+        assert not torch.equal(drawn[one], drawn[two]), f"{one} and {two} start alike"
+    assert all(not p.any() for name, p in first.items() if name.endswith("lora_b"))
+
+
+def distance_from_uniform(values: Tensor) -> float:
+    """Return Kolmogorov and Smirnov's statistic for -1 to 1; of samples of n, 1 % have more than 1.63 / sqrt(n)."""
+    measured = torch.arange(len(values)) / len(values)
+    return (measured - (values.sort().values + 1) / 2).abs().max().item()
+
+
+class Half:
+    """A TP group of two ranks, as one of them has it."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+
+    def size(self) -> int:
+        return 2
+
+    def rank(self) -> int:
+        return self._rank
+
+
+@pytest.mark.parametrize(
+    ("name", "has_sequence_parallel", "is_split"),
+    [
+        ("linear_qkv", False, False),
+        ("linear_qkv", True, True),
+        ("linear_proj", False, True),
+        ("linear_proj", True, True),
+    ],
+)
+def test_ranks_drop_the_same_numbers_only_of_what_they_all_hold(
+    monkeypatch: pytest.MonkeyPatch, name: str, has_sequence_parallel: bool, is_split: bool
+) -> None:
+    """TP ranks without sequence parallelism hold the same input of QKV; replicas and stages never hold the same."""
+    engine = built("task.training.lora.dropout=0.5", "precision=fp32")
+    linear = getattr(engine.bare_chunks()[0].train().decoder.layers[0].self_attention, name)
+    linear.sequence_parallel = has_sequence_parallel
+    alone = ("gather_from_sequence", "copy_to_tensor_model", "reduce_scatter_to_sequence", "reduce_from_tensor_model")
+    for collective in alone:
+        monkeypatch.setattr(lora, f"{collective}_parallel_region", lambda x, group: x)
+    for base in (lora.ColumnParallelLinear, lora.RowParallelLinear):
+        monkeypatch.setattr(base, "forward", lambda self, x: (torch.zeros(()), None))
+
+    def output(tp: int, dp: int, pp: int) -> Tensor:
+        monkeypatch.setattr(linear, "tp_group", Half(tp))
+        monkeypatch.setattr(random, "get_tensor_model_parallel_rank", lambda: tp)
+        monkeypatch.setattr(batches.parallel_state, "get_data_parallel_rank", lambda with_context_parallel: dp)
+        monkeypatch.setattr(batches.parallel_state, "get_pipeline_model_parallel_rank", lambda: pp)
+        model.seed_all(1)
+        return linear(torch.ones(12, 2, 32))[0].detach()
+
+    first, again, neighbour, replica, stage = (
+        output(*place) for place in ((0, 0, 0), (0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1))
+    )
+    assert torch.equal(first, again)
+    assert torch.equal(first, neighbour) != is_split
+    assert not torch.equal(first, replica) and not torch.equal(first, stage)
+
+
+@pytest.mark.parametrize("has_sequence_parallel", [False, True])
+def test_tp_ranks_of_an_fp8_layer_drop_the_same_numbers_only_of_what_they_all_hold(has_sequence_parallel: bool) -> None:
+    """A layer gets the same two seeds on all TP ranks, one for each adapted linear."""
+    qkv, proj = [], []
+    for rank in range(2):
+        config = SimpleNamespace(
+            layernorm_epsilon=1e-5, sequence_parallel=has_sequence_parallel, lora=SimpleNamespace(dropout=0.5)
+        )
+        linear, weights = SimpleNamespace(scale=2.0), [torch.zeros(2, 2)] * 4
+        fake = SimpleNamespace(config=config, training=True, tp_group=Half(rank), qkv=linear, proj=linear)
+        run = fp8_layer._Run(fake, torch.zeros(8, 1, 1, 2), 1, [11, 12], weights)
+        qkv.append(run.qkv.drop)
+        proj.append(run.proj.drop)
+    assert (qkv[0] == qkv[1]) != has_sequence_parallel
+    assert proj[0] != proj[1] and qkv[0] != proj[0]

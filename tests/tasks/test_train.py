@@ -1,0 +1,273 @@
+"""A trial's order of rows, its micro-batches, its steps and its log, by hand; the losses are scripted."""
+
+import json
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from itertools import islice, zip_longest
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bench.contract import mllog
+from bench.contract.plan import Plan, Trial
+from bench.errors import BenchError
+from helpers import ranks
+from jobs.ranks.identity import Rank
+from jobs.tasks import train
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # what megatron-core imports is full of deprecated calls
+    from jobs.data import rows as rows_of
+    from jobs.engines.megatron import batches, checkpoint, loop, model
+
+pytestmark = pytest.mark.skipif(ranks.DEVICE != "cpu", reason="no rank and no device: nothing here differs on a GPU")
+
+SMALL = ("data.train_rows=10", "data.eval_rows=6", "recipe.global_batch_size=4", "recipe.eval_every_samples=8")
+
+
+@cache
+def composed(*overrides: str) -> Plan:
+    return ranks.compose(Path("unused"), "cluster.ranks_per_node=1", "task.training.max_steps=300", *overrides)
+
+
+@pytest.fixture
+def place(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
+    """Say which rank of DP and of CP this process is; its device is the CPU."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: torch.device("cpu"))
+
+    def say(dp: int, cp: int) -> None:
+        monkeypatch.setattr(batches.parallel_state, "get_data_parallel_rank", lambda: dp)
+        monkeypatch.setattr(batches.parallel_state, "get_context_parallel_rank", lambda: cp)
+
+    say(0, 0)
+    return say
+
+
+ROWS = rows_of.Rows(
+    tokens=np.array([[10, 11, 12, 13], [20, 21, 22, 23], [30, 31, 32, 33]], dtype=np.int32),
+    counts=np.array([[1, 0, 1, 1], [1, 1, 1, 1], [1, 0, 0, 0]], dtype=bool),
+)
+
+
+def test_a_token_is_weighed_by_whether_its_successor_counts(place: Callable[[int, int], None]) -> None:
+    """Tokens 1 and 2 of row 0 are followed by some that count, all but the last of row 1, none of row 2."""
+    batch = batches.micro_batch(composed(*SMALL), ROWS, np.array([0, 1, 2, -1]))
+    assert batch.tokens.tolist()[:3] == ROWS.tokens.tolist()
+    assert batch.labels[:3, :3].tolist() == [[11, 12, 13], [21, 22, 23], [31, 32, 33]]
+    third = pytest.approx(1 / 3)
+    assert batch.weights.tolist() == [[0, 0.5, 0.5, 0], [third, third, third, 0], [0, 0, 0, 0], [0, 0, 0, 0]]
+    assert batch.position_ids.tolist() == [[0, 1, 2, 3]] * 4
+
+
+def test_context_parallel_ranks_take_an_early_and_a_late_part_of_the_same_rows(
+    place: Callable[[int, int], None],
+) -> None:
+    plan, expected = composed(*SMALL), {0: [0, 3], 1: [1, 2]}
+    plan = replace(plan, world=replace(plan.world, cp=2))
+    for cp, places in expected.items():
+        place(0, cp)
+        batch = batches.micro_batch(plan, ROWS, np.array([0]))
+        assert batch.position_ids.tolist() == [places]
+        assert batch.tokens.tolist() == [[10 + i for i in places]]
+        assert batch.labels.tolist() == [[[11, 12, 13, 10][i] for i in places]]
+        assert batch.weights.tolist() == [[[0, 0.5, 0.5, 0][i] for i in places]]
+
+
+def test_replicas_share_a_batch_row_by_row(place: Callable[[int, int], None]) -> None:
+    """8 rows, two replicas, two rows a micro-batch."""
+    plan = composed(*SMALL, "recipe.micro_batch_size=2")
+    plan = replace(plan, world=replace(plan.world, dp=2))
+    rows = rows_of.Rows(np.arange(32, dtype=np.int32).reshape(8, 4), np.ones((8, 4), dtype=bool))
+    firsts = []
+    for dp in range(2):
+        place(dp, 0)
+        mine = batches.micro_batches(plan, rows, np.array([7, 0, 6, 1, 5, 2, 4, 3]))
+        firsts.append([batch.tokens[:, 0].tolist() for batch in mine])
+    assert firsts == [[[28, 0], [24, 4]], [[20, 8], [16, 12]]]
+
+
+def test_each_epoch_is_a_new_shuffle_by_the_seed_without_its_incomplete_batch() -> None:
+    plan = composed(*SMALL)
+    first, again, other = ([*islice(rows_of.train_order(plan, seed), 12)] for seed in (1, 1, 2))
+    epochs = [np.concatenate(first[i : i + 2]).tolist() for i in range(0, 12, 2)]
+    assert all(len(set(epoch)) == 8 and set(epoch) < set(range(10)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 6, "an epoch must not repeat another"
+    assert set().union(*epochs) == set(range(10)), "other rows are dropped in other epochs"
+    assert np.array_equal(first, again)
+    assert not any(np.array_equal(one, two) for one, two in zip(first, other, strict=True))
+
+
+def test_an_evaluation_sees_each_row_once() -> None:
+    assert rows_of.eval_order(composed(*SMALL)).tolist() == [[0, 1, 2, 3], [4, 5, -1, -1]]
+    assert rows_of.eval_order(composed(*SMALL, "data.eval_rows=8")).tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+class Course:
+    """A trial whose model is a script: step k's rows have losses that sum to 8 + k, evaluations have those given."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, eval_losses: tuple[float, ...] = ()) -> None:
+        self.path, self.batches, losses = folder / "result_0.txt", [], iter(eval_losses)
+
+        def train_step(engine: Any, rows: str, indices: np.ndarray, step: int) -> float:
+            assert rows == "rows to train" and step == len(self.batches) + 1
+            self.batches.append(indices.tolist())
+            return 8.0 + step
+
+        def evaluate(engine: Any, rows: str) -> float:
+            assert rows == "rows to eval"
+            return next(losses)
+
+        monkeypatch.setattr(batches, "load", lambda plan, name: f"rows to {name}")
+        monkeypatch.setattr(loop, "train_step", train_step)
+        monkeypatch.setattr(loop, "evaluate", evaluate)
+        monkeypatch.setattr(loop, "mean_loss", lambda share, num_rows: share / num_rows)
+
+    def run(self, plan: Plan, seed: int = 1) -> "Course":
+        with mllog.Writer(self.path) as log:
+            log.start(mllog.RUN_START)
+            train.train(SimpleNamespace(plan=plan), Trial(index=0, seed=seed, log=self.path.name), log)
+        return self
+
+    def records(self, *keys: str) -> list[tuple[str, Any, dict[str, Any]]]:
+        """Return key, value and metadata of the log's lines, read as JSON."""
+        lines = (json.loads(line.removeprefix(":::MLLOG ")) for line in self.path.read_text().splitlines())
+        return [(line["key"], line["value"], line["metadata"]) for line in lines if line["key"] in keys]
+
+
+TARGET = "task.training.target_eval_loss=0.925"
+
+
+@pytest.mark.parametrize(
+    ("override", "eval_losses", "blocks", "status"),
+    [
+        (TARGET, (0.95, 0.926, 0.9251), [(0, 192), (192, 240), (240, 288), (288, 300)], "aborted"),
+        (TARGET, (0.95, 0.925), [(0, 192), (192, 240)], "success"),
+        (TARGET, (0.5,), [(0, 192)], "success"),
+        (
+            "task.training.target_eval_loss=null",
+            (0.95, 0.5, 0.6, 0.7),
+            [(0, 192), (192, 240), (240, 288), (288, 300)],
+            "success",
+        ),
+    ],
+)
+def test_a_trial_ends_at_its_target_or_says_that_it_missed_it(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    override: str,
+    eval_losses: tuple[float, ...],
+    blocks: list[tuple[int, int]],
+    status: str,
+) -> None:
+    """In batches of 8, 384 samples are 48 steps, and the official rule skips FLOOR(0.125 * 8 + 2) = 3 evaluations."""
+    course = Course(monkeypatch, tmp_path, eval_losses).run(composed(override))
+    assert len(course.batches) == blocks[-1][1]
+    expected: list[tuple[str, float | str | None, int]] = []
+    for (begin, end), loss in zip_longest(blocks, eval_losses):
+        expected += [("block_start", None, begin), ("block_stop", None, end)]
+        if loss is not None:
+            expected += [("eval_start", None, end), ("eval_accuracy", loss, end), ("eval_stop", None, end)]
+    expected.append(("run_stop", status, blocks[-1][1]))
+    keys = {key for key, _, _ in expected}
+    records = [(key, where.get("status", value), where["step"]) for key, value, where in course.records(*keys)]
+    assert records == expected
+    assert all(where["samples_count"] == 8 * where["step"] for _, _, where in course.records(*keys) if where["step"])
+
+
+def test_training_losses_are_means_over_the_batch_beside_their_rate(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    plan = composed("task.training.target_eval_loss=null", "recipe.log_every_steps=75", "recipe.lr=0.4")
+    course = Course(monkeypatch, tmp_path, (1.0, 1.0, 1.0, 1.0)).run(plan)
+    losses = [
+        (value, where["step"], where["samples_count"], where["lr"]) for _, value, where in course.records("train_loss")
+    ]
+    cosine = [0.4 * (1 + np.cos(np.pi * (step - 1) / 300)) / 2 for step in (75, 150, 225, 300)]
+    expected = [
+        ((8 + step) / 8, step, 8 * step, pytest.approx(lr))
+        for step, lr in zip((75, 150, 225, 300), cosine, strict=True)
+    ]
+    assert losses == expected
+    stats = [value for _, value, _ in course.records("tracked_stats")]
+    assert [len(each["step_times"]) for each in stats] == [75, 75, 75, 75]
+    assert [each["throughput"] * each["train_step_time"] for each in stats] == pytest.approx([8] * 4)
+
+
+def test_the_trial_seed_orders_the_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    batches = []
+    for name, seed in (("first", 1), ("again", 1), ("other", 2)):
+        (tmp_path / name).mkdir()
+        batches.append(Course(monkeypatch, tmp_path / name, (0.5,)).run(composed(TARGET), seed).batches)
+    first, again, other = batches
+    assert first == again
+    assert not any(one == two for one, two in zip(first, other, strict=True))
+    assert len({row for batch in first for row in batch}) == 192 * 8, "no row comes twice in an epoch"
+
+
+def test_a_trial_draws_by_its_seed_and_loads_before_its_clock_starts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    plan, calls, course = composed(TARGET), [], Course(monkeypatch, tmp_path, (0.5,))
+    trial = Trial(index=3, seed=4711, log=course.path.name)
+
+    def note(name: str, *values: Any) -> None:
+        calls.append((name, *values, "clock runs" if course.records("run_start") else "before the clock"))
+
+    monkeypatch.setattr(train, "start_ranks", lambda plan, who: None)
+    monkeypatch.setattr(train, "end_ranks", lambda: None)
+    monkeypatch.setattr(model, "build", lambda plan, seed: note("build", seed) or SimpleNamespace(plan=plan))
+    monkeypatch.setattr(loop, "warm_up", lambda engine, steps, seed, profile: note("warm up", steps, seed))
+    monkeypatch.setattr(batches, "load", lambda plan, name: note(name) or f"rows to {name}")
+    monkeypatch.setattr(checkpoint, "load", lambda engine, folder, adapters: note("load", str(folder), adapters))
+    monkeypatch.setattr(checkpoint, "save", lambda engine, folder, adapters: note("save", folder.name, adapters))
+    with mllog.Writer(course.path) as log:
+        train.run(plan, trial, Rank(0, 0, 1, "", 0), log, tmp_path)
+    assert calls == [
+        ("build", 4711, "before the clock"),
+        ("load", plan.base_dir, False, "before the clock"),
+        ("warm up", 2, 4711, "before the clock"),
+        ("train", "clock runs"),
+        ("eval", "clock runs"),
+        ("save", "adapters_3", True, "clock runs"),
+    ]
+    assert [value for _, value, _ in course.records("seed")] == [4711]
+    intervals = ("cache_clear", "init_start", "init_stop", "run_start", "run_stop")
+    assert [key for key, _, _ in course.records(*intervals)] == list(intervals)
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_an_evaluation_that_is_no_number_ends_the_trial(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, loss: float
+) -> None:
+    course = Course(monkeypatch, tmp_path, (loss,))
+    with pytest.raises(BenchError, match="the evaluation loss is (nan|inf) at step 192"):
+        course.run(composed(TARGET))
+    assert course.records("eval_accuracy", "run_stop") == []
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        (None, [(False, None)]),
+        ("dgx01 cleared\ndgx02 kept\ndgx03 cleared\n", [(True, "dgx01"), (False, "dgx02"), (True, "dgx03")]),
+        ("dgx01\n", [(False, "dgx01")]),
+    ],
+)
+def test_caches_are_cleared_only_where_the_job_said_so(
+    tmp_path: Path, written: str | None, expected: list[tuple[bool, str | None]]
+) -> None:
+    """The official checker wants `true`; the log must not say it of a node that kept its caches or said nothing."""
+    said, log = tmp_path / "trial_0.caches", tmp_path / "result_0.txt"
+    if written is not None:
+        said.write_text(written)
+    with mllog.Writer(log) as writer:
+        train.log_caches(said, writer)
+    lines = [json.loads(line.removeprefix(":::MLLOG ")) for line in log.read_text().splitlines()]
+    assert [line["key"] for line in lines] == ["cache_clear"] * len(expected)
+    assert [(line["value"], line["metadata"].get("node")) for line in lines] == expected
