@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -14,6 +15,9 @@ from bench.contract import mllog
 from bench.contract.mllog import Writer
 from helpers import ranks
 
+if ranks.DEVICE == "cpu":
+    # Triton's kernels run in its interpreter. It reads this when it is imported, which megatron-core does too.
+    os.environ["TRITON_INTERPRET"] = "1"
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")  # a busy machine is no bug
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs, and their children, ignore it
@@ -51,6 +55,29 @@ def spawn() -> Iterator[Spawn]:
         with process:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def interpreter_that_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have torch convert numbers for Triton's interpreter, which rounds as a GPU does.
+
+    Triton 3.7.1's own conversion cuts BF16 off, and loses the carry where FP8 rounds up to the next power of two.
+    """
+    if ranks.DEVICE == "cpu":
+        from triton.runtime import interpreter
+
+        monkeypatch.setattr(interpreter, "_convert_float", _converted_by_torch)
+
+
+def _converted_by_torch(data: np.ndarray, source: Any, target: Any, _rounding: Any) -> np.ndarray:
+    """Return numbers of another Triton type; both types as the integers of their size, save FP32."""
+    import torch
+
+    types = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8e4nv": torch.float8_e4m3fn}
+    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+    raw = torch.from_numpy(np.ascontiguousarray(data).view(f"i{data.itemsize}"))
+    values = raw.view(types[source.name]).to(types[target.name])
+    return values.view(integers[values.itemsize]).numpy().view(f"u{values.itemsize}")
 
 
 @pytest.fixture(scope="session")

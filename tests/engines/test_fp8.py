@@ -1,4 +1,4 @@
-"""FP8 training through its entry point: the algebra exactly, then what FP8 makes of it."""
+"""Training with FP8 layers: their algebra in FP32 against autograd, then FP8 itself through the entry point."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -39,7 +39,7 @@ def losses(
     prepared: Path,
     name: str,
     *overrides: str,
-    by: str = "jobs.tasks.train",
+    program: tuple[str, ...] = ("jobs.tasks.train", "plan.json", "--trial", "0"),
     layout: str = "single",
     recompute: Recomputed = NOTHING,
 ) -> list[float]:
@@ -51,7 +51,7 @@ def losses(
     if recompute is not NOTHING:
         made = replace(made, recompute=recompute)
     folder = ranks.write(made, prepared / name)
-    ranks.run(made, folder, by, "plan.json", "--trial", "0")
+    ranks.run(made, folder, *program)
     return ranks.train_losses(folder / "result_0.txt")
 
 
@@ -65,7 +65,8 @@ def fp32(prepared: Path) -> list[float]:
 def test_written_out_passes_are_those_of_autograd_in_every_layout(
     prepared: Path, fp32: list[float], layout: str
 ) -> None:
-    exact = losses(prepared, f"exact_{layout}", NO_DROPOUT, "precision=fp8", by="tests.helpers.exact", layout=layout)
+    program = ("tests.helpers.exact", "plan.json", "--train")
+    exact = losses(prepared, f"exact_{layout}", NO_DROPOUT, "precision=fp8", program=program, layout=layout)
     np.testing.assert_allclose(exact, fp32, rtol=0, atol=1e-4)
     assert len(exact) == STEPS and exact[-1] < exact[0] - 0.1, "the adapters must have learned something"
 

@@ -1,5 +1,6 @@
-"""The loss and its gradient against torch's own cross-entropy, as kernels on a GPU and as plain torch without one."""
+"""The loss and its gradient against torch's own cross-entropy in FP64; without a GPU its kernels are interpreted."""
 
+import sys
 import warnings
 
 import pytest
@@ -37,3 +38,29 @@ def test_loss_and_gradient_are_those_of_torch(monkeypatch: pytest.MonkeyPatch, d
     torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5)
     error = (spent.grad.double() - expected.grad).norm() / expected.grad.norm()
     assert error < (1e-5 if dtype is torch.float32 else 4e-3)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Triton is for Linux")
+@pytest.mark.usefixtures("interpreter_that_rounds")
+@pytest.mark.filterwarnings("ignore:invalid value encountered in subtract")  # -inf - -inf, which tl.where leaves out
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_kernels_are_cross_entropy_on_a_part_of_the_vocabulary(dtype: torch.dtype) -> None:
+    from jobs.engines.megatron import loss_kernels
+
+    torch.manual_seed(0)
+    num_rows, width = 7, 4096 + 907  # more columns than the kernels process at once
+    logits = (torch.randn(num_rows, width, device=ranks.DEVICE) * 5).to(dtype)
+    logits[0, :4096] = float("-inf")  # all of a chunk, as where a vocabulary is padded
+    logits[1] += 1000
+    labels = torch.tensor([4100, 0, 4095, 4096, width - 1, -1, width], device=ranks.DEVICE)
+    lse, picked = loss_kernels.forward(logits, labels)
+    exact = logits.double()
+    torch.testing.assert_close(lse.double(), exact.logsumexp(1), rtol=1e-6, atol=1e-5)
+    assert picked.tolist() == [*exact[range(5), labels[:5]].tolist(), 0, 0], "other ranks have the last two labels"
+    grad = torch.randn(num_rows, device=ranks.DEVICE)
+    hit = torch.zeros_like(exact)
+    hit[range(5), labels[:5]] = 1
+    expected = (exact.softmax(1) - hit) * grad[:, None]
+    loss_kernels.backward_(logits, labels, lse, grad)
+    error = (logits.double() - expected).norm(dim=1) / expected.norm(dim=1)
+    assert error.max() < (1e-4 if dtype is torch.float32 else 4e-3)

@@ -10,11 +10,14 @@ from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubm
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
 
-from bench.contract.schema import Lora, Precision
+from bench.contract.schema import Lora
 from jobs.engines.megatron.attention import Attention
 from jobs.engines.megatron.fp8 import linear
 from jobs.engines.megatron.fp8.layer import Fp8Layer
+from jobs.engines.megatron.fp8.ops import Fp8Ops
 from jobs.engines.megatron.lora import LoraColumnParallelLinear, LoraRowParallelLinear
+
+_LINEARS = (ColumnParallelLinear, LoraColumnParallelLinear, RowParallelLinear, LoraRowParallelLinear)
 
 
 @dataclass
@@ -35,28 +38,22 @@ class Norm(torch.nn.Module):
         return norm
 
 
-def spec(lora: Lora | None, precision: Precision, **recomputed: bool) -> ModuleSpec:
-    """Return the layer's parts, with adapters where LoRA targets them; recomputed: arguments of the FP8 layer."""
-    is_fp8 = precision is Precision.fp8
+def spec(lora: Lora | None, fp8_ops: Fp8Ops | None, **recomputed: bool) -> ModuleSpec:
+    """Return the layer's parts, with adapters where LoRA targets them.
+
+    fp8_ops: what the FP8 layer computes with; None: the layer is megatron-core's.
+    recomputed: arguments of the FP8 layer.
+    """
     targets = lora.target_modules if lora else []
-    column, row = (
-        (linear.Fp8ColumnParallelLinear, linear.Fp8RowParallelLinear)
-        if is_fp8
-        else (ColumnParallelLinear, RowParallelLinear)
-    )
-    adapted_column, adapted_row = (
-        (linear.LoraFp8ColumnParallelLinear, linear.LoraFp8RowParallelLinear)
-        if is_fp8
-        else (LoraColumnParallelLinear, LoraRowParallelLinear)
-    )
+    column, adapted_column, row, adapted_row = _fp8_linears(fp8_ops) if fp8_ops else _LINEARS
     attention = SelfAttentionSubmodules(
         linear_qkv=adapted_column if "linear_qkv" in targets else column,
         core_attention=Attention,
         linear_proj=adapted_row if "linear_proj" in targets else row,
     )
     return ModuleSpec(
-        module=Fp8Layer if is_fp8 else TransformerLayer,
-        params=recomputed if is_fp8 else {},
+        module=Fp8Layer if fp8_ops else TransformerLayer,
+        params={"ops": fp8_ops, **recomputed} if fp8_ops else {},
         submodules=TransformerLayerSubmodules(
             input_layernorm=Norm,
             self_attention=ModuleSpec(
@@ -68,3 +65,14 @@ def spec(lora: Lora | None, precision: Precision, **recomputed: bool) -> ModuleS
             mlp_bda=get_bias_dropout_add,
         ),
     )
+
+
+def _fp8_linears(ops: Fp8Ops) -> list[ModuleSpec]:
+    """Return what `_LINEARS` has, with frozen weights in FP8."""
+    linears = (
+        linear.Fp8ColumnParallelLinear,
+        linear.LoraFp8ColumnParallelLinear,
+        linear.Fp8RowParallelLinear,
+        linear.LoraFp8RowParallelLinear,
+    )
+    return [ModuleSpec(linear, params={"weight_dtype": ops.quantized_dtype}) for linear in linears]

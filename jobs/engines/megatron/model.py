@@ -16,6 +16,8 @@ from bench.contract.plan import Plan
 from bench.contract.schema import Activation, Position, Precision
 from jobs.engines.megatron import layer, lora
 from jobs.engines.megatron.adam import Adam
+from jobs.engines.megatron.fp8 import ops
+from jobs.engines.megatron.fp8.ops import Fp8Ops
 from jobs.engines.megatron.loss import cross_entropy
 
 
@@ -45,11 +47,16 @@ class _Model(GPTModel):
         return cross_entropy(logits.flatten(0, 1), labels.T.flatten()).view(num_rows, batch).T.contiguous()
 
 
-def build(plan: Plan, seed: int) -> Engine:
-    """Return the engine of a plan, with random weights drawn from the seed; process groups must exist."""
+def build(plan: Plan, seed: int, *, fp8_ops: Fp8Ops | None = None) -> Engine:
+    """Return the engine of a plan, with random weights drawn from the seed; process groups must exist.
+
+    fp8_ops: what FP8 layers compute with, by default what this rank's device can do.
+    """
     seed_all(seed)
-    config = layer_config(plan)
-    chunks = [_chunk(plan, config, stage, seed) for stage in range(plan.world.vpp)]
+    if plan.config.precision is Precision.fp8 and fp8_ops is None:
+        fp8_ops = ops.for_device(torch.device(torch.cuda.current_device()))
+    config = layer_config(plan, fp8_ops)
+    chunks = [_chunk(plan, config, fp8_ops, stage, seed) for stage in range(plan.world.vpp)]
     ddp = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True, use_distributed_optimizer=plan.config.parallel.distributed_optimizer
     )
@@ -57,11 +64,8 @@ def build(plan: Plan, seed: int) -> Engine:
     for chunk in wrapped:
         chunk.broadcast_params()
     config.finalize_model_grads_func = finalize_model_grads
-    if plan.config.precision is Precision.fp8 and torch.cuda.is_available():
-        from jobs.engines.megatron.fp8 import transposed_weights
-
-        layers = [layer for chunk in wrapped for layer in _bare(chunk).decoder.layers]
-        transposed_weights.follow([linear for layer in reversed(layers) for linear in layer.backward_linears])
+    if fp8_ops is not None:
+        _share_transposed_weights([_bare(chunk) for chunk in wrapped], fp8_ops)
     return Engine(plan, wrapped, Adam(plan, wrapped))
 
 
@@ -73,9 +77,9 @@ def seed_all(seed: int) -> None:
     model_parallel_cuda_manual_seed(own, force_reset_rng=True)
 
 
-def layer_config(plan: Plan) -> layer.LayerConfig:
+def layer_config(plan: Plan, fp8_ops: Fp8Ops | None) -> layer.LayerConfig:
     """Return megatron-core's configuration of a plan."""
-    m, w, dtype = plan.config.model, plan.world, _dtype(plan)
+    m, w, dtype = plan.config.model, plan.world, _dtype(plan, fp8_ops)
     full, is_swiglu = plan.recompute.full, m.activation is Activation.swiglu
     return layer.LayerConfig(
         lora=plan.config.task.training.lora,
@@ -111,14 +115,14 @@ def layer_config(plan: Plan) -> layer.LayerConfig:
     )
 
 
-def _chunk(plan: Plan, config: layer.LayerConfig, stage: int, seed: int) -> torch.nn.Module:
+def _chunk(plan: Plan, config: layer.LayerConfig, fp8_ops: Fp8Ops | None, stage: int, seed: int) -> torch.nn.Module:
     m = plan.config.model
     first = parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage)
     last = parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage)
     num_layers = m.num_layers // (plan.world.pp * plan.world.vpp)
     model = _Model(
         config,
-        TransformerBlockSubmodules(layer_specs=_layers(plan, num_layers), layer_norm=layer.Norm),
+        TransformerBlockSubmodules(layer_specs=_layers(plan, fp8_ops, num_layers), layer_norm=layer.Norm),
         vocab_size=m.vocab_size,
         max_sequence_length=m.max_seq_length,
         pre_process=first,
@@ -139,14 +143,26 @@ def _chunk(plan: Plan, config: layer.LayerConfig, stage: int, seed: int) -> torc
     return Float16Module(config, model) if config.bf16 else model
 
 
-def _layers(plan: Plan, num_layers: int) -> list[ModuleSpec]:
-    """Return the layers of a chunk; the first ones make again what does not fit, evenly over a rank's chunks."""
+def _layers(plan: Plan, fp8_ops: Fp8Ops | None, num_layers: int) -> list[ModuleSpec]:
+    """Return the layers of a chunk; the first ones recompute what does not fit, evenly over a rank's chunks."""
     qkv, fc1 = (math.ceil(n / plan.world.vpp) for n in (plan.recompute.qkv_layers, plan.recompute.fc1_layers))
-    lora, precision = plan.config.task.training.lora, plan.config.precision
-    return [layer.spec(lora, precision, recompute_qkv=i < qkv, recompute_fc1=i < fc1) for i in range(num_layers)]
+    lora = plan.config.task.training.lora
+    return [layer.spec(lora, fp8_ops, recompute_qkv=i < qkv, recompute_fc1=i < fc1) for i in range(num_layers)]
 
 
-def _dtype(plan: Plan) -> torch.dtype:
+def _share_transposed_weights(chunks: list[GPTModel], fp8_ops: Fp8Ops) -> None:
+    """Give all FP8 layers one helper, which knows in what order the backward pass asks for their weights."""
+    fp8_layers = [fp8_layer for chunk in chunks for fp8_layer in chunk.decoder.layers]
+    linears = [linear for fp8_layer in reversed(fp8_layers) for linear in fp8_layer.backward_linears]
+    transposed_weights = fp8_ops.transposed_weights(linears)
+    for fp8_layer in fp8_layers:
+        fp8_layer.transposed_weights = transposed_weights
+
+
+def _dtype(plan: Plan, fp8_ops: Fp8Ops | None) -> torch.dtype:
+    """Return the type of the weights that are not FP8, and of activations."""
+    if fp8_ops is not None:
+        return fp8_ops.output_dtype
     return torch.float32 if plan.config.precision is Precision.fp32 else torch.bfloat16
 
 

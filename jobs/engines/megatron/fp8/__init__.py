@@ -1,1 +1,1 @@
-"""Frozen linears in FP8: the layer around them, its kernels, and the same in plain torch."""
+"""A transformer layer with frozen FP8 linears: its passes, its GPU kernels, and the same operations in plain torch."""

@@ -1,4 +1,6 @@
-"""The layer's operations on a GPU, all of them under the names that `reference` has, which says what each returns."""
+"""The layer's operations on a GPU: `Fp8Ops` in Triton kernels, and in cuBLAS's FP8 GEMMs."""
+
+from collections.abc import Sequence
 
 import torch
 import triton
@@ -17,27 +19,11 @@ from jobs.engines.megatron.fp8.row_kernels import (
     swiglu_backward_quantize,
     swiglu_quantize,
 )
-
-__all__ = [
-    "add_down_gradient",
-    "add_norm_quantize",
-    "down",
-    "down_backward",
-    "matmul",
-    "norm_backward",
-    "norm_backward_quantize",
-    "norm_quantize",
-    "quantize",
-    "rope",
-    "rope_backward",
-    "swiglu_backward_quantize",
-    "swiglu_quantize",
-    "transpose",
-]
+from jobs.engines.megatron.fp8.transposed_weights import PrefetchedTransposes
 
 
 def matmul(x: Quantized, weight: Quantized) -> Tensor:
-    """Return x weight^T in BF16, by cuBLAS; both operands have the summed axis last, as Hopper's FP8 wants it."""
+    """Return x weight^T by cuBLAS. Hopper's FP8 GEMMs need the summed dimension last in both operands."""
     scale_N = weight.scale.expand(weight.values.shape[0]).contiguous()
     return torch._scaled_mm(
         x.values,
@@ -65,3 +51,27 @@ def _transpose(in_ptr, out_ptr, num_rows, num_columns):
     inside = (row < num_rows)[:, None] & (column < num_columns)[None, :]
     tile = tl.load(in_ptr + row[:, None] * num_columns + column[None, :], inside)
     tl.store(out_ptr + column[:, None] * num_rows + row[None, :], tl.trans(tile), tl.trans(inside))
+
+
+class GpuOps:
+    """`Fp8Ops` on a GPU, which says what each operation returns."""
+
+    quantized_dtype, output_dtype = FP8, BF16
+
+    quantize = staticmethod(quantize)
+    matmul = staticmethod(matmul)
+    transpose = staticmethod(transpose)
+    norm_quantize = staticmethod(norm_quantize)
+    add_norm_quantize = staticmethod(add_norm_quantize)
+    norm_backward = staticmethod(norm_backward)
+    norm_backward_quantize = staticmethod(norm_backward_quantize)
+    rope = staticmethod(rope)
+    rope_backward = staticmethod(rope_backward)
+    swiglu_quantize = staticmethod(swiglu_quantize)
+    swiglu_backward_quantize = staticmethod(swiglu_backward_quantize)
+    down = staticmethod(down)
+    down_backward = staticmethod(down_backward)
+    add_down_gradient = staticmethod(add_down_gradient)
+
+    def transposed_weights(self, linears: Sequence[torch.nn.Module]) -> PrefetchedTransposes:
+        return PrefetchedTransposes(linears, transpose)

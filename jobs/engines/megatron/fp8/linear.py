@@ -1,7 +1,8 @@
-"""megatron-core's parallel linears with a frozen FP8 weight: what the hand-written layer multiplies with.
+"""megatron-core's parallel linears with a frozen FP8 weight, for the GEMMs of the hand-written layer.
 
-The weight is a uint8 parameter, so that nothing casts it; its scale is one number for all TP ranks. Checkpoints hold it in
-BF16 or FP32, and it is quantised as it is loaded; or in FP8 with its scale, as `jobs.tasks.convert weights --fp8` writes it.
+The weight is a uint8 parameter, so that nothing casts it; all TP ranks share one scale. Checkpoints hold it in BF16 or
+FP32, and it is quantised when it is loaded; or they hold it in FP8 with its scale, as `jobs.tasks.convert weights --fp8`
+writes it.
 """
 
 import torch
@@ -10,30 +11,36 @@ from megatron.core.utils import make_sharded_tensor_for_checkpoint
 from torch import Tensor
 from torch.nn import Parameter
 
-from jobs.engines.megatron.fp8.quantize import FP8, STORED, STORED_SCALE, Quantized, amax, quantize_weight, weight_scale
+from jobs.engines.megatron.fp8.quantize import STORED, STORED_SCALE, Quantized, amax, quantize_weight, weight_scale
 from jobs.engines.megatron.lora import LoraColumnParallelLinear, LoraRowParallelLinear
 
 
 class _Fp8Weight:
-    """What turns a parallel linear's weight into FP8; its own forward is never called."""
+    """Makes a parallel linear's weight an FP8 one; the linear's own forward is never called.
 
-    def __init__(self, *args, **kwargs):
+    weight_dtype: of the stored numbers, `Fp8Ops.quantized_dtype`.
+    """
+
+    def __init__(self, *args, weight_dtype: torch.dtype, **kwargs):
         super().__init__(*args, **kwargs)
+        self.weight_dtype = weight_dtype
         self._store(self.weight.data)
 
     @property
     def quantized(self) -> Quantized:
         """The weight [O, I] of this TP rank, with its scale [1]."""
-        return Quantized(self.weight.view(FP8), self.weight_scale)
+        return Quantized(self.weight.view(self.weight_dtype), self.weight_scale)
 
     def sharded_state_dict(self, prefix="", sharded_offsets=(), metadata=None):
-        """Return the weight as checkpoints hold it: a tensor without memory, and who loads it gives it some; where
-        metadata["fp8"], the FP8 numbers and their scale in the memory where they belong.
+        """Return the weight as checkpoints hold it.
+
+        Where metadata["fp8"], these are the FP8 numbers and their scale, in the memory where they belong. Otherwise it
+        is a meta tensor in the model's type, for which the caller that loads a checkpoint allocates memory.
         """
         stored, values = self.weight, self.quantized.values
         is_fp8 = metadata["fp8"]
-        shown = values if is_fp8 else torch.empty(values.shape, dtype=self.config.params_dtype, device="meta")
-        self.weight = Parameter(shown, requires_grad=False)
+        as_saved = values if is_fp8 else torch.empty(values.shape, dtype=self.config.params_dtype, device="meta")
+        self.weight = Parameter(as_saved, requires_grad=False)
         try:
             state = super().sharded_state_dict(prefix, sharded_offsets, metadata)
         finally:
@@ -47,7 +54,7 @@ class _Fp8Weight:
 
     def _load_from_state_dict(self, state_dict, prefix, *args):
         weight, scale = (state_dict.pop(f"{prefix}{name}", None) for name in ("weight", STORED_SCALE))
-        if weight is not None and scale is None:  # else it was loaded in place
+        if weight is not None and scale is None:  # otherwise it was loaded in place
             self._store(weight.to(self.weight.device))
         super()._load_from_state_dict(state_dict, prefix, *args)
 
@@ -56,7 +63,8 @@ class _Fp8Weight:
         if self.tp_group.size() > 1:
             torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX, group=self.tp_group)
         self.weight_scale = weight_scale(largest)
-        self.weight = Parameter(quantize_weight(weight_OI, self.weight_scale).view(torch.uint8), requires_grad=False)
+        values = quantize_weight(weight_OI, self.weight_scale, self.weight_dtype)
+        self.weight = Parameter(values.view(torch.uint8), requires_grad=False)
 
 
 class Fp8ColumnParallelLinear(_Fp8Weight, ColumnParallelLinear):

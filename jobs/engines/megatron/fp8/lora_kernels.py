@@ -1,7 +1,8 @@
-"""An adapter's A in Triton: products that drop numbers as they read them, so that nothing as wide as a row is written for them.
+"""The GEMMs with an adapter's A in Triton. They apply dropout while loading and never write a full-width tensor for it.
 
-A program takes a tile. Factors are BF16, sums FP32; what is in FP8 gets its rows' scales after the sum, or with the other
-factor. What a loop runs to is a constant, as the interpreter wants it: each size is compiled once.
+Each program computes a tile, with BF16 operands and FP32 sums. An FP8 operand's scales are applied to the sum where
+they belong to its rows, and otherwise to the other operand. Loop bounds are constants because the interpreter needs
+that, so each size is compiled once.
 """
 
 import os
@@ -14,13 +15,13 @@ from torch import Tensor
 from jobs.engines.megatron.fp8.quantize import BF16, Dropout, Quantized
 
 HAS_PTX = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")
-"""Triton's interpreter knows none."""
+"""Whether inline PTX can be used: not in Triton's interpreter."""
 FACTOR = tl.constexpr(tl.bfloat16 if HAS_PTX.value else tl.float32)
-"""What is multiplied on tensor cores; the interpreter's products know no BF16."""
+"""The type of a GEMM's operands: BF16 for tensor cores; the interpreter cannot multiply BF16."""
 _ROWS, _COLUMNS = 32, 128
-"""Of the tiles in which an adapter's A is multiplied."""
+"""The size of a tile."""
 _PARTS = 8
-"""Of such a product's sum, so that there are enough programs; they are added up after all is done, the same way every time."""
+"""Split-K: a sum is computed in so many parts to have enough programs, and torch adds them up in a fixed order."""
 
 
 def down(x: Tensor | Quantized, a: Tensor, drop: Dropout) -> Tensor:
@@ -62,17 +63,17 @@ def _values_and_scale(x: Tensor | Quantized) -> tuple[Tensor, Tensor, dict[str, 
 
 def _tile(rank: int, drop: Dropout) -> dict[str, int]:
     shape = {"ROWS": _ROWS, "COLUMNS": _COLUMNS, "RANK": padded(rank)}
-    num_stages = 4 if rank <= 64 else 2  # of A's tiles, which must find room in shared memory
+    num_stages = 4 if rank <= 64 else 2  # that many tiles of A must fit in shared memory
     return shape | {"DROP": drop.threshold > 0, "num_warps": 4, "num_stages": num_stages}
 
 
 def padded(rank: int) -> int:
-    """Return the rank as products on tensor cores want it."""
+    """Return the rank padded to a size that tensor cores can multiply."""
     return max(16, triton.next_power_of_2(rank)) if rank else 0
 
 
 by_value = triton.jit(do_not_specialize=["seed", "threshold"])
-"""One compilation for all seeds."""
+"""Compiles a kernel once for all seeds."""
 
 
 @triton.jit
@@ -83,37 +84,38 @@ def _hash(x):
 
 
 @triton.jit
-def stays(row, column, width, seed, threshold):
-    """Return which numbers dropout leaves: those whose half of a hash, which two neighbours share, is not below the threshold; width is even."""
+def is_kept(row, column, width, seed, threshold):
+    """Return which elements dropout keeps, as `Dropout.threshold` says; width is even."""
     bits = _hash((row * (width // 2) + column // 2).to(tl.uint32) ^ seed.to(tl.uint32))
     return tl.where(column % 2 == 0, bits & 0xFFFF, bits >> 16) >= threshold.to(tl.uint32)
 
 
 @triton.jit
-def _load_dropped(x_ptr, row, column, num_rows, width, seed, threshold, DROP: tl.constexpr):
-    """Return a tile of numbers in BF16, some dropped, the others as they are."""
+def _load_with_dropout(x_ptr, row, column, num_rows, width, seed, threshold, DROP: tl.constexpr):
+    """Return a tile in BF16 after dropout, not yet scaled by 1 / (1 - p)."""
     inside = (row < num_rows)[:, None] & (column < width)[None, :]
     x = tl.load(x_ptr + row[:, None] * width + column[None, :], inside, other=0.0).to(FACTOR)
     if DROP:
-        x = tl.where(stays(row[:, None], column[None, :], width, seed, threshold), x, 0.0)
+        x = tl.where(is_kept(row[:, None], column[None, :], width, seed, threshold), x, 0.0)
     return x
 
 
 @by_value
 def _down(
-    x_ptr, scale_ptr, a_ptr, parts_ptr, seed, threshold, keep, num_rows, rank, width: tl.constexpr, PARTS: tl.constexpr,
-    SCALED: tl.constexpr, DROP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, RANK: tl.constexpr,
+    x_ptr, scale_ptr, a_ptr, parts_ptr, seed, threshold, dropout_scale, num_rows, rank,
+    width: tl.constexpr, PARTS: tl.constexpr, SCALED: tl.constexpr,
+    DROP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, RANK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     part, r = tl.program_id(1).to(tl.int64), tl.arange(0, RANK)
     total = tl.zeros([ROWS, RANK], tl.float32)
     for start in range(0, width, PARTS * COLUMNS):
         column = start + part * COLUMNS + tl.arange(0, COLUMNS)
-        x = _load_dropped(x_ptr, row, column, num_rows, width, seed, threshold, DROP)
+        x = _load_with_dropout(x_ptr, row, column, num_rows, width, seed, threshold, DROP)
         inside = (column < width)[:, None] & (r < rank)[None, :]
         a = tl.load(a_ptr + r[None, :] * width + column[:, None], inside, other=0.0)
         total = tl.dot(x, a.to(FACTOR), total)
-    total *= keep
+    total *= dropout_scale
     if SCALED:
         total *= tl.load(scale_ptr + row, row < num_rows, other=0.0)[:, None]
     at = (part * num_rows + row)[:, None] * rank + r[None, :]
@@ -122,27 +124,28 @@ def _down(
 
 @by_value
 def _down_backward(
-    low_grad_ptr, x_ptr, scale_ptr, parts_ptr, seed, threshold, keep, width, rank, num_rows: tl.constexpr, PARTS: tl.constexpr,
-    SCALED: tl.constexpr, DROP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, RANK: tl.constexpr,
+    low_grad_ptr, x_ptr, scale_ptr, parts_ptr, seed, threshold, dropout_scale, width, rank,
+    num_rows: tl.constexpr, PARTS: tl.constexpr, SCALED: tl.constexpr,
+    DROP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, RANK: tl.constexpr,
 ):  # fmt: skip
     column = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     part, r = tl.program_id(1).to(tl.int64), tl.arange(0, RANK)
     total = tl.zeros([RANK, COLUMNS], tl.float32)
     for start in range(0, num_rows, PARTS * ROWS):
         row = start + part * ROWS + tl.arange(0, ROWS)
-        x = _load_dropped(x_ptr, row, column, num_rows, width, seed, threshold, DROP)
+        x = _load_with_dropout(x_ptr, row, column, num_rows, width, seed, threshold, DROP)
         inside = (r < rank)[:, None] & (row < num_rows)[None, :]
         low_grad = tl.load(low_grad_ptr + row[None, :] * rank + r[:, None], inside, other=0.0)
         if SCALED:
             low_grad = low_grad.to(tl.float32) * tl.load(scale_ptr + row, row < num_rows, other=0.0)[None, :]
         total = tl.dot(low_grad.to(FACTOR), x, total)
     at = (part * rank + r)[:, None] * width + column[None, :]
-    tl.store(parts_ptr + at, total * keep, (r < rank)[:, None] & (column < width)[None, :])
+    tl.store(parts_ptr + at, total * dropout_scale, (r < rank)[:, None] & (column < width)[None, :])
 
 
 @by_value
 def _add_down_gradient(
-    grad_ptr, low_grad_ptr, a_ptr, seed, threshold, keep, num_rows, width, rank,
+    grad_ptr, low_grad_ptr, a_ptr, seed, threshold, dropout_scale, num_rows, width, rank,
     DROP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, RANK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -150,8 +153,8 @@ def _add_down_gradient(
     is_row, is_column, is_rank = row < num_rows, column < width, r < rank
     low_grad = tl.load(low_grad_ptr + row[:, None] * rank + r[None, :], is_row[:, None] & is_rank[None, :], other=0.0)
     a = tl.load(a_ptr + r[:, None] * width + column[None, :], is_rank[:, None] & is_column[None, :], other=0.0)
-    more = tl.dot(low_grad.to(FACTOR), a.to(FACTOR)) * keep
+    more = tl.dot(low_grad.to(FACTOR), a.to(FACTOR)) * dropout_scale
     if DROP:
-        more = tl.where(stays(row[:, None], column[None, :], width, seed, threshold), more, 0.0)
+        more = tl.where(is_kept(row[:, None], column[None, :], width, seed, threshold), more, 0.0)
     at, inside = grad_ptr + row[:, None] * width + column[None, :], is_row[:, None] & is_column[None, :]
     tl.store(at, (tl.load(at, inside, other=0.0).to(tl.float32) + more).to(grad_ptr.dtype.element_ty), inside)

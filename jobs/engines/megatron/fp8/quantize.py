@@ -1,6 +1,6 @@
-"""FP8 as this engine uses it: E4M3 numbers with one FP32 scale a row, or one for a whole weight; and LoRA's dropout mask.
+"""FP8 tensors: E4M3 numbers with one FP32 scale for each row, or one for a whole weight; and LoRA's dropout mask.
 
-Weights are quantised here, for the engine and for who converts checkpoints: the same bits on a GPU and on a CPU.
+Weights are quantised here for the engine and for the conversion of checkpoints. A GPU and a CPU give the same bits.
 """
 
 from typing import NamedTuple
@@ -10,13 +10,13 @@ from torch import Tensor
 
 FP8 = torch.float8_e4m3fn
 BF16 = torch.bfloat16
-"""What products come out as."""
+"""The type of a GEMM's output."""
 LARGEST = 448.0
-"""Of E4M3; a row is scaled so that its largest number becomes this."""
+"""The largest E4M3 number; a row is scaled so that its largest magnitude becomes this."""
 SMALLEST_AMAX = 1e-12
-"""Rows of zeros keep a scale above 0."""
+"""Keeps the scale of a row of zeros above 0."""
 STORED, STORED_SCALE = "weight_fp8", "weight_scale"
-"""A linear's weight in checkpoints that hold it in FP8. It is not called `weight`: nobody must take it for the numbers themselves."""
+"""Keys of a linear's weight in FP8 checkpoints. Another key than `weight`, since the values still need their scale."""
 
 
 class Quantized(NamedTuple):
@@ -33,28 +33,32 @@ def amax(weight: Tensor) -> Tensor:
 
 def weight_scale(amax: Tensor) -> Tensor:
     """Return the scale [1] of a whole weight, from its largest magnitude over all its parts."""
-    # By a tensor: a GPU divides by a number as it multiplies by the reciprocal, which may end in another bit.
+    # On a GPU torch divides by a Python number through its reciprocal, which may round to another bit; not by a tensor.
     return amax.clamp(min=SMALLEST_AMAX) / torch.full_like(amax, LARGEST)
 
 
-def quantize_weight(weight: Tensor, scale: Tensor) -> Tensor:
+def quantize_weight(weight: Tensor, scale: Tensor, dtype: torch.dtype = FP8) -> Tensor:
     """Return a weight, or any part of it, in FP8."""
-    return (weight.float() / scale).to(FP8)
+    return (weight.float() / scale).to(dtype)
 
 
 class Dropout(NamedTuple):
-    """Which numbers of a tensor are dropped, made again from the seed wherever it is needed instead of kept."""
+    """A dropout mask that drops a share p. It is not stored: each kernel computes it again from the seed."""
 
     p: float
     seed: int
 
     @property
     def threshold(self) -> int:
-        """A number stays if its 16 bits, half of a hash that it shares with its neighbour, are at least this."""
+        """Return the least 16-bit random number with which an element is kept.
+
+        An element's 16 bits are one half of a 32-bit hash of its index and the seed, which two neighbours share.
+        """
         return min(round(self.p * 2**16), 2**16 - 1)
 
     @property
     def scale(self) -> float:
+        """Return what the kept elements are multiplied by, so that the mean stays what it was."""
         return 1 / (1 - self.threshold / 2**16)
 
 
@@ -67,7 +71,7 @@ class Lora(NamedTuple):
 
 
 class Adapted(NamedTuple):
-    """What an adapter adds to a gradient: dropout of it, by the mask of the forward pass."""
+    """What an adapter adds to the gradient of its linear's input: `grad` under the forward pass's dropout mask."""
 
     grad: Tensor
     drop: Dropout

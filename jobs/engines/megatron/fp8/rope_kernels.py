@@ -1,4 +1,6 @@
-"""RoPE in Triton, there and back. On the way there a program takes a tile of one group's heads, and adds what an adapter's B adds."""
+"""RoPE in Triton, forward and backward. A program of the forward pass takes a tile of one group's heads, and first adds
+the output of the adapter's B; one of the backward pass takes a row.
+"""
 
 import triton
 import triton.language as tl
@@ -9,7 +11,7 @@ from jobs.engines.megatron.fp8.quantize import Lora, Quantized
 from jobs.engines.megatron.fp8.row_kernels import quantized_like, scale_of
 
 _ROWS = 16
-"""That a program turns on the way there."""
+"""How many rows a program of the forward pass takes."""
 
 
 def rope(qkv: Tensor, freqs: Tensor, groups: int, lora: Lora | None = None) -> tuple[Tensor, Tensor, Tensor]:
@@ -38,7 +40,7 @@ def rope_backward(dq: Tensor, dk: Tensor, dv: Tensor, freqs: Tensor) -> tuple[Te
 
 @triton.jit
 def _load_heads(row_ptr, at, inside, HALF: tl.constexpr):
-    """Return both halves of heads, as FP32."""
+    """Return both halves of heads in FP32."""
     low = tl.load(row_ptr + at, inside, other=0.0).to(tl.float32)
     return low, tl.load(row_ptr + at + HALF, inside, other=0.0).to(tl.float32)
 
@@ -50,8 +52,8 @@ def _store_heads(row_ptr, at, inside, low, high, HALF: tl.constexpr):
 
 
 @triton.jit
-def _places(groups, repeats, QUERIES: tl.constexpr, GROUPS: tl.constexpr, HALF: tl.constexpr):
-    """Return where a row's heads begin: queries in q and in qkv, keys in k and in qkv; and which of them exist."""
+def _offsets(groups, repeats, QUERIES: tl.constexpr, GROUPS: tl.constexpr, HALF: tl.constexpr):
+    """Return the offsets of a row's heads (queries in q and qkv, keys in k and qkv), and which of them exist."""
     query, group, plane = tl.arange(0, QUERIES)[:, None], tl.arange(0, GROUPS)[:, None], tl.arange(0, HALF)[None, :]
     q_in_qkv = (query // repeats * (repeats + 2) + query % repeats) * (2 * HALF) + plane
     k_in_qkv = (group * (repeats + 2) + repeats) * (2 * HALF) + plane
@@ -63,7 +65,7 @@ def _places(groups, repeats, QUERIES: tl.constexpr, GROUPS: tl.constexpr, HALF: 
 def _half_head(
     qkv_ptr, low, b_ptr, lora_scale, begin, row, num_rows, width, rank, HALF: tl.constexpr, RANK: tl.constexpr
 ):
-    """Return half a head of qkv's rows in FP32, with what an adapter adds to it."""
+    """Return half a head of qkv's rows in FP32, with the adapter's output added."""
     column = begin + tl.arange(0, HALF)
     x = tl.load(qkv_ptr + row[:, None] * width + column[None, :], (row < num_rows)[:, None], other=0.0).to(tl.float32)
     if RANK:
@@ -119,7 +121,7 @@ def _rope_backward(
     QUERIES: tl.constexpr, GROUPS: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    at_q, q_in_qkv, is_query, at_k, k_in_qkv, is_group = _places(groups, repeats, QUERIES, GROUPS, HALF)
+    at_q, q_in_qkv, is_query, at_k, k_in_qkv, is_group = _offsets(groups, repeats, QUERIES, GROUPS, HALF)
     angle = tl.load(freqs_ptr + row * (2 * HALF) + tl.arange(0, HALF))[None, :]
     cos, sin = tl.cos(angle), tl.sin(angle)
     low, high = _load_heads(dq_ptr + row * groups * repeats * (2 * HALF), at_q, is_query, HALF)

@@ -1,7 +1,7 @@
-"""What is done to each row, in Triton: norms, SwiGLU, quantisation, each in one pass (SwiGLU: two).
+"""Row-wise operations in Triton: norms, SwiGLU and quantisation, in one pass over each row (SwiGLU: two).
 
-A program takes one row. Numbers are computed in FP32; what is stored in BF16 is rounded before its row is quantised, so
-that the kept and the multiplied number are one. Shape letters as in `reference`.
+Each program computes one row, in FP32. A result that is also stored in BF16 is rounded to BF16 before it is quantised,
+so that both copies hold the same numbers.
 """
 
 import torch
@@ -9,16 +9,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jobs.engines.megatron.fp8.lora_kernels import HAS_PTX, by_value, mask, stays
+from jobs.engines.megatron.fp8.lora_kernels import HAS_PTX, by_value, is_kept, mask
 from jobs.engines.megatron.fp8.quantize import FP8, LARGEST, SMALLEST_AMAX, Adapted, Quantized
 
 _LARGEST = tl.constexpr(LARGEST)
 _SMALLEST_AMAX = tl.constexpr(SMALLEST_AMAX)
 _CHUNK = 4096
-"""Of a row of the MLP, which is too wide for registers."""
+"""How many columns of an MLP's row are processed at once; a whole row does not fit in registers."""
 _AGAIN = tl.constexpr("evict_last")
 _ONCE = tl.constexpr("evict_first")
-"""What a row's first pass reads its second reads again; nothing else is read soon. That halves what comes from memory."""
+"""L2 policies: the second pass over a row reads what the first has read, which halves the traffic from memory."""
 
 
 def norm_quantize(x: Tensor, weight: Tensor, eps: float) -> tuple[Quantized, Tensor]:
@@ -75,7 +75,7 @@ def swiglu_backward_quantize(grad: Tensor, kept: Quantized) -> Quantized:
 
 
 def _rows(kernel, x: Tensor, *args, threads_per_row: int = 256, **constants) -> None:
-    """Start a kernel that holds a whole row in registers."""
+    """Launch a kernel whose programs each hold a whole row in registers."""
     width = x.shape[1]
     flat = [part for arg in args for part in (arg if isinstance(arg, Quantized) else (arg,))]
     block = triton.next_power_of_2(width)
@@ -123,7 +123,7 @@ def _norm_quantize(
 
 @by_value
 def _norm_backward(
-    grad_ptr, residual_ptr, q_ptr, scale_ptr, rstd_ptr, weight_ptr, more_ptr, seed, threshold, keep,
+    grad_ptr, residual_ptr, q_ptr, scale_ptr, rstd_ptr, weight_ptr, more_ptr, seed, threshold, dropout_scale,
     out_ptr, out_q_ptr, out_scale_ptr, width,
     ADD: tl.constexpr, QUANTIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -133,8 +133,8 @@ def _norm_backward(
     weight = tl.load(weight_ptr + column, inside, other=0.0).to(tl.float32)
     grad = tl.load(grad_ptr + at, inside, other=0.0).to(tl.float32)
     if ADD:
-        more = tl.load(more_ptr + at, inside, other=0.0).to(tl.float32) * keep
-        grad += tl.where(stays(row, column, width, seed, threshold), more, 0.0)
+        more = tl.load(more_ptr + at, inside, other=0.0).to(tl.float32) * dropout_scale
+        grad += tl.where(is_kept(row, column, width, seed, threshold), more, 0.0)
     grad *= weight
     normed = tl.load(q_ptr + at, inside, other=0.0).to(tl.float32) * tl.load(scale_ptr + row)
     unit = tl.where(weight == 0, 0.0, normed / tl.where(weight == 0, 1.0, weight))
@@ -162,7 +162,7 @@ def _quantize(x_ptr, q_ptr, scale_ptr, width, BLOCK: tl.constexpr):
 
 @triton.jit
 def _sigmoid(x):
-    """Return 1 / (1 + exp(-x)) through the tanh of the hardware: one special function instead of two, to 2^-11."""
+    """Return 1 / (1 + exp(-x)) by the hardware's tanh, accurate to 2^-11: one special function instead of two."""
     if HAS_PTX:
         tanh: tl.constexpr = "tanh.approx.f32 $0, $1;"
         half = tl.inline_asm_elementwise(tanh, "=f,f", [0.5 * x], dtype=tl.float32, is_pure=True, pack=1)
@@ -194,7 +194,7 @@ def _swiglu(
         tl.store(kept_scale_ptr + row, scale_gate)
         tl.store(kept_scale_ptr + num_rows + row, scale_up)
         up_ptr = kept_ptr + tl.cast(num_rows, tl.int64) * WIDTH
-    for back in range(0, WIDTH, CHUNK):  # what was read last is the likeliest to be still there
+    for back in range(0, WIDTH, CHUNK):  # in reverse: what was read last is most likely still in L2
         column = (WIDTH - 1) // CHUNK * CHUNK - back + tl.arange(0, CHUNK)
         inside, at = column < WIDTH, gate_up_ptr + row * 2 * WIDTH + column
         gate = tl.load(at, inside, other=0.0, eviction_policy=_ONCE).to(tl.float32)
@@ -235,7 +235,7 @@ def _swiglu_backward(
         most = tl.maximum(most, tl.maximum(tl.abs(dgate), tl.abs(dup)))
     scale = scale_of(tl.max(most, 0))
     tl.store(out_scale_ptr + row, scale)
-    for back in range(0, WIDTH, CHUNK):  # as in the forward pass
+    for back in range(0, WIDTH, CHUNK):  # in reverse, as in the forward pass
         column = (WIDTH - 1) // CHUNK * CHUNK - back + tl.arange(0, CHUNK)
         inside, here = column < WIDTH, row * WIDTH + column
         dgate, dup = _swiglu_gradients(grad_ptr, kept_ptr, up_ptr, here, inside, scale_gate, scale_up, _ONCE)

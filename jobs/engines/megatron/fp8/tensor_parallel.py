@@ -1,6 +1,7 @@
-"""What TP ranks exchange around a linear: rows to gather before it, partial sums to add up after it, and back the reverse.
+"""The collectives of tensor parallelism around a linear: rows are gathered before it, partial sums reduced after it.
 
-Under SP each rank has a part of the rows between the linears, without it all of them; with tp 1 there is nothing to do.
+In the backward pass it is the other way round. Under SP each rank holds a part of the rows between the linears, and
+without SP all of them. With tp 1 there is nothing to do.
 """
 
 import torch
@@ -17,7 +18,7 @@ class TensorParallel:
         self.group, self.sp, self.size, self.rank = group, sp, group.size(), group.rank()
 
     def gather(self, x: Tensor) -> Tensor:
-        """Return the rows of all ranks, one rank's after the other's."""
+        """Return the rows of all ranks, in the order of the ranks."""
         if not self.sp:
             return x
         out = x.new_empty(self.size * len(x), *x.shape[1:])
@@ -25,7 +26,7 @@ class TensorParallel:
         return out
 
     def gather_quantized(self, x: Quantized) -> Quantized:
-        """Return the rows of all ranks, as half the bytes of BF16."""
+        """Return the rows of all ranks; FP8 moves half the bytes of BF16."""
         if not self.sp:
             return x
         values = self.gather(x.values.view(torch.uint8)).view(x.values.dtype)

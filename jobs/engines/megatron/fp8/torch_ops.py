@@ -1,7 +1,10 @@
-"""The layer's operations in plain torch: what a CPU runs, and what the kernels are compared with.
+"""The layer's operations in plain torch, for CPUs. `Fp8Ops` says what each of them returns.
 
 Shape letters: M rows (tokens), H hidden, F width of the MLP, D head dimension, G query groups, R queries of a group.
 """
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -10,31 +13,114 @@ from torch.nn.functional import silu
 from jobs.engines.megatron.fp8.quantize import BF16, FP8, LARGEST, SMALLEST_AMAX, Adapted, Dropout, Lora, Quantized
 
 
-def quantize(x_MH: Tensor) -> Quantized:
-    """Return the rows in FP8, each with a scale of its own."""
-    x_MH = x_MH.float()
-    scale_M = x_MH.abs().amax(1).clamp(min=SMALLEST_AMAX) / LARGEST
-    return Quantized((x_MH / scale_M[:, None]).to(FP8), scale_M)
+@dataclass(frozen=True)
+class TorchOps:
+    """`Fp8Ops` in torch, for any types: with FP32 in the place of FP8 and BF16, nothing is rounded to fewer bits."""
+
+    quantized_dtype: torch.dtype = FP8
+    output_dtype: torch.dtype = BF16
+
+    def quantize(self, x_MH: Tensor) -> Quantized:
+        x_MH = x_MH.float()
+        scale_M = x_MH.abs().amax(1).clamp(min=SMALLEST_AMAX) / LARGEST
+        return Quantized((x_MH / scale_M[:, None]).to(self.quantized_dtype), scale_M)
+
+    def matmul(self, x: Quantized, weight: Quantized) -> Tensor:
+        scale_MN = x.scale[:, None] * weight.scale[0]
+        return (x.values.float() @ weight.values.float().T * scale_MN).to(self.output_dtype)
+
+    def transpose(self, weight: Quantized) -> Quantized:
+        return Quantized(weight.values.T.contiguous(), weight.scale)
+
+    def transposed_weights(self, linears: Sequence[torch.nn.Module]) -> "TransposesOnDemand":
+        return TransposesOnDemand(self)
+
+    def norm_quantize(self, x_MH: Tensor, weight_H: Tensor, eps: float) -> tuple[Quantized, Tensor]:
+        normed_MH, rstd_M = norm(x_MH, weight_H, eps)
+        return self.quantize(normed_MH), rstd_M
+
+    def add_norm_quantize(
+        self, x_MH: Tensor, y_MH: Tensor, weight_H: Tensor, eps: float
+    ) -> tuple[Tensor, Quantized, Tensor]:
+        sum_MH = x_MH + y_MH
+        return sum_MH, *self.norm_quantize(sum_MH, weight_H, eps)
+
+    def norm_backward(
+        self,
+        grad_MH: Tensor,
+        residual_MH: Tensor,
+        normed: Quantized,
+        rstd_M: Tensor,
+        weight_H: Tensor,
+        adapted: Adapted | None = None,
+    ) -> Tensor:
+        grad_MH, weight_H = grad_MH.float(), weight_H.float()
+        if adapted:
+            grad_MH = grad_MH + _with_dropout(adapted.grad.float(), adapted.drop)
+        grad_MH = grad_MH * weight_H
+        unit_MH = torch.where(weight_H == 0, 0, dequantize(normed) / weight_H)  # x / rms
+        along_M = (grad_MH * unit_MH).mean(1)
+        grad_MH = rstd_M[:, None] * (grad_MH - unit_MH * along_M[:, None])
+        return (residual_MH.float() + grad_MH).to(residual_MH.dtype)
+
+    def norm_backward_quantize(
+        self, grad_MH: Tensor, residual_MH: Tensor, normed: Quantized, rstd_M: Tensor, weight_H: Tensor
+    ) -> tuple[Tensor, Quantized]:
+        grad_MH = self.norm_backward(grad_MH, residual_MH, normed, rstd_M, weight_H)
+        return grad_MH, self.quantize(grad_MH)
+
+    def rope(
+        self, qkv: Tensor, freqs_MD: Tensor, groups: int, lora: Lora | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        dim = freqs_MD.shape[-1]
+        dtype, qkv = qkv.dtype, qkv.float()
+        if lora:
+            qkv = qkv + lora.scale * (lora.low.float() @ lora.b.float().T)
+        qkv = qkv.view(len(qkv), groups, -1, dim)
+        qk = _rotate(qkv[:, :, :-1], freqs_MD.cos(), freqs_MD.sin()).to(dtype)
+        return qk[:, :, :-1].flatten(1, 2), qk[:, :, -1].contiguous(), qkv[:, :, -1].to(dtype).contiguous()
+
+    def rope_backward(self, dq: Tensor, dk: Tensor, dv: Tensor, freqs_MD: Tensor) -> tuple[Tensor, Quantized]:
+        groups = dk.shape[1]
+        dqk = torch.cat([dq.unflatten(1, (groups, -1)), dk[:, :, None]], dim=2).float()
+        dqk = _rotate(dqk, freqs_MD.cos(), -freqs_MD.sin()).to(dq.dtype)
+        dqkv = torch.cat([dqk, dv[:, :, None]], dim=2).flatten(1)
+        return dqkv, self.quantize(dqkv)
+
+    def swiglu_quantize(self, gate_up: Tensor, *, keep: bool = True) -> tuple[Quantized, Quantized | None]:
+        gate_MF, up_MF = gate_up.float().chunk(2, dim=1)
+        saved = self.quantize(torch.cat([gate_MF, up_MF])) if keep else None
+        return self.quantize(silu(gate_MF) * up_MF), saved
+
+    def swiglu_backward_quantize(self, grad_MF: Tensor, gate_up: Quantized) -> Quantized:
+        gate_MF, up_MF = dequantize(gate_up).chunk(2)
+        grad_MF, sigmoid_MF = grad_MF.float(), gate_MF.sigmoid()
+        dgate_MF = grad_MF * up_MF * sigmoid_MF * (1 + gate_MF * (1 - sigmoid_MF))
+        return self.quantize(torch.cat([dgate_MF, grad_MF * gate_MF * sigmoid_MF], dim=1))
+
+    def down(self, x: Tensor | Quantized, a_RI: Tensor, drop: Dropout) -> Tensor:
+        return (_with_dropout(_in_fp32(x), drop) @ a_RI.float().T).to(self.output_dtype)
+
+    def down_backward(self, low_grad_MR: Tensor, x: Tensor | Quantized, drop: Dropout) -> Tensor:
+        return (low_grad_MR.float().T @ _with_dropout(_in_fp32(x), drop)).to(self.output_dtype)
+
+    def add_down_gradient(self, grad_MI: Tensor, low_grad_MR: Tensor, a_RI: Tensor, drop: Dropout) -> Tensor:
+        return grad_MI.copy_(grad_MI.float() + _with_dropout(low_grad_MR.float() @ a_RI.float(), drop))
+
+
+@dataclass(frozen=True)
+class TransposesOnDemand:
+    """`TransposedWeights` without buffers: every weight is transposed when it is asked for."""
+
+    ops: TorchOps
+
+    def get(self, linear: torch.nn.Module) -> Quantized:
+        return self.ops.transpose(linear.quantized)
 
 
 def dequantize(x: Quantized) -> Tensor:
     """Return the numbers in FP32."""
     return x.values.float() * x.scale[:, None]
-
-
-def matmul(x: Quantized, weight: Quantized) -> Tensor:
-    """Return x weight^T [M, N] in BF16, for a weight [N, K]; products are summed in FP32."""
-    return (x.values.float() @ weight.values.float().T * (x.scale[:, None] * weight.scale[0])).to(BF16)
-
-
-def transpose(weight: Quantized) -> Quantized:
-    """Return the weight [N, K] as [K, N], contiguous: what the product with its gradient needs."""
-    return Quantized(weight.values.T.contiguous(), weight.scale)
-
-
-def turned(linear: torch.nn.Module) -> Quantized:
-    """Return a frozen FP8 linear's weight, transposed."""
-    return transpose(linear.quantized)
 
 
 def norm(x_MH: Tensor, weight_H: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -44,103 +130,12 @@ def norm(x_MH: Tensor, weight_H: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     return x_MH * rstd_M[:, None] * weight_H.float(), rstd_M
 
 
-def norm_quantize(x_MH: Tensor, weight_H: Tensor, eps: float) -> tuple[Quantized, Tensor]:
-    """Return norm(x) in FP8, and 1 / rms [M]."""
-    normed_MH, rstd_M = norm(x_MH, weight_H, eps)
-    return quantize(normed_MH), rstd_M
-
-
-def add_norm_quantize(x_MH: Tensor, y_MH: Tensor, weight_H: Tensor, eps: float) -> tuple[Tensor, Quantized, Tensor]:
-    """Return x + y, its norm in FP8, and 1 / rms [M]."""
-    sum_MH = x_MH + y_MH
-    normed_MH, rstd_M = norm(sum_MH, weight_H, eps)
-    return sum_MH, quantize(normed_MH), rstd_M
-
-
-def norm_backward(
-    grad_MH: Tensor,
-    residual_MH: Tensor,
-    normed: Quantized,
-    rstd_M: Tensor,
-    weight_H: Tensor,
-    adapted: Adapted | None = None,
-) -> Tensor:
-    """Return residual + the gradient of the norm's input, from that of its output (and an adapter's) and the output itself."""
-    grad_MH, weight_H = grad_MH.float(), weight_H.float()
-    if adapted:
-        grad_MH = grad_MH + _dropped(adapted.grad.float(), adapted.drop)
-    grad_MH = grad_MH * weight_H
-    unit_MH = torch.where(weight_H == 0, 0, dequantize(normed) / weight_H)  # x / rms
-    along_M = (grad_MH * unit_MH).mean(1)
-    grad_MH = rstd_M[:, None] * (grad_MH - unit_MH * along_M[:, None])
-    return (residual_MH.float() + grad_MH).to(residual_MH.dtype)
-
-
-def norm_backward_quantize(
-    grad_MH: Tensor, residual_MH: Tensor, normed: Quantized, rstd_M: Tensor, weight_H: Tensor
-) -> tuple[Tensor, Quantized]:
-    """Return what `norm_backward` does, also in FP8."""
-    grad_MH = norm_backward(grad_MH, residual_MH, normed, rstd_M, weight_H)
-    return grad_MH, quantize(grad_MH)
-
-
-def rope(qkv: Tensor, freqs_MD: Tensor, groups: int, lora: Lora | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return q [M, G*R, D], k and v [M, G, D], q and k turned, from rows that hold each group's queries, key and value.
-
-    What an adapter adds to the rows is added before.
-    """
-    dim = freqs_MD.shape[-1]
-    dtype, qkv = qkv.dtype, qkv.float()
-    if lora:
-        qkv = qkv + lora.scale * (lora.low.float() @ lora.b.float().T)
-    qkv = qkv.view(len(qkv), groups, -1, dim)
-    turned = _turn(qkv[:, :, :-1], freqs_MD.cos(), freqs_MD.sin()).to(dtype)
-    return turned[:, :, :-1].flatten(1, 2), turned[:, :, -1].contiguous(), qkv[:, :, -1].to(dtype).contiguous()
-
-
-def rope_backward(dq: Tensor, dk: Tensor, dv: Tensor, freqs_MD: Tensor) -> tuple[Tensor, Quantized]:
-    """Return the gradient of `rope`'s rows, as it is and in FP8."""
-    groups = dk.shape[1]
-    turned = torch.cat([dq.unflatten(1, (groups, -1)), dk[:, :, None]], dim=2).float()
-    back = _turn(turned, freqs_MD.cos(), -freqs_MD.sin()).to(dq.dtype)
-    dqkv = torch.cat([back, dv[:, :, None]], dim=2).flatten(1)
-    return dqkv, quantize(dqkv)
-
-
-def swiglu_quantize(gate_up: Tensor, *, keep: bool = True) -> tuple[Quantized, Quantized | None]:
-    """Return silu(gate) * up [M, F] in FP8, and gate and up [2 M, F] to keep: gates first, each row with its scale."""
-    gate_MF, up_MF = gate_up.float().chunk(2, dim=1)
-    return quantize(silu(gate_MF) * up_MF), quantize(torch.cat([gate_MF, up_MF])) if keep else None
-
-
-def swiglu_backward_quantize(grad_MF: Tensor, kept: Quantized) -> Quantized:
-    """Return the gradient of gate and up [M, 2 F] in FP8."""
-    gate_MF, up_MF = dequantize(kept).chunk(2)
-    grad_MF, sigmoid_MF = grad_MF.float(), gate_MF.sigmoid()
-    dgate_MF = grad_MF * up_MF * sigmoid_MF * (1 + gate_MF * (1 - sigmoid_MF))
-    return quantize(torch.cat([dgate_MF, grad_MF * gate_MF * sigmoid_MF], dim=1))
-
-
-def down(x: Tensor | Quantized, a_RI: Tensor, drop: Dropout) -> Tensor:
-    """Return dropout(x) A^T [M, R] in BF16."""
-    return (_dropped(_plain(x), drop) @ a_RI.float().T).to(BF16)
-
-
-def down_backward(low_grad_MR: Tensor, x: Tensor | Quantized, drop: Dropout) -> Tensor:
-    """Return the gradient of A [R, I]."""
-    return (low_grad_MR.float().T @ _dropped(_plain(x), drop)).to(BF16)
-
-
-def add_down_gradient(grad_MI: Tensor, low_grad_MR: Tensor, a_RI: Tensor, drop: Dropout) -> Tensor:
-    """Return the gradient with what an adapter's A adds to it, in its place."""
-    return grad_MI.copy_(grad_MI.float() + _dropped(low_grad_MR.float() @ a_RI.float(), drop))
-
-
-def _plain(x: Tensor | Quantized) -> Tensor:
+def _in_fp32(x: Tensor | Quantized) -> Tensor:
     return dequantize(x) if isinstance(x, Quantized) else x.float()
 
 
-def _dropped(x_MH: Tensor, drop: Dropout) -> Tensor:
+def _with_dropout(x_MH: Tensor, drop: Dropout) -> Tensor:
+    """Return dropout(x) by the mask that `Dropout` describes."""
     if not drop.threshold:
         return x_MH
     index = torch.arange(x_MH.numel(), device=x_MH.device).view_as(x_MH)
@@ -156,7 +151,7 @@ def _hash(x: Tensor) -> Tensor:
     return x ^ x >> 16
 
 
-def _turn(x: Tensor, cos_MD: Tensor, sin_MD: Tensor) -> Tensor:
-    """Return heads [M, G, R, D] turned by the angles; a head's two halves are the coordinates of its planes."""
+def _rotate(x: Tensor, cos_MD: Tensor, sin_MD: Tensor) -> Tensor:
+    """Return heads [M, G, R, D] rotated by the angles; coordinates i and i + D / 2 of a head are a plane's."""
     low, high = x.chunk(2, dim=-1)
     return x * cos_MD[:, None, None] + torch.cat([-high, low], dim=-1) * sin_MD[:, None, None]

@@ -1,72 +1,57 @@
-"""Transposed weights for the gradients' products: there is no room to keep them, so each is made while the product before it runs.
+"""Transposed weights for the GEMMs of the backward pass, each made while the GEMM before it runs.
 
-Two buffers take turns on a stream of their own. The order is that of the backward pass, as `follow` lays it down; who asks out
-of turn is served all the same, only without the overlap.
+GPU memory does not hold all of them at once. Two buffers alternate, and the transposes run on a stream of their own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
-from jobs.engines.megatron.fp8 import gpu_ops
 from jobs.engines.megatron.fp8.quantize import Quantized
 
 
-class _Turner:
-    """The two buffers, and which linear's weight lies in each."""
+class PrefetchedTransposes:
+    """`TransposedWeights` on a GPU, for linears that are asked for in the order in which they are given.
 
-    def __init__(self) -> None:
+    Whoever asks in another order gets the right weight too, but its transpose does not overlap with a GEMM.
+    """
+
+    def __init__(
+        self, linears: Sequence[torch.nn.Module], transpose: Callable[[Quantized, torch.Tensor], Quantized]
+    ) -> None:
+        self.transpose = transpose
+        self.next_linear = dict(zip(linears, [*linears[1:], None], strict=True))
         self.stream = torch.cuda.Stream()
-        self.buffers: list[torch.Tensor] = []
-        self.held: list[torch.nn.Module | None] = [None, None]
-        self.done = [torch.cuda.Event(), torch.cuda.Event()]
-        self.next = 0
+        size = max(linear.weight.numel() for linear in linears)
+        self.buffers = [torch.empty(size, dtype=torch.uint8, device="cuda") for _ in range(2)]
+        self.linear_in_buffer: list[torch.nn.Module | None] = [None, None]
+        self.transposed = [torch.cuda.Event(), torch.cuda.Event()]
+        self.next_buffer = 0
 
     def get(self, linear: torch.nn.Module) -> Quantized:
-        """Return a linear's weight, transposed, until two others are asked for; begin with the one that follows."""
-        if linear not in self.held:
-            self._begin(linear)
-        slot = self.held.index(linear)
-        self.done[slot].wait()
-        self.held[slot] = None
-        turned = self._view(linear, slot)
-        if linear.follower is not None:
-            self.next = 1 - slot
-            self._begin(linear.follower)
-        return turned
+        """Return a linear's transposed weight and start to transpose the next linear's."""
+        if linear not in self.linear_in_buffer:
+            self._start(linear)
+        buffer = self.linear_in_buffer.index(linear)
+        self.transposed[buffer].wait()
+        self.linear_in_buffer[buffer] = None
+        weight = self._view(linear, buffer)
+        next_linear = self.next_linear[linear]
+        if next_linear is not None:
+            self.next_buffer = 1 - buffer
+            self._start(next_linear)
+        return weight
 
-    def _begin(self, linear: torch.nn.Module) -> None:
-        """Transpose into the buffer whose turn it is, once the products that were asked for so far have read it."""
+    def _start(self, linear: torch.nn.Module) -> None:
+        """Transpose into the next buffer, once the GEMMs that were launched so far have read it."""
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
-            gpu_ops.transpose(linear.quantized, self._buffer(linear.weight.numel()))
-            self.done[self.next].record()
-        self.held[self.next] = linear
-        self.next = 1 - self.next
+            self.transpose(linear.quantized, self.buffers[self.next_buffer][: linear.weight.numel()])
+            self.transposed[self.next_buffer].record()
+        self.linear_in_buffer[self.next_buffer] = linear
+        self.next_buffer = 1 - self.next_buffer
 
-    def _buffer(self, size: int) -> torch.Tensor:
-        return self.buffers[self.next][:size]
-
-    def _view(self, linear: torch.nn.Module, slot: int) -> Quantized:
+    def _view(self, linear: torch.nn.Module, buffer: int) -> Quantized:
         num_out, num_in = linear.weight.shape
-        values = self.buffers[slot][: linear.weight.numel()].view(num_in, num_out)
-        return Quantized(values.view(linear.quantized.values.dtype), linear.weight_scale)
-
-
-_turner: _Turner | None = None
-
-
-def turned(linear: torch.nn.Module) -> Quantized:
-    """Return the weight [I, O] of a frozen FP8 linear, transposed from [O, I]; valid until two others are asked for."""
-    assert _turner is not None
-    return _turner.get(linear)
-
-
-def follow(linears: Sequence[torch.nn.Module]) -> None:
-    """Say in which order the backward pass asks, and make the buffers."""
-    global _turner
-    _turner = _Turner()
-    size = max(linear.weight.numel() for linear in linears)
-    _turner.buffers = [torch.empty(size, dtype=torch.uint8, device="cuda") for _ in range(2)]
-    for linear, follower in zip(linears, [*linears[1:], None], strict=True):
-        object.__setattr__(linear, "follower", follower)  # no submodule
+        values = self.buffers[buffer][: linear.weight.numel()].view(num_in, num_out)
+        return Quantized(values.view(linear.weight_dtype), linear.weight_scale)
