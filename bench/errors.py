@@ -29,6 +29,12 @@ class LogError(BenchError):
     """A log is missing or does not prove what was asked of it."""
 
 
+class MissingLogError(LogError):
+    """A log that was named is not there: the request is at fault."""
+
+    exit_code = 2
+
+
 def interrupt_exit_code(stop: KeyboardInterrupt) -> int:
     """Return 128 + the signal, as shells do: the one that the exception names, or Ctrl-C's."""
     return 128 + (stop.args[0] if stop.args else signal.SIGINT)

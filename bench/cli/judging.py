@@ -3,10 +3,10 @@
 import argparse
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
-from bench.cli import verb
+from bench.cli import inputs, verb
 from bench.errors import LogError
 
 
@@ -40,7 +40,11 @@ def _watch(args: argparse.Namespace) -> int:
     from bench.watch import sources
 
     more = {"trials": args.trials, "walltime_min": args.walltime}
-    job = sources.replay(args.replay, speed=args.speed, **more) if args.replay else sources.find(args.paths, **more)
+    if args.replay:
+        with inputs.plain([args.replay]) as (file,):
+            job = sources.replay(file, speed=args.speed, **more)
+    else:
+        job = sources.find(args.paths, **more)
     how = watch.How(interval_s=args.interval, once=args.once, until_target=args.until_target, as_json=args.json)
     is_reached = watch.watch(job, how)
     return 0 if is_reached or not args.until_target else 1
@@ -49,36 +53,47 @@ def _watch(args: argparse.Namespace) -> int:
 def _add_parse(verbs: verb.Verbs) -> None:
     parser = verb.add(verbs, _parse, help="say what a log proves", example="runs/*/result_0.txt --official 5.1.0")
     parser.add_argument(
-        "logs", nargs="+", type=Path, metavar="FILE", help="result_K.txt of a trial, or any log that holds one"
+        "logs",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="result_K.txt of a trial, or any log that holds one; .gz too, pipes, and - for stdin",
     )
     parser.add_argument("--official", metavar="RULESET", help="ask MLPerf's own checker too")
     parser.add_argument("--json", action="store_true", help="print one JSON object per file")
 
 
 def _parse(args: argparse.Namespace) -> int:
+    exit_code = 0
+    for log in args.logs:
+        try:
+            is_good = _parse_one(log, args)
+        except LogError as error:  # the other logs are judged all the same
+            print(error, file=sys.stderr)
+            exit_code = max(exit_code, error.exit_code)
+        else:
+            exit_code = max(exit_code, 0 if is_good else 1)
+    return exit_code
+
+
+def _parse_one(log: Path, args: argparse.Namespace) -> bool:
+    """Print what a log proves; return whether that is a valid trial, also to the official checker if it is asked."""
     from bench.console import result as result_sheets
     from bench.console import sheet
     from bench.mlperf import official
     from bench.mlperf import result as results
 
-    exit_code = 0
-    for log in args.logs:
-        try:
-            result = results.parse(log)
-            verdicts = [official.official_verdict(log, ruleset=args.official)] if args.official else []
-        except LogError as error:  # the other logs are judged all the same
-            print(error, file=sys.stderr)
-            exit_code = 1
-            continue
-        if args.json:
-            print(json.dumps(result.to_json() | {"official": [asdict(verdict) for verdict in verdicts]}))
-        else:
-            more = [result_sheets.settings_row(result), ("log", str(log), "")]
-            sheet.show(result_sheets.verdict_sheet(result, verdicts, more=more))
-            if result.findings:
-                sheet.show(result_sheets.findings_sheet(result.findings))
-        exit_code = exit_code if result.valid and all(v.passed is not False for v in verdicts) else 1
-    return exit_code
+    with inputs.plain([log]) as (file,):
+        result = replace(results.parse(file), file=str(log))
+        verdicts = [official.official_verdict(file, ruleset=args.official)] if args.official else []
+    if args.json:
+        print(json.dumps(result.to_json() | {"official": [asdict(verdict) for verdict in verdicts]}))
+    else:
+        more = [result_sheets.settings_row(result), ("log", str(log), "")]
+        sheet.show(result_sheets.verdict_sheet(result, verdicts, more=more))
+        if result.findings:
+            sheet.show(result_sheets.findings_sheet(result.findings))
+    return result.valid and all(verdict.passed is not False for verdict in verdicts)
 
 
 def _add_why(verbs: verb.Verbs) -> None:

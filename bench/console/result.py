@@ -81,10 +81,10 @@ def _target_row(result: Result) -> Row:
 
 
 def _step_row(result: Result) -> Row:
-    name, s = "step time (ms)", result.step_time_ms
+    name, s = "median step time (ms)", result.step_time_ms
     if s is None:
         return name, "", "the log does not time its steps"
-    return name, f"{s.median:,.1f}", f"median; p10 {s.p10:,.1f}, p90 {s.p90:,.1f}, n = {s.count}"
+    return name, f"{s.median:,.1f}", f"p10 {s.p10:,.1f}, p90 {s.p90:,.1f}, n = {s.count}"
 
 
 def _throughput_row(result: Result) -> Row:
@@ -92,11 +92,8 @@ def _throughput_row(result: Result) -> Row:
     if rate is None:
         return name, "", "the log does not time its samples"
     if result.tokens_s_gpu is None:
-        return (
-            name,
-            f"{rate:,.3f} samples/s",
-            "no tokens/s/GPU: GPUs or sequence length are not logged",
-        )
+        why = "" if result.num_gpus else result.gpus_in_doubt
+        return name, f"{rate:,.3f} samples/s", f"no tokens/s/GPU: {why or 'GPUs or sequence length are not logged'}"
     return name, f"{rate:,.3f} samples/s", f"{result.tokens_s_gpu:,.0f} tokens/s/GPU on {result.num_gpus} GPUs"
 
 

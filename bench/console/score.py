@@ -1,6 +1,7 @@
 """Show what a set of trials is worth."""
 
 from bench.console.sheet import Row, Sheet
+from bench.mlperf.compliance import Finding
 from bench.mlperf.result import UNVERIFIED, title
 from bench.mlperf.score import Score
 from bench.mlperf.trial_set import name
@@ -10,7 +11,7 @@ def sheets(scored: Score) -> list[Sheet]:
     """Return what each run adds, and what the set is worth or what keeps it from being a score."""
     hardware = "GPUs not logged" if scored.num_gpus is None else f"{scored.num_gpus} GPUs"
     caption = f"{UNVERIFIED} {hardware}, n = {_runs(scored)}, {scored.num_failed} failed"
-    rows = [_score_row(scored), *((finding.rule, "", finding.message) for finding in scored.findings)]
+    rows = [_score_row(scored), *map(_finding_row, scored.findings)]
     rows += [_olympic_row(scored), *(("not counted", "", why) for why in scored.dropped_reasons)]
     rows += [_factor_row(scored), _reference_row(scored), _samples_row(scored)]
     rows += (("checkers disagree", "", text) for text in scored.disagreements)
@@ -31,6 +32,11 @@ def _run_cells(scored: Score, place: int) -> tuple[str, ...]:
         "yes" if result.valid else "no",
         {True: "passed", False: "failed", None: ""}[official.passed],
     )
+
+
+def _finding_row(finding: Finding) -> Row:
+    """Return what keeps a set from being a score; a warning does not, and says that it is one."""
+    return finding.rule, "warning" if finding.severity == "warning" else "", finding.message
 
 
 def _score_row(scored: Score) -> Row:

@@ -9,10 +9,11 @@ def sheets(trials: TrialSet) -> list[Sheet]:
     """Return it for the terminal."""
     speed = compared(trials)
     caption = f"{trials.hardware or 'hardware not logged'}, n = {speed.measured.num_runs}"
-    own = Sheet(f"{trials.name}: throughput of random weights", speed.rows, caption=caption)
+    own = Sheet(f"{trials.name}: throughput", speed.rows, caption=caption)
     if speed.no_peers:
         return [own, Sheet("published systems", [("not compared", "", speed.no_peers)])]
-    columns = ("system", "batch", "step time (ms)", "samples/s", "tokens/s/GPU", "TFLOP/s/GPU", "official min", "ratio")
+    rates = ("samples/s", "tokens/s/GPU", "TFLOP/s/GPU")
+    columns = ("system", "batch", "mean step time (ms)", *rates, "official min", "ratio")
     cells = [
         (
             line.name,

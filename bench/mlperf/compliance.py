@@ -4,6 +4,7 @@ The official checker (`bench.mlperf.official`) stays the referee. These findings
 cover what it lets pass: an aborted run, other values of fixed hyperparameters, other rows, another evaluation schedule.
 """
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -229,7 +230,8 @@ def _check_seed(log: Log) -> Iterator[Finding]:
     if log.benchmark is None or log.is_open:
         return
     if not found:
-        yield Finding("LOG-15", "error", None, "no seed: the package checker wants one of every run")
+        message = "no seed: the package checker wants one of every run"
+        yield Finding("LOG-15", "error" if log.benchmark.once else "warning", None, message)
     bad = [event for event in found if not is_number(event.value) or event.value != int(event.value)]
     for event in bad[:1]:
         yield Finding("LOG-15", "error", event.line, f"seed is {event.value!r:.40}, not a whole number")
@@ -283,8 +285,9 @@ def _is_whole(value: Any) -> bool:
 def _check_schedule(log: Log) -> Iterator[Finding]:
     """Yield where evaluations do not stand where the rules have them.
 
-    Rounding an interval down instead of up, or stopping a step late, is common in published results: a warning. A passing
-    evaluation between the scheduled ones is one more chance to pass than the rules give: an error.
+    Rounding an interval down instead of up, stopping a step late, evaluating less often or more often are all common
+    in published results that have an official score: warnings. Only a target that is reached before the first
+    evaluation of the rules is an error.
     """
     schedule, gbs = log.benchmark and log.benchmark.schedule, log.integer(mllog.GLOBAL_BATCH_SIZE)
     if not schedule or not gbs or gbs <= 0 or log.is_open or log.all(mllog.RUN_START)[1:]:
@@ -299,8 +302,12 @@ def _check_schedule(log: Log) -> Iterator[Finding]:
     if (passed := log.first_reached) and (samples := log.samples(passed)) is not None:
         due = max(0, round((samples - first) / every))
         if abs(samples - first - due * every) > gbs * (first // every + due):
+            num_made = 1 + sum(before < samples for _, before in at)
+            num_due = max(0, math.floor((samples - first) / every) + 1)
+            severity: Severity = "warning" if num_due else "error"
             message = f"the target was reached at {samples:,.0f} samples, where the rules have no evaluation"
-            yield Finding("EVL-02", "error", passed.line, f"{message}: {first:,}, then every {every:,}")
+            counts = f"evaluation {num_made} of this run, and the rules have {num_due} up to there"
+            yield Finding("EVL-02", severity, passed.line, f"{message}: {first:,}, then every {every:,}; {counts}")
 
 
 def errors(findings: Iterable[Finding]) -> list[Finding]:

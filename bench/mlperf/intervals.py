@@ -76,6 +76,8 @@ class Pace:
         self._until: int | None = None
         """When the block stopped."""
         self._block: float | None = None
+        self._is_evaluating = False
+        """Whether an eval_start has come, and its result has not."""
 
     def advance(self, event: Event) -> Stretch | None:
         """Return the stretch of training that an event ends, if it ends one."""
@@ -87,20 +89,26 @@ class Pace:
             self._begin(event.time_ms if key == mllog.RUN_START else None)
         elif key == mllog.BLOCK_START:
             stretch = self._reach(self._block, self._until)
-            self._since, self._until = event.time_ms, None
+            self._since, self._until, self._is_evaluating = event.time_ms, None, False
         elif key == mllog.BLOCK_STOP:
             self._until, self._block = event.time_ms, samples
         elif key in (mllog.TRAIN_LOSS, mllog.TRACKED_STATS) and self._until is None:
             if stretch := self._reach(samples, event.time_ms):
                 self._since = event.time_ms
-        elif key == mllog.EVAL_START and samples is not None:
-            stretch = self._reach(samples, self._until or event.time_ms)
-            self._since = self._until = None
-        elif (
-            key == mllog.EVAL_ACCURACY and samples is not None
-        ):  # without eval_start, only the block says when training ended
-            stretch = self._reach(samples, self._until)
-            self._since = self._until = None
+        elif key == mllog.EVAL_START:
+            self._until, self._is_evaluating = self._until or event.time_ms, True
+            if samples is not None:
+                stretch = self._rest(samples, self._until)
+        elif key == mllog.EVAL_ACCURACY:
+            if samples is not None:  # without eval_start, nothing says when training ended: some blocks stop behind it
+                stretch = self._rest(samples, self._until if self._is_evaluating else None)
+            self._is_evaluating = False
+        return stretch
+
+    def _rest(self, samples: float, time_ms: int | None) -> Stretch | None:
+        """Return the stretch of training that an evaluation ends."""
+        stretch = self._reach(samples, time_ms)
+        self._since = self._until = None
         return stretch
 
     def _reach(self, samples: float | None, time_ms: int | None) -> Stretch | None:

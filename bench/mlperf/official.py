@@ -19,7 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from bench.contract import mllog
-from bench.errors import ConfigError, LogError
+from bench.errors import ConfigError, LogError, MissingLogError
 
 RULESETS = ("5.1.0", "6.1.0")
 """What a new log is judged by."""
@@ -136,7 +136,8 @@ def official_verdict(path: Path | str, *, ruleset: str) -> Verdict:
     try:
         lines, errors = mlp_parser.parse_file(str(path), ruleset=ruleset)
     except OSError as error:
-        raise LogError(
+        kind = MissingLogError if isinstance(error, FileNotFoundError | NotADirectoryError) else LogError
+        raise kind(
             f"the log cannot be read: {error.strerror}", where=str(path), fix="name the result_K.txt of a trial"
         ) from error
     except Exception as error:  # noqa: BLE001 - a record that is no object, or lacks a field, ends the official parser

@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeGuard
 
 import msgspec
 
-from bench.errors import LogError
+from bench.errors import LogError, MissingLogError
 
 _TOKEN = b":::MLLOG"
 _TOKEN_BYTES = len(_TOKEN)
@@ -55,7 +55,7 @@ def read(path: Path | str) -> tuple[list[Event], list[Garbled]]:
     Text between records costs a search for the token and a count of newlines, and no memory.
 
     Raises:
-        LogError: the file cannot be opened.
+        LogError: the file cannot be opened; a MissingLogError if it is not there.
     """
     found: list[Event | Garbled] = []
     scanner = Scanner()
@@ -67,7 +67,8 @@ def read(path: Path | str) -> tuple[list[Event], list[Garbled]]:
                 found += scanner.feed(chunk)
     except OSError as error:
         reason = error.strerror or "unreadable"
-        raise LogError(
+        kind = MissingLogError if isinstance(error, FileNotFoundError | NotADirectoryError) else LogError
+        raise kind(
             f"the log cannot be read: {reason}", where=str(path), fix="name the result_K.txt of a trial"
         ) from error
     found += scanner.finish()

@@ -122,7 +122,9 @@ class Result:
     throughput_samples_s: float | None
     """Samples trained on over the time spent training, evaluations apart."""
     num_gpus: int | None
-    """As the log's SYSJSON record or num_ranks says."""
+    """As the log's SYSJSON record or num_ranks says; None where what they say is in doubt."""
+    gpus_in_doubt: str
+    """Why the SYSJSON record's number of GPUs is not believed; empty where it is, or where there is none."""
     tokens_s_gpu: float | None
     """Throughput times sequence length over num_gpus."""
     tflop_per_sample: float | None
@@ -134,6 +136,8 @@ class Result:
     peak_memory_gib: PeakMemory | None
     system: dict[str, Any]
     """The log's SYSJSON record: what the system description of a submission is filled from; empty where there is none."""
+    software: dict[str, str]
+    """Versions by name, as the log's `software` record has them."""
     hyperparameters: dict[str, Any]
     """What the log says once of itself, submission and seed apart."""
     trials: tuple[Span, ...]
@@ -166,7 +170,8 @@ def result(log: Log, file: str, system: dict[str, Any]) -> Result:
     between_lines = tuple((s.samples, s.time_ms * gbs / s.trained) for s in timed) if gbs and gbs > 0 else ()
     step_times = tuple(step_times_ms(one)) or between_lines
     throughput = _throughput(training) or _median(_tracked(one, "throughput"))
-    num_gpus = _num_gpus(log, system)
+    doubt = _doubt(log, system)
+    num_gpus = _num_gpus(log, {} if doubt else system)
     per_gpu = throughput / num_gpus if throughput and num_gpus else None
     tokens, eval_times = _sequence_length(log), eval_times_s(one.events)
     tflop_per_sample, tflops_gpu, mfu = _arithmetic(log, per_gpu)
@@ -203,12 +208,14 @@ def result(log: Log, file: str, system: dict[str, Any]) -> Result:
         eval_times_s=tuple(eval_times),
         throughput_samples_s=throughput,
         num_gpus=num_gpus,
+        gpus_in_doubt=doubt,
         tokens_s_gpu=per_gpu * tokens if per_gpu and tokens else None,
         tflop_per_sample=tflop_per_sample,
         tflops_gpu=tflops_gpu,
         mfu=mfu,
         peak_memory_gib=_peak_memory(log),
         system=system,
+        software=_software(log),
         hyperparameters=_hyperparameters(log),
         trials=tuple(_span(trial) for trial in log.trials()),
         findings=findings,
@@ -217,8 +224,19 @@ def result(log: Log, file: str, system: dict[str, Any]) -> Result:
 
 
 def title(result: Result) -> str:
-    """Return what was measured where, as a headline."""
-    return printable(f"{result.benchmark or 'training'} on {result.platform or 'a platform that is not logged'}")
+    """Return what was measured where, as a headline; a stand-in for a benchmark goes by the name of its task."""
+    name = task_of_mark(result.platform) or result.benchmark or "training"
+    return printable(f"{name} on {result.platform or 'a platform that is not logged'}")
+
+
+def task_of_mark(platform: str | None) -> str | None:
+    """Return the task in a platform's mark of what may not be submitted; None without the mark."""
+    marked = _TASK_OF_MARK.search(platform or "")
+    return marked[1] if marked else None
+
+
+_TASK_OF_MARK = re.compile(r"\(([\w.-]{1,80}): (?:random weights, )?not a submission\)")
+"""How a plan marks the platform of a task that may not be submitted: `laptop (lora_tiny: not a submission)`."""
 
 
 def spread(values: Sequence[float]) -> Spread | None:
@@ -286,16 +304,41 @@ def _peak_memory(log: Log) -> PeakMemory | None:
 
 
 def _num_gpus(log: Log, system: dict[str, Any]) -> int | None:
-    """Return what the run script found, if its nodes are as many as the platform's name says (`8xDGX`); else the log's num_ranks.
-
-    Some scripts describe one node of many. Ranks on CPUs are no GPUs.
-    """
+    """Return what the run script found, else the log's num_ranks. Ranks on CPUs are no GPUs."""
     nodes, per_node = (_count(system.get(name)) for name in ("number_of_nodes", "accelerators_per_node"))
-    named = re.match(r"(\d{1,6})x", log.text(mllog.SUBMISSION_PLATFORM) or "")
-    if nodes and per_node and (named is None or int(named[1]) == nodes):
+    if nodes and per_node:
         return nodes * per_node
     ranks = None if log.value("accelerator") in (None, "cpu") else log.integer("num_ranks")
     return ranks if ranks and ranks > 0 else None
+
+
+NO_DEVICES = "No devices were found"
+"""What nvidia-smi, and with it a run script, says where it sees no GPU; the script then counts one."""
+
+
+def _doubt(log: Log, system: dict[str, Any]) -> str:
+    """Return why the run script's number of GPUs is not believed: it saw none, or the platform's name says another one.
+
+    Some scripts describe one node of many, some all GPUs of a node of which a part is used. Names are like
+    `8xDGX`, `1xXE7745x4H200-NVL-141GB`, `1xSR680aV3-8xH200_SXM` and `GX2560M7_H100_SXM_80GBx4`.
+    """
+    nodes, per_node = (_count(system.get(name)) for name in ("number_of_nodes", "accelerators_per_node"))
+    if not nodes or not per_node:
+        return ""
+    if NO_DEVICES in str(system.get("accelerator_model_name")):
+        return "the run script found no devices on its node"
+    platform = log.text(mllog.SUBMISSION_PLATFORM) or ""
+    for pattern, counted, what in ((_NODES_OF_NAME, nodes, "nodes"), (_GPUS_OF_NAME, per_node, "GPUs a node")):
+        named = pattern.search(platform)
+        if named and int(next(filter(None, named.groups()))) != counted:
+            return f"the run script counted {counted} {what}, and the platform is called {printable(platform)[:60]}"
+    return ""
+
+
+_NODES_OF_NAME = re.compile(r"^(\d{1,6})x")
+_GPUS_OF_NAME = re.compile(
+    r"(?<=x)(\d{1,2})(?=[A-Z]{1,3}\d{2,4})|(?<=-)(\d{1,2})(?=x[A-Z]{1,3}\d{2,4})|(?<=x)(\d{1,2})$"
+)
 
 
 def _count(text: Any) -> int | None:
@@ -306,6 +349,11 @@ def _sequence_length(log: Log) -> float | None:
     logged = number(log.value("max_sequence_length"))
     known = log.benchmark.sequence_length if log.benchmark else None
     return logged if logged and logged > 0 else known
+
+
+def _software(log: Log) -> dict[str, str]:
+    said = log.value("software")
+    return {str(name): str(version) for name, version in said.items()} if isinstance(said, dict) else {}
 
 
 _SERIES = ("submission_", mllog.CACHE_CLEAR, mllog.SEED, mllog.TRACKED_STATS, mllog.EVAL_ACCURACY, mllog.TRAIN_LOSS)

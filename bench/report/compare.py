@@ -16,7 +16,7 @@ from bench.contract.schema import Device
 from bench.errors import ConfigError
 from bench.mlperf import published
 from bench.mlperf.published import System
-from bench.mlperf.result import NO_TARGET, Result
+from bench.mlperf.result import NO_DEVICES, NO_TARGET, Result, task_of_mark
 from bench.mlperf.score import Score, examined, worth
 
 
@@ -60,6 +60,8 @@ class TrialSet:
             return f"{self.plan.config.task.name if self.plan else shape or 'training'}, random weights"
         if self.pretends and self.plan is not None:
             return self.plan.config.task.name
+        if self.pretends and (task := task_of_mark(self.platform)):
+            return task
         name = self.score.benchmark or "training"
         return f"{name} ({NOT_A_SUBMISSION})" if self.pretends else name
 
@@ -82,7 +84,7 @@ class TrialSet:
         gpu = self.plan.config.cluster.gpu if self.plan else None
         logged = next((r.hyperparameters.get("accelerator") for r in self.results), None)
         names = (self.system.get("accelerator_model_name"), gpu and gpu.name, logged)
-        return next((name for name in names if isinstance(name, str) and name not in ("", "cpu")), None)
+        return next((name for name in names if isinstance(name, str) and name not in ("", "cpu", NO_DEVICES)), None)
 
     @property
     def hardware(self) -> str | None:

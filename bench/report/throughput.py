@@ -183,7 +183,7 @@ def rows(measured: Throughput, projection: Projection | None, why_not: str) -> l
         [("estimated step time (ms)", f"{m.estimated_step_ms:,.0f}", "by the plan")] if m.estimated_step_ms else []
     )
     return [
-        _spread_row("step time (ms)", m.step_time_ms, "step"),
+        _spread_row("median step time (ms)", m.step_time_ms, "step"),
         *estimate,
         ("samples/s", value_text(m.samples_s, "{:,.3f}"), "samples over time spent training"),
         ("tokens/s/GPU", value_text(m.tokens_s_gpu, "{:,.0f}"), "" if m.tokens_s_gpu else no_gpus),
@@ -228,7 +228,7 @@ def cards(speed: Compared) -> list[dict[str, str]]:
     m = speed.measured
     peak = None if m.peak_memory_gib is None else m.peak_memory_gib.allocated
     numbers = (
-        ("step time", m.step_time_ms.median if m.step_time_ms else None, "ms", "median of all steps"),
+        ("median step time", m.step_time_ms.median if m.step_time_ms else None, "ms", "of all steps of all trials"),
         ("samples/s", m.samples_s, "", "samples over time spent training"),
         ("tokens/s/GPU", m.tokens_s_gpu, "", ""),
         ("TFLOP/s/GPU", m.tflops_gpu, "", "of the model, nothing recomputed"),
@@ -244,7 +244,10 @@ def cards(speed: Compared) -> list[dict[str, str]]:
     ]
 
 
-RATIO = "Step time: time spent training over steps. Ratio: time per sample over this set's; above 1 is slower than this set."
+RATIO = (
+    "Mean step time: time spent training over steps. "
+    "Ratio: time per sample over this set's; above 1 is slower than this set."
+)
 
 
 def _spread_row(name: str, s: Spread | None, what: str) -> Row:

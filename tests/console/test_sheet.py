@@ -40,6 +40,18 @@ def test_the_figure_is_a_png_of_sensible_size(written_log: MakeLog, tmp_path: Pa
     assert 10_000 < len(data) < 300_000
 
 
+@pytest.mark.parametrize(
+    ("platform", "title"),
+    [
+        ("1xDGX H200", "llama2_70b_lora on 1xDGX H200"),
+        ("laptop (lora_tiny: not a submission)", "lora_tiny on laptop (lora_tiny: not a submission)"),
+        ("8x (lora70b: random weights, not a submission)", "lora70b on 8x (lora70b: random weights, not a submission)"),
+    ],
+)
+def test_a_stand_in_goes_by_its_own_name(written_log: MakeLog, platform: str, title: str) -> None:
+    assert table_text(written_log(submission_platform=platform)).splitlines()[0] == title
+
+
 def test_the_table_of_a_good_trial(written_log: MakeLog) -> None:
     text = table_text(written_log(), Path("loss.png"))
     assert row(text, "run_start → run_stop (min)") == "0.00"

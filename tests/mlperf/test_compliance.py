@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,8 +16,8 @@ from bench.mlperf.benchmarks import BENCHMARKS, LLAMA2_70B_LORA, LLAMA31_8B
 from bench.mlperf.compliance import Finding
 from bench.mlperf.official import official_verdict
 from bench.mlperf.result import parse
-from helpers.paths import CORPUS
 
+CORPUS = Path(__file__).resolve().parents[2] / "shared" / "mlperf_logs"
 MakeLog = Callable[..., Path]
 RULESETS = {round_: f"{round_[1:]}.0" for round_ in ("v3.1", "v4.0", "v4.1", "v5.0", "v5.1", "v6.0")}
 
@@ -109,6 +109,70 @@ def test_llama31_8b_is_judged_in_full(written_log: MakeLog) -> None:
 def test_a_deviation_of_llama31_8b_is_named(written_log: MakeLog, changes: dict[str, object], message: str) -> None:
     (finding,) = findings(llama31_8b_log(written_log, **changes))
     assert (finding.rule, finding.severity) == ("REC-01", "error") and message in finding.message
+
+
+def places(path: Path, samples: Sequence[int]) -> Path:
+    """Move the evaluations of a log that `llama31_8b_log` wrote to after so many samples."""
+    text = path.read_text()
+    for number, count in enumerate(samples, 1):
+        text = text.replace(f'"samples_count": {12288 * number},', f'"samples_count": {count},')
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("samples", "gbs", "made_and_due"),
+    [
+        ((196_992, 218_880, 240_768), 64, "evaluation 3 of this run, and the rules have 19 up to there"),
+        ((49_152, 57_344, 65_536), 32, "evaluation 3 of this run, and the rules have 5 up to there"),
+        ((6144, 12288, 18432), 16, "evaluation 3 of this run, and the rules have 1 up to there"),
+    ],
+)
+def test_another_number_of_evaluations_is_said_and_denies_nothing(
+    written_log: MakeLog, samples: tuple[int, ...], gbs: int, made_and_due: str
+) -> None:
+    """Intervals of 21,888, 8,192 and 6,144 samples at these batch sizes have official scores in round v5.1."""
+    path = places(llama31_8b_log(written_log, global_batch_size=gbs), samples)
+    assert official_verdict(path, ruleset="5.1.0").passed and parse(path).valid
+    found = {finding.rule: finding for finding in findings(path)}
+    assert {rule: finding.severity for rule, finding in found.items()} == {"EVL-01": "warning", "EVL-02": "warning"}
+    assert found["EVL-02"].message.endswith(made_and_due)
+
+
+@pytest.mark.parametrize(
+    ("late_by", "rules"), [(0, set()), (8, {"EVL-01"}), (40, {"EVL-01"}), (48, {"EVL-01", "EVL-02"})]
+)
+def test_one_step_late_for_each_interval_so_far_is_still_on_schedule(
+    written_log: MakeLog, late_by: int, rules: set[str]
+) -> None:
+    """At batch size 8 the first evaluation is due after four intervals, the second after five: 1,920 samples."""
+    path = written_log(evals=(0.95, 0.92))
+    path.write_text(path.read_text().replace('"samples_count": 1920', f'"samples_count": {1920 + late_by}'))
+    assert {finding.rule for finding in findings(path)} == rules
+
+
+def test_a_target_reached_before_the_first_evaluation_of_the_rules_is_an_error(written_log: MakeLog) -> None:
+    path = places(llama31_8b_log(written_log), (1536, 3072, 6144))
+    assert [f.severity for f in findings(path) if f.rule == "EVL-02"] == ["error"] and not parse(path).valid
+
+
+@pytest.mark.parametrize(("division", "limit_min"), [("closed", 30), ("open", 240)])
+def test_init_may_take_less_than_its_limit(written_log: MakeLog, division: str, limit_min: int) -> None:
+    path = written_log(submission_division=division)
+    text = path.read_text()
+    (stop,) = re.findall(r'"time_ms": (\d+), "event_type": "INTERVAL_END", "key": "init_stop"', text)
+    for took_ms, rules in ((60_000 * limit_min - 1, []), (60_000 * limit_min, ["LOG-14"])):
+        started = rf"\g<1>{int(stop) - took_ms}\2"
+        path.write_text(
+            re.sub(r'("time_ms": )\d+(, "event_type": "INTERVAL_START", "key": "init_start")', started, text)
+        )
+        assert [finding.rule for finding in findings(path)] == rules
+
+
+def test_a_benchmark_known_by_its_target_only_needs_no_seed(written_log: MakeLog) -> None:
+    """Published logs of dlrm_dcnv2 have official scores without one."""
+    path = written_log(submission_benchmark="dlrm_dcnv2", target_accuracy=0.80275, evals=(0.79, 0.803), seed=None)
+    assert [(f.rule, f.severity) for f in findings(path)] == [("LOG-15", "warning")] and parse(path).valid
 
 
 def test_what_only_the_ruleset_in_force_asks_for_is_a_warning(written_log: MakeLog) -> None:

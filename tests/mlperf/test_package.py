@@ -22,11 +22,10 @@ from bench.mlperf import package
 from bench.mlperf.package import checkers, system
 from bench.mlperf.package.entry import require_name
 from bench.planning import compose
-from helpers.paths import CORPUS
 
 MakeLog = Callable[..., Path]
 MakeRun = Callable[..., Path]
-SMC = CORPUS / "v4.0/smc/1xSMC-H100-SXM-80GB/llama2_70b_lora"
+SMC = Path(__file__).resolve().parents[2] / "shared/mlperf_logs/v4.0/smc/1xSMC-H100-SXM-80GB/llama2_70b_lora"
 LOSSES = (0.95, 0.94, 0.93, 0.929, 0.92)
 """3072 samples: a little faster than the reference, so scores are scaled."""
 
@@ -216,6 +215,55 @@ def test_a_setting_that_holds_a_secret_is_not_published(make_run: MakeRun) -> No
     with pytest.raises(ConfigError, match=r"looks like a secret\n  where: .*config.yaml:2") as refusal:
         package.pack(request(run, force=True))
     assert "0123" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        "-----BEGIN OPENSSH PRIVATE " + "KEY-----",
+        "-----BEGIN PRIVATE " + "KEY-----",
+        *(
+            f"{start}{'a1B2' * 6}"
+            for start in ("nvapi-", "hf_", "ghp_", "ghs_", "github_pat_", "glpat-", "xoxb-", "sk-")
+        ),
+        *(f"{start}{'a1B2' * 6}" for start in ("dckr_pat_", "gho_", "ghu_", "ghr_", "xoxa-", "xoxp-")),
+        "AKIA" + "ABCD1234" * 2,
+        "eyJ" + "a" * 10 + ".eyJ" + "b" * 10 + ".",
+        "https://user:" + "pass@host",
+        *(f"{name}={'x' * 8}" for name in ("PASSWORD", "passwd", "client_secret", "api_key", "apikey", "accesskey")),
+        *(f'"{name}": "{"x" * 8}"' for name in ("auth_token", "hf_token", "access_token", "api_token")),
+    ],
+)
+def test_every_shape_of_a_secret_is_known(secret: str) -> None:
+    assert package._SECRET.search(f"value {secret}\n".encode())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "tokens_per_step: 12345678",
+        "hf_token: $HF_TOKEN_FILE",
+        "hf_short",
+        "nvapi-short",
+        "https://host:8080/path@x",
+        "secret: null",
+        "-----BEGIN CERTIFICATE-----",
+    ],
+)
+def test_what_only_sounds_like_a_secret_is_packed(text: str) -> None:
+    assert not package._SECRET.search(text.encode())
+
+
+def test_a_run_script_that_saw_no_devices_describes_none(make_run: MakeRun) -> None:
+    run = make_run(logs=1)
+    said = {"number_of_nodes": "1", "accelerators_per_node": "1", "operating_system": "Ubuntu 24.04"}
+    said |= dict.fromkeys(("accelerator_model_name", "accelerator_memory_capacity"), "No devices were found")
+    log = run / "result_0.txt"
+    log.write_text(f":::SYSJSON {json.dumps(said)}\n{log.read_text()}")
+    package.pack(request(run, force=True))
+    described = json.loads((run.parent / "package/example/systems/box.json").read_text())
+    assert described["operating_system"] == "Ubuntu 24.04"
+    assert {described[field] for field in said if field != "operating_system"} == {""}
 
 
 @pytest.mark.parametrize(

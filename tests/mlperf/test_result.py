@@ -2,15 +2,16 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
+from bench.console.result import speed_rows
 from bench.contract.mllog import Writer
-from bench.mlperf.result import parse
-from helpers.paths import CORPUS
+from bench.mlperf.result import Spread, parse, spread
 
+CORPUS = Path(__file__).resolve().parents[2] / "shared" / "mlperf_logs"
 MakeLog = Callable[..., Path]
 
 
@@ -172,3 +173,100 @@ def test_a_clock_that_stands_still_or_runs_backwards_times_nothing(tmp_path: Pat
     assert (result.init_s, result.eval_time_s, result.step_time_ms, result.throughput_samples_s) == (None,) * 4
     assert (result.num_gpus, result.tokens_s_gpu, result.system) == (None, None, {})
     json.dumps(result.to_json(), allow_nan=False)
+
+
+def timed_log(path: Path, events: Sequence[tuple[int, str, int | None]], *, batch_size: int = 8) -> Path:
+    """Write records of (seconds since run_start, key, samples_count), by a clock of our own."""
+    settings = [(0, "submission_benchmark", None), (0, "global_batch_size", None), (0, "run_start", None)]
+    values = {"submission_benchmark": "llama2_70b_lora", "global_batch_size": batch_size, "eval_accuracy": 0.9}
+    lines = []
+    for seconds, key, samples in (*settings, *events):
+        record = {"time_ms": 1_000_000 + 1000 * seconds, "event_type": "", "key": key, "value": values.get(key, 1.0)}
+        record["metadata"] = {} if samples is None else {"samples_count": samples}
+        lines.append(f":::MLLOG {json.dumps(record)}\n")
+    path.write_text("".join(lines))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "steps_ms"),
+    [
+        ([(4, "block_stop", 32), (4, "eval_start", 32), (24, "eval_accuracy", 32)], [1000, 1000, 1000]),
+        ([(4, "eval_start", 32), (24, "eval_accuracy", 32), (24, "block_stop", 32)], [1000, 1000, 1000]),
+        ([(4, "block_stop", None), (4, "eval_start", None), (24, "eval_accuracy", 32)], [1000, 1000, 1000]),
+        ([(4, "eval_start", None), (24, "eval_accuracy", 32)], [1000, 1000, 1000]),
+        ([(24, "block_stop", 32), (24, "eval_accuracy", 32)], [1000, 1000]),
+        ([(24, "eval_accuracy", 32)], [1000, 1000]),
+    ],
+    ids=["usual", "block stops late", "start not counted", "no block", "no start", "result only"],
+)
+def test_an_evaluation_is_never_part_of_a_step(
+    tmp_path: Path, evaluation: list[tuple[int, str, int | None]], steps_ms: list[float]
+) -> None:
+    """Steps of one second from 0 to 4 and from 26 to 28, and an evaluation from 4 to 24.
+
+    Published logs without eval_start stop their blocks behind the evaluation: steps that nothing ends are not timed.
+    """
+    before = [(0, "block_start", 0), (2, "train_loss", 16)]
+    after = [(26, "block_start", 32), (28, "train_loss", 48)]
+    result = parse(timed_log(tmp_path / "log", [*before, *evaluation, *after]))
+    assert [time_ms for _, time_ms in result.step_times_ms] == steps_ms
+    assert result.throughput_samples_s == 8
+
+
+def test_an_evaluation_without_a_result_is_over_when_training_goes_on(tmp_path: Path) -> None:
+    """The second evaluation has no eval_start, so that nothing ends the step before it."""
+    first = [(0, "block_start", 0), (1, "block_stop", 8), (1, "eval_start", 8)]
+    second = [(5, "block_start", 8), (9, "block_stop", 16), (9, "eval_accuracy", 16)]
+    result = parse(timed_log(tmp_path / "log", [*first, *second]))
+    assert result.step_times_ms == ((8, 1000),)
+
+
+@pytest.mark.parametrize(
+    ("platform", "nodes", "per_node", "model", "num_gpus", "doubt"),
+    [
+        ("1xDGX H100", 1, 8, "NVIDIA H100", 8, ""),
+        ("8xDGX H100", 1, 8, "NVIDIA H100", None, "counted 1 nodes, and the platform is called 8xDGX H100"),
+        ("1xXE7745x4H200-NVL", 1, 8, "Dell H200 NVL", None, "counted 8 GPUs a node, and the platform is called 1xXE"),
+        ("1xSR680aV3-8xH200_SXM", 1, 4, "NVIDIA H200", None, "counted 4 GPUs a node"),
+        ("GX2560M7_H100_SXM_80GBx4", 1, 4, "NVIDIA H100", 4, ""),
+        ("GX2560M7_H100_SXM_80GBx4", 1, 8, "NVIDIA H100", None, "counted 8 GPUs a node"),
+        ("1xXE9680Lx8H200-SXM-141GB", 1, 8, "NVIDIA H200", 8, ""),
+        ("18xKinabalux18x4GB200", 18, 4, "NVIDIA GB200", 72, ""),
+        ("1xSUBMISSION_PLATFORM_PLACEHOLDER", 1, 1, "No devices were found", None, "found no devices on its node"),
+        ("1xSYS-821GE-TNHR", 1, 8, "NVIDIA H200", 8, ""),
+    ],
+)  # fmt: skip
+def test_gpus_that_are_in_doubt_are_not_counted(
+    written_log: MakeLog, platform: str, nodes: int, per_node: int, model: str, num_gpus: int | None, doubt: str
+) -> None:
+    """Names are those of published logs."""
+    path = written_log(submission_platform=platform)
+    told = {"number_of_nodes": str(nodes), "accelerators_per_node": str(per_node), "accelerator_model_name": model}
+    path.write_text(f":::SYSJSON {json.dumps(told)}\n{path.read_text()}")
+    result = parse(path)
+    assert (result.num_gpus, result.tokens_s_gpu is None) == (num_gpus, num_gpus is None)
+    assert doubt in result.gpus_in_doubt and bool(doubt) == bool(result.gpus_in_doubt)
+    row = next(row for row in speed_rows(result) if row[0] == "training throughput")
+    assert result.gpus_in_doubt in row[2]
+
+
+def test_ranks_count_where_the_run_script_is_in_doubt(written_log: MakeLog) -> None:
+    path = written_log(submission_platform="8xDGX", accelerator="NVIDIA H100", num_ranks=64)
+    path.write_text(':::SYSJSON {"number_of_nodes": "1", "accelerators_per_node": "8"}\n' + path.read_text())
+    assert parse(path).num_gpus == 64
+
+
+def test_a_spread_is_that_of_its_values() -> None:
+    """Of 0 to 10, tenths are whole numbers; one value is all of them."""
+    assert spread([*range(10), 21]) == Spread(median=5, p10=1, p90=9, mean=6, count=11)
+    assert spread([3.0]) == Spread(median=3.0, p10=3.0, p90=3.0, mean=3.0, count=1)
+    assert spread([]) is None
+
+
+@pytest.mark.parametrize(("evals", "converged"), [((0.95, 0.92), True), ((0.92, 0.95), False), ((0.95, 0.94), False)])
+def test_the_last_evaluation_says_whether_a_run_converged(
+    written_log: MakeLog, evals: tuple[float, ...], converged: bool
+) -> None:
+    result = parse(written_log(evals=evals))
+    assert (result.converged, result.valid) == (converged, converged)

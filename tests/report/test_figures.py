@@ -2,17 +2,29 @@
 
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from bench.mlperf.published import samples_to_target
-from bench.mlperf.result import UNVERIFIED, parse
+from bench.mlperf.result import UNVERIFIED, parse, spread
+from bench.report import figures
 from bench.report.figures import (
+    EVAL_COLOR,
+    QUIET_COLOR,
+    TARGET_COLOR,
     Bar,
     bars_figure,
     convergence_figure,
     footer,
+    loss_figure,
     minutes_text,
     number_text,
     samples_figure,
@@ -69,6 +81,112 @@ def test_bars_and_shares(tmp_path: Path) -> None:
     assert known is not None
     samples_figure({3072: 9, 9999: 1}, known, tmp_path / "shares.png", heading="samples", note="")
     assert [png_size(tmp_path / f"{name}.png")[0] for name in ("bars", "zero", "shares")] == [1200] * 3
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """Collect what would be saved, to be asked what it shows."""
+    found: list[Figure] = []
+    monkeypatch.setattr(figures, "_save", lambda figure, path: found.append(figure))
+    return found
+
+
+def color(artist: Any) -> str:
+    got = artist.get_facecolor() if hasattr(artist, "get_facecolor") else artist.get_color()
+    return to_hex(got)
+
+
+def points(line: Line2D) -> list[tuple[float, float]]:
+    return [(float(x), float(y)) for x, y in np.asarray(line.get_xydata())]
+
+
+def texts(axes: Axes) -> list[str]:
+    return [text.get_text() for text in axes.texts]
+
+
+def test_a_bar_is_as_long_as_its_number_and_begins_at_zero(drawn: list[Figure]) -> None:
+    bars = [
+        Bar(name="theirs", value=2.0),
+        Bar(name="ours", value=3.0, interval=(2.5, 3.5), ours=True, remark="(n = 1)"),
+    ]
+    bars_figure(bars, Path("unused"), heading="minutes", note="", what="min")
+    (axes,) = drawn[0].axes
+    shown = [(bar.get_x(), bar.get_width(), color(bar)) for bar in axes.patches]
+    assert shown == [(0, 2.0, QUIET_COLOR), (0, 3.0, EVAL_COLOR)]
+    assert [points(line) for line in axes.lines] == [[(2.5, 1.0), (3.5, 1.0)]], "one whisker, on our row"
+    assert texts(axes) == ["2.00 ", "3.00 (n = 1)"]
+    assert [text.xy for text in axes.texts] == [(2.0, 0), (3.5, 1)], "beside the bar, or its whisker"
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["theirs", "ours"]
+    assert axes.get_xlim() == (0, pytest.approx(3.5 * 1.6)) and axes.get_xlabel() == "min"
+    low, high = axes.get_ylim()
+    assert low > high, "the first bar on top"
+
+
+def test_a_loss_falls_to_its_target(written_log: MakeLog, drawn: list[Figure]) -> None:
+    good, bad = parse(written_log(evals=(0.95, 0.93, 0.92))), parse(written_log(name="bad", evals=(0.96, 0.94)))
+    band = [(1536.0, 0.93, 0.95), (1920.0, 0.92, 0.94)]
+    convergence_figure([good, bad], Path("unused"), heading="x", note="", band=band)
+    left, right = drawn[0].axes
+    curves = [(points(line), color(line), line.get_linestyle()) for line in left.lines]
+    ours = [(1536, 0.95), (1920, 0.93), (2304, 0.92)]
+    assert curves[:2] == [(ours, EVAL_COLOR, "-"), (ours[-1:], EVAL_COLOR, "None")]
+    assert [(style, of) for _, of, style in curves[2:4]] == [(":", TARGET_COLOR), ("None", TARGET_COLOR)], "not valid"
+    assert curves[2][0] == [(1536, 0.96), (1920, 0.94)]
+    assert curves[4] == ([(0, 0.925), (1, 0.925)], TARGET_COLOR, "--")
+    assert texts(left) == ["target 0.925", "published runs"]
+    corners = {(float(x), float(y)) for x, y in left.collections[0].get_paths()[0].vertices}
+    assert corners == {(1536, 0.93), (1536, 0.95), (1920, 0.92), (1920, 0.94)}
+    assert [points(line) for line in right.lines] == [
+        [(1536, 1.05), (1920, 1.03), (2304, 1.02)],
+        [(1536, 1.06), (1920, 1.04)],
+    ]
+
+
+def test_a_trial_without_evaluations_or_a_target_says_so(written_log: MakeLog, drawn: list[Figure]) -> None:
+    empty = written_log(submission_benchmark=None, target_accuracy=None, evals=())
+    convergence_figure([parse(empty)], Path("unused"), heading="x", note="")
+    (axes,) = drawn[0].axes
+    assert (texts(axes), len(axes.lines)) == (["no evaluation in these logs"], 0)
+
+
+def test_a_step_time_far_above_the_others_is_counted_and_not_drawn(written_log: MakeLog, drawn: list[Figure]) -> None:
+    times = ((8.0, 100.0), (16.0, 150.0), (24.0, 151.0), (32.0, 90.0), (40.0, 100.0))
+    result = replace(parse(written_log()), step_times_ms=times, step_time_ms=spread([time for _, time in times]))
+    step_time_figure([result], Path("unused"), heading="x", note="", names=["7"])
+    left, right = drawn[0].axes
+    assert [points(line) for line in left.lines] == [[(94.0, 0), (150.6, 0)], [(100.0, 0)]], "p10 to p90, median"
+    assert [label.get_text() for label in left.get_yticklabels()] == ["trial 7"]
+    (curve,) = right.lines
+    assert [y for _, y in points(curve) if y == y] == [100.0, 150.0, 90.0, 100.0]
+    assert right.get_xlabel() == "samples trained on\n(not drawn: 1 of 5, up to 151.0 ms)"
+
+
+def test_shares_are_those_of_our_runs_and_of_the_published(drawn: list[Figure]) -> None:
+    known = samples_to_target("llama2_70b_lora", 8)
+    assert known is not None and 3072 in dict(known.shares)
+    samples_figure({3072: 3, 9999: 1}, known, Path("unused"), heading="x", note="")
+    (axes,) = drawn[0].axes
+    ours, theirs = ([bar.get_height() for bar in group] for group in axes.containers)
+    ticks = [label.get_text() for label in axes.get_xticklabels()]
+    assert (ours[ticks.index("3,072")], ours[ticks.index("9,999")], sum(ours)) == (75, 25, 100)
+    assert theirs[ticks.index("3,072")] == pytest.approx(100 * dict(known.shares)[3072]) and theirs[-1] == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "outcome"),
+    [
+        ({}, "target reached at 2,304 samples."),
+        ({"evals": (0.95,)}, "target not reached."),
+        ({"target_accuracy": None, "submission_benchmark": None}, "no target."),
+    ],
+)
+def test_a_figure_of_one_trial_says_what_came_of_it(
+    written_log: MakeLog, drawn: list[Figure], changes: dict[str, Any], outcome: str
+) -> None:
+    loss_figure(parse(written_log(**changes)), Path("unused"))
+    note = " ".join(drawn[0]._supxlabel.get_text().split())  # type: ignore[attr-defined]
+    assert note.startswith(UNVERIFIED) and note.endswith(outcome)
+    assert ("not a valid trial" in note) == ("evals" in changes)
 
 
 def test_numbers_show_no_more_than_they_hold() -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from collections.abc import Callable, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
@@ -11,10 +12,11 @@ import pytest
 from bench import report
 from bench.cli import main
 from bench.errors import ConfigError, LogError
+from bench.mlperf import result as results
 from bench.mlperf.result import UNVERIFIED
-from bench.report import compare
-from helpers.paths import CORPUS
+from bench.report import compare, page
 
+CORPUS = Path(__file__).resolve().parents[2] / "shared" / "mlperf_logs"
 SMC = CORPUS / "v4.0/smc/1xSMC-H100-SXM-80GB/llama2_70b_lora"
 MakeLog = Callable[..., Path]
 MakeSet = Callable[..., Path]
@@ -120,6 +122,9 @@ def test_a_stand_in_is_never_compared_with_the_real_benchmark(trial_set: MakeSet
     assert compare.peers(trials)[0] == ()
     assert compare.claim(trials).kind == "runs"
     assert "Not compared: laptop (lora_tiny: not a submission)" in page.text
+    assert results.title(trials.results[0]) == f"lora_tiny on {mark}"
+    assert "lora_tiny on laptop" in page.text and "llama2_70b_lora on" not in page.text
+    assert "SCO-06" not in page.text and "SCO-06" in {finding.rule for finding in trials.score.findings}
     assert "RCP factor" not in page.text
     assert not (folder.parent / "out" / "published.png").exists()
 
@@ -145,7 +150,9 @@ def test_several_sets_are_set_beside_the_first(trial_set: MakeSet) -> None:
     other = trial_set("other", [{"submission_benchmark": "llama31_8b"}])
     both, mixed = write(*folders), write(folders[0], other)
     assert "llama2_70b_lora: 2 sets compared" in both.text
-    assert len(both.loads) > len(mixed.loads)
+    ours = ["sets.png", "samples_1.png", "convergence_1.png"]
+    assert re.findall(r"\w+\.png", both.text) == [*ours, "samples_2.png", "convergence_2.png"]
+    assert re.findall(r"\w+\.png", mixed.text) == [*ours, "convergence_2.png"]
     assert "not the same benchmark as the first" in mixed.text
     assert "not the same benchmark as the first" not in both.text
 
@@ -236,3 +243,61 @@ def test_a_set_that_proves_nothing_exits_with_one(trial_set: MakeSet, capsys: py
         main(["report", str(trial_set("set", [{"status": "aborted"}]))])
     assert stop.value.code == 1
     assert "1 of 1 runs not valid" in capsys.readouterr().out
+
+
+def test_a_report_names_the_machine_and_the_software(trial_set: MakeSet) -> None:
+    """What ranks found on a cluster, as `jobs.node_checks.facts` writes it, comes beside what the log says."""
+    said = {"software": {"torch": "2.13.0"}, "accelerator": "NVIDIA H200", "operating_system": "Ubuntu 24.04"}
+    folder = trial_set("set", [{**said, "commit": "0123abcd", "lora_dropout": 0.1}] * 2)
+    gpu = dict.fromkeys(("index", "ecc_uncorrected", "rows_pending", "rows_failed", "throttle"))
+    machine = {
+        **dict.fromkeys(("interfaces", "infiniband", "paths"), ()),
+        "infiniband_devices": False,
+        "gpus_refused": None,
+        "gpus": [gpu | {"name": "NVIDIA H200", "driver": "570.86.15", "memory_mib": 143771}],
+        "results": {"path": "/results", "free_mib": 1, "refused": None},
+    }
+    rank = {
+        "rank": 0,
+        "local_rank": 0,
+        "world_size": 1,
+        "node": "dgx-1",
+        "attempt": None,
+        "time_ms": 0,
+        "cuda_visible_devices": None,
+        "memlock_bytes": 0,
+        "not_as_planned": (),
+        "machine": machine,
+        "software": {
+            "image": None,
+            "in_enroot": False,
+            "system": "Rocky 9.4",
+            "python": "3.12.3",
+            "packages": {"numpy": "2.1.0"},
+        },
+    }
+    (folder / "facts").mkdir()
+    (folder / "facts" / "rank_0.json").write_text(json.dumps(rank))
+    (trials,) = compare.load([folder])
+    rows = dict(page._system_rows(trials))
+    assert rows == {
+        "torch": "2.13.0",
+        "accelerator": "NVIDIA H200",
+        "operating system": "Rocky 9.4",
+        "commit": "0123abcd",
+        "python": "3.12.3",
+        "numpy": "2.1.0",
+        "GPU driver": "570.86.15",
+    }
+    settings = dict(page._settings(trials))
+    assert settings["lora_dropout"] == "0.1" and not {"accelerator", "operating_system", "commit"} & settings.keys()
+    (folder / "facts" / "rank_0.json").write_text("{")
+    assert dict(page._system_rows(trials))["operating system"] == "Ubuntu 24.04"
+    assert "570.86.15" not in write(folder).text
+
+
+@with_corpus
+def test_a_report_says_which_step_time_is_a_median_and_which_a_mean(tmp_path: Path) -> None:
+    (trials,) = compare.load([SMC])
+    text = " ".join(Page(report.write([trials], tmp_path / "out")).text.split())
+    assert re.findall(r"(median|mean|evaluation|samples) ?step ?time \(ms\)", text) == ["median", "mean"]

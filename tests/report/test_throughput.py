@@ -27,8 +27,8 @@ from bench.runs import ledger
 from bench.runs import trial as trials
 from bench.watch import sources
 from helpers import ranks
-from helpers.paths import CORPUS
 
+CORPUS = Path(__file__).resolve().parents[2] / "shared" / "mlperf_logs"
 RANDOM = "model.weights=random"
 SEVENTY_B = ("task=lora70b", "cluster=dgxh200", RANDOM, "task.training.max_steps=60")
 STEP_S, EVAL_S = 2.8, 24.0
@@ -152,6 +152,23 @@ def test_a_log_of_random_weights_proves_a_speed_and_no_time(speed_log: SpeedLog)
     assert (result.eval_time_s, result.eval_times_s) == (pytest.approx(EVAL_S), (pytest.approx(EVAL_S),))
     assert result.peak_memory_gib is not None
     assert (result.peak_memory_gib.allocated, result.peak_memory_gib.estimated) == (120.5, 118.0)
+
+
+def test_a_set_is_measured_on_its_valid_trials(speed_log: SpeedLog) -> None:
+    """The fullest GPU of all counts; a trial that is not valid adds nothing."""
+    folder = speed_log().parent
+    for number, peak in enumerate((100.25, 130.75, 110.5), 1):
+        text = (folder / "result_0.txt").read_text().replace("120.5", str(peak))
+        text = text.replace('"seed", "value": 1', f'"seed", "value": {number + 1}')
+        (folder / f"result_{number}.txt").write_text(text)
+    (folder / "result_9.txt").write_text(
+        (folder / "result_0.txt").read_text().replace("120.5", "999.0").replace('"success"', '"aborted"')
+    )
+    (trials,) = compare.load([folder])
+    measured = throughput.measure(trials)
+    assert measured.num_runs == 4 and len(trials.results) == 5
+    assert measured.peak_memory_gib is not None and measured.peak_memory_gib.allocated == 130.75
+    assert measured.step_time_ms is not None and measured.step_time_ms.count == 4 * 60
 
 
 def test_random_weights_that_pose_as_a_benchmark_are_not_valid(speed_log: SpeedLog) -> None:

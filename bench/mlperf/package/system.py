@@ -11,7 +11,7 @@ from bench.contract.schema import Device
 from bench.errors import ConfigError
 from bench.mlperf import log as logs
 from bench.mlperf import reader
-from bench.mlperf.result import Result
+from bench.mlperf.result import NO_DEVICES, Result
 
 _NEEDED = (
     *("submitter", "division", "status", "system_name", "number_of_nodes"),
@@ -43,7 +43,7 @@ STATUSES = {
 """submission_status of a log → status of a system."""
 
 _NOT_THE_SYSTEMS = ("submitter", "division", "system_name")
-_PLACEHOLDER = "UNKNOWN_"
+_PLACEHOLDERS = ("UNKNOWN_", NO_DEVICES)
 
 
 def describe(result: Result, plan: Plan | None) -> dict[str, str]:
@@ -54,6 +54,8 @@ def describe(result: Result, plan: Plan | None) -> dict[str, str]:
     }
     if not _counts_agree(result):
         known.pop("number_of_nodes", None)
+    if result.gpus_in_doubt:
+        known.pop("accelerators_per_node", None)
     status = log.text(mllog.SUBMISSION_STATUS)
     if status in STATUSES:
         known["status"] = STATUSES[status]
@@ -91,7 +93,7 @@ def text_of(fields: Mapping[str, Any]) -> dict[str, str]:
     for field, value in fields.items():
         if isinstance(value, Mapping):
             value = ", ".join(f"{name} {version}" for name, version in value.items())
-        if isinstance(value, str | int | float) and not str(value).startswith(_PLACEHOLDER):
+        if isinstance(value, str | int | float) and not str(value).startswith(_PLACEHOLDERS):
             texts[field] = reader.printable(str(value))
     return texts
 
