@@ -40,7 +40,7 @@ from jobs.tasks.prepare import make_rows
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from jobs.engines.megatron.model import Engine
+    from jobs.engines.megatron.model import Parts
 
 SEEDS = (1, 2, 3)
 PRECISIONS = ("bf16", "fp8")
@@ -217,7 +217,7 @@ def adapted(plan: Plan, seed: int, weights: Weights, record: Record) -> Weights:
         return {key: tensor for key, tensor in held(engine).items() if is_adapter(key)}
 
 
-def built(plan: Plan, seed: int, weights: Weights) -> "Engine":
+def built(plan: Plan, seed: int, weights: Weights) -> "Parts":
     """Return the plan's engine with these weights, and with random ones where none is named."""
     from jobs.engines.megatron import model
 
@@ -229,7 +229,7 @@ def built(plan: Plan, seed: int, weights: Weights) -> "Engine":
     return engine
 
 
-def held(engine: "Engine") -> Weights:
+def held(engine: "Parts") -> Weights:
     """Return a copy of the weights."""
     from torch import Tensor
 
@@ -237,7 +237,7 @@ def held(engine: "Engine") -> Weights:
     return {name: x.clone() for name, x in chunk.state_dict().items() if isinstance(x, Tensor)}
 
 
-def learn(engine: "Engine", seed: int, record: Record, name: str, keep: Callable[[Curve], None]) -> None:
+def learn(engine: "Parts", seed: int, record: Record, name: str, keep: Callable[[Curve], None]) -> None:
     """Train as planned; `keep` gets the curve each time that it grows."""
     from jobs.data import rows as rows_of
     from jobs.engines.megatron import loop
@@ -273,7 +273,7 @@ def all_gradients(plans: dict[str, Plan], base: Weights, trained: Weights) -> di
     return found | {"rounded": gradients(plans["fp32 undropped"], base | rounded(engine), points)}
 
 
-def rounded(engine: "Engine") -> Weights:
+def rounded(engine: "Parts") -> Weights:
     """Return the weights that an FP8 engine multiplies with, in FP32."""
     (chunk,) = engine.bare_chunks()
     linears = {name: part.quantized for name, part in chunk.named_modules() if hasattr(part, "quantized")}

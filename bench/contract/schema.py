@@ -58,6 +58,12 @@ class Kind(Enum):
     train = "train"
 
 
+class EngineName(Enum):
+    """What trains: ours, on megatron-core."""
+
+    megatron = "megatron"
+
+
 class Trains(Enum):
     """Which weights are trained: adapters on a frozen base, adapters on a frozen 4-bit base, or the whole model."""
 
@@ -214,6 +220,13 @@ class Data:
     seed: int = 0
     version: int = 0
     """Seed and version of the grammar; unused for prepared rows."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Engine:
+    """What trains the model."""
+
+    name: EngineName
 
 
 @dataclass(slots=True, kw_only=True)
@@ -412,6 +425,7 @@ class Config:
     data: Data
     recipe: Recipe
     parallel: Parallel
+    engine: Engine
     cluster: Cluster
     container: Container
     launch: Launch

@@ -1,12 +1,13 @@
 """What a log says of itself: what is measured, how, and on what."""
 
+from collections.abc import Mapping
+
 from bench.contract import mllog
 from bench.contract.plan import Plan, Trial
 
 
-def describe(plan: Plan, trial: Trial, log: mllog.Writer) -> None:
+def describe(plan: Plan, trial: Trial, versions: Mapping[str, str], log: mllog.Writer) -> None:
     """Log what is measured and on what: the keys that rulesets 5.1.0 and 6.1.0 ask for, and the versions."""
-    import megatron.core
     import torch
 
     s, r, w, task = plan.submission, plan.config.recipe, plan.world, plan.config.task
@@ -56,7 +57,7 @@ def describe(plan: Plan, trial: Trial, log: mllog.Writer) -> None:
         mllog.ACCELERATOR_PEAK_TFLOPS: plan.peak_tflops,
         "num_ranks": w.num_ranks,
         "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
-        "software": {"torch": torch.__version__, "megatron_core": megatron.core.__version__},
+        "software": dict(versions),
     }
     for key, value in facts.items():
         if value is not None:

@@ -16,7 +16,7 @@ from bench.contract import plan as plans
 from bench.contract.plan import Plan
 from bench.contract.schema import DataSource
 from bench.errors import ConfigError
-from jobs.engines.megatron.groups import end_ranks, start_ranks
+from jobs.engines import engine_of
 from jobs.ranks.guard import guarded
 from jobs.ranks.identity import Rank, from_environment
 from jobs.tasks.describe import describe
@@ -41,10 +41,11 @@ def main() -> None:
         guard.finish = lambda: log.finish("aborted")
         log.event(mllog.CACHE_CLEAR, False, reason="not timed")
         log.start(mllog.INIT_START)
-        start_ranks(plan.base or plan, who)
+        module = engine_of(plan)
+        module.start_ranks(plan.base or plan, who)
         with alone(plan, who):
             prepare(plan, who, log)
-        end_ranks()
+        module.end_ranks()
 
 
 def prepare(plan: Plan, who: Rank, log: mllog.Writer) -> None:
@@ -98,14 +99,13 @@ def make_rows(plan: Plan) -> None:
 
 def make_base(plan: Plan, folder: Path, log: mllog.Writer) -> None:
     """Train the base task from scratch and keep its weights."""
-    from jobs.engines.megatron import checkpoint, model
-
-    describe(plan, plan.trials[0], log)
-    engine = model.build(plan, plan.trials[0].seed)
+    trial, module = plan.trials[0], engine_of(plan)
+    describe(plan, trial, module.versions(), log)
+    engine = module.build(plan, trial.seed)
     log.stop(mllog.INIT_STOP)
     log.start(mllog.RUN_START)
-    train(engine, plan.trials[0], log)
-    checkpoint.save(engine, folder, adapters=False)
+    train(plan, engine, trial, log)
+    engine.save(folder, adapters=False)
 
 
 def agreed(choice: bool) -> bool:

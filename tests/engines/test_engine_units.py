@@ -78,7 +78,7 @@ def composed(*overrides: str) -> Plan:
     return ranks.compose(Path("unused"), *TINY, *overrides)
 
 
-def built(*overrides: str, seed: int = 1) -> model.Engine:
+def built(*overrides: str, seed: int = 1) -> model.Parts:
     """Return an engine whose adapters, if it has any, change what the base computes."""
     engine = model.build(composed(*overrides), seed)
     torch.manual_seed(0)
@@ -99,7 +99,7 @@ def drawn_rows(num_rows: int) -> rows_of.Rows:
     return rows_of.Rows(rng.integers(128, size=(num_rows, 12), dtype=np.int32), counts)
 
 
-def mean_of_rows(engine: model.Engine, rows: rows_of.Rows, indices: list[int], weights: dict[str, Tensor]) -> Tensor:
+def mean_of_rows(engine: model.Parts, rows: rows_of.Rows, indices: list[int], weights: dict[str, Tensor]) -> Tensor:
     """Return the mean over rows of each row's mean loss, token by token; `weights` stand in for the model's own."""
     tokens = torch.from_numpy(rows.tokens[indices].astype(np.int64))
     places = torch.arange(12).expand(len(indices), -1)
@@ -115,7 +115,7 @@ def mean_of_rows(engine: model.Engine, rows: rows_of.Rows, indices: list[int], w
     return torch.stack(means).mean()
 
 
-def adapters(engine: model.Engine) -> dict[str, Parameter]:
+def adapters(engine: model.Parts) -> dict[str, Parameter]:
     return {name: p for name, p in engine.bare_chunks()[0].named_parameters() if lora.is_adapter(name)}
 
 

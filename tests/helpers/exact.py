@@ -15,7 +15,7 @@ from jobs.ranks.identity import from_environment
 from jobs.tasks.train import train
 
 if TYPE_CHECKING:
-    from jobs.engines.megatron.model import Engine
+    from jobs.engines.megatron.model import Parts
 
 STEP = 3e-3
 
@@ -39,7 +39,7 @@ def main() -> None:
     end_ranks()
 
 
-def slopes(engine: "Engine") -> None:
+def slopes(engine: "Parts") -> None:
     """Print, for A and B of each linear, the slope of the loss by its gradient and by two losses along the gradient."""
     import torch
 

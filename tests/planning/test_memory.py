@@ -19,6 +19,8 @@ from bench.contract.schema import (
     Data,
     DataSource,
     Device,
+    Engine,
+    EngineName,
     Gpu,
     Kind,
     Launch,
@@ -114,6 +116,7 @@ def make_config(
             eval_every_samples=80,
         ),
         parallel=parallel,
+        engine=Engine(name=EngineName.megatron),
         cluster=Cluster(
             name="c",
             summary="c",

@@ -24,7 +24,7 @@ from jobs.tasks import train
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what megatron-core imports is full of deprecated calls
     from jobs.data import rows as rows_of
-    from jobs.engines.megatron import batches, checkpoint, loop, model
+    from jobs.engines.megatron import batches
 
 pytestmark = pytest.mark.skipif(ranks.DEVICE != "cpu", reason="no rank and no device: nothing here differs on a GPU")
 
@@ -108,30 +108,41 @@ def test_an_evaluation_sees_each_row_once() -> None:
     assert rows_of.eval_order(composed(*SMALL, "data.eval_rows=8")).tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
+class ScriptedEngine:
+    """An engine whose model is a script: step k's rows have losses that sum to 8 + k, evaluations have those given."""
+
+    def __init__(self, eval_losses: tuple[float, ...]) -> None:
+        self.batches: list[list[int]] = []
+        self.eval_losses = iter(eval_losses)
+
+    def train_step(self, rows: str, indices: np.ndarray, step: int) -> float:
+        assert rows == "rows to train" and step == len(self.batches) + 1
+        self.batches.append(indices.tolist())
+        return 8.0 + step
+
+    def mean_loss(self, share: float) -> float:
+        return share / 8
+
+    def evaluate(self, rows: str) -> float:
+        assert rows == "rows to eval"
+        return next(self.eval_losses)
+
+
 class Course:
-    """A trial whose model is a script: step k's rows have losses that sum to 8 + k, evaluations have those given."""
+    """A trial of a scripted engine, and its log."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, eval_losses: tuple[float, ...] = ()) -> None:
-        self.path, self.batches, losses = folder / "result_0.txt", [], iter(eval_losses)
+        self.path, self.engine = folder / "result_0.txt", ScriptedEngine(eval_losses)
+        monkeypatch.setattr(rows_of, "load", lambda plan, name: f"rows to {name}")
 
-        def train_step(engine: Any, rows: str, indices: np.ndarray, step: int) -> float:
-            assert rows == "rows to train" and step == len(self.batches) + 1
-            self.batches.append(indices.tolist())
-            return 8.0 + step
-
-        def evaluate(engine: Any, rows: str) -> float:
-            assert rows == "rows to eval"
-            return next(losses)
-
-        monkeypatch.setattr(batches, "load", lambda plan, name: f"rows to {name}")
-        monkeypatch.setattr(loop, "train_step", train_step)
-        monkeypatch.setattr(loop, "evaluate", evaluate)
-        monkeypatch.setattr(loop, "mean_loss", lambda share, num_rows: share / num_rows)
+    @property
+    def batches(self) -> list[list[int]]:
+        return self.engine.batches
 
     def run(self, plan: Plan, seed: int = 1) -> "Course":
         with mllog.Writer(self.path) as log:
             log.start(mllog.RUN_START)
-            train.train(SimpleNamespace(plan=plan), Trial(index=0, seed=seed, log=self.path.name), log)
+            train.train(plan, self.engine, Trial(index=0, seed=seed, log=self.path.name), log)
         return self
 
     def records(self, *keys: str) -> list[tuple[str, Any, dict[str, Any]]]:
@@ -219,13 +230,18 @@ def test_a_trial_draws_by_its_seed_and_loads_before_its_clock_starts(
     def note(name: str, *values: Any) -> None:
         calls.append((name, *values, "clock runs" if course.records("run_start") else "before the clock"))
 
-    monkeypatch.setattr(train, "start_ranks", lambda plan, who: None)
-    monkeypatch.setattr(train, "end_ranks", lambda: None)
-    monkeypatch.setattr(model, "build", lambda plan, seed: note("build", seed) or SimpleNamespace(plan=plan))
-    monkeypatch.setattr(loop, "warm_up", lambda engine, steps, seed, profile: note("warm up", steps, seed))
-    monkeypatch.setattr(batches, "load", lambda plan, name: note(name) or f"rows to {name}")
-    monkeypatch.setattr(checkpoint, "load", lambda engine, folder, adapters: note("load", str(folder), adapters))
-    monkeypatch.setattr(checkpoint, "save", lambda engine, folder, adapters: note("save", folder.name, adapters))
+    engine: Any = course.engine
+    engine.warm_up = lambda steps, seed, profile: note("warm up", steps, seed)
+    engine.load = lambda folder, adapters: note("load", str(folder), adapters)
+    engine.save = lambda folder, adapters: note("save", folder.name, adapters)
+    module = SimpleNamespace(
+        start_ranks=lambda plan, who: None,
+        end_ranks=lambda: None,
+        versions=dict,
+        build=lambda plan, seed: note("build", seed) or engine,
+    )
+    monkeypatch.setattr(train, "engine_of", lambda plan: module)
+    monkeypatch.setattr(rows_of, "load", lambda plan, name: note(name) or f"rows to {name}")
     with mllog.Writer(course.path) as log:
         train.run(plan, trial, Rank(0, 0, 1, "", 0), log, tmp_path)
     assert calls == [

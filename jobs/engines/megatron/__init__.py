@@ -1,1 +1,30 @@
-"""The training engine on megatron-core."""
+"""The training engine on megatron-core.
+
+Nothing here imports torch before it is called: on a machine without CUDA megatron-core must be patched first.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from bench.contract.plan import Plan
+from jobs.engines.megatron.groups import end_ranks, start_ranks
+
+if TYPE_CHECKING:
+    from jobs.engines.megatron.engine import MegatronEngine
+
+__all__ = ["build", "end_ranks", "start_ranks", "versions"]
+
+
+def build(plan: Plan, seed: int) -> "MegatronEngine":
+    """Return the engine of a plan, with random weights drawn from the seed; the ranks have been started."""
+    from jobs.engines.megatron.engine import MegatronEngine
+
+    return MegatronEngine(plan, seed)
+
+
+def versions() -> Mapping[str, str]:
+    """Return the versions of what it trains with."""
+    import megatron.core
+    import torch
+
+    return {"torch": torch.__version__, "megatron_core": megatron.core.__version__}

@@ -16,12 +16,12 @@ from bench.contract import checkpoint
 from bench.contract.schema import Precision
 from bench.errors import ConfigError
 from jobs.engines.megatron.lora import is_adapter
-from jobs.engines.megatron.model import Engine
+from jobs.engines.megatron.model import Parts
 
 _LAYER = re.compile(r"decoder\.layers\.\d+\.")
 
 
-def save(engine: Engine, folder: Path, *, adapters: bool) -> None:
+def save(engine: Parts, folder: Path, *, adapters: bool) -> None:
     """Write the adapters, or everything but them, to a folder that appears only when it is complete."""
     part = folder.with_name(folder.name + ".part")
     rank = torch.distributed.get_rank()
@@ -36,7 +36,7 @@ def save(engine: Engine, folder: Path, *, adapters: bool) -> None:
     torch.distributed.barrier()
 
 
-def load(engine: Engine, folder: Path, *, adapters: bool) -> None:
+def load(engine: Parts, folder: Path, *, adapters: bool) -> None:
     """Load the adapters, or everything but them, whatever layout wrote them; of a Hugging Face folder, its conversion.
 
     Raises:
@@ -62,7 +62,7 @@ def load(engine: Engine, folder: Path, *, adapters: bool) -> None:
     engine.optimizer.reset()
 
 
-def _sharded(engine: Engine, adapters: bool, *, is_fp8: bool) -> dict[str, dict[str, Any]]:
+def _sharded(engine: Parts, adapters: bool, *, is_fp8: bool) -> dict[str, dict[str, Any]]:
     metadata = {"dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True), "fp8": is_fp8}
     return {
         f"chunk{i}": {
@@ -74,7 +74,7 @@ def _sharded(engine: Engine, adapters: bool, *, is_fp8: bool) -> dict[str, dict[
     }
 
 
-def _parts(engine: Engine, adapters: bool, *, is_fp8: bool) -> list[dict[str, dict[str, Any]]]:
+def _parts(engine: Parts, adapters: bool, *, is_fp8: bool) -> list[dict[str, dict[str, Any]]]:
     """Return what is loaded at once: all; of frozen FP8 linears that come in BF16, one layer, the first with what is in none.
 
     All ranks load together, and each has as many parts. A single rank takes all layers: megatron-core 0.16.1 wants every one of it.

@@ -1,21 +1,17 @@
 """Join and leave the process groups of a plan's layout, with megatron-core."""
 
 import warnings
-from typing import TYPE_CHECKING
 
 from bench.contract.plan import Plan
 from jobs.ranks import process_group
 from jobs.ranks.identity import Rank
-
-if TYPE_CHECKING:
-    pass
 
 
 def start_ranks(plan: Plan, who: Rank) -> None:
     """Join the process groups of the plan's layout.
 
     Raises:
-        SubmitError: what `world.join` raises.
+        SubmitError: what `process_group.join` raises.
     """
     from jobs.engines.megatron import cpu_patch
 

@@ -15,10 +15,10 @@ from torch.profiler import ProfilerActivity
 from bench.contract.plan import learning_rate
 from jobs.data import rows as rows_of
 from jobs.engines.megatron import batches
-from jobs.engines.megatron.model import Engine, seed_all
+from jobs.engines.megatron.model import Parts, seed_all
 
 
-def train_step(engine: Engine, rows: rows_of.Rows, indices: np.ndarray, step: int) -> Tensor:
+def train_step(engine: Parts, rows: rows_of.Rows, indices: np.ndarray, step: int) -> Tensor:
     """Update the weights with one global batch; return this rank's share of the sum of the rows' losses.
 
     Nothing here waits for the device; `mean_loss` does.
@@ -37,7 +37,7 @@ def mean_loss(share: Tensor, num_rows: int) -> float:
     return share.item() / num_rows
 
 
-def evaluate(engine: Engine, rows: rows_of.Rows) -> float:
+def evaluate(engine: Parts, rows: rows_of.Rows) -> float:
     """Return the mean over all evaluation rows of each row's mean loss (nats per token that counts)."""
     for chunk in engine.chunks:
         chunk.eval()
@@ -45,7 +45,7 @@ def evaluate(engine: Engine, rows: rows_of.Rows) -> float:
     return mean_loss(torch.stack(shares).sum(), engine.plan.config.data.eval_rows)
 
 
-def warm_up(engine: Engine, iterations: int, seed: int, *, profile: Path | None = None) -> None:
+def warm_up(engine: Parts, iterations: int, seed: int, *, profile: Path | None = None) -> None:
     """Train and evaluate on made-up rows, then put weights, optimizer and generators back as they were.
 
     `profile` gets the kernels of the last of the steps, by rank 0.
@@ -79,7 +79,7 @@ def profiled(path: Path | None) -> Iterator[None]:
     path.write_text(profiler.key_averages().table(sort_by=by, row_limit=-1, max_name_column_width=120) + "\n")
 
 
-def _forward(engine: Engine, rows: rows_of.Rows, indices: np.ndarray, *, forward_only: bool) -> Tensor:
+def _forward(engine: Parts, rows: rows_of.Rows, indices: np.ndarray, *, forward_only: bool) -> Tensor:
     """Run megatron-core's schedule over the batch; return this rank's share of the sum of the rows' losses."""
     plan = engine.plan
     micro_batches = batches.micro_batches(plan, rows, indices)

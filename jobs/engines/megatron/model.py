@@ -22,7 +22,7 @@ from jobs.engines.megatron.loss import cross_entropy
 
 
 @dataclass(slots=True)
-class Engine:
+class Parts:
     """What one rank trains: its model chunks (one, or vpp of them) and their optimizer."""
 
     plan: Plan
@@ -47,7 +47,7 @@ class _Model(GPTModel):
         return cross_entropy(logits.flatten(0, 1), labels.T.flatten()).view(num_rows, batch).T.contiguous()
 
 
-def build(plan: Plan, seed: int, *, fp8_ops: Fp8Ops | None = None) -> Engine:
+def build(plan: Plan, seed: int, *, fp8_ops: Fp8Ops | None = None) -> Parts:
     """Return the engine of a plan, with random weights drawn from the seed; process groups must exist.
 
     fp8_ops: what FP8 layers compute with, by default what this rank's device can do.
@@ -66,7 +66,7 @@ def build(plan: Plan, seed: int, *, fp8_ops: Fp8Ops | None = None) -> Engine:
     config.finalize_model_grads_func = finalize_model_grads
     if fp8_ops is not None:
         _share_transposed_weights([_bare(chunk) for chunk in wrapped], fp8_ops)
-    return Engine(plan, wrapped, Adam(plan, wrapped))
+    return Parts(plan, wrapped, Adam(plan, wrapped))
 
 
 def seed_all(seed: int) -> None:
