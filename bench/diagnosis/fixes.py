@@ -3,11 +3,12 @@
 import copy
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bench.contract import mllog
 from bench.contract.plan import Plan
-from bench.contract.schema import Config, Recompute
+from bench.contract.schema import Config, Recompute, Runtime
+from bench.diagnosis.log_scan import Clue
 from bench.errors import ConfigError
 from bench.mlperf.reader import Event, is_number
 from bench.mlperf.result import Result
@@ -16,6 +17,14 @@ from bench.planning import make_plan
 MARGIN_MIN = 5
 """What starting and stopping take, as in the walltime of a job."""
 _COUNTED = (mllog.TRAIN_LOSS, mllog.TRACKED_STATS, mllog.EVAL_ACCURACY, mllog.EVAL_STOP)
+
+
+def without_image(clue: Clue, plan: Plan | None) -> Clue:
+    """Return the clue; a module that is missing where no image was asked for is missing from the environment."""
+    if clue.rule != "PYX-03" or plan is None or plan.config.container.runtime is not Runtime.none:
+        return clue
+    fix = "`pip install 'runstop[engine]'` in the environment that starts the ranks brings torch and megatron-core"
+    return replace(clue, rule="RUN-08", fix=fix)
 
 
 def less_memory(plan: Plan) -> str | None:
@@ -107,12 +116,18 @@ def total_samples(result: Result) -> float | None:
     return steps * result.global_batch_size if is_number(steps) and steps > 0 and result.global_batch_size else None
 
 
-def enough_time(reached: Reached | None, result: Result) -> str | None:
+def enough_time(reached: Reached | None, result: Result, plan: Plan | None) -> str | None:
     """Return which time limit would have let the run train to its last step; None if the log does not say."""
     total = total_samples(result)
     if reached is None or not reached.pace_samples_min or total is None or total < reached.samples:
         return None
     minutes = reached.before_min + total / reached.pace_samples_min + MARGIN_MIN
+    had_min = plan.config.walltime if plan else None
+    if had_min is not None and minutes <= had_min:
+        return (
+            f"at its pace the run needed {math.ceil(minutes)} of its {had_min} min, so it hung: start it again, and when it "
+            "stops logging `py-spy dump --pid PID` on every rank shows where"
+        )
     return (
         f"at this pace walltime={math.ceil(minutes)} (minutes per trial) reaches the last step, {total:,.0f} samples; "
         f"the records of this run span {reached.minutes:.0f} min. A target reached earlier needs less"

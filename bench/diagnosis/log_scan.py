@@ -11,8 +11,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from io import FileIO
 from pathlib import Path
-from string import ascii_lowercase, ascii_uppercase
 
+from bench.diagnosis import tracebacks
+from bench.diagnosis.tracebacks import LABEL, Frame
+from bench.diagnosis.words import FOLD, of_signs
 from bench.mlperf.reader import printable
 from bench.rules import RULES
 from bench.rules.signs import EVENTS, SIGNS, Weight
@@ -43,22 +45,6 @@ class Scan:
     """MLPerf's log lines."""
 
 
-WORDS = tuple(
-    b"error|fail|fatal|assert|exception|nccl warn|ibv_|pyxis|enroot|denied|not found|no such|memory|kill|exceeded|space left|"
-    b"read-only|cancelled|due to|interrupt|ctrl-c|(sig|got sig|received sig|exitcode|segmentation|watchdog|nccl communicator|"
-    b"gloo/|timed out|socket timeout|network socket|net/ib : no|got completion|already in use|interface found|xid|fallen off|"
-    b"initialized|fabric|imex|pmi|psec|ompi|oom|bad_alloc|quota|member: 1/|world|nan|loss is|gated|unable|unrecog|override|"
-    b"could not find|can't|must be| rows|squashfs|invalid|requested|plugin|mountcheck|accounting|bypassing|walltime|"
-    b"set by two|clients joined|divisible|srun:|exited with|cannot |out of space|bit ecc|cuda-capable|cuda gpus|no nvidia driver|insufficient|"
-    b"needs gpu|too small|cpuallocator|longer than|local folder|connect to|, life |a checkpoint of|a distributed checkpoint|srcindex|"
-    b"out of range|not in struct|eaddrinuse|0 of 1|0/1|were started|loss returned|bus error|nvlink|bootstrap|more processors|violates|client error|version mismatch|:::mllog".split(
-        b"|"
-    )
-)
-"""As folded text has them: every line with a sign holds one."""
-FOLD = bytes.maketrans(ascii_uppercase.encode() + b"23456789", ascii_lowercase.encode() + b"22222222")
-"""To small letters, and the digits that no word needs to one, so that lines become alike."""
-
 _CHUNK_BYTES = 1 << 18
 _MAX_LINE_BYTES = 1 << 20
 _BEFORE, _AFTER = 1000, 3000
@@ -71,24 +57,32 @@ _FORGIVEN_RECORDS = 10
 _PATTERNS = tuple((sign, re.compile(sign.pattern)) for sign in SIGNS)
 _ESCAPES = re.compile(rb"\x1b(?:\[[0-9;?]{0,40}[ -/]?[@-~]|\][^\x07\x1b\n]{0,400}(?:\x07|\x1b\\)|[@-Z\\^_=>])")
 _PROGRESS = re.compile(rb'"(?:train_loss ?|tracked_stats|eval_accuracy|eval_stop)"')
-_LABEL = rb"(?: {0,6}\d{1,6}: ?|\[\S{1,80}\]:? ?){0,3}"
 _MESSAGE = re.compile(
     rb"^(?P<what>[^\n]{1,2000})\n{1,2}%b  where: (?P<where>[^\n]{0,1000})\n{1,2}%b  fix:   (?P<fix>[^\n]{1,1000})$"
-    % (_LABEL, _LABEL),
+    % (LABEL, LABEL),
     re.MULTILINE,
 )
 """How bench.errors prints an error."""
-_RAISED = re.compile(rb"^%b(?:[\w.]{1,100}\.)?[A-Z]\w{0,60}(?:Error|Exception)(?:: |$)" % _LABEL)
+_RAISED = re.compile(rb"^%b(?:[\w.]{1,100}\.)?(?P<name>[A-Z]\w{0,60}(?:Error|Exception))(?:: |$)" % LABEL)
+"""How Python ends a traceback."""
+_FOLLOWING = re.compile(
+    rb"(?:BrokenPipe|Connection(?:Reset|Refused|Aborted)?|EOF|ChildFailed|DistNetwork)Error|SignalException"
+)
+"""Exceptions that say no more than that somebody else is gone."""
 _TROUBLE = re.compile(
     rb"\b(?:ERROR|FATAL|CRITICAL|[Ee]rror|[Ff]atal)\b\]?:? |Exited with exit code [1-9]|\bBroken pipe|Connection reset"
 )
 _EXITED = re.compile(rb"Exited with exit code [1-9]")
-_LIFE = re.compile(rb"^job \d+, life [1-9]\d*, on ")
+_RESTART = re.compile(rb"^job \d+, (?:life|restart|attempt) [1-9]\d*, on ")
 """How the batch script begins when Slurm has started its job anew."""
 _STEP_ENDS = re.compile(
     rb"srun: error: .{1,80}: tasks? [\d,-]{1,200}: |_step_signal: Terminating|STEP .{1,60} CANCELLED"
+    rb"|srun: Job step aborted"
 )
 """Slurm on a task that has ended, or on those that it ends because of it."""
+_TERMINATED = re.compile(rb": (?:Terminated|Exited with exit code 143)\b")
+_WATCHED = (_RAISED, _TROUBLE, _EXITED, _RESTART, _STEP_ENDS, re.compile(b":::MLLOG"))
+"""What lines are looked at for beside the signs."""
 _KNOWN = re.compile(r"(?:\d+: ?)?([A-Z]{2,3}-\d\d): ")
 
 
@@ -113,6 +107,12 @@ def read_message(what: str, fix: str, *, file: str, line: int = 1, otherwise: st
         return Clue(known[1], Weight.CAUSE, file, line, text, fix)
     rule, weight, _ = _recognise(raw[:_AFTER]) or (otherwise, Weight.CAUSE, 0)
     return Clue(rule, weight, file, line, text, fix)
+
+
+def names_rule(text: object) -> bool:
+    """Return whether a message of our own begins with the id of its rule."""
+    known = _KNOWN.match(text) if isinstance(text, str) else None
+    return known is not None and known[1] in RULES
 
 
 def read_text(text: str, *, file: str, line: int = 1) -> Scan:
@@ -167,7 +167,7 @@ class _Reader:
         for start, end in _suspects(flat, self._dull):
             self._line += text.count(b"\n", counted, start)
             counted = start
-            self._look(flat[start:end])
+            self._look(flat[start:end], flat, start)
         self._line += text.count(b"\n", counted)
         if b"  fix:   " in flat:
             self._read_messages(flat, text)
@@ -185,8 +185,8 @@ class _Reader:
         lines = dict.fromkeys(shown(line) for line in (self._raised, *self._trouble, *last) if line.strip())
         return Scan(tuple(ranked(found)), tuple(lines), self._has_records)
 
-    def _look(self, line: bytes) -> None:
-        if _LIFE.match(line):  # what came before was got over
+    def _look(self, line: bytes, flat: bytes, start: int) -> None:
+        if _RESTART.match(line):  # the run recovered from what came before
             self._first.clear()
             self._failing = self._step_ends = False
             self._raised, self._trouble = b"", deque(maxlen=3)
@@ -195,19 +195,36 @@ class _Reader:
             self._failing, self._has_records = False, True
             self._progress += bool(_PROGRESS.search(line))
             return
+        raised = _RAISED.match(line)
         if known := _recognise(line):
-            rule, weight, place = known
-            if rule != "SLU-08" or not self._failing:  # srun also cancels what is left of a step that failed
-                shift = max(0, place - _MAX_SHOWN // 2) if len(line) > _MAX_SHOWN else 0
-                first_killed = rule == "RUN-02" and b"srun: error: " in line and not self._step_ends
-                told = Weight.CAUSE if first_killed else weight
-                self._add(Clue(rule, told, self._file, self._line, shown(line[shift:])))
+            self._add_known(line, *known, frame=self._frame(line, flat, start) if raised else None)
+        elif raised and not _FOLLOWING.fullmatch(raised["name"]):
+            frame = self._frame(line, flat, start)
+            weight = Weight.DEATH if frame else Weight.END  # without its traceback it may have been caught
+            self._add(Clue("RUN-13", weight, self._file, self._line, _with_place(shown(line), frame)))
         self._step_ends |= bool(_STEP_ENDS.search(line))
-        if _RAISED.match(line):
+        if raised:
             self._raised, self._failing = line, True
         elif _TROUBLE.search(line):
             self._trouble.append(line)
             self._failing |= bool(_EXITED.search(line))
+
+    def _add_known(self, line: bytes, rule: str, weight: Weight, place: int, *, frame: Frame | None) -> None:
+        if rule == "SLU-08" and self._failing:  # srun also cancels what is left of a step that failed
+            return
+        if rule == "RUN-02" and b"srun: error: " in line:
+            if self._step_ends and _TERMINATED.search(line):  # srun ends the other tasks of a step that failed
+                return
+            weight = weight if self._step_ends else Weight.CAUSE
+        shift = max(0, place - _MAX_SHOWN // 2) if len(line) > _MAX_SHOWN else 0
+        self._add(Clue(rule, weight, self._file, self._line, _with_place(shown(line[shift:]), frame)))
+
+    def _frame(self, line: bytes, flat: bytes, start: int) -> Frame | None:
+        """Return the place that raised the exception on a line; its traceback may begin in the chunk before."""
+        before = flat[max(0, start - tracebacks.LOOK_BACK_BYTES) : start]
+        if start < tracebacks.LOOK_BACK_BYTES:
+            before = self._end + b"\n" + before
+        return tracebacks.innermost(before, line)
 
     def _add(self, clue: Clue) -> None:
         self._first.setdefault((clue.rule, clue.weight), (clue, self._progress))
@@ -220,6 +237,15 @@ class _Reader:
             seen = self._first.get((clue.rule, clue.weight))
             if seen is None or seen[0].fix is None:  # the same line, seen as any other before
                 self._first[clue.rule, clue.weight] = clue, self._progress
+
+
+def _with_place(text: str, frame: Frame | None) -> str:
+    return f"{text} (at {shown(str(frame).encode())})" if frame else text
+
+
+def _words() -> tuple[bytes, ...]:
+    """Return what to search for: every line that is looked at holds one of these, once folded."""
+    return of_signs(tuple(pattern.pattern for pattern in _WATCHED))
 
 
 def _suspects(flat: bytes, dull: set[bytes]) -> Iterator[tuple[int, int]]:
@@ -242,7 +268,7 @@ def _suspects(flat: bytes, dull: set[bytes]) -> Iterator[tuple[int, int]]:
 def _telling(text: bytes) -> set[bytes]:
     """Return the lines that hold one of the words."""
     found = set()
-    for word in WORDS:
+    for word in _words():
         at = text.find(word)
         while at >= 0:
             end = text.find(b"\n", at)
@@ -256,7 +282,7 @@ def _around_words(line: bytes) -> list[tuple[int, int]]:
     if len(line) <= _BEFORE:
         return [(0, len(line))]
     places = set()
-    for word in WORDS:
+    for word in _words():
         at = line.find(word)
         while at >= 0:
             end = min(len(line), at + _AFTER)

@@ -14,10 +14,16 @@ from typing import Any
 from bench.diagnosis import log_scan
 from bench.diagnosis.log_scan import Clue, Scan
 from bench.mlperf.reader import is_number
+from bench.rules import RULES
 from bench.rules.signs import Weight
 from bench.runs import folder as folders
-from bench.runs.folder import LEDGER, RANK_LOGS, STATUS
+from bench.runs.folder import JOB, LEDGER, RANK_LOGS, STATUS
 
+_START_AGAIN = (
+    "start it again if you want it to go on: trials that were finished stay in this folder. Ctrl-C sends SIGINT; "
+    "`kill`, a logout or a shutdown sends SIGTERM"
+)
+"""What to do about a run of this machine that somebody stopped."""
 _TRACEBACK = "Traceback (most recent call last)"
 
 
@@ -40,14 +46,24 @@ def of_launcher(folder: Path) -> list[Scan]:
     said, file = status(folder), str(folder / STATUS)
     if said.get("outcome") == "interrupted":
         what = log_scan.shown(str(said.get("what") or f"the launcher got {_signal(said.get('exit_code'))}").encode())
+        fix = said.get("fix") or (None if (folder / JOB).exists() else _START_AGAIN)
         # What ranks say of each other's ends follows from this one, unless one of them names a cause.
-        return [_only(Clue("SLU-08", Weight.DEATH, file, 1, what, said.get("fix")))]
+        return [_only(Clue("SLU-08", Weight.DEATH, file, 1, what, fix))]
     if not isinstance(said.get("what"), str):
         return []
+    if "while" in said and not log_scan.names_rule(said["while"]):  # its script knew what failed, and not why
+        return _own_explanation(said, file)
     scan = _scan(said, file)
-    vague = ("RUN-10", "CFG-09") if "while" in said else ("RUN-10",)  # a batch script knows what failed, and not why
-    told = (replace(clue, weight=Weight.OUTCOME) if clue.rule in vague else clue for clue in scan.clues)
+    told = (replace(clue, weight=Weight.OUTCOME) if clue.rule == "RUN-10" else clue for clue in scan.clues)
     return [replace(scan, clues=tuple(told))]
+
+
+def _own_explanation(said: dict[str, Any], file: str) -> list[Scan]:
+    """Return what `explain` found when the job ended: the line that it found, for a run whose logs are gone by now."""
+    rule, evidence = said.get("rule"), said.get("evidence")
+    if rule not in RULES or not isinstance(evidence, str):
+        return []
+    return [_only(Clue(rule, Weight.HINT, file, 1, evidence, said.get("fix")))]
 
 
 def not_proven(folder: Path) -> Iterator[Clue]:

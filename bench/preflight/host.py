@@ -1,15 +1,23 @@
 """What this machine shows without asking anybody: the paths, room for results, the port."""
 
+import importlib.util
 import os
 import re
 import shutil
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
+<<<<<<< main
 from bench.contract import checkpoint as checkpoints
 from bench.contract.plan import Plan, expanded
 from bench.contract.schema import Config, DataSource, Runtime, Scheduler, StartsFrom
+=======
+from bench.contract import checkpoint
+from bench.contract.plan import Plan, expanded, is_random
+from bench.contract.schema import Config, DataSource, Runtime, Scheduler
+>>>>>>> h-why
 from bench.preflight import data
 from bench.rules.check import CannotTellError, Finding, Subject, broken
 
@@ -17,6 +25,8 @@ MIN_FREE_MIB = 200
 """For logs, adapters and figures of a small run."""
 FLEETING = ("/tmp", "/var/tmp", "/dev/shm", "/run")
 """Each machine has its own of these, whatever the site."""
+ENGINE = ("torch", "megatron.core", "numpy", "psutil")
+"""What ranks import beside the standard library; the package's extra of this name brings them."""
 IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs", "overlay", "squashfs")
 """File systems that no other machine sees. A disk of the login node may be exported to the others; these are not."""
 
@@ -82,7 +92,7 @@ def checkpoint(subject: Subject) -> Iterator[Finding | str]:
     """Yield whether the checkpoint that a site should have prepared is missing, or not whole."""
     folder = _set(subject.plan.base_dir, "MODEL")
     yield from data.checkpoint(folder, subject.plan.config)
-    yield from data.manifest(checkpoints.located(folder, subject.plan.config.precision))
+    yield from data.manifest(checkpoint.located(folder, subject.plan.config.precision))
     yield str(folder)
 
 
@@ -104,6 +114,22 @@ def outputs(subject: Subject) -> Iterator[Finding | str]:
         yield broken("CFG-08", f"{free} MiB free, and a run needs {MIN_FREE_MIB}", str(there))
     else:
         yield f"{free:,} MiB free in {there}"
+
+
+def packages(subject: Subject) -> Iterator[Finding | str]:
+    """Yield what the ranks of this machine could not import; they run in this very Python."""
+    if missing := [name for name in ENGINE if not _is_installed(name)]:
+        what = f"{', '.join(missing)} cannot be imported"
+        yield broken("RUN-08", what, sys.executable, fix="pip install 'runstop[engine]'")
+    else:
+        yield ", ".join(ENGINE)
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # what the module is part of is not there
+        return False
 
 
 def insists_on_port(plan: Plan) -> bool:

@@ -64,6 +64,11 @@ CONFIG = {
         "the configuration was refused",
         "correct the key named in the evidence; `python -m bench plan KEY=VALUE…` checks it without starting anything",
     ),
+    "CFG-10": (
+        "the checkpoint does not fit the model",
+        "compare the shapes in the evidence (first the checkpoint's, then the model's): load the checkpoint of the model that "
+        "the configuration names, or convert it again for this model; a vocabulary may be padded to another size",
+    ),
 }
 
 RUN = {
@@ -74,7 +79,8 @@ RUN = {
     ),
     "RUN-02": (
         "a rank was killed from outside",
-        "ask `sacct -j JOB -o State,ExitCode,MaxRSS` and the node's `dmesg -T` who did it: host memory, a time limit, a person",
+        "find out who ended it: host memory, a time limit or a person. The node's `dmesg -T` names what the kernel killed; "
+        "under Slurm ask `sacct -j JOB -o State,ExitCode,MaxRSS` too",
     ),
     "RUN-03": (
         "the host ran out of memory",
@@ -82,7 +88,8 @@ RUN = {
     ),
     "RUN-04": (
         "a rank crashed in native code",
-        "run it again with PYTHONFAULTHANDLER=1 for the Python stack; compare driver, CUDA and image versions with a node that works",
+        "run it again with PYTHONFAULTHANDLER=1 for the Python stack; compare driver, CUDA and image versions with a node that "
+        "works; after a bus error look for a full /dev/shm or disk (`df -h`)",
     ),
     "RUN-05": (
         "the loss is not a number: training diverged, or data or weights hold NaN",
@@ -90,18 +97,24 @@ RUN = {
     ),
     "RUN-06": (
         "the run does not converge: its evaluations do not reach the target",
+<<<<<<< main
         "compare seed, learning rate, batch size, LoRA and data with the reference; raise task.training.max_steps if the curve still "
         "falls; a curve that is flat from the start means wrong data, loss mask or base checkpoint",
+=======
+        "compare seed, learning rate, batch size, model and data with the benchmark's reference; train for more steps if the "
+        "evaluations still improve; if they never did, look for wrong data, labels or initial weights",
+>>>>>>> h-why
     ),
     "RUN-07": (
         "the log stops in the middle, without a reason",
-        "if the job still runs it is stuck: `py-spy dump --pid PID` on every rank shows where; if it is gone, ask "
-        "`sacct -j JOB -o State,ExitCode` and the node's `dmesg -T`",
+        "if the job still runs, it hangs: `py-spy dump --pid PID` on every rank shows where; if it is gone, look at the node's "
+        "`dmesg -T` and, under Slurm, at `sacct -j JOB -o State,ExitCode`",
     ),
     "RUN-08": (
         "a program or Python module is missing, or does not fit the others",
-        "start the ranks in the image that the recipe was made for; `python -c 'import MODULE'` in it; keep PYTHONPATH and "
-        "~/.local out (PYTHONNOUSERSITE=1); torch compiles kernels for GPUs, and wants a C compiler there",
+        "start the ranks in the image that the recipe was made for, and try `python -c 'import MODULE'` in it; on a machine "
+        "without containers `pip install 'runstop[engine]'`; keep PYTHONPATH and ~/.local out (PYTHONNOUSERSITE=1); torch "
+        "compiles kernels for GPUs and needs a C compiler there (gcc, or CC names another)",
     ),
     "RUN-09": (
         "a GPU kernel failed",
@@ -119,6 +132,26 @@ RUN = {
     "RUN-12": (
         "the log does not prove what the plan asked for",
         "`python -m bench parse` names each finding; run the trial again from an unchanged plan",
+    ),
+    "RUN-13": (
+        "a Python exception ended a rank",
+        "read the exception in the evidence and open the file and line that it names: they are the innermost frame outside of "
+        "installed packages; the whole traceback stands in the log, just above",
+    ),
+    "RUN-14": (
+        "a file system failed while the run read or wrote",
+        "look at the storage, not at the run: `dmesg -T` on the node, then its mounts; a stale file handle means that another "
+        "machine deleted or replaced an open file. Remount or repair it, and start the run again",
+    ),
+    "RUN-15": (
+        "a limit of the process is reached: open files, threads or processes",
+        "raise it before the ranks start (`ulimit -n` for files, `ulimit -u` for processes; Slurm takes over the limits of the "
+        "shell that submits), or use fewer data workers",
+    ),
+    "RUN-16": (
+        "cuBLAS or cuDNN could not start on the GPU",
+        "most often no GPU memory is left: look with `nvidia-smi` on the node, and lower recipe.micro_batch_size; else an "
+        "earlier kernel failed (CUDA_LAUNCH_BLOCKING=1 shows it), or the driver is too old for the image's CUDA",
     ),
 }
 

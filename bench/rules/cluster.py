@@ -19,7 +19,7 @@ PYXIS: Texts = {
     "PYX-03": (
         "the ranks do not run in the image",
         "name the image on the srun line (--container-image), not in #SBATCH; `srun … cat /etc/os-release` must show the image's "
-        "system on every node",
+        "system on every node. Without containers, `pip install 'runstop[engine]'` brings what is missing",
     ),
     "PYX-04": (
         "container flags are ignored, because no image is named",
@@ -92,7 +92,7 @@ SLURM: Texts = {
     ),
     "SLU-08": (
         "the run was cancelled",
-        "ask `sacct -j JOB -o State%40` who cancelled it; start it again",
+        "start it again; under Slurm `sacct -j JOB -o State%40` says who cancelled it",
     ),
     "SLU-09": (
         "a node failed",
@@ -175,7 +175,8 @@ NCCL: Texts = {
     ),
     "NCC-03": (
         "InfiniBand fails",
-        "compare `ibstat` of the nodes; raise `ulimit -l` to unlimited; set NCCL_IB_HCA to the ports that are up on all of them",
+        "compare `ibstat` of the nodes and look for link errors with `ibqueryerrors`: a port error is a link that went down, and "
+        "status 12 a peer that does not answer. Set NCCL_IB_HCA to ports that are up everywhere, raise `ulimit -l` to unlimited",
     ),
     "NCC-04": (
         "a node or a link is slow",
@@ -208,5 +209,15 @@ HARDWARE: Texts = {
     "HW-03": (
         "there is no GPU, or no driver that fits",
         "run `nvidia-smi` in the same srun and container; ask for GPUs (SLU-01); the driver must be as new as the image's CUDA",
+    ),
+    "HW-04": (
+        "the NVIDIA libraries and the loaded kernel module have different versions",
+        "the driver was upgraded under a running module, or the container brings driver libraries of its own: compare "
+        "`cat /proc/driver/nvidia/version` with the library's version, and have the node drained and rebooted",
+    ),
+    "HW-05": (
+        "this GPU's compute capability does not fit what it is asked to run",
+        "FP8 needs compute capability 8.9 or higher (H100, H200, L40S or newer): choose precision=bf16, or a newer GPU; for "
+        "`no kernel image` take a torch or an image that was built for this GPU",
     ),
 }

@@ -140,7 +140,17 @@ CAUSES: dict[str, tuple[bytes, ...]] = {
         rb"(?:NVRM: Xid .{0,60}: |\b[Xx][Ii][Dd][ :=]{1,2})(?:48|6[34]|79|9[245]|119|120|140)\b",
         rb"Unable to determine the device handle for GPU|[Rr]ow[ -][Rr]emap\w{0,5} (?:failed|failure)",
     ),
+    "HW-04": (
+        rb"NVML: Driver/library version mismatch|NVRM: API mismatch: ",
+        rb"unsupported display driver / cuda driver combination|cudaErrorSystemDriverMismatch",
+    ),
+    "HW-05": (
+        rb"[Cc]ompute capability .{0,60}required for FP8|only supported on .{0,20}devices with compute capability",
+        rb"FP8 .{0,60}requires? .{0,40}compute capability|fp8e4nv not supported in this architecture",
+        rb"no kernel image is available for execution|sm_\d+ is not compatible with the current PyTorch installation",
+    ),
     "HW-03": (
+        rb"NVIDIA driver on your system is too old|forward compatibility was attempted on non supported HW",
         rb"no CUDA-capable device is detected|No CUDA GPUs are available|Found no NVIDIA driver",
         rb"CUDA driver version is insufficient|NVIDIA-SMI has failed because|invalid device ordinal",
         rb"CUDA-capable device\(s\) is/are busy|this rank needs GPU \d+, and \d+ can be seen",
@@ -150,8 +160,10 @@ CAUSES: dict[str, tuple[bytes, ...]] = {
         _LINE + rb"(?:torch\.|torch\.cuda\.)?OutOfMemoryError\b",
         rb"CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|CU(?:BLAS|DNN)_STATUS_ALLOC_FAILED|NCCL WARN Failed to CUDA [cm]alloc",
     ),
+    "RUN-16": (rb"CU(?:BLAS|DNN)_STATUS_NOT_INITIALIZED",),
     "RUN-11": (
-        rb"insufficient shared memory \(shm\)",
+        rb"insufficient shared memory \(shm\)|workers are out of shared memory",
+        rb"NCCL WARN Error.{0,5} (?:while creating shared memory segment|failed to extend) /dev/shm/",
         rb"unable to (?:write to|open|mmap|resize).{0,40}/torch_.{0,100}(?:No space left|Cannot allocate)",
         rb"/dev/shm.{0,200}(?:No space left|too small)",
     ),
@@ -162,6 +174,15 @@ CAUSES: dict[str, tuple[bytes, ...]] = {
         _LINE + rb"MemoryError\b",
         rb"DefaultCPUAllocator: .{0,40}(?:can't|not enough)|std::bad_alloc|\[Errno 12\] Cannot allocate memory",
     ),
+    "RUN-14": (
+        rb"Stale (?:NFS )?file handle|\[Errno 116\]",
+        rb"\[Errno (?:5|121)\] |: Input/output error|\bI/O error, dev |Buffer I/O error on dev",
+        rb"Cannot send after transport endpoint shutdown",
+    ),
+    "RUN-15": (
+        rb"Too many open files|received 0 items of ancdata|can't start new thread",
+        rb"(?:fork|pthread_create|Thread creation).{0,80}Resource temporarily unavailable",
+    ),
     "CFG-08": (
         rb"No space left on device|Disk quota exceeded",
         rb"PermissionError: \[Errno 13\]|/(?:results?|logs?|runs?)/\S{0,300}: Permission denied",
@@ -171,6 +192,10 @@ CAUSES: dict[str, tuple[bytes, ...]] = {
     "CFG-02": (
         rb"val_check_interval.{0,40} must be less than or equal to the number of the training batches",
         rb"evaluation every \d+ steps is \d+ samples, longer than the data's",
+    ),
+    "CFG-10": (
+        rb"size mismatch for .{1,300}: copying a param with shape|Global shape mismatch for loaded",
+        rb"(?:Missing|Unexpected) key\(s\) in state_dict: ",
     ),
     "CFG-05": (rb"FileExistsError: .{0,300}result_\d",),
     "CFG-06": (
@@ -203,7 +228,10 @@ CAUSES: dict[str, tuple[bytes, ...]] = {
         rb"^ {0,6}[1-9]\d{0,6}: .{0,60}\brank[ :=]{1,3}(?:0 of 1|0/1|0,? world[ _]size[ :=]{1,2}1)\b",
         rb"world[ _]size \(1\).{0,40} is not divisible by|\d+ ranks were started, and the plan is for \d+",
     ),
-    "NCC-03": (rb"NCCL WARN Call to ibv_\w{1,40} failed",),
+    "NCC-03": (
+        rb"NCCL WARN Call to ibv_\w{1,40} failed|async fatal event on ",
+        rb"Got async (?:error )?event ?: (?:port error|local catastrophic error|.{0,40}work queue .{0,20}error)",
+    ),
     "RUN-05": (
         rb"the (?:training|evaluation) loss is (?:nan|-?inf)",
         rb"found NaN in |number of nan iterations: {1,4}[1-9]|loss returned in `training_step` is (?:nan|tensor\((?:nan|-?inf))",
@@ -219,9 +247,11 @@ CAUSES: dict[str, tuple[bytes, ...]] = {
     ),
     "RUN-08": (
         _LINE + rb"(?:ModuleNotFoundError|ImportError): ",
+        rb"FileNotFoundError: .{0,80}'(?:\S{0,80}/)?(?:cc|gcc|g\+\+|c\+\+|clang(?:\+\+)?|nvcc|ninja)'",
         rb"error while loading shared libraries: |can't open file '.{1,300}': \[Errno 2\]|/usr/bin/env: .{1,40}: No such file",
         rb"^.{0,200}(?:line \d{1,6}|bash|sh): .{1,100}: (?:command not found|not found)$",
-        rb"Failed to find C compiler\.",
+        rb"Failed to find C compiler\.|No working C\+\+ compiler found|CUDA_HOME environment variable is not set",
+        rb"(?:gcc|g\+\+|clang)\S{0,10}: fatal error: cannot execute|Ninja is required to load C\+\+ extensions",
     ),
 }
 
@@ -232,18 +262,22 @@ DEATHS: dict[str, tuple[bytes, ...]] = {
         rb"Exited with exit code (?:139|135|132)\b|" + _TASKS + rb"(?:Bus error|Illegal instruction)",
     ),
     "RUN-02": (
-        rb"Signal 9 \(SIGKILL\) received|\bexitcode {0,4}: -9\b|\bgot SIG(?:KILL|SEGV|BUS|ABRT) during ",
+        rb"Signal 9 \(SIGKILL\) received|\bexitcode {0,4}: -9\b",
+        rb"\bgot SIG(?:KILL|SEGV|BUS|ABRT|TERM|INT|HUP) during ",
         _TASKS + rb"Killed",
         rb"Exited with exit code 137\b|: line \d{1,6}: +\d{1,9} Killed\b",
+        _TASKS + rb"(?:Terminated|Exited with exit code 143\b)",
+        rb"Signal 15 \(SIGTERM\) received|\bexitcode {0,4}: -15\b",
     ),
 }
 
 ECHOES: dict[str, tuple[bytes, ...]] = {
+    "NCC-03": (rb"NET/IB\w?.{0,5}: Got completion .{0,80}(?:status=|error )12\b",),
     "NCC-06": (
         rb"Watchdog caught collective operation timeout|watchdog got stuck for \d|NCCL operations have failed or timed out",
         rb"ProcessGroupNCCL watchdog hang|Heartbeat monitor timed out!",
         rb"NCCL watchdog thread terminated|NCCL communicator was aborted|ncclRemoteError",
-        rb"NET/IB.{0,5}: Got completion (?:from peer|with error)|Socket Timeout\b|Timed out waiting \d+ms for (?:recv|send)",
+        rb"NET/IB\w?.{0,5}: Got completion (?:from peer|with error)|Socket Timeout\b|Timed out waiting \d+ms for (?:recv|send)",
         rb"gloo/transport/\w{1,10}/.{0,100}(?:closed by|timed out|Timed out|Read error)",
     ),
     "NCC-05": (
@@ -268,7 +302,7 @@ ENDS: dict[str, tuple[bytes, ...]] = {
     "SLU-08": (
         rb"(?:JOB|STEP) .{1,200} CANCELLED AT \S{1,40}(?: DUE (?:TO|to) (?:SIGNAL \w{1,20}|JOB REQUEUE))? \*\*\*",
         rb"srun: (?:interrupt \(one more|sending Ctrl-C to )|^KeyboardInterrupt\b",
-        rb"got signal: (?:2|15)\b|Received (?:Signals\.)?SIG(?:TERM|INT)\b",
+        rb"got signal: (?:2|15)\b|Received (?:2|15) death signal|Received (?:Signals\.)?SIG(?:TERM|INT)\b",
     ),
 }
 

@@ -17,8 +17,8 @@ from bench.errors import ConfigError
 from bench.planning import compose
 from bench.rules import RULES
 from bench.rules.signs import Weight
-from helpers.paths import CORPUS
 
+CORPUS = Path(__file__).resolve().parents[2] / "shared" / "mlperf_logs"
 MakeLog = Callable[..., Path]
 
 NOISE = """\
@@ -187,7 +187,8 @@ EVENTS = [
     ("SLU-08", "slurmstepd: error: *** STEP 40.14 ON dgx-1 CANCELLED AT 2026-11-20T10:32:36 ***"),
     ("SLU-08", "slurmstepd: error: *** STEP 40.14 ON dgx-1 CANCELLED AT 2026-11-20T10:32:36 DUE to SIGNAL Terminated ***"),
     ("SLU-08", "slurmstepd: error: *** JOB 40 ON dgx-1 CANCELLED AT 2026-11-20T10:32:36 DUE TO JOB REQUEUE ***"),
-    ("NCC-06", "node7:4123:5103 [3] transport/net_ib.cc:2050 NCCL WARN NET/IB: Got completion from peer 10.2.0.2<50612> with status=12 opcode=0 len=0 vendor err 129"),
+    ("NCC-03", "node7:4123:5103 [3] transport/net_ib.cc:2050 NCCL WARN NET/IB: Got completion from peer 10.2.0.2<50612> with status=12 opcode=0 len=0 vendor err 129"),
+    ("NCC-06", "node7:4123:5103 [3] transport/net_ib.cc:2050 NCCL WARN NET/IB: Got completion from peer 10.2.0.2<50612> with status=5 opcode=0 len=0 vendor err 249"),
     ("NCC-06", "3: [rank3]:[F1120 ProcessGroupNCCL.cpp:1567] [PG ID 0 Rank 3] Terminating the process after attempting to dump debug info, due to ProcessGroupNCCL watchdog hang."),
     ("RUN-04", "srun: error: dgx-3: task 13: Aborted (core dumped)"),
     ("NCC-06", "[rank0]:[E1120 10:27:21.426 ProcessGroupNCCL.cpp:629] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1)"),
@@ -268,7 +269,7 @@ def test_a_step_that_srun_ends_because_a_task_failed_was_not_cancelled(tmp_path:
         + "".join(CONSEQUENCES.splitlines(True)[:3])
     )
     said = diagnosis.explain([log])
-    assert said.rule == "unknown" and said.lines[0] == "5: KeyError: 'spam'" and said.fix
+    assert (said.rule, said.evidence) == ("RUN-13", "5: KeyError: 'spam' (at x.py:1)")
 
 
 @pytest.mark.parametrize("text", ["", NOISE, "0 errors\n", "\n" * 1000])

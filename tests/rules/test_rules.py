@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bench
-from bench.diagnosis.log_scan import FOLD, WORDS
+from bench.diagnosis import words
 from bench.rules import RULES
 from bench.rules.signs import SIGNS, Sign
 
@@ -49,4 +49,6 @@ def test_signs_belong_to_rules() -> None:
 @settings(max_examples=8)
 def test_whatever_a_sign_matches_holds_a_word_that_is_looked_for(sign: Sign, data: st.DataObject) -> None:
     text = data.draw(st.from_regex(sign.pattern))
-    assert any(word in text.translate(FOLD) for word in WORDS)
+    folded = text.translate(words.FOLD)
+    assert any(word in folded for word in words.of_pattern(sign.pattern))
+    assert any(word in folded for word in words.of_signs())

@@ -1,0 +1,269 @@
+"""Messages of drivers, file systems, networks and Python: each leads to its rule, its line and a fix that helps."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bench import diagnosis, preflight
+from bench.contract import plan as plans
+from bench.planning import compose
+from bench.preflight import host
+
+MakeLog = Callable[..., Path]
+MESSAGES = [
+    # lines of a log, the rule, what the evidence holds, what the fix holds
+    (
+        "RuntimeError: The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver",
+        "HW-03", "found version 11040", "driver must be as new",
+    ),
+    ("Failed to initialize NVML: Driver/library version mismatch", "HW-04", "version mismatch", "rebooted"),
+    ("NVRM: API mismatch: the client has the version 570.124.06, but", "HW-04", "570.124.06", "/proc/driver"),
+    (
+        "AssertionError: Device compute capability 8.9 or higher required for FP8 execution.",
+        "HW-05", "8.9 or higher", "precision=bf16",
+    ),
+    (
+        "RuntimeError: torch._scaled_mm is only supported on CUDA devices with compute capability >= 9.0 or 8.9",
+        "HW-05", "_scaled_mm", "precision=bf16",
+    ),
+    ("OSError: [Errno 116] Stale file handle: '/lustre/data/train.npy'", "RUN-14", "train.npy", "storage"),
+    ("OSError: [Errno 5] Input/output error", "RUN-14", "Errno 5", "dmesg -T"),
+    ("cp: error reading '/lustre/data/rows.bin': Input/output error", "RUN-14", "rows.bin", "dmesg -T"),
+    (
+        "[ 4730.850361] I/O error, dev nvme0n1, sector 4217392 op 0x1:(WRITE) flags 0x9800 phys_seg 7 prio class 2",
+        "RUN-14", "nvme0n1", "storage",
+    ),
+    ("OSError: [Errno 24] Too many open files: '/lustre/data/shard_9'", "RUN-15", "shard_9", "ulimit -n"),
+    ("RuntimeError: received 0 items of ancdata", "RUN-15", "ancdata", "ulimit -n"),
+    ("RuntimeError: can't start new thread", "RUN-15", "thread", "ulimit -u"),
+    (
+        "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+        "RUN-16", "cublasCreate", "micro_batch_size",
+    ),
+    (
+        "RuntimeError: Error(s) in loading state_dict for GPTModel:\n\tsize mismatch for lm_head.weight: copying a param "
+        "with shape torch.Size([32000, 64]) from checkpoint, the shape in current model is torch.Size([32064, 64]).",
+        "CFG-10", "[32000, 64]", "convert it again",
+    ),
+    (
+        "megatron.core.dist_checkpointing.core.CheckpointingException: Global shape mismatch for loaded ((4096, 68)) "
+        "and expected ((4096, 72)) tensor for key module.x.weight",
+        "CFG-10", "(4096, 72)", "convert it again",
+    ),
+    (
+        "node7:12:34 [0] transport/net_ib.cc:93 NCCL WARN NET/IB : mlx5_0:1 Got async event : port error",
+        "NCC-03", "port error", "link that went down",
+    ),
+    (
+        "node7:12:34 [0] transport/net_ib.cc:154 NCCL WARN NET/IB : mlx5_1:1 async fatal event on QP (0x7309): local",
+        "NCC-03", "async fatal event", "ibqueryerrors",
+    ),
+    (
+        "node7:12:34 [4] ib_plugin.c:1615 NCCL WARN NET/IB : Got completion from peer 10.2.0.2<54862> with status=12 "
+        "opcode=0 len=0 vendor err 129 (Recv)",
+        "NCC-03", "status=12", "peer that does not answer",
+    ),
+    (
+        "torch._inductor.exc.InvalidCxxCompiler: No working C++ compiler found in torch._inductor.config.cpp.cxx: (None,)",
+        "RUN-08", "No working C++ compiler", "gcc",
+    ),
+    ("FileNotFoundError: [Errno 2] No such file or directory: 'gcc'", "RUN-08", "'gcc'", "C compiler"),
+    ("FileNotFoundError: [Errno 2] No such file or directory: '/usr/local/cuda/bin/nvcc'", "RUN-08", "nvcc", "image"),
+    (
+        "RuntimeError: DataLoader worker (pid 11011) is killed by signal: Bus error. It is possible that dataloader's "
+        "workers are out of shared memory. Please try to raise your shared memory limit.",
+        "RUN-11", "Bus error", "--shm-size",
+    ),
+    (
+        "node7:12:34 [3] misc/shmutils.cc:112 NCCL WARN Error while creating shared memory segment /dev/shm/nccl-KWfVyt "
+        "(size 5967872)",
+        "RUN-11", "nccl-KWfVyt", "--shm-size",
+    ),
+    (
+        "node7:12:34 [6] misc/shmutils.cc:71 NCCL WARN Error: failed to extend /dev/shm/nccl-fjwOOB to 5967876 bytes",
+        "RUN-11", "nccl-fjwOOB", "--shm-size",
+    ),
+    ("srun: error: dgx-1: task 3: Exited with exit code 143", "RUN-02", "exit code 143", "who ended it"),
+    ("srun: error: dgx-1: task 3: Terminated", "RUN-02", "Terminated", "who ended it"),
+    ("    traceback : Signal 15 (SIGTERM) received by PID 3170", "RUN-02", "SIGTERM", "who ended it"),
+]  # fmt: skip
+TRACEBACK = """\
+3: Traceback (most recent call last):
+3:   File "/home/me/train.py", line 88, in <module>
+3:     main()
+0: step 12
+3:   File "/home/me/rows.py", line 42, in load
+3:     return json.loads(line)[name]
+0:   File "/home/me/of_another_rank.py", line 7, in other
+3:   File "/usr/lib/python3.12/json/__init__.py", line 346, in loads
+3:     return _default_decoder.decode(s)
+3: {}
+srun: error: dgx-0: task 3: Exited with exit code 1
+0: ConnectionResetError: [Errno 104] Connection reset by peer
+"""
+
+
+@pytest.mark.parametrize(("text", "rule", "evidence", "fix"), MESSAGES, ids=[message[1] for message in MESSAGES])
+def test_a_message_leads_to_its_rule(tmp_path: Path, text: str, rule: str, evidence: str, fix: str) -> None:
+    (tmp_path / "log").write_text(f"step 1 | loss 1.25\n{text}\nstep 2 | loss 1.24\n")
+    said = diagnosis.explain([tmp_path / "log"])
+    assert said.rule == rule
+    assert evidence in str(said.evidence) and fix in str(said.fix)
+
+
+@pytest.mark.parametrize(
+    "exception",
+    [
+        "KeyError: 'spam'",
+        "ValueError: not enough values to unpack (expected 2, got 1)",
+        "FileNotFoundError: [Errno 2] No such file or directory: '/home/me/notes.toml'",
+        "mycode.errors.UnluckyError",
+    ],
+)
+def test_an_exception_is_shown_with_the_users_own_frame(tmp_path: Path, exception: str) -> None:
+    (tmp_path / "log").write_text(TRACEBACK.format(exception))
+    said = diagnosis.explain([tmp_path / "log"])
+    assert (said.rule, said.line) == ("RUN-13", 10)
+    assert said.evidence == f"3: {exception} (at /home/me/rows.py:42 in load)"
+    assert "file and line" in str(said.fix)
+
+
+def test_a_traceback_that_two_reads_share_keeps_its_frame(tmp_path: Path) -> None:
+    """Logs are read in chunks of 256 KiB; this traceback lies across the end of the first one."""
+    head, tail = TRACEBACK.format("KeyError: 'spam'").split("3: KeyError")
+    padding = "x" * ((1 << 18) - len(head) - 1) + "\n"
+    (tmp_path / "log").write_text(f"{padding}{head}3: KeyError{tail}")
+    assert str(diagnosis.explain([tmp_path / "log"]).evidence).endswith("(at /home/me/rows.py:42 in load)")
+
+
+def test_an_exception_explains_a_log_whose_records_stop(tmp_path: Path) -> None:
+    record = {"namespace": "", "time_ms": 1_700_000_000_000, "event_type": "INTERVAL_START", "key": "run_start"}
+    start = json.dumps(record | {"value": None, "metadata": {}})
+    (tmp_path / "log").write_text(f":::MLLOG {start}\n{TRACEBACK.format('ValueError: no')}")
+    assert diagnosis.explain([tmp_path / "log"]).rule == "RUN-13"
+
+
+def test_what_stops_a_run_first_explains_the_exceptions_that_follow(tmp_path: Path) -> None:
+    limit = "slurmstepd: error: *** JOB 513 ON dgx-1 CANCELLED AT 2026-11-20T11:00:00 DUE TO TIME LIMIT ***\n"
+    (tmp_path / "log").write_text(limit + TRACEBACK.format("KeyError: 'spam'"))
+    assert diagnosis.explain([tmp_path / "log"]).rule == "SLU-07"
+
+
+def test_ranks_that_srun_ends_after_a_failure_were_not_killed_by_somebody(tmp_path: Path) -> None:
+    failed, ended = "srun: error: dgx-0: task 0: Exited with exit code 1\n", "srun: error: dgx-1: task 1: Terminated\n"
+    log = tmp_path / "log"
+    log.write_text("0: ncclRemoteError: a peer is gone\n" + ended + failed)
+    assert diagnosis.explain([log]).rule == "RUN-02"
+    log.write_text("0: ConnectionResetError: gone\n" + failed + ended)
+    assert diagnosis.explain([log]).rule == "unknown"
+
+
+def test_an_empty_log_is_called_empty(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("\n")
+    said = diagnosis.explain([tmp_path / "log"])
+    assert said.rule == "unknown" and "is empty" in said.title and "standard error" in str(said.fix)
+
+
+@pytest.fixture
+def local_run(tmp_path: Path) -> Path:
+    folder = tmp_path / "run"
+    (folder / "rank_logs").mkdir(parents=True)
+    (folder / "plan.json").write_text(plans.dumps(compose.compose(["task=lora_tiny", "cluster=local"])))
+    return folder
+
+
+def error_of_rank(folder: Path, rank: int, at: float, what: str) -> None:
+    content = {"time": at, "exit_code": 1, "what": what, "where": "there", "fix": "do this"}
+    (folder / "rank_logs" / f"trial_0_rank_{rank}.error").write_text(json.dumps(content))
+
+
+def test_of_two_equal_errors_the_earlier_one_is_believed(local_run: Path) -> None:
+    error_of_rank(local_run, 0, 20.0, "the rows end early")
+    error_of_rank(local_run, 1, 10.0, "the rows do not match")
+    assert diagnosis.explain([local_run]).evidence == "the rows do not match"
+    error_of_rank(local_run, 1, 30.0, "the rows do not match")
+    assert diagnosis.explain([local_run]).evidence == "the rows end early"
+
+
+def test_a_local_run_without_the_engine_is_told_what_to_install(local_run: Path) -> None:
+    error_of_rank(local_run, 0, 1.0, "Traceback (most recent call last):\nModuleNotFoundError: No module named 'torch'")
+    said = diagnosis.explain([local_run])
+    assert said.rule == "RUN-08" and "pip install 'runstop[engine]'" in str(said.fix)
+
+
+def test_a_local_run_without_the_engine_is_refused_before_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    local, on_slurm = (
+        compose.compose(["task=lora_tiny", "cluster=local"]),
+        compose.compose(["task=lora70b", "cluster=dgx2"]),
+    )
+    assert "RUN-08" not in [finding.rule for finding in preflight.inspect(local)]
+    monkeypatch.setattr(host, "ENGINE", ("numpy", "a_module_of_nobody", "a_package_of_nobody.core"))
+    (found,) = [finding for finding in preflight.inspect(local) if finding.rule == "RUN-08"]
+    assert found.severity == "error" and found.fix == "pip install 'runstop[engine]'"
+    assert found.what == "a_module_of_nobody, a_package_of_nobody.core cannot be imported"
+    assert "RUN-08" not in [finding.rule for finding in preflight.inspect(on_slurm)]
+
+
+def test_a_local_run_that_somebody_stopped_is_not_asked_of_slurm(local_run: Path) -> None:
+    (local_run / "status.json").write_text(json.dumps({"outcome": "interrupted", "exit_code": 130}))
+    said = diagnosis.explain([local_run])
+    assert (said.rule, said.evidence) == ("SLU-08", "the launcher got SIGINT")
+    assert "start it again" in str(said.fix) and "sacct" not in str(said.fix)
+    (local_run / "job.json").write_text("{}")
+    assert "sacct" in str(diagnosis.explain([local_run]).fix)
+
+
+def test_the_line_of_a_log_is_cited_and_not_what_was_concluded_from_it(local_run: Path) -> None:
+    line = "srun: error: Node failure on dgx-3"
+    status = {"outcome": "failed", "exit_code": 1, "while": "trial 0 failed", "what": "SLU-09: a node failed"}
+    (local_run / "status.json").write_text(
+        json.dumps(status | {"rule": "SLU-09", "evidence": line, "fix": "exclude it"})
+    )
+    said = diagnosis.explain([local_run])
+    assert (said.rule, said.evidence, said.fix) == ("SLU-09", line, "exclude it")
+    (local_run / "trial_0.out").write_text(f"\n{line}\n")
+    said = diagnosis.explain([local_run])
+    assert (said.rule, said.evidence, said.line) == ("SLU-09", line, 2) and str(said.file).endswith("trial_0.out")
+
+
+def test_a_run_that_hung_is_not_given_less_time_than_it_had(local_run: Path) -> None:
+    config = compose.compose(["task=lora_tiny", "cluster=local", "walltime=90"])
+    (local_run / "plan.json").write_text(plans.dumps(config))
+    limit = "slurmstepd: error: *** JOB 7 ON dgx-1 CANCELLED AT 2026-11-20T11:00:00 DUE TO TIME LIMIT ***\n"
+    records = [
+        (0, "INTERVAL_START", "init_start", None, {}),
+        (0, "POINT_IN_TIME", "submission_benchmark", "llama2_70b_lora", {}),
+        (0, "POINT_IN_TIME", "global_batch_size", 8, {}),
+        (0, "POINT_IN_TIME", "opt_learning_rate_training_steps", 800, {}),
+        (2, "INTERVAL_START", "run_start", None, {}),
+        (22, "POINT_IN_TIME", "eval_accuracy", 0.94, {"samples_count": 1600}),
+    ]
+    lines = [
+        {"namespace": "", "time_ms": 60_000 * at, "event_type": kind, "key": key, "value": value, "metadata": more}
+        for at, kind, key, value, more in records
+    ]
+    (local_run / "result_0.txt").write_text("".join(f":::MLLOG {json.dumps(line)}\n" for line in lines) + limit)
+    fix = str(diagnosis.explain([local_run]).fix)  # 2 min, 6,400 samples at 80 a minute, and 5 min to stop
+    assert fix.startswith("at its pace the run needed 87 of its 90 min, so it hung") and "py-spy" in fix
+
+
+@pytest.mark.parametrize(("last", "rule"), [("success", "LOG-03"), ("aborted", "NCC-06")])
+def test_a_log_that_was_appended_to_explains_only_a_success_that_does_not_count(
+    written_log: MakeLog, last: str, rule: str
+) -> None:
+    """Where the last trial in a log failed, the reason matters more than that two trials share the log."""
+    log = written_log()
+    trial = log.read_text()
+    log.write_text(trial + trial.replace('"success"', f'"{last}"') + "[rank0]: ncclRemoteError: a peer is gone\n")
+    said = diagnosis.explain([log])
+    assert said.rule == rule
+
+
+def test_why_never_advises_to_run_why(local_run: Path) -> None:
+    status = {"outcome": "failed", "exit_code": 1, "while": "trial 1 failed", "what": "trial 1 failed"}
+    (local_run / "status.json").write_text(json.dumps(status | {"fix": "python -m bench why /run"}))
+    (local_run / "trial_1.out").write_text("the last words\n")
+    said = diagnosis.explain([local_run])
+    assert said.rule == "unknown" and "bench why" not in str(said.fix) and said.lines == ("the last words",)
