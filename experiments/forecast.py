@@ -2,6 +2,7 @@
 
     python experiments/forecast.py CORPUS          score; each system is forecast with a curve fitted on all the others
     python experiments/forecast.py CORPUS --fit    print bench/data/llama2_70b_lora_curve.json, fitted on all
+    python experiments/forecast.py CORPUS --shipped    score the shipped curve, as users get it: no fits, for whole rounds
 
 The published distributions stay whole: of their 1,369 runs at batch size 8 a system has ten. A log's system is the
 folder above its benchmark's: CORPUS/<round>/<submitter>/<system>/llama2_70b_lora/result_0.txt.
@@ -62,6 +63,8 @@ class Moment:
     """The published distribution of the runs that had not converged by then."""
     next_reached: bool
     samples_to_target: float | None
+    is_outside: bool
+    """Whether most evaluations lay outside the reference band then."""
 
 
 def trials(corpus: Path) -> list[Trial]:
@@ -111,10 +114,10 @@ def _likeliest(runs: Sequence[Trial], start: Curve) -> Curve:
 
 
 def _log_likelihood(curve: Curve, progress: np.ndarray, losses: np.ndarray) -> float:
-    means = curve.limit_loss + curve.drop_loss * np.exp(-curve.rate * (progress - np.array(LAGS)))
+    means = curve.limit_loss + curve.drop_loss * np.exp(-curve.rate * (progress - LAGS))
     scaled = np.abs(losses - means) / curve.noise_scale
     logs = (-scaled - 2 * np.log1p(np.exp(-scaled)) - math.log(curve.noise_scale)).sum(axis=0)
-    return float(np.log(np.exp(logs - logs.max()) @ np.array(lag_weights(curve.lag_scale))) + logs.max())
+    return float(np.log(np.exp(logs - logs.max()) @ lag_weights(curve.lag_scale)) + logs.max())
 
 
 def moments(run: Trial, curve: Curve) -> Iterator[Moment]:
@@ -126,7 +129,8 @@ def moments(run: Trial, curve: Curve) -> Iterator[Moment]:
         )
         samples, loss = run.evaluations[seen]
         end = run.evaluations[-1][0] if run.converged else None
-        yield Moment(seen, made, base, GOAL.is_reached_by(loss), end)
+        unlike = is_outside(run.evaluations[:seen], replace(run.known, curve=curve))
+        yield Moment(seen, made, base, GOAL.is_reached_by(loss), end, unlike)
 
 
 def next_chance(made: Forecast) -> float:
@@ -168,6 +172,14 @@ def show(title: str, found: Sequence[Moment]) -> None:
     _show_calibration(spoken)
 
 
+def show_by_band(title: str, found: Sequence[Moment]) -> None:
+    """Print scores of all moments, and of those inside and outside the reference band."""
+    show(title, found)
+    for name, outside in (("inside", False), ("outside", True)):
+        if part := [m for m in found if m.is_outside == outside]:
+            show(f"{title}: {name} the reference band", part)
+
+
 def _show_ranges(
     spoken: Sequence[Moment], both: Sequence[Moment], picks: dict[str, Callable[[Moment], Forecast | None]]
 ) -> None:
@@ -176,6 +188,7 @@ def _show_ranges(
     rows = [(f"forecast, {k} seen", [m for m in spoken if m.seen == k], "forecast") for k in range(MANY_SEEN)]
     rows += [(f"forecast, {MANY_SEEN} and more seen", [m for m in spoken if m.seen >= MANY_SEEN], "forecast")]
     rows += [(f"{name}, all", both, name) for name in picks]
+    rows += [("forecast, also without a baseline", spoken, "forecast")]
     for label, group, name in rows:
         pairs = [(made, m.samples_to_target) for m in group if m.samples_to_target and (made := picks[name](m))]
         if pairs:
@@ -199,11 +212,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("corpus", type=Path)
     parser.add_argument("--fit", action="store_true", help="print the fitted curve instead")
+    parser.add_argument("--shipped", action="store_true", help="score the shipped curve, without any fit")
     args = parser.parse_args()
     runs = trials(args.corpus)
     if not runs:
         print(f"no {BENCHMARK} logs under {args.corpus}", file=sys.stderr)
         return 2
+    if args.shipped:
+        show_by_band("shipped curve", [m for run in runs if run.known.curve for m in moments(run, run.known.curve)])
+        return 0
     best = fit(runs, START)
     if args.fit:
         fitted = asdict(best).items()
@@ -212,7 +229,8 @@ def main() -> int:
     systems = sorted({run.system for run in runs})
     print(f"{len(runs)} trials of {len(systems)} systems. {best.source}")
     without = {name: fit([run for run in runs if run.system != name], best) for name in systems}
-    show("each system forecast without its own runs", [m for run in runs for m in moments(run, without[run.system])])
+    left_out = [m for run in runs for m in moments(run, without[run.system])]
+    show_by_band("each system forecast without its own runs", left_out)
     show("in sample", [m for run in runs for m in moments(run, best)])
     unlike = {run.system for run in runs if is_outside(run.evaluations[:1], run.known)}
     print(f"\noutside the band at the first evaluation: {', '.join(sorted(unlike)) or 'none'}")

@@ -26,7 +26,7 @@ from bench.rules.signs import Weight
 
 UNKNOWN = "unknown"
 LOGS = ("*.txt", "*.out", "*.err", "*.log")
-_VAGUE = ("RUN-02", "RUN-04", "RUN-07", "RUN-10", "NCC-07", "LOG-05")
+_VAGUE = ("RUN-02", "RUN-04", "RUN-07", "RUN-10", "RUN-13", "NCC-07", "LOG-05")
 """Rules that leave the reason open: what else the logs say is shown with them."""
 _ENDINGS = ("RUN-07", "LOG-05")
 """Rules that say no more than that a run ended: nothing to show beside another one."""
@@ -121,6 +121,7 @@ def explain(paths: Sequence[Path]) -> Explanation:
     if folder and status.get("outcome") == "not proven":
         found += [clue for log in logs for clue in log.errors()]
         found += run_reports.not_proven(folder)
+    found = [fixes.without_image(clue, plan) for clue in found]
     best = max(found, key=lambda clue: clue.weight, default=None)  # of equals the first
     if any(log.is_running for log in bad) and (best is None or best.weight is Weight.HINT):
         return _nothing(name, bad, "nothing failed: the run is going on")
@@ -137,6 +138,9 @@ def _explanation(
     if best is None:
         title = "nothing here matches a known failure, and nothing says that the run succeeded"
         fix = "read the lines below, and what stands around them"
+        if not lines and not any(log.scan.has_records for log in bad):
+            title = "the log is empty: whatever ran has written nothing there"
+            fix = "see whether it started at all: its standard error, the batch job's output, and under Slurm `sacct -j JOB`"
         return Explanation(run=name, rule=UNKNOWN, title=title, detail=_detail(trial), fix=fix, lines=lines)
     return Explanation(
         run=name,
@@ -179,7 +183,7 @@ def _fix(rule: str, trial: _Log | None, plan: Plan | None) -> str:
     if rule == "RUN-01" and plan is not None:
         better = fixes.less_memory(plan)
     if rule == "SLU-07" and trial and trial.result:
-        better = fixes.enough_time(fixes.reached(trial.events, trial.result), trial.result)
+        better = fixes.enough_time(fixes.reached(trial.events, trial.result), trial.result, plan)
     return f"{better}; else {RULES[rule].fix}" if better else RULES[rule].fix
 
 

@@ -23,27 +23,40 @@ Kind = Literal["submissions", "reference runs", "interpolated"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
-    """A published submission: one system, ten runs."""
+    """A published system with its minutes to target; None is what is not known of it."""
 
     round: str
     submitter: str
     system: str
+    """Empty where the name of the submission is not known, as the submitter may be."""
     num_gpus: int
     accelerator: str
-    global_batch_size: int
-    num_runs: int
-    num_failed: int
+    global_batch_size: int | None
+    num_runs: int | None
+    """Runs that official_minutes is of: ten for a score; a single run is no score."""
+    num_failed: int | None
     """Runs that did not converge; one may count as the slowest."""
-    olympic_minutes: float
+    olympic_minutes: float | None
     """Mean without the fastest and the slowest run."""
-    rcp_factor: float
+    rcp_factor: float | None
     """At least 1; above 1 where the runs converged faster than the reference."""
     official_minutes: float
-    """olympic_minutes * rcp_factor: what was published."""
-    mean_samples: float
+    """The published score, olympic_minutes * rcp_factor; of a single run its minutes as logged."""
+    mean_samples: float | None
     """Mean samples to target of the runs that converged."""
     step_time_s: float | None
-    """Mean inside training blocks; None where the logs do not tell."""
+    """Mean inside training blocks."""
+
+    @property
+    def name(self) -> str:
+        """Round, submitter and system, as far as they are known."""
+        known = f"{self.submitter} {self.system}".strip() or "system not named"
+        return f"{self.round} {known}{'' if self.is_score else ' (one run, no score)'}"
+
+    @property
+    def is_score(self) -> bool:
+        """Whether official_minutes is a score, not the time of a single run."""
+        return self.num_runs != 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,15 +103,19 @@ def _system(row: dict[str, str]) -> System:
         system=row["system"],
         num_gpus=int(row["num_gpus"]),
         accelerator=row["accelerator"],
-        global_batch_size=int(row["global_batch_size"]),
-        num_runs=int(row["num_runs"]),
-        num_failed=int(row["num_failed"]),
-        olympic_minutes=float(row["olympic_minutes"]),
-        rcp_factor=float(row["rcp_factor"]),
+        global_batch_size=int(row["global_batch_size"]) if row["global_batch_size"] else None,
+        num_runs=int(row["num_runs"]) if row["num_runs"] else None,
+        num_failed=int(row["num_failed"]) if row["num_failed"] else None,
+        olympic_minutes=_number(row["olympic_minutes"]),
+        rcp_factor=_number(row["rcp_factor"]),
         official_minutes=float(row["official_minutes"]),
-        mean_samples=float(row["mean_samples"]),
-        step_time_s=float(row["step_time_s"]) if row["step_time_s"] else None,
+        mean_samples=_number(row["mean_samples"]),
+        step_time_s=_number(row["step_time_s"]),
     )
+
+
+def _number(cell: str) -> float | None:
+    return float(cell) if cell else None
 
 
 @cache

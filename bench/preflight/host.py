@@ -9,15 +9,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-<<<<<<< main
-from bench.contract import checkpoint as checkpoints
 from bench.contract.plan import Plan, expanded
 from bench.contract.schema import Config, DataSource, Runtime, Scheduler, StartsFrom
-=======
-from bench.contract import checkpoint
-from bench.contract.plan import Plan, expanded, is_random
-from bench.contract.schema import Config, DataSource, Runtime, Scheduler
->>>>>>> h-why
 from bench.preflight import data
 from bench.rules.check import CannotTellError, Finding, Subject, broken
 
@@ -92,7 +85,7 @@ def checkpoint(subject: Subject) -> Iterator[Finding | str]:
     """Yield whether the checkpoint that a site should have prepared is missing, or not whole."""
     folder = _set(subject.plan.base_dir, "MODEL")
     yield from data.checkpoint(folder, subject.plan.config)
-    yield from data.manifest(checkpoint.located(folder, subject.plan.config.precision))
+    yield from data.manifest(checkpoints.located(folder, subject.plan.config.precision))
     yield str(folder)
 
 

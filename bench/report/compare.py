@@ -133,7 +133,7 @@ class Entry:
     name: str
     accelerator: str
     global_batch_size: int | None
-    num_runs: int
+    num_runs: int | None
     samples: float | None
     """Mean to the target."""
     step_time_ms: float | None
@@ -217,7 +217,7 @@ def model(accelerator: str | None) -> str:
 
 def standings(trials: TrialSet, said: Claim, systems: Sequence[System]) -> tuple[Standing, ...]:
     """Return the set beside all the systems, those with the same accelerator, and those of each round."""
-    own = model(trials.accelerator)
+    own, systems = model(trials.accelerator), [s for s in systems if s.is_score]
     groups = {"all rounds": systems, f"{own}, all rounds": [s for s in systems if own and model(s.accelerator) == own]}
     for name in sorted({s.round for s in systems}, reverse=True):
         groups[name] = [s for s in systems if s.round == name]
@@ -254,7 +254,7 @@ def ranked(trials: TrialSet, said: Claim, systems: Sequence[System]) -> tuple[En
 
 def _entry(system: System, our_minutes: float | None) -> Entry:
     return Entry(
-        name=f"{system.round} {system.submitter} {system.system}",
+        name=system.name,
         accelerator=model(system.accelerator) or system.accelerator,
         global_batch_size=system.global_batch_size,
         num_runs=system.num_runs,

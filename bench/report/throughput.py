@@ -131,7 +131,9 @@ def beside(trials: TrialSet, measured: Throughput) -> tuple[tuple[Speed, ...], s
         return (), "a step is not as much work as a published benchmark's"
     if m.num_gpus is None or not m.samples_s or not m.global_batch_size:
         return (), "not measured on GPUs, or the steps were not timed"
-    same = [s for s in published.systems(m.shape_of) if s.num_gpus == m.num_gpus and s.step_time_s]
+    same = [
+        s for s in published.systems(m.shape_of) if s.num_gpus == m.num_gpus and s.step_time_s and s.global_batch_size
+    ]
     if not same:
         return (), f"no published system of {m.shape_of} has {m.num_gpus} GPUs and says its step time"
     ranked = sorted(same, key=lambda s: s.official_minutes)
@@ -142,11 +144,12 @@ def beside(trials: TrialSet, measured: Throughput) -> tuple[tuple[Speed, ...], s
 
 
 def _published(system: System, m: Throughput) -> Speed:
-    assert system.step_time_s
-    name = f"{system.round} {system.submitter} {system.system}"
+    assert system.step_time_s and system.global_batch_size
     samples_s = system.global_batch_size / system.step_time_s
     accelerator = model(system.accelerator) or system.accelerator
-    return _speed(name, accelerator, system.global_batch_size, samples_s, m, official_minutes=system.official_minutes)
+    return _speed(
+        system.name, accelerator, system.global_batch_size, samples_s, m, official_minutes=system.official_minutes
+    )
 
 
 def _speed(

@@ -97,13 +97,8 @@ RUN = {
     ),
     "RUN-06": (
         "the run does not converge: its evaluations do not reach the target",
-<<<<<<< main
-        "compare seed, learning rate, batch size, LoRA and data with the reference; raise task.training.max_steps if the curve still "
-        "falls; a curve that is flat from the start means wrong data, loss mask or base checkpoint",
-=======
         "compare seed, learning rate, batch size, model and data with the benchmark's reference; train for more steps if the "
         "evaluations still improve; if they never did, look for wrong data, labels or initial weights",
->>>>>>> h-why
     ),
     "RUN-07": (
         "the log stops in the middle, without a reason",

@@ -9,7 +9,8 @@ from bench.watch.alarm import clock
 from bench.watch.prediction import Outlook, Planned, goal, reached
 from bench.watch.progress import Evaluated, Progress
 
-SHOWN_EVALUATIONS = 3
+SHOWN_EVALUATIONS, SHOWN_CHANCES = 3, 3
+"""How many of the latest evaluations, and of the likeliest coming ones, are written out."""
 BASIS, NOTE = "based on", "note"
 _WORKINGS = ("step_times_ms", "line_gaps_ms", "eval_times_s", "recent_losses", "lowest_loss", "place")
 
@@ -25,7 +26,7 @@ class View:
     outcome: str | None = None
     """As the ledger of its run has it."""
     note: str | None = None
-    """What is to be known of its log: not there yet, or begun anew."""
+    """What a reader must know about its log: it is not there yet, or it began anew."""
 
     @property
     def is_reached(self) -> bool:
@@ -155,12 +156,17 @@ def _next(view: View) -> str:
 def _forecast(seen: Outlook) -> str | None:
     if seen.samples_range is None:
         return None if seen.basis is None else f"none: {seen.basis}"
-    low, middle, high = ("later" if bound is None else f"{bound:,.0f}" for bound in seen.samples_range)
-    samples = f"{middle} samples ({low} to {high})"
-    if seen.minutes_range is None:
-        return samples
-    low, middle, high = ("later" if bound is None else f"{bound:.1f}" for bound in seen.minutes_range)
-    return f"{middle} min ({low} to {high}, 90 %) at {samples}"
+    if not seen.coming or seen.minutes_range is None:
+        low, middle, high = (_bound(bound, "{:,.0f}") for bound in seen.samples_range)
+        return f"{middle} samples to target (90 % range {low} to {high})"
+    likeliest = sorted(sorted(seen.coming, key=lambda c: -c.probability)[:SHOWN_CHANCES], key=lambda c: c.samples)
+    chances = ", ".join(f"{percent(c.probability)} at {c.samples:,}" for c in likeliest)
+    low, _, high = (_bound(bound, "{:.1f}") for bound in seen.minutes_range)
+    return f"target in {low} to {high} min (90 % range); chances {chances} samples"
+
+
+def _bound(bound: float | None, form: str) -> str:
+    return "later" if bound is None else form.format(bound)
 
 
 def percent(probability: float) -> str:

@@ -1,25 +1,20 @@
 """What lies ahead of a trial: its next evaluation, when it will likely reach its target, and what is wrong with it."""
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from bench.mlperf.benchmarks import BENCHMARKS, Goal
 from bench.watch import alarm
+from bench.watch.arrivals import Arrival, Span, arrivals, eval_time_s, step_time_s
 from bench.watch.progress import Evaluated, Progress
 
 if TYPE_CHECKING:
     from bench.mlperf.forecast import Forecast
 
 AHEAD = 64
-"""How many evaluations are looked ahead where no plan ends them."""
-RECENT = 9
-"""Measurements whose median is the present step time: a slower GPU shows soon, a hiccup does not."""
-EVAL_ROW_STEPS = 0.4
-"""Time to evaluate a row over the time to train on one: a forward pass of three, and what surrounds it. Published
-llama2_70b_lora logs at batch size 8 have 0.40 to 0.45; used only before a run's first evaluation."""
+"""How many evaluations the forecast looks ahead where no plan ends them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,10 +38,14 @@ class Coming:
 
     samples: int
     minutes: float
-    """What the trial's time is if it ends there."""
+    """The trial's time if it ends there."""
+    minutes_low: float
+    """With minutes_high the range for that time, by how much the trial's pace may be off."""
+    minutes_high: float
     probability: float
-    """That the trial reaches its target there, and not before."""
+    """Of reaching the target there, and not before."""
     cumulative: float
+    """Of having reached the target by then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,10 +67,11 @@ class Outlook:
     """Until the result of the next evaluation."""
     coming: tuple[Coming, ...] = ()
     samples_range: tuple[float | None, float | None, float | None] | None = None
-    """Samples to target: low, median and high of a 90 % range; within, None is beyond the evaluations looked ahead."""
+    """Samples to target: low, median and high of a 90 % range. None inside is beyond the evaluations looked ahead."""
     minutes_range: tuple[float | None, float | None, float | None] | None = None
+    """The same in minutes, where low and high also allow for a pace that is off."""
     basis: str | None = None
-    """What the forecast rests on, or why there is none."""
+    """What the forecast is based on, or why there is none."""
     left_s: float | None = None
     """Until the walltime is over."""
     chance_in_time: float | None = None
@@ -83,7 +83,8 @@ class Outlook:
 
 
 def goal(progress: Progress, planned: Planned, metric: str | None = None) -> Goal | None:
-    """Return what an evaluation must reach, by the log or else by the plan; None if nothing, or one metric of several."""
+    """Return what an evaluation must reach, by the log or else by the plan; None if nothing, or one metric of
+    several."""
     goals = progress.goals or (() if planned.target is None else (Goal(planned.target),))
     return next((wanted for wanted in goals if wanted.metric == metric), None)
 
@@ -102,39 +103,39 @@ def _is_reached_by(evaluated: Evaluated, progress: Progress, planned: Planned) -
 
 
 def due(progress: Progress, planned: Planned) -> tuple[int, ...]:
-    """Return when the trial will evaluate, in samples, an evaluation that goes on included; empty where nothing says.
+    """Return when the trial will evaluate, in samples, with an evaluation that is under way; empty where nothing says.
 
-    As planned, else at the intervals of its benchmark's rules, else at the latest interval of its own.
+    The plan decides. Without one it is the latest interval between the trial's own evaluations, and before there are
+    two of them the grid of its benchmark's rules.
     """
     done = [evaluated.samples for evaluated in progress.evaluations if evaluated.samples is not None]
     last = done[-1] if done else 0
     if planned.eval_samples:
         return tuple(samples for samples in planned.eval_samples if samples > last)
     known, gbs = BENCHMARKS.get(progress.benchmark or ""), progress.global_batch_size
-    rules = known.schedule if known else None
-    if rules and gbs:
-        first, interval = rules.first(gbs), rules.interval(gbs)
-    elif len(done) > 1 and done[-1] > done[-2]:
-        first, interval = 0, done[-1] - done[-2]
+    rules, own = known.schedule if known else None, done[-1] - done[-2] if len(done) > 1 else 0
+    if own > 0:
+        interval = own
+    elif rules and gbs:
+        interval = rules.interval(gbs)
     else:
         return ()
-    start = last + interval if done else first
+    start = last + interval if done or not rules or not gbs else rules.first(gbs)
     return tuple(range(start, start + AHEAD * interval, interval))
 
 
 def look(progress: Progress, planned: Planned, now_ms: int) -> Outlook:
     """Return what lies ahead of the trial at this moment."""
     start, stop, is_over = progress.run_start_ms, progress.run_stop_ms, progress.phase == "stopped"
-    usual = progress.step_time_ms
-    lately = usual if is_over else _lately_ms(progress)
-    eval_time_s = progress.eval_time_s or _estimated_eval_time_s(progress)
+    usual, step, evaluation = progress.step_time_ms, step_time_s(progress), eval_time_s(progress)
+    lately = usual if is_over or step is None else step.typical * 1000
     is_guessed = progress.eval_time_is_estimated or not progress.eval_times_s
     seen = Outlook(
         elapsed_s=None if start is None else max(0, (stop or now_ms) - start) / 1000,
         step_time_ms=lately,
         step_time_trend=lately / usual - 1 if lately and usual and not is_over else None,
-        eval_time_s=eval_time_s,
-        eval_time_is_estimated=eval_time_s is not None and is_guessed,
+        eval_time_s=evaluation.typical if evaluation else None,
+        eval_time_is_estimated=evaluation is not None and is_guessed,
         warnings=tuple(alarm.divergence(progress)),
     )
     if is_over or progress.last_ms is None:
@@ -151,40 +152,37 @@ def _ahead(seen: Outlook, progress: Progress, planned: Planned, now_ms: int) -> 
         progress, step_time_ms=seen.step_time_ms, eval_time_s=seen.eval_time_s, next_samples=seen.next_samples
     )
     stalled = tuple(alarm.stall(progress, silent_s=seen.silent_s, usual_s=usual_s))
-    arrivals = {} if stalled else dict(_arrivals(seen, progress, upcoming, now_ms))
+    ahead = () if stalled else tuple(arrivals(progress, upcoming, now_ms))
     made, basis, off_band = _forecast_of(progress, planned, upcoming)
-    next_s = arrivals[upcoming[0]] if arrivals else None
+    next_s = ahead[0].seconds.typical if ahead else None
     seen = replace(seen, next_s=next_s, basis=basis)
     if made is not None:
-        seen = _forecasting(seen, made, arrivals)
-    chance = _chance_in_time(seen, arrivals)
+        seen = _forecasting(seen, made, ahead)
+    chance = _chance_in_time(seen, ahead)
     unlike = [] if off_band is None else [f"outside the reference band: {off_band}"]
     too_late = alarm.too_late(seen.left_s, next_s=next_s, chance=chance)
     return replace(seen, chance_in_time=chance, warnings=(*seen.warnings, *unlike, *stalled, *too_late))
 
 
-def _forecasting(seen: Outlook, made: "Forecast", arrivals: dict[int, float]) -> Outlook:
+def _forecasting(seen: Outlook, made: "Forecast", ahead: Sequence[Arrival]) -> Outlook:
     """Return the outlook with the forecast, in minutes as well once this trial's own pace is known."""
     bounds = made.samples_low, made.samples_median, made.samples_high
-    if not arrivals or seen.elapsed_s is None:
+    if not ahead or seen.elapsed_s is None:
         return replace(seen, samples_range=bounds)
-    minutes = {float(samples): (seen.elapsed_s + seconds) / 60 for samples, seconds in arrivals.items()}
+    minutes = {float(arrival.samples): _minutes(seen.elapsed_s, arrival.seconds) for arrival in ahead}
     low, middle, high = (None if bound is None else minutes.get(bound) for bound in bounds)
     coming = tuple(
-        Coming(int(chance.samples), minutes[chance.samples], chance.probability, chance.cumulative)
+        Coming(int(chance.samples), at.typical, at.low, at.high, chance.probability, chance.cumulative)
         for chance in made.chances
-        if chance.samples in minutes
+        if (at := minutes.get(chance.samples)) is not None
     )
-    return replace(seen, samples_range=bounds, minutes_range=(low, middle, high), coming=coming)
+    edges = low.low if low else None, middle.typical if middle else None, high.high if high else None
+    return replace(seen, samples_range=bounds, minutes_range=edges, coming=coming)
 
 
-def _lately_ms(progress: Progress) -> float | None:
-    return median(progress.step_times_ms[-RECENT:]) if progress.step_times_ms else None
-
-
-def _estimated_eval_time_s(progress: Progress) -> float | None:
-    rows, gbs, step_time_ms = progress.num_eval_rows, progress.global_batch_size, _lately_ms(progress)
-    return rows * step_time_ms / gbs * EVAL_ROW_STEPS / 1000 if rows and gbs and step_time_ms else None
+def _minutes(elapsed_s: float, ahead: Span) -> Span:
+    low, typical, high = ((elapsed_s + seconds) / 60 for seconds in (ahead.low, ahead.typical, ahead.high))
+    return Span(typical, low, high)
 
 
 def _left_s(progress: Progress, planned: Planned, now_ms: int) -> float | None:
@@ -193,29 +191,10 @@ def _left_s(progress: Progress, planned: Planned, now_ms: int) -> float | None:
     return planned.limit_min * 60 - (now_ms - progress.first_ms) / 1000
 
 
-def _arrivals(seen: Outlook, progress: Progress, upcoming: tuple[int, ...], now_ms: int) -> Iterator[tuple[int, float]]:
-    """Yield each coming evaluation, in samples, and the seconds until its result is there, at the present pace."""
-    gbs, place, eval_time_s = progress.global_batch_size, progress.place, seen.eval_time_s
-    if not gbs or seen.step_time_ms is None or eval_time_s is None:
-        return
-    if place is not None:
-        trained, since_ms = place.samples, place.time_ms
-        busy_s = max(0, upcoming[0] - trained) / gbs * seen.step_time_ms / 1000 if upcoming else 0.0
-    elif progress.eval_start_ms is not None and progress.samples is not None:
-        trained, since_ms = progress.samples, progress.eval_start_ms
-        busy_s = eval_time_s if upcoming and upcoming[0] <= trained else 0.0  # else its result is there
-    else:
-        return
-    done_s = min(busy_s, max(0, now_ms - since_ms) / 1000)
-    for number, samples in enumerate(upcoming, 1):
-        steps = max(0, samples - trained) / gbs
-        yield samples, steps * seen.step_time_ms / 1000 + number * eval_time_s - done_s
-
-
 def _forecast_of(
     progress: Progress, planned: Planned, upcoming: tuple[int, ...]
 ) -> "tuple[Forecast | None, str, str | None]":
-    """Return the forecast, what it rests on or why there is none, and how the trial is unlike published ones if it is."""
+    """Return the forecast, what it is based on or why there is none, and which loss lies outside the reference band."""
     wanted, benchmark, gbs = goal(progress, planned), progress.benchmark, progress.global_batch_size
     if wanted is None:
         return None, "the benchmark has several targets" if progress.goals else "no target is known", None
@@ -224,11 +203,12 @@ def _forecast_of(
     if benchmark is None or gbs is None:
         return None, "the log names no benchmark or no global batch size", None
     evaluations = tuple((e.samples, e.value) for e in progress.evaluations if e.samples is not None)
-    if (off_band := _off_band(evaluations, benchmark, gbs)) is not None:
-        return None, "this run is unlike the published ones", off_band
+    off_band = _off_band(evaluations, benchmark, gbs)
     made = _forecast(evaluations, benchmark, gbs, wanted.value, upcoming)
     if made is not None:
-        return made, made.source, None
+        return made, made.source, off_band
+    if off_band is not None:
+        return None, "no published run had such losses", off_band
     return None, f"no published runs of {benchmark} to target {wanted.value:g} at global batch size {gbs}", None
 
 
@@ -236,7 +216,7 @@ def _forecast_of(
 def _forecast(
     evaluations: tuple[tuple[float, float], ...], benchmark: str, gbs: int, target: float, grid: tuple[int, ...]
 ) -> "Forecast | None":
-    """Kept, as it changes with an evaluation only and is looked at every second."""
+    """Return the forecast; kept, since a new one is needed after an evaluation only, and it is shown every second."""
     from bench.mlperf.forecast import forecast
 
     return forecast(evaluations, benchmark=benchmark, global_batch_size=gbs, target=target, grid=grid or None)
@@ -244,24 +224,21 @@ def _forecast(
 
 @lru_cache(maxsize=32)
 def _off_band(evaluations: tuple[tuple[float, float], ...], benchmark: str, gbs: int) -> str | None:
-    """Return the latest evaluation beside the reference band, if most lie outside."""
-    from bench.mlperf.forecast import band, outside_band
+    """Return the latest loss outside the reference band and the band there, in words; None unless most are outside."""
+    from bench.mlperf.forecast import latest_outside
 
-    if not outside_band(evaluations, benchmark=benchmark, global_batch_size=gbs):
+    found = latest_outside(evaluations, benchmark=benchmark, global_batch_size=gbs)
+    if found is None:
         return None
-    points = {point.samples: point for point in band(benchmark, gbs)}
-    for samples, loss in reversed(evaluations):
-        if samples in points:
-            low, high = points[int(samples)].low, points[int(samples)].high
-            return f"{loss:.4f} at {samples:,} samples, published runs have {low:.4f} to {high:.4f}"
-    return "published runs have other losses"
+    loss, point = found
+    return f"{loss:.4f} at {point.samples:,} samples; 99 % of published runs: {point.low:.4f} to {point.high:.4f}"
 
 
-def _chance_in_time(seen: Outlook, arrivals: dict[int, float]) -> float | None:
+def _chance_in_time(seen: Outlook, ahead: Sequence[Arrival]) -> float | None:
     """Return 0 where not even the next evaluation ends within the walltime."""
-    if seen.left_s is None or not arrivals:
+    if seen.left_s is None or not ahead:
         return None
-    in_time = {samples for samples, seconds in arrivals.items() if seconds <= seen.left_s}
+    in_time = {arrival.samples for arrival in ahead if arrival.seconds.typical <= seen.left_s}
     if not in_time:
         return 0.0
     return sum(c.probability for c in seen.coming if c.samples in in_time) if seen.coming else None

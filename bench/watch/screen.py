@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-LABEL_WIDTH, COLUMN_WIDTH, BAR_WIDTH, NAME_WIDTH = 11, 8, 24, 18
+LABEL_WIDTH, COLUMN_WIDTH, BAR_WIDTH, NAME_WIDTH = 12, 8, 24, 18
 LEAST_ROWS = 4
 """Trials to list before the chances are left out."""
 UNLIKELY = 0.005
-"""Coming evaluations that are less probable are left out, the next one apart."""
+"""Coming evaluations that are less probable are left out, except the next one."""
 QUIET_S = 60
 """From here on a picture says how long ago the latest line came."""
 SPARKS, SPARKED = "▁▂▃▄▅▆▇█", 20
@@ -100,7 +100,7 @@ def _sparkline(progress: Progress) -> str:
 
 
 def _chances(coming: Sequence[Coming], width: int) -> "list[Text]":
-    """Return the coming evaluations side by side: when they are, and how likely each reaches the target."""
+    """Return the coming evaluations side by side: when each ends, and how likely it is the one to reach the target."""
     from rich.text import Text
 
     likely = [c for n, c in enumerate(coming) if n == 0 or c.probability >= UNLIKELY]
@@ -108,9 +108,11 @@ def _chances(coming: Sequence[Coming], width: int) -> "list[Text]":
     if not likely:
         return []
     rows = {
-        "at samples": [f"{c.samples:,}" for c in likely],
+        "samples": [f"{c.samples:,}" for c in likely],
         "minutes": [f"{c.minutes:.1f}" for c in likely],
-        "reaches it": [percent(c.probability) for c in likely],
+        "from min": [f"{c.minutes_low:.1f}" for c in likely],
+        "to min": [f"{c.minutes_high:.1f}" for c in likely],
+        "target here": [percent(c.probability) for c in likely],
         "by then": [percent(c.cumulative) for c in likely],
     }
     return [

@@ -2,17 +2,21 @@
 
 import math
 import runpy
+from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from scipy import stats
 
-from bench.mlperf.forecast import Forecast, band, forecast, outside_band
+from bench.mlperf.forecast import Forecast, band, forecast, latest_outside, outside_band
+from bench.mlperf.forecast.curve import reference
 from bench.mlperf.published import samples_to_target
-from helpers.paths import CORPUS, ROOT
 
 LORA = "llama2_70b_lora"
-SCORING = ROOT / "experiments" / "forecast.py"
+CORPUS = Path(__file__).resolve().parents[2] / "shared" / "mlperf_logs"
+SCORING = Path(__file__).resolve().parents[1] / "benchmarks" / "forecast.py"
 
 Evaluations = list[tuple[float, float]]
 
@@ -108,6 +112,65 @@ def test_a_recipe_outside_the_reference_band_gets_a_wider_forecast() -> None:
     assert "outside their band" in unlike.source and "outside" not in usual.source
 
 
+FP4_SWITCHED_TO_FP8 = [0.9731, 0.9639, 0.9545, 0.9485]
+"""A published v6.0 run on eight MI355X (MXFP4), of a system that nothing here was fitted on: 0.92497 at 3,072
+samples."""
+
+
+@pytest.mark.parametrize("seen", range(1, 5))
+def test_a_run_that_no_curve_was_fitted_on_lies_in_its_wider_range(seen: int) -> None:
+    made = expect(on_grid(FP4_SWITCHED_TO_FP8[:seen]))
+    assert made.samples_low is not None and made.samples_low <= 3072
+    assert made.samples_high is None or made.samples_high >= 3072
+    assert {c.samples: c.probability for c in made.chances}[3072] > 0.05
+
+
+def test_a_slow_run_outside_the_band_may_fall_more_slowly_than_the_reference() -> None:
+    """A published run at GBS 16 (v5.1, 128 B200) whose 14th evaluation reached the target."""
+    losses = [0.9499, 0.9542, 0.9718, 0.9382, 0.9351, 0.9326, 0.9364]
+    past = [(1920.0 + 384 * place, loss) for place, loss in enumerate(losses)]
+    made = expect(past, gbs=16, grid=list(range(1920, 1920 + 50 * 384, 384)))
+    reached = 1920 + 13 * 384
+    assert made.samples_low is not None and made.samples_low <= reached
+    assert made.samples_high is None or made.samples_high >= reached
+
+
+def test_a_loss_far_above_the_band_that_a_published_run_recovered_from_is_forecast() -> None:
+    """1.2184 at 1,536 samples, v5.1 on eight B200; it reached the target at 3,456."""
+    made = expect([(1536, 1.2184)])
+    assert made.samples_low is not None and made.samples_low <= 3456
+    assert made.samples_high is None or made.samples_high >= 3456
+
+
+def test_the_loss_that_is_quoted_lies_outside_the_band_that_is_quoted() -> None:
+    """The last of three evaluations is back inside; the two before it are not."""
+    runs: list[tuple[Evaluations, int]] = [
+        (on_grid([0.957, 0.953, 0.930]), 8),
+        ([(1530, 0.96), (1908, 0.953), (2286, 0.931)], 9),
+    ]
+    for run, gbs in runs:
+        found = latest_outside(run, benchmark=LORA, global_batch_size=gbs)
+        assert found is not None
+        loss, point = found
+        assert (point.samples, loss) == run[1]
+        assert point.low < point.high < loss
+    assert latest_outside(on_grid([0.94, 0.932]), benchmark=LORA, global_batch_size=8) is None
+
+
+def test_the_band_and_the_chances_are_those_of_the_stated_distributions() -> None:
+    """Against scipy's Student t and logistic distributions, by numerical integration over the lag."""
+    known = reference(LORA, 8)
+    assert known is not None and known.curve is not None
+    curve, point = known.curve, band(LORA, 8)[1]
+    lags = np.linspace(-1, 4, 20001)
+    weights = stats.t.pdf(lags / curve.lag_scale, 3)
+    at = known.progress(point.samples)
+    means = curve.limit_loss + curve.drop_loss * np.exp(-curve.rate * (at - lags))
+    for share, loss in ((0.005, point.low), (0.995, point.high)):
+        below = stats.logistic.cdf(loss, loc=means, scale=curve.noise_scale)
+        assert np.average(below, weights=weights) == pytest.approx(share, abs=2e-4)
+
+
 def expect_number(value: float | None) -> float:
     assert value is not None
     return value
@@ -160,6 +223,16 @@ def test_the_band_falls_towards_the_target() -> None:
     assert all(p.low < p.high for p in points)
     assert [p.high for p in points] == sorted((p.high for p in points), reverse=True)
     assert all(p.low < 0.925 < p.high for p in points if 2688 <= p.samples <= 3456)
+
+
+@pytest.mark.skipif(not CORPUS.is_dir(), reason="no corpus of real logs here")
+def test_on_real_runs_the_ranges_of_minutes_hold_what_they_state() -> None:
+    """Each tenth of the time of a run, as `watch` shows it then; without a range of the pace they held 40 %."""
+    replay = runpy.run_path(str(SCORING.with_name("forecast_minutes.py")))
+    logs = sorted(CORPUS.rglob("llama2_70b_lora/*.txt"))[::4]
+    found = [m for log in logs for m in replay["moments"](log) if m.outlook.minutes_range]
+    assert len(found) > 80
+    assert 0.85 <= sum(map(replay["holds"], found)) / len(found) <= 0.98
 
 
 @pytest.mark.skipif(not CORPUS.is_dir(), reason="no corpus of real logs here")

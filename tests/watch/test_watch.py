@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from scipy import stats
 
 from bench import cli, watch
 from bench.contract import plan as plans
@@ -21,13 +23,13 @@ from bench.mlperf import reader
 from bench.mlperf import result as results
 from bench.mlperf.reader import Event
 from bench.planning import compose
-from bench.watch import prediction, sources
+from bench.watch import arrivals, prediction, sources
 from bench.watch.lines import View, evaluation_line, line
 from bench.watch.prediction import Planned
-from bench.watch.progress import Progress, Tracker
+from bench.watch.progress import Evaluated, Progress, Tracker
 from bench.watch.screen import picture
-from helpers.paths import CORPUS
 
+CORPUS = Path(__file__).parents[2] / "shared" / "mlperf_logs"
 FORMATS = {
     "v4.0 NVIDIA, no training records": "v4.0/NVIDIA/h200_ngc24.04_nemo/llama2_70b_lora/result_0.txt",
     "v4.0 Juniper, no eval_start": "v4.0/JuniperNetworks/h100_n4_ngc24.1_pytorch_deepspeed/llama2_70b_lora/result_0.txt",
@@ -134,6 +136,54 @@ def test_an_evaluation_that_goes_on_is_the_next_one() -> None:
     assert seen.eval_time_is_estimated
     after = prediction.look(tracked(events), Planned(), events[-1].time_ms)
     assert (after.next_samples, after.next_s, after.eval_time_is_estimated) == (2304, 48 * 3 + 28, False)
+
+
+def gbs_9(*samples: int) -> Progress:
+    progress = tracked(trial(0.94, gbs=9)[:4])
+    progress.evaluations = tuple(Evaluated(at, 0.94, 0) for at in samples)
+    return progress
+
+
+def test_the_next_evaluations_are_at_the_trials_own_interval() -> None:
+    """The rules say 1548 and every 387 samples at GBS 9; published runs of v5.0 evaluated at 1530 and every 378."""
+    assert prediction.due(gbs_9(), Planned())[:2] == (1548, 1935)
+    assert prediction.due(gbs_9(1530, 1908), Planned())[:3] == (2286, 2664, 3042)
+    assert prediction.due(gbs_9(1530, 1908), Planned(eval_samples=(1530, 1908, 2295)))[:2] == (2295,)
+
+
+def test_a_trial_outside_the_band_has_a_forecast_and_a_warning() -> None:
+    events = trial(0.957, 0.953)
+    seen = prediction.look(tracked(events), Planned(), events[-1].time_ms)
+    (warning,) = seen.warnings
+    assert warning.startswith("outside the reference band: 0.9530 at 1,920 samples; 99 % of published runs: ")
+    assert float(warning.split()[-1]) < 0.953
+    assert seen.minutes_range is not None and len(seen.coming) > 10
+    other = trial(1.49)
+    assert prediction.look(tracked(other), Planned(), other[-1].time_ms).samples_range is None
+
+
+def test_the_range_of_minutes_is_that_of_students_t() -> None:
+    """Step times of 2.9, 3.0 and 3.1 s; the evaluations after the first took 27, 28 and 29 s."""
+    progress = tracked(trial(0.94, 0.935))
+    progress.step_times_ms, progress.eval_times_s = (2900.0, 3000.0, 3100.0), (60.0, 27.0, 28.0, 29.0)
+    (first, second) = arrivals.arrivals(progress, (2304, 2688), progress.last_ms or 0)
+    half_step = stats.t(2).ppf(0.95) * 0.1 * math.sqrt(4 / 3)
+    half_eval = stats.t(2).ppf(0.95) * 1.0 * math.sqrt(4 / 3)
+    assert first.seconds.typical == pytest.approx(48 * 3 + 28)
+    assert second.seconds.typical == pytest.approx(96 * 3 + 2 * 28)
+    half = math.hypot(96 * half_step, 2 * half_eval)
+    assert second.seconds.high - second.seconds.typical == pytest.approx(half)
+    assert second.seconds.typical - second.seconds.low == pytest.approx(half)
+
+
+def test_the_forecast_says_the_chance_of_each_evaluation() -> None:
+    events = trial(0.94, 0.935)
+    progress = tracked(events)
+    seen = prediction.look(progress, Planned(), events[-1].time_ms)
+    assert all(c.minutes_low < c.minutes < c.minutes_high for c in seen.coming)
+    view = View(name="log", progress=progress, planned=Planned(), outlook=seen)
+    at_3072 = next(round(c.probability * 100) for c in seen.coming if c.samples == 3072)
+    assert "min (90 % range); chances " in line(view) and f"{at_3072} % at 3,072" in line(view)
 
 
 def test_warnings_are_said_plainly() -> None:

@@ -1,40 +1,49 @@
-"""When a run will reach its target: the chance at each coming evaluation, from published runs and the run's own losses.
+"""When a run will reach its target: the probability of each coming evaluation, from published runs and its own losses.
 
-`bench.mlperf.forecast.curve` says how likely each lag behind the reference curve is, given the losses so far, and for each lag where
-the target is likely reached: exact sums, no random numbers. They are then weighted so that before the first
-evaluation they are the published distribution, in which the model counts as one run more. Outside the reference band the
-two are mixed, more and more of the curve with each evaluation; where no curve is known, the forecast is the published distribution of the runs that had not
-converged by now either.
+Given the losses so far, `bench.mlperf.forecast.curve` says how likely each lag behind the reference curve is, and for each lag
+where the target is likely reached. These are exact sums; no random numbers are drawn. The result is then weighted so
+that it is the published distribution before the first evaluation.
+
+A run whose losses lie outside the reference band is forecast as a mixture of three ways to go on: as published runs do,
+along a curve of its own, or as if nothing were known of it. Where no curve is known, the forecast is the distribution
+of those published runs that had not converged by now either.
 """
 
 import math
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
+import numpy as np
+
 from bench.mlperf.benchmarks import BENCHMARKS, Goal
 from bench.mlperf.forecast.curve import (
-    LAGS,
+    Array,
     BandPoint,
-    Curve,
     Reference,
     band,
     is_outside,
     lag_weights,
+    latest_outside,
     outside_band,
     reference,
 )
 from bench.mlperf.published import Convergence
 
-__all__ = ["BandPoint", "Chance", "Forecast", "band", "forecast", "outside_band", "predict"]
+__all__ = ["BandPoint", "Chance", "Forecast", "band", "forecast", "latest_outside", "outside_band", "predict"]
 
 RANGE_SHARE = 0.90
-"""Probability that samples_low to samples_high holds at least."""
-FARTHEST_LOSS = 0.05
-"""Nats from the curve; of the published runs outside the band, the farthest one lies 0.044 above it."""
+"""The range from samples_low to samples_high holds at least this probability."""
+FARTHEST_LOSS = 0.30
+"""A run outside the band whose last loss lies farther from the curve than this, in nats, is of another model. In rounds
+v4.0 to v5.1 the farthest such run that converged lay 0.279 above it (1.2184 at 1,536 samples; target at 3,456)."""
+STRETCHES = (1.0, 0.75, 0.5)
+"""How fast a run outside the band may fall, over the reference: the slow published ones fall more slowly than it
+does."""
+UNKNOWN_EVALUATIONS = 2
+"""A run of which nothing is known needs, after n evaluations, n + 2 more with a probability of one half."""
 _ROUNDING = 1e-9
-"""So that a sum that is to be 0.9 counts as 0.9."""
+"""A sum that should be 0.9 may fall short by this much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +52,9 @@ class Chance:
 
     samples: float
     probability: float
-    """That the run reaches its target there, and not before."""
+    """Of reaching the target there, and not before."""
     cumulative: float
-    """That it has reached its target by then."""
+    """Of having reached the target by then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,19 +63,19 @@ class Forecast:
 
     global_batch_size: int
     chances: tuple[Chance, ...]
-    """For each coming evaluation; for a run that has converged, the one that reached the target."""
+    """One for each coming evaluation; for a run that has converged, only the one that reached the target."""
     later: float
     """Probability that no evaluation of the grid reaches the target; with the chances it adds up to 1."""
     samples_low: float | None
-    """With samples_high the shortest range of evaluations that holds 90 %; None: beyond the grid."""
+    """With samples_high the shortest range of evaluations that holds 90 %; None is beyond the grid."""
     samples_median: float | None
     samples_high: float | None
     num_evaluations: int
-    """Evaluations of this run that it is based on."""
+    """Evaluations of this run that the forecast is based on."""
     num_runs: int
-    """Published runs that it is based on; 0 once the run has converged."""
+    """Published runs that the forecast is based on; 0 once the run has converged."""
     source: str
-    """All that in words."""
+    """What the forecast is based on, in words."""
 
 
 def forecast(
@@ -79,9 +88,9 @@ def forecast(
 ) -> Forecast | None:
     """Return when a run with these (samples, loss) evaluations reaches its target; None where nothing can be said.
 
-    Without a `grid` (samples at each evaluation) the one of the rules applies. None is for a benchmark or batch size
-    without published runs, another target than the official one, and a run whose losses no published run came near: it
-    is another model. `outside_band` tells of runs that are near, and still unlike those that the curve was fitted on.
+    `grid` holds the samples at each evaluation; without it the rules' grid applies. The result is None for a benchmark
+    or batch size without published runs, for a target other than the official one, and for a run of another model,
+    whose last loss lies farther from the curve than FARTHEST_LOSS.
     """
     known = reference(benchmark, global_batch_size)
     if known is None or target is None or BENCHMARKS[known.convergence.benchmark].goals != (Goal(target),):
@@ -109,37 +118,39 @@ def predict(
     if unlike and _is_another_model(past, known):
         return None
     if known.curve is not None:
-        without, given = _model(known, past, coming, target=goal.value)
         if unlike:
+            _, given = _model(known, past, coming, target=goal.value, stretches=STRETCHES)
             weights = _mixed(weights, given, num_evaluations=len(past))
         else:
+            without, given = _model(known, past, coming, target=goal.value)
             weights = _weigh(weights, without, given, num_runs=known.convergence.num_runs)
     total = sum(weights)
     if not total:
         return None
     made = _forecast(coming, [weight / total for weight in weights], known, len(past))
-    return (
-        replace(made, source=f"{made.source}, outside their band: a slow recipe or one that catches up")
-        if unlike
-        else made
-    )
+    if not unlike:
+        return made
+    return replace(made, source=f"{made.source}; its losses lie outside their band, so the forecast is wider")
 
 
 def _mixed(published: Sequence[float], given: Sequence[float], *, num_evaluations: int) -> list[float]:
-    """Return two ways to go on: as published runs do from here, or along the curve, as late as it is now.
+    """Return a mixture of three ways to go on: as published runs do, along a curve of its own, or nobody knows.
 
-    Of the published runs outside the band, recipes that switch precision did the one and slow ones the other; with each
-    evaluation that stays outside, catching up is less likely.
+    Recipes that switch to a higher precision near the end do the first, slow recipes the second. With each evaluation
+    the second weighs more. The third allows for recipes unlike all published ones.
     """
-    totals = [sum(weights) or 1.0 for weights in (published, given)]
-    return [one / totals[0] + num_evaluations * other / totals[1] for one, other in zip(published, given, strict=True)]
+    by_then = [place / (place + num_evaluations + UNKNOWN_EVALUATIONS) for place in range(len(published))]
+    unknown = [*(now - before for before, now in pairwise(by_then)), 1 - by_then[-1]]
+    ways = ((1, published), (num_evaluations, given), (1, unknown))
+    scaled = [[weight * share / (sum(shares) or 1.0) for share in shares] for weight, shares in ways]
+    return [sum(column) for column in zip(*scaled, strict=True)]
 
 
 def _is_another_model(past: Sequence[tuple[float, float]], known: Reference) -> bool:
-    """Return whether the last loss lies farther from the curve than that of any published run."""
+    """Return whether the last loss lies farther from the curve than that of any published run that converged."""
     assert known.curve is not None
     samples, loss = past[-1]
-    return abs(loss - known.curve.loss(known.progress(samples), 0)) > FARTHEST_LOSS
+    return abs(loss - known.curve.loss(known.progress(samples))) > FARTHEST_LOSS
 
 
 def _published(convergence: Convergence, coming: Sequence[int], *, since: float) -> list[float]:
@@ -151,7 +162,10 @@ def _published(convergence: Convergence, coming: Sequence[int], *, since: float)
 def _weigh(
     published: Sequence[float], without: Sequence[float], given: Sequence[float], *, num_runs: int
 ) -> list[float]:
-    """Return the model's weights given the losses, with the published distribution in place of its own without them."""
+    """Return the model's weights given the losses, scaled so that without losses they are the published distribution.
+
+    The model itself counts as one published run more.
+    """
     return [
         weight * (num_runs * share / before + 1) if before else 0.0
         for share, before, weight in zip(published, without, given, strict=True)
@@ -159,33 +173,34 @@ def _weigh(
 
 
 def _model(
-    known: Reference, past: Sequence[tuple[float, float]], coming: Sequence[int], *, target: float
+    known: Reference,
+    past: Sequence[tuple[float, float]],
+    coming: Sequence[int],
+    *,
+    target: float,
+    stretches: Sequence[float] = (1.0,),
 ) -> tuple[list[float], list[float]]:
-    """Return the weight of converging at each coming evaluation and at none: without and given the past losses."""
+    """Return the weight of converging at each coming evaluation and, last, at none: without and given the past
+    losses."""
     curve = known.curve
     assert curve is not None
-    seen, ahead = [known.progress(at) for at, _ in past], [known.progress(at) for at in coming]
-    likelihoods = _likelihoods(curve, [(at, loss) for at, (_, loss) in zip(seen, past, strict=True)])
-    without, given = [0.0] * (len(coming) + 1), [0.0] * (len(coming) + 1)
-    for lag, prior, likelihood in zip(LAGS, lag_weights(curve.lag_scale), likelihoods, strict=True):
-        missed = math.prod(1 - curve.below(target - curve.loss(at, lag)) for at in seen)
-        first = _first_reached([curve.below(target - curve.loss(at, lag)) for at in ahead])
-        for place, probability in enumerate(first):
-            without[place] += prior * missed * probability
-            given[place] += prior * likelihood * probability
-    return without, given
+    seen, ahead = (np.array([known.progress(at) for at in points]) for points in ([at for at, _ in past], coming))
+    losses, prior = np.array([loss for _, loss in past])[:, None], lag_weights(curve.lag_scale)
+    without = given = np.zeros(len(coming) + 1)
+    fits = [curve.log_density(losses - curve.losses(seen, stretch=stretch)).sum(axis=0) for stretch in stretches]
+    likeliest = max(float(fit.max()) for fit in fits)
+    for stretch, fit in zip(stretches, fits, strict=True):
+        missed = (1 - curve.below(target - curve.losses(seen, stretch=stretch))).prod(axis=0)
+        first = _first_reached(curve.below(target - curve.losses(ahead, stretch=stretch)))
+        without = without + first @ (prior * missed)
+        given = given + first @ (prior * np.exp(fit - likeliest))
+    return without.tolist(), given.tolist()
 
 
-def _likelihoods(curve: Curve, seen: Sequence[tuple[float, float]]) -> list[float]:
-    """Return how likely each lag makes the losses; the likeliest is 1."""
-    logs = [sum(curve.log_density(loss - curve.loss(at, lag)) for at, loss in seen) for lag in LAGS]
-    return [math.exp(log - max(logs)) for log in logs]
-
-
-def _first_reached(chances: Sequence[float]) -> list[float]:
-    """Return how likely each of independent evaluations is the first to reach the target, and that none does."""
-    missed = [*accumulate((1 - chance for chance in chances), operator.mul, initial=1.0)]
-    return [*map(operator.mul, missed, chances), missed[-1]]
+def _first_reached(chances: Array) -> Array:
+    """Return how likely each of independent evaluations is the first to reach the target, and, last, that none does."""
+    missed = np.vstack([np.ones((1, chances.shape[1])), (1 - chances).cumprod(axis=0)])
+    return np.vstack([missed[:-1] * chances, missed[-1:]])
 
 
 def _forecast(points: Sequence[float], weights: Sequence[float], known: Reference, num_evaluations: int) -> Forecast:

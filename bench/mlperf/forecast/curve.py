@@ -1,13 +1,14 @@
-"""The reference curve: how the evaluation loss of published runs falls, and how far runs differ from it.
+"""The reference curve: how the evaluation loss of published runs falls, and how far single runs differ from it.
 
-Progress is samples on a scale where the first evaluation by the rules is 0 and the published mean of samples to target
-is 1; on it, runs of all batch sizes look alike. Every run follows one curve, late by a lag of its own, and evaluations
-are noisy:
+Progress counts samples on a scale of its own: 0 is the first evaluation by the rules, 1 is the published mean of
+samples to target. On this scale runs of all batch sizes look alike. Every run follows the same curve, later or earlier
+by a lag of its own, and each evaluation adds noise:
 
     loss = limit_loss + drop_loss * exp(-rate * (progress - lag)) + noise
 
-The lag has a Student t distribution with 3 degrees of freedom, as a few recipes are far slower than the rest; the noise
-a logistic one, as spikes happen. For a given lag the evaluations are independent, so probabilities are sums over lags.
+The lag has a Student t distribution with 3 degrees of freedom, because a few recipes are far slower than the rest. The
+noise has a logistic distribution, because single evaluations can lie far off. For a given lag the evaluations are
+independent of each other, so every probability is a sum over lags.
 """
 
 import json
@@ -16,18 +17,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import expit, log_expit
+
 from bench.mlperf.published import DATA, Convergence, samples_to_target, schedule
 
 BAND_SHARE = 0.99
 """Share of the evaluations of runs like the published ones that lie inside the reference band."""
-LAGS = tuple(n / 40 for n in range(-40, 161))
-"""Wide enough for the slowest published recipe, 2.3 behind the reference."""
+Array = NDArray[np.float64]
+LAGS: Array = np.arange(-40, 161) / 40
+"""The lags that are summed over, in progress. The slowest published recipe is 2.3 behind the reference."""
 _FARTHEST_PROGRESS = (-2.0, 20.0)
 """Where the curve is cut off; only a damaged log lies beyond."""
 _GRID_MEANS = 3
-"""How many published means of samples to target the grid by the rules is followed."""
-_MAX_EXPONENT = 700.0
-"""What math.exp can take."""
+"""The grid of the rules is followed up to this multiple of the published mean of samples to target."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,22 +45,34 @@ class Curve:
     noise_scale: float
     source: str
 
-    def loss(self, progress: float, lag: float) -> float:
-        return self.limit_loss + self.drop_loss * math.exp(-self.rate * (progress - lag))
+    def loss(self, progress: float) -> float:
+        """Return the loss of a run with no lag, without noise."""
+        return self.limit_loss + self.drop_loss * math.exp(-self.rate * progress)
 
-    def below(self, noise: float) -> float:
-        """Return the probability that an evaluation's noise lies below."""
-        return 1 / (1 + math.exp(min(-noise / self.noise_scale, _MAX_EXPONENT)))
+    def losses(self, progress: Array, *, stretch: float = 1.0) -> Array:
+        """Return the loss without noise: a row for each progress, a column for each of LAGS.
 
-    def log_density(self, noise: float) -> float:
-        """Return the logarithm of the density of an evaluation's noise, less a constant."""
-        scaled = abs(noise) / self.noise_scale
-        return -scaled - 2 * math.log1p(math.exp(-scaled))
+        A stretch below 1 is a run that falls that much more slowly than the reference.
+        """
+        late = stretch * progress[:, None] - LAGS
+        losses: Array = self.limit_loss + self.drop_loss * np.exp(-self.rate * late)
+        return losses
+
+    def below(self, noise: Array) -> Array:
+        """Return the probability that the noise of an evaluation lies below."""
+        probability: Array = expit(noise / self.noise_scale)
+        return probability
+
+    def log_density(self, noise: Array) -> Array:
+        """Return the logarithm of the density of the noise of an evaluation, less a constant."""
+        scaled = noise / self.noise_scale
+        density: Array = log_expit(scaled) + log_expit(-scaled)
+        return density
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What is known of a benchmark at one global batch size before a run starts."""
+    """What published runs say of a benchmark at one global batch size, before a run starts."""
 
     convergence: Convergence
     curve: Curve | None
@@ -78,7 +94,7 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class BandPoint:
-    """Where the evaluation loss of a run like the published ones lies."""
+    """Between which losses 99 % of the evaluations of runs like the published ones lie after so many samples."""
 
     samples: int
     low: float
@@ -98,11 +114,12 @@ def reference(benchmark: str | None, global_batch_size: int | None) -> Reference
 
 
 @cache
-def lag_weights(lag_scale: float) -> tuple[float, ...]:
-    """Return the probability of each of LAGS."""
-    densities = [(1 + (lag / lag_scale) ** 2 / 3) ** -2 for lag in LAGS]
-    total = sum(densities)
-    return tuple(density / total for density in densities)
+def lag_weights(lag_scale: float) -> Array:
+    """Return the probability of each of LAGS: the Student t density with 3 degrees of freedom, scaled to add up to
+    1."""
+    densities: Array = (1 + (LAGS / lag_scale) ** 2 / 3) ** -2
+    weights: Array = densities / densities.sum()
+    return weights
 
 
 @cache
@@ -111,12 +128,8 @@ def band(benchmark: str | None, global_batch_size: int | None) -> tuple[BandPoin
     known = reference(benchmark, global_batch_size)
     if known is None or known.curve is None:
         return ()
-    tail, last = (1 - BAND_SHARE) / 2, known.convergence.shares[-1][0]
-    return tuple(
-        BandPoint(at, _loss_above(tail, at, known, known.curve), _loss_above(1 - tail, at, known, known.curve))
-        for at in known.grid()
-        if at <= last
-    )
+    last = known.convergence.shares[-1][0]
+    return tuple(_band_point(at, known, known.curve) for at in known.grid() if at <= last)
 
 
 def outside_band(
@@ -132,20 +145,42 @@ def is_outside(evaluations: Sequence[tuple[float, float]], known: Reference) -> 
     curve = known.curve
     if curve is None:
         return False
+    return 2 * sum(_lies_outside(samples, loss, known, curve) for samples, loss in evaluations) > len(evaluations)
+
+
+def latest_outside(
+    evaluations: Sequence[tuple[float, float]], *, benchmark: str | None, global_batch_size: int | None
+) -> tuple[float, BandPoint] | None:
+    """Return the latest loss that lies outside the band, and the band there; None unless most evaluations lie
+    outside."""
+    known = reference(benchmark, global_batch_size)
+    if known is None or known.curve is None or not is_outside(evaluations, known):
+        return None
+    outside = (at for at in reversed(evaluations) if _lies_outside(*at, known, known.curve))
+    samples, loss = next(outside)
+    return loss, _band_point(int(samples), known, known.curve)
+
+
+def _lies_outside(samples: float, loss: float, known: Reference, curve: Curve) -> bool:
     tail = (1 - BAND_SHARE) / 2
-    shares = [_share_below(loss, samples, known, curve) for samples, loss in evaluations]
-    return 2 * sum(not tail <= share <= 1 - tail for share in shares) > len(shares)
+    return not tail <= _share_below(loss, samples, known, curve) <= 1 - tail
+
+
+def _band_point(samples: int, known: Reference, curve: Curve) -> BandPoint:
+    tail = (1 - BAND_SHARE) / 2
+    low, high = (_loss_above(share, samples, known, curve) for share in (tail, 1 - tail))
+    return BandPoint(samples, low, high)
 
 
 def _share_below(loss: float, samples: float, known: Reference, curve: Curve) -> float:
     """Return the share of runs whose loss lies below this one after as many samples."""
-    at, weights = known.progress(samples), lag_weights(curve.lag_scale)
-    return sum(weight * curve.below(loss - curve.loss(at, lag)) for lag, weight in zip(LAGS, weights, strict=True))
+    losses = curve.losses(np.array([known.progress(samples)]))[0]
+    return float(curve.below(loss - losses) @ lag_weights(curve.lag_scale))
 
 
 def _loss_above(share: float, samples: int, known: Reference, curve: Curve) -> float:
     """Return the loss below which this share of runs lies, by bisection to 1e-6."""
-    low, high = 0.0, 2 * curve.loss(known.progress(samples), LAGS[-1])
+    low, high = 0.0, 2 * float(curve.losses(np.array([known.progress(samples)])).max())
     while high - low > 1e-6:
         middle = (low + high) / 2
         low, high = (middle, high) if _share_below(middle, samples, known, curve) < share else (low, middle)
