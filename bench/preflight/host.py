@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
+from bench.contract import checkpoint as checkpoints
 from bench.contract.plan import Plan, expanded
 from bench.contract.schema import Config, DataSource, Runtime, Scheduler, StartsFrom
 from bench.preflight import data
