@@ -98,6 +98,8 @@ ONCE: dict[str, Any] = {
     "submission_status": "onprem",
     "target_accuracy": 0.925,
     "seed": 7,
+    "initial_weights": "checkpoint",
+    "data_source": "prepared",
     "global_batch_size": 8,
     "gradient_accumulation_steps": 1,
     "train_samples": 3901,

@@ -59,8 +59,12 @@ class Log:
 
     @property
     def has_target(self) -> bool:
-        """Whether something is to be reached; a log that names a benchmark has a target, known to us or not."""
-        return bool(self.goals or self.all(mllog.TARGET_ACCURACY) or self.all(mllog.SUBMISSION_BENCHMARK))
+        """Whether something is to be reached, as far as the log has come.
+
+        A log that names a benchmark has a target, known to us or not; one that says nothing yet may still name one.
+        """
+        named = self.goals or self.all(mllog.TARGET_ACCURACY) or self.all(mllog.SUBMISSION_BENCHMARK)
+        return bool(named) or not self.all(mllog.RUN_START)
 
     @property
     def is_open(self) -> bool:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.contract import plan as plans
-from bench.errors import ConfigError
 from bench.contract.plan import Plan
+from bench.errors import ConfigError
 
 CONFIG, PLAN, LEDGER, STATUS, JOB, SCRIPT = (
     "config.yaml",

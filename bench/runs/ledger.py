@@ -11,15 +11,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from bench.contract.plan import Plan, Trial
+from bench.errors import BenchError, ConfigError, SubmitError
 from bench.runs import folder as folders
-from bench.errors import BenchError
-from bench.errors import ConfigError
-from bench.errors import SubmitError
-from bench.runs.folder import LEDGER
-from bench.runs.folder import RANK_LOGS
-from bench.runs.folder import STATUS
-from bench.contract.plan import Plan
-from bench.contract.plan import Trial
+from bench.runs.folder import LEDGER, RANK_LOGS, STATUS
 
 PLANNED, RUNNING, INTERRUPTED = "planned", "running", "interrupted"
 """Still to be done; the others are final."""

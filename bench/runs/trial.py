@@ -3,17 +3,13 @@
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from bench.runs import ledger
+
 from bench.contract import mllog
 from bench.contract import plan as plans
-from bench.runs.folder import short
-from bench.mlperf.result import Result
-from bench.mlperf.result import parse
-from bench.contract.plan import Plan
-from bench.contract.plan import Trial
-from bench.mlperf.official import RULESETS
-from bench.mlperf.official import Verdict
-from bench.mlperf.official import official_verdict
+from bench.contract.plan import Plan, Trial
+from bench.mlperf.official import RULESETS, Verdict, official_verdict
+from bench.mlperf.result import Result, parse
+from bench.runs import ledger
 
 
 @dataclass(frozen=True, slots=True)

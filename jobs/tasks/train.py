@@ -90,10 +90,12 @@ def train(plan: Plan, engine: Engine, trial: Trial, log: mllog.Writer) -> None:
             if target is not None and eval_loss <= target:
                 log.finish("success", **place)
                 return
-            log.start(mllog.BLOCK_START, **place)
-            pace.restart(step)
+            if step < plan.max_steps:
+                log.start(mllog.BLOCK_START, **place)
+                pace.restart(step)
     place = {"samples_count": plans.samples(plan, plan.max_steps), "step": plan.max_steps}
-    log.stop(mllog.BLOCK_STOP, **place)
+    if plan.max_steps not in plan.evaluation.at_steps:
+        log.stop(mllog.BLOCK_STOP, **place)
     log.finish("success" if target is None else "aborted", **place)
 
 

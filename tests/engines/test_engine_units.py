@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from functools import cache
 from itertools import combinations
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,6 @@ from bench.backends.local import free_port
 from bench.contract.plan import Plan
 from helpers import ranks
 from jobs.engines.megatron import cpu_patch, groups
-from jobs.engines.megatron.fp8 import layer as fp8_layer
 from jobs.ranks.identity import Rank
 
 with warnings.catch_warnings():
@@ -270,20 +268,3 @@ def test_ranks_drop_the_same_numbers_only_of_what_they_all_hold(
     assert torch.equal(first, again)
     assert torch.equal(first, neighbour) != is_split
     assert not torch.equal(first, replica) and not torch.equal(first, stage)
-
-
-@pytest.mark.parametrize("has_sequence_parallel", [False, True])
-def test_tp_ranks_of_an_fp8_layer_drop_the_same_numbers_only_of_what_they_all_hold(has_sequence_parallel: bool) -> None:
-    """A layer gets the same two seeds on all TP ranks, one for each adapted linear."""
-    qkv, proj = [], []
-    for rank in range(2):
-        config = SimpleNamespace(
-            layernorm_epsilon=1e-5, sequence_parallel=has_sequence_parallel, lora=SimpleNamespace(dropout=0.5)
-        )
-        linear, weights = SimpleNamespace(scale=2.0), [torch.zeros(2, 2)] * 4
-        fake = SimpleNamespace(config=config, training=True, tp_group=Half(rank), qkv=linear, proj=linear)
-        run = fp8_layer._Run(fake, torch.zeros(8, 1, 1, 2), 1, [11, 12], weights)
-        qkv.append(run.qkv.drop)
-        proj.append(run.proj.drop)
-    assert (qkv[0] == qkv[1]) != has_sequence_parallel
-    assert proj[0] != proj[1] and qkv[0] != proj[0]

@@ -50,7 +50,7 @@ def launch(cache: Path, tmp_path: Path, spawn: Launch) -> Launch:
 WRONG = {
     "unknown task": (["task=lora70"], "no choice 'lora70'", "did you mean lora70b?"),
     "typo in a key": (["recipe.lrr=1"], "no key 'recipe.lrr'", "did you mean recipe.lr?"),
-    "typo added": (["+recipe.max_step=1"], "no key 'max_step'", "did you mean max_steps?"),
+    "typo added": (["+task.training.max_step=1"], "no key 'max_step'", "did you mean max_steps?"),
     "typo added at the root": (["+trial=1"], "no key 'trial'", "did you mean trials?"),
     "typo shown only": (["--cfg", "job", "+trial=1"], "no key 'trial'", "did you mean trials?"),
     "wrong type": (["recipe.lr=fast"], "'fast'", "recipe.lr"),

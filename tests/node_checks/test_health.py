@@ -162,7 +162,7 @@ def test_a_request_that_cannot_be_measured_is_refused(tmp_path: Path):
 
 def test_a_rank_that_never_comes_is_said(tmp_path: Path):
     late = tmp_path / "late.py"
-    late.write_text("from jobs import health, rates\nrates.MEETING_S = 2\nhealth.main()\n")
+    late.write_text("from jobs.node_checks import health, rates\nrates.MEETING_S = 2\nhealth.main()\n")
     (tmp_path / "plan.json").write_text(plans.dumps(composed(tmp_path, 2)))
     [(code, said)] = on_nodes(tmp_path, "late", "plan.json", size=(1, 1), WORLD_SIZE="2")
     assert code == 1 and "NCC-05: the ranks cannot meet at 127.0.0.1" in said

@@ -212,7 +212,10 @@ def fp8_configs(draw: st.DrawFn) -> Config:
     return replace(
         config,
         model=model,
-        task=replace(config.task, lora=config.task.training.lora or LORA),
+        task=replace(
+            config.task,
+            training=replace(config.task.training, trains=Trains.lora, lora=config.task.training.lora or LORA),
+        ),
         cluster=replace(config.cluster, device=Device.cuda, gpu=H200),
         precision=Precision.fp8,
     )

@@ -90,7 +90,7 @@ def settings(plan: Plan) -> list[str]:
 def variables(plan: Plan) -> list[str]:
     """Return the names of the environment variables that the plan leaves to the job's shell."""
     c, paths = plan.config.container, plan.config.cluster.paths
-    texts = [paths.data, paths.model if plan.base_dir else None, paths.logs]
+    texts = [paths.data if plan.data_dir else None, paths.model if plan.base_dir else None, paths.logs]
     texts += [c.image, *c.mounts] if c.runtime is Runtime.pyxis else []
     return list(dict.fromkeys(name for text in texts for name in _VARIABLE.findall(text or "")))
 
@@ -161,7 +161,7 @@ def _mounts(plan: Plan) -> Iterable[str]:
     """Yield what ranks see of the file system, at the paths it has outside."""
     paths = plan.config.cluster.paths
     made = {paths.data, paths.model} if plan.base or plan.config.data.source is DataSource.grammar else set()
-    needed = [paths.data, paths.model if plan.base_dir else None]
+    needed = [paths.data if plan.data_dir else None, paths.model if plan.base_dir else None]
     for path in dict.fromkeys(filter(None, needed)):
         yield f"{path}:{path}" if path in made else f"{path}:{path}:ro"
     yield "$run:$run"
