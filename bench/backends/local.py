@@ -1,4 +1,4 @@
-"""Start the ranks of a step on this machine, through submitit's local executor, and know how they end."""
+"""This machine as a backend: start the ranks of a command through submitit's local executor, and know how they end."""
 
 import contextlib
 import fcntl
@@ -11,19 +11,22 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.contract.plan import Plan, Step
+from bench.backends import Job, JobState
+from bench.backends.local_checks import CHECKS
+from bench.contract import run_files
+from bench.contract.plan import Command, Plan
 from bench.contract.schema import PORTS, Device
-from bench.errors import BenchError, SubmitError
+from bench.errors import BenchError, ConfigError, SubmitError
+from bench.rules.check import Check, Subject, Tier
 
 POLL_S = 0.2
 GRACE_S = 10.0
 """How long a rank may take to end once it is told to."""
-ALIVE = "launcher.lock"
 SIGNAL_DELAY_S = 10
 """What submitit leaves between saying that time is up and killing."""
 TIME_IS_UP = 124
@@ -58,10 +61,10 @@ class RankCommand:
 
 
 class Ranks:
-    """The processes of one step."""
+    """The processes of one command."""
 
-    def __init__(self, job: Any, step: Step, folder: Path) -> None:
-        self._job, self._step, self._folder = job, step, folder
+    def __init__(self, job: Any, command: Command, folder: Path) -> None:
+        self._job, self._command, self._folder = job, command, folder
         self._exit_codes: dict[int, int] = {}
 
     def are_running(self) -> bool:
@@ -79,7 +82,7 @@ class Ranks:
             time.sleep(POLL_S / 4)
         if not self._job.done():
             os.kill(int(self._job.job_id), signal.SIGKILL)  # ranks end with the launcher's lock, which goes next
-        for pickled in (self._folder / "rank_logs").glob(f"{self._job.job_id}_*.pkl"):
+        for pickled in (self._folder / run_files.RANK_LOGS).glob(f"{self._job.job_id}_*.pkl"):
             pickled.unlink()
 
     def check(self) -> None:
@@ -88,12 +91,12 @@ class Ranks:
         Raises:
             SubmitError: with the exit code that the rank's error asks for.
         """
-        codes, logs = self._exit_codes, self._folder / "rank_logs"
+        codes, logs = self._exit_codes, self._folder / run_files.RANK_LOGS
         if len(codes) == self._job.num_tasks and not any(codes.values()):
             return
         if TIME_IS_UP in codes.values():
             raise SubmitError(
-                f"{self._step.name} took longer than its walltime",
+                f"{self._command.name} took longer than its walltime",
                 where="walltime",
                 fix="raise walltime (minutes per trial), or set it to null",
             )
@@ -101,14 +104,14 @@ class Ranks:
             rank: signal.Signals(abs(code) % 128).name for rank, code in codes.items() if not 0 <= code <= 128
         }:
             raise SubmitError(
-                f"{', '.join(f'rank {rank} got {name}' for rank, name in sorted(ended.items()))} during {self._step.name}",
+                f"{', '.join(f'rank {rank} got {name}' for rank, name in sorted(ended.items()))} during {self._command.name}",
                 where=str(logs / f"{self._job.job_id}_{min(ended)}_log.err"),
                 fix="look for what ends processes on this machine: memory, a time limit, a person",
             )
-        if (first := first_error(logs, self._step.name)) is not None:
+        if (first := first_error(self._folder, self._command)) is not None:
             raise first
         raise SubmitError(
-            f"{self._step.name} ended without a result; exit codes by rank: {codes}",
+            f"{self._command.name} ended without a result; exit codes by rank: {codes}",
             where=str(logs),
             fix="read the *_log.err there",
         )
@@ -126,32 +129,103 @@ class Ranks:
         return codes
 
 
+class LocalBackend:
+    """Ranks are children of the process that asks for the run; it drives the commands, and they end with it."""
+
+    tiers: tuple[Tier, ...] = ("laptop",)
+    files_tier: Tier = "laptop"
+
+    def is_here(self) -> bool:
+        return True
+
+    def checks(self, plan: Plan) -> Mapping[Tier, tuple[Check, ...]]:
+        return {"laptop": CHECKS}
+
+    def subject(self, plan: Plan, tier: Tier) -> Subject:
+        return Subject(plan, "")
+
+    def render(self, plan: Plan) -> str:
+        raise ConfigError(
+            "a run on this machine has no script: bench.launch starts its ranks itself",
+            where=f"cluster={plan.config.cluster.name}",
+            fix="choose a cluster with a queue, such as cluster=dgx1; `python -m bench plan --json` prints the plan",
+        )
+
+    def rank_environment(self, plan: Plan) -> dict[str, str]:
+        return plan.environment | rendezvous(plan) | {"PYTHONPATH": _python_path()}
+
+    def states(self, ids: Sequence[str]) -> dict[str, Job]:
+        """Return where runs stand; the id of a run on this machine is its folder."""
+        return {folder: _state(folder) for folder in ids}
+
+    def cancel(self, job: str) -> None:
+        host, pid = _driver(Path(job)) or ("", 0)
+        if host != socket.gethostname():
+            what = f"the run is driven on {host}" if host else "no process drives the run"
+            raise SubmitError(what, where=job, fix="end it on the machine where it was started")
+        os.kill(pid, signal.SIGTERM)
+
+
 @contextlib.contextmanager
-def started(plan: Plan, step: Step, folder: Path) -> Iterator[Ranks]:
-    """Start a step's ranks; when the block is left, for whatever reason, none of them runs any more."""
+def driving(folder: Path) -> Iterator[None]:
+    """Hold a run's lock, which says that this process drives its commands.
+
+    Raises:
+        ConfigError: another process does.
+    """
+    with (folder / run_files.RUN_LOCK).open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(
+                "CFG-05: another process drives this run", where=str(folder), fix=f"python -m bench watch {folder}"
+            ) from error
+        lock.truncate(0)
+        print(socket.gethostname(), os.getpid(), file=lock, flush=True)
+        yield
+
+
+def _state(folder: str) -> Job:
+    if _driver(Path(folder)) is not None:
+        return Job(id=folder, state=JobState.running, word="running")
+    return Job(id=folder, state=JobState.failed, word="ended")
+
+
+def _driver(folder: Path) -> tuple[str, int] | None:
+    """Return host and process that hold a run's lock; None if none does."""
+    lock = folder / run_files.RUN_LOCK
+    if not lock.exists() or not _is_locked(str(lock)):
+        return None
+    host, pid = lock.read_text().split()
+    return host, int(pid)
+
+
+@contextlib.contextmanager
+def started(plan: Plan, command: Command, folder: Path) -> Iterator[Ranks]:
+    """Start a command's ranks; when the block is left, for whatever reason, none of them runs any more."""
     os.environ["SUBMITIT_LOG_LEVEL"] = "NOCONFIG"
     import submitit
 
-    logs = folder / "rank_logs"
-    for old in logs.glob(f"{label(step.name)}_rank_*.error"):
+    for old in folder.glob(run_files.rank_error(command.name, "*")):
         old.unlink()
-    executor = submitit.LocalExecutor(folder=logs)
+    executor = submitit.LocalExecutor(folder=folder / run_files.RANK_LOGS)
     executor.update_parameters(
         tasks_per_node=plan.world.num_ranks,
         gpus_per_node=plan.world.ranks_per_node if plan.config.cluster.device is Device.cuda else 0,
-        timeout_min=(step.limit_min or NO_LIMIT_MIN) + SIGNAL_DELAY_S / 60,
+        timeout_min=(command.limit_min or NO_LIMIT_MIN) + SIGNAL_DELAY_S / 60,
         signal_delay_s=SIGNAL_DELAY_S,
     )
-    command = RankCommand(
-        argv=[sys.executable, *step.argv[1:]],
+    lock = folder / run_files.COMMAND_LOCK
+    rank_command = RankCommand(
+        argv=[sys.executable if command.argv[0] == "python" else command.argv[0], *command.argv[1:]],
         folder=str(folder),
-        environment=plan.environment | rendezvous(plan) | {"PYTHONPATH": _python_path()},
-        alive=str(logs / ALIVE),
+        environment=LocalBackend().rank_environment(plan),
+        alive=str(lock),
     )
-    with (logs / ALIVE).open("w") as alive:
+    with lock.open("w") as alive:
         fcntl.flock(alive, fcntl.LOCK_EX)
         with _deaf_to_interrupts():
-            running = Ranks(executor.submit(command), step, folder)
+            running = Ranks(executor.submit(rank_command), command, folder)
         try:
             yield running
         finally:
@@ -174,15 +248,10 @@ def free_port() -> int:
     )
 
 
-def label(step_name: str) -> str:
-    """Return a step's name as part of a file's."""
-    return step_name.replace(" ", "_")
-
-
-def first_error(logs: Path, step_name: str) -> BenchError | None:
+def first_error(folder: Path, command: Command) -> BenchError | None:
     """Return what the rank that failed first said; the others mostly say that it is gone."""
     accounts = []
-    for path in logs.glob(f"{label(step_name)}_rank_*.error"):
+    for path in folder.glob(run_files.rank_error(command.name, "*")):
         with contextlib.suppress(OSError, ValueError):
             accounts.append(json.loads(path.read_text()))
     if not accounts:

@@ -100,9 +100,10 @@ def _add_render(verbs: verb.Verbs) -> None:
 
 
 def _render(args: argparse.Namespace) -> int:
-    from bench.backends.slurm import script
+    from bench import backends
 
-    print(script.script(_composed(args)), end="")
+    plan = _composed(args)
+    print(backends.of(plan).render(plan), end="")
     return 0
 
 
@@ -111,7 +112,7 @@ def _add_runs(verbs: verb.Verbs) -> None:
     parser.add_argument(
         "folder", nargs="?", type=Path, metavar="DIR", help="of run folders (default: LOGDIR, else runs)"
     )
-    parser.add_argument("--active", action="store_true", help="only runs that Slurm has work of")
+    parser.add_argument("--active", action="store_true", help="only runs that are queued or running")
     parser.add_argument("--watch", action="store_true", help="list them again every 10 s until none is active")
     parser.add_argument("--json", action="store_true", help="print one JSON object per run")
 
@@ -128,17 +129,17 @@ def _add_cancel(verbs: verb.Verbs) -> None:
     parser = verb.add(
         verbs,
         _cancel,
-        help="end a run's Slurm job; finished trials are kept",
+        help="end a run; finished trials are kept",
         example="runs/20261121-lora70b-dgx2-acbd",
     )
     parser.add_argument("folders", nargs="+", type=Path, metavar="RUN", help="run folders")
 
 
 def _cancel(args: argparse.Namespace) -> int:
-    from bench.backends.slurm import jobs as slurm_jobs
+    from bench.launch import again
 
     for folder in args.folders:
-        print(f"job {slurm_jobs.cancel(folder)} is cancelled; python -m bench resume {folder} goes on with it")
+        print(f"job {again.cancel(folder)} is cancelled; python -m bench resume {folder} goes on with it")
     return 0
 
 
@@ -146,7 +147,7 @@ def _add_resume(verbs: verb.Verbs) -> None:
     parser = verb.add(
         verbs,
         _resume,
-        help="go on with a run whose Slurm job has ended: finished trials stay, the others get another attempt",
+        help="go on with a run that has ended: finished trials stay, the others get another attempt",
         example="runs/20261121-lora70b-dgx2-acbd",
     )
     parser.add_argument("folder", type=Path, metavar="RUN", help="a run folder")
@@ -159,11 +160,9 @@ def _add_resume(verbs: verb.Verbs) -> None:
 
 
 def _resume(args: argparse.Namespace) -> int:
-    from bench.backends.slurm import jobs as slurm_jobs
+    from bench.launch import again
 
-    job = slurm_jobs.resume(args.folder, walltime_min=args.walltime, arguments=args.sbatch)
-    print(f"job {job} goes on with {args.folder}")
-    return 0
+    return again.resume(args.folder, walltime_min=args.walltime, arguments=args.sbatch)
 
 
 VERBS = (_add_plan, _add_doctor, _add_render, _add_runs, _add_cancel, _add_resume)

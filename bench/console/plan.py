@@ -75,7 +75,7 @@ def _plan_rows(plan: "Plan") -> list[tuple[str, str]]:
         ("memory per GPU", _estimate(plan)),
         ("step time", _step_estimate(plan)),
         ("division", f"{plan.submission.division}" + "".join(f"; {d}" for d in plan.submission.deviations)),
-        ("steps", "; ".join(step.name for step in plan.steps)),
+        ("commands", "; ".join(command.name for command in plan.commands)),
         ("files", ", ".join(plan.files)),
     ]
 

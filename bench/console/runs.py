@@ -6,12 +6,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from bench.backends.slurm import jobs as slurm_jobs
-from bench.backends.slurm.jobs import Run
 from bench.console.sheet import Sheet
 from bench.console.sheet import show as show_sheet
+from bench.runs import run as run_folders
 from bench.runs.folder import short
-from bench.runs.ledger import RUNNING
+from bench.runs.ledger import Outcome
+from bench.runs.run import Run
 
 COLUMNS = ("run", "job", "state", "trials", "why")
 AGAIN_S = 10.0
@@ -20,7 +20,7 @@ AGAIN_S = 10.0
 def show(root: Path, *, active: bool, again: bool, as_json: bool) -> None:
     """Print the runs below a folder once, or again and again until none is active."""
     while True:
-        runs = [run for run in slurm_jobs.runs(root) if run.is_active or not active]
+        runs = [run for run in run_folders.below(root) if run.is_active or not active]
         if as_json:
             for run in runs:
                 print(json.dumps(row(run)), flush=True)
@@ -45,18 +45,18 @@ def row(run: Run) -> dict[str, Any]:
         "run": str(run.folder),
         "jobs": list(run.jobs),
         "state": run.word,
-        "slurm": run.state and run.state.state,
+        "job_state": run.state and run.state.word,
         "active": run.is_active,
         "reason": _reason(run),
         "trials": list(run.outcomes),
-        "exit_code": run.status.get("exit_code"),
-        "rule": run.status.get("rule"),
+        "exit_code": run.status and run.status.exit_code,
+        "rule": run.status and run.status.rule,
     }
 
 
 def _trials(run: Run) -> str:
-    is_cut = bool(run.jobs) and not run.is_active
-    counts = Counter("interrupted" if is_cut and outcome == RUNNING else outcome for outcome in run.outcomes)
+    cut_short = {} if run.is_active else {Outcome.running: Outcome.interrupted}
+    counts = Counter(cut_short.get(outcome, outcome) for outcome in run.outcomes)
     return ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
 
 
@@ -64,4 +64,4 @@ def _reason(run: Run) -> str:
     """Return why it waits or failed; nothing for what runs or went well."""
     if run.is_active:
         return run.state.reason if run.state else ""
-    return str(run.status.get("what", "")) if run.status.get("exit_code") else ""
+    return (run.status.what or "") if run.status and run.status.exit_code else ""

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from bench.contract import run_files
 from bench.contract.plan import Trial
 from bench.runs.folder import short
 from bench.runs.trial import Judged
@@ -15,7 +16,7 @@ def show(folder: Path, trial: Trial, judged: Judged) -> None:
 
     files = [("log", short(folder / trial.log), "")]
     if not judged.result.has_random_rows:
-        figure = folder / f"loss_{trial.index}.png"
+        figure = folder / run_files.loss_figure(trial.index)
         figures.loss_figure(judged.result, figure)
         files.append(("figure", short(figure), ""))
     sheet.show(result_sheets.verdict_sheet(judged.result, judged.verdicts, more=files))

@@ -1,19 +1,15 @@
 """The plan: everything worked out before anything runs, as data and as JSON. It is the only thing that a job reads."""
 
-import dataclasses
 import hashlib
 import json
 import math
 import os
-import types
-import typing
-from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from bench.contract.schema import Config, DataSource, StartsFrom
+from bench.contract import codec, old_plans, run_files
+from bench.contract.schema import Config, DataSource, Runtime, StartsFrom
 from bench.errors import ConfigError
 
 
@@ -85,8 +81,9 @@ class Memory:
     rank_trainable_parameters: int
 
 
-PLAN_VERSION = 2
-PREPARE_LOG = "prepare.txt"
+PLAN_VERSION = 3
+NODE_FACTS, NODE_CHECK, PREPARE = "node facts", "node check", "prepare"
+"""The names of commands that are not trials."""
 NOT_A_SUBMISSION = "not a submission"
 """What org and platform say in the log of a tiny or shortened task."""
 
@@ -135,12 +132,16 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """One command that every rank runs."""
+class Command:
+    """What every rank runs, in the run folder. It is the only authority on that: every backend runs this argv.
+
+    A first word `python` stands for the interpreter that the backend runs ranks with.
+    """
 
     name: str
     argv: list[str]
-    log: str
+    log: str | None
+    """The MLLOG lines that it writes, where it writes any."""
     limit_min: int | None
     """None for no limit, as for preparing, which nobody times."""
 
@@ -170,14 +171,15 @@ class Plan:
     """Of one GPU in the precision of the layers; None where the cluster names none."""
     walltime_min: int | None
     data_dir: str | None
-    """Rows, made or checked by the prepare step."""
+    """Rows, made or checked by the prepare command."""
     base_dir: str | None
     """Checkpoint that training starts from; None starts from random numbers."""
     base: "Plan | None"
     """The run that makes base_dir; None: the site provides it."""
     environment: dict[str, str]
     """What is set for every rank: ours, then cluster.environment. Secrets are passed by name, by the site."""
-    steps: list[Step]
+    commands: list[Command]
+    """In their order; the trials come last."""
     files: list[str]
 
 
@@ -201,13 +203,18 @@ def samples(plan: Plan, step: int) -> int:
     return step * plan.batch.global_batch_size
 
 
-def trial_steps(plan: Plan) -> list[Step]:
-    """Return the steps that are trials, in their order."""
-    return plan.steps[len(plan.steps) - len(plan.trials) :]
+def trial_commands(plan: Plan) -> list[Command]:
+    """Return the commands that are trials, in their order."""
+    return plan.commands[len(plan.commands) - len(plan.trials) :]
+
+
+def command(plan: Plan, name: str) -> Command | None:
+    """Return the command of this name; None if the plan has none."""
+    return next((command for command in plan.commands if command.name == name), None)
 
 
 def is_prepared(plan: Plan) -> bool:
-    """Return whether a prepare step would find nothing to do, or there is none."""
+    """Return whether the prepare command would find nothing to do, or there is none."""
     rows = plan.data_dir if plan.config.data.source is DataSource.grammar else None
     made = [rows, None if plan.base is None else plan.base_dir]
     return all(Path(path).is_dir() for path in made if path is not None)
@@ -223,36 +230,37 @@ def expanded(text: str | None) -> str | None:
     return None if not full or "$" in full else full
 
 
-def element(env: Mapping[str, str] = os.environ) -> str:
-    """Return `_3` in element 3 of a Slurm job array, whose elements share one run folder; elsewhere nothing."""
-    number = env.get("SLURM_ARRAY_TASK_ID")
-    return f"_{number}" if number else ""
+def named_paths(config: Config) -> dict[str, str | None]:
+    """Return what a run reads and writes, by the variable that usually names it."""
+    named = {"LOGDIR": config.cluster.paths.logs}
+    if config.data.source is not DataSource.random:
+        named = {"DATADIR": config.cluster.paths.data} | named
+    if config.task.training.starts_from is not StartsFrom.random:
+        named["MODEL"] = config.cluster.paths.model
+    if config.container.runtime is Runtime.pyxis and config.container.image:
+        named["CONT"] = config.container.image
+    return named
 
 
 def dumps(plan: Plan) -> str:
     """Return the plan as JSON text."""
-    return json.dumps(plain(plan), indent=1, allow_nan=False) + "\n"
+    return json.dumps(codec.plain(plan), indent=1, allow_nan=False) + "\n"
 
 
-def loads(text: str, *, where: str = "plan.json") -> Plan:
-    """Return the plan that `dumps` wrote.
+def loads(text: str, *, where: str = run_files.PLAN) -> Plan:
+    """Return the plan that `dumps` wrote, or that an earlier version did.
 
     Raises:
         ConfigError: not JSON, another version, or a missing, unknown or mistyped field.
     """
     try:
-        raw = json.loads(text)
-        if raw["version"] != PLAN_VERSION:
-            raise ValueError(f"version {raw['version']}, and this is version {PLAN_VERSION}")
-        plan = _typed(Plan, raw)
+        return codec.typed(Plan, old_plans.upgraded(json.loads(text), to=PLAN_VERSION))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(
             f"not a plan that can be read: {error!r}",
             where=where,
             fix="write it again with `python -m bench plan … --json`",
         ) from error
-    assert isinstance(plan, Plan)
-    return plan
 
 
 def load(path: Path) -> Plan:
@@ -267,41 +275,9 @@ def load(path: Path) -> Plan:
 
 def fingerprint(*parts: Any) -> str:
     """Return 12 hex digits that differ whenever one of the parts does, their descriptions aside."""
-    described = [plain(part) for part in parts]
+    described = [codec.plain(part) for part in parts]
     for part in described:
         if isinstance(part, dict):
             part.pop("summary", None)
             part.pop("source", None)
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:12]
-
-
-def plain(value: Any) -> Any:
-    """Return dataclasses, enums and lists as what JSON holds."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, Enum):
-        return value.name
-    if isinstance(value, list):
-        return [plain(v) for v in value]
-    return value
-
-
-def _typed(kind: Any, value: Any) -> Any:
-    """Return JSON data as the type it was written from."""
-    origin, args = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):
-        return None if value is None else _typed(args[0], value)
-    if origin is list:
-        return [_typed(args[0], v) for v in value]
-    if dataclasses.is_dataclass(kind):
-        hints = typing.get_type_hints(kind)
-        if unknown := set(value) - set(hints):
-            raise ValueError(f"unknown field {sorted(unknown)} of {kind}")
-        return kind(**{name: _typed(hints[name], v) for name, v in value.items()})  # type: ignore[operator]
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return kind[value]
-    if kind is float and isinstance(value, int):
-        return float(value)
-    if origin is None and kind in (int, str, bool, float) and type(value) is not kind:
-        raise TypeError(f"{value!r} where {kind.__name__} was expected")
-    return value

@@ -101,11 +101,16 @@ class Position(Enum):
     learned = "learned"
 
 
-class Scheduler(Enum):
+class BackendName(Enum):
     """Who starts the ranks."""
 
     local = "local"
     slurm = "slurm"
+
+    @property
+    def has_queue(self) -> bool:
+        """Whether jobs wait for nodes that somebody else hands out; they need a time limit and look at their nodes."""
+        return self is not BackendName.local
 
 
 class GpuRequest(Enum):
@@ -363,7 +368,7 @@ class Cluster:
     platform: str
     status: str
     """MLPerf's submission_status: onprem, cloud, preview or research."""
-    scheduler: Scheduler
+    backend: BackendName
     device: Device
     num_nodes: int
     ranks_per_node: int

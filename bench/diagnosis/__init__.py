@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench.contract import mllog
+from bench.contract import mllog, run_files
 from bench.contract import plan as plans
 from bench.contract.plan import Plan
 from bench.diagnosis import fixes, log_scan, run_reports, trial_state
@@ -212,7 +212,9 @@ def _read(path: Path, *, is_over: bool) -> _Log:
 
 def _files(folder: Path) -> list[Path]:
     """Return the logs of a run folder, those that are judged first."""
-    found = [path for place in (folder, folder / "rank_logs") for name in LOGS for path in sorted(place.glob(name))]
+    found = [
+        path for place in (folder, folder / run_files.RANK_LOGS) for name in LOGS for path in sorted(place.glob(name))
+    ]
     return [path for path in found if path.is_file()]
 
 
@@ -224,5 +226,5 @@ def _moment(log: _Log) -> str:
 
 def _plan(folder: Path) -> Plan | None:
     with suppress(ConfigError):
-        return plans.load(folder / "plan.json")
+        return plans.load(folder / run_files.PLAN)
     return None

@@ -11,16 +11,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bench.contract.run_files import JOB, LEDGER, RANK_LOGS, STATUS
 from bench.diagnosis import log_scan
 from bench.diagnosis.log_scan import Clue, Scan
 from bench.mlperf.reader import is_number
 from bench.rules import RULES
 from bench.rules.signs import Weight
 from bench.runs import folder as folders
-from bench.runs.folder import JOB, LEDGER, RANK_LOGS, STATUS
 
 _START_AGAIN = (
-    "start it again if you want it to go on: trials that were finished stay in this folder. Ctrl-C sends SIGINT; "
+    "`python -m bench resume RUN` goes on with it: trials that were finished stay. Ctrl-C sends SIGINT; "
     "`kill`, a logout or a shutdown sends SIGTERM"
 )
 """What to do about a run of this machine that somebody stopped."""

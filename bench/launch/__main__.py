@@ -9,14 +9,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from bench import preflight
+from bench import backends, preflight
 from bench.contract.plan import Plan
-from bench.contract.schema import Scheduler
 from bench.errors import BenchError, interrupt_exit_code
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 from bench.planning.compose import CONF, compose, explained, plan_of, register, typed
+from bench.runs import folder as folders
 
 
 def main() -> None:
@@ -68,22 +68,25 @@ def _check_shown(argv: list[str]) -> None:
 def run(plan: Plan, config: "DictConfig") -> int:
     """Return 0 when every log proves that its trial did what the task asks; a dry run shows the plan, touching nothing.
 
-    On a Slurm cluster 0 means that the job is queued, unless launch.wait asks for its end.
+    Where jobs wait in a queue, 0 means that this one is queued, unless launch.wait asks for its end.
     """
     from omegaconf import OmegaConf
 
     from bench.console import plan as plan_sheets
     from bench.launch import run_local, run_queued
 
-    is_local = plan.config.cluster.scheduler is Scheduler.local
     if plan.config.launch.dry_run:
         plan_sheets.show_plan(plan, preflight.inspect(plan))
         return 0
-    findings = preflight.inspect(plan) if is_local else preflight.before_submission(plan)
+    findings = preflight.before_start(plan)
     if not plan.config.launch.force:
         preflight.require(findings)
-    config_yaml = OmegaConf.to_yaml(config)
-    return run_local.run(plan, config_yaml) if is_local else run_queued.run(plan, config_yaml, findings)
+    folder = folders.make(plan, OmegaConf.to_yaml(config))
+    match backends.of(plan):
+        case backends.Queue() as queue:
+            return run_queued.run(queue, plan, folder, findings)
+        case _:
+            return run_local.run(plan, folder)
 
 
 if __name__ == "__main__":

@@ -1,90 +1,115 @@
-"""Run a plan on this machine: prepare, train each trial, judge its log, write down what happened."""
+"""Drive a plan's commands on this machine: prepare, train each trial, judge its log, write down what happened."""
 
+import os
+import socket
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bench.backends import local
 from bench.console import trial as trial_sheets
 from bench.contract import plan as plans
-from bench.contract.plan import Plan, Step
+from bench.contract.plan import Command, Plan, Trial
 from bench.errors import BenchError, interrupt_exit_code, stopped_by_sigterm
-from bench.runs import folder as folders
 from bench.runs import ledger
+from bench.runs import status as statuses
 from bench.runs import trial as trials
 from bench.runs.folder import short
+from bench.runs.ledger import Outcome
+from bench.runs.status import Ending, Status
 from bench.watch import follow, sources
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
-def run(plan: Plan, config_yaml: str) -> int:
+def run(plan: Plan, folder: Path) -> int:
     """Return 0 when every trial's log proves that it did what was asked, 1 when one does not.
 
+    A run that goes on keeps what it has proven; its other trials get another attempt.
+
     Raises:
-        BenchError: a rank failed, or the folder cannot be made; finished trials are kept.
+        BenchError: a rank failed, or the folder cannot be written; finished trials are kept.
     """
     from rich.console import Console
 
-    folder = folders.make(plan, config_yaml)
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     console.print(
         f"{plan.config.task.summary}\n{plan.name} on {plan.world.num_ranks} ranks, results in {short(folder)}"
     )
-    status: dict[str, Any] = {"outcome": "failed", "exit_code": 1}
+    with local.driving(folder):
+        return _driven(plan, folder, console)
+
+
+def _driven(plan: Plan, folder: Path, console: "Console") -> int:
+    """Run what is left of the plan; whatever happens, status.json says it."""
+    status = Status(outcome=Ending.failed, exit_code=1)
     try:
         ledger.create(folder, plan)
         with stopped_by_sigterm():
             proven = _work(plan, folder, console)
-        status = {"outcome": ledger.PROVEN if proven else ledger.NOT_PROVEN, "exit_code": 0 if proven else 1}
+        status = Status(outcome=Ending.proven if proven else Ending.not_proven, exit_code=0 if proven else 1)
     except KeyboardInterrupt as stop:
-        status = {"outcome": ledger.INTERRUPTED, "exit_code": interrupt_exit_code(stop)}
+        status = Status(outcome=Ending.interrupted, exit_code=interrupt_exit_code(stop))
         console.print(f"stopped; what was finished is in {short(folder)}")
         raise
     except BenchError as error:
-        status = {"outcome": "failed", "exit_code": error.exit_code, "what": error.what, "fix": error.fix}
+        status = Status(outcome=Ending.failed, exit_code=error.exit_code, what=error.what, fix=error.fix)
         raise
     except OSError as error:
         where = str(error.filename or folder)
         raise BenchError(f"cannot write: {error.strerror}", where=where, fix="make room, or set LOGDIR") from error
     finally:
         with suppress(OSError):
-            folders.write(folder / folders.STATUS, status)
-        if status["exit_code"]:
-            console.print(f"to have it explained: python -m bench why {short(folder)}")
-        elif plan.config.task.training.target_eval_loss is None:
-            console.print(f"beside published systems: python -m bench report {short(folder)}")
-        elif plan.trials[1:]:
-            console.print(f"what the trials are worth together: python -m bench score {short(folder)}")
-    return int(status["exit_code"])
+            statuses.write(folder, status)
+        if words := _next(plan, folder, status.exit_code):
+            console.print(words)
+    return status.exit_code
+
+
+def _next(plan: Plan, folder: Path, exit_code: int) -> str:
+    """Return what one would type next; nothing for one trial, whose result is on the screen."""
+    if exit_code:
+        return f"to have it explained: python -m bench why {short(folder)}"
+    if plan.config.task.training.target_eval_loss is None:
+        return f"beside published systems: python -m bench report {short(folder)}"
+    return f"what the trials are worth together: python -m bench score {short(folder)}" if plan.trials[1:] else ""
 
 
 def _work(plan: Plan, folder: Path, console: "Console") -> bool:
-    if len(plan.steps) == len(plan.trials):
+    """Run the plan's commands; return whether every trial is proven."""
+    prepare = plans.command(plan, plans.PREPARE)
+    if prepare is None:
         console.print("nothing to prepare")
     elif plans.is_prepared(plan):
         console.print("prepared before: rows and base checkpoint are there")
     else:
         console.print("preparing (not timed): rows, then the base checkpoint")
-        _follow(plan.base or plan, plan.steps[0], folder, console)
-    proven = True
-    for trial, step in zip(plan.trials, plans.trial_steps(plan), strict=True):
-        ledger.begin(folder, trial, attempts=1)
-        try:
-            _follow(plan, step, folder, console)
-        except BaseException:
-            trials.close(folder, plan, trial, failed=True)
-            raise
-        judged = trials.close(folder, plan, trial, failed=False)
-        assert judged is not None
-        trial_sheets.show(folder, trial, judged)
-        proven = proven and judged.proven
-    return proven
+        _follow(plan.base or plan, prepare, folder, console)
+    for trial, command in zip(plan.trials, plans.trial_commands(plan), strict=True):
+        _trial(plan, trial, command, folder, console)
+    return all(entry.outcome is Outcome.proven for entry in ledger.read(folder))
 
 
-def _follow(plan: Plan, step: Step, folder: Path, console: "Console") -> None:
-    with local.started(plan, step, folder) as running:
-        expected = sources.planned(plan, step)
-        follow(folder / step.log, expected, name=step.name, is_alive=running.are_running, console=console)
+def _trial(plan: Plan, trial: Trial, command: Command, folder: Path, console: "Console") -> None:
+    """Run and judge a trial, unless its result is there already."""
+    trials.settle(folder, plan, trial)
+    if not ledger.begin(folder, trial, attempts=1, job=f"{socket.gethostname()}-{os.getpid()}"):
+        console.print(f"trial {trial.index}, seed {trial.seed}: was finished before")
+        return
+    try:
+        _follow(plan, command, folder, console)
+    except BaseException:
+        trials.close(folder, plan, trial, failed=True)
+        raise
+    judged = trials.close(folder, plan, trial, failed=False)
+    assert judged is not None
+    trial_sheets.show(folder, trial, judged)
+
+
+def _follow(plan: Plan, command: Command, folder: Path, console: "Console") -> None:
+    assert command.log is not None  # or there is nothing to follow
+    with local.started(plan, command, folder) as running:
+        expected = sources.planned(plan, command)
+        follow(folder / command.log, expected, name=command.name, is_alive=running.are_running, console=console)
     running.check()

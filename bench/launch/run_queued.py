@@ -1,35 +1,35 @@
-"""A plan handed to Slurm: submit it, say how to go on, and follow it to its end where that is asked for."""
+"""A plan handed to a queue: submit it, say how to go on, and follow it to its end where that is asked for."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.backends.slurm import jobs as slurm_jobs
+from bench.backends import Queue
 from bench.console import trial as trial_sheets
 from bench.contract.plan import Plan
+from bench.contract.run_files import STATUS
 from bench.preflight import Finding
-from bench.runs import folder as folders
+from bench.runs import run as runs
 from bench.runs import trial as trials
-from bench.runs.folder import STATUS, short
+from bench.runs.folder import short
 from bench.watch import How, sources, watch
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
-def run(plan: Plan, config_yaml: str, findings: Sequence[Finding]) -> int:
+def run(queue: Queue, plan: Plan, folder: Path, findings: Sequence[Finding]) -> int:
     """Return 0 once the job is queued, or with launch.wait what came of it.
 
     Raises:
-        BenchError: the folder cannot be made, or Slurm refuses the job.
+        BenchError: the backend refuses the job.
     """
     from rich.console import Console
 
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     for finding in findings:
         console.print(str(finding), markup=False)
-    folder = folders.make(plan, config_yaml)
-    job = slurm_jobs.submit(plan, folder, forced=[f for f in findings if f.severity == "error"])
+    job = queue.submit(plan, folder, forced=[f for f in findings if f.severity == "error"])
     print(f"job {job}: {plan.name} on {plan.world.num_ranks} ranks, results in {short(folder)}")
     for verb, what in (("watch", "its progress"), ("why", "what went wrong"), ("cancel", "end it")):
         console.print(f"  python -m bench {verb} {short(folder)}   # {what}", markup=False)
@@ -42,12 +42,10 @@ def follow(plan: Plan, folder: Path, console: "Console") -> int:
     Ctrl-C ends the following, not the job.
     """
     try:
-        for state in slurm_jobs.wait(folder, started=True):
-            console.print(
-                f"job {state.job}: {state.state}" + (f" ({state.reason})" if state.reason else ""), markup=False
-            )
+        for job in runs.wait(folder, started=True):
+            console.print(f"job {job.id}: {job.word}" + (f" ({job.reason})" if job.reason else ""), markup=False)
         watch(sources.run_folder(folder), How(), console=console)
-        for _ in slurm_jobs.wait(folder):
+        for _ in runs.wait(folder):
             pass
     except KeyboardInterrupt:
         console.print(f"the job goes on; python -m bench cancel {short(folder)} ends it")
@@ -55,6 +53,7 @@ def follow(plan: Plan, folder: Path, console: "Console") -> int:
     for trial in plan.trials:
         if (folder / trial.log).exists():
             trial_sheets.show(folder, trial, trials.judge(folder / trial.log, plan, trial))
-    run = slurm_jobs.find(folder)
-    console.print(f"{run.word}: {run.status.get('what', 'see ' + short(folder / STATUS))}", markup=False)
-    return slurm_jobs.exit_code(folder)
+    run = runs.find(folder)
+    what = run.status.what if run.status else None
+    console.print(f"{run.word}: {what or 'see ' + short(folder / STATUS)}", markup=False)
+    return runs.exit_code(folder)

@@ -131,6 +131,9 @@ def _explain(error: Exception) -> ConfigError | None:
         return ConfigError("a group needs one choice", where="command line", fix="name one; --help lists them")
     if gone := re.search(r"missing \d+ required keyword-only argument.*?: '(\w+)'", text):
         return ConfigError(f"{gone[1]} is missing", where=gone[1], fix="do not delete it with ~; set it to a value")
+    if "'scheduler'" in text or "cluster.scheduler" in text:
+        fix = "write backend: slurm (or local) in its place"
+        return ConfigError("cluster.scheduler is now cluster.backend", where="cluster", fix=fix)
     if isinstance(error, AttributeError):  # a schema class has slots, and no place for what `+key` added
         stray = re.fullmatch(r"'(\w+)' object has no attribute '(\w+)'", str(error))
         known = _keys().get(stray[1]) if stray else None

@@ -3,30 +3,36 @@
 A rank process reads the plan and nothing else, so this module (and what it imports) needs the standard library only.
 """
 
+import dataclasses
 import itertools
 import math
 
 from bench.contract import plan as plans
+from bench.contract import run_files
 from bench.contract.plan import (
+    NODE_CHECK,
+    NODE_FACTS,
     NOT_A_SUBMISSION,
     PLAN_VERSION,
-    PREPARE_LOG,
+    PREPARE,
     Batch,
+    Command,
     Evaluation,
     Plan,
-    Step,
     Submission,
     Trial,
     World,
     fingerprint,
 )
-from bench.contract.schema import Config, DataSource, Device, Scheduler, StartsFrom
+from bench.contract.schema import Config, DataSource, Device, StartsFrom
 from bench.errors import ConfigError
 from bench.mlperf import closed_division
 from bench.mlperf.benchmarks import LLAMA2_70B_LORA
 from bench.planning import flops, layouts, validate
 from bench.planning.parallelism import num_microbatches
 
+PROBE_MIN = 10
+"""The time limit of a job that only looks at its nodes."""
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1", "PYTHONUNBUFFERED": "1"}
 """Set for every rank; one thread each, since ranks share the cores."""
 CUDA_ENVIRONMENT = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
@@ -53,7 +59,7 @@ def make(config: Config, base: Config | None = None) -> Plan:
         config, every_steps=evaluation.every_steps, first_step=evaluation.first_step, max_steps=max_steps(config)
     )
     validate.check_memory(config, chosen.memory)
-    trials = [Trial(index=k, seed=config.seed_base + k, log=f"result_{k}.txt") for k in range(config.trials)]
+    trials = [Trial(index=k, seed=config.seed_base + k, log=run_files.result(k)) for k in range(config.trials)]
     return Plan(
         version=PLAN_VERSION,
         name=f"{config.task.name}-{config.cluster.name}",
@@ -76,7 +82,7 @@ def make(config: Config, base: Config | None = None) -> Plan:
         base_dir=base_dir(config, base_plan),
         base=base_plan,
         environment=_environment(config),
-        steps=steps(config, trials),
+        commands=commands(config, trials),
         files=files(config, trials),
     )
 
@@ -171,16 +177,42 @@ def base_dir(config: Config, base: Plan | None) -> str | None:
     return f"{root}/{b.task.name}-{fingerprint(b.model, b.data, b.recipe, b.task.training, b.seed_base, b.precision)}"
 
 
-def steps(config: Config, trials: list[Trial]) -> list[Step]:
-    """Return what is run, in order, each by every rank: the trials, and before them what prepares their files."""
-    python = ["python", "-m"]
-    prepare = Step(name="prepare", argv=[*python, "jobs.tasks.prepare", "plan.json"], log=PREPARE_LOG, limit_min=None)
-    train = [*python, "jobs.tasks.train", "plan.json", "--trial"]
-    limit = config.walltime
+def commands(config: Config, trials: list[Trial]) -> list[Command]:
+    """Return what every rank runs, in order: what looks at the nodes, what prepares the trials' files, the trials."""
+    prepare, limit = _command(PREPARE, "tasks.prepare", log=run_files.PREPARE_LOG), config.walltime
     return [
+        *node_commands(config, health=config.launch.health),
         *([prepare] if needs_preparing(config) else []),
-        *(Step(name=f"trial {t.index}", argv=[*train, str(t.index)], log=t.log, limit_min=limit) for t in trials),
+        *(
+            _command(f"trial {t.index}", "tasks.train", "--trial", f"{t.index}", log=t.log, limit_min=limit)
+            for t in trials
+        ),
     ]
+
+
+def node_commands(config: Config, *, health: bool) -> list[Command]:
+    """Return what looks at nodes that a queue hands out, and measures them where somebody said what is healthy."""
+    if not config.cluster.backend.has_queue:
+        return []
+    check = [_command(NODE_CHECK, "node_checks.health")] if health and config.cluster.health else []
+    return [_command(NODE_FACTS, "node_checks.facts"), *check]
+
+
+def _command(name: str, module: str, *words: str, log: str | None = None, limit_min: int | None = None) -> Command:
+    argv = ["python", "-m", f"jobs.{module}", run_files.PLAN, *words]
+    return Command(name=name, argv=argv, log=log, limit_min=limit_min)
+
+
+def probe(plan: Plan, *, num_nodes: int, health: bool) -> Plan:
+    """Return the plan of a job that only looks at its nodes: no trials."""
+    world = dataclasses.replace(plan.world, num_nodes=num_nodes, num_ranks=num_nodes * plan.world.ranks_per_node)
+    launch = dataclasses.replace(plan.config.launch, health=health, array=False)
+    config = dataclasses.replace(plan.config, launch=launch)
+    looking = node_commands(config, health=health)
+    name = f"probe-{plan.config.cluster.name}"
+    return dataclasses.replace(
+        plan, name=name, config=config, world=world, trials=[], commands=looking, walltime_min=PROBE_MIN
+    )
 
 
 def needs_preparing(config: Config) -> bool:
@@ -190,19 +222,20 @@ def needs_preparing(config: Config) -> bool:
 
 def files(config: Config, trials: list[Trial]) -> list[str]:
     """Return what the run folder will hold."""
-    made = [] if config.data.source is DataSource.random else ["loss_{}.png"]
-    made += ["adapters_{}/"] if plans.keeps_adapters(config) else []
+    made = [] if config.data.source is DataSource.random else [run_files.loss_figure("{}")]
+    made += [f"{run_files.adapters('{}')}/"] if plans.keeps_adapters(config) else []
     own = [(t.log, *(name.format(t.index) for name in made)) for t in trials]
-    on_slurm = ["job.sbatch", "job.json", "slurm-*.out", "facts/", *(["health.json"] if config.cluster.health else [])]
+    looked = [f"{run_files.FACTS}/", *([run_files.HEALTH] if config.cluster.health else [])]
     return [
-        "config.yaml",
-        "plan.json",
-        *(on_slurm if config.cluster.scheduler is Scheduler.slurm else []),
-        *([PREPARE_LOG] if needs_preparing(config) else []),
+        run_files.CONFIG,
+        run_files.PLAN,
+        *run_files.OF_BACKEND[config.cluster.backend],
+        *(looked if config.cluster.backend.has_queue else []),
+        *([run_files.PREPARE_LOG] if needs_preparing(config) else []),
         *itertools.chain(*own),
-        "rank_logs/",
-        "ledger.json",
-        "status.json",
+        f"{run_files.RANK_LOGS}/",
+        run_files.LEDGER,
+        run_files.STATUS,
     ]
 
 

@@ -13,7 +13,6 @@ from bench.contract.schema import (
     Norm,
     Position,
     Precision,
-    Scheduler,
     StartsFrom,
     Trains,
 )
@@ -174,13 +173,13 @@ def _check_positions(config: Config) -> None:
 
 def _check_cluster(config: Config) -> None:
     c = config.cluster
-    if c.scheduler is Scheduler.local and c.num_nodes != 1:
+    if not c.backend.has_queue and c.num_nodes != 1:
         raise ConfigError(
-            f"{c.num_nodes} nodes without a scheduler",
+            f"{c.num_nodes} nodes, and backend {c.backend.name} starts ranks on this machine only",
             where="cluster.num_nodes",
-            fix="set cluster.num_nodes=1, or choose a Slurm cluster",
+            fix="set cluster.num_nodes=1, or choose a cluster with a queue",
         )
-    if c.device is Device.cuda and c.gpu is None and c.scheduler is not Scheduler.local:
+    if c.device is Device.cuda and c.gpu is None and c.backend.has_queue:
         raise ConfigError("the GPU type is not said", where="cluster.gpu", fix="name it, its memory and peak rates")
 
 
@@ -279,9 +278,9 @@ def _check_lora(config: Config) -> None:
 def _check_walltime(config: Config) -> None:
     if config.walltime is not None and config.walltime < 1:
         raise ConfigError(f"{config.walltime} minutes", where="walltime", fix="set walltime to 1 or more, or null")
-    if config.cluster.scheduler is Scheduler.slurm and config.walltime is None:
+    if config.cluster.backend.has_queue and config.walltime is None:
         raise ConfigError(
-            "Slurm needs a time limit, and walltime (minutes per trial) is null",
+            "a job in a queue needs a time limit, and walltime (minutes per trial) is null",
             where="walltime",
             fix="set walltime to the minutes one trial may take",
         )

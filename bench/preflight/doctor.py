@@ -3,19 +3,22 @@
 import json
 import shlex
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from bench import preflight
-from bench.backends.slurm import client
+from bench import backends, preflight
 from bench.contract import plan as plans
 from bench.contract.plan import Plan
-from bench.contract.schema import Scheduler
-from bench.errors import ConfigError
+from bench.contract.run_files import PLAN
+from bench.errors import BenchError, ConfigError
+from bench.planning import make_plan
 from bench.preflight import TIERS, Checked, Finding, Tier
 from bench.rules import RULES
-from bench.runs.folder import PLAN, short
+from bench.runs import folder as folders
+from bench.runs import run as runs
+from bench.runs.folder import short
 
 ON_NODES: dict[Tier, str] = {"canary": "one node, where the ranks run", "nodes": "all nodes, measuring their speed"}
 
@@ -24,16 +27,18 @@ def tier_for(plan: Plan, asked: Tier | None) -> Tier:
     """Return how far to look: as asked, else as far as this machine can tell by itself.
 
     Raises:
-        ConfigError: there is no Slurm to ask.
+        ConfigError: there is nobody to ask.
     """
-    on_slurm = plan.config.cluster.scheduler is Scheduler.slurm
+    backend, cluster = backends.of(plan), plan.config.cluster
+    has_site = "login" in backend.tiers
     if asked is None:
-        return "login" if on_slurm and client.is_here() else "laptop"
-    if asked == "laptop" or (on_slurm and client.is_here()):
+        return "login" if has_site and backend.is_here() else "laptop"
+    if asked == "laptop" or (asked in backend.tiers and backend.is_here()):
         return asked
-    name = plan.config.cluster.name
-    what = "there is no sbatch on this machine" if on_slurm else f"cluster={name} has no Slurm to ask"
-    fix = "run it on the login node" if on_slurm else "choose a Slurm cluster"
+    what = (
+        f"this machine cannot ask {cluster.backend.name}" if has_site else f"cluster={cluster.name} has no queue to ask"
+    )
+    fix = "run it on the login node" if has_site else "choose a cluster with a queue"
     raise ConfigError(f"{what}, and tier {asked} needs it", where=f"--tier {asked}", fix=f"{fix}, or --tier laptop")
 
 
@@ -46,7 +51,7 @@ def examine(plan: Plan, tier: Tier, *, say: Callable[[str], None] = lambda line:
     done: list[Checked] = []
     for now in TIERS[: TIERS.index(tier) + 1]:
         if now not in ON_NODES:
-            seen = preflight.laptop(plan) if now == "laptop" else preflight.login(plan)
+            seen = preflight.tier(plan, now)
         elif errors(done) and not plan.config.launch.force:
             seen = [Checked(ON_NODES[now], (), now, unknown="what is broken above would stop its job")]
         else:
@@ -58,11 +63,10 @@ def examine(plan: Plan, tier: Tier, *, say: Callable[[str], None] = lambda line:
 
 def on_nodes(plan: Plan, tier: Tier) -> Checked:
     """Return what a job without trials finds on one node, or on all of them with their speed."""
-    from bench.backends.slurm import jobs as slurm_jobs
     from bench.preflight import nodes
 
     num_nodes = 1 if tier == "canary" else plan.world.num_nodes
-    folder, exit_code = slurm_jobs.probe(plan, num_nodes, health=tier == "nodes")
+    folder, exit_code = _probed(make_plan.probe(plan, num_nodes=num_nodes, health=tier == "nodes"))
     facts = nodes.load(folder)
     judged = nodes.judge(plans.load(folder / PLAN), facts) if facts.ranks else []  # else its logs say more
     found = [replace(finding, tier=tier) for finding in judged]
@@ -72,6 +76,22 @@ def on_nodes(plan: Plan, tier: Tier) -> Checked:
     if (exit_code or not facts.ranks) and not any(finding.severity == "error" for finding in found):
         found.append(_failed(folder, tier))
     return Checked(ON_NODES[tier], (), tier, tuple(found), seen)
+
+
+def _probed(looking: Plan) -> tuple[Path, int]:
+    """Run a plan without trials and wait for its end; return its folder and exit code."""
+    queue = backends.of(looking)
+    assert isinstance(queue, backends.Queue)  # or tier_for has refused
+    folder = folders.make(looking, "")
+    job = queue.submit(looking, folder)
+    try:
+        for _ in runs.wait(folder):
+            pass
+    except BaseException:  # nobody waits for it any more
+        with suppress(BenchError):
+            queue.cancel(job)
+        raise
+    return folder, runs.exit_code(folder)
 
 
 def without(plan: Plan, names: Sequence[str]) -> str:

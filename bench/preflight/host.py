@@ -1,17 +1,14 @@
 """What this machine shows without asking anybody: the paths, room for results, the port."""
 
-import importlib.util
 import os
 import re
 import shutil
-import socket
-import sys
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from bench.contract import checkpoint as checkpoints
-from bench.contract.plan import Plan, expanded
-from bench.contract.schema import Config, DataSource, Runtime, Scheduler, StartsFrom
+from bench.contract.plan import Plan, expanded, named_paths
+from bench.contract.schema import DataSource, Runtime, StartsFrom
 from bench.preflight import data
 from bench.rules.check import CannotTellError, Finding, Subject, broken
 
@@ -19,8 +16,6 @@ MIN_FREE_MIB = 200
 """For logs, adapters and figures of a small run."""
 FLEETING = ("/tmp", "/var/tmp", "/dev/shm", "/run")
 """Each machine has its own of these, whatever the site."""
-ENGINE = ("torch", "megatron.core", "numpy", "psutil")
-"""What ranks import beside the standard library; the package's extra of this name brings them."""
 IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs", "overlay", "squashfs")
 """File systems that no other machine sees. A disk of the login node may be exported to the others; these are not."""
 
@@ -41,16 +36,12 @@ def paths(subject: Subject) -> Iterator[Finding]:
             yield broken("CFG-06", f"{name} holds {bad[0]!r}", full, fix="move or link it to a path without")
 
 
-def named_paths(config: Config) -> dict[str, str | None]:
-    """Return what a run reads and writes, by the variable that usually names it."""
-    named = {"LOGDIR": config.cluster.paths.logs}
-    if config.data.source is not DataSource.random:
-        named = {"DATADIR": config.cluster.paths.data} | named
-    if config.task.training.starts_from is not StartsFrom.random:
-        named["MODEL"] = config.cluster.paths.model
-    if config.container.runtime is Runtime.pyxis and config.container.image:
-        named["CONT"] = config.container.image
-    return named
+def unused_container(subject: Subject) -> Iterator[Finding]:
+    """Yield whether an image or mounts are named, and no container is started."""
+    c = subject.plan.config.container
+    if c.runtime is Runtime.none and (c.mounts or c.image):
+        what = f"{'mounts' if c.mounts else 'an image'} without a container: the ranks run on the node itself"
+        yield broken("PYX-04", what, "container", fix="choose container=pyxis", severity="warning")
 
 
 def _set(text: str | None, name: str) -> Path:
@@ -110,39 +101,9 @@ def outputs(subject: Subject) -> Iterator[Finding | str]:
         yield f"{free:,} MiB free in {there}"
 
 
-def packages(subject: Subject) -> Iterator[Finding | str]:
-    """Yield what the ranks of this machine could not import; they run in this very Python."""
-    if missing := [name for name in ENGINE if not _is_installed(name)]:
-        what = f"{', '.join(missing)} cannot be imported"
-        yield broken("RUN-08", what, sys.executable, fix="pip install 'runstop[engine]'")
-    else:
-        yield ", ".join(ENGINE)
-
-
-def _is_installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # what the module is part of is not there
-        return False
-
-
-def insists_on_port(plan: Plan) -> bool:
-    """Return whether a run on this machine may use one port only."""
-    return plan.config.cluster.master_port is not None and plan.config.cluster.scheduler is Scheduler.local
-
-
-def network(subject: Subject) -> Iterator[Finding]:
-    """Yield whether the port that the config insists on is taken."""
-    cluster = subject.plan.config.cluster
-    assert cluster.master_port is not None
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch does: a port just left is free
-        try:
-            probe.bind(("127.0.0.1", cluster.master_port))
-        except OSError as error:
-            what = f"port {cluster.master_port} cannot be used: {error.strerror}"
-            fix = "choose another, or null to have a free one picked"
-            yield broken("NCC-05", what, "cluster.master_port", fix=fix)
+def leaves_this_machine(plan: Plan) -> bool:
+    """Return whether the ranks run on other machines than this one."""
+    return plan.config.cluster.backend.has_queue
 
 
 def shared(subject: Subject) -> Iterator[Finding | str]:

@@ -11,6 +11,7 @@ from statistics import fmean, median
 from typing import Any, Literal
 
 from bench.contract import plan as plans
+from bench.contract import run_files
 from bench.contract.plan import NOT_A_SUBMISSION, Plan
 from bench.contract.schema import Device
 from bench.errors import ConfigError
@@ -299,7 +300,7 @@ def _num_gpus(scored: Score, plan: Plan | None, said: int | None) -> int | None:
 def _plan(folder: Path) -> Plan | None:
     """Return the plan of a run folder; its logs can be read without one, and without one that was cut off."""
     with suppress(ConfigError):
-        return plans.load(folder / "plan.json")
+        return plans.load(folder / run_files.PLAN)
     return None
 
 

@@ -103,7 +103,9 @@ def _section(trials: TrialSet, rows: Sequence[Row], out: Path, *, mark: str) -> 
         "settings": _settings(trials),
         "folder": str(Path(trials.results[0].file).parent),
         "files": list(_files(trials)),
-        "commands": list(dict.fromkeys(shlex.join(step.argv) for step in trials.plan.steps)) if trials.plan else [],
+        "commands": list(dict.fromkeys(shlex.join(command.argv) for command in trials.plan.commands))
+        if trials.plan
+        else [],
     }
 
 

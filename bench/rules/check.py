@@ -5,7 +5,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from bench.backends.slurm.client import Answer
 from bench.contract.plan import Plan
 from bench.rules import RULES
 
@@ -34,6 +33,15 @@ class CannotTellError(Exception):
     """There is nobody to ask; the message says who should have answered."""
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a command of the site said, and how it ended."""
+
+    exit_code: int
+    out: str
+    err: str
+
+
 @dataclass(frozen=True)
 class Subject:
     """What is looked at: the plan, the script that it becomes, and what the site answers."""
@@ -42,8 +50,8 @@ class Subject:
     script: str
     """Empty where a run has none."""
     arguments: tuple[str, ...] = ()
-    """What only goes onto sbatch's command line."""
-    answers: dict[str, "Future[Answer]"] = field(default_factory=dict)
+    """What only goes onto the command line of the backend that takes the script."""
+    answers: dict[str, Future[Answer]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

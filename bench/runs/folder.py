@@ -10,17 +10,8 @@ from typing import Any
 
 from bench.contract import plan as plans
 from bench.contract.plan import Plan
+from bench.contract.run_files import CONFIG, PLAN, RANK_LOGS
 from bench.errors import ConfigError
-
-CONFIG, PLAN, LEDGER, STATUS, JOB, SCRIPT = (
-    "config.yaml",
-    "plan.json",
-    "ledger.json",
-    "status.json",
-    "job.json",
-    "job.sbatch",
-)
-RANK_LOGS = "rank_logs"
 
 
 def make(plan: Plan, config_yaml: str) -> Path:
@@ -58,10 +49,21 @@ def _path(plan: Plan) -> Path:
 
 
 def write(path: Path, content: Any) -> None:
-    """Replace a JSON file in one step: a reader, or a crash, never meets half of it."""
+    """Replace a JSON file in one step: a reader, or a crash, never meets half of it.
+
+    Raises:
+        OSError: it could not be written in full, and the file is as it was.
+    """
     part = path.with_suffix(f".part{os.getpid()}")
-    part.write_text(json.dumps(content, indent=1) + "\n")
-    part.replace(path)
+    try:
+        with part.open("w") as file:
+            file.write(json.dumps(content, indent=1) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
 
 
 def read(path: Path) -> Any:

@@ -6,26 +6,66 @@ attempts and none of it is judged.
 
 import fcntl
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields, replace
+from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
+from bench.contract import run_files
 from bench.contract.plan import Plan, Trial
+from bench.contract.run_files import LEDGER, STATUS
 from bench.errors import BenchError, ConfigError, SubmitError
 from bench.runs import folder as folders
-from bench.runs.folder import LEDGER, RANK_LOGS, STATUS
 
-PLANNED, RUNNING, INTERRUPTED = "planned", "running", "interrupted"
-"""Still to be done; the others are final."""
-PROVEN, NOT_PROVEN, ABORTED = "proven", "not proven", "aborted"
-OPEN = (PLANNED, RUNNING, INTERRUPTED)
-ATTEMPTS = "attempts"
-"""Folder of what was cut short: attempts/2.1/ is the first attempt of trial 2."""
-CAUSES = ("interrupted_{}.txt", "interrupted.txt")
-"""Where the batch script says why it ends before its work is done: that of an array element, which has one trial, or of a job."""
 
-Entry: TypeAlias = dict[str, Any]
+class Outcome(StrEnum):
+    """Where a trial, or an attempt at it, stands."""
+
+    planned = "planned"
+    running = "running"
+    interrupted = "interrupted"
+    proven = "proven"
+    not_proven = "not proven"
+    aborted = "aborted"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is still to be done; the others are final."""
+        return self in (Outcome.planned, Outcome.running, Outcome.interrupted)
+
+    @property
+    def is_result(self) -> bool:
+        """Whether the trial ran to its end and was judged."""
+        return self in (Outcome.proven, Outcome.not_proven)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One start of a trial."""
+
+    outcome: Outcome
+    job: str | None = None
+    nodes: str | None = None
+    cause: str | None = None
+    """Why it was cut short."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One trial. What its log proved is None until it was judged."""
+
+    trial: int
+    seed: int | None = None
+    outcome: Outcome
+    minutes: float | None = None
+    samples_to_target: int | None = None
+    eval_final: float | None = None
+    official: dict[str, bool | None] | None = None
+    """The official checker's verdict by ruleset."""
+    not_as_planned: list[str] | None = None
+    attempts: tuple[Attempt, ...] = ()
 
 
 def create(folder: Path, plan: Plan) -> None:
@@ -34,11 +74,11 @@ def create(folder: Path, plan: Plan) -> None:
     Raises:
         ConfigError: that one is of other trials.
     """
-    planned = [{"trial": t.index, "seed": t.seed} for t in plan.trials]
+    planned = [Entry(trial=t.index, seed=t.seed, outcome=Outcome.planned) for t in plan.trials]
     with alone(folder):
         if not (folder / LEDGER).exists():
-            folders.write(folder / LEDGER, [trial | {"outcome": PLANNED} for trial in planned])
-    if [{"trial": entry["trial"], "seed": entry.get("seed")} for entry in read(folder)] != planned:
+            _write(folder, planned)
+    if [(entry.trial, entry.seed) for entry in read(folder)] != [(entry.trial, entry.seed) for entry in planned]:
         raise ConfigError(
             "CFG-05: the ledger is that of a run with other seeds", where=str(folder / LEDGER), fix="start a new run"
         )
@@ -51,65 +91,59 @@ def read(folder: Path) -> list[Entry]:
         BenchError: there is none, or it is damaged.
     """
     try:
-        entries = json.loads((folder / LEDGER).read_text())
-        if all(isinstance(entry["outcome"], str) and isinstance(entry["trial"], int) for entry in entries):
-            return list(entries)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        problem: Exception | None = error
-    else:
-        problem = None
-    raise BenchError(
-        f"the ledger cannot be read: {problem!r}",
-        where=str(folder / LEDGER),
-        fix="start a new run; the result_K.txt of this one can still be judged",
-    ) from problem
+        return [_entry(raw) for raw in json.loads((folder / LEDGER).read_text())]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise BenchError(
+            f"the ledger cannot be read: {error!r}",
+            where=str(folder / LEDGER),
+            fix="start a new run; the result_K.txt of this one can still be judged",
+        ) from error
 
 
-def record(folder: Path, trial: int, **facts: Any) -> None:
-    """Add what is known of a trial to its entry."""
-    with alone(folder):
-        entries = read(folder)
-        entries[trial] |= facts
-        folders.write(folder / LEDGER, entries)
+def found(folder: Path) -> list[Entry]:
+    """Return one entry per trial, or nothing where there is no ledger that can be read."""
+    with suppress(BenchError):
+        return read(folder)
+    return []
 
 
-def begin(folder: Path, trial: Trial, *, attempts: int, **where: str) -> bool:
-    """Open a trial's next attempt; return False if the trial is done. `where` (job, nodes) is kept with the attempt.
+def begin(folder: Path, trial: Trial, *, attempts: int, job: str | None = None, nodes: str | None = None) -> bool:
+    """Open a trial's next attempt, and keep job and nodes with it; return False if the trial is done.
 
     Raises:
         SubmitError: this job has started it as often as launch.attempts allows, and was cut short each time.
     """
     entry = read(folder)[trial.index]
-    if entry["outcome"] not in OPEN:
+    if not entry.outcome.is_open:
         return False
-    made = list(entry.get("attempts", []))
-    said = _cause(folder, trial.index)
-    if entry["outcome"] == RUNNING and made:
-        made[-1] |= {
-            "outcome": INTERRUPTED,
-            "cause": said or "lost without a word: the node, or the batch script, died",
-        }
+    made, cause = entry.attempts, _cause(folder, trial.index)
+    if entry.outcome is Outcome.running and made:
+        lost = "lost without a word: the node, or the batch script, died"
+        made = (*made[:-1], replace(made[-1], outcome=Outcome.interrupted, cause=cause or lost))
     if made:
         _set_aside(folder, trial, len(made))
-    tried = [attempt for attempt in made if attempt.get("job") == where.get("job")]
+    tried = [attempt for attempt in made if attempt.job == job]
     if len(tried) >= attempts:
-        record(folder, trial.index, outcome=INTERRUPTED, attempts=made)
-        causes = ", ".join(str(attempt.get("cause", "unknown")) for attempt in tried)
+        _change(folder, trial.index, lambda entry: replace(entry, outcome=Outcome.interrupted, attempts=made))
+        causes = ", ".join(attempt.cause or "unknown" for attempt in tried)
         raise SubmitError(
             f"trial {trial.index} was started {len(tried)} times and cut short each time: {causes}",
             where=str(folder / LEDGER),
             fix="give it more time (walltime) or nodes that nobody takes away, then `python -m bench resume RUN`",
         )
-    record(folder, trial.index, outcome=RUNNING, attempts=[*made, {"outcome": RUNNING} | where])
+    new = Attempt(outcome=Outcome.running, job=job, nodes=nodes)
+    _change(folder, trial.index, lambda entry: replace(entry, outcome=Outcome.running, attempts=(*made, new)))
     return True
 
 
-def end(folder: Path, trial: int, facts: Entry) -> None:
-    """Close a trial and its attempt; facts hold its outcome."""
-    made = list(read(folder)[trial].get("attempts", []))
-    if made:
-        made[-1] |= {"outcome": facts["outcome"]}
-    record(folder, trial, **facts, **({"attempts": made} if made else {}))
+def end(folder: Path, trial: int, outcome: Outcome, **facts: Any) -> None:
+    """Close a trial and its attempt; facts are what its log proved, by the names of Entry's fields."""
+
+    def closed(entry: Entry) -> Entry:
+        made = (*entry.attempts[:-1], *(replace(last, outcome=outcome) for last in entry.attempts[-1:]))
+        return replace(entry, outcome=outcome, attempts=made, **facts)
+
+    _change(folder, trial, closed)
 
 
 def reopen(folder: Path) -> None:
@@ -118,38 +152,88 @@ def reopen(folder: Path) -> None:
     A trial that ran to its end and missed its target is a result, and stays one.
     """
     if (folder / STATUS).exists():
-        kept = _numbered(folder / ATTEMPTS, "run")
+        kept = _numbered(folder / run_files.ATTEMPTS, "run")
         kept.mkdir(parents=True)
         (folder / STATUS).rename(kept / STATUS)
     for entry in read(folder) if (folder / LEDGER).exists() else []:
-        if entry["outcome"] == ABORTED:
-            record(folder, entry["trial"], outcome=INTERRUPTED)
+        if entry.outcome is Outcome.aborted:
+            _change(folder, entry.trial, lambda entry: replace(entry, outcome=Outcome.interrupted))
+
+
+@contextmanager
+def reopened(folder: Path) -> Iterator[None]:
+    """Reopen a run for what is done in the block; if that fails, the run is as it was."""
+    before, last_word = found(folder), folders.read(folder / STATUS)
+    reopen(folder)
+    try:
+        yield
+    except BaseException:
+        if before:
+            _write(folder, before)
+        if last_word is not None:
+            last = max((folder / run_files.ATTEMPTS).glob("run.*"), key=lambda path: int(path.suffix[1:]))
+            (last / STATUS).rename(folder / STATUS)
+            last.rmdir()
+        raise
 
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
     """Keep other elements of a job array out, where the file system has locks."""
-    with (folder / ".ledger.lock").open("w") as lock:
+    with (folder / run_files.LEDGER_LOCK).open("w") as lock:
         with suppress(OSError):
             fcntl.lockf(lock, fcntl.LOCK_EX)
         yield
 
 
+def _change(folder: Path, trial: int, change: Callable[[Entry], Entry]) -> None:
+    """Replace a trial's entry by what `change` makes of it."""
+    with alone(folder):
+        entries = read(folder)
+        entries[trial] = change(entries[trial])
+        _write(folder, entries)
+
+
+def _write(folder: Path, entries: list[Entry]) -> None:
+    folders.write(folder / LEDGER, [_plain(entry) for entry in entries])
+
+
+def _plain(value: Entry | Attempt) -> dict[str, Any]:
+    """Return what the file holds: what is not known is left out."""
+    raw = {f.name: getattr(value, f.name) for f in fields(value)}
+    if isinstance(value, Entry):
+        raw["attempts"] = [_plain(attempt) for attempt in value.attempts] or None
+    return {name: content for name, content in raw.items() if content is not None}
+
+
+def _entry(raw: dict[str, Any]) -> Entry:
+    """Return an entry of the file; earlier versions wrote the same keys, and other ones are none of ours."""
+    if not isinstance(raw["trial"], int):
+        raise TypeError(f"trial {raw['trial']!r}")
+    known = {f.name: raw[f.name] for f in fields(Entry) if f.name in raw}
+    known["attempts"] = tuple(_attempt(attempt) for attempt in raw.get("attempts") or ())
+    return Entry(**known | {"outcome": Outcome(raw["outcome"])})
+
+
+def _attempt(raw: dict[str, Any]) -> Attempt:
+    known = {f.name: raw[f.name] for f in fields(Attempt) if f.name in raw}
+    return Attempt(**known | {"outcome": Outcome(raw["outcome"])})
+
+
 def _cause(folder: Path, trial: int) -> str | None:
-    """Return why the job's last life ended early, as its batch script said; said once."""
-    for name in CAUSES:
+    """Return why the last attempt was cut short, as its batch script said; said once."""
+    for name in (run_files.interrupted(f"_{trial}"), run_files.interrupted()):
         with suppress(OSError):
-            said = (folder / name.format(trial)).read_text().strip()
-            (folder / name.format(trial)).unlink()
+            said = (folder / name).read_text().strip()
+            (folder / name).unlink()
             return said or None
     return None
 
 
-def _set_aside(folder: Path, trial: Trial, attempt: int) -> None:
+def _set_aside(folder: Path, trial: Trial, number: int) -> None:
     """Move what an attempt left behind to a folder of its own."""
-    kept = folder / ATTEMPTS / f"{trial.index}.{attempt}"
-    names = (trial.log, f"{RANK_LOGS}/trial_{trial.index}_*", f"{RANK_LOGS}/trial_{trial.index}.*")
-    left = [path for name in names for path in folder.glob(name)]
+    kept = folder / run_files.attempt(trial.index, number)
+    left = [path for pattern in run_files.of_attempt(trial.index) for path in folder.glob(pattern)]
     if left:
         kept.mkdir(parents=True, exist_ok=True)
     for path in left:

@@ -10,6 +10,7 @@ from bench.contract.plan import Plan, Trial
 from bench.mlperf.official import RULESETS, Verdict, official_verdict
 from bench.mlperf.result import Result, parse
 from bench.runs import ledger
+from bench.runs.ledger import Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,25 +63,24 @@ def close(folder: Path, plan: Plan, trial: Trial, *, failed: bool) -> Judged | N
     """
     log = folder / trial.log
     if failed and not (log.exists() and parse(log).status == mllog.SUCCESS):
-        ledger.end(folder, trial.index, {"outcome": ledger.ABORTED})
+        ledger.end(folder, trial.index, Outcome.aborted)
         return None
     judged = judge(log, plan, trial)
-    ledger.end(folder, trial.index, facts(judged))
+    ledger.end(folder, trial.index, Outcome.proven if judged.proven else Outcome.not_proven, **facts(judged))
     return judged
 
 
 def settle(folder: Path, plan: Plan, trial: Trial) -> None:
     """Enter a trial whose log says that it ended well, if its job was cut short before it could: no measurement is lost."""
     log = folder / trial.log
-    is_running = ledger.read(folder)[trial.index]["outcome"] == ledger.RUNNING
+    is_running = ledger.read(folder)[trial.index].outcome is Outcome.running
     if is_running and log.exists() and parse(log).status == mllog.SUCCESS:
         close(folder, plan, trial, failed=False)
 
 
 def facts(judged: Judged) -> dict[str, Any]:
-    """Return what the ledger keeps of a finished trial."""
+    """Return what the ledger keeps of a finished trial beside its outcome."""
     return {
-        "outcome": ledger.PROVEN if judged.proven else ledger.NOT_PROVEN,
         "minutes": judged.result.minutes,
         "samples_to_target": judged.result.samples_to_target,
         "eval_final": judged.result.eval_final,

@@ -7,25 +7,24 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from bench.backends import JobState
 from bench.contract import plan as plans
-from bench.contract.plan import Plan, Step
+from bench.contract.plan import Command, Plan
+from bench.contract.run_files import JOB, JOB_OUTPUTS, PLAN, PREPARE_LOG, RESULTS, STATUS
 from bench.errors import BenchError, ConfigError, LogError
 from bench.mlperf import reader
 from bench.mlperf.reader import Event, Follower, printable
 from bench.runs import ledger
-from bench.runs.folder import JOB, PLAN, STATUS
+from bench.runs import run as runs
 from bench.watch import prediction
 from bench.watch.lines import View
 from bench.watch.prediction import Planned
 from bench.watch.progress import Progress, Tracker
 
-if TYPE_CHECKING:
-    from bench.backends.slurm.jobs import Run
-
 QUESTIONS_S = 10.0
-"""How long an answer of Slurm's holds."""
+"""How long an answer of the queue holds."""
 
 
 class Source(Protocol):
@@ -118,11 +117,11 @@ class Watched:
 
 
 class Queue:
-    """Where a run's Slurm job stands; Slurm is asked once in a while, however often one looks."""
+    """Where a run's job stands; its backend is asked once in a while, however often one looks."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._asked_s = folder, -math.inf
-        self._run: Run | None = None
+        self._run: runs.Run | None = None
 
     def is_over(self) -> bool:
         """Whether the job has said so, or has ended without a word."""
@@ -135,17 +134,15 @@ class Queue:
     def waits_for(self) -> str:
         """What a trial that has not begun waits for."""
         run = self._look()
-        if run is None or run.state is None or run.state.state == "RUNNING":
+        if run is None or run.state is None or run.state.state is JobState.running:
             return "the first line of its log"
-        return f"job {run.jobs[-1]}: {run.state.state}" + (f" ({run.state.reason})" if run.state.reason else "")
+        return f"job {run.jobs[-1]}: {run.state.word}" + (f" ({run.state.reason})" if run.state.reason else "")
 
-    def _look(self) -> "Run | None":
-        from bench.backends.slurm import jobs as slurm_jobs
-
+    def _look(self) -> runs.Run | None:
         if time.monotonic() - self._asked_s > QUESTIONS_S:
             self._asked_s = time.monotonic()
             with suppress(BenchError):
-                self._run = slurm_jobs.find(self._folder)
+                self._run = runs.find(self._folder)
         return self._run
 
 
@@ -168,7 +165,7 @@ class Job:
     """Whether it is over as well once every trial has stopped."""
     now_ms: Callable[[], int] = _wall_clock_ms
     queue: Queue | None = None
-    """Of a Slurm job."""
+    """Of a run that has a job in one."""
 
     def poll(self) -> None:
         for watched in (*self.trials, *([self.prepare] if self.prepare else [])):
@@ -225,12 +222,12 @@ def run_folder(folder: Path) -> Job:
             "this job only looks at its nodes: it has no trials", where=str(folder), fix=f"python -m bench why {folder}"
         )
     trials = tuple(
-        Watched(f"{step.name} ({trial.index + 1} of {count})", Follower(folder / trial.log), planned(plan, step))
-        for trial, step in zip(plan.trials, plans.trial_steps(plan), strict=True)
+        Watched(f"{command.name} ({trial.index + 1} of {count})", Follower(folder / trial.log), planned(plan, command))
+        for trial, command in zip(plan.trials, plans.trial_commands(plan), strict=True)
     )
-    log = Follower(folder / plans.PREPARE_LOG)
-    to_prepare = len(plan.steps) > count
-    prepare = Watched("prepare", log, planned(plan.base or plan, plan.steps[0])) if to_prepare else None
+    command = plans.command(plan, plans.PREPARE)
+    log = Follower(folder / PREPARE_LOG)
+    prepare = Watched(command.name, log, planned(plan.base or plan, command)) if command else None
     queue = Queue(folder) if (folder / JOB).exists() else None
     return Job(trials, prepare, folder, queue.is_over if queue else (folder / STATUS).exists, queue=queue)
 
@@ -250,7 +247,7 @@ def replay(path: Path, *, speed: float, trials: int = 1, walltime_min: float | N
     return Job((watched,), is_over=lambda: source.is_over, now_ms=source.now_ms)
 
 
-def planned(plan: Plan, step: Step) -> Planned:
+def planned(plan: Plan, command: Command) -> Planned:
     """Return what the plan says of a trial."""
     return Planned(
         title=plan.config.task.name,
@@ -258,17 +255,17 @@ def planned(plan: Plan, step: Step) -> Planned:
         eval_samples=tuple(plans.samples(plan, at) for at in plan.evaluation.at_steps),
         target=plan.config.task.training.target_eval_loss,
         is_published=plan.config.task.submittable,
-        limit_min=step.limit_min,
+        limit_min=command.limit_min,
     )
 
 
 def _logs(folder: Path) -> list[Path]:
     """Return the logs of trials in a folder, in the order of their numbers."""
-    for pattern in ("result_*.txt", "slurm-*.out"):
+    for pattern in (RESULTS, JOB_OUTPUTS):
         if found := sorted(folder.glob(pattern), key=lambda path: [int(n) for n in re.findall(r"\d+", path.name)]):
             return found
     raise ConfigError(
-        "nothing to watch in this folder: no plan.json, result_*.txt or slurm-*.out",
+        f"nothing to watch in this folder: no {PLAN}, {RESULTS} or {JOB_OUTPUTS}",
         where=str(folder),
         fix="name a run folder, or the log of a trial",
     )
@@ -276,8 +273,4 @@ def _logs(folder: Path) -> list[Path]:
 
 def _outcomes(folder: Path) -> dict[int, str]:
     """Return what the ledger says of trials that have ended, by number."""
-    with suppress(BenchError):
-        return {
-            entry["trial"]: entry["outcome"] for entry in ledger.read(folder) if entry["outcome"] not in ledger.OPEN
-        }
-    return {}
+    return {entry.trial: entry.outcome for entry in ledger.found(folder) if not entry.outcome.is_open}

@@ -19,7 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from bench.contract import checkpoint
+from bench.contract import checkpoint, run_files
 from bench.contract import plan as plans
 from bench.contract.plan import Plan
 from bench.contract.schema import DataSource, Runtime
@@ -46,8 +46,8 @@ def main() -> None:
     parser.add_argument("plan", type=Path, help="plan.json of a run folder; the facts go to facts/ beside it")
     args = parser.parse_args()
     folder, who = args.plan.resolve().parent, from_environment()
-    with guard.guarded(folder / "rank_logs" / f"facts{plans.element()}_rank_{who.rank}.error"):
-        write(collect(plans.load(args.plan), who, folder), folder / f"facts{plans.element()}")
+    with guard.guarded(folder / run_files.rank_error(f"facts{run_files.element()}", who.rank)):
+        write(collect(plans.load(args.plan), who, folder), folder / run_files.facts(run_files.element()))
 
 
 def collect(plan: Plan, who: Rank, folder: Path) -> dict[str, Any]:

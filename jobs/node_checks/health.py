@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.contract import plan as plans
+from bench.contract import run_files
 from bench.contract.schema import Health
 from bench.errors import BenchError, ConfigError
 from jobs.node_checks import floors
@@ -32,7 +33,7 @@ def main() -> None:
     parser.add_argument("plan", type=Path, help="plan.json of a run folder; health.json is written beside it")
     args = parser.parse_args()
     folder, who, began = args.plan.resolve().parent, from_environment(), time.monotonic()
-    with guard.guarded(folder / "rank_logs" / f"health{plans.element()}_rank_{who.rank}.error"):
+    with guard.guarded(folder / run_files.rank_error(f"health{run_files.element()}", who.rank)):
         plan = plans.load(args.plan)
         health = plan.config.cluster.health
         if health is None:
@@ -50,7 +51,7 @@ def main() -> None:
         report = measure(health, who, device)
         report = floors.judged(report | {"seconds": round(time.monotonic() - began, 1)})
         if who.rank == 0:
-            save(report, folder / f"health{plans.element()}.json")
+            save(report, folder / run_files.health(run_files.element()))
             print(floors.table(report))
         rates.slowest(0.0, device)  # nobody leaves before rank 0 has written
         distributed.destroy_process_group()

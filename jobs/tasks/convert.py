@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench.contract import plan as plans
+from bench.contract import run_files
 from bench.contract.checkpoint import CONVERTED, CONVERTED_FP8
 from bench.contract.plan import Plan
 from bench.errors import BenchError, ConfigError, interrupt_exit_code, stopped_by_sigterm
@@ -90,7 +91,7 @@ def adapters(plan: Plan, args: argparse.Namespace) -> str:
         raise ConfigError(
             f"{plan.name} trains no adapters", where="task.training.lora", fix="name the plan of a LoRA run"
         )
-    trained = args.plan.absolute().parent / f"adapters_{args.trial}"
+    trained = args.plan.absolute().parent / run_files.adapters(args.trial)
     adapters.export(trained, args.folder, model=plan.config.model, lora=lora, base=args.base)
     return f"{args.folder}: PEFT adapters of rank {lora.rank}, of {trained}"
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench.contract import mllog
+from bench.contract import mllog, run_files
 from bench.contract import plan as plans
 from bench.contract.plan import Plan
 from bench.contract.schema import DataSource
@@ -32,9 +32,9 @@ def main() -> None:
     args = parser.parse_args()
     folder = args.plan.resolve().parent
     who = from_environment()
-    with guarded(folder / "rank_logs" / f"prepare{plans.element()}_rank_{who.rank}.error") as guard:
+    with guarded(folder / run_files.rank_error(f"prepare{run_files.element()}", who.rank)) as guard:
         plan = plans.load(args.plan)
-        path = (folder / plans.PREPARE_LOG).with_stem(f"prepare{plans.element()}")
+        path = folder / run_files.prepare_log(run_files.element())
         if who.rank == 0:
             path.unlink(missing_ok=True)  # of an attempt that was cut short; nobody judges it
         log = mllog.Writer(path if who.rank == 0 else None)

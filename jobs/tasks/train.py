@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from bench.contract import mllog
+from bench.contract import mllog, run_files
 from bench.contract import plan as plans
 from bench.contract.plan import Plan, Trial
 from bench.errors import ConfigError
@@ -21,7 +21,7 @@ def main() -> None:
     args = parser.parse_args()
     folder = args.plan.resolve().parent
     who = from_environment()
-    with guarded(folder / "rank_logs" / f"trial_{args.trial}_rank_{who.rank}.error") as guard:
+    with guarded(folder / run_files.rank_error(f"trial {args.trial}", who.rank)) as guard:
         plan = plans.load(args.plan)
         trial = _trial(plan, args.trial)
         log = mllog.Writer(folder / trial.log if who.rank == 0 else None)
@@ -31,7 +31,7 @@ def main() -> None:
 
 def run(plan: Plan, trial: Trial, who: Rank, log: mllog.Writer, folder: Path) -> None:
     """Initialise, warm up on made-up data, train from run_start to run_stop, then keep the adapters."""
-    log_caches(folder / "rank_logs" / f"trial_{trial.index}.caches", log)
+    log_caches(folder / run_files.caches(trial.index), log)
     log.start(mllog.INIT_START)
     module = engine_of(plan)
     module.start_ranks(plan, who)
@@ -39,7 +39,7 @@ def run(plan: Plan, trial: Trial, who: Rank, log: mllog.Writer, folder: Path) ->
     engine = module.build(plan, trial.seed)
     if plan.base_dir is not None:
         engine.load(Path(plan.base_dir), adapters=False)
-    profile = folder / "rank_logs" / f"trial_{trial.index}.profile" if plan.config.launch.profile else None
+    profile = folder / run_files.profile(trial.index) if plan.config.launch.profile else None
     engine.warm_up(plan.config.recipe.warmup_iterations, trial.seed, profile=profile)
     timing.forget_memory()
     log.stop(mllog.INIT_STOP)
@@ -47,7 +47,7 @@ def run(plan: Plan, trial: Trial, who: Rank, log: mllog.Writer, folder: Path) ->
     train(plan, engine, trial, log)
     timing.log_memory(plan, log)
     if plans.keeps_adapters(plan.config):
-        engine.save(folder / f"adapters_{trial.index}", adapters=True)
+        engine.save(folder / run_files.adapters(trial.index), adapters=True)
     module.end_ranks()
 
 

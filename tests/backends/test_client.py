@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from bench import preflight
+from bench.backends import Job, JobState
 from bench.backends.slurm import client
-from bench.backends.slurm.client import JobState
 from bench.errors import SubmitError
 from bench.planning import compose
-from bench.preflight import Checked, Finding, laptop, login
+from bench.preflight import Checked, Finding, tier
 
 Says = Callable[..., None]
 
@@ -62,14 +62,22 @@ def test_states_are_read_from_the_queue_first_and_then_from_accounting(says: Say
     says("sacct", ACCOUNTED)
     known = client.states(["12", "13", "14", "15", "99"])
     assert sorted(known) == ["12_0", "12_1", "12_2", "12_3", "12_5", "12_7", "12_9", "13", "14", "15"]
-    assert known["12_3"].state == "PENDING", "accounting lags"
+    assert known["12_3"].state is JobState.queued, "accounting lags"
     assert known["12_3"].start == "" and known["12_3"].limit_s == 3600
-    assert known["13"] == JobState(
-        "13", "FAILED", "NonZeroExitCode", "dgx-0", "3:0", 93784, None, "2026-11-21T15:15:45"
+    assert known["13"] == Job(
+        id="13",
+        state=JobState.failed,
+        word="FAILED",
+        reason="NonZeroExitCode",
+        nodes="dgx-0",
+        exit_code="3:0",
+        elapsed_s=93784,
+        limit_s=None,
+        start="2026-11-21T15:15:45",
     )
     assert known["14"].exit_code == "0:15" and known["14"].elapsed_s == 245
-    assert (known["12_5"].state, known["12_5"].nodes) == ("CANCELLED", "")
-    assert known["15"].state == "NODE_FAIL" and known["15"].limit_s is None
+    assert (known["12_5"].state, known["12_5"].word, known["12_5"].nodes) == (JobState.cancelled, "CANCELLED", "")
+    assert known["15"].word == "NODE_FAIL" and known["15"].limit_s is None
     assert (calls(tmp_path, "squeue"), calls(tmp_path, "sacct")) == (1, 1)
 
 
@@ -151,7 +159,7 @@ def site(says: Says, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
     def look(*overrides: str) -> list[Checked]:
         words = ["task=lora_tiny", "cluster=dgx1", "container=pyxis", "walltime=10", *overrides]
         plan = compose.compose(words)
-        checked = [*laptop(plan), *login(plan)]
+        checked = [*tier(plan, "laptop"), *tier(plan, "login")]
         return [one for one in checked if one.tier == "login" and one.what != "folders that nodes see"]
 
     return look

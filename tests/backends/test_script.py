@@ -1,64 +1,151 @@
-"""Scripts: whole files compared with those in sbatch/, what is and is not in them, and that bash and shellcheck accept them."""
+"""Scripts: those in sbatch/ as render writes them, what is and is not in them, and that bash and shellcheck accept all."""
 
+import itertools
 import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from bench import backends
+from bench.backends import local
 from bench.backends.slurm import script
 from bench.contract import plan as plans
 from bench.contract.plan import Plan
+from bench.contract.schema import Container, ContainerFlags, Runtime
 from bench.errors import ConfigError
 from bench.planning import compose
+from bench.runs import status
+from bench.runs.status import Ending, Status
 from helpers.paths import ROOT
 
 CLUSTERS = sorted(
     path.stem
     for path in (ROOT / "conf/cluster").glob("*.yaml")
-    if re.search(r"^ *scheduler: slurm", path.read_text(), re.M)
+    if re.search(r"^ *backend: slurm", path.read_text(), re.M)
 )
 TASKS = sorted(path.stem for path in (ROOT / "conf/task").glob("*.yaml"))
+SHOWN = (
+    *(("lora70b", cluster) for cluster in ("dgx1", "dgx2", "dgx8", "dgxh200")),
+    ("lora_tiny", "slurm_test"),
+    ("pretrain_tiny", "dgx1"),
+)
+"""What people would run: task and cluster of each script in sbatch/."""
 
 
-def shipped() -> Iterator[tuple[str, Plan]]:
-    """Yield each task that each Slurm cluster can run, under the name of its script; some need more ranks or fewer, or GPUs."""
+def shipped() -> Iterator[Plan]:
+    """Yield each task that each Slurm cluster can run; some need more ranks or fewer, or GPUs."""
     for cluster in CLUSTERS:
         for task in TASKS:
             with suppress(ConfigError):
                 plan = compose.compose([f"task={task}", f"cluster={cluster}"])
                 if plan.memory.fits or "tiny" in task:
-                    yield f"{task}_{cluster}.sbatch", plan
+                    yield plan
 
 
-SCRIPTS = dict(shipped())
+def in_every_way(plan: Plan) -> Iterator[Plan]:
+    """Yield the plan in each container and without, as one job and as an array."""
+    other = Container(name="pyxis", runtime=Runtime.pyxis, image="$CONT", mounts=["/a b:/c"])
+    by_environment = replace(other, flags=ContainerFlags.environment)
+    for container in (replace(other, runtime=Runtime.none), other, by_environment):
+        for array in (False, True):
+            launch = replace(plan.config.launch, array=array)
+            yield replace(plan, config=replace(plan.config, container=container, launch=launch))
 
 
-def test_the_scripts_in_sbatch_are_those_of_the_shipped_tasks() -> None:
-    """To write them anew: WRITE_SBATCH=1 pytest tests/test_render.py"""
+def test_the_scripts_in_sbatch_are_those_that_render_writes() -> None:
+    """To write them anew: WRITE_SBATCH=1 pytest tests/backends/test_script.py"""
+    plans_by_name = {f"{t}_{c}.sbatch": compose.compose([f"task={t}", f"cluster={c}"]) for t, c in SHOWN}
     if os.environ.get("WRITE_SBATCH"):
         for path in (ROOT / "sbatch").glob("*.sbatch"):
             path.unlink()
-        for name, plan in SCRIPTS.items():
+        for name, plan in plans_by_name.items():
             (ROOT / "sbatch" / name).write_text(script.script(plan))
     written = {path.name: path.read_text() for path in (ROOT / "sbatch").glob("*.sbatch")}
-    assert sorted(written) == sorted(SCRIPTS)
-    for name, plan in SCRIPTS.items():
+    assert sorted(written) == sorted(plans_by_name)
+    for name, plan in plans_by_name.items():
         assert written[name] == script.script(plan), f"{name} is not what render writes"
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_shellcheck_and_bash_have_nothing_to_say(name: str) -> None:
-    script = ROOT / "sbatch" / name
-    subprocess.run(["bash", "-n", script], check=True)
+def test_bash_and_shellcheck_have_nothing_to_say_of_any_script(tmp_path: Path) -> None:
+    """Of every task on every cluster in every way. One script is read whole, of the others what no other has."""
+    shared, heads = script.BODY.read_text(), set[str]()
+    for plan in itertools.chain.from_iterable(map(in_every_way, shipped())):
+        text = script.script(plan)
+        assert text.count(shared) == 1 and text.count(plans.dumps(plan)) == 1
+        heads.add(text.replace(shared, "").replace(plans.dumps(plan), ""))
+    assert len(heads) >= 30
+    (tmp_path / "whole.sbatch").write_text(text)
+    for number, head in enumerate(heads):
+        (tmp_path / f"{number}.sbatch").write_text(head)
+    scripts = sorted(tmp_path.iterdir())
+    subprocess.run(["bash", "-c", 'for file; do bash -n "$file" || exit; done', "_", *scripts], check=True)
     if shutil.which("shellcheck") is None:
         pytest.skip("shellcheck is not installed (apt-get install shellcheck)")
-    done = subprocess.run(["shellcheck", script], capture_output=True, text=True, check=False)
+    done = subprocess.run(["shellcheck", *scripts], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
+
+
+def saying(plan: Plan) -> Plan:
+    """Return the plan with another argv for each of its commands: it prints its own words, one a line."""
+    commands = [
+        replace(command, argv=["python", "-c", "import sys; print(*sys.argv[1:], sep='|')", command.name, "$HOME 'x\""])
+        for command in plan.commands
+    ]
+    return replace(plan, commands=commands)
+
+
+def function(text: str, *names: str) -> str:
+    """Return the lines of a script that define functions, or arrays, of these names."""
+    return "\n".join(re.search(rf"^{name}(\(\) {{.*?(^}}|}}$)|=.*?$)", text, re.M | re.S)[0] for name in names)  # type: ignore[index]
+
+
+def test_a_script_runs_the_argv_of_its_plan() -> None:
+    """Node facts, node check, prepare and trials: whatever the plan says, bash passes it on to srun as it stands."""
+    plan = saying(compose.compose(["task=lora_tiny", "cluster=slurm_test", "trials=2"]))
+    names = [command.name for command in plan.commands]
+    assert names == ["node facts", "node check", "prepare", "trial 0", "trial 1"]
+    text = script.script(plan)
+    labels = [name.replace(" ", "_") for name in names]
+    stub = f'python={sys.executable}\nranks() {{ "${{@:2}}"; }}\n'
+    bash = stub + function(text, "command_of", "before_trials", *(f"argv_{label}" for label in labels))
+    bash += f"\nfor label in {' '.join(labels)}; do command_of $label --label; done\necho ${{before_trials[@]}}"
+    done = subprocess.run(["bash", "-euc", bash], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [*(f"{name}|$HOME 'x\"" for name in names), " ".join(labels[:3])]
+    assert "jobs." not in text.split("the_plan() {")[0].replace("bench.launch.in_job", "")
+
+
+@pytest.mark.trains
+def test_the_local_runner_runs_the_argv_of_its_plan(tmp_path: Path) -> None:
+    plan = saying(compose.compose(["task=lora_tiny", "cluster=local", f"launch.folder={tmp_path}"]))
+    (tmp_path / "rank_logs").mkdir()
+    with local.started(plan, plan.commands[-1], tmp_path) as ranks:
+        while ranks.are_running():
+            pass
+    ranks.check()
+    said = [path.read_text() for path in (tmp_path / "rank_logs").glob("*_log.out")]
+    assert sum("trial 0|$HOME 'x\"" in text for text in said) == 2
+
+
+def test_the_last_word_of_a_script_is_read_as_any_other(tmp_path: Path) -> None:
+    """Where no Python can be started, bash writes the status: the same keys, in the same file."""
+    text = script.script(compose.compose(["task=lora_tiny", "cluster=slurm_test"]))
+    bash = function(text, "status_file", "reserve_file", "status") + '\nstatus interrupted 143 "SLU-08: ended" "go on"'
+    subprocess.run(["bash", "-euc", bash], cwd=tmp_path, env={"BENCH_ELEMENT": ""}, check=True)
+    assert status.read(tmp_path) == Status(outcome=Ending.interrupted, exit_code=143, what="SLU-08: ended", fix="go on")
+
+
+def test_a_run_on_this_machine_has_no_script() -> None:
+    plan = compose.compose(["task=lora_tiny", "cluster=local"])
+    with pytest.raises(ConfigError, match="has no script") as refused:
+        backends.of(plan).render(plan)
+    assert refused.value.where == "cluster=local" and "cluster=dgx1" in refused.value.fix
 
 
 def test_what_is_one_users_stays_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +187,7 @@ def test_arguments_without_a_value_can_come_from_the_environment() -> None:
 
 
 def test_container_flags_stand_on_steps_only_and_end_as_bash_reads_them(tmp_path: Path) -> None:
-    """Data and model read-only, only the run's own folder writable, the container named by job and life."""
+    """Data and model read-only, only the run's own folder writable, the container named by job and restart."""
     plan = compose.compose(["task=lora70b", "cluster=dgx2", "container.mounts=[/etc/hosts:/etc/hosts:ro]"])
     assert not any("container" in line for line in script.header(plan) if line.startswith("#SBATCH"))
     flags = next(line for line in script.script(plan).split("container_flags() {")[1].split("\n}\n")[:1])

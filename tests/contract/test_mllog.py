@@ -8,6 +8,7 @@ import resource
 import threading
 import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -306,3 +307,14 @@ def test_follower_starts_again_when_a_log_is_cut_off(tmp_path: Path) -> None:
     log.write_text(record(value=2) + "\n")
     assert [(event.value, event.line) for event in follower.poll()] == [(2, 1)]
     assert follower.restarts == 1
+
+
+def test_a_line_of_which_the_disk_takes_a_part_is_written_on_and_no_part_is_lost(tmp_path: Path) -> None:
+    """Each write takes seven bytes at most, as that of a disk that fills up may."""
+    log = mllog.Writer(tmp_path / "result_0.txt")
+    whole = log._file.write
+    log._file = SimpleNamespace(write=lambda line: whole(line[:7]), close=log._file.close, closed=False)  # type: ignore[assignment]
+    log.start(mllog.RUN_START)
+    log.close()
+    (line,) = (tmp_path / "result_0.txt").read_text().splitlines()
+    assert line.endswith("}") and '"run_start"' in line

@@ -15,6 +15,8 @@ import pytest
 
 from bench.contract import mllog
 from bench.diagnosis import explain
+from bench.errors import ConfigError
+from bench.launch import again
 from bench.mlperf import reader
 from bench.mlperf.result import parse
 from helpers.ranks import mounted
@@ -176,6 +178,33 @@ def test_ranks_do_not_outlive_a_killed_launcher(launch: Launch, tmp_path: Path) 
     psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=120)
     assert not [pid for pid in pids if alive(pid)]
     assert reader.read(tmp_path / "run" / "result_0.txt")[0][-1].metadata["status"] == "aborted"
+
+
+@pytest.mark.trains
+def test_a_run_on_this_machine_can_be_gone_on_with(launch: Launch, spawn: Launch, tmp_path: Path) -> None:
+    """Cancelled in its second trial: the first one stays as it is, the other one gets another attempt and a new log."""
+    run = tmp_path / "run"
+    quick = ("model.weights=random", "task.training.max_steps=40", "recipe.log_every_steps=1", "trials=2")
+    process = launch(*quick, f"launch.folder={run}")
+    wait_for(lambda: "train_loss" in text(run / "result_1.txt"), process)
+    with pytest.raises(ConfigError, match="is running"):
+        again.resume(run)
+    assert again.cancel(run) == str(run) and process.wait(timeout=120) == 143
+    kept = (run / "result_0.txt").read_bytes()
+    with pytest.raises(ConfigError, match="--exclude=dgx-7 is for a queue"):
+        again.resume(run, arguments=["--exclude=dgx-7"])
+    assert json.loads(text(run / "status.json"))["outcome"] == "interrupted", "what is refused changes nothing"
+    resumed = spawn([sys.executable, "-m", "bench", "resume", str(run)], {})
+    output = resumed.communicate(timeout=300)[0]
+    assert resumed.returncode == 0 and "trial 0, seed 1: was finished before" in output, output
+    entries = json.loads(text(run / "ledger.json"))
+    assert [entry["outcome"] for entry in entries] == ["proven", "proven"]
+    assert [attempt["outcome"] for attempt in entries[1]["attempts"]] == ["aborted", "proven"]
+    assert (run / "result_0.txt").read_bytes() == kept
+    assert '"aborted"' in text(run / "attempts/1.1/result_1.txt")
+    assert json.loads(text(run / "status.json")) == {"outcome": "proven", "exit_code": 0}
+    with pytest.raises(ConfigError, match="there is nothing to go on with"):
+        again.resume(run)
 
 
 def wait_for(condition: Callable[[], bool], process: "subprocess.Popen[str]") -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from bench.contract.plan import Memory, Recomputed, World
 from bench.contract.schema import (
     Activation,
+    BackendName,
     Cluster,
     Config,
     Container,
@@ -34,7 +35,6 @@ from bench.contract.schema import (
     Recipe,
     Recompute,
     Runtime,
-    Scheduler,
     StartsFrom,
     Task,
     Training,
@@ -123,7 +123,7 @@ def make_config(
             org="o",
             platform="p",
             status="onprem",
-            scheduler=Scheduler.local,
+            backend=BackendName.local,
             device=Device.cuda if gpu else Device.cpu,
             num_nodes=1,
             ranks_per_node=8,

@@ -101,7 +101,7 @@ def test_trials_have_seeds_of_their_own_and_walltime_covers_them() -> None:
     ten = made("task=lora70b", "cluster=dgx2", "trials=10", "seed_base=7", "walltime=40")
     assert [trial.seed for trial in ten.trials] == list(range(7, 17))
     assert ten.walltime_min == 5 + 10 * (40 + 5)
-    assert [step.argv[-1] for step in ten.steps] == [str(k) for k in range(10)]
+    assert [command.argv[-1] for command in plans.trial_commands(ten)] == [str(k) for k in range(10)]
 
 
 FIXED_BY_THE_RULES = (
@@ -164,13 +164,14 @@ REFUSED = {
     "task=lora70b cluster=dgx1 recipe.eval_every_samples=4000": "longer than the data's 3901 rows",
     "task=lora70b cluster=dgx1 task.training.max_steps=100": "first evaluation is at step 192, after the last, 100",
     "task=lora70b cluster=dgx1 'parallel={tp: 1, pp: 1, cp: 1}'": "GiB per GPU needed, and a .* has 79.6",
-    "task=lora70b cluster=dgx1 walltime=null": "Slurm needs a time limit",
+    "task=lora70b cluster=dgx1 walltime=null": "a job in a queue needs a time limit",
     "walltime=0": "0 minutes",
     "cluster=dgx1 walltime=60 trials=10 cluster.slurm.max_walltime_min=240": "the job would take 655 min.*allows 240",
     "data.seq_length=2048 model.position=learned": "learned positions for 1024",
     "data.seq_length=90 parallel.cp=2 ": "cannot be cut into the 2 x cp = 4 chunks",
     "parallel.sp=true": "sequence parallelism needs tp above 1",
-    "cluster.num_nodes=2": "2 nodes without a scheduler",
+    "cluster.scheduler=slurm": "cluster.scheduler is now cluster.backend",
+    "cluster.num_nodes=2": "2 nodes, and backend local starts ranks on this machine only",
     "cluster=dgx1 walltime=9 cluster.gpu=null": "the GPU type is not said",
     "task.training.lora.target_modules=[linear_fc1]": "no adapter can be put on linear_fc1",
     "task.training.lora.rank=0": "LoRA of rank 0.*trains nothing",
@@ -216,9 +217,9 @@ def test_the_impossible_is_refused_with_where_and_fix(request_: str) -> None:
     [
         ("{", "JSONDecodeError"),
         ("[" * 100_000, "RecursionError"),
-        ('{"version": 1}', "version 1, and this is version 2"),
-        ('{"version": 2, "nmae": 2}', "unknown field"),
-        ('{"version": 2, "config": ["task"]}', "AttributeError"),
+        ('{"version": 1}', "version 1, and this is version 3"),
+        ('{"version": 3, "nmae": 2}', "unknown field"),
+        ('{"version": 3, "config": ["task"]}', "AttributeError"),
     ],
 )
 def test_what_is_not_a_plan_is_refused(text: str, message: str) -> None:

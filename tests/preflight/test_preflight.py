@@ -293,7 +293,7 @@ def test_a_path_lies_on_the_file_system_that_the_system_says(path: str) -> None:
 VERB = {
     "fine": ((), 0, "laptop: 6 checks, all fine\npaths are set: fine  (CFG-06)\n"),
     "an error": (("parallel={tp: 1, cp: 1, sp: false}", "task=lora70b"), 1, "no rows of gov_report"),
-    "no Slurm": (("--tier", "login"), 2, "has no Slurm to ask, and tier login needs it"),
+    "no Slurm": (("--tier", "login"), 2, "has no queue to ask, and tier login needs it"),
     "no such key": (("recipe.lrr=1",), 2, "did you mean recipe.lr?"),
 }
 

@@ -110,7 +110,7 @@ def test_a_plan_of_random_weights_needs_no_files_and_claims_nothing() -> None:
     made = compose.compose(SEVENTY_B)
     assert (made.data_dir, made.base_dir, made.base, made.config.task.training.target_eval_loss) == (None,) * 4
     assert (made.evaluation.at_steps, made.evaluation.first_step) == ([60], 60)
-    assert [step.name for step in made.steps] == ["trial 0"] and plans.is_prepared(made)
+    assert plans.command(made, plans.PREPARE) is None and plans.is_prepared(made)
     assert not {"prepare.txt", "loss_0.png", "adapters_0/"} & set(made.files)
     said = made.submission
     assert (said.benchmark, said.division, said.shape_of) == (None, "open", "llama2_70b_lora")
@@ -275,7 +275,7 @@ def test_a_run_on_this_machine_ends_proven_with_every_step_timed(spawn: Spawn, t
     assert [e.samples for e in result.evaluations] == [160] and result.tflop_per_sample > 0
     assert (result.tflops_gpu, result.peak_memory_gib) == (None, None), "no GPU measured it"
     assert "aten::mm" in (run / "rank_logs" / "trial_0.profile").read_text()
-    assert json.loads((run / "ledger.json").read_text())[0]["outcome"] == ledger.PROVEN
+    assert json.loads((run / "ledger.json").read_text())[0]["outcome"] == ledger.Outcome.proven
     assert sources.run_folder(run).prepare is None
     check_not_as_planned(plans.load(run / "plan.json"), run)
 

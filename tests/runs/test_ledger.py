@@ -1,10 +1,12 @@
 """The ledger, whatever happens to a run: begun, cut short, ended, gone on with by the same job or another one."""
 
+import fcntl
 import json
+import os
+import resource
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -13,12 +15,16 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from bench.errors import BenchError, ConfigError, SubmitError
 from bench.planning import compose
+from bench.runs import folder as folders
 from bench.runs import ledger
+from bench.runs import status as statuses
 from bench.runs import trial as trials
+from bench.runs.ledger import Attempt, Entry, Outcome
+from bench.runs.status import Ending, Status
 
 ATTEMPTS = 3
 TRIALS = st.integers(0, 2)
-FINAL = (ledger.PROVEN, ledger.NOT_PROVEN)
+FINAL = (Outcome.proven, Outcome.not_proven)
 PLAN = compose.compose(["task=lora_tiny", "cluster=local", "trials=3"])
 
 
@@ -31,7 +37,7 @@ class AnyRun(RuleBasedStateMachine):
         self.folder = Path(self.kept.name)
         (self.folder / "rank_logs").mkdir()
         self.marks, self.job = 0, 0
-        self.finished: dict[int, tuple[dict[str, Any], bytes]] = {}
+        self.finished: dict[int, tuple[Entry, bytes]] = {}
         ledger.create(self.folder, PLAN)
 
     def teardown(self) -> None:
@@ -39,20 +45,21 @@ class AnyRun(RuleBasedStateMachine):
 
     @property
     def running(self) -> list[int]:
-        return [entry["trial"] for entry in ledger.read(self.folder) if entry["outcome"] == ledger.RUNNING]
+        return [entry.trial for entry in ledger.read(self.folder) if entry.outcome is Outcome.running]
 
     @rule(trial=TRIALS)
     def begin(self, trial: int) -> None:
-        """Of a life of the job, which may have died before: what is open is begun, what is done is not."""
+        """The job may have died before: what is open is begun, what is done is not."""
         plan, before = PLAN.trials[trial], ledger.read(self.folder)[trial]
-        mine = [attempt for attempt in before.get("attempts", []) if attempt["job"] == str(self.job)]
+        mine = [attempt for attempt in before.attempts if attempt.job == str(self.job)]
+        was_open = before.outcome in (Outcome.planned, Outcome.running, Outcome.interrupted)
         try:
             is_open = ledger.begin(self.folder, plan, attempts=ATTEMPTS, job=str(self.job))
         except SubmitError as error:
-            assert len(mine) == ATTEMPTS and "was started 3 times and cut short each time" in error.what
+            assert was_open and len(mine) == ATTEMPTS and "was started 3 times and cut short each time" in error.what
             assert not (self.folder / plan.log).exists()
             return
-        assert is_open == (before["outcome"] in ledger.OPEN) and len(mine) < ATTEMPTS or not is_open
+        assert is_open == was_open and (len(mine) < ATTEMPTS or not was_open)
         if is_open:
             self.marks += 1
             for name in (plan.log, f"rank_logs/trial_{trial}.out"):
@@ -60,10 +67,10 @@ class AnyRun(RuleBasedStateMachine):
                     log.write(f"mark {self.marks}\n")
 
     @precondition(lambda self: self.running)
-    @rule(data=st.data(), outcome=st.sampled_from([*FINAL, ledger.ABORTED]))
-    def end(self, data: st.DataObject, outcome: str) -> None:
+    @rule(data=st.data(), outcome=st.sampled_from([*FINAL, Outcome.aborted]))
+    def end(self, data: st.DataObject, outcome: Outcome) -> None:
         trial = data.draw(st.sampled_from(self.running))
-        ledger.end(self.folder, trial, {"outcome": outcome, "minutes": 1.5})
+        ledger.end(self.folder, trial, outcome, minutes=1.5)
         if outcome in FINAL:
             entry = ledger.read(self.folder)[trial]
             self.finished[trial] = entry, (self.folder / PLAN.trials[trial].log).read_bytes()
@@ -87,7 +94,7 @@ class AnyRun(RuleBasedStateMachine):
 
     @invariant()
     def seeds_stay(self) -> None:
-        assert [entry["seed"] for entry in ledger.read(self.folder)] == [trial.seed for trial in PLAN.trials]
+        assert [entry.seed for entry in ledger.read(self.folder)] == [trial.seed for trial in PLAN.trials]
 
     @invariant()
     def no_log_holds_two_attempts_and_none_is_lost(self) -> None:
@@ -107,9 +114,9 @@ def test_why_an_attempt_was_cut_short_is_kept_with_it(tmp_path: Path) -> None:
     (tmp_path / "interrupted.txt").write_text("SLU-10: preempted\n")
     ledger.begin(tmp_path, PLAN.trials[0], attempts=3, job="7", nodes="dgx-[2-3]")
     ledger.begin(tmp_path, PLAN.trials[0], attempts=3, job="7", nodes="dgx-[4-5]")
-    attempts = ledger.read(tmp_path)[0]["attempts"]
-    assert [attempt["nodes"] for attempt in attempts] == ["dgx-[0-1]", "dgx-[2-3]", "dgx-[4-5]"]
-    assert attempts[0]["cause"] == "SLU-10: preempted" and "lost without a word" in attempts[1]["cause"]
+    attempts = ledger.read(tmp_path)[0].attempts
+    assert [attempt.nodes for attempt in attempts] == ["dgx-[0-1]", "dgx-[2-3]", "dgx-[4-5]"]
+    assert attempts[0].cause == "SLU-10: preempted" and "lost without a word" in str(attempts[1].cause)
 
 
 def test_a_folder_keeps_the_seeds_it_was_made_with(tmp_path: Path) -> None:
@@ -119,7 +126,7 @@ def test_a_folder_keeps_the_seeds_it_was_made_with(tmp_path: Path) -> None:
         ledger.create(tmp_path, other)
 
 
-@pytest.mark.parametrize("content", ["", "{", "[1]", '[{"trial": 0}]', "null"])
+@pytest.mark.parametrize("content", ["", "{", "[1]", '[{"trial": 0}]', "null", '[{"trial": 0, "outcome": "done"}]'])
 def test_a_damaged_ledger_is_named(content: str, tmp_path: Path) -> None:
     (tmp_path / "ledger.json").write_text(content)
     with pytest.raises(BenchError, match="the ledger cannot be read"):
@@ -140,7 +147,7 @@ def test_what_ended_and_is_gone_on_with_keeps_its_last_word(tmp_path: Path) -> N
 def test_a_job_that_dies_after_run_stop_loses_no_trial(
     ended: str, kept: bool, tmp_path: Path, written_log: Callable[..., Path]
 ) -> None:
-    """It died before the trial was judged: the next life judges it. One that was stopped on the way is trained again."""
+    """It died before the trial was judged: the next attempt judges it. One that was stopped on the way is trained again."""
     ledger.create(tmp_path, PLAN)
     ledger.begin(tmp_path, PLAN.trials[0], attempts=3, job="7")
     log = written_log(status=ended, seed=PLAN.trials[0].seed).read_bytes()
@@ -148,4 +155,106 @@ def test_a_job_that_dies_after_run_stop_loses_no_trial(
     assert ledger.begin(tmp_path, PLAN.trials[0], attempts=3, job="7") is not kept
     where = tmp_path / ("result_0.txt" if kept else "attempts/0.1/result_0.txt")
     assert where.read_bytes() == log
-    assert (ledger.read(tmp_path)[0]["outcome"] in FINAL) is kept
+    assert (ledger.read(tmp_path)[0].outcome in FINAL) is kept
+
+
+OLD = """[
+ {"trial": 0, "outcome": "not proven", "seed": 1, "attempts": [
+   {"outcome": "interrupted", "job": "7", "nodes": "dgx-0", "cause": "SLU-10: preempted"},
+   {"outcome": "not proven", "job": "7", "nodes": "dgx-1"}],
+  "minutes": 3.25, "samples_to_target": null, "eval_final": 0.95, "official": {"5.1.0": false}, "not_as_planned": []},
+ {"trial": 1, "outcome": "planned", "seed": 2}
+]"""
+"""As versions before the typed entries wrote it."""
+
+
+def test_an_old_ledger_is_read_and_written_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "ledger.json").write_text(OLD)
+    first, second = ledger.read(tmp_path)
+    assert first == Entry(
+        trial=0,
+        seed=1,
+        outcome=Outcome.not_proven,
+        minutes=3.25,
+        eval_final=0.95,
+        official={"5.1.0": False},
+        not_as_planned=[],
+        attempts=(
+            Attempt(outcome=Outcome.interrupted, job="7", nodes="dgx-0", cause="SLU-10: preempted"),
+            Attempt(outcome=Outcome.not_proven, job="7", nodes="dgx-1"),
+        ),
+    )
+    assert second == Entry(trial=1, seed=2, outcome=Outcome.planned)
+    ledger.end(tmp_path, 1, Outcome.aborted)
+    raw = json.loads(OLD)
+    del raw[0]["samples_to_target"]  # null says no more than nothing
+    assert json.loads((tmp_path / "ledger.json").read_text()) == [raw[0], raw[1] | {"outcome": "aborted"}]
+
+
+def in_a_child(work: Callable[[], object]) -> int:
+    """Return the exit code of a process of its own: 0, or 1 if the work raised OSError."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+        except OSError:
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_nobody_reads_or_writes_the_ledger_while_one_changes_it(tmp_path: Path) -> None:
+    def look() -> None:
+        with (tmp_path / ".ledger.lock").open("r+") as lock:
+            fcntl.lockf(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+    with ledger.alone(tmp_path):
+        assert in_a_child(look) == 1
+    assert in_a_child(look) == 0
+
+
+def test_a_file_is_replaced_and_never_rewritten(tmp_path: Path) -> None:
+    """Who has opened the old file goes on reading all of it."""
+    path = tmp_path / "status.json"
+    folders.write(path, {"word": "first"})
+    with path.open() as old:
+        folders.write(path, {"word": "second"})
+        assert json.load(old) == {"word": "first"}
+    assert folders.read(path) == {"word": "second"} and [*tmp_path.iterdir()] == [path]
+
+
+def test_a_file_that_does_not_fit_leaves_the_old_one(tmp_path: Path) -> None:
+    """A file system that takes only a part of it, here by a limit on the size of files."""
+    path = tmp_path / "ledger.json"
+    folders.write(path, ["old"])
+
+    def write_more() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+        folders.write(path, ["new" * 100_000])
+
+    assert in_a_child(write_more) == 1
+    assert folders.read(path) == ["old"] and [*tmp_path.iterdir()] == [path]
+
+
+def test_a_status_is_read_as_it_was_written(tmp_path: Path) -> None:
+    assert statuses.read(tmp_path) is None
+    said = Status(outcome=Ending.failed, exit_code=2, what="x", fix="y", during="trial 0", rule="RUN-02", evidence="z")
+    statuses.write(tmp_path, said)
+    raw = json.loads((tmp_path / "status.json").read_text())
+    assert statuses.read(tmp_path) == said and raw.pop("while") == "trial 0"
+    assert raw == {"outcome": "failed", "exit_code": 2, "what": "x", "fix": "y", "rule": "RUN-02", "evidence": "z"}
+
+
+def test_what_cannot_be_gone_on_with_is_as_it_was(tmp_path: Path) -> None:
+    """The trial stays aborted, and the last word where it was; what was set aside before stays there, too."""
+    ledger.create(tmp_path, PLAN)
+    ledger.begin(tmp_path, PLAN.trials[0], attempts=3)
+    ledger.end(tmp_path, 0, Outcome.aborted)
+    (tmp_path / "attempts/run.1").mkdir(parents=True)
+    statuses.write(tmp_path, Status(outcome=Ending.failed, exit_code=1))
+    before = ledger.read(tmp_path)
+    with pytest.raises(SubmitError), ledger.reopened(tmp_path):
+        assert ledger.read(tmp_path)[0].outcome is Outcome.interrupted and statuses.read(tmp_path) is None
+        raise SubmitError("refused", where="sbatch", fix="")
+    assert ledger.read(tmp_path) == before and statuses.read(tmp_path) is not None
+    assert [path.name for path in (tmp_path / "attempts").iterdir()] == ["run.1"]

@@ -10,6 +10,7 @@ from bench.contract.plan import Plan
 from bench.planning import compose
 from bench.runs import ledger
 from bench.runs import trial as trials
+from bench.runs.ledger import Outcome
 
 MakeLog = Callable[..., Path]
 
@@ -65,29 +66,29 @@ def test_one_ruleset_that_passes_is_not_enough(written_log: MakeLog, made: Plan)
 @pytest.mark.parametrize(
     ("status", "failed", "outcome"),
     [
-        ("success", False, ledger.PROVEN),
-        ("success", True, ledger.PROVEN),
-        ("aborted", True, ledger.ABORTED),
-        ("aborted", False, ledger.NOT_PROVEN),
+        ("success", False, Outcome.proven),
+        ("success", True, Outcome.proven),
+        ("aborted", True, Outcome.aborted),
+        ("aborted", False, Outcome.not_proven),
     ],
 )
 def test_a_failure_after_the_end_of_a_trial_does_not_undo_it(
-    written_log: MakeLog, tmp_path: Path, made: Plan, status: str, failed: bool, outcome: str
+    written_log: MakeLog, tmp_path: Path, made: Plan, status: str, failed: bool, outcome: Outcome
 ) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     ledger.create(folder, made)
     planned_log(written_log, made, status=status).rename(folder / made.trials[0].log)
     judged = trials.close(folder, made, made.trials[0], failed=failed)
-    assert (judged is None) == (outcome == ledger.ABORTED)
+    assert (judged is None) == (outcome is Outcome.aborted)
     entry = ledger.read(folder)[0]
-    assert entry["outcome"] == outcome
+    assert entry.outcome is outcome
     if judged is not None:
-        assert entry["official"] == {"5.1.0": True, "6.1.0": True}
-        assert entry["minutes"] == judged.result.minutes
+        assert entry.official == {"5.1.0": True, "6.1.0": True}
+        assert entry.minutes == judged.result.minutes
 
 
 def test_a_trial_that_failed_without_a_log_is_aborted(tmp_path: Path, made: Plan) -> None:
     ledger.create(tmp_path, made)
     assert trials.close(tmp_path, made, replace(made.trials[0]), failed=True) is None
-    assert ledger.read(tmp_path)[0]["outcome"] == ledger.ABORTED
+    assert ledger.read(tmp_path)[0].outcome is Outcome.aborted

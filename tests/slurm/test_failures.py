@@ -50,11 +50,12 @@ def failed(user: User, run: Run, rule: str, *, state: str = "FAILED") -> None:
 
 def ranks(run: Run) -> list[int]:
     """Return the process ids of the ranks that train the second trial."""
-    found = subprocess.run(["pgrep", "-f", f"{run.folder}.* --trial 1$"], capture_output=True, text=True, check=True)
+    found = subprocess.run(["pgrep", "-f", "plan.json --trial 1$"], capture_output=True, text=True, check=True)
     return [
         int(pid)
         for pid in found.stdout.split()
         if b"python" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
+        and Path(f"/proc/{pid}/cwd").resolve() == run.folder.resolve()
     ]
 
 

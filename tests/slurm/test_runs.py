@@ -85,7 +85,7 @@ def test_two_hundred_jobs_are_listed_with_two_questions(user: User, tmp_path: Pa
             (folder / "job.json").write_text(json.dumps(job))
         asked = counted(user, tmp_path, "squeue", "sacct")
         rows = user.types("runs", "--json").stdout.splitlines()
-        assert len(rows) == 200 and all(json.loads(row)["slurm"] == "PENDING" for row in rows)
+        assert len(rows) == 200 and all(json.loads(row)["job_state"] == "PENDING" for row in rows)
         assert len(asked.read_text().splitlines()) <= 2
     finally:
         user.cluster.run(["scancel", "-p", "low"], check=True)

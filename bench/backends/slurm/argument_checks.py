@@ -5,8 +5,8 @@ import shlex
 from collections.abc import Iterator
 
 from bench.backends.slurm import client
-from bench.contract.plan import Plan, expanded
-from bench.contract.schema import GpuRequest, Runtime, Scheduler
+from bench.contract.plan import Plan, expanded, named_paths
+from bench.contract.schema import GpuRequest, Runtime
 from bench.rules.check import Finding, Severity, Subject, broken
 
 WHERE = "cluster.slurm.arguments"
@@ -125,18 +125,13 @@ def gpu_type(subject: Subject) -> Iterator[Finding]:
 
 
 def container(subject: Subject) -> Iterator[Finding]:
-    """Yield whether the image is missing or misspelt, or what would be done in a container is done without one."""
+    """Yield whether the image is missing or misspelt."""
     from bench.images import reference
 
-    c, scheduler = subject.plan.config.container, subject.plan.config.cluster.scheduler
+    c = subject.plan.config.container
     if c.runtime is Runtime.none:
-        if c.mounts or c.image:
-            what = f"{'mounts' if c.mounts else 'an image'} without a container: the ranks run on the node itself"
-            yield broken("PYX-04", what, "container", fix="choose container=pyxis", severity="warning")
-    elif scheduler is Scheduler.local:
-        fix = "choose container=none, or a Slurm cluster"
-        yield broken("PYX-04", "without Slurm there is no container", f"container={c.name}", fix=fix)
-    elif not c.image:
+        return
+    if not c.image:
         fix = "set container.image, or export CONT=…"
         yield broken("PYX-04", "no image is named", "container.image", fix=fix)
     elif (full := expanded(c.image)) and (spelling := reference.misspelled(full)):
@@ -147,8 +142,6 @@ def container(subject: Subject) -> Iterator[Finding]:
 
 def mounts(subject: Subject) -> Iterator[Finding]:
     """Yield the mounts that Pyxis would refuse or read otherwise. Source: its args.c, version 0.24."""
-    from bench.preflight.host import named_paths
-
     config = subject.plan.config
     if config.container.runtime is Runtime.none:
         return

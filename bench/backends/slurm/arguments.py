@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from bench.contract import run_files
 from bench.contract.plan import Plan
 from bench.contract.schema import Slurm
 
@@ -10,7 +11,7 @@ def sbatch_arguments(plan: Plan, folder: Path) -> list[str]:
     """Return what only stands on sbatch's command line: whose job it is, where its output goes, and the user's own."""
     s = plan.config.cluster.slurm or Slurm()
     own = {"account": s.account, "qos": s.qos, "reservation": s.reservation}
-    out = "slurm-%A_%a.out" if plan.config.launch.array else "slurm-%j.out"
+    out = run_files.ELEMENT_OUTPUT if plan.config.launch.array else run_files.JOB_OUTPUT
     return [
         *(f"--{key}={value}" for key, value in own.items() if value),
         f"--output={str(folder).replace('%', '%%')}/{out}",

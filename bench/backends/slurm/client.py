@@ -4,10 +4,11 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 
+from bench.backends import Job, JobState
 from bench.errors import SubmitError
+from bench.rules.check import Answer
 
 TIMEOUT_S = 20.0
 IDS_OF_A_QUESTION = 2000
@@ -23,30 +24,15 @@ _PLAIN = {"SLURM_TIME_FORMAT": "standard", "SLURM_BITSTR_LEN": "0"}
 _RANGE = re.compile(r"(\d+)_\[([\d,:-]+)(?:%\d+)?\]")
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What a command said and how it ended."""
-
-    exit_code: int
-    out: str
-    err: str
-
-
-@dataclass(frozen=True, slots=True)
-class JobState:
-    """Where a job stands, in Slurm's own words; empty where Slurm has none."""
-
-    job: str
-    state: str
-    """Such as PENDING, RUNNING, TIMEOUT, NODE_FAIL, CANCELLED."""
-    reason: str
-    nodes: str
-    exit_code: str
-    """Exit code and signal, as 3:0; of a job that still runs it says nothing."""
-    elapsed_s: int | None
-    limit_s: int | None
-    start: str
-    """When it started, or is expected to."""
+STARTED = ("RUNNING", "COMPLETING", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED", "SUSPENDED")
+ENDED: dict[str, JobState] = {
+    "COMPLETED": JobState.completed,
+    "CANCELLED": JobState.cancelled,
+    "REVOKED": JobState.cancelled,
+    **dict.fromkeys(("BOOT_FAIL", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"), JobState.failed),
+    "TIMEOUT": JobState.failed,
+}
+"""Slurm's states of jobs that use nothing any more; a requeued one comes back as PENDING."""
 
 
 def is_here() -> bool:
@@ -54,13 +40,13 @@ def is_here() -> bool:
     return shutil.which("sbatch") is not None
 
 
-def ask(argv: Sequence[str], *, timeout_s: float = TIMEOUT_S) -> Answer:
-    """Return what one Slurm command says. Options that the environment would add to it are left out.
+def ask(argv: Sequence[str], *, timeout_s: float = TIMEOUT_S, more: Mapping[str, str] | None = None) -> Answer:
+    """Return what one Slurm command says. Options that the environment would add to it are left out; `more` is added.
 
     Raises:
         SubmitError: the command is not there, or does not answer in time.
     """
-    return _ask(argv, timeout_s, environment(argv[0]))
+    return _ask(argv, timeout_s, environment(argv[0]) | dict(more or {}))
 
 
 def environment(command: str) -> dict[str, str]:
@@ -71,7 +57,7 @@ def environment(command: str) -> dict[str, str]:
     return kept
 
 
-def states(jobs: Sequence[str]) -> dict[str, JobState]:
+def states(jobs: Sequence[str]) -> dict[str, Job]:
     """Return where jobs stand, by id; those that Slurm does not know are left out.
 
     An id is a job's or an array element's (12_3); that of a whole array gives all its elements, each under its own id.
@@ -81,7 +67,7 @@ def states(jobs: Sequence[str]) -> dict[str, JobState]:
         SubmitError: the controller cannot be asked.
     """
     asked = sorted(set(jobs))
-    found: dict[str, JobState] = {}
+    found: dict[str, Job] = {}
     for first in range(0, len(asked), IDS_OF_A_QUESTION):
         some = asked[first : first + IDS_OF_A_QUESTION]
         queued = _queued(some)
@@ -133,7 +119,7 @@ def _ask(argv: Sequence[str], timeout_s: float, environment: dict[str, str]) -> 
     return Answer(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
 
 
-def _queued(jobs: Sequence[str]) -> dict[str, JobState]:
+def _queued(jobs: Sequence[str]) -> dict[str, Job]:
     fields = ",".join(f"{field}:|" for field in QUEUE_FIELDS)
     argv = ["squeue", "--noheader", "--array", "--states=all", f"--jobs={','.join(jobs)}", f"--Format={fields}"]
     answer = _ask(argv, TIMEOUT_S, environment("squeue") | _PLAIN)
@@ -146,7 +132,7 @@ def _queued(jobs: Sequence[str]) -> dict[str, JobState]:
     return _states(line.split("|")[: len(QUEUE_FIELDS)] for line in answer.out.splitlines())
 
 
-def _accounted(jobs: Sequence[str]) -> dict[str, JobState]:
+def _accounted(jobs: Sequence[str]) -> dict[str, Job]:
     """Return what accounting knows; nothing where there is none."""
     fields = f"--format={','.join(ACCOUNTING_FIELDS)}"
     argv = ["sacct", "--allocations", "--noheader", "--parsable2", f"--jobs={','.join(jobs)}", fields]
@@ -157,15 +143,17 @@ def _accounted(jobs: Sequence[str]) -> dict[str, JobState]:
     return _states(line.split("|") for line in answer.out.splitlines()) if answer.exit_code == 0 else {}
 
 
-def _states(rows: Iterable[Sequence[str]]) -> dict[str, JobState]:
+def _states(rows: Iterable[Sequence[str]]) -> dict[str, Job]:
     """Return one state for each job of the rows; what is said of one element holds, whatever is said of its array."""
-    found: dict[str, JobState] = {}
+    found: dict[str, Job] = {}
     for row in sorted((row for row in rows if len(row) == len(QUEUE_FIELDS)), key=lambda row: "[" not in row[0]):
         job, state, reason, nodes, code, elapsed, limit, start = ("" if cell in NOTHING else cell for cell in row)
         for one in _elements(job):
-            found[one] = JobState(
-                job=one,
-                state=state.split(" ")[0].rstrip("+"),
+            word = state.split(" ")[0].rstrip("+")  # accounting says CANCELLED by 1000
+            found[one] = Job(
+                id=one,
+                state=ENDED.get(word) or (JobState.running if word in STARTED else JobState.queued),
+                word=word,
                 reason=reason,
                 nodes=nodes,
                 exit_code=_exit_code(code),

@@ -2,11 +2,12 @@
 
 array=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}
 job=$array${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID} # as Slurm calls this job, or this element of an array
-out=slurm-$job.out
-life=${SLURM_RESTART_COUNT:-0}
-ending=  # why this life of the job must end; empty while it may go on
+out=${job_output_file/\*/$job} # as the header's and sbatch's --output name it
+restarts=${SLURM_RESTART_COUNT:-0}
+export BENCH_ELEMENT=${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}
+ending=  # why this start of the job must end; empty while it may go on
 running= # process id of what is waited for
-gain=    # what this life has done that the next one need not do again
+gain=    # what this start has done that the next one need not do again
 
 # Run a command in the background: a signal is then taken at once, and ends it.
 watched() {
@@ -23,12 +24,18 @@ watched() {
   return "$code"
 }
 
-step() { watched srun "${step_options[@]}" --chdir="$run" "$@"; }
-hosts() { step --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 "$@"; } # outside of any container
-inside() { step ${container[@]+"${container[@]}"} "$@"; } # the container, where there is one
+start() { watched srun "${srun_options[@]}" --chdir="$run" "$@"; }
+hosts() { start --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 "$@"; } # outside of any container
+inside() { start ${container[@]+"${container[@]}"} "$@"; } # the container, where there is one
 first() { inside --nodes=1 --ntasks=1 --ntasks-per-node=1 "$@"; }
 ranks() { inside --nodes="$nodes" --ntasks=$((nodes * ranks_per_node)) --ntasks-per-node="$ranks_per_node" --kill-on-bad-exit=1 "$@"; }
 ask() { first "$python" -m bench.launch.in_job "$run" "$@"; }
+
+command_of() { # LABEL SRUN_OPTION...: run a command of the plan on every rank
+  local -n argv=argv_$1
+  shift
+  ranks "$@" "${argv[@]}"
+}
 
 into() { # FILE COMMAND...
   local file=$1
@@ -46,7 +53,7 @@ must() { # WHAT COMMAND...: go on only if it succeeds
   [[ . -ef $run ]] || finish "$code" "the run folder was removed, and $what failed"
   if is_preempted; then
     ending="SLU-10: preempted"
-  elif ! hosts --time=1 true; then # a node that is gone is for Slurm to notice: it ends this life
+  elif ! hosts --time=1 true; then # a node that is gone is for Slurm to notice: it ends this job
     echo "$(date '+%F %T') a node does not answer; waiting for Slurm's verdict"
     watched sleep 900 || true
     ending=${ending:-SLU-09: a node does not answer}
@@ -62,9 +69,9 @@ on_signal() {
 
 slurm_says() { [[ $(scontrol --oneliner show job "$job" 2>/dev/null) =~ $1 ]]; }
 is_preempted() { slurm_says 'PreemptTime=[0-9]'; } # Slurm gives it a grace time, and TERM only to its steps
-was_requeued() { slurm_says 'Restarts=([0-9]+)' && ((BASH_REMATCH[1] > life)); }
+was_requeued() { slurm_says 'Restarts=([0-9]+)' && ((BASH_REMATCH[1] > restarts)); }
 
-# End this life before the work is done. Slurm starts the next one, unless somebody wanted the job to end.
+# End before the work is done. Slurm starts the job again, unless somebody wanted the job to end.
 leave() {
   echo "$(date '+%F %T') $ending"
   trap 'exit 143' TERM
@@ -82,7 +89,7 @@ leave() {
     status "${said[@]}"
     exit 143
   fi
-  [[ -n $gain || $ending != SLU-07* ]] || finish 1 "$ending, and this life of the job has finished nothing"
+  [[ -n $gain || $ending != SLU-07* ]] || finish 1 "$ending, and this start of the job has finished nothing"
   cut_short "$ending"
   remove_container
   if scontrol requeue "$job"; then
@@ -92,14 +99,17 @@ leave() {
   finish 1 "$ending, and Slurm does not requeue this job"
 }
 
-cut_short() { # for the ledger: the next life sets aside what this one left
-  echo "$1" >"interrupted${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}.txt" || true
+cut_short() { # for the ledger: the next attempt sets aside what this one left
+  echo "$1" >"${interrupted_file/\*/$BENCH_ELEMENT}" || true
 }
 
-status() { # OUTCOME EXIT_CODE WHAT FIX; of an array the elements' states say it
-  rm -f .reserve
-  [[ -z ${SLURM_ARRAY_TASK_ID:-} ]] || return 0
-  printf '{"outcome": "%s", "exit_code": %d, "what": "%s", "fix": "%s"}\n' "$@" >status.part && mv status.part status.json
+# OUTCOME EXIT_CODE WHAT FIX: what bench.runs.status writes and reads, where no Python can be started to write it. Of an
+# array the elements' states say it.
+status() {
+  rm -f "$reserve_file"
+  [[ -z $BENCH_ELEMENT ]] || return 0
+  printf '{"outcome": "%s", "exit_code": %d, "what": "%s", "fix": "%s"}\n' "$@" >"$status_file.part" &&
+    mv "$status_file.part" "$status_file"
 }
 
 finish() { # EXIT_CODE WHAT: the last word; nothing failed is not yet success, which the ledger must prove
@@ -107,10 +117,10 @@ finish() { # EXIT_CODE WHAT: the last word; nothing failed is not yet success, w
   trap '' TERM USR1
   ending=
   room=$(df --output=avail . | tail -n 1) || room=
-  rm -f .reserve
+  rm -f "$reserve_file"
   ((${room:-1025} > 1024)) || set -- "$1" "CFG-08: no space left for results: $2"
   ask close --exit-code "$1" --what "$2" --trials "$trials" || code=$?
-  if ((code)) && [[ ! -e status.json ]]; then # it could not even be asked
+  if ((code)) && [[ ! -e $status_file ]]; then # it could not even be asked
     set -- 1 "$2"
     status failed 1 "$2" "python -m bench why $run" || true
   fi
@@ -131,27 +141,27 @@ refuse() { # WHAT: nothing was touched
 open_run() {
   run=${1:-$LOGS/$name-$array}
   [[ $run != *[\"\\]* ]] || refuse "CFG-06: the run folder $run has a quote or a backslash in its name"
-  mkdir -p "$run/rank_logs"
+  mkdir -p "$run/$rank_logs_file"
   cd "$run"
   run=$PWD
   claim
-  [[ -e job.sbatch ]] || { cp "$0" "script.$job" && mv "script.$job" job.sbatch; }
-  cmp -s "$0" job.sbatch || refuse "CFG-05: another script made $run; sbatch its job.sbatch to go on with it"
+  [[ -e $script_file ]] || { cp "$0" "script.$job" && mv "script.$job" "$script_file"; }
+  cmp -s "$0" "$script_file" || refuse "CFG-05: another script made $run; sbatch its $script_file to go on with it"
   touch "$out"
   out_start=$(stat -c %s "$out")
-  echo "job $job, life $life, on $SLURM_JOB_NODELIST; all of its output: $run/$out"
+  echo "job $job, restart $restarts, on $SLURM_JOB_NODELIST; all of its output: $run/$out"
   exec >>"$out" 2>&1
-  head -c 262144 /dev/zero >.reserve || true # room for the last word on a disk that fills up
+  head -c 262144 /dev/zero >"$reserve_file" || true # room for the last word on a disk that fills up
   container_flags
   write_plan
 }
 
 claim() { # one job at a time works in a folder
-  (set -o noclobber && echo "$array" >.owner) 2>/dev/null && return
+  (set -o noclobber && echo "$array" >"$owner_file") 2>/dev/null && return
   local other
-  other=$(<.owner)
+  other=$(<"$owner_file")
   [[ $other == "$array" || -z $(squeue --noheader --jobs="$other" 2>/dev/null) ]] || refuse "CFG-05: job $other works in $run"
-  echo "$array" >.owner
+  echo "$array" >"$owner_file"
 }
 
 write_plan() { # with this job's paths in place of $DATADIR and its like, longer names first
@@ -163,11 +173,11 @@ write_plan() { # with this job's paths in place of $DATADIR and its like, longer
     text=${text//"\$$site"/"$value"}
   done
   echo "$text" >"plan.$job"
-  mv "plan.$job" plan.json
+  mv "plan.$job" "$plan_file"
 }
 
 drop_caches() { # what each node did with its page cache goes into the trial's log
-  hosts bash -c '{ sync && eval "$1"; } >/dev/null 2>&1 && echo "$SLURMD_NODENAME cleared" || echo "$SLURMD_NODENAME kept"' _ "$drop_command" >"rank_logs/trial_$1.caches"
+  hosts bash -c '{ sync && eval "$1"; } >/dev/null 2>&1 && echo "$SLURMD_NODENAME cleared" || echo "$SLURMD_NODENAME kept"' _ "$drop_command" >"${caches_file/\*/$1}"
 }
 
 trial() {
@@ -178,7 +188,7 @@ trial() {
   ((code != 3)) || return 0 # its outcome is known
   must "opening trial $1" test "$code" -eq 0
   [[ -z $drop_command ]] || must "dropping caches" drop_caches "$1"
-  must "trial $1" into "rank_logs/trial_$1.out" ranks --label --time="$trial_min" "$python" -m jobs.tasks.train "$run/plan.json" --trial "$1"
+  must "trial $1" into "${output_file/\*/trial_$1}" command_of "trial_$1" --label --time="$trial_min"
   gain=1
   ask judge "$1" || true # if it cannot, `close` will
   [[ -z $ending ]] || leave
@@ -189,19 +199,25 @@ is_prepared() {
   for path in ${to_prepare[@]+"${to_prepare[@]}"}; do [[ -e $path ]] || return 1; done
 }
 
+before_trial() { # LABEL: run what the plan has before its trials
+  case $1 in
+    prepare)
+      is_prepared && return
+      must "$1" into "${output_file/\*/$1}" command_of "$1" --label
+      gain=1
+      ;;
+    *) must "${1//_/ }" command_of "$1" ;;
+  esac
+  [[ $1 != node_facts ]] || must "the check of the nodes" ask check
+}
+
 main() {
   local k
   trap 'on_signal "SLU-07: the time limit is near"' USR1
   trap 'on_signal stopped' TERM
   open_run "$@"
   must "opening the run" ask open --job "$array"
-  must "the look at the nodes" ranks "$python" -m jobs.node_checks.facts "$run/plan.json"
-  must "the check of the nodes" ask check
-  [[ $health == off ]] || must "the health gate" ranks "$python" -m jobs.node_checks.health "$run/plan.json"
-  if ! is_prepared; then
-    must "prepare" into rank_logs/prepare.out ranks --label "$python" -m jobs.tasks.prepare "$run/plan.json"
-    gain=1
-  fi
+  for k in ${before_trials[@]+"${before_trials[@]}"}; do before_trial "$k"; done
   for k in $trials; do trial "$k"; done
   finish 0 "every trial ended"
 }

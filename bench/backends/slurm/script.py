@@ -1,22 +1,35 @@
-"""Write the sbatch script of a plan: a header in the site's dialect, this run's settings, and the steps of `job.sh`. Pure.
+"""Write the sbatch script of a plan: a header in the site's dialect, this run's settings, and what `job.sh` does. Pure.
 
 The script holds its plan, so that it alone is the whole run. What differs between users (paths, image) stands in it as
 $DATADIR, $MODEL, $LOGDIR and $CONT; account, QOS and reservation only ever stand on sbatch's command line.
 """
 
-import dataclasses
 import re
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
 from bench.contract import plan as plans
+from bench.contract import run_files
 from bench.contract.plan import Plan
 from bench.contract.schema import ContainerFlags, DataSource, GpuRequest, Runtime, Slurm
 
-STEPS = Path(__file__).with_name("job.sh")
+BODY = Path(__file__).with_name("job.sh")
 SIGNAL_S = 120
 """How long before the time limit the script is told; Slurm may tell it up to a minute earlier."""
+FILES = {
+    "plan": run_files.PLAN,
+    "script": run_files.SCRIPT,
+    "status": run_files.STATUS,
+    "owner": run_files.OWNER,
+    "reserve": run_files.RESERVE,
+    "interrupted": run_files.interrupted("*"),
+    "rank_logs": run_files.RANK_LOGS,
+    "output": run_files.output("*"),
+    "caches": run_files.caches("*"),
+    "job_output": run_files.JOB_OUTPUTS,
+}
+"""What the script itself writes into the run folder, by the names that it has for it, less _file; * stands for whose."""
 _VARIABLE = re.compile(r"\$([A-Za-z_]\w*)")
 _BARE_FLAGS = {"mount-home": ("--no-container-mount-home", "0"), "writable": ("--container-writable", "1")}
 """Pyxis' flags without an argument: the flag, and its value in the environment."""
@@ -24,16 +37,7 @@ _BARE_FLAGS = {"mount-home": ("--no-container-mount-home", "0"), "writable": ("-
 
 def script(plan: Plan) -> str:
     """Return the text that sbatch takes."""
-    return "\n".join([*header(plan), "set -euo pipefail", "", *settings(plan), "", STEPS.read_text(), *_plan(plan), ""])
-
-
-def probe(plan: Plan, *, num_nodes: int, health: bool) -> Plan:
-    """Return the plan of a job that only looks at its nodes: no trials."""
-    world = dataclasses.replace(plan.world, num_nodes=num_nodes, num_ranks=num_nodes * plan.world.ranks_per_node)
-    launch = dataclasses.replace(plan.config.launch, health=health, array=False)
-    config = dataclasses.replace(plan.config, launch=launch)
-    name = f"probe-{plan.config.cluster.name}"
-    return dataclasses.replace(plan, name=name, config=config, world=world, trials=[], steps=[], walltime_min=10)
+    return "\n".join([*header(plan), "set -euo pipefail", "", *settings(plan), "", BODY.read_text(), *_plan(plan), ""])
 
 
 def header(plan: Plan) -> list[str]:
@@ -42,7 +46,7 @@ def header(plan: Plan) -> list[str]:
     names = " ".join(f"{name}=…" for name in variables(plan))
     return [
         "#!/usr/bin/env bash",
-        "# shellcheck disable=SC2016,SC2317  # other shells expand it; functions are called by name",
+        "# shellcheck disable=SC2016,SC2034,SC2317  # other shells expand it; arrays and functions are used by name",
         f"# {plan.name}: {plan.config.task.summary}",
         f"# Written by `python -m bench render`. Start it: {names} sbatch [--account=…] FILE [FOLDER OF AN EARLIER RUN]",
         *_directive("job-name", plan.name),
@@ -67,23 +71,26 @@ def settings(plan: Plan) -> list[str]:
     launch, container = c.launch, c.container
     trials = "$SLURM_ARRAY_TASK_ID" if launch.array else " ".join(str(trial.index) for trial in plan.trials)
     in_container = container.runtime is Runtime.pyxis
+    before = [command.name for command in plan.commands[: len(plan.commands) - len(plan.trials)]]
     return [
         *(f': "${{{name}:?is not set: export it, and submit again}}"' for name in variables(plan)),
-        f"export {' '.join(f'{name}={shlex.quote(value)}' for name, value in _environment(plan).items())}",
+        f"export {' '.join(f'{name}={shlex.quote(value)}' for name, value in rank_environment(plan).items())}",
         "",
         f"name={shlex.quote(plan.name)}",
         f"nodes={w.num_nodes}",
         f"ranks_per_node={w.ranks_per_node}",
         f'trials="{trials}"',
         f"trial_min=${{BENCH_WALLTIME:-{c.walltime}}}",
-        f"health={'on' if launch.health and c.cluster.health else 'off'}",
+        f"before_trials=({' '.join(map(run_files.label, before))})",
         f"drop_command={shlex.quote(c.cluster.drop_caches or '')}",
         f"to_prepare=({' '.join(map(_quoted, _to_prepare(plan)))})",
         f"LOGS={_quoted(c.cluster.paths.logs or '.')}",
         f"python={'python' if in_container else '${BENCH_PYTHON:-python}'}",
-        f"step_options=({_step_options(plan)})",
+        f"srun_options=({_srun_options(plan)})",
         f'site_names="{" ".join(sorted(variables(plan), key=len, reverse=True))}"',
         *_container(plan),
+        *_commands(plan),
+        *(f"{name}_file={shlex.quote(file)}" for name, file in FILES.items()),
     ]
 
 
@@ -114,7 +121,8 @@ def _gpus(slurm: Slurm, count: int) -> list[str]:
             return []
 
 
-def _environment(plan: Plan) -> dict[str, str]:
+def rank_environment(plan: Plan) -> dict[str, str]:
+    """Return what is exported for every rank."""
     port, container = plan.config.cluster.master_port, plan.config.container
     flags = {f"PYXIS_CONTAINER_{name.replace('-', '_').upper()}": value for name, (_, value) in _BARE_FLAGS.items()}
     by_environment = container.runtime is Runtime.pyxis and container.flags is ContainerFlags.environment
@@ -122,22 +130,29 @@ def _environment(plan: Plan) -> dict[str, str]:
 
 
 def _to_prepare(plan: Plan) -> Iterable[str]:
-    """Yield what the prepare step makes."""
+    """Yield what the prepare command makes."""
     if plan.config.data.source is DataSource.grammar and plan.trials:
         yield plan.data_dir or ""
     if plan.base is not None and plan.trials:
         yield plan.base_dir or ""
 
 
-def _step_options(plan: Plan) -> str:
-    """Return what every step repeats: none of it is srun's default, or comes from the header."""
+def _commands(plan: Plan) -> Iterable[str]:
+    """Yield the plan's commands: what every rank runs, by the label of each."""
+    for command in plan.commands:
+        words = ['"$python"' if n == 0 and w == "python" else shlex.quote(w) for n, w in enumerate(command.argv)]
+        yield f"argv_{run_files.label(command.name)}=({' '.join(words)})"
+
+
+def _srun_options(plan: Plan) -> str:
+    """Return what every srun repeats: none of it is srun's default, or comes from the header."""
     slurm = plan.config.cluster.slurm
     cpus = [f"--cpus-per-task={slurm.cpus_per_rank}"] if slurm and slurm.cpus_per_rank else []
     return " ".join(["--export=ALL", "--mpi=none", *cpus])
 
 
 def _container(plan: Plan) -> list[str]:
-    """Return srun's container flags as an array that every step repeats: Pyxis remembers no mounts."""
+    """Return srun's container flags as an array that every srun repeats: Pyxis remembers no mounts."""
     c = plan.config.container
     if c.runtime is not Runtime.pyxis:
         return ["container_flags() { container=() container_name=; }"]
@@ -150,7 +165,7 @@ def _container(plan: Plan) -> list[str]:
         '    --container-name="$container_name"',
         f"    --container-mounts={_quoted(','.join(_mounts(plan)))}",
         '    --container-workdir="$run"',
-        f"    --container-env={_quoted(','.join(_environment(plan)))}",
+        f"    --container-env={_quoted(','.join(rank_environment(plan)))}",
         *(f"    {flag}" for flag in flags),
         "  )",
         "}",

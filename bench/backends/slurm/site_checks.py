@@ -14,7 +14,7 @@ from bench.backends.slurm.argument_checks import asked_minutes
 from bench.contract.plan import Plan
 from bench.contract.schema import Device, GpuRequest, Slurm
 from bench.errors import SubmitError
-from bench.rules.check import CannotTellError, Finding, Severity, Subject, broken
+from bench.rules.check import Answer, CannotTellError, Finding, Severity, Subject, broken
 
 TIMEOUT_S = 15.0
 GROUP_FIELDS = "%P|%a|%l|%D|%G|%c|%m|%t|%s"
@@ -67,7 +67,7 @@ WAITS = r"nodes? (?:are |is )?(?:busy|not available)|Required node not available
 """Said of a job that could be queued."""
 
 
-def question(subject: Subject, name: str) -> client.Answer:
+def question(subject: Subject, name: str) -> Answer:
     """Return what Slurm said.
 
     Raises:

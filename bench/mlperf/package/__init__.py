@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.contract import run_files
 from bench.errors import BenchError, ConfigError
 from bench.mlperf import official
 from bench.mlperf.compliance import Finding, errors
@@ -208,7 +209,7 @@ def _require_no_secret(run: Run) -> None:
 
 
 def _settings(run: Run) -> list[Path]:
-    return [path for name in ("config.yaml", "plan.json") if (path := run.folder / name).is_file()]
+    return [path for name in (run_files.CONFIG, run_files.PLAN) if (path := run.folder / name).is_file()]
 
 
 @contextmanager

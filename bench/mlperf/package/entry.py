@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.contract import run_files
 from bench.contract.plan import NOT_A_SUBMISSION, Plan
 from bench.contract.plan import load as load_plan
 from bench.errors import ConfigError
@@ -55,11 +56,11 @@ def read_run(folder: Path) -> Run:
         ConfigError: it has no logs, logs of several benchmarks, or logs of random weights.
         LogError: a log cannot be read.
     """
-    logs = sorted((path for path in folder.glob("result_*.txt") if path.is_file()), key=by_number)
+    logs = sorted((path for path in folder.glob(run_files.RESULTS) if path.is_file()), key=by_number)
     if not logs:
         fix = "name run folders that hold result_0.txt, …"
         raise ConfigError("no results in this folder", where=str(folder), fix=fix)
-    plan = folder / "plan.json"
+    plan = folder / run_files.PLAN
     run = Run(folder, tuple(parse(path) for path in logs), load_plan(plan) if plan.is_file() else None)
     if not all(result.has_target for result in run.results):
         fix = "pack runs of model.weights=checkpoint"

@@ -92,7 +92,7 @@ def _how(run: Run, name: str) -> list[str]:
         f"{world.num_ranks} ranks on {world.num_nodes} node{'s' * (world.num_nodes > 1)}: dp {world.dp} x tp {world.tp} x pp {world.pp} x cp {world.cp}.",
         f"On each rank, in a folder with that plan.json, with `{environment}`:",
         "",
-        *(f"    {shlex.join(step.argv)}" for step in plan.steps),
+        *(f"    {shlex.join(command.argv)}" for command in plan.commands),
     ]
 
 

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
+from bench.contract import run_files
 from bench.contract.node_facts import Health, Machine, RankFacts
 from bench.errors import LogError
 
@@ -35,14 +36,16 @@ def load(folder: Path, *, element: str = "") -> Facts:
     Raises:
         LogError: a file is damaged.
     """
-    paths = sorted((folder / f"facts{element}").glob("rank_*.json"))
+    paths = sorted((folder / run_files.facts(element)).glob("rank_*.json"))
     everyone = sorted((_read(path, RankFacts) for path in paths), key=lambda rank: rank.rank)
     last = max(everyone, key=lambda rank: rank.time_ms).attempt if everyone else None
-    path = folder / f"health{element}.json"
+    path = folder / run_files.health(element)
     health = _read(path, Health) if path.exists() else None
-    if health is not None and everyone and _life(health.attempt) != _life(last):
+    if health is not None and everyone and _start(health.attempt) != _start(last):
         health = None
-    return Facts(str(folder / f"facts{element}"), tuple(rank for rank in everyone if rank.attempt == last), health)
+    return Facts(
+        str(folder / run_files.facts(element)), tuple(rank for rank in everyone if rank.attempt == last), health
+    )
 
 
 def listed(nodes: Iterable[str]) -> str:
@@ -60,8 +63,8 @@ def grouped(values: Iterable[tuple[T, str]]) -> dict[T, list[str]]:
     return dict(sorted(groups.items(), key=lambda group: -len(group[1])))
 
 
-def _life(attempt: str | None) -> str | None:
-    """Return job and restart count: facts and health are two steps of the same."""
+def _start(attempt: str | None) -> str | None:
+    """Return job and restart count: facts and health are written by two commands of the same."""
     return attempt and attempt.rpartition(".")[0]
 
 

@@ -1,0 +1,64 @@
+"""What a run on this machine needs of it: no container, and the port that the config insists on."""
+
+import importlib.util
+import socket
+import sys
+from collections.abc import Iterator
+
+from bench.contract.plan import Plan
+from bench.contract.schema import Runtime
+from bench.rules.check import Check, Finding, Subject, broken
+
+ENGINE = ("torch", "megatron.core", "numpy", "psutil")
+"""What ranks import beside the standard library; the package's extra of this name brings them."""
+
+
+def no_container(subject: Subject) -> Iterator[Finding]:
+    """Yield whether the ranks should run in a container, which needs a backend that starts one."""
+    container = subject.plan.config.container
+    if container.runtime is not Runtime.none:
+        fix = "choose container=none, or a cluster whose backend starts containers"
+        what = f"backend {subject.plan.config.cluster.backend.name} starts no container"
+        yield broken("PYX-04", what, f"container={container.name}", fix=fix)
+
+
+def insists_on_port(plan: Plan) -> bool:
+    """Return whether the run may use one port only."""
+    return plan.config.cluster.master_port is not None
+
+
+def port(subject: Subject) -> Iterator[Finding]:
+    """Yield whether the port that the config insists on is taken."""
+    wanted = subject.plan.config.cluster.master_port
+    assert wanted is not None
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch does: a port just left is free
+        try:
+            probe.bind(("127.0.0.1", wanted))
+        except OSError as error:
+            what = f"port {wanted} cannot be used: {error.strerror}"
+            fix = "choose another, or null to have a free one picked"
+            yield broken("NCC-05", what, "cluster.master_port", fix=fix)
+
+
+def packages(subject: Subject) -> Iterator[Finding | str]:
+    """Yield what the ranks of this machine could not import; they run in this very Python."""
+    if missing := [name for name in ENGINE if not _is_installed(name)]:
+        what = f"{', '.join(missing)} cannot be imported"
+        yield broken("RUN-08", what, sys.executable, fix="pip install 'runstop[engine]'")
+    else:
+        yield ", ".join(ENGINE)
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # what the module is part of is not there
+        return False
+
+
+CHECKS = (
+    Check("no container", ("PYX-04",), no_container),
+    Check("packages of the ranks", ("RUN-08",), packages),
+    Check("port", ("NCC-05",), port, insists_on_port),
+)

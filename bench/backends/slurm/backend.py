@@ -1,0 +1,74 @@
+"""Slurm as a backend: its checks, its script, its jobs."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from bench.backends import Job
+from bench.backends.slurm import argument_checks, client, jobs, pyxis_checks, script, site_checks
+from bench.backends.slurm.arguments import sbatch_arguments
+from bench.contract.plan import Plan, expanded
+from bench.errors import SubmitError
+from bench.rules.check import TIERS, Check, Finding, Subject, Tier
+
+LAPTOP = (
+    Check("image and container", ("PYX-04", "PYX-06"), argument_checks.container),
+    Check("mounts", ("PYX-05", "PYX-12", "CFG-06"), argument_checks.mounts),
+    Check("arguments for sbatch", ("CFG-09", "PYX-05", "PYX-10"), argument_checks.contradictions),
+    Check("time limit", ("SLU-02",), argument_checks.walltime),
+    Check("GPU type", ("SLU-01",), argument_checks.gpu_type),
+)
+LOGIN = (
+    Check("partition", ("SLU-02", "SLU-09"), site_checks.partition),
+    Check("GPUs", ("SLU-01", "SLU-02"), site_checks.gpus),
+    Check("CPUs", ("SLU-02",), site_checks.cpus),
+    Check("account and QOS", ("SLU-02",), site_checks.accounts),
+    Check("sbatch --test-only", ("SLU-01", "SLU-02"), site_checks.accepted),
+    Check("Pyxis", ("PYX-02",), pyxis_checks.plugin, pyxis_checks.in_container),
+    Check("container flags", ("PYX-01",), pyxis_checks.flags, pyxis_checks.has_bare_flags),
+    Check("accounting", ("SLU-04",), site_checks.accounting),
+    Check("image file", ("ENR-07", "ENR-08", "ENR-11"), pyxis_checks.file, pyxis_checks.is_file),
+    Check("registry credentials", ("ENR-01",), pyxis_checks.credentials, pyxis_checks.is_in_registry),
+)
+
+
+class SlurmBackend:
+    """Jobs are sbatch scripts; ranks are started by srun, in Pyxis' containers where the plan says so."""
+
+    tiers: tuple[Tier, ...] = TIERS
+    files_tier: Tier = "login"
+
+    def is_here(self) -> bool:
+        return client.is_here()
+
+    def checks(self, plan: Plan) -> Mapping[Tier, tuple[Check, ...]]:
+        return {"laptop": LAPTOP, "login": LOGIN}
+
+    def subject(self, plan: Plan, tier: Tier) -> Subject:
+        folder = Path(plan.config.launch.folder or expanded(plan.config.cluster.paths.logs) or "/")
+        text, words = script.script(plan), sbatch_arguments(plan, folder)
+        if tier == "laptop":
+            return Subject(plan, text, tuple(words))
+        probe = pyxis_checks.probe(plan, text)
+        return site_checks.ask_all(plan, text, words, probes=[probe] if probe else [])
+
+    def render(self, plan: Plan) -> str:
+        return script.script(plan)
+
+    def rank_environment(self, plan: Plan) -> dict[str, str]:
+        return script.rank_environment(plan)
+
+    def states(self, ids: Sequence[str]) -> dict[str, Job]:
+        return client.states(ids)
+
+    def cancel(self, job: str) -> None:
+        answer = client.ask(["scancel", job])
+        if answer.exit_code:
+            raise SubmitError(answer.err.strip() or "scancel failed", where=f"job {job}", fix=f"scancel {job}")
+
+    def submit(self, plan: Plan, folder: Path, *, forced: Sequence[Finding] = ()) -> str:
+        return jobs.submit(plan, folder, forced=forced)
+
+    def resume(
+        self, folder: Path, *, trials_left: int, walltime_min: int | None = None, arguments: Sequence[str] = ()
+    ) -> str:
+        return jobs.resume(folder, trials_left=trials_left, walltime_min=walltime_min, arguments=arguments)

@@ -1,0 +1,49 @@
+"""Dataclasses to what JSON holds, and back with every field's type checked. Standard library only: ranks use it."""
+
+import dataclasses
+import types
+import typing
+from enum import Enum
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def plain(value: Any) -> Any:
+    """Return dataclasses, enums, tuples and lists as what JSON holds."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    return value
+
+
+def typed(kind: type[T], value: Any) -> T:
+    """Return JSON data as the type it was written from.
+
+    Raises:
+        ValueError, TypeError, KeyError: an unknown, missing or mistyped field.
+    """
+    return typing.cast(T, _typed(kind, value))
+
+
+def _typed(kind: Any, value: Any) -> Any:
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return None if value is None else _typed(args[0], value)
+    if origin is list:
+        return [_typed(args[0], v) for v in value]
+    if dataclasses.is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        if unknown := set(value) - set(hints):
+            raise ValueError(f"unknown field {sorted(unknown)} of {kind}")
+        return kind(**{name: _typed(hints[name], v) for name, v in value.items()})  # type: ignore[operator]
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return kind[value]
+    if kind is float and isinstance(value, int):
+        return float(value)
+    if origin is None and kind in (int, str, bool, float) and type(value) is not kind:
+        raise TypeError(f"{value!r} where {kind.__name__} was expected")
+    return value

@@ -1,0 +1,45 @@
+"""Plans of earlier versions, read as this version writes them: old run folders stay readable."""
+
+from typing import Any
+
+MOVED = {"jobs.prepare": "jobs.tasks.prepare", "jobs.train": "jobs.tasks.train"}
+"""Modules that a plan of version 2 starts, and what they are called now."""
+
+
+def upgraded(raw: Any, *, to: int) -> Any:
+    """Return a plan's JSON as this version writes it.
+
+    Version 2 called commands steps and backends schedulers, and knew one kind of task and one engine. It did not hold
+    what looks at the nodes before the first trial, which its batch script started by itself: that stays missing.
+
+    Raises:
+        ValueError: a version that cannot be read.
+    """
+    if raw is None or raw["version"] == to:
+        return raw
+    if raw["version"] != 2:
+        raise ValueError(f"version {raw['version']}, and this is version {to}")
+    new = raw | {"version": to, "base": upgraded(raw["base"], to=to)}
+    new["commands"] = [step | {"argv": [MOVED.get(word, word) for word in step["argv"]]} for step in new.pop("steps")]
+    new["max_steps"] = raw["config"]["recipe"]["max_steps"]
+    new["config"] = _config(raw["config"], has_checkpoint=raw["base_dir"] is not None)
+    return new
+
+
+def _config(old: dict[str, Any], *, has_checkpoint: bool) -> dict[str, Any]:
+    cluster, recipe, task = dict(old["cluster"]), dict(old["recipe"]), dict(old["task"])
+    cluster["backend"] = cluster.pop("scheduler")
+    is_random = old["model"]["weights"] == "random"
+    lora, base = task.pop("lora"), task.pop("base")
+    start = "random" if is_random or not has_checkpoint else "task" if base else "checkpoint"
+    training = {
+        "trains": "all" if lora is None else "lora",
+        "starts_from": start,
+        "base": base if start == "task" else None,
+        "lora": lora,
+        "target_eval_loss": task.pop("target_eval_loss"),
+        "max_steps": recipe.pop("max_steps"),
+    }
+    data = old["data"] | ({"source": "random"} if is_random else {})
+    changed = {"cluster": cluster, "recipe": recipe, "task": task | {"kind": "train", "training": training}}
+    return old | changed | {"data": data, "engine": {"name": "megatron"}}

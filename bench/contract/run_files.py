@@ -1,0 +1,120 @@
+"""The names of all files in a run folder, each written down once.
+
+`bench` and `jobs` take them from here, and the batch script gets those that it needs among its settings. Elements of a
+job array share one run folder, so what every element writes carries its number: `facts_3`, `health_3.json`.
+"""
+
+import os
+from collections.abc import Mapping
+
+from bench.contract.schema import BackendName
+
+CONFIG = "config.yaml"
+PLAN = "plan.json"
+LEDGER = "ledger.json"
+STATUS = "status.json"
+JOB = "job.json"
+"""What was handed to the backend, and every job that worked on the run."""
+SCRIPT = "job.sbatch"
+RANK_LOGS = "rank_logs"
+ATTEMPTS = "attempts"
+"""Folder of what was cut short: attempts/2.1/ is the first attempt of trial 2."""
+FACTS = "facts"
+HEALTH = "health.json"
+PREPARE_LOG = "prepare.txt"
+LEDGER_LOCK = ".ledger.lock"
+RUN_LOCK = ".run.lock"
+"""Locked by the process that drives a run on its own machine, for as long as it does."""
+COMMAND_LOCK = f"{RANK_LOGS}/launcher.lock"
+"""Locked while the ranks of one command run; they end when the lock is gone."""
+OWNER = ".owner"
+"""The id of the job that works in the folder."""
+RESERVE = ".reserve"
+"""Space kept for the last word on a disk that fills up."""
+RESULTS = "result_*.txt"
+JOB_OUTPUTS = "slurm-*.out"
+JOB_OUTPUT, ELEMENT_OUTPUT = "slurm-%j.out", "slurm-%A_%a.out"
+"""In sbatch's spelling: the output of a job, and of an element of an array."""
+ELEMENT_VARIABLE = "BENCH_ELEMENT"
+"""Set by the batch script for its ranks: _3 in element 3 of a job array."""
+
+OF_BACKEND: dict[BackendName, tuple[str, ...]] = {
+    BackendName.local: (),
+    BackendName.slurm: (SCRIPT, JOB, JOB_OUTPUTS),
+}
+"""What only the runs of one backend have."""
+
+
+def element(env: Mapping[str, str] = os.environ) -> str:
+    """Return `_3` in element 3 of a job array; elsewhere nothing."""
+    return env.get(ELEMENT_VARIABLE, "")
+
+
+def facts(element: str = "") -> str:
+    """Return the folder of what ranks found on their nodes."""
+    return f"{FACTS}{element}"
+
+
+def health(element: str = "") -> str:
+    """Return the file of what was measured on the nodes."""
+    return f"health{element}.json"
+
+
+def prepare_log(element: str = "") -> str:
+    """Return the log of preparing rows and base checkpoint."""
+    return f"prepare{element}.txt"
+
+
+def result(trial: int | str) -> str:
+    """Return the log of a trial."""
+    return f"result_{trial}.txt"
+
+
+def adapters(trial: int | str) -> str:
+    """Return the folder of the adapters that a trial trained."""
+    return f"adapters_{trial}"
+
+
+def loss_figure(trial: int | str) -> str:
+    """Return the figure of a trial's losses."""
+    return f"loss_{trial}.png"
+
+
+def interrupted(element: str = "") -> str:
+    """Return where the batch script says why it ended before its work was done."""
+    return f"interrupted{element}.txt"
+
+
+def label(command: str) -> str:
+    """Return the name of a command as part of a file's or a variable's: trial_0."""
+    return command.replace(" ", "_")
+
+
+def rank_error(command: str, rank: int | str) -> str:
+    """Return where a rank of a command says why it failed; `*` for every rank."""
+    return f"{RANK_LOGS}/{label(command)}_rank_{rank}.error"
+
+
+def output(command: str) -> str:
+    """Return where the ranks of a command print to, on backends that do not keep a file for each rank."""
+    return f"{RANK_LOGS}/{label(command)}.out"
+
+
+def caches(trial: int | str) -> str:
+    """Return where each node says what it did with its page cache before a trial."""
+    return f"{RANK_LOGS}/trial_{trial}.caches"
+
+
+def profile(trial: int) -> str:
+    """Return the list of kernels of a trial's last warm-up step."""
+    return f"{RANK_LOGS}/trial_{trial}.profile"
+
+
+def of_attempt(trial: int) -> tuple[str, ...]:
+    """Return what one attempt of a trial writes, as patterns: all of it is set aside before the next one."""
+    return result(trial), f"{RANK_LOGS}/trial_{trial}_*", f"{RANK_LOGS}/trial_{trial}.*"
+
+
+def attempt(trial: int, number: int) -> str:
+    """Return where attempt `number` (from 1) of a trial is set aside."""
+    return f"{ATTEMPTS}/{trial}.{number}"

@@ -1,0 +1,143 @@
+"""Runs as one finds them: their folders, and where their jobs stand."""
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bench import backends
+from bench.backends import Job, JobState
+from bench.contract.run_files import JOB, LEDGER, STATUS
+from bench.contract.schema import BackendName
+from bench.errors import ConfigError, SubmitError
+from bench.runs import folder as folders
+from bench.runs import ledger
+from bench.runs import status as statuses
+from bench.runs.ledger import Outcome
+from bench.runs.status import Status
+
+POLL_S = 5.0
+LAG_S = 60.0
+"""How long a backend may take to hear again of a job that it has forgotten."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run folder, and where its job stands."""
+
+    folder: Path
+    backend: BackendName
+    jobs: tuple[str, ...]
+    """Every job that worked on it, the last one last; none for a run on the machine it was started from."""
+    state: Job | None
+    elements: tuple[Job, ...]
+    """Of an array, one per trial that its backend knows."""
+    outcomes: tuple[Outcome, ...]
+    """Of each trial, by the ledger."""
+    status: Status | None
+    """What the job wrote last."""
+
+    @property
+    def id(self) -> str:
+        """How its backend knows the run's last job."""
+        return self.jobs[-1] if self.jobs else str(self.folder)
+
+    @property
+    def states(self) -> tuple[Job, ...]:
+        """Of the job, or of each element of an array."""
+        return self.elements or ((self.state,) if self.state else ())
+
+    @property
+    def is_active(self) -> bool:
+        """Whether its backend has work of it queued or running."""
+        return any(job.state.is_active for job in self.states)
+
+    @property
+    def word(self) -> str:
+        """Where it stands, in one word: its backend's for what that still has, else ours."""
+        if self.is_active:
+            words = [job.word for job in self.states]
+            counts = Counter(words)
+            return ", ".join(f"{counts[word]} {word}" for word in counts) if self.elements else words[0]
+        if self.status is not None:
+            return str(self.status.outcome)
+        ended = sorted(self.states, key=lambda job: job.state is JobState.completed)  # first what did not complete
+        return ended[0].word if ended else "unknown"
+
+
+def find(folder: Path) -> Run:
+    """Return one run.
+
+    Raises:
+        ConfigError: the folder is not a run's.
+    """
+    if not (folder / JOB).exists() and not (folder / LEDGER).exists():
+        raise ConfigError("no run in this folder", where=str(folder), fix="python -m bench runs lists the runs")
+    return _runs([folder])[0]
+
+
+def below(root: Path) -> list[Run]:
+    """Return the runs below a folder, the oldest first; each backend is asked once, however many runs there are.
+
+    Raises:
+        ConfigError: no such folder.
+    """
+    if not root.is_dir():
+        raise ConfigError("no such folder", where=str(root), fix="name the folder of runs, or set LOGDIR")
+    return _runs([path.parent for name in (JOB, LEDGER) for path in root.glob(f"*/{name}")])
+
+
+def wait(folder: Path, *, started: bool = False) -> Iterator[Job]:
+    """Yield where a run's job stands, whenever that changes, until it runs (`started`) or has ended."""
+    last, missing_since = None, time.monotonic()
+    while True:
+        job = find(folder).state
+        if job is not None:
+            missing_since = time.monotonic()
+            if last is None or (job.word, job.reason) != (last.word, last.reason):
+                yield job
+            last = job
+        goes_on = job is None or (job.state is JobState.queued if started else job.state.is_active)
+        if (folder / STATUS).exists() or not goes_on:
+            return
+        if time.monotonic() - missing_since > LAG_S:
+            raise SubmitError("nobody knows the job any more", where=str(folder), fix=f"python -m bench why {folder}")
+        time.sleep(POLL_S)
+
+
+def exit_code(folder: Path) -> int:
+    """Return what came of a run that has ended, as its job said, or as its backend does."""
+    run = find(folder)
+    if run.status is not None:
+        return run.status.exit_code
+    return 0 if run.states and all(job.state is JobState.completed for job in run.states) else 1
+
+
+def _runs(found: Sequence[Path]) -> list[Run]:
+    raw = {path: folders.read_object(path / JOB) for path in dict.fromkeys(sorted(found))}
+    unasked = [_unasked(path, job) for path, job in raw.items()]
+    known: dict[BackendName, Mapping[str, Job]] = {}
+    for name in {run.backend for run in unasked}:
+        backend = backends.get(name)
+        known[name] = backend.states([run.id for run in unasked if run.backend is name]) if backend.is_here() else {}
+    return [_asked(run, known[run.backend]) for run in unasked]
+
+
+def _unasked(path: Path, job: Mapping[str, Any]) -> Run:
+    """Return a run without what its backend knows."""
+    name = BackendName.local
+    if job:  # of earlier versions, which did not write the name down, only Slurm's runs have it
+        name = BackendName[job.get("backend", BackendName.slurm.name)]
+    ids = tuple(str(entry["id"]) for entry in job.get("jobs", []))
+    outcomes = tuple(entry.outcome for entry in ledger.found(path))
+    status = statuses.read(path)
+    return Run(folder=path, backend=name, jobs=ids, state=None, elements=(), outcomes=outcomes, status=status)
+
+
+def _asked(run: Run, known: Mapping[str, Job]) -> Run:
+    """Return a run with the state of its last job, and of its elements if that is an array."""
+    elements = tuple(job for id, job in known.items() if run.jobs and id.startswith(f"{run.id}_"))
+    active = next((job for job in elements if job.state.is_active), elements[-1] if elements else None)
+    return replace(run, state=known.get(run.id) or active, elements=elements)

@@ -1,0 +1,52 @@
+"""Plans that earlier versions wrote: two of version 2, kept as that version's own code printed them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.contract import plan as plans
+from bench.contract.plan import Command
+from bench.contract.schema import BackendName, StartsFrom, Trains
+
+HERE = Path(__file__).parent
+TRAIN = ["python", "-m", "jobs.tasks.train", "plan.json", "--trial"]
+
+
+def test_a_local_plan_of_version_2_is_read_with_its_base() -> None:
+    plan = plans.load(HERE / "plan_version_2_local.json")
+    assert (plan.version, plan.config.cluster.backend, plan.world.num_ranks) == (3, BackendName.local, 2)
+    prepare = Command(
+        name="prepare", argv=["python", "-m", "jobs.tasks.prepare", "plan.json"], log="prepare.txt", limit_min=None
+    )
+    trials = [Command(name=f"trial {k}", argv=[*TRAIN, str(k)], log=f"result_{k}.txt", limit_min=30) for k in (0, 1)]
+    assert plan.commands == [prepare, *trials] and plans.trial_commands(plan) == trials
+    assert plan.base is not None and (plan.base.version, plan.base.name) == (3, "pretrain_tiny-local")
+    assert plan.config.task.training.starts_from is StartsFrom.task
+    base = plan.base.config.task.training
+    assert (base.trains, base.starts_from) == (Trains.all, StartsFrom.random)
+    assert plan.base.config.cluster.backend is BackendName.local
+    assert [command.name for command in plan.base.commands] == ["prepare", "trial 0"]
+
+
+def test_a_slurm_plan_of_version_2_is_read_and_keeps_what_it_holds() -> None:
+    path = HERE / "plan_version_2_slurm.json"
+    plan = plans.load(path)
+    assert plan.config.cluster.backend is BackendName.slurm and plan.data_dir == "$DATADIR"
+    assert [command.name for command in plan.commands] == ["prepare", "trial 0"], "node facts were the script's own"
+    old, new = json.loads(path.read_text()), json.loads(plans.dumps(plan))
+    changed = {key for key in old | new if old.get(key) != new.get(key)}
+    assert changed == {"version", "steps", "commands", "max_steps", "config"}
+    changed = {key for key in old["config"] | new["config"] if old["config"].get(key) != new["config"].get(key)}
+    assert changed == {"task", "recipe", "cluster", "engine"}
+    clusters = (old["config"]["cluster"], new["config"]["cluster"])
+    assert clusters[0].pop("scheduler") == clusters[1].pop("backend") and clusters[0] == clusters[1]
+    training = plan.config.task.training
+    assert (training.trains, training.starts_from) == (Trains.lora, StartsFrom.checkpoint)
+    assert (training.target_eval_loss, training.max_steps, plan.max_steps) == (0.925, 1024, 1024)
+
+
+@pytest.mark.parametrize("name", ["local", "slurm"])
+def test_what_was_read_is_written_as_this_version(name: str) -> None:
+    plan = plans.load(HERE / f"plan_version_2_{name}.json")
+    assert plans.loads(plans.dumps(plan)) == plan
