@@ -29,9 +29,8 @@ def _add_plan(verbs: verb.Verbs) -> None:
         verbs, _plan, help="work out what a run would do", example="task=lora70b cluster=dgx2 parallel.tp=8 --json"
     )
     _takes_overrides(parser)
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print plan.json instead of a table")
-    form.add_argument(
+    parser.add_argument("--json", action="store_true", help="print plan.json, or the layouts, instead of a table")
+    parser.add_argument(
         "--layouts",
         action="store_true",
         help="list what parallel.tp, pp, cp and sp can be where they are null, best first",
@@ -46,7 +45,9 @@ def _plan(args: argparse.Namespace) -> int:
     from bench.contract import plan as plans
 
     made = _composed(args)
-    if args.layouts:
+    if args.layouts and args.json:
+        print(json.dumps(layout_sheets.to_json(made), allow_nan=False))
+    elif args.layouts:
         sheet.show(layout_sheets.sheet(made))
     elif args.json:
         print(plans.dumps(made), end="")
@@ -83,7 +84,8 @@ def _doctor(args: argparse.Namespace) -> int:
     ):
         tiers.append(checked)
         if not args.json:
-            sheet.show(check_sheets.sheet(checked))
+            for one in check_sheets.sheets(checked):
+                sheet.show(one)
     if args.json:
         print(json.dumps(doctor.to_json(plan, tiers)))
     return 1 if doctor.errors([one for checked in tiers for one in checked]) else 0
