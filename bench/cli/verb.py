@@ -1,15 +1,13 @@
 """One verb of the command line: its parser, named after its function, and what its arguments may hold."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
 Run: TypeAlias = Callable[[argparse.Namespace], int]
 Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 _EXAMPLE_WIDTH = 78
-LATEST = "latest"
-"""Stands for the newest run folder, wherever one is named."""
 
 
 def add(verbs: Verbs, run: Run, *, help: str, example: str) -> argparse.ArgumentParser:
@@ -40,17 +38,11 @@ def pasteable(command: str) -> str:
     return "\n".join(["example:", *(line.rstrip() for line in lines)])
 
 
-def takes_run(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
-    """Let a verb take one run folder; where that is not required, the newest one is the default."""
-    default = "" if required else " (default: latest)"
-    parser.add_argument(
-        "run",
-        nargs=None if required else "?",
-        type=Path,
-        metavar="RUN",
-        default=None if required else Path(LATEST),
-        help=f"a run folder, or `latest` for the newest one below LOGDIR, else runs{default}",
-    )
+def run_folders(paths: Sequence[Path]) -> list[Path]:
+    """Return the folders and files that are meant: the newest run for `latest`, and where none is named."""
+    from bench.runs import latest
+
+    return [latest.resolved(path) for path in paths or [Path(latest.LATEST)]]
 
 
 def positive(text: str) -> float:

@@ -25,8 +25,8 @@ def sheet(plan: Plan) -> Sheet:
     rows = [_row(one, plan.config.model.num_layers) for one in ranked]
     fitting = sum(one.memory.fits is not False for one in ranked)
     caption = (
-        f"{len(ranked)} legal layouts, {fitting} that fit, the fastest first. GiB of a GPU's memory, the time of a step and "
-        "its parts are estimates; a layer is recomputed as a whole, or only its output of qkv or fc1"
+        f"{len(ranked)} legal layouts, {fitting} that fit, the fastest first. GiB of a GPU's memory, the time of a "
+        "step and its parts are estimates; a layer is recomputed as a whole, or only its output of qkv or fc1"
     )
     title = f"{plan.name}, {plan.config.precision.name}"
     return Sheet(title, rows, (*COLUMNS, *_PART_COLUMNS), caption, num_optional=len(_PART_COLUMNS))

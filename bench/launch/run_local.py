@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.backends import local
+from bench.console import messages
 from bench.console import trial as trial_sheets
 from bench.contract import plan as plans
 from bench.contract.plan import Plan, Step
@@ -16,19 +17,16 @@ from bench.runs.folder import short
 from bench.watch import follow, sources
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from bench.console.messages import Messages
 
 
-def run(plan: Plan, config_yaml: str) -> int:
+def run(plan: Plan, folder: Path) -> int:
     """Return 0 when every trial's log proves that it did what was asked, 1 when one does not.
 
     Raises:
         BenchError: a rank failed, or the folder cannot be made; finished trials are kept.
     """
-    from rich.console import Console
-
-    folder = folders.make(plan, config_yaml)
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console = messages.to_stderr()
     console.print(
         f"{plan.config.task.summary}\n{plan.name} on {plan.world.num_ranks} ranks, results in {short(folder)}"
     )
@@ -60,7 +58,7 @@ def run(plan: Plan, config_yaml: str) -> int:
     return int(status["exit_code"])
 
 
-def _work(plan: Plan, folder: Path, console: "Console") -> bool:
+def _work(plan: Plan, folder: Path, console: "Messages") -> bool:
     if plans.is_random(plan.config):
         console.print("nothing to prepare: random weights, random rows")
     elif plans.is_prepared(plan):
@@ -83,7 +81,7 @@ def _work(plan: Plan, folder: Path, console: "Console") -> bool:
     return proven
 
 
-def _follow(plan: Plan, step: Step, folder: Path, console: "Console") -> None:
+def _follow(plan: Plan, step: Step, folder: Path, console: "Messages") -> None:
     with local.started(plan, step, folder) as running:
         expected = sources.planned(plan, step)
         follow(folder / step.log, expected, name=step.name, is_alive=running.are_running, console=console)

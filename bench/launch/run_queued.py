@@ -5,30 +5,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.backends.slurm import jobs as slurm_jobs
+from bench.console import messages
 from bench.console import trial as trial_sheets
 from bench.contract.plan import Plan
 from bench.preflight import Finding
-from bench.runs import folder as folders
 from bench.runs import trial as trials
 from bench.runs.folder import STATUS, short
 from bench.watch import How, sources, watch
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from bench.console.messages import Messages
 
 
-def run(plan: Plan, config_yaml: str, findings: Sequence[Finding]) -> int:
+def run(plan: Plan, folder: Path, findings: Sequence[Finding]) -> int:
     """Return 0 once the job is queued, or with launch.wait what came of it.
 
     Raises:
         BenchError: the folder cannot be made, or Slurm refuses the job.
     """
-    from rich.console import Console
-
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console = messages.to_stderr()
     for finding in findings:
         console.print(str(finding), markup=False)
-    folder = folders.make(plan, config_yaml)
     job = slurm_jobs.submit(plan, folder, forced=[f for f in findings if f.severity == "error"])
     print(f"job {job}: {plan.name} on {plan.world.num_ranks} ranks, results in {short(folder)}")
     for verb, what in (("watch", "its progress"), ("why", "what went wrong"), ("cancel", "end it")):
@@ -36,7 +33,7 @@ def run(plan: Plan, config_yaml: str, findings: Sequence[Finding]) -> int:
     return follow(plan, folder, console) if plan.config.launch.wait else 0
 
 
-def follow(plan: Plan, folder: Path, console: "Console") -> int:
+def follow(plan: Plan, folder: Path, console: "Messages") -> int:
     """Show a job from the queue to its end, and what its trials prove; return its exit code.
 
     Ctrl-C ends the following, not the job.
