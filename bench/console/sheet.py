@@ -39,6 +39,8 @@ _VERDICT_COLUMNS = ("valid", "official", "severity", "fits", "state")
 _NUMBER = re.compile(r"[-+]?[\d,]*\.?\d+(e[-+]?\d+)?( %)?")
 _TEXT_WIDTH = 20
 """Columns of text are never made narrower than this; a table that does not fit is shown row by row."""
+_NAME_WIDTH = 44
+"""Names up to this long are never broken, so that they can be pasted."""
 _GAP = 2
 """Blanks between two columns."""
 
@@ -77,7 +79,10 @@ def _needed(sheet: Sheet, place: int) -> int:
     cells = [len(printable(row[place])) for row in sheet.rows]
     words = [len(line) for line in _heading(sheet, place).splitlines()]
     longest = max(cells, default=0)
-    return max(*words, longest if _is_numeric(sheet, place) else min(longest, _TEXT_WIDTH))
+    if _is_numeric(sheet, place):
+        return max(longest, *words)
+    name = max((len(word) for row in sheet.rows for word in printable(row[place]).split(" ")), default=0)
+    return max(min(longest, _TEXT_WIDTH), min(name, _NAME_WIDTH), *words)
 
 
 def _is_numeric(sheet: Sheet, place: int) -> bool:

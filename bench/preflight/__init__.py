@@ -47,7 +47,10 @@ HERE = (
     Check("checkpoint", ("CFG-06",), host.checkpoint, host.takes_checkpoint),
     Check("room for results", ("CFG-05", "CFG-08"), host.outputs),
 )
-LOCAL = (Check("port", ("NCC-05",), host.network, host.insists_on_port),)
+LOCAL = (
+    Check("GPUs of this machine", ("HW-03",), host.gpus, host.is_cuda_here),
+    Check("port", ("NCC-05",), host.network, host.insists_on_port),
+)
 SITE = (
     Check("partition", ("SLU-02", "SLU-09"), site_checks.partition),
     Check("GPUs", ("SLU-01", "SLU-02"), site_checks.gpus),

@@ -9,10 +9,11 @@ from pathlib import Path, PurePosixPath
 
 from bench.contract import checkpoint as checkpoints
 from bench.contract.plan import Plan, expanded, is_random
-from bench.contract.schema import Config, DataSource, Runtime, Scheduler
+from bench.contract.schema import Config, DataSource, Device, Runtime, Scheduler
 from bench.preflight import data
 from bench.rules.check import CannotTellError, Finding, Subject, broken
 
+DEVICES = "/dev"
 MIN_FREE_MIB = 200
 """For logs, adapters and figures of a small run."""
 FLEETING = ("/tmp", "/var/tmp", "/dev/shm", "/run")
@@ -104,6 +105,30 @@ def outputs(subject: Subject) -> Iterator[Finding | str]:
         yield broken("CFG-08", f"{free} MiB free, and a run needs {MIN_FREE_MIB}", str(there))
     else:
         yield f"{free:,} MiB free in {there}"
+
+
+def is_cuda_here(plan: Plan) -> bool:
+    """Return whether the ranks of a run on this machine want GPUs."""
+    return plan.config.cluster.device is Device.cuda and plan.config.cluster.scheduler is Scheduler.local
+
+
+def gpus(subject: Subject) -> Iterator[Finding | str]:
+    """Yield whether this machine has a GPU for each rank.
+
+    Source: NVIDIA's driver README, "Device nodes": one /dev/nvidiaN per GPU; in WSL /dev/dxg stands for all of them.
+    """
+    wanted = subject.plan.config.cluster.ranks_per_node
+    if Path("/dev/dxg").exists():
+        raise CannotTellError("Windows' driver does not say how many GPUs there are")
+    count = sum(bool(re.fullmatch(r"nvidia\d+", name)) for name in os.listdir(DEVICES))
+    yield f"{count} GPU{'' if count == 1 else 's'}"
+    if count < wanted:
+        what = (
+            f"this machine has {count or 'no'} NVIDIA GPU{'' if count == 1 else 's'}, and {wanted} ranks want one each"
+        )
+        few = f"cluster.ranks_per_node={count}" if count else "cluster.device=cpu"
+        fix = f"set {few}; in a container, start it with its GPUs (docker run --gpus all)"
+        yield broken("HW-03", what, "cluster.device=cuda", fix=fix)
 
 
 def insists_on_port(plan: Plan) -> bool:

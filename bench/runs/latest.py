@@ -1,0 +1,30 @@
+"""The newest run: what `latest` stands for."""
+
+import os
+from pathlib import Path
+
+from bench.errors import ConfigError
+from bench.runs.folder import LEDGER, PLAN
+
+LATEST = "latest"
+
+
+def root() -> Path:
+    """Return the folder that run folders are made in."""
+    return Path(os.environ.get("LOGDIR") or "runs")
+
+
+def resolved(run: Path) -> Path:
+    """Return the run folder that is meant: the newest one for `latest`, unless a folder has that name.
+
+    Raises:
+        ConfigError: there is no run yet.
+    """
+    if str(run) != LATEST or run.exists():
+        return run
+    found = [path for name in (PLAN, LEDGER) for path in root().glob(f"*/{name}")]
+    if not found:
+        raise ConfigError(
+            "there is no run yet", where=str(root()), fix="name a run folder, or set LOGDIR to the folder of your runs"
+        )
+    return max(found, key=lambda path: (path.stat().st_mtime, path)).parent
