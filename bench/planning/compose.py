@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import logging
 import os
 import re
 import shlex
@@ -20,6 +21,7 @@ from bench.planning import make_plan
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+_log = logging.getLogger(__name__)
 
 _PACKAGE = Path(__file__).parents[1]
 CONF = next(d for d in (_PACKAGE / "conf", _PACKAGE.parent / "conf") if d.is_dir())
@@ -55,6 +57,7 @@ def plan_of(config: Config, overrides: Sequence[str]) -> Plan:
 def _composed(overrides: list[str]) -> Config:
     from hydra import compose as hydra_compose
 
+    _log.info("composing conf/launch.yaml in %s with %s", CONF, " ".join(overrides) or "no overrides")
     with explained():
         return typed(hydra_compose("launch", overrides=overrides))
 

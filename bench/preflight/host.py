@@ -120,7 +120,8 @@ def gpus(subject: Subject) -> Iterator[Finding | str]:
     wanted = subject.plan.config.cluster.ranks_per_node
     if Path("/dev/dxg").exists():
         raise CannotTellError("Windows' driver does not say how many GPUs there are")
-    count = sum(bool(re.fullmatch(r"nvidia\d+", name)) for name in os.listdir(DEVICES))
+    names = (path.name for path in Path(DEVICES).iterdir())
+    count = sum(bool(re.fullmatch(r"nvidia\d+", name)) for name in names)
     yield f"{count} GPU{'' if count == 1 else 's'}"
     if count < wanted:
         what = (

@@ -1,6 +1,7 @@
 """What a set of trials may claim, and where it stands among published systems."""
 
 import itertools
+import logging
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -18,6 +19,8 @@ from bench.mlperf import published
 from bench.mlperf.published import System
 from bench.mlperf.result import THROUGHPUT_ONLY, Result
 from bench.mlperf.score import Score, examined, worth
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +165,7 @@ def load(paths: Sequence[Path], *, num_gpus: int | None = None) -> tuple[TrialSe
     for (folder, is_whole), group in itertools.groupby(paths, _folder):
         files = [] if is_whole else list(group)
         scored, plan = worth(examined(files or folder)), _plan(folder)
+        _log.info("read %d results in %s, %s plan.json", scored.num_runs, folder, "with" if plan else "without")
         name = _name(folder.resolve(), scored.benchmark) + (f", {files[0].stem}" if len(files) == 1 else "")
         if any(name == other.name for other in found):
             name = str(files[0] if len(files) == 1 else folder)

@@ -1,5 +1,6 @@
 """The newest run: what `latest` stands for."""
 
+import logging
 import os
 from pathlib import Path
 
@@ -7,6 +8,7 @@ from bench.errors import ConfigError
 from bench.runs.folder import LEDGER, PLAN
 
 LATEST = "latest"
+_log = logging.getLogger(__name__)
 
 
 def root() -> Path:
@@ -27,4 +29,6 @@ def resolved(run: Path) -> Path:
         raise ConfigError(
             "there is no run yet", where=str(root()), fix="name a run folder, or set LOGDIR to the folder of your runs"
         )
-    return max(found, key=lambda path: (path.stat().st_mtime, path)).parent
+    newest = max(found, key=lambda path: (path.stat().st_mtime, path)).parent
+    _log.info("the newest run is %s", newest)
+    return newest

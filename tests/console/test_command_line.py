@@ -39,7 +39,23 @@ def test_an_unknown_option_is_refused(argv: list[str], capsys: pytest.CaptureFix
     assert "error: " in capsys.readouterr().err
 
 
-VERBS = ["plan", "doctor", "render", "runs", "logs", "cancel", "resume", "image", "watch", "parse", "why", "rules", "score", "report", "pack"]
+VERBS = [
+    "plan",
+    "doctor",
+    "render",
+    "runs",
+    "logs",
+    "cancel",
+    "resume",
+    "image",
+    "watch",
+    "parse",
+    "why",
+    "rules",
+    "score",
+    "report",
+    "pack",
+]
 
 
 @pytest.mark.parametrize("argv", [[name] for name in VERBS] + [["image", "import"], ["image", "verify"]])
@@ -85,7 +101,7 @@ def test_a_working_directory_that_is_gone_is_explained(tmp_path: Path, monkeypat
 
 def test_other_errors_of_files_pass() -> None:
     with pytest.raises(FileNotFoundError), output_is_written():
-        open("/no/such/file")
+        Path("/no/such/file").read_text()
     with pytest.raises(BenchError, match="one of ours"), output_is_written():
         raise BenchError("one of ours", where="", fix="")
 
@@ -158,9 +174,16 @@ def test_parse_takes_the_gpus_that_a_log_does_not_name(
     assert with_gpus["tokens_s_gpu"] == pytest.approx(bare["throughput_samples_s"] * 8192 / 8)
 
 
-def test_more_is_said_with_v(capsys: pytest.CaptureFixture[str]) -> None:
-    import logging
-
-    for words, level in (([], logging.WARNING), (["-v"], logging.INFO), (["-vv"], logging.DEBUG)):
-        assert run("rules", "PYX-05", *words) == 0
-        assert logging.getLogger("bench").level == level
+def test_more_is_said_with_v(tmp_path: Path) -> None:
+    (tmp_path / "only").mkdir()
+    (tmp_path / "only" / "status.json").write_text("{}")
+    (tmp_path / "only" / "plan.json").write_text("{}")
+    (tmp_path / "only" / "slurm-1.out").write_text("job\n")
+    said = {}
+    for words in ((), ("-v",)):
+        argv = [sys.executable, "-m", "bench", "logs", *words]
+        environment = os.environ | {"LOGDIR": str(tmp_path)}
+        done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+        assert done.stdout.endswith("job\n")
+        said[words] = done.stderr
+    assert said == {(): "", ("-v",): f"INFO bench.runs.latest: the newest run is {tmp_path}/only\n"}
