@@ -32,7 +32,7 @@ def test_options_may_stand_before_overrides() -> None:
 
 
 @pytest.mark.parametrize(
-    "argv", [["plan", "a=b", "--bogus"], ["rules", "PYX-05", "--bogus=1"], ["watch", "--once=1=2"]]
+    "argv", [["plan", "a=b", "--bogus=c=d"], ["rules", "PYX-05", "--bogus=1"], ["watch", "--once=1=2"]]
 )
 def test_an_unknown_option_is_refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*argv) == 2
@@ -77,11 +77,11 @@ def test_a_long_example_goes_on_behind_a_backslash() -> None:
     )
 
 
-def test_a_full_disk_behind_stdout_is_no_traceback() -> None:
+@pytest.mark.parametrize("rule", ["PYX-05", ""], ids=["short", "long"])
+def test_a_full_disk_behind_stdout_is_no_traceback(rule: str) -> None:
+    argv = [sys.executable, "-m", "bench", "rules", *rule.split()]
     with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "bench", "rules"], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True
-        )
+        done = subprocess.run(argv, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 1
     assert done.stderr == (
         "the output cannot be written: No space left on device\n"
