@@ -66,7 +66,6 @@ def output_is_written() -> Iterator[None]:
     except OSError as error:
         if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python tries again as it ends
         raise BenchError(
             f"the output cannot be written: {error.strerror}",
             where="stdout",
