@@ -100,7 +100,7 @@ class TrialSet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """What may be said of a set's time: a score, the mean of valid runs that are no score, or nothing, as of random weights."""
+    """What may be said of a set's time: a score, the mean of valid runs that are no score, or nothing."""
 
     kind: Literal["score", "runs", "throughput", "none"]
     num_valid: int
