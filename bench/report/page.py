@@ -319,7 +319,7 @@ def _draw_compared(drawn: Sequence[tuple[TrialSet, Claim]], out: Path) -> Shown:
     figures.bars_figure(bars, out / "sets.png", heading=f"{sets[0].measured}: sets compared", note=note)
     return _shown(
         out / "sets.png",
-    """Return minutes over those of the baseline, which must be of the same kind: a score has a convergence factor."""
+        "Minutes from zero; in brackets, and as a whisker where it can be seen, the 90 % interval of a score.",
     )
 
 
