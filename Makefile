@@ -26,7 +26,8 @@ bench: .venv/test-installed  ## speed of reading beside MLPerf's tool, and the s
 	$(PYTHON) -m venv .venv
 
 .venv/run-installed: pyproject.toml | .venv/bin/python
-	$(BIN)/python -m pip install --quiet --editable '.[engine]'
+	@echo "installing runstop, torch and megatron-core into .venv: about 1.4 GB to download, once"
+	$(BIN)/python -m pip install --progress-bar on --editable '.[engine]'
 	touch $@
 
 .venv/test-installed: pyproject.toml | .venv/bin/python

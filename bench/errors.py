@@ -1,6 +1,9 @@
 """Failures that are not bugs in this code."""
 
+import errno
+import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -52,3 +55,25 @@ def stopped_by_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, previous)
+
+
+@contextmanager
+def output_is_written() -> Iterator[None]:
+    """Raise BenchError where stdout takes no more output, or the working directory is gone."""
+    try:
+        os.getcwd()
+    except FileNotFoundError as error:
+        raise ConfigError(
+            "the working directory no longer exists", where="this shell", fix="change to a folder that exists: cd ~"
+        ) from error
+    try:
+        yield
+        sys.stdout.flush()
+    except OSError as error:
+        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
+            raise
+        raise BenchError(
+            f"the output cannot be written: {error.strerror}",
+            where="stdout",
+            fix="write it to another disk, or make room",
+        ) from error

@@ -1,14 +1,17 @@
-"""What a run on this machine needs of it: no container, and the port that the config insists on."""
+"""What a run on this machine needs of it: its packages, its GPUs, no container, and the port that the config names."""
 
 import importlib.util
+import re
 import socket
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 from bench.contract.plan import Plan
-from bench.contract.schema import Runtime
-from bench.rules.check import Check, Finding, Subject, broken
+from bench.contract.schema import Device, Runtime
+from bench.rules.check import CannotTellError, Check, Finding, Subject, broken
 
+DEVICES = "/dev"
 ENGINE = ("torch", "megatron.core", "numpy", "psutil")
 """What ranks import beside the standard library; the package's extra of this name brings them."""
 
@@ -57,8 +60,34 @@ def _is_installed(module: str) -> bool:
         return False
 
 
+def is_cuda_here(plan: Plan) -> bool:
+    """Return whether the ranks of a run on this machine want GPUs."""
+    return plan.config.cluster.device is Device.cuda
+
+
+def gpus(subject: Subject) -> Iterator[Finding | str]:
+    """Yield whether this machine has a GPU for each rank.
+
+    Source: NVIDIA's driver README, "Device nodes": one /dev/nvidiaN per GPU; in WSL /dev/dxg stands for all of them.
+    """
+    wanted = subject.plan.config.cluster.ranks_per_node
+    if Path("/dev/dxg").exists():
+        raise CannotTellError("Windows' driver does not say how many GPUs there are")
+    names = (path.name for path in Path(DEVICES).iterdir())
+    count = sum(bool(re.fullmatch(r"nvidia\d+", name)) for name in names)
+    yield f"{count} GPU{'' if count == 1 else 's'}"
+    if count < wanted:
+        what = (
+            f"this machine has {count or 'no'} NVIDIA GPU{'' if count == 1 else 's'}, and {wanted} ranks want one each"
+        )
+        few = f"cluster.ranks_per_node={count}" if count else "cluster.device=cpu"
+        fix = f"set {few}; in a container, start it with its GPUs (docker run --gpus all)"
+        yield broken("HW-03", what, "cluster.device=cuda", fix=fix)
+
+
 CHECKS = (
     Check("no container", ("PYX-04",), no_container),
     Check("packages of the ranks", ("RUN-08",), packages),
+    Check("GPUs of this machine", ("HW-03",), gpus, is_cuda_here),
     Check("port", ("NCC-05",), port, insists_on_port),
 )

@@ -17,23 +17,28 @@ def _add_image(verbs: verb.Verbs) -> None:
         example="import nvcr.io/nvidia/pytorch:25.11-py3 --dir /shared/images",
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="import|list|verify")
-    example = "example: python -m bench image"
+    raw = argparse.RawDescriptionHelpFormatter
     source = actions.add_parser(
         "import",
         help="import an image, unless it is there already",
-        epilog=f"{example} import nvcr.io/nvidia/pytorch:25.11-py3 --dir /shared/images",
+        epilog=verb.pasteable("python -m bench image import nvcr.io/nvidia/pytorch:25.11-py3 --dir /shared/images"),
+        formatter_class=raw,
     )
     source.add_argument(
         "source", metavar="SOURCE", help="nvcr.io/nvidia/pytorch:TAG, docker://…, dockerd://IMAGE:TAG, or a .sqsh file"
     )
     source.add_argument("--again", action="store_true", help="also if it is there: a tag may have moved")
     listed = actions.add_parser(
-        "list", help="show a folder's images, and what in it is none", epilog=f"{example} list --dir /shared/images"
+        "list",
+        help="show a folder's images, and files in it that are not images",
+        epilog=verb.pasteable("python -m bench image list --dir /shared/images"),
+        formatter_class=raw,
     )
     file = actions.add_parser(
         "verify",
         help="read an image's file in full and say what is wrong with it",
-        epilog=f"{example} verify /shared/images/NAME-sha256-0123456789ab.sqsh",
+        epilog=verb.pasteable("python -m bench image verify /shared/images/NAME-sha256-0123456789ab.sqsh"),
+        formatter_class=raw,
     )
     file.add_argument("file", type=Path, metavar="FILE")
     for action in (source, listed):

@@ -19,7 +19,12 @@ def _add_watch(verbs: verb.Verbs) -> None:
     )
     source = parser.add_mutually_exclusive_group()
     source.add_argument(
-        "paths", nargs="*", type=Path, default=[], metavar="PATH", help="a run folder, or logs that may not exist yet"
+        "paths",
+        nargs="*",
+        type=Path,
+        default=[],
+        metavar="PATH",
+        help="a run folder (default: latest, the newest one), or logs that may not exist yet",
     )
     source.add_argument("--replay", type=Path, metavar="FILE", help="watch a finished log as if it were written now")
     parser.add_argument(
@@ -44,7 +49,7 @@ def _watch(args: argparse.Namespace) -> int:
         with inputs.plain([args.replay]) as (file,):
             job = sources.replay(file, speed=args.speed, **more)
     else:
-        job = sources.find(args.paths, **more)
+        job = sources.find(verb.run_folders(args.paths), **more)
     how = watch.How(interval_s=args.interval, once=args.once, until_target=args.until_target, as_json=args.json)
     is_reached = watch.watch(job, how)
     return 0 if is_reached or not args.until_target else 1
@@ -60,6 +65,7 @@ def _add_parse(verbs: verb.Verbs) -> None:
         help="result_K.txt of a trial, or any log that holds one; .gz too, pipes, and - for stdin",
     )
     parser.add_argument("--official", metavar="RULESET", help="ask MLPerf's own checker too")
+    parser.add_argument("--num-gpus", type=verb.count, metavar="N", help="where the log does not say")
     parser.add_argument("--json", action="store_true", help="print one JSON object per file")
 
 
@@ -82,9 +88,10 @@ def _parse_one(log: Path, args: argparse.Namespace) -> bool:
     from bench.console import sheet
     from bench.mlperf import official
     from bench.mlperf import result as results
+    from bench.mlperf.per_gpu import with_gpus
 
     with inputs.plain([log]) as (file,):
-        result = replace(results.parse(file), file=str(log))
+        result = with_gpus(replace(results.parse(file), file=str(log)), args.num_gpus)
         verdicts = [official.official_verdict(file, ruleset=args.official)] if args.official else []
     if args.json:
         print(json.dumps(result.to_json() | {"official": [asdict(verdict) for verdict in verdicts]}))
@@ -104,7 +111,11 @@ def _add_why(verbs: verb.Verbs) -> None:
         example="runs/20261121-lora70b-dgx2-acbd",
     )
     parser.add_argument(
-        "logs", nargs="+", type=Path, metavar="RUN|FILE", help="run folders; files are one run together"
+        "logs",
+        nargs="*",
+        type=Path,
+        metavar="RUN|FILE",
+        help="run folders (default: latest, the newest one); files are one run together",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object per run")
 
@@ -114,7 +125,7 @@ def _why(args: argparse.Namespace) -> int:
     from bench.console import explanation as explanation_sheets
     from bench.console import sheet
 
-    said = [diagnosis.explain(paths) for paths in diagnosis.runs(args.logs)]
+    said = [diagnosis.explain(paths) for paths in diagnosis.runs(verb.run_folders(args.logs))]
     for explanation in said:
         if args.json:
             print(json.dumps(explanation.to_json()))
@@ -130,7 +141,13 @@ def _add_score(verbs: verb.Verbs) -> None:
         help="work out what the runs of a folder are worth by the official rules",
         example="runs/20261121-lora70b-dgx2-acbd",
     )
-    parser.add_argument("folder", type=Path, metavar="DIR", help="a run folder, or another one that holds result_*.txt")
+    parser.add_argument(
+        "folder",
+        nargs="?",
+        type=Path,
+        metavar="DIR",
+        help="a run folder (default: latest, the newest one), or another one that holds result_*.txt",
+    )
     parser.add_argument("--ruleset", help="as 5.1.0 (default: the one in force when the runs were made)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -140,7 +157,7 @@ def _score(args: argparse.Namespace) -> int:
     from bench.console import sheet
     from bench.mlperf import score
 
-    scored = score.score(args.folder, ruleset=args.ruleset)
+    scored = score.score(verb.run_folders([args.folder] if args.folder else [])[0], ruleset=args.ruleset)
     if args.json:
         print(json.dumps(scored.to_json(), allow_nan=False))
     else:
@@ -157,7 +174,11 @@ def _add_report(verbs: verb.Verbs) -> None:
         example="runs/20261121-lora70b-dgx2-acbd -o report",
     )
     parser.add_argument(
-        "runs", nargs="+", type=Path, metavar="RUN", help="a folder of result_K.txt, or some of the files of one"
+        "runs",
+        nargs="*",
+        type=Path,
+        metavar="RUN",
+        help="a folder of result_K.txt, some of the files of one, or a folder of such folders (default: latest)",
     )
     parser.add_argument("-o", "--out", type=Path, help="folder that gets report.html, *.csv and *.png")
     parser.add_argument("--title", help="headline of the page")
@@ -174,7 +195,7 @@ def _report(args: argparse.Namespace) -> int:
     from bench.console import throughput as throughput_sheets
     from bench.report import compare
 
-    sets = compare.load(args.runs, num_gpus=args.num_gpus)
+    sets = compare.load(verb.run_folders(args.runs), num_gpus=args.num_gpus)
     page = report.write(sets, args.out, title=args.title) if args.out else None
     if args.json:
         for row in report.trial_rows(sets):
@@ -186,6 +207,30 @@ def _report(args: argparse.Namespace) -> int:
         for one in (one for trials in sets if not trials.has_target for one in throughput_sheets.sheets(trials)):
             sheet.show(one)
     return 0 if all(compare.claim(trials).num_valid for trials in sets) else 1
+
+
+def _add_rules(verbs: verb.Verbs) -> None:
+    parser = verb.add(
+        verbs, _rules, help="say what a numbered rule means, how it shows and what to do", example="PYX-05"
+    )
+    parser.add_argument("ids", nargs="*", metavar="RULE", help="such as PYX-05 (default: list them all)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per rule")
+
+
+def _rules(args: argparse.Namespace) -> int:
+    from bench.console import rules as rule_sheets
+    from bench.console import sheet
+
+    found = rule_sheets.named(args.ids)
+    if args.json:
+        for rule in found:
+            print(json.dumps(asdict(rule)))
+    elif args.ids:
+        for rule in found:
+            sheet.show(rule_sheets.sheet(rule))
+    else:
+        sheet.show(rule_sheets.list_sheet(found))
+    return 0
 
 
 def _add_pack(verbs: verb.Verbs) -> None:
@@ -237,4 +282,4 @@ def _pack(args: argparse.Namespace) -> int:
     return 0 if packed.passed else 1
 
 
-VERBS = (_add_watch, _add_parse, _add_why, _add_score, _add_report, _add_pack)
+VERBS = (_add_watch, _add_parse, _add_why, _add_rules, _add_score, _add_report, _add_pack)

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,9 +28,8 @@ def _add_plan(verbs: verb.Verbs) -> None:
         verbs, _plan, help="work out what a run would do", example="task=lora70b cluster=dgx2 parallel.tp=8 --json"
     )
     _takes_overrides(parser)
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print plan.json instead of a table")
-    form.add_argument(
+    parser.add_argument("--json", action="store_true", help="print plan.json, or the layouts, instead of a table")
+    parser.add_argument(
         "--layouts",
         action="store_true",
         help="list what parallel.tp, pp, cp and sp can be where they are null, best first",
@@ -46,7 +44,9 @@ def _plan(args: argparse.Namespace) -> int:
     from bench.contract import plan as plans
 
     made = _composed(args)
-    if args.layouts:
+    if args.layouts and args.json:
+        print(json.dumps(layout_sheets.to_json(made), allow_nan=False))
+    elif args.layouts:
         sheet.show(layout_sheets.sheet(made))
     elif args.json:
         print(plans.dumps(made), end="")
@@ -66,8 +66,9 @@ def _add_doctor(verbs: verb.Verbs) -> None:
     parser.add_argument(
         "--tier",
         choices=("laptop", "login", "canary", "nodes"),
-        help="how far to look, each beyond the one before: plan and script, this site's Slurm and files, a job on one node, "
-        "a job on all of them that measures their speed (default: login where sbatch is, else laptop)",
+        help="how far to look, each beyond the one before: plan and script, this site's Slurm "
+        "and files, a job on one node, a job on all of them that measures "
+        "their speed (default: login where sbatch is, else laptop)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -83,7 +84,8 @@ def _doctor(args: argparse.Namespace) -> int:
     ):
         tiers.append(checked)
         if not args.json:
-            sheet.show(check_sheets.sheet(checked))
+            for one in check_sheets.sheets(checked):
+                sheet.show(one)
     if args.json:
         print(json.dumps(doctor.to_json(plan, tiers)))
     return 1 if doctor.errors([one for checked in tiers for one in checked]) else 0
@@ -113,15 +115,34 @@ def _add_runs(verbs: verb.Verbs) -> None:
         "folder", nargs="?", type=Path, metavar="DIR", help="of run folders (default: LOGDIR, else runs)"
     )
     parser.add_argument("--active", action="store_true", help="only runs that are queued or running")
+    parser.add_argument("--limit", type=verb.count, metavar="N", default=30, help="only the newest N (default: 30)")
     parser.add_argument("--watch", action="store_true", help="list them again every 10 s until none is active")
     parser.add_argument("--json", action="store_true", help="print one JSON object per run")
 
 
 def _runs(args: argparse.Namespace) -> int:
     from bench.console import runs as run_sheets
+    from bench.runs import latest
 
-    root = args.folder or Path(os.environ.get("LOGDIR", "runs"))
-    run_sheets.show(root, active=args.active, again=args.watch, as_json=args.json)
+    root = args.folder or latest.root()
+    run_sheets.show(root, active=args.active, again=args.watch, as_json=args.json, limit=args.limit)
+    return 0
+
+
+def _add_logs(verbs: verb.Verbs) -> None:
+    parser = verb.add(verbs, _logs, help="print what a run's job and ranks wrote", example="latest --follow")
+    parser.add_argument(
+        "run", nargs="?", type=Path, metavar="RUN", help="a run folder (default: latest, the newest one)"
+    )
+    parser.add_argument("--follow", "-f", action="store_true", help="go on until the run has ended")
+    parser.add_argument("--lines", "-n", type=verb.count, metavar="N", help="only the last N lines of each file")
+
+
+def _logs(args: argparse.Namespace) -> int:
+    from bench.console import logs as log_pages
+
+    (folder,) = verb.run_folders([args.run] if args.run else [])
+    log_pages.show(folder, num_lines=args.lines, follow=args.follow)
     return 0
 
 
@@ -132,13 +153,13 @@ def _add_cancel(verbs: verb.Verbs) -> None:
         help="end a run; finished trials are kept",
         example="runs/20261121-lora70b-dgx2-acbd",
     )
-    parser.add_argument("folders", nargs="+", type=Path, metavar="RUN", help="run folders")
+    parser.add_argument("folders", nargs="+", type=Path, metavar="RUN", help="run folders; `latest` is the newest one")
 
 
 def _cancel(args: argparse.Namespace) -> int:
     from bench.launch import again
 
-    for folder in args.folders:
+    for folder in verb.run_folders(args.folders):
         print(f"job {again.cancel(folder)} is cancelled; python -m bench resume {folder} goes on with it")
     return 0
 
@@ -150,7 +171,7 @@ def _add_resume(verbs: verb.Verbs) -> None:
         help="go on with a run that has ended: finished trials stay, the others get another attempt",
         example="runs/20261121-lora70b-dgx2-acbd",
     )
-    parser.add_argument("folder", type=Path, metavar="RUN", help="a run folder")
+    parser.add_argument("folder", type=Path, metavar="RUN", help="a run folder; `latest` is the newest one")
     parser.add_argument(
         "--walltime", type=verb.count, metavar="MIN", help="of each trial that is left (default: as planned)"
     )
@@ -162,7 +183,8 @@ def _add_resume(verbs: verb.Verbs) -> None:
 def _resume(args: argparse.Namespace) -> int:
     from bench.launch import again
 
-    return again.resume(args.folder, walltime_min=args.walltime, arguments=args.sbatch)
+    (folder,) = verb.run_folders([args.folder])
+    return again.resume(folder, walltime_min=args.walltime, arguments=args.sbatch)
 
 
-VERBS = (_add_plan, _add_doctor, _add_render, _add_runs, _add_cancel, _add_resume)
+VERBS = (_add_plan, _add_doctor, _add_render, _add_runs, _add_logs, _add_cancel, _add_resume)

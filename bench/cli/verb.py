@@ -1,19 +1,48 @@
 """One verb of the command line: its parser, named after its function, and what its arguments may hold."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TypeAlias
 
 Run: TypeAlias = Callable[[argparse.Namespace], int]
 Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+_EXAMPLE_WIDTH = 78
 
 
 def add(verbs: Verbs, run: Run, *, help: str, example: str) -> argparse.ArgumentParser:
     """Return the parser of a verb that is named after its function; its help ends with a line to paste."""
     name = run.__name__.removeprefix("_")
-    parser = verbs.add_parser(name, help=help, description=help, epilog=f"example: python -m bench {name} {example}")
+    parser = verbs.add_parser(
+        name,
+        help=help,
+        description=help,
+        epilog=pasteable(f"python -m bench {name} {example}"),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "-v", "--verbose", action="count", default=0, help="say more on stderr of what is done; -vv says all"
+    )
     parser.set_defaults(verb=run)
     return parser
+
+
+def pasteable(command: str) -> str:
+    """Return an example as the end of a help text, on lines that a narrow terminal does not break."""
+    lines = ["  "]
+    for word in command.split(" "):
+        if len(lines[-1]) + len(word) > _EXAMPLE_WIDTH - 2:
+            lines[-1] += "\\"
+            lines.append("    ")
+        lines[-1] += f"{word} "
+    return "\n".join(["example:", *(line.rstrip() for line in lines)])
+
+
+def run_folders(paths: Sequence[Path]) -> list[Path]:
+    """Return the folders and files that are meant: the newest run for `latest`, and where none is named."""
+    from bench.runs import latest
+
+    return [latest.resolved(path) for path in paths or [Path(latest.LATEST)]]
 
 
 def positive(text: str) -> float:

@@ -4,24 +4,25 @@ from collections.abc import Sequence
 
 from bench import preflight
 from bench.console.sheet import Row, Sheet
-from bench.preflight import Checked
+from bench.preflight import Checked, Finding
 
 
-def sheet(checked: Sequence[Checked]) -> Sheet:
-    """Return a tier's sheet: findings, errors first, and below them what was looked at."""
+def sheets(checked: Sequence[Checked]) -> list[Sheet]:
+    """Return a tier's findings, if there are any, errors first, and what was looked at."""
     found = preflight.findings(checked)
-    told = sum(not one.unknown for one in checked)
-    counts = [_count(told, "check"), _count(len(found), "finding") if found else "all fine"] if told else []
-    counts += [f"{len(checked) - told} not made"] if told < len(checked) else []
-    title, lines = f"{checked[0].tier}: {', '.join(counts)}", [_row(one) for one in checked]
+    num_made = sum(not one.unknown for one in checked)
+    counts = [_count(num_made, "check"), _count(len(found), "finding") if found else "all fine"] if num_made else []
+    counts += [f"{len(checked) - num_made} not made"] if num_made < len(checked) else []
+    title, looked_at = f"{checked[0].tier}: {', '.join(counts)}", [_row(one) for one in checked]
     if not found:
-        return Sheet(title, lines)
-    return Sheet(
-        title,
-        [(f.rule, f.severity, f.what, f.where, f.fix) for f in found],
-        columns=("rule", "severity", "what", "where", "fix"),
-        caption="\n".join(f"{name}: {verdict}  {more}".rstrip() for name, verdict, more in lines),
-    )
+        return [Sheet(title, looked_at)]
+    return [findings_sheet(found, title=title), Sheet(f"{checked[0].tier}: what was checked", looked_at)]
+
+
+def findings_sheet(found: Sequence[Finding], *, title: str) -> Sheet:
+    """Return what is wrong with a plan, where, and what to do."""
+    rows = [(f.rule, f.severity, f.what, f.where, f.fix) for f in found]
+    return Sheet(title, rows, ("rule", "severity", "what", "where", "fix"))
 
 
 def _count(number: int, noun: str) -> str:

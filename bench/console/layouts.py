@@ -1,12 +1,22 @@
 """List the layouts that a plan could take, with what each would need and how long its step would be."""
 
-from bench.console.plan import COST_PARTS, recompute_words
+import dataclasses
+from typing import Any
+
+from bench.console.plan import STEP_PARTS
 from bench.console.sheet import Sheet
-from bench.contract.plan import Plan
+from bench.contract.plan import Plan, Recomputed
 from bench.planning import layouts
 from bench.planning.layouts import Layout
 
-COLUMNS = ("dp", "tp", "pp", "cp", "sp", "recompute", "GiB", "fits", "step (s)", *COST_PARTS)
+COLUMNS = ("dp", "tp", "pp", "cp", "sp", "recomputed layers", "GiB", "fits", "step (s)")
+_SHORT = {
+    "communication": "comm.",
+    "recomputation": "recompute",
+    "pipeline bubble": "bubble",
+    "waiting for host": "host",
+}
+_PART_COLUMNS = tuple(f"{_SHORT.get(name, name)} (s)" for name in STEP_PARTS)
 
 
 def sheet(plan: Plan) -> Sheet:
@@ -14,19 +24,35 @@ def sheet(plan: Plan) -> Sheet:
     ranked = layouts.ranked(plan.config)
     rows = [_row(one, plan.config.model.num_layers) for one in ranked]
     fitting = sum(one.memory.fits is not False for one in ranked)
-    caption = f"{len(ranked)} legal layouts, {fitting} that fit; GiB of a GPU's memory and seconds are estimates"
-    return Sheet(f"{plan.name}, {plan.config.precision.name}", rows, columns=COLUMNS, caption=caption)
+    caption = (
+        f"{len(ranked)} legal layouts, {fitting} that fit, the fastest first. GiB of a GPU's memory, the time of a "
+        "step and its parts are estimates; a layer is recomputed as a whole, or only its output of qkv or fc1"
+    )
+    title = f"{plan.name}, {plan.config.precision.name}"
+    return Sheet(title, rows, (*COLUMNS, *_PART_COLUMNS), caption, num_optional=len(_PART_COLUMNS))
+
+
+def to_json(plan: Plan) -> list[dict[str, Any]]:
+    """Return the layouts as strict JSON holds them, best first."""
+    return [dataclasses.asdict(one) for one in layouts.ranked(plan.config)]
 
 
 def _row(one: Layout, num_layers: int) -> tuple[str, ...]:
     w, cost = one.world, one.cost
-    seconds = [cost.step_s, *(getattr(cost, field) for field in COST_PARTS.values())] if cost else []
+    seconds = [cost.step_s, *(getattr(cost, field) for field in STEP_PARTS.values())] if cost else []
     return (
         *(str(size) for size in (w.dp, w.tp, w.pp, w.cp)),
-        "yes" if w.sp else "no",
-        recompute_words(one.recompute, num_layers // w.pp),
+        "on" if w.sp else "off",
+        _recomputed(one.recompute, num_layers // w.pp),
         f"{one.memory.total_gib:.1f}",
         {True: "yes", False: "no", None: ""}[one.memory.fits],
         *(f"{value:.2f}" for value in seconds),
-        *[""] * (len(COST_PARTS) + 1 - len(seconds)),
+        *[""] * (len(STEP_PARTS) + 1 - len(seconds)),
     )
+
+
+def _recomputed(recomputed: Recomputed, num_layers: int) -> str:
+    """Return which of a rank's layers are recomputed, in few letters."""
+    counts = {"qkv": recomputed.qkv_layers, "fc1": recomputed.fc1_layers}
+    parts = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
+    return f"all {num_layers}" if recomputed.full else f"{parts} of {num_layers}" if parts else "none"

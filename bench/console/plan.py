@@ -1,83 +1,84 @@
-"""Show a plan: what a run will do, and what would stop it."""
+"""Show a plan: what a run will do, how long that would take, and what would stop it."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from bench.console import checks
+from bench.console.sheet import Sheet, show
 from bench.contract.plan import Recomputed
 from bench.contract.schema import DataSource, Recompute, StartsFrom
+from bench.mlperf import published
 from bench.planning import layouts
 
 if TYPE_CHECKING:
     from bench.contract.plan import Plan
-    from bench.preflight import Finding as PlanFinding
-from bench.console.sheet import Sheet, show
+    from bench.preflight import Finding
 
-COST_PARTS = {
-    "products": "gemm_s",
+STEP_PARTS = {
+    "GEMMs": "gemm_s",
     "attention": "attention_s",
     "element-wise": "elementwise_s",
     "communication": "communication_s",
-    "recompute": "recompute_s",
-    "bubble": "bubble_s",
-    "host": "host_s",
+    "recomputation": "recompute_s",
+    "pipeline bubble": "bubble_s",
+    "waiting for host": "host_s",
 }
 """What a step's seconds go into, and the field of the plan's cost that has them."""
 
 
-def show_plan(plan: "Plan", findings: "Sequence[PlanFinding]") -> None:
+def show_plan(plan: "Plan", findings: "Sequence[Finding]") -> None:
     """Print the plan as a table, and what would stop it."""
-    show(Sheet(f"{plan.name}: {plan.config.task.summary}", _plan_rows(plan)))
-    for finding in findings:
-        print(f"{finding.rule}: {finding.what} ({finding.where}); {finding.fix}")
+    show(Sheet(f"{plan.name}: {plan.config.task.summary}", rows(plan)))
+    if findings:
+        show(checks.findings_sheet(findings, title="before this can run"))
 
 
-def _plan_rows(plan: "Plan") -> list[tuple[str, str]]:
-    w, b, e, m, c = plan.world, plan.batch, plan.evaluation, plan.memory, plan.config
-    r, every = c.recipe, e.every_steps * plan.batch.global_batch_size
-    vpp, sp = (f", vpp {w.vpp}" if w.vpp > 1 else ""), (", sp" if w.sp else "")
-    gpu = c.cluster.gpu.name if c.cluster.gpu else c.cluster.device.name
-    target = (
-        "no target"
-        if c.task.training.target_eval_loss is None
-        else f"until eval loss ≤ {c.task.training.target_eval_loss:g}"
-    )
-    seeds = ", ".join(str(trial.seed) for trial in plan.trials)
-    limit = (
-        "no limit"
-        if plan.walltime_min is None
-        else f"{plan.walltime_min} min = 5 + {1 if c.launch.array else c.trials} x ({c.walltime} + 5)"
-        + (", one array element each" if c.launch.array else "")
-    )
-    lora = (
-        ""
-        if c.task.training.lora is None
-        else f", LoRA rank {c.task.training.lora.rank} alpha {c.task.training.lora.alpha}"
-    )
-    weights = ", random weights" if c.task.training.starts_from is StartsFrom.random else ""
-    data = "made up in memory" if c.data.source is DataSource.random else c.data.name
+def rows(plan: "Plan") -> list[tuple[str, str]]:
+    """Return what the plan says, by name."""
     return [
-        ("model", f"{c.model.name}: {m.parameters:,} parameters, {m.trainable_parameters:,} trained{lora}{weights}"),
-        ("data", f"{data}: {c.data.train_rows:,} + {c.data.eval_rows} rows of {c.data.seq_length} tokens"),
-        (
-            "ranks",
-            f"{w.num_ranks} = dp {w.dp} x tp {w.tp} x pp {w.pp} x cp {w.cp}{vpp}{sp}{_chosen(plan)}; {w.num_nodes} x {w.ranks_per_node} {gpu}",
-        ),
-        (
-            "batch",
-            f"{b.global_batch_size} = dp {w.dp} x {b.micro_batch_size} x {b.gradient_accumulation_steps} accumulated; {b.tokens_per_step:,} tokens a step",
-        ),
-        (
-            "learning rate",
-            f"{r.lr:g}, cosine to 0 at step {plan.max_steps:,}; {c.precision.name}, recompute {_recompute(plan)}",
-        ),
-        ("evaluation", f"first at {e.first_step * b.global_batch_size:,} samples, then every {every}; {target}"),
-        ("trials", f"{len(plan.trials)}, seeds {seeds}; {limit}"),
-        ("memory per GPU", _estimate(plan)),
-        ("step time", _step_estimate(plan)),
+        ("model", _model(plan)),
+        ("data", _data(plan)),
+        ("ranks", _ranks(plan)),
+        ("batch", _batch(plan)),
+        ("learning rate", f"{plan.config.recipe.lr:g}, cosine to 0 at step {plan.max_steps:,}"),
+        ("precision", f"{plan.config.precision.name}, recompute {_recompute(plan)}"),
+        ("evaluation", _evaluation(plan)),
+        ("trials", _trials(plan)),
+        ("time limit", _time_limit(plan)),
+        ("memory per GPU", _memory(plan)),
+        ("step time", _step_time(plan)),
+        ("training time", _training_time(plan)),
         ("division", f"{plan.submission.division}" + "".join(f"; {d}" for d in plan.submission.deviations)),
         ("commands", "; ".join(command.name for command in plan.commands)),
         ("files", ", ".join(plan.files)),
     ]
+
+
+def _model(plan: "Plan") -> str:
+    c, m = plan.config, plan.memory
+    lora = (
+        ""
+        if c.task.training.lora is None
+        else f" (LoRA rank {c.task.training.lora.rank}, alpha {c.task.training.lora.alpha})"
+    )
+    weights = ", random weights" if c.task.training.starts_from is StartsFrom.random else ""
+    return f"{c.model.name}: {m.parameters:,} parameters, {m.trainable_parameters:,} of them trained{lora}{weights}"
+
+
+def _data(plan: "Plan") -> str:
+    data = plan.config.data
+    name = "random rows, made up in memory" if data.source is DataSource.random else data.name
+    return (
+        f"{name}: {data.train_rows:,} rows to train on, {data.eval_rows:,} to evaluate, {data.seq_length:,} tokens each"
+    )
+
+
+def _ranks(plan: "Plan") -> str:
+    w, cluster = plan.world, plan.config.cluster
+    vpp, sp = (f", vpp {w.vpp}" if w.vpp > 1 else ""), (", sp" if w.sp else "")
+    device = cluster.gpu.name if cluster.gpu else cluster.device.name
+    nodes = f"{w.num_nodes} node{'s' if w.num_nodes > 1 else ''} with {w.ranks_per_node} x {device}"
+    return f"{w.num_ranks} = dp {w.dp} x tp {w.tp} x pp {w.pp} x cp {w.cp}{vpp}{sp}{_chosen(plan)}; {nodes}"
 
 
 def _chosen(plan: "Plan") -> str:
@@ -86,27 +87,70 @@ def _chosen(plan: "Plan") -> str:
     return f" ({', '.join(names)} chosen)" if names else ""
 
 
+def _batch(plan: "Plan") -> str:
+    b = plan.batch
+    sizes = (
+        f"dp {plan.world.dp} x micro-batch {b.micro_batch_size} x gradient accumulation {b.gradient_accumulation_steps}"
+    )
+    return f"{b.global_batch_size} = {sizes}; {b.tokens_per_step:,} tokens a step"
+
+
+def _evaluation(plan: "Plan") -> str:
+    e, gbs, target = plan.evaluation, plan.batch.global_batch_size, plan.config.task.training.target_eval_loss
+    until = "no target" if target is None else f"until the evaluation loss is at most {target:g}"
+    return f"first after {e.first_step * gbs:,} samples, then every {e.every_steps * gbs:,}; {until}"
+
+
+def _trials(plan: "Plan") -> str:
+    seeds = ", ".join(str(trial.seed) for trial in plan.trials)
+    return f"{len(plan.trials)}, with seed{'s' if len(plan.trials) > 1 else ''} {seeds}"
+
+
+def _time_limit(plan: "Plan") -> str:
+    """Return the job's time limit, and what it is made of."""
+    c, total = plan.config, plan.walltime_min
+    if total is None or c.walltime is None:
+        return "none"
+    if c.launch.array:
+        return f"{total} min for each trial, which is an array element of its own"
+    each = f"{c.trials} trial{'s' if c.trials > 1 else ''} of {c.walltime} min"
+    return f"{total} min: {each}, and {total - c.trials * c.walltime} min to start, check and judge them"
+
+
 def _recompute(plan: "Plan") -> str:
     found = recompute_words(plan.recompute, plan.config.model.num_layers // plan.world.pp)
-    return f"{found} (fit)" if plan.config.recipe.recompute is Recompute.fit else found
+    return f"{found} (as much as memory needs)" if plan.config.recipe.recompute is Recompute.fit else found
 
 
 def recompute_words(recomputed: Recomputed, num_layers: int) -> str:
     """Return what a rank with so many layers recomputes."""
     counts = {"qkv": recomputed.qkv_layers, "fc1": recomputed.fc1_layers}
     parts = [f"{name} in {count} of {num_layers} layers" for name, count in counts.items() if count]
-    return "full" if recomputed.full else ", ".join(parts) or "none"
+    return f"all {num_layers} layers" if recomputed.full else ", ".join(parts) or "none"
 
 
-def _step_estimate(plan: "Plan") -> str:
+def _step_time(plan: "Plan") -> str:
     if plan.cost is None:
         return "not estimated: no rates are known for this hardware and precision"
-    seconds = {name: getattr(plan.cost, field) for name, field in COST_PARTS.items()}
-    parts = ", ".join(f"{name} {value:.2g}" for name, value in seconds.items() if value)
+    seconds = {name: getattr(plan.cost, field) for name, field in STEP_PARTS.items()}
+    parts = ", ".join(f"{name} {value:.2f}" for name, value in seconds.items() if value >= 0.005)
     return f"{plan.cost.step_s:.2f} s estimated: {parts}"
 
 
-def _estimate(plan: "Plan") -> str:
+def _training_time(plan: "Plan") -> str:
+    """Return the minutes that the estimated step time projects to, without evaluations: of these no time is known."""
+    if plan.cost is None:
+        return "not projected: there is no step time"
+    steps, gbs, benchmark = plan.max_steps, plan.batch.global_batch_size, plan.submission.benchmark
+    why = "at most all of its steps"
+    known = published.samples_to_target(benchmark, gbs) if benchmark and plan.config.task.submittable else None
+    if known is not None:
+        steps, why = round(known.mean_samples / gbs), f"mean of {known.num_runs:,} published runs"
+    timed = f"{steps:,} steps ({why}) of {plan.cost.step_s:.2f} s"
+    return f"{steps * plan.cost.step_s / 60:.1f} min projected: {timed}; evaluations not counted"
+
+
+def _memory(plan: "Plan") -> str:
     m = plan.memory
     unit, scale = ("GiB", 1) if m.total_gib >= 1 else ("MiB", 1024)
     parts = ", ".join(

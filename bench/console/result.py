@@ -119,9 +119,15 @@ def _evaluation_row(result: Result) -> Row:
     time = "" if result.eval_time_s is None else f"{result.eval_time_s:,.1f} s each"
     if not result.has_target:
         return "evaluations", f"{len(result.evaluations)}", time
-    at = [f"{e.value:.4f} at {e.samples:,}" for e in result.evaluations if e.samples is not None]
-    shown = at if len(at) < 9 else [*at[:3], "…", *at[-3:]]
+    at = [f"{e.value:.4f} at {e.samples:,} samples" for e in result.evaluations if e.samples is not None]
+    half = _MAX_EVALUATIONS // 2
+    left_out = len(at) - 2 * half
+    shown = at if len(at) <= _MAX_EVALUATIONS else [*at[:half], f"{left_out} more", *at[-half:]]
     return "evaluations", f"{len(result.evaluations)}", "; ".join(filter(None, (time, ", ".join(shown))))
+
+
+_MAX_EVALUATIONS = 40
+"""A log may hold thousands; more than these are counted, not listed."""
 
 
 def _init_row(result: Result) -> Row:

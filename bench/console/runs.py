@@ -1,8 +1,10 @@
-"""List runs: where their jobs stand, and what came of their trials."""
+"""List runs: when they began, what was asked for, where their jobs stand, and what came of their trials."""
 
 import json
 import time
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,34 +14,57 @@ from bench.runs import run as run_folders
 from bench.runs.folder import short
 from bench.runs.ledger import Outcome
 from bench.runs.run import Run
+from bench.runs.summary import Summary, summary
 
-COLUMNS = ("run", "job", "state", "trials", "why")
+COLUMNS = ("run", "began", "job", "state", "trials", "minutes", "step time (ms)", "tokens/s", "overrides", "why")
+SWEEP_COLUMNS = ("run", "overrides", "valid trials", "step time (ms)", "minutes", "tokens/s", "tokens/s over first")
 AGAIN_S = 10.0
 
 
-def show(root: Path, *, active: bool, again: bool, as_json: bool) -> None:
-    """Print the runs below a folder once, or again and again until none is active."""
+def show(root: Path, *, active: bool, again: bool, as_json: bool, limit: int | None = None) -> None:
+    """Print the runs below a folder once, or again and again until none is active; at most `limit`, the newest ones."""
     while True:
-        runs = [run for run in run_folders.below(root) if run.is_active or not active]
+        found = [run for run in run_folders.below(root) if run.is_active or not active]
+        newest = sorted(found, key=_began, reverse=True)[:limit]
+        listed = [(run, summary(run.folder)) for run in newest]
         if as_json:
-            for run in runs:
-                print(json.dumps(row(run)), flush=True)
+            for run, one in listed:
+                print(json.dumps(row(run, one)), flush=True)
         else:
-            show_sheet(sheet(root, runs))
-        if not again or not any(run.is_active for run in runs):
+            show_sheet(sheet(root, listed, num_runs=len(found)))
+        if not again or not any(run.is_active for run in found):
             return
         time.sleep(AGAIN_S)
 
 
-def sheet(root: Path, runs: list[Run]) -> Sheet:
-    """Return the runs as a table."""
-    rows = [(short(run.folder), ", ".join(run.jobs[-1:]), run.word, _trials(run), _reason(run)) for run in runs]
-    active = sum(run.is_active for run in runs)
-    caption = f"runs: {len(runs)}, queued or running: {active}" if runs else "none"
-    return Sheet(f"runs in {short(root)}", rows, columns=COLUMNS, caption=caption)
+def sheet(root: Path, runs: Sequence[tuple[Run, Summary]], *, num_runs: int) -> Sheet:
+    """Return the runs as a table, the newest first."""
+    rows = [
+        (
+            run.folder.name,
+            one.started,
+            ", ".join(run.jobs[-1:]),
+            run.word,
+            _trials(run),
+            *_speed(one),
+            one.overrides,
+            _reason(run),
+        )
+        for run, one in runs
+    ]
+    active = sum(run.is_active for run, _ in runs)
+    more = "" if num_runs == len(runs) else f"; {num_runs - len(runs)} older ones are not listed: --limit N"
+    caption = f"runs: {len(runs)}, queued or running: {active}{more}" if runs else "none"
+    filled = [place for place in range(len(COLUMNS)) if place < 2 or any(row[place] for row in rows)]
+    return Sheet(
+        f"runs in {short(root)}",
+        [tuple(row[place] for place in filled) for row in rows],
+        columns=tuple(COLUMNS[place] for place in filled),
+        caption=caption,
+    )
 
 
-def row(run: Run) -> dict[str, Any]:
+def row(run: Run, one: Summary) -> dict[str, Any]:
     """Return a run as strict JSON holds it."""
     return {
         "run": str(run.folder),
@@ -51,7 +76,37 @@ def row(run: Run) -> dict[str, Any]:
         "trials": list(run.outcomes),
         "exit_code": run.status and run.status.exit_code,
         "rule": run.status and run.status.rule,
+        **{name: value for name, value in asdict(one).items() if name != "folder"},
     }
+
+
+def sweep_sheet(runs: Sequence[Summary]) -> Sheet:
+    """Return the runs of one command line beside each other, the first one as the baseline."""
+    words = [one.overrides.split() for one in runs]
+    base = runs[0].tokens_s if runs else None
+    rows = []
+    for one, own in zip(runs, words, strict=True):
+        differing = " ".join(word for word in own if not all(word in others for others in words))
+        minutes, step_time, tokens_s = _speed(one)
+        ratio = f"{one.tokens_s / base:.3f}" if one.tokens_s and base else ""
+        rows.append((one.folder.name, differing, str(one.num_valid), step_time, minutes, tokens_s, ratio))
+    caption = (
+        "Medians of each run's valid trials. Above 1 trains faster than the first run. One trial says little: whether "
+        "a small difference holds, more trials tell (trials=N)."
+    )
+    return Sheet("runs of this sweep", rows, SWEEP_COLUMNS, caption)
+
+
+def _began(run: Run) -> tuple[float, str]:
+    made = run.folder / "plan.json"
+    return made.stat().st_mtime if made.exists() else 0.0, run.folder.name
+
+
+def _speed(one: Summary) -> tuple[str, str, str]:
+    return tuple(
+        "" if value is None else form.format(value)
+        for value, form in ((one.minutes, "{:.2f}"), (one.step_time_ms, "{:,.1f}"), (one.tokens_s, "{:,.0f}"))
+    )  # type: ignore[return-value]
 
 
 def _trials(run: Run) -> str:

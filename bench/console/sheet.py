@@ -1,5 +1,6 @@
 """A sheet: rows of text that become a table on a terminal and plain lines in a pipe."""
 
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from bench.mlperf.reader import printable
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from rich.text import Text
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +22,27 @@ class Sheet:
     columns: Sequence[str] = ()
     """Headings; none for rows of name, value and an optional remark."""
     caption: str = ""
+    num_optional: int = 0
+    """How many of the last columns a terminal that is too narrow leaves out. A pipe gets all of them."""
 
 
 Row = tuple[str, str, str]
 """What, its value, and why it is so or missing."""
+
+_STYLES = {
+    **dict.fromkeys(("yes", "passed", "proven", "fine", "COMPLETED"), "green"),
+    **dict.fromkeys(("no", "failed", "not proven", "found", "error", "aborted", "FAILED", "TIMEOUT"), "red"),
+    **dict.fromkeys(("warning", "interrupted", "not checked", "CANCELLED"), "yellow"),
+}
+"""Verdicts, and the colours in which a terminal shows them."""
+_VERDICT_COLUMNS = ("valid", "official", "severity", "fits", "state")
+_NUMBER = re.compile(r"[-+]?[\d,]*\.?\d+(e[-+]?\d+)?( %)?")
+_TEXT_WIDTH = 20
+"""Columns of text are never made narrower than this; a table that does not fit is shown row by row."""
+_NAME_WIDTH = 44
+"""Names up to this long are never broken, so that they can be pasted."""
+_GAP = 2
+"""Blanks between two columns."""
 
 
 def show(sheet: Sheet, *, file: TextIO | None = None) -> None:
@@ -35,7 +54,8 @@ def show(sheet: Sheet, *, file: TextIO | None = None) -> None:
     if out.isatty():
         from rich.console import Console
 
-        Console(file=out).print(_table(sheet))
+        console = Console(file=out, highlight=False)
+        console.print(_table(sheet, console.width), "")
         return
     rows = [[printable(cell) for cell in row] for row in (*([sheet.columns] if sheet.columns else []), *sheet.rows)]
     lines = ["\t".join(row) if sheet.columns else f"{row[0]}: {'  '.join(filter(None, row[1:]))}" for row in rows]
@@ -43,22 +63,117 @@ def show(sheet: Sheet, *, file: TextIO | None = None) -> None:
         print(line, file=out)
 
 
-def _table(sheet: Sheet) -> "Table":
+def _table(sheet: Sheet, width: int) -> "Table":
+    """Return a sheet as a table of at most this width."""
+    if not sheet.columns:
+        return _pairs(sheet)
+    needed = [_needed(sheet, place) for place in range(len(sheet.columns))]
+    ends = [sum(needed[:count]) + _GAP * count - 1 for count in range(1, len(needed) + 1)]
+    least = len(needed) - sheet.num_optional
+    fitting = max((count for count, end in enumerate(ends, 1) if end <= width), default=0)
+    return _grid(sheet, fitting, width_of_all=ends[-1]) if fitting >= least else _records(sheet)
+
+
+def _needed(sheet: Sheet, place: int) -> int:
+    """Return the width below which a column cannot be read: that of its numbers, or of a few words of its text."""
+    cells = [len(printable(row[place])) for row in sheet.rows]
+    words = [len(line) for line in _heading(sheet, place).splitlines()]
+    longest = max(cells, default=0)
+    if _is_numeric(sheet, place):
+        return max(longest, *words)
+    name = max((len(word) for row in sheet.rows for word in printable(row[place]).split(" ")), default=0)
+    return max(min(longest, _TEXT_WIDTH), min(name, _NAME_WIDTH), *words)
+
+
+def _is_numeric(sheet: Sheet, place: int) -> bool:
+    cells = [cell for row in sheet.rows if (cell := row[place])]
+    return bool(cells) and all(_NUMBER.fullmatch(cell) for cell in cells)
+
+
+def _heading(sheet: Sheet, place: int) -> str:
+    """Return a heading, on as many lines as it takes for it to be no wider than its column or its longest word."""
+    widest = max((len(row[place]) for row in sheet.rows), default=0)
+    lines = [""]
+    for word in sheet.columns[place].replace("-", "-\0").replace("\0", " \0").split(" "):
+        word, gap = (word[1:], "") if word.startswith("\0") else (word, " ")
+        joined = f"{lines[-1]}{gap}{word}".strip()
+        if lines[-1] and len(joined) > widest:
+            lines.append(word)
+        else:
+            lines[-1] = joined
+    return "\n".join(lines)
+
+
+def _grid(sheet: Sheet, count: int, *, width_of_all: int) -> "Table":
+    """Return the first columns of a sheet, and below them what a wider terminal would show."""
+    from rich.text import Text
+
+    left_out = ", ".join(sheet.columns[count:])
+    more = f"a terminal {width_of_all} letters wide also shows: {left_out}" if left_out else ""
+    table = _empty(sheet, caption="\n".join(filter(None, (sheet.caption, more))))
+    for place in range(count):
+        is_numeric = _is_numeric(sheet, place)
+        table.add_column(
+            Text(_heading(sheet, place)),
+            justify="right" if is_numeric else "left",
+            no_wrap=is_numeric,
+            min_width=_needed(sheet, place),
+            overflow="fold",
+        )
+    for row in sheet.rows:
+        table.add_row(*(_cell(cell, sheet.columns[place]) for place, cell in enumerate(row[:count])))
+    return table
+
+
+def _records(sheet: Sheet) -> "Table":
+    """Return the rows one below the other, each as names and values: where columns would be too narrow to read."""
+    from rich.text import Text
+
+    table = _empty(sheet, caption=sheet.caption)
+    table.show_header = False
+    table.add_column(no_wrap=True, style="dim")
+    table.add_column(overflow="fold")
+    for row in sheet.rows:
+        filled = [(name, cell) for name, cell in zip(sheet.columns, row, strict=True) if cell]
+        for number, (name, cell) in enumerate(filled, 1):
+            table.add_row(Text(name), _cell(cell, name), end_section=number == len(filled))
+    return table
+
+
+def _pairs(sheet: Sheet) -> "Table":
+    """Return rows of name, value and remark."""
+    from rich.text import Text
+
+    table = _empty(sheet, caption=sheet.caption)
+    table.show_header = False
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for row in sheet.rows:
+        name, value, *why = (printable(cell) for cell in row)
+        gap = "  " if value and any(why) else ""
+        style = f"bold {_STYLES.get(value, '')}".strip() if why else ""
+        table.add_row(Text(name), Text.assemble((value, style), gap, ("".join(why), "dim")))
+    return table
+
+
+def _empty(sheet: Sheet, *, caption: str) -> "Table":
+    from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=sheet.title, caption=sheet.caption, title_justify="left", caption_justify="left")
-    table.show_header = bool(sheet.columns)
-    for column in sheet.columns:
-        table.add_column(column, overflow="fold")
-    if not sheet.columns:
-        table.add_column(no_wrap=True)
-        table.add_column(overflow="fold")
-    for row in sheet.rows:
-        if sheet.columns:
-            table.add_row(*(Text(printable(cell)) for cell in row))
-        else:
-            name, value, *why = (printable(cell) for cell in row)
-            gap = "  " if value and any(why) else ""
-            table.add_row(Text(name), Text.assemble((value, "bold" if why else ""), gap, ("".join(why), "dim")))
-    return table
+    return Table(
+        title=Text(printable(sheet.title), style="bold", justify="left"),
+        caption=Text("\n".join(map(printable, caption.splitlines())), style="dim", justify="left"),
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        padding=(0, 1, 0, 0),  # and the blank that stands where other tables have a line
+        title_justify="left",
+        caption_justify="left",
+    )
+
+
+def _cell(cell: str, column: str) -> "Text":
+    from rich.text import Text
+
+    text = printable(cell)
+    return Text(text, style=_STYLES.get(text, "") if column in _VERDICT_COLUMNS else "")

@@ -3,7 +3,7 @@
 import argparse
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 from bench import backends, preflight
 from bench.contract.plan import Plan
-from bench.errors import BenchError, interrupt_exit_code
+from bench.errors import BenchError, interrupt_exit_code, output_is_written
+from bench.runs import folder as folders
+from bench.runs.summary import summary, with_overrides
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 from bench.planning.compose import CONF, compose, explained, plan_of, register, typed
-from bench.runs import folder as folders
 
 
 def main() -> None:
@@ -24,7 +25,11 @@ def main() -> None:
     import hydra
     from hydra.core.hydra_config import HydraConfig
 
-    planned: list[tuple[Plan, DictConfig]] = []
+    from bench.console import runs as run_sheets
+    from bench.console import sheet
+
+    planned: list[tuple[Plan, DictConfig, list[str]]] = []
+    made: list[Path] = []
     codes: list[int] = []
 
     @contextmanager
@@ -37,19 +42,23 @@ def main() -> None:
 
     def launch(config: "DictConfig") -> None:
         with shown(), explained():
-            planned.append((plan_of(typed(config), list(HydraConfig.get().overrides.task)), config))
+            overrides = list(HydraConfig.get().overrides.task)
+            planned.append((plan_of(typed(config), overrides), config, overrides))
 
     register()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors reach us as exceptions, to be explained in our own words
     try:
-        with shown(), TemporaryDirectory(prefix="bench-") as sweep_dir:
+        with shown(), output_is_written(), TemporaryDirectory(prefix="bench-") as sweep_dir:
             os.environ["BENCH_SWEEP_DIR"] = sweep_dir  # Hydra wants a folder for every --multirun; nobody reads it
             _check_shown(sys.argv[1:])
             with explained():
                 hydra.main(version_base="1.3", config_path=str(CONF), config_name="launch")(launch)()
-        for plan, config in planned:  # outside of Hydra: what goes wrong here is no fault of the command line
-            with shown():
-                codes.append(run(plan, config))
+        for plan, config, overrides in planned:  # outside of Hydra: errors here are no fault of the command line
+            with shown(), output_is_written():
+                codes.append(run(plan, config, overrides, made))
+        if made[1:]:
+            with shown(), output_is_written():
+                sheet.show(run_sheets.sweep_sheet([summary(folder) for folder in made]))
     except KeyboardInterrupt as stop:
         codes.append(interrupt_exit_code(stop))
     sys.exit(max(codes, default=0))
@@ -65,9 +74,10 @@ def _check_shown(argv: list[str]) -> None:
         compose([word for word in rest if "=" in word or word.startswith("~")], config_dir=known.config_dir)
 
 
-def run(plan: Plan, config: "DictConfig") -> int:
+def run(plan: Plan, config: "DictConfig", overrides: Sequence[str], made: list[Path]) -> int:
     """Return 0 when every log proves that its trial did what the task asks; a dry run shows the plan, touching nothing.
 
+    The run's folder is entered into `made`, whatever comes of it.
     Where jobs wait in a queue, 0 means that this one is queued, unless launch.wait asks for its end.
     """
     from omegaconf import OmegaConf
@@ -81,7 +91,8 @@ def run(plan: Plan, config: "DictConfig") -> int:
     findings = preflight.before_start(plan)
     if not plan.config.launch.force:
         preflight.require(findings)
-    folder = folders.make(plan, OmegaConf.to_yaml(config))
+    folder = folders.make(plan, with_overrides(OmegaConf.to_yaml(config), overrides))
+    made.append(folder)
     match backends.of(plan):
         case backends.Queue() as queue:
             return run_queued.run(queue, plan, folder, findings)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.backends import local
+from bench.console import messages
 from bench.console import trial as trial_sheets
 from bench.contract import plan as plans
 from bench.contract.plan import Command, Plan, Trial
@@ -20,7 +21,7 @@ from bench.runs.status import Ending, Status
 from bench.watch import follow, sources
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from bench.console.messages import Messages
 
 
 def run(plan: Plan, folder: Path) -> int:
@@ -31,9 +32,7 @@ def run(plan: Plan, folder: Path) -> int:
     Raises:
         BenchError: a rank failed, or the folder cannot be written; finished trials are kept.
     """
-    from rich.console import Console
-
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console = messages.to_stderr()
     console.print(
         f"{plan.config.task.summary}\n{plan.name} on {plan.world.num_ranks} ranks, results in {short(folder)}"
     )
@@ -41,7 +40,7 @@ def run(plan: Plan, folder: Path) -> int:
         return _driven(plan, folder, console)
 
 
-def _driven(plan: Plan, folder: Path, console: "Console") -> int:
+def _driven(plan: Plan, folder: Path, console: "Messages") -> int:
     """Run what is left of the plan; whatever happens, status.json says it."""
     status = Status(outcome=Ending.failed, exit_code=1)
     try:
@@ -76,7 +75,7 @@ def _next(plan: Plan, folder: Path, exit_code: int) -> str:
     return f"what the trials are worth together: python -m bench score {short(folder)}" if plan.trials[1:] else ""
 
 
-def _work(plan: Plan, folder: Path, console: "Console") -> bool:
+def _work(plan: Plan, folder: Path, console: "Messages") -> bool:
     """Run the plan's commands; return whether every trial is proven."""
     prepare = plans.command(plan, plans.PREPARE)
     if prepare is None:
@@ -91,7 +90,7 @@ def _work(plan: Plan, folder: Path, console: "Console") -> bool:
     return all(entry.outcome is Outcome.proven for entry in ledger.read(folder))
 
 
-def _trial(plan: Plan, trial: Trial, command: Command, folder: Path, console: "Console") -> None:
+def _trial(plan: Plan, trial: Trial, command: Command, folder: Path, console: "Messages") -> None:
     """Run and judge a trial, unless its result is there already."""
     trials.settle(folder, plan, trial)
     if not ledger.begin(folder, trial, attempts=1, job=f"{socket.gethostname()}-{os.getpid()}"):
@@ -107,7 +106,7 @@ def _trial(plan: Plan, trial: Trial, command: Command, folder: Path, console: "C
     trial_sheets.show(folder, trial, judged)
 
 
-def _follow(plan: Plan, command: Command, folder: Path, console: "Console") -> None:
+def _follow(plan: Plan, command: Command, folder: Path, console: "Messages") -> None:
     assert command.log is not None  # or there is nothing to follow
     with local.started(plan, command, folder) as running:
         expected = sources.planned(plan, command)

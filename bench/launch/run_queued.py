@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.backends import Queue
+from bench.console import messages
 from bench.console import trial as trial_sheets
 from bench.contract.plan import Plan
 from bench.contract.run_files import STATUS
@@ -15,7 +16,7 @@ from bench.runs.folder import short
 from bench.watch import How, sources, watch
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from bench.console.messages import Messages
 
 
 def run(queue: Queue, plan: Plan, folder: Path, findings: Sequence[Finding]) -> int:
@@ -24,9 +25,7 @@ def run(queue: Queue, plan: Plan, folder: Path, findings: Sequence[Finding]) -> 
     Raises:
         BenchError: the backend refuses the job.
     """
-    from rich.console import Console
-
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console = messages.to_stderr()
     for finding in findings:
         console.print(str(finding), markup=False)
     job = queue.submit(plan, folder, forced=[f for f in findings if f.severity == "error"])
@@ -36,7 +35,7 @@ def run(queue: Queue, plan: Plan, folder: Path, findings: Sequence[Finding]) -> 
     return follow(plan, folder, console) if plan.config.launch.wait else 0
 
 
-def follow(plan: Plan, folder: Path, console: "Console") -> int:
+def follow(plan: Plan, folder: Path, console: "Messages") -> int:
     """Show a job from the queue to its end, and what its trials prove; return its exit code.
 
     Ctrl-C ends the following, not the job.

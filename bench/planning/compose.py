@@ -2,8 +2,10 @@
 
 import dataclasses
 import difflib
+import logging
 import os
 import re
+import shlex
 import typing
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,13 +20,14 @@ from bench.planning import make_plan
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+_log = logging.getLogger(__name__)
 
 _PACKAGE = Path(__file__).parents[1]
 CONF = next(d for d in (_PACKAGE / "conf", _PACKAGE.parent / "conf") if d.is_dir())
 """Inside the package once installed, beside it in a checkout."""
 
 FOR_BASE_TOO = ("model", "cluster", "gpu@cluster", "container", "walltime", "hydra")
-"""Overrides of these also hold for the task that makes the base checkpoint; hydra's search path has the site's folder."""
+"""Overrides of these also hold for the task that makes the base checkpoint; hydra: its search path."""
 
 
 def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Plan:
@@ -67,6 +70,7 @@ def with_random_weights(config: Config) -> Config:
 def _composed(overrides: list[str]) -> Config:
     from hydra import compose as hydra_compose
 
+    _log.info("composing conf/launch.yaml in %s with %s", CONF, " ".join(overrides) or "no overrides")
     with explained():
         return typed(hydra_compose("launch", overrides=overrides))
 
@@ -150,15 +154,32 @@ def _explain(error: Exception) -> ConfigError | None:
     if bad := re.search(r"full_key: (\S+)", text):
         what = str(error.__cause__ or error).splitlines()[0]
         return ConfigError(what, where=bad[1], fix="give a value of the type that --cfg job shows")
-    if "no viable alternative" in text or "mismatched input" in text:
+    if "LexerNoViableAltException: " in text:
+        return _unquoted(text.partition("LexerNoViableAltException: ")[2].splitlines()[0])
+    if "no viable alternative" in text or "mismatched input" in text or "Error parsing override" in text:
         return ConfigError(
             text.splitlines()[0],
             where="command line",
-            fix="""put quotes around words with = , or : in a list, and around the whole: 'cluster.slurm.arguments=["--exclude=n1"]'""",
+            fix="put quotes around words with = , or : in a list, and around the whole: "
+            """'cluster.slurm.arguments=["--exclude=n1"]'""",
         )
     if isinstance(error, ValueError | TypeError | AttributeError) and not isinstance(error, OmegaConfBaseException):
         return None
     return ConfigError(text.splitlines()[0], where="command line", fix="see python -m bench.launch --help")
+
+
+def _unquoted(override: str) -> ConfigError:
+    """Return what is wrong with an override whose value Hydra's grammar has no letters for, and how to quote it."""
+    key, _, value = override.partition("=")
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    quoted = shlex.quote(f'{key}="{escaped}"')
+    unknown = (letter for letter in value if not letter.isascii() or letter in "'\"`!#&;<>|^")
+    letter = next(unknown, "a character")
+    return ConfigError(
+        f"{override}: {letter} must stand in quotes",
+        where="command line",
+        fix=f"put the value in double quotes, and the whole in the shell's: {quoted}",
+    )
 
 
 def _unknown(name: str, known: list[str], *, where: str, noun: str) -> ConfigError:

@@ -52,14 +52,20 @@ def _check_tensor_parallel(config: Config, world: World) -> None:
     tp, m, per_node = world.tp, config.model, config.cluster.ranks_per_node
     unit = "GPUs" if config.cluster.device is Device.cuda else "ranks"
 
-    def divides(tp: int) -> bool:
-        return not any(n % tp for n in (m.num_attention_heads, m.num_query_groups, m.ffn_hidden_size, m.vocab_size))
+    sizes = {
+        "attention heads": m.num_attention_heads,
+        "query groups": m.num_query_groups,
+        "FFN columns": m.ffn_hidden_size,
+        "vocabulary entries": m.vocab_size,
+    }
 
-    legal = [n for n in range(1, per_node + 1) if divides(n)]
-    if not divides(tp):
+    def undivided(tp: int) -> list[str]:
+        return [f"{size} {what}" for what, size in sizes.items() if size % tp]
+
+    legal = [n for n in range(1, per_node + 1) if not undivided(n)]
+    if wrong := undivided(tp):
         raise ConfigError(
-            f"tp {tp} does not divide {m.num_attention_heads} heads, {m.num_query_groups} query groups, "
-            f"ffn {m.ffn_hidden_size} and vocabulary {m.vocab_size} of {m.name}",
+            f"tp {tp} does not divide the {', '.join(wrong)} of {m.name}",
             where="parallel.tp",
             fix=f"use one of {_listed(legal)}",
         )

@@ -1,6 +1,7 @@
 """What a set of trials may claim, and where it stands among published systems."""
 
 import itertools
+import logging
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -19,6 +20,8 @@ from bench.mlperf import published
 from bench.mlperf.published import System
 from bench.mlperf.result import NO_DEVICES, NO_TARGET, Result, task_of_mark
 from bench.mlperf.score import Score, examined, worth
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +94,8 @@ class TrialSet:
     def hardware(self) -> str | None:
         """What was measured on, as every figure and table says."""
         if self.plan is not None and self.plan.config.cluster.device is Device.cpu:
-            return f"{self.platform or 'platform not logged'}, {self.plan.world.num_ranks} ranks on the {self.plan.config.cluster.device.name}"
+            ranks = f"{self.plan.world.num_ranks} ranks on the {self.plan.config.cluster.device.name}"
+            return f"{self.platform or 'platform not logged'}, {ranks}"
         if self.num_gpus is None:
             return self.platform
         return f"{self.num_gpus} × {self.accelerator or 'GPU'}" + (f", {self.platform}" if self.platform else "")
@@ -99,7 +103,7 @@ class TrialSet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """What may be said of a set's time: a score, the mean of valid runs that are no score, or nothing, as of random weights."""
+    """What may be said of a set's time: a score, the mean of valid runs that are no score, or nothing."""
 
     kind: Literal["score", "runs", "throughput", "none"]
     num_valid: int
@@ -160,14 +164,23 @@ def load(paths: Sequence[Path], *, num_gpus: int | None = None) -> tuple[TrialSe
                 "this does not exist", where=str(path), fix="name a run folder, or some of its result_*.txt"
             )
     found: list[TrialSet] = []
+    paths = [inner for path in paths for inner in _sets_in(path)]
     for (folder, is_whole), group in itertools.groupby(paths, _folder):
         files = [] if is_whole else list(group)
         scored, plan = worth(examined(files or folder)), _plan(folder)
+        _log.info("read %d results in %s, %s plan.json", scored.num_runs, folder, "with" if plan else "without")
         name = _name(folder.resolve(), scored.benchmark) + (f", {files[0].stem}" if len(files) == 1 else "")
         if any(name == other.name for other in found):
             name = str(files[0] if len(files) == 1 else folder)
         found.append(TrialSet(name=name, score=scored, plan=plan, num_gpus=_num_gpus(scored, plan, num_gpus)))
     return tuple(found)
+
+
+def _sets_in(path: Path) -> list[Path]:
+    """Return a path, or for a folder of run folders those of them that hold results."""
+    if not path.is_dir() or any(path.glob("result_*.txt")):
+        return [path]
+    return sorted({log.parent for log in path.glob("*/result_*.txt")}) or [path]
 
 
 def _folder(path: Path) -> tuple[Path, bool]:

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bench.mlperf.benchmarks import BENCHMARKS
 from bench.mlperf.reader import printable
@@ -24,6 +24,7 @@ _WIDTH_INCHES, _NOTE_LETTERS, _MAX_METRICS = 8, 125, 3
 _MAX_HEADING, _MAX_WHERE = 75, 500
 """Letters. What a log or a folder is called may be long, and would press the drawing away."""
 INK, FAINT_INK = "#222222", "#666666"
+INTERVAL_COLOR = "#e08a00"
 
 QUALITY = {
     **dict.fromkeys(("llama2_70b_lora", "llama31_8b", "llama31_405b", "gpt3"), "evaluation loss (nats per token)"),
@@ -83,24 +84,50 @@ def convergence_figure(
 
 
 def step_time_figure(results: Sequence[Result], path: Path, *, heading: str, note: str, names: Sequence[str]) -> None:
-    """Draw each trial's step time, median and p10 to p90, and the step time over the run."""
-    figure, (left, right) = _canvas(max(3.6, 1.7 + 0.27 * len(results)), heading, note, panels=2)
-    for row, result in enumerate(results):
+    """Draw each trial's step time, median and p10 to p90, and the step time over the run, on one common axis."""
+    figure, (left, right) = _canvas(4.2, heading, note, panels=2)
+    for place, result in enumerate(results):
         if (spread := result.step_time_ms) is not None:
-            left.plot([spread.p10, spread.p90], [row, row], color=TRAIN_COLOR, linewidth=5, solid_capstyle="butt")
-            left.plot([spread.median], [row], "o", color=EVAL_COLOR, markersize=5.5)
-            place: dict[str, Any] = {"xytext": (0, 6), "textcoords": "offset points", "ha": "center", "fontsize": 7.5}
-            left.annotate(number_text(spread.median), (spread.median, row), **place)
-    left.set_yticks(range(len(results)), [printable(f"trial {name}") for name in names], fontsize=8, parse_math=False)
-    left.set_ylim(len(results) - 0.4, -0.8)
-    left.grid(axis="y", visible=False)
+            left.plot([place, place], [spread.p10, spread.p90], color=TRAIN_COLOR, linewidth=5, solid_capstyle="butt")
+            left.plot([place], [spread.median], "o", color=EVAL_COLOR, markersize=5.5)
+    every = max(1, math.ceil(len(results) / _MAX_TICKS))
+    shown = range(0, len(results), every)
+    left.set_xticks(shown, [_shortened(names[n], limit=8) for n in shown], fontsize=8, parse_math=False)
+    left.set_xlim(-0.6, len(results) - 0.4)
+    left.grid(axis="x", visible=False)
     left.set_title("by trial: median, p10 to p90", loc="left", fontsize=9.5, color=INK)
-    left.set_xlabel("step time (ms)")
-    left.margins(x=0.12)
+    left.set_xlabel("trial")
+    left.set_ylabel("step time (ms)")
     _draw_step_times(right, results)
-    for axis in (left.xaxis, right.xaxis, right.yaxis):
-        axis.set_major_formatter("{x:,.10g}")
+    _share_step_times(left, right, results)
+    right.xaxis.set_major_formatter("{x:,.10g}")
     _save(figure, path)
+
+
+_MAX_TICKS = 12
+_WIDE_RANGE = 3.0
+"""Where the longest step takes this many times the shortest, a logarithmic axis shows both."""
+
+
+def _share_step_times(left: "Axes", right: "Axes", results: Sequence[Result]) -> None:
+    """Give both panels one axis that holds every step time that is drawn in either."""
+    from matplotlib.ticker import NullFormatter
+
+    times = [time_ms for r in results for _, time_ms in r.step_times_ms]
+    times += [time_ms for r in results if (s := r.step_time_ms) for time_ms in (s.p10, s.median, s.p90)]
+    times = [time_ms for time_ms in times if 0 < time_ms < math.inf]
+    if not times:
+        return
+    low, high = min(times), max(times)
+    for axes in (left, right):
+        if high > _WIDE_RANGE * low:
+            axes.set_yscale("log")
+            axes.yaxis.set_minor_formatter(NullFormatter())
+            axes.set_ylim(low / 1.1, high * 1.1)
+        else:
+            margin = 0.06 * (high - low) or 0.05 * high
+            axes.set_ylim(low - margin, high + margin)
+        axes.yaxis.set_major_formatter("{x:,.10g}")
 
 
 def samples_figure(ours: Mapping[int, int], known: "Convergence", path: Path, *, heading: str, note: str) -> None:
@@ -129,14 +156,16 @@ def bars_figure(bars: Sequence[Bar], path: Path, *, heading: str, note: str, wha
     """Draw numbers as bars from zero, in the order given, ours dark, an interval as a whisker."""
     figure, (axes,) = _canvas(1.7 + 0.26 * len(bars), heading, note)
     rows = range(len(bars))
+    longest = max(max(bar.value, *(bar.interval or (0, 0))) for bar in bars)
     axes.barh(rows, [bar.value for bar in bars], 0.68, color=[EVAL_COLOR if bar.ours else QUIET_COLOR for bar in bars])
     for row, bar in enumerate(bars):
         end = bar.value
         if bar.interval:
             end = max(end, bar.interval[1])
-            axes.plot(bar.interval, [row, row], color=INK, linewidth=1.2, marker="|", markersize=6)
+            if bar.interval[1] - bar.interval[0] > _LEAST_WHISKER * longest:
+                axes.plot(bar.interval, [row, row], color=INTERVAL_COLOR, linewidth=2, marker="|", markersize=10)
         axes.annotate(
-            f"{minutes_text(bar.value)} {bar.remark}",
+            _bar_text(bar),
             (end, row),
             (4, 0),
             textcoords="offset points",
@@ -149,12 +178,22 @@ def bars_figure(bars: Sequence[Bar], path: Path, *, heading: str, note: str, wha
     for label, bar in zip(axes.get_yticklabels(), bars, strict=True):
         label.set_fontweight("bold" if bar.ours else "normal")
     axes.set_ylim(len(bars) - 0.4, -0.6)
-    longest = max(max(bar.value, *(bar.interval or (0, 0))) for bar in bars)
-    axes.set_xlim(0, longest * (1.6 if any(bar.remark for bar in bars) else 1.08) or 1)
+    room = 1.6 if any(bar.remark or bar.interval for bar in bars) else 1.08
+    axes.set_xlim(0, longest * room or 1)
     axes.set_xlabel(what)
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0)
     _save(figure, path)
+
+
+def _bar_text(bar: Bar) -> str:
+    """Return what stands behind a bar: its number, the interval it lies in, and what else there is to say."""
+    between = "" if bar.interval is None else f"(90 %: {' to '.join(minutes_text(end) for end in bar.interval)})"
+    return " ".join(filter(None, (minutes_text(bar.value), between, bar.remark)))
+
+
+_LEAST_WHISKER = 0.02
+"""Of the longest bar: a shorter whisker is no more than a speck, and the interval stands in words anyway."""
 
 
 def digits(number: float) -> int:
@@ -292,24 +331,15 @@ def _draw_training(axes: "Axes", results: Sequence[Result]) -> None:
 
 
 def _draw_step_times(axes: "Axes", results: Sequence[Result]) -> None:
-    """Draw over samples; the few far above the rest are counted, not drawn, since they would press all others flat."""
-    every = sorted(step_ms for r in results for _, step_ms in r.step_times_ms)
-    if not every:
+    """Draw every step time over samples."""
+    if not any(r.step_times_ms for r in results):
         _empty(axes, "no step times along the run")
         return
-    limit = _FAR_ABOVE * every[len(every) // 2]
     for result in results:
-        points = [(samples, step_ms if step_ms <= limit else math.nan) for samples, step_ms in result.step_times_ms]
-        if points:
-            axes.plot(*zip(*points, strict=True), color=EVAL_COLOR, linewidth=0.9, alpha=0.55)
-    beyond = sum(step_ms > limit for step_ms in every)
-    more = f"\n(not drawn: {beyond} of {len(every)}, up to {number_text(every[-1])} ms)" if beyond else ""
+        if result.step_times_ms:
+            axes.plot(*zip(*result.step_times_ms, strict=True), color=EVAL_COLOR, linewidth=0.9, alpha=0.55)
     axes.set_title("over the run, all trials", loc="left", fontsize=9.5, color=INK)
-    axes.set_xlabel(f"samples trained on{more}")
-    axes.set_ylabel("step time (ms)")
-
-
-_FAR_ABOVE = 1.5
+    axes.set_xlabel("samples trained on")
 
 
 def _outcome(result: Result) -> str:

@@ -19,6 +19,7 @@ from bench.mlperf.result import NO_DEVICES, NO_TARGET, UNVERIFIED
 from bench.preflight.nodes import load
 from bench.report import figures, throughput
 from bench.report.compare import Claim, Entry, TrialSet, best_of_each, claim, peers, ranked, standings
+from bench.report.differences import differences
 from bench.report.figures import Bar
 
 Row = dict[str, Any]
@@ -327,11 +328,14 @@ def _compared(sets: Sequence[TrialSet], out: Path) -> dict[str, Any]:
             "step_time_ms": _median(r.step_time_ms.median for r in trials.results if r.step_time_ms),
             "tokens_s_gpu": _median(r.tokens_s_gpu for r in trials.results if r.tokens_s_gpu and trials.num_gpus),
             "ratio": _ratio(one, said[0]) if same else None,
+            "speed_ratio": _speed_ratio(trials, sets[0]) if same else None,
         }
         for trials, one, same in zip(sets, said, alike, strict=True)
     ]
     drawn = [(t, c) for t, c, same in zip(sets, said, alike, strict=True) if same and c.minutes is not None]
-    return {"rows": rows, "all_alike": all(alike), "figure": _draw_compared(drawn, out) if drawn else None}
+    return {"rows": rows, "all_alike": all(alike), "figure": _draw_compared(drawn, out) if drawn else None} | {
+        "differences": differences(sets)
+    }
 
 
 def _draw_compared(drawn: Sequence[tuple[TrialSet, Claim]], out: Path) -> Shown:
@@ -340,7 +344,10 @@ def _draw_compared(drawn: Sequence[tuple[TrialSet, Claim]], out: Path) -> Shown:
     note = figures.footer(where, sum(len(trials.results) for trials in sets))
     bars = [_bar(trials, one) for trials, one in drawn]
     figures.bars_figure(bars, out / "sets.png", heading=f"{sets[0].measured}: sets compared", note=note)
-    return _shown(out / "sets.png", "Minutes from zero; the whisker is the 90 % interval of a score.")
+    return _shown(
+        out / "sets.png",
+        "Minutes from zero; in brackets, and as a whisker where it can be seen, the 90 % interval of a score.",
+    )
 
 
 def _ratio(one: Claim, base: Claim) -> float | None:
@@ -348,11 +355,17 @@ def _ratio(one: Claim, base: Claim) -> float | None:
     return one.minutes / base.minutes if one.kind == base.kind and one.minutes is not None and base.minutes else None
 
 
+def _speed_ratio(one: TrialSet, base: TrialSet) -> float | None:
+    """Return samples/s while training over those of the baseline: medians of valid trials."""
+    ours, first = (_median(r.throughput_samples_s for r in t.results if r.valid) for t in (one, base))
+    return ours / first if ours and first else None
+
+
 def _bar(trials: TrialSet, said: Claim) -> Bar:
     minutes = said.minutes or 0.0
     return Bar(name=trials.name, value=minutes, interval=said.interval, ours=True, remark=said.remark)
 
 
-def _median(numbers: Iterable[float]) -> float | None:
-    found = list(numbers)
+def _median(numbers: Iterable[float | None]) -> float | None:
+    found = [number for number in numbers if number is not None]
     return median(found) if found else None

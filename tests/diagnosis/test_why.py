@@ -17,8 +17,8 @@ from bench.errors import ConfigError
 from bench.planning import compose
 from bench.rules import RULES
 from bench.rules.signs import Weight
+from helpers.paths import CORPUS
 
-CORPUS = Path(__file__).resolve().parents[2] / "shared" / "mlperf_logs"
 MakeLog = Callable[..., Path]
 
 NOISE = """\

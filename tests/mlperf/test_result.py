@@ -10,8 +10,8 @@ import pytest
 from bench.console.result import speed_rows
 from bench.contract.mllog import Writer
 from bench.mlperf.result import Spread, parse, spread
+from helpers.paths import CORPUS
 
-CORPUS = Path(__file__).resolve().parents[2] / "shared" / "mlperf_logs"
 MakeLog = Callable[..., Path]
 
 

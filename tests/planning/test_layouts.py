@@ -166,6 +166,6 @@ def test_fit_stands_in_the_plan_and_its_table(capsys: pytest.CaptureFixture[str]
     assert plans.loads(plans.dumps(made)) == made
     plan_sheets.show_plan(made, [])
     shown = capsys.readouterr().out
-    assert f"fp8, recompute qkv in {made.recompute.qkv_layers} of 80 layers (fit)" in shown
+    assert f"fp8, recompute qkv in {made.recompute.qkv_layers} of 80 layers (as much as memory needs)" in shown
     assert f"step time: {made.cost.step_s:.2f} s estimated" in shown and "cp 1 (sp chosen)" in shown
     assert compose.compose(["task=lora70b", "cluster=dgx1", "recipe.recompute=full"]).recompute == memory.EVERYTHING

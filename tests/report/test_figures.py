@@ -1,5 +1,6 @@
 """Figures are legible PNGs of whatever results hold, and the same results give the same bytes."""
 
+import dataclasses
 import struct
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from bench.mlperf.published import samples_to_target
-from bench.mlperf.result import UNVERIFIED, parse, spread
+from bench.mlperf.result import UNVERIFIED, Spread, parse, spread
 from bench.report import figures
 from bench.report.figures import (
     EVAL_COLOR,
@@ -65,12 +66,48 @@ def test_every_metric_gets_a_panel_but_a_log_cannot_ask_for_hundreds(written_log
     assert png_size(tmp_path / "many.png") == (1200, 720)
 
 
-def test_step_times_of_many_trials_make_the_figure_taller(written_log: MakeLog, tmp_path: Path) -> None:
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """Collect what would be saved, to be asked what it shows."""
+    found: list[Figure] = []
+    monkeypatch.setattr(figures, "_save", lambda figure, path: found.append(figure))
+    return found
+
+
+@pytest.mark.parametrize(("slow", "scale"), [(7000.0, "log"), (3500.0, "linear")])
+def test_every_step_time_is_drawn_on_one_common_axis(
+    written_log: MakeLog, drawn: list[Figure], slow: float, scale: str
+) -> None:
+    """A quarter of the steps takes much longer than the others: no part of the data may be left out."""
+    times = tuple((8.0 * n, slow if n % 4 == 0 else 2000.0) for n in range(1, 41))
+    spread = Spread(median=2000.0, p10=2000.0, p90=slow, mean=2000.0, count=40)
+    result = dataclasses.replace(parse(written_log()), step_times_ms=times, step_time_ms=spread)
+    step_time_figure([result] * 2, Path("x.png"), heading="", note="", names=["0", HOSTILE])
+    left, right = drawn[0].axes
+    assert [tuple(map(tuple, line.get_xydata())) for line in right.lines] == [times, times]
+    assert left.get_ylim() == right.get_ylim()
+    assert left.get_yscale() == right.get_yscale() == scale
+    low, high = right.get_ylim()
+    assert low < 2000.0 and high > slow
+
+
+def test_step_times_of_many_trials_have_names_that_can_be_read(written_log: MakeLog, tmp_path: Path) -> None:
     result = parse(written_log(evals=tuple(0.95 - n / 1000 for n in range(20))))
-    for count in (1, 20):
-        names = [f"{n}{HOSTILE}" for n in range(count)]
-        step_time_figure([result] * count, tmp_path / f"{count}.png", heading="step time", note="", names=names)
-    assert png_size(tmp_path / "20.png") > png_size(tmp_path / "1.png")
+    names = [f"{n}{HOSTILE}" for n in range(40)]
+    step_time_figure([result] * 40, tmp_path / "40.png", heading="step time", note="", names=names)
+    assert png_size(tmp_path / "40.png") == (1200, 630)
+
+
+def test_an_interval_stands_in_words_and_is_a_whisker_where_it_can_be_seen(drawn: list[Figure]) -> None:
+    for interval in ((29.08, 29.14), (27.0, 31.0)):
+        bars_figure([Bar(name="ours", value=29.1, interval=interval, ours=True)], Path("x.png"), heading="", note="")
+    narrow, wide = (figure.axes[0] for figure in drawn)
+    assert [axes.texts[0].get_text() for axes in (narrow, wide)] == [
+        "29.10 (90 %: 29.08 to 29.14)",
+        "29.10 (90 %: 27.00 to 31.00)",
+    ]
+    assert [len(narrow.lines), len(wide.lines)] == [0, 1]
+    assert list(wide.lines[0].get_xdata()) == [27.0, 31.0]
 
 
 def test_bars_and_shares(tmp_path: Path) -> None:
@@ -81,14 +118,6 @@ def test_bars_and_shares(tmp_path: Path) -> None:
     assert known is not None
     samples_figure({3072: 9, 9999: 1}, known, tmp_path / "shares.png", heading="samples", note="")
     assert [png_size(tmp_path / f"{name}.png")[0] for name in ("bars", "zero", "shares")] == [1200] * 3
-
-
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """Collect what would be saved, to be asked what it shows."""
-    found: list[Figure] = []
-    monkeypatch.setattr(figures, "_save", lambda figure, path: found.append(figure))
-    return found
 
 
 def color(artist: Any) -> str:

@@ -6,17 +6,21 @@ import re
 from collections.abc import Callable, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
+from statistics import median
 
 import pytest
 
 from bench import report
 from bench.cli import main
+from bench.contract import plan as plans
 from bench.errors import ConfigError, LogError
 from bench.mlperf import result as results
 from bench.mlperf.result import UNVERIFIED
+from bench.planning.compose import compose
 from bench.report import compare, page
+from bench.report.differences import differences
+from helpers.paths import CORPUS
 
-CORPUS = Path(__file__).resolve().parents[2] / "shared" / "mlperf_logs"
 SMC = CORPUS / "v4.0/smc/1xSMC-H100-SXM-80GB/llama2_70b_lora"
 MakeLog = Callable[..., Path]
 MakeSet = Callable[..., Path]
@@ -155,6 +159,44 @@ def test_several_sets_are_set_beside_the_first(trial_set: MakeSet) -> None:
     assert re.findall(r"\w+\.png", mixed.text) == [*ours, "convergence_2.png"]
     assert "not the same benchmark as the first" in mixed.text
     assert "not the same benchmark as the first" not in both.text
+
+
+def test_sets_say_in_what_they_differ_and_how_much_faster_they_are(trial_set: MakeSet) -> None:
+    before = trial_set("before", [{}] * 3)
+    after = trial_set("after", [{"opt_base_learning_rate": 5e-4, "gradient_accumulation_steps": 2}] * 3)
+    sets = compare.load([before, after])
+    assert differences(sets) == [
+        ("gradient_accumulation_steps", ["1", "2"]),
+        ("opt_base_learning_rate", ["0.0004", "0.0005"]),
+    ]
+    assert differences([sets[0], sets[0]]) == []
+    first, second = ([r.throughput_samples_s for r in trials.results] for trials in sets)
+    rows = page._compared(sets, before.parent)["rows"]
+    assert [row["speed_ratio"] for row in rows] == [1.0, median(second) / median(first)]
+    text = write(before, after).text
+    assert "gradient_accumulation_steps" in text.partition("What differs")[2].partition("Ratio")[0]
+
+
+def test_plans_say_it_by_the_key_that_one_would_set(trial_set: MakeSet) -> None:
+    folders = [trial_set(name, [{}]) for name in ("a", "b")]
+    for folder, tp in zip(folders, (1, 2), strict=True):
+        plan = compose(["task=lora_tiny", "cluster=local", f"parallel.tp={tp}", f"launch.folder={folder}"])
+        (folder / "plan.json").write_text(plans.dumps(plan))
+    assert ("parallel.tp", ["1", "2"]) in differences(compare.load(folders))
+    assert not [name for name, _ in differences(compare.load(folders)) if name.startswith(("launch", "task.summary"))]
+
+
+def test_what_a_comparison_holds_of_each_set_is_folded_away(trial_set: MakeSet) -> None:
+    folders = [trial_set(name, [{}] * 2) for name in ("before", "after")]
+    assert write(*folders).tags.count("details") == 2
+    assert write(folders[0]).tags.count("details") == 0
+
+
+def test_a_folder_of_run_folders_is_a_set_for_each(trial_set: MakeSet, tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        trial_set(name, [{}])
+    (tmp_path / "empty").mkdir()
+    assert [trials.name for trials in compare.load([tmp_path])] == ["a", "b"]
 
 
 def test_files_of_one_folder_are_one_set(trial_set: MakeSet) -> None:

@@ -28,8 +28,8 @@ from bench.watch.lines import View, evaluation_line, line
 from bench.watch.prediction import Planned
 from bench.watch.progress import Evaluated, Progress, Tracker
 from bench.watch.screen import picture
+from helpers.paths import CORPUS
 
-CORPUS = Path(__file__).parents[2] / "shared" / "mlperf_logs"
 FORMATS = {
     "v4.0 NVIDIA, no training records": "v4.0/NVIDIA/h200_ngc24.04_nemo/llama2_70b_lora/result_0.txt",
     "v4.0 Juniper, no eval_start": "v4.0/JuniperNetworks/h100_n4_ngc24.1_pytorch_deepspeed/llama2_70b_lora/result_0.txt",

@@ -1,0 +1,62 @@
+"""What a plan says of itself needs no legend; each number by hand arithmetic."""
+
+import dataclasses
+
+import pytest
+
+from bench.console import plan as plan_sheets
+from bench.contract.plan import Cost, Plan
+from bench.mlperf import published
+from bench.planning import compose
+
+COST = Cost(
+    gemm_s=1.2,
+    attention_s=0.3,
+    elementwise_s=0.0,
+    communication_s=0.0,
+    recompute_s=0.0,
+    bubble_s=0.0,
+    host_s=0.0,
+    step_s=1.5,
+)
+
+
+@pytest.fixture(scope="module")
+def lora70b() -> Plan:
+    return dataclasses.replace(compose.compose(["task=lora70b", "cluster=dgx2"]), cost=COST)
+
+
+def test_a_plan_in_words(lora70b: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = published.Convergence(
+        benchmark="llama2_70b_lora",
+        global_batch_size=8,
+        kind="submissions",
+        shares=((1600, 0.5), (3200, 0.5)),  # 2400 samples on average: 300 steps of 8
+        num_runs=12,
+        source="",
+    )
+    monkeypatch.setattr(published, "samples_to_target", lambda benchmark, gbs: known)
+    shown = dict(plan_sheets.rows(lora70b))
+    assert shown["data"] == "gov_report: 3,901 rows to train on, 173 to evaluate, 8,192 tokens each"
+    assert shown["time limit"] == "70 min: 1 trial of 60 min, and 10 min to start, check and judge them"
+    assert shown["step time"] == "1.50 s estimated: GEMMs 1.20, attention 0.30"
+    projected = "7.5 min projected: 300 steps (mean of 12 published runs) of 1.50 s; evaluations not counted"
+    assert shown["training time"] == projected
+    assert (
+        shown["evaluation"] == "first after 1,536 samples, then every 384; until the evaluation loss is at most 0.925"
+    )
+    assert shown["commands"] == "check rows and checkpoint (nothing is made); trial 0"
+    assert shown["batch"] == "8 = dp 8 x micro-batch 1 x gradient accumulation 1; 65,536 tokens a step"
+
+
+def test_a_task_that_makes_its_files_prepares_them_and_has_no_published_runs() -> None:
+    tiny = compose.compose(["task=lora_tiny", "cluster=local", "recipe.max_steps=240"])
+    shown = dict(plan_sheets.rows(dataclasses.replace(tiny, cost=COST)))
+    assert shown["commands"] == "prepare; trial 0"
+    projected = "6.0 min projected: 240 steps (at most recipe.max_steps) of 1.50 s; evaluations not counted"
+    assert shown["training time"] == projected
+
+
+def test_only_what_tp_does_not_divide_is_named() -> None:
+    with pytest.raises(compose.ConfigError, match="tp 16 does not divide the 8 query groups of llama2_70b"):
+        compose.compose(["task=lora70b", "cluster=dgx2", "parallel.tp=16"])

@@ -1,0 +1,82 @@
+"""Runs are listed newest first with what was asked for, and a sweep's runs stand beside each other."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bench.cli import main
+from bench.console import runs as run_sheets
+from bench.contract import plan as plans
+from bench.planning import compose
+from bench.runs import ledger
+from bench.runs.summary import Summary, summary, with_overrides
+
+MakeLog = Callable[..., Path]
+
+
+def one(name: str, overrides: str, tokens_s: float | None) -> Summary:
+    return Summary(
+        folder=Path(name),
+        started="2026-11-22 07:53",
+        overrides=overrides,
+        num_valid=0 if tokens_s is None else 1,
+        minutes=None,
+        step_time_ms=None if tokens_s is None else 100.0,
+        tokens_s=tokens_s,
+    )
+
+
+def test_a_sweep_says_what_differs_and_how_much_faster_it_is() -> None:
+    common = "task=lora_tiny cluster=local"
+    sweep = [
+        one("a", f"{common} parallel.tp=1", 4000.0),
+        one("b", f"{common} parallel.tp=2", 6000.0),
+        one("c", f"{common} parallel.tp=4", None),
+    ]
+    sheet = run_sheets.sweep_sheet(sweep)
+    assert sheet.columns == (
+        *("run", "overrides", "valid trials", "step time (ms)", "minutes", "tokens/s", "tokens/s over first"),
+    )
+    assert sheet.rows == [
+        ("a", "parallel.tp=1", "1", "100.0", "", "4,000", "1.000"),
+        ("b", "parallel.tp=2", "1", "100.0", "", "6,000", "1.500"),
+        ("c", "parallel.tp=4", "0", "", "", "", ""),
+    ]
+
+
+def test_a_run_is_summed_up_from_its_folder(written_log: MakeLog, tmp_path: Path) -> None:
+    plan = compose.compose(["task=lora_tiny", "cluster=local"])
+    folder = tmp_path / "runs" / "20261122-tiny"
+    folder.mkdir(parents=True)
+    (folder / "plan.json").write_text(plans.dumps(plan))
+    (folder / "config.yaml").write_text(with_overrides("trials: 1\n", ["task=lora_tiny", "seed_base=7"]))
+    os.utime(folder / "plan.json", (1e9, 1e9))
+    written_log().rename(folder / "result_0.txt")
+    found = summary(folder)
+    assert (found.overrides, found.num_valid) == ("task=lora_tiny seed_base=7", 1)
+    assert found.tokens_s and found.step_time_ms
+    assert found.tokens_s == pytest.approx(8 / (found.step_time_ms / 1000) * plan.config.data.seq_length, rel=0.5)
+    (folder / "result_0.txt").unlink()
+    assert (summary(folder).num_valid, summary(folder).tokens_s) == (0, None)
+    assert summary(tmp_path).overrides == ""
+
+
+def test_runs_are_listed_newest_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = compose.compose(["task=lora_tiny", "cluster=local"])
+    for age, name in enumerate(("new", "middle", "old")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "plan.json").write_text(plans.dumps(plan))
+        (tmp_path / name / "config.yaml").write_text(with_overrides("a: 1\n", [f"seed_base={age}"]))
+        ledger.create(tmp_path / name, plan)
+        os.utime(tmp_path / name / "plan.json", (1e9 - age, 1e9 - age))
+    with pytest.raises(SystemExit):
+        main(["runs", str(tmp_path), "--limit", "2"])
+    title, heading, *rows, caption = capsys.readouterr().out.splitlines()
+    assert heading.split("\t") == ["run", "began", "state", "trials", "overrides"]
+    assert [(row.split("\t")[0], row.split("\t")[-1]) for row in rows] == [
+        ("new", "seed_base=0"),
+        ("middle", "seed_base=1"),
+    ]
+    assert caption == "runs: 2, queued or running: 0; 1 older ones are not listed: --limit N"
