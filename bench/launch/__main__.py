@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+import bench
 from bench import preflight
 from bench.contract.plan import Plan
 from bench.contract.schema import Scheduler
@@ -39,6 +40,9 @@ def main() -> None:
         with shown(), explained():
             planned.append((plan_of(typed(config), list(HydraConfig.get().overrides.task)), config))
 
+    if "--version" in sys.argv[1:]:  # Hydra would print its own
+        print(f"runstop {bench.__version__}")
+        sys.exit(0)
     register()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors reach us as exceptions, to be explained in our own words
     try:
