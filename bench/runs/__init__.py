@@ -1,0 +1,1 @@
+"""Run folders, ledgers and trials."""
