@@ -78,11 +78,13 @@ def run(plan: Plan, config: "DictConfig") -> int:
 
     from bench.console import plan as plan_sheets
     from bench.launch import run_local, run_queued
+    from bench.watch import trackers
 
     is_local = plan.config.cluster.scheduler is Scheduler.local
     if plan.config.launch.dry_run:
         plan_sheets.show_plan(plan, preflight.inspect(plan))
         return 0
+    trackers.require(plan.config.launch.trackers)
     findings = preflight.inspect(plan) if is_local else preflight.before_submission(plan)
     if not plan.config.launch.force:
         preflight.require(findings)

@@ -13,7 +13,7 @@ from bench.runs import folder as folders
 from bench.runs import ledger
 from bench.runs import trial as trials
 from bench.runs.folder import short
-from bench.watch import follow, sources
+from bench.watch import follow, sources, trackers
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -86,5 +86,9 @@ def _work(plan: Plan, folder: Path, console: "Console") -> bool:
 def _follow(plan: Plan, step: Step, folder: Path, console: "Console") -> None:
     with local.started(plan, step, folder) as running:
         expected = sources.planned(plan, step)
-        follow(folder / step.log, expected, name=step.name, is_alive=running.are_running, console=console)
+        is_trial = step in plans.trial_steps(plan)
+        curves = trackers.curves(plan, folder, trial=Path(step.log).stem) if is_trial else None
+        follow(
+            folder / step.log, expected, name=step.name, is_alive=running.are_running, console=console, curves=curves
+        )
     running.check()

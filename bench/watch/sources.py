@@ -16,10 +16,11 @@ from bench.mlperf import reader
 from bench.mlperf.reader import Event, Follower, printable
 from bench.runs import ledger
 from bench.runs.folder import JOB, PLAN, STATUS
-from bench.watch import prediction
+from bench.watch import prediction, trackers
 from bench.watch.lines import View
 from bench.watch.prediction import Planned
 from bench.watch.progress import Progress, Tracker
+from bench.watch.trackers import Curves
 
 if TYPE_CHECKING:
     from bench.backends.slurm.jobs import Run
@@ -72,6 +73,8 @@ class Watched:
     """How many the log will hold, one after the other."""
     outcome: str | None = None
     """As the ledger has it, once the trial has ended."""
+    curves: Curves | None = None
+    """What the trial is written for besides."""
     _tracker: Tracker = field(default_factory=Tracker)
     _restarts: int = 0
 
@@ -79,7 +82,11 @@ class Watched:
         events = self.source.poll()
         if self.source.restarts != self._restarts:
             self._restarts, self._tracker = self.source.restarts, Tracker()
+            if self.curves:
+                self.curves.begin_anew()
         self._tracker.take(events)
+        if self.curves:
+            self.curves.take(events)
 
     @property
     def progress(self) -> Progress:
@@ -178,6 +185,10 @@ class Job:
             for number, watched in enumerate(self.trials):
                 watched.outcome = outcomes.get(number)
 
+    def close(self) -> None:
+        for curves in filter(None, (watched.curves for watched in self.trials)):
+            curves.close()
+
     def has_stopped(self) -> bool:
         return self.ends_with_logs and all(watched.is_ended for watched in self.trials)
 
@@ -225,7 +236,12 @@ def run_folder(folder: Path) -> Job:
             "this job only looks at its nodes: it has no trials", where=str(folder), fix=f"python -m bench why {folder}"
         )
     trials = tuple(
-        Watched(f"{step.name} ({trial.index + 1} of {count})", Follower(folder / trial.log), planned(plan, step))
+        Watched(
+            f"{step.name} ({trial.index + 1} of {count})",
+            Follower(folder / trial.log),
+            planned(plan, step),
+            curves=trackers.curves(plan, folder, trial=Path(trial.log).stem),
+        )
         for trial, step in zip(plan.trials, plans.trial_steps(plan), strict=True)
     )
     log = Follower(folder / plans.PREPARE_LOG)
