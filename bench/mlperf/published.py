@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from bench.mlperf.benchmarks import BENCHMARKS, Schedule
 
-DATA = files("bench.mlperf.forecast") / "data"
+DATA = files("bench.mlperf") / "forecast" / "data"
 _TAIL_STDEVS = 4
 """How far past its mean an interpolated distribution is followed."""
 
