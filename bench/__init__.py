@@ -1,7 +1,7 @@
 """Take an LLM training benchmark from a config to a checked, MLPerf-style score.
 
-What is listed here is the public interface: `docs/api.md` shows each function at work. A name is imported when it is first
-used, since ranks import this package for its contract alone.
+What is listed here is the public interface: `docs/api.md` shows each function at work. A name is imported when it is
+first used, since ranks import this package for its contract alone.
 """
 
 from typing import TYPE_CHECKING, Any

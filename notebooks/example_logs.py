@@ -1,7 +1,7 @@
 """Logs for the notebooks: published ones where RUNSTOP_LOGS names a folder of them, else made-up ones.
 
-A made-up log is written through `bench.contract.mllog`, as a rank writes one, with a clock of its own. Its org and platform
-say what it is. Losses follow the published reference on average; nobody trained anything.
+A made-up log is written through `bench.contract.mllog`, as a rank writes one, with a clock of its own. Its org and
+platform say what it is. Losses follow the published reference on average; nobody trained anything.
 """
 
 import os

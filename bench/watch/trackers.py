@@ -1,7 +1,7 @@
 """The curves of a log for experiment trackers: TensorBoard's event files, MLflow's file store, W&B's offline runs.
 
-Whoever watches a run writes them, beside its logs; ranks never do. A tracker is written from the log alone, so that it can be
-deleted, and is there again after the next `runstop watch`. The only module that imports the trackers' packages.
+Whoever watches a run writes them, beside its logs; ranks never do. A tracker is written from the log alone, so that it
+can be deleted, and is there again after the next `runstop watch`. The only module that imports the trackers' packages.
 """
 
 import fcntl

@@ -1,4 +1,4 @@
-"""How far long work is, in plain lines: a share, a rate, the time that is left. For rank 0, or a program of one process."""
+"""How far long work is, in plain lines: a share, a rate, the time that is left. For rank 0 alone."""
 
 import logging
 import time

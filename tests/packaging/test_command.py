@@ -93,7 +93,7 @@ for name in bench.__all__:
     assert getattr(bench, name).__module__.startswith("bench."), name
 """
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
-    heavy = "sorted({'hydra', 'msgspec', 'matplotlib', 'numpy', 'rich', 'argcomplete', 'importlib.metadata'} & {*sys.modules})"
+    heavy = "sorted({'hydra', 'msgspec', 'matplotlib', 'numpy', 'rich', 'importlib.metadata'} & {*sys.modules})"
     for module in ("bench", "bench.contract.plan", "bench.contract.mllog"):
         done = subprocess.run(
             [sys.executable, "-c", f"import sys, {module}; print({heavy})"], cwd=ROOT, capture_output=True, text=True
