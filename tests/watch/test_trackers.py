@@ -81,6 +81,7 @@ def test_two_watchers_do_not_write_every_point_twice(tmp_path: Path, written_log
     second.take(events)
     first.take(events[-8:])
     first.close()
+    second.take(events[-8:])  # it has given way for good: what it has seen is not all of the curve
     second.close()
     assert tensorboard_scalars(tmp_path / "t/tensorboard/trial")["eval/value"] == EVALUATIONS
 
@@ -111,6 +112,7 @@ def test_what_is_no_number_over_samples_is_no_point(tmp_path: Path) -> None:
     with mllog.Writer(path) as log:
         log.event(mllog.TRAIN_LOSS, 1.5, samples_count=8, lr="high")
         log.event(mllog.TRAIN_LOSS, 1.5)
+        log.event(mllog.TRAIN_LOSS, 1.5, samples_count=-8)
         log.event(mllog.TRACKED_STATS, {"throughput": 2.5, "note": "warm", "ok": True}, samples_count=16)
         log.event(mllog.EVAL_ACCURACY, 0.5, samples_count=16, metric="FID")
         log.event(mllog.SEED, 7, samples_count=16)
