@@ -1,1 +1,111 @@
-"""Take an LLM training benchmark from a config to a checked, MLPerf-style score."""
+"""Take an LLM training benchmark from a config to a checked, MLPerf-style score.
+
+What is listed here is the public interface: `docs/api.md` shows each function at work. A name is imported when it is
+first used, since ranks import this package for its contract alone.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bench.contract.plan import Plan
+    from bench.diagnosis import Explanation, explain
+    from bench.errors import BenchError, ConfigError, LogError, SubmitError
+    from bench.mlperf.forecast import Forecast, forecast
+    from bench.mlperf.official import Verdict, official_verdict
+    from bench.mlperf.published import System, samples_to_target
+    from bench.mlperf.published import systems as published_systems
+    from bench.mlperf.reader import Event, Follower
+    from bench.mlperf.reader import read as read_log
+    from bench.mlperf.result import Result, parse
+    from bench.mlperf.score import Score, score
+    from bench.planning.compose import compose as plan
+    from bench.report import write as write_report
+    from bench.report.compare import load as load_sets
+    from bench.watch.lines import View
+    from bench.watch.replay import replay
+
+    __version__: str
+
+_PUBLIC = {
+    "BenchError": "bench.errors:BenchError",
+    "ConfigError": "bench.errors:ConfigError",
+    "LogError": "bench.errors:LogError",
+    "SubmitError": "bench.errors:SubmitError",
+    "Plan": "bench.contract.plan:Plan",
+    "plan": "bench.planning.compose:compose",
+    "Event": "bench.mlperf.reader:Event",
+    "Follower": "bench.mlperf.reader:Follower",
+    "read_log": "bench.mlperf.reader:read",
+    "Result": "bench.mlperf.result:Result",
+    "parse": "bench.mlperf.result:parse",
+    "Verdict": "bench.mlperf.official:Verdict",
+    "official_verdict": "bench.mlperf.official:official_verdict",
+    "Score": "bench.mlperf.score:Score",
+    "score": "bench.mlperf.score:score",
+    "System": "bench.mlperf.published:System",
+    "published_systems": "bench.mlperf.published:systems",
+    "samples_to_target": "bench.mlperf.published:samples_to_target",
+    "Forecast": "bench.mlperf.forecast:Forecast",
+    "forecast": "bench.mlperf.forecast:forecast",
+    "View": "bench.watch.lines:View",
+    "replay": "bench.watch.replay:replay",
+    "Explanation": "bench.diagnosis:Explanation",
+    "explain": "bench.diagnosis:explain",
+    "load_sets": "bench.report.compare:load",
+    "write_report": "bench.report:write",
+}
+"""Each public name, and where it is defined."""
+
+__all__ = (  # in the order of docs/api.md; a literal, so that editors and type checkers can read it
+    "BenchError",
+    "ConfigError",
+    "Event",
+    "Explanation",
+    "Follower",
+    "Forecast",
+    "LogError",
+    "Plan",
+    "Result",
+    "Score",
+    "SubmitError",
+    "System",
+    "Verdict",
+    "View",
+    "explain",
+    "forecast",
+    "load_sets",
+    "official_verdict",
+    "parse",
+    "plan",
+    "published_systems",
+    "read_log",
+    "replay",
+    "samples_to_target",
+    "score",
+    "write_report",
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return _version()
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'bench' has no attribute {name!r}")
+    from importlib import import_module
+
+    module, attribute = _PUBLIC[name].split(":")
+    found = globals()[name] = getattr(import_module(module), attribute)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "__version__"})
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("runstop")
+    except PackageNotFoundError:  # run from a checkout that nobody installed
+        return "unknown: not installed"

@@ -144,6 +144,14 @@ class ContainerFlags(Enum):
     environment = "environment"
 
 
+class Tracker(Enum):
+    """An experiment tracker that the curves of a log are written for."""
+
+    tensorboard = "tensorboard"
+    mlflow = "mlflow"
+    wandb = "wandb"
+
+
 @dataclass(slots=True, kw_only=True)
 class Lora:
     """Low-rank adapters beside frozen projections: y = W x + alpha / rank * B A dropout(x)."""
@@ -419,6 +427,8 @@ class Launch:
     """Rank 0 lists the kernels of the last warm-up step, by time, in rank_logs/trial_K.profile; no timed step is touched."""
     attempts: int = 3
     """How often one trial may be started, when a node, a time limit or another job ends it."""
+    trackers: list[Tracker] = field(default_factory=list)
+    """Who gets the curves of each log besides, from whoever watches the run; ranks write the log alone."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.console import progress
 from bench.errors import BenchError
 from bench.images import import_checks, squashfs, store, tools
 from bench.images.lock import locked
@@ -64,9 +65,10 @@ def bring(source: str, folder: Path, *, how: How, say: Say) -> Imported:
             return there
         part = folder / f".import-{socket.gethostname()}-{os.getpid()}.part"
         try:
-            if isinstance(wanted, Path):
-                return _copied(wanted, part, how)
-            return _with_enroot(wanted, part, how, say=say, lock=lock)
+            with progress.shown(part, say=say):
+                if isinstance(wanted, Path):
+                    return _copied(wanted, part, how)
+                return _with_enroot(wanted, part, how, say=say, lock=lock)
         except KeyboardInterrupt:
             say("stopped: nothing was imported, nothing is left of it")
             raise

@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+import bench
 from bench import backends, preflight
 from bench.contract.plan import Plan
 from bench.errors import BenchError, interrupt_exit_code, output_is_written
@@ -45,6 +46,9 @@ def main() -> None:
             overrides = list(HydraConfig.get().overrides.task)
             planned.append((plan_of(typed(config), overrides), config, overrides))
 
+    if "--version" in sys.argv[1:]:  # Hydra would print its own
+        print(f"runstop {bench.__version__}")
+        sys.exit(0)
     register()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors reach us as exceptions, to be explained in our own words
     try:
@@ -84,10 +88,12 @@ def run(plan: Plan, config: "DictConfig", overrides: Sequence[str], made: list[P
 
     from bench.console import plan as plan_sheets
     from bench.launch import run_local, run_queued
+    from bench.watch import trackers
 
     if plan.config.launch.dry_run:
         plan_sheets.show_plan(plan, preflight.inspect(plan))
         return 0
+    trackers.require(plan.config.launch.trackers)
     findings = preflight.before_start(plan)
     if not plan.config.launch.force:
         preflight.require(findings)

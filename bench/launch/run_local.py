@@ -18,7 +18,7 @@ from bench.runs import trial as trials
 from bench.runs.folder import short
 from bench.runs.ledger import Outcome
 from bench.runs.status import Ending, Status
-from bench.watch import follow, sources
+from bench.watch import follow, sources, trackers
 
 if TYPE_CHECKING:
     from bench.console.messages import Messages
@@ -110,5 +110,8 @@ def _follow(plan: Plan, command: Command, folder: Path, console: "Messages") -> 
     assert command.log is not None  # or there is nothing to follow
     with local.started(plan, command, folder) as running:
         expected = sources.planned(plan, command)
-        follow(folder / command.log, expected, name=command.name, is_alive=running.are_running, console=console)
+        is_trial = command in plans.trial_commands(plan)
+        curves = trackers.curves(plan, folder, trial=Path(command.log).stem) if is_trial else None
+        log, is_alive = folder / command.log, running.are_running
+        follow(log, expected, name=command.name, is_alive=is_alive, console=console, curves=curves)
     running.check()

@@ -102,6 +102,42 @@ def _search_path(config_dir: Path) -> str:
     return f"hydra.searchpath=['file://{quoted}']"
 
 
+def completions(word: str, others: Sequence[str], *, config_dir: Path | None = None) -> list[str]:
+    """Return how an override that has been begun may go on: groups, their choices, keys and their present values.
+
+    The other overrides decide what the keys are. What cannot be composed has no completions.
+    """
+    from hydra import initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException
+    from hydra.plugins.completion_plugin import CompletionPlugin
+
+    class Words(CompletionPlugin):
+        """Hydra's answer, without the shell around it."""
+
+        def install(self) -> None: ...
+        def uninstall(self) -> None: ...
+        def query(self, config_name: str | None) -> None: ...
+        def found(self, line: str) -> list[str]:
+            return self._query("launch", line)
+
+        @staticmethod
+        def provides() -> str:
+            return "runstop"
+
+        @staticmethod
+        def help(command: str) -> str:
+            return command
+
+    register()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        try:
+            search_path = [_search_path(config_dir)] if config_dir else []
+            return Words(GlobalHydra.instance().config_loader()).found(" ".join([*search_path, *others, word]))
+        except (HydraException, ConfigError):
+            return []
+
+
 def register() -> None:
     from hydra.core.config_store import ConfigStore
 

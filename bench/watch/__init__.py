@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -16,6 +16,7 @@ from bench.watch.lines import View, current, evaluation_line, line, warning_line
 from bench.watch.prediction import Planned
 from bench.watch.screen import picture
 from bench.watch.sources import Job, Watched
+from bench.watch.trackers import Curves
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,7 +41,7 @@ class How:
 
 def watch(job: Job, how: How, *, console: "Console | None" = None, poll_s: float = POLL_S) -> bool:
     """Show a job until it ends; return whether every trial reached its target."""
-    with _shown(job, how, console) as (show, usual_s):
+    with closing(job), _shown(job, how, console) as (show, usual_s):
         interval_s, due = usual_s if how.interval_s is None else how.interval_s, 0.0
         while True:
             ends = job.is_over() or how.once  # asked before the logs are read: what was written last is then read too
@@ -54,9 +55,17 @@ def watch(job: Job, how: How, *, console: "Console | None" = None, poll_s: float
             time.sleep(min(poll_s, interval_s))
 
 
-def follow(log: Path, expected: Planned, *, name: str, is_alive: Callable[[], bool], console: "Console") -> None:
+def follow(
+    log: Path,
+    expected: Planned,
+    *,
+    name: str,
+    is_alive: Callable[[], bool],
+    console: "Console",
+    curves: Curves | None = None,
+) -> None:
     """Show one trial until it is no longer alive and its log is read to the end; what was shown last stays."""
-    trial = Watched(name, Follower(log), expected)
+    trial = Watched(name, Follower(log), expected, curves=curves)
     job = Job((trial,), is_over=lambda: not is_alive(), ends_with_logs=False)
     watch(job, How(), console=console, poll_s=LAUNCHED_POLL_S)
 

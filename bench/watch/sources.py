@@ -18,10 +18,11 @@ from bench.mlperf import reader
 from bench.mlperf.reader import Event, Follower, printable
 from bench.runs import ledger
 from bench.runs import run as runs
-from bench.watch import prediction
+from bench.watch import prediction, trackers
 from bench.watch.lines import View
 from bench.watch.prediction import Planned
 from bench.watch.progress import Progress, Tracker
+from bench.watch.trackers import Curves
 
 QUESTIONS_S = 10.0
 """How long an answer of the queue holds."""
@@ -71,6 +72,8 @@ class Watched:
     """How many the log will hold, one after the other."""
     outcome: str | None = None
     """As the ledger has it, once the trial has ended."""
+    curves: Curves | None = None
+    """What the trial is written for besides."""
     _tracker: Tracker = field(default_factory=Tracker)
     _restarts: int = 0
 
@@ -78,7 +81,11 @@ class Watched:
         events = self.source.poll()
         if self.source.restarts != self._restarts:
             self._restarts, self._tracker = self.source.restarts, Tracker()
+            if self.curves:
+                self.curves.begin_anew()
         self._tracker.take(events)
+        if self.curves:
+            self.curves.take(events)
 
     @property
     def progress(self) -> Progress:
@@ -175,6 +182,10 @@ class Job:
             for number, watched in enumerate(self.trials):
                 watched.outcome = outcomes.get(number)
 
+    def close(self) -> None:
+        for curves in filter(None, (watched.curves for watched in self.trials)):
+            curves.close()
+
     def has_stopped(self) -> bool:
         return self.ends_with_logs and all(watched.is_ended for watched in self.trials)
 
@@ -222,7 +233,12 @@ def run_folder(folder: Path) -> Job:
             "this job only looks at its nodes: it has no trials", where=str(folder), fix=f"python -m bench why {folder}"
         )
     trials = tuple(
-        Watched(f"{command.name} ({trial.index + 1} of {count})", Follower(folder / trial.log), planned(plan, command))
+        Watched(
+            f"{command.name} ({trial.index + 1} of {count})",
+            Follower(folder / trial.log),
+            planned(plan, command),
+            curves=trackers.curves(plan, folder, trial=Path(trial.log).stem),
+        )
         for trial, command in zip(plan.trials, plans.trial_commands(plan), strict=True)
     )
     command = plans.command(plan, plans.PREPARE)

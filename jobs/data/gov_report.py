@@ -18,6 +18,7 @@ import numpy as np
 from bench.contract.checkpoint import MANIFEST
 from bench.contract.schema import Data
 from bench.errors import ConfigError
+from jobs.ranks.progress import tracked
 
 SPLITS = {"train": "train", "eval": "validation"}
 """What we call them, and what their files are called."""
@@ -75,7 +76,7 @@ def _write(part: Path, name: str, rows: Iterator[Row], *, shape: tuple[int, int]
         for file, descr in ((tokens, "<i4"), (counts, "|b1")):
             header = {"descr": descr, "fortran_order": False, "shape": shape}
             np.lib.format.write_array_header_1_0(file, header)
-        for written, (row, mask) in enumerate(rows, 1):
+        for written, (row, mask) in enumerate(tracked(rows, what=f"{name} rows", total=shape[0], unit="rows"), 1):
             if written <= shape[0]:
                 tokens.write(row.astype("<i4").tobytes())
                 counts.write(mask.tobytes())

@@ -13,6 +13,7 @@ import random
 import numpy as np
 
 from bench.errors import ConfigError
+from jobs.ranks.progress import tracked
 
 PAD, REPORT, END = "<pad>", "<report>", "<end>"
 
@@ -53,7 +54,7 @@ def rows(num_rows: int, *, seq_length: int, seed: int, with_summaries: bool) -> 
     tokens = np.full((num_rows, seq_length), index[PAD], dtype=np.int32)
     counts = np.zeros((num_rows, seq_length), dtype=bool)
     report, summary = document(rng, with_summaries)
-    for row in range(num_rows):
+    for row in tracked(range(num_rows), what="rows made", total=num_rows, unit="rows"):
         start = 0
         while (end := start + len(report) + len(summary)) <= seq_length:
             tokens[row, start:end] = [index[word] for word in report + summary]

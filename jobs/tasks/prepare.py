@@ -6,6 +6,7 @@ same time and an interrupted one leaves nothing behind that could be mistaken.
 
 import argparse
 import fcntl
+import logging
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,11 +42,21 @@ def main() -> None:
         guard.finish = lambda: log.finish("aborted")
         log.event(mllog.CACHE_CLEAR, False, reason="not timed")
         log.start(mllog.INIT_START)
+        _show_progress(who)
         module = engine_of(plan)
         module.start_ranks(plan.base or plan, who)
         with alone(plan, who):
             prepare(plan, who, log)
         module.end_ranks()
+
+
+def _show_progress(who: Rank) -> None:
+    """Let rank 0 say how far our own long work is; other packages' loggers stay as they are."""
+    if who.rank == 0:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+        logging.getLogger("jobs").addHandler(handler)
+        logging.getLogger("jobs").setLevel(logging.INFO)
 
 
 def prepare(plan: Plan, who: Rank, log: mllog.Writer) -> None:

@@ -27,6 +27,7 @@ from bench.contract.schema import Model, Precision
 from bench.errors import ConfigError
 from jobs.engines.megatron import checkpoint_writer
 from jobs.engines.megatron.fp8 import quantize
+from jobs.ranks.progress import Progress
 from jobs.weights import config, tensor_map
 from jobs.weights.source import Source, open_source, sha256
 
@@ -120,10 +121,16 @@ def work(conversion: Conversion, *, workers: int) -> None:
     tasks = made | shards
     missing = [(name, task) for name, task in tasks.items() if not (records / f"{name}.json").exists()]
     log.info("%d of %d tasks to do in %s", len(missing), len(tasks), conversion.part)
+    gib = {
+        unit.name: sum(_num_bytes(conversion, weight) for weight in unit.weights) / 2**30 for unit in conversion.units
+    }
+    gib |= {name: (conversion.source.folder / name).stat().st_size / 2**30 for name in shards}
+    progress = Progress("written and hashed", sum(gib[name] for name, _ in missing), "GiB")
     pool = ThreadPoolExecutor(workers)
     try:
         for name in pool.map(partial(_recorded, records), *zip(*missing, strict=True)) if missing else ():
-            log.info("%s", name)
+            progress.add(gib[name])
+            log.info("%s; %s", name, progress.line())
     finally:
         pool.shutdown(cancel_futures=True)
 

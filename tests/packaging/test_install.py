@@ -8,18 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from helpers.ranks import ROOT
-
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The contents of the wheel, as pip would lay them out."""
-    tmp = tmp_path_factory.mktemp("wheel")
-    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp), str(ROOT)]
-    subprocess.run(build, check=True)
-    with zipfile.ZipFile(next(tmp.glob("runstop-*.whl"))) as wheel:
-        wheel.extractall(tmp / "site")
-    return tmp / "site"
+    site = tmp_path_factory.mktemp("site")
+    with zipfile.ZipFile(wheel) as packed:
+        packed.extractall(site)
+    return site
 
 
 def run(installed: Path, cwd: Path, *argv: str) -> subprocess.CompletedProcess[str]:

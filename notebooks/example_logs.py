@@ -1,0 +1,100 @@
+"""Logs for the notebooks: published ones where RUNSTOP_LOGS names a folder of them, else made-up ones.
+
+A made-up log is written through `bench.contract.mllog`, as a rank writes one, with a clock of its own. Its org and
+platform say what it is. Losses follow the published reference on average; nobody trained anything.
+"""
+
+import os
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from unittest import mock
+
+from bench.contract import mllog
+
+PUBLISHED = os.environ.get("RUNSTOP_LOGS")
+STEP_S, EVALUATION_S, INIT_S = 3.1, 28.0, 60.0
+START_S = 1_760_000_000
+"""When made-up runs begin, in seconds since 1970: October 2025, ruleset 5.1.0."""
+GLOBAL_BATCH_SIZE, FIRST, EVERY = 8, 1536, 384
+"""Samples of a step, at the first evaluation and between two, by the rules of llama2_70b_lora."""
+SETTINGS = {
+    mllog.CACHE_CLEAR: True,
+    mllog.SUBMISSION_BENCHMARK: "llama2_70b_lora",
+    mllog.SUBMISSION_DIVISION: "closed",
+    mllog.SUBMISSION_ORG: "example",
+    mllog.SUBMISSION_PLATFORM: "made up, nothing was trained",
+    mllog.SUBMISSION_STATUS: "onprem",
+    mllog.TARGET_ACCURACY: 0.925,
+    mllog.GLOBAL_BATCH_SIZE: GLOBAL_BATCH_SIZE,
+    mllog.GRADIENT_ACCUMULATION_STEPS: 1,
+    mllog.TRAIN_SAMPLES: 3901,
+    mllog.EVAL_SAMPLES: 173,
+    "opt_base_learning_rate": 4e-4,
+    "opt_learning_rate_training_steps": 1024,
+    "opt_adamw_weight_decay": 1e-4,
+    "opt_gradient_clip_norm": 0.3,
+    "lora_rank": 16,
+    "lora_alpha": 32,
+    "lowest_numerical_precision_in_linear": "fp8",
+    "lowest_numerical_precision_in_attn": "bfloat16",
+    "lowest_numerical_precision_in_comm": "bfloat16",
+    "tensor_parallelism": 1,
+    "pipeline_parallelism": 1,
+    "context_parallelism": 1,
+    "expert_parallelism": 1,
+    mllog.MICRO_BATCH_SIZE: 1,
+    "config_filename": "config.yaml",
+}
+
+
+def trial(name: str, folder: Path) -> Path:
+    """Return a log: the published one of this name below RUNSTOP_LOGS, or a made-up one that converges."""
+    if PUBLISHED and (found := Path(PUBLISHED) / name).exists():
+        return found
+    return write_trial(folder / "result_0.txt", losses=(0.9410, 0.9342, 0.9294, 0.9263, 0.9238), seed=1)
+
+
+def trials(name: str, folder: Path) -> Path:
+    """Return a folder of ten logs: the published one of this name below RUNSTOP_LOGS, or ten made-up ones."""
+    if PUBLISHED and len([*(found := Path(PUBLISHED) / name).glob("result_*.txt")]) >= 10:
+        return found
+    draw = random.Random(0)
+    for number in range(10):
+        evaluations = 5 + (number % 5 == 0) - (number % 4 == 0)
+        losses = [0.9250 + 0.004 * (evaluations - 1 - k) - 0.001 * (k == evaluations - 1) for k in range(evaluations)]
+        speed = draw.uniform(0.99, 1.01)
+        write_trial(folder / f"result_{number}.txt", losses=losses, seed=number + 1, step_s=STEP_S * speed)
+    return folder
+
+
+def write_trial(path: Path, *, losses: Sequence[float], seed: int, step_s: float = STEP_S) -> Path:
+    """Write a llama2_70b_lora trial with these evaluation losses, the last of which reaches the target."""
+    path.unlink(missing_ok=True)
+    now_s = float(START_S + 3600 * seed)
+    with (
+        mock.patch.object(mllog.time, "time_ns", lambda: round(now_s * 1e9)),
+        mllog.Writer(path) as log,
+    ):
+        log.start(mllog.INIT_START)
+        for key, value in (SETTINGS | {mllog.SEED: seed, "num_ranks": 8}).items():
+            log.event(key, value)
+        now_s += INIT_S
+        log.stop(mllog.INIT_STOP)
+        log.start(mllog.RUN_START)
+        samples = 0
+        for number, loss in enumerate(losses):
+            log.start(mllog.BLOCK_START, samples_count=samples)
+            until = FIRST + EVERY * number
+            while samples < until:
+                trained = min(10 * GLOBAL_BATCH_SIZE, until - samples)
+                samples += trained
+                now_s += trained / GLOBAL_BATCH_SIZE * step_s
+                log.event(mllog.TRAIN_LOSS, 1.33 + 0.4 * 0.5 ** (samples / 400), samples_count=samples, lr=4e-4)
+            log.stop(mllog.BLOCK_STOP, samples_count=samples)
+            log.start(mllog.EVAL_START, samples_count=samples)
+            now_s += EVALUATION_S
+            log.event(mllog.EVAL_ACCURACY, loss, samples_count=samples)
+            log.stop(mllog.EVAL_STOP, samples_count=samples)
+        log.finish("success", samples_count=samples)
+    return path
