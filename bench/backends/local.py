@@ -96,6 +96,7 @@ class Ranks:
                 f"{self._step.name} took longer than its walltime",
                 where="walltime",
                 fix="raise walltime (minutes per trial), or set it to null",
+                rule="SLU-07",
             )
         if ended := {
             rank: signal.Signals(abs(code) % 128).name for rank, code in codes.items() if not 0 <= code <= 128
@@ -104,6 +105,7 @@ class Ranks:
                 f"{', '.join(f'rank {rank} got {name}' for rank, name in sorted(ended.items()))} during {self._step.name}",
                 where=str(logs / f"{self._job.job_id}_{min(ended)}_log.err"),
                 fix="look for what ends processes on this machine: memory, a time limit, a person",
+                rule="RUN-02",
             )
         if (first := first_error(logs, self._step.name)) is not None:
             raise first
@@ -188,7 +190,7 @@ def first_error(logs: Path, step_name: str) -> BenchError | None:
     if not accounts:
         return None
     first = min(accounts, key=lambda account: account["time"])
-    error = SubmitError(first["what"], where=first["where"], fix=first["fix"])
+    error = SubmitError(first["what"], where=first["where"], fix=first["fix"], rule=first.get("rule"))
     error.exit_code = first["exit_code"]
     return error
 

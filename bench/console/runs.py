@@ -10,6 +10,7 @@ from bench.backends.slurm import jobs as slurm_jobs
 from bench.backends.slurm.jobs import Run
 from bench.console.sheet import Sheet
 from bench.console.sheet import show as show_sheet
+from bench.errors import with_rule
 from bench.runs.folder import short
 from bench.runs.ledger import RUNNING
 
@@ -64,4 +65,4 @@ def _reason(run: Run) -> str:
     """Return why it waits or failed; nothing for what runs or went well."""
     if run.is_active:
         return run.state.reason if run.state else ""
-    return str(run.status.get("what", "")) if run.status.get("exit_code") else ""
+    return with_rule(run.status.get("rule"), str(run.status.get("what", ""))) if run.status.get("exit_code") else ""

@@ -108,13 +108,14 @@ def _status(run: Path, outcomes: list[str], *, exit_code: int, what: str) -> dic
         return {"outcome": ledger.PROVEN, "exit_code": 0, "what": OK}
     is_judged = bool(outcomes) and all(outcome in (ledger.PROVEN, ledger.NOT_PROVEN) for outcome in outcomes)
     status: dict[str, Any] = {"outcome": ledger.NOT_PROVEN if is_judged else "failed", "exit_code": exit_code or 1}
-    known = {"what": what} if what.partition(":")[0] in RULES else {}  # the script has seen what no log says
+    rule, _, seen = what.partition(": ")
+    known = {"rule": rule, "what": seen} if rule in RULES else {}  # the script has seen what no log says
     folders.write(run / STATUS, status | known)
     said = diagnosis.explain([run])
     if said.rule in (None, diagnosis.UNKNOWN):
         return status | {"what": what, "while": what, "fix": f"python -m bench why {run.resolve()}"}
-    told = {"what": f"{said.rule}: {said.title}", "rule": said.rule, "evidence": said.evidence, "fix": said.fix}
-    return status | {"while": what} | told
+    told = {"what": said.title, "rule": said.rule, "evidence": said.evidence, "fix": said.fix}
+    return status | ({} if known else {"while": what}) | told
 
 
 def _parser() -> argparse.ArgumentParser:

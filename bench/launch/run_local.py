@@ -43,11 +43,12 @@ def run(plan: Plan, config_yaml: str) -> int:
         console.print(f"stopped; what was finished is in {short(folder)}")
         raise
     except BenchError as error:
-        status = {"outcome": "failed", "exit_code": error.exit_code, "what": error.what, "fix": error.fix}
+        status = {"outcome": "failed"} | {name: getattr(error, name) for name in ("exit_code", "rule", "what", "fix")}
         raise
     except OSError as error:
         where = str(error.filename or folder)
-        raise BenchError(f"cannot write: {error.strerror}", where=where, fix="make room, or set LOGDIR") from error
+        fix = "make room, or set LOGDIR"
+        raise BenchError(f"cannot write: {error.strerror}", where=where, fix=fix, rule="CFG-08") from error
     finally:
         with suppress(OSError):
             folders.write(folder / folders.STATUS, status)

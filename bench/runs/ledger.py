@@ -45,7 +45,10 @@ def create(folder: Path, plan: Plan) -> None:
             folders.write(folder / LEDGER, [trial | {"outcome": PLANNED} for trial in planned])
     if [{"trial": entry["trial"], "seed": entry.get("seed")} for entry in read(folder)] != planned:
         raise ConfigError(
-            "CFG-05: the ledger is that of a run with other seeds", where=str(folder / LEDGER), fix="start a new run"
+            "the ledger is that of a run with other seeds",
+            where=str(folder / LEDGER),
+            fix="start a new run",
+            rule="CFG-05",
         )
 
 

@@ -152,9 +152,9 @@ def cancel(folder: Path) -> str:
     if answer.exit_code:
         raise SubmitError(answer.err.strip() or "scancel failed", where=f"job {job}", fix=f"scancel {job}")
     if all(state.state == "PENDING" for state in run.states):  # it has not started, so its script cannot say so
-        what = "SLU-08: the job was cancelled before it started"
+        reason = {"rule": "SLU-08", "what": "the job was cancelled before it started"}
         fix = f"python -m bench resume {folders.short(folder)}"
-        folders.write(folder / STATUS, {"outcome": ledger.INTERRUPTED, "exit_code": 143, "what": what, "fix": fix})
+        folders.write(folder / STATUS, {"outcome": ledger.INTERRUPTED, "exit_code": 143, **reason, "fix": fix})
     return job
 
 
