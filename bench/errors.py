@@ -9,13 +9,16 @@ from contextlib import contextmanager
 
 
 class BenchError(Exception):
-    """The input, the machine or a log is at fault; printed as what, where, fix, without a traceback."""
+    """The input, the machine or a log is at fault; printed as what, where, fix, without a traceback.
+
+    `rule` is the ID in `bench.rules` of the rule that is broken, where one is known.
+    """
 
     exit_code = 1
 
-    def __init__(self, what: str, *, where: str, fix: str) -> None:
-        super().__init__(f"{what}\n  where: {where}\n  fix:   {fix}")
-        self.what, self.where, self.fix = what, where, fix
+    def __init__(self, what: str, *, where: str, fix: str, rule: str | None = None) -> None:
+        super().__init__(f"{with_rule(rule, what)}\n  where: {where}\n  fix:   {fix}")
+        self.what, self.where, self.fix, self.rule = what, where, fix, rule
 
 
 class ConfigError(BenchError):
@@ -36,6 +39,11 @@ class MissingLogError(LogError):
     """A log that was named is not there: the request is at fault."""
 
     exit_code = 2
+
+
+def with_rule(rule: str | None, what: str) -> str:
+    """Return a message as logs and screens show it: it begins with the ID of its rule, once."""
+    return what if rule is None or what.startswith(f"{rule}: ") else f"{rule}: {what}"
 
 
 def interrupt_exit_code(stop: KeyboardInterrupt) -> int:

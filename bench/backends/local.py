@@ -99,6 +99,7 @@ class Ranks:
                 f"{self._command.name} took longer than its walltime",
                 where="walltime",
                 fix="raise walltime (minutes per trial), or set it to null",
+                rule="SLU-07",
             )
         if ended := {
             rank: signal.Signals(abs(code) % 128).name for rank, code in codes.items() if not 0 <= code <= 128
@@ -107,6 +108,7 @@ class Ranks:
                 f"{', '.join(f'rank {rank} got {name}' for rank, name in sorted(ended.items()))} during {self._command.name}",
                 where=str(logs / f"{self._job.job_id}_{min(ended)}_log.err"),
                 fix="look for what ends processes on this machine: memory, a time limit, a person",
+                rule="RUN-02",
             )
         if (first := first_error(self._folder, self._command)) is not None:
             raise first
@@ -178,7 +180,10 @@ def driving(folder: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise ConfigError(
-                "CFG-05: another process drives this run", where=str(folder), fix=f"python -m bench watch {folder}"
+                "another process drives this run",
+                where=str(folder),
+                fix=f"python -m bench watch {folder}",
+                rule="CFG-05",
             ) from error
         lock.truncate(0)
         print(socket.gethostname(), os.getpid(), file=lock, flush=True)
@@ -257,7 +262,7 @@ def first_error(folder: Path, command: Command) -> BenchError | None:
     if not accounts:
         return None
     first = min(accounts, key=lambda account: account["time"])
-    error = SubmitError(first["what"], where=first["where"], fix=first["fix"])
+    error = SubmitError(first["what"], where=first["where"], fix=first["fix"], rule=first.get("rule"))
     error.exit_code = first["exit_code"]
     return error
 

@@ -7,7 +7,8 @@ from typing import Any
 from bench.console.sheet import Row, Sheet
 from bench.images.folder import Entry
 from bench.images.importer import Imported
-from bench.images.store import SHORT, Fault, Record
+from bench.images.store import SHORT, Record
+from bench.rules.finding import Finding
 
 
 def imported_sheet(imported: Imported) -> Sheet:
@@ -20,7 +21,7 @@ def imported_sheet(imported: Imported) -> Sheet:
     return Sheet("imported" if imported.is_new else "there already", rows, caption=f"export CONT={imported.path}")
 
 
-def verified_sheet(path: Path, record: Record | None, faults: list[Fault]) -> Sheet:
+def verified_sheet(path: Path, record: Record | None, faults: list[Finding]) -> Sheet:
     """Return what is known of an image's file, and what is wrong with it."""
     verdict = ("intact", "no" if faults else "yes", "" if faults else "content, name and record agree")
     wrong = [(fault.rule, fault.what, f"fix: {fault.fix}") for fault in faults]
@@ -39,7 +40,7 @@ def imported_json(imported: Imported) -> dict[str, Any]:
     return {"path": str(imported.path), "is_new": imported.is_new, "record": dataclasses.asdict(imported.record)}
 
 
-def verified_json(path: Path, record: Record | None, faults: list[Fault]) -> dict[str, Any]:
+def verified_json(path: Path, record: Record | None, faults: list[Finding]) -> dict[str, Any]:
     """Return what is known of an image's file."""
     wrong = [dataclasses.asdict(fault) for fault in faults]
     return {"path": str(path), "intact": not faults, "faults": wrong, "record": record and dataclasses.asdict(record)}

@@ -14,7 +14,7 @@ def sheet(package: Package) -> Sheet:
     for name, check in package.checked.checks.items():
         rows.append((f"official {name} checker", "passed" if check.passed else "failed", ""))
         rows += ((f"official {name} checker", "", message.splitlines()[0]) for message in check.messages)
-    rows += ((finding.rule, finding.severity, finding.message) for finding in package.findings)
+    rows += ((finding.rule, finding.severity, finding.what) for finding in package.findings)
     rows += (("to fill in", file, ", ".join(fields)) for file, fields in package.todo.items())
     verdict = "every official checker passes" if package.passed else "not fit for submission"
     rows.append(("package", str(package.request.folder), verdict))

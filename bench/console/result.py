@@ -8,7 +8,7 @@ from bench.mlperf.official import Verdict
 from bench.mlperf.result import NO_TARGET, UNVERIFIED, PeakMemory, Result, Span, title
 
 if TYPE_CHECKING:
-    from bench.mlperf.compliance import Finding
+    from bench.rules.finding import Finding
 from bench.console.sheet import Row, Sheet
 
 
@@ -33,7 +33,7 @@ def speed_rows(result: Result) -> list[Row]:
 def findings_sheet(findings: "Sequence[Finding]") -> Sheet:
     """Return where a log differs from that of a valid trial, worst first."""
     ordered = sorted(findings, key=lambda finding: finding.severity)
-    rows = [(f.rule, f.severity, str(f.line or ""), f.message) for f in ordered]
+    rows = [(f.rule, f.severity, str(f.line or ""), f.what) for f in ordered]
     return Sheet("findings", rows, columns=("rule", "severity", "line", "what"))
 
 
@@ -42,12 +42,12 @@ def _time_row(result: Result) -> Row:
     if result.minutes is not None:
         return name, f"{result.minutes:.2f}", "" if result.has_target else NO_TARGET
     clock = ("LOG-01", "LOG-02", "LOG-03", "LOG-04")
-    return name, "", next((f.message for f in result.findings if f.rule in clock), "")
+    return name, "", next((f.what for f in result.findings if f.rule in clock), "")
 
 
 def _valid_row(result: Result) -> Row:
     errors = [finding for finding in result.findings if finding.severity == "error"]
-    why = "; ".join(f"{e.rule}{f' line {e.line}' if e.line else ''}: {e.message}" for e in errors[:3])
+    why = "; ".join(f"{e.rule}{f' line {e.line}' if e.line else ''}: {e.what}" for e in errors[:3])
     return "valid trial", "yes" if result.valid else "no", why + (f"; {len(errors) - 3} more" if errors[3:] else "")
 
 

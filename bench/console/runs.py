@@ -10,6 +10,7 @@ from typing import Any
 
 from bench.console.sheet import Sheet
 from bench.console.sheet import show as show_sheet
+from bench.errors import with_rule
 from bench.runs import run as run_folders
 from bench.runs.folder import short
 from bench.runs.ledger import Outcome
@@ -119,4 +120,5 @@ def _reason(run: Run) -> str:
     """Return why it waits or failed; nothing for what runs or went well."""
     if run.is_active:
         return run.state.reason if run.state else ""
-    return (run.status.what or "") if run.status and run.status.exit_code else ""
+    status = run.status
+    return with_rule(status.rule, status.what or "") if status and status.exit_code else ""

@@ -1,10 +1,10 @@
 """Show what a set of trials is worth."""
 
 from bench.console.sheet import Row, Sheet
-from bench.mlperf.compliance import Finding
 from bench.mlperf.result import UNVERIFIED, title
 from bench.mlperf.score import Score
 from bench.mlperf.trial_set import name
+from bench.rules.finding import Finding
 
 
 def sheets(scored: Score) -> list[Sheet]:
@@ -36,7 +36,7 @@ def _run_cells(scored: Score, place: int) -> tuple[str, ...]:
 
 def _finding_row(finding: Finding) -> Row:
     """Return what keeps a set from being a score; a warning does not, and says that it is one."""
-    return finding.rule, "warning" if finding.severity == "warning" else "", finding.message
+    return finding.rule, "warning" if finding.severity == "warning" else "", finding.what
 
 
 def _score_row(scored: Score) -> Row:

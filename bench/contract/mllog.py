@@ -70,9 +70,10 @@ class Writer:
             self._file = FileIO(os.devnull, "w") if path is None else FileIO(path, "x")
         except FileExistsError as error:
             raise ConfigError(
-                "CFG-05: this trial has a log already, and a second start never adds to it",
+                "this trial has a log already, and a second start never adds to it",
                 where=str(path),
                 fix="start in a new folder, or move the old log away",
+                rule="CFG-05",
             ) from error
         self._lock = threading.RLock()
         self._started = self._stopped = False

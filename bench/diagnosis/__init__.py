@@ -1,7 +1,7 @@
 """Explain a run that failed, was stopped or is stuck: the rule, the line that shows it, and what to do.
 
-What our own ranks left behind, the signs in all logs and what the MLPerf records say become clues. The one that explains
-most wins: a cause beats what follows from it. What nothing explains stays unknown.
+The reports of our own ranks, the signs in all logs and the MLPerf records become clues. The clue that explains most
+wins: a cause beats what follows from it. A failure that no clue explains stays unknown.
 """
 
 import re
@@ -22,6 +22,7 @@ from bench.mlperf import result as results
 from bench.mlperf.reader import Event
 from bench.mlperf.result import Result
 from bench.rules import RULES
+from bench.rules import finding as findings
 from bench.rules.signs import Weight
 
 UNKNOWN = "unknown"
@@ -84,8 +85,8 @@ class _Log:
     def errors(self) -> Iterable[Clue]:
         """Return what is wrong with the log itself."""
         found = self.result.findings if self.result else ()
-        wrong = (f for f in found if f.severity == "error" and f.rule in RULES)
-        return (Clue(f.rule, Weight.OUTCOME, self.result.file, f.line or 1, f.message) for f in wrong if self.result)
+        file = self.result.file if self.result else ""
+        return (Clue(f.rule, Weight.OUTCOME, file, f.line or 1, f.what) for f in findings.errors(found))
 
 
 def runs(paths: Sequence[Path]) -> list[list[Path]]:
@@ -112,11 +113,13 @@ def explain(paths: Sequence[Path]) -> Explanation:
     folder = paths[0] if paths[0].is_dir() else None
     name = str(folder) if folder else ", ".join(map(str, paths))
     status, plan = (run_reports.status(folder), _plan(folder)) if folder else ({}, None)
-    told = [_Log(scan) for scan in (*run_reports.of_ranks(folder), *run_reports.of_launcher(folder))] if folder else []
+    reported = (
+        [_Log(scan) for scan in (*run_reports.of_ranks(folder), *run_reports.of_launcher(folder))] if folder else []
+    )
     logs = [_read(path, is_over=bool(status)) for path in (_files(folder) if folder else paths)]
-    if status.get("outcome") in ("proven", "fine") or not (told or status) and _all_fine(logs, plan):
+    if status.get("outcome") in ("proven", "fine") or not (reported or status) and _all_fine(logs, plan):
         return _nothing(name, logs, "nothing failed: the logs say that the run succeeded")
-    bad = [*told, *sorted((log for log in logs if not log.is_fine), key=_moment)]
+    bad = [*reported, *sorted((log for log in logs if not log.is_fine), key=_moment)]
     found = [clue for log in bad for clue in (*log.scan.clues[:1], *log.judged())]
     if folder and status.get("outcome") == "not proven":
         found += [clue for log in logs for clue in log.errors()]
@@ -140,7 +143,8 @@ def _explanation(
         fix = "read the lines below, and what stands around them"
         if not lines and not any(log.scan.has_records for log in bad):
             title = "the log is empty: whatever ran has written nothing there"
-            fix = "see whether it started at all: its standard error, the batch job's output, and under Slurm `sacct -j JOB`"
+            fix = "see whether it started at all: its standard error, the batch job's output, "
+            fix += "and under Slurm `sacct -j JOB`"
         return Explanation(run=name, rule=UNKNOWN, title=title, detail=_detail(trial), fix=fix, lines=lines)
     return Explanation(
         run=name,

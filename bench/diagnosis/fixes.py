@@ -1,4 +1,4 @@
-"""What to do, worked out from the plan and the records of a run: splits that need less memory, a time limit that suffices."""
+"""Fixes worked out from the plan and the records of a run: splits that need less memory, a sufficient time limit."""
 
 import copy
 import math
@@ -28,7 +28,7 @@ def without_image(clue: Clue, plan: Plan | None) -> Clue:
 
 
 def less_memory(plan: Plan) -> str | None:
-    """Return the smallest legal changes that need less than the plan and fit by its own estimate; None if there are none."""
+    """Return the smallest legal changes that need less memory than the plan and fit by its own estimate, or None."""
     now, fitting = plan.memory.total_gib, []
     for key, changed in _changes(plan):
         try:
@@ -125,8 +125,8 @@ def enough_time(reached: Reached | None, result: Result, plan: Plan | None) -> s
     had_min = plan.config.walltime if plan else None
     if had_min is not None and minutes <= had_min:
         return (
-            f"at its pace the run needed {math.ceil(minutes)} of its {had_min} min, so it hung: start it again, and when it "
-            "stops logging `py-spy dump --pid PID` on every rank shows where"
+            f"at its pace the run needed {math.ceil(minutes)} of its {had_min} min, so it hung: start it again, and "
+            "when it stops logging `py-spy dump --pid PID` on every rank shows where"
         )
     return (
         f"at this pace walltime={math.ceil(minutes)} (minutes per trial) reaches the last step, {total:,.0f} samples; "

@@ -15,6 +15,7 @@ from pathlib import Path
 from bench.diagnosis import tracebacks
 from bench.diagnosis.tracebacks import LABEL, Frame
 from bench.diagnosis.words import FOLD, of_signs
+from bench.errors import with_rule
 from bench.mlperf.reader import printable
 from bench.rules import RULES
 from bench.rules.signs import EVENTS, SIGNS, Weight
@@ -99,20 +100,21 @@ def scan(path: Path) -> Scan:
     return reader.finish()
 
 
+def of_rule(rule: str, what: str, fix: str | None, *, file: str, line: int = 1) -> Clue:
+    """Return the clue in an error of our own that names its rule; it weighs as much as the rule's best sign."""
+    weight = max((sign.weight for sign in RULES[rule].signs), default=Weight.CAUSE)
+    weight = Weight.CAUSE if weight is Weight.HINT else weight  # a hint is what runs that are fine print too
+    return Clue(rule, weight, file, line, shown(with_rule(rule, what).encode(errors="replace")), fix)
+
+
 def read_message(what: str, fix: str, *, file: str, line: int = 1, otherwise: str = "RUN-10") -> Clue:
-    """Return the clue in an error of our own, which says best what to do: the rule that it names or shows."""
+    """Return the clue in the text of an error of our own: the rule that it begins with, else the one that it shows."""
     raw = what.encode(errors="replace")
     text = shown(raw)
     if (known := _KNOWN.match(text)) and known[1] in RULES:
         return Clue(known[1], Weight.CAUSE, file, line, text, fix)
     rule, weight, _ = _recognise(raw[:_AFTER]) or (otherwise, Weight.CAUSE, 0)
     return Clue(rule, weight, file, line, text, fix)
-
-
-def names_rule(text: object) -> bool:
-    """Return whether a message of our own begins with the id of its rule."""
-    known = _KNOWN.match(text) if isinstance(text, str) else None
-    return known is not None and known[1] in RULES
 
 
 def read_text(text: str, *, file: str, line: int = 1) -> Scan:
@@ -136,7 +138,7 @@ def shown(raw: bytes) -> str:
 
 @lru_cache(maxsize=4096)
 def _recognise(text: bytes) -> tuple[str, Weight, int] | None:
-    """Return the rule that a line shows, how much that explains, and where in the line; ranks repeat each other's lines."""
+    """Return the rule that a line shows, its weight, and where in the line; cached: ranks repeat each other's lines."""
     for sign, pattern in _PATTERNS:
         if found := pattern.search(text):
             return sign.rule, sign.weight, found.start()

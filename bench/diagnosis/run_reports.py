@@ -1,6 +1,7 @@
-"""What a run of ours says of itself: the accounts of ranks that failed, the launcher's last word, the ledger.
+"""What a run of ours reports itself: the accounts of ranks that failed, the launcher's status, the ledger.
 
-A rank that fails leaves rank_logs/*.error (`jobs.ranks.guard`); the launcher writes status.json and ledger.json (`bench.launch.run_local`).
+A rank that fails leaves rank_logs/*.error (`jobs.ranks.guard`); the launcher writes status.json and ledger.json
+(`bench.launch.run_local`). These files name the rule in a field of its own.
 """
 
 import json
@@ -33,37 +34,46 @@ def status(folder: Path) -> dict[str, Any]:
 
 
 def of_ranks(folder: Path) -> list[Scan]:
-    """Return what each rank that failed said, the first one first: the others mostly say that it is gone."""
+    """Return the account of each rank that failed, the earliest first: the others mostly report that it is gone."""
     found = [
-        (said, path) for path in sorted((folder / RANK_LOGS).glob("*.error")) if (said := folders.read_object(path))
+        (account, path)
+        for path in sorted((folder / RANK_LOGS).glob("*.error"))
+        if (account := folders.read_object(path))
     ]
     found.sort(key=lambda pair: pair[0]["time"] if is_number(pair[0].get("time")) else 0)
-    return [_scan(said, str(path)) for said, path in found]
+    return [_scan(account, str(path)) for account, path in found]
 
 
 def of_launcher(folder: Path) -> list[Scan]:
-    """Return what the launcher knows that no log says: who stopped it, or how a rank ended."""
-    said, file = status(folder), str(folder / STATUS)
-    if said.get("outcome") == "interrupted":
-        what = log_scan.shown(str(said.get("what") or f"the launcher got {_signal(said.get('exit_code'))}").encode())
-        fix = said.get("fix") or (None if (folder / JOB).exists() else _START_AGAIN)
+    """Return what the launcher knows and no log says: who stopped it, or how a rank ended."""
+    last, file = status(folder), str(folder / STATUS)
+    if last.get("outcome") == "interrupted":
+        what = log_scan.shown(str(last.get("what") or f"the launcher got {_signal(last.get('exit_code'))}").encode())
+        fix = last.get("fix") or (None if (folder / JOB).exists() else _START_AGAIN)
         # What ranks say of each other's ends follows from this one, unless one of them names a cause.
         return [_only(Clue("SLU-08", Weight.DEATH, file, 1, what, fix))]
-    if not isinstance(said.get("what"), str):
+    if not isinstance(last.get("what"), str):
         return []
-    if "while" in said and not log_scan.names_rule(said["while"]):  # its script knew what failed, and not why
-        return _own_explanation(said, file)
-    scan = _scan(said, file)
-    told = (replace(clue, weight=Weight.OUTCOME) if clue.rule == "RUN-10" else clue for clue in scan.clues)
-    return [replace(scan, clues=tuple(told))]
+    if "while" in last:  # the batch script knew what failed, and not why
+        return _own_explanation(last, file)
+    scan = _scan(last, file)
+    is_batch = (folder / JOB).exists()
+    return [replace(scan, clues=tuple(_weighed(clue, is_batch=is_batch) for clue in scan.clues))]
 
 
-def _own_explanation(said: dict[str, Any], file: str) -> list[Scan]:
+def _weighed(clue: Clue, *, is_batch: bool) -> Clue:
+    """Return a clue of the launcher's. A batch script that ends its run has seen why; here, only that time was up."""
+    if clue.rule == "RUN-10":
+        return replace(clue, weight=Weight.OUTCOME)
+    return replace(clue, weight=Weight.CAUSE) if is_batch and clue.weight is Weight.END else clue
+
+
+def _own_explanation(last: dict[str, Any], file: str) -> list[Scan]:
     """Return what `explain` found when the job ended: the line that it found, for a run whose logs are gone by now."""
-    rule, evidence = said.get("rule"), said.get("evidence")
+    rule, evidence = last.get("rule"), last.get("evidence")
     if rule not in RULES or not isinstance(evidence, str):
         return []
-    return [_only(Clue(rule, Weight.HINT, file, 1, evidence, said.get("fix")))]
+    return [_only(Clue(rule, Weight.HINT, file, 1, evidence, last.get("fix")))]
 
 
 def not_proven(folder: Path) -> Iterator[Clue]:
@@ -72,16 +82,19 @@ def not_proven(folder: Path) -> Iterator[Clue]:
     ledger = folders.read(file)
     for entry in ledger if isinstance(ledger, list) else ():
         if isinstance(entry, dict) and entry.get("outcome") == "not proven":
-            said = {key: entry.get(key) for key in ("trial", "official", "not_as_planned")}
-            yield Clue("RUN-12", Weight.OUTCOME, str(file), 1, log_scan.shown(json.dumps(said).encode()))
+            reasons = {key: entry.get(key) for key in ("trial", "official", "not_as_planned")}
+            yield Clue("RUN-12", Weight.OUTCOME, str(file), 1, log_scan.shown(json.dumps(reasons).encode()))
 
 
-def _scan(said: dict[str, Any], file: str) -> Scan:
-    what = str(said.get("what", ""))
+def _scan(account: dict[str, Any], file: str) -> Scan:
+    """Return the rule that an account of ours names; the signs in its text where it names none."""
+    rule, what, fix = account.get("rule"), str(account.get("what", "")), str(account.get("fix", ""))
+    if isinstance(rule, str) and rule in RULES:
+        return _only(log_scan.of_rule(rule, what, fix, file=file))
     if _TRACEBACK in what:
         return log_scan.read_text(what, file=file)
-    otherwise = "CFG-09" if said.get("exit_code") == 2 else "RUN-10"
-    return _only(log_scan.read_message(what, str(said.get("fix", "")), file=file, otherwise=otherwise))
+    otherwise = "CFG-09" if account.get("exit_code") == 2 else "RUN-10"
+    return _only(log_scan.read_message(what, fix, file=file, otherwise=otherwise))
 
 
 def _only(clue: Clue) -> Scan:

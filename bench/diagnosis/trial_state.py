@@ -1,6 +1,6 @@
-"""What the records of a trial say of how it went: still running, stuck, not converging, appended to, or no number at all."""
+"""How a trial went by its records: still running, stuck, not converging, appended to, or with a loss of NaN."""
 
-import re
+import math
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -8,9 +8,9 @@ from pathlib import Path
 from bench.contract import mllog
 from bench.diagnosis import fixes
 from bench.diagnosis.log_scan import Clue
-from bench.mlperf.compliance import Finding
 from bench.mlperf.reader import Event, printable
 from bench.mlperf.result import Result
+from bench.rules.finding import Finding
 from bench.rules.signs import Weight
 
 QUIET_MIN = 10
@@ -21,7 +21,7 @@ WINDOW = 4
 """So many evaluations without a lower loss are no noise: no published run that reached its target has them."""
 _TRAINED_OUT = 0.95
 """Share of the last step's samples from which on a run had its chance to converge."""
-_NO_NUMBER = re.compile(r"\d+ x (?:train_loss|eval_accuracy) is (?:nan|-?inf)")
+_LOSSES = (mllog.TRAIN_LOSS, mllog.EVAL_ACCURACY)
 
 
 def judge(result: Result, events: Sequence[Event], *, is_running: bool) -> Iterator[Clue]:
@@ -30,8 +30,9 @@ def judge(result: Result, events: Sequence[Event], *, is_running: bool) -> Itera
     if len(result.trials) > 1:
         weight = Weight.CAUSE if result.trials[-1].status == mllog.SUCCESS else Weight.OUTCOME
         yield _clue("LOG-03", weight, result, by_rule.get("LOG-03"))
+    not_finite = {event.line for event in events if event.key in _LOSSES and _is_not_finite(event.value)}
     for finding in result.findings:
-        if _NO_NUMBER.match(finding.message):
+        if finding.rule == "LOG-08" and finding.line in not_finite:
             yield _clue("RUN-05", Weight.CAUSE, result, finding)
     if len(result.trials) != 1 or not events:
         return
@@ -43,6 +44,10 @@ def judge(result: Result, events: Sequence[Event], *, is_running: bool) -> Itera
         last = events[-1]
         text = f"the last record is {last.key}, {_words(quiet_min(Path(result.file), events))} ago"
         yield Clue("RUN-07", Weight.OUTCOME, result.file, last.line, printable(text))
+
+
+def _is_not_finite(value: object) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def is_fresh(path: Path, events: Sequence[Event]) -> bool:
@@ -60,7 +65,7 @@ def quiet_min(path: Path, events: Sequence[Event]) -> float:
 
 
 def is_flat(result: Result) -> bool:
-    """Return whether the last evaluations of a loss brought nothing lower; accuracies and word error rates jump about."""
+    """Return whether the last evaluations of a loss brought nothing lower; accuracies and error rates fluctuate."""
     losses = [evaluation.value for evaluation in result.evaluations]
     is_loss = not result.higher_is_better and result.benchmark != "rnnt"
     return is_loss and len(losses) > WINDOW and min(losses[-WINDOW:]) >= min(losses[:-WINDOW])
@@ -80,7 +85,7 @@ def _is_not_converging(result: Result, *, is_running: bool) -> bool:
 def _clue(rule: str, weight: Weight, result: Result, finding: Finding | None) -> Clue:
     last = result.evaluations[-1].line if result.evaluations else 1
     line = finding.line if finding and finding.line else last
-    return Clue(rule, weight, result.file, line, finding.message if finding else "")
+    return Clue(rule, weight, result.file, line, finding.what if finding else "")
 
 
 def _words(minutes: float) -> str:

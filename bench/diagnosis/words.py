@@ -15,8 +15,9 @@ from bench.rules.signs import SIGNS
 FOLD = bytes.maketrans(ascii_uppercase.encode() + b"23456789", ascii_lowercase.encode() + b"22222222")
 """To small letters, and most digits to one, so that lines that differ in numbers only become alike."""
 _SHARED = tuple(
-    b"error|fail|nccl warn|pyxis|no such|killed|srun:|exit code|invalid|enroot|cannot |can't |unable to |could not |timed out"
-    b"|not found|memory|watchdog|is not |cuda|no space left|insufficient|mismatch|gated repo|fatal|oom".split(b"|")
+    b"error|fail|nccl warn|pyxis|no such|killed|srun:|exit code|invalid|enroot|cannot |can't |unable to |could not "
+    b"|timed out|not found|memory|watchdog|is not |cuda|no space left|insufficient|mismatch|gated repo|fatal"
+    b"|oom".split(b"|")
 )
 """Found in so many patterns that one search for it saves a dozen; only those that patterns need are used."""
 _EVERYWHERE = (b"rank", b"loss")

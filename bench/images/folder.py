@@ -9,7 +9,8 @@ from shlex import quote
 from bench.errors import ConfigError
 from bench.images.lock import is_locked
 from bench.images.reference import SUFFIXES
-from bench.images.store import SHORT, Fault, Record, faults, recorded
+from bench.images.store import SHORT, Record, faults, recorded
+from bench.rules.finding import Finding, broken
 
 PART = ".import-*.part"
 RECORD = re.compile(rf".+-sha256-[0-9a-f]{{{SHORT}}}\.json")
@@ -22,7 +23,7 @@ class Entry:
     path: Path
     size_bytes: int
     record: Record | None
-    faults: list[Fault]
+    faults: list[Finding]
 
 
 def entries(folder: Path) -> list[Entry]:
@@ -44,11 +45,12 @@ def entries(folder: Path) -> list[Entry]:
 
 def _image(path: Path) -> Entry:
     if not path.is_file():
-        return Entry(path, 0, None, [Fault("ENR-08", "it is no file, or a link to nothing", f"rm {quote(str(path))}")])
+        return Entry(path, 0, None, [_damaged(path, "it is not a file, or a link to nothing")])
     try:
         return Entry(path, path.stat().st_size, recorded(path), faults(path, whole=False))
     except OSError as error:
-        return Entry(path, 0, None, [Fault("ENR-08", f"cannot be read: {error.strerror}", "see that this user may")])
+        found = _damaged(path, f"cannot be read: {error.strerror}", fix="see that this user may read it")
+        return Entry(path, 0, None, [found])
 
 
 def _part(path: Path, folder: Path) -> Entry | None:
@@ -56,11 +58,16 @@ def _part(path: Path, folder: Path) -> Entry | None:
     with suppress(FileNotFoundError):
         size = path.stat().st_size
         if is_locked(folder):
-            return Entry(path, size, None, [Fault("ENR-08", "incomplete: an import is at work", "wait for it")])
-        return Entry(path, size, None, [Fault("ENR-08", "incomplete: its import was killed", f"rm {quote(str(path))}")])
+            return Entry(path, size, None, [_damaged(path, "incomplete: an import is at work", fix="wait for it")])
+        return Entry(path, size, None, [_damaged(path, "incomplete: its import was killed")])
     return None
 
 
 def _orphan(path: Path) -> Entry:
     fix = f"import the image again, or rm {quote(str(path))}"
-    return Entry(path, 0, recorded(path.with_suffix(".sqsh")), [Fault("ENR-11", "a record without its image", fix)])
+    found = broken("ENR-11", "a record without its image", str(path), fix=fix, severity="warning")
+    return Entry(path, 0, recorded(path.with_suffix(".sqsh")), [found])
+
+
+def _damaged(path: Path, what: str, *, fix: str | None = None) -> Finding:
+    return broken("ENR-08", what, str(path), fix=fix or f"rm {quote(str(path))}")

@@ -10,9 +10,10 @@ from bench.errors import ConfigError
 from bench.images import squashfs, tools
 from bench.images.reference import HUB, InDaemon, Reference
 from bench.rules import RULES
+from bench.rules.finding import Finding, broken
 
 TYPICAL_GIB = 20
-"""What nvcr.io/nvidia/pytorch:25.11-py3 takes unpacked; Enroot needs it in its temporary folder and again for the image."""
+"""The unpacked size of nvcr.io/nvidia/pytorch:25.11-py3; Enroot needs it in its temporary folder and for the image."""
 MARGIN_BYTES = 64 << 20
 HOSTS = {"nvcr.io": ("nvcr.io", "authn.nvidia.com"), HUB: (HUB, "auth.docker.io")}
 """Which machines must stand in Enroot's credentials file: the registry, and who gives out its tokens."""
@@ -29,26 +30,31 @@ def require(wanted: Reference | InDaemon | Path, folder: Path) -> None:
         tools.require(wanted.engine)
     for name, path in _enroot_folders().items():
         if not os.access(_existing(path), os.W_OK | os.X_OK):
-            raise ConfigError(f"ENR-03: {name} is not writable", where=str(path), fix=f"export {name}=/a/local/disk")
+            raise ConfigError(
+                f"{name} is not writable", where=str(path), fix=f"export {name}=/a/local/disk", rule="ENR-03"
+            )
 
 
 def _check_file(path: Path, folder: Path) -> None:
     if not path.is_file():
-        raise ConfigError("ENR-07: no such file", where=str(path), fix="correct the path; an image is one file, .sqsh")
+        raise ConfigError(
+            "no such file", where=str(path), fix="correct the path; an image is one file, .sqsh", rule="ENR-07"
+        )
     if not os.access(path, os.R_OK):
-        raise ConfigError("CFG-08: not readable", where=str(path), fix="see that this user may read it")
+        raise ConfigError("not readable", where=str(path), fix="see that this user may read it", rule="CFG-08")
     if (what := squashfs.quick_damage(path)) is not None:
-        raise ConfigError(f"ENR-08: {what}", where=str(path), fix=RULES["ENR-08"].fix)
+        raise ConfigError(what, where=str(path), fix=RULES["ENR-08"].fix, rule="ENR-08")
     needed, free = path.stat().st_size + MARGIN_BYTES, shutil.disk_usage(folder).free
     if free < needed:
         raise ConfigError(
-            f"ENR-03: {free / 2**30:.2f} GiB free, and the image takes {needed / 2**30:.2f}",
+            f"{free / 2**30:.2f} GiB free, and the image takes {needed / 2**30:.2f}",
             where=str(folder),
             fix="make room, or choose another --dir",
+            rule="ENR-03",
         )
 
 
-def warnings(wanted: Reference | InDaemon | Path, folder: Path) -> list[str]:
+def warnings(wanted: Reference | InDaemon | Path, folder: Path) -> list[Finding]:
     """Return what may go wrong with an import: credentials that are not there, room for a large image."""
     if isinstance(wanted, Path):
         return []
@@ -56,24 +62,25 @@ def warnings(wanted: Reference | InDaemon | Path, folder: Path) -> list[str]:
     for name, path in {**_enroot_folders(), "--dir": folder}.items():
         free_gib = shutil.disk_usage(_existing(path)).free / 2**30
         if free_gib < TYPICAL_GIB:
-            found.append(f"ENR-03: {free_gib:.1f} GiB free in {name} ({path}); a large image takes {TYPICAL_GIB}")
+            what = f"{free_gib:.1f} GiB free in {name} ({path}); a large image takes {TYPICAL_GIB}"
+            found.append(broken("ENR-03", what, str(path), severity="warning"))
     return found
 
 
-def _credential_warnings(registry: str) -> list[str]:
+def _credential_warnings(registry: str) -> list[Finding]:
     """Return what Enroot's credentials file lacks for a registry. Only the names of machines are taken from it."""
     host = registry.partition(":")[0]
     path = _enroot_path("ENROOT_CONFIG_PATH", "XDG_CONFIG_HOME", "~/.config")
     known: set[str] = set()
-    found = []
+    found: list[Finding] = []
     if path is not None and (file := path / ".credentials").is_file() and os.access(file, os.R_OK):
         known = set(re.findall(r"^\s*machine\s+(\S+)", file.read_text(errors="replace"), re.M))
         if file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-            found.append(f"ENR-01: others may read {file}: chmod 600 {file}")
+            what, fix = f"others may read {file}: chmod 600 {file}", f"chmod 600 {file}"
+            found.append(broken("ENR-01", what, str(file), fix=fix, severity="warning"))
     if path is not None and (missing := [name for name in HOSTS.get(host, (host,)) if name not in known]):
-        found.append(
-            f"ENR-01: no credentials for {', '.join(missing)} in {path}/.credentials; only public images come without"
-        )
+        what = f"no credentials for {', '.join(missing)} in {path}/.credentials; only public images come without"
+        found.append(broken("ENR-01", what, f"{path}/.credentials", severity="warning"))
     return found
 
 
@@ -87,7 +94,7 @@ def _enroot_folders() -> dict[str, Path]:
 
 
 def _enroot_path(name: str, base: str, default: str) -> Path | None:
-    """Return a folder of Enroot's: by its variable, by enroot.conf, or the default; None where the site's bash works it out."""
+    """Return a folder of Enroot's by its variable, by enroot.conf, or the default; None if only bash can expand it."""
     value = os.environ.get(name)
     conf = Path(os.environ.get("ENROOT_SYSCONF_PATH", "/etc/enroot")) / "enroot.conf"
     if not value and conf.is_file():

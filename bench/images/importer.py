@@ -47,7 +47,7 @@ class How:
 
 
 def bring(source: str, folder: Path, *, how: How, say: Say) -> Imported:
-    """Return the image that SOURCE names, imported into the folder unless it is there; `say` gets what happens, line by line.
+    """Return the image that SOURCE names, imported into the folder unless it is in it; `say` gets each progress line.
 
     Raises:
         ConfigError: nothing was started.
@@ -58,7 +58,7 @@ def bring(source: str, folder: Path, *, how: How, say: Say) -> Imported:
     store.make(folder)
     import_checks.require(wanted, folder)
     for warning in import_checks.warnings(wanted, folder):
-        say(warning)
+        say(warning.titled)
     with locked(folder, say=say) as lock:
         there = None if how.again else _there(wanted, folder, how)
         if there is not None:
@@ -128,32 +128,34 @@ def _refused(source: str, said: tools.Said) -> BenchError:
     for line in said.lines:
         for rule, sign in signs:
             if re.search(sign.pattern, line.encode()):
-                return BenchError(f"{rule.id}: {rule.title}: {line.strip()}", where=source, fix=rule.fix)
+                return BenchError(f"{rule.title}: {line.strip()}", where=source, fix=rule.fix, rule=rule.id)
     last = next((line.strip() for line in reversed(said.lines) if line.strip()), "it said nothing")
     rule = RULES["ENR-10"]
-    return BenchError(f"{rule.id}: {rule.title}: exit code {said.exit_code}, {last}", where=source, fix=rule.fix)
+    what = f"{rule.title}: exit code {said.exit_code}, {last}"
+    return BenchError(what, where=source, fix=rule.fix, rule=rule.id)
 
 
 def _not_written(error: OSError, folder: Path) -> BenchError:
     """Return an error of the file system in our words."""
     what, where = error.strerror or str(error), str(error.filename or folder)
     if error.errno in NO_ROOM:
-        return BenchError(f"ENR-03: {what}", where=where, fix="make room, or choose another --dir")
-    return BenchError(f"CFG-08: {what}", where=where, fix="see that this user may read the image and write to --dir")
+        return BenchError(what, where=where, fix="make room, or choose another --dir", rule="ENR-03")
+    return BenchError(what, where=where, fix="see that this user may read the image and write to --dir", rule="CFG-08")
 
 
 def _admitted(part: Path, label: str, source: str, importer: str, how: How) -> Imported:
     """Give a whole image its name, after its record: whoever sees the image can know what it is."""
     if (what := squashfs.damage(part)) is not None:
         raise BenchError(
-            f"ENR-08: {what}", where=source, fix="import it again; if it fails again, its source is damaged"
+            what, where=source, fix="import it again; if it fails again, its source is damaged", rule="ENR-08"
         )
     inside = squashfs.contents(part)
     if inside.architecture not in (None, _machine(how)):
         raise BenchError(
-            f"ENR-07: it is made for {inside.architecture}, and the nodes are {_machine(how)}",
+            f"it is made for {inside.architecture}, and the nodes are {_machine(how)}",
             where=source,
             fix=f"add --arch {inside.architecture} if the nodes are; else choose an image that is made for them",
+            rule="ENR-07",
         )
     digest = store.sha256(part)
     image = part.parent / store.file_name(label, digest)

@@ -18,7 +18,9 @@ def locked(folder: Path, *, say: Callable[[str], None]) -> Iterator[int]:
     try:
         lock = _lock_file(folder)
     except OSError as error:
-        raise ConfigError(f"CFG-08: {error.strerror}", where=str(folder / LOCK), fix="choose another --dir") from error
+        raise ConfigError(
+            f"{error.strerror}", where=str(folder / LOCK), fix="choose another --dir", rule="CFG-08"
+        ) from error
     with lock:
         try:
             if not _lock(lock.fileno(), wait=False):

@@ -92,9 +92,10 @@ def read(source: str) -> Reference | InDaemon | Path:
     reference = _in_registry(rest) if scheme in ("", "docker") else None
     if reference is None:
         raise ConfigError(
-            f"ENR-10: {source!r} does not name an image",
+            f"{source!r} does not name an image",
             where="SOURCE",
             fix="write nvcr.io/nvidia/pytorch:TAG, docker://REGISTRY#IMAGE:TAG, dockerd://IMAGE:TAG or /PATH/FILE.sqsh",
+            rule="ENR-10",
         )
     return reference
 
@@ -130,9 +131,10 @@ def _in_registry(text: str) -> Reference | None:
     user, registry, rest = _parts(text)
     if user and ":" in user:
         raise ConfigError(
-            "CFG-07: a password stands in the image's name",
+            "a password stands in the image's name",
             where="SOURCE",
             fix="revoke it, and write the new one to Enroot's .credentials file only",
+            rule="CFG-07",
         )
     rest, _, digest = rest.partition("@")
     name, _, tag = rest.partition(":")

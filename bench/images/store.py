@@ -19,6 +19,7 @@ from typing import Any
 
 from bench.errors import ConfigError
 from bench.images import squashfs, tools
+from bench.rules.finding import Finding, broken
 from bench.runs.folder import write
 
 VERSION = 1
@@ -48,15 +49,6 @@ class Record:
     """Its /etc/runstop-image.json."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """One rule of `bench.rules` that an image's file breaks."""
-
-    rule: str
-    what: str
-    fix: str
-
-
 def file_name(label: str, sha256: str) -> str:
     """Return what the image of this content is called; a digest that the label ends in already is not repeated."""
     label = re.sub(rf"-sha256-[0-9a-f]{{{SHORT}}}$", "", label)
@@ -69,7 +61,7 @@ def record_path(image: Path) -> Path:
 
 
 def recorded(image: Path) -> Record | None:
-    """Return the record of an image's file, or None where there is none that can be read; the file itself is not looked at."""
+    """Return the record of an image's file, or None if none can be read; the file itself is not read."""
     path = record_path(image.resolve())
     try:
         fields = json.loads(path.read_text())
@@ -89,7 +81,7 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def faults(image: Path, *, architecture: str | None = None, whole: bool = True) -> list[Fault]:
+def faults(image: Path, *, architecture: str | None = None, whole: bool = True) -> list[Finding]:
     """Return all that is wrong with an image's file; architecture is what the nodes are, None: not judged.
 
     Without `whole` only name, record, superblock and length are looked at, not all of the content.
@@ -103,47 +95,48 @@ def faults(image: Path, *, architecture: str | None = None, whole: bool = True) 
             "its name does not hold its digest" if named is None else "there is no record of it, or none that is one"
         )
         fix = f"python -m bench image import {quote(str(image))}"
-        return [*found, Fault("ENR-11", missing, fix), *_wrong_cpu(image, architecture, damaged=bool(found))]
+        unnamed = broken("ENR-11", missing, str(image), fix=fix, severity="warning")
+        return [*found, unnamed, *_wrong_cpu(image, architecture, damaged=bool(found))]
     if record.file != image.name or not record.sha256.startswith(named[2]):
-        found.append(
-            Fault("ENR-11", f"its record is of another file, {record.file}", "restore the record, or import it again")
-        )
+        what, fix = f"its record is of another file, {record.file}", "restore the record, or import it again"
+        found.append(broken("ENR-11", what, str(image), fix=fix, severity="warning"))
     if whole and not found:
         found += _changed(image, record)
     elif image.stat().st_size != record.size_bytes:
-        found.append(
-            _again(f"it has {image.stat().st_size:,} bytes, and had {record.size_bytes:,} when it was imported")
-        )
+        what = f"it has {image.stat().st_size:,} bytes, and had {record.size_bytes:,} when it was imported"
+        found.append(_again(image, what))
     return found + _wrong_cpu(image, architecture, damaged=bool(found), known=record.architecture)
 
 
-def _damage(image: Path, *, whole: bool) -> list[Fault]:
+def _damage(image: Path, *, whole: bool) -> list[Finding]:
     what = squashfs.damage(image) if whole else squashfs.quick_damage(image)
-    return [_again(what)] if what else []
+    return [_again(image, what)] if what else []
 
 
-def _changed(image: Path, record: Record) -> list[Fault]:
+def _changed(image: Path, record: Record) -> list[Finding]:
     digest = sha256(image)
-    return [] if digest == record.sha256 else [_again(f"its content is sha256 {digest}, and was {record.sha256}")]
+    what = f"its content is sha256 {digest}, and was {record.sha256}"
+    return [] if digest == record.sha256 else [_again(image, what)]
 
 
-def _again(what: str) -> Fault:
-    return Fault("ENR-08", what, "delete it and its record, and import it again")
+def _again(image: Path, what: str) -> Finding:
+    return broken("ENR-08", what, str(image), fix="delete it and its record, and import it again")
 
 
-def _wrong_cpu(image: Path, wanted: str | None, *, damaged: bool, known: str | None = None) -> list[Fault]:
+def _wrong_cpu(image: Path, wanted: str | None, *, damaged: bool, known: str | None = None) -> list[Finding]:
     if wanted is None or (damaged and known is None):
         return []
     made_for = known or squashfs.contents(image).architecture
     if made_for in (None, wanted):
         return []
-    return [
-        Fault("ENR-07", f"it is made for {made_for}, and the nodes are {wanted}", f"import it with --arch {wanted}")
-    ]
+    what = f"it is made for {made_for}, and the nodes are {wanted}"
+    return [broken("ENR-07", what, str(image), fix=f"import it with --arch {wanted}")]
 
 
-def verify(image: Path, *, architecture: str | None) -> tuple[Record | None, list[Fault]]:
-    """Return an image's record and all that is wrong with its file; architecture is what the nodes are, None: as this machine.
+def verify(image: Path, *, architecture: str | None) -> tuple[Record | None, list[Finding]]:
+    """Return an image's record and all that is wrong with its file.
+
+    `architecture` is that of the nodes; None: that of this machine.
 
     Raises:
         ConfigError: there is no such file, or it cannot be read.
@@ -151,7 +144,7 @@ def verify(image: Path, *, architecture: str | None) -> tuple[Record | None, lis
     tools.require("unsquashfs")
     if not image.is_file():
         raise ConfigError(
-            "ENR-07: no such file", where=str(image), fix="`python -m bench image list` shows what is there"
+            "no such file", where=str(image), fix="`python -m bench image list` shows what is there", rule="ENR-07"
         )
     try:
         return recorded(image), faults(image, architecture=architecture or platform.machine())
@@ -178,6 +171,6 @@ def make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"CFG-08: {error.strerror}", where=str(folder), fix="choose another --dir") from error
+        raise ConfigError(f"{error.strerror}", where=str(folder), fix="choose another --dir", rule="CFG-08") from error
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigError("CFG-08: not writable", where=str(folder), fix="choose another --dir")
+        raise ConfigError("not writable", where=str(folder), fix="choose another --dir", rule="CFG-08")

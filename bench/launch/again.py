@@ -34,9 +34,14 @@ def cancel(folder: Path) -> str:
         )
     backends.get(run.backend).cancel(run.id)
     if all(job.state is JobState.queued for job in run.states):  # it has not started, so its script cannot say so
-        what = "SLU-08: the job was cancelled before it started"
-        fix = f"python -m bench resume {short(folder)}"
-        statuses.write(folder, Status(outcome=Ending.interrupted, exit_code=143, what=what, fix=fix))
+        status = Status(
+            outcome=Ending.interrupted,
+            exit_code=143,
+            rule="SLU-08",
+            what="the job was cancelled before it started",
+            fix=f"python -m bench resume {short(folder)}",
+        )
+        statuses.write(folder, status)
     return run.id
 
 

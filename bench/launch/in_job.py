@@ -109,8 +109,10 @@ def _write_status(run: Path, outcomes: Sequence[Outcome], *, exit_code: int, wha
     if status.exit_code == 0:
         statuses.write(run, status)
         return
-    is_rule = what.partition(":")[0] in RULES  # the script has seen what no log says
-    statuses.write(run, replace(status, what=what) if is_rule else status)
+    rule, _, seen = what.partition(": ")
+    if rule in RULES:  # the script has seen what no log says
+        status = replace(status, rule=rule, what=seen)
+    statuses.write(run, status)
     statuses.write(run, _explained(run, status, what))
 
 
@@ -130,8 +132,8 @@ def _explained(run: Path, status: Status, what: str) -> Status:
     found = diagnosis.explain([run])
     if found.rule in (None, diagnosis.UNKNOWN):
         return replace(status, what=what, during=what, fix=f"python -m bench why {run.resolve()}")
-    title = f"{found.rule}: {found.title}"
-    return replace(status, what=title, during=what, rule=found.rule, evidence=found.evidence, fix=found.fix)
+    during = None if status.rule else what
+    return replace(status, what=found.title, during=during, rule=found.rule, evidence=found.evidence, fix=found.fix)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -53,11 +53,14 @@ def _driven(plan: Plan, folder: Path, console: "Messages") -> int:
         console.print(f"stopped; what was finished is in {short(folder)}")
         raise
     except BenchError as error:
-        status = Status(outcome=Ending.failed, exit_code=error.exit_code, what=error.what, fix=error.fix)
+        status = Status(
+            outcome=Ending.failed, exit_code=error.exit_code, rule=error.rule, what=error.what, fix=error.fix
+        )
         raise
     except OSError as error:
         where = str(error.filename or folder)
-        raise BenchError(f"cannot write: {error.strerror}", where=where, fix="make room, or set LOGDIR") from error
+        fix = "make room, or set LOGDIR"
+        raise BenchError(f"cannot write: {error.strerror}", where=where, fix=fix, rule="CFG-08") from error
     finally:
         with suppress(OSError):
             statuses.write(folder, status)

@@ -1,21 +1,20 @@
 """Judge a log by the rules: everything in which it is not the log of a completed, converged trial.
 
-The official checker (`bench.mlperf.official`) stays the referee. These findings come with a line number, survive any input, and
-cover what it lets pass: an aborted run, other values of fixed hyperparameters, other rows, another evaluation schedule.
+The official checker (`bench.mlperf.official`) stays the referee. These findings come with a line number, no input
+makes them fail, and they cover what the checker accepts: an aborted run, other values of fixed hyperparameters, other
+rows, another evaluation schedule.
 """
 
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Iterator
+from typing import Any
 
 from bench.contract import mllog
 from bench.mlperf.benchmarks import DISCLOSED, PRECISION_KEYS, PRECISIONS
 from bench.mlperf.log import Log
 from bench.mlperf.official import RULESETS, ruleset_of
 from bench.mlperf.reader import Event, is_number
-
-Severity = Literal["error", "warning"]
+from bench.rules.finding import Finding, Severity, broken
 
 _ORDER = (
     (mllog.INIT_START, mllog.INIT_STOP),
@@ -49,16 +48,6 @@ _INIT_LIMIT_MIN = {False: 30, True: 240}
 _MAX_SHOWN = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One reason to doubt a log; `line` is where to look first."""
-
-    rule: str
-    severity: Severity
-    line: int | None
-    message: str
-
-
 def judge(log: Log) -> tuple[Finding, ...]:
     """Return every finding, the clock's first; an error means that the log does not prove a valid trial."""
     return tuple(finding for check in _CHECKS for finding in check(log))
@@ -84,14 +73,14 @@ def _check_clock(log: Log) -> Iterator[Finding]:
         found = log.all(key)
         if not found:
             why = "there is no time to score" if log.events else "the file holds no MLLOG record at all"
-            yield Finding(rule, "error", None, f"no {key}: {why}")
+            yield _finding(rule, "error", None, f"no {key}: {why}")
         if len(found) > 1:
             lines = ", ".join(str(event.line) for event in found[:_MAX_SHOWN])
             message = f"{len(found)} x {key}, at lines {lines}, but a log holds one trial"
-            yield Finding("LOG-03", "error", found[1].line, message)
+            yield _finding("LOG-03", "error", found[1].line, message)
     for stop in log.all(mllog.RUN_STOP):
         if (status := stop.metadata.get("status")) != mllog.SUCCESS:
-            yield Finding("LOG-05", "error", stop.line, f"run_stop has status {status!r:.40}, not 'success'")
+            yield _finding("LOG-05", "error", stop.line, f"run_stop has status {status!r:.40}, not 'success'")
 
 
 def _check_order(log: Log) -> Iterator[Finding]:
@@ -100,10 +89,10 @@ def _check_order(log: Log) -> Iterator[Finding]:
     once = not log.all(mllog.RUN_START)[1:]
     backwards = [(one, other) for one, other in pairs if once and _is_before(log, other, one)]
     for one, other in backwards[:1]:
-        yield Finding("LOG-04", "error", other.line, f"{other.key} stands before {one.key}")
+        yield _finding("LOG-04", "error", other.line, f"{other.key} stands before {one.key}")
     start, stop = log.single(mllog.RUN_START), log.single(mllog.RUN_STOP)
     if not backwards and start and stop and stop.time_ms < start.time_ms:
-        yield Finding("LOG-04", "error", stop.line, "by its time_ms, run_stop comes before run_start")
+        yield _finding("LOG-04", "error", stop.line, "by its time_ms, run_stop comes before run_start")
 
 
 def _check_init(log: Log) -> Iterator[Finding]:
@@ -112,16 +101,16 @@ def _check_init(log: Log) -> Iterator[Finding]:
         return
     took_min = (stop.time_ms - min(event.time_ms for event in starts)) / 60_000
     if took_min >= (limit := _INIT_LIMIT_MIN[log.is_open]):
-        yield Finding("LOG-14", "error", stop.line, f"init took {took_min:.1f} min, allowed are {limit}")
+        yield _finding("LOG-14", "error", stop.line, f"init took {took_min:.1f} min, allowed are {limit}")
 
 
 def _check_evaluations(log: Log) -> Iterator[Finding]:
     found = log.all(mllog.EVAL_ACCURACY)
     if not found:
-        yield Finding("LOG-06", "error" if log.goals else "warning", None, "no eval_accuracy in this log")
+        yield _finding("LOG-06", "error" if log.goals else "warning", None, "no eval_accuracy in this log")
     elif log.goals and not log.converged:
         goals = " and ".join(map(str, log.goals))
-        yield Finding("LOG-07", "error", found[-1].line, f"last evaluation {found[-1].value!r:.40}, target {goals}")
+        yield _finding("LOG-07", "error", found[-1].line, f"last evaluation {found[-1].value!r:.40}, target {goals}")
     yield from _check_places(log)
 
 
@@ -140,7 +129,7 @@ def _check_places(log: Log) -> Iterator[Finding]:
     if outside:
         more = f", and {len(outside) - 1} more" if outside[1:] else ""
         message = f"eval_accuracy {outside[0].value!r:.40} does not stand between run_start and run_stop{more}"
-        yield Finding("LOG-13", "error", outside[0].line, message)
+        yield _finding("LOG-13", "error", outside[0].line, message)
 
 
 def _check_target(log: Log) -> Iterator[Finding]:
@@ -151,7 +140,7 @@ def _check_target(log: Log) -> Iterator[Finding]:
     if easier:
         line = log.all(mllog.TARGET_ACCURACY)[0].line
         message = f"target_accuracy is {goal.value:g}, the official target {official.value:g}"
-        yield Finding("LOG-12", "error", line, message)
+        yield _finding("LOG-12", "error", line, message)
 
 
 def _check_records(log: Log) -> Iterator[Finding]:
@@ -159,10 +148,10 @@ def _check_records(log: Log) -> Iterator[Finding]:
     for key, events in log.by_key.items():
         bad = [e for e in events if not is_number(e.value) and (isinstance(e.value, float) or key in wanted)]
         if bad:
-            yield Finding("LOG-08", "error", bad[0].line, f"{len(bad)} x {key} is {bad[0].value!r:.40}")
+            yield _finding("LOG-08", "error", bad[0].line, f"{len(bad)} x {key} is {bad[0].value!r:.40}")
     if log.garbled:
         torn = log.garbled[0]
-        yield Finding("LOG-09", "error", torn.line, f"{len(log.garbled)} garbled: {torn.reason} in {torn.text}")
+        yield _finding("LOG-09", "error", torn.line, f"{len(log.garbled)} garbled: {torn.reason} in {torn.text}")
 
 
 def _check_weights(log: Log) -> Iterator[Finding]:
@@ -172,9 +161,9 @@ def _check_weights(log: Log) -> Iterator[Finding]:
     line = (log.all(mllog.DATA_SOURCE) or log.all(mllog.INITIAL_WEIGHTS))[0].line
     claimed = [key for key in (mllog.SUBMISSION_BENCHMARK, mllog.TARGET_ACCURACY) if log.all(key)]
     if claimed:
-        yield Finding("LOG-16", "error", line, f"random rows, and the log has {' and '.join(claimed)}")
+        yield _finding("LOG-16", "error", line, f"random rows, and the log has {' and '.join(claimed)}")
     else:
-        yield Finding("LOG-16", "warning", line, "random rows: this measures speed, and nothing is learned")
+        yield _finding("LOG-16", "warning", line, "random rows: this measures speed, and nothing is learned")
 
 
 def _check_keys(log: Log) -> Iterator[Finding]:
@@ -186,20 +175,20 @@ def _check_keys(log: Log) -> Iterator[Finding]:
     for key in (mllog.INIT_START, mllog.INIT_STOP, *once, *blocks):
         twin = key.replace("block", "epoch")
         if not log.all(key) and not log.all(twin):
-            yield Finding("LOG-10", "error", None, f"no {key}" + (f" or {twin}" if twin != key else ""))
+            yield _finding("LOG-10", "error", None, f"no {key}" + (f" or {twin}" if twin != key else ""))
     if _is_recent(log) and (absent := [key for key in disclosed if not log.all(key)]):
-        yield Finding("LOG-10", "warning", None, f"no {', '.join(absent)}: ruleset {RULESETS[-1]} asks for it")
+        yield _finding("LOG-10", "warning", None, f"no {', '.join(absent)}: ruleset {RULESETS[-1]} asks for it")
     for key in dict.fromkeys((mllog.INIT_STOP, mllog.SUBMISSION_BENCHMARK, mllog.TARGET_ACCURACY, *once, *disclosed)):
         if len(found := log.all(key)) > 1:
             same = all(event.value == found[0].value for event in found)
             message = f"{key} stands {len(found)} times, with {'one value' if same else 'different values'}"
-            yield Finding("LOG-11", "warning" if same else "error", found[1].line, message)
+            yield _finding("LOG-11", "warning" if same else "error", found[1].line, message)
     for key in (mllog.SUBMISSION_BENCHMARK, mllog.SUBMISSION_DIVISION):
         for event in log.all(key)[:1]:
             if not isinstance(event.value, str):
-                yield Finding("REC-01", "error", event.line, f"{key} is {event.value!r:.40}, not a name")
+                yield _finding("REC-01", "error", event.line, f"{key} is {event.value!r:.40}, not a name")
             elif known and key == mllog.SUBMISSION_DIVISION and event.value not in ("closed", "open"):
-                yield Finding("REC-01", "error", event.line, f"{key} is {event.value!r:.40}, neither closed nor open")
+                yield _finding("REC-01", "error", event.line, f"{key} is {event.value!r:.40}, neither closed nor open")
 
 
 def _is_recent(log: Log) -> bool:
@@ -218,7 +207,7 @@ def _check_counts(log: Log) -> Iterator[Finding]:
         bad = [e for e in log.all(key) if not (_is_count(e.metadata.get(first)) or _is_count(e.metadata.get(last)))]
         if bad:
             rule = "EVL-03" if is_evaluation else "LOG-10"
-            yield Finding(rule, "error", bad[0].line, f"{len(bad)} x {key} without {' or '.join(known)}")
+            yield _finding(rule, "error", bad[0].line, f"{len(bad)} x {key} without {' or '.join(known)}")
 
 
 def _is_count(value: Any) -> bool:
@@ -231,12 +220,12 @@ def _check_seed(log: Log) -> Iterator[Finding]:
         return
     if not found:
         message = "no seed: the package checker wants one of every run"
-        yield Finding("LOG-15", "error" if log.benchmark.once else "warning", None, message)
+        yield _finding("LOG-15", "error" if log.benchmark.once else "warning", None, message)
     bad = [event for event in found if not is_number(event.value) or event.value != int(event.value)]
     for event in bad[:1]:
-        yield Finding("LOG-15", "error", event.line, f"seed is {event.value!r:.40}, not a whole number")
+        yield _finding("LOG-15", "error", event.line, f"seed is {event.value!r:.40}, not a whole number")
     if len({repr(event.value) for event in found}) > 1:
-        yield Finding("LOG-15", "warning", found[1].line, f"{len(found)} seeds are logged, so that none is the run's")
+        yield _finding("LOG-15", "warning", found[1].line, f"{len(found)} seeds are logged, so that none is the run's")
 
 
 def _check_recipe(log: Log) -> Iterator[Finding]:
@@ -247,13 +236,13 @@ def _check_recipe(log: Log) -> Iterator[Finding]:
         for event in log.all(key)[:1]:
             if not _same(event.value, wanted):
                 rule = "REC-02" if key in (mllog.TRAIN_SAMPLES, mllog.EVAL_SAMPLES) else "REC-01"
-                yield Finding(rule, "error", event.line, f"{key} is {event.value!r:.40}, and the rules fix {wanted}")
+                yield _finding(rule, "error", event.line, f"{key} is {event.value!r:.40}, and the rules fix {wanted}")
     for relation in log.benchmark.relations:
         base = log.value(relation.of)
         for event in log.all(relation.key)[:1]:
             if not is_number(base) or not _same(event.value, relation.formula(base)):
                 message = f"{relation.key} is {event.value!r:.40}, and the rules want {relation.words}"
-                yield Finding("REC-01", "error", event.line, message)
+                yield _finding("REC-01", "error", event.line, message)
 
 
 def _check_values(log: Log) -> Iterator[Finding]:
@@ -264,12 +253,12 @@ def _check_values(log: Log) -> Iterator[Finding]:
         for event in log.all(key)[:1]:
             wanted = "a whole number above 0" if key in _WHOLE else f"one of {', '.join(PRECISIONS)}"
             if not (_is_whole(event.value) if key in _WHOLE else event.value in PRECISIONS):
-                yield Finding("REC-01", "error", event.line, f"{key} is {event.value!r:.40}, not {wanted}")
+                yield _finding("REC-01", "error", event.line, f"{key} is {event.value!r:.40}, not {wanted}")
     for key in (mllog.SUBMISSION_ORG, mllog.SUBMISSION_PLATFORM, mllog.CONFIG_FILENAME):
         for event in log.all(key)[:1]:
             if event.value == "" or "PLACEHOLDER" in str(event.value):
                 severity: Severity = "error" if event.value == "" else "warning"
-                yield Finding("REC-03", severity, event.line, f"{key} is {event.value!r:.60}")
+                yield _finding("REC-03", severity, event.line, f"{key} is {event.value!r:.60}")
 
 
 def _same(value: Any, wanted: float | str) -> bool:
@@ -298,7 +287,7 @@ def _check_schedule(log: Log) -> Iterator[Finding]:
     if off:
         seen = ", ".join(f"{samples:,.0f}" for _, samples in at[:3])
         message = f"evaluated at {seen}, …; the rules: first at {first:,} samples, then every {every:,} (GBS {gbs})"
-        yield Finding("EVL-01", "warning", off[0].line, message)
+        yield _finding("EVL-01", "warning", off[0].line, message)
     if (passed := log.first_reached) and (samples := log.samples(passed)) is not None:
         due = max(0, round((samples - first) / every))
         if abs(samples - first - due * every) > gbs * (first // every + due):
@@ -307,12 +296,11 @@ def _check_schedule(log: Log) -> Iterator[Finding]:
             severity: Severity = "warning" if num_due else "error"
             message = f"the target was reached at {samples:,.0f} samples, where the rules have no evaluation"
             counts = f"evaluation {num_made} of this run, and the rules have {num_due} up to there"
-            yield Finding("EVL-02", severity, passed.line, f"{message}: {first:,}, then every {every:,}; {counts}")
+            yield _finding("EVL-02", severity, passed.line, f"{message}: {first:,}, then every {every:,}; {counts}")
 
 
-def errors(findings: Iterable[Finding]) -> list[Finding]:
-    """Return those that make a log invalid."""
-    return [finding for finding in findings if finding.severity == "error"]
+def _finding(rule: str, severity: Severity, line: int | None, what: str) -> Finding:
+    return broken(rule, what, f"line {line}" if line else "the log", severity=severity, line=line)
 
 
 _CHECKS = (

@@ -13,10 +13,10 @@ from typing import Any
 from bench.contract import mllog
 from bench.mlperf import compliance, reader
 from bench.mlperf import log as logs
-from bench.mlperf.compliance import Finding
 from bench.mlperf.intervals import Stretch, eval_times_s, step_times_ms, stretches
 from bench.mlperf.log import Log, number
 from bench.mlperf.reader import is_number, printable
+from bench.rules.finding import Finding, errors
 
 NO_TARGET = "no target: this measures speed, never a time to train or a score"
 UNVERIFIED = "Unverified. Result not verified by MLCommons Association."
@@ -219,7 +219,7 @@ def result(log: Log, file: str, system: dict[str, Any]) -> Result:
         hyperparameters=_hyperparameters(log),
         trials=tuple(_span(trial) for trial in log.trials()),
         findings=findings,
-        valid=not compliance.errors(findings),
+        valid=not errors(findings),
     )
 
 

@@ -13,11 +13,11 @@ from statistics import quantiles
 from typing import Any
 
 from bench.errors import ConfigError, LogError
-from bench.mlperf import compliance, official
-from bench.mlperf.compliance import Finding
+from bench.mlperf import official
 from bench.mlperf.official import RcpVerdict, Verdict
 from bench.mlperf.result import NO_TARGET, Result, parse
 from bench.mlperf.trial_set import ALIKE, Trials, by_number, disagreements, findings, is_in_samples, minutes, name
+from bench.rules.finding import Finding, errors
 
 _BRIEF = ("file", "minutes", "samples_to_target", "seed", "valid")
 _NUM_RESAMPLES = 4000
@@ -125,7 +125,7 @@ def worth(trials: Trials) -> Score:
     rcp = _rcp(trials)
     point = rcp.record if is_in_samples(rcp) else None
     found = tuple(findings(trials, rcp))
-    valid = not compliance.errors(found)
+    valid = not errors(found)
     return Score(
         folder=trials.folder,
         **{field: trials.common(field) for field in (*ALIKE, "org", "num_gpus")},

@@ -9,14 +9,17 @@ from statistics import fmean
 from typing import Any
 
 from bench.contract.plan import NOT_A_SUBMISSION
-from bench.mlperf import compliance, official
+from bench.mlperf import official
 from bench.mlperf.benchmarks import BENCHMARKS
-from bench.mlperf.compliance import Finding
 from bench.mlperf.official import RcpVerdict, Verdict
 from bench.mlperf.result import NO_TARGET, Result
+from bench.rules.finding import Finding, Severity, broken, errors
 
 ALIKE = ("benchmark", "division", "platform", "global_batch_size")
 """Fields of a result that are the same in all runs of a score; published sets have runs that name the submitter differently."""
+
+_ALL = "all trials"
+"""Where findings about a set stand that name no single log."""
 
 
 @dataclass(frozen=True)
@@ -130,10 +133,10 @@ def _seeds(trials: Trials) -> Iterator[Finding]:
         if seed is not None and len(files) > 1:
             yield _error("SCO-03", f"seed {seed} is that of {', '.join(files)}")
     without = [r for r in trials.results if any(f.rule == "LOG-15" and f.line is None for f in r.findings)]
-    wrong = [r for r in trials.results if any(f.rule == "LOG-15" for f in compliance.errors(r.findings))]
+    wrong = [r for r in trials.results if any(f.rule == "LOG-15" for f in errors(r.findings))]
     if without or wrong:
         names = ", ".join(name(r) for r in trials.results if r in without or r in wrong)
-        yield Finding("SCO-03", "error" if wrong else "warning", None, f"no seed in {names}")
+        yield broken("SCO-03", f"no seed in {names}", _ALL, severity="error" if wrong else "warning")
 
 
 def _differences(trials: Trials) -> Iterator[Finding]:
@@ -145,8 +148,8 @@ def _differences(trials: Trials) -> Iterator[Finding]:
         told = [r for r in trials.results if getattr(r, field) is not None or r.file not in trials.failed]
         if len(found := _grouped(told, field)) > 1:
             values = ", ".join(f"{value!r:.60} in {files[0]}" for value, files in found.items())
-            severity: compliance.Severity = "warning" if field == "platform" else "error"
-            yield Finding("SCO-04", severity, None, f"{field} differs: {values}")
+            severity: Severity = "warning" if field == "platform" else "error"
+            yield broken("SCO-04", f"{field} differs: {values}", _ALL, severity=severity)
 
 
 def _grouped(results: Sequence[Result], field: str) -> dict[Any, list[str]]:
@@ -158,7 +161,7 @@ def _grouped(results: Sequence[Result], field: str) -> dict[Any, list[str]]:
 
 
 def _error(rule: str, message: str) -> Finding:
-    return Finding(rule, "error", None, message)
+    return broken(rule, message, _ALL)
 
 
 def _rcp_failure(rcp: RcpVerdict) -> str:
@@ -192,8 +195,8 @@ def is_in_samples(rcp: RcpVerdict) -> bool:
 
 
 def _why(result: Result) -> str:
-    first = compliance.errors(result.findings)[0]
-    return f"{first.rule}: {first.message}"
+    first = errors(result.findings)[0]
+    return f"{first.titled}"
 
 
 def _first_line(verdict: Verdict) -> str:

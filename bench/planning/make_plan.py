@@ -97,6 +97,7 @@ def _make_base(base: Config) -> "Plan":
             f"{error.what}, in {name}, which makes the base checkpoint",
             where=f"task={name}: {error.where}",
             fix=f"choose ranks that divide its global batch size {base.recipe.global_batch_size}",
+            rule=error.rule,
         ) from error
 
 

@@ -64,7 +64,7 @@ def require(found: Iterable[Finding]) -> None:
     """Raise ConfigError on the first error; warnings stop nothing."""
     for f in found:
         if f.severity == "error":
-            raise ConfigError(f"{f.rule}: {f.what}", where=f.where, fix=f.fix)
+            raise ConfigError(f.what, where=f.where, fix=f.fix, rule=f.rule)
 
 
 def tier(plan: Plan, name: Tier) -> list[Checked]:

@@ -40,7 +40,7 @@ def rows(folder: Path, want: Data) -> Iterator[Finding]:
         yield broken("CFG-06", f"no rows of {want.name}", str(folder / "train_tokens.npy"), fix=fix)
         return
     for name, count in (("train", want.train_rows), ("eval", want.eval_rows)):
-        for part, (dtype, said) in DTYPES.items():
+        for part, (dtype, kind) in DTYPES.items():
             path, shape = folder / f"{name}_{part}.npy", (count, want.seq_length)
             fix = f"prepare {want.name} again, or correct data.{name}_rows and data.seq_length"
             try:
@@ -51,7 +51,7 @@ def rows(folder: Path, want: Data) -> Iterator[Finding]:
             if header.shape != shape:
                 yield broken("CFG-06", f"{path.name} is {header.shape}, and the plan says {shape}", str(path), fix=fix)
             elif not dtype.fullmatch(header.dtype):
-                yield broken("CFG-06", f"{path.name} holds {header.dtype}, and {part} are {said}", str(path), fix=fix)
+                yield broken("CFG-06", f"{path.name} holds {header.dtype}, and {part} are {kind}", str(path), fix=fix)
             elif (size := path.stat().st_size) != header.num_bytes:
                 what = f"{path.name} has {size:,} bytes, and its header means {header.num_bytes:,}"
                 yield broken("CFG-06", what, str(path), fix="copy it again: it is not whole")
@@ -61,7 +61,7 @@ def npy(path: Path) -> Npy:
     """Return what an .npy file's header says. Source: numpy.lib.format, versions 1.0 to 3.0.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not an .npy file, or its header is damaged.
     """
     with path.open("rb") as file:
         start = file.read(8)
@@ -71,8 +71,8 @@ def npy(path: Path) -> Npy:
         length = struct.unpack(kind, file.read(size).ljust(size, b"\0"))[0]
         text = file.read(min(length, 2**16)).decode("utf-8", errors="replace")
     try:
-        said = ast.literal_eval(text)
-        shape, dtype = tuple(map(int, said["shape"])), str(said["descr"])
+        header = ast.literal_eval(text)
+        shape, dtype = tuple(map(int, header["shape"])), str(header["descr"])
     except (SyntaxError, ValueError, TypeError, KeyError, MemoryError, RecursionError) as error:
         raise ValueError("its header is damaged") from error
     count = 1
@@ -98,11 +98,11 @@ def checkpoint(folder: Path, config: Config) -> Iterator[Finding]:
         yield broken("CFG-06", f"no megatron-core checkpoint of {model.name}", str(folder), fix=fix)
         return
     try:
-        said = json.loads(path.read_text())
+        metadata = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         yield broken("CFG-06", f"metadata.json cannot be read: {_reason(error)}", str(path))
         return
-    if not isinstance(said, dict) or "sharded_backend" not in said:
+    if not isinstance(metadata, dict) or "sharded_backend" not in metadata:
         yield broken("CFG-06", "metadata.json is not that of a megatron-core checkpoint", str(path))
     try:
         checkpoints.require(there, model, precision)
@@ -116,8 +116,8 @@ def manifest(folder: Path) -> Iterator[Finding]:
     if not path.exists():
         return
     try:
-        said = json.loads(path.read_text())
-        entries = [(str(entry["path"]), int(entry["bytes"]), entry.get("sha256")) for entry in _entries(said)]
+        listed = json.loads(path.read_text())
+        entries = [(str(entry["path"]), int(entry["bytes"]), entry.get("sha256")) for entry in _entries(listed)]
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         fix = "write it as a list of {path, bytes, sha256}"
         yield broken("CFG-06", f"{MANIFEST} cannot be read: {_reason(error)}", str(path), fix=fix)
@@ -129,8 +129,8 @@ def manifest(folder: Path) -> Iterator[Finding]:
         yield broken("CFG-06", what, str(path), fix="copy them again from where they come from")
 
 
-def _entries(said: Any) -> Any:
-    return said["files"] if isinstance(said, dict) and "files" in said else said
+def _entries(manifest: Any) -> Any:
+    return manifest["files"] if isinstance(manifest, dict) and "files" in manifest else manifest
 
 
 def _difference(folder: Path, name: str, size: int, digest: Any) -> str:

@@ -108,9 +108,8 @@ def _failed(folder: Path, tier: Tier) -> Finding:
 
     said = diagnosis.explain([folder])
     rule = RULES[said.rule if said.rule in RULES else "RUN-10"]
-    return Finding(
-        rule.id, "error", tier, f"the job failed: {said.evidence or said.title}", str(folder), said.fix or rule.fix
-    )
+    found = preflight.broken(rule.id, f"the job failed: {said.evidence or said.title}", str(folder), fix=said.fix)
+    return replace(found, tier=tier)
 
 
 def errors(checked: Sequence[Checked]) -> list[Finding]:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.errors import ConfigError
-from bench.mlperf.compliance import Finding
 from bench.mlperf.reader import printable
 from bench.report import page
 from bench.report.compare import TrialSet
 from bench.report.figures import minutes_text, number_text
+from bench.rules.finding import Finding
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -157,7 +157,7 @@ def _counted(trials: TrialSet, file: str) -> str:
 
 
 def _finding_text(finding: Finding) -> str:
-    return f"{finding.rule}{f' line {finding.line}' if finding.line else ''}: {finding.message}"
+    return f"{finding.rule}{f' line {finding.line}' if finding.line else ''}: {finding.what}"
 
 
 def _render(context: dict[str, Any]) -> str:

@@ -199,7 +199,7 @@ def claim(trials: TrialSet) -> Claim:
         factor = "" if s.rcp_factor is None else f" × RCP factor {s.rcp_factor:.4f}"
         what = f"olympic mean of {s.num_runs} runs{factor}"
         return say(kind="score", minutes=s.official_minutes, what=what, interval=s.interval_minutes)
-    why_not = trials.pretends or "; ".join(f.message for f in s.findings if f.severity == "error")
+    why_not = trials.pretends or "; ".join(f.what for f in s.findings if f.severity == "error")
     say = partial(say, why_no_score=why_not, remark=f"(n = {len(results)}, no score)")
     minutes = [r.minutes for r in results if r.valid and r.minutes is not None]
     if len(minutes) < len(results):

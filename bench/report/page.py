@@ -244,11 +244,11 @@ def _findings(trials: TrialSet) -> list[Row]:
     for f in () if not trials.has_target else trials.score.findings:  # there, all say that it is no score
         if trials.pretends and f.rule == "SCO-06":  # not a fault of the runs, and said where the score would stand
             continue
-        found.setdefault((f.severity, f.rule, f.message), []).append("the set")
+        found.setdefault((f.severity, f.rule, f.what), []).append("the set")
     for name, result, official in zip(trials.trial_names, trials.results, trials.score.compliance, strict=True):
         for f in result.findings:
             where = name if f.line is None else f"{name} (line {f.line})"
-            found.setdefault((f.severity, f.rule, f.message), []).append(where)
+            found.setdefault((f.severity, f.rule, f.what), []).append(where)
         for message in official.messages if official.passed is False else ():
             found.setdefault(("error", f"official {official.ruleset}", message), []).append(name)
     return [

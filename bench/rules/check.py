@@ -1,36 +1,29 @@
-"""What a check is, what it is about, and what comes of it."""
+"""A check: its question, its subject (plan, script, the site's answers) and its outcome."""
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 from bench.contract.plan import Plan
-from bench.rules import RULES
+from bench.rules.finding import TIERS, Finding, Severity, Tier, broken, errors
 
-Severity = Literal["error", "warning"]
-Tier = Literal["laptop", "login", "canary", "nodes"]
-TIERS: tuple[Tier, ...] = ("laptop", "login", "canary", "nodes")
-"""Each includes those before it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One rule of `bench.rules` that is broken."""
-
-    rule: str
-    severity: Severity
-    tier: Tier
-    what: str
-    where: str
-    fix: str
-
-    def __str__(self) -> str:
-        return f"{self.severity} {self.rule}: {self.what} ({self.where}); {self.fix}"
+__all__ = (
+    "TIERS",
+    "CannotTellError",
+    "Check",
+    "Checked",
+    "Finding",
+    "Severity",
+    "Subject",
+    "Tier",
+    "broken",
+    "errors",
+    "run",
+)
 
 
 class CannotTellError(Exception):
-    """There is nobody to ask; the message says who should have answered."""
+    """A check has no source for its answer; the message names the missing one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +49,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One question. `look` gives what is broken, and in a word or two what was seen."""
+    """One question. `look` yields findings, and short texts about what it saw."""
 
     what: str
     rules: tuple[str, ...]
@@ -66,7 +59,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What came of a check: what was seen and found, or why it could not tell."""
+    """The outcome of a check: what it saw and found, or why it could not decide."""
 
     what: str
     rules: tuple[str, ...]
@@ -76,21 +69,16 @@ class Checked:
     unknown: str = ""
 
 
-def broken(rule: str, what: str, where: str, *, fix: str | None = None, severity: Severity = "error") -> Finding:
-    """Return the finding; the fix is the rule's where nothing more exact is known."""
-    known = RULES[rule]
-    return Finding(known.id, severity, TIERS[0], what, where, fix or known.fix)
-
-
 def run(checks: Iterable[Check], subject: Subject, *, tier: Tier) -> list[Checked]:
-    """Return what comes of the checks that apply to the plan."""
+    """Return the outcomes of the checks that apply to the plan."""
     return [_run(check, subject, tier) for check in checks if check.applies(subject.plan)]
 
 
 def _run(check: Check, subject: Subject, tier: Tier) -> Checked:
     try:
-        said = list(check.look(subject))
+        outcome = list(check.look(subject))
     except CannotTellError as reason:
         return Checked(check.what, check.rules, tier, unknown=str(reason))
-    findings = tuple(replace(item, tier=tier) for item in said if isinstance(item, Finding))
-    return Checked(check.what, check.rules, tier, findings, "; ".join(item for item in said if isinstance(item, str)))
+    findings = tuple(replace(item, tier=tier) for item in outcome if isinstance(item, Finding))
+    seen = "; ".join(item for item in outcome if isinstance(item, str))
+    return Checked(check.what, check.rules, tier, findings, seen)

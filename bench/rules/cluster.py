@@ -1,7 +1,7 @@
 """Texts of the rules about what runs below the training: Slurm and Pyxis, Enroot, MPI, NCCL, hardware.
 
-Each is id -> (what is wrong, what to do); `bench.rules` is the registry. Sources: the code of Slurm 21.08 to 26.05, Pyxis
-0.24 and Enroot 4.1, and public issues of Pyxis, Enroot, NCCL and PyTorch.
+Each is ID -> (what is wrong, what to do); `bench.rules` is the registry. Sources: the code of Slurm 21.08 to 26.05,
+Pyxis 0.24 and Enroot 4.1, and public issues of Pyxis, Enroot, NCCL and PyTorch.
 """
 
 Texts = dict[str, tuple[str, str]]
@@ -10,15 +10,18 @@ PYXIS: Texts = {
     "PYX-01": (
         "this Slurm aborts on container flags that take no argument",
         "set container.flags=environment; by hand: PYXIS_CONTAINER_WRITABLE=1, PYXIS_CONTAINER_MOUNT_HOME=0, "
-        "PYXIS_CONTAINER_REMAP_ROOT=1 (Pyxis 0.21 or later), or have Slurm upgraded to 25.11.5 or built without --enable-developer",
+        "PYXIS_CONTAINER_REMAP_ROOT=1 (Pyxis 0.21 or later), or have Slurm upgraded to 25.11.5 or built without "
+        "--enable-developer",
     ),
     "PYX-02": (
         "the Pyxis plugin is missing on this node, or was built for another Slurm",
-        "have Pyxis rebuilt against the installed Slurm, on login and compute nodes; `srun --help | grep container-image` shows it",
+        "have Pyxis rebuilt against the installed Slurm, on login and compute nodes; `srun --help | grep "
+        "container-image` shows it",
     ),
     "PYX-03": (
         "the ranks do not run in the image",
-        "name the image on the srun line (--container-image), not in #SBATCH; `srun … cat /etc/os-release` must show the image's "
+        "name the image on the srun line (--container-image), not in #SBATCH; `srun … cat /etc/os-release` must show "
+        "the image's "
         "system on every node. Without containers, `pip install 'runstop[engine]'` brings what is missing",
     ),
     "PYX-04": (
@@ -35,7 +38,8 @@ PYXIS: Texts = {
     ),
     "PYX-07": (
         "what should be mounted does not exist on a node",
-        "`srun -N NODES ls -d SOURCE` for every source; create it, or correct container.mounts, DATADIR, MODEL and LOGDIR",
+        "`srun -N NODES ls -d SOURCE` for every source; create it, or correct container.mounts, DATADIR, MODEL and "
+        "LOGDIR",
     ),
     "PYX-08": (
         "the named container is there already, or is not there",
@@ -55,14 +59,16 @@ PYXIS: Texts = {
     ),
     "PYX-12": (
         "a container option is malformed or contradicts another",
-        "correct the option named in the evidence; mounts are SRC:DST[:FLAG+FLAG], without blanks, commas or colons in paths",
+        "correct the option named in the evidence; mounts are SRC:DST[:FLAG+FLAG], without blanks, commas or colons "
+        "in paths",
     ),
 }
 
 SLURM: Texts = {
     "SLU-01": (
         "this site's Slurm wants GPUs asked for in another way",
-        "set cluster.slurm.gpu_request (gpus_per_node, gres, gres_typed, none) to what `scontrol show node | grep Gres` shows",
+        "set cluster.slurm.gpu_request (gpus_per_node, gres, gres_typed, none) to what `scontrol show node | grep "
+        "Gres` shows",
     ),
     "SLU-02": (
         "Slurm refuses the request, or would let it wait for ever: partition, account, QOS, nodes or time limit",
@@ -71,7 +77,8 @@ SLURM: Texts = {
     ),
     "SLU-03": (
         "CPUs per task are asked for in two ways, or not at all",
-        "give --cpus-per-task on srun too (srun does not inherit it), and unset SRUN_CPUS_PER_TASK or SLURM_CPUS_PER_TASK",
+        "give --cpus-per-task on srun too (srun does not inherit it), and unset SRUN_CPUS_PER_TASK or "
+        "SLURM_CPUS_PER_TASK",
     ),
     "SLU-04": (
         "there is no accounting to ask how a job ended",
@@ -83,12 +90,14 @@ SLURM: Texts = {
     ),
     "SLU-06": (
         "the job's folder or program is not visible on the compute node",
-        "submit from a file system that every node sees, and put scripts, LOGDIR and images there; /tmp and /dev/shm are each "
+        "submit from a file system that every node sees, and put scripts, LOGDIR and images there; /tmp and /dev/shm "
+        "are each "
         "machine's own",
     ),
     "SLU-07": (
         "the time limit ended the run",
-        "raise walltime (minutes per trial; `python -m bench resume RUN --walltime MIN`), or find out what made the run slow",
+        "raise walltime (minutes per trial; `python -m bench resume RUN --walltime MIN`), or find out what made the "
+        "run slow",
     ),
     "SLU-08": (
         "the run was cancelled",
@@ -96,7 +105,8 @@ SLURM: Texts = {
     ),
     "SLU-09": (
         "a node failed",
-        "exclude the node named in the evidence (--exclude) and start again; tell the admins: `sinfo -R` gives the reason",
+        "exclude the node named in the evidence (--exclude) and start again; tell the admins: `sinfo -R` gives the "
+        "reason",
     ),
     "SLU-10": (
         "another job preempted this one",
@@ -108,28 +118,34 @@ ENROOT: Texts = {
     "ENR-01": (
         "the registry refuses the image: no credentials, or wrong ones",
         "list `machine nvcr.io login $oauthtoken password KEY`, and the same for authn.nvidia.com, in "
-        "$ENROOT_CONFIG_PATH/.credentials (mode 0600); Docker Hub's machines are registry-1.docker.io and auth.docker.io",
+        "$ENROOT_CONFIG_PATH/.credentials (mode 0600); Docker Hub's machines are registry-1.docker.io and "
+        "auth.docker.io",
     ),
     "ENR-02": ("a registry token is stale", "delete its file in the .tokens folder of ENROOT_CACHE_PATH"),
     "ENR-03": (
         "Enroot has no room for the image",
-        "point ENROOT_TEMP_PATH, ENROOT_CACHE_PATH and ENROOT_DATA_PATH at a local disk with three times the image's size free",
+        "point ENROOT_TEMP_PATH, ENROOT_CACHE_PATH and ENROOT_DATA_PATH at a local disk with three times the image's "
+        "size free",
     ),
     "ENR-04": (
         "users may not create containers on this node",
-        "have user.max_user_namespaces raised, and kernel.apparmor_restrict_unprivileged_userns set to 0 where it exists",
+        "have user.max_user_namespaces raised, and kernel.apparmor_restrict_unprivileged_userns set to 0 where it "
+        "exists",
     ),
     "ENR-05": (
         "the container's file system is read-only",
-        "add --container-writable, or mount a writable folder for what is written (HF_HOME, TRITON_CACHE_DIR, MPLCONFIGDIR)",
+        "add --container-writable, or mount a writable folder for what is written (HF_HOME, TRITON_CACHE_DIR, "
+        "MPLCONFIGDIR)",
     ),
     "ENR-06": (
         "an Enroot hook fails: the container cannot be set up",
-        "run `nvidia-container-cli info` on the node; drivers, and what NVIDIA_REQUIRE_CUDA of the image asks for, must fit",
+        "run `nvidia-container-cli info` on the node; drivers, and what NVIDIA_REQUIRE_CUDA of the image asks for, "
+        "must fit",
     ),
     "ENR-07": (
         "the image's file is not on the compute node, or made for another CPU",
-        "put the .sqsh on a file system that every node sees, and begin its name with /; `file` on a binary in it names the CPU",
+        "put the .sqsh on a file system that every node sees, and begin its name with /; `file` on a binary in it "
+        "names the CPU",
     ),
     "ENR-08": (
         "the image's file is damaged or half-written",
@@ -141,7 +157,8 @@ ENROOT: Texts = {
     ),
     "ENR-10": (
         "the image cannot be imported",
-        "check name and tag: `enroot import docker://REGISTRY#IMAGE:TAG` on the node; then point CONT at the imported .sqsh",
+        "check name and tag: `enroot import docker://REGISTRY#IMAGE:TAG` on the node; then point CONT at the "
+        "imported .sqsh",
     ),
     "ENR-11": (
         "the image's file has no record that fits it: somebody else made, renamed or exchanged it",
@@ -156,7 +173,8 @@ MPI: Texts = {
     ),
     "MPI-02": (
         "PMIx of the container and of the host do not understand each other",
-        "use --mpi=pmi2, or an image whose PMIx is as new as Slurm's; unset PMIX_* and try PMIX_MCA_psec=native, PMIX_MCA_gds=hash",
+        "use --mpi=pmi2, or an image whose PMIx is as new as Slurm's; unset PMIX_* and try PMIX_MCA_psec=native, "
+        "PMIX_MCA_gds=hash",
     ),
     "MPI-03": (
         "overlapping TP communication needs MPI",
@@ -167,16 +185,20 @@ MPI: Texts = {
 NCCL: Texts = {
     "NCC-01": (
         "the network interface that NCCL or Gloo should use is not there",
-        "set NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME to an interface that `ip -br addr` shows on every node, or unset them",
+        "set NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME to an interface that `ip -br addr` shows on every node, or "
+        "unset them",
     ),
     "NCC-02": (
         "NCCL found no InfiniBand and uses TCP sockets, which are 4 to 5 times slower between nodes",
-        "look for /dev/infiniband in the container and for NCCL_IB_DISABLE, NCCL_IB_HCA; `ibstat` on each node must show active ports",
+        "look for /dev/infiniband in the container and for NCCL_IB_DISABLE, NCCL_IB_HCA; `ibstat` on each node must "
+        "show active ports",
     ),
     "NCC-03": (
         "InfiniBand fails",
-        "compare `ibstat` of the nodes and look for link errors with `ibqueryerrors`: a port error is a link that went down, and "
-        "status 12 a peer that does not answer. Set NCCL_IB_HCA to ports that are up everywhere, raise `ulimit -l` to unlimited",
+        "compare `ibstat` of the nodes and look for link errors with `ibqueryerrors`: a port error is a link that "
+        "went down, and "
+        "status 12 a peer that does not answer. Set NCCL_IB_HCA to ports that are up everywhere, raise `ulimit -l` "
+        "to unlimited",
     ),
     "NCC-04": (
         "a node or a link is slow",
@@ -188,7 +210,8 @@ NCCL: Texts = {
     ),
     "NCC-06": (
         "ranks waited in vain for another one: a collective timed out",
-        "find the rank that did not come: the one with fewest collectives, or no messages; TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and "
+        "find the rank that did not come: the one with fewest collectives, or no messages; "
+        "TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and "
         "NCCL_DEBUG=INFO name it; then look at its node",
     ),
     "NCC-07": (
@@ -204,11 +227,13 @@ HARDWARE: Texts = {
     ),
     "HW-02": (
         "the NVLink fabric is not ready",
-        "have nvidia-fabricmanager (NVL72: IMEX) started on the node in the driver's version, and the GPUs reset after it",
+        "have nvidia-fabricmanager (NVL72: IMEX) started on the node in the driver's version, and the GPUs reset "
+        "after it",
     ),
     "HW-03": (
         "there is no GPU, or no driver that fits",
-        "run `nvidia-smi` in the same srun and container; ask for GPUs (SLU-01); the driver must be as new as the image's CUDA",
+        "run `nvidia-smi` in the same srun and container; ask for GPUs (SLU-01); the driver must be as new as the "
+        "image's CUDA",
     ),
     "HW-04": (
         "the NVIDIA libraries and the loaded kernel module have different versions",
@@ -217,7 +242,8 @@ HARDWARE: Texts = {
     ),
     "HW-05": (
         "this GPU's compute capability does not fit what it is asked to run",
-        "FP8 needs compute capability 8.9 or higher (H100, H200, L40S or newer): choose precision=bf16, or a newer GPU; for "
+        "FP8 needs compute capability 8.9 or higher (H100, H200, L40S or newer): choose precision=bf16, or a newer "
+        "GPU; for "
         "`no kernel image` take a torch or an image that was built for this GPU",
     ),
 }

@@ -28,15 +28,17 @@ def make(plan: Plan, config_yaml: str) -> Path:
         (folder / PLAN).write_text(plans.dumps(plan))
     except FileExistsError as error:
         raise ConfigError(
-            "CFG-05: this folder exists, and a run never writes into another's",
+            "this folder exists, and a run never writes into another's",
             where=str(folder),
             fix="leave launch.folder out for a new one",
+            rule="CFG-05",
         ) from error
     except OSError as error:
         raise ConfigError(
-            f"CFG-08: the run folder cannot be made: {error.strerror}",
+            f"the run folder cannot be made: {error.strerror}",
             where=str(folder),
             fix="set LOGDIR to a writable folder",
+            rule="CFG-08",
         ) from error
     return folder
 

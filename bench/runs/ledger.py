@@ -80,7 +80,10 @@ def create(folder: Path, plan: Plan) -> None:
             _write(folder, planned)
     if [(entry.trial, entry.seed) for entry in read(folder)] != [(entry.trial, entry.seed) for entry in planned]:
         raise ConfigError(
-            "CFG-05: the ledger is that of a run with other seeds", where=str(folder / LEDGER), fix="start a new run"
+            "the ledger is that of a run with other seeds",
+            where=str(folder / LEDGER),
+            fix="start a new run",
+            rule="CFG-05",
         )
 
 

@@ -47,12 +47,14 @@ def load(plan: Plan, name: str) -> Rows:
             f"the {name} rows of {want.name} cannot be read: {error}",
             where=str(folder),
             fix="run the prepare step, or point DATADIR at prepared rows",
+            rule="CFG-06",
         ) from error
     if tokens.shape != (num_rows, want.seq_length) or counts.shape != tokens.shape:
         raise ConfigError(
             f"{name} holds rows {tokens.shape} and counts {counts.shape}; the plan says {(num_rows, want.seq_length)}",
             where=str(folder),
             fix="prepare the data again, or correct data.train_rows, data.eval_rows and data.seq_length",
+            rule="CFG-06",
         )
     return Rows(tokens, counts)
 

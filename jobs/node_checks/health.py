@@ -113,7 +113,7 @@ def require(report: dict[str, Any]) -> None:
     if report["findings"]:
         first, *others = report["findings"]
         more = f" (and {len(others)} more in health.json)" if others else ""
-        raise BenchError(f"{first['rule']}: {first['what']}{more}", where=first["where"], fix=first["fix"])
+        raise BenchError(f"{first['what']}{more}", where=first["where"], fix=first["fix"], rule=first["rule"])
 
 
 def _dotted(version: tuple[int, ...]) -> str:

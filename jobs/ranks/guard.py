@@ -64,17 +64,18 @@ def _close(guard: Guard) -> None:
 
 
 def _fail(error: BaseException, error_file: Path) -> NoReturn:
-    """Say what went wrong on stderr and, for the launcher, in a file: {time, exit_code, what, where, fix}."""
+    """Say what went wrong on stderr and, for the launcher, in a file: {time, exit_code, rule, what, where, fix}."""
     if isinstance(error, OSError) and error.errno in NO_PLACE:
         name = str(error.filename or "the run folder")
-        error = BenchError(f"cannot write: {error.strerror}", where=name, fix="make room, or set LOGDIR")
+        fix = "make room, or set LOGDIR"
+        error = BenchError(f"cannot write: {error.strerror}", where=name, fix=fix, rule="CFG-08")
     if not isinstance(error, BenchError):
         trace = "".join(traceback.format_exception(error)).rstrip()
         error = BenchError(
             trace, where=error_file.stem, fix="read the traceback's last lines; its file is beside the log"
         )
     print(error, file=sys.stderr, flush=True)
-    account = {"exit_code": error.exit_code, "what": error.what, "where": error.where, "fix": error.fix}
+    account = {name: getattr(error, name) for name in ("exit_code", "rule", "what", "where", "fix")}
     with suppress(OSError):  # said on stderr already, which may lie on a disk that is not full
         error_file.parent.mkdir(exist_ok=True)
         error_file.write_text(json.dumps({"time": time.time()} | account))

@@ -24,18 +24,20 @@ def join(plan: Plan, who: Rank, *, timeout_s: float | None = None) -> "torch.dev
     place = f"rank {who.rank} on {node_name()}"
     if who.world_size != plan.world.num_ranks:
         raise SubmitError(
-            f"NCC-05: {who.world_size} ranks were started, and the plan is for {plan.world.num_ranks}",
+            f"{who.world_size} ranks were started, and the plan is for {plan.world.num_ranks}",
             where=place,
             fix="start as many ranks as the plan's world.num_ranks: bench.launch does",
+            rule="NCC-05",
         )
     import torch
 
     gpu = plan.config.cluster.device is Device.cuda
     if gpu and torch.cuda.device_count() <= who.local_rank:
         raise SubmitError(
-            f"HW-03: this rank needs GPU {who.local_rank}, and {torch.cuda.device_count()} can be seen",
+            f"this rank needs GPU {who.local_rank}, and {torch.cuda.device_count()} can be seen",
             where=place,
             fix="ask for as many GPUs as ranks (cluster.slurm.gpu_request), lower cluster.ranks_per_node, or set cluster.device=cpu",
+            rule="HW-03",
         )
     device = torch.device("cuda", who.local_rank) if gpu else torch.device("cpu")
     if gpu:
@@ -50,8 +52,9 @@ def join(plan: Plan, who: Rank, *, timeout_s: float | None = None) -> "torch.dev
         )
     except torch.distributed.DistError as error:
         raise SubmitError(
-            f"NCC-05: the ranks cannot meet at {who.master_addr}:{who.master_port}: {str(error).splitlines()[0]}",
+            f"the ranks cannot meet at {who.master_addr}:{who.master_port}: {str(error).splitlines()[0]}",
             where=place,
             fix="see whether every rank has started and rank 0's node can be reached; another cluster.master_port, or null",
+            rule="NCC-05",
         ) from error
     return device

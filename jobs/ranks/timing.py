@@ -67,6 +67,7 @@ def finite(loss: float, what: str, step: int) -> float:
         f"the {what} loss is {loss} at step {step}",
         where="recipe.lr, recipe.clip_grad, precision",
         fix="lower recipe.lr, or look for rows or weights that are not finite",
+        rule="RUN-05",
     )
 
 

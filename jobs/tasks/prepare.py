@@ -82,6 +82,7 @@ def make_rows(plan: Plan) -> None:
                 f"no prepared rows of {data.name}",
                 where=str(folder / "train_tokens.npy"),
                 fix="point DATADIR at the folder with {train,eval}_{tokens,counts}.npy; python -m jobs.tasks.convert rows makes them",
+                rule="CFG-06",
             )
         return
     if folder.exists():

@@ -1,15 +1,19 @@
 """Messages of drivers, file systems, networks and Python: each leads to its rule, its line and a fix that helps."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from bench import diagnosis, preflight
+from bench.backends import local
 from bench.contract import plan as plans
+from bench.errors import BenchError
 from bench.planning import compose
 from bench.preflight import host
+from jobs.ranks import guard
 
 MakeLog = Callable[..., Path]
 MESSAGES = [
@@ -226,6 +230,44 @@ def test_the_line_of_a_log_is_cited_and_not_what_was_concluded_from_it(local_run
     (local_run / "trial_0.out").write_text(f"\n{line}\n")
     said = diagnosis.explain([local_run])
     assert (said.rule, said.evidence, said.line) == ("SLU-09", line, 2) and str(said.file).endswith("trial_0.out")
+
+
+def test_the_rule_of_an_error_goes_from_rank_to_why_as_a_field(local_run: Path) -> None:
+    """The text shows another rule on purpose: only the field may decide."""
+    account = local_run / "rank_logs" / "trial_0_rank_0.error"
+    error = BenchError("CUDA out of memory, or so it seems", where="here", fix="do this", rule="CFG-06")
+    rank = os.fork()
+    if rank == 0:
+        with guard.guarded(account):
+            raise error
+    assert os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1]) == 1
+    assert json.loads(account.read_text())["rule"] == "CFG-06"
+    found = diagnosis.explain([local_run])
+    assert (found.rule, found.evidence, found.fix) == ("CFG-06", str(error).splitlines()[0], "do this")
+    first = local.first_error(local_run / "rank_logs", "trial 0")
+    assert first is not None and (first.rule, first.what, str(first)) == ("CFG-06", error.what, str(error))
+    account.unlink()
+    status = {"outcome": "failed", "exit_code": 1, "rule": first.rule, "what": first.what, "fix": first.fix}
+    (local_run / "status.json").write_text(json.dumps(status))
+    assert diagnosis.explain([local_run]).rule == "CFG-06"
+
+
+@pytest.mark.parametrize(("rule", "explains"), [("RUN-02", "CFG-08"), ("SLU-07", "CFG-08"), ("CFG-06", "CFG-06")])
+def test_a_cause_in_a_log_explains_more_than_how_the_launcher_saw_a_rank_end(
+    local_run: Path, rule: str, explains: str
+) -> None:
+    status = {"outcome": "failed", "exit_code": 1, "rule": rule, "what": "it ended", "fix": "look"}
+    (local_run / "status.json").write_text(json.dumps(status))
+    (local_run / "trial_0.out").write_text("OSError: [Errno 28] No space left on device\n")
+    assert diagnosis.explain([local_run]).rule == explains
+
+
+def test_a_batch_script_that_ends_its_run_knows_why(local_run: Path) -> None:
+    status = {"outcome": "failed", "exit_code": 143, "rule": "SLU-07", "what": "the time limit is near", "fix": "more"}
+    (local_run / "status.json").write_text(json.dumps(status))
+    (local_run / "job.json").write_text("{}")
+    (local_run / "trial_0.out").write_text("srun: error: dgx-1: task 3: Terminated\n")
+    assert diagnosis.explain([local_run]).rule == "SLU-07"
 
 
 def test_a_run_that_hung_is_not_given_less_time_than_it_had(local_run: Path) -> None:

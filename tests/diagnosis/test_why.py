@@ -383,8 +383,8 @@ def run_folder(tmp_path: Path) -> Path:
     return folder
 
 
-def account(folder: Path, rank: int, at: float, what: str) -> None:
-    said = {"time": at, "exit_code": 1, "what": what, "where": "there", "fix": "do this"}
+def account(folder: Path, rank: int, at: float, what: str, *, rule: str | None = None) -> None:
+    said = {"time": at, "exit_code": 1, "rule": rule, "what": what, "where": "there", "fix": "do this"}
     (folder / "rank_logs" / f"trial_0_rank_{rank}.error").write_text(json.dumps(said))
 
 
@@ -400,7 +400,7 @@ def test_the_rank_that_failed_first_is_believed(run_folder: Path) -> None:
     assert (said.rule, said.evidence, said.fix) == ("RUN-10", "the rows do not rhyme", "do this")
     account(run_folder, 3, 10.0, "the evaluation loss is nan at step 192")
     assert diagnosis.explain([run_folder]).rule == "RUN-05"
-    account(run_folder, 3, 10.0, "CFG-05: this trial has a log already \ud800")
+    account(run_folder, 3, 10.0, "this trial has a log already \ud800", rule="CFG-05")
     assert diagnosis.explain([run_folder]).rule == "CFG-05"
 
 

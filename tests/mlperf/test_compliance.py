@@ -13,9 +13,9 @@ from bench.contract.mllog import Writer
 from bench.mlperf import compliance
 from bench.mlperf import log as logs
 from bench.mlperf.benchmarks import BENCHMARKS, LLAMA2_70B_LORA, LLAMA31_8B
-from bench.mlperf.compliance import Finding
 from bench.mlperf.official import official_verdict
 from bench.mlperf.result import parse
+from bench.rules.finding import Finding
 from helpers.paths import CORPUS
 
 MakeLog = Callable[..., Path]
@@ -51,7 +51,7 @@ def test_a_deviation_is_named(written_log: MakeLog, changes: dict[str, object], 
     path = written_log(**changes)
     errors = [finding for finding in findings(path) if finding.severity == "error"]
     assert [finding.rule for finding in errors] == [rule]
-    assert message in errors[0].message
+    assert message in errors[0].what
     assert not parse(path).valid
 
 
@@ -108,7 +108,7 @@ def test_llama31_8b_is_judged_in_full(written_log: MakeLog) -> None:
 )
 def test_a_deviation_of_llama31_8b_is_named(written_log: MakeLog, changes: dict[str, object], message: str) -> None:
     (finding,) = findings(llama31_8b_log(written_log, **changes))
-    assert (finding.rule, finding.severity) == ("REC-01", "error") and message in finding.message
+    assert (finding.rule, finding.severity) == ("REC-01", "error") and message in finding.what
 
 
 def places(path: Path, samples: Sequence[int]) -> Path:
@@ -136,7 +136,7 @@ def test_another_number_of_evaluations_is_said_and_denies_nothing(
     assert official_verdict(path, ruleset="5.1.0").passed and parse(path).valid
     found = {finding.rule: finding for finding in findings(path)}
     assert {rule: finding.severity for rule, finding in found.items()} == {"EVL-01": "warning", "EVL-02": "warning"}
-    assert found["EVL-02"].message.endswith(made_and_due)
+    assert found["EVL-02"].what.endswith(made_and_due)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_what_only_the_ruleset_in_force_asks_for_is_a_warning(written_log: MakeL
     path = written_log(tensor_parallelism=None)
     (finding,) = findings(path)
     assert (finding.rule, finding.severity) == ("LOG-10", "warning")
-    assert finding.message == "no tensor_parallelism: ruleset 6.1.0 asks for it"
+    assert finding.what == "no tensor_parallelism: ruleset 6.1.0 asks for it"
     assert [official_verdict(path, ruleset=name).passed for name in ("6.0.0", "6.1.0")] == [True, False]
 
 
@@ -232,9 +232,7 @@ def test_an_appended_log_shows_its_trials(written_log: MakeLog) -> None:
     assert (first.seed, first.minutes, first.status, first.first_line) == (8, None, None, 1)
     assert (second.seed, second.status, second.last_line) == (7, "success", len(once.splitlines()) * 2)
     assert second.first_line > first.last_line and second.minutes is not None
-    assert f"2 x run_start, at lines {torn_line(path)}" in next(
-        f.message for f in result.findings if f.rule == "LOG-03"
-    )
+    assert f"2 x run_start, at lines {torn_line(path)}" in next(f.what for f in result.findings if f.rule == "LOG-03")
 
 
 def torn_line(path: Path) -> str:

@@ -135,7 +135,7 @@ def test_one_failed_run_counts_as_the_slowest(make_run: MakeRun) -> None:
     packed = package.pack(request(make_run(last={"status": "aborted"})))
     assert packed.passed
     assert [(f.rule, f.severity) for f in packed.findings] == [("PCK-02", "warning")]
-    assert "result_9.txt: LOG-05" in packed.findings[0].message
+    assert "result_9.txt: LOG-05" in packed.findings[0].what
 
 
 def test_a_seed_that_comes_twice_fails_the_official_checker(
@@ -351,7 +351,7 @@ def test_a_damaged_description_fails_the_official_checker(make_run: MakeRun) -> 
     path = submission / "systems/box.json"
     whole = json.loads(path.read_text())
 
-    def checked(fields: dict[str, object]) -> checkers.Check:
+    def checked(fields: dict[str, object]) -> checkers.CheckerResult:
         path.write_text(json.dumps(fields))
         return checkers.check(submission, ruleset="5.1.0").checks["system_description"]
 

@@ -151,13 +151,13 @@ def test_a_benchmark_that_is_judged_in_full_wants_a_seed_of_every_run(
 ) -> None:
     """Published sets of dlrm_dcnv2 without seeds have official scores."""
     scored = score(runs(range(2), submission_benchmark=benchmark, target_accuracy=None, seed=None), ruleset="5.1.0")
-    found = [(f.severity, f.message) for f in scored.findings if f.rule == "SCO-03"]
+    found = [(f.severity, f.what) for f in scored.findings if f.rule == "SCO-03"]
     assert found == [(severity, "no seed in result_0.txt, result_1.txt")]
 
 
 def test_too_fast_convergence_is_named_with_its_limit(runs: MakeRuns) -> None:
     scored = score(runs(evals=AT_3072[-3:]))
-    assert "2,304.0, less than the accepted 2,960.6" in scored.findings[0].message
+    assert "2,304.0, less than the accepted 2,960.6" in scored.findings[0].what
     assert (scored.rcp_factor, scored.rcp_min_samples) == (None, pytest.approx(2960.634, abs=1e-3))
     assert scored.olympic_minutes == pytest.approx(24.5)
 

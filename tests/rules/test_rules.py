@@ -8,12 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bench
+import jobs
 from bench.diagnosis import words
+from bench.errors import BenchError
 from bench.rules import RULES
+from bench.rules.finding import broken, errors
 from bench.rules.signs import SIGNS, Sign
 
 IDS = re.compile(r"\b(?:PYX|SLU|ENR|MPI|NCC|HW|CFG|RUN|LOG|REC|EVL|SCO|PCK)-\d\d\b")
-SOURCES = sorted(Path(bench.__file__).parent.rglob("*.py"))
+PACKAGES = [Path(package.__file__).parent for package in (bench, jobs)]
+SOURCES = sorted(path for package in PACKAGES for name in ("*.py", "*.sh") for path in package.rglob(name))
 
 
 def test_every_rule_says_what_is_wrong_and_what_to_do() -> None:
@@ -28,7 +32,7 @@ def test_no_id_stands_twice_in_the_sources_of_the_registry() -> None:
     defined = [
         id
         for path in SOURCES
-        if path.parent.name == "rules" and path.stem != "signs"
+        if path.parent.name == "rules" and not path.stem.startswith("signs")
         for id in re.findall(r'^    "(\S+)": \(', path.read_text(), re.M)
     ]
     assert sorted(defined) == sorted(RULES)
@@ -37,6 +41,34 @@ def test_no_id_stands_twice_in_the_sources_of_the_registry() -> None:
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_the_code_names_known_rules_only(source: Path) -> None:
     assert set(IDS.findall(source.read_text())) <= RULES.keys()
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_no_python_message_begins_with_the_id_of_a_rule(source: Path) -> None:
+    """Errors and findings carry their rule as a field; a shell script has no other channel than its text."""
+    assert source.suffix == ".sh" or not re.search(rf"""["']{IDS.pattern}: """, source.read_text())
+
+
+@pytest.mark.parametrize(
+    ("rule", "what", "shown"),
+    [
+        (None, "no file", "no file"),
+        ("CFG-06", "no file", "CFG-06: no file"),
+        ("CFG-06", "CFG-06: none", "CFG-06: none"),
+    ],
+)
+def test_an_error_shows_its_rule_once_and_keeps_it_as_a_field(rule: str | None, what: str, shown: str) -> None:
+    error = BenchError(what, where="here", fix="do this", rule=rule)
+    assert (error.rule, error.what) == (rule, what)
+    assert str(error) == f"{shown}\n  where: here\n  fix:   do this"
+
+
+def test_errors_of_findings() -> None:
+    error = broken("CFG-06", "no rows", "/data")
+    warning = broken("ENR-11", "no record", "a.sqsh", fix="import it again", severity="warning", line=3)
+    assert errors([warning, error]) == [error]
+    assert (error.fix, warning.fix, warning.line) == (RULES["CFG-06"].fix, "import it again", 3)
+    assert str(warning) == "warning ENR-11: no record (a.sqsh); import it again"
 
 
 def test_signs_belong_to_rules() -> None:

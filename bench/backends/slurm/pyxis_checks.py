@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from bench.backends.slurm.argument_checks import FLAGS_WITHOUT_VALUE
@@ -9,7 +10,7 @@ from bench.backends.slurm.site_checks import last_line, question
 from bench.contract.plan import Plan, expanded
 from bench.contract.schema import ContainerFlags, Runtime, Slurm
 from bench.errors import ConfigError
-from bench.rules.check import CannotTellError, Finding, Severity, Subject, broken
+from bench.rules.check import CannotTellError, Finding, Subject, broken
 
 _ABORTED = (-6, 134)
 """How a program ends that its own assertion stops."""
@@ -78,13 +79,9 @@ def file(subject: Subject) -> Iterator[Finding | str]:
         yield broken("ENR-07", "there is no such image here", image, fix=fix)
         return
     try:
-        faults = store.faults(Path(image), whole=False)
+        yield from (replace(found, where=image) for found in store.faults(Path(image), whole=False))
     except OSError as error:
         yield broken("ENR-07", f"the image cannot be read: {error.strerror}", image)
-        return
-    for fault in faults:
-        severity: Severity = "warning" if fault.rule == "ENR-11" else "error"
-        yield broken(fault.rule, fault.what, image, fix=fault.fix, severity=severity)
 
 
 def credentials(subject: Subject) -> Iterator[Finding | str]:
@@ -94,9 +91,7 @@ def credentials(subject: Subject) -> Iterator[Finding | str]:
     image = expanded(subject.plan.config.container.image)
     assert image is not None
     try:
-        said = import_checks.warnings(reference.read(image), Path("/"))
+        found = import_checks.warnings(reference.read(image), Path("/"))
     except ConfigError as error:  # a name that nobody can read is another check's
         raise CannotTellError(error.what) from error
-    for rule, _, what in (line.partition(": ") for line in said):
-        if rule == "ENR-01":
-            yield broken(rule, what, image, severity="warning")
+    yield from (replace(warning, where=image) for warning in found if warning.rule == "ENR-01")

@@ -17,7 +17,6 @@ from typing import Any
 from bench.contract import run_files
 from bench.errors import BenchError, ConfigError
 from bench.mlperf import official
-from bench.mlperf.compliance import Finding, errors
 from bench.mlperf.package import checkers, manual, system
 from bench.mlperf.package.checkers import Checked
 from bench.mlperf.package.entry import (
@@ -32,6 +31,7 @@ from bench.mlperf.package.entry import (
 )
 from bench.mlperf.reader import printable
 from bench.mlperf.result import UNVERIFIED
+from bench.rules.finding import Finding, errors
 
 _SECRET = re.compile(
     rb"-----BEGIN [A-Z ]*PRIVATE KEY|\bAKIA[0-9A-Z]{16}\b|\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\."
@@ -174,7 +174,7 @@ def _require_submittable(findings: Sequence[Finding], request: Request) -> None:
     """Raise ConfigError if findings speak against submitting the runs, and nobody forced it."""
     if (found := errors(findings)) and not request.force:
         raise ConfigError(
-            "\n  ".join(printable(f"{f.rule}: {f.message}") for f in found),
+            "\n  ".join(printable(f.titled) for f in found),
             where=", ".join(map(str, request.runs)),
             fix="choose other runs, or --force a package that is marked as not for submission",
         )
@@ -204,7 +204,7 @@ def _require_no_secret(run: Run) -> None:
                 if _SECRET.search(line):
                     fix = "revoke it if it is one; what is packed is published, so make the run again without it"
                     raise ConfigError(
-                        "CFG-07: this line holds what looks like a secret", where=f"{path}:{number}", fix=fix
+                        "this line holds what looks like a secret", where=f"{path}:{number}", fix=fix, rule="CFG-07"
                     )
 
 

@@ -26,7 +26,7 @@ DIVISIONS = ("closed", "open")
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class CheckerResult:
     """What one checker found; its messages are its warnings and errors."""
 
     passed: bool
@@ -39,7 +39,7 @@ class Check:
 class Checked:
     """What all of them found."""
 
-    checks: Mapping[str, Check]
+    checks: Mapping[str, CheckerResult]
     scaling: Mapping[str, float]
     """The factors that the package checker wrote, by path of their scaling.json within the submission."""
 
@@ -120,7 +120,7 @@ def check(submission: Path, *, ruleset: str) -> Checked:
         return Checked(checks, {str(path.relative_to(copy)): factor for path, factor in sorted(factors.items())})
 
 
-def _run(checker: Callable[[], object], *, passes: Callable[[list[str]], bool], root: str) -> Check:
+def _run(checker: Callable[[], object], *, passes: Callable[[list[str]], bool], root: str) -> CheckerResult:
     """Run a checker; `root` is the copy's folder, which no message needs to name."""
     with _captured() as records:
         try:
@@ -133,7 +133,7 @@ def _run(checker: Callable[[], object], *, passes: Callable[[list[str]], bool], 
     said = [(level, text) for level, text in said if text.strip("-")]
     transcript = [text for _, text in said]
     messages = tuple(dict.fromkeys(text for level, text in said if level >= logging.WARNING))
-    return Check(not stopped and passes(transcript), messages, tuple(transcript))
+    return CheckerResult(not stopped and passes(transcript), messages, tuple(transcript))
 
 
 @contextmanager

@@ -9,12 +9,11 @@ from bench.contract import run_files
 from bench.contract.plan import NOT_A_SUBMISSION, Plan
 from bench.contract.plan import load as load_plan
 from bench.errors import ConfigError
-from bench.mlperf import compliance
-from bench.mlperf.compliance import Finding
 from bench.mlperf.official import num_dropped
 from bench.mlperf.package.checkers import DIVISIONS
 from bench.mlperf.result import NO_TARGET, Result, parse
 from bench.mlperf.trial_set import by_number
+from bench.rules.finding import Finding, Severity, broken, errors
 
 _RECIPE = ("global_batch_size", "gradient_accumulation_steps", "max_", "opt_", "lora_")
 """How the names of hyperparameters begin."""
@@ -108,27 +107,27 @@ def run_findings(runs: Sequence[Run]) -> Iterator[Finding]:
         marked = any(NOT_A_SUBMISSION in (r.org or "") + (r.platform or "") for r in run.results)
         if marked or (run.plan is not None and not run.plan.config.task.submittable):
             name = run.plan.config.task.name if run.plan else "the task of these logs"
-            yield Finding("PCK-03", "error", None, f"{name} is {NOT_A_SUBMISSION}: {run.folder}")
+            yield broken("PCK-03", f"{name} is {NOT_A_SUBMISSION}: {run.folder}", str(run.folder))
 
 
 def entry_findings(entry: Entry, *, required: int, org: str) -> Iterator[Finding]:
     """Yield what speaks against submitting an entry."""
-    results = entry.results
+    results, where = entry.results, f"{entry.benchmark} on {entry.system}"
     if len(results) != required:
-        counted = f"{entry.benchmark} on {entry.system} has {len(results)} runs, the rules want {required}"
-        yield Finding("PCK-01", "error", None, counted)
+        yield broken("PCK-01", f"{where} has {len(results)} runs, the rules want {required}", where)
     failed = [result for result in results if not result.valid]
-    severity: compliance.Severity = "error" if len(failed) > num_dropped(entry.benchmark) else "warning"
+    severity: Severity = "error" if len(failed) > num_dropped(entry.benchmark) else "warning"
     for result in failed:
-        first = compliance.errors(result.findings)[0]
+        first = errors(result.findings)[0]
         counts = "" if severity == "error" else "; counts as the slowest run"
-        yield Finding("PCK-02", severity, first.line, f"{result.file}: {first.rule}: {first.message}{counts}")
+        what = f"{result.file}: {first.titled}{counts}"
+        yield broken("PCK-02", what, result.file, severity=severity, line=first.line)
     for key, values in _logged(results):
         if len(values) > 1:
             named = ", ".join(sorted(repr(value)[:80] for value in values))
-            yield Finding("PCK-04", "error", None, f"{entry.benchmark} on {entry.system}: {key} is {named}")
+            yield broken("PCK-04", f"{where}: {key} is {named}", where)
     for name in sorted({result.org for result in results if result.org not in (None, org)}, key=str):
-        yield Finding("PCK-05", "warning", None, f"submission_org is {name!r:.80}, not {org}")
+        yield broken("PCK-05", f"submission_org is {name!r:.80}, not {org}", where, severity="warning")
 
 
 def _logged(results: Sequence[Result]) -> Iterator[tuple[str, set[object]]]:

@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.mlperf import log as logs
-from bench.mlperf.compliance import Finding
 from bench.mlperf.package.checkers import Checked
 from bench.mlperf.package.entry import Entry, Run
 from bench.mlperf.reader import printable
 from bench.mlperf.result import UNVERIFIED
+from bench.rules.finding import Finding
 
 IMPLEMENTATION = "runstop"
 UNKNOWN_IMPLEMENTATION = "implementation"
@@ -75,7 +75,7 @@ def readme(entry: Entry, forced: Sequence[Finding]) -> str:
 def _warning(forced: Sequence[Finding]) -> list[str]:
     if not forced:
         return []
-    return ["", "**Not for submission:**", "", *(f"- {f.rule}: {printable(f.message)}" for f in forced)]
+    return ["", "**Not for submission:**", "", *(f"- {printable(f.titled)}" for f in forced)]
 
 
 def _how(run: Run, name: str) -> list[str]:

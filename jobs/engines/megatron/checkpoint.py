@@ -58,6 +58,7 @@ def load(engine: Parts, folder: Path, *, adapters: bool) -> None:
             f"not a checkpoint of {engine.plan.config.model.name}: {reason}",
             where=str(folder),
             fix="run the prepare step, or point MODEL at a megatron-core checkpoint of this model",
+            rule="CFG-06",
         ) from error
     engine.optimizer.reset()
 
