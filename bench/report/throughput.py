@@ -9,7 +9,8 @@ from bench.console.sheet import Row
 from bench.mlperf import official, published
 from bench.mlperf.benchmarks import BENCHMARKS
 from bench.mlperf.published import System
-from bench.mlperf.result import NO_TARGET, PeakMemory, Spread, spread
+from bench.mlperf.result import NO_TARGET, PeakMemory
+from bench.mlperf.speed import Spread, spread
 from bench.report import figures
 from bench.report.compare import TrialSet, best_of_each, model
 

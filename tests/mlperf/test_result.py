@@ -9,7 +9,8 @@ import pytest
 
 from bench.console.result import speed_rows
 from bench.contract.mllog import Writer
-from bench.mlperf.result import Spread, parse, spread
+from bench.mlperf.result import parse
+from bench.mlperf.speed import Spread, spread
 
 CORPUS = Path(__file__).resolve().parents[2] / "shared" / "mlperf_logs"
 MakeLog = Callable[..., Path]
