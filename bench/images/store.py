@@ -69,7 +69,7 @@ def record_path(image: Path) -> Path:
 
 
 def recorded(image: Path) -> Record | None:
-    """Return the record of an image's file, or None where there is none that can be read; the file itself is not looked at."""
+    """Return the record of an image's file, or None if there is no readable one; the image itself is not read."""
     path = record_path(image.resolve())
     try:
         fields = json.loads(path.read_text())
@@ -143,7 +143,7 @@ def _wrong_cpu(image: Path, wanted: str | None, *, damaged: bool, known: str | N
 
 
 def verify(image: Path, *, architecture: str | None) -> tuple[Record | None, list[Fault]]:
-    """Return an image's record and all that is wrong with its file; architecture is what the nodes are, None: as this machine.
+    """Return an image's record and every fault of its file; architecture is that of the nodes, by default ours.
 
     Raises:
         ConfigError: there is no such file, or it cannot be read.
