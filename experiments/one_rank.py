@@ -3,11 +3,11 @@
     python experiments/one_rank.py [--rank R] [--steps N] [--profile FILE] \\
         task=lora70b cluster=dgxh200 model.weights=random parallel.tp=8 …
 
-The other ranks do not exist. Sends to them are dropped. A collective returns this rank's own part; a receive
-from another pipeline stage returns random numbers (with interleaving, the contents of the buffer). Shapes, kernels and memory are
-those of the real rank, without NCCL's own memory. The computed numbers mean nothing, so the plan must have random
-weights. Under SP the rows are copies of each other, which draws less power, so steps are too fast. In a pipeline choose
-a rank of the fullest stage; the default is rank 0.
+The other ranks do not exist. Sends to them are dropped. A collective returns this rank's own part; a receive from
+another pipeline stage returns random numbers (with interleaving, the contents of the buffer). Shapes, kernels and
+memory are those of the real rank, without NCCL's own memory. The computed numbers mean nothing, so the plan must have
+random weights. Under SP the rows are copies of each other, which draws less power, so steps are too fast. In a
+pipeline choose a rank of the fullest stage; the default is rank 0.
 """
 
 import argparse

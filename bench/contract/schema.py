@@ -133,7 +133,7 @@ class Runtime(Enum):
 
 
 class ContainerFlags(Enum):
-    """How Pyxis gets its boolean options: as flags of srun, or as PYXIS_CONTAINER_* if Slurm aborts on them (PYX-01)."""
+    """How Pyxis gets boolean options: as flags of srun, or as PYXIS_CONTAINER_* if Slurm aborts on them (PYX-01)."""
 
     arguments = "arguments"
     environment = "environment"
