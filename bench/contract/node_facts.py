@@ -1,4 +1,4 @@
-"""What ranks find on their nodes (facts/rank_*.json) and measure there (health.json): written by jobs, read by bench."""
+"""Facts of nodes (facts/rank_*.json) and their measured health (health.json): written by jobs, read by bench."""
 
 from dataclasses import dataclass
 

@@ -53,7 +53,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recomputed:
-    """What the backward pass of every rank computes again: whole layers, or the output of qkv or fc1 in some of its layers."""
+    """What the backward pass of every rank recomputes: whole layers, or the outputs of qkv or fc1 in some layers."""
 
     full: bool
     qkv_layers: int

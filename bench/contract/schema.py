@@ -38,7 +38,7 @@ class Precision(Enum):
 
 
 class Recompute(Enum):
-    """Activations recomputed in the backward pass: none, every layer from its input, or what the plan finds necessary."""
+    """Activations recomputed in the backward pass: none, every layer from its input, or as few as the plan needs."""
 
     none = "none"
     full = "full"
@@ -46,7 +46,7 @@ class Recompute(Enum):
 
 
 class Weights(Enum):
-    """The user's switch: the task's own start, or random weights on random rows, which measure speed without any file."""
+    """The user's switch: start as the task says, or use random weights and rows to measure speed without files."""
 
     checkpoint = "checkpoint"
     random = "random"
@@ -95,7 +95,7 @@ class Activation(Enum):
 
 
 class Position(Enum):
-    """How a token knows its place."""
+    """How positions are encoded."""
 
     rope = "rope"
     learned = "learned"
@@ -123,7 +123,7 @@ class GpuRequest(Enum):
 
 
 class DataSource(Enum):
-    """Where the rows come from: our grammar, the site, which prepared them before the run, or random numbers in memory."""
+    """Where the rows come from: our grammar, files that the site prepared before the run, or random numbers."""
 
     grammar = "grammar"
     prepared = "prepared"
@@ -138,7 +138,7 @@ class Runtime(Enum):
 
 
 class ContainerFlags(Enum):
-    """How Pyxis is told what takes no argument: by srun's flags, or by PYXIS_CONTAINER_* where Slurm aborts on those (PYX-01)."""
+    """How Pyxis gets boolean options: as flags of srun, or as PYXIS_CONTAINER_* if Slurm aborts on them (PYX-01)."""
 
     arguments = "arguments"
     environment = "environment"
@@ -164,7 +164,7 @@ class Lora:
 
 @dataclass(slots=True, kw_only=True)
 class Training:
-    """What a training task trains, from where, and when it stops: at the target, and after max_steps or epochs at the latest."""
+    """What a task trains, from where, and when it stops: at the target or after max_steps or epochs."""
 
     trains: Trains
     starts_from: StartsFrom
@@ -285,14 +285,15 @@ class Parallel:
 
 @dataclass(slots=True, kw_only=True)
 class Rates:
-    """What was measured of an accelerator, for estimates of the step time. Sizes rise; between them rates are interpolated.
+    """Measured rates of an accelerator, to estimate the step time. Sizes rise; rates between them are interpolated.
 
-    A rate inside a step, where the processor is hot and caches are cold, is worth more than one of a kernel alone: source says which it is.
+    A rate measured inside a step, with a hot GPU and cold caches, is better than that of a kernel alone; `source` says
+    which one it is.
     """
 
     source: str
     layer_tflop: list[float]
-    """Products of one layer in a forward pass, all linears together, for which bf16_tflops and fp8_tflops hold."""
+    """TFLOP of all GEMMs of one layer in a forward pass; bf16_tflops and fp8_tflops are the rates at these sizes."""
     bf16_tflops: list[float]
     fp8_tflops: list[float]
     attention_forward_tflops: float
@@ -304,7 +305,7 @@ class Rates:
     busbw_gbs: list[float]
     """All-reduce bus bandwidth in one node, by size of the message."""
     launch_us: float
-    """What the host needs for one kernel of a layer in FP8, all of Python included; it may launch them no faster than they run."""
+    """Host time per kernel of an FP8 layer, with all of Python; kernels may run faster than the host launches them."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -322,7 +323,7 @@ class Gpu:
 
 @dataclass(slots=True, kw_only=True)
 class Slurm:
-    """The site's dialect, which goes into the script; and what is one user's, which only goes onto sbatch's command line."""
+    """Settings of the site, which go into the script, and of one user, which go only onto sbatch's command line."""
 
     partition: str | None = None
     gpu_request: GpuRequest = GpuRequest.gpus_per_node
@@ -341,18 +342,18 @@ class Slurm:
 
 @dataclass(slots=True, kw_only=True)
 class Health:
-    """What a healthy job of this cluster reaches at least; below a floor it ends before the first trial. None: not judged."""
+    """Lowest rates of a healthy job; below one of them the job ends before the first trial. None: not checked."""
 
     source: str
     min_mib: int = 62
     max_mib: int = 2048
-    """All-reduce message sizes: from min, doubled up to max. Source: NVIDIA's MLPerf run.sub, all_reduce_perf -b 62M -e 2G -f 2."""
+    """All-reduce message sizes, doubled from min to max. Source: NVIDIA's run.sub, all_reduce_perf -b 62M -e 2G."""
     busbw_gbs: float | None = None
     """Bus bandwidth of the best size over all ranks, in 1e9 bytes/s: 2 (n - 1) / n * bytes / seconds."""
     node_busbw_gbs: float | None = None
     """The same, among the ranks of one node."""
     gemm_tflops: float | None = None
-    """BF16 matrix product of the slowest rank (FP32 on a CPU)."""
+    """BF16 GEMM of the slowest rank (FP32 on a CPU)."""
     copy_gbs: float | None = None
     """Device memory, bytes read plus bytes written per second, of the slowest rank."""
 
@@ -392,7 +393,8 @@ class Cluster:
     environment: dict[str, str] = field(default_factory=dict)
     """Set for every rank, such as NCCL_SOCKET_IFNAME; never secrets."""
     master_port: int | None = None
-    """Where rank 0 listens; None: one of PORTS, here a free one, and on Slurm the one that follows from the job id, so that jobs on a shared node differ."""
+    """Where rank 0 listens. None: one of PORTS, a free one here; on Slurm one derived from the job id, so that jobs on
+    a shared node differ."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -424,7 +426,7 @@ class Launch:
     health: bool = True
     """Measure the nodes before the first trial, where the cluster says what is healthy."""
     profile: bool = False
-    """Rank 0 lists the kernels of the last warm-up step, by time, in rank_logs/trial_K.profile; no timed step is touched."""
+    """Rank 0 lists the kernels of the last warm-up step in rank_logs/trial_K.profile; no timed step is traced."""
     attempts: int = 3
     """How often one trial may be started, when a node, a time limit or another job ends it."""
     trackers: list[Tracker] = field(default_factory=list)

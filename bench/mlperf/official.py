@@ -1,7 +1,7 @@
-"""What MLPerf's own checkers say of one log and of a set of logs: they are the referee, run here as they are and never rewritten.
+"""Run MLPerf's own checkers, unchanged, on one log and on a set of logs: they are the referee.
 
-They are not made for strangers' logs: they build paths of rule files, whose code one of them runs, out of values from the
-log. So those values are compared with the files that exist before a checker takes them up.
+The checkers are not safe for logs of unknown origin: they build paths of rule files from values in the log, and one of
+them runs code from those files. So this module compares the values with the existing files first.
 """
 
 import logging
@@ -22,7 +22,7 @@ from bench.contract import mllog
 from bench.errors import ConfigError, LogError, MissingLogError
 
 RULESETS = ("5.1.0", "6.1.0")
-"""What a new log is judged by."""
+"""The rulesets that a new log is checked by."""
 
 _SINCE = (
     ("2023-09-22", "4.0.0"),
@@ -32,11 +32,11 @@ _SINCE = (
     ("2025-11-01", "6.0.0"),
     ("2026-06-01", "6.1.0"),
 )
-"""First day (UTC) of the runs that are for a ruleset's round. Rounds close in May and in October; v4.0 took older runs, too."""
+"""First day (UTC) of the runs for each ruleset's round. Rounds close in May and October; v4.0 took older runs too."""
 _BEFORE = "3.1.0"
 
 _REFERENCES = "pruned_rcps"
-"""The points that the package checker uses: those that converge slower than their neighbours suggest are left out."""
+"""The points that the package checker uses: without those that converge slower than their neighbours suggest."""
 _SAMPLES_COUNT = frozenset(
     (
         *("llama2_70b_lora", "flux1", "llama31_405b", "llama31_8b"),
@@ -81,11 +81,11 @@ class RcpVerdict:
     passed: bool | None
     message: str
     counts: tuple[float | None, ...] = ()
-    """Of each log, in the reference's unit; None for a run that did not converge. Empty where the checker gives up earlier."""
+    """Of each log, in the reference's unit; None if the run did not converge. Empty if the checker stopped earlier."""
     mean: float | None = None
     """Olympic mean of the counts."""
     factor: float | None = None
-    """What the minutes are multiplied by, at least 1; None unless passed."""
+    """The factor of the minutes, at least 1; None unless passed."""
     record: Rcp | None = None
     """What the counts are compared with; None also where a batch size is below that of all points."""
 
@@ -140,7 +140,7 @@ def official_verdict(path: Path | str, *, ruleset: str) -> Verdict:
         raise kind(
             f"the log cannot be read: {error.strerror}", where=str(path), fix="name the result_K.txt of a trial"
         ) from error
-    except Exception as error:  # noqa: BLE001 - a record that is no object, or lacks a field, ends the official parser
+    except Exception as error:  # noqa: BLE001 - a malformed record stops the official parser
         return Verdict(ruleset, False, (f"the official parser cannot read this log: {error!r}",))
     if refusal := _refusal(lines, ruleset):
         return Verdict(ruleset, False, (refusal,))
@@ -150,7 +150,7 @@ def official_verdict(path: Path | str, *, ruleset: str) -> Verdict:
 
 
 def _refusal(lines: list[Any], ruleset: str) -> str | None:
-    """Return which value of the log would lead the checker to a file that is not one of its rule files for a benchmark."""
+    """Return which value of the log would make the checker open a file that is not a rule file of a benchmark."""
     divisions, benchmarks = _rule_names(ruleset)
     for line in lines:
         for key, names in ((mllog.SUBMISSION_DIVISION, divisions), (mllog.SUBMISSION_BENCHMARK, benchmarks)):
@@ -172,7 +172,7 @@ def _rule_names(ruleset: str) -> tuple[list[str], list[str]]:
 
 
 def _check(lines: list[Any], errors: list[tuple[str, str]], ruleset: str) -> Verdict:
-    """Run the checker on records that are parsed already: the file is not read twice, so it cannot change in between."""
+    """Run the checker on parsed records; the file is read only once, so it cannot change between two reads."""
     from mlperf_logging.compliance_checker import mlp_compliance
 
     checker = mlp_compliance.make_checker("training", ruleset, quiet=False, werror=False)
@@ -203,8 +203,8 @@ def _rules(path: str) -> Any:
 def rcp_verdict(logs: Sequence[Path | str], *, benchmark: str | None, ruleset: str) -> RcpVerdict:
     """Return what the RCP checker says of the logs of one benchmark; safe for logs of unknown origin.
 
-    It takes all logs for one submission and drops the runs that converged fastest and slowest; the mean that it accepts is
-    made for as many runs as the rules want, also where there are fewer.
+    It takes all logs as one submission and drops the runs that converged fastest and slowest. The mean that it accepts
+    assumes the number of runs that the rules require, even if there are fewer.
     """
     require_ruleset(ruleset)
     if benchmark not in (known := _rcp_benchmarks(ruleset)):
@@ -254,8 +254,8 @@ _NEVER = 1e9
 
 def _olympic(counts: Sequence[float | None], dropped: int) -> float | None:
     """Return the mean of the counts between the dropped ones, of which those that are None are the slowest."""
-    kept = sorted(math.inf if count is None else count for count in counts)[dropped:-dropped]
-    return mean if kept and math.isfinite(mean := fmean(kept)) else None
+    in_mean = sorted(math.inf if count is None else count for count in counts)[dropped:-dropped]
+    return mean if in_mean and math.isfinite(mean := fmean(in_mean)) else None
 
 
 @cache
@@ -310,7 +310,7 @@ def _rcp_benchmarks(ruleset: str) -> list[str]:
 
 @contextmanager
 def _contained(checker_module: Any, **replaced: Any) -> Iterator[None]:
-    """Replace globals of a checker for a while, and keep it from configuring the root logger and from printing."""
+    """Replace globals of a checker inside the block, and keep it from configuring the root logger and printing."""
     silent = logging.getLogger(f"{__name__}.checker")
     silent.disabled = True
     replaced["logging"] = silent

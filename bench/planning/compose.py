@@ -27,7 +27,7 @@ CONF = next(d for d in (_PACKAGE / "conf", _PACKAGE.parent / "conf") if d.is_dir
 """Inside the package once installed, beside it in a checkout."""
 
 FOR_BASE_TOO = ("model", "cluster", "gpu@cluster", "container", "walltime", "hydra")
-"""Overrides of these also hold for the task that makes the base checkpoint; hydra: its search path."""
+"""Overrides of these also apply to the task that makes the base checkpoint; hydra.searchpath is the site's folder."""
 
 
 def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Plan:
@@ -51,12 +51,12 @@ def plan_of(config: Config, overrides: Sequence[str]) -> Plan:
         return make_plan.make(with_random_weights(config))
     if config.task.training.base is None:
         return make_plan.make(config)
-    kept = [word for word in overrides if word.lstrip("+~").split("=")[0].split(".")[0] in FOR_BASE_TOO]
-    return make_plan.make(config, _composed([f"task={config.task.training.base}", *kept]))
+    shared = [word for word in overrides if word.lstrip("+~").split("=")[0].split(".")[0] in FOR_BASE_TOO]
+    return make_plan.make(config, _composed([f"task={config.task.training.base}", *shared]))
 
 
 def with_random_weights(config: Config) -> Config:
-    """Return the config of the same work on random weights and random rows: without target, checkpoint and data."""
+    """Return the config of the same work with random weights and random rows: no target, checkpoint or data files."""
     training = dataclasses.replace(
         config.task.training, starts_from=StartsFrom.random, base=None, target_eval_loss=None
     )
@@ -79,16 +79,16 @@ def typed(config: "DictConfig") -> Config:
     """Return the config as its dataclasses, with the paths made absolute."""
     from omegaconf import OmegaConf
 
-    full = typing.cast(Config, OmegaConf.to_object(config))
-    paths = full.cluster.paths
+    typed_config = typing.cast(Config, OmegaConf.to_object(config))
+    paths = typed_config.cluster.paths
     for name in ("data", "model", "logs"):
         setattr(paths, name, _absolute(getattr(paths, name)))
-    full.launch.folder = _absolute(full.launch.folder)
-    return full
+    typed_config.launch.folder = _absolute(typed_config.launch.folder)
+    return typed_config
 
 
 def _absolute(path: str | None) -> str | None:
-    """Return a path from the root on; what begins with a variable ($DATADIR) is left to the job's shell."""
+    """Return the absolute path; one that begins with a variable ($DATADIR) is left to the job's shell."""
     return path if not path or path.startswith("$") else os.path.abspath(path)
 
 
@@ -146,7 +146,7 @@ def register() -> None:
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Turn what Hydra and OmegaConf raise into one message with where and fix."""
+    """Turn errors of Hydra and OmegaConf into a ConfigError with where and fix."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 

@@ -17,8 +17,9 @@ from bench.contract.plan import NOT_A_SUBMISSION, Plan
 from bench.contract.schema import Device
 from bench.errors import ConfigError
 from bench.mlperf import published
+from bench.mlperf.gpu_count import NO_DEVICES
 from bench.mlperf.published import System
-from bench.mlperf.result import NO_DEVICES, NO_TARGET, Result, task_of_mark
+from bench.mlperf.result import NO_TARGET, Result, task_of_mark
 from bench.mlperf.score import Score, examined, worth
 
 _log = logging.getLogger(__name__)

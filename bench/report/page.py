@@ -15,7 +15,8 @@ from typing import Any
 from bench import rules
 from bench.errors import LogError
 from bench.mlperf import forecast, published
-from bench.mlperf.result import NO_DEVICES, NO_TARGET, UNVERIFIED
+from bench.mlperf.gpu_count import NO_DEVICES
+from bench.mlperf.result import NO_TARGET, UNVERIFIED
 from bench.preflight.nodes import load
 from bench.report import figures, throughput
 from bench.report.compare import Claim, Entry, TrialSet, best_of_each, claim, peers, ranked, standings

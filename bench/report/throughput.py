@@ -1,4 +1,4 @@
-"""How fast random weights train: beside published systems, and what their official time would project to. Never a result."""
+"""Training speed with random weights, beside published systems, and the projected official time: never a result."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,8 @@ from bench.console.sheet import Row
 from bench.mlperf import official, published
 from bench.mlperf.benchmarks import BENCHMARKS
 from bench.mlperf.published import System
-from bench.mlperf.result import NO_TARGET, PeakMemory, Spread, spread
+from bench.mlperf.result import NO_TARGET, PeakMemory
+from bench.mlperf.speed import Spread, spread
 from bench.report import figures
 from bench.report.compare import TrialSet, best_of_each, model
 
@@ -96,8 +97,9 @@ def measure(trials: TrialSet) -> Throughput:
 def project(measured: Throughput, *, ruleset: str) -> tuple[Projection | None, str]:
     """Return the projection, or None and why there is none.
 
-    Minutes are (mean samples of the reference x seconds per sample + evaluations x seconds of one) / 60; how many evaluations
-    that many samples take, the rules' schedule says. No run-to-run spread, and no factor: the mean is the reference's own.
+    Minutes are (mean samples of the reference x seconds per sample + evaluations x seconds of one) / 60. The rules'
+    schedule gives the number of evaluations. There is no run-to-run spread and no RCP factor: the mean is the
+    reference's own.
     """
     m = measured
     if m.shape_of is None or m.global_batch_size is None:
@@ -116,8 +118,10 @@ def project(measured: Throughput, *, ruleset: str) -> tuple[Projection | None, s
         minutes=minutes,
         samples=point.mean,
         num_evaluations=count,
-        formula=f"({point.mean:,.1f} samples x {1 / m.samples_s:.4g} s + {count:.2f} evaluations x {m.eval_time_s.median:.4g} s) / 60",
-        label=f"projection from {point.mean:,.0f} samples (reference mean at batch size {m.global_batch_size}{between}), not a result",
+        formula=f"({point.mean:,.1f} samples x {1 / m.samples_s:.4g} s + "
+        f"{count:.2f} evaluations x {m.eval_time_s.median:.4g} s) / 60",
+        label=f"projection from {point.mean:,.0f} samples "
+        f"(reference mean at batch size {m.global_batch_size}{between}), not a result",
     ), ""
 
 
@@ -222,8 +226,8 @@ def compared(trials: TrialSet) -> Compared:
     measured = measure(trials)
     projection, why_not = project(measured, ruleset=trials.score.ruleset)
     lines, no_peers = beside(trials, measured)
-    told = rows(measured, projection, why_not)
-    return Compared(measured=measured, projection=projection, rows=told, lines=lines, no_peers=no_peers)
+    table = rows(measured, projection, why_not)
+    return Compared(measured=measured, projection=projection, rows=table, lines=lines, no_peers=no_peers)
 
 
 def cards(speed: Compared) -> list[dict[str, str]]:

@@ -9,7 +9,8 @@ import pytest
 
 from bench.console.result import speed_rows
 from bench.contract.mllog import Writer
-from bench.mlperf.result import Spread, parse, spread
+from bench.mlperf.result import parse
+from bench.mlperf.speed import Spread, spread
 from helpers.paths import CORPUS
 
 MakeLog = Callable[..., Path]

@@ -15,7 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from bench.mlperf.published import samples_to_target
-from bench.mlperf.result import UNVERIFIED, Spread, parse, spread
+from bench.mlperf.result import UNVERIFIED, parse
+from bench.mlperf.speed import Spread, spread
 from bench.report import figures
 from bench.report.figures import (
     EVAL_COLOR,

@@ -133,7 +133,7 @@ def test_other_sizes_are_compared_with_no_benchmark(other: str) -> None:
 
 
 def test_a_profile_needs_a_warm_up_step() -> None:
-    with pytest.raises(ConfigError, match="the profile is of the last warm-up step"):
+    with pytest.raises(ConfigError, match="the profile shows the last warm-up step"):
         compose.compose(["launch.profile=true", "recipe.warmup_iterations=0"])
 
 

@@ -1,4 +1,4 @@
-"""Watching reads a trial right at any moment of its log, says what lies ahead and what is wrong, and ends when it should."""
+"""Watching a trial at any moment of its log: its progress, its prediction, its warnings, and when watching ends."""
 
 import io
 import json

@@ -11,7 +11,8 @@ from bench.contract.schema import Device
 from bench.errors import ConfigError
 from bench.mlperf import log as logs
 from bench.mlperf import reader
-from bench.mlperf.result import NO_DEVICES, Result
+from bench.mlperf.gpu_count import NO_DEVICES
+from bench.mlperf.result import Result
 
 _NEEDED = (
     *("submitter", "division", "status", "system_name", "number_of_nodes"),
