@@ -89,12 +89,14 @@ def _parse_one(log: Path, args: argparse.Namespace) -> bool:
     from bench.mlperf import official
     from bench.mlperf import result as results
     from bench.mlperf.per_gpu import with_gpus
+    from bench.results import of_training
 
     with inputs.plain([log]) as (file,):
         result = with_gpus(replace(results.parse(file), file=str(log)), args.num_gpus)
         verdicts = [official.official_verdict(file, ruleset=args.official)] if args.official else []
     if args.json:
-        print(json.dumps(result.to_json() | {"official": [asdict(verdict) for verdict in verdicts]}))
+        measured = {"measurements": [asdict(one) for one in of_training(result)]}
+        print(json.dumps(result.to_json() | measured | {"official": [asdict(verdict) for verdict in verdicts]}))
     else:
         more = [result_sheets.settings_row(result), ("log", str(log), "")]
         sheet.show(result_sheets.verdict_sheet(result, verdicts, more=more))
