@@ -1,4 +1,4 @@
-"""facts/rank_*.json and health.json of a run folder, typed; `jobs.node_checks.facts` and `jobs.node_checks.health` say what stands in them."""
+"""Read facts/rank_*.json and health.json of a run folder, by the types of `bench.contract.node_facts`."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from bench.errors import LogError
 
 T = TypeVar("T")
 MOST_NAMES = 8
-"""So many nodes are named in one message."""
+"""The number of nodes that one message names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """All ranks' facts, by rank, and health.json if there is one."""
+    """The facts of all ranks, sorted by rank, and health.json if there is one."""
 
     folder: str
     ranks: tuple[RankFacts, ...]
@@ -25,12 +25,14 @@ class Facts:
 
     @property
     def machines(self) -> dict[str, Machine]:
-        """What each node is."""
+        """The hardware of each node."""
         return {rank.node: rank.machine for rank in self.ranks if rank.machine is not None}
 
 
 def load(folder: Path, *, element: str = "") -> Facts:
-    """Return what a run folder holds; of a requeued job only what its last attempt wrote. `element`: _3 in an array's third.
+    """Return the facts of a run folder; of a requeued job only those of its last attempt.
+
+    element: which element of a job array they are of, such as _3.
 
     Raises:
         LogError: a file is damaged.
@@ -40,7 +42,7 @@ def load(folder: Path, *, element: str = "") -> Facts:
     last = max(everyone, key=lambda rank: rank.time_ms).attempt if everyone else None
     path = folder / f"health{element}.json"
     health = _read(path, Health) if path.exists() else None
-    if health is not None and everyone and _life(health.attempt) != _life(last):
+    if health is not None and everyone and _start(health.attempt) != _start(last):
         health = None
     return Facts(str(folder / f"facts{element}"), tuple(rank for rank in everyone if rank.attempt == last), health)
 
@@ -60,8 +62,8 @@ def grouped(values: Iterable[tuple[T, str]]) -> dict[T, list[str]]:
     return dict(sorted(groups.items(), key=lambda group: -len(group[1])))
 
 
-def _life(attempt: str | None) -> str | None:
-    """Return job and restart count: facts and health are two steps of the same."""
+def _start(attempt: str | None) -> str | None:
+    """Return an attempt without its step: facts and health are two Slurm steps of one start of the job."""
     return attempt and attempt.rpartition(".")[0]
 
 
