@@ -71,7 +71,7 @@ def collect(plan: Plan, who: Rank, folder: Path) -> RankFacts:
 
 
 def attempt(env: Mapping[str, str]) -> str | None:
-    """Return the job's attempt, which all attempts of a requeued job need: they share one run folder. None without Slurm."""
+    """Return the attempt, since all attempts of a requeued job share one run folder; None without Slurm."""
     if "SLURM_JOB_ID" not in env:
         return None
     return ".".join(env.get(f"SLURM_{part}", "0") for part in ("JOB_ID", "RESTART_COUNT", "STEP_ID"))

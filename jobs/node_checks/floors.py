@@ -7,7 +7,7 @@ from typing import NamedTuple
 from bench.contract.node_facts import BELOW_FLOOR, HEALTHY, NOT_JUDGED, AllReduceRate, Health, HealthFinding, RankRates
 
 SLOW = 0.8
-"""A node is slow with every partner if its best pair is below the floor, and below this share of the best of all pairs."""
+"""A node is slow with all partners if its best pair is below the floor and below this share of the best of all pairs."""
 _RANK_RATES = {
     "gemm_tflops": ("TFLOP/s of a GEMM", "nvidia-smi -q -d PERFORMANCE,CLOCK,TEMPERATURE"),
     "copy_gbs": ("GB/s of a memory copy", "nvidia-smi -q -d ECC,CLOCK"),
@@ -118,7 +118,7 @@ def _all(report: Health) -> Iterator[_Below]:
     if slow:
         fix = f"{_leave_out(slow)}; there, `ibstat` and `nvidia-smi nvlink -s`"
     elif report.pairs:
-        fix = "no node is slower than the others, so check what they share: NCCL_DEBUG=INFO says whether it uses InfiniBand"
+        fix = "no node is slower than the others, so check what they share: NCCL_DEBUG=INFO tells if InfiniBand is used"
     elif len(names) > 1:
         fix = "two nodes cannot tell which of them is slow: run with a third; NCCL_DEBUG=INFO names the transport"
     else:

@@ -1,4 +1,4 @@
-"""Measure how fast nodes and their links are, once per rank, before the first trial: `python -m jobs.node_checks.health`.
+"""Measure nodes and their links, once per rank, before the first trial: `python -m jobs.node_checks.health PLAN`.
 
 It measures all-reduce over all ranks and within each node, GEMMs and memory copies of every rank, and how far apart the
 nodes' clocks are. Rank 0 writes health.json beside the plan. If a rate is below its floor in cluster.health, every rank

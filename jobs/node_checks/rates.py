@@ -20,7 +20,7 @@ from bench.contract.node_facts import AllReduceRate, PairRate
 MEETING_S = 120
 """The longest wait for another rank, at the start and in every collective."""
 SWEEP_S = 8.0
-"""Larger messages are left out when all sizes together would take longer: a slow network must not hold up the job."""
+"""Larger messages are left out if all sizes together would take longer: a slow network must not delay the job."""
 REPEAT_S, MIN_REPEATS, MAX_REPEATS = 0.5, 3, 20
 PAIR_ROUNDS = 4
 """The number of partners that each node is paired with when the slow node is searched for."""
@@ -48,8 +48,8 @@ def allreduce(
 ) -> tuple[AllReduceRate, ...]:
     """Return time and bus bandwidth by message size among these ranks (None: all), for as many sizes as SWEEP_S allows.
 
-    Bus bandwidth is 2 (n - 1) / n * bytes / seconds of the slowest rank, as NVIDIA's nccl-tests define it; BF16 on GPUs,
-    FP32 on CPUs. A single rank has no bus bandwidth.
+    Bus bandwidth is 2 (n - 1) / n * bytes / seconds of the slowest rank, as NVIDIA's nccl-tests define it. Messages are
+    BF16 on GPUs and FP32 on CPUs. A single rank has no bus bandwidth.
     """
     num_ranks = distributed.get_world_size() if ranks is None else len(ranks)
     if num_ranks == 1:

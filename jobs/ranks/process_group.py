@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 def join(plan: Plan, who: Rank, *, timeout_s: float | None = None) -> "torch.device":
-    """Return what this rank computes on, once all ranks have met.
+    """Return the device of this rank, after all ranks have joined.
 
-    NCCL's communicators are made when they are first used: a group that is bound to its device splits one for each of
-    megatron-core's groups, needs all of their ranks for it, and took 6 GiB of an H200.
+    NCCL's communicators are created when they are first used. A group that is bound to its device would split one for
+    each of megatron-core's groups instead, which needs all of their ranks and took 6 GiB of an H200.
 
     Raises:
         SubmitError: not as many ranks as planned, no GPU for this one, or they cannot meet.
@@ -35,7 +35,8 @@ def join(plan: Plan, who: Rank, *, timeout_s: float | None = None) -> "torch.dev
         raise SubmitError(
             f"HW-03: this rank needs GPU {who.local_rank}, and {torch.cuda.device_count()} can be seen",
             where=place,
-            fix="ask for as many GPUs as ranks (cluster.slurm.gpu_request), lower cluster.ranks_per_node, or set cluster.device=cpu",
+            fix="ask for as many GPUs as ranks (cluster.slurm.gpu_request), lower cluster.ranks_per_node, "
+            "or set cluster.device=cpu",
         )
     device = torch.device("cuda", who.local_rank) if gpu else torch.device("cpu")
     if gpu:
@@ -52,6 +53,7 @@ def join(plan: Plan, who: Rank, *, timeout_s: float | None = None) -> "torch.dev
         raise SubmitError(
             f"NCC-05: the ranks cannot meet at {who.master_addr}:{who.master_port}: {str(error).splitlines()[0]}",
             where=place,
-            fix="see whether every rank has started and rank 0's node can be reached; another cluster.master_port, or null",
+            fix="see whether every rank has started and rank 0's node can be reached; "
+            "choose another cluster.master_port, or null",
         ) from error
     return device

@@ -1,4 +1,4 @@
-"""One trial, once per rank: `python -m jobs.tasks.train PLAN --trial K`. Reads the plan, writes the log."""
+"""Run one trial, once per rank: `python -m jobs.tasks.train PLAN --trial K`. It reads the plan and writes the log."""
 
 import argparse
 from pathlib import Path
@@ -30,7 +30,7 @@ def main() -> None:
 
 
 def run(plan: Plan, trial: Trial, who: Rank, log: mllog.Writer, folder: Path) -> None:
-    """Initialise, warm up on made-up data, train from run_start to run_stop, then keep the adapters."""
+    """Initialise, warm up on synthetic rows, train from run_start to run_stop, then save the adapters."""
     log_caches(folder / "rank_logs" / f"trial_{trial.index}.caches", log)
     log.start(mllog.INIT_START)
     module = engine_of(plan)
@@ -51,18 +51,18 @@ def run(plan: Plan, trial: Trial, who: Rank, log: mllog.Writer, folder: Path) ->
     module.end_ranks()
 
 
-def log_caches(said: Path, log: mllog.Writer) -> None:
-    """Log what each node did with its page cache, as the batch script wrote it down: `NODE cleared` or `NODE kept`."""
-    if not said.exists():
-        log.event(mllog.CACHE_CLEAR, False, reason="page caches are the cluster's to drop")
+def log_caches(record: Path, log: mllog.Writer) -> None:
+    """Log what each node did with its page cache; the batch script's record has `NODE cleared` or `NODE kept`."""
+    if not record.exists():
+        log.event(mllog.CACHE_CLEAR, False, reason="only the cluster can drop page caches")
         return
-    for line in said.read_text().splitlines():
-        node, _, done = line.partition(" ")
-        log.event(mllog.CACHE_CLEAR, done == "cleared", node=node)
+    for line in record.read_text().splitlines():
+        node, _, outcome = line.partition(" ")
+        log.event(mllog.CACHE_CLEAR, outcome == "cleared", node=node)
 
 
 def train(plan: Plan, engine: Engine, trial: Trial, log: mllog.Writer) -> None:
-    """Train until the target or the last step and write run_stop; data is first touched here.
+    """Train until the target or the last step, and log run_stop. No row is read before this is called.
 
     Raises:
         BenchError: the loss is not a finite number.
@@ -84,7 +84,7 @@ def train(plan: Plan, engine: Engine, trial: Trial, log: mllog.Writer) -> None:
             log.stop(mllog.BLOCK_STOP, **place)
             log.start(mllog.EVAL_START, **place)
             eval_loss = timing.finite(engine.evaluate(eval_rows), "evaluation", step)
-            epochs = place["samples_count"] / plan.config.data.train_rows  # what ruleset 5.1.0's open division asks for
+            epochs = place["samples_count"] / plan.config.data.train_rows  # ruleset 5.1.0's open division asks for it
             log.event(mllog.EVAL_ACCURACY, eval_loss, **place, epoch_num=epochs)
             log.stop(mllog.EVAL_STOP, **place)
             if target is not None and eval_loss <= target:

@@ -33,7 +33,7 @@ def gpus(plan: Plan, facts: Facts) -> Iterator[Finding]:
     for rank in facts.ranks:
         visible = rank.cuda_visible_devices
         if visible is not None and (count := _count(visible)) <= rank.local_rank:
-            what = f"CUDA_VISIBLE_DEVICES lets rank {rank.rank} see {count} GPUs, and it is rank {rank.local_rank} of the node"
+            what = f"CUDA_VISIBLE_DEVICES lets rank {rank.rank} see {count} GPUs, and its local rank is {rank.local_rank}"
             yield broken("HW-03", what, rank.node, fix="ask for GPUs per node, not per task: cluster.slurm.gpu_request")
     for node, machine in facts.machines.items():
         ranks = len(ranks_of(facts, node))
@@ -151,7 +151,7 @@ def _count(visible: str) -> int:
 
 
 def _others(want: Gpu, seen: Collection[GpuFacts]) -> str | None:
-    """Return the first GPU of another kind: the model in its name differs, or its memory by more than MEMORY_TOLERANCE."""
+    """Return the first GPU of another kind: the model in its name differs, or its memory does (by MEMORY_TOLERANCE)."""
     for gpu in seen:
         models = set(_MODEL.findall(want.name)) <= set(_MODEL.findall(gpu.name or ""))
         memory_gib = want.memory_gib if gpu.memory_mib is None else gpu.memory_mib / 1024
