@@ -40,9 +40,8 @@ def from_environment(env: Mapping[str, str] = os.environ) -> Rank:
         SubmitError: only some variables of a launcher are set, or one of them is not a number.
     """
     launchers = [names for names in _LAUNCHERS.values() if names[0] in env]
-    names = next(
-        (names for names in launchers if all(name in env for name in names)), launchers[0] if launchers else None
-    )
+    complete = [names for names in launchers if all(name in env for name in names)]
+    names = next(iter([*complete, *launchers]), None)
     try:
         rank, local_rank, world_size = (0, 0, 1) if names is None else (int(env[name]) for name in names)
         port = int(env.get("MASTER_PORT") or _port(env))

@@ -145,7 +145,7 @@ def _add_rows(verbs: Any) -> None:
 
 def _add_adapters(verbs: Any) -> None:
     summary = "Adapters that a run trained → a PEFT folder."
-    example = "python -m jobs.tasks.convert adapters runs/…/plan.json adapters_peft --trial 0 --base meta-llama/Llama-2-70b-hf"
+    example = "python -m jobs.tasks.convert adapters plan.json adapters_peft --trial 0 --base meta-llama/Llama-2-70b-hf"
     parser = _add_verb(verbs, adapters, summary, example=example)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="a new folder")
     parser.add_argument("--trial", type=int, default=0, help="the trial that trained them (default 0)")

@@ -2,6 +2,7 @@
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bench.contract import mllog
 from bench.contract import plan as plans
@@ -12,6 +13,9 @@ from jobs.ranks import timing
 from jobs.ranks.guard import guarded
 from jobs.ranks.identity import Rank, from_environment
 from jobs.tasks.describe import describe
+
+if TYPE_CHECKING:
+    from jobs.data.rows import Rows
 
 
 def main() -> None:
@@ -79,22 +83,38 @@ def train(plan: Plan, engine: Engine, trial: Trial, log: mllog.Writer) -> None:
         pace.stepped()
         if step % plan.config.recipe.log_every_steps == 0:
             pace.log(step, engine.mean_loss(share))
-        if step in plan.evaluation.at_steps:
-            place = {"samples_count": plans.samples(plan, step), "step": step}
-            log.stop(mllog.BLOCK_STOP, **place)
-            log.start(mllog.EVAL_START, **place)
-            eval_loss = timing.finite(engine.evaluate(eval_rows), "evaluation", step)
-            epochs = place["samples_count"] / plan.config.data.train_rows  # ruleset 5.1.0's open division asks for it
-            log.event(mllog.EVAL_ACCURACY, eval_loss, **place, epoch_num=epochs)
-            log.stop(mllog.EVAL_STOP, **place)
+        is_evaluated = step in plan.evaluation.at_steps
+        if is_evaluated or step == plan.max_steps:
+            log.stop(mllog.BLOCK_STOP, **_place(plan, step))
+        if is_evaluated:
+            eval_loss = evaluate(plan, engine, eval_rows, step, log)
             if target is not None and eval_loss <= target:
-                log.finish("success", **place)
+                log.finish("success", **_place(plan, step))
                 return
-            log.start(mllog.BLOCK_START, **place)
-            pace.restart(step)
-    place = {"samples_count": plans.samples(plan, plan.max_steps), "step": plan.max_steps}
-    log.stop(mllog.BLOCK_STOP, **place)
-    log.finish("success" if target is None else "aborted", **place)
+            if step < plan.max_steps:
+                log.start(mllog.BLOCK_START, **_place(plan, step))
+                pace.restart(step)
+    log.finish("success" if target is None else "aborted", **_place(plan, plan.max_steps))
+
+
+def evaluate(plan: Plan, engine: Engine, rows: "Rows", step: int, log: mllog.Writer) -> float:
+    """Return the evaluation loss after a step, and log it.
+
+    Raises:
+        BenchError: the loss is not a finite number.
+    """
+    place = _place(plan, step)
+    log.start(mllog.EVAL_START, **place)
+    loss = timing.finite(engine.evaluate(rows), "evaluation", step)
+    epochs = place["samples_count"] / plan.config.data.train_rows  # ruleset 5.1.0's open division asks for it
+    log.event(mllog.EVAL_ACCURACY, loss, **place, epoch_num=epochs)
+    log.stop(mllog.EVAL_STOP, **place)
+    return loss
+
+
+def _place(plan: Plan, step: int) -> dict[str, int]:
+    """Return the metadata by which the log says how far a trial is."""
+    return {"samples_count": plans.samples(plan, step), "step": step}
 
 
 def _trial(plan: Plan, index: int) -> Trial:
