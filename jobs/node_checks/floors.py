@@ -7,7 +7,7 @@ from typing import NamedTuple
 from bench.contract.node_facts import BELOW_FLOOR, HEALTHY, NOT_JUDGED, AllReduceRate, Health, HealthFinding, RankRates
 
 SLOW = 0.8
-"""A node is slow with all partners if its best pair is below the floor and below this share of the best of all pairs."""
+"""A node is slow with all partners if its best pair is below the floor and this share of the best of all pairs."""
 _RANK_RATES = {
     "gemm_tflops": ("TFLOP/s of a GEMM", "nvidia-smi -q -d PERFORMANCE,CLOCK,TEMPERATURE"),
     "copy_gbs": ("GB/s of a memory copy", "nvidia-smi -q -d ECC,CLOCK"),

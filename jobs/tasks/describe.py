@@ -138,7 +138,7 @@ def commit(root: Path, image: Path) -> str | None:
         command = ["git", "-C", str(root), "rev-parse", "HEAD"]
         with suppress(OSError, subprocess.TimeoutExpired):
             done = subprocess.run(command, capture_output=True, text=True, timeout=GIT_TIMEOUT_S, check=False)
-            return done.stdout.strip() or None
+            return done.stdout.strip() if done.returncode == 0 else None
         return None
     with suppress(ValueError):
         marker = json.loads(hardware.text(image) or "null")

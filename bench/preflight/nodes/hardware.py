@@ -33,7 +33,7 @@ def gpus(plan: Plan, facts: Facts) -> Iterator[Finding]:
     for rank in facts.ranks:
         visible = rank.cuda_visible_devices
         if visible is not None and (count := _count(visible)) <= rank.local_rank:
-            what = f"CUDA_VISIBLE_DEVICES lets rank {rank.rank} see {count} GPUs, and its local rank is {rank.local_rank}"
+            what = f"CUDA_VISIBLE_DEVICES lets rank {rank.rank} see {count} GPUs; its local rank is {rank.local_rank}"
             yield broken("HW-03", what, rank.node, fix="ask for GPUs per node, not per task: cluster.slurm.gpu_request")
     for node, machine in facts.machines.items():
         ranks = len(ranks_of(facts, node))
