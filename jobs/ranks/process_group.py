@@ -28,22 +28,12 @@ def join(plan: Plan, who: Rank, *, timeout_s: float | None = None) -> "torch.dev
             where=place,
             fix="start as many ranks as the plan's world.num_ranks: bench.launch does",
         )
+    device = _device(plan, who, place)
     import torch
 
-    gpu = plan.config.cluster.device is Device.cuda
-    if gpu and torch.cuda.device_count() <= who.local_rank:
-        raise SubmitError(
-            f"HW-03: this rank needs GPU {who.local_rank}, and {torch.cuda.device_count()} can be seen",
-            where=place,
-            fix="ask for as many GPUs as ranks (cluster.slurm.gpu_request), lower cluster.ranks_per_node, "
-            "or set cluster.device=cpu",
-        )
-    device = torch.device("cuda", who.local_rank) if gpu else torch.device("cpu")
-    if gpu:
-        torch.cuda.set_device(device)
     try:
         torch.distributed.init_process_group(
-            "nccl" if gpu else "gloo",
+            "nccl" if device.type == "cuda" else "gloo",
             init_method=f"tcp://{who.master_addr}:{who.master_port}",
             rank=who.rank,
             world_size=who.world_size,
@@ -56,4 +46,22 @@ def join(plan: Plan, who: Rank, *, timeout_s: float | None = None) -> "torch.dev
             fix="see whether every rank has started and rank 0's node can be reached; "
             "choose another cluster.master_port, or null",
         ) from error
+    return device
+
+
+def _device(plan: Plan, who: Rank, place: str) -> "torch.device":
+    """Return the device of this rank, and make it torch's current one."""
+    import torch
+
+    if plan.config.cluster.device is not Device.cuda:
+        return torch.device("cpu")
+    if torch.cuda.device_count() <= who.local_rank:
+        raise SubmitError(
+            f"HW-03: this rank needs GPU {who.local_rank}, and {torch.cuda.device_count()} can be seen",
+            where=place,
+            fix="ask for as many GPUs as ranks (cluster.slurm.gpu_request), lower cluster.ranks_per_node, "
+            "or set cluster.device=cpu",
+        )
+    device = torch.device("cuda", who.local_rank)
+    torch.cuda.set_device(device)
     return device
