@@ -1,6 +1,7 @@
 """A report claims no more than its logs prove, stands alone, and lets no log write into it."""
 
 import csv
+import dataclasses
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -12,7 +13,9 @@ import pytest
 
 from bench import report
 from bench.cli import main
+from bench.contract import node_facts
 from bench.contract import plan as plans
+from bench.contract.node_facts import GpuFacts, RankFacts, Results, Software
 from bench.errors import ConfigError, LogError
 from bench.mlperf import result as results
 from bench.mlperf.result import UNVERIFIED
@@ -20,6 +23,7 @@ from bench.planning.compose import compose
 from bench.report import compare, page
 from bench.report.differences import differences
 from helpers.paths import CORPUS
+from jobs.node_checks import hardware
 
 SMC = CORPUS / "v4.0/smc/1xSMC-H100-SXM-80GB/llama2_70b_lora"
 MakeLog = Callable[..., Path]
@@ -291,35 +295,27 @@ def test_a_report_names_the_machine_and_the_software(trial_set: MakeSet) -> None
     """What ranks found on a cluster, as `jobs.node_checks.facts` writes it, comes beside what the log says."""
     said = {"software": {"torch": "2.13.0"}, "accelerator": "NVIDIA H200", "operating_system": "Ubuntu 24.04"}
     folder = trial_set("set", [{**said, "commit": "0123abcd", "lora_dropout": 0.1}] * 2)
-    gpu = dict.fromkeys(("index", "ecc_uncorrected", "rows_pending", "rows_failed", "throttle"))
-    machine = {
-        **dict.fromkeys(("interfaces", "infiniband", "paths"), ()),
-        "infiniband_devices": False,
-        "gpus_refused": None,
-        "gpus": [gpu | {"name": "NVIDIA H200", "driver": "570.86.15", "memory_mib": 143771}],
-        "results": {"path": "/results", "free_mib": 1, "refused": None},
-    }
-    rank = {
-        "rank": 0,
-        "local_rank": 0,
-        "world_size": 1,
-        "node": "dgx-1",
-        "attempt": None,
-        "time_ms": 0,
-        "cuda_visible_devices": None,
-        "memlock_bytes": 0,
-        "not_as_planned": (),
-        "machine": machine,
-        "software": {
-            "image": None,
-            "in_enroot": False,
-            "system": "Rocky 9.4",
-            "python": "3.12.3",
-            "packages": {"numpy": "2.1.0"},
-        },
-    }
+    unknown = {field.name: None for field in dataclasses.fields(GpuFacts)}
+    gpu = GpuFacts(**unknown | {"name": "NVIDIA H200", "driver": "570.86.15", "memory_mib": 143771})
+    here = hardware.machine(results=Results("/results", 1, None), paths=())
+    rank = RankFacts(
+        rank=0,
+        local_rank=0,
+        world_size=1,
+        node="dgx-1",
+        hostname="dgx-1",
+        attempt=None,
+        time_ms=0,
+        software=Software(None, False, "Rocky 9.4", "3.12.3", "/usr/bin/python3", {"numpy": "2.1.0"}),
+        cuda_visible_devices=None,
+        num_cpus=8,
+        memlock_bytes=0,
+        environment=(),
+        not_as_planned=(),
+        machine=dataclasses.replace(here, gpus=(gpu,)),
+    )
     (folder / "facts").mkdir()
-    (folder / "facts" / "rank_0.json").write_text(json.dumps(rank))
+    (folder / "facts" / "rank_0.json").write_text(node_facts.dumps(rank))
     (trials,) = compare.load([folder])
     rows = dict(page._system_rows(trials))
     assert rows == {

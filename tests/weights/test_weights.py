@@ -1,4 +1,4 @@
-"""A Hugging Face folder becomes a checkpoint once, whole, on record; what is not the plan's model, or not whole, is refused."""
+"""A Hugging Face folder is converted once, completely and with its record; any other or incomplete model is refused."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def converted(*argv: str | Path) -> int:
 
 @pytest.fixture
 def made(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
-    """Write a Hugging Face folder of random tensors, damaged on purpose, and the plan for it; return plan and folder."""
+    """Write a Hugging Face folder of random tensors, damaged on purpose, and its plan; return plan and folder."""
 
     def write(*, config: dict[str, Any] | None = None, num_layers: int = 2, fused: bool = False, **changes: Any):
         source = tmp_path / "hf"
@@ -130,7 +130,7 @@ def test_what_was_read_and_written_is_on_record(made: Callable, tmp_path: Path, 
     plan, source = made(**{"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(2)})
     assert converted("weights", plan, source) == 0
     assert converted("weights", plan, source) == 0
-    assert "was there already" in capsys.readouterr().out
+    assert "exists already" in capsys.readouterr().out
     folder = source / "megatron_core"
     said = json.loads((folder / "manifest.json").read_text())
     for where, files in ((source, said["source"]["files"]), (folder, said["files"])):
@@ -138,7 +138,7 @@ def test_what_was_read_and_written_is_on_record(made: Callable, tmp_path: Path, 
     assert said["source"]["tensors"] == 2 * 9 + 3
     assert said["source"]["left_out"] == ["model.layers.0.self_attn.rotary_emb.inv_freq"]
     assert converted("weights", plan, source, tmp_path) == 2
-    assert "there is something else already" in capsys.readouterr().err
+    assert "the folder holds something else" in capsys.readouterr().err
     said["model"]["rope_base"] = 500000
     (folder / "manifest.json").write_text(json.dumps(said))
     assert converted("weights", plan, source) == 2

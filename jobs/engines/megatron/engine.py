@@ -1,4 +1,4 @@
-"""The protocol of `jobs.engines`, by the functions of this package."""
+"""Implement the protocol of `jobs.engines` with the functions of this package."""
 
 from pathlib import Path
 
