@@ -1,4 +1,7 @@
-"""A sign of life while an image is imported, which takes minutes: a line on a terminal, or one every minute in a pipe."""
+"""Show progress while an image is imported, which takes minutes.
+
+On a terminal it is one line that changes; in a pipe it is a new line every minute.
+"""
 
 import sys
 import threading
