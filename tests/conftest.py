@@ -15,6 +15,7 @@ from bench.contract import mllog
 from bench.contract.mllog import Writer
 from helpers import ranks
 
+pytest_plugins = ("helpers.cpu_report",)
 if ranks.DEVICE == "cpu":
     # Triton's kernels run in its interpreter. It reads this when it is imported, which megatron-core does too.
     os.environ["TRITON_INTERPRET"] = "1"
