@@ -13,9 +13,11 @@ from hypothesis import HealthCheck, settings
 
 from bench.contract import mllog
 from bench.contract.mllog import Writer
-from helpers import ranks
+from bench.planning import compose
+from helpers import cached_plans, ranks
 
 pytest_plugins = ("helpers.cpu_report",)
+compose.compose = cached_plans.cached(compose.compose)
 if ranks.DEVICE == "cpu":
     # Triton's kernels run in its interpreter. It reads this when it is imported, which megatron-core does too.
     os.environ["TRITON_INTERPRET"] = "1"
@@ -24,9 +26,17 @@ settings.load_profile("untimed")  # a busy machine is no bug
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs, and their children, ignore it
 
 
+TIMEOUTS_S = {"slurm": 1800, "trains": 900}
+"""Of tests with these marks, on a machine that is busy; pyproject.toml has that of all others."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run what starts ranks last; all.sh says why."""
+    """Run what starts ranks last (all.sh says why), and give it time."""
     items.sort(key=lambda item: item.get_closest_marker("trains") is not None)
+    for item in items:
+        for mark, timeout_s in TIMEOUTS_S.items():
+            if item.get_closest_marker(mark):
+                item.add_marker(pytest.mark.timeout(timeout_s))
 
 
 Spawn = Callable[..., "subprocess.Popen[str]"]

@@ -1,7 +1,7 @@
 """`--cpu-report`: which tests take the most CPU time, their own and their ended children's.
 
-Wall time says little on a machine that is shared. A test that first asks for a fixture pays for it, and CPU time of
-ranks that outlive a test counts for the one at whose end they end.
+Wall time says little on a machine that is shared. The first test that asks for a fixture pays for it. With pytest-xdist
+there is no report: the tests run in other processes.
 """
 
 import time
@@ -27,7 +27,6 @@ def cpu_s() -> float:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Pass the time on with the reports: with pytest-xdist, another process prints it."""
     cpu_start_s, start_s = cpu_s(), time.perf_counter()
     try:
         return (yield)
@@ -46,6 +45,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if config.getoption("--cpu-report"):
         times = sorted(config.stash[TIMES], reverse=True)
         terminalreporter.section("CPU time")
-        terminalreporter.write_line(f"{sum(time_s for time_s, _, _ in times):8.1f} s   all {len(times)} tests, imports and collection not counted")
+        total_s = sum(used_s for used_s, _, _ in times)
+        terminalreporter.write_line(f"{total_s:8.1f} s   all {len(times)} tests, without imports and collection")
         for used_s, wall_s, name in times[:NUM_SHOWN]:
             terminalreporter.write_line(f"{used_s:8.2f} s   {name}   ({wall_s:.2f} s by the clock)")

@@ -13,7 +13,7 @@ from bench.contract import mllog
 from bench.contract import plan as plans
 from bench.contract.plan import Plan
 from bench.mlperf import reader
-from bench.planning.compose import compose as composed
+from bench.planning import compose as composing
 from helpers import pool
 from helpers.paths import ROOT
 
@@ -33,7 +33,7 @@ def have(num_ranks: int) -> bool:
 def compose(tmp: Path, *overrides: str) -> Plan:
     """Return the plan of lora_tiny whose base is trained for a few steps only, cached below `tmp`."""
     paths = [f"cluster.paths.{name}={tmp}/cache" for name in ("data", "model", "logs")]
-    made = composed([f"cluster.device={DEVICE}", *paths, *overrides])
+    made = composing.compose([f"cluster.device={DEVICE}", *paths, *overrides])
     if made.base is not None:
         made = dataclasses.replace(made, base=dataclasses.replace(made.base, max_steps=TINY_BASE_STEPS))
         made.base.evaluation.at_steps.clear()
