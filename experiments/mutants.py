@@ -1,0 +1,226 @@
+"""How many small defects the fast tests find: `python experiments/mutants.py --seed 1 --count 40 --json mutants.json`.
+
+Mutants are drawn at random from the places in bench/ and jobs/ where an operator applies: first a place, then one of its
+changes. Each is tried in a copy of the tree: the tests of its mirrored folder first, then all other fast tests, up to
+the first failure. A mutant whose tests take too long is killed, too. The JSON file keeps what is known; the same
+command goes on where it was. Run it on a tree whose fast tests pass: a test that fails anyway would kill every mutant.
+"""
+
+import argparse
+import ast
+import copy
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+EQUIVALENT = Path(__file__).with_name("mutants_equivalent.json")
+"""{"file: before -> after": "why no test could tell them apart"}; these are drawn again, and not counted."""
+SOURCES = ("bench", "jobs")
+FAST = ("-m", "not trains and not slurm", "--ignore=tests/slurm")
+COPIED = ("bench", "jobs", "conf", "sbatch", "tests", "containers", "docs", "experiments", "notebooks")
+COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    **{ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq},
+    **{ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is},
+}
+ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
+    **{ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult},
+    **{ast.Mod: ast.FloorDiv, ast.Pow: ast.Mult, ast.BitOr: ast.BitAnd, ast.BitAnd: ast.BitOr},
+}
+BOOLEANS: dict[type[ast.boolop], type[ast.boolop]] = {ast.And: ast.Or, ast.Or: ast.And}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change: the source text that is replaced, by its place in the file."""
+
+    file: str
+    line: int
+    operator: str
+    start: int
+    stop: int
+    before: str
+    after: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.file}: {' '.join(self.before.split())} -> {' '.join(self.after.split())}"
+
+
+def mutants_of(file: str, text: str) -> Iterator[list[Mutant]]:
+    """Yield, for each place in a file where an operator applies, the mutants there."""
+    tree = ast.parse(text)
+    starts = [0]
+    for line in text.encode().splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    for node in _mutable(tree):
+        changes = [*_changed(node)]
+        if changes:
+            start = starts[node.lineno - 1] + node.col_offset
+            stop = starts[node.end_lineno - 1] + node.end_col_offset
+            before = text.encode()[start:stop].decode()
+            yield [Mutant(file, node.lineno, op, start, stop, before, after) for op, after in changes if after != before]
+
+
+def _mutable(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes that run: no annotations, docstrings, imports, or parts of f-strings, which have no places."""
+    for name, value in ast.iter_fields(node):
+        if name in ("annotation", "returns", "type_params") or isinstance(node, ast.JoinedStr):
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if not isinstance(child, ast.AST) or _is_text(child) or isinstance(child, ast.Import | ast.ImportFrom):
+                continue
+            if not (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test)):
+                yield child
+                yield from _mutable(child)
+
+
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def _changed(node: ast.AST) -> Iterator[tuple[str, str]]:
+    """Yield (operator, source text) of each change of a node."""
+    new = copy.deepcopy(node)
+    match new:
+        case ast.Compare(ops=[op, *_]) if type(op) in COMPARISONS:
+            new.ops[0] = COMPARISONS[type(op)]()
+            yield "comparison", f"({ast.unparse(new)})"
+        case ast.BinOp(op=op) if type(op) in ARITHMETIC and not _holds_text(new):
+            new.op = ARITHMETIC[type(op)]()
+            yield "arithmetic", f"({ast.unparse(new)})"
+        case ast.BoolOp(op=op):
+            new.op = BOOLEANS[type(op)]()
+            yield "boolean", f"({ast.unparse(new)})"
+        case ast.UnaryOp(op=ast.Not()):
+            yield "boolean", f"({ast.unparse(new.operand)})"
+        case ast.Constant(value=bool(value)):
+            yield "boolean", str(not value)
+        case ast.Constant(value=int(value) | float(value)):
+            yield "constant", f"({value + 1!r})"
+            yield "constant", f"({value - 1!r})"
+        case ast.Call(args=[first, second, *_]) if not any(isinstance(arg, ast.Starred) for arg in (first, second)):
+            new.args[:2] = second, first
+            yield "swapped arguments", ast.unparse(new)
+        case ast.Expr(value=ast.Call()) | ast.Assign() | ast.AugAssign() | ast.Raise():
+            yield "dropped statement", "pass"
+
+
+def _holds_text(node: ast.BinOp) -> bool:
+    """Return whether a string is added or formatted; that change fails at once and says nothing."""
+    return any(isinstance(side, ast.JoinedStr | ast.Constant) and not _is_number(side) for side in (node.left, node.right))
+
+
+def _is_number(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, int | float)
+
+
+def drawn(seed: int, count: int, equivalent: dict[str, str]) -> list[Mutant]:
+    """Return mutants of distinct places, all places alike likely."""
+    files = sorted(path for source in SOURCES for path in (ROOT / source).rglob("*.py"))
+    places = [m for path in files for m in mutants_of(str(path.relative_to(ROOT)), path.read_text()) if m]
+    order = random.Random(seed)
+    order.shuffle(places)
+    chosen = (order.choice(mutants) for mutants in places)
+    return [mutant for mutant, _ in zip((m for m in chosen if m.name not in equivalent), range(count), strict=False)]
+
+
+def tried(mutant: Mutant, timeout_s: float) -> str:
+    """Return the first test that fails with the mutant, "timeout", or "survived"."""
+    with tempfile.TemporaryDirectory(prefix="mutant-") as tmp:
+        tree = Path(tmp) / "tree"
+        for name in (name for name in COPIED if (ROOT / name).exists()):
+            shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+        for path in ROOT.iterdir():
+            if path.is_file():
+                shutil.copy(path, tree)
+        if (shared := ROOT.parent / "shared").exists():
+            (Path(tmp) / "shared").symlink_to(shared)
+        subprocess.run(["git", "init", "-q", tree], check=True)
+        text = (tree / mutant.file).read_bytes()
+        changed = text[: mutant.start] + mutant.after.encode() + text[mutant.stop :]
+        ast.parse(changed)
+        (tree / mutant.file).write_bytes(changed)
+        near = "tests/" + "/".join(Path(mutant.file).parts[1:-1])
+        has_near = near != "tests/" and (tree / near).is_dir()
+        rounds = [[near], ["tests", f"--ignore={near}"]] if has_near else [["tests"]]
+        found = (_first_failure(tree, paths, timeout_s) for paths in rounds)
+        return next((failure for failure in found if failure), "survived")
+
+
+def _first_failure(tree: Path, paths: list[str], timeout_s: float) -> str | None:
+    argv = [sys.executable, "-m", "pytest", "-q", "-x", "--tb=no", "-p", "no:cacheprovider", *FAST, *paths]
+    environment = os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    process = subprocess.Popen(
+        argv,
+        cwd=tree,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output = process.communicate(timeout=timeout_s)[0]
+    except subprocess.TimeoutExpired:
+        return "timeout"
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    if process.returncode in (0, 5):  # 5: no test was collected
+        return None
+    failed = [line.split()[1] for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    return failed[0] if failed else f"exit code {process.returncode}: {output.strip().splitlines()[-1:]}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
+    parser.add_argument("--count", type=int, default=40)
+    parser.add_argument("--jobs", type=int, choices=(1, 2), default=1, help="mutants tried at the same time")
+    parser.add_argument("--timeout", type=float, default=600, help="seconds for the tests of one mutant")
+    parser.add_argument("--json", type=Path, default=Path("mutants.json"), help="what is known; read and written")
+    parser.add_argument("--list", action="store_true", help="show the mutants and try none")
+    args = parser.parse_args()
+    equivalent = json.loads(EQUIVALENT.read_text())
+    mutants = drawn(args.seed, args.count, equivalent)
+    print(f"seed {args.seed}, {len(mutants)} mutants, {len(equivalent)} argued to be equivalent are left out", flush=True)
+    if args.list:
+        for mutant in mutants:
+            print(_row(mutant, ""))
+        return
+    known = json.loads(args.json.read_text()) if args.json.exists() else {}
+
+    def end(mutant: Mutant) -> None:
+        key = f"{mutant.line} {mutant.name}"
+        if key not in known:
+            known[key] = asdict(mutant) | {"seed": args.seed, "found": tried(mutant, args.timeout)}
+            args.json.write_text(json.dumps(known, indent=1) + "\n")
+        print(_row(mutant, known[key]["found"]), flush=True)
+
+    with ThreadPoolExecutor(args.jobs) as pool:
+        list(pool.map(end, mutants))
+    found = [known[f"{mutant.line} {mutant.name}"]["found"] for mutant in mutants]
+    killed = len(found) - found.count("survived")
+    print(f"{killed} of {len(found)} killed ({killed / len(found):.0%})")
+    lived = Counter(mutant.operator for mutant, end in zip(mutants, found, strict=True) if end == "survived")
+    print("survived:", ", ".join(f"{number} {operator}" for operator, number in lived.items()) or "none")
+
+
+def _row(mutant: Mutant, found: str) -> str:
+    return f"{mutant.file}:{mutant.line}  {mutant.operator}  {mutant.name.split(': ', 1)[1]}  {found}"
+
+
+if __name__ == "__main__":
+    main()
