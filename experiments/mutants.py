@@ -29,13 +29,18 @@ EQUIVALENT = Path(__file__).with_name("mutants_equivalent.json")
 SOURCES = ("bench", "jobs")
 FAST = ("-m", "not trains and not slurm", "--ignore=tests/slurm")
 COPIED = ("bench", "jobs", "conf", "sbatch", "tests", "containers", "docs", "experiments", "notebooks")
-COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
-    **{ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq},
-    **{ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is},
-}
+INVERSES = ((ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.In, ast.NotIn), (ast.Is, ast.IsNot))
+COMPARISONS = dict(INVERSES) | {second: first for first, second in INVERSES}
 ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
-    **{ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult},
-    **{ast.Mod: ast.FloorDiv, ast.Pow: ast.Mult, ast.BitOr: ast.BitAnd, ast.BitAnd: ast.BitOr},
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.FloorDiv,
+    ast.Pow: ast.Mult,
+    ast.BitOr: ast.BitAnd,
+    ast.BitAnd: ast.BitOr,
 }
 BOOLEANS: dict[type[ast.boolop], type[ast.boolop]] = {ast.And: ast.Or, ast.Or: ast.And}
 
@@ -69,7 +74,9 @@ def mutants_of(file: str, text: str) -> Iterator[list[Mutant]]:
             start = starts[node.lineno - 1] + node.col_offset
             stop = starts[node.end_lineno - 1] + node.end_col_offset
             before = text.encode()[start:stop].decode()
-            yield [Mutant(file, node.lineno, op, start, stop, before, after) for op, after in changes if after != before]
+            yield [
+                Mutant(file, node.lineno, op, start, stop, before, after) for op, after in changes if after != before
+            ]
 
 
 def _mutable(node: ast.AST) -> Iterator[ast.AST]:
@@ -118,7 +125,9 @@ def _changed(node: ast.AST) -> Iterator[tuple[str, str]]:
 
 def _holds_text(node: ast.BinOp) -> bool:
     """Return whether a string is added or formatted; that change fails at once and says nothing."""
-    return any(isinstance(side, ast.JoinedStr | ast.Constant) and not _is_number(side) for side in (node.left, node.right))
+    return any(
+        isinstance(side, ast.JoinedStr | ast.Constant) and not _is_number(side) for side in (node.left, node.right)
+    )
 
 
 def _is_number(node: ast.AST) -> bool:
@@ -135,31 +144,49 @@ def drawn(seed: int, count: int, equivalent: dict[str, str]) -> list[Mutant]:
     return [mutant for mutant, _ in zip((m for m in chosen if m.name not in equivalent), range(count), strict=False)]
 
 
-def tried(mutant: Mutant, timeout_s: float) -> str:
-    """Return the first test that fails with the mutant, "timeout", or "survived"."""
+def tried(mutant: Mutant | None, timeout_s: float, deselected: list[str]) -> str:
+    """Return the first fast test that fails with the mutant, or without any; else "timeout" or "survived"."""
     with tempfile.TemporaryDirectory(prefix="mutant-") as tmp:
-        tree = Path(tmp) / "tree"
-        for name in (name for name in COPIED if (ROOT / name).exists()):
-            shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
-        for path in ROOT.iterdir():
-            if path.is_file():
-                shutil.copy(path, tree)
-        if (shared := ROOT.parent / "shared").exists():
-            (Path(tmp) / "shared").symlink_to(shared)
-        subprocess.run(["git", "init", "-q", tree], check=True)
-        text = (tree / mutant.file).read_bytes()
-        changed = text[: mutant.start] + mutant.after.encode() + text[mutant.stop :]
-        ast.parse(changed)
-        (tree / mutant.file).write_bytes(changed)
-        near = "tests/" + "/".join(Path(mutant.file).parts[1:-1])
-        has_near = near != "tests/" and (tree / near).is_dir()
-        rounds = [[near], ["tests", f"--ignore={near}"]] if has_near else [["tests"]]
-        found = (_first_failure(tree, paths, timeout_s) for paths in rounds)
+        tree = _copied(Path(tmp))
+        rounds = [["tests"]]
+        if mutant is not None:
+            _change(tree / mutant.file, mutant)
+            if near := _mirrored(tree, Path(mutant.file)):
+                rounds = [[near], ["tests", f"--ignore={near}"]]
+        options = [f"--deselect={test}" for test in deselected]
+        found = (_first_failure(tree, [*options, *paths], timeout_s) for paths in rounds)
         return next((failure for failure in found if failure), "survived")
 
 
-def _first_failure(tree: Path, paths: list[str], timeout_s: float) -> str | None:
-    argv = [sys.executable, "-m", "pytest", "-q", "-x", "--tb=no", "-p", "no:cacheprovider", *FAST, *paths]
+def _copied(folder: Path) -> Path:
+    """Return a copy of the tree, with the folder of published logs beside it as it is here."""
+    tree = folder / "tree"
+    for name in (name for name in COPIED if (ROOT / name).exists()):
+        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in ROOT.iterdir():
+        if path.is_file() and path.name != ".git":
+            shutil.copy(path, tree)
+    if (shared := ROOT.parent / "shared").exists():
+        (folder / "shared").symlink_to(shared)
+    subprocess.run(["git", "init", "-q", tree], check=True)
+    return tree
+
+
+def _change(path: Path, mutant: Mutant) -> None:
+    text = path.read_bytes()
+    changed = text[: mutant.start] + mutant.after.encode() + text[mutant.stop :]
+    ast.parse(changed)
+    path.write_bytes(changed)
+
+
+def _mirrored(tree: Path, file: Path) -> str | None:
+    """Return the tests' folder that mirrors the file's, or the nearest one above it."""
+    folders = [Path("tests", *file.parts[1:end]) for end in range(len(file.parts) - 1, 1, -1)]
+    return next((str(folder) for folder in folders if (tree / folder).is_dir()), None)
+
+
+def _first_failure(tree: Path, words: list[str], timeout_s: float) -> str | None:
+    argv = [sys.executable, "-m", "pytest", "-q", "-x", "--tb=no", "-p", "no:cacheprovider", *FAST, *words]
     environment = os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
     process = subprocess.Popen(
         argv,
@@ -185,37 +212,45 @@ def _first_failure(tree: Path, paths: list[str], timeout_s: float) -> str | None
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
-    parser.add_argument("--count", type=int, default=40)
-    parser.add_argument("--jobs", type=int, choices=(1, 2), default=1, help="mutants tried at the same time")
-    parser.add_argument("--timeout", type=float, default=600, help="seconds for the tests of one mutant")
-    parser.add_argument("--json", type=Path, default=Path("mutants.json"), help="what is known; read and written")
-    parser.add_argument("--list", action="store_true", help="show the mutants and try none")
-    args = parser.parse_args()
+    args = _parser().parse_args()
     equivalent = json.loads(EQUIVALENT.read_text())
     mutants = drawn(args.seed, args.count, equivalent)
-    print(f"seed {args.seed}, {len(mutants)} mutants, {len(equivalent)} argued to be equivalent are left out", flush=True)
+    print(f"seed {args.seed}, {len(mutants)} mutants, without {len(equivalent)} argued to be equivalent", flush=True)
     if args.list:
-        for mutant in mutants:
-            print(_row(mutant, ""))
+        print("\n".join(_row(mutant, "") for mutant in mutants))
         return
+    if not args.trust and (failed := tried(None, args.timeout, args.deselect)) != "survived":
+        sys.exit(f"without any mutant: {failed}; mend it, or leave it out with --deselect")
     known = json.loads(args.json.read_text()) if args.json.exists() else {}
 
-    def end(mutant: Mutant) -> None:
+    def end(mutant: Mutant) -> str:
         key = f"{mutant.line} {mutant.name}"
         if key not in known:
-            known[key] = asdict(mutant) | {"seed": args.seed, "found": tried(mutant, args.timeout)}
+            found = tried(mutant, args.timeout, args.deselect)
+            known[key] = asdict(mutant) | {"seed": args.seed, "found": found}
             args.json.write_text(json.dumps(known, indent=1) + "\n")
         print(_row(mutant, known[key]["found"]), flush=True)
+        return str(known[key]["found"])
 
     with ThreadPoolExecutor(args.jobs) as pool:
-        list(pool.map(end, mutants))
-    found = [known[f"{mutant.line} {mutant.name}"]["found"] for mutant in mutants]
+        found = list(pool.map(end, mutants))
     killed = len(found) - found.count("survived")
     print(f"{killed} of {len(found)} killed ({killed / len(found):.0%})")
     lived = Counter(mutant.operator for mutant, end in zip(mutants, found, strict=True) if end == "survived")
     print("survived:", ", ".join(f"{number} {operator}" for operator, number in lived.items()) or "none")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
+    parser.add_argument("--count", type=int, default=40)
+    parser.add_argument("--jobs", type=int, choices=(1, 2), default=1, help="mutants tried at the same time")
+    parser.add_argument("--timeout", type=float, default=900, help="seconds for each of a mutant's two rounds of tests")
+    parser.add_argument("--json", type=Path, default=Path("mutants.json"), help="what is known; read and written")
+    parser.add_argument("--deselect", action="append", default=[], metavar="TEST", help="leave this test out")
+    parser.add_argument("--trust", action="store_true", help="do not first look whether the tests pass as things are")
+    parser.add_argument("--list", action="store_true", help="show the mutants and try none")
+    return parser
 
 
 def _row(mutant: Mutant, found: str) -> str:

@@ -16,7 +16,9 @@ NUM_SHOWN = 40
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--cpu-report", action="store_true", help=f"show the {NUM_SHOWN} tests that took the most CPU time")
+    parser.addoption(
+        "--cpu-report", action="store_true", help=f"show the {NUM_SHOWN} tests that took the most CPU time"
+    )
 
 
 def cpu_s() -> float:

@@ -98,8 +98,9 @@ def serve(lines: IO[str], answers: IO[str]) -> None:
         from jobs.engines.megatron import cpu_patch
 
         cpu_patch.install()
-        import jobs.engines.megatron.engine  # noqa: F401 - the ranks find it loaded
         import torch._dynamo  # noqa: F401 - as torch.optim does when its first optimizer is made
+
+        import jobs.engines.megatron.engine  # noqa: F401 - the ranks find it loaded
     for line in lines:
         job = json.loads(line)
         ranks = zip(job["environments"], job["outputs"], strict=True)
