@@ -1,9 +1,9 @@
 """How many small defects the fast tests find: `python experiments/mutants.py --seed 1 --count 40 --json mutants.json`.
 
-Mutants are drawn at random from the places in bench/ and jobs/ where an operator applies: first a place, then one of its
-changes. Each is tried in a copy of the tree: the tests of its mirrored folder first, then all other fast tests, up to
-the first failure. A mutant whose tests take too long is killed, too. The JSON file keeps what is known; the same
-command goes on where it was. Run it on a tree whose fast tests pass: a test that fails anyway would kill every mutant.
+Mutants are drawn at random from the places in bench/ and jobs/ where an operator applies: first a place, then one of
+its changes. Each is tried in a copy of the tree: the tests of its mirrored folder first, then all other fast tests, up
+to the first failure. A mutant whose tests take too long is killed, too. The JSON file keeps what is known; the same
+command goes on where it was. A test that fails without any mutant would kill them all, and is looked for first.
 """
 
 import argparse

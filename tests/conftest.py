@@ -1,4 +1,4 @@
-"""What several tests stand on: programs started as a user does, a base that is trained once, a log as a trial of ours leaves it."""
+"""What several tests stand on: programs started as by a user, a base that is trained once, a log of a trial."""
 
 import os
 import signal
@@ -128,7 +128,7 @@ ONCE: dict[str, Any] = {
 
 @pytest.fixture
 def written_log(tmp_path: Path) -> Callable[..., Path]:
-    """Write a trial with one evaluation per given loss, by the official schedule; a changed key that is None is left out."""
+    """Write a trial with one evaluation per loss, by the official schedule; a changed key that is None is left out."""
 
     def write(
         *,

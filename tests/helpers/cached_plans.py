@@ -1,4 +1,4 @@
-"""Compose each command line once in a process: Hydra takes 0.15 to 0.2 s of CPU time for a plan, and tests ask for hundreds."""
+"""Compose each command line once in a process: Hydra takes 0.15 to 0.2 s of CPU time, and tests ask for hundreds."""
 
 import os
 import pickle

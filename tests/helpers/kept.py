@@ -1,6 +1,7 @@
-"""Counts what the second layer of an engine keeps for its backward pass: `python -m tests.helpers.kept PLAN.json …` prints bytes per token.
+"""Counts what the second layer of an engine keeps for its backward pass, in bytes per token.
 
-The plans are of one process. Each tensor's memory counts once, however many views of it are saved, and whole, however small the view.
+`python -m tests.helpers.kept PLAN.json …`; the plans are of one process. Each tensor's memory counts once, however
+many views of it are saved, and whole, however small the view.
 """
 
 import sys

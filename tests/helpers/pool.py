@@ -2,7 +2,7 @@
 
 A rank's own start takes 4 to 6 s of CPU time, nearly all of it for imports. A forked rank is a process of its own all
 the same: its groups, generators and exit code are nobody else's. What only a real start shows (the interpreter's own
-start and end, the environment that libraries read when they are loaded) is left to the tests of `bench.launch` and Slurm.
+start and end, the environment that libraries read when they are loaded) the tests of `bench.launch` and Slurm show.
 """
 
 import atexit
@@ -32,7 +32,7 @@ AT_LOADING = {"OMP_NUM_THREADS": "1"}
 def run(
     folder: Path, command: Sequence[str], environments: Sequence[Mapping[str, str]], *, timeout_s: float
 ) -> list[tuple[int, str]]:
-    """Run `python -m COMMAND` in the folder, in a forked process for each environment; return exit codes and outputs."""
+    """Run `python -m COMMAND` in a forked process for each environment; return exit codes and outputs."""
     pool = _pool()
     with TemporaryDirectory() as tmp:
         outputs = [Path(tmp) / str(rank) for rank in range(len(environments))]

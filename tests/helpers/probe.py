@@ -1,4 +1,4 @@
-"""Looks inside the engine for a test, once per rank: `python -m tests.helpers.probe frozen|evaluate plan.json [ADAPTERS]`."""
+"""Looks inside the engine, once per rank: `python -m tests.helpers.probe frozen|evaluate plan.json [ADAPTERS]`."""
 
 import hashlib
 import sys

@@ -57,7 +57,7 @@ def ended(made: Plan, folder: Path, *command: str) -> list[tuple[int, str]]:
 def ended_in(
     folder: Path, command: Sequence[str], environments: Sequence[Mapping[str, str]], *, timeout_s: float = 600
 ) -> list[tuple[int, str]]:
-    """Run `python -m COMMAND` in each environment at once: forked on CPUs, started on GPUs, which are no parent's to open."""
+    """Run `python -m COMMAND` in each environment at once; forked, but started where there are GPUs."""
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     environments = [{**env, "PYTHONPATH": path} for env in environments]
     if DEVICE == "cpu":
