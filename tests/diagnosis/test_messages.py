@@ -1,7 +1,6 @@
 """Messages of drivers, file systems, networks and Python: each leads to its rule, its line and a fix that helps."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,8 +9,8 @@ from bench import diagnosis, preflight
 from bench.contract import plan as plans
 from bench.planning import compose
 from bench.preflight import host
+from helpers.types import MakeLog
 
-MakeLog = Callable[..., Path]
 MESSAGES = [
     # lines of a log, the rule, what the evidence holds, what the fix holds
     (

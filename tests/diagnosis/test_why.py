@@ -17,9 +17,8 @@ from bench.errors import ConfigError
 from bench.planning import compose
 from bench.rules import RULES
 from bench.rules.signs import Weight
-
-CORPUS = Path(__file__).resolve().parents[2] / "shared" / "mlperf_logs"
-MakeLog = Callable[..., Path]
+from helpers.paths import CORPUS
+from helpers.types import MakeLog
 
 NOISE = """\
 + export NCCL_DEBUG=INFO

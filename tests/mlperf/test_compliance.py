@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,9 +16,9 @@ from bench.mlperf.benchmarks import BENCHMARKS, LLAMA2_70B_LORA, LLAMA31_8B
 from bench.mlperf.compliance import Finding
 from bench.mlperf.official import official_verdict
 from bench.mlperf.result import parse
+from helpers.paths import CORPUS
+from helpers.types import MakeLog
 
-CORPUS = Path(__file__).resolve().parents[2] / "shared" / "mlperf_logs"
-MakeLog = Callable[..., Path]
 RULESETS = {round_: f"{round_[1:]}.0" for round_ in ("v3.1", "v4.0", "v4.1", "v5.0", "v5.1", "v6.0")}
 
 

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,9 +10,8 @@ import pytest
 from bench.console.result import speed_rows
 from bench.contract.mllog import Writer
 from bench.mlperf.result import Spread, parse, spread
-
-CORPUS = Path(__file__).resolve().parents[2] / "shared" / "mlperf_logs"
-MakeLog = Callable[..., Path]
+from helpers.paths import CORPUS
+from helpers.types import MakeLog
 
 
 def found(path: Path) -> dict[str, str]:

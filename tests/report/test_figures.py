@@ -1,7 +1,6 @@
 """Figures are legible PNGs of whatever results hold, and the same results give the same bytes."""
 
 import struct
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,8 +29,8 @@ from bench.report.figures import (
     samples_figure,
     step_time_figure,
 )
+from helpers.types import MakeLog
 
-MakeLog = Callable[..., Path]
 HOSTILE = "$\\frac{ \x1b[2J \n<b> \u6f22"
 """Neither mathematics nor an order to a terminal, and a letter that the font may lack."""
 

@@ -15,10 +15,10 @@ from bench.errors import ConfigError, LogError
 from bench.mlperf import result as results
 from bench.mlperf.result import UNVERIFIED
 from bench.report import compare, page
+from helpers.paths import CORPUS
+from helpers.types import MakeLog
 
-CORPUS = Path(__file__).resolve().parents[2] / "shared" / "mlperf_logs"
 SMC = CORPUS / "v4.0/smc/1xSMC-H100-SXM-80GB/llama2_70b_lora"
-MakeLog = Callable[..., Path]
 MakeSet = Callable[..., Path]
 with_corpus = pytest.mark.skipif(not CORPUS.is_dir(), reason="the corpus of real logs is not here")
 

@@ -27,8 +27,8 @@ from bench.runs import ledger
 from bench.runs import trial as trials
 from bench.watch import sources
 from helpers import ranks
+from helpers.paths import CORPUS
 
-CORPUS = Path(__file__).resolve().parents[2] / "shared" / "mlperf_logs"
 RANDOM = "model.weights=random"
 SEVENTY_B = ("task=lora70b", "cluster=dgxh200", RANDOM, "task.training.max_steps=60")
 STEP_S, EVAL_S = 2.8, 24.0

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,9 @@ from bench.watch.lines import View, evaluation_line, line
 from bench.watch.prediction import Planned
 from bench.watch.progress import Evaluated, Progress, Tracker
 from bench.watch.screen import picture
+from helpers.paths import CORPUS
+from helpers.types import MakeLog
 
-CORPUS = Path(__file__).parents[2] / "shared" / "mlperf_logs"
 FORMATS = {
     "v4.0 NVIDIA, no training records": "v4.0/NVIDIA/h200_ngc24.04_nemo/llama2_70b_lora/result_0.txt",
     "v4.0 Juniper, no eval_start": "v4.0/JuniperNetworks/h100_n4_ngc24.1_pytorch_deepspeed/llama2_70b_lora/result_0.txt",
@@ -42,7 +43,6 @@ FORMATS = {
     "v5.1 NVIDIA, blocks that count alone": "v5.1/NVIDIA/theia_ngpu8_ngc25.09_nemo/llama2_70b_lora/result_0.txt",
     "v6.0 Dell": "v6.0/Dell/1xXE7740x8H200-NVL-141GB/llama2_70b_lora/result_0.txt",
 }
-MakeLog = Callable[..., Path]
 STEP_MS, EVAL_MS = 3_000, 28_000
 
 
