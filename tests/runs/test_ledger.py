@@ -11,12 +11,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from bench.errors import BenchError, ConfigError, SubmitError
 from bench.planning import compose
 from bench.runs import ledger
 from bench.runs import trial as trials
-from bench.errors import BenchError
-from bench.errors import ConfigError
-from bench.errors import SubmitError
 
 ATTEMPTS = 3
 TRIALS = st.integers(0, 2)
