@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, settings
 from bench.contract import mllog
 from bench.contract.mllog import Writer
 from bench.planning import compose
-from helpers import cached_plans, ranks
+from helpers import cached_configs, ranks
 
 pytest_plugins = ("helpers.cpu_report",)
-compose.compose = cached_plans.cached(compose.compose)
+compose._composed = cached_configs.cached(compose._composed)
 if ranks.DEVICE == "cpu":
     # Triton's kernels run in its interpreter. It reads this when it is imported, which megatron-core does too.
     os.environ["TRITON_INTERPRET"] = "1"
