@@ -205,6 +205,8 @@ def _first_failure(tree: Path, words: list[str], timeout_s: float) -> str | None
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+    if process.returncode < 0:
+        raise RuntimeError(f"signal {-process.returncode} ended the tests, not the mutant; the same command goes on")
     if process.returncode in (0, 5):  # 5: no test was collected
         return None
     failed = [line.split()[1] for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
