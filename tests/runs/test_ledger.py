@@ -61,6 +61,7 @@ class AnyRun(RuleBasedStateMachine):
             return
         assert is_open == was_open and (len(mine) < ATTEMPTS or not was_open)
         if is_open:
+            assert len(mine) < ATTEMPTS
             self.marks += 1
             for name in (plan.log, f"rank_logs/trial_{trial}.out"):
                 with (self.folder / name).open("x") as log:
