@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.backends import Job, JobState
 from bench.backends.local_checks import CHECKS
+from bench.backends.protocol import Job, JobState
 from bench.contract import run_files
 from bench.contract.plan import Command, Plan
 from bench.contract.schema import PORTS, Device

@@ -10,10 +10,11 @@ import socket
 import stat
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
-from bench.console import progress
 from bench.errors import BenchError
 from bench.images import import_checks, squashfs, store, tools
 from bench.images.lock import locked
@@ -36,6 +37,16 @@ class Imported:
     is_new: bool
 
 
+class Progress(Protocol):
+    """Shows a sign of life while a file is written."""
+
+    def __call__(self, part: Path, *, say: Say) -> AbstractContextManager[None]: ...
+
+
+def _silent(part: Path, *, say: Say) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class How:
     """What to do besides."""
@@ -44,6 +55,8 @@ class How:
     """As `uname -m` says it on the nodes; None: as this machine."""
     again: bool = False
     """Import what is there already: a tag may name another image by now."""
+    progress: Progress = _silent
+    """Shows how the import of a file proceeds while the block runs."""
 
 
 def bring(source: str, folder: Path, *, how: How, say: Say) -> Imported:
@@ -65,7 +78,7 @@ def bring(source: str, folder: Path, *, how: How, say: Say) -> Imported:
             return present
         part = folder / f".import-{socket.gethostname()}-{os.getpid()}.part"
         try:
-            with progress.shown(part, say=say):
+            with how.progress(part, say=say):
                 if isinstance(wanted, Path):
                     return _copied(wanted, part, how)
                 return _with_enroot(wanted, part, how, say=say, lock=lock)

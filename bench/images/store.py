@@ -17,10 +17,10 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
+from bench.contract.json_files import write
 from bench.errors import ConfigError
 from bench.images import squashfs, tools
 from bench.rules.finding import Finding, broken
-from bench.runs.folder import write
 
 VERSION = 1
 """Of the record."""

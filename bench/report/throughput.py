@@ -4,8 +4,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from bench.console.result import memory_row
-from bench.console.sheet import Row
 from bench.mlperf import official, published
 from bench.mlperf.benchmarks import BENCHMARKS
 from bench.mlperf.published import System
@@ -13,6 +11,9 @@ from bench.mlperf.result import NO_TARGET, PeakMemory
 from bench.mlperf.speed import Spread, spread
 from bench.report import figures
 from bench.report.compare import TrialSet, best_of_each, model
+
+Row = tuple[str, str, str]
+"""What was measured, its value, and a remark."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,6 +256,16 @@ RATIO = (
     "Mean step time: time spent training over steps. "
     "Ratio: time per sample over this set's; above 1 is slower than this set."
 )
+
+
+def memory_row(peak: PeakMemory | None) -> Row:
+    """Return what the fullest GPU held at most, beside the plan's estimate."""
+    name = "peak memory (GiB)"
+    if peak is None:
+        return name, "", "not measured on GPUs"
+    reserved = "" if peak.reserved is None else f"{peak.reserved:,.1f} reserved"
+    estimated = "" if peak.estimated is None else f"the plan estimated {peak.estimated:,.1f}"
+    return name, f"{peak.allocated:,.1f}", "; ".join(filter(None, ("fullest GPU", reserved, estimated)))
 
 
 def _spread_row(name: str, s: Spread | None, what: str) -> Row:

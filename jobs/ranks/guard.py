@@ -2,7 +2,6 @@
 
 import errno
 import json
-import multiprocessing
 import os
 import signal
 import sys
@@ -13,6 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
+
+import psutil
 
 from bench.errors import BenchError
 
@@ -83,8 +84,17 @@ def _fail(error: BaseException, error_file: Path) -> NoReturn:
 
 
 def _exit(code: int) -> NoReturn:
-    for child in multiprocessing.active_children():  # saving a checkpoint starts some
-        child.kill()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    """End after all that this process has started, such as torch's compilers and the writers of a checkpoint.
+
+    They would see only later that they are alone, and until then keep the run folder's file system busy.
+    """
+    try:
+        children = psutil.Process().children(recursive=True)
+        for child in children:
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+        psutil.wait_procs(children, timeout=POLL_S)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)

@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,9 @@ from bench.contract import plan as plans
 from bench.errors import BenchError
 from bench.planning import compose
 from bench.preflight import host
+from helpers.types import MakeLog
 from jobs.ranks import guard
 
-MakeLog = Callable[..., Path]
 MESSAGES = [
     # lines of a log, the rule, what the evidence holds, what the fix holds
     (

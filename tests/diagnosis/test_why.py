@@ -18,8 +18,7 @@ from bench.planning import compose
 from bench.rules import RULES
 from bench.rules.signs import Weight
 from helpers.paths import CORPUS
-
-MakeLog = Callable[..., Path]
+from helpers.types import MakeLog
 
 NOISE = """\
 + export NCCL_DEBUG=INFO

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,8 +17,8 @@ from bench.mlperf.official import official_verdict
 from bench.mlperf.result import parse
 from bench.rules.finding import Finding
 from helpers.paths import CORPUS
+from helpers.types import MakeLog
 
-MakeLog = Callable[..., Path]
 RULESETS = {round_: f"{round_[1:]}.0" for round_ in ("v3.1", "v4.0", "v4.1", "v5.0", "v5.1", "v6.0")}
 
 

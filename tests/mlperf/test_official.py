@@ -3,7 +3,7 @@
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,8 +15,8 @@ from bench.errors import ConfigError, LogError
 from bench.mlperf import official
 from bench.mlperf.official import RULESETS, official_verdict, rcp_record, rcp_verdict, ruleset_of
 from helpers.paths import CORPUS
+from helpers.types import MakeLog
 
-MakeLog = Callable[..., Path]
 ROOT = Path(mlp_compliance.__file__).parent
 LORA = "llama2_70b_lora"
 AT_3072 = (0.95, 0.94, 0.94, 0.93, 0.92)

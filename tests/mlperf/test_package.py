@@ -23,8 +23,8 @@ from bench.mlperf.package import checkers, system
 from bench.mlperf.package.entry import require_name
 from bench.planning import compose
 from helpers.paths import CORPUS
+from helpers.types import MakeLog
 
-MakeLog = Callable[..., Path]
 MakeRun = Callable[..., Path]
 SMC = CORPUS / "v4.0/smc/1xSMC-H100-SXM-80GB/llama2_70b_lora"
 LOSSES = (0.95, 0.94, 0.93, 0.929, 0.92)

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,8 +12,7 @@ from bench.contract.mllog import Writer
 from bench.mlperf.result import parse
 from bench.mlperf.speed import Spread, spread
 from helpers.paths import CORPUS
-
-MakeLog = Callable[..., Path]
+from helpers.types import MakeLog
 
 
 def found(path: Path) -> dict[str, str]:

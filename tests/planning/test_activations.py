@@ -43,11 +43,9 @@ def test_a_bf16_layer_stores_what_the_formula_says(tmp_path: Path) -> None:
 
 
 def saved_bytes(plans: dict[str, Plan], tmp_path: Path) -> dict[str, float]:
-    folders = [ranks.write(plan, tmp_path / name) for name, plan in plans.items()]
-    started = ranks.start(
-        next(iter(plans.values())), tmp_path, "tests.helpers.kept", *(str(folder / "plan.json") for folder in folders)
-    )
-    [(code, output)] = ranks.finish(started)
+    folders = [ranks.write(made, tmp_path / name) for name, made in plans.items()]
+    paths = [str(folder / "plan.json") for folder in folders]
+    [(code, output)] = ranks.ended(next(iter(plans.values())), tmp_path, "tests.helpers.kept", *paths)
     assert code == 0, output
     lines = [line.split() for line in output.splitlines() if line.startswith("kept ")]
     return dict(zip(plans, (float(number) for _, number in lines), strict=True))

@@ -2,7 +2,6 @@
 
 import dataclasses
 import struct
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,8 +31,8 @@ from bench.report.figures import (
     samples_figure,
     step_time_figure,
 )
+from helpers.types import MakeLog
 
-MakeLog = Callable[..., Path]
 HOSTILE = "$\\frac{ \x1b[2J \n<b> \u6f22"
 """Neither mathematics nor an order to a terminal, and a letter that the font may lack."""
 

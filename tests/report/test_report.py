@@ -23,10 +23,10 @@ from bench.planning.compose import compose
 from bench.report import compare, page
 from bench.report.differences import differences
 from helpers.paths import CORPUS
+from helpers.types import MakeLog
 from jobs.node_checks import hardware
 
 SMC = CORPUS / "v4.0/smc/1xSMC-H100-SXM-80GB/llama2_70b_lora"
-MakeLog = Callable[..., Path]
 MakeSet = Callable[..., Path]
 with_corpus = pytest.mark.skipif(not CORPUS.is_dir(), reason="the corpus of real logs is not here")
 

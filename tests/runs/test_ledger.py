@@ -13,9 +13,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from bench.contract import json_files
 from bench.errors import BenchError, ConfigError, SubmitError
 from bench.planning import compose
-from bench.runs import folder as folders
 from bench.runs import ledger
 from bench.runs import status as statuses
 from bench.runs import trial as trials
@@ -61,6 +61,7 @@ class AnyRun(RuleBasedStateMachine):
             return
         assert is_open == was_open and (len(mine) < ATTEMPTS or not was_open)
         if is_open:
+            assert len(mine) < ATTEMPTS
             self.marks += 1
             for name in (plan.log, f"rank_logs/trial_{trial}.out"):
                 with (self.folder / name).open("x") as log:
@@ -216,24 +217,24 @@ def test_nobody_reads_or_writes_the_ledger_while_one_changes_it(tmp_path: Path) 
 def test_a_file_is_replaced_and_never_rewritten(tmp_path: Path) -> None:
     """Who has opened the old file goes on reading all of it."""
     path = tmp_path / "status.json"
-    folders.write(path, {"word": "first"})
+    json_files.write(path, {"word": "first"})
     with path.open() as old:
-        folders.write(path, {"word": "second"})
+        json_files.write(path, {"word": "second"})
         assert json.load(old) == {"word": "first"}
-    assert folders.read(path) == {"word": "second"} and [*tmp_path.iterdir()] == [path]
+    assert json_files.read(path) == {"word": "second"} and [*tmp_path.iterdir()] == [path]
 
 
 def test_a_file_that_does_not_fit_leaves_the_old_one(tmp_path: Path) -> None:
     """A file system that takes only a part of it, here by a limit on the size of files."""
     path = tmp_path / "ledger.json"
-    folders.write(path, ["old"])
+    json_files.write(path, ["old"])
 
     def write_more() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-        folders.write(path, ["new" * 100_000])
+        json_files.write(path, ["new" * 100_000])
 
     assert in_a_child(write_more) == 1
-    assert folders.read(path) == ["old"] and [*tmp_path.iterdir()] == [path]
+    assert json_files.read(path) == ["old"] and [*tmp_path.iterdir()] == [path]
 
 
 def test_a_status_is_read_as_it_was_written(tmp_path: Path) -> None:

@@ -59,6 +59,7 @@ def ranks(run: Run) -> list[int]:
     ]
 
 
+@pytest.mark.faults
 def test_a_node_loses_its_power_and_then_the_other_one(user: User) -> None:
     """Slurm requeues the job once a node is down, the batch script's or another one, and it goes on."""
     run, kept = interrupted_in_its_second_trial(user)
@@ -70,6 +71,7 @@ def test_a_node_loses_its_power_and_then_the_other_one(user: User) -> None:
     assert len(recovered(user, run, kept)) == 3
 
 
+@pytest.mark.faults
 def test_the_time_limit(user: User) -> None:
     """Told of it early, a job hands itself back; one too short for a trial fails, and so does a trial beyond its walltime."""
     endless = (*SHORT, "task.training.max_steps=20000")
@@ -94,6 +96,7 @@ def limit(user: User, run: Run, minutes: int) -> None:
     user.cluster.run(["scontrol", "update", f"jobid={run.job}", f"timelimit={minutes}"], check=True)
 
 
+@pytest.mark.faults
 def test_other_jobs_preempt_it(user: User) -> None:
     """Without a grace time Slurm requeues it; with one, Slurm stops its ranks and leaves the rest to the script."""
     run, kept = interrupted_in_its_second_trial(user, "cluster.slurm.partition=low")

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from bench.watch.prediction import Planned
 from bench.watch.progress import Evaluated, Progress, Tracker
 from bench.watch.screen import picture
 from helpers.paths import CORPUS
+from helpers.types import MakeLog
 
 FORMATS = {
     "v4.0 NVIDIA, no training records": "v4.0/NVIDIA/h200_ngc24.04_nemo/llama2_70b_lora/result_0.txt",
@@ -44,7 +45,6 @@ FORMATS = {
     "v5.1 NVIDIA, blocks that count alone": "v5.1/NVIDIA/theia_ngpu8_ngc25.09_nemo/llama2_70b_lora/result_0.txt",
     "v6.0 Dell": "v6.0/Dell/1xXE7740x8H200-NVL-141GB/llama2_70b_lora/result_0.txt",
 }
-MakeLog = Callable[..., Path]
 STEP_MS, EVAL_MS = 3_000, 28_000
 
 

@@ -5,8 +5,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
-import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,6 +20,7 @@ from jobs.tasks import convert
 torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 
+RECORDS = "records"
 LLAMA = {
     "model_type": "llama",
     "hidden_size": 16,
@@ -102,27 +101,42 @@ def test_fused_qkv_of_mlperf_becomes_the_same_checkpoint(made: Callable, tmp_pat
     assert content(tmp_path / "fused") == content(tmp_path / "separate") != {}
 
 
+KILLED = """
+import os, signal, sys
+from jobs.engines.megatron import checkpoint_writer
+from jobs.tasks import convert
+
+write = checkpoint_writer.write
+
+def half(pieces):
+    yield next(pieces)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+checkpoint_writer.write = lambda path, pieces: write(path, half(pieces) if path.name == "layer_002.distcp" else pieces)
+sys.exit(convert.main())
+"""
+"""Converts, and is killed when half of the third layer is written."""
+
+
 def test_a_killed_conversion_goes_on_where_it_was(made: Callable, tmp_path: Path) -> None:
-    num_layers = 100
+    """What has its record is not done again; a file without one, which a kill can leave too, is."""
+    num_layers = 5
     plan, source = made(num_layers=num_layers)
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     part = tmp_path / "resumed.part"
-    command = [sys.executable, "-m", "jobs.tasks.convert", "weights", str(plan), str(source), str(resumed)]
-    env = os.environ | {"PYTHONPATH": str(ranks.ROOT)}
-    process = subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL)
-    while len(list(part.glob("*.distcp"))) < 3:
-        assert process.poll() is None, "it ended before it could be killed"
-        time.sleep(0.001)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    kept = {path.name: path.stat().st_mtime_ns for path in part.glob("*.distcp")}
-    assert 3 <= len(kept) < num_layers and not resumed.exists()
-    (part / "layer_099.distcp.tmp").write_bytes(b"half of a layer")
+    (tmp_path / "killed.py").write_text(KILLED)
+    command = ("killed", "weights", str(plan), str(source), str(resumed))
+    [(code, output)] = ranks.ended_in(tmp_path, command, [os.environ])
+    assert code == -signal.SIGKILL, output
+    done = {path.name: path.stat().st_mtime_ns for path in part.glob("*.distcp")}
+    assert {"layer_000.distcp", "layer_001.distcp"} <= done.keys() and "layer_002.distcp" not in done
+    assert (part / "layer_002.distcp.tmp").exists() and not resumed.exists()
+    (part / RECORDS / "layer_001.json").unlink()
     for folder in (whole, resumed):
         assert converted("weights", plan, source, folder) == 0
     assert content(resumed) == content(whole) and len(content(whole)) == num_layers + 2
-    done = len(kept) - 1  # the last one may have lacked its record yet
-    assert sum((resumed / name).stat().st_mtime_ns == when for name, when in kept.items()) >= done
+    kept = {name for name, when in done.items() if (resumed / name).stat().st_mtime_ns == when}
+    assert kept == done.keys() - {"layer_001.distcp"}
     assert sorted(p.name for p in resumed.iterdir()) == sorted(p.name for p in whole.iterdir()) and not part.exists()
 
 
