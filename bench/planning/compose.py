@@ -164,6 +164,15 @@ def _explain(error: Exception) -> ConfigError | None:
     from omegaconf.errors import OmegaConfBaseException
 
     text = "\n".join(str(e) for e in (error, error.__cause__) if e)
+    if known := _wrong_choice(text) or _wrong_key(error, text) or _wrong_value(error, text):
+        return known
+    if isinstance(error, ValueError | TypeError | AttributeError) and not isinstance(error, OmegaConfBaseException):
+        return None
+    return ConfigError(text.splitlines()[0], where="command line", fix="see python -m bench.launch --help")
+
+
+def _wrong_choice(text: str) -> ConfigError | None:
+    """Return what is wrong with the choice of a group, or with a key that was removed or renamed."""
     if (missing := re.search(r"Could not find '([^']+)'", text)) and "Available options" in text:
         options = re.findall(r"^\t(\S+)$", text, re.M)
         return _unknown(missing[1].split("/")[-1], options, where=missing[1].rsplit("/", 1)[0], noun="choice")
@@ -174,6 +183,11 @@ def _explain(error: Exception) -> ConfigError | None:
     if "'scheduler'" in text or "cluster.scheduler" in text:
         fix = "write backend: slurm (or local) in its place"
         return ConfigError("cluster.scheduler is now cluster.backend", where="cluster", fix=fix)
+    return None
+
+
+def _wrong_key(error: Exception, text: str) -> ConfigError | None:
+    """Return which key of an override does not exist."""
     if isinstance(error, AttributeError):  # a schema class has slots, and no place for what `+key` added
         stray = re.fullmatch(r"'(\w+)' object has no attribute '(\w+)'", str(error))
         known = _keys().get(stray[1]) if stray else None
@@ -187,6 +201,11 @@ def _explain(error: Exception) -> ConfigError | None:
         )
     if override := re.search(r"Could not (?:override|append to config|delete from config)[^']*'([^']+)'", text):
         return _unknown(override[1], _keys()["Config"], where="command line", noun="key")
+    return None
+
+
+def _wrong_value(error: Exception, text: str) -> ConfigError | None:
+    """Return what is wrong with a value: its type, or how it is written."""
     if bad := re.search(r"full_key: (\S+)", text):
         what = str(error.__cause__ or error).splitlines()[0]
         return ConfigError(what, where=bad[1], fix="give a value of the type that --cfg job shows")
@@ -199,9 +218,7 @@ def _explain(error: Exception) -> ConfigError | None:
             fix="put quotes around words with = , or : in a list, and around the whole: "
             """'cluster.slurm.arguments=["--exclude=n1"]'""",
         )
-    if isinstance(error, ValueError | TypeError | AttributeError) and not isinstance(error, OmegaConfBaseException):
-        return None
-    return ConfigError(text.splitlines()[0], where="command line", fix="see python -m bench.launch --help")
+    return None
 
 
 def _unquoted(override: str) -> ConfigError:

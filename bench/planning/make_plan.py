@@ -48,12 +48,12 @@ def make(config: Config, base: Config | None = None) -> Plan:
     """
     validate.check(config)
     chosen = layouts.choose(config)
-    validate.check_steps(config, max_steps(config))
+    steps = max_steps(config)
+    validate.check_steps(config, steps)
     evaluation = evaluations(config)
     base_plan = None if base is None else _make_base(base)
-    validate.check_evaluation(
-        config, every_steps=evaluation.every_steps, first_step=evaluation.first_step, max_steps=max_steps(config)
-    )
+    every_steps, first_step = evaluation.every_steps, evaluation.first_step
+    validate.check_evaluation(config, every_steps=every_steps, first_step=first_step, max_steps=steps)
     validate.check_memory(config, chosen.memory)
     trials = [Trial(index=k, seed=config.seed_base + k, log=run_files.result(k)) for k in range(config.trials)]
     return Plan(
@@ -63,7 +63,7 @@ def make(config: Config, base: Config | None = None) -> Plan:
         world=chosen.world,
         batch=batches(config, chosen.world),
         evaluation=evaluation,
-        max_steps=max_steps(config),
+        max_steps=steps,
         submission=submission(config),
         trials=trials,
         recompute=chosen.recompute,
