@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bench.contract.schema import Model, Precision
+from bench.contract.schema import Precision
+from bench.contract.task import Model
 from bench.errors import ConfigError
 
 CONVERTED, CONVERTED_FP8 = "megatron_core", "megatron_core_fp8"

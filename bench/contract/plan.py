@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.contract import codec, old_plans, run_files
-from bench.contract.schema import Config, DataSource, Runtime, StartsFrom
+from bench.contract.schema import Config, DataSource, Runtime
+from bench.contract.task import StartsFrom
 from bench.errors import ConfigError
 
 

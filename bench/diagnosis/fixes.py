@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from bench.contract import mllog
 from bench.contract.plan import Plan
-from bench.contract.schema import Config, Recompute, Runtime
+from bench.contract.schema import Config, Runtime
+from bench.contract.task import Recompute
 from bench.diagnosis.log_scan import Clue
 from bench.errors import ConfigError
 from bench.mlperf.reader import Event, is_number

@@ -1,7 +1,8 @@
 """Find where a config deviates from the rules of the closed division."""
 
 from bench.contract import mllog
-from bench.contract.schema import LORA_TARGETS, Activation, Config, Norm, Position
+from bench.contract.schema import Config
+from bench.contract.task import LORA_TARGETS, Activation, Norm, Position
 from bench.mlperf.benchmarks import LLAMA2_70B_LORA
 
 NAME = "llama2_70b_lora"

@@ -1,7 +1,8 @@
 """How many bytes of activations one layer stores per token for its backward pass, on one rank."""
 
 from bench.contract.plan import World
-from bench.contract.schema import Config, Lora, Position, Precision
+from bench.contract.schema import Config, Precision
+from bench.contract.task import Lora, Position
 from bench.planning.parameters import kv_size, linears
 
 SCALE_BYTES = 4

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.contract.plan import Plan
-from bench.contract.schema import Config, DataSource, StartsFrom, Weights
+from bench.contract.schema import Config, DataSource
+from bench.contract.task import StartsFrom, Weights
 from bench.errors import ConfigError
 from bench.planning import make_plan
 

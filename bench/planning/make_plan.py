@@ -21,7 +21,8 @@ from bench.contract.plan import (
     World,
     fingerprint,
 )
-from bench.contract.schema import Config, DataSource, Device, StartsFrom
+from bench.contract.schema import Config, DataSource, Device
+from bench.contract.task import StartsFrom
 from bench.errors import ConfigError
 from bench.mlperf import closed_division
 from bench.mlperf.benchmarks import LLAMA2_70B_LORA

@@ -7,7 +7,8 @@ the others).
 from bisect import bisect_left
 
 from bench.contract.plan import Memory, Recomputed, World
-from bench.contract.schema import Config, Device, Gpu, Precision, Recompute
+from bench.contract.schema import Config, Device, Gpu, Precision
+from bench.contract.task import Recompute
 from bench.planning.activations import BYTES, fc1_bytes, layer_bytes, qkv_bytes
 from bench.planning.parallelism import num_microbatches, tokens
 from bench.planning.parameters import kv_size, linear_weights, linears, lora_parameters, parameters, rank_parameters

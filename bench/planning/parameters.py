@@ -7,7 +7,7 @@ MLP width and vocabulary, and pp * vpp divides the layers.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from bench.contract.schema import Activation, Lora, Model, Norm, Position
+from bench.contract.task import Activation, Lora, Model, Norm, Position
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,17 +3,8 @@
 from collections.abc import Iterable
 
 from bench.contract.plan import Memory
-from bench.contract.schema import (
-    LORA_TARGETS,
-    Activation,
-    Config,
-    Device,
-    Norm,
-    Position,
-    Precision,
-    StartsFrom,
-    Trains,
-)
+from bench.contract.schema import Config, Device, Precision
+from bench.contract.task import LORA_TARGETS, Activation, Norm, Position, StartsFrom, Trains
 from bench.errors import ConfigError
 from bench.planning import ranges
 

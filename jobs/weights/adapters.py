@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint.api import CheckpointException
 
-from bench.contract.schema import Lora, Model
+from bench.contract.task import Lora, Model
 from bench.errors import ConfigError
 from jobs.weights.tensor_map import separate
 

@@ -23,7 +23,8 @@ from torch import Tensor
 from bench.contract import checkpoint
 from bench.contract.checkpoint import CONVERTED, CONVERTED_FP8, MANIFEST
 from bench.contract.plan import fingerprint
-from bench.contract.schema import Model, Precision
+from bench.contract.schema import Precision
+from bench.contract.task import Model
 from bench.errors import ConfigError
 from jobs.engines.megatron import checkpoint_writer
 from jobs.engines.megatron.fp8 import quantize

@@ -7,7 +7,8 @@ import pytest
 
 from bench.contract import plan as plans
 from bench.contract.plan import Command
-from bench.contract.schema import BackendName, StartsFrom, Trains
+from bench.contract.schema import BackendName
+from bench.contract.task import StartsFrom, Trains
 
 HERE = Path(__file__).parent
 TRAIN = ["python", "-m", "jobs.tasks.train", "plan.json", "--trial"]

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from bench.contract.plan import Memory, Recomputed, World
 from bench.contract.schema import (
-    Activation,
     BackendName,
     Cluster,
     Config,
@@ -23,18 +22,21 @@ from bench.contract.schema import (
     Engine,
     EngineName,
     Gpu,
-    Kind,
     Launch,
+    Parallel,
+    Paths,
+    Precision,
+    Runtime,
+)
+from bench.contract.task import (
+    Activation,
+    Kind,
     Lora,
     Model,
     Norm,
-    Parallel,
-    Paths,
     Position,
-    Precision,
     Recipe,
     Recompute,
-    Runtime,
     StartsFrom,
     Task,
     Training,

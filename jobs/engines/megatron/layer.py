@@ -10,7 +10,7 @@ from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubm
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
 
-from bench.contract.schema import Lora
+from bench.contract.task import Lora
 from jobs.engines.megatron.attention import Attention
 from jobs.engines.megatron.fp8 import linear
 from jobs.engines.megatron.fp8.layer import Fp8Layer

@@ -13,7 +13,8 @@ from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
 from bench.contract.plan import Plan
-from bench.contract.schema import Activation, Position, Precision
+from bench.contract.schema import Precision
+from bench.contract.task import Activation, Position
 from jobs.engines.megatron import layer, lora
 from jobs.engines.megatron.adam import Adam
 from jobs.engines.megatron.fp8 import ops
