@@ -1,7 +1,7 @@
 """The ledger of a run: which trial has which seed, how often it was started, and what came of it.
 
-A trial keeps its seed for ever. What an attempt that was cut short left behind is set aside, so that no log ever holds two
-attempts and none of it is judged.
+A trial keeps its seed for ever. What an attempt that was cut short left behind is set aside, so that no log ever holds
+two attempts and none of it is judged.
 """
 
 import fcntl

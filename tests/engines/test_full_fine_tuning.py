@@ -1,4 +1,4 @@
-"""Full fine-tuning from a base checkpoint, against transformers' Llama and torch's AdamW, on one rank in this process."""
+"""Full fine-tuning from a base checkpoint, against transformers' Llama and torch's AdamW, on one rank."""
 
 import warnings
 from collections.abc import Iterator

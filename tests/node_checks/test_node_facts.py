@@ -59,7 +59,7 @@ def test_a_number_that_is_not_finite_is_never_written(seconds: float):
 
 
 def test_every_number_of_a_gpu_is_read_as_one():
-    """nvidia-smi prints text; which cells are numbers follows from the types, so an unknown one must not slip through."""
+    """nvidia-smi prints text; the types say which cells are numbers, so an unknown one must not slip through."""
     from jobs.node_checks import hardware
 
     cells = {field.name: "7" for field in dataclasses.fields(GpuFacts)}

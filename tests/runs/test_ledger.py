@@ -148,7 +148,7 @@ def test_what_ended_and_is_gone_on_with_keeps_its_last_word(tmp_path: Path) -> N
 def test_a_job_that_dies_after_run_stop_loses_no_trial(
     ended: str, kept: bool, tmp_path: Path, written_log: Callable[..., Path]
 ) -> None:
-    """It died before the trial was judged: the next attempt judges it. One that was stopped on the way is trained again."""
+    """A job died before its trial was judged: the next attempt judges it. A trial that was stopped is trained again."""
     ledger.create(tmp_path, PLAN)
     ledger.begin(tmp_path, PLAN.trials[0], attempts=3, job="7")
     log = written_log(status=ended, seed=PLAN.trials[0].seed).read_bytes()
