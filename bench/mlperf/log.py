@@ -11,6 +11,7 @@ from bench.contract import mllog
 from bench.mlperf import reader
 from bench.mlperf.benchmarks import BENCHMARKS, Benchmark, Goal, goals
 from bench.mlperf.reader import Event, Garbled, is_number
+from bench.rules.finding import Finding, Severity, broken
 
 
 class Log:
@@ -134,3 +135,8 @@ def read(path: Path | str) -> Log:
 def number(value: Any) -> float | None:
     """Return a value read from a log if it is a finite number."""
     return value if is_number(value) else None
+
+
+def finding(rule: str, severity: Severity, line: int | None, what: str) -> Finding:
+    """Return a finding about a line of a log, or about the whole log."""
+    return broken(rule, what, f"line {line}" if line else "the log", severity=severity, line=line)
