@@ -55,8 +55,10 @@ def _parsed(argv: Sequence[str]) -> argparse.Namespace:
 def _say_more(level: int) -> None:
     """Let our own modules say on stderr what they do: with -v the steps, with -vv everything."""
     shown = {0: logging.WARNING, 1: logging.INFO}.get(level, logging.DEBUG)
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
-    logging.getLogger("bench").setLevel(shown)
+    logger, handler = logging.getLogger("bench"), logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    logger.handlers = [handler]
+    logger.setLevel(shown)
 
 
 def _launch(words: Sequence[str]) -> None:
