@@ -1,4 +1,4 @@
-"""Tables for the terminal: what one result says, what a plan will do."""
+"""Show what one result says."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING

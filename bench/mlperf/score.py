@@ -12,7 +12,8 @@ from typing import Any
 
 from bench.errors import ConfigError, LogError
 from bench.mlperf import official
-from bench.mlperf.official import RcpVerdict, Verdict
+from bench.mlperf.official import Verdict
+from bench.mlperf.rcp import RcpVerdict, rcp_verdict
 from bench.mlperf.result import NO_TARGET, Result, parse
 from bench.mlperf.trial_set import ALIKE, Trials, by_number, disagreements, findings, is_in_samples, minutes, name
 from bench.rules.finding import Finding, errors
@@ -156,7 +157,7 @@ def _rcp(trials: Trials) -> RcpVerdict:
     if why_not := trials.why_no_rules or ("the open division has no reference to compare with" if is_open else ""):
         return RcpVerdict(ruleset=trials.ruleset, passed=None, message=why_not)
     files = [result.file for result in trials.results]
-    return official.rcp_verdict(files, benchmark=trials.common("benchmark"), ruleset=trials.ruleset)
+    return rcp_verdict(files, benchmark=trials.common("benchmark"), ruleset=trials.ruleset)
 
 
 _NONE_DROPPED: dict[str, Any] = {"dropped_fastest": None, "dropped_slowest": None, "dropped_reasons": ()}

@@ -11,7 +11,8 @@ from typing import Any
 from bench.contract.plan import NOT_A_SUBMISSION
 from bench.mlperf import official
 from bench.mlperf.benchmarks import BENCHMARKS
-from bench.mlperf.official import RcpVerdict, Verdict
+from bench.mlperf.official import Verdict
+from bench.mlperf.rcp import RcpVerdict
 from bench.mlperf.result import NO_TARGET, Result
 from bench.rules.finding import Finding, Severity, broken, errors
 

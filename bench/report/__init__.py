@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from bench.errors import ConfigError
 from bench.mlperf.reader import printable
 from bench.report import page
-from bench.report.compare import TrialSet
-from bench.report.figures import minutes_text, number_text
+from bench.report.numbers import minutes_text, number_text
+from bench.report.sets import TrialSet
 from bench.results import Measurement, of_training
 from bench.rules.finding import Finding
 
@@ -119,12 +119,12 @@ def frames(sets: Sequence[TrialSet]) -> "dict[str, DataFrame]":
         (s, name, e.samples, _date(e.time_ms), e.metric, e.value, e.line) for s, name, r in runs for e in r.evaluations
     ]
     step_times = [(s, name, *measured) for s, name, r in runs for measured in r.step_times_ms]
-    measured = [(s, name, *astuple(one)) for s, name, r in runs for one in of_training(r)]
+    measurements = [(s, name, *astuple(measurement)) for s, name, r in runs for measurement in of_training(r)]
     return {
         "trials": _frame([tuple(row.values()) for row in rows], list(rows[0])),
         "evaluations": _frame(evaluations, ["set", "trial", "samples", "time", "metric", "value", "line"]),
         "step_times": _frame(step_times, ["set", "trial", "samples", "step_time_ms"]),
-        "measurements": _frame(measured, ["set", "trial", *(field.name for field in fields(Measurement))]),
+        "measurements": _frame(measurements, ["set", "trial", *(field.name for field in fields(Measurement))]),
     }
 
 

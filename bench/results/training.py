@@ -10,7 +10,7 @@ from bench.results.measurement import Measurement
 def of_training(result: Result) -> tuple[Measurement, ...]:
     """Return what a trial measured: times first, then rates, memory and losses.
 
-    A time to train and the samples to the target are there only if the target was reached; without a target the interval
+    A time to train and the samples to the target exist only if the target was reached. Without a target, the interval
     from run_start to run_stop is the duration of the run's steps.
     """
     return tuple(_measured(result))

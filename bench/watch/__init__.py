@@ -32,7 +32,7 @@ class How:
     """How trials are shown, and until when."""
 
     interval_s: float | None = None
-    """None: a second on a terminal, a minute in a pipe."""
+    """None stands for one second on a terminal and one minute in a pipe."""
     once: bool = False
     until_target: bool = False
     """End as soon as all trials have reached their targets."""

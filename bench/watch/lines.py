@@ -24,7 +24,7 @@ class View:
     planned: Planned
     outlook: Outlook
     outcome: str | None = None
-    """As the ledger of its run has it."""
+    """The outcome in the ledger of the run."""
     note: str | None = None
     """A remark about its log: it does not exist yet, or it began anew."""
 

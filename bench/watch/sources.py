@@ -1,4 +1,4 @@
-"""Trials that are followed: those of a run folder, of logs, or of a log that is replayed."""
+"""The trials to watch: those of a run folder, of logs, or of a log that is replayed."""
 
 import math
 import re
@@ -37,7 +37,7 @@ class Source(Protocol):
 
 
 class Replay:
-    """A finished log, its events given out as fast as they were written, or `speed` times as fast."""
+    """A finished log whose events are given out `speed` times as fast as they were written."""
 
     restarts = 0
 
@@ -63,17 +63,17 @@ class Replay:
 
 @dataclass(slots=True)
 class Watched:
-    """A log, and how far its trial is."""
+    """A log, and how far its trial has come."""
 
     name: str
     source: Source
     planned: Planned = Planned()
     trials: int = 1
-    """How many the log will hold, one after the other."""
+    """How many trials the log will hold, one after the other."""
     outcome: str | None = None
-    """As the ledger has it, once the trial has ended."""
+    """The outcome in the ledger, once the trial has ended."""
     curves: Curves | None = None
-    """What the trial is written for besides."""
+    """The curves that are written for experiment trackers."""
     _tracker: Tracker = field(default_factory=Tracker)
     _restarts: int = 0
 
@@ -97,12 +97,12 @@ class Watched:
 
     @property
     def is_ended(self) -> bool:
-        """Whether its log is complete, or no more will come."""
+        """Whether the log is complete, or nothing more will be written to it."""
         return self.outcome is not None or (self.progress.phase == "stopped" and self.progress.trial >= self.trials)
 
     @property
     def is_reached(self) -> bool:
-        """Whether its last trial has reached the target."""
+        """Whether the last trial has reached the target."""
         return self.progress.trial >= self.trials and prediction.reached(self.progress, self.planned)
 
     def view(self, now_ms: int, *, waits_for: str = "the first line of its log") -> View:
@@ -124,7 +124,7 @@ class Watched:
 
 
 class Queue:
-    """Where a run's job stands; its backend is asked once in a while, however often one looks."""
+    """The state of a run's job; the backend is asked at most every QUESTIONS_S seconds."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._asked_s = folder, -math.inf
@@ -163,7 +163,7 @@ class WatchedTrials:
 
     trials: tuple[Watched, ...]
     prepare: Watched | None = None
-    """What is shown until the first trial begins."""
+    """The log that is shown until the first trial begins."""
     folder: Path | None = None
     """The run folder: its ledger holds the outcomes of the trials, its status the end of the run."""
     is_over: Callable[[], bool] = lambda: False
@@ -172,7 +172,7 @@ class WatchedTrials:
     """Whether watching also ends when every trial has stopped."""
     now_ms: Callable[[], int] = _wall_clock_ms
     queue: Queue | None = None
-    """Of a run that has a job in one."""
+    """The queue of a run that has a job in one."""
 
     def poll(self) -> None:
         for watched in (*self.trials, *([self.prepare] if self.prepare else [])):

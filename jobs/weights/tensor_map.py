@@ -99,7 +99,8 @@ def check(source: Source, units: list[Unit]) -> list[str]:
     ):
         if wrong:
             raise ConfigError(
-                f"{len(wrong)} of {len(wanted)} tensors {problem}: {', '.join([*wrong[:3], *('…' for _ in wrong[3:4])])}",
+                f"{len(wrong)} of {len(wanted)} tensors {problem}: "
+                f"{', '.join([*wrong[:3], *('…' for _ in wrong[3:4])])}",
                 where=str(source.folder),
                 fix="choose the model= that these are the weights of, or download them again",
             )

@@ -17,7 +17,8 @@ from jobs.ranks import guard
 MESSAGES = [
     # lines of a log, the rule, what the evidence holds, what the fix holds
     (
-        "RuntimeError: The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver",
+        "RuntimeError: The NVIDIA driver on your system is too old (found version 11040). "
+        "Please update your GPU driver",
         "HW-03", "found version 11040", "driver must be as new",
     ),
     ("Failed to initialize NVML: Driver/library version mismatch", "HW-04", "version mismatch", "rebooted"),
@@ -45,8 +46,9 @@ MESSAGES = [
         "RUN-16", "cublasCreate", "micro_batch_size",
     ),
     (
-        "RuntimeError: Error(s) in loading state_dict for GPTModel:\n\tsize mismatch for lm_head.weight: copying a param "
-        "with shape torch.Size([32000, 64]) from checkpoint, the shape in current model is torch.Size([32064, 64]).",
+        "RuntimeError: Error(s) in loading state_dict for GPTModel:\n\tsize mismatch for lm_head.weight: "
+        "copying a param with shape torch.Size([32000, 64]) from checkpoint, "
+        "the shape in current model is torch.Size([32064, 64]).",
         "CFG-10", "[32000, 64]", "convert it again",
     ),
     (
@@ -68,7 +70,8 @@ MESSAGES = [
         "NCC-03", "status=12", "peer that does not answer",
     ),
     (
-        "torch._inductor.exc.InvalidCxxCompiler: No working C++ compiler found in torch._inductor.config.cpp.cxx: (None,)",
+        "torch._inductor.exc.InvalidCxxCompiler: "
+        "No working C++ compiler found in torch._inductor.config.cpp.cxx: (None,)",
         "RUN-08", "No working C++ compiler", "gcc",
     ),
     ("FileNotFoundError: [Errno 2] No such file or directory: 'gcc'", "RUN-08", "'gcc'", "C compiler"),
@@ -79,8 +82,8 @@ MESSAGES = [
         "RUN-11", "Bus error", "--shm-size",
     ),
     (
-        "node7:12:34 [3] misc/shmutils.cc:112 NCCL WARN Error while creating shared memory segment /dev/shm/nccl-KWfVyt "
-        "(size 5967872)",
+        "node7:12:34 [3] misc/shmutils.cc:112 NCCL WARN Error while creating shared memory segment "
+        "/dev/shm/nccl-KWfVyt (size 5967872)",
         "RUN-11", "nccl-KWfVyt", "--shm-size",
     ),
     (

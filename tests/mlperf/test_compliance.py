@@ -291,7 +291,7 @@ def good_lines(request: pytest.FixtureRequest, written_log: MakeLog) -> list[str
 def test_what_we_call_valid_passes_the_official_checker(
     good_lines: list[str], tmp_path: Path, data: st.DataObject
 ) -> None:
-    """Lines lost, doubled, swapped, parts of them changed: we may be stricter than the referee, and never more lenient."""
+    """On lines lost, doubled, swapped or changed in part we may be stricter than the referee, never more lenient."""
     lines, path = [*good_lines], tmp_path / "damaged"
     for _ in range(data.draw(st.integers(0, 3))):
         at, other = (data.draw(st.integers(0, len(lines) - 1)) for _ in range(2))

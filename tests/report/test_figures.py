@@ -16,20 +16,16 @@ from bench.mlperf.published import samples_to_target
 from bench.mlperf.result import UNVERIFIED, parse
 from bench.mlperf.speed import Spread
 from bench.report import figures
+from bench.report.canvas import EVAL_COLOR, QUIET_COLOR, TARGET_COLOR, footer
 from bench.report.figures import (
-    EVAL_COLOR,
-    QUIET_COLOR,
-    TARGET_COLOR,
     Bar,
     bars_figure,
     convergence_figure,
-    footer,
     loss_figure,
-    minutes_text,
-    number_text,
     samples_figure,
     step_time_figure,
 )
+from bench.report.numbers import minutes_text, number_text
 from helpers.types import MakeLog
 
 HOSTILE = "$\\frac{ \x1b[2J \n<b> \u6f22"
@@ -69,7 +65,7 @@ def test_every_metric_gets_a_panel_but_a_log_cannot_ask_for_hundreds(written_log
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     """Collect what would be saved, to be asked what it shows."""
     found: list[Figure] = []
-    monkeypatch.setattr(figures, "_save", lambda figure, path: found.append(figure))
+    monkeypatch.setattr(figures, "save", lambda figure, path: found.append(figure))
     return found
 
 
