@@ -171,6 +171,7 @@ REFUSED = {
     "data.seq_length=90 parallel.cp=2 ": "cannot be cut into the 2 x cp = 4 chunks",
     "parallel.sp=true": "sequence parallelism needs tp above 1",
     "cluster.scheduler=slurm": "cluster.scheduler is now cluster.backend",
+    "recipe.max_steps=5": "recipe.max_steps is now task.training.max_steps",
     "cluster.num_nodes=2": "2 nodes, and backend local starts ranks on this machine only",
     "cluster=dgx1 walltime=9 cluster.gpu=null": "the GPU type is not given",
     "task.training.lora.target_modules=[linear_fc1]": "no adapter can be put on linear_fc1",
