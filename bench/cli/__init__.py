@@ -58,8 +58,10 @@ def _parsed(argv: Sequence[str]) -> argparse.Namespace:
 def _say_more(level: int) -> None:
     """Make our own modules log to stderr: their steps with -v, and everything with -vv."""
     shown = {0: logging.WARNING, 1: logging.INFO}.get(level, logging.DEBUG)
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
-    logging.getLogger("bench").setLevel(shown)
+    logger, handler = logging.getLogger("bench"), logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    logger.handlers = [handler]
+    logger.setLevel(shown)
 
 
 def _launch(words: Sequence[str]) -> None:

@@ -31,6 +31,16 @@ FOR_BASE_TOO = ("model", "cluster", "gpu@cluster", "container", "walltime", "hyd
 """Overrides of these also apply to the task that makes the base checkpoint; hydra.searchpath is the site's folder."""
 
 
+MOVED = {
+    "cluster.scheduler": "cluster.backend",
+    "recipe.max_steps": "task.training.max_steps",
+    "task.lora": "task.training.lora",
+    "task.base": "task.training.base",
+    "task.target_eval_loss": "task.training.target_eval_loss",
+}
+"""Keys of earlier versions, and what they are called now."""
+
+
 def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Plan:
     """Return the plan of a command line's overrides.
 
@@ -181,9 +191,10 @@ def _wrong_choice(text: str) -> ConfigError | None:
         return ConfigError("a group needs one choice", where="command line", fix="name one; --help lists them")
     if gone := re.search(r"missing \d+ required keyword-only argument.*?: '(\w+)'", text):
         return ConfigError(f"{gone[1]} is missing", where=gone[1], fix="do not delete it with ~; set it to a value")
-    if "'scheduler'" in text or "cluster.scheduler" in text:
-        fix = "write backend: slurm (or local) in its place"
-        return ConfigError("cluster.scheduler is now cluster.backend", where="cluster", fix=fix)
+    for old, new in MOVED.items():
+        group, _, name = old.rpartition(".")
+        if old in text or (f"'{name}'" in text and f"'{group.title()}'" in text):
+            return ConfigError(f"{old} is now {new}", where=group, fix=f"write {new} in its place")
     return None
 
 

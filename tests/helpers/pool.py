@@ -130,6 +130,8 @@ def _be_rank(folder: str, command: list[str], environment: dict[str, str], outpu
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
+        for child in psutil.Process().children(recursive=True):  # an interpreter that ends tidies up its own
+            child.kill()
         os._exit(code if isinstance(code, int) else 1)
 
 

@@ -154,7 +154,7 @@ def test_what_is_not_the_benchmark_says_so_in_org_and_platform() -> None:
 
 
 REFUSED = {
-    "task=lora70b cluster=dgx1 parallel.tp=3": "tp 3 does not divide 64 heads.*\n.*\n.*use one of 1, 2, 4, 8",
+    "task=lora70b cluster=dgx1 parallel.tp=3": "tp 3 does not divide the 64 attention heads.*\n.*\n.*use one of 1, 2, 4, 8",
     "task=lora70b cluster=dgx2 parallel.tp=16 model.num_query_groups=16": "tp 16 is above the 8 GPUs of a node",
     "task=lora70b cluster=dgx1 parallel.pp=3": "80 layers cannot be split evenly over pp 3 x vpp 1",
     "task=lora70b cluster=dgx1 parallel.pp=1 parallel.vpp=2": "vpp 2 without a pipeline",
@@ -171,6 +171,7 @@ REFUSED = {
     "data.seq_length=90 parallel.cp=2 ": "cannot be cut into the 2 x cp = 4 chunks",
     "parallel.sp=true": "sequence parallelism needs tp above 1",
     "cluster.scheduler=slurm": "cluster.scheduler is now cluster.backend",
+    "recipe.max_steps=5": "recipe.max_steps is now task.training.max_steps",
     "cluster.num_nodes=2": "2 nodes, and backend local starts ranks on this machine only",
     "cluster=dgx1 walltime=9 cluster.gpu=null": "the GPU type is not given",
     "task.training.lora.target_modules=[linear_fc1]": "no adapter can be put on linear_fc1",

@@ -188,7 +188,7 @@ def test_a_conversion_to_fp8_lies_beside_the_other(made: Callable, capsys: pytes
     for flag in ((), ("--fp8",)):
         other = source / ("megatron_core_fp8" if not flag else "megatron_core")
         assert converted("weights", plan, source, other, *flag) == 2
-        assert "there are these weights in another precision already" in capsys.readouterr().err
+        assert "the folder holds these weights in another precision" in capsys.readouterr().err
 
 
 def test_a_begun_conversion_goes_on_in_its_own_precision_only(
