@@ -51,10 +51,8 @@ def make(config: Config, base: Config | None = None) -> Plan:
     chosen = layouts.choose(config)
     steps = max_steps(config)
     validate.check_steps(config, steps)
-    evaluation = evaluations(config)
     base_plan = None if base is None else _make_base(base)
-    every_steps, first_step = evaluation.every_steps, evaluation.first_step
-    validate.check_evaluation(config, every_steps=every_steps, first_step=first_step, max_steps=steps)
+    evaluation = _checked_evaluations(config)
     validate.check_memory(config, chosen.memory)
     trials = [Trial(index=k, seed=config.seed_base + k, log=run_files.result(k)) for k in range(config.trials)]
     return Plan(
@@ -82,6 +80,14 @@ def make(config: Config, base: Config | None = None) -> Plan:
         commands=commands(config, trials),
         files=files(config, trials),
     )
+
+
+def _checked_evaluations(config: Config) -> Evaluation:
+    """Return the evaluation schedule; raises ConfigError for one that the run cannot keep."""
+    schedule = evaluations(config)
+    every, first = schedule.every_steps, schedule.first_step
+    validate.check_evaluation(config, every_steps=every, first_step=first, max_steps=max_steps(config))
+    return schedule
 
 
 def _make_base(base: Config) -> "Plan":
