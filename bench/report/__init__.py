@@ -24,7 +24,8 @@ PAGE, TEMPLATE = "report.html", "report.html.j2"
 _MARK = '<meta name="generator" content="runstop'
 """Stands in every page of ours, so that no other is overwritten."""
 _FILES = re.compile(
-    r"report\.html|(trials|evaluations|step_times|measurements)\.csv|(sets|(convergence|step_time|samples|published)(_\d+)?)\.png"
+    r"report\.html|(trials|evaluations|step_times|measurements)\.csv"
+    r"|(sets|(convergence|step_time|samples|published)(_\d+)?)\.png"
 )
 """Names of what a report consists of."""
 

@@ -313,7 +313,9 @@ def test_a_line_of_which_the_disk_takes_a_part_is_written_on_and_no_part_is_lost
     """Each write takes seven bytes at most, as that of a disk that fills up may."""
     log = mllog.Writer(tmp_path / "result_0.txt")
     whole = log._file.write
-    log._file = SimpleNamespace(write=lambda line: whole(line[:7]), close=log._file.close, closed=False)  # type: ignore[assignment]
+    log._file = SimpleNamespace(  # type: ignore[assignment]
+        write=lambda line: whole(line[:7]), close=log._file.close, closed=False
+    )
     log.start(mllog.RUN_START)
     log.close()
     (line,) = (tmp_path / "result_0.txt").read_text().splitlines()

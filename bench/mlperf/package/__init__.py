@@ -37,7 +37,8 @@ _SECRET = re.compile(
     rb"-----BEGIN [A-Z ]*PRIVATE KEY|\bAKIA[0-9A-Z]{16}\b|\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\."
     rb"|\b(?:hf_|gh[pousr]_|github_pat_|glpat-|nvapi-|dckr_pat_|xox[abprs]-|sk-)[\w-]{20,}"
     rb"|://[^/\s:@]{1,80}:[^/\s@]{3,80}@"
-    rb"|(?i:password|passwd|secret|api_?key|access_?key|(?:auth|access|api|hf)_token)[\"']?\s*[:=]\s*[\"']?[^\s\"',$*{}\[\]]{8}"
+    rb"|(?i:password|passwd|secret|api_?key|access_?key|(?:auth|access|api|hf)_token)[\"']?\s*[:=]\s*"
+    rb"[\"']?[^\s\"',$*{}\[\]]{8}"
 )
 """Keys by the shapes that their issuers give them, and values of settings whose name says that they are one."""
 
