@@ -111,7 +111,7 @@ def known_words(plan: Plan, rank: int) -> "Rows":
     from jobs.data import rows as rows_of
 
     share = plan.config.model.vocab_size // plan.world.tp
-    rows = rows_of.made_up(plan.batch.global_batch_size, plan.config.data.seq_length, vocab_size=share, seed=1)
+    rows = rows_of.random_rows(plan.batch.global_batch_size, plan.config.data.seq_length, vocab_size=share, seed=1)
     return rows_of.Rows(rows.tokens + rank % plan.world.tp * share, rows.counts)
 
 
