@@ -154,7 +154,9 @@ def test_what_is_not_the_benchmark_says_so_in_org_and_platform() -> None:
 
 
 REFUSED = {
-    "task=lora70b cluster=dgx1 parallel.tp=3": "tp 3 does not divide the 64 attention heads.*\n.*\n.*use one of 1, 2, 4, 8",
+    "task=lora70b cluster=dgx1 parallel.tp=3": (
+        "tp 3 does not divide the 64 attention heads.*\n.*\n.*use one of 1, 2, 4, 8"
+    ),
     "task=lora70b cluster=dgx2 parallel.tp=16 model.num_query_groups=16": "tp 16 is above the 8 GPUs of a node",
     "task=lora70b cluster=dgx1 parallel.pp=3": "80 layers cannot be split evenly over pp 3 x vpp 1",
     "task=lora70b cluster=dgx1 parallel.pp=1 parallel.vpp=2": "vpp 2 without a pipeline",
