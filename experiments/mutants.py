@@ -246,7 +246,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--count", type=int, default=40)
-    parser.add_argument("--jobs", type=int, choices=(1, 2), default=1, help="mutants tried at the same time")
+    parser.add_argument("--jobs", type=int, default=1, help="mutants tried at the same time")
     parser.add_argument("--timeout", type=float, default=900, help="seconds for each of a mutant's two rounds of tests")
     parser.add_argument("--json", type=Path, default=Path("mutants.json"), help="what is known; read and written")
     parser.add_argument("--deselect", action="append", default=[], metavar="TEST", help="leave this test out")

@@ -168,7 +168,7 @@ def test_what_is_forced_is_marked_everywhere(make_run: MakeRun) -> None:
     texts = contents(run.parent / "package")
     for name in ("TODO.md", "example/benchmarks/llama2_70b_lora/implementations/box/README.md"):
         assert b"Not for submission" in texts[name] and b"PCK-03" in texts[name]
-    assert any("not fit for submission" in row for row in package_sheets.sheet(package).rows)
+    assert any("not fit for submission" in row for row in package_sheets.sheet(packed).rows)
 
 
 @pytest.mark.parametrize(
