@@ -2,7 +2,7 @@
 
 import json
 import re
-import subprocess
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -91,7 +91,9 @@ def test_what_was_cancelled_can_be_gone_on_with(user: User) -> None:
     assert '"run_stop"' in (run / "attempts/1.1/result_1.txt").read_text()
 
 
-def test_two_hundred_jobs_are_listed_with_two_questions(user: User, tmp_path: Path) -> None:
+def test_two_hundred_jobs_are_listed_with_two_questions(
+    user: User, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """However many jobs there are, one squeue and one sacct answer for all of them."""
     user.cluster.run(["scontrol", "update", "partition=low", "state=down"], check=True)
     try:
@@ -104,8 +106,9 @@ def test_two_hundred_jobs_are_listed_with_two_questions(user: User, tmp_path: Pa
             )
             job = {"jobs": [{"id": done.stdout.strip(), "submitted": time.time()}]}
             (folder / "job.json").write_text(json.dumps(job))
-        asked = counted(user, tmp_path, "squeue", "sacct")
-        rows = user.types("runs", "--json").stdout.splitlines()
+        path, asked = counting(tmp_path, "squeue", "sacct")
+        monkeypatch.setitem(user.cluster.env, "PATH", f"{path}:{user.cluster.env['PATH']}")
+        rows = user.types("runs", "--limit", 200, "--json").stdout.splitlines()
         assert len(rows) == 200 and all(json.loads(row)["job_state"] == "PENDING" for row in rows)
         assert len(asked.read_text().splitlines()) <= 2
     finally:
@@ -113,14 +116,13 @@ def test_two_hundred_jobs_are_listed_with_two_questions(user: User, tmp_path: Pa
         user.cluster.run(["scontrol", "update", "partition=low", "state=up"], check=True)
 
 
-def counted(user: User, tmp_path: Path, *commands: str) -> Path:
-    """Return a file that gets a line whenever this user asks Slurm something."""
-    asked, bin = tmp_path / "asked", tmp_path / "bin"
+def counting(tmp_path: Path, *commands: str) -> tuple[Path, Path]:
+    """Return a folder for PATH with these commands of Slurm, and a file that gets a line whenever one is called."""
+    asked, path = tmp_path / "asked", tmp_path / "bin"
     asked.touch()
-    bin.mkdir()
+    path.mkdir()
     for command in commands:
-        real = subprocess.run(["which", command], capture_output=True, text=True, check=True).stdout.strip()
-        (bin / command).write_text(f'#!/bin/sh\necho {command} >>{asked}\nexec {real} "$@"\n')
-        (bin / command).chmod(0o755)
-    user.cluster.env["PATH"] = f"{bin}:{user.cluster.env['PATH']}"
-    return asked
+        real = shutil.which(command)
+        (path / command).write_text(f'#!/bin/sh\necho {command} >>{asked}\nexec {real} "$@"\n')
+        (path / command).chmod(0o755)
+    return path, asked
