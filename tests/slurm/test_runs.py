@@ -14,8 +14,8 @@ pytestmark = pytest.mark.slurm
 
 
 def test_three_trials_over_two_nodes_make_a_score(user: User) -> None:
-    """Rows and base checkpoint are made, three seeds trained with TP over two nodes, each judged, all scored."""
-    run = user.launch("cluster=slurm_test", "task=lora_tiny", "trials=3", "parallel.tp=2")
+    """The nodes are measured, three seeds trained to the target, one rank a node, each judged, all scored."""
+    run = user.launch("cluster=slurm_test", "task=lora_tiny", "trials=3", "cluster.ranks_per_node=1")
     user.end(run, "COMPLETED", timeout_s=900)
     assert run.status["outcome"] == "proven" and run.outcomes == ["proven"] * 3, run.output()
     assert [entry["seed"] for entry in run.ledger] == [1, 2, 3]
@@ -24,7 +24,7 @@ def test_three_trials_over_two_nodes_make_a_score(user: User) -> None:
     assert (score["num_runs"], score["valid"]) == (3, False)
     middle = sorted(minutes_to_target(run / f"result_{trial}.txt") for trial in range(3))[1]
     assert score["olympic_minutes"] == pytest.approx(middle)
-    assert sorted(path.name for path in (run / "facts").iterdir()) == [f"rank_000{rank}.json" for rank in range(4)]
+    assert (run / "health.json").exists()
 
 
 def minutes_to_target(log: Path) -> float:
@@ -39,13 +39,14 @@ def logged(log: Path) -> list[dict[str, Any]]:
 
 
 def test_launching_follows_the_job_when_asked_to_and_plain_sbatch_does_the_same(user: User, tmp_path: Path) -> None:
-    """One of the nodes drops its caches, the other one cannot: the log says so of each."""
+    """Two ranks a node, with TP inside it. One node drops its caches, the other one cannot: the log says so of each."""
     drops = "cluster.drop_caches='grep dgx-0 /proc/sys/kernel/hostname'"
-    asked = (*SHORT, "task.training.max_steps=20", drops)
+    asked = (*SHORT, "task.training.max_steps=20", "cluster.ranks_per_node=2", "parallel.tp=2", drops)
     done = user.types(*asked, "launch.wait=true", module="bench.launch")
     run = submitted(done.stdout, user.home)[0]
     assert "valid trial: yes" in done.stdout
     assert run.outcomes == ["proven"] and "RUNNING" in done.stderr
+    assert sorted(path.name for path in (run / "facts").iterdir()) == [f"rank_000{rank}.json" for rank in range(4)]
     cleared = [entry for entry in logged(run / "result_0.txt") if entry["key"] == "cache_clear"]
     assert sorted((entry["metadata"]["node"], entry["value"]) for entry in cleared) == [
         ("dgx-0", True),
