@@ -5,8 +5,20 @@ LOGS ?= $(wildcard ../shared/mlperf_logs)
 run: .venv/run-installed  ## train the tiny benchmark on this machine and show the verdict
 	$(BIN)/python -m bench.launch task=lora_tiny cluster=local
 
-test: .venv/test-installed  ## all tests: real training runs, a real Slurm, the official checkers
+test: .venv/test-installed  ## the gate: real training runs, a real Slurm, the official checkers
 	tests/all.sh $(BIN)/python
+
+fast: .venv/test-installed  ## tests without Slurm and without training, on all cores
+	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not trains and not slurm and not slow" --ignore=tests/slurm
+
+faults: .venv/test-installed  ## a running job is broken in ways that Slurm takes minutes to recover from
+	$(BIN)/python -m pytest -m faults
+
+slow: .venv/test-installed  ## tests that are too long for the gate
+	$(BIN)/python -m pytest -m slow
+
+mutants: .venv/test-installed  ## how many small defects, drawn at random, the fast tests find
+	$(BIN)/python experiments/mutants.py
 
 packages:  ## Debian packages that some tests skip without (as root); those of the Slurm tests install their own
 	apt-get update -qq
@@ -34,4 +46,4 @@ bench: .venv/test-installed  ## speed of reading beside MLPerf's tool, and the s
 	$(BIN)/python -m pip install --quiet --editable '.[engine,dev]'
 	touch $@ .venv/run-installed
 
-.PHONY: run test bench lint packages
+.PHONY: run test fast faults slow mutants bench lint packages

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from bench.mlperf.score import Score, score
     from bench.planning.compose import compose as plan
     from bench.report import write as write_report
-    from bench.report.compare import load as load_sets
+    from bench.report.sets import load as load_sets
     from bench.watch.lines import View
     from bench.watch.replay import replay
 
@@ -51,7 +51,7 @@ _PUBLIC = {
     "replay": "bench.watch.replay:replay",
     "Explanation": "bench.diagnosis:Explanation",
     "explain": "bench.diagnosis:explain",
-    "load_sets": "bench.report.compare:load",
+    "load_sets": "bench.report.sets:load",
     "write_report": "bench.report:write",
 }
 """Each public name, and where it is defined."""

@@ -1,8 +1,8 @@
-"""Fit the reference curve on a folder of real llama2_70b_lora logs, and score the forecasts of bench.mlperf.forecast on them.
+"""Fit the reference curve on real llama2_70b_lora logs, and score the forecasts of bench.mlperf.forecast on them.
 
     python experiments/forecast.py CORPUS          score; each system is forecast with a curve fitted on all the others
-    python experiments/forecast.py CORPUS --fit    print bench/data/llama2_70b_lora_curve.json, fitted on all
-    python experiments/forecast.py CORPUS --shipped    score the shipped curve, as users get it: no fits, for whole rounds
+    python experiments/forecast.py CORPUS --fit    print the curve as JSON, fitted on all
+    python experiments/forecast.py CORPUS --shipped    score the shipped curve without any fit
 
 The published distributions stay whole: of their 1,369 runs at batch size 8 a system has ten. A log's system is the
 folder above its benchmark's: CORPUS/<round>/<submitter>/<system>/llama2_70b_lora/result_0.txt.
@@ -85,9 +85,9 @@ def fit(runs: Sequence[Trial], start: Curve) -> Curve:
     inside = [run for run in runs if not is_outside(run.evaluations, replace(run.known, curve=first))]
     curve = _likeliest(inside, first)
     num_systems = len({run.system for run in inside})
-    told = f"{len(inside)} runs of {num_systems} systems, MLCommons training results v4.0-v6.0"
+    fitted_on = f"{len(inside)} runs of {num_systems} systems, MLCommons training results v4.0-v6.0"
     left_out = f"{len(runs) - len(inside)} runs outside the band left out"
-    return replace(curve, source=f"marginal maximum likelihood over the lags: {told}; {left_out}")
+    return replace(curve, source=f"marginal maximum likelihood over the lags: {fitted_on}; {left_out}")
 
 
 def _likeliest(runs: Sequence[Trial], start: Curve) -> Curve:
@@ -123,34 +123,34 @@ def _log_likelihood(curve: Curve, progress: np.ndarray, losses: np.ndarray) -> f
 def moments(run: Trial, curve: Curve) -> Iterator[Moment]:
     """Yield a forecast before each evaluation of a trial."""
     for seen in range(len(run.evaluations)):
-        made, base = (
+        forecast, base = (
             predict(run.evaluations[:seen], replace(run.known, curve=c), goal=GOAL, grid=run.grid)
             for c in (curve, None)
         )
         samples, loss = run.evaluations[seen]
         end = run.evaluations[-1][0] if run.converged else None
         unlike = is_outside(run.evaluations[:seen], replace(run.known, curve=curve))
-        yield Moment(seen, made, base, GOAL.is_reached_by(loss), end, unlike)
+        yield Moment(seen, forecast, base, GOAL.is_reached_by(loss), end, unlike)
 
 
-def next_chance(made: Forecast) -> float:
-    return made.chances[0].probability
+def next_chance(forecast: Forecast) -> float:
+    return forecast.chances[0].probability
 
 
-def covers(made: Forecast, samples: float) -> bool:
-    low, high = made.samples_low, made.samples_high
+def covers(forecast: Forecast, samples: float) -> bool:
+    low, high = forecast.samples_low, forecast.samples_high
     return low is not None and low <= samples and (high is None or samples <= high)
 
 
-def stated(made: Forecast) -> float:
-    beyond = made.later if made.samples_high is None else 0.0
-    return beyond + sum(chance.probability for chance in made.chances if covers(made, chance.samples))
+def stated(forecast: Forecast) -> float:
+    beyond = forecast.later if forecast.samples_high is None else 0.0
+    return beyond + sum(chance.probability for chance in forecast.chances if covers(forecast, chance.samples))
 
 
-def width(made: Forecast) -> float:
-    if made.samples_low is None or made.samples_high is None:
+def width(forecast: Forecast) -> float:
+    if forecast.samples_low is None or forecast.samples_high is None:
         return math.inf
-    return made.samples_high - made.samples_low
+    return forecast.samples_high - forecast.samples_low
 
 
 def show(title: str, found: Sequence[Moment]) -> None:
@@ -165,7 +165,7 @@ def show(title: str, found: Sequence[Moment]) -> None:
     }
     print(f"  {'next evaluation, n = ' + str(len(both)):<34}{'log score':>12}{'Brier':>10}")
     for name, pick in picks.items():
-        pairs = [(next_chance(made), m.next_reached) for m in both if (made := pick(m))]
+        pairs = [(next_chance(forecast), m.next_reached) for m in both if (forecast := pick(m))]
         logs = fmean(math.log(max(NEVER, p if hit else 1 - p)) for p, hit in pairs)
         print(f"  {name:<34}{logs:>12.4f}{fmean((p - hit) ** 2 for p, hit in pairs):>10.4f}")
     _show_ranges(spoken, both, picks)
@@ -190,11 +190,11 @@ def _show_ranges(
     rows += [(f"{name}, all", both, name) for name in picks]
     rows += [("forecast, also without a baseline", spoken, "forecast")]
     for label, group, name in rows:
-        pairs = [(made, m.samples_to_target) for m in group if m.samples_to_target and (made := picks[name](m))]
+        pairs = [(forecast, m.samples_to_target) for m in group if m.samples_to_target and (forecast := picks[name](m))]
         if pairs:
-            held = fmean(stated(made) for made, _ in pairs)
-            hit = fmean(covers(made, samples) for made, samples in pairs)
-            wide = median(width(made) for made, _ in pairs)
+            held = fmean(stated(forecast) for forecast, _ in pairs)
+            hit = fmean(covers(forecast, samples) for forecast, samples in pairs)
+            wide = median(width(forecast) for forecast, _ in pairs)
             print(f"  {label:<34}{len(pairs):>6}{held:>10.1%}{hit:>10.1%}{wide:>14.0f}")
 
 

@@ -1,6 +1,6 @@
 """Replay real llama2_70b_lora logs, and say how often the ranges of minutes that `watch` shows held the truth.
 
-    python benchmarks/forecast_minutes.py CORPUS
+    python experiments/forecast_minutes.py CORPUS
 
 Each log of a run that converged is looked at when 10 %, 20 %, … 90 % of its time is over, as `watch` would show it
 then: with the shipped curve, and without knowing the rest of the log.

@@ -5,10 +5,10 @@
 
 A base is pre-trained in BF16 on the grammar's reports, then adapted to its summaries. The seeds draw adapters, order of
 rows and dropout; adapters and order are the same in both precisions. Then one micro-batch goes forward and back without
-dropout in FP32, BF16 and FP8, and the adapters' gradients are compared: as they are when training starts, and as the first
-run left them. There the base's rounded weights alone make a difference, since the adapters were made for others; FP32 with
-the same rounded weights leaves that out. The report goes to stdout, what is being done to stderr; FILE has all numbers so
-far at any time.
+dropout in FP32, BF16 and FP8, and the gradients of the adapters are compared, once for the adapters at the start of
+training and once for those that the first run left. The latter were trained on other base weights than the rounded
+ones, so rounding alone makes a difference; FP32 with the same rounded weights leaves that out. The report goes to
+stdout and progress to stderr; FILE has all numbers so far at any time.
 """
 
 import argparse
@@ -49,7 +49,7 @@ UNRELATED = (2 / len(SEEDS)) ** 0.5 * (2 / math.pi) ** 0.5
 LEARNED = 10
 """A fall of the loss below so many times the noise shows nothing."""
 START_B = 1e-3
-"""B is zero when training starts, and A has no gradient then; so it gets random numbers of this sd, which change little."""
+"""B is zero when training starts, so A has no gradient. B gets random numbers of this sd, which change little."""
 PAIRS = (("fp8", "bf16"), ("fp8", "fp32"), ("fp8", "rounded"), ("bf16", "fp32"))
 """Whose gradients are compared with whose; rounded: FP32, with weights as FP8 has them."""
 
@@ -380,7 +380,8 @@ def report(found: dict[str, Any]) -> str:
         f"{s['hardware']}; torch {s['torch']}, cuDNN {s['cudnn']}, megatron-core {s['megatron_core']}, Python "
         f"{s['python']}; {s['date']}; `{s['command']}`",
         "Model: " + ", ".join(f"{name} {value}" for name, value in s["model"].items()) + ".",
-        f"Rows of 96 tokens, {s['batch']} a step. Base in BF16: {s['base_steps']} steps at learning rate {s['base_lr']:g}, its "
+        f"Rows of 96 tokens, {s['batch']} a step. "
+        f"Base in BF16: {s['base_steps']} steps at learning rate {s['base_lr']:g}, its "
         f"evaluation loss {first:.3f} → {last:.3f} nats. LoRA (rank 16, alpha 32, dropout 0.1, on qkv and proj): "
         f"{s['steps']} steps at learning rate {s['lr']:g}, clipped at 0.3. n = {len(SEEDS)} seeds.",
         table(["phase", "s"], [[name, f"{seconds:.1f}"] for name, seconds in found["elapsed_s"].items()]),
@@ -404,10 +405,11 @@ def said(v: dict[str, Any]) -> str:
     else:
         word = "FP8 and BF16 agree within noise" if v["agree"] else "FP8 and BF16 do not agree within noise"
     return (
-        f"**Verdict: {word}.** Over {v['num_evaluations']} evaluations the means differ by {v['mean_abs_difference']:.4f} on "
-        f"average ({v['mean_difference']:+.4f} with the sign), and seeds of one precision by {v['mean_sd']:.4f} (sd): a ratio "
-        f"of {v['ratio']:.2f}, where 1 is the limit, and two means of {len(SEEDS)} independent runs of one precision would "
-        f"give about {UNRELATED:.2f}. At {v['num_within_sd']} of {v['num_evaluations']} evaluations the difference is within "
+        f"**Verdict: {word}.** Over {v['num_evaluations']} evaluations the means differ by "
+        f"{v['mean_abs_difference']:.4f} on average ({v['mean_difference']:+.4f} with the sign), and seeds of one "
+        f"precision by {v['mean_sd']:.4f} (sd): a ratio of {v['ratio']:.2f}, where 1 is the limit, and two means of "
+        f"{len(SEEDS)} independent runs of one precision would give about {UNRELATED:.2f}. At "
+        f"{v['num_within_sd']} of {v['num_evaluations']} evaluations the difference is within "
         f"the sd. The loss fell by {v['fall']['bf16']:.3f} in BF16 and by {v['fall']['fp8']:.3f} in FP8."
     )
 

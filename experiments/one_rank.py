@@ -1,12 +1,13 @@
 """Runs one rank of a plan alone, on one GPU: its memory beside the plan's estimate, and its step without communication.
 
-    python experiments/one_rank.py [--rank R] [--steps N] [--profile FILE] task=lora70b cluster=dgxh200 model.weights=random parallel.tp=8 …
+    python experiments/one_rank.py [--rank R] [--steps N] [--profile FILE] \\
+        task=lora70b cluster=dgxh200 model.weights=random parallel.tp=8 …
 
-The other ranks are not there: what is sent to them is dropped, and what comes from them is this rank's own part again, or
-random numbers from another pipeline stage (with interleaving: what lies in the buffer). Shapes, kernels and memory are
-those of the real rank, NCCL's own memory left out; numbers mean nothing, so the plan must have random weights. Under SP
-rows are copies of each other, which draws less power: steps come out too fast. In a pipeline a rank of the fullest stage is
-the one to ask, by default rank 0.
+The other ranks do not exist. Sends to them are dropped. A collective returns this rank's own part; a receive from
+another pipeline stage returns random numbers (with interleaving, the contents of the buffer). Shapes, kernels and
+memory are those of the real rank, without NCCL's own memory. The computed numbers mean nothing, so the plan must have
+random weights. Under SP the rows are copies of each other, which draws less power, so steps are too fast. In a
+pipeline choose a rank of the fullest stage; the default is rank 0.
 """
 
 import argparse
@@ -51,11 +52,13 @@ def main() -> int:
     times_s = measure(plan, args.rank, args.steps, args.profile)
     w = plan.world
     print(f"rank {args.rank} of {w.num_ranks} = dp {w.dp} x tp {w.tp} x pp {w.pp} x cp {w.cp}, sp {w.sp}, vpp {w.vpp}")
-    said = f"step {statistics.median(times_s):.3f} s, without what other ranks take (median, n = {len(times_s)})"
+    line = f"step {statistics.median(times_s):.3f} s, without what other ranks take (median, n = {len(times_s)})"
     if (cost := plan.cost) is not None:
-        own_s = cost.gemm_s + cost.attention_s + cost.elementwise_s + cost.recompute_s
-        said += f"; estimated {own_s:.3f}" + (f", and {cost.host_s:.3f} waiting for the host" if cost.host_s else "")
-    print(said)
+        compute_s = cost.gemm_s + cost.attention_s + cost.elementwise_s + cost.recompute_s
+        line += f"; estimated {compute_s:.3f}" + (
+            f", and {cost.host_s:.3f} waiting for the host" if cost.host_s else ""
+        )
+    print(line)
     if torch.cuda.is_available():
         allocated, reserved = peaks_gib()
         estimate = plan.memory.total_gib - memory.CUDA_ALLOWANCE_GIB
@@ -104,7 +107,7 @@ def measure(plan: Plan, rank: int, steps: int, profile: Path | None) -> list[flo
 
 
 def known_words(plan: Plan, rank: int) -> "Rows":
-    """Return one step's random rows, of words whose embedding this tensor-parallel rank has: others' would be zeros here."""
+    """Return random rows of one step, only of tokens whose embedding this TP rank holds: others would give zeros."""
     from jobs.data import rows as rows_of
 
     share = plan.config.model.vocab_size // plan.world.tp

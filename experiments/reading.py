@@ -185,7 +185,8 @@ def _pure(path: Path) -> Path:
 
 def _record(number: int) -> bytes:
     return (
-        b':::MLLOG {"namespace": "", "time_ms": %d, "event_type": "POINT_IN_TIME", "key": "train_loss", "value": %.10f, '
+        b':::MLLOG {"namespace": "", "time_ms": %d, "event_type": "POINT_IN_TIME", '
+        b'"key": "train_loss", "value": %.10f, '
         b'"metadata": {"file": "/workspace/train.py", "lineno": 273, "samples_count": %d, "lr": 0.0004, "step": %d}}'
     ) % (1_759_904_684_678 + number, 1 + number % 97 / 97, number * 8, number)
 

@@ -1,4 +1,4 @@
-"""What several tests stand on: programs started as a user does, a base that is trained once, a log as a trial of ours leaves it."""
+"""What several tests stand on: programs started as by a user, a base that is trained once, a log of a trial."""
 
 import os
 import signal
@@ -13,8 +13,11 @@ from hypothesis import HealthCheck, settings
 
 from bench.contract import mllog
 from bench.contract.mllog import Writer
-from helpers import ranks
+from bench.planning import compose
+from helpers import cached_configs, ranks
 
+pytest_plugins = ("helpers.cpu_report",)
+compose._composed = cached_configs.cached(compose._composed)
 if ranks.DEVICE == "cpu":
     # Triton's kernels run in its interpreter. It reads this when it is imported, which megatron-core does too.
     os.environ["TRITON_INTERPRET"] = "1"
@@ -23,9 +26,17 @@ settings.load_profile("untimed")  # a busy machine is no bug
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs, and their children, ignore it
 
 
+TIMEOUTS_S = {"slurm": 1800, "trains": 900}
+"""Of tests with these marks, on a machine that is busy; pyproject.toml has that of all others."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run what starts ranks last; all.sh says why."""
+    """Run what starts ranks last (all.sh says why), and give it time."""
     items.sort(key=lambda item: item.get_closest_marker("trains") is not None)
+    for item in items:
+        for mark, timeout_s in TIMEOUTS_S.items():
+            if item.get_closest_marker(mark):
+                item.add_marker(pytest.mark.timeout(timeout_s))
 
 
 Spawn = Callable[..., "subprocess.Popen[str]"]
@@ -119,7 +130,7 @@ ONCE: dict[str, Any] = {
 
 @pytest.fixture
 def written_log(tmp_path: Path) -> Callable[..., Path]:
-    """Write a trial with one evaluation per given loss, by the official schedule; a changed key that is None is left out."""
+    """Write a trial with one evaluation per loss, by the official schedule; a changed key that is None is left out."""
 
     def write(
         *,

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.backends import Job, JobState
 from bench.backends.local_checks import CHECKS
+from bench.backends.protocol import Job, JobState
 from bench.contract import run_files
 from bench.contract.plan import Command, Plan
 from bench.contract.schema import PORTS, Device
@@ -105,7 +105,8 @@ class Ranks:
             rank: signal.Signals(abs(code) % 128).name for rank, code in codes.items() if not 0 <= code <= 128
         }:
             raise SubmitError(
-                f"{', '.join(f'rank {rank} got {name}' for rank, name in sorted(ended.items()))} during {self._command.name}",
+                f"{', '.join(f'rank {rank} got {name}' for rank, name in sorted(ended.items()))} "
+                f"during {self._command.name}",
                 where=str(logs / f"{self._job.job_id}_{min(ended)}_log.err"),
                 fix="look for what ends processes on this machine: memory, a time limit, a person",
                 rule="RUN-02",

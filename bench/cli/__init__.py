@@ -15,7 +15,10 @@ LAUNCH = "launch"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run one verb; exit 0 done, 1 a log proves nothing, 2 bad request; 128 + the signal that ended it."""
+    """Run one verb and return its exit code.
+
+    It is 0 for done, 1 if a log proves nothing, 2 for a bad request, and 128 + the number of a signal that ended it.
+    """
     words = sys.argv[1:] if argv is None else list(argv)
     if words[:1] == [LAUNCH]:
         return _launch(words[1:])
@@ -53,14 +56,16 @@ def _parsed(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _say_more(level: int) -> None:
-    """Let our own modules say on stderr what they do: with -v the steps, with -vv everything."""
+    """Make our own modules log to stderr: their steps with -v, and everything with -vv."""
     shown = {0: logging.WARNING, 1: logging.INFO}.get(level, logging.DEBUG)
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
-    logging.getLogger("bench").setLevel(shown)
+    logger, handler = logging.getLogger("bench"), logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    logger.handlers = [handler]
+    logger.setLevel(shown)
 
 
 def _launch(words: Sequence[str]) -> None:
-    """Hand the words to the Hydra application, which reads sys.argv."""
+    """Pass the arguments to the Hydra application, which reads sys.argv."""
     from bench.launch.__main__ import main as launch
 
     sys.argv = [f"runstop {LAUNCH}", *words]

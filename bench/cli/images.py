@@ -56,10 +56,10 @@ def _image(args: argparse.Namespace) -> int:
 
 def _import_image(args: argparse.Namespace) -> int:
     from bench.console import images as image_sheets
-    from bench.console import sheet
+    from bench.console import progress, sheet
     from bench.images import importer
 
-    how = importer.How(architecture=args.arch, again=args.again)
+    how = importer.How(architecture=args.arch, again=args.again, progress=progress.shown)
     imported = importer.bring(args.source, args.dir, how=how, say=lambda line: print(line, file=sys.stderr, flush=True))
     if args.json:
         print(json.dumps(image_sheets.imported_json(imported)))

@@ -89,12 +89,14 @@ def _parse_one(log: Path, args: argparse.Namespace) -> bool:
     from bench.mlperf import official
     from bench.mlperf import result as results
     from bench.mlperf.per_gpu import with_gpus
+    from bench.results import of_training
 
     with inputs.plain([log]) as (file,):
         result = with_gpus(replace(results.parse(file), file=str(log)), args.num_gpus)
         verdicts = [official.official_verdict(file, ruleset=args.official)] if args.official else []
     if args.json:
-        print(json.dumps(result.to_json() | {"official": [asdict(verdict) for verdict in verdicts]}))
+        measured = {"measurements": [asdict(measurement) for measurement in of_training(result)]}
+        print(json.dumps(result.to_json() | measured | {"official": [asdict(verdict) for verdict in verdicts]}))
     else:
         more = [result_sheets.settings_row(result), ("log", str(log), "")]
         sheet.show(result_sheets.verdict_sheet(result, verdicts, more=more))
@@ -125,13 +127,13 @@ def _why(args: argparse.Namespace) -> int:
     from bench.console import explanation as explanation_sheets
     from bench.console import sheet
 
-    said = [diagnosis.explain(paths) for paths in diagnosis.runs(verb.run_folders(args.logs))]
-    for explanation in said:
+    explanations = [diagnosis.explain(paths) for paths in diagnosis.runs(verb.run_folders(args.logs))]
+    for explanation in explanations:
         if args.json:
             print(json.dumps(explanation.to_json()))
         else:
             sheet.show(explanation_sheets.sheet(explanation))
-    return 0 if all(explanation.rule is None for explanation in said) else 1
+    return 0 if all(explanation.rule is None for explanation in explanations) else 1
 
 
 def _add_score(verbs: verb.Verbs) -> None:
@@ -161,8 +163,8 @@ def _score(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(scored.to_json(), allow_nan=False))
     else:
-        for one in score_sheets.sheets(scored):
-            sheet.show(one)
+        for table in score_sheets.sheets(scored):
+            sheet.show(table)
     return 0 if scored.valid else 1
 
 
@@ -193,9 +195,10 @@ def _report(args: argparse.Namespace) -> int:
     from bench.console import report as report_sheets
     from bench.console import sheet
     from bench.console import throughput as throughput_sheets
-    from bench.report import compare
+    from bench.report.compare import claim
+    from bench.report.sets import load
 
-    sets = compare.load(verb.run_folders(args.runs), num_gpus=args.num_gpus)
+    sets = load(verb.run_folders(args.runs), num_gpus=args.num_gpus)
     page = report.write(sets, args.out, title=args.title) if args.out else None
     if args.json:
         for row in report.trial_rows(sets):
@@ -204,9 +207,10 @@ def _report(args: argparse.Namespace) -> int:
         print(report.csv(sets), end="")
     else:
         sheet.show(report_sheets.summary_sheet(sets, page))
-        for one in (one for trials in sets if not trials.has_target for one in throughput_sheets.sheets(trials)):
-            sheet.show(one)
-    return 0 if all(compare.claim(trials).num_valid for trials in sets) else 1
+        for trials in (trials for trials in sets if not trials.has_target):
+            for table in throughput_sheets.sheets(trials):
+                sheet.show(table)
+    return 0 if all(claim(trials).num_valid for trials in sets) else 1
 
 
 def _add_rules(verbs: verb.Verbs) -> None:

@@ -43,15 +43,15 @@ def _plan(args: argparse.Namespace) -> int:
     from bench.console import sheet
     from bench.contract import plan as plans
 
-    made = _composed(args)
+    plan = _composed(args)
     if args.layouts and args.json:
-        print(json.dumps(layout_sheets.to_json(made), allow_nan=False))
+        print(json.dumps(layout_sheets.to_json(plan), allow_nan=False))
     elif args.layouts:
-        sheet.show(layout_sheets.sheet(made))
+        sheet.show(layout_sheets.sheet(plan))
     elif args.json:
-        print(plans.dumps(made), end="")
+        print(plans.dumps(plan), end="")
     else:
-        plan_sheets.show_plan(made, preflight.inspect(made))
+        plan_sheets.show_plan(plan, preflight.inspect(plan))
     return 0
 
 
@@ -84,11 +84,11 @@ def _doctor(args: argparse.Namespace) -> int:
     ):
         tiers.append(checked)
         if not args.json:
-            for one in check_sheets.sheets(checked):
-                sheet.show(one)
+            for table in check_sheets.sheets(checked):
+                sheet.show(table)
     if args.json:
         print(json.dumps(doctor.to_json(plan, tiers)))
-    return 1 if doctor.errors([one for checked in tiers for one in checked]) else 0
+    return 1 if doctor.errors([check for checked in tiers for check in checked]) else 0
 
 
 def _add_render(verbs: verb.Verbs) -> None:

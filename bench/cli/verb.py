@@ -1,4 +1,4 @@
-"""One verb of the command line: its parser, named after its function, and what its arguments may hold."""
+"""Build the parser of one verb, which is named after its function, and check the values of its arguments."""
 
 import argparse
 from collections.abc import Callable, Sequence

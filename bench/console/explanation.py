@@ -5,15 +5,15 @@ from bench.diagnosis import Explanation
 from bench.rules import RULES
 
 
-def sheet(said: Explanation) -> Sheet:
+def sheet(explanation: Explanation) -> Sheet:
     """Return the explanation as rows to print."""
-    where = f"{said.file}:{said.line}" if said.file else ""
+    where = f"{explanation.file}:{explanation.line}" if explanation.file else ""
     rows = [
-        ("rule", said.rule or "none", said.title),
-        *([("evidence", said.evidence, where)] if said.evidence else []),
-        *([("so far", said.detail, "")] if said.detail else []),
-        *([("fix", said.fix, "")] if said.fix else []),
-        *(("also", clue.rule, f"{RULES[clue.rule].title} ({clue.file}:{clue.line})") for clue in said.also),
-        *(("line", line, "") for line in said.lines),
+        ("rule", explanation.rule or "none", explanation.title),
+        *([("evidence", explanation.evidence, where)] if explanation.evidence else []),
+        *([("so far", explanation.detail, "")] if explanation.detail else []),
+        *([("fix", explanation.fix, "")] if explanation.fix else []),
+        *(("also", clue.rule, f"{RULES[clue.rule].title} ({clue.file}:{clue.line})") for clue in explanation.also),
+        *(("line", line, "") for line in explanation.lines),
     ]
-    return Sheet(said.run, rows)
+    return Sheet(explanation.run, rows)

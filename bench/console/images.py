@@ -1,4 +1,4 @@
-"""Images as tables and JSON."""
+"""Show container images as tables and JSON."""
 
 import dataclasses
 from pathlib import Path
@@ -12,12 +12,12 @@ from bench.rules.finding import Finding
 
 
 def imported_sheet(imported: Imported) -> Sheet:
-    """Return what was imported, and how to run in it."""
+    """Return the imported image, and how to run in it."""
     record = imported.record
     is_tag = record.source.startswith(("docker", "podman")) and "@sha256:" not in record.source
-    there = "" if imported.is_new else f"since {record.imported}"
-    there += "; its tag may name another image by now: --again imports that" if there and is_tag else ""
-    rows = [("image", str(imported.path), there), *_rows(record)]
+    since = "" if imported.is_new else f"since {record.imported}"
+    since += "; its tag may name another image by now: --again imports that" if since and is_tag else ""
+    rows = [("image", str(imported.path), since), *_rows(record)]
     return Sheet("imported" if imported.is_new else "there already", rows, caption=f"export CONT={imported.path}")
 
 
@@ -36,18 +36,18 @@ def list_sheet(folder: Path, entries: list[Entry]) -> Sheet:
 
 
 def imported_json(imported: Imported) -> dict[str, Any]:
-    """Return what was imported."""
+    """Return the imported image as JSON."""
     return {"path": str(imported.path), "is_new": imported.is_new, "record": dataclasses.asdict(imported.record)}
 
 
 def verified_json(path: Path, record: Record | None, faults: list[Finding]) -> dict[str, Any]:
-    """Return what is known of an image's file."""
+    """Return what is known of an image's file, as JSON."""
     wrong = [dataclasses.asdict(fault) for fault in faults]
     return {"path": str(path), "intact": not faults, "faults": wrong, "record": record and dataclasses.asdict(record)}
 
 
 def entry_json(entry: Entry) -> dict[str, Any]:
-    """Return one thing of a folder."""
+    """Return one entry of a folder of images, as JSON."""
     return dataclasses.asdict(entry) | {"path": str(entry.path)}
 
 

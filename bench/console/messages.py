@@ -1,4 +1,4 @@
-"""What is said beside results: on stderr, as plain lines or below a live picture."""
+"""Print messages that are not results to stderr, as plain lines or below a live picture."""
 
 from typing import TYPE_CHECKING, TypeAlias
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 from bench.console import checks
 from bench.console.sheet import Sheet, show
 from bench.contract.plan import Recomputed
-from bench.contract.schema import DataSource, Recompute, StartsFrom
+from bench.contract.schema import DataSource
+from bench.contract.task import Recompute, StartsFrom
 from bench.mlperf import published
 from bench.planning import layouts
 

@@ -1,4 +1,7 @@
-"""A sign of life while an image is imported, which takes minutes: a line on a terminal, or one every minute in a pipe."""
+"""Show progress while an image is imported, which takes minutes.
+
+On a terminal it is one line that changes; in a pipe it is a new line every minute.
+"""
 
 import sys
 import threading
@@ -13,7 +16,7 @@ PIPE_S, TERMINAL_S = 60.0, 1.0
 
 @contextmanager
 def shown(part: Path, *, say: Callable[[str], None], every_s: float = PIPE_S) -> Iterator[None]:
-    """Say how long the block has taken and how much of the image is written, until it ends."""
+    """Show how long the block has taken and how much of the image is written, until the block ends."""
     from rich.console import Console
 
     console, began_s, is_over = Console(stderr=True), time.monotonic(), threading.Event()
@@ -37,7 +40,7 @@ def shown(part: Path, *, say: Callable[[str], None], every_s: float = PIPE_S) ->
 
 
 def state(part: Path, elapsed_s: float) -> str:
-    """Return the time so far, and what is written of the image; Enroot writes nothing there until all is unpacked."""
+    """Return the time so far and the written size of the image; Enroot writes none of it before all is unpacked."""
     written = 0
     with suppress(FileNotFoundError):
         written = part.stat().st_size

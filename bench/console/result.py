@@ -1,11 +1,12 @@
-"""Tables for the terminal: what one result says, what a plan will do."""
+"""Show what one result says."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from bench.mlperf.benchmarks import BENCHMARKS
 from bench.mlperf.official import Verdict
-from bench.mlperf.result import NO_TARGET, UNVERIFIED, PeakMemory, Result, Span, title
+from bench.mlperf.result import NO_TARGET, UNVERIFIED, Result, Span, title
+from bench.report.throughput import memory_row
 
 if TYPE_CHECKING:
     from bench.rules.finding import Finding
@@ -103,16 +104,6 @@ def _arithmetic_row(result: Result) -> Row:
         return name, "", f"{work}; no TFLOP/s: not measured on GPUs"
     share = "no MFU: the cluster names no peak rate" if result.mfu is None else f"MFU {100 * result.mfu:.1f} %"
     return name, f"{result.tflops_gpu:,.1f} TFLOP/s/GPU", f"{share}; {work}"
-
-
-def memory_row(peak: PeakMemory | None) -> Row:
-    """Return what the fullest GPU held at most, beside the plan's estimate."""
-    name = "peak memory (GiB)"
-    if peak is None:
-        return name, "", "not measured on GPUs"
-    reserved = "" if peak.reserved is None else f"{peak.reserved:,.1f} reserved"
-    estimated = "" if peak.estimated is None else f"the plan estimated {peak.estimated:,.1f}"
-    return name, f"{peak.allocated:,.1f}", "; ".join(filter(None, ("fullest GPU", reserved, estimated)))
 
 
 def _evaluation_row(result: Result) -> Row:

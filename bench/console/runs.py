@@ -29,8 +29,8 @@ def show(root: Path, *, active: bool, again: bool, as_json: bool, limit: int | N
         newest = sorted(found, key=_began, reverse=True)[:limit]
         listed = [(run, summary(run.folder)) for run in newest]
         if as_json:
-            for run, one in listed:
-                print(json.dumps(row(run, one)), flush=True)
+            for run, results in listed:
+                print(json.dumps(row(run, results)), flush=True)
         else:
             show_sheet(sheet(root, listed, num_runs=len(found)))
         if not again or not any(run.is_active for run in found):
@@ -43,15 +43,15 @@ def sheet(root: Path, runs: Sequence[tuple[Run, Summary]], *, num_runs: int) -> 
     rows = [
         (
             run.folder.name,
-            one.started,
+            results.started,
             ", ".join(run.jobs[-1:]),
             run.word,
             _trials(run),
-            *_speed(one),
-            one.overrides,
+            *_speed(results),
+            results.overrides,
             _reason(run),
         )
-        for run, one in runs
+        for run, results in runs
     ]
     active = sum(run.is_active for run, _ in runs)
     more = "" if num_runs == len(runs) else f"; {num_runs - len(runs)} older ones are not listed: --limit N"
@@ -65,8 +65,8 @@ def sheet(root: Path, runs: Sequence[tuple[Run, Summary]], *, num_runs: int) -> 
     )
 
 
-def row(run: Run, one: Summary) -> dict[str, Any]:
-    """Return a run as strict JSON holds it."""
+def row(run: Run, results: Summary) -> dict[str, Any]:
+    """Return a run as an object of strict JSON."""
     return {
         "run": str(run.folder),
         "jobs": list(run.jobs),
@@ -77,20 +77,20 @@ def row(run: Run, one: Summary) -> dict[str, Any]:
         "trials": list(run.outcomes),
         "exit_code": run.status and run.status.exit_code,
         "rule": run.status and run.status.rule,
-        **{name: value for name, value in asdict(one).items() if name != "folder"},
+        **{name: value for name, value in asdict(results).items() if name != "folder"},
     }
 
 
 def sweep_sheet(runs: Sequence[Summary]) -> Sheet:
     """Return the runs of one command line beside each other, the first one as the baseline."""
-    words = [one.overrides.split() for one in runs]
+    words = [run.overrides.split() for run in runs]
     base = runs[0].tokens_s if runs else None
     rows = []
-    for one, own in zip(runs, words, strict=True):
+    for run, own in zip(runs, words, strict=True):
         differing = " ".join(word for word in own if not all(word in others for others in words))
-        minutes, step_time, tokens_s = _speed(one)
-        ratio = f"{one.tokens_s / base:.3f}" if one.tokens_s and base else ""
-        rows.append((one.folder.name, differing, str(one.num_valid), step_time, minutes, tokens_s, ratio))
+        minutes, step_time, tokens_s = _speed(run)
+        ratio = f"{run.tokens_s / base:.3f}" if run.tokens_s and base else ""
+        rows.append((run.folder.name, differing, str(run.num_valid), step_time, minutes, tokens_s, ratio))
     caption = (
         "Medians of each run's valid trials. Above 1 trains faster than the first run. One trial says little: whether "
         "a small difference holds, more trials tell (trials=N)."
@@ -99,14 +99,14 @@ def sweep_sheet(runs: Sequence[Summary]) -> Sheet:
 
 
 def _began(run: Run) -> tuple[float, str]:
-    made = run.folder / "plan.json"
-    return made.stat().st_mtime if made.exists() else 0.0, run.folder.name
+    plan = run.folder / "plan.json"
+    return plan.stat().st_mtime if plan.exists() else 0.0, run.folder.name
 
 
-def _speed(one: Summary) -> tuple[str, str, str]:
+def _speed(run: Summary) -> tuple[str, str, str]:
     return tuple(
         "" if value is None else form.format(value)
-        for value, form in ((one.minutes, "{:.2f}"), (one.step_time_ms, "{:,.1f}"), (one.tokens_s, "{:,.0f}"))
+        for value, form in ((run.minutes, "{:.2f}"), (run.step_time_ms, "{:,.1f}"), (run.tokens_s, "{:,.0f}"))
     )  # type: ignore[return-value]
 
 
@@ -117,7 +117,7 @@ def _trials(run: Run) -> str:
 
 
 def _reason(run: Run) -> str:
-    """Return why it waits or failed; nothing for what runs or went well."""
+    """Return why a run waits or has failed; empty for one that is running or has succeeded."""
     if run.is_active:
         return run.state.reason if run.state else ""
     status = run.status

@@ -20,10 +20,10 @@ class Sheet:
     title: str
     rows: Sequence[Sequence[str]]
     columns: Sequence[str] = ()
-    """Headings; none for rows of name, value and an optional remark."""
+    """Headings of the columns; none for rows of name, value and an optional remark."""
     caption: str = ""
     num_optional: int = 0
-    """How many of the last columns a terminal that is too narrow leaves out. A pipe gets all of them."""
+    """How many of the last columns are left out on a terminal that is too narrow. A pipe gets all of them."""
 
 
 Row = tuple[str, str, str]

@@ -1,12 +1,12 @@
 """Show how fast a set of trials trained, beside the published systems."""
 
 from bench.console.sheet import Sheet
-from bench.report.compare import TrialSet
+from bench.report.sets import TrialSet
 from bench.report.throughput import RATIO, compared, value_text
 
 
 def sheets(trials: TrialSet) -> list[Sheet]:
-    """Return it for the terminal."""
+    """Return the speed of a set, and the published systems beside it, as tables."""
     speed = compared(trials)
     caption = f"{trials.hardware or 'hardware not logged'}, n = {speed.measured.num_runs}"
     own = Sheet(f"{trials.name}: throughput", speed.rows, caption=caption)

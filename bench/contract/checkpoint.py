@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bench.contract.schema import Model, Precision
+from bench.contract.schema import Precision
+from bench.contract.task import Model
 from bench.errors import ConfigError
 
 CONVERTED, CONVERTED_FP8 = "megatron_core", "megatron_core_fp8"
@@ -26,9 +27,9 @@ MODEL_FIELDS = (
 
 
 def located(folder: Path, precision: Precision) -> Path:
-    """Return where the checkpoint of a folder is: in it, or, for a Hugging Face folder, where its conversion goes by default.
+    """Return the folder of the checkpoint: this one or, for a Hugging Face folder, its default conversion.
 
-    Of two conversions precision=fp8 takes the one in FP8.
+    If there are two conversions, precision=fp8 uses the one in FP8.
     """
     is_source = (folder / "config.json").exists() and not (folder / "metadata.json").exists()
     if not is_source:
@@ -40,10 +41,10 @@ def located(folder: Path, precision: Precision) -> Path:
 def manifest(folder: Path) -> dict[str, Any]:
     """Return what a conversion says of itself; nothing where there is no manifest of ours."""
     try:
-        said = json.loads((folder / MANIFEST).read_text())
+        record = json.loads((folder / MANIFEST).read_text())
     except (OSError, ValueError):
         return {}
-    return said if isinstance(said, dict) else {}
+    return record if isinstance(record, dict) else {}
 
 
 def is_fp8(folder: Path) -> bool:
@@ -52,7 +53,7 @@ def is_fp8(folder: Path) -> bool:
 
 
 def require(folder: Path, model: Model, precision: Precision) -> None:
-    """Do nothing if a checkpoint was converted for this model and can be loaded in this precision, or has no manifest of ours.
+    """Raise an error unless a checkpoint fits this model and precision; without a manifest nothing is checked.
 
     Raises:
         ConfigError: it was converted for another model, or to FP8.
@@ -78,9 +79,11 @@ def require_model(folder: Path, model: Model) -> None:
         ConfigError: it was converted for another one.
     """
     try:
-        said = manifest(folder)["model"]
+        converted = manifest(folder)["model"]
         wrong = [
-            f"{name} {said[name]} instead of {want}" for name, want in model_of(model).items() if said[name] != want
+            f"{name} {converted[name]} instead of {want}"
+            for name, want in model_of(model).items()
+            if converted[name] != want
         ]
     except (KeyError, TypeError):
         return

@@ -1,7 +1,7 @@
 """MLPerf's log lines: their keys, and how they are written.
 
-A line is `:::MLLOG {json}`. Writing is strict: one file per trial, one record per line, nothing JSON cannot hold. Reading,
-in `bench.mlperf.reader`, is not. Ranks import this module: it needs the standard library only.
+A line is `:::MLLOG {json}`. Writing is strict: one file per trial, one record per line, only what JSON can
+hold. Reading, in `bench.mlperf.reader`, accepts more. Ranks import this module: it needs the standard library only.
 """
 
 import json
@@ -43,7 +43,7 @@ CONTEXT_PARALLELISM, EXPERT_PARALLELISM = "context_parallelism", "expert_paralle
 CONFIG_FILENAME = "config_filename"
 
 INITIAL_WEIGHTS, DATA_SOURCE, RANDOM = "initial_weights", "data_source", "random"
-"""Ours, as what follows: the model was not trained before, and its rows are random; metadata.shape_of: the benchmark it is as large as."""
+"""Our own keys start here. These say that weights or rows are random; metadata.shape_of names a benchmark as large."""
 MODEL_TFLOP_PER_SAMPLE, ACCELERATOR_PEAK_TFLOPS = "model_tflop_per_sample", "accelerator_peak_tflops"
 PEAK_MEMORY = "peak_memory_gib"
 """Of the fullest rank from run_start to run_stop: {allocated, reserved}, and what the plan {estimated}."""

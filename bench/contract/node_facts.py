@@ -1,52 +1,75 @@
-"""What ranks find on their nodes (facts/rank_*.json) and measure there (health.json): written by jobs, read by bench."""
+"""The types of facts/rank_*.json (what a rank finds on its node) and health.json (what is measured there).
 
-from dataclasses import dataclass
+`jobs.node_checks` builds and writes them, and `bench.preflight.nodes` reads them by these types. Ranks import this
+module: it needs the standard library only. None means that a value could not be read.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+
+VERSION = 1
+"""The version of both formats; every file says it."""
+HEALTHY, BELOW_FLOOR, NOT_JUDGED = "healthy", "below a floor", "not judged: no floors"
+"""The verdicts of health.json."""
 
 
 @dataclass(frozen=True, slots=True)
 class Software:
-    """What a rank runs in."""
+    """The software that a rank runs in."""
 
     image: str | None
+    """The text of the image's own description, /etc/runstop-image.json; only our images have one."""
     in_enroot: bool
     system: str | None
+    """Name and version of the Linux distribution."""
     python: str
+    executable: str
     packages: dict[str, str]
+    """Versions by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """One network interface."""
+    """One network interface; the state is up, down or unknown."""
 
     name: str
     state: str | None
+    speed_mbit: int | None
+    addresses: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """One port of an InfiniBand or RoCE adapter, as mlx5_0:1."""
+    """One port of an InfiniBand or RoCE adapter, named as in NCCL_IB_HCA: mlx5_0:1."""
 
     port: str
     state: str | None
+    physical: str | None
+    link: str | None
+    rate: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """One GPU, as nvidia-smi has it; None where it does not say."""
+    """One GPU, as nvidia-smi reports it; None where nvidia-smi does not know."""
 
     index: int | None
+    uuid: str | None
     name: str | None
     driver: str | None
     memory_mib: int | None
+    temperature_c: int | None
+    sm_clock_mhz: int | None
+    max_sm_clock_mhz: int | None
     ecc_uncorrected: int | None
-    rows_pending: str | None
-    rows_failed: str | None
-    throttle: str | None
+    rows_pending: str | None = None
+    rows_failed: str | None = None
+    throttle: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """The run folder, seen from a node."""
+    """The run folder, as a node sees it; refused is why a file cannot be written there."""
 
     path: str
     free_mib: int
@@ -54,8 +77,8 @@ class Results:
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
-    """A path that the run needs, or that is made in it."""
+class NeededPath:
+    """A path that the run reads or mounts; one that is not required may still be created by the prepare command."""
 
     what: str
     path: str | None
@@ -65,40 +88,101 @@ class Reached:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a node is."""
+    """The hardware of a node, and the paths that it can reach."""
 
+    cpu: str | None
+    num_cpus: int | None
+    memory_gib: float
+    memory_limit_gib: float | None
+    page_bytes: int
+    huge_pages: str | None
+    shm_mib: int | None
+    shm_free_mib: int | None
+    architecture: str
+    kernel: str
     interfaces: tuple[Interface, ...]
     infiniband: tuple[Port, ...]
     infiniband_devices: bool
     gpus: tuple[GpuFacts, ...] | None
     gpus_refused: str | None
+    """Why the GPUs are not known."""
+    gpu_links: str | None
+    """The table that `nvidia-smi topo -m` prints."""
     results: Results
-    paths: tuple[Reached, ...]
+    paths: tuple[NeededPath, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class RankFacts:
-    """What one rank found; `machine` on local rank 0 only."""
+    """The facts of one rank; only local rank 0 of a node describes the machine."""
 
     rank: int
     local_rank: int
     world_size: int
     node: str
+    hostname: str
     attempt: str | None
+    """Slurm's job id, restart count and step id, joined by dots; None without Slurm."""
     time_ms: int
     software: Software
     cuda_visible_devices: str | None
+    num_cpus: int
     memlock_bytes: int
+    """The limit of locked memory; -1 is unlimited."""
+    environment: tuple[str, ...]
+    """Names of the environment variables that steer a job, without their values."""
     not_as_planned: tuple[str, ...]
+    """Names of the plan's variables that have another value here."""
     machine: Machine | None
 
 
 @dataclass(frozen=True, slots=True)
+class AllReduceRate:
+    """The time and the bus bandwidth of one all-reduce of a message of `mib` MiB."""
+
+    mib: int
+    ms: float
+    busbw_gbs: float
+
+
+@dataclass(frozen=True, slots=True)
+class RankRates:
+    """The GEMM and memory copy rates of one rank."""
+
+    rank: int
+    local_rank: int
+    node: str
+    gemm_tflops: float
+    copy_gbs: float
+
+
+@dataclass(frozen=True, slots=True)
+class PairRate:
+    """The bus bandwidth between two nodes."""
+
+    nodes: tuple[str, str]
+    mib: int
+    busbw_gbs: float
+
+
+@dataclass(frozen=True, slots=True)
 class HealthNode:
-    """A node's part in the measurements; clock_ms are bounds of how far its clock is ahead of rank 0's."""
+    """A node, the rates within it, and the bounds between which its clock is ahead of rank 0's."""
 
     node: str
+    ranks: tuple[int, ...]
+    allreduce: tuple[AllReduceRate, ...]
     clock_ms: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Floors:
+    """The lowest rates of a healthy cluster, from cluster.health; None: not judged."""
+
+    busbw_gbs: float | None
+    node_busbw_gbs: float | None
+    gemm_tflops: float | None
+    copy_gbs: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +197,30 @@ class HealthFinding:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What was measured, as far as it is judged here."""
+    """Everything that was measured on the nodes, and the verdict on it."""
 
+    time_ms: int
     attempt: str | None
+    backend: str
+    dtype: str
+    device: str
+    software: dict[str, str]
+    seconds: float
+    floors: Floors
+    allreduce: tuple[AllReduceRate, ...]
     nodes: tuple[HealthNode, ...]
-    findings: tuple[HealthFinding, ...]
-    slow_nodes: tuple[str, ...]
+    ranks: tuple[RankRates, ...]
+    pairs: tuple[PairRate, ...]
+    verdict: str = NOT_JUDGED
+    findings: tuple[HealthFinding, ...] = ()
+    slow_nodes: tuple[str, ...] = ()
+    """The nodes to leave out of the next job."""
+
+
+def dumps(content: RankFacts | Health) -> str:
+    """Return the text of the file.
+
+    Raises:
+        ValueError: a number is not finite.
+    """
+    return json.dumps({"version": VERSION} | asdict(content), indent=1, allow_nan=False) + "\n"

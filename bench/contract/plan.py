@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.contract import codec, old_plans, run_files
-from bench.contract.schema import Config, DataSource, Runtime, StartsFrom
+from bench.contract.schema import Config, DataSource, Runtime
+from bench.contract.task import StartsFrom
 from bench.errors import ConfigError
 
 
@@ -53,7 +54,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recomputed:
-    """What the backward pass of every rank computes again: whole layers, or the output of qkv or fc1 in some of its layers."""
+    """What the backward pass of every rank recomputes: whole layers, or the outputs of qkv or fc1 in some layers."""
 
     full: bool
     qkv_layers: int

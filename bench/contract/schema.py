@@ -7,15 +7,13 @@ every override. Slots make an unknown key an error instead of a stray attribute.
 from dataclasses import dataclass, field
 from enum import Enum
 
+from bench.contract.task import Model, Recipe, Task
+
 PORTS = range(61000, 65536)
 """Where ranks meet unless they are told: above Linux' ephemeral ports, so that no other program takes one by chance.
 
 Source: Enroot's PyTorch hook does the same.
 """
-
-
-LORA_TARGETS = ("linear_qkv", "linear_proj")
-"""The projections that the engine can put adapters on, by megatron-core's names."""
 
 
 class Device(Enum):
@@ -37,68 +35,10 @@ class Precision(Enum):
     fp8 = "fp8"
 
 
-class Recompute(Enum):
-    """Activations recomputed in the backward pass: none, every layer from its input, or what the plan finds necessary."""
-
-    none = "none"
-    full = "full"
-    fit = "fit"
-
-
-class Weights(Enum):
-    """The user's switch: the task's own start, or random weights on random rows, which measure speed without any file."""
-
-    checkpoint = "checkpoint"
-    random = "random"
-
-
-class Kind(Enum):
-    """What a task measures; it decides which program the ranks run."""
-
-    train = "train"
-
-
 class EngineName(Enum):
     """What trains: ours, on megatron-core."""
 
     megatron = "megatron"
-
-
-class Trains(Enum):
-    """Which weights are trained: adapters on a frozen base, adapters on a frozen 4-bit base, or the whole model."""
-
-    lora = "lora"
-    qlora = "qlora"
-    all = "all"
-
-
-class StartsFrom(Enum):
-    """Where the first weights come from: a checkpoint of the site, what another task trains, or random numbers."""
-
-    checkpoint = "checkpoint"
-    task = "task"
-    random = "random"
-
-
-class Norm(Enum):
-    """Normalization, by megatron-core's names."""
-
-    RMSNorm = "RMSNorm"
-    LayerNorm = "LayerNorm"
-
-
-class Activation(Enum):
-    """Of the MLP; swiglu has a gate, so its first projection is twice as wide."""
-
-    swiglu = "swiglu"
-    gelu = "gelu"
-
-
-class Position(Enum):
-    """How a token knows its place."""
-
-    rope = "rope"
-    learned = "learned"
 
 
 class BackendName(Enum):
@@ -123,7 +63,7 @@ class GpuRequest(Enum):
 
 
 class DataSource(Enum):
-    """Where the rows come from: our grammar, the site, which prepared them before the run, or random numbers in memory."""
+    """Where the rows come from: our grammar, files that the site prepared before the run, or random numbers."""
 
     grammar = "grammar"
     prepared = "prepared"
@@ -138,7 +78,7 @@ class Runtime(Enum):
 
 
 class ContainerFlags(Enum):
-    """How Pyxis is told what takes no argument: by srun's flags, or by PYXIS_CONTAINER_* where Slurm aborts on those (PYX-01)."""
+    """How Pyxis gets boolean options: as flags of srun, or as PYXIS_CONTAINER_* if Slurm aborts on them (PYX-01)."""
 
     arguments = "arguments"
     environment = "environment"
@@ -150,72 +90,6 @@ class Tracker(Enum):
     tensorboard = "tensorboard"
     mlflow = "mlflow"
     wandb = "wandb"
-
-
-@dataclass(slots=True, kw_only=True)
-class Lora:
-    """Low-rank adapters beside frozen projections: y = W x + alpha / rank * B A dropout(x)."""
-
-    rank: int
-    alpha: int
-    dropout: float
-    target_modules: list[str]
-
-
-@dataclass(slots=True, kw_only=True)
-class Training:
-    """What a training task trains, from where, and when it stops: at the target, and after max_steps or epochs at the latest."""
-
-    trains: Trains
-    starts_from: StartsFrom
-    base: str | None = None
-    """For starts_from=task: the task whose checkpoint is fine-tuned."""
-    lora: Lora | None = None
-    """The adapters, where adapters are trained."""
-    target_eval_loss: float | None = None
-    """Mean cross-entropy (nats per token) at or below which the run stops; None: it trains for all of its steps."""
-    max_steps: int | None = None
-    epochs: int | None = None
-    """Passes over the training rows, each without its incomplete last batch. Either this or max_steps is given."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Task:
-    """What is measured, and when it is done."""
-
-    name: str
-    summary: str
-    kind: Kind
-    benchmark: str | None
-    """MLPerf's name, which decides the official rules; None where there are none."""
-    submittable: bool
-    """False for smoke runs and tiny models: org and platform in the log then say so."""
-    training: Training
-
-
-@dataclass(slots=True, kw_only=True)
-class Model:
-    """Architecture of a decoder-only transformer."""
-
-    name: str
-    source: str
-    num_layers: int
-    hidden_size: int
-    ffn_hidden_size: int
-    num_attention_heads: int
-    num_query_groups: int
-    vocab_size: int
-    max_seq_length: int
-    norm: Norm
-    norm_epsilon: float
-    activation: Activation
-    position: Position
-    rope_base: int = 10000
-    rope_scaling_factor: float = 1.0
-    """Llama 3.1's frequency scaling; 1 leaves RoPE as it is."""
-    bias: bool = False
-    tied_embeddings: bool = False
-    weights: Weights = Weights.checkpoint
 
 
 @dataclass(slots=True, kw_only=True)
@@ -243,33 +117,6 @@ class Engine:
 
 
 @dataclass(slots=True, kw_only=True)
-class Recipe:
-    """How the model is trained. AdamW; the learning rate follows a cosine from lr to 0 at the last step."""
-
-    global_batch_size: int
-    micro_batch_size: int | None
-    """Samples of one forward pass; None: a replica's whole share of the global batch."""
-    lr: float
-    lr_warmup_steps: int
-    weight_decay: float
-    clip_grad: float
-    adam_beta1: float
-    adam_beta2: float
-    adam_eps: float
-    eval_every_samples: int
-    eval_skip: int | None = None
-    """Evaluations left out at the start; None: by the official rule, FLOOR(0.125 * GBS + 2)."""
-    warmup_iterations: int = 2
-    """Steps and evaluations on synthetic data before run_start; they leave no trace in the weights."""
-    log_every_steps: int = 10
-    recompute: Recompute = Recompute.none
-
-    def micro_batch(self, dp: int) -> int:
-        """Return the samples of one forward pass when dp replicas share the global batch."""
-        return self.micro_batch_size or max(1, self.global_batch_size // dp)
-
-
-@dataclass(slots=True, kw_only=True)
 class Parallel:
     """How one replica of the model is split over ranks; what is left over is data parallel. None: the plan chooses."""
 
@@ -285,14 +132,15 @@ class Parallel:
 
 @dataclass(slots=True, kw_only=True)
 class Rates:
-    """What was measured of an accelerator, for estimates of the step time. Sizes rise; between them rates are interpolated.
+    """Measured rates of an accelerator, to estimate the step time. Sizes rise; rates between them are interpolated.
 
-    A rate inside a step, where the processor is hot and caches are cold, is worth more than one of a kernel alone: source says which it is.
+    A rate measured inside a step, with a hot GPU and cold caches, is better than that of a kernel alone; `source` says
+    which one it is.
     """
 
     source: str
     layer_tflop: list[float]
-    """Products of one layer in a forward pass, all linears together, for which bf16_tflops and fp8_tflops hold."""
+    """TFLOP of all GEMMs of one layer in a forward pass; bf16_tflops and fp8_tflops are the rates at these sizes."""
     bf16_tflops: list[float]
     fp8_tflops: list[float]
     attention_forward_tflops: float
@@ -304,7 +152,7 @@ class Rates:
     busbw_gbs: list[float]
     """All-reduce bus bandwidth in one node, by size of the message."""
     launch_us: float
-    """What the host needs for one kernel of a layer in FP8, all of Python included; it may launch them no faster than they run."""
+    """Host time per kernel of an FP8 layer, with all of Python; kernels may run faster than the host launches them."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -322,7 +170,7 @@ class Gpu:
 
 @dataclass(slots=True, kw_only=True)
 class Slurm:
-    """The site's dialect, which goes into the script; and what is one user's, which only goes onto sbatch's command line."""
+    """Settings of the site, which go into the script, and of one user, which go only onto sbatch's command line."""
 
     partition: str | None = None
     gpu_request: GpuRequest = GpuRequest.gpus_per_node
@@ -341,18 +189,18 @@ class Slurm:
 
 @dataclass(slots=True, kw_only=True)
 class Health:
-    """What a healthy job of this cluster reaches at least; below a floor it ends before the first trial. None: not judged."""
+    """Lowest rates of a healthy job; below one of them the job ends before the first trial. None: not checked."""
 
     source: str
     min_mib: int = 62
     max_mib: int = 2048
-    """All-reduce message sizes: from min, doubled up to max. Source: NVIDIA's MLPerf run.sub, all_reduce_perf -b 62M -e 2G -f 2."""
+    """All-reduce message sizes, doubled from min to max. Source: NVIDIA's run.sub, all_reduce_perf -b 62M -e 2G."""
     busbw_gbs: float | None = None
     """Bus bandwidth of the best size over all ranks, in 1e9 bytes/s: 2 (n - 1) / n * bytes / seconds."""
     node_busbw_gbs: float | None = None
     """The same, among the ranks of one node."""
     gemm_tflops: float | None = None
-    """BF16 matrix product of the slowest rank (FP32 on a CPU)."""
+    """BF16 GEMM of the slowest rank (FP32 on a CPU)."""
     copy_gbs: float | None = None
     """Device memory, bytes read plus bytes written per second, of the slowest rank."""
 
@@ -392,7 +240,8 @@ class Cluster:
     environment: dict[str, str] = field(default_factory=dict)
     """Set for every rank, such as NCCL_SOCKET_IFNAME; never secrets."""
     master_port: int | None = None
-    """Where rank 0 listens; None: one of PORTS, here a free one, and on Slurm the one that follows from the job id, so that jobs on a shared node differ."""
+    """Where rank 0 listens. None: one of PORTS, a free one here; on Slurm one derived from the job id, so that jobs on
+    a shared node differ."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -424,7 +273,7 @@ class Launch:
     health: bool = True
     """Measure the nodes before the first trial, where the cluster says what is healthy."""
     profile: bool = False
-    """Rank 0 lists the kernels of the last warm-up step, by time, in rank_logs/trial_K.profile; no timed step is touched."""
+    """Rank 0 lists the kernels of the last warm-up step in rank_logs/trial_K.profile; no timed step is traced."""
     attempts: int = 3
     """How often one trial may be started, when a node, a time limit or another job ends it."""
     trackers: list[Tracker] = field(default_factory=list)

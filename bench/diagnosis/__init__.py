@@ -37,22 +37,22 @@ _STAMP = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """What is the matter with one run."""
+    """Why one run failed, was stopped or is stuck."""
 
     run: str
     rule: str | None
-    """Its id in `bench.rules`, or `unknown`; None: nothing failed."""
+    """The id of the rule in `bench.rules`, or `unknown`; None if nothing failed."""
     title: str
     evidence: str | None = None
     file: str | None = None
     line: int | None = None
     detail: str | None = None
-    """What the records add."""
+    """What the MLPerf records add to the explanation."""
     fix: str | None = None
     also: tuple[Clue, ...] = ()
-    """Other rules that show: mostly consequences."""
+    """Other rules that were recognised, mostly consequences."""
     lines: tuple[str, ...] = ()
-    """What tells most where the rule is unknown."""
+    """The lines that say most, if the rule is unknown."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as strict JSON holds them."""
@@ -65,7 +65,7 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class _Log:
-    """One file: its signs, and what its records prove if it has any."""
+    """One file: the signs in it, and what its MLPerf records prove if it has any."""
 
     scan: Scan
     events: Sequence[Event] = ()
@@ -74,7 +74,7 @@ class _Log:
 
     @property
     def is_fine(self) -> bool:
-        """Whether its one trial was completed and reached its target."""
+        """Whether the log holds one trial that was completed and reached its target."""
         r = self.result
         return r is not None and r.status == mllog.SUCCESS and len(r.trials) == 1 and (r.target is None or r.converged)
 

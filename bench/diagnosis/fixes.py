@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from bench.contract import mllog
 from bench.contract.plan import Plan
-from bench.contract.schema import Config, Recompute, Runtime
+from bench.contract.schema import Config, Runtime
+from bench.contract.task import Recompute
 from bench.diagnosis.log_scan import Clue
 from bench.errors import ConfigError
 from bench.mlperf.reader import Event, is_number
@@ -64,16 +65,16 @@ def _changes(plan: Plan) -> Iterator[tuple[str, Config]]:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """How far a trial got."""
+    """How far a trial has come."""
 
     samples: float
-    """Trained on, at its last record that counts them."""
+    """The samples trained on at the last record that counts them."""
     pace_samples_min: float | None
-    """From run_start to there, evaluations and pauses included; None for no time at all."""
+    """The pace from run_start to that record, evaluations and pauses included; None if no time has passed."""
     minutes: float
-    """From the first record to the last one."""
+    """The time from the first record to the last one."""
     before_min: float
-    """Of these, before run_start."""
+    """The part of these minutes before run_start."""
 
 
 def reached(events: Sequence[Event], result: Result) -> Reached | None:

@@ -23,7 +23,7 @@ from bench.rules.signs import EVENTS, SIGNS, Weight
 
 @dataclass(frozen=True, slots=True)
 class Clue:
-    """A line that speaks for a rule."""
+    """A line that is a sign of a rule."""
 
     rule: str
     weight: Weight
@@ -31,19 +31,19 @@ class Clue:
     line: int
     text: str
     fix: str | None = None
-    """What the message itself says to do; None: as the rule says."""
+    """The fix that the message itself names; None if the rule's fix applies."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What one file holds."""
+    """What was found in one file."""
 
     clues: tuple[Clue, ...]
-    """The first of each rule, those that explain most first."""
+    """The first clue of each rule; clues that explain most come first."""
     lines: tuple[str, ...]
-    """The last ones that tell of trouble, then the end of the file."""
+    """The last lines that report trouble, then the end of the file."""
     has_records: bool
-    """MLPerf's log lines."""
+    """Whether the file has MLPerf log lines."""
 
 
 _CHUNK_BYTES = 1 << 18
@@ -155,7 +155,7 @@ class _Reader:
         self._failing = False
         """Whether a program has failed since the last record."""
         self._step_ends = False
-        """Whether Slurm has told of a task's end; what it kills from then on dies of that one."""
+        """Whether Slurm has reported the end of a task; the tasks that it kills afterwards end because of that one."""
         self._has_records = False
         self._dull: set[bytes] = set()
         self._raised, self._trouble, self._end = b"", deque[bytes](maxlen=3), b""

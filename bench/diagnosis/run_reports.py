@@ -12,13 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bench.contract import json_files
 from bench.contract.run_files import JOB, LEDGER, RANK_LOGS, STATUS
 from bench.diagnosis import log_scan
 from bench.diagnosis.log_scan import Clue, Scan
 from bench.mlperf.reader import is_number
 from bench.rules import RULES
 from bench.rules.signs import Weight
-from bench.runs import folder as folders
 
 _START_AGAIN = (
     "`python -m bench resume RUN` goes on with it: trials that were finished stay. Ctrl-C sends SIGINT; "
@@ -30,7 +30,7 @@ _TRACEBACK = "Traceback (most recent call last)"
 
 def status(folder: Path) -> dict[str, Any]:
     """Return what the launcher wrote last; empty while the run goes on, and after the launcher's own death."""
-    return folders.read_object(folder / STATUS)
+    return json_files.read_object(folder / STATUS)
 
 
 def of_ranks(folder: Path) -> list[Scan]:
@@ -38,7 +38,7 @@ def of_ranks(folder: Path) -> list[Scan]:
     found = [
         (account, path)
         for path in sorted((folder / RANK_LOGS).glob("*.error"))
-        if (account := folders.read_object(path))
+        if (account := json_files.read_object(path))
     ]
     found.sort(key=lambda pair: pair[0]["time"] if is_number(pair[0].get("time")) else 0)
     return [_scan(account, str(path)) for account, path in found]
@@ -79,7 +79,7 @@ def _own_explanation(last: dict[str, Any], file: str) -> list[Scan]:
 def not_proven(folder: Path) -> Iterator[Clue]:
     """Yield the trials that ended well and yet do not prove what was planned."""
     file = folder / LEDGER
-    ledger = folders.read(file)
+    ledger = json_files.read(file)
     for entry in ledger if isinstance(ledger, list) else ():
         if isinstance(entry, dict) and entry.get("outcome") == "not proven":
             reasons = {key: entry.get(key) for key in ("trial", "official", "not_as_planned")}

@@ -14,7 +14,7 @@ LOOK_BACK_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One place of a traceback."""
+    """One place in a traceback."""
 
     path: bytes
     line: bytes

@@ -1,5 +1,5 @@
-"""Images for Slurm clusters with Pyxis and Enroot: bring them into a folder, know what they are, and whether they are whole.
+"""Container images for Slurm clusters with Pyxis and Enroot: import them into a folder, and check the files there.
 
-`reference` reads and spells their names, `checks` and `fetch` import them, `store` and `listing` judge the files, `view`
-shows them. Only `tools` starts programs.
+`reference` parses their names, `import_checks` and `importer` import them, `store` and `folder` check the files. Only
+`tools` starts programs.
 """

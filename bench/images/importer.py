@@ -10,10 +10,11 @@ import socket
 import stat
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
-from bench.console import progress
 from bench.errors import BenchError
 from bench.images import import_checks, squashfs, store, tools
 from bench.images.lock import locked
@@ -36,6 +37,16 @@ class Imported:
     is_new: bool
 
 
+class Progress(Protocol):
+    """Shows a sign of life while a file is written."""
+
+    def __call__(self, part: Path, *, say: Say) -> AbstractContextManager[None]: ...
+
+
+def _silent(part: Path, *, say: Say) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class How:
     """What to do besides."""
@@ -44,10 +55,12 @@ class How:
     """As `uname -m` says it on the nodes; None: as this machine."""
     again: bool = False
     """Import what is there already: a tag may name another image by now."""
+    progress: Progress = _silent
+    """Shows how the import of a file proceeds while the block runs."""
 
 
 def bring(source: str, folder: Path, *, how: How, say: Say) -> Imported:
-    """Return the image that SOURCE names, imported into the folder unless it is in it; `say` gets each progress line.
+    """Return the image that SOURCE names, imported into the folder unless it is there; `say` gets progress lines.
 
     Raises:
         ConfigError: nothing was started.
@@ -60,12 +73,12 @@ def bring(source: str, folder: Path, *, how: How, say: Say) -> Imported:
     for warning in import_checks.warnings(wanted, folder):
         say(warning.titled)
     with locked(folder, say=say) as lock:
-        there = None if how.again else _there(wanted, folder, how)
-        if there is not None:
-            return there
+        present = None if how.again else _already_imported(wanted, folder, how)
+        if present is not None:
+            return present
         part = folder / f".import-{socket.gethostname()}-{os.getpid()}.part"
         try:
-            with progress.shown(part, say=say):
+            with how.progress(part, say=say):
                 if isinstance(wanted, Path):
                     return _copied(wanted, part, how)
                 return _with_enroot(wanted, part, how, say=say, lock=lock)
@@ -78,7 +91,7 @@ def bring(source: str, folder: Path, *, how: How, say: Say) -> Imported:
             part.unlink(missing_ok=True)
 
 
-def _there(wanted: Reference | InDaemon | Path, folder: Path, how: How) -> Imported | None:
+def _already_imported(wanted: Reference | InDaemon | Path, folder: Path, how: How) -> Imported | None:
     """Return the image if it was imported before, is whole, and made for the nodes."""
     if isinstance(wanted, Path):
         path: Path | None = folder / store.file_name(_label(wanted), store.sha256(wanted))
@@ -109,10 +122,10 @@ def _with_enroot(wanted: Reference | InDaemon, part: Path, how: How, *, say: Say
     say(f"importing {wanted.source} with {importer}")
     architecture = ["--arch", how.architecture] if how.architecture else []
     argv = ["enroot", "import", *architecture, "--output", str(part), "--", wanted.uri]
-    told = functools.partial(_say_progress, say=say)
-    said = tools.run(argv, listen=told, keep_open=[lock])  # if we are killed, the next import waits for Enroot's end
-    if said.exit_code or not part.is_file():
-        raise _refused(wanted.source, said)
+    listen = functools.partial(_say_progress, say=say)
+    ended = tools.run(argv, listen=listen, keep_open=[lock])  # if we are killed, the next import waits for Enroot's end
+    if ended.exit_code or not part.is_file():
+        raise _refused(wanted.source, ended)
     return _admitted(part, wanted.label, wanted.source, importer, how)
 
 
@@ -122,16 +135,16 @@ def _say_progress(line: str, *, say: Say) -> None:
         say(line)
 
 
-def _refused(source: str, said: tools.Said) -> BenchError:
+def _refused(source: str, ended: tools.Ended) -> BenchError:
     """Return why Enroot failed: the rule whose sign it shows, and its own words."""
     signs = [(rule, sign) for id, rule in RULES.items() if id.startswith(("ENR", "PYX")) for sign in rule.signs]
-    for line in said.lines:
+    for line in ended.lines:
         for rule, sign in signs:
             if re.search(sign.pattern, line.encode()):
                 return BenchError(f"{rule.title}: {line.strip()}", where=source, fix=rule.fix, rule=rule.id)
-    last = next((line.strip() for line in reversed(said.lines) if line.strip()), "it said nothing")
+    last = next((line.strip() for line in reversed(ended.lines) if line.strip()), "it said nothing")
     rule = RULES["ENR-10"]
-    what = f"{rule.title}: exit code {said.exit_code}, {last}"
+    what = f"{rule.title}: exit code {ended.exit_code}, {last}"
     return BenchError(what, where=source, fix=rule.fix, rule=rule.id)
 
 

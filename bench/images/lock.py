@@ -14,7 +14,7 @@ LOCK = ".import.lock"
 
 @contextmanager
 def locked(folder: Path, *, say: Callable[[str], None]) -> Iterator[int]:
-    """Make imports into a folder wait for each other; yields the lock's descriptor, which a program may keep open too."""
+    """Let only one import into a folder run at a time; yields the lock's descriptor, which child processes may keep."""
     try:
         lock = _lock_file(folder)
     except OSError as error:

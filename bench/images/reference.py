@@ -39,7 +39,7 @@ class Reference:
 
     @property
     def uri(self) -> str:
-        """Name it as every Enroot reads it: only from 4.0 on is a digest allowed behind @, but it always was as a tag."""
+        """The URI in a form that every Enroot reads: a digest as a tag, because only 4.0 and later take it after @."""
         user = f"{self.user}@" if self.user else ""
         return f"docker://{user}{self.registry}#{self.name}:{self.digest or self.tag or 'latest'}"
 

@@ -55,9 +55,9 @@ def damage(path: Path) -> str | None:
     if (found := quick_damage(path)) is not None:
         return found
     for option in ("-s", "-l"):
-        said = tools.run(["unsquashfs", option, str(path)])
-        if said.exit_code:
-            last = next((line for line in reversed(said.lines) if line), "no reason given")
+        ended = tools.run(["unsquashfs", option, str(path)])
+        if ended.exit_code:
+            last = next((line for line in reversed(ended.lines) if line), "no reason given")
             return f"unsquashfs {option} refuses it: {last}"
     return None
 
@@ -65,7 +65,7 @@ def damage(path: Path) -> str | None:
 def contents(path: Path) -> Contents:
     """Return what an undamaged image says of itself.
 
-    Extracts to a temporary folder, which unsquashfs of every version can (-cat came with 4.5), and reads regular files only:
+    Extracts to a temporary folder, because -cat needs unsquashfs 4.5, and reads regular files only:
     a link in an image may point anywhere on this machine.
 
     Raises:
@@ -74,10 +74,10 @@ def contents(path: Path) -> Contents:
     wanted = (MARKER.lstrip("/"), *_OS_RELEASE, *_PROGRAMS)
     with tempfile.TemporaryDirectory(prefix="bench-image-") as folder:
         root = Path(folder).resolve() / "root"
-        said = tools.run(["unsquashfs", "-n", "-no-xattrs", "-d", str(root), str(path), *wanted])
-        if said.exit_code == FATAL:
+        ended = tools.run(["unsquashfs", "-n", "-no-xattrs", "-d", str(root), str(path), *wanted])
+        if ended.exit_code == FATAL:
             raise BenchError(
-                f"unsquashfs cannot extract from it: {said.lines[-1] if said.lines else 'no reason given'}",
+                f"unsquashfs cannot extract from it: {ended.lines[-1] if ended.lines else 'no reason given'}",
                 where=str(path),
                 fix=f"see that {tempfile.gettempdir()} has room (TMPDIR names another folder)",
             )
@@ -108,8 +108,8 @@ def _machine(head: bytes) -> str | None:
 
 def _os_release(text: bytes) -> dict[str, str] | None:
     pairs = (line.partition("=") for line in text.decode(errors="replace").splitlines())
-    kept = {key: value.strip("\"'") for key, _, value in pairs if key in ("ID", "VERSION_ID", "PRETTY_NAME")}
-    return kept or None
+    fields = {key: value.strip("\"'") for key, _, value in pairs if key in ("ID", "VERSION_ID", "PRETTY_NAME")}
+    return fields or None
 
 
 def _marker(text: bytes) -> dict[str, Any] | None:

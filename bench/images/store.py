@@ -17,10 +17,10 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
+from bench.contract.json_files import write
 from bench.errors import ConfigError
 from bench.images import squashfs, tools
 from bench.rules.finding import Finding, broken
-from bench.runs.folder import write
 
 VERSION = 1
 """Of the record."""
@@ -61,7 +61,7 @@ def record_path(image: Path) -> Path:
 
 
 def recorded(image: Path) -> Record | None:
-    """Return the record of an image's file, or None if none can be read; the file itself is not read."""
+    """Return the record of an image's file, or None if there is no readable one; the image itself is not read."""
     path = record_path(image.resolve())
     try:
         fields = json.loads(path.read_text())

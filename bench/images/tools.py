@@ -23,7 +23,7 @@ PACKAGES = {
 }
 
 
-class Said(NamedTuple):
+class Ended(NamedTuple):
     """How a program ended, and the last lines that it wrote to stderr."""
 
     exit_code: int
@@ -37,7 +37,7 @@ def require(*programs: str) -> None:
             raise ConfigError(f"{program} is not on PATH", where="this machine", fix=PACKAGES[program])
 
 
-def run(argv: Sequence[str], *, listen: Callable[[str], None] | None = None, keep_open: Sequence[int] = ()) -> Said:
+def run(argv: Sequence[str], *, listen: Callable[[str], None] | None = None, keep_open: Sequence[int] = ()) -> Ended:
     """Return how a program ended; its stdout is dropped, each line of its stderr goes to `listen` as it comes.
 
     Left early, by Ctrl-C or an error, it ends the program and everything that it started.
@@ -59,7 +59,7 @@ def run(argv: Sequence[str], *, listen: Callable[[str], None] | None = None, kee
             lines.append(printable(line.rstrip().replace("\t", " ")))
             if listen:
                 listen(lines[-1])
-        return Said(process.wait(), list(lines))
+        return Ended(process.wait(), list(lines))
     finally:
         _end(process)
 

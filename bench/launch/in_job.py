@@ -12,12 +12,12 @@ from pathlib import Path
 
 from bench import preflight
 from bench.console import trial as trial_sheets
+from bench.contract import json_files
 from bench.contract import plan as plans
 from bench.contract.plan import Plan
 from bench.contract.run_files import JOB, PLAN, STATUS, element
 from bench.errors import BenchError
 from bench.preflight import nodes
-from bench.runs import folder as folders
 from bench.runs import ledger
 from bench.runs import status as statuses
 from bench.runs import trial as trials
@@ -44,12 +44,12 @@ def open_(run: Path, plan: Plan, args: argparse.Namespace) -> int:
     if (run / STATUS).exists():
         ledger.reopen(run)
     with ledger.alone(run):
-        job = folders.read_object(run / JOB)
+        job = json_files.read_object(run / JOB)
         known = job.get("jobs", [])
         if args.job not in [entry["id"] for entry in known]:
             new = {"id": args.job, "submitted": time.time()}
             name = {"backend": plan.config.cluster.backend.name}
-            folders.write(run / JOB, name | job | {"jobs": [*known, new]})
+            json_files.write(run / JOB, name | job | {"jobs": [*known, new]})
     return 0
 
 

@@ -1,7 +1,7 @@
-"""What the rules of each MLPerf Training benchmark fix: its target, and for some also keys, values and schedule.
+"""The rules of each MLPerf Training benchmark: its target, and for some also required keys, fixed values and schedule.
 
-Sources: the closed division's rule files of mlperf-logging 4.1.68 (rulesets 3.1.0 to 6.1.0) for targets and required keys;
-MLPerf Training rules of 2026-05 for what those files leave out: alpha, clipping, weight decay, rows, when to evaluate.
+Sources: the closed division's rule files of mlperf-logging 4.1.68 (rulesets 3.1.0 to 6.1.0) for targets and required
+keys; MLPerf Training rules of 2026-05 for alpha, clipping, weight decay, rows and evaluation schedule.
 """
 
 import math
@@ -27,13 +27,13 @@ class Goal:
         return f"{self.metric + ' ' if self.metric else ''}{'≥' if self.higher_is_better else '≤'} {self.value:g}"
 
     def is_reached_by(self, value: float) -> bool:
-        """Return whether a value is at or beyond the goal. A loss of 0 or less is no loss."""
+        """Return whether a value is at or beyond the goal. A loss of 0 or less is not a valid loss."""
         return value >= self.value if self.higher_is_better else 0 < value <= self.value
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """When the rules have a model evaluated: every CEIL(every / GBS) * GBS samples, the first FLOOR(a * GBS + b) left out."""
+    """When the model is evaluated: every CEIL(every / GBS) * GBS samples, except the first FLOOR(a * GBS + b)."""
 
     every: int
     skip_per_gbs: float = 0
@@ -44,7 +44,7 @@ class Schedule:
         return math.ceil(self.every / global_batch_size) * global_batch_size
 
     def skipped(self, global_batch_size: int) -> int:
-        """Return how many evaluations are left out at the start."""
+        """Return how many evaluations are skipped at the start."""
         return math.floor(self.skip_per_gbs * global_batch_size + self.skip)
 
     def first(self, global_batch_size: int) -> int:
@@ -54,7 +54,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """A value that the closed division derives from another one, for keys that are logged."""
+    """A value that the closed division derives from another logged value."""
 
     key: str
     of: str
@@ -70,16 +70,16 @@ class Benchmark:
     sequence_length: int | None = None
     """Tokens of a sample, where all samples have the same number."""
     evaluates_afterwards: bool = False
-    """Checkpoints are evaluated when the clock has stopped; their records stand anywhere."""
+    """Checkpoints are evaluated after run_stop; their records may stand anywhere."""
     epoch_num_is_samples: bool = False
     """The evaluations' epoch_num counts samples."""
     once: tuple[str, ...] = ()
-    """Keys that a closed log says exactly once."""
+    """Keys that a log of the closed division holds exactly once."""
     fixed: Mapping[str, Value] = field(default_factory=lambda: MappingProxyType({}))
     """Values that the closed division fixes, for keys that are logged."""
     relations: tuple[Relation, ...] = ()
     order: tuple[tuple[str, str], ...] = ()
-    """Keys of which the official checker has to read the one before the other."""
+    """Pairs of keys; the official checker must read the first before the second."""
     schedule: Schedule | None = None
 
 
@@ -92,7 +92,7 @@ DISCLOSED = (
     *(*PRECISION_KEYS, mllog.TENSOR_PARALLELISM, mllog.PIPELINE_PARALLELISM, mllog.CONTEXT_PARALLELISM),
     *(mllog.EXPERT_PARALLELISM, mllog.MICRO_BATCH_SIZE, mllog.CONFIG_FILENAME),
 )
-"""What ruleset 6.1.0 wants said exactly once, in every division; older ones do not."""
+"""Keys that ruleset 6.1.0 requires exactly once, in every division; older rulesets do not."""
 
 _LLM_ONCE = (
     *(mllog.GLOBAL_BATCH_SIZE, mllog.GRADIENT_ACCUMULATION_STEPS, mllog.OPT_BASE_LEARNING_RATE),
@@ -186,9 +186,9 @@ BENCHMARKS: Mapping[str, Benchmark] = {
 
 
 def goals(known: Benchmark | None, logged: float | None) -> tuple[Goal, ...]:
-    """Return what evaluations must reach: the logged target in the benchmark's direction, else what the benchmark wants.
+    """Return the goals of the evaluations: the logged target in the benchmark's direction, else the benchmark's own.
 
-    One target cannot stand for several: there the benchmark's hold.
+    A benchmark with several goals keeps its own, because one logged target cannot replace them.
     """
     official = known.goals if known else ()
     if logged is None or len(official) > 1:

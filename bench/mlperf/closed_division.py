@@ -1,7 +1,8 @@
-"""In what a run leaves the closed division's rules."""
+"""Find where a config deviates from the rules of the closed division."""
 
 from bench.contract import mllog
-from bench.contract.schema import LORA_TARGETS, Activation, Config, Norm, Position
+from bench.contract.schema import Config
+from bench.contract.task import LORA_TARGETS, Activation, Norm, Position
 from bench.mlperf.benchmarks import LLAMA2_70B_LORA
 
 NAME = "llama2_70b_lora"
@@ -25,7 +26,7 @@ LLAMA2_70B = {
 
 
 def deviations(config: Config) -> list[str]:
-    """Return in what this run leaves the closed division's rules; empty only for the benchmark by the book.
+    """Return every deviation from the rules of the closed division; empty only for the benchmark itself.
 
     Source: MLPerf training rules, llama2_70b_lora: fixed model, rows, LoRA, AdamW, clipping, target and schedule.
     """
@@ -53,7 +54,7 @@ def deviations(config: Config) -> list[str]:
 
 
 def has_benchmark_shape(config: Config) -> bool:
-    """Return whether a training step and an evaluation are as much work as llama2_70b_lora's."""
+    """Return whether a training step and an evaluation are the same amount of work as in llama2_70b_lora."""
     return config.task.benchmark == NAME and all(got == want for _, got, want in _sizes(config))
 
 

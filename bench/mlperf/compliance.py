@@ -5,16 +5,16 @@ makes them fail, and they cover what the checker accepts: an aborted run, other 
 rows, another evaluation schedule.
 """
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
 from bench.contract import mllog
-from bench.mlperf.benchmarks import DISCLOSED, PRECISION_KEYS, PRECISIONS
-from bench.mlperf.log import Log
+from bench.mlperf import recipe_checks
+from bench.mlperf.benchmarks import DISCLOSED
+from bench.mlperf.log import Log, finding
 from bench.mlperf.official import RULESETS, ruleset_of
 from bench.mlperf.reader import Event, is_number
-from bench.rules.finding import Finding, Severity, broken
+from bench.rules.finding import Finding
 
 _ORDER = (
     (mllog.INIT_START, mllog.INIT_STOP),
@@ -38,11 +38,6 @@ _COUNTED: dict[str, tuple[str, ...]] = {
     mllog.EVAL_ACCURACY: ("samples_count", "epoch_num"),
 }
 """Records that say in their metadata how far training is, in one of these units."""
-_WHOLE = (
-    *(mllog.GLOBAL_BATCH_SIZE, mllog.GRADIENT_ACCUMULATION_STEPS, mllog.MICRO_BATCH_SIZE),
-    *(mllog.TRAIN_SAMPLES, mllog.EVAL_SAMPLES, mllog.TENSOR_PARALLELISM, mllog.PIPELINE_PARALLELISM),
-    *(mllog.CONTEXT_PARALLELISM, mllog.EXPERT_PARALLELISM),
-)
 _INIT_LIMIT_MIN = {False: 30, True: 240}
 """By whether the division is open."""
 _MAX_SHOWN = 5
@@ -73,14 +68,14 @@ def _check_clock(log: Log) -> Iterator[Finding]:
         found = log.all(key)
         if not found:
             why = "there is no time to score" if log.events else "the file holds no MLLOG record at all"
-            yield _finding(rule, "error", None, f"no {key}: {why}")
+            yield finding(rule, "error", None, f"no {key}: {why}")
         if len(found) > 1:
             lines = ", ".join(str(event.line) for event in found[:_MAX_SHOWN])
             message = f"{len(found)} x {key}, at lines {lines}, but a log holds one trial"
-            yield _finding("LOG-03", "error", found[1].line, message)
+            yield finding("LOG-03", "error", found[1].line, message)
     for stop in log.all(mllog.RUN_STOP):
         if (status := stop.metadata.get("status")) != mllog.SUCCESS:
-            yield _finding("LOG-05", "error", stop.line, f"run_stop has status {status!r:.40}, not 'success'")
+            yield finding("LOG-05", "error", stop.line, f"run_stop has status {status!r:.40}, not 'success'")
 
 
 def _check_order(log: Log) -> Iterator[Finding]:
@@ -89,10 +84,10 @@ def _check_order(log: Log) -> Iterator[Finding]:
     once = not log.all(mllog.RUN_START)[1:]
     backwards = [(one, other) for one, other in pairs if once and _is_before(log, other, one)]
     for one, other in backwards[:1]:
-        yield _finding("LOG-04", "error", other.line, f"{other.key} stands before {one.key}")
+        yield finding("LOG-04", "error", other.line, f"{other.key} stands before {one.key}")
     start, stop = log.single(mllog.RUN_START), log.single(mllog.RUN_STOP)
     if not backwards and start and stop and stop.time_ms < start.time_ms:
-        yield _finding("LOG-04", "error", stop.line, "by its time_ms, run_stop comes before run_start")
+        yield finding("LOG-04", "error", stop.line, "by its time_ms, run_stop comes before run_start")
 
 
 def _check_init(log: Log) -> Iterator[Finding]:
@@ -101,16 +96,16 @@ def _check_init(log: Log) -> Iterator[Finding]:
         return
     took_min = (stop.time_ms - min(event.time_ms for event in starts)) / 60_000
     if took_min >= (limit := _INIT_LIMIT_MIN[log.is_open]):
-        yield _finding("LOG-14", "error", stop.line, f"init took {took_min:.1f} min, allowed are {limit}")
+        yield finding("LOG-14", "error", stop.line, f"init took {took_min:.1f} min, allowed are {limit}")
 
 
 def _check_evaluations(log: Log) -> Iterator[Finding]:
     found = log.all(mllog.EVAL_ACCURACY)
     if not found:
-        yield _finding("LOG-06", "error" if log.goals else "warning", None, "no eval_accuracy in this log")
+        yield finding("LOG-06", "error" if log.goals else "warning", None, "no eval_accuracy in this log")
     elif log.goals and not log.converged:
         goals = " and ".join(map(str, log.goals))
-        yield _finding("LOG-07", "error", found[-1].line, f"last evaluation {found[-1].value!r:.40}, target {goals}")
+        yield finding("LOG-07", "error", found[-1].line, f"last evaluation {found[-1].value!r:.40}, target {goals}")
     yield from _check_places(log)
 
 
@@ -129,7 +124,7 @@ def _check_places(log: Log) -> Iterator[Finding]:
     if outside:
         more = f", and {len(outside) - 1} more" if outside[1:] else ""
         message = f"eval_accuracy {outside[0].value!r:.40} does not stand between run_start and run_stop{more}"
-        yield _finding("LOG-13", "error", outside[0].line, message)
+        yield finding("LOG-13", "error", outside[0].line, message)
 
 
 def _check_target(log: Log) -> Iterator[Finding]:
@@ -140,7 +135,7 @@ def _check_target(log: Log) -> Iterator[Finding]:
     if easier:
         line = log.all(mllog.TARGET_ACCURACY)[0].line
         message = f"target_accuracy is {goal.value:g}, the official target {official.value:g}"
-        yield _finding("LOG-12", "error", line, message)
+        yield finding("LOG-12", "error", line, message)
 
 
 def _check_records(log: Log) -> Iterator[Finding]:
@@ -148,10 +143,10 @@ def _check_records(log: Log) -> Iterator[Finding]:
     for key, events in log.by_key.items():
         bad = [e for e in events if not is_number(e.value) and (isinstance(e.value, float) or key in wanted)]
         if bad:
-            yield _finding("LOG-08", "error", bad[0].line, f"{len(bad)} x {key} is {bad[0].value!r:.40}")
+            yield finding("LOG-08", "error", bad[0].line, f"{len(bad)} x {key} is {bad[0].value!r:.40}")
     if log.garbled:
         torn = log.garbled[0]
-        yield _finding("LOG-09", "error", torn.line, f"{len(log.garbled)} garbled: {torn.reason} in {torn.text}")
+        yield finding("LOG-09", "error", torn.line, f"{len(log.garbled)} garbled: {torn.reason} in {torn.text}")
 
 
 def _check_weights(log: Log) -> Iterator[Finding]:
@@ -161,9 +156,9 @@ def _check_weights(log: Log) -> Iterator[Finding]:
     line = (log.all(mllog.DATA_SOURCE) or log.all(mllog.INITIAL_WEIGHTS))[0].line
     claimed = [key for key in (mllog.SUBMISSION_BENCHMARK, mllog.TARGET_ACCURACY) if log.all(key)]
     if claimed:
-        yield _finding("LOG-16", "error", line, f"random rows, and the log has {' and '.join(claimed)}")
+        yield finding("LOG-16", "error", line, f"random rows, and the log has {' and '.join(claimed)}")
     else:
-        yield _finding("LOG-16", "warning", line, "random rows: this measures speed, and nothing is learned")
+        yield finding("LOG-16", "warning", line, "random rows: this measures speed, and nothing is learned")
 
 
 def _check_keys(log: Log) -> Iterator[Finding]:
@@ -175,20 +170,20 @@ def _check_keys(log: Log) -> Iterator[Finding]:
     for key in (mllog.INIT_START, mllog.INIT_STOP, *once, *blocks):
         twin = key.replace("block", "epoch")
         if not log.all(key) and not log.all(twin):
-            yield _finding("LOG-10", "error", None, f"no {key}" + (f" or {twin}" if twin != key else ""))
+            yield finding("LOG-10", "error", None, f"no {key}" + (f" or {twin}" if twin != key else ""))
     if _is_recent(log) and (absent := [key for key in disclosed if not log.all(key)]):
-        yield _finding("LOG-10", "warning", None, f"no {', '.join(absent)}: ruleset {RULESETS[-1]} asks for it")
+        yield finding("LOG-10", "warning", None, f"no {', '.join(absent)}: ruleset {RULESETS[-1]} asks for it")
     for key in dict.fromkeys((mllog.INIT_STOP, mllog.SUBMISSION_BENCHMARK, mllog.TARGET_ACCURACY, *once, *disclosed)):
         if len(found := log.all(key)) > 1:
             same = all(event.value == found[0].value for event in found)
             message = f"{key} stands {len(found)} times, with {'one value' if same else 'different values'}"
-            yield _finding("LOG-11", "warning" if same else "error", found[1].line, message)
+            yield finding("LOG-11", "warning" if same else "error", found[1].line, message)
     for key in (mllog.SUBMISSION_BENCHMARK, mllog.SUBMISSION_DIVISION):
         for event in log.all(key)[:1]:
             if not isinstance(event.value, str):
-                yield _finding("REC-01", "error", event.line, f"{key} is {event.value!r:.40}, not a name")
+                yield finding("REC-01", "error", event.line, f"{key} is {event.value!r:.40}, not a name")
             elif known and key == mllog.SUBMISSION_DIVISION and event.value not in ("closed", "open"):
-                yield _finding("REC-01", "error", event.line, f"{key} is {event.value!r:.40}, neither closed nor open")
+                yield finding("REC-01", "error", event.line, f"{key} is {event.value!r:.40}, neither closed nor open")
 
 
 def _is_recent(log: Log) -> bool:
@@ -207,7 +202,7 @@ def _check_counts(log: Log) -> Iterator[Finding]:
         bad = [e for e in log.all(key) if not (_is_count(e.metadata.get(first)) or _is_count(e.metadata.get(last)))]
         if bad:
             rule = "EVL-03" if is_evaluation else "LOG-10"
-            yield _finding(rule, "error", bad[0].line, f"{len(bad)} x {key} without {' or '.join(known)}")
+            yield finding(rule, "error", bad[0].line, f"{len(bad)} x {key} without {' or '.join(known)}")
 
 
 def _is_count(value: Any) -> bool:
@@ -220,90 +215,15 @@ def _check_seed(log: Log) -> Iterator[Finding]:
         return
     if not found:
         message = "no seed: the package checker wants one of every run"
-        yield _finding("LOG-15", "error" if log.benchmark.once else "warning", None, message)
+        yield finding("LOG-15", "error" if log.benchmark.once else "warning", None, message)
     bad = [event for event in found if not is_number(event.value) or event.value != int(event.value)]
     for event in bad[:1]:
-        yield _finding("LOG-15", "error", event.line, f"seed is {event.value!r:.40}, not a whole number")
+        yield finding("LOG-15", "error", event.line, f"seed is {event.value!r:.40}, not a whole number")
     if len({repr(event.value) for event in found}) > 1:
-        yield _finding("LOG-15", "warning", found[1].line, f"{len(found)} seeds are logged, so that none is the run's")
-
-
-def _check_recipe(log: Log) -> Iterator[Finding]:
-    """Yield values other than those that the closed division fixes."""
-    if log.benchmark is None or log.is_open:
-        return
-    for key, wanted in log.benchmark.fixed.items():
-        for event in log.all(key)[:1]:
-            if not _same(event.value, wanted):
-                rule = "REC-02" if key in (mllog.TRAIN_SAMPLES, mllog.EVAL_SAMPLES) else "REC-01"
-                yield _finding(rule, "error", event.line, f"{key} is {event.value!r:.40}, and the rules fix {wanted}")
-    for relation in log.benchmark.relations:
-        base = log.value(relation.of)
-        for event in log.all(relation.key)[:1]:
-            if not is_number(base) or not _same(event.value, relation.formula(base)):
-                message = f"{relation.key} is {event.value!r:.40}, and the rules want {relation.words}"
-                yield _finding("REC-01", "error", event.line, message)
-
-
-def _check_values(log: Log) -> Iterator[Finding]:
-    """Yield values that no run can have, in any division."""
-    if log.benchmark is None or not log.benchmark.once:
-        return
-    for key in (*_WHOLE, *PRECISION_KEYS):
-        for event in log.all(key)[:1]:
-            wanted = "a whole number above 0" if key in _WHOLE else f"one of {', '.join(PRECISIONS)}"
-            if not (_is_whole(event.value) if key in _WHOLE else event.value in PRECISIONS):
-                yield _finding("REC-01", "error", event.line, f"{key} is {event.value!r:.40}, not {wanted}")
-    for key in (mllog.SUBMISSION_ORG, mllog.SUBMISSION_PLATFORM, mllog.CONFIG_FILENAME):
-        for event in log.all(key)[:1]:
-            if event.value == "" or "PLACEHOLDER" in str(event.value):
-                severity: Severity = "error" if event.value == "" else "warning"
-                yield _finding("REC-03", severity, event.line, f"{key} is {event.value!r:.60}")
-
-
-def _same(value: Any, wanted: float | str) -> bool:
-    if isinstance(wanted, str):
-        return bool(value == wanted)
-    return is_number(value) and abs(value - wanted) <= 1e-9 * abs(wanted)
-
-
-def _is_whole(value: Any) -> bool:
-    return is_number(value) and value >= 1 and value == int(value)
-
-
-def _check_schedule(log: Log) -> Iterator[Finding]:
-    """Yield where evaluations do not stand where the rules have them.
-
-    Rounding an interval down instead of up, stopping a step late, evaluating less often or more often are all common
-    in published results that have an official score: warnings. Only a target that is reached before the first
-    evaluation of the rules is an error.
-    """
-    schedule, gbs = log.benchmark and log.benchmark.schedule, log.integer(mllog.GLOBAL_BATCH_SIZE)
-    if not schedule or not gbs or gbs <= 0 or log.is_open or log.all(mllog.RUN_START)[1:]:
-        return
-    at = [(event, samples) for event in log.evaluations if (samples := log.samples(event)) is not None]
-    first, every = schedule.first(gbs), schedule.interval(gbs)
-    off = [event for n, (event, samples) in enumerate(at) if samples != first + n * every]
-    if off:
-        seen = ", ".join(f"{samples:,.0f}" for _, samples in at[:3])
-        message = f"evaluated at {seen}, …; the rules: first at {first:,} samples, then every {every:,} (GBS {gbs})"
-        yield _finding("EVL-01", "warning", off[0].line, message)
-    if (passed := log.first_reached) and (samples := log.samples(passed)) is not None:
-        due = max(0, round((samples - first) / every))
-        if abs(samples - first - due * every) > gbs * (first // every + due):
-            num_made = 1 + sum(before < samples for _, before in at)
-            num_due = max(0, math.floor((samples - first) / every) + 1)
-            severity: Severity = "warning" if num_due else "error"
-            message = f"the target was reached at {samples:,.0f} samples, where the rules have no evaluation"
-            counts = f"evaluation {num_made} of this run, and the rules have {num_due} up to there"
-            yield _finding("EVL-02", severity, passed.line, f"{message}: {first:,}, then every {every:,}; {counts}")
-
-
-def _finding(rule: str, severity: Severity, line: int | None, what: str) -> Finding:
-    return broken(rule, what, f"line {line}" if line else "the log", severity=severity, line=line)
+        yield finding("LOG-15", "warning", found[1].line, f"{len(found)} seeds are logged, so that none is the run's")
 
 
 _CHECKS = (
     *(_check_clock, _check_order, _check_init, _check_evaluations, _check_target, _check_records, _check_weights),
-    *(_check_keys, _check_counts, _check_seed, _check_recipe, _check_values, _check_schedule),
+    *(_check_keys, _check_counts, _check_seed, *recipe_checks.CHECKS),
 )

@@ -1,4 +1,4 @@
-"""How fast a run trained: the stretches of training between records that say how many samples were seen."""
+"""Split the training of a log into stretches between records that count samples."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class Stretch:
 
 
 def step_times_ms(log: Log) -> list[tuple[float, float]]:
-    """Return (samples, milliseconds) of each step, as a run of ours lists them; empty where none are listed."""
+    """Return (samples, milliseconds) of each step, as our own runs list them; empty if none are listed."""
     found: list[tuple[float, float]] = []
     gbs = log.integer(mllog.GLOBAL_BATCH_SIZE)
     for event in log.all(mllog.TRACKED_STATS):
@@ -62,8 +62,8 @@ def stretches(events: Iterable[Event]) -> Iterator[Stretch]:
 class Pace:
     """Follows a log, event by event.
 
-    Evaluations and training losses count samples from run_start on. The samples_count of a block does so in some logs and
-    counts the block alone in others: it is believed only where no evaluation follows the block.
+    Evaluations and training losses count samples from run_start on. The samples_count of a block does so in some logs
+    and counts only the block in others, so it is used only if no evaluation follows the block.
     """
 
     def __init__(self) -> None:

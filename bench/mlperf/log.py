@@ -1,4 +1,4 @@
-"""The records of one log with the look-ups that every question needs."""
+"""The records of one log, with the look-ups that all checks share."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -11,6 +11,7 @@ from bench.contract import mllog
 from bench.mlperf import reader
 from bench.mlperf.benchmarks import BENCHMARKS, Benchmark, Goal, goals
 from bench.mlperf.reader import Event, Garbled, is_number
+from bench.rules.finding import Finding, Severity, broken
 
 
 class Log:
@@ -34,7 +35,7 @@ class Log:
         return found[0] if len(found) == 1 else None
 
     def value(self, key: str) -> Any:
-        """Return what the log says of a key; None if nothing, or not always the same."""
+        """Return the value of a key; None if the log does not hold it, or holds different values."""
         values = [event.value for event in self.all(key)]
         return values[0] if values and all(value == values[0] for value in values) else None
 
@@ -53,9 +54,9 @@ class Log:
 
     @property
     def has_random_rows(self) -> bool:
-        """Whether the rows were random numbers, on which nothing can be learned. Older logs say only that the weights were."""
-        told = self.all(mllog.DATA_SOURCE) or self.all(mllog.INITIAL_WEIGHTS)
-        return any(event.value == mllog.RANDOM for event in told)
+        """Whether the rows were random numbers. Older logs say only that the weights were random."""
+        records = self.all(mllog.DATA_SOURCE) or self.all(mllog.INITIAL_WEIGHTS)
+        return any(event.value == mllog.RANDOM for event in records)
 
     @property
     def has_target(self) -> bool:
@@ -72,7 +73,7 @@ class Log:
 
     @cached_property
     def goals(self) -> tuple[Goal, ...]:
-        """What an evaluation must reach: the logged target, else the official one; none for a benchmark that we do not know."""
+        """The goals of an evaluation: the logged target, else the official ones; empty for an unknown benchmark."""
         known, logged = self.benchmark, self.value(mllog.TARGET_ACCURACY)
         if known is None and self.all(mllog.SUBMISSION_BENCHMARK):
             return ()
@@ -90,7 +91,7 @@ class Log:
 
     @cached_property
     def first_reached(self) -> Event | None:
-        """The first evaluation that reaches the target; with several goals, the one that completes them for one checkpoint."""
+        """The first evaluation that reaches the target; with several goals, the one that completes them."""
         reached: dict[float | None, set[str | None]] = defaultdict(set)
         for event in self.evaluations:
             metric = event.metadata.get("metric") if len(self.goals) > 1 else None
@@ -110,7 +111,7 @@ class Log:
         return bool(found) and is_number(found[-1].value) and self.goals[0].is_reached_by(found[-1].value)
 
     def trials(self) -> Iterator["Log"]:
-        """Yield the log of each trial: a log that was appended to holds several, and each begins anew with its set-up."""
+        """Yield the log of each trial; an appended log holds several, each with its own set-up records."""
         starts = [n for n, event in enumerate(self.events) if event.key == mllog.RUN_START]
         cuts = [0, *(self._end(this, following) for this, following in pairwise(starts)), len(self.events)]
         if len(starts) == 1:
@@ -134,3 +135,8 @@ def read(path: Path | str) -> Log:
 def number(value: Any) -> float | None:
     """Return a value read from a log if it is a finite number."""
     return value if is_number(value) else None
+
+
+def finding(rule: str, severity: Severity, line: int | None, what: str) -> Finding:
+    """Return a finding about a line of a log, or about the whole log."""
+    return broken(rule, what, f"line {line}" if line else "the log", severity=severity, line=line)

@@ -1,20 +1,17 @@
-"""What MLPerf's own checkers say of one log and of a set of logs: they are the referee, run here as they are and never rewritten.
+"""Run MLPerf's own compliance checker, unchanged, on a log: it is the referee.
 
-They are not made for strangers' logs: they build paths of rule files, whose code one of them runs, out of values from the
-log. So those values are compared with the files that exist before a checker takes them up.
+The checker is not safe for logs of unknown origin: it builds paths of rule files from values in the log and runs code
+from those files. So this module compares the values with the existing files first.
 """
 
 import logging
-import math
-import tempfile
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 from pathlib import Path
-from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +19,7 @@ from bench.contract import mllog
 from bench.errors import ConfigError, LogError, MissingLogError
 
 RULESETS = ("5.1.0", "6.1.0")
-"""What a new log is judged by."""
+"""The rulesets that a new log is checked by."""
 
 _SINCE = (
     ("2023-09-22", "4.0.0"),
@@ -32,18 +29,8 @@ _SINCE = (
     ("2025-11-01", "6.0.0"),
     ("2026-06-01", "6.1.0"),
 )
-"""First day (UTC) of the runs that are for a ruleset's round. Rounds close in May and in October; v4.0 took older runs, too."""
+"""First day (UTC) of the runs for each ruleset's round. Rounds close in May and October; v4.0 took older runs too."""
 _BEFORE = "3.1.0"
-
-_REFERENCES = "pruned_rcps"
-"""The points that the package checker uses: those that converge slower than their neighbours suggest are left out."""
-_SAMPLES_COUNT = frozenset(
-    (
-        *("llama2_70b_lora", "flux1", "llama31_405b", "llama31_8b"),
-        *("gpt_oss_20b", "deepseekv3_671b", "qwen35_397b_grpo", "dlrmv4"),
-    )
-)
-"""Benchmarks whose convergence the RCP checker reads from samples_count, as it names them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,41 +40,6 @@ class Verdict:
     ruleset: str
     passed: bool | None
     messages: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rcp:
-    """A reference convergence point: how long the reference trains at one global batch size."""
-
-    benchmark: str
-    global_batch_size: int
-    ruleset: str
-    unit: str
-    """The metadata of eval_accuracy that is counted: samples_count, epoch_num or step_num."""
-    mean: float
-    """Olympic mean of the reference runs."""
-    stdev: float
-    min_mean: float
-    """A submission with a lower mean converges too fast to be accepted."""
-    interpolated: bool
-    """Between the points of two other batch sizes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RcpVerdict:
-    """What the RCP checker says of a set of logs. `passed` is None where it has nothing to compare them with."""
-
-    ruleset: str
-    passed: bool | None
-    message: str
-    counts: tuple[float | None, ...] = ()
-    """Of each log, in the reference's unit; None for a run that did not converge. Empty where the checker gives up earlier."""
-    mean: float | None = None
-    """Olympic mean of the counts."""
-    factor: float | None = None
-    """What the minutes are multiplied by, at least 1; None unless passed."""
-    record: Rcp | None = None
-    """What the counts are compared with; None also where a batch size is below that of all points."""
 
 
 def ruleset_of(time_ms: int) -> str:
@@ -140,7 +92,7 @@ def official_verdict(path: Path | str, *, ruleset: str) -> Verdict:
         raise kind(
             f"the log cannot be read: {error.strerror}", where=str(path), fix="name the result_K.txt of a trial"
         ) from error
-    except Exception as error:  # noqa: BLE001 - a record that is no object, or lacks a field, ends the official parser
+    except Exception as error:  # noqa: BLE001 - a malformed record stops the official parser
         return Verdict(ruleset, False, (f"the official parser cannot read this log: {error!r}",))
     if refusal := _refusal(lines, ruleset):
         return Verdict(ruleset, False, (refusal,))
@@ -150,7 +102,7 @@ def official_verdict(path: Path | str, *, ruleset: str) -> Verdict:
 
 
 def _refusal(lines: list[Any], ruleset: str) -> str | None:
-    """Return which value of the log would lead the checker to a file that is not one of its rule files for a benchmark."""
+    """Return which value of the log would make the checker open a file that is not a rule file of a benchmark."""
     divisions, benchmarks = _rule_names(ruleset)
     for line in lines:
         for key, names in ((mllog.SUBMISSION_DIVISION, divisions), (mllog.SUBMISSION_BENCHMARK, benchmarks)):
@@ -172,13 +124,13 @@ def _rule_names(ruleset: str) -> tuple[list[str], list[str]]:
 
 
 def _check(lines: list[Any], errors: list[tuple[str, str]], ruleset: str) -> Verdict:
-    """Run the checker on records that are parsed already: the file is not read twice, so it cannot change in between."""
+    """Run the checker on parsed records; the file is read only once, so it cannot change between two reads."""
     from mlperf_logging.compliance_checker import mlp_compliance
 
     checker = mlp_compliance.make_checker("training", ruleset, quiet=False, werror=False)
     for text, reason in errors:
         checker.put_message(f"parsing error: {reason}\n{text}")
-    with _contained(mlp_compliance, enqueued_configs=[], yaml=SimpleNamespace(load=_load, BaseLoader=None)):
+    with contained(mlp_compliance, enqueued_configs=[], yaml=SimpleNamespace(load=_load, BaseLoader=None)):
         try:
             checker.check_loglines(lines, f"training_{ruleset}/common.yaml")
         except Exception as error:  # noqa: BLE001 - a value of an unforeseen type ends the checker
@@ -200,117 +152,9 @@ def _rules(path: str) -> Any:
         return yaml.load(file, Loader=yaml.BaseLoader)
 
 
-def rcp_verdict(logs: Sequence[Path | str], *, benchmark: str | None, ruleset: str) -> RcpVerdict:
-    """Return what the RCP checker says of the logs of one benchmark; safe for logs of unknown origin.
-
-    It takes all logs for one submission and drops the runs that converged fastest and slowest; the mean that it accepts is
-    made for as many runs as the rules want, also where there are fewer.
-    """
-    require_ruleset(ruleset)
-    if benchmark not in (known := _rcp_benchmarks(ruleset)):
-        message = f"ruleset {ruleset} has no reference for this benchmark"
-        return RcpVerdict(ruleset=ruleset, passed=None, message=message)
-    if len(logs) <= 2 * num_dropped(benchmark):
-        message = f"takes more than {2 * num_dropped(benchmark)} runs, to drop {num_dropped(benchmark)} at each end"
-        return RcpVerdict(ruleset=ruleset, passed=None, message=message)
-    try:
-        return _compare(logs, known, ruleset)
-    except Exception as error:  # noqa: BLE001 - a record that lacks a field, or a value of an unforeseen type, ends it
-        return RcpVerdict(ruleset=ruleset, passed=False, message=f"the official RCP checker stopped: {error!r:.200}")
-
-
-def _compare(logs: Sequence[Path | str], known: Sequence[str], ruleset: str) -> RcpVerdict:
-    from mlperf_logging.rcp_checker import rcp_checker
-
-    with tempfile.TemporaryDirectory() as scratch, _contained(rcp_checker):
-        links = [Path(scratch, f"result_{number}.txt") for number in range(len(logs))]
-        for link, log in zip(links, logs, strict=True):
-            link.symlink_to(Path(log).absolute())
-        gbs, found, benchmark = rcp_checker.get_submission_epochs(links, ruleset, False)
-        if benchmark not in known:  # as the official reader finds it, which is not how ours does
-            message = "the logs do not name one batch size and one benchmark that has a reference"
-            return RcpVerdict(ruleset=ruleset, passed=False, message=message)
-        # Without set_scaling it would look for the scaling.json that it then deletes in the root folder.
-        passed, message, factor = rcp_checker.check_directory(
-            scratch, "training", ruleset, False, False, rcp_pass=_REFERENCES, set_scaling=True
-        )
-    counts = tuple(float(count) if count < _NEVER else None for count in found or ())
-    if len(logs) != (usual := rcp_checker.submission_runs["training"][benchmark]):
-        message += f"; what it accepts is made for {usual} runs, and here are {len(logs)}"
-    return RcpVerdict(
-        ruleset=ruleset,
-        passed=passed,
-        message=message,
-        counts=counts,
-        mean=_olympic(counts, num_dropped(benchmark)),
-        factor=float(factor) if passed else None,
-        record=rcp_record(benchmark, gbs, ruleset),
-    )
-
-
-_NEVER = 1e9
-"""What the RCP checker counts for a run that did not converge."""
-
-
-def _olympic(counts: Sequence[float | None], dropped: int) -> float | None:
-    """Return the mean of the counts between the dropped ones, of which those that are None are the slowest."""
-    kept = sorted(math.inf if count is None else count for count in counts)[dropped:-dropped]
-    return mean if kept and math.isfinite(mean := fmean(kept)) else None
-
-
-@cache
-def rcp_record(benchmark: str, global_batch_size: int, ruleset: str) -> Rcp | None:
-    """Return the reference convergence point of a batch size, as the official checker has or interpolates it.
-
-    None below the smallest and above the largest batch size that has one, and for a benchmark without any.
-    """
-    from mlperf_logging.rcp_checker import rcp_checker
-
-    if benchmark not in _rcp_benchmarks(ruleset):
-        return None
-    with tempfile.TemporaryDirectory() as scratch, _contained(rcp_checker):
-        checker = rcp_checker.RCP_Checker("training", ruleset, benchmark, False)
-        point = checker._find_rcp(global_batch_size, _REFERENCES)
-        neighbours = [
-            find(global_batch_size, _REFERENCES) for find in (checker._find_top_min_rcp, checker._find_bottom_max_rcp)
-        ]
-        between = point is None and None not in neighbours
-        record = checker._create_interp_rcp(global_batch_size, *neighbours)[1] if between else point
-        if record is None:
-            return None
-        reference = [record["RCP Mean"]] * 9
-        checker._eval_submission_record(record, reference, scratch)  # some benchmarks get their allowance only here
-    return Rcp(
-        benchmark=benchmark,
-        global_batch_size=global_batch_size,
-        ruleset=ruleset,
-        unit=_unit(benchmark, ruleset),
-        mean=float(record["RCP Mean"]),
-        stdev=float(record["RCP Stdev"]),
-        min_mean=float(record["RCP Mean"] / record["Max Speedup"]),
-        interpolated=between,
-    )
-
-
-def _unit(benchmark: str, ruleset: str) -> str:
-    if benchmark == "stable_diffusion":
-        return "step_num" if ruleset == "3.1.0" else "samples_count"
-    return "samples_count" if benchmark in _SAMPLES_COUNT else "epoch_num"
-
-
-@cache
-def _rcp_benchmarks(ruleset: str) -> list[str]:
-    """Return the benchmarks that have a file of reference points."""
-    from mlperf_logging.rcp_checker import rcp_checker
-
-    folder = Path(rcp_checker.__file__).parent / f"training_{ruleset}"
-    names = (file.stem.removeprefix("rcps_") for file in folder.glob("rcps_*.json"))
-    return [name for name in names if name in rcp_checker.submission_runs["training"]]
-
-
 @contextmanager
-def _contained(checker_module: Any, **replaced: Any) -> Iterator[None]:
-    """Replace globals of a checker for a while, and keep it from configuring the root logger and from printing."""
+def contained(checker_module: Any, **replaced: Any) -> Iterator[None]:
+    """Replace globals of a checker inside the block, and keep it from configuring the root logger and printing."""
     silent = logging.getLogger(f"{__name__}.checker")
     silent.disabled = True
     replaced["logging"] = silent

@@ -23,7 +23,7 @@ Kind = Literal["submissions", "reference runs", "interpolated"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
-    """A published system with its minutes to target; None is what is not known of it."""
+    """A published system with its minutes to target; a field is None if it is not known."""
 
     round: str
     submitter: str
@@ -120,7 +120,7 @@ def _number(cell: str) -> float | None:
 
 @cache
 def samples_to_target(benchmark: str, global_batch_size: int) -> Convergence | None:
-    """Return the published distribution of samples to target; None where nothing published says.
+    """Return the published distribution of samples to target; None if nothing was published.
 
     Runs of submissions where they were counted, else reference runs, else a normal distribution whose mean and standard
     deviation lie on the line between the neighbouring batch sizes with reference runs. Never extrapolated.
@@ -138,7 +138,7 @@ def samples_to_target(benchmark: str, global_batch_size: int) -> Convergence | N
 
 
 def schedule(benchmark: str) -> Schedule:
-    """Return when the rules have a benchmark evaluated whose samples to target are published."""
+    """Return the evaluation schedule of a benchmark whose samples to target are published."""
     found = BENCHMARKS[benchmark].schedule
     assert found is not None, f"{benchmark} has figures, but no schedule"
     return found

@@ -1,6 +1,6 @@
-"""Read MLLOG records out of whatever else a job printed: a whole file, or one that still grows.
+"""Read MLLOG records from a log with any other output in it: a complete file, or one that still grows.
 
-The token may stand anywhere in a line, several times, cut off or glued to other output; no content makes reading fail.
+The token may stand anywhere in a line, several times, truncated or joined to other output; no content raises an error.
 """
 
 import errno
@@ -76,9 +76,10 @@ def read(path: Path | str) -> tuple[list[Event], list[Garbled]]:
 
 
 class Follower:
-    """Reads a log while it is written. Each poll costs what was added since the one before; garbled records are skipped.
+    """Reads a log while it is written. A poll reads only what was added since the last one, and skips garbled records.
 
-    A file that is cut off or overwritten is read again from its start, and one that is replaced is first read to its end.
+    A file that was truncated or overwritten is read again from its start. A file that was replaced is first read to its
+    end.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -244,7 +245,7 @@ def system(path: Path | str) -> dict[str, Any]:
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Return whether a value read from a log is a finite number of a size one can calculate with; true and false are none."""
+    """Return whether a value from a log is a finite number that fits into 64 bits; true and false are not numbers."""
     return (type(value) is float or type(value) is int) and -_BIGGEST <= value <= _BIGGEST
 
 

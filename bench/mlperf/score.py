@@ -1,26 +1,25 @@
-"""Work out what a set of trials is worth by the official rules: olympic mean of the minutes, times the RCP factor.
+"""Score a set of trials by the official rules: the olympic mean of their minutes, times the RCP factor.
 
-The fastest and the slowest run do not count; one run that failed counts as the slowest. Where the others converged in fewer
-samples than the reference (RCP) does on average, the minutes are multiplied by the ratio of the means.
+The fastest and the slowest run do not count; a failed run counts as the slowest. If the other runs converged in fewer
+samples than the reference (RCP) on average, the minutes are multiplied by the ratio of the two means.
 """
 
-import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from statistics import quantiles
 from typing import Any
 
 from bench.errors import ConfigError, LogError
 from bench.mlperf import official
-from bench.mlperf.official import RcpVerdict, Verdict
+from bench.mlperf.official import Verdict
+from bench.mlperf.rcp import RcpVerdict, rcp_verdict
 from bench.mlperf.result import NO_TARGET, Result, parse
 from bench.mlperf.trial_set import ALIKE, Trials, by_number, disagreements, findings, is_in_samples, minutes, name
 from bench.rules.finding import Finding, errors
 
 _BRIEF = ("file", "minutes", "samples_to_target", "seed", "valid")
-_NUM_RESAMPLES = 4000
+_NUM_RESAMPLES = 40_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +28,7 @@ class Score:
 
     folder: str
     benchmark: str | None
-    """This and what follows up to the batch size: None where the logs do not say, or differ."""
+    """This and the fields down to the batch size are None if the logs differ or do not say."""
     division: str | None
     org: str | None
     platform: str | None
@@ -42,15 +41,15 @@ class Score:
     results: tuple[Result, ...]
     """In the order of the numbers in their names."""
     dropped_fastest: str | None
-    """File names; of a benchmark that drops several at each end, one after the other."""
+    """File names, separated by commas if the benchmark drops several runs at each end."""
     dropped_slowest: str | None
     dropped_reasons: tuple[str, ...]
     num_failed: int
     """Runs that did not converge, or whose logs we or the official checker reject."""
     olympic_minutes: float | None
-    """Mean without the dropped runs, also of fewer runs than a score takes; None below three, or where too many failed."""
+    """Mean without the dropped runs, even of fewer runs than a score takes; None below three, or if too many failed."""
     olympic_samples: float | None
-    """The same of the samples to the target, from which the runs with the fewest and the most are dropped."""
+    """The same mean of the samples to the target, without the runs with the fewest and the most samples."""
     rcp_mean_samples: float | None
     rcp_stdev_samples: float | None
     rcp_min_samples: float | None
@@ -60,7 +59,7 @@ class Score:
     official_minutes: float | None
     """olympic_minutes times rcp_factor; None unless the score is valid."""
     interval_minutes: tuple[float, float] | None
-    """90 % interval of official_minutes, from resampling the runs: what other runs of the same system would have given."""
+    """90 % interval of official_minutes from resampled runs: the range of scores that the same system would give."""
     samples_distribution: dict[int, int]
     """How many runs reached the target after how many samples."""
     compliance: tuple[Verdict, ...]
@@ -76,9 +75,9 @@ class Score:
     def to_json(self) -> dict[str, Any]:
         """Return the fields as strict JSON holds them; of each result, what the score needs."""
         brief = [{name: getattr(result, name) for name in _BRIEF} for result in self.results]
-        kept = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "results"}
-        parts = {name: [asdict(part) for part in kept[name]] for name in ("compliance", "findings")}
-        return kept | parts | {"rcp": asdict(self.rcp), "results": brief}
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "results"}
+        parts = {name: [asdict(part) for part in values[name]] for name in ("compliance", "findings")}
+        return values | parts | {"rcp": asdict(self.rcp), "results": brief}
 
 
 def score(paths: Path | Sequence[Path], *, ruleset: str | None = None) -> Score:
@@ -158,7 +157,7 @@ def _rcp(trials: Trials) -> RcpVerdict:
     if why_not := trials.why_no_rules or ("the open division has no reference to compare with" if is_open else ""):
         return RcpVerdict(ruleset=trials.ruleset, passed=None, message=why_not)
     files = [result.file for result in trials.results]
-    return official.rcp_verdict(files, benchmark=trials.common("benchmark"), ruleset=trials.ruleset)
+    return rcp_verdict(files, benchmark=trials.common("benchmark"), ruleset=trials.ruleset)
 
 
 _NONE_DROPPED: dict[str, Any] = {"dropped_fastest": None, "dropped_slowest": None, "dropped_reasons": ()}
@@ -180,19 +179,24 @@ def _dropped(trials: Trials) -> dict[str, Any]:
 
 
 def _interval(trials: Trials, rcp: RcpVerdict) -> tuple[float, float]:
-    """Return the 5th and 95th percentile of the official minutes of resampled runs; the same runs give the same interval.
+    """Return the 5th and 95th percentile of the official minutes over bootstrap resamples; the seed is fixed.
 
-    The converged runs are drawn with replacement, each with its minutes and its samples, so that every draw has a factor of
-    its own; a failed run stays the slowest. Ten runs hold few of the rare slow ones: the true spread is wider.
+    The converged runs are drawn with replacement. Minutes and samples of a run are drawn together, so that every
+    resample has a factor of its own; a failed run stays the slowest. Ten runs hold few of the rare slow ones: the true
+    spread is wider.
     """
+    import numpy as np
+
     counts = dict(zip((result.file for result in trials.results), rcp.counts, strict=False))
-    pairs = [(minutes(result), counts.get(result.file)) for result in trials.converged]
-    reference = rcp.record.mean if rcp.record and all(count for _, count in pairs) else None
-    draw, found = random.Random(0), []
-    for _ in range(_NUM_RESAMPLES):
-        drawn = draw.choices(pairs, k=len(pairs))
-        olympic, mean = (trials.olympic([pair[n] or 0 for pair in drawn]) for n in (0, 1))
-        assert olympic is not None and mean is not None  # as many runs as those of which there is a score
-        found.append(olympic * (max(1.0, reference / mean) if reference else rcp.factor or 1.0))
-    cuts = quantiles(found, n=20, method="inclusive")
-    return cuts[0], cuts[-1]
+    samples = [counts.get(result.file) for result in trials.converged]
+    factor: Any = rcp.factor or 1.0
+    drawn = np.random.default_rng(0).integers(len(samples), size=(_NUM_RESAMPLES, len(samples)))
+    in_score = slice(trials.num_dropped, len(samples) + len(trials.failed) - trials.num_dropped)
+
+    def olympic_means(values: list[float]) -> Any:
+        return np.sort(np.array(values)[drawn], axis=1)[:, in_score].mean(axis=1)
+
+    if rcp.record and all(samples):
+        factor = np.maximum(1.0, rcp.record.mean / olympic_means([count or 0.0 for count in samples]))
+    low, high = np.quantile(olympic_means([*map(minutes, trials.converged)]) * factor, (0.05, 0.95))
+    return float(low), float(high)

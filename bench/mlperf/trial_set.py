@@ -1,4 +1,4 @@
-"""The trials that make up a score: which of them count, and what keeps them from being one."""
+"""The trials that make up a score: which of them count, and why a set has no valid score."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -11,12 +11,13 @@ from typing import Any
 from bench.contract.plan import NOT_A_SUBMISSION
 from bench.mlperf import official
 from bench.mlperf.benchmarks import BENCHMARKS
-from bench.mlperf.official import RcpVerdict, Verdict
+from bench.mlperf.official import Verdict
+from bench.mlperf.rcp import RcpVerdict
 from bench.mlperf.result import NO_TARGET, Result
 from bench.rules.finding import Finding, Severity, broken, errors
 
 ALIKE = ("benchmark", "division", "platform", "global_batch_size")
-"""Fields of a result that are the same in all runs of a score; published sets have runs that name the submitter differently."""
+"""Fields that are equal in all runs of a score; not the submitter, which published sets spell in several ways."""
 
 _ALL = "all trials"
 """Where findings about a set stand that name no single log."""
@@ -73,10 +74,10 @@ class Trials:
         return sorted((result for result in self.results if result.file not in self.failed), key=minutes)
 
     def olympic(self, values: Sequence[float]) -> float | None:
-        """Return the mean of a value of the converged runs, the lowest and the highest left out; failed runs are the highest."""
+        """Return the mean of the converged runs' values without the lowest and highest; failed runs are the highest."""
         num_failed = len(self.failed)
-        kept = sorted(values)[self.num_dropped : len(values) + num_failed - self.num_dropped]
-        return fmean(kept) if kept and num_failed <= self.num_dropped else None
+        in_score = sorted(values)[self.num_dropped : len(values) + num_failed - self.num_dropped]
+        return fmean(in_score) if in_score and num_failed <= self.num_dropped else None
 
     @cached_property
     def why_no_rules(self) -> str:
@@ -84,8 +85,8 @@ class Trials:
         if not self.has_target:
             return NO_TARGET
         marks = (mark for result in self.results for mark in (result.platform, result.org) if mark)
-        if pretended := next((mark for mark in marks if NOT_A_SUBMISSION in mark), None):
-            return f"this is not the benchmark that the logs name: {pretended}"
+        if marked := next((mark for mark in marks if NOT_A_SUBMISSION in mark), None):
+            return f"this is not the benchmark that the logs name: {marked}"
         if self.num_required is None:
             return f"ruleset {self.ruleset} has no {self.common('benchmark') or 'rules for logs without one benchmark'}"
         return ""
@@ -145,8 +146,8 @@ def _differences(trials: Trials) -> Iterator[Finding]:
     A platform is a name that the submitter typed: published sets that name it in two ways have official scores.
     """
     for field in ALIKE:
-        told = [r for r in trials.results if getattr(r, field) is not None or r.file not in trials.failed]
-        if len(found := _grouped(told, field)) > 1:
+        logged = [r for r in trials.results if getattr(r, field) is not None or r.file not in trials.failed]
+        if len(found := _grouped(logged, field)) > 1:
             values = ", ".join(f"{value!r:.60} in {files[0]}" for value, files in found.items())
             severity: Severity = "warning" if field == "platform" else "error"
             yield broken("SCO-04", f"{field} differs: {values}", _ALL, severity=severity)

@@ -1,1 +1,1 @@
-"""From a config to a plan."""
+"""Work out the plan of a config: parallelism, memory, step time, schedule and commands."""

@@ -1,97 +1,103 @@
-"""What one layer keeps per token of a micro-batch for its backward pass, on one rank."""
+"""How many bytes of activations one layer stores per token for its backward pass, on one rank."""
 
 from bench.contract.plan import World
-from bench.contract.schema import Config, Lora, Position, Precision
+from bench.contract.schema import Config, Precision
+from bench.contract.task import Lora, Position
 from bench.planning.parameters import kv_size, linears
 
 SCALE_BYTES = 4
-"""Of a row in FP8; also 1 / rms of a row."""
+"""Of the scale of one FP8 row; 1 / rms of a row takes as much."""
 BYTES = {Precision.fp32: 4, Precision.bf16: 2, Precision.fp8: 2}
-"""Of a number outside of the FP8 products."""
+"""Per number outside the FP8 GEMMs."""
 
 
 def layer_bytes(config: Config, world: World) -> float:
-    """Return bytes that one layer keeps per token of one micro-batch for its backward pass, where nothing is recomputed."""
-    return _fp8_bytes(config, world) if config.precision is Precision.fp8 else _plain_bytes(config, world)
+    """Return the bytes that one layer stores per token of one micro-batch when nothing is recomputed."""
+    if config.precision is Precision.fp8:
+        return _fp8_layer_bytes(config, world)
+    return _megatron_layer_bytes(config, world)
 
 
-def _fp8_bytes(config: Config, world: World) -> float:
-    """Return what an FP8 layer keeps per token. Hidden width h, K or V width k, MLP width f.
+def _fp8_layer_bytes(config: Config, world: World) -> float:
+    """Return the bytes that an FP8 layer stores per token. Hidden width h, K or V width k, MLP width f.
 
-    | kept                                       | bytes          | split over |
-    | ------------------------------------------ | -------------- | ---------- |
-    | inputs of qkv and fc1, normalised, in FP8  | 2 h            | tp if sp   |
-    | their rows' scales, and 1 / rms            | 16             | nothing    |
-    | q, k, v after RoPE                         | 2 (h + 2 k)    | tp         |
-    | attention's output                         | 2 h            | tp         |
-    | softmax statistics                         | 4 heads        | tp         |
-    | gate and up, in FP8 with a scale each      | 2 f; 8         | tp; nothing |
-    | LoRA: A dropout(x)                         | 2 rank         | nothing    |
+    | stored tensor                              | bytes          | split over  |
+    | ------------------------------------------ | -------------- | ----------- |
+    | inputs of qkv and fc1, normalized, in FP8  | 2 h            | tp if sp    |
+    | their scales per row, and 1 / rms          | 16             | not split   |
+    | q, k, v after RoPE                         | 2 (h + 2 k)    | tp          |
+    | output of attention                        | 2 h            | tp          |
+    | softmax statistics                         | 4 heads        | tp          |
+    | gate and up, in FP8 with a scale each      | 2 f; 8         | tp; not split |
+    | LoRA: A dropout(x)                         | 2 rank         | not split   |
 
-    The residual is not kept: a norm's backward takes its output. Dropout's masks are made again from their seeds.
+    The residual stream is not stored, because a norm's backward pass uses the norm's output. Dropout masks are not
+    stored either: the backward pass generates them again from their seeds.
     """
     model, lora, tp = config.model, config.task.training.lora, world.tp
     assert lora is not None
-    kept = 2 * (model.hidden_size / world.sequence_tp + 2 * SCALE_BYTES)
-    kept += qkv_bytes(config, world) + fc1_bytes(config, world)
-    kept += (2 * model.hidden_size + 4 * model.num_attention_heads) / tp
-    return kept + 2 * lora.rank * len(lora.target_modules)
+    normalized_inputs = 2 * (model.hidden_size / world.sequence_tp + 2 * SCALE_BYTES)
+    attention = (2 * model.hidden_size + 4 * model.num_attention_heads) / tp
+    adapters = 2 * lora.rank * len(lora.target_modules)
+    return normalized_inputs + (qkv_bytes(config, world) + fc1_bytes(config, world)) + attention + adapters
 
 
 def qkv_bytes(config: Config, world: World) -> float:
-    """Return what a layer keeps of qkv's output per token in BF16."""
+    """Return the bytes per token of the stored qkv output, in BF16."""
     return 2 * linears(config.model)["linear_qkv"].num_out / world.tp
 
 
 def fc1_bytes(config: Config, world: World) -> float:
-    """Return what a layer keeps of fc1's output per token in FP8."""
+    """Return the bytes per token of the stored fc1 output, in FP8."""
     return linears(config.model)["linear_fc1"].num_out / world.tp + 2 * SCALE_BYTES
 
 
-def _plain_bytes(config: Config, world: World) -> float:
-    """Return what megatron-core's BF16 or FP32 layer keeps per token, with fused attention and SwiGLU and all else in plain torch.
+def _megatron_layer_bytes(config: Config, world: World) -> float:
+    """Return the bytes that megatron-core's BF16 or FP32 layer stores per token.
 
-    p bytes per number, hidden width h, MLP width f.
+    Attention and SwiGLU are fused kernels; everything else is plain torch. p bytes per number, hidden width h, MLP
+    width f.
 
-    | kept                       | bytes             | split over | for the                                  |
-    | -------------------------- | ----------------- | ---------- | ---------------------------------------- |
-    | inputs of the two norms    | 2 p h             | tp if sp   | norms' backward, frozen or not           |
-    | inputs of qkv and fc1      | 2 p h             | tp if sp   | weights' gradient: not kept when frozen  |
-    | q, k, v                    | `_plain_qkv_bytes` |           | attention's backward                     |
-    | attention's output         | p h               | tp         | same, and proj's weights' gradient       |
-    | softmax statistics         | 4 heads           | tp         | attention's backward                     |
-    | fc1's output               | p f, swiglu 2 p f | tp         | activation's backward                    |
-    | input of fc2               | p f               | tp         | weights' gradient: not kept when frozen  |
-    | LoRA: dropout(x), its mask | (p + 1) width(x)  | as x       | gradient of A                            |
-    | LoRA: A dropout(x)         | p rank            | nothing    | gradient of B                            |
+    | stored tensor              | bytes             | split over | needed by                                        |
+    | -------------------------- | ----------------- | ---------- | ------------------------------------------------ |
+    | inputs of the two norms    | 2 p h             | tp if sp   | backward of the norms, frozen or not             |
+    | inputs of qkv and fc1      | 2 p h             | tp if sp   | weight gradients: not stored if frozen           |
+    | q, k, v                    | see `_qkv_bytes_without_fp8` | | backward of attention                            |
+    | output of attention        | p h               | tp         | backward of attention, weight gradient of proj   |
+    | softmax statistics         | 4 heads           | tp         | backward of attention                            |
+    | output of fc1              | p f, swiglu 2 p f | tp         | backward of the activation                       |
+    | input of fc2               | p f               | tp         | weight gradient: not stored if frozen            |
+    | LoRA: dropout(x), its mask | (p + 1) width(x)  | as x       | gradient of A                                    |
+    | LoRA: A dropout(x)         | p rank            | not split  | gradient of B                                    |
 
-    Without dropout an adapter keeps x itself, which attention already keeps for proj. In BF16 a GPT layer (f = 4 h) comes
-    to 32 h, which is Korthikanti et al. 2022's 34 h less its two dropout masks.
+    Without dropout an adapter stores x itself; the input of proj is the output of attention, which is stored already.
+    A GPT layer in BF16 (f = 4 h) stores 32 h. That is the 34 h of Korthikanti et al. 2022 without their two dropout
+    masks.
     """
     model, lora, size, tp = config.model, config.task.training.lora, BYTES[config.precision], world.tp
     projections = linears(model)
-    kept = 2 * size * model.hidden_size / world.sequence_tp + _plain_qkv_bytes(config, world)
-    kept += size * (model.hidden_size + projections["linear_fc1"].num_out) / tp
-    kept += 4 * model.num_attention_heads / tp
+    stored = 2 * size * model.hidden_size / world.sequence_tp + _qkv_bytes_without_fp8(config, world)
+    stored += size * (model.hidden_size + projections["linear_fc1"].num_out) / tp
+    stored += 4 * model.num_attention_heads / tp
     for name, linear in projections.items():
         split = world.sequence_tp if linear.is_column else tp
-        kept += linear.num_in * _kept_input_bytes(name, lora, size) / split
+        stored += linear.num_in * _stored_input_bytes(name, lora, size) / split
     if lora:
-        kept += size * lora.rank * len(lora.target_modules)
-    return kept
+        stored += size * lora.rank * len(lora.target_modules)
+    return stored
 
 
-def _plain_qkv_bytes(config: Config, world: World) -> float:
-    """Return what a BF16 or FP32 layer keeps of qkv per token. Hidden width h, K or V width k, head width d.
+def _qkv_bytes_without_fp8(config: Config, world: World) -> float:
+    """Return the bytes of q, k and v that a BF16 or FP32 layer stores per token. K or V width k, head width d.
 
-    | kept                                             | bytes       | split over |
-    | ------------------------------------------------ | ----------- | ---------- |
-    | qkv's output, all of it: v is a view of it       | p (h + 2 k) | tp         |
-    | with RoPE: q and k after it                      | p (h + k)   | tp         |
-    | without, under GQA: q, copied to be one tensor   | p h         | tp         |
-    | with RoPE: cosines and sines, for q and for k    | 4 p d       | nothing    |
+    | stored tensor                                          | bytes       | split over |
+    | ------------------------------------------------------ | ----------- | ---------- |
+    | the whole output of qkv, because v is a view of it     | p (h + 2 k) | tp         |
+    | with RoPE: q and k after it                            | p (h + k)   | tp         |
+    | without RoPE, under GQA: q, copied into its own tensor | p h         | tp         |
+    | with RoPE: cosines and sines, for q and for k          | 4 p d       | not split  |
 
-    The rows of a micro-batch share cosines and sines, which are counted for each.
+    All rows of a micro-batch share the cosines and sines; this counts them for each row.
     """
     model, size = config.model, BYTES[config.precision]
     qkv, angles = linears(model)["linear_qkv"].num_out, 0
@@ -103,8 +109,8 @@ def _plain_qkv_bytes(config: Config, world: World) -> float:
     return size * (qkv / world.tp + angles)
 
 
-def _kept_input_bytes(name: str, lora: Lora | None, size: int) -> int:
-    """Return bytes kept per number of a projection's input, for the gradient of its weights or of its adapter's."""
+def _stored_input_bytes(name: str, lora: Lora | None, size: int) -> int:
+    """Return the bytes stored per number of a projection's input, for the gradient of its weights or its adapter."""
     if lora is None or (name in lora.target_modules and not lora.dropout):
-        return 0 if name == "linear_proj" else size  # attention keeps its output, which is proj's input, anyway
-    return size + 1 if name in lora.target_modules else 0  # dropout's output and its mask
+        return 0 if name == "linear_proj" else size  # attention stores its output, which is the input of proj
+    return size + 1 if name in lora.target_modules else 0  # the output of dropout, and the mask

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.contract.plan import Plan
-from bench.contract.schema import Config, DataSource, StartsFrom, Weights
+from bench.contract.schema import Config, DataSource
+from bench.contract.task import StartsFrom, Weights
 from bench.errors import ConfigError
 from bench.planning import make_plan
 
@@ -27,7 +28,17 @@ CONF = next(d for d in (_PACKAGE / "conf", _PACKAGE.parent / "conf") if d.is_dir
 """Inside the package once installed, beside it in a checkout."""
 
 FOR_BASE_TOO = ("model", "cluster", "gpu@cluster", "container", "walltime", "hydra")
-"""Overrides of these also hold for the task that makes the base checkpoint; hydra: its search path."""
+"""Overrides of these also apply to the task that makes the base checkpoint; hydra.searchpath is the site's folder."""
+
+
+MOVED = {
+    "cluster.scheduler": "cluster.backend",
+    "recipe.max_steps": "task.training.max_steps",
+    "task.lora": "task.training.lora",
+    "task.base": "task.training.base",
+    "task.target_eval_loss": "task.training.target_eval_loss",
+}
+"""Keys of earlier versions, and what they are called now."""
 
 
 def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Plan:
@@ -51,12 +62,12 @@ def plan_of(config: Config, overrides: Sequence[str]) -> Plan:
         return make_plan.make(with_random_weights(config))
     if config.task.training.base is None:
         return make_plan.make(config)
-    kept = [word for word in overrides if word.lstrip("+~").split("=")[0].split(".")[0] in FOR_BASE_TOO]
-    return make_plan.make(config, _composed([f"task={config.task.training.base}", *kept]))
+    shared = [word for word in overrides if word.lstrip("+~").split("=")[0].split(".")[0] in FOR_BASE_TOO]
+    return make_plan.make(config, _composed([f"task={config.task.training.base}", *shared]))
 
 
 def with_random_weights(config: Config) -> Config:
-    """Return the config of the same work on random weights and random rows: without target, checkpoint and data."""
+    """Return the config of the same work with random weights and random rows: no target, checkpoint or data files."""
     training = dataclasses.replace(
         config.task.training, starts_from=StartsFrom.random, base=None, target_eval_loss=None
     )
@@ -79,16 +90,16 @@ def typed(config: "DictConfig") -> Config:
     """Return the config as its dataclasses, with the paths made absolute."""
     from omegaconf import OmegaConf
 
-    full = typing.cast(Config, OmegaConf.to_object(config))
-    paths = full.cluster.paths
+    typed_config = typing.cast(Config, OmegaConf.to_object(config))
+    paths = typed_config.cluster.paths
     for name in ("data", "model", "logs"):
         setattr(paths, name, _absolute(getattr(paths, name)))
-    full.launch.folder = _absolute(full.launch.folder)
-    return full
+    typed_config.launch.folder = _absolute(typed_config.launch.folder)
+    return typed_config
 
 
 def _absolute(path: str | None) -> str | None:
-    """Return a path from the root on; what begins with a variable ($DATADIR) is left to the job's shell."""
+    """Return the absolute path; one that begins with a variable ($DATADIR) is left to the job's shell."""
     return path if not path or path.startswith("$") else os.path.abspath(path)
 
 
@@ -146,7 +157,7 @@ def register() -> None:
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Turn what Hydra and OmegaConf raise into one message with where and fix."""
+    """Turn errors of Hydra and OmegaConf into a ConfigError with where and fix."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
@@ -164,6 +175,15 @@ def _explain(error: Exception) -> ConfigError | None:
     from omegaconf.errors import OmegaConfBaseException
 
     text = "\n".join(str(e) for e in (error, error.__cause__) if e)
+    if known := _wrong_choice(text) or _wrong_key(error, text) or _wrong_value(error, text):
+        return known
+    if isinstance(error, ValueError | TypeError | AttributeError) and not isinstance(error, OmegaConfBaseException):
+        return None
+    return ConfigError(text.splitlines()[0], where="command line", fix="see python -m bench.launch --help")
+
+
+def _wrong_choice(text: str) -> ConfigError | None:
+    """Return what is wrong with the choice of a group, or with a key that was removed or renamed."""
     if (missing := re.search(r"Could not find '([^']+)'", text)) and "Available options" in text:
         options = re.findall(r"^\t(\S+)$", text, re.M)
         return _unknown(missing[1].split("/")[-1], options, where=missing[1].rsplit("/", 1)[0], noun="choice")
@@ -171,9 +191,15 @@ def _explain(error: Exception) -> ConfigError | None:
         return ConfigError("a group needs one choice", where="command line", fix="name one; --help lists them")
     if gone := re.search(r"missing \d+ required keyword-only argument.*?: '(\w+)'", text):
         return ConfigError(f"{gone[1]} is missing", where=gone[1], fix="do not delete it with ~; set it to a value")
-    if "'scheduler'" in text or "cluster.scheduler" in text:
-        fix = "write backend: slurm (or local) in its place"
-        return ConfigError("cluster.scheduler is now cluster.backend", where="cluster", fix=fix)
+    for old, new in MOVED.items():
+        group, _, name = old.rpartition(".")
+        if old in text or (f"'{name}'" in text and f"'{group.title()}'" in text):
+            return ConfigError(f"{old} is now {new}", where=group, fix=f"write {new} in its place")
+    return None
+
+
+def _wrong_key(error: Exception, text: str) -> ConfigError | None:
+    """Return which key of an override does not exist."""
     if isinstance(error, AttributeError):  # a schema class has slots, and no place for what `+key` added
         stray = re.fullmatch(r"'(\w+)' object has no attribute '(\w+)'", str(error))
         known = _keys().get(stray[1]) if stray else None
@@ -187,6 +213,11 @@ def _explain(error: Exception) -> ConfigError | None:
         )
     if override := re.search(r"Could not (?:override|append to config|delete from config)[^']*'([^']+)'", text):
         return _unknown(override[1], _keys()["Config"], where="command line", noun="key")
+    return None
+
+
+def _wrong_value(error: Exception, text: str) -> ConfigError | None:
+    """Return what is wrong with a value: its type, or how it is written."""
     if bad := re.search(r"full_key: (\S+)", text):
         what = str(error.__cause__ or error).splitlines()[0]
         return ConfigError(what, where=bad[1], fix="give a value of the type that --cfg job shows")
@@ -199,9 +230,7 @@ def _explain(error: Exception) -> ConfigError | None:
             fix="put quotes around words with = , or : in a list, and around the whole: "
             """'cluster.slurm.arguments=["--exclude=n1"]'""",
         )
-    if isinstance(error, ValueError | TypeError | AttributeError) and not isinstance(error, OmegaConfBaseException):
-        return None
-    return ConfigError(text.splitlines()[0], where="command line", fix="see python -m bench.launch --help")
+    return None
 
 
 def _unquoted(override: str) -> ConfigError:

@@ -1,6 +1,6 @@
-"""Which of the ways to split a cluster's ranks a plan takes: the fastest one that fits, by its own estimates.
+"""Choose how to split the ranks of a cluster: the fastest layout that fits by the plan's own estimates.
 
-parallel.tp, pp, cp and sp are kept where they are given; what is null is chosen.
+parallel.tp, pp, cp and sp stay as the config gives them; those that are null are chosen here.
 """
 
 import itertools
@@ -18,7 +18,7 @@ CHOSEN = ("tp", "pp", "cp", "sp")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """A legal split of the ranks, and what it would need and take."""
+    """A legal split of the ranks, with its estimated memory and step time."""
 
     world: World
     recompute: Recomputed
@@ -27,29 +27,29 @@ class Layout:
 
 
 def choose(config: Config) -> Layout:
-    """Return the fastest layout that fits; where no step time can be estimated, the first of the plainest that does.
+    """Return the fastest layout that fits; if no step time can be estimated, the simplest layout that fits.
 
-    If none fits, the one that comes closest.
+    If no layout fits, this returns the one that needs the least memory.
 
     Raises:
-        ConfigError: no layout is legal; it says why the plainest is not.
+        ConfigError: no layout is legal; the message says why the simplest one is not.
     """
     return ranked(config)[0]
 
 
 def ranked(config: Config) -> list[Layout]:
-    """Return every legal layout, best first: those that fit by time, then the others by what they need; see `choose`."""
-    layouts, refused = [], None
+    """Return every legal layout, best first: those that fit by step time, then the others by memory."""
+    layouts, first_error = [], None
     for world in _splits(config):
         try:
             check(config, world)
         except ConfigError as error:
-            refused = refused or error
+            first_error = first_error or error
         else:
             layouts.append(_layout(config, world))
     if not layouts:
-        assert refused is not None
-        raise refused
+        assert first_error is not None
+        raise first_error
     return sorted(layouts, key=_rank)
 
 
@@ -64,7 +64,7 @@ def _layout(config: Config, world: World) -> Layout:
 
 
 def _splits(config: Config) -> Iterator[World]:
-    """Yield the splits that the config leaves open, plainest first: tp rises before cp, and cp before pp."""
+    """Yield the splits that the config leaves open, simplest first: tp rises before cp, and cp before pp."""
     p, num_ranks = config.parallel, config.cluster.num_nodes * config.cluster.ranks_per_node
     sizes = divisors(num_ranks)
     pps, cps, tps = ([size] if size is not None else sizes for size in (p.pp, p.cp, p.tp))

@@ -1,7 +1,4 @@
-"""Work out what a run will do before anything is asked for: config in, Plan out, and Plan as JSON.
-
-A rank process reads the plan and nothing else, so this module (and what it imports) needs the standard library only.
-"""
+"""Make the plan of a run from its config: the parallelism, the schedule, the commands and every file it will write."""
 
 import dataclasses
 import itertools
@@ -24,7 +21,8 @@ from bench.contract.plan import (
     World,
     fingerprint,
 )
-from bench.contract.schema import Config, DataSource, Device, StartsFrom
+from bench.contract.schema import Config, DataSource, Device
+from bench.contract.task import StartsFrom
 from bench.errors import ConfigError
 from bench.mlperf import closed_division
 from bench.mlperf.benchmarks import LLAMA2_70B_LORA
@@ -34,30 +32,29 @@ from bench.planning.parallelism import num_microbatches
 PROBE_MIN = 10
 """The time limit of a job that only looks at its nodes."""
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1", "PYTHONUNBUFFERED": "1"}
-"""Set for every rank; one thread each, since ranks share the cores."""
+"""Set for every rank. Each has one OpenMP thread, because the ranks of a node share its cores."""
 CUDA_ENVIRONMENT = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-"""And on GPUs: memory that one size of tensor gave back serves another."""
-
+"""Set on GPUs too: freed memory can then be used for tensors of another size."""
 
 assert LLAMA2_70B_LORA.schedule is not None
 RULES = LLAMA2_70B_LORA.schedule
-"""How many evaluations are skipped at the start where the recipe does not say."""
+"""How many evaluations are skipped at the start if the recipe does not say."""
 
 
 def make(config: Config, base: Config | None = None) -> Plan:
     """Return the plan of a run; `base` is the config of the task that makes its base checkpoint.
 
     Raises:
-        ConfigError: the request is impossible, naming what, where, the fix and the legal values.
+        ConfigError: the request is impossible; the message gives the legal values.
     """
     validate.check(config)
     chosen = layouts.choose(config)
-    validate.check_steps(config, max_steps(config))
+    steps = max_steps(config)
+    validate.check_steps(config, steps)
     evaluation = evaluations(config)
     base_plan = None if base is None else _make_base(base)
-    validate.check_evaluation(
-        config, every_steps=evaluation.every_steps, first_step=evaluation.first_step, max_steps=max_steps(config)
-    )
+    every_steps, first_step = evaluation.every_steps, evaluation.first_step
+    validate.check_evaluation(config, every_steps=every_steps, first_step=first_step, max_steps=steps)
     validate.check_memory(config, chosen.memory)
     trials = [Trial(index=k, seed=config.seed_base + k, log=run_files.result(k)) for k in range(config.trials)]
     return Plan(
@@ -67,7 +64,7 @@ def make(config: Config, base: Config | None = None) -> Plan:
         world=chosen.world,
         batch=batches(config, chosen.world),
         evaluation=evaluation,
-        max_steps=max_steps(config),
+        max_steps=steps,
         submission=submission(config),
         trials=trials,
         recompute=chosen.recompute,
@@ -88,7 +85,7 @@ def make(config: Config, base: Config | None = None) -> Plan:
 
 
 def _make_base(base: Config) -> "Plan":
-    """Return the plan of the base task; what is refused there is not what the user asked for, so it says so."""
+    """Return the plan of the base task; its errors name the task, because the user did not ask for it by name."""
     try:
         return make(base)
     except ConfigError as error:
@@ -102,7 +99,7 @@ def _make_base(base: Config) -> "Plan":
 
 
 def max_steps(config: Config) -> int:
-    """Return the optimizer steps that a run takes at most; an epoch leaves out its incomplete last batch."""
+    """Return the maximum number of optimizer steps; an epoch leaves out its incomplete last batch."""
     training = config.task.training
     if training.max_steps is not None:
         return training.max_steps
@@ -111,7 +108,7 @@ def max_steps(config: Config) -> int:
 
 
 def batches(config: Config, world: World) -> Batch:
-    """Return the batch arithmetic: GBS = dp * micro batch * gradient accumulation."""
+    """Return the batch sizes: global batch size = dp * micro-batch size * gradient accumulation steps."""
     r = config.recipe
     return Batch(
         global_batch_size=r.global_batch_size,
@@ -140,7 +137,7 @@ def evaluations(config: Config) -> Evaluation:
 
 
 def submission(config: Config) -> Submission:
-    """Return what the log will say about itself; what may not be submitted says so in org and platform."""
+    """Return what the log will say about the submission; org and platform mark a run that may not be submitted."""
     task, cluster = config.task, config.cluster
     has_target = task.training.target_eval_loss is not None
     deviations = closed_division.deviations(config)
@@ -158,7 +155,10 @@ def submission(config: Config) -> Submission:
 
 
 def data_dir(config: Config) -> str | None:
-    """Return where the rows lie, None for rows made up in memory; rows of the grammar get a folder of their own per recipe, so that none is ever mistaken."""
+    """Return the folder of the rows; None for random rows, which exist in memory only.
+
+    Rows that the grammar writes have one folder per data config and vocabulary size, so that two never mix.
+    """
     root, source = config.cluster.paths.data, config.data.source
     if source is DataSource.random:
         return None
@@ -168,7 +168,7 @@ def data_dir(config: Config) -> str | None:
 
 
 def base_dir(config: Config, base: Plan | None) -> str | None:
-    """Return where the checkpoint lies that training starts from, or None for random numbers."""
+    """Return the folder of the checkpoint that training starts from; None for random weights."""
     root = config.cluster.paths.model
     if root is None or config.task.training.starts_from is StartsFrom.random:
         return None
@@ -217,7 +217,7 @@ def probe(plan: Plan, *, num_nodes: int, health: bool) -> Plan:
 
 
 def needs_preparing(config: Config) -> bool:
-    """Return whether rows or a base checkpoint are made before the first trial."""
+    """Return whether rows or a base checkpoint have to be made before the first trial."""
     return config.data.source is DataSource.grammar or config.task.training.starts_from is StartsFrom.task
 
 

@@ -1,4 +1,4 @@
-"""How the ranks of a job are split over the model, and which splits are possible."""
+"""Split the ranks of a job over the model, and refuse splits that are not possible."""
 
 from bench.contract.plan import World
 from bench.contract.schema import Config, Device, Precision
@@ -6,11 +6,11 @@ from bench.errors import ConfigError
 from bench.planning.parameters import linears
 
 FP8_MULTIPLE = 16
-"""Rows and columns of an FP8 product come in multiples. Source: torch 2.11, torch._scaled_mm."""
+"""The dimensions of an FP8 GEMM are multiples of this. Source: torch 2.11, torch._scaled_mm."""
 
 
 def split(config: Config, *, tp: int, pp: int, cp: int, sp: bool) -> World:
-    """Return the cluster's ranks, split this way; what is left over is data parallel.
+    """Return the ranks of the cluster, split over tp, pp and cp; the rest is data parallel.
 
     Source: megatron-core 0.16.1, initialize_model_parallel.
     """
@@ -29,12 +29,12 @@ def split(config: Config, *, tp: int, pp: int, cp: int, sp: bool) -> World:
 
 
 def num_microbatches(config: Config, world: World) -> int:
-    """Return the micro-batches of one optimizer step, as every replica sees them."""
+    """Return how many micro-batches every replica computes in one optimizer step."""
     return config.recipe.global_batch_size // (world.dp * config.recipe.micro_batch(world.dp))
 
 
 def tokens(config: Config, world: World) -> float:
-    """Return the tokens of one micro-batch that one rank sees."""
+    """Return how many tokens of one micro-batch one rank computes."""
     return config.recipe.micro_batch(world.dp) * config.data.seq_length / world.cp
 
 
@@ -44,7 +44,7 @@ def check(config: Config, world: World) -> None:
     _check_pipeline(config, world)
     _check_sequence(config, world)
     _check_ranks(world)
-    _check_fp8_products(config, world)
+    _check_fp8_gemms(config, world)
     _check_batch(config, world)
 
 
@@ -71,7 +71,7 @@ def _check_tensor_parallel(config: Config, world: World) -> None:
         )
     if tp > per_node:
         raise ConfigError(
-            f"tp {tp} is above the {per_node} {unit} of a node: tensor parallelism must stay inside one",
+            f"tp {tp} is above the {per_node} {unit} of a node: tensor parallelism must stay inside a node",
             where="parallel.tp, cluster.ranks_per_node",
             fix=f"use one of {_listed(legal)}",
         )
@@ -121,7 +121,7 @@ def _check_ranks(world: World) -> None:
         )
 
 
-def _check_fp8_products(config: Config, world: World) -> None:
+def _check_fp8_gemms(config: Config, world: World) -> None:
     if config.precision is not Precision.fp8:
         return
     for name, linear in linears(config.model).items():
@@ -129,7 +129,7 @@ def _check_fp8_products(config: Config, world: World) -> None:
         columns, rows = (columns, rows // world.tp) if linear.is_column else (columns // world.tp, rows)
         if columns % FP8_MULTIPLE or rows % FP8_MULTIPLE:
             raise ConfigError(
-                f"FP8 products need sizes that {FP8_MULTIPLE} divides, and a rank's {name} is {rows} x {columns}",
+                f"FP8 GEMMs need multiples of {FP8_MULTIPLE}, and on each rank {name} is {rows} x {columns}",
                 where="precision, parallel.tp",
                 fix="set precision=bf16" + (", or lower parallel.tp" if world.tp > 1 else ""),
             )
@@ -156,7 +156,7 @@ def _check_batch(config: Config, world: World) -> None:
 
 
 def divisors(n: int) -> list[int]:
-    """Return what divides a number, rising."""
+    """Return the divisors of a number in ascending order."""
     return [d for d in range(1, n + 1) if n % d == 0]
 
 

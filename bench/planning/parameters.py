@@ -1,13 +1,13 @@
-"""How many parameters a model has, and how many of them a rank holds: exact for megatron-core's GPTModel.
+"""Count the parameters of a model, and those that one rank holds; exact for megatron-core's GPTModel.
 
-Splits are taken as legal (`bench.planning.make_plan` refuses the others): tp divides heads, query groups, MLP and vocabulary, pp * vpp
-divides the layers.
+The functions assume a legal split (`bench.planning.parallelism` refuses the others): tp divides heads, query groups,
+MLP width and vocabulary, and pp * vpp divides the layers.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from bench.contract.schema import Activation, Lora, Model, Norm, Position
+from bench.contract.task import Activation, Lora, Model, Norm, Position
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,10 @@ def linear_weights(model: Model) -> int:
 
 
 def rank_parameters(model: Model, lora: Lora | None, *, tp: int, pp: int, pp_rank: int) -> tuple[int, int]:
-    """Return the parameters that a rank of pipeline stage pp_rank holds: of the model, and of its adapters.
+    """Return how many parameters a rank of pipeline stage pp_rank holds: of the model, and of its adapters.
 
-    Interleaving (vpp) changes which layers a stage holds, not how many. Tied embeddings live on both ends of a pipeline.
+    Interleaving (vpp) changes which layers a stage holds, not how many. Tied embeddings are held by the first and by
+    the last stage.
     """
     num_layers, vocab = model.num_layers // pp, model.vocab_size // tp * model.hidden_size
     base = num_layers * _layer_parameters(model, tp)
@@ -64,12 +65,12 @@ def rank_parameters(model: Model, lora: Lora | None, *, tp: int, pp: int, pp_ran
 
 
 def parameters(model: Model) -> int:
-    """Return the model's parameters, with the vocabulary as configured and tied embeddings counted once."""
+    """Return how many parameters the model has, with the configured vocabulary size; tied embeddings count once."""
     return rank_parameters(model, None, tp=1, pp=1, pp_rank=0)[0]
 
 
 def lora_parameters(model: Model, lora: Lora) -> int:
-    """Return the adapters' parameters, all of them trainable."""
+    """Return how many parameters all adapters have together."""
     return model.num_layers * _adapter_parameters(model, lora, 1)
 
 
@@ -78,7 +79,7 @@ def _norm_size(model: Model) -> int:
 
 
 def _layer_parameters(model: Model, tp: int) -> int:
-    """Return a TP rank's share of one layer; norms and row-parallel biases are whole on every rank."""
+    """Return a TP rank's share of one layer; norms and row-parallel biases are replicated on every rank."""
     count = 2 * _norm_size(model)
     for linear in linears(model).values():
         count += linear.weights // tp
@@ -88,15 +89,15 @@ def _layer_parameters(model: Model, tp: int) -> int:
 
 
 def _adapter_parameters(model: Model, lora: Lora, tp: int) -> int:
-    """Return a TP rank's share of one layer's adapters: the side of A or B that faces the split is split with it."""
+    """Return a TP rank's share of one layer's adapters: the one of A and B on the split side of the linear is split."""
     count = 0
-    for linear in _adapted(model, lora):
-        whole, split = (linear.num_in, linear.num_out) if linear.is_column else (linear.num_out, linear.num_in)
-        count += lora.rank * (whole + split // tp)
+    for linear in _adapted_linears(model, lora):
+        replicated, split = (linear.num_in, linear.num_out) if linear.is_column else (linear.num_out, linear.num_in)
+        count += lora.rank * (replicated + split // tp)
     return count
 
 
-def _adapted(model: Model, lora: Lora) -> Iterable[Linear]:
-    found = linears(model)
+def _adapted_linears(model: Model, lora: Lora) -> Iterable[Linear]:
+    projections = linears(model)
     for name in lora.target_modules:
-        yield found[name]
+        yield projections[name]

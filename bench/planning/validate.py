@@ -1,36 +1,22 @@
-"""Refuse what cannot run, whatever the layout: what, where, fix."""
+"""Refuse a config that cannot run in any layout; each message says what is wrong, where, and the fix."""
 
-import itertools
-import math
 from collections.abc import Iterable
 
 from bench.contract.plan import Memory
-from bench.contract.schema import (
-    LORA_TARGETS,
-    Activation,
-    Config,
-    Device,
-    Norm,
-    Position,
-    Precision,
-    StartsFrom,
-    Trains,
-)
+from bench.contract.schema import Config, Device, Precision
+from bench.contract.task import LORA_TARGETS, Activation, Norm, Position, StartsFrom, Trains
 from bench.errors import ConfigError
-
-MAX_TRIALS, MAX_STEPS = 1000, 10_000_000
-"""More is a slip of the keyboard: a score takes 10 trials."""
+from bench.planning import ranges
 
 
 def check(config: Config) -> None:
-    """Raise ConfigError when what is asked for contradicts itself in any layout."""
-    _check_numbers(config)
+    """Raise ConfigError when the config contradicts itself in every layout."""
+    ranges.check(config)
     _check_profile(config)
     _check_training(config)
     _check_heads(config)
     _check_positions(config)
     _check_cluster(config)
-    _check_rates(config)
     _check_lora(config)
     _check_precision(config)
     _check_walltime(config)
@@ -66,76 +52,22 @@ def check_memory(config: Config, memory: Memory) -> None:
         f"optimizer {memory.optimizer_gib:.1f}, activations {memory.activations_gib:.1f}, "
         f"workspace {memory.workspace_gib:.1f}",
         where="parallel.tp, parallel.pp, parallel.cp, recipe.recompute",
-        fix="raise parallel.tp (weights), parallel.cp (activations) or the number of GPUs, or set recipe.recompute=full",
+        fix="raise parallel.tp (weights), parallel.cp (activations) or the number of GPUs, "
+        "or set recipe.recompute=full",
     )
-
-
-def _check_numbers(config: Config) -> None:
-    """Refuse numbers that no run can have: what counts is above 0, what may be nothing is not below it."""
-    for key, value in _positive(config).items():
-        if value is not None and not 0 < value < math.inf:
-            raise ConfigError(f"{value} is not above 0 and finite", where=key, fix=f"set {key} to a positive number")
-    r = config.recipe
-    for key, beta in {"recipe.adam_beta1": r.adam_beta1, "recipe.adam_beta2": r.adam_beta2}.items():
-        if not 0 <= beta < 1:
-            raise ConfigError(f"{beta} is not in [0, 1)", where=key, fix=f"set {key} to 0 or more, below 1")
-    largest = {
-        "trials": (config.trials, MAX_TRIALS),
-        "task.training.max_steps": (config.task.training.max_steps, MAX_STEPS),
-    }
-    for key, (count, most) in largest.items():
-        if count is not None and count > most:
-            raise ConfigError(f"{count} is above {most}", where=key, fix=f"set {key} to {most} or less")
-    for key, amount in _not_negative(config).items():
-        if amount is not None and not 0 <= amount < math.inf:
-            raise ConfigError(f"{amount} is below 0 or not finite", where=key, fix=f"set {key} to 0 or more")
-    port = config.cluster.master_port
-    if port is not None and not 1 <= port <= 65535:
-        raise ConfigError(f"{port} is not a valid port", where="cluster.master_port", fix="use 1 to 65535, or null")
-
-
-def _positive(config: Config) -> dict[str, float | None]:
-    """Return what must be above 0, by key; None is allowed where the schema allows it."""
-    model = (
-        *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups"),
-        *("vocab_size", "max_seq_length", "rope_scaling_factor"),
-    )
-    recipe = (
-        *("global_batch_size", "micro_batch_size", "eval_every_samples", "log_every_steps"),
-        *("lr", "clip_grad", "adam_eps"),
-    )
-    return {
-        **_values("model", config.model, model),
-        **_values("parallel", config.parallel, ("tp", "pp", "cp", "vpp")),
-        **_values("cluster", config.cluster, ("num_nodes", "ranks_per_node")),
-        **_values("recipe", config.recipe, recipe),
-        **_values("task.training", config.task.training, ("max_steps", "epochs", "target_eval_loss")),
-        **_values("data", config.data, ("seq_length", "train_rows", "eval_rows")),
-        "trials": config.trials,
-    }
-
-
-def _not_negative(config: Config) -> dict[str, float | None]:
-    """Return what must not be below 0, by key."""
-    recipe = ("lr_warmup_steps", "warmup_iterations", "eval_skip", "weight_decay")
-    return {**_values("recipe", config.recipe, recipe), "seed_base": config.seed_base}
-
-
-def _values(group: str, node: object, names: Iterable[str]) -> dict[str, float | None]:
-    return {f"{group}.{name}": getattr(node, name) for name in names}
 
 
 def _check_profile(config: Config) -> None:
     if config.launch.profile and not config.recipe.warmup_iterations:
         raise ConfigError(
-            "the profile is of the last warm-up step, and there is none",
+            "the profile shows the last warm-up step, and this recipe has no warm-up steps",
             where="launch.profile, recipe.warmup_iterations",
-            fix="set recipe.warmup_iterations to 2 or more, so that the one in the profile compiles nothing",
+            fix="set recipe.warmup_iterations to 2 or more: kernels are compiled in the first",
         )
 
 
 def check_steps(config: Config, max_steps: int) -> None:
-    """Raise ConfigError when the steps that a run takes at most leave nothing to train after the warm-up."""
+    """Raise ConfigError when no step is left after the learning rate's warm-up."""
     warmup = config.recipe.lr_warmup_steps
     if max_steps < 1:
         raise ConfigError(
@@ -180,33 +112,7 @@ def _check_cluster(config: Config) -> None:
             fix="set cluster.num_nodes=1, or choose a cluster with a queue",
         )
     if c.device is Device.cuda and c.gpu is None and c.backend.has_queue:
-        raise ConfigError("the GPU type is not said", where="cluster.gpu", fix="name it, its memory and peak rates")
-
-
-def _check_rates(config: Config) -> None:
-    rates = config.cluster.gpu.rates if config.cluster.gpu else None
-    if rates is None:
-        return
-    tables = {
-        "layer_tflop, bf16_tflops and fp8_tflops": (rates.layer_tflop, rates.bf16_tflops, rates.fp8_tflops),
-        "busbw_mib and busbw_gbs": (rates.busbw_mib, rates.busbw_gbs),
-    }
-    for names, (sizes, *columns) in tables.items():
-        is_rising = all(low < high for low, high in zip(sizes, sizes[1:], strict=False))
-        if not sizes or not is_rising or any(len(column) != len(sizes) for column in columns):
-            raise ConfigError(
-                f"{names} are no table: {sizes} with {', '.join(map(str, columns))}",
-                where="cluster.gpu.rates",
-                fix="list sizes that rise, and one rate for each",
-            )
-    single = (rates.attention_forward_tflops, rates.attention_backward_tflops, rates.copy_gbs, rates.launch_us)
-    numbers = [*single, *itertools.chain(*itertools.chain(*tables.values()))]
-    if not all(0 < number < math.inf for number in numbers):
-        raise ConfigError(
-            "rates are above 0 and finite",
-            where="cluster.gpu.rates",
-            fix="give what was measured, or set cluster.gpu.rates=null",
-        )
+        raise ConfigError("the GPU type is not given", where="cluster.gpu", fix="name it, its memory and peak rates")
 
 
 def _check_precision(config: Config) -> None:
@@ -222,14 +128,15 @@ def _check_precision(config: Config) -> None:
     }
     if unmet := {key: value for key, (value, is_met) in needed.items() if not is_met}:
         raise ConfigError(
-            f"FP8 is for the frozen linears of a Llama under LoRA, and {_listed(f'{k} is {v}' for k, v in unmet.items())}",
+            "FP8 needs the frozen linears of a Llama model under LoRA, and "
+            + _listed(f"{k} is {v}" for k, v in unmet.items()),
             where=f"precision, {_listed(unmet)}",
             fix="set precision=bf16, or use task.training.lora, RMSNorm, swiglu, rope and no bias",
         )
 
 
 def _check_training(config: Config) -> None:
-    """Refuse a training task that does not say what it trains, from where and until when, or says it twice."""
+    """Refuse a training task whose trained weights, start or end are missing or contradict each other."""
     training = config.task.training
     if (training.max_steps is None) == (training.epochs is None):
         raise ConfigError(
@@ -251,7 +158,8 @@ def _check_training(config: Config) -> None:
         )
     if (training.trains is Trains.all) != (training.lora is None):
         raise ConfigError(
-            f"{training.trains.name} is to be trained, and task.training.lora is {'null' if training.lora is None else 'given'}",
+            f"trains is {training.trains.name}, and "
+            f"task.training.lora is {'null' if training.lora is None else 'given'}",
             where="task.training.trains, task.training.lora",
             fix="give adapters for trains=lora, or set task.training.lora=null with trains=all",
         )
@@ -290,12 +198,13 @@ def _check_walltime(config: Config) -> None:
         raise ConfigError(
             f"the job would take {job} min, and this cluster allows {limit}",
             where="walltime, trials",
-            fix=f"lower walltime or trials until 5 + trials x (walltime + 5) is at most {limit}, or set launch.array=true",
+            fix=f"lower walltime or trials until 5 + trials x (walltime + 5) is at most {limit}, "
+            "or set launch.array=true",
         )
 
 
 def walltime_min(config: Config) -> int | None:
-    """Return the minutes of a job: 5, and for each of its trials its own and 5 more; None without a limit.
+    """Return the time limit of a job in minutes: 5, plus walltime + 5 for each of its trials; None without a limit.
 
     Source: WALLTIME in the config_*.sh of NVIDIA's MLPerf training submissions.
     """
@@ -305,7 +214,7 @@ def walltime_min(config: Config) -> int | None:
 
 
 def job_min(trials: int, trial_min: int) -> int:
-    """Return the minutes of a job of so many trials."""
+    """Return the time limit in minutes of a job with so many trials."""
     return 5 + trials * (trial_min + 5)
 
 

@@ -1,7 +1,7 @@
 """Look for what would fail later, before it costs an hour in the queue: plan in, findings out, by rule and tier.
 
-A laptop sees the plan and the script; a login node asks this site's Slurm and looks at data, checkpoint and image; a canary
-job looks from one node, inside the container, and another one from all of them (`bench.preflight.doctor`).
+A laptop sees the plan and the script; a login node asks this site's Slurm and looks at data, checkpoint and image; a
+canary job looks from one node, inside the container, and another one from all of them (`bench.preflight.doctor`).
 """
 
 from collections.abc import Iterable

@@ -8,7 +8,8 @@ from pathlib import Path, PurePosixPath
 
 from bench.contract import checkpoint as checkpoints
 from bench.contract.plan import Plan, expanded, named_paths
-from bench.contract.schema import DataSource, Runtime, StartsFrom
+from bench.contract.schema import DataSource, Runtime
+from bench.contract.task import StartsFrom
 from bench.preflight import data
 from bench.rules.check import CannotTellError, Finding, Subject, broken
 

@@ -31,7 +31,8 @@ def schedule(subject: Subject) -> Iterator[Finding | str]:
 
 def reference(subject: Subject) -> Iterator[Finding | str]:
     """Yield whether no reference convergence point belongs to the global batch size."""
-    from bench.mlperf.official import RULESETS, rcp_record
+    from bench.mlperf.official import RULESETS
+    from bench.mlperf.rcp import rcp_record
 
     gbs = subject.plan.batch.global_batch_size
     point = rcp_record(str(subject.plan.config.task.benchmark), gbs, RULESETS[-1])

@@ -3,6 +3,7 @@
 import re
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import astuple, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from bench.errors import ConfigError
 from bench.mlperf.reader import printable
 from bench.report import page
-from bench.report.compare import TrialSet
-from bench.report.figures import minutes_text, number_text
+from bench.report.numbers import minutes_text, number_text
+from bench.report.sets import TrialSet
+from bench.results import Measurement, of_training
 from bench.rules.finding import Finding
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ PAGE, TEMPLATE = "report.html", "report.html.j2"
 _MARK = '<meta name="generator" content="runstop'
 """Stands in every page of ours, so that no other is overwritten."""
 _FILES = re.compile(
-    r"report\.html|(trials|evaluations|step_times)\.csv|(sets|(convergence|step_time|samples|published)(_\d+)?)\.png"
+    r"report\.html|(trials|evaluations|step_times|measurements)\.csv|(sets|(convergence|step_time|samples|published)(_\d+)?)\.png"
 )
 """Names of what a report consists of."""
 
@@ -110,17 +112,19 @@ def _rows(trials: TrialSet) -> list[page.Row]:
 
 
 def frames(sets: Sequence[TrialSet]) -> "dict[str, DataFrame]":
-    """Return the tables as data frames: one row per trial, per evaluation, per measured step time."""
+    """Return the tables as data frames: one row per trial, per evaluation, per measured step time, per measurement."""
     rows = trial_rows(sets)
     runs = [(t.name, name, r) for t in sets for name, r in zip(t.trial_names, t.results, strict=True)]
     evaluations = [
         (s, name, e.samples, _date(e.time_ms), e.metric, e.value, e.line) for s, name, r in runs for e in r.evaluations
     ]
     step_times = [(s, name, *measured) for s, name, r in runs for measured in r.step_times_ms]
+    measurements = [(s, name, *astuple(measurement)) for s, name, r in runs for measurement in of_training(r)]
     return {
         "trials": _frame([tuple(row.values()) for row in rows], list(rows[0])),
         "evaluations": _frame(evaluations, ["set", "trial", "samples", "time", "metric", "value", "line"]),
         "step_times": _frame(step_times, ["set", "trial", "samples", "step_time_ms"]),
+        "measurements": _frame(measurements, ["set", "trial", *(field.name for field in fields(Measurement))]),
     }
 
 

@@ -1,120 +1,32 @@
 """What a set of trials may claim, and where it stands among published systems."""
 
-import itertools
-import logging
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from statistics import fmean, median
-from typing import Any, Literal
+from typing import Literal
 
-from bench.contract import plan as plans
-from bench.contract import run_files
-from bench.contract.plan import NOT_A_SUBMISSION, Plan
-from bench.contract.schema import Device
-from bench.errors import ConfigError
 from bench.mlperf import published
 from bench.mlperf.published import System
-from bench.mlperf.result import NO_DEVICES, NO_TARGET, Result, task_of_mark
-from bench.mlperf.score import Score, examined, worth
-
-_log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialSet:
-    """The trials of one folder, or those of them that were named, and what they are worth."""
-
-    name: str
-    score: Score
-    plan: Plan | None
-    num_gpus: int | None
-
-    @property
-    def results(self) -> tuple[Result, ...]:
-        return self.score.results
-
-    @property
-    def has_target(self) -> bool:
-        """Whether every log has something to reach; otherwise they are worth no score."""
-        return all(result.has_target for result in self.results)
-
-    @property
-    def system(self) -> dict[str, Any]:
-        return next((r.system for r in self.results if r.system), {})
-
-    @property
-    def pretends(self) -> str | None:
-        """Why this is not the benchmark that its logs name; None where it is."""
-        if not self.has_target:
-            return NO_TARGET
-        if self.plan is not None and not self.plan.config.task.submittable:
-            return f"{self.plan.config.task.name} is not an MLPerf benchmark: {NOT_A_SUBMISSION}"
-        marked = (text for r in self.results for text in (r.platform, r.org) if text and NOT_A_SUBMISSION in text)
-        return next(marked, None)
-
-    @property
-    def measured(self) -> str:
-        """Name of what was measured, which for a stand-in is not that of the benchmark."""
-        if not self.has_target:
-            shape = next((r.shape_of for r in self.results if r.shape_of), None)
-            return f"{self.plan.config.task.name if self.plan else shape or 'training'}, random weights"
-        if self.pretends and self.plan is not None:
-            return self.plan.config.task.name
-        if self.pretends and (task := task_of_mark(self.platform)):
-            return task
-        name = self.score.benchmark or "training"
-        return f"{name} ({NOT_A_SUBMISSION})" if self.pretends else name
-
-    @property
-    def trial_names(self) -> list[str]:
-        """The K of result_K.txt, or places in the order of files where that does not tell trials apart."""
-        numbers = [re.search(r"(\d+)\D*$", Path(r.file).stem) for r in self.results]
-        names = [match[1] for match in numbers if match]
-        places = [str(place) for place in range(len(self.results))]
-        return names if len(set(names)) == len(places) and max(map(len, names)) < 4 else places
-
-    @property
-    def platform(self) -> str | None:
-        """Its name; none where only a placeholder was logged."""
-        names = (self.score.platform, self.system.get("system_name"))
-        return next((n for n in names if isinstance(n, str) and n and not re.search("PLACEHOLDER|UNKNOWN", n)), None)
-
-    @property
-    def accelerator(self) -> str | None:
-        gpu = self.plan.config.cluster.gpu if self.plan else None
-        logged = next((r.hyperparameters.get("accelerator") for r in self.results), None)
-        names = (self.system.get("accelerator_model_name"), gpu and gpu.name, logged)
-        return next((name for name in names if isinstance(name, str) and name not in ("", "cpu", NO_DEVICES)), None)
-
-    @property
-    def hardware(self) -> str | None:
-        """What was measured on, as every figure and table says."""
-        if self.plan is not None and self.plan.config.cluster.device is Device.cpu:
-            ranks = f"{self.plan.world.num_ranks} ranks on the {self.plan.config.cluster.device.name}"
-            return f"{self.platform or 'platform not logged'}, {ranks}"
-        if self.num_gpus is None:
-            return self.platform
-        return f"{self.num_gpus} × {self.accelerator or 'GPU'}" + (f", {self.platform}" if self.platform else "")
+from bench.mlperf.result import NO_TARGET
+from bench.report.sets import TrialSet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """What may be said of a set's time: a score, the mean of valid runs that are no score, or nothing."""
+    """The time that a set may claim: a score, the mean of valid runs that make no score, or none."""
 
     kind: Literal["score", "runs", "throughput", "none"]
     num_valid: int
     minutes: float | None
     what: str
-    """Of what the minutes are, or why there are none."""
+    """What the minutes are the mean of, or why there are none."""
     why_no_score: str = ""
     remark: str = ""
-    """What stands beside minutes that are no score."""
+    """The remark that must be printed beside minutes that are no score."""
     interval: tuple[float, float] | None = None
-    """Of a score, 90 %."""
+    """The 90 % interval of a score, in minutes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +38,7 @@ class Standing:
     best: System
     median_minutes: float
     rank: int | None
-    """Of a score: one more than the systems that are faster. Less than a score has ratios, and no rank."""
+    """One more than the number of faster systems. Only a score has a rank; other minutes have ratios alone."""
     to_best: float | None
     to_median: float | None
 
@@ -140,52 +52,13 @@ class Entry:
     global_batch_size: int | None
     num_runs: int | None
     samples: float | None
-    """Mean to the target."""
+    """Mean number of samples to the target."""
     step_time_ms: float | None
-    """Time spent training over steps."""
+    """Time spent training, divided by the number of steps."""
     minutes: float
     ratio: float | None
-    """To this set's minutes."""
+    """This entry's minutes divided by this set's."""
     ours: bool = False
-
-
-def load(paths: Sequence[Path], *, num_gpus: int | None = None) -> tuple[TrialSet, ...]:
-    """Return one set per folder; files of one folder that are named one after another are a set, too.
-
-    Raises:
-        ConfigError: a path is not there, or the number of GPUs is none.
-        LogError: a folder holds no results, or one cannot be read.
-    """
-    if num_gpus is not None and num_gpus < 1:
-        raise ConfigError(f"{num_gpus} GPUs", where="--num-gpus", fix="name a number above 0, or leave it out")
-    for path in paths:
-        if not path.exists():
-            raise ConfigError(
-                "this does not exist", where=str(path), fix="name a run folder, or some of its result_*.txt"
-            )
-    found: list[TrialSet] = []
-    paths = [inner for path in paths for inner in _sets_in(path)]
-    for (folder, is_whole), group in itertools.groupby(paths, _folder):
-        files = [] if is_whole else list(group)
-        scored, plan = worth(examined(files or folder)), _plan(folder)
-        _log.info("read %d results in %s, %s plan.json", scored.num_runs, folder, "with" if plan else "without")
-        name = _name(folder.resolve(), scored.benchmark) + (f", {files[0].stem}" if len(files) == 1 else "")
-        if any(name == other.name for other in found):
-            name = str(files[0] if len(files) == 1 else folder)
-        found.append(TrialSet(name=name, score=scored, plan=plan, num_gpus=_num_gpus(scored, plan, num_gpus)))
-    return tuple(found)
-
-
-def _sets_in(path: Path) -> list[Path]:
-    """Return a path, or for a folder of run folders those of them that hold results."""
-    if not path.is_dir() or any(path.glob("result_*.txt")):
-        return [path]
-    return sorted({log.parent for log in path.glob("*/result_*.txt")}) or [path]
-
-
-def _folder(path: Path) -> tuple[Path, bool]:
-    """Return where a path's logs lie, and whether it names all of them."""
-    return (path, True) if path.is_dir() else (path.parent, False)
 
 
 def claim(trials: TrialSet) -> Claim:
@@ -229,24 +102,24 @@ def model(accelerator: str | None) -> str:
     return match[0] if match else ""
 
 
-def standings(trials: TrialSet, said: Claim, systems: Sequence[System]) -> tuple[Standing, ...]:
+def standings(trials: TrialSet, claimed: Claim, systems: Sequence[System]) -> tuple[Standing, ...]:
     """Return the set beside all the systems, those with the same accelerator, and those of each round."""
     own, systems = model(trials.accelerator), [s for s in systems if s.is_score]
     groups = {"all rounds": systems, f"{own}, all rounds": [s for s in systems if own and model(s.accelerator) == own]}
     for name in sorted({s.round for s in systems}, reverse=True):
         groups[name] = [s for s in systems if s.round == name]
-    return tuple(_standing(name, group, said) for name, group in groups.items() if group)
+    return tuple(_standing(name, group, claimed) for name, group in groups.items() if group)
 
 
-def _standing(name: str, systems: Sequence[System], said: Claim) -> Standing:
+def _standing(name: str, systems: Sequence[System], claimed: Claim) -> Standing:
     times = [system.official_minutes for system in systems]
-    middle, ours = median(times), said.minutes
+    middle, ours = median(times), claimed.minutes
     return Standing(
         name=name,
         count=len(systems),
         best=min(systems, key=lambda s: s.official_minutes),
         median_minutes=middle,
-        rank=None if said.kind != "score" or ours is None else 1 + sum(t < ours - _SAME_MINUTES for t in times),
+        rank=None if claimed.kind != "score" or ours is None else 1 + sum(t < ours - _SAME_MINUTES for t in times),
         to_best=None if ours is None else ours / min(times),
         to_median=None if ours is None else ours / middle,
     )
@@ -256,13 +129,13 @@ _SAME_MINUTES = 0.0005
 """Published minutes are rounded; a set that was published is not slower than itself."""
 
 
-def ranked(trials: TrialSet, said: Claim, systems: Sequence[System]) -> tuple[Entry, ...]:
+def ranked(trials: TrialSet, claimed: Claim, systems: Sequence[System]) -> tuple[Entry, ...]:
     """Return the systems with the same accelerator, else the best of each, and among them this set if it has a time."""
     own = model(trials.accelerator)
     near = [s for s in systems if own and model(s.accelerator) == own] or best_of_each(systems)
-    entries = [_entry(system, said.minutes) for system in near]
-    if near and said.minutes is not None:
-        entries.append(_own_entry(trials, said, said.minutes))
+    entries = [_entry(system, claimed.minutes) for system in near]
+    if near and claimed.minutes is not None:
+        entries.append(_own_entry(trials, claimed, claimed.minutes))
     return tuple(sorted(entries, key=lambda entry: entry.minutes))
 
 
@@ -279,11 +152,11 @@ def _entry(system: System, our_minutes: float | None) -> Entry:
     )
 
 
-def _own_entry(trials: TrialSet, said: Claim, minutes: float) -> Entry:
+def _own_entry(trials: TrialSet, claimed: Claim, minutes: float) -> Entry:
     speeds = [r.throughput_samples_s for r in trials.results if r.throughput_samples_s]
     gbs = trials.score.global_batch_size
     return Entry(
-        name=f"{trials.name} {said.remark}".rstrip(),
+        name=f"{trials.name} {claimed.remark}".rstrip(),
         accelerator=model(trials.accelerator) or trials.accelerator or "",
         global_batch_size=gbs,
         num_runs=len(trials.results),
@@ -301,22 +174,3 @@ def best_of_each(systems: Sequence[System]) -> tuple[System, ...]:
     for system in systems:
         found.setdefault(model(system.accelerator) or system.accelerator, system)
     return tuple(found.values())
-
-
-def _num_gpus(scored: Score, plan: Plan | None, said: int | None) -> int | None:
-    """Return what the logs say, else the plan, else the user; none for a run on CPUs, whatever its logs count."""
-    if plan is None:
-        return scored.num_gpus or said
-    return None if plan.config.cluster.device is Device.cpu else scored.num_gpus or plan.world.num_ranks
-
-
-def _plan(folder: Path) -> Plan | None:
-    """Return the plan of a run folder; its logs can be read without one, and without one that was cut off."""
-    with suppress(ConfigError):
-        return plans.load(folder / run_files.PLAN)
-    return None
-
-
-def _name(folder: Path, benchmark: str | None) -> str:
-    """Return the folder's name, or that of the system in results/<system>/<benchmark>."""
-    return folder.parent.name if folder.name == benchmark else folder.name

@@ -1,10 +1,10 @@
-"""In what the settings of several sets differ."""
+"""Find the settings in which several sets differ."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.contract.codec import plain
-from bench.report.compare import TrialSet
+from bench.report.sets import TrialSet
 
 _NOT_SETTINGS = ("launch.", "cluster.paths.", "cluster.org", "cluster.environment.", "seed_base")
 """Beginnings of keys that do not change what is measured."""
@@ -14,12 +14,12 @@ _TEXTS = ("summary", "source", "description")
 def differences(sets: Sequence[TrialSet]) -> list[tuple[str, list[str]]]:
     """Return each setting that is not the same in all sets, with its value in each.
 
-    By the plans where every set has one, else by what the logs say of themselves.
+    The plans are compared where every set has one, else what the logs say of themselves.
     """
     by_plan = all(trials.plan is not None for trials in sets)
     settings = [_planned(trials) if by_plan else _logged(trials) for trials in sets]
-    names = dict.fromkeys(name for one in settings for name in one)
-    rows = [(name, [one.get(name, "") for one in settings]) for name in names]
+    names = dict.fromkeys(name for of_one_set in settings for name in of_one_set)
+    rows = [(name, [of_one_set.get(name, "") for of_one_set in settings]) for name in names]
     return [(name, values) for name, values in rows if len(set(values)) > 1]
 
 
@@ -29,8 +29,8 @@ def _planned(trials: TrialSet) -> dict[str, str]:
     config = dict(_flat(plain(trials.plan.config)))
     world = trials.plan.world
     config |= {f"parallel.{name}": str(getattr(world, name)) for name in ("tp", "pp", "cp", "sp")}
-    kept = {name: value for name, value in config.items() if not name.startswith(_NOT_SETTINGS)}
-    return {name: value for name, value in kept.items() if name.rsplit(".", 1)[-1] not in _TEXTS}
+    measured = {name: value for name, value in config.items() if not name.startswith(_NOT_SETTINGS)}
+    return {name: value for name, value in measured.items() if name.rsplit(".", 1)[-1] not in _TEXTS}
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> "list[tuple[str, str]]":

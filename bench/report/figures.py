@@ -1,31 +1,36 @@
-"""Figures of results, each one function: matplotlib draws, this says what."""
+"""Draw figures of results with matplotlib: one function for each figure."""
 
 import math
-import textwrap
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.mlperf.benchmarks import BENCHMARKS
-from bench.mlperf.reader import printable
-from bench.mlperf.result import UNVERIFIED, Evaluation, Result, title
+from bench.mlperf.result import Evaluation, Result, title
+from bench.report.canvas import (
+    EVAL_COLOR,
+    FAINT_INK,
+    INK,
+    INTERVAL_COLOR,
+    MAX_HEADING,
+    QUIET_COLOR,
+    TARGET_COLOR,
+    TRAIN_COLOR,
+    canvas,
+    empty,
+    footer,
+    save,
+    shortened,
+)
+from bench.report.numbers import minutes_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
     from bench.mlperf.published import Convergence
 
-TRAIN_COLOR, EVAL_COLOR, TARGET_COLOR, QUIET_COLOR = "#9db4c8", "#1f5a8c", "#c0392b", "#c9d3dc"
-"""Blues and one red: apart in hue and in lightness, so that they stay apart in grey and for the colour-blind."""
-_WIDTH_INCHES, _NOTE_LETTERS, _MAX_METRICS = 8, 125, 3
-_MAX_HEADING, _MAX_WHERE = 75, 500
-"""Letters. What a log or a folder is called may be long, and would press the drawing away."""
-INK, FAINT_INK = "#222222", "#666666"
-INTERVAL_COLOR = "#e08a00"
-
+_MAX_METRICS = 3
 QUALITY = {
     **dict.fromkeys(("llama2_70b_lora", "llama31_8b", "llama31_405b", "gpt3"), "evaluation loss (nats per token)"),
     "bert": "masked-LM accuracy",
@@ -40,14 +45,14 @@ QUALITY = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """One system's minutes, or another number."""
+    """One bar of a figure: a system and its minutes, or another number."""
 
     name: str
     value: float
     interval: tuple[float, float] | None = None
     ours: bool = False
     remark: str = ""
-    """Stands behind the number."""
+    """Text that is printed behind the number."""
 
 
 def loss_figure(result: Result, path: Path) -> None:
@@ -70,29 +75,29 @@ def convergence_figure(
     """
     metrics = sorted({e.metric for r in results for e in r.evaluations}, key=str)[:_MAX_METRICS] or [None]
     losses = any(r.train_losses for r in results)
-    figure, panels = _canvas(4.8, heading, note, panels=len(metrics) + losses)
+    figure, panels = canvas(4.8, heading, note, panels=len(metrics) + losses)
     for axes, metric in zip(panels, metrics, strict=False):
         _draw_evaluations(axes, results, metric)
         _draw_target(axes, results[0], metric)
         if band and metric is None:
             _draw_band(axes, band)
-        name = _shortened(metric or "evaluation", limit=_MAX_HEADING // len(metrics))
+        name = shortened(metric or "evaluation", limit=MAX_HEADING // len(metrics))
         axes.set_title(name, loc="left", fontsize=9.5, color=INK, parse_math=False)
     if losses:
         _draw_training(panels[-1], results)
-    _save(figure, path)
+    save(figure, path)
 
 
 def step_time_figure(results: Sequence[Result], path: Path, *, heading: str, note: str, names: Sequence[str]) -> None:
     """Draw each trial's step time, median and p10 to p90, and the step time over the run, on one common axis."""
-    figure, (left, right) = _canvas(4.2, heading, note, panels=2)
+    figure, (left, right) = canvas(4.2, heading, note, panels=2)
     for place, result in enumerate(results):
         if (spread := result.step_time_ms) is not None:
             left.plot([place, place], [spread.p10, spread.p90], color=TRAIN_COLOR, linewidth=5, solid_capstyle="butt")
             left.plot([place], [spread.median], "o", color=EVAL_COLOR, markersize=5.5)
     every = max(1, math.ceil(len(results) / _MAX_TICKS))
     shown = range(0, len(results), every)
-    left.set_xticks(shown, [_shortened(names[n], limit=8) for n in shown], fontsize=8, parse_math=False)
+    left.set_xticks(shown, [shortened(names[n], limit=8) for n in shown], fontsize=8, parse_math=False)
     left.set_xlim(-0.6, len(results) - 0.4)
     left.grid(axis="x", visible=False)
     left.set_title("by trial: median, p10 to p90", loc="left", fontsize=9.5, color=INK)
@@ -101,7 +106,7 @@ def step_time_figure(results: Sequence[Result], path: Path, *, heading: str, not
     _draw_step_times(right, results)
     _share_step_times(left, right, results)
     right.xaxis.set_major_formatter("{x:,.10g}")
-    _save(figure, path)
+    save(figure, path)
 
 
 _MAX_TICKS = 12
@@ -132,7 +137,7 @@ def _share_step_times(left: "Axes", right: "Axes", results: Sequence[Result]) ->
 
 def samples_figure(ours: Mapping[int, int], known: "Convergence", path: Path, *, heading: str, note: str) -> None:
     """Draw how many samples it took to reach the target: the share of our trials beside that of published runs."""
-    figure, (axes,) = _canvas(3.4, heading, note)
+    figure, (axes,) = canvas(3.4, heading, note)
     num_ours = sum(ours.values())
     here = {samples: count / num_ours for samples, count in ours.items()}
     ticks = sorted({*here, *dict(known.shares)})
@@ -149,12 +154,12 @@ def samples_figure(ours: Mapping[int, int], known: "Convergence", path: Path, *,
     axes.set_ylabel("share of runs (%)")
     axes.margins(y=0.12)
     axes.legend(frameon=False, fontsize=9)
-    _save(figure, path)
+    save(figure, path)
 
 
 def bars_figure(bars: Sequence[Bar], path: Path, *, heading: str, note: str, what: str = "minutes to target") -> None:
-    """Draw numbers as bars from zero, in the order given, ours dark, an interval as a whisker."""
-    figure, (axes,) = _canvas(1.7 + 0.26 * len(bars), heading, note)
+    """Draw numbers as bars from zero, in the order given; our bars are dark, and an interval is a whisker."""
+    figure, (axes,) = canvas(1.7 + 0.26 * len(bars), heading, note)
     rows = range(len(bars))
     longest = max(max(bar.value, *(bar.interval or (0, 0))) for bar in bars)
     axes.barh(rows, [bar.value for bar in bars], 0.68, color=[EVAL_COLOR if bar.ours else QUIET_COLOR for bar in bars])
@@ -174,7 +179,7 @@ def bars_figure(bars: Sequence[Bar], path: Path, *, heading: str, note: str, wha
             color=INK,
             fontweight="bold" if bar.ours else "normal",
         )
-    axes.set_yticks(rows, [_shortened(bar.name) for bar in bars], fontsize=8.5, parse_math=False)
+    axes.set_yticks(rows, [shortened(bar.name) for bar in bars], fontsize=8.5, parse_math=False)
     for label, bar in zip(axes.get_yticklabels(), bars, strict=True):
         label.set_fontweight("bold" if bar.ours else "normal")
     axes.set_ylim(len(bars) - 0.4, -0.6)
@@ -183,11 +188,11 @@ def bars_figure(bars: Sequence[Bar], path: Path, *, heading: str, note: str, wha
     axes.set_xlabel(what)
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0)
-    _save(figure, path)
+    save(figure, path)
 
 
 def _bar_text(bar: Bar) -> str:
-    """Return what stands behind a bar: its number, the interval it lies in, and what else there is to say."""
+    """Return the text behind a bar: its number, its interval and its remark."""
     between = "" if bar.interval is None else f"(90 %: {' to '.join(minutes_text(end) for end in bar.interval)})"
     return " ".join(filter(None, (minutes_text(bar.value), between, bar.remark)))
 
@@ -196,72 +201,12 @@ _LEAST_WHISKER = 0.02
 """Of the longest bar: a shorter whisker is no more than a speck, and the interval stands in words anyway."""
 
 
-def digits(number: float) -> int:
-    """Return how many decimals show four significant digits, two decimals at most."""
-    return max(0, min(2, 3 - math.floor(math.log10(abs(number))))) if 0 < abs(number) < math.inf else 0
-
-
-def number_text(number: float) -> str:
-    """Return a measured number with four significant digits, two decimals at most."""
-    return f"{number:,.{digits(number)}f}"
-
-
-def minutes_text(minutes: float) -> str:
-    """Return minutes to the hundredth, and below one minute to the thousandth."""
-    return f"{minutes:.{3 if minutes < 1 else 2}f}"
-
-
-def _shortened(name: str, *, limit: int = 54) -> str:
-    name = printable(name)
-    return name if len(name) <= limit else f"{name[: limit - 1]}…"
-
-
 def _percent(share: float) -> str:
     return f"{share:.0f} %" if share >= 1 else "< 1 %" if share else ""
 
 
-def footer(where: str | None, num_runs: int) -> str:
-    """Return what stands below every figure: how far to trust it, the hardware, the number of runs."""
-    runs = "1 run" if num_runs == 1 else f"{num_runs} runs"
-    return f"{UNVERIFIED} {_shortened(where or 'hardware not logged', limit=_MAX_WHERE)}, n = {runs}"
-
-
-def _canvas(height_inches: float, heading: str, note: str, *, panels: int = 1) -> "tuple[Figure, Sequence[Axes]]":
-    """Return a figure with its headline, its footer and empty panels side by side."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(_WIDTH_INCHES, height_inches), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    heading = _shortened(heading, limit=_MAX_HEADING)
-    figure.suptitle(heading, x=0.01, ha="left", fontweight="bold", fontsize=10.5, parse_math=False)
-    wrapped = "\n".join(textwrap.wrap(printable(note).replace(" = ", "\xa0=\xa0"), _NOTE_LETTERS))
-    figure.supxlabel(wrapped, x=0.01, ha="left", fontsize=7.5, color=FAINT_INK, parse_math=False)
-    found = [figure.add_subplot(1, panels, number + 1) for number in range(panels)]
-    for axes in found:
-        axes.set_axisbelow(True)
-        axes.grid(color="#ececec")
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.spines[["left", "bottom"]].set_color("#999999")
-        axes.tick_params(labelsize=8, color="#999999")
-        axes.xaxis.label.set_fontsize(9)
-        axes.yaxis.label.set_fontsize(9)
-        axes.locator_params(axis="x", nbins=6 if panels == 1 else 5)
-    return figure, found
-
-
-def _save(figure: "Figure", path: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph")  # a letter that the font lacks is drawn as a box
-        figure.savefig(path, format="png")
-
-
-def _empty(axes: "Axes", text: str) -> None:
-    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", color=FAINT_INK)
-
-
 def _draw_evaluations(axes: "Axes", results: Sequence[Result], metric: str | None) -> None:
-    """Draw over samples; over time where not every evaluation says its samples."""
+    """Draw evaluations over samples, or over minutes where an evaluation does not say its samples."""
     chosen = [[e for e in r.evaluations if e.metric == metric] for r in results]
     by_samples = all(e.samples is not None for evaluations in chosen for e in evaluations)
     drawn = False
@@ -276,10 +221,10 @@ def _draw_evaluations(axes: "Axes", results: Sequence[Result], metric: str | Non
         axes.plot(*zip(*points, strict=True), style, color=color, linewidth=1.1, alpha=0.65, marker="o", markersize=2.5)
         axes.plot(*points[-1], "o", color=color, markersize=6)
     if not drawn:
-        _empty(axes, "no evaluation in these logs")
+        empty(axes, "no evaluation in these logs")
     axes.set_xlabel("samples trained on" if by_samples else "minutes since run_start")
     what = metric or QUALITY.get(results[0].benchmark or "", "eval_accuracy, as logged")
-    axes.set_ylabel(_shortened(what), parse_math=False)
+    axes.set_ylabel(shortened(what), parse_math=False)
     axes.xaxis.set_major_formatter("{x:,.10g}")
 
 
@@ -288,7 +233,7 @@ def _minute(result: Result, evaluation: Evaluation) -> float | None:
 
 
 def _draw_target(axes: "Axes", result: Result, metric: str | None) -> None:
-    """Draw it where the curve does not begin: below a loss, above an accuracy."""
+    """Draw the target line; its label is on the side that the curve does not come from."""
     official = BENCHMARKS.get(result.benchmark or "")
     goals = official.goals if official and metric else ()
     target = next((goal.value for goal in goals if goal.metric == metric), None) if metric else result.target
@@ -323,7 +268,7 @@ def _draw_training(axes: "Axes", results: Sequence[Result]) -> None:
             color = EVAL_COLOR if result.valid else TARGET_COLOR
             axes.plot(*zip(*points, strict=True), color=color, linewidth=0.8, alpha=0.35)
     if not axes.lines:
-        _empty(axes, "training losses without sample counts")
+        empty(axes, "training losses without sample counts")
     axes.set_title("training", loc="left", fontsize=9.5, color=INK)
     axes.set_xlabel("samples trained on")
     axes.set_ylabel("training loss")
@@ -333,7 +278,7 @@ def _draw_training(axes: "Axes", results: Sequence[Result]) -> None:
 def _draw_step_times(axes: "Axes", results: Sequence[Result]) -> None:
     """Draw every step time over samples."""
     if not any(r.step_times_ms for r in results):
-        _empty(axes, "no step times along the run")
+        empty(axes, "no step times along the run")
         return
     for result in results:
         if result.step_times_ms:

@@ -1,32 +1,39 @@
-"""How fast random weights train: beside published systems, and what their official time would project to. Never a result."""
+"""Compare the training speed on random weights with published systems, and project an official time from it.
+
+A projection is never a result.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from bench.console.result import memory_row
-from bench.console.sheet import Row
-from bench.mlperf import official, published
+from bench.mlperf import published
 from bench.mlperf.benchmarks import BENCHMARKS
 from bench.mlperf.published import System
-from bench.mlperf.result import NO_TARGET, PeakMemory, Spread, spread
-from bench.report import figures
-from bench.report.compare import TrialSet, best_of_each, model
+from bench.mlperf.rcp import rcp_record
+from bench.mlperf.result import NO_TARGET, PeakMemory
+from bench.mlperf.speed import Spread, spread
+from bench.report.compare import best_of_each, model
+from bench.report.numbers import number_text
+from bench.report.sets import TrialSet
+
+Row = tuple[str, str, str]
+"""What was measured, its value, and a remark."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Throughput:
-    """The valid trials of a set together; None for what their logs do not tell."""
+    """What the valid trials of a set measured together; None for what their logs do not say."""
 
     num_runs: int
     shape_of: str | None
-    """The benchmark that a step and an evaluation are as much work as."""
+    """The benchmark whose steps and evaluations are as much work as the ones here."""
     num_gpus: int | None
     global_batch_size: int | None
     step_time_ms: Spread | None
-    """Of all steps of all trials."""
+    """Taken over all steps of all trials."""
     estimated_step_ms: float | None
-    """By the plan's cost model."""
+    """The estimate of the plan's cost model."""
     eval_time_s: Spread | None
     samples_s: float | None
     """Samples over the time spent training; this and the rates that follow from it are medians of the trials."""
@@ -35,7 +42,7 @@ class Throughput:
     tflops_gpu: float | None
     mfu: float | None
     peak_memory_gib: PeakMemory | None
-    """Of the fullest trial."""
+    """The peak of the trial that needed most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +52,10 @@ class Projection:
     minutes: float
     samples: float
     num_evaluations: float
-    """On average, hence no whole number."""
+    """An average, so it need not be a whole number."""
     formula: str
     label: str
-    """What has to stand beside the minutes wherever they do."""
+    """The label that must be printed wherever the minutes are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,15 +66,15 @@ class Speed:
     accelerator: str
     global_batch_size: int
     step_time_ms: float
-    """Time spent training over steps, evaluations apart."""
+    """Time spent training, without evaluations, divided by the number of steps."""
     samples_s: float
     tokens_s_gpu: float
     tflops_gpu: float | None
-    """By this set's TFLOP per sample."""
+    """Computed with this set's TFLOP per sample."""
     official_minutes: float | None
     """None for this set."""
     ratio: float
-    """Its time per sample over this set's: above 1 is slower than this set."""
+    """This system's time per sample divided by this set's: above 1 is slower than this set."""
     ours: bool = False
 
 
@@ -96,15 +103,16 @@ def measure(trials: TrialSet) -> Throughput:
 def project(measured: Throughput, *, ruleset: str) -> tuple[Projection | None, str]:
     """Return the projection, or None and why there is none.
 
-    Minutes are (mean samples of the reference x seconds per sample + evaluations x seconds of one) / 60; how many evaluations
-    that many samples take, the rules' schedule says. No run-to-run spread, and no factor: the mean is the reference's own.
+    Minutes are (mean samples of the reference x seconds per sample + evaluations x seconds of one) / 60. The rules'
+    schedule gives the number of evaluations. There is no run-to-run spread and no RCP factor: the mean is the
+    reference's own.
     """
     m = measured
     if m.shape_of is None or m.global_batch_size is None:
         return None, "a step or an evaluation is not as much work as a benchmark's"
     if not m.samples_s or m.eval_time_s is None:
         return None, "no valid trial timed its steps and an evaluation"
-    point = official.rcp_record(m.shape_of, m.global_batch_size, ruleset)
+    point = rcp_record(m.shape_of, m.global_batch_size, ruleset)
     due = BENCHMARKS[m.shape_of].schedule if m.shape_of in BENCHMARKS else None
     if point is None or due is None:
         return None, f"{m.shape_of} has no reference at batch size {m.global_batch_size} in ruleset {ruleset}"
@@ -116,8 +124,10 @@ def project(measured: Throughput, *, ruleset: str) -> tuple[Projection | None, s
         minutes=minutes,
         samples=point.mean,
         num_evaluations=count,
-        formula=f"({point.mean:,.1f} samples x {1 / m.samples_s:.4g} s + {count:.2f} evaluations x {m.eval_time_s.median:.4g} s) / 60",
-        label=f"projection from {point.mean:,.0f} samples (reference mean at batch size {m.global_batch_size}{between}), not a result",
+        formula=f"({point.mean:,.1f} samples x {1 / m.samples_s:.4g} s + "
+        f"{count:.2f} evaluations x {m.eval_time_s.median:.4g} s) / 60",
+        label=f"projection from {point.mean:,.0f} samples "
+        f"(reference mean at batch size {m.global_batch_size}{between}), not a result",
     ), ""
 
 
@@ -222,8 +232,8 @@ def compared(trials: TrialSet) -> Compared:
     measured = measure(trials)
     projection, why_not = project(measured, ruleset=trials.score.ruleset)
     lines, no_peers = beside(trials, measured)
-    told = rows(measured, projection, why_not)
-    return Compared(measured=measured, projection=projection, rows=told, lines=lines, no_peers=no_peers)
+    table = rows(measured, projection, why_not)
+    return Compared(measured=measured, projection=projection, rows=table, lines=lines, no_peers=no_peers)
 
 
 def cards(speed: Compared) -> list[dict[str, str]]:
@@ -241,7 +251,7 @@ def cards(speed: Compared) -> list[dict[str, str]]:
     )
     none = {"name": "score", "value": "none", "unit": "", "note": NO_TARGET}
     return [none] + [
-        {"name": name, "value": figures.number_text(value), "unit": unit, "note": note}
+        {"name": name, "value": number_text(value), "unit": unit, "note": note}
         for name, value, unit, note in numbers
         if value is not None
     ]
@@ -251,6 +261,16 @@ RATIO = (
     "Mean step time: time spent training over steps. "
     "Ratio: time per sample over this set's; above 1 is slower than this set."
 )
+
+
+def memory_row(peak: PeakMemory | None) -> Row:
+    """Return what the fullest GPU held at most, beside the plan's estimate."""
+    name = "peak memory (GiB)"
+    if peak is None:
+        return name, "", "not measured on GPUs"
+    reserved = "" if peak.reserved is None else f"{peak.reserved:,.1f} reserved"
+    estimated = "" if peak.estimated is None else f"the plan estimated {peak.estimated:,.1f}"
+    return name, f"{peak.allocated:,.1f}", "; ".join(filter(None, ("fullest GPU", reserved, estimated)))
 
 
 def _spread_row(name: str, s: Spread | None, what: str) -> Row:

@@ -49,7 +49,7 @@ LOG: Texts = {
         "log one whole number as seed, another for each run",
     ),
     "LOG-16": (
-        "the weights are random, so the log proves a speed, and neither a time to train nor a score",
+        "the rows are random numbers, so the log proves a speed, and neither a time to train nor a score",
         "`python -m bench report` compares the speed; for a time to train set model.weights=checkpoint",
     ),
     "REC-01": (

@@ -1,12 +1,9 @@
-"""A run's folder: made for this run alone, its JSON files replaced in one step."""
+"""A run's folder: made for this run alone."""
 
-import json
 import os
 import secrets
 import time
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from bench.contract import plan as plans
 from bench.contract.plan import Plan
@@ -48,37 +45,6 @@ def _path(plan: Plan) -> Path:
         return Path(plan.config.launch.folder)
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{plan.name}-{secrets.token_hex(2)}"
     return Path(str(plans.expanded(plan.config.cluster.paths.logs))) / name
-
-
-def write(path: Path, content: Any) -> None:
-    """Replace a JSON file in one step: a reader, or a crash, never meets half of it.
-
-    Raises:
-        OSError: it could not be written in full, and the file is as it was.
-    """
-    part = path.with_suffix(f".part{os.getpid()}")
-    try:
-        with part.open("w") as file:
-            file.write(json.dumps(content, indent=1) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
-
-
-def read(path: Path) -> Any:
-    """Return what a JSON file of ours holds; None if it is missing or damaged."""
-    with suppress(OSError, ValueError, RecursionError):
-        return json.loads(path.read_text())
-    return None
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file of ours; empty if it is missing or damaged."""
-    found = read(path)
-    return found if isinstance(found, dict) else {}
 
 
 def short(path: Path) -> str:

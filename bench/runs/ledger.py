@@ -1,7 +1,7 @@
 """The ledger of a run: which trial has which seed, how often it was started, and what came of it.
 
-A trial keeps its seed for ever. What an attempt that was cut short left behind is set aside, so that no log ever holds two
-attempts and none of it is judged.
+A trial keeps its seed for ever. What an attempt that was cut short left behind is set aside, so that no log ever holds
+two attempts and none of it is judged.
 """
 
 import fcntl
@@ -13,11 +13,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from bench.contract import run_files
+from bench.contract import json_files, run_files
 from bench.contract.plan import Plan, Trial
 from bench.contract.run_files import LEDGER, STATUS
 from bench.errors import BenchError, ConfigError, SubmitError
-from bench.runs import folder as folders
 
 
 class Outcome(StrEnum):
@@ -166,7 +165,7 @@ def reopen(folder: Path) -> None:
 @contextmanager
 def reopened(folder: Path) -> Iterator[None]:
     """Reopen a run for what is done in the block; if that fails, the run is as it was."""
-    before, last_word = found(folder), folders.read(folder / STATUS)
+    before, last_word = found(folder), json_files.read(folder / STATUS)
     reopen(folder)
     try:
         yield
@@ -198,7 +197,7 @@ def _change(folder: Path, trial: int, change: Callable[[Entry], Entry]) -> None:
 
 
 def _write(folder: Path, entries: list[Entry]) -> None:
-    folders.write(folder / LEDGER, [_plain(entry) for entry in entries])
+    json_files.write(folder / LEDGER, [_plain(entry) for entry in entries])
 
 
 def _plain(value: Entry | Attempt) -> dict[str, Any]:

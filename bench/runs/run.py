@@ -9,10 +9,10 @@ from typing import Any
 
 from bench import backends
 from bench.backends import Job, JobState
+from bench.contract import json_files
 from bench.contract.run_files import JOB, LEDGER, STATUS
 from bench.contract.schema import BackendName
 from bench.errors import ConfigError, SubmitError
-from bench.runs import folder as folders
 from bench.runs import ledger
 from bench.runs import status as statuses
 from bench.runs.ledger import Outcome
@@ -116,7 +116,7 @@ def exit_code(folder: Path) -> int:
 
 
 def _runs(found: Sequence[Path]) -> list[Run]:
-    raw = {path: folders.read_object(path / JOB) for path in dict.fromkeys(sorted(found))}
+    raw = {path: json_files.read_object(path / JOB) for path in dict.fromkeys(sorted(found))}
     unasked = [_unasked(path, job) for path, job in raw.items()]
     known: dict[BackendName, Mapping[str, Job]] = {}
     for name in {run.backend for run in unasked}:

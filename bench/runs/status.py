@@ -8,8 +8,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from bench.contract import json_files
 from bench.contract.run_files import STATUS
-from bench.runs import folder as folders
 
 
 class Ending(StrEnum):
@@ -43,12 +43,12 @@ FILE_KEYS = {"during": "while"}
 def write(folder: Path, status: Status) -> None:
     """Replace a run's status.json; what is not known is left out."""
     said = {FILE_KEYS.get(f.name, f.name): getattr(status, f.name) for f in fields(Status)}
-    folders.write(folder / STATUS, {key: value for key, value in said.items() if value is not None})
+    json_files.write(folder / STATUS, {key: value for key, value in said.items() if value is not None})
 
 
 def read(folder: Path) -> Status | None:
     """Return a run's last word; None while there is none, or none that can be read."""
-    raw = folders.read_object(folder / STATUS)
+    raw = json_files.read_object(folder / STATUS)
     known: dict[str, Any] = {f.name: raw.get(FILE_KEYS.get(f.name, f.name)) for f in fields(Status)}
     if raw.get("outcome") not in [*Ending] or not isinstance(raw.get("exit_code"), int):
         return None

@@ -30,7 +30,7 @@ class Judged:
 
 
 def judge(log: Path, plan: Plan | None = None, trial: Trial | None = None) -> Judged:
-    """Return what a log proves, what the official checker says of it, and where it is not the log of the planned trial."""
+    """Return what a log proves, what the official checker says of it, and where it differs from the planned trial."""
     result = parse(log)
     rulesets = RULESETS if result.has_target else ()  # MLPerf has no rules for runs without a target
     verdicts = [official_verdict(log, ruleset=ruleset) for ruleset in rulesets]
@@ -71,7 +71,7 @@ def close(folder: Path, plan: Plan, trial: Trial, *, failed: bool) -> Judged | N
 
 
 def settle(folder: Path, plan: Plan, trial: Trial) -> None:
-    """Enter a trial whose log says that it ended well, if its job was cut short before it could: no measurement is lost."""
+    """Enter a trial whose log says that it ended well, if its job was cut short before it could enter it."""
     log = folder / trial.log
     is_running = ledger.read(folder)[trial.index].outcome is Outcome.running
     if is_running and log.exists() and parse(log).status == mllog.SUCCESS:

@@ -1,4 +1,4 @@
-"""Watch trials while they run: a picture on a terminal, dated lines in a pipe, or JSON."""
+"""Watch trials while they run: a live screen on a terminal, dated lines in a pipe, or JSON."""
 
 import json
 import time
@@ -15,31 +15,31 @@ from bench.mlperf.result import UNVERIFIED
 from bench.watch.lines import View, current, evaluation_line, line, warning_lines
 from bench.watch.prediction import Planned
 from bench.watch.screen import picture
-from bench.watch.sources import Job, Watched
+from bench.watch.sources import Watched, WatchedTrials
 from bench.watch.trackers import Curves
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 LAUNCHED_POLL_S, POLL_S = 0.2, 1.0
-"""Between two looks at the logs: of ranks that are ours to wait for, and of others."""
+"""Seconds between two reads of the logs: of ranks that this process started, and of others."""
 LIVE_S, PLAIN_S = 1.0, 60.0
-"""Between two pictures, and two lines."""
+"""Seconds between two updates: of the screen, and of the lines in a pipe."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class How:
-    """How a job is shown, and until when."""
+    """How trials are shown, and until when."""
 
     interval_s: float | None = None
-    """None: a second on a terminal, a minute in a pipe."""
+    """None stands for one second on a terminal and one minute in a pipe."""
     once: bool = False
     until_target: bool = False
-    """Until all trials have reached their targets, if they do."""
+    """End as soon as all trials have reached their targets."""
     as_json: bool = False
 
 
-def watch(job: Job, how: How, *, console: "Console | None" = None, poll_s: float = POLL_S) -> bool:
+def watch(job: WatchedTrials, how: How, *, console: "Console | None" = None, poll_s: float = POLL_S) -> bool:
     """Show a job until it ends; return whether every trial reached its target."""
     with closing(job), _shown(job, how, console) as (show, usual_s):
         interval_s, due = usual_s if how.interval_s is None else how.interval_s, 0.0
@@ -66,7 +66,7 @@ def follow(
 ) -> None:
     """Show one trial until it is no longer alive and its log is read to the end; what was shown last stays."""
     trial = Watched(name, Follower(log), expected, curves=curves)
-    job = Job((trial,), is_over=lambda: not is_alive(), ends_with_logs=False)
+    job = WatchedTrials((trial,), is_over=lambda: not is_alive(), ends_with_logs=False)
     watch(job, How(), console=console, poll_s=LAUNCHED_POLL_S)
 
 
@@ -75,7 +75,7 @@ Show = Callable[[list[View], bool], None]
 
 
 @contextmanager
-def _shown(job: Job, how: How, console: "Console | None") -> Iterator[tuple[Show, float]]:
+def _shown(job: WatchedTrials, how: How, console: "Console | None") -> Iterator[tuple[Show, float]]:
     """Yield how to show trials, and how often."""
     from rich.console import Console
 
@@ -117,26 +117,26 @@ def _show_picture(console: "Console", views: list[View], is_due: bool) -> None:
         console.print(picture(views, width=console.width, height=console.height))
 
 
-def _show_json(job: Job, views: list[View], is_due: bool) -> None:
+def _show_json(job: WatchedTrials, views: list[View], is_due: bool) -> None:
     if is_due:
-        said = {"time": _date(job.now_ms()), "trials": [view.to_json() for view in views], "result": UNVERIFIED}
-        print(json.dumps(said, allow_nan=False), flush=True)
+        record = {"time": _date(job.now_ms()), "trials": [view.to_json() for view in views], "result": UNVERIFIED}
+        print(json.dumps(record, allow_nan=False), flush=True)
 
 
-def _show_lines(job: Job, console: "Console", told: set[str], views: list[View], is_due: bool) -> None:
+def _show_lines(job: WatchedTrials, console: "Console", printed: set[str], views: list[View], is_due: bool) -> None:
     """Print each evaluation once it is there; when it is time, a line for each trial that runs, or has ended since."""
     lines = [
         f"{_date(evaluated.time_ms)}  {evaluation_line(view, evaluated)}"
         for view in views
         for evaluated in view.progress.evaluations
     ]
-    lines = [text for text in lines if text not in told]
-    told.update(lines)
+    lines = [text for text in lines if text not in printed]
+    printed.update(lines)
     for view in views if is_due else ():
         text = line(view)
-        if view.is_running or (text not in told and (view.has_begun or view is current(views))):
-            told.add(text)
-            lines += [f"{_date(job.now_ms())}  {said}" for said in (text, *warning_lines(view))]
+        if view.is_running or (text not in printed and (view.has_begun or view is current(views))):
+            printed.add(text)
+            lines += [f"{_date(job.now_ms())}  {shown}" for shown in (text, *warning_lines(view))]
     for text in lines:
         _say(console, text)
 

@@ -6,7 +6,7 @@ from statistics import median
 from bench.watch.progress import Progress
 
 SILENT_GAPS, SILENT_STEPS, SILENT_EVALS, SILENT_S = 4, 10, 3, 30
-"""How many usual gaps between lines, step times or evaluation times without a line are too long; but never so few seconds."""
+"""How many usual gaps, step times or evaluation times without a line are too long; at least SILENT_S seconds."""
 OVERDUE = 1.5
 """How many times the wait for the next evaluation is too long."""
 GAPS_KNOWN = 3

@@ -17,8 +17,8 @@ STEP_UNSURE = 0.10
 """The same before there are three measurements."""
 EVAL_ROW_STEPS, EVAL_ROW_STEPS_LOW, EVAL_ROW_STEPS_HIGH = 0.45, 0.39, 1.10
 """Time to evaluate a row over the time to train on one, used before a trial's first evaluation: typical, low and high.
-Of 844 published llama2_70b_lora runs the median, 5 % and 95 % quantile are 0.46, 0.40 and 1.11 for the first evaluation,
-and 0.45, 0.39 and 0.82 for the later ones."""
+In 844 published llama2_70b_lora runs the median, 5 % and 95 % quantile are 0.46, 0.40 and 1.11 for the first
+evaluation, and 0.45, 0.39 and 0.82 for the later ones."""
 EVAL_AFTER_FIRST_LOW, EVAL_AFTER_FIRST_HIGH = 0.70, 1.02
 """Time of the later evaluations over that of the first, which in some runs still warms up; quantiles of the same
 runs."""
@@ -92,8 +92,7 @@ def _ahead(step: Span, num_steps: float, evaluation: Span, num_evals: int, done_
 
 
 def _around(times_s: Sequence[float], *, least: float) -> Span:
-    """Return the median of times with the range that holds the next one, by Student's t; at least so much of it
-    wide."""
+    """Return the median of times and the range of the next one, by Student's t; `least` is its minimal half width."""
     from scipy.special import stdtrit
 
     middle, count, half = median(times_s), len(times_s), 0.0

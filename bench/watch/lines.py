@@ -24,9 +24,9 @@ class View:
     planned: Planned
     outlook: Outlook
     outcome: str | None = None
-    """As the ledger of its run has it."""
+    """The outcome in the ledger of the run."""
     note: str | None = None
-    """What a reader must know about its log: it is not there yet, or it began anew."""
+    """A remark about its log: it does not exist yet, or it began anew."""
 
     @property
     def is_reached(self) -> bool:
@@ -54,22 +54,22 @@ class View:
         progress = {name: value for name, value in asdict(self.progress).items() if name not in _WORKINGS}
         more = {"step": self.progress.step, "step_time_median_ms": self.progress.step_time_ms}
         wanted = goal(self.progress, self.planned)
-        own = {
+        identity = {
             "name": self.name,
             "outcome": self.outcome,
             "note": self.note,
             "is_reached": self.is_reached,
             "target": wanted and wanted.value,
         }
-        return own | progress | more | asdict(self.outlook)
+        return identity | progress | more | asdict(self.outlook)
 
 
 def line(view: View) -> str:
     """Return the trial in one line."""
     elapsed_s = view.outlook.elapsed_s
     elapsed = [] if elapsed_s is None else [clock(elapsed_s)]
-    said = [text if label == NOTE else f"{label} {text}" for label, text in facts(view) if label != BASIS]
-    return "  ".join([view.name, view.state, *elapsed, *said])
+    parts = [text if label == NOTE else f"{label} {text}" for label, text in facts(view) if label != BASIS]
+    return "  ".join([view.name, view.state, *elapsed, *parts])
 
 
 def warning_lines(view: View) -> list[str]:
@@ -80,10 +80,10 @@ def evaluation_line(view: View, evaluated: Evaluated) -> str:
     """Return what one evaluation says."""
     at = "" if evaluated.samples is None else f" at {evaluated.samples:,} samples"
     wanted = goal(view.progress, view.planned, evaluated.metric)
-    said = f"{view.name}  evaluation {_value(evaluated)}{at}"
+    parts = f"{view.name}  evaluation {_value(evaluated)}{at}"
     if wanted is None:
-        return said
-    return f"{said}, target {wanted.value:g} {'reached' if wanted.is_reached_by(evaluated.value) else 'not reached'}"
+        return parts
+    return f"{parts}, target {wanted.value:g} {'reached' if wanted.is_reached_by(evaluated.value) else 'not reached'}"
 
 
 def current(views: Sequence[View]) -> View:

@@ -24,58 +24,58 @@ class Planned:
     title: str | None = None
     max_samples: int | None = None
     eval_samples: tuple[int, ...] = ()
-    """When it evaluates, in samples trained on."""
+    """The samples trained on at each evaluation."""
     target: float | None = None
     is_published: bool = True
     """Whether it may be compared with published runs of its benchmark: a tiny model only borrows the name."""
     limit_min: float | None = None
-    """When the trial is ended, counted from its first line."""
+    """The trial is ended this long after its first line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Coming:
-    """An evaluation to come."""
+    """A coming evaluation, and how likely the target is reached there."""
 
     samples: int
     minutes: float
-    """The trial's time if it ends there."""
+    """The time of the trial if it ends there."""
     minutes_low: float
-    """With minutes_high the range for that time, by how much the trial's pace may be off."""
+    """The range of that time is minutes_low to minutes_high; it allows for errors in the trial's pace."""
     minutes_high: float
     probability: float
-    """Of reaching the target there, and not before."""
+    """The probability that the target is reached there and not before."""
     cumulative: float
-    """Of having reached the target by then."""
+    """The probability that the target is reached there or before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """What can be said of a trial at a moment; None is not known."""
+    """What can be said of a trial at one moment; None stands for what is not known."""
 
     elapsed_s: float | None = None
-    """Since run_start, up to run_stop."""
+    """The time since run_start, or until run_stop."""
     silent_s: float | None = None
-    """Since the log's latest line."""
+    """The time since the latest line of the log."""
     step_time_ms: float | None = None
-    """Lately; of the whole trial once it has stopped."""
+    """The recent step time, or that of the whole trial once it has stopped."""
     step_time_trend: float | None = None
-    """Step time lately over that of the whole trial, less 1."""
+    """The recent step time divided by that of the whole trial, minus 1."""
     eval_time_s: float | None = None
     eval_time_is_estimated: bool = False
     next_samples: int | None = None
     next_s: float | None = None
-    """Until the result of the next evaluation."""
+    """The time until the result of the next evaluation."""
     coming: tuple[Coming, ...] = ()
     samples_range: tuple[float | None, float | None, float | None] | None = None
-    """Samples to target: low, median and high of a 90 % range. None inside is beyond the evaluations looked ahead."""
+    """Samples to target: low, median and high of a 90 % range. A None in it lies beyond the coming evaluations."""
     minutes_range: tuple[float | None, float | None, float | None] | None = None
-    """The same in minutes, where low and high also allow for a pace that is off."""
+    """The same in minutes; low and high also allow for errors in the trial's pace."""
     basis: str | None = None
     """What the forecast is based on, or why there is none."""
     left_s: float | None = None
-    """Until the walltime is over."""
+    """The time that is left until the walltime is over."""
     chance_in_time: float | None = None
-    """Of reaching the target within the walltime."""
+    """The probability of reaching the target within the walltime."""
     warnings: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -153,27 +153,27 @@ def _ahead(seen: Outlook, progress: Progress, planned: Planned, now_ms: int) -> 
     )
     stalled = tuple(alarm.stall(progress, silent_s=seen.silent_s, usual_s=usual_s))
     ahead = () if stalled else tuple(arrivals(progress, upcoming, now_ms))
-    made, basis, off_band = _forecast_of(progress, planned, upcoming)
+    forecast, basis, off_band = _forecast_of(progress, planned, upcoming)
     next_s = ahead[0].seconds.typical if ahead else None
     seen = replace(seen, next_s=next_s, basis=basis)
-    if made is not None:
-        seen = _forecasting(seen, made, ahead)
+    if forecast is not None:
+        seen = _forecasting(seen, forecast, ahead)
     chance = _chance_in_time(seen, ahead)
     unlike = [] if off_band is None else [f"outside the reference band: {off_band}"]
     too_late = alarm.too_late(seen.left_s, next_s=next_s, chance=chance)
     return replace(seen, chance_in_time=chance, warnings=(*seen.warnings, *unlike, *stalled, *too_late))
 
 
-def _forecasting(seen: Outlook, made: "Forecast", ahead: Sequence[Arrival]) -> Outlook:
+def _forecasting(seen: Outlook, forecast: "Forecast", ahead: Sequence[Arrival]) -> Outlook:
     """Return the outlook with the forecast, in minutes as well once this trial's own pace is known."""
-    bounds = made.samples_low, made.samples_median, made.samples_high
+    bounds = forecast.samples_low, forecast.samples_median, forecast.samples_high
     if not ahead or seen.elapsed_s is None:
         return replace(seen, samples_range=bounds)
     minutes = {float(arrival.samples): _minutes(seen.elapsed_s, arrival.seconds) for arrival in ahead}
     low, middle, high = (None if bound is None else minutes.get(bound) for bound in bounds)
     coming = tuple(
         Coming(int(chance.samples), at.typical, at.low, at.high, chance.probability, chance.cumulative)
-        for chance in made.chances
+        for chance in forecast.chances
         if (at := minutes.get(chance.samples)) is not None
     )
     edges = low.low if low else None, middle.typical if middle else None, high.high if high else None
@@ -204,9 +204,9 @@ def _forecast_of(
         return None, "the log names no benchmark or no global batch size", None
     evaluations = tuple((e.samples, e.value) for e in progress.evaluations if e.samples is not None)
     off_band = _off_band(evaluations, benchmark, gbs)
-    made = _forecast(evaluations, benchmark, gbs, wanted.value, upcoming)
-    if made is not None:
-        return made, made.source, off_band
+    forecast = _forecast(evaluations, benchmark, gbs, wanted.value, upcoming)
+    if forecast is not None:
+        return forecast, forecast.source, off_band
     if off_band is not None:
         return None, "no published run had such losses", off_band
     return None, f"no published runs of {benchmark} to target {wanted.value:g} at global batch size {gbs}", None

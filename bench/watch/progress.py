@@ -1,6 +1,6 @@
-"""How far a trial is, by its log alone, event by event; what the log does not say is None.
+"""Follow how far a trial has come from its log alone, event by event; what the log does not say is None.
 
-The same records mean the same here as in `bench.mlperf.result`: `bench.mlperf.intervals` says what counts samples.
+Records mean the same here as in `bench.mlperf.result`: `bench.mlperf.intervals` says which of them count samples.
 """
 
 from collections.abc import Callable, Iterable
@@ -29,7 +29,7 @@ class Evaluated:
     value: float
     time_ms: int
     metric: str | None = None
-    """Where its benchmark has several."""
+    """The name of the metric, where the benchmark has several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Progress:
     """What the log says of its latest trial so far; `Tracker` keeps it up to date."""
 
     trial: int = 1
-    """Which of the trials in this log, from 1."""
+    """The number of the trial in this log, from 1."""
     phase: Phase = "waiting"
     benchmark: str | None = None
     platform: str | None = None
@@ -59,31 +59,31 @@ class Progress:
     last_ms: int | None = None
     """Time of the latest record."""
     status: str | None = None
-    """As run_stop gives it: success or aborted."""
+    """The status in run_stop: success or aborted."""
     samples: int | None = None
     train_loss: float | None = None
     lr: float | None = None
     recent_losses: tuple[float, ...] = ()
     lowest_loss: float | None = None
-    """Smoothed; where training was at its best."""
+    """The lowest smoothed training loss so far."""
     not_finite: str | None = None
-    """The latest loss or evaluation, if it is no finite number."""
+    """The latest loss or evaluation, if it is not a finite number."""
     evaluations: tuple[Evaluated, ...] = ()
     step_times_ms: tuple[float, ...] = ()
-    """Of an optimizer step, each the mean between two records of one training block."""
+    """Times of an optimizer step; each is the mean between two records of one training block."""
     line_gaps_ms: tuple[float, ...] = ()
-    """Between two records of one training block."""
+    """The times between two records of one training block."""
     eval_times_s: tuple[float, ...] = ()
     eval_time_is_estimated: bool = False
-    """The logger does not say when an evaluation starts, so that it is what the training steps leave over."""
+    """True if the log does not say when evaluations start; then their time is what the training steps leave over."""
     place: Place | None = None
-    """The latest one in this training block; None while training does not go on."""
+    """The latest place in this training block; None while there is no training."""
     eval_start_ms: int | None = None
-    """Of the evaluation that goes on."""
+    """The start of the evaluation that is under way."""
 
     @property
     def goals(self) -> tuple[Goal, ...]:
-        """What evaluations must reach: the logged target, else what the benchmark has, of which some have several."""
+        """What evaluations must reach: the logged target, else the benchmark's targets, which may be several."""
         return goals(BENCHMARKS.get(self.benchmark or ""), self.logged_target)
 
     @property
@@ -93,7 +93,7 @@ class Progress:
 
     @property
     def step(self) -> int | None:
-        """Optimizer steps done."""
+        """The number of optimizer steps done."""
         gbs = self.global_batch_size
         return None if gbs is None or self.samples is None else self.samples // gbs
 
@@ -107,7 +107,7 @@ class Progress:
 
 
 class Tracker:
-    """Follows a log to the progress of its latest trial."""
+    """Follows a log and keeps the progress of its latest trial."""
 
     def __init__(self) -> None:
         self.progress = Progress()
@@ -178,16 +178,16 @@ def _block_start(now: Progress, event: Event) -> None:
 
 
 def _training(now: Progress, event: Event) -> None:
-    """Take a train_loss, or tracked_stats, which may hold it."""
-    said: dict[str, Any] = event.value if isinstance(event.value, dict) else {"train_loss": event.value}
-    lr: Any = event.metadata.get("lr", said.get("lr"))
+    """Take the training loss of a train_loss record, or of tracked_stats if it has one."""
+    logged: dict[str, Any] = event.value if isinstance(event.value, dict) else {"train_loss": event.value}
+    lr: Any = event.metadata.get("lr", logged.get("lr"))
     now.lr = lr if is_number(lr) else now.lr
-    if (loss := said.get("train_loss", said.get("reduced_train_loss"))) is not None:
+    if (loss := logged.get("train_loss", logged.get("reduced_train_loss"))) is not None:
         _loss(now, loss)
     if (samples := _samples(now, event)) is not None:
         now.samples = max(samples, now.samples or 0)
     elif not now.line_gaps_ms:
-        _uncounted(now, said.get("train_step_time"), event.metadata.get("step"))
+        _uncounted(now, logged.get("train_step_time"), event.metadata.get("step"))
 
 
 def _loss(now: Progress, loss: Any) -> None:

@@ -1,4 +1,4 @@
-"""Trials that are followed: those of a run folder, of logs, or of a log that is replayed."""
+"""The trials to watch: those of a run folder, of logs, or of a log that is replayed."""
 
 import math
 import re
@@ -37,7 +37,7 @@ class Source(Protocol):
 
 
 class Replay:
-    """A finished log, its events given out as fast as they were written, or `speed` times as fast."""
+    """A finished log whose events are given out `speed` times as fast as they were written."""
 
     restarts = 0
 
@@ -63,17 +63,17 @@ class Replay:
 
 @dataclass(slots=True)
 class Watched:
-    """A log, and how far its trial is."""
+    """A log, and how far its trial has come."""
 
     name: str
     source: Source
     planned: Planned = Planned()
     trials: int = 1
-    """How many the log will hold, one after the other."""
+    """How many trials the log will hold, one after the other."""
     outcome: str | None = None
-    """As the ledger has it, once the trial has ended."""
+    """The outcome in the ledger, once the trial has ended."""
     curves: Curves | None = None
-    """What the trial is written for besides."""
+    """The curves that are written for experiment trackers."""
     _tracker: Tracker = field(default_factory=Tracker)
     _restarts: int = 0
 
@@ -97,12 +97,12 @@ class Watched:
 
     @property
     def is_ended(self) -> bool:
-        """Whether its log is complete, or no more will come."""
+        """Whether the log is complete, or nothing more will be written to it."""
         return self.outcome is not None or (self.progress.phase == "stopped" and self.progress.trial >= self.trials)
 
     @property
     def is_reached(self) -> bool:
-        """Whether its last trial has reached the target."""
+        """Whether the last trial has reached the target."""
         return self.progress.trial >= self.trials and prediction.reached(self.progress, self.planned)
 
     def view(self, now_ms: int, *, waits_for: str = "the first line of its log") -> View:
@@ -124,14 +124,14 @@ class Watched:
 
 
 class Queue:
-    """Where a run's job stands; its backend is asked once in a while, however often one looks."""
+    """The state of a run's job; the backend is asked at most every QUESTIONS_S seconds."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._asked_s = folder, -math.inf
         self._run: runs.Run | None = None
 
     def is_over(self) -> bool:
-        """Whether the job has said so, or has ended without a word."""
+        """Whether the job has written its status, or Slurm says that it has ended."""
         if (self._folder / STATUS).exists():
             return True
         run = self._look()
@@ -158,21 +158,21 @@ def _wall_clock_ms() -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """Trials that are watched together."""
+class WatchedTrials:
+    """The trials that are watched together: those of one run folder, or of several logs."""
 
     trials: tuple[Watched, ...]
     prepare: Watched | None = None
-    """What is shown until the first trial begins."""
+    """The log that is shown until the first trial begins."""
     folder: Path | None = None
-    """Of the run: says what came of its trials, and when it is over."""
+    """The run folder: its ledger holds the outcomes of the trials, its status the end of the run."""
     is_over: Callable[[], bool] = lambda: False
-    """Whether no log will grow any more, whatever is in it."""
+    """Whether no log will grow any more."""
     ends_with_logs: bool = True
-    """Whether it is over as well once every trial has stopped."""
+    """Whether watching also ends when every trial has stopped."""
     now_ms: Callable[[], int] = _wall_clock_ms
     queue: Queue | None = None
-    """Of a run that has a job in one."""
+    """The queue of a run that has a job in one."""
 
     def poll(self) -> None:
         for watched in (*self.trials, *([self.prepare] if self.prepare else [])):
@@ -200,7 +200,7 @@ class Job:
         return [watched.view(self.now_ms(), **waiting) for watched in shown]
 
 
-def find(paths: Sequence[Path], *, trials: int = 1, walltime_min: float | None = None) -> Job:
+def find(paths: Sequence[Path], *, trials: int = 1, walltime_min: float | None = None) -> WatchedTrials:
     """Return the job of a run folder, or of logs.
 
     Raises:
@@ -218,7 +218,7 @@ def find(paths: Sequence[Path], *, trials: int = 1, walltime_min: float | None =
     return log_files(paths, trials=trials, walltime_min=walltime_min)
 
 
-def run_folder(folder: Path) -> Job:
+def run_folder(folder: Path) -> WatchedTrials:
     """Return the job of a run folder, by its plan; a folder without one is watched by the logs in it.
 
     Raises:
@@ -245,22 +245,24 @@ def run_folder(folder: Path) -> Job:
     log = Follower(folder / PREPARE_LOG)
     prepare = Watched(command.name, log, planned(plan.base or plan, command)) if command else None
     queue = Queue(folder) if (folder / JOB).exists() else None
-    return Job(trials, prepare, folder, queue.is_over if queue else (folder / STATUS).exists, queue=queue)
+    return WatchedTrials(trials, prepare, folder, queue.is_over if queue else (folder / STATUS).exists, queue=queue)
 
 
-def log_files(paths: Sequence[Path], *, trials: int = 1, walltime_min: float | None = None) -> Job:
+def log_files(paths: Sequence[Path], *, trials: int = 1, walltime_min: float | None = None) -> WatchedTrials:
     """Return the job of logs that need not exist yet, each of one or of several trials."""
     limits = Planned(limit_min=walltime_min)
     are_alike = len({path.name for path in paths}) < len(paths)
     names = [printable(str(path) if are_alike else path.name) for path in paths]
-    return Job(tuple(Watched(n, Follower(path), limits, trials) for n, path in zip(names, paths, strict=True)))
+    return WatchedTrials(
+        tuple(Watched(n, Follower(path), limits, trials) for n, path in zip(names, paths, strict=True))
+    )
 
 
-def replay(path: Path, *, speed: float, trials: int = 1, walltime_min: float | None = None) -> Job:
+def replay(path: Path, *, speed: float, trials: int = 1, walltime_min: float | None = None) -> WatchedTrials:
     """Return a finished log as a job that goes on now."""
     source = Replay(path, speed=speed)
     watched = Watched(printable(path.name), source, Planned(limit_min=walltime_min), trials)
-    return Job((watched,), is_over=lambda: source.is_over, now_ms=source.now_ms)
+    return WatchedTrials((watched,), is_over=lambda: source.is_over, now_ms=source.now_ms)
 
 
 def planned(plan: Plan, command: Command) -> Planned:

@@ -99,12 +99,12 @@ class Curves:
 
     trackers: Sequence[Tracker]
     folder: Path
-    """Of all trackers of this run."""
+    """The folder of all trackers of this run."""
     trial: str
     _open: list[Curve] = field(default_factory=list)
     _lock: IO[str] | None = None
     _is_off: bool = False
-    """Whether nothing is written: another process does already, and two would write every point twice; or it failed."""
+    """Whether nothing is written, because another process writes these curves already or writing has failed."""
 
     def take(self, events: Iterable[Event]) -> None:
         found = [point for event in events for point in points(event)]
@@ -119,7 +119,7 @@ class Curves:
             self._is_off = True
 
     def begin_anew(self) -> None:
-        """Forget what was written: the next points are the first of another log."""
+        """Forget what was written: the next points are the first ones of another log."""
         self.close()
         self._is_off = False
 

@@ -1,8 +1,10 @@
-"""GovReport's rows as they are published, made into rows that the loop reads.
+"""Convert GovReport's published rows into rows that training reads.
 
-Two forms: parquet (input_ids, labels; -100 where a token does not count) and NVIDIA's npy of it, a pickled list of
-{input_ids, loss_mask, seq_start_id}. Both hold rows of one length, packed from many reports; there is no document mask, so
-attention runs over the whole row. Source: MLPerf Training llama2_70b_lora, and NVIDIA's convert_dataset.py for it.
+They are published in two forms: parquet (input_ids, labels; -100 where a token does not count), and NVIDIA's npy of the
+same rows, a pickled list of {input_ids, loss_mask, seq_start_id}. Both hold rows of one length, packed from many
+reports. There is no document mask, so attention runs over the whole row.
+
+Source: MLPerf Training llama2_70b_lora, and NVIDIA's convert_dataset.py for it.
 """
 
 import hashlib
@@ -21,21 +23,24 @@ from bench.errors import ConfigError
 from jobs.ranks.progress import tracked
 
 SPLITS = {"train": "train", "eval": "validation"}
-"""What we call them, and what their files are called."""
+"""Our names of the splits, and those in the file names."""
 NOT_COUNTED = -100
-"""A label of transformers' that the loss leaves out."""
+"""The label that the loss of transformers ignores."""
 BATCH_ROWS = 64
 PUBLISHED_BYTES = {"train.npy": 192_151_239, "validation.npy": 8_521_136}
-"""Of NVIDIA's npy of the official rows, as NumPy 1 pickles them (others differ by some bytes). Source: its MLPerf submissions of llama2_70b_lora."""
+"""The sizes of NVIDIA's npy of the official rows, as NumPy 1 pickles them; other versions differ by some bytes.
+
+Source: NVIDIA's MLPerf submissions of llama2_70b_lora.
+"""
 Row = tuple[np.ndarray, np.ndarray]
-"""Tokens, and which of them count."""
+"""The tokens, and which of them count."""
 
 
 def convert(source: Path, folder: Path, *, data: Data, vocab_size: int) -> dict[str, Any]:
-    """Write the rows of both splits into a folder that appears when it is complete; return what its manifest says.
+    """Write the rows of both splits into a folder that appears when it is complete; return its manifest.
 
     Raises:
-        ConfigError: not the plan's number of rows, of tokens in a row, or of words; or these are not rows at all.
+        ConfigError: the number of rows, their length or a token does not fit the plan, or the files hold no rows.
     """
     if folder.exists():
         raise ConfigError("this folder exists", where=str(folder), fix="name a new one")
@@ -43,20 +48,24 @@ def convert(source: Path, folder: Path, *, data: Data, vocab_size: int) -> dict[
     part = folder.with_name(folder.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
-    said: dict[str, Any] = {"data": data.name, "source": {"folder": str(source.absolute()), "files": []}, "splits": {}}
+    manifest: dict[str, Any] = {
+        "data": data.name,
+        "source": {"folder": str(source.absolute()), "files": []},
+        "splits": {},
+    }
     for name, paths in found.items():
         num_rows = data.train_rows if name == "train" else data.eval_rows
         shape, last = (num_rows, data.seq_length), paths[-1]
-        said["splits"][name] = _write(part, name, _checked(paths, shape, vocab_size), shape=shape, where=last)
-        said["source"]["files"] += [_described(path) for path in paths]
-    said["files"] = [_described(path) for path in sorted(part.glob("*.npy"))]
-    (part / MANIFEST).write_text(json.dumps(said, indent=1) + "\n")
+        manifest["splits"][name] = _write(part, name, _checked(paths, shape, vocab_size), shape=shape, where=last)
+        manifest["source"]["files"] += [_described(path) for path in paths]
+    manifest["files"] = [_described(path) for path in sorted(part.glob("*.npy"))]
+    (part / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
     part.rename(folder)
-    return said
+    return manifest
 
 
 def _files(source: Path, published: str) -> list[Path]:
-    """Return a split's files: NVIDIA's npy, or the parts of a parquet in order."""
+    """Return a split's files: NVIDIA's npy, or the parts of a parquet, in order."""
     if (source / f"{published}.npy").exists():
         return [source / f"{published}.npy"]
     for folder in (source, source / "data"):
@@ -70,7 +79,7 @@ def _files(source: Path, published: str) -> list[Path]:
 
 
 def _write(part: Path, name: str, rows: Iterator[Row], *, shape: tuple[int, int], where: Path) -> dict[str, Any]:
-    """Write a split row by row; return how many rows it has, and how many of its tokens count."""
+    """Write a split row by row; return its numbers of rows, of tokens, and of tokens that count."""
     written, counted = 0, 0
     with (part / f"{name}_tokens.npy").open("wb") as tokens, (part / f"{name}_counts.npy").open("wb") as counts:
         for file, descr in ((tokens, "<i4"), (counts, "|b1")):
@@ -87,7 +96,7 @@ def _write(part: Path, name: str, rows: Iterator[Row], *, shape: tuple[int, int]
 
 
 def _checked(paths: list[Path], shape: tuple[int, int], vocab_size: int) -> Iterator[Row]:
-    """Yield the rows of a split's files, each as long as the plan says and of words that the model knows."""
+    """Yield the rows of a split's files, checked against the plan's row length and vocabulary."""
     for path in paths:
         rows = _from_npy(path) if path.suffix == ".npy" else _from_parquet(path)
         for i, (tokens, counts) in enumerate(rows):
@@ -131,8 +140,8 @@ def _from_npy(path: Path) -> Iterator[Row]:
         _refuse(path, f"not rows of input_ids and loss_mask: {error!r}")
 
 
-class _Plain(pickle.Unpickler):
-    """Reads arrays, lists, dicts and numbers; a pickle that names anything else is refused, since it could run code."""
+class _ArrayUnpickler(pickle.Unpickler):
+    """Reads arrays, lists, dicts and numbers, and refuses any other class, since unpickling it could run code."""
 
     _RECONSTRUCT = np.empty(0).__reduce__()[0]
     KNOWN = {
@@ -157,7 +166,7 @@ def _unpickled(path: Path) -> Any:
         _, _, dtype = read(file)
         if not dtype.hasobject:
             raise ValueError(f"it holds {dtype}")
-        return _Plain(file).load()
+        return _ArrayUnpickler(file).load()
 
 
 def _described(path: Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from bench.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A split of the data, memory-mapped: tokens and counts [rows, S]."""
+    """A split of the data: tokens and counts [rows, S], memory-mapped where they lie in files."""
 
     tokens: np.ndarray
     counts: np.ndarray
@@ -30,7 +30,7 @@ def save(folder: Path, name: str, tokens: np.ndarray, counts: np.ndarray) -> Non
 
 
 def load(plan: Plan, name: str) -> Rows:
-    """Return a split, checked against the plan's row count and length; random rows are made up here.
+    """Return a split, checked against the plan's row count and length; random rows are drawn here.
 
     Raises:
         ConfigError: a file is missing or its shape is not the plan's.
@@ -38,7 +38,7 @@ def load(plan: Plan, name: str) -> Rows:
     folder, want = Path(str(plan.data_dir)), plan.config.data
     num_rows = want.train_rows if name == "train" else want.eval_rows
     if want.source is DataSource.random:
-        return made_up(num_rows, want.seq_length, vocab_size=plan.config.model.vocab_size, seed=want.seed)
+        return random_rows(num_rows, want.seq_length, vocab_size=plan.config.model.vocab_size, seed=want.seed)
     try:
         tokens = np.load(folder / f"{name}_tokens.npy", mmap_mode="r")
         counts = np.load(folder / f"{name}_counts.npy", mmap_mode="r")
@@ -46,7 +46,7 @@ def load(plan: Plan, name: str) -> Rows:
         raise ConfigError(
             f"the {name} rows of {want.name} cannot be read: {error}",
             where=str(folder),
-            fix="run the prepare step, or point DATADIR at prepared rows",
+            fix="run jobs.tasks.prepare, or point DATADIR at prepared rows",
             rule="CFG-06",
         ) from error
     if tokens.shape != (num_rows, want.seq_length) or counts.shape != tokens.shape:
@@ -75,15 +75,15 @@ def eval_order(plan: Plan) -> np.ndarray:
     return filled.reshape(-1, size)
 
 
-def made_up(num_rows: int, seq_length: int, *, vocab_size: int, seed: int) -> Rows:
-    """Return random rows, the same on every rank; every token counts, which is at least the work of real rows."""
+def random_rows(num_rows: int, seq_length: int, *, vocab_size: int, seed: int) -> Rows:
+    """Return random rows, the same on every rank. Every token counts, so the work is at least that of real rows."""
     shape = (num_rows, seq_length)
     tokens = np.random.default_rng(seed).integers(vocab_size, size=shape, dtype=np.int32)
     return Rows(tokens, np.broadcast_to(np.True_, shape))
 
 
 def synthetic(plan: Plan) -> Rows:
-    """Return as many made-up rows as one step takes: the warm-up's data."""
+    """Return the rows of one step for the warm-up: ascending tokens, which all count."""
     shape = (plan.batch.global_batch_size, plan.config.data.seq_length)
     tokens = np.arange(shape[0] * shape[1], dtype=np.int32).reshape(shape) % plan.config.model.vocab_size
     return Rows(tokens, np.ones(shape, dtype=bool))

@@ -1,11 +1,11 @@
 """Reports and their summaries from a small seeded grammar: the data of the tiny tasks.
 
-A report states five facts about one agency, each in three sentences of different words, all shuffled. Before a value
-stands its kind, so a model of reports learns to read `cost` and copy the cost stated earlier. A summary gives the five
-values alone, in one fixed order, and closes with words of comment. LoRA must teach this form, and to copy each value
-when what comes before is another fact's value instead of its own kind. Nothing foretells the comment, so the loss on a
-summary cannot fall to zero: the least is NUM_COMMENTS * log(len(COMMENT)) / 16 tokens = 0.69 nats. Summaries use no
-word that reports do not: the embeddings stay frozen under LoRA. One word is one token.
+A report states five facts about one agency. Each is stated in three sentences of different words, and all sentences are
+shuffled. A value follows its kind, so a model of reports learns to read `cost` and to copy the cost stated earlier. A
+summary gives only the five values, in one fixed order, and ends with words of comment. LoRA must teach this form, and
+must teach to copy each value after another fact's value instead of after its own kind. Nothing predicts the comment, so
+the loss on a summary cannot fall to zero: the least is NUM_COMMENTS * log(len(COMMENT)) / 16 tokens = 0.69 nats. All
+words of summaries occur in reports too, because LoRA does not train the embeddings. One word is one token.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""What trains, behind one protocol: `jobs.tasks` knows no engine by name."""
+"""The protocol of a training engine; `jobs.tasks` knows no engine by name."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Engine(Protocol):
-    """The model, its optimizer and what they can do, on one rank; every method is called by all ranks together."""
+    """The model and its optimizer on one rank. All ranks call every method together."""
 
     def load(self, folder: Path, *, adapters: bool) -> None:
         """Load a checkpoint: the adapters, or all other weights. The optimizer starts anew.
@@ -28,20 +28,20 @@ class Engine(Protocol):
         """Save the adapters, or all other weights, so that any layout can load them."""
 
     def warm_up(self, iterations: int, seed: int, *, profile: Path | None) -> None:
-        """Train and evaluate on made-up rows, and leave no trace; `profile` gets the kernels of the last step."""
+        """Train and evaluate on synthetic rows, then restore all state; `profile` gets the last step's kernels."""
 
     def train_step(self, rows: "Rows", indices: "np.ndarray", step: int) -> Any:
-        """Start the update by the rows of one global batch; return what `mean_loss` takes, without waiting for the device."""
+        """Launch the update by one global batch, without waiting for the device; return the argument of `mean_loss`."""
 
     def mean_loss(self, share: Any) -> float:
-        """Return the mean loss over the rows of a step (nats per token), the same on every rank; waits for the device."""
+        """Return the mean loss over a step's rows (nats per token), the same on every rank. It waits for the device."""
 
     def evaluate(self, rows: "Rows") -> float:
         """Return the mean over all rows of each row's mean loss (nats per token that counts)."""
 
 
 class EngineModule(Protocol):
-    """What the package of an engine offers."""
+    """What an engine's package exports."""
 
     def start_ranks(self, plan: Plan, who: Rank) -> None:
         """Join the process groups of the plan's layout.
@@ -57,7 +57,7 @@ class EngineModule(Protocol):
         """Return the engine with random weights drawn from the seed; the ranks have been started."""
 
     def versions(self) -> Mapping[str, str]:
-        """Return the versions of the libraries that it trains with, for the log."""
+        """Return the versions of the libraries that it uses, for the log."""
 
 
 def engine_of(plan: Plan) -> EngineModule:

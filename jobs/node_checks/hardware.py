@@ -1,6 +1,6 @@
-"""What a node is: CPUs, memory, network, InfiniBand, GPUs, limits. Read from the kernel and nvidia-smi; null where neither says.
+"""Read a node's CPUs, memory, network, InfiniBand and GPUs from the kernel and nvidia-smi; None where neither knows.
 
-Standard library only.
+It needs the standard library only.
 """
 
 import csv
@@ -14,9 +14,12 @@ import struct
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import fields
 from ipaddress import IPv6Address
 from pathlib import Path
 from typing import Any
+
+from bench.contract.node_facts import GpuFacts, Interface, Machine, NeededPath, Port, Results
 
 TIMEOUT_S = 20
 """Longest wait for nvidia-smi; it hangs on a GPU that has fallen off the bus."""
@@ -33,94 +36,112 @@ _GPU = {
     "max_sm_clock_mhz": "clocks.max.sm",
     "ecc_uncorrected": "ecc.errors.uncorrected.volatile.total",
 }
+"""What nvidia-smi calls the fields of GpuFacts."""
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _ROWS = {"uuid": "gpu_uuid", "rows_pending": "remapped_rows.pending", "rows_failed": "remapped_rows.failure"}
-_NUMBERS = {"index", "memory_mib", "temperature_c", "sm_clock_mhz", "max_sm_clock_mhz", "ecc_uncorrected"}
+_NUMBERS = {field.name for field in fields(GpuFacts) if field.type == int | None}
 
 
-def facts() -> dict[str, Any]:
-    """Return everything, in units that the names say."""
+def machine(*, results: Results, paths: tuple[NeededPath, ...]) -> Machine:
+    """Return all facts of this node, with those of its paths."""
     shm = shutil.disk_usage("/dev/shm") if Path("/dev/shm").is_dir() else None
-    return {
-        "cpu": _after(Path("/proc/cpuinfo"), "model name"),
-        "num_cpus": os.cpu_count(),
-        "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
-        "memory_limit_gib": memory_limit_gib(),
-        "page_bytes": os.sysconf("SC_PAGE_SIZE"),
-        "huge_pages": text(Path("/sys/kernel/mm/transparent_hugepage/enabled")),
-        "shm_mib": shm and shm.total // 2**20,
-        "shm_free_mib": shm and shm.free // 2**20,
-        "architecture": platform.machine(),
-        "kernel": platform.release(),
-        "interfaces": interfaces(),
-        "infiniband": infiniband(),
-        "infiniband_devices": Path("/dev/infiniband").is_dir(),
-    } | gpus()
+    found, refused, links = gpus()
+    return Machine(
+        cpu=cpu_model(),
+        num_cpus=os.cpu_count(),
+        memory_gib=round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
+        memory_limit_gib=memory_limit_gib(),
+        page_bytes=os.sysconf("SC_PAGE_SIZE"),
+        huge_pages=text(Path("/sys/kernel/mm/transparent_hugepage/enabled")),
+        shm_mib=shm and shm.total // 2**20,
+        shm_free_mib=shm and shm.free // 2**20,
+        architecture=platform.machine(),
+        kernel=platform.release(),
+        interfaces=interfaces(),
+        infiniband=infiniband(),
+        infiniband_devices=Path("/dev/infiniband").is_dir(),
+        gpus=found,
+        gpus_refused=refused,
+        gpu_links=links,
+        results=results,
+        paths=paths,
+    )
 
 
-def interfaces() -> list[dict[str, Any]]:
-    """Return the network interfaces by name, with their state (up, down, unknown) and addresses."""
-    return [
-        {
-            "name": link.name,
-            "state": text(link / "operstate"),
-            "speed_mbit": int(speed) if (speed := text(link / "speed") or "").isdigit() else None,
-            "addresses": addresses(link.name),
-        }
+def cpu_model() -> str | None:
+    """Return the name of the processor's model."""
+    lines = (line.partition(":") for line in (text(Path("/proc/cpuinfo")) or "").splitlines())
+    return next((value.strip() for name, _, value in lines if name.strip() == "model name"), None)
+
+
+def operating_system() -> str | None:
+    """Return the name and the version of the Linux distribution."""
+    with suppress(OSError, KeyError):
+        release = platform.freedesktop_os_release()
+        return f"{release['NAME']} {release.get('VERSION', '')}".strip()
+    return None
+
+
+def interfaces() -> tuple[Interface, ...]:
+    """Return the network interfaces, sorted by name."""
+    return tuple(
+        Interface(
+            name=link.name,
+            state=text(link / "operstate"),
+            speed_mbit=int(speed) if (speed := text(link / "speed") or "").isdigit() else None,
+            addresses=addresses(link.name),
+        )
         for link in sorted(Path("/sys/class/net").iterdir())
         if (link / "operstate").exists()
-    ]
+    )
 
 
-def addresses(name: str) -> list[str]:
-    """Return an interface's first IPv4 address and its IPv6 ones."""
+def addresses(name: str) -> tuple[str, ...]:
+    """Return an interface's first IPv4 address and its IPv6 addresses."""
     found = []
-    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        answer = fcntl.ioctl(asked, GET_ADDRESS, struct.pack("256s", name[:15].encode()))
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
+        answer = fcntl.ioctl(datagrams, GET_ADDRESS, struct.pack("256s", name[:15].encode()))
         found.append(socket.inet_ntoa(answer[20:24]))
     for line in (text(Path("/proc/net/if_inet6")) or "").splitlines():
         address, *_, owner = line.split()
         if owner == name:
             found.append(str(IPv6Address(int(address, 16))))
-    return found
+    return tuple(found)
 
 
-def infiniband() -> list[dict[str, Any]]:
-    """Return the InfiniBand and RoCE ports as NCCL_IB_HCA names them (mlx5_0:1), with state and rate."""
-    return [
-        {
-            "port": f"{port.parent.parent.name}:{port.name}",
-            "state": text(port / "state"),
-            "physical": text(port / "phys_state"),
-            "link": text(port / "link_layer"),
-            "rate": text(port / "rate"),
-        }
+def infiniband() -> tuple[Port, ...]:
+    """Return the InfiniBand and RoCE ports."""
+    return tuple(
+        Port(
+            port=f"{port.parent.parent.name}:{port.name}",
+            state=text(port / "state"),
+            physical=text(port / "phys_state"),
+            link=text(port / "link_layer"),
+            rate=text(port / "rate"),
+        )
         for port in sorted(Path("/sys/class/infiniband").glob("*/ports/*"))
-    ]
+    )
 
 
-def gpus() -> dict[str, Any]:
-    """Return the GPUs, their links, and why they are not known: null, null and a reason where nvidia-smi cannot say."""
+def gpus() -> tuple[tuple[GpuFacts, ...] | None, str | None, str | None]:
+    """Return the GPUs, why they are not known, and the table of their links."""
     if shutil.which("nvidia-smi") is None:
-        return {"gpus": None, "gpus_refused": "there is no nvidia-smi", "gpu_links": None}
+        return None, "there is no nvidia-smi", None
     questions = [f"--query-gpu={','.join(_GPU.values())}", f"--query-remapped-rows={','.join(_ROWS.values())}"]
     reasons = [f"--query-gpu=uuid,clocks_{name}_reasons.active" for name in ("event", "throttle")]  # new and old name
-    asked = [[question, "--format=csv,noheader,nounits"] for question in questions + reasons]
+    queries = [[question, "--format=csv,noheader,nounits"] for question in questions + reasons]
     with ThreadPoolExecutor() as pool:
-        (refused, listed), (_, rows), *throttled, (_, links) = pool.map(nvidia_smi, [*asked, ["topo", "-m"]])
+        (refused, listed), (_, rows), *throttled, (_, links) = pool.map(nvidia_smi, [*queries, ["topo", "-m"]])
     if listed is None:
-        return {"gpus": None, "gpus_refused": refused, "gpu_links": None}
-    pending = {row["uuid"]: row for row in _table(rows, list(_ROWS))}
+        return None, refused, None
+    remapped = {row["uuid"]: row for row in _table(rows, list(_ROWS))}
     active = {row["uuid"]: row for _, out in throttled for row in _table(out, ["uuid", "throttle"])}
-    none = {"rows_pending": None, "rows_failed": None, "throttle": None}
-    found = [
-        none | gpu | pending.get(gpu["uuid"], {}) | active.get(gpu["uuid"], {}) for gpu in _table(listed, list(_GPU))
-    ]
-    return {"gpus": found, "gpus_refused": None, "gpu_links": links}
+    found = (gpu | remapped.get(gpu["uuid"], {}) | active.get(gpu["uuid"], {}) for gpu in _table(listed, list(_GPU)))
+    return tuple(GpuFacts(**gpu) for gpu in found), None, links
 
 
 def nvidia_smi(arguments: list[str]) -> tuple[str | None, str | None]:
-    """Return (None, what it prints), or (why it prints nothing, None)."""
+    """Return (None, its output), or (the reason why there is none, None)."""
     try:
         done = subprocess.run(
             ["nvidia-smi", *arguments], capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S, check=False
@@ -133,7 +154,7 @@ def nvidia_smi(arguments: list[str]) -> tuple[str | None, str | None]:
 
 
 def memory_limit_gib() -> float | None:
-    """Return the smallest limit of this process's control groups; None where there is none."""
+    """Return the smallest memory limit of this process's control groups; None where there is no limit."""
     limits = []
     for line in (text(Path("/proc/self/cgroup")) or "").splitlines():
         _, controllers, inside = line.split(":", 2)
@@ -150,20 +171,14 @@ def memory_limit_gib() -> float | None:
 
 
 def text(path: Path) -> str | None:
-    """Return a file's text without the white space around it; None where it cannot be read."""
+    """Return a file's text, stripped; None where it cannot be read."""
     with suppress(OSError, UnicodeDecodeError):
         return path.read_text().strip()
     return None
 
 
-def _after(path: Path, key: str) -> str | None:
-    """Return what stands behind the first `key:` of a file."""
-    lines = (line.partition(":") for line in (text(path) or "").splitlines())
-    return next((value.strip() for name, _, value in lines if name.strip() == key), None)
-
-
 def _table(out: str | None, names: list[str]) -> list[dict[str, Any]]:
-    """Return nvidia-smi's CSV as rows; what it says is not available or supported is None."""
+    """Return nvidia-smi's CSV as rows; a value that is not available or not supported is None."""
     rows = csv.reader((out or "").splitlines(), skipinitialspace=True)
     return [
         {name: _value(name, cell) for name, cell in zip(names, row, strict=True)}

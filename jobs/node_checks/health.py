@@ -1,19 +1,21 @@
-"""How fast the nodes and the links between them are, once per rank, before the first trial: `python -m jobs.node_checks.health PLAN`.
+"""Measure nodes and their links, once per rank, before the first trial: `python -m jobs.node_checks.health PLAN`.
 
-Measures all-reduce over all ranks and within each node, matrix products and memory copies of every rank, and how far apart
-the nodes' clocks are. Rank 0 writes health.json beside the plan; below a floor of cluster.health every rank fails.
+It measures all-reduce over all ranks and within each node, GEMMs and memory copies of every rank, and how far apart the
+nodes' clocks are. Rank 0 writes health.json beside the plan. If a rate is below its floor in cluster.health, every rank
+fails.
 """
 
 import argparse
 import os
 import time
-from dataclasses import asdict
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from bench.contract import node_facts, run_files, schema
 from bench.contract import plan as plans
-from bench.contract import run_files
-from bench.contract.schema import Health
+from bench.contract.node_facts import AllReduceRate, Floors, HealthNode, RankRates
+from bench.contract.plan import Plan
 from bench.errors import BenchError, ConfigError
 from jobs.node_checks import floors
 from jobs.node_checks.facts import attempt, save
@@ -23,9 +25,10 @@ from jobs.ranks.identity import Rank, from_environment, node_name
 if TYPE_CHECKING:
     import torch
 
-VERSION = 1
+    from jobs.node_checks.rates import Readings
+
 MIN_NODES_FOR_PAIRS = 3
-"""Of two slow nodes nobody can tell which one it is."""
+"""The one pair that two nodes make cannot tell which of them is slow."""
 
 
 def main() -> None:
@@ -35,89 +38,110 @@ def main() -> None:
     folder, who, began = args.plan.resolve().parent, from_environment(), time.monotonic()
     with guard.guarded(folder / run_files.rank_error(f"health{run_files.element()}", who.rank)):
         plan = plans.load(args.plan)
-        health = plan.config.cluster.health
-        if health is None:
-            name = plan.config.cluster.name
-            raise ConfigError(
-                f"nobody said what is healthy on {name}",
-                where="cluster.health",
-                fix=f"give conf/cluster/{name}.yaml a health block",
-            )
+        config = required_config(plan)
         from jobs.node_checks import rates
 
         device = process_group.join(plan, who, timeout_s=rates.MEETING_S)
         from torch import distributed
 
-        report = measure(health, who, device)
-        report = floors.judged(report | {"seconds": round(time.monotonic() - began, 1)})
+        measured = measure(config, who, device)
+        report = floors.judged(replace(measured, seconds=round(time.monotonic() - began, 1)))
         if who.rank == 0:
             save(report, folder / run_files.health(run_files.element()))
             print(floors.table(report))
-        rates.slowest(0.0, device)  # nobody leaves before rank 0 has written
+        rates.slowest(0.0, device)  # no rank leaves before rank 0 has written
         distributed.destroy_process_group()
         require(report)
 
 
-def measure(health: Health, who: Rank, device: "torch.device") -> dict[str, Any]:
-    """Return all that is measured, the same on every rank."""
-    import torch
+def required_config(plan: Plan) -> schema.Health:
+    """Return what the cluster's config says of its health.
 
+    Raises:
+        ConfigError: it says nothing.
+    """
+    cluster = plan.config.cluster
+    if cluster.health is None:
+        raise ConfigError(
+            f"the config of {cluster.name} does not say which rates are healthy",
+            where="cluster.health",
+            fix=f"give conf/cluster/{cluster.name}.yaml a health block",
+        )
+    return cluster.health
+
+
+def measure(config: schema.Health, who: Rank, device: "torch.device") -> node_facts.Health:
+    """Return all measurements, the same on every rank; they are not judged yet, and their seconds are 0."""
     from jobs.node_checks import rates
 
     node, nodes = node_name(), {}
     for rank, name in enumerate(rates.gathered(node)):
         nodes.setdefault(name, []).append(rank)
-    together = rates.allreduce(sizes_mib(health), device)
-    inside = together if len(nodes) == 1 else rates.allreduce(sizes_mib(health), device, nodes[node])
-    own = {"rank": who.rank, "local_rank": who.local_rank, "node": node} | rates.own_rates(device)
-    everyone = rates.gathered({"rates": own, "inside": inside, "clock": rates.clock_readings(device)})
-    gpu = device.type == "cuda"
-    report = {
-        "version": VERSION,
-        "time_ms": time.time_ns() // 1_000_000,
-        "attempt": attempt(os.environ),
-        "backend": "nccl" if gpu else "gloo",
-        "dtype": "bf16" if gpu else "fp32",
-        "device": torch.cuda.get_device_name(device) if gpu else "cpu",
-        "software": {"torch": torch.__version__} | ({"nccl": _dotted(torch.cuda.nccl.version())} if gpu else {}),
-        "floors": {key: value for key, value in asdict(health).items() if key.endswith(("_gbs", "_tflops"))},
-        "allreduce": together,
-        "nodes": [
-            {
-                "node": name,
-                "ranks": ranks,
-                "allreduce": everyone[ranks[0]]["inside"],
-                "clock_ms": rates.clock_bounds_ms(everyone[ranks[0]]["clock"], everyone[0]["clock"]),
-            }
-            for name, ranks in nodes.items()
-        ],
-        "ranks": [one["rates"] for one in everyone],
-        "pairs": [],
-    }
+    together = rates.allreduce(sizes_mib(config), device)
+    inside = together if len(nodes) == 1 else rates.allreduce(sizes_mib(config), device, nodes[node])
+    gemm_tflops, copy_gbs = rates.own_rates(device)
+    own = RankRates(who.rank, who.local_rank, node, gemm_tflops=gemm_tflops, copy_gbs=copy_gbs)
+    everyone = rates.gathered(Measured(own, inside, rates.clock_readings(device)))
+    report = node_facts.Health(
+        time_ms=time.time_ns() // 1_000_000,
+        attempt=attempt(os.environ),
+        seconds=0.0,
+        floors=Floors(**{field.name: getattr(config, field.name) for field in fields(Floors)}),
+        allreduce=together,
+        nodes=tuple(described(name, ranks, everyone) for name, ranks in nodes.items()),
+        ranks=tuple(one.rates for one in everyone),
+        pairs=(),
+        **platform(device),
+    )
     if len(nodes) >= MIN_NODES_FOR_PAIRS and floors.is_below(report):
-        best = max(together, key=lambda row: row["busbw_gbs"])
-        report["pairs"] = rates.pairs(nodes, best["mib"], who.rank, device)
+        best = max(together, key=lambda rate: rate.busbw_gbs)
+        return replace(report, pairs=rates.pairs(nodes, best.mib, who.rank, device))
     return report
 
 
-def sizes_mib(health: Health) -> list[int]:
+class Measured(NamedTuple):
+    """What one rank has measured: its own rates, all-reduce within its node, and its clock."""
+
+    rates: RankRates
+    inside: tuple[AllReduceRate, ...]
+    clock: "Readings"
+
+
+def described(name: str, ranks: list[int], everyone: list[Measured]) -> HealthNode:
+    """Return a node's rates and clock, as its first rank has measured them."""
+    from jobs.node_checks import rates
+
+    first = everyone[ranks[0]]
+    bounds = rates.clock_bounds_ms(first.clock, everyone[0].clock)
+    return HealthNode(name, ranks=tuple(ranks), allreduce=first.inside, clock_ms=bounds)
+
+
+def platform(device: "torch.device") -> dict[str, Any]:
+    """Return what the rates were measured with: backend, dtype, device and software."""
+    import torch
+
+    software = {"torch": torch.__version__}
+    if device.type != "cuda":
+        return {"backend": "gloo", "dtype": "fp32", "device": "cpu", "software": software}
+    software["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    name = torch.cuda.get_device_name(device)
+    return {"backend": "nccl", "dtype": "bf16", "device": name, "software": software}
+
+
+def sizes_mib(config: schema.Health) -> list[int]:
     """Return the message sizes: from min_mib, doubled, up to max_mib."""
-    sizes = [health.min_mib]
-    while sizes[-1] * 2 <= health.max_mib:
+    sizes = [config.min_mib]
+    while sizes[-1] * 2 <= config.max_mib:
         sizes.append(sizes[-1] * 2)
     return sizes
 
 
-def require(report: dict[str, Any]) -> None:
-    """Raise the first of what is below a floor; health.json has all of it."""
-    if report["findings"]:
-        first, *others = report["findings"]
+def require(report: node_facts.Health) -> None:
+    """Raise BenchError for the first finding; health.json holds all of them."""
+    if report.findings:
+        first, *others = report.findings
         more = f" (and {len(others)} more in health.json)" if others else ""
-        raise BenchError(f"{first['what']}{more}", where=first["where"], fix=first["fix"], rule=first["rule"])
-
-
-def _dotted(version: tuple[int, ...]) -> str:
-    return ".".join(map(str, version))
+        raise BenchError(f"{first.what}{more}", where=first.where, fix=first.fix, rule=first.rule)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
-"""End a rank honestly: on a signal, on its launcher's death or on an error, within a second and with its log closed."""
+"""End a rank on a signal, on its launcher's death or on an error: within a second, and with its log closed."""
 
 import errno
 import json
-import multiprocessing
 import os
 import signal
 import sys
@@ -14,43 +13,45 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
+import psutil
+
 from bench.errors import BenchError
 
 SIGNALS = {signal.SIGINT, signal.SIGTERM}
 POLL_S = 0.5
-NO_PLACE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES}
+CANNOT_WRITE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES}
 
 
 class Guard:
-    """Holds what must be done before this process ends early; nothing until somebody sets it."""
+    """Holds what must be called before this process ends early; by default nothing is called."""
 
     finish: Callable[[], object] = staticmethod(lambda: None)
 
 
 @contextmanager
 def guarded(error_file: Path) -> Iterator[Guard]:
-    """Run the body; whatever ends it early, call guard.finish, leave the reason in `error_file` and exit.
+    """Run the body. If anything ends it early, call guard.finish, write the reason to `error_file` and exit.
 
-    A rank that waits in a collective runs no Python, so signals are taken by a thread of their own. Enter before other
-    threads exist: they inherit the mask that leaves the signals to it. The exit is os._exit: a clean shutdown would
-    wait for ranks that are gone.
+    A rank that waits in a collective runs no Python, so a thread of its own receives the signals. Enter before other
+    threads exist: they inherit the mask that leaves the signals to that thread. The exit is os._exit, because a clean
+    shutdown would wait for ranks that have ended.
     """
     guard, done, parent = Guard(), threading.Event(), os.getppid()
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 
     def watch() -> None:
         while not done.is_set():
-            got = signal.sigtimedwait(SIGNALS, POLL_S)
-            if got is None and os.getppid() == parent:
+            received = signal.sigtimedwait(SIGNALS, POLL_S)
+            if received is None and os.getppid() == parent:
                 continue
             if not done.is_set():
                 _close(guard)
-                _exit(128 + (got.si_signo if got else signal.SIGTERM))
+                _exit(128 + (received.si_signo if received else signal.SIGTERM))
 
     threading.Thread(target=watch, name="signals", daemon=True).start()
     try:
         yield guard
-    except BaseException as error:  # noqa: BLE001 - whatever it is, the log is closed and the reason kept
+    except BaseException as error:  # noqa: BLE001 - every error closes the log and leaves its reason
         _close(guard)
         _fail(error, error_file)
     finally:
@@ -58,14 +59,14 @@ def guarded(error_file: Path) -> Iterator[Guard]:
 
 
 def _close(guard: Guard) -> None:
-    """Call finish, which may find the disk full: that must not keep the process from ending."""
+    """Call finish. It may find the disk full, and the process must end all the same."""
     with suppress(OSError):
         guard.finish()
 
 
 def _fail(error: BaseException, error_file: Path) -> NoReturn:
-    """Say what went wrong on stderr and, for the launcher, in a file: {time, exit_code, rule, what, where, fix}."""
-    if isinstance(error, OSError) and error.errno in NO_PLACE:
+    """Print the error and, for the launcher, write it to a file: {time, exit_code, rule, what, where, fix}."""
+    if isinstance(error, OSError) and error.errno in CANNOT_WRITE:
         name = str(error.filename or "the run folder")
         fix = "make room, or set LOGDIR"
         error = BenchError(f"cannot write: {error.strerror}", where=name, fix=fix, rule="CFG-08")
@@ -76,15 +77,24 @@ def _fail(error: BaseException, error_file: Path) -> NoReturn:
         )
     print(error, file=sys.stderr, flush=True)
     account = {name: getattr(error, name) for name in ("exit_code", "rule", "what", "where", "fix")}
-    with suppress(OSError):  # said on stderr already, which may lie on a disk that is not full
+    with suppress(OSError):  # stderr has the error already, and may lie on another disk
         error_file.parent.mkdir(exist_ok=True)
         error_file.write_text(json.dumps({"time": time.time()} | account))
     _exit(error.exit_code)
 
 
 def _exit(code: int) -> NoReturn:
-    for child in multiprocessing.active_children():  # a checkpoint being saved has some
-        child.kill()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    """End after all that this process has started, such as torch's compilers and the writers of a checkpoint.
+
+    They would see only later that they are alone, and until then keep the run folder's file system busy.
+    """
+    try:
+        children = psutil.Process().children(recursive=True)
+        for child in children:
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+        psutil.wait_procs(children, timeout=POLL_S)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)

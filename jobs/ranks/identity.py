@@ -1,4 +1,4 @@
-"""Who am I: this process's place among the ranks, from whatever started it."""
+"""Find this process's rank in the environment that its launcher has set."""
 
 import os
 import re
@@ -12,7 +12,7 @@ from bench.errors import SubmitError
 DEFAULT_PORT = 29500
 """Source: torch.distributed.run's default, and MASTER_PORT of NVIDIA's MLPerf run.sub."""
 
-_STARTERS = {
+_LAUNCHERS = {
     "submitit": ("SUBMITIT_LOCAL_GLOBALID", "SUBMITIT_LOCAL_LOCALID", "SUBMITIT_LOCAL_NTASKS"),
     "torchrun": ("RANK", "LOCAL_RANK", "WORLD_SIZE"),
     "srun": ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"),
@@ -21,7 +21,7 @@ _STARTERS = {
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """One process of world_size; local_rank counts on its node and picks the GPU."""
+    """One of world_size processes; local_rank is its number on its node and selects the GPU."""
 
     rank: int
     local_rank: int
@@ -31,15 +31,17 @@ class Rank:
 
 
 def from_environment(env: Mapping[str, str] = os.environ) -> Rank:
-    """Return this process's rank as submitit's local executor, torchrun or srun set it; alone, rank 0 of 1.
+    """Return this process's rank as submitit's local executor, torchrun or srun set it; without them, rank 0 of 1.
 
-    Pyxis sets RANK and LOCAL_RANK in PyTorch images, without a WORLD_SIZE: a starter is one that set all of its variables.
+    A launcher counts if all of its variables are set: Pyxis sets RANK and LOCAL_RANK in PyTorch images, without
+    WORLD_SIZE.
 
     Raises:
-        SubmitError: only some variables of a starter are there, or something is not a number.
+        SubmitError: only some variables of a launcher are set, or one of them is not a number.
     """
-    starters = [names for names in _STARTERS.values() if names[0] in env]
-    names = next((names for names in starters if all(name in env for name in names)), starters[0] if starters else None)
+    launchers = [names for names in _LAUNCHERS.values() if names[0] in env]
+    complete = [names for names in launchers if all(name in env for name in names)]
+    names = next(iter([*complete, *launchers]), None)
     try:
         rank, local_rank, world_size = (0, 0, 1) if names is None else (int(env[name]) for name in names)
         port = int(env.get("MASTER_PORT") or _port(env))
@@ -53,7 +55,7 @@ def from_environment(env: Mapping[str, str] = os.environ) -> Rank:
 
 
 def node_name(env: Mapping[str, str] = os.environ) -> str:
-    """Return this node's name as Slurm has it, for --exclude; elsewhere the host's."""
+    """Return the name that Slurm gives this node, which --exclude takes; without Slurm, the host name."""
     return env.get("SLURMD_NODENAME") or socket.gethostname()
 
 

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 def join(plan: Plan, who: Rank, *, timeout_s: float | None = None) -> "torch.device":
-    """Return what this rank computes on, once all ranks have met.
+    """Return the device of this rank, after all ranks have joined.
 
-    NCCL's communicators are made when they are first used: a group that is bound to its device splits one for each of
-    megatron-core's groups, needs all of their ranks for it, and took 6 GiB of an H200.
+    NCCL's communicators are created when they are first used. A group that is bound to its device would split one for
+    each of megatron-core's groups instead, which needs all of their ranks and took 6 GiB of an H200.
 
     Raises:
         SubmitError: not as many ranks as planned, no GPU for this one, or they cannot meet.
@@ -29,22 +29,12 @@ def join(plan: Plan, who: Rank, *, timeout_s: float | None = None) -> "torch.dev
             fix="start as many ranks as the plan's world.num_ranks: bench.launch does",
             rule="NCC-05",
         )
+    device = _device(plan, who, place)
     import torch
 
-    gpu = plan.config.cluster.device is Device.cuda
-    if gpu and torch.cuda.device_count() <= who.local_rank:
-        raise SubmitError(
-            f"this rank needs GPU {who.local_rank}, and {torch.cuda.device_count()} can be seen",
-            where=place,
-            fix="ask for as many GPUs as ranks (cluster.slurm.gpu_request), lower cluster.ranks_per_node, or set cluster.device=cpu",
-            rule="HW-03",
-        )
-    device = torch.device("cuda", who.local_rank) if gpu else torch.device("cpu")
-    if gpu:
-        torch.cuda.set_device(device)
     try:
         torch.distributed.init_process_group(
-            "nccl" if gpu else "gloo",
+            "nccl" if device.type == "cuda" else "gloo",
             init_method=f"tcp://{who.master_addr}:{who.master_port}",
             rank=who.rank,
             world_size=who.world_size,
@@ -54,7 +44,27 @@ def join(plan: Plan, who: Rank, *, timeout_s: float | None = None) -> "torch.dev
         raise SubmitError(
             f"the ranks cannot meet at {who.master_addr}:{who.master_port}: {str(error).splitlines()[0]}",
             where=place,
-            fix="see whether every rank has started and rank 0's node can be reached; another cluster.master_port, or null",
+            fix="see whether every rank has started and rank 0's node can be reached; "
+            "choose another cluster.master_port, or null",
             rule="NCC-05",
         ) from error
+    return device
+
+
+def _device(plan: Plan, who: Rank, place: str) -> "torch.device":
+    """Return the device of this rank, and make it torch's current one."""
+    import torch
+
+    if plan.config.cluster.device is not Device.cuda:
+        return torch.device("cpu")
+    if torch.cuda.device_count() <= who.local_rank:
+        raise SubmitError(
+            f"this rank needs GPU {who.local_rank}, and {torch.cuda.device_count()} can be seen",
+            where=place,
+            fix="ask for as many GPUs as ranks (cluster.slurm.gpu_request), lower cluster.ranks_per_node, "
+            "or set cluster.device=cpu",
+            rule="HW-03",
+        )
+    device = torch.device("cuda", who.local_rank)
+    torch.cuda.set_device(device)
     return device

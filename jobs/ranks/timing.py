@@ -1,4 +1,4 @@
-"""How fast a trial trains and how much memory it takes, measured without waiting for the device between two log lines."""
+"""Measure the speed and the memory of a trial, without waiting for the device between two log lines."""
 
 import math
 import time
@@ -19,8 +19,8 @@ GIB = 2**30
 class Pace:
     """Logs train_loss and tracked_stats.
 
-    train_step_time is the mean since the last log line or evaluation, by the host's clock; step_times are those of each step, from the
-    end of the one before, by the device's.
+    train_step_time is the mean since the last log line or evaluation, by the host's clock. step_times has the time of
+    each step, from the end of the step before, by the device's clock.
     """
 
     def __init__(self, plan: Plan, log: mllog.Writer) -> None:
@@ -30,16 +30,16 @@ class Pace:
         self.restart(0)
 
     def restart(self, step: int) -> None:
-        """Time from here on: training begins, or goes on after an evaluation, for which the device was waited for."""
+        """Start to time here: at the beginning, and after an evaluation, which has waited for the device."""
         self._collect()
         self._step, self._since, self._ends = step, time.perf_counter(), [_now()]
 
     def stepped(self) -> None:
-        """Note that a step was asked for; the device notes when it has done it."""
+        """Record the end of a step that was launched; the device does so when it reaches it."""
         self._ends.append(_now())
 
     def log(self, step: int, loss: float) -> None:
-        """Write what was measured; the loss is there, so the device has done all steps."""
+        """Log the measurements. The host has read the loss, so the device has finished all steps."""
         now, place = time.perf_counter(), {"samples_count": plans.samples(self._plan, step), "step": step}
         step_time_s = (now - self._since) / (step - self._step)
         lr = plans.learning_rate(self._plan, step)
@@ -60,7 +60,7 @@ class Pace:
 
 
 def finite(loss: float, what: str, step: int) -> float:
-    """Return the loss; raises BenchError if it is no number."""
+    """Return the loss; raise BenchError if it is not a finite number."""
     if math.isfinite(loss):
         return loss
     raise BenchError(
@@ -72,7 +72,7 @@ def finite(loss: float, what: str, step: int) -> float:
 
 
 def forget_memory() -> None:
-    """Count peaks from here on: what loading and warm-up took is not what training takes."""
+    """Count memory peaks from here on: those of loading and warm-up are not those of training."""
     import torch
 
     if torch.cuda.is_available():
@@ -80,26 +80,26 @@ def forget_memory() -> None:
 
 
 def peaks_gib() -> tuple[float, float]:
-    """Return what this rank's GPU had allocated and reserved at most."""
+    """Return the peaks of allocated and of reserved memory on this rank's GPU."""
     import torch
 
     return torch.cuda.max_memory_allocated() / GIB, torch.cuda.max_memory_reserved() / GIB
 
 
 def log_memory(plan: Plan, log: mllog.Writer) -> None:
-    """Log what the fullest rank's GPU had allocated and reserved at most, beside the plan's estimate; nothing on a CPU."""
+    """Log the memory peaks of the rank that needs most, beside the plan's estimate; on a CPU nothing is logged."""
     import torch
 
     if not torch.cuda.is_available():
         return
-    fullest = torch.tensor(peaks_gib(), dtype=torch.float64, device=torch.cuda.current_device())
-    torch.distributed.all_reduce(fullest, op=torch.distributed.ReduceOp.MAX)
-    allocated, reserved = fullest.tolist()
+    peaks = torch.tensor(peaks_gib(), dtype=torch.float64, device=torch.cuda.current_device())
+    torch.distributed.all_reduce(peaks, op=torch.distributed.ReduceOp.MAX)
+    allocated, reserved = peaks.tolist()
     log.event(mllog.PEAK_MEMORY, {"allocated": allocated, "reserved": reserved, "estimated": plan.memory.total_gib})
 
 
 def _now() -> "float | torch.cuda.Event":
-    """Return this moment; on a GPU, the one at which the device has done what it was asked for so far."""
+    """Return the time; on a GPU, an event that the device records when it has finished everything launched so far."""
     import torch
 
     if not torch.cuda.is_available():

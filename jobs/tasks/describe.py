@@ -1,64 +1,146 @@
-"""What a log says of itself: what is measured, how, and on what."""
+"""Describe a trial at the top of its log: what is measured, how, and on what."""
 
+import json
+import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 from bench.contract import mllog
 from bench.contract.plan import Plan, Trial
+from jobs.node_checks import facts, hardware
+
+ROOT = Path(__file__).parents[2]
+"""The folder of this package; in a git checkout it holds `.git`."""
+GIT_TIMEOUT_S = 10
+_DTYPES = {"fp32": ("fp32", "fp32"), "bf16": ("bfloat16", "bfloat16"), "fp8": ("fp8", "bfloat16")}
+"""By precision: the lowest precision of the linears, and of everything else."""
+
+Facts = dict[str, Any]
 
 
 def describe(plan: Plan, trial: Trial, versions: Mapping[str, str], log: mllog.Writer) -> None:
-    """Log what is measured and on what: the keys that rulesets 5.1.0 and 6.1.0 ask for, and the versions."""
-    import torch
-
-    s, r, w, task = plan.submission, plan.config.recipe, plan.world, plan.config.task
-    linear, other = {"fp32": ("fp32", "fp32"), "bf16": ("bfloat16", "bfloat16"), "fp8": ("fp8", "bfloat16")}[
-        plan.config.precision.name
-    ]
-    shape = {} if s.shape_of is None else {"shape_of": s.shape_of}
-    log.event(mllog.INITIAL_WEIGHTS, task.training.starts_from.name, **shape)
+    """Log the keys that rulesets 5.1.0 and 6.1.0 ask for, the hardware and the versions; None is left out."""
+    shape_of = plan.submission.shape_of
+    shape = {} if shape_of is None else {"shape_of": shape_of}
+    log.event(mllog.INITIAL_WEIGHTS, plan.config.task.training.starts_from.name, **shape)
     log.event(mllog.DATA_SOURCE, plan.config.data.source.name)
-    facts = {
-        "submission_benchmark": s.benchmark,
-        "submission_division": s.division,
-        "submission_org": s.org,
-        "submission_platform": s.platform,
-        "submission_status": s.status,
-        "target_accuracy": task.training.target_eval_loss,
-        "seed": trial.seed,
-        "global_batch_size": r.global_batch_size,
-        "micro_batch_size": plan.batch.micro_batch_size,
-        "gradient_accumulation_steps": plan.batch.gradient_accumulation_steps,
-        "train_samples": plan.config.data.train_rows,
-        "eval_samples": plan.config.data.eval_rows,
+    described = (
+        submission(plan, trial)
+        | batch(plan)
+        | optimizer(plan)
+        | lora(plan)
+        | parallelism(plan)
+        | precision(plan)
+        | size(plan)
+        | system(plan)
+        | {"software": dict(versions)}
+    )
+    for key, value in described.items():
+        if value is not None:
+            log.event(key, value)
+
+
+def submission(plan: Plan, trial: Trial) -> Facts:
+    """Return what is measured, in MLPerf's words."""
+    s = plan.submission
+    return {
+        mllog.SUBMISSION_BENCHMARK: s.benchmark,
+        mllog.SUBMISSION_DIVISION: s.division,
+        mllog.SUBMISSION_ORG: s.org,
+        mllog.SUBMISSION_PLATFORM: s.platform,
+        mllog.SUBMISSION_STATUS: s.status,
+        mllog.TARGET_ACCURACY: plan.config.task.training.target_eval_loss,
+        mllog.SEED: trial.seed,
+    }
+
+
+def batch(plan: Plan) -> Facts:
+    """Return the batch sizes and the size of the data."""
+    return {
+        mllog.GLOBAL_BATCH_SIZE: plan.config.recipe.global_batch_size,
+        mllog.MICRO_BATCH_SIZE: plan.batch.micro_batch_size,
+        mllog.GRADIENT_ACCUMULATION_STEPS: plan.batch.gradient_accumulation_steps,
+        mllog.TRAIN_SAMPLES: plan.config.data.train_rows,
+        mllog.EVAL_SAMPLES: plan.config.data.eval_rows,
         "max_sequence_length": plan.config.data.seq_length,
+    }
+
+
+def optimizer(plan: Plan) -> Facts:
+    """Return the optimizer and its schedule."""
+    r = plan.config.recipe
+    return {
         "opt_name": "adamw",
-        "opt_base_learning_rate": r.lr,
-        "opt_learning_rate_training_steps": plan.max_steps,
-        "opt_learning_rate_warmup_factor": r.lr_warmup_steps / plan.max_steps,
+        mllog.OPT_BASE_LEARNING_RATE: r.lr,
+        mllog.OPT_LEARNING_RATE_TRAINING_STEPS: plan.max_steps,
+        mllog.OPT_LEARNING_RATE_WARMUP_FACTOR: r.lr_warmup_steps / plan.max_steps,
         "opt_learning_rate_decay_schedule": "cosine",
-        "opt_adamw_weight_decay": r.weight_decay,
+        mllog.OPT_ADAMW_WEIGHT_DECAY: r.weight_decay,
         "opt_adamw_beta_1": r.adam_beta1,
         "opt_adamw_beta_2": r.adam_beta2,
         "opt_adamw_epsilon": r.adam_eps,
-        "opt_gradient_clip_norm": r.clip_grad,
-        "lora_rank": task.training.lora and task.training.lora.rank,
-        "lora_alpha": task.training.lora and task.training.lora.alpha,
-        "lora_dropout": task.training.lora and task.training.lora.dropout,
-        "tensor_parallelism": w.tp,
-        "pipeline_parallelism": w.pp,
-        "context_parallelism": w.cp,
-        "expert_parallelism": 1,
-        "lowest_numerical_precision_in_linear": linear,
-        "lowest_numerical_precision_in_attn": other,
-        "lowest_numerical_precision_in_comm": other,
-        "config_filename": f"task/{task.name}.yaml",
+        mllog.OPT_GRADIENT_CLIP_NORM: r.clip_grad,
+    }
+
+
+def lora(plan: Plan) -> Facts:
+    """Return the adapters' size, if there are adapters."""
+    adapters = plan.config.task.training.lora
+    if adapters is None:
+        return {}
+    return {mllog.LORA_RANK: adapters.rank, mllog.LORA_ALPHA: adapters.alpha, "lora_dropout": adapters.dropout}
+
+
+def parallelism(plan: Plan) -> Facts:
+    """Return the parallel layout."""
+    return {
+        mllog.TENSOR_PARALLELISM: plan.world.tp,
+        mllog.PIPELINE_PARALLELISM: plan.world.pp,
+        mllog.CONTEXT_PARALLELISM: plan.world.cp,
+        mllog.EXPERT_PARALLELISM: 1,
+    }
+
+
+def precision(plan: Plan) -> Facts:
+    """Return the lowest numerical precisions."""
+    linear, other = _DTYPES[plan.config.precision.name]
+    return {mllog.PRECISION_IN_LINEAR: linear, mllog.PRECISION_IN_ATTN: other, mllog.PRECISION_IN_COMM: other}
+
+
+def size(plan: Plan) -> Facts:
+    """Return which task this is, and its amount of work."""
+    return {
+        mllog.CONFIG_FILENAME: f"task/{plan.config.task.name}.yaml",
         "trainable_parameters": plan.memory.trainable_parameters,
         mllog.MODEL_TFLOP_PER_SAMPLE: plan.tflop_per_sample,
         mllog.ACCELERATOR_PEAK_TFLOPS: plan.peak_tflops,
-        "num_ranks": w.num_ranks,
-        "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
-        "software": dict(versions),
     }
-    for key, value in facts.items():
-        if value is not None:
-            log.event(key, value)
+
+
+def system(plan: Plan) -> Facts:
+    """Return the hardware, the operating system and the commit of this code, of rank 0's node."""
+    import torch
+
+    return {
+        "num_ranks": plan.world.num_ranks,
+        "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "host_processor_model_name": hardware.cpu_model(),
+        "operating_system": hardware.operating_system(),
+        "commit": commit(ROOT, facts.IMAGE),
+    }
+
+
+def commit(root: Path, image: Path) -> str | None:
+    """Return the git commit of this code: of its checkout, else the one that the image was built from."""
+    if (root / ".git").exists():
+        command = ["git", "-C", str(root), "rev-parse", "HEAD"]
+        with suppress(OSError, subprocess.TimeoutExpired):
+            done = subprocess.run(command, capture_output=True, text=True, timeout=GIT_TIMEOUT_S, check=False)
+            return done.stdout.strip() if done.returncode == 0 else None
+        return None
+    with suppress(ValueError):
+        marker = json.loads(hardware.text(image) or "null")
+        return marker.get("commit") if isinstance(marker, dict) else None
+    return None

@@ -1,7 +1,7 @@
-"""Make data and base checkpoint ready before any clock starts, once per rank: `python -m jobs.tasks.prepare PLAN`.
+"""Prepare the data and the base checkpoint before any clock starts, once per rank: `python -m jobs.tasks.prepare PLAN`.
 
-What is there already is left alone, and a folder appears only when it is complete, so that two runs may prepare at the
-same time and an interrupted one leaves nothing behind that could be mistaken.
+What exists already is not changed. A folder appears only when it is complete, so that two runs may prepare at the same
+time, and an interrupted run leaves nothing that looks complete.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from jobs.tasks.describe import describe
 from jobs.tasks.train import train
 
 EVAL_SEED_OFFSET = 1_000_003
-"""Evaluation rows are drawn from a seed that no training rows use."""
+"""The evaluation rows have a seed of their own."""
 
 
 def main() -> None:
@@ -37,7 +37,7 @@ def main() -> None:
         plan = plans.load(args.plan)
         path = folder / run_files.prepare_log(run_files.element())
         if who.rank == 0:
-            path.unlink(missing_ok=True)  # of an attempt that was cut short; nobody judges it
+            path.unlink(missing_ok=True)  # an earlier attempt's, which was interrupted; nothing reads it
         log = mllog.Writer(path if who.rank == 0 else None)
         guard.finish = lambda: log.finish("aborted")
         log.event(mllog.CACHE_CLEAR, False, reason="not timed")
@@ -45,7 +45,7 @@ def main() -> None:
         _show_progress(who)
         module = engine_of(plan)
         module.start_ranks(plan.base or plan, who)
-        with alone(plan, who):
+        with cache_locked(plan, who):
             prepare(plan, who, log)
         module.end_ranks()
 
@@ -60,20 +60,20 @@ def _show_progress(who: Rank) -> None:
 
 
 def prepare(plan: Plan, who: Rank, log: mllog.Writer) -> None:
-    """Make what is missing: rank 0 the rows, then all ranks the base checkpoint."""
+    """Create what is missing: rank 0 the rows, then all ranks the base checkpoint."""
     if who.rank == 0:
         for needed in (plan, plan.base):
             if needed is not None and needed.data_dir is not None:
                 make_rows(needed)
-    if plan.base is not None and agreed(not Path(str(plan.base_dir)).exists()):
+    if plan.base is not None and rank_0_says(not Path(str(plan.base_dir)).exists()):
         make_base(plan.base, Path(str(plan.base_dir)), log)
 
 
 def make_rows(plan: Plan) -> None:
-    """Write the rows of a made data set; rows that a site prepares are only looked for.
+    """Write the rows of a generated data set; of rows that a site prepares, only check that they exist.
 
     Raises:
-        ConfigError: prepared rows are not there, or the model's vocabulary is smaller than the grammar's.
+        ConfigError: prepared rows are missing, or the model's vocabulary is smaller than the grammar's.
     """
     data, folder = plan.config.data, Path(str(plan.data_dir))
     if data.source is DataSource.prepared:
@@ -81,21 +81,23 @@ def make_rows(plan: Plan) -> None:
             raise ConfigError(
                 f"no prepared rows of {data.name}",
                 where=str(folder / "train_tokens.npy"),
-                fix="point DATADIR at the folder with {train,eval}_{tokens,counts}.npy; python -m jobs.tasks.convert rows makes them",
+                fix="point DATADIR at the folder with {train,eval}_{tokens,counts}.npy; "
+                "python -m jobs.tasks.convert rows makes them",
                 rule="CFG-06",
             )
         return
     if folder.exists():
         return
+    from jobs.data import rows as rows_of
     from jobs.data import tiny_reports
 
-    if plan.config.model.vocab_size < len(tiny_reports.vocabulary()):
+    vocab_size, num_words = plan.config.model.vocab_size, len(tiny_reports.vocabulary())
+    if vocab_size < num_words:
         raise ConfigError(
-            f"a vocabulary of {plan.config.model.vocab_size}, and the grammar has {len(tiny_reports.vocabulary())} words",
+            f"the model has a vocabulary of {vocab_size}, and the grammar has {num_words} words",
             where="model.vocab_size",
             fix="choose model=tiny, or a larger vocabulary",
         )
-    from jobs.data import rows as rows_of
 
     part = folder.with_name(folder.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
@@ -110,7 +112,7 @@ def make_rows(plan: Plan) -> None:
 
 
 def make_base(plan: Plan, folder: Path, log: mllog.Writer) -> None:
-    """Train the base task from scratch and keep its weights."""
+    """Train the base task from scratch and save its weights."""
     trial, module = plan.trials[0], engine_of(plan)
     describe(plan, trial, module.versions(), log)
     engine = module.build(plan, trial.seed)
@@ -120,29 +122,29 @@ def make_base(plan: Plan, folder: Path, log: mllog.Writer) -> None:
     engine.save(folder, adapters=False)
 
 
-def agreed(choice: bool) -> bool:
-    """Return rank 0's choice on every rank, once all have got here."""
+def rank_0_says(choice: bool) -> bool:
+    """Return rank 0's choice on every rank; this is a barrier too."""
     import torch
 
-    said = torch.tensor([int(choice)], device=torch.cuda.current_device())
-    torch.distributed.broadcast(said, src=0)
-    return bool(said.item())
+    flag = torch.tensor([int(choice)], device=torch.cuda.current_device())
+    torch.distributed.broadcast(flag, src=0)
+    return bool(flag.item())
 
 
 @contextmanager
-def alone(plan: Plan, who: Rank) -> Iterator[None]:
-    """Let one run at a time prepare a cache: rank 0 waits for the lock, and the others for rank 0.
+def cache_locked(plan: Plan, who: Rank) -> Iterator[None]:
+    """Let one run at a time prepare a cache: rank 0 waits for the lock, and the other ranks wait for rank 0.
 
-    Where the site prepares everything nothing is made, and nothing needs to be writable.
+    Where the site prepares everything, nothing is created and nothing needs to be writable.
     """
-    is_made = plan.base is not None or plan.config.data.source is not DataSource.prepared
-    if who.rank != 0 or plan.data_dir is None or not is_made:
+    is_created_here = plan.base is not None or plan.config.data.source is not DataSource.prepared
+    if who.rank != 0 or plan.data_dir is None or not is_created_here:
         yield
         return
     lock = Path(plan.data_dir).parent / ".prepare.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
-    with lock.open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 

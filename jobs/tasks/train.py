@@ -1,7 +1,8 @@
-"""One trial, once per rank: `python -m jobs.tasks.train PLAN --trial K`. Reads the plan, writes the log."""
+"""Run one trial, once per rank: `python -m jobs.tasks.train PLAN --trial K`. It reads the plan and writes the log."""
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bench.contract import mllog, run_files
 from bench.contract import plan as plans
@@ -12,6 +13,9 @@ from jobs.ranks import timing
 from jobs.ranks.guard import guarded
 from jobs.ranks.identity import Rank, from_environment
 from jobs.tasks.describe import describe
+
+if TYPE_CHECKING:
+    from jobs.data.rows import Rows
 
 
 def main() -> None:
@@ -30,7 +34,7 @@ def main() -> None:
 
 
 def run(plan: Plan, trial: Trial, who: Rank, log: mllog.Writer, folder: Path) -> None:
-    """Initialise, warm up on made-up data, train from run_start to run_stop, then keep the adapters."""
+    """Initialise, warm up on synthetic rows, train from run_start to run_stop, then save the adapters."""
     log_caches(folder / run_files.caches(trial.index), log)
     log.start(mllog.INIT_START)
     module = engine_of(plan)
@@ -51,18 +55,18 @@ def run(plan: Plan, trial: Trial, who: Rank, log: mllog.Writer, folder: Path) ->
     module.end_ranks()
 
 
-def log_caches(said: Path, log: mllog.Writer) -> None:
-    """Log what each node did with its page cache, as the batch script wrote it down: `NODE cleared` or `NODE kept`."""
-    if not said.exists():
-        log.event(mllog.CACHE_CLEAR, False, reason="page caches are the cluster's to drop")
+def log_caches(record: Path, log: mllog.Writer) -> None:
+    """Log what each node did with its page cache; the batch script's record has `NODE cleared` or `NODE kept`."""
+    if not record.exists():
+        log.event(mllog.CACHE_CLEAR, False, reason="only the cluster can drop page caches")
         return
-    for line in said.read_text().splitlines():
-        node, _, done = line.partition(" ")
-        log.event(mllog.CACHE_CLEAR, done == "cleared", node=node)
+    for line in record.read_text().splitlines():
+        node, _, outcome = line.partition(" ")
+        log.event(mllog.CACHE_CLEAR, outcome == "cleared", node=node)
 
 
 def train(plan: Plan, engine: Engine, trial: Trial, log: mllog.Writer) -> None:
-    """Train until the target or the last step and write run_stop; data is first touched here.
+    """Train until the target or the last step, and log run_stop. No row is read before this is called.
 
     Raises:
         BenchError: the loss is not a finite number.
@@ -79,24 +83,38 @@ def train(plan: Plan, engine: Engine, trial: Trial, log: mllog.Writer) -> None:
         pace.stepped()
         if step % plan.config.recipe.log_every_steps == 0:
             pace.log(step, engine.mean_loss(share))
-        if step in plan.evaluation.at_steps:
-            place = {"samples_count": plans.samples(plan, step), "step": step}
-            log.stop(mllog.BLOCK_STOP, **place)
-            log.start(mllog.EVAL_START, **place)
-            eval_loss = timing.finite(engine.evaluate(eval_rows), "evaluation", step)
-            epochs = place["samples_count"] / plan.config.data.train_rows  # what ruleset 5.1.0's open division asks for
-            log.event(mllog.EVAL_ACCURACY, eval_loss, **place, epoch_num=epochs)
-            log.stop(mllog.EVAL_STOP, **place)
+        is_evaluated = step in plan.evaluation.at_steps
+        if is_evaluated or step == plan.max_steps:
+            log.stop(mllog.BLOCK_STOP, **_place(plan, step))
+        if is_evaluated:
+            eval_loss = evaluate(plan, engine, eval_rows, step, log)
             if target is not None and eval_loss <= target:
-                log.finish("success", **place)
+                log.finish("success", **_place(plan, step))
                 return
             if step < plan.max_steps:
-                log.start(mllog.BLOCK_START, **place)
+                log.start(mllog.BLOCK_START, **_place(plan, step))
                 pace.restart(step)
-    place = {"samples_count": plans.samples(plan, plan.max_steps), "step": plan.max_steps}
-    if plan.max_steps not in plan.evaluation.at_steps:
-        log.stop(mllog.BLOCK_STOP, **place)
-    log.finish("success" if target is None else "aborted", **place)
+    log.finish("success" if target is None else "aborted", **_place(plan, plan.max_steps))
+
+
+def evaluate(plan: Plan, engine: Engine, rows: "Rows", step: int, log: mllog.Writer) -> float:
+    """Return the evaluation loss after a step, and log it.
+
+    Raises:
+        BenchError: the loss is not a finite number.
+    """
+    place = _place(plan, step)
+    log.start(mllog.EVAL_START, **place)
+    loss = timing.finite(engine.evaluate(rows), "evaluation", step)
+    epochs = place["samples_count"] / plan.config.data.train_rows  # ruleset 5.1.0's open division asks for it
+    log.event(mllog.EVAL_ACCURACY, loss, **place, epoch_num=epochs)
+    log.stop(mllog.EVAL_STOP, **place)
+    return loss
+
+
+def _place(plan: Plan, step: int) -> dict[str, int]:
+    """Return the metadata by which the log says how far a trial is."""
+    return {"samples_count": plans.samples(plan, step), "step": step}
 
 
 def _trial(plan: Plan, index: int) -> Trial:

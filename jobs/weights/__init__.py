@@ -1,1 +1,1 @@
-"""What comes from Hugging Face and goes back there: weights, rows, adapters; nothing here needs megatron-core or a GPU."""
+"""Convert between Hugging Face and megatron-core: weights and adapters; nothing here needs a GPU."""

@@ -1,6 +1,6 @@
-"""Adapters of a trial as a PEFT folder: adapter_config.json and adapter_model.safetensors, for the model on Hugging Face.
+"""Export the adapters of a trial as a PEFT folder (adapter_config.json, adapter_model.safetensors).
 
-linear_qkv has one adapter, y += s B A x; the rows of B that belong to q, to k and to v make three, each with the same A.
+linear_qkv has one adapter, y += s B A x. The rows of B that belong to q, k and v make three adapters with the same A.
 """
 
 import json
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint.api import CheckpointException
 
-from bench.contract.schema import Lora, Model
+from bench.contract.task import Lora, Model
 from bench.errors import ConfigError
 from jobs.weights.tensor_map import separate
 
@@ -25,10 +25,12 @@ MODULES = {"linear_qkv": ["q_proj", "k_proj", "v_proj"], "linear_proj": ["o_proj
 
 
 def export(adapters: Path, folder: Path, *, model: Model, lora: Lora, base: str | None) -> None:
-    """Write the PEFT folder of an adapter checkpoint; it appears when it is complete. base: the model's name, for PEFT's AutoPeftModel.
+    """Write the PEFT folder of an adapter checkpoint; it appears when it is complete.
+
+    base: name or folder of the model, by which PEFT's AutoPeftModel finds it.
 
     Raises:
-        ConfigError: there are no adapters of this plan, or the folder exists.
+        ConfigError: the checkpoint does not hold the adapters of this plan, or the folder exists.
     """
     if folder.exists():
         raise ConfigError("this folder exists", where=str(folder), fix="name a new one")
@@ -48,10 +50,10 @@ def read(adapters: Path, model: Model, lora: Lora) -> dict[str, Tensor]:
         known = checkpoint.FileSystemReader(adapters).read_metadata().state_dict_metadata
         tensors = {key: torch.empty(known[key].size, dtype=known[key].properties.dtype) for key in keys}
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # which is what no_dist says
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # no_dist asks for it
             checkpoint.load(tensors, checkpoint_id=adapters, no_dist=True)
         if any(x.shape[0] != model.num_layers or lora.rank not in x.shape[1:] for x in tensors.values()):
-            raise ValueError(f"they are not of {model.num_layers} layers and rank {lora.rank}")
+            raise ValueError(f"they do not have {model.num_layers} layers and rank {lora.rank}")
     except (OSError, KeyError, ValueError, AttributeError, CheckpointException) as error:
         raise ConfigError(
             f"no adapters of this plan: {error}",
@@ -78,7 +80,7 @@ def split(tensors: dict[str, Tensor], model: Model) -> Iterator[tuple[str, Tenso
 
 
 def described(lora: Lora, base: str | None) -> dict[str, Any]:
-    """Return adapter_config.json. Source: peft 0.21, LoraConfig; what is not named there has its default."""
+    """Return adapter_config.json; every other field has PEFT's default. Source: peft 0.21, LoraConfig."""
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

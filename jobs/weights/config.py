@@ -1,28 +1,28 @@
-"""Whether a Llama's config.json describes the model of a plan. Needs the standard library only."""
+"""Compare a Llama's config.json with the model of a plan, with the standard library only."""
 
 from typing import Any
 
-from bench.contract.schema import Activation, Model, Norm, Position
+from bench.contract.task import Activation, Model, Norm, Position
 from bench.errors import ConfigError
 
 FAMILIES = ("llama", "custom_llama")
-"""custom_llama is MLPerf's Llama-2-70B, whose q, k and v are one tensor. Source: mlcommons/training, llama2_70b_lora."""
+"""custom_llama is MLPerf's Llama-2-70B: q, k and v are one tensor. Source: mlcommons/training, llama2_70b_lora."""
 LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-"""What megatron-core's rope_scaling takes for granted. Source: megatron-core 0.16.1, RotaryEmbedding._apply_scaling."""
+"""The constants of megatron-core's rope_scaling. Source: megatron-core 0.16.1, RotaryEmbedding._apply_scaling."""
 
 
-def check(said: dict[str, Any], model: Model, *, where: str) -> None:
-    """Do nothing if config.json and the plan's model are the same one; its context length is not compared, RoPE has none.
+def check(config: dict[str, Any], model: Model, *, where: str) -> None:
+    """Do nothing if config.json describes the plan's model; the context length is not compared, since RoPE has none.
 
     Raises:
-        ConfigError: they differ, or this is no Llama that the engine can be.
+        ConfigError: they differ, or the engine cannot run this kind of Llama.
     """
-    if said.get("model_type") not in FAMILIES or said.get("quantization_config"):
-        kind = "quantised weights" if said.get("quantization_config") else f"model_type {said.get('model_type')!r}"
+    if config.get("model_type") not in FAMILIES or config.get("quantization_config"):
+        kind = "quantised weights" if config.get("quantization_config") else f"model_type {config.get('model_type')!r}"
         raise ConfigError(
             f"{kind} cannot be converted", where=where, fix="use the unquantised weights of a Llama (model_type llama)"
         )
-    if wrong := differences(said, model):
+    if wrong := differences(config, model):
         raise ConfigError(
             f"this is not {model.name}: {'; '.join(wrong)}",
             where=where,
@@ -30,35 +30,35 @@ def check(said: dict[str, Any], model: Model, *, where: str) -> None:
         )
 
 
-def differences(said: dict[str, Any], model: Model) -> list[str]:
-    """Return in what config.json differs from the model, each with the names that both sides use."""
-    heads, hidden = said.get("num_attention_heads"), said.get("hidden_size")
+def differences(config: dict[str, Any], model: Model) -> list[str]:
+    """Return the differences between config.json and the model, with the names that both use."""
+    heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
     head_dim = hidden // heads if hidden and heads else None
     is_llama = (model.norm, model.activation, model.position) == (Norm.RMSNorm, Activation.swiglu, Position.rope)
     compared = [
         ("model_type", "llama", "norm, activation and position", "llama" if is_llama else "not a Llama's"),
-        ("num_hidden_layers", said.get("num_hidden_layers"), "num_layers", model.num_layers),
+        ("num_hidden_layers", config.get("num_hidden_layers"), "num_layers", model.num_layers),
         ("hidden_size", hidden, "hidden_size", model.hidden_size),
-        ("intermediate_size", said.get("intermediate_size"), "ffn_hidden_size", model.ffn_hidden_size),
+        ("intermediate_size", config.get("intermediate_size"), "ffn_hidden_size", model.ffn_hidden_size),
         ("num_attention_heads", heads, "num_attention_heads", model.num_attention_heads),
-        ("num_key_value_heads", said.get("num_key_value_heads") or heads, "num_query_groups", model.num_query_groups),
-        ("head_dim", said.get("head_dim") or head_dim, "hidden_size / heads", head_dim),
-        ("vocab_size", said.get("vocab_size"), "vocab_size", model.vocab_size),
-        ("rms_norm_eps", said.get("rms_norm_eps"), "norm_epsilon", model.norm_epsilon),
-        ("hidden_act", said.get("hidden_act", "silu"), "activation (swiglu)", "silu"),
-        ("tie_word_embeddings", said.get("tie_word_embeddings", False), "tied_embeddings", model.tied_embeddings),
-        ("attention_bias", said.get("attention_bias", False), "bias", model.bias),
-        ("mlp_bias", said.get("mlp_bias", False), "bias", model.bias),
-        *_rope(said, model),
+        ("num_key_value_heads", config.get("num_key_value_heads") or heads, "num_query_groups", model.num_query_groups),
+        ("head_dim", config.get("head_dim") or head_dim, "hidden_size / heads", head_dim),
+        ("vocab_size", config.get("vocab_size"), "vocab_size", model.vocab_size),
+        ("rms_norm_eps", config.get("rms_norm_eps"), "norm_epsilon", model.norm_epsilon),
+        ("hidden_act", config.get("hidden_act", "silu"), "activation (swiglu)", "silu"),
+        ("tie_word_embeddings", config.get("tie_word_embeddings", False), "tied_embeddings", model.tied_embeddings),
+        ("attention_bias", config.get("attention_bias", False), "bias", model.bias),
+        ("mlp_bias", config.get("mlp_bias", False), "bias", model.bias),
+        *_rope(config, model),
     ]
     return [f"{theirs} is {got}, and {ours} {want}" for theirs, got, ours, want in compared if got != want]
 
 
-def _rope(said: dict[str, Any], model: Model) -> list[tuple[str, Any, str, Any]]:
-    """Return what RoPE is, as transformers 4 (rope_theta, rope_scaling) or 5 (rope_parameters) wrote it down."""
-    rope = dict(said.get("rope_scaling") or said.get("rope_parameters") or {})
+def _rope(config: dict[str, Any], model: Model) -> list[tuple[str, Any, str, Any]]:
+    """Return RoPE's settings, as transformers 4 (rope_theta, rope_scaling) or 5 (rope_parameters) writes them."""
+    rope = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
     kind = rope.get("rope_type") or rope.get("type") or "default"
-    theta = said.get("rope_theta") or rope.get("rope_theta") or 10000
+    theta = config.get("rope_theta") or rope.get("rope_theta") or 10000
     found: list[tuple[str, Any, str, Any]] = [("rope_theta", float(theta), "rope_base", float(model.rope_base))]
     if kind == "default":
         return [*found, ("rope scaling factor", 1.0, "rope_scaling_factor", model.rope_scaling_factor)]

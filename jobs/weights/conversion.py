@@ -1,7 +1,7 @@
-"""A Hugging Face folder made into a megatron-core checkpoint: one unit at a time, resumable, seen only when it is whole.
+"""Convert a Hugging Face folder into a megatron-core checkpoint, one unit at a time; it appears when it is complete.
 
-While it is made, FOLDER.part holds the finished files, a record of each, and what they were made from. A process that was
-killed leaves it so, and the next one goes on where records end.
+Meanwhile FOLDER.part holds the finished files, a record of each, and what they were made from. If the process is
+killed, the next one continues after the last record.
 """
 
 import fcntl
@@ -23,7 +23,8 @@ from torch import Tensor
 from bench.contract import checkpoint
 from bench.contract.checkpoint import CONVERTED, CONVERTED_FP8, MANIFEST
 from bench.contract.plan import fingerprint
-from bench.contract.schema import Model, Precision
+from bench.contract.schema import Precision
+from bench.contract.task import Model
 from bench.errors import ConfigError
 from jobs.engines.megatron import checkpoint_writer
 from jobs.engines.megatron.fp8 import quantize
@@ -32,14 +33,14 @@ from jobs.weights import config, tensor_map
 from jobs.weights.source import Source, open_source, sha256
 
 VERSION = 1
-"""Of what is written; another one is made anew."""
+"""The version of the output; a conversion that was begun with another version starts again."""
 LOCK, ORIGIN, RECORDS = ".lock", "origin.json", "records"
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """What becomes what: all that is known before a weight is read."""
+    """Source and target of a conversion, and everything that is known before a weight is read."""
 
     source: Source
     model: Model
@@ -54,16 +55,16 @@ class Conversion:
 
     @property
     def origin(self) -> dict[str, Any]:
-        """What a begun conversion must have been made from, to be gone on with."""
+        """What the files in FOLDER.part were made from; only the same conversion may continue."""
         stats = [(name, (self.source.folder / name).stat()) for name in self.source.files]
         files = [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
         return {"version": VERSION, "model": fingerprint(self.model), "files": files, "fp8": self.is_fp8}
 
 
 def prepare(source: Path, model: Model, folder: Path | None = None, *, is_fp8: bool = False) -> Conversion:
-    """Return the conversion of a Hugging Face folder, by default into a folder of its own inside of it.
+    """Return the conversion of a Hugging Face folder; by default it writes into a new folder inside of it.
 
-    is_fp8: the layers' linears are quantised, each with one scale, as precision=fp8 would do when it loads them.
+    is_fp8: the linears of the layers are quantised with one scale each, as precision=fp8 does when it loads them.
 
     Raises:
         ConfigError: config.json, a tensor's name, shape or dtype is not the model's.
@@ -76,7 +77,7 @@ def prepare(source: Path, model: Model, folder: Path | None = None, *, is_fp8: b
 
 
 def convert(conversion: Conversion, *, workers: int = 1) -> bool:
-    """Make the checkpoint in this process; return whether anything had to be done."""
+    """Write the checkpoint; return whether there was anything to do."""
     with begun(conversion) as is_needed:
         if is_needed:
             work(conversion, workers=workers)
@@ -86,7 +87,7 @@ def convert(conversion: Conversion, *, workers: int = 1) -> bool:
 
 @contextmanager
 def begun(conversion: Conversion) -> Iterator[bool]:
-    """Hold the folder's lock, and give whether there is something to do: what others finish meanwhile is not done again.
+    """Hold the folder's lock, and yield whether there is something to do; another process may have finished meanwhile.
 
     Raises:
         ConfigError: the folder holds something else, cannot be written, or has no room.
@@ -95,13 +96,13 @@ def begun(conversion: Conversion) -> Iterator[bool]:
     while not folder.exists():
         try:
             part.mkdir(parents=True, exist_ok=True)
-            held = (part / LOCK).open("w")
+            lock = (part / LOCK).open("w")
         except OSError as error:
             raise _cannot_write(conversion, error) from error
-        with held:
-            _wait_for(held.fileno(), part)
-            if not (part / LOCK).exists() or not os.path.samestat(os.fstat(held.fileno()), (part / LOCK).stat()):
-                continue  # whoever held it has finished, or begun anew
+        with lock:
+            _wait_for(lock.fileno(), part)
+            if not (part / LOCK).exists() or not os.path.samestat(os.fstat(lock.fileno()), (part / LOCK).stat()):
+                continue  # the process that held it has finished, or has started again
             _tidy(conversion)
             _require_room(conversion)
             yield True
@@ -111,14 +112,15 @@ def begun(conversion: Conversion) -> Iterator[bool]:
 
 
 def work(conversion: Conversion, *, workers: int) -> None:
-    """Do what has no record yet: hash each shard, convert each unit.
+    """Hash each shard and convert each unit that has no record yet.
 
-    Memory per worker: one fused tensor, its parts and a copy of a piece; 2.1 GiB in all were measured with layers of Llama-2-70B in BF16, 2.2 to FP8.
+    A worker holds one fused tensor, its parts and a copy of a piece. With layers of Llama-2-70B, 2.1 GiB in all were
+    measured to BF16 and 2.2 GiB to FP8.
     """
     records = conversion.part / RECORDS
     shards = {name: partial(_hash_shard, conversion, name) for name in conversion.source.files}
-    made = {unit.name: partial(_convert_unit, conversion, unit) for unit in conversion.units}
-    tasks = made | shards
+    units = {unit.name: partial(_convert_unit, conversion, unit) for unit in conversion.units}
+    tasks = units | shards
     missing = [(name, task) for name, task in tasks.items() if not (records / f"{name}.json").exists()]
     log.info("%d of %d tasks to do in %s", len(missing), len(tasks), conversion.part)
     gib = {
@@ -136,12 +138,12 @@ def work(conversion: Conversion, *, workers: int) -> None:
 
 
 def finish(conversion: Conversion) -> None:
-    """Make a checkpoint of the converted units and let it appear under its name."""
+    """Make a checkpoint of the converted units, and rename it to its final name."""
     part, source = conversion.part, conversion.source
     records = {path.stem: json.loads(path.read_text()) for path in (part / RECORDS).glob("*.json")}
     written = [records[unit.name] for unit in conversion.units]
     checkpoint_writer.close(part, written)
-    said = {
+    manifest = {
         "version": VERSION,
         "model": checkpoint.model_of(conversion.model),
         **({"precision": Precision.fp8.name} if conversion.is_fp8 else {}),
@@ -154,7 +156,7 @@ def finish(conversion: Conversion) -> None:
         },
         "files": [{key: file[key] for key in ("path", "bytes", "sha256")} for file in written],
     }
-    (part / MANIFEST).write_text(json.dumps(said, indent=1) + "\n")
+    (part / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
     shutil.rmtree(part / RECORDS)
     (part / ORIGIN).unlink()
     (part / LOCK).unlink()
@@ -166,7 +168,7 @@ def _convert_unit(conversion: Conversion, unit: tensor_map.Unit) -> dict[str, An
 
 
 def _pieces(conversion: Conversion, unit: tensor_map.Unit) -> Iterator[checkpoint_writer.Piece]:
-    """Yield a unit's tensors, one at a time, in the pieces in which they are stored."""
+    """Yield the pieces of a unit's tensors, one tensor at a time."""
     for weight in unit.weights:
         data = tensor_map.fuse(weight, conversion.source.read(weight.sources), conversion.model)
         if conversion.is_fp8 and weight.is_linear:
@@ -176,7 +178,7 @@ def _pieces(conversion: Conversion, unit: tensor_map.Unit) -> Iterator[checkpoin
 
 
 def _quantized(conversion: Conversion, weight: tensor_map.Weight, data: Tensor) -> Iterator[checkpoint_writer.Piece]:
-    """Yield a linear's scale, then its weight in FP8: of BF16, which precision=fp8 takes the numbers of a checkpoint as."""
+    """Yield a linear's scale, then its weight in FP8, rounded to BF16 first as precision=fp8 does when it loads."""
     data, linear = data.to(quantize.BF16), weight.key.removesuffix("weight")
     parts = data.chunk(weight.num_pieces, weight.axis)
     scale = quantize.weight_scale(torch.stack([quantize.amax(part) for part in parts]).amax(0))
@@ -207,7 +209,7 @@ def _hash_shard(conversion: Conversion, name: str) -> dict[str, Any]:
 
 
 def _recorded(records: Path, name: str, task: Callable[[], dict[str, Any]]) -> str:
-    """Do a task and keep its record, which appears at once; return the task's name."""
+    """Do a task and write its record in one step; return the task's name."""
     unfinished = records / f"{name}.tmp"
     unfinished.write_text(json.dumps(task()))
     unfinished.rename(records / f"{name}.json")
@@ -215,7 +217,7 @@ def _recorded(records: Path, name: str, task: Callable[[], dict[str, Any]]) -> s
 
 
 def _wait_for(lock: int, part: Path) -> None:
-    """Take the lock, however long another process holds it."""
+    """Take the lock; wait as long as another process holds it."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -224,7 +226,7 @@ def _wait_for(lock: int, part: Path) -> None:
 
 
 def _tidy(conversion: Conversion) -> None:
-    """Leave what an earlier process has finished of the same conversion, and nothing else."""
+    """Keep the files that an earlier process has finished of the same conversion, and remove everything else."""
     part, origin = conversion.part, json.dumps(conversion.origin)
     if not (part / ORIGIN).exists() or (part / ORIGIN).read_text() != origin:
         for path in part.iterdir():
@@ -251,14 +253,14 @@ def _require_room(conversion: Conversion) -> None:
 
 
 def _num_bytes(conversion: Conversion, weight: tensor_map.Weight) -> int:
-    """Return what a weight takes in the checkpoint, but for a scale."""
+    """Return the size of a weight in the checkpoint, without its scale."""
     is_fp8 = conversion.is_fp8 and weight.is_linear
     sources = (conversion.source.tensors[name] for name in weight.sources)
     return sum(stored.num_elements if is_fp8 else stored.num_bytes for stored in sources)
 
 
 def _require_same(conversion: Conversion) -> None:
-    """Do nothing if the folder holds this very conversion, as far as names, sizes, precision and the model tell."""
+    """Do nothing if the folder holds this conversion, by the names, sizes, precision and model of its files."""
     folder, source = conversion.folder, conversion.source
     checkpoint.require_model(folder, conversion.model)
     try:
@@ -268,7 +270,7 @@ def _require_same(conversion: Conversion) -> None:
     is_same = files == {name: (source.folder / name).stat().st_size for name in source.files}
     if not is_same or checkpoint.is_fp8(folder) != conversion.is_fp8:
         raise ConfigError(
-            f"there {'are these weights in another precision' if is_same else 'is something else'} already",
+            f"the folder holds {'these weights in another precision' if is_same else 'something else'}",
             where=str(folder),
             fix="move it away, or name another folder to convert into",
         )

@@ -1,4 +1,4 @@
-"""A Hugging Face folder as it is read: config.json and the tensors of its *.safetensors, each known by file, shape, dtype."""
+"""Read a Hugging Face folder: config.json, and the tensors of its *.safetensors by file, shape and dtype."""
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One tensor: where it is and what it is."""
+    """File, shape and dtype of one tensor."""
 
     file: str
     shape: tuple[int, ...]
@@ -37,7 +37,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What a folder holds."""
+    """A Hugging Face folder: its config, its files and its tensors."""
 
     folder: Path
     config: dict[str, Any]
@@ -54,10 +54,10 @@ class Source:
 
 
 def open_source(folder: Path) -> Source:
-    """Return what a folder holds, by the headers of all its shards; no weight is read.
+    """Return the tensors of a folder, from the headers of all its shards; no weight is read.
 
     Raises:
-        ConfigError: it is no Hugging Face folder with safetensors, or a shard is missing, damaged or not what the index says.
+        ConfigError: it is not a Hugging Face folder with safetensors, or a shard is missing, damaged or not as indexed.
     """
     config, index = _json(folder / "config.json"), None
     if (folder / INDEX).exists():
@@ -98,18 +98,18 @@ def sha256(path: Path) -> str:
 def _header(folder: Path, file: str) -> dict[str, Stored]:
     try:
         with safe_open(folder / file, framework="pt") as shard:
-            views = {name: shard.get_slice(name) for name in shard.keys()}  # noqa: SIM118 - it is no mapping
+            views = {name: shard.get_slice(name) for name in shard.keys()}  # noqa: SIM118 - it is not a mapping
             return {name: Stored(file, tuple(v.get_shape()), v.get_dtype()) for name, v in views.items()}
     except (OSError, SafetensorError) as error:
         raise ConfigError(
-            f"a shard cannot be read: {error}", where=str(folder / file), fix="download it again: it is not whole"
+            f"a shard cannot be read: {error}", where=str(folder / file), fix="download it again: it is incomplete"
         ) from error
 
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        said = json.loads(path.read_text())
-        if not isinstance(said, dict):
+        content = json.loads(path.read_text())
+        if not isinstance(content, dict):
             raise ValueError("not an object")
     except (OSError, ValueError) as error:
         raise ConfigError(
@@ -117,7 +117,7 @@ def _json(path: Path) -> dict[str, Any]:
             where=str(path),
             fix="name a Hugging Face folder: config.json and *.safetensors",
         ) from error
-    return said
+    return content
 
 
 def _refuse(path: Path, what: str) -> None:

@@ -1,4 +1,4 @@
-"""Which tensors of Hugging Face's Llama become which of megatron-core's, and how q, k and v are one there.
+"""Map the tensors of Hugging Face's Llama to megatron-core's, whose q, k and v are one tensor.
 
 Shape letters: G query groups, I input; a group's rows are those of its query heads, its key and its value.
 """
@@ -10,44 +10,44 @@ from math import gcd
 import torch
 from torch import Tensor
 
-from bench.contract.schema import Model
+from bench.contract.task import Model
 from bench.errors import ConfigError
 from jobs.weights.source import DTYPES, Source
 
 PIECES = 8
-"""A tensor is stored in so many pieces along the axis that TP splits, where they come out even: a TP rank reads its own only."""
+"""The number of pieces along the axis that TP splits, where it divides evenly: a TP rank reads only its own pieces."""
 DERIVED = ".rotary_emb.inv_freq"
-"""A table that older checkpoints hold, and that every model computes."""
+"""A table that older checkpoints hold, although every model computes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One of megatron-core's tensors (of one layer) and the tensors it is made of."""
+    """One of megatron-core's tensors (of one layer) and the tensors it is fused from."""
 
     key: str
     layer: int | None
     sources: dict[str, tuple[int, ...]]
     """Shapes by name."""
     axis: int | None = None
-    """Along which TP splits it."""
+    """The axis along which TP splits it."""
     num_pieces: int = 1
 
     @property
     def is_linear(self) -> bool:
-        """Whether it is one of the weights that precision=fp8 holds in FP8: those of a layer that TP splits."""
+        """Whether precision=fp8 holds it in FP8: it belongs to a layer, and TP splits it."""
         return self.layer is not None and self.axis is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What is converted at once and becomes one file."""
+    """The tensors that are converted together and become one file."""
 
     name: str
     weights: list[Weight]
 
 
 def units(model: Model, *, fused: bool) -> list[Unit]:
-    """Return the model's tensors in units that fit in memory; fused: q, k and v are one tensor, as in MLPerf's Llama-2-70B."""
+    """Return the model's tensors in units that fit in memory; fused: q, k and v are one tensor in the source."""
     table = (model.vocab_size, model.hidden_size)
     split = {"axis": 0, "num_pieces": gcd(PIECES, model.vocab_size)}
     embedding = Weight("embedding.word_embeddings.weight", None, {"model.embed_tokens.weight": table}, **split)
@@ -69,41 +69,42 @@ def _layer(m: Model, i: int, *, fused: bool) -> Iterator[Weight]:
     out = {f"{near}self_attn.o_proj.weight": (h, h)}
     yield Weight(f"{far}self_attention.linear_proj.weight", i, out, 1, gcd(PIECES, m.num_attention_heads))
     yield Weight(f"{far}pre_mlp_layernorm.weight", i, {f"{near}post_attention_layernorm.weight": (h,)})
-    yield Weight(f"{far}mlp.linear_fc1.weight", i, gates, 0, 2 * gcd(PIECES, f))  # gates first, then ups: split apart
+    yield Weight(f"{far}mlp.linear_fc1.weight", i, gates, 0, 2 * gcd(PIECES, f))  # gates first, then ups: each is split
     yield Weight(f"{far}mlp.linear_fc2.weight", i, {f"{near}mlp.down_proj.weight": (h, f)}, 1, gcd(PIECES, f))
 
 
 def is_fused(source: Source) -> bool:
-    """Return whether q, k and v are one tensor here."""
+    """Return whether q, k and v are one tensor in the source."""
     return "model.layers.0.self_attn.qkv_proj.weight" in source.tensors
 
 
 def check(source: Source, units: list[Unit]) -> list[str]:
-    """Return the names of tensors that every model computes and nobody needs; each of the others is used exactly once.
+    """Return the names of the tensors that are left out because every model computes them; all others are used once.
 
     Raises:
         ConfigError: a tensor is missing or unknown, or its shape is not the model's; they are not of one float dtype.
     """
     wanted = {name: shape for unit in units for weight in unit.weights for name, shape in weight.sources.items()}
     derived = sorted(name for name in source.tensors if name.endswith(DERIVED))
-    there = {name: stored for name, stored in source.tensors.items() if name not in derived}
+    stored_tensors = {name: stored for name, stored in source.tensors.items() if name not in derived}
     shapes = [
         f"{name} is {stored.shape} instead of {wanted[name]}"
-        for name, stored in there.items()
+        for name, stored in stored_tensors.items()
         if name in wanted and stored.shape != wanted[name]
     ]
-    for wrong, said in (
-        (sorted(wanted.keys() - there.keys()), "missing"),
-        (sorted(there.keys() - wanted.keys()), "unknown"),
+    for wrong, problem in (
+        (sorted(wanted.keys() - stored_tensors.keys()), "missing"),
+        (sorted(stored_tensors.keys() - wanted.keys()), "unknown"),
         (shapes, "of another shape"),
     ):
         if wrong:
             raise ConfigError(
-                f"{len(wrong)} of {len(wanted)} tensors {said}: {', '.join(wrong[:3])}{', …' if wrong[3:] else ''}",
+                f"{len(wrong)} of {len(wanted)} tensors {problem}: "
+                f"{', '.join([*wrong[:3], *('…' for _ in wrong[3:4])])}",
                 where=str(source.folder),
                 fix="choose the model= that these are the weights of, or download them again",
             )
-    if len(dtypes := {stored.dtype for stored in there.values()}) != 1 or not dtypes <= DTYPES.keys():
+    if len(dtypes := {stored.dtype for stored in stored_tensors.values()}) != 1 or not dtypes <= DTYPES.keys():
         raise ConfigError(
             f"the weights are {', '.join(sorted(dtypes))}",
             where=str(source.folder),
@@ -113,10 +114,10 @@ def check(source: Source, units: list[Unit]) -> list[str]:
 
 
 def fuse(weight: Weight, parts: list[Tensor], model: Model) -> Tensor:
-    """Return megatron-core's tensor, from those of Hugging Face."""
+    """Return megatron-core's tensor, fused from those of Hugging Face."""
     if not weight.key.endswith("linear_qkv.weight"):
         return torch.cat(parts) if parts[1:] else parts[0]
-    if len(parts) == 1:  # fused there already, but in another order
+    if len(parts) == 1:  # the source has fused them already, but in another order
         kv = model.hidden_size // model.num_attention_heads * model.num_query_groups
         parts = list(parts[0].split([model.hidden_size, kv, kv]))
     return interleave(*parts, groups=model.num_query_groups)

@@ -15,7 +15,10 @@ from bench.preflight import Checked, Finding, tier
 
 Says = Callable[..., None]
 
-SINFO = "batch*|up|2-00:00:00|16|gpu:h100:8(S:0-1)|224|2063000|mix|1-infinite\ndebug|up|30:00|2|(null)|64|257000+|idle|1-2\n"
+SINFO = (
+    "batch*|up|2-00:00:00|16|gpu:h100:8(S:0-1)|224|2063000|mix|1-infinite\n"
+    "debug|up|30:00|2|(null)|64|257000+|idle|1-2\n"
+)
 TAKEN = "sbatch: Job 4711 to start at 2026-11-21T15:15:45 using 448 processors on nodes dgx[01-02] in partition batch"
 HELP = "      --container-image=[USER@][REGISTRY#]IMAGE[:TAG]|PATH"
 
@@ -231,7 +234,8 @@ REFUSALS = {
         "Please charge a project",
     ),
     "GPUs of select/linear": (
-        "sbatch: error: Batch job submission failed: Requested GRES option unsupported by configured SelectType plugin\n",
+        "sbatch: error: Batch job submission failed: "
+        "Requested GRES option unsupported by configured SelectType plugin\n",
         "SLU-01",
         "gpu_request",
     ),

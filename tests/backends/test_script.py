@@ -1,4 +1,4 @@
-"""Scripts: those in sbatch/ as render writes them, what is and is not in them, and that bash and shellcheck accept all."""
+"""Scripts: those in sbatch/ are as render writes them, hold what they must, and pass bash and shellcheck."""
 
 import itertools
 import os

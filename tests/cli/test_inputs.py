@@ -14,8 +14,7 @@ import pytest
 
 from bench.cli import inputs, main
 from bench.errors import LogError
-
-MakeLog = Callable[..., Path]
+from helpers.types import MakeLog
 
 
 def run(*argv: str) -> int:

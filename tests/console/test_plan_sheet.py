@@ -45,15 +45,15 @@ def test_a_plan_in_words(lora70b: Plan, monkeypatch: pytest.MonkeyPatch) -> None
     assert (
         shown["evaluation"] == "first after 1,536 samples, then every 384; until the evaluation loss is at most 0.925"
     )
-    assert shown["commands"] == "check rows and checkpoint (nothing is made); trial 0"
+    assert shown["commands"] == "node facts; node check; trial 0"
     assert shown["batch"] == "8 = dp 8 x micro-batch 1 x gradient accumulation 1; 65,536 tokens a step"
 
 
 def test_a_task_that_makes_its_files_prepares_them_and_has_no_published_runs() -> None:
-    tiny = compose.compose(["task=lora_tiny", "cluster=local", "recipe.max_steps=240"])
+    tiny = compose.compose(["task=lora_tiny", "cluster=local", "task.training.max_steps=240"])
     shown = dict(plan_sheets.rows(dataclasses.replace(tiny, cost=COST)))
     assert shown["commands"] == "prepare; trial 0"
-    projected = "6.0 min projected: 240 steps (at most recipe.max_steps) of 1.50 s; evaluations not counted"
+    projected = "6.0 min projected: 240 steps (at most all of its steps) of 1.50 s; evaluations not counted"
     assert shown["training time"] == projected
 
 

@@ -2,7 +2,6 @@
 
 import io
 import struct
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,8 +11,7 @@ from bench.console.sheet import show
 from bench.mlperf.official import official_verdict
 from bench.mlperf.result import UNVERIFIED, parse
 from bench.report.figures import loss_figure
-
-MakeLog = Callable[..., Path]
+from helpers.types import MakeLog
 
 
 def table_text(path: Path, figure: Path | None = None) -> str:

@@ -208,7 +208,7 @@ def test_the_line_has_the_official_shape(tmp_path: Path) -> None:
     assert list(line) == ["namespace", "time_ms", "event_type", "key", "value", "metadata"]
     assert line["event_type"] == "INTERVAL_START"
     assert line["metadata"].pop("lineno") > 0
-    assert line["metadata"] == {"file": "tests/test_mllog.py", "samples_count": 0}
+    assert line["metadata"] == {"file": "tests/contract/test_mllog.py", "samples_count": 0}
 
 
 @pytest.mark.parametrize("value", [math.nan, [math.inf], object(), {1: {2j}}])

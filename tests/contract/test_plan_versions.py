@@ -7,7 +7,8 @@ import pytest
 
 from bench.contract import plan as plans
 from bench.contract.plan import Command
-from bench.contract.schema import BackendName, StartsFrom, Trains
+from bench.contract.schema import BackendName
+from bench.contract.task import StartsFrom, Trains
 
 HERE = Path(__file__).parent
 TRAIN = ["python", "-m", "jobs.tasks.train", "plan.json", "--trial"]
@@ -38,7 +39,7 @@ def test_a_slurm_plan_of_version_2_is_read_and_keeps_what_it_holds() -> None:
     changed = {key for key in old | new if old.get(key) != new.get(key)}
     assert changed == {"version", "steps", "commands", "max_steps", "config"}
     changed = {key for key in old["config"] | new["config"] if old["config"].get(key) != new["config"].get(key)}
-    assert changed == {"task", "recipe", "cluster", "engine"}
+    assert changed == {"task", "recipe", "cluster", "engine", "launch"}, "launch.trackers is new"
     clusters = (old["config"]["cluster"], new["config"]["cluster"])
     assert clusters[0].pop("scheduler") == clusters[1].pop("backend") and clusters[0] == clusters[1]
     training = plan.config.task.training

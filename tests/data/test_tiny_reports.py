@@ -45,5 +45,5 @@ def test_a_row_too_short_for_a_document_is_refused() -> None:
 
 def test_a_vocabulary_too_small_for_the_grammar_is_refused(tmp_path) -> None:  # type: ignore[no-untyped-def]
     made = compose.compose([f"cluster.paths.data={tmp_path}", "model.vocab_size=32"])
-    with pytest.raises(ConfigError, match="a vocabulary of 32, and the grammar has"):
+    with pytest.raises(ConfigError, match="the model has a vocabulary of 32, and the grammar has"):
         make_rows(made)

@@ -2,24 +2,23 @@
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from bench import diagnosis, preflight
-from bench.backends import local
+from bench.backends import local, local_checks
 from bench.contract import plan as plans
 from bench.errors import BenchError
 from bench.planning import compose
-from bench.preflight import host
+from helpers.types import MakeLog
 from jobs.ranks import guard
 
-MakeLog = Callable[..., Path]
 MESSAGES = [
     # lines of a log, the rule, what the evidence holds, what the fix holds
     (
-        "RuntimeError: The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver",
+        "RuntimeError: The NVIDIA driver on your system is too old (found version 11040). "
+        "Please update your GPU driver",
         "HW-03", "found version 11040", "driver must be as new",
     ),
     ("Failed to initialize NVML: Driver/library version mismatch", "HW-04", "version mismatch", "rebooted"),
@@ -47,8 +46,9 @@ MESSAGES = [
         "RUN-16", "cublasCreate", "micro_batch_size",
     ),
     (
-        "RuntimeError: Error(s) in loading state_dict for GPTModel:\n\tsize mismatch for lm_head.weight: copying a param "
-        "with shape torch.Size([32000, 64]) from checkpoint, the shape in current model is torch.Size([32064, 64]).",
+        "RuntimeError: Error(s) in loading state_dict for GPTModel:\n\tsize mismatch for lm_head.weight: "
+        "copying a param with shape torch.Size([32000, 64]) from checkpoint, "
+        "the shape in current model is torch.Size([32064, 64]).",
         "CFG-10", "[32000, 64]", "convert it again",
     ),
     (
@@ -70,7 +70,8 @@ MESSAGES = [
         "NCC-03", "status=12", "peer that does not answer",
     ),
     (
-        "torch._inductor.exc.InvalidCxxCompiler: No working C++ compiler found in torch._inductor.config.cpp.cxx: (None,)",
+        "torch._inductor.exc.InvalidCxxCompiler: "
+        "No working C++ compiler found in torch._inductor.config.cpp.cxx: (None,)",
         "RUN-08", "No working C++ compiler", "gcc",
     ),
     ("FileNotFoundError: [Errno 2] No such file or directory: 'gcc'", "RUN-08", "'gcc'", "C compiler"),
@@ -81,8 +82,8 @@ MESSAGES = [
         "RUN-11", "Bus error", "--shm-size",
     ),
     (
-        "node7:12:34 [3] misc/shmutils.cc:112 NCCL WARN Error while creating shared memory segment /dev/shm/nccl-KWfVyt "
-        "(size 5967872)",
+        "node7:12:34 [3] misc/shmutils.cc:112 NCCL WARN Error while creating shared memory segment "
+        "/dev/shm/nccl-KWfVyt (size 5967872)",
         "RUN-11", "nccl-KWfVyt", "--shm-size",
     ),
     (
@@ -203,7 +204,7 @@ def test_a_local_run_without_the_engine_is_refused_before_it_starts(monkeypatch:
         compose.compose(["task=lora70b", "cluster=dgx2"]),
     )
     assert "RUN-08" not in [finding.rule for finding in preflight.inspect(local)]
-    monkeypatch.setattr(host, "ENGINE", ("numpy", "a_module_of_nobody", "a_package_of_nobody.core"))
+    monkeypatch.setattr(local_checks, "ENGINE", ("numpy", "a_module_of_nobody", "a_package_of_nobody.core"))
     (found,) = [finding for finding in preflight.inspect(local) if finding.rule == "RUN-08"]
     assert found.severity == "error" and found.fix == "pip install 'runstop[engine]'"
     assert found.what == "a_module_of_nobody, a_package_of_nobody.core cannot be imported"
@@ -214,7 +215,7 @@ def test_a_local_run_that_somebody_stopped_is_not_asked_of_slurm(local_run: Path
     (local_run / "status.json").write_text(json.dumps({"outcome": "interrupted", "exit_code": 130}))
     said = diagnosis.explain([local_run])
     assert (said.rule, said.evidence) == ("SLU-08", "the launcher got SIGINT")
-    assert "start it again" in str(said.fix) and "sacct" not in str(said.fix)
+    assert "bench resume" in str(said.fix) and "sacct" not in str(said.fix)
     (local_run / "job.json").write_text("{}")
     assert "sacct" in str(diagnosis.explain([local_run]).fix)
 
@@ -244,7 +245,8 @@ def test_the_rule_of_an_error_goes_from_rank_to_why_as_a_field(local_run: Path) 
     assert json.loads(account.read_text())["rule"] == "CFG-06"
     found = diagnosis.explain([local_run])
     assert (found.rule, found.evidence, found.fix) == ("CFG-06", str(error).splitlines()[0], "do this")
-    first = local.first_error(local_run / "rank_logs", "trial 0")
+    plan = plans.load(local_run / "plan.json")
+    first = local.first_error(local_run, plan.commands[-1])
     assert first is not None and (first.rule, first.what, str(first)) == ("CFG-06", error.what, str(error))
     account.unlink()
     status = {"outcome": "failed", "exit_code": 1, "rule": first.rule, "what": first.what, "fix": first.fix}

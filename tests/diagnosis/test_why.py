@@ -1,4 +1,4 @@
-"""What went wrong is found in what a run left behind, whatever stands around it, and nothing is found where nothing is."""
+"""The cause of a failure is found in what a run left behind, among any other lines; a good run has none."""
 
 import json
 import os
@@ -18,8 +18,7 @@ from bench.planning import compose
 from bench.rules import RULES
 from bench.rules.signs import Weight
 from helpers.paths import CORPUS
-
-MakeLog = Callable[..., Path]
+from helpers.types import MakeLog
 
 NOISE = """\
 + export NCCL_DEBUG=INFO
@@ -37,7 +36,9 @@ CONSEQUENCES = """\
 srun: error: dgx-3: task 13: Exited with exit code 1
 srun: Terminating StepId=513.21
 slurmstepd: error: *** STEP 513.21 ON dgx-1 CANCELLED AT 2026-11-20T10:22:31 ***
-7: [rank7]:[E1120 10:32:31.442 ProcessGroupNCCL.cpp:629] [Rank 7] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600081 milliseconds before timing out.
+7: [rank7]:[E1120 10:32:31.442 ProcessGroupNCCL.cpp:629] [Rank 7] Watchdog caught collective operation timeout: \
+WorkNCCL(SeqNum=9, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, \
+Timeout(ms)=600000) ran for 600081 milliseconds before timing out.
 7: BrokenPipeError: [Errno 32] Broken pipe
 srun: error: dgx-1: tasks 0-7: Killed
 slurmstepd: error: *** STEP 513.21 ON dgx-1 CANCELLED AT 2026-11-20T11:00:00 DUE TO TIME LIMIT ***
@@ -49,20 +50,25 @@ CAUSES = [
     ("PYX-03", "ModuleNotFoundError: No module named 'transformer_engine'"),
     (
         "PYX-04",
-        "slurmstepd: error: pyxis: ignoring --container-mounts because neither --container-image nor --container-name is set",
+        "slurmstepd: error: pyxis: ignoring --container-mounts because neither --container-image nor --container-name "
+        "is set",
     ),
     (
         "PYX-06",
-        "slurmstepd: error: pyxis:     [ERROR] URL https://registry-1.docker.io/v2/nvcr.io/nvidia/pytorch/manifests/25.09-py3 returned error code: 401 Unauthorized",
+        "slurmstepd: error: pyxis:     [ERROR] URL "
+        "https://registry-1.docker.io/v2/nvcr.io/nvidia/pytorch/manifests/25.09-py3 returned error code: 401 "
+        "Unauthorized",
     ),
     ("PYX-07", "slurmstepd: error: pyxis: --container-mounts: source path does not exist: /raid/data"),
     (
         "PYX-07",
-        "slurmstepd: error: pyxis:     enroot-mount: failed to mount: /raid/data at /enroot/x/data: No such file or directory",
+        "slurmstepd: error: pyxis:     enroot-mount: failed to mount: /raid/data at /enroot/x/data: No such file or "
+        "directory",
     ),
     (
         "PYX-08",
-        'slurmstepd: error: pyxis: error: "create" flag was passed to --container-name but the container already exists',
+        'slurmstepd: error: pyxis: error: "create" flag was passed to --container-name but the container already '
+        "exists",
     ),
     ("PYX-10", "/var/spool/slurmd/job7/slurm_script: line 12: srun: command not found"),
     ("PYX-11", "slurmstepd: error: pyxis: couldn't chdir to /workspace/ft-llm: No such file or directory"),
@@ -92,12 +98,14 @@ CAUSES = [
     ),
     (
         "SLU-03",
-        "srun: fatal: cpus-per-task set by two different environment variables SLURM_CPUS_PER_TASK=16 != SLURM_TRES_PER_TASK=cpu:8",
+        "srun: fatal: cpus-per-task set by two different environment variables SLURM_CPUS_PER_TASK=16 != "
+        "SLURM_TRES_PER_TASK=cpu:8",
     ),
     ("SLU-06", "slurmstepd: error: execve(): /home/me/run.sh: No such file or directory"),
     (
         "SLU-09",
-        "slurmstepd: error: *** JOB 513 ON dgx-1 CANCELLED AT 2026-11-20T10:22:31 DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***",
+        "slurmstepd: error: *** JOB 513 ON dgx-1 CANCELLED AT 2026-11-20T10:22:31 DUE TO NODE FAILURE, SEE SLURMCTLD "
+        "LOG FOR DETAILS ***",
     ),
     ("SLU-09", "srun: error: Node failure on dgx-3"),
     ("SLU-10", "slurmstepd: error: *** STEP 513.0 ON dgx-1 CANCELLED AT 2026-11-20T10:22:31 DUE TO PREEMPTION ***"),
@@ -108,7 +116,8 @@ CAUSES = [
     ),
     (
         "NCC-05",
-        "RuntimeError: The server socket has failed to listen on any local network address. port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use",
+        "RuntimeError: The server socket has failed to listen on any local network address. port: 29500, useIpv6: "
+        "false, code: -98, name: EADDRINUSE, message: address already in use",
     ),
     ("NCC-05", "3: Initializing distributed: GLOBAL_RANK: 0, MEMBER: 1/1"),
     ("HW-01", "RuntimeError: CUDA error: uncorrectable ECC error encountered"),
@@ -118,13 +127,15 @@ CAUSES = [
     ("HW-03", "RuntimeError: No CUDA GPUs are available"),
     (
         "RUN-01",
-        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB. GPU 3 has a total capacity of 139.80 GiB",
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB. GPU 3 has a total capacity of 139.80 "
+        "GiB",
     ),
     ("RUN-01", "RuntimeError: CUDA error: out of memory"),
     ("RUN-01", "torch.cuda.OutOfMemoryError: Allocation on device"),
     (
         "RUN-03",
-        "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=513.0 cgroup. Some of your processes may have been killed by the cgroup out-of-memory handler.",
+        "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=513.0 cgroup. Some of your processes may have been "
+        "killed by the cgroup out-of-memory handler.",
     ),
     (
         "RUN-03",
@@ -135,7 +146,8 @@ CAUSES = [
     ("RUN-05", "ValueError: The loss returned in `training_step` is nan."),
     (
         "RUN-05",
-        "AssertionError: Rank 5: found NaN in local grad norm in backward pass before data-parallel communication collective.",
+        "AssertionError: Rank 5: found NaN in local grad norm in backward pass before data-parallel communication "
+        "collective.",
     ),
     ("RUN-05", "the training loss is nan at step 120"),
     ("RUN-08", "ImportError: libcudnn.so.9: cannot open shared object file: No such file or directory"),
@@ -144,18 +156,21 @@ CAUSES = [
     ("RUN-09", "RuntimeError: CUDA error: an illegal memory access was encountered"),
     (
         "RUN-11",
-        "RuntimeError: DataLoader worker (pid 77) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory; insufficient shared memory (shm)",
+        "RuntimeError: DataLoader worker (pid 77) is killed by signal: Bus error. It is possible that dataloader's "
+        "workers are out of shared memory; insufficient shared memory (shm)",
     ),
     ("CFG-01", "RuntimeError: world_size (12) is not divisible by 8"),
     (
         "CFG-02",
-        "ValueError: `val_check_interval` (3200) must be less than or equal to the number of the training batches (487). If you want to disable validation set `limit_val_batches` to 0.0 instead.",
+        "ValueError: `val_check_interval` (3200) must be less than or equal to the number of the training batches "
+        "(487). If you want to disable validation set `limit_val_batches` to 0.0 instead.",
     ),
     ("CFG-05", "FileExistsError: [Errno 17] File exists: '/results/result_0.txt'"),
     ("CFG-06", "huggingface_hub.errors.GatedRepoError: 403 Client Error."),
     (
         "CFG-06",
-        "OSError: meta-llama/Llama-2-70b-hf is not a local folder and is not a valid model identifier listed on 'https://huggingface.co/models'",
+        "OSError: meta-llama/Llama-2-70b-hf is not a local folder and is not a valid model identifier listed on "
+        "'https://huggingface.co/models'",
     ),
     ("CFG-06", "FileNotFoundError: [Errno 2] No such file or directory: '/data/train.npy'"),
     ("CFG-06", "OSError: Can't load tokenizer for '/ckpt/tokenizer'. If you were trying to load it from"),
@@ -164,16 +179,19 @@ CAUSES = [
     ("CFG-08", "tee: /results/251120_1.log: Permission denied"),
     (
         "CFG-06",
-        "huggingface_hub.utils.HfHubHTTPError: 401 Client Error: Unauthorized for url: https://huggingface.co/api/models/x",
+        "huggingface_hub.utils.HfHubHTTPError: 401 Client Error: Unauthorized for url: "
+        "https://huggingface.co/api/models/x",
     ),
     (
         "NCC-01",
-        "node7:4123:4123 [4] misc/socket.cc:484 NCCL WARN socketStartConnect: Connect to 172.17.0.1<40001> failed : No route to host",
+        "node7:4123:4123 [4] misc/socket.cc:484 NCCL WARN socketStartConnect: Connect to 172.17.0.1<40001> failed : "
+        "No route to host",
     ),
     ("HW-02", "systemd: nvidia-fabricmanager.service: Failed with result 'exit-code'. fabricmanager not running"),
     (
         "NCC-01",
-        "node7:4123:4123 [4] misc/socket.cc:578 NCCL WARN socketPollConnect: connect to 172.17.0.1<40001> returned Connection refused, exceeded error retry count after 35 attempts",
+        "node7:4123:4123 [4] misc/socket.cc:578 NCCL WARN socketPollConnect: connect to 172.17.0.1<40001> returned "
+        "Connection refused, exceeded error retry count after 35 attempts",
     ),
     ("RUN-01", "transformer_engine/common/util/cuda_runtime.cpp:22 in function operator(): CUDA Error: out of memory"),
     (
@@ -185,15 +203,41 @@ CAUSES = [
 EVENTS = [
     ("SLU-07", "slurmstepd: error: *** JOB 513 ON dgx-1 CANCELLED AT 2026-11-20T11:00:00 DUE TO TIME LIMIT ***"),
     ("SLU-08", "slurmstepd: error: *** STEP 40.14 ON dgx-1 CANCELLED AT 2026-11-20T10:32:36 ***"),
-    ("SLU-08", "slurmstepd: error: *** STEP 40.14 ON dgx-1 CANCELLED AT 2026-11-20T10:32:36 DUE to SIGNAL Terminated ***"),
+    (
+        "SLU-08",
+        "slurmstepd: error: *** STEP 40.14 ON dgx-1 CANCELLED AT 2026-11-20T10:32:36 DUE to SIGNAL Terminated ***",
+    ),
     ("SLU-08", "slurmstepd: error: *** JOB 40 ON dgx-1 CANCELLED AT 2026-11-20T10:32:36 DUE TO JOB REQUEUE ***"),
-    ("NCC-03", "node7:4123:5103 [3] transport/net_ib.cc:2050 NCCL WARN NET/IB: Got completion from peer 10.2.0.2<50612> with status=12 opcode=0 len=0 vendor err 129"),
-    ("NCC-06", "node7:4123:5103 [3] transport/net_ib.cc:2050 NCCL WARN NET/IB: Got completion from peer 10.2.0.2<50612> with status=5 opcode=0 len=0 vendor err 249"),
-    ("NCC-06", "3: [rank3]:[F1120 ProcessGroupNCCL.cpp:1567] [PG ID 0 Rank 3] Terminating the process after attempting to dump debug info, due to ProcessGroupNCCL watchdog hang."),
+    (
+        "NCC-03",
+        "node7:4123:5103 [3] transport/net_ib.cc:2050 NCCL WARN NET/IB: Got completion from peer 10.2.0.2<50612> with "
+        "status=12 opcode=0 len=0 vendor err 129",
+    ),
+    (
+        "NCC-06",
+        "node7:4123:5103 [3] transport/net_ib.cc:2050 NCCL WARN NET/IB: Got completion from peer 10.2.0.2<50612> with "
+        "status=5 opcode=0 len=0 vendor err 249",
+    ),
+    (
+        "NCC-06",
+        "3: [rank3]:[F1120 ProcessGroupNCCL.cpp:1567] [PG ID 0 Rank 3] Terminating the process after attempting to "
+        "dump debug info, due to ProcessGroupNCCL watchdog hang.",
+    ),
     ("RUN-04", "srun: error: dgx-3: task 13: Aborted (core dumped)"),
-    ("NCC-06", "[rank0]:[E1120 10:27:21.426 ProcessGroupNCCL.cpp:629] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1)"),
-    ("NCC-06", "[rank0]:[F1120 ProcessGroupNCCL.cpp:1169] [PG 0 Rank 25] ProcessGroupNCCL's watchdog got stuck for 600 seconds without making progress"),
-    ("NCC-05", "torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 1/2 clients joined."),
+    (
+        "NCC-06",
+        "[rank0]:[E1120 10:27:21.426 ProcessGroupNCCL.cpp:629] [Rank 0] Watchdog caught collective operation timeout: "
+        "WorkNCCL(SeqNum=1)",
+    ),
+    (
+        "NCC-06",
+        "[rank0]:[F1120 ProcessGroupNCCL.cpp:1169] [PG 0 Rank 25] ProcessGroupNCCL's watchdog got stuck for 600 "
+        "seconds without making progress",
+    ),
+    (
+        "NCC-05",
+        "torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 1/2 clients joined.",
+    ),
     ("RUN-02", "srun: error: dgx-3: task 13: Killed"),
     ("RUN-02", "    traceback : Signal 9 (SIGKILL) received by PID 3170"),
     ("RUN-04", "srun: error: dgx-3: task 13: Segmentation fault (core dumped)"),
@@ -439,7 +483,10 @@ def test_a_rank_that_was_killed_or_a_launcher_that_was_stopped_explains_what_the
     [
         ({"outcome": "proven", "exit_code": 0}, None),
         ({"outcome": "interrupted", "exit_code": 143}, "SLU-08"),
-        ({"outcome": "failed", "exit_code": 1, "what": "trial 0 took longer than its walltime", "fix": "raise it"}, "SLU-07"),
+        (
+            {"outcome": "failed", "exit_code": 1, "what": "trial 0 took longer than its walltime", "fix": "raise it"},
+            "SLU-07",
+        ),
         ({"outcome": "failed", "exit_code": 1, "what": "rank 1 got SIGKILL during trial 0", "fix": "look"}, "RUN-02"),
         ({"outcome": "failed", "exit_code": 2, "what": "the moon is full", "fix": "wait"}, "CFG-09"),
     ],

@@ -73,7 +73,7 @@ def test_adapters_of_any_layout_load_into_a_single_process(prepared: Path, layou
     made = ranks.compose(prepared, "cluster.ranks_per_node=1", *SHORT)
     alone = ranks.write(made, prepared / f"reload_{layout}")
     command = ("tests.helpers.probe", "evaluate", "plan.json", str(folder / "adapters_0"))
-    ((code, output),) = ranks.finish(ranks.start(made, alone, *command))
+    ((code, output),) = ranks.ended(made, alone, *command)
     assert code == 0, output
     loss = float(output.split("eval loss")[-1])
     assert loss == pytest.approx(parse(folder / "result_0.txt").eval_final, abs=TOLERANCE)
@@ -122,7 +122,7 @@ def test_a_gpt3_shape_trains_from_scratch_the_same_on_a_pipeline(tmp_path: Path)
 def train_alone(folder: Path) -> tuple[int, str]:
     """Start one rank of trial 0, whatever the plan in the folder says; return its exit code and output."""
     alone = ranks.compose(folder, "cluster.ranks_per_node=1")
-    ((code, output),) = ranks.finish(ranks.start(alone, folder, "jobs.tasks.train", "plan.json", "--trial", "0"))
+    ((code, output),) = ranks.ended(alone, folder, "jobs.tasks.train", "plan.json", "--trial", "0")
     return code, output
 
 

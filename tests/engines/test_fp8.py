@@ -76,9 +76,8 @@ def test_gradients_with_dropout_are_the_slopes_of_the_loss(prepared: Path) -> No
     made = ranks.compose(
         prepared, "cluster.ranks_per_node=1", *SHORT, "precision=fp8", "task.training.lora.dropout=0.4"
     )
-    [(code, output)] = ranks.finish(
-        ranks.start(made, ranks.write(made, prepared / "slope"), "tests.helpers.exact", "plan.json", "--slope")
-    )
+    folder = ranks.write(made, prepared / "slope")
+    [(code, output)] = ranks.ended(made, folder, "tests.helpers.exact", "plan.json", "--slope")
     assert code == 0, output
     slopes = [line.split()[1:] for line in output.splitlines() if line.startswith("slope")]
     assert len(slopes) == 4

@@ -27,15 +27,15 @@ def main() -> None:
     start_ranks(plan, who)
     import torch
 
-    from jobs.engines.megatron import checkpoint, model
+    from jobs.engines.megatron.engine import MegatronEngine
     from jobs.engines.megatron.fp8.torch_ops import TorchOps
 
-    engine = model.build(plan, trial.seed, fp8_ops=TorchOps(torch.float32, torch.float32))
+    engine = MegatronEngine(plan, trial.seed, fp8_ops=TorchOps(torch.float32, torch.float32))
     if sys.argv[2] == "--slope":
-        slopes(engine)
+        slopes(engine.parts)
     else:
-        checkpoint.load(engine, Path(str(plan.base_dir)), adapters=False)
-        train(engine, trial, mllog.Writer(path.parent / trial.log if who.rank == 0 else None))
+        engine.load(Path(str(plan.base_dir)), adapters=False)
+        train(plan, engine, trial, mllog.Writer(path.parent / trial.log if who.rank == 0 else None))
     end_ranks()
 
 

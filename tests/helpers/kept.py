@@ -1,6 +1,8 @@
-"""Counts what the second layer of an engine keeps for its backward pass: `python -m tests.helpers.kept PLAN.json …` prints bytes per token.
+"""Print the bytes per token that the second layer stores for its backward pass.
 
-The plans are of one process. Each tensor's memory counts once, however many views of it are saved, and whole, however small the view.
+    python -m tests.helpers.kept PLAN.json …
+
+Each plan is for one process. A tensor's storage counts once and as a whole, however many views of it are saved.
 """
 
 import sys
@@ -14,11 +16,11 @@ from jobs.ranks.identity import from_environment
 
 
 def main() -> None:
-    plans = [plans.load(Path(path)) for path in sys.argv[1:]]
-    start_ranks(plans[0], from_environment())
+    all_plans = [plans.load(Path(path)) for path in sys.argv[1:]]
+    start_ranks(all_plans[0], from_environment())
     from jobs.engines.megatron import model
 
-    for plan in plans:
+    for plan in all_plans:
         print("kept", kept(plan, model.build(plan, 1).bare_chunks()[0].train()))
     end_ranks()
 

@@ -1,8 +1,8 @@
-"""Logits of the engine for a test, once per rank: `python -m tests.helpers.logits NAME.json …` writes NAME.pt beside each plan.
+"""Logits of the engine for a test, once per rank: `python -m tests.helpers.logits NAME.json …`.
 
-The plans are of as many ranks each, in any layout. NAME_adapted.pt are the logits with adapters_0, which are drawn and
-saved if they are not there. Of plans in FP8 there are NAME_RANK.pt instead, each rank's base as it
-was loaded, and NAME.refused, why BF16 could not load it.
+It writes NAME.pt beside each plan. The plans are of as many ranks each, in any layout. NAME_adapted.pt are the logits
+with adapters_0, which are drawn and saved if they are not there. Of plans in FP8 there are NAME_RANK.pt instead, each
+rank's base as it was loaded, and NAME.refused, why BF16 could not load it.
 """
 
 import sys

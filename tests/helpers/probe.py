@@ -1,8 +1,9 @@
-"""Looks inside the engine for a test, once per rank: `python -m tests.helpers.probe frozen|evaluate plan.json [ADAPTERS]`."""
+"""Looks inside the engine, once per rank: `python -m tests.helpers.probe frozen|evaluate plan.json [ADAPTERS]`."""
 
 import hashlib
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bench.contract import mllog
 from bench.contract import plan as plans
@@ -10,33 +11,36 @@ from jobs.engines.megatron.groups import end_ranks, start_ranks
 from jobs.ranks.identity import from_environment
 from jobs.tasks.train import train
 
+if TYPE_CHECKING:
+    from jobs.engines.megatron.model import Parts
+
 
 def main() -> None:
     what, made, folder = sys.argv[1], plans.load(Path(sys.argv[2])), Path(sys.argv[3])
     start_ranks(made, from_environment())
     from jobs.data import rows as rows_of
-    from jobs.engines.megatron import checkpoint, loop, model
+    from jobs.engines.megatron.engine import MegatronEngine
 
-    engine = model.build(made, made.trials[0].seed)
-    checkpoint.load(engine, Path(str(made.base_dir)), adapters=False)
+    engine = MegatronEngine(made, made.trials[0].seed)
+    engine.load(Path(str(made.base_dir)), adapters=False)
     if what == "frozen":
-        before = digests(engine)
-        train(engine, made.trials[0], mllog.Writer(None))
-        after = digests(engine)
+        before = digests(engine.parts)
+        train(made, engine, made.trials[0], mllog.Writer(None))
+        after = digests(engine.parts)
         assert before[False] == after[False], "a frozen weight has changed"
         assert before[True] != after[True], "no adapter has changed"
     else:
-        checkpoint.load(engine, folder, adapters=True)
-        print("eval loss", loop.evaluate(engine, rows_of.load(made, "eval")))
+        engine.load(folder, adapters=True)
+        print("eval loss", engine.evaluate(rows_of.load(made, "eval")))
     end_ranks()
 
 
-def digests(engine) -> dict[bool, str]:
+def digests(parts: "Parts") -> dict[bool, str]:
     """Return a hash of the bits of all adapters (True) and of everything else (False) on this rank."""
     from jobs.engines.megatron.lora import is_adapter
 
     hashes = {True: hashlib.sha256(), False: hashlib.sha256()}
-    for chunk in engine.bare_chunks():
+    for chunk in parts.bare_chunks():
         for name, parameter in chunk.named_parameters():
             hashes[is_adapter(name)].update(parameter.detach().cpu().contiguous().numpy().tobytes())
     return {kind: value.hexdigest() for kind, value in hashes.items()}

@@ -4,7 +4,7 @@ import dataclasses
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,7 +13,8 @@ from bench.contract import mllog
 from bench.contract import plan as plans
 from bench.contract.plan import Plan
 from bench.mlperf import reader
-from bench.planning.compose import compose as composed
+from bench.planning import compose as composing
+from helpers import pool
 from helpers.paths import ROOT
 
 TINY_BASE_STEPS = 4
@@ -32,7 +33,7 @@ def have(num_ranks: int) -> bool:
 def compose(tmp: Path, *overrides: str) -> Plan:
     """Return the plan of lora_tiny whose base is trained for a few steps only, cached below `tmp`."""
     paths = [f"cluster.paths.{name}={tmp}/cache" for name in ("data", "model", "logs")]
-    made = composed([f"cluster.device={DEVICE}", *paths, *overrides])
+    made = composing.compose([f"cluster.device={DEVICE}", *paths, *overrides])
     if made.base is not None:
         made = dataclasses.replace(made, base=dataclasses.replace(made.base, max_steps=TINY_BASE_STEPS))
         made.base.evaluation.at_steps.clear()
@@ -46,26 +47,34 @@ def write(made: Plan, folder: Path) -> Path:
     return folder
 
 
-def start(made: Plan, folder: Path, *command: str, port: int | None = None) -> list["subprocess.Popen[str]"]:
-    """Start one process per rank of `python -m COMMAND` in the folder."""
+def ended(made: Plan, folder: Path, *command: str) -> list[tuple[int, str]]:
+    """Run `python -m COMMAND` in the folder, once per rank of the plan; return exit codes and what was printed."""
     size = made.world.num_ranks
+    shared = os.environ | made.environment | {"WORLD_SIZE": str(size), "MASTER_PORT": str(free_port())}
+    return ended_in(folder, command, [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)])
+
+
+def ended_in(
+    folder: Path, command: Sequence[str], environments: Sequence[Mapping[str, str]], *, timeout_s: float = 600
+) -> list[tuple[int, str]]:
+    """Run `python -m COMMAND` in each environment at once; forked, but started where there are GPUs."""
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    shared = (
-        os.environ
-        | made.environment
-        | {"WORLD_SIZE": str(size), "MASTER_PORT": str(port or free_port()), "PYTHONPATH": path}
+    environments = [{**env, "PYTHONPATH": path} for env in environments]
+    if DEVICE == "cpu":
+        return pool.run(folder, command, environments, timeout_s=timeout_s)
+    return finish([start(folder, command, env) for env in environments], timeout_s=timeout_s)
+
+
+def start(folder: Path, command: Sequence[str], environment: Mapping[str, str]) -> "subprocess.Popen[str]":
+    """Start `python -m COMMAND` in the folder, with nothing but the environment."""
+    return subprocess.Popen(
+        [sys.executable, "-m", *command],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
-    return [
-        subprocess.Popen(
-            [sys.executable, "-m", *command],
-            cwd=folder,
-            env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(size)
-    ]
 
 
 def finish(processes: list["subprocess.Popen[str]"], *, timeout_s: float = 900) -> list[tuple[int, str]]:
@@ -81,7 +90,7 @@ def finish(processes: list["subprocess.Popen[str]"], *, timeout_s: float = 900) 
 
 def run(made: Plan, folder: Path, *command: str) -> None:
     """Run a command on every rank and expect success."""
-    for code, output in finish(start(made, folder, *command)):
+    for code, output in ended(made, folder, *command):
         assert code == 0, output
 
 

@@ -57,7 +57,7 @@ def image_file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def bench(tmp_path: Path, image_file: Path, spawn: Bench) -> Bench:
-    """Start `python -m bench image`, with all that Enroot writes inside the test; how: in which way its Enroot fails."""
+    """Start `python -m bench image`, with everything that Enroot writes in the test; `how` is the way Enroot fails."""
     environment = {
         f"ENROOT_{name}_PATH": str(tmp_path / name) for name in ("CONFIG", "CACHE", "DATA", "RUNTIME", "TEMP")
     }
@@ -221,7 +221,7 @@ def test_programs_that_are_not_there_are_named(bench, tmp_path: Path, folder: Pa
 
 @pytest.fixture
 def registry(image_file: Path) -> Iterator[tuple[str, str]]:
-    """Serve one image, runstop/tiny:1, of a program of this machine; yields the registry's name and the image's digest."""
+    """Serve one image, runstop/tiny:1, with one program in it; yields the registry's name and the image's digest."""
     blobs: dict[str, bytes] = {}
 
     def add(content: bytes) -> dict[str, object]:

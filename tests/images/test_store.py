@@ -1,4 +1,4 @@
-"""Images for Pyxis and Enroot: what names mean, what is let into the folder, and what is noticed of files that went wrong."""
+"""Images for Pyxis and Enroot: the meaning of names, what may enter the folder, and which damaged files are found."""
 
 import fcntl
 import hashlib

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,8 +17,8 @@ from bench.mlperf.official import official_verdict
 from bench.mlperf.result import parse
 from bench.rules.finding import Finding
 from helpers.paths import CORPUS
+from helpers.types import MakeLog
 
-MakeLog = Callable[..., Path]
 RULESETS = {round_: f"{round_[1:]}.0" for round_ in ("v3.1", "v4.0", "v4.1", "v5.0", "v5.1", "v6.0")}
 
 
@@ -291,7 +291,7 @@ def good_lines(request: pytest.FixtureRequest, written_log: MakeLog) -> list[str
 def test_what_we_call_valid_passes_the_official_checker(
     good_lines: list[str], tmp_path: Path, data: st.DataObject
 ) -> None:
-    """Lines lost, doubled, swapped, parts of them changed: we may be stricter than the referee, and never more lenient."""
+    """On lines lost, doubled, swapped or changed in part we may be stricter than the referee, never more lenient."""
     lines, path = [*good_lines], tmp_path / "damaged"
     for _ in range(data.draw(st.integers(0, 3))):
         at, other = (data.draw(st.integers(0, len(lines) - 1)) for _ in range(2))

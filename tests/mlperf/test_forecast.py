@@ -2,7 +2,6 @@
 
 import math
 import runpy
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,10 +12,10 @@ from scipy import stats
 from bench.mlperf.forecast import Forecast, band, forecast, latest_outside, outside_band
 from bench.mlperf.forecast.curve import reference
 from bench.mlperf.published import samples_to_target
-from helpers.paths import CORPUS
+from helpers.paths import CORPUS, ROOT
 
 LORA = "llama2_70b_lora"
-SCORING = Path(__file__).resolve().parents[1] / "benchmarks" / "forecast.py"
+SCORING = ROOT / "experiments" / "forecast.py"
 
 Evaluations = list[tuple[float, float]]
 

@@ -23,8 +23,8 @@ from bench.mlperf.package import checkers, system
 from bench.mlperf.package.entry import require_name
 from bench.planning import compose
 from helpers.paths import CORPUS
+from helpers.types import MakeLog
 
-MakeLog = Callable[..., Path]
 MakeRun = Callable[..., Path]
 SMC = CORPUS / "v4.0/smc/1xSMC-H100-SXM-80GB/llama2_70b_lora"
 LOSSES = (0.95, 0.94, 0.93, 0.929, 0.92)
@@ -168,7 +168,7 @@ def test_what_is_forced_is_marked_everywhere(make_run: MakeRun) -> None:
     texts = contents(run.parent / "package")
     for name in ("TODO.md", "example/benchmarks/llama2_70b_lora/implementations/box/README.md"):
         assert b"Not for submission" in texts[name] and b"PCK-03" in texts[name]
-    assert any("not fit for submission" in row for row in package_sheets.sheet(package).rows)
+    assert any("not fit for submission" in row for row in package_sheets.sheet(packed).rows)
 
 
 @pytest.mark.parametrize(
@@ -180,15 +180,27 @@ def test_what_is_forced_is_marked_everywhere(make_run: MakeRun) -> None:
         ({"logs": 1, "submission_platform": "x (tiny: not a submission)"}, {}, "PCK-03: the task of these logs is not"),
         ({"logs": 2, "last": {"submission_platform": "2xother"}}, {}, "PCK-04: .*'1xexample', '2xother'"),
         ({"logs": 2, "last": {"global_batch_size": 16}}, {}, "PCK-04: .*global_batch_size is 16, 8"),
-        ({"logs": 2, "last": {"opt_base_learning_rate": 5e-4}}, {}, "PCK-04: .*opt_base_learning_rate is 0.0004, 0.0005"),
-        ({"logs": 2, "last": {"submission_benchmark": "bert"}}, {}, "logs of several benchmarks: 'bert', 'llama2_70b_lora'"),
-        ({"logs": 1, "submission_benchmark": "../x"}, {"force": True}, r"submission_benchmark is '\.\./x', which ruleset 6.1.0 does not"),
+        (
+            {"logs": 2, "last": {"opt_base_learning_rate": 5e-4}}, {},
+            "PCK-04: .*opt_base_learning_rate is 0.0004, 0.0005",
+        ),
+        (
+            {"logs": 2, "last": {"submission_benchmark": "bert"}}, {},
+            "logs of several benchmarks: 'bert', 'llama2_70b_lora'",
+        ),
+        (
+            {"logs": 1, "submission_benchmark": "../x"}, {"force": True},
+            r"submission_benchmark is '\.\./x', which ruleset 6.1.0 does not",
+        ),
         ({"logs": 1, "submission_benchmark": None}, {"force": True}, "submission_benchmark is None"),
         ({"logs": 1, "submission_platform": "../x"}, {"system": None}, "submission_platform '../x' is no file name"),
         ({"logs": 1}, {"org": "-rf"}, "--org '-rf' is no file name"),
         ({"logs": 1}, {"system": "a/../b"}, "--system 'a/../b' is no file name"),
         ({"logs": 1}, {"ruleset": "5.2.0"}, "no ruleset '5.2.0'"),
-        ({"logs": 2, "last": {"submission_division": "open"}}, {"force": True}, "submission_division is 'closed', 'open'"),
+        (
+            {"logs": 2, "last": {"submission_division": "open"}}, {"force": True},
+            "submission_division is 'closed', 'open'",
+        ),
         ({"logs": 1, "submission_division": "open"}, {"division": "closed", "force": True}, "cannot become closed"),
         ({"logs": 1, "config_filename": "hf_" + "a" * 30}, {"force": True}, "looks like a secret"),
         ({"logs": 1}, {"runs": ("run", "run")}, "named twice"),

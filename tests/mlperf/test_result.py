@@ -2,17 +2,17 @@
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from bench.console.result import speed_rows
 from bench.contract.mllog import Writer
-from bench.mlperf.result import Spread, parse, spread
+from bench.mlperf.result import parse
+from bench.mlperf.speed import Spread, spread
 from helpers.paths import CORPUS
-
-MakeLog = Callable[..., Path]
+from helpers.types import MakeLog
 
 
 def found(path: Path) -> dict[str, str]:

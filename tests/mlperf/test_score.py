@@ -24,10 +24,10 @@ from bench.mlperf.score import Score, score
 from bench.mlperf.trial_set import Trials
 from bench.rules import RULES
 from helpers.paths import CORPUS
+from helpers.types import MakeLog
 
 SMC = CORPUS / "v4.0/smc/1xSMC-H100-SXM-80GB/llama2_70b_lora"
 with_corpus = pytest.mark.skipif(not CORPUS.is_dir(), reason="the public logs are not here")
-MakeLog = Callable[..., Path]
 MakeRuns = Callable[..., Path]
 REFERENCE = 3178.6667
 """Mean samples of the reference at the batch size of the logs below."""

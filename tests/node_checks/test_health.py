@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.contract import node_facts
 from bench.contract import plan as plans
+from bench.contract.node_facts import AllReduceRate, Floors, HealthNode, PairRate
 from bench.contract.plan import Plan
 from bench.contract.schema import Health
 from bench.preflight import nodes
 from helpers import ranks
-from helpers.nodes import on_nodes
+from helpers.nodes import NAMES, health_report, on_nodes
 from jobs.node_checks import floors, rates
 
 UNREACHED = 1e6
-NAMES = ("dgx-0", "dgx-1", "dgx-2", "dgx-3")
 
 
 def composed(tmp: Path, num_ranks: int, **floors_: float) -> Plan:
@@ -133,11 +135,10 @@ def networks(*, slow: int) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("bounds", "words"), [((1200.0, 1300.0), "1.2 s ahead of"), ((-9e3, -2500.0), "2.5 s behind")])
-def test_a_clock_that_certainly_is_off_is_said(tmp_path: Path, bounds: tuple[float, float], words: str):
+def test_a_clock_that_is_certainly_off_is_reported(tmp_path: Path, bounds: tuple[float, float], words: str):
     def write(*clock_ms: tuple[float, float]) -> list[str]:
-        clocks = [{"node": name, "clock_ms": ms} for name, ms in zip(NAMES, clock_ms, strict=False)]
-        said = {"attempt": None, "nodes": clocks, "findings": [], "slow_nodes": []}
-        (tmp_path / "health.json").write_text(json.dumps(said))
+        clocks = [HealthNode(name, (), (), ms) for name, ms in zip(NAMES, clock_ms, strict=False)]
+        (tmp_path / "health.json").write_text(node_facts.dumps(health_report(nodes=tuple(clocks))))
         return [
             f"{f.where} {f.what}"
             for f in nodes.judge(composed(tmp_path, 2), nodes.load(tmp_path))
@@ -157,10 +158,10 @@ def test_a_request_that_cannot_be_measured_is_refused(tmp_path: Path):
     made.config.cluster.health = None
     (tmp_path / "plan.json").write_text(plans.dumps(made))
     [(code, said)] = on_nodes(tmp_path, "jobs.node_checks.health", "plan.json", size=(1, 1))
-    assert code == 2 and "nobody said what is healthy on local" in said
+    assert code == 2 and "the config of local does not say which rates are healthy" in said
 
 
-def test_a_rank_that_never_comes_is_said(tmp_path: Path):
+def test_a_rank_that_never_comes_is_reported(tmp_path: Path):
     late = tmp_path / "late.py"
     late.write_text("from jobs.node_checks import health, rates\nrates.MEETING_S = 2\nhealth.main()\n")
     (tmp_path / "plan.json").write_text(plans.dumps(composed(tmp_path, 2)))
@@ -168,52 +169,36 @@ def test_a_rank_that_never_comes_is_said(tmp_path: Path):
     assert code == 1 and "NCC-05: the ranks cannot meet at 127.0.0.1" in said
 
 
-def report(**changes: Any) -> dict[str, Any]:
-    """Return the measurements of three nodes with two ranks each, all alike."""
-    names = NAMES[:3]
-    sound: dict[str, Any] = {
-        "floors": {"busbw_gbs": 300, "node_busbw_gbs": 300, "gemm_tflops": 575, "copy_gbs": 3580},
-        "allreduce": [{"mib": 62, "ms": 1.0, "busbw_gbs": 280.0}, {"mib": 124, "ms": 1.0, "busbw_gbs": 350.0}],
-        "nodes": [{"node": name, "allreduce": [{"busbw_gbs": 340.0}]} for name in names],
-        "ranks": [
-            {"rank": rank, "local_rank": rank % 2, "node": names[rank // 2], "gemm_tflops": 680.0, "copy_gbs": 4200.0}
-            for rank in range(6)
-        ],
-        "pairs": [],
-    }
-    return sound | changes
-
-
-def verdict(made: dict[str, Any]) -> tuple[str, list[tuple[str, str]], list[str]]:
-    found = floors.judged(made)
-    return found["verdict"], [(f["rule"], f["where"]) for f in found["findings"]], found["slow_nodes"]
+def verdict(report: node_facts.Health) -> tuple[str, list[tuple[str, str]], tuple[str, ...]]:
+    found = floors.judged(report)
+    return found.verdict, [(f.rule, f.where) for f in found.findings], found.slow_nodes
 
 
 def test_what_is_slow_is_named_and_what_all_share_is_no_nodes_fault():
-    assert verdict(report()) == ("healthy", [], []), "the best size counts"
-    assert verdict(report(floors=dict.fromkeys(report()["floors"])))[0] == "not judged: no floors"
+    assert verdict(health_report()) == ("healthy", [], ()), "the best size counts"
+    assert verdict(health_report(floors=Floors(None, None, None, None)))[0] == "not judged: no floors"
 
-    made = report()
-    made["ranks"][3]["gemm_tflops"] = 400.0
-    made["nodes"][2]["allreduce"][0]["busbw_gbs"] = 100.0
+    sound = health_report()
+    ranks_ = [replace(rank, gemm_tflops=400.0) if rank.rank == 3 else rank for rank in sound.ranks]
+    slow_node = replace(sound.nodes[2], allreduce=(AllReduceRate(124, 1.0, 100.0),))
+    one_each = replace(sound, ranks=tuple(ranks_), nodes=(*sound.nodes[:2], slow_node))
     expected = [("HW-01", "dgx-1, local rank 1"), ("NCC-04", "dgx-2")]
-    assert verdict(made) == ("below a floor", expected, ["dgx-1", "dgx-2"])
+    assert verdict(one_each) == ("below a floor", expected, ("dgx-1", "dgx-2"))
 
-    for rank in made["ranks"]:
-        rank["gemm_tflops"] = 500.0
-    assert verdict(made)[2] == [], "a floor that no node reaches excludes none"
+    slow_everywhere = tuple(replace(rank, gemm_tflops=500.0) for rank in one_each.ranks)
+    assert verdict(replace(one_each, ranks=slow_everywhere))[2] == (), "a floor that no node reaches excludes none"
 
-    slow = [{"mib": 124, "ms": 1.0, "busbw_gbs": 90.0}]
-    pairs = [(0, 2, 95.0), (0, 1, 95.0), (1, 2, 90.0)]
-    alike = [{"nodes": [NAMES[a], NAMES[b]], "busbw_gbs": rate} for a, b, rate in pairs]
-    assert verdict(report(allreduce=slow, pairs=alike))[1:] == ([("NCC-04", "dgx-0, dgx-1, dgx-2")], [])
-    alike[1]["busbw_gbs"] = 340.0
-    assert verdict(report(allreduce=slow, pairs=alike))[1:] == ([("NCC-04", "dgx-2")], ["dgx-2"])
+    slow = (AllReduceRate(124, 1.0, 90.0),)
+    pairs = [PairRate((NAMES[a], NAMES[b]), 124, rate) for a, b, rate in ((0, 2, 95.0), (0, 1, 95.0), (1, 2, 90.0))]
+    alike = health_report(allreduce=slow, pairs=tuple(pairs))
+    assert verdict(alike)[1:] == ([("NCC-04", "dgx-0, dgx-1, dgx-2")], ())
+    pairs[1] = replace(pairs[1], busbw_gbs=340.0)
+    assert verdict(health_report(allreduce=slow, pairs=tuple(pairs)))[1:] == ([("NCC-04", "dgx-2")], ("dgx-2",))
 
 
 def test_a_single_rank_has_no_all_reduce_and_breaks_no_floor_of_it():
-    made = report(allreduce=[], nodes=[{"node": "dgx-0", "allreduce": []}])
-    assert verdict(made)[:2] == ("healthy", [])
+    alone = health_report(allreduce=(), nodes=(HealthNode("dgx-0", (0,), (), (0.0, 0.0)),))
+    assert verdict(alone)[:2] == ("healthy", [])
 
 
 @given(st.integers(2, 40))

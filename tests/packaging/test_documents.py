@@ -9,19 +9,17 @@ from typing import Any
 import pytest
 
 import bench
-from bench import rules
 from bench.backends.slurm import script
-from bench.rules import cluster
+from bench.rules import cluster, mlperf, run
 from helpers.paths import ROOT
 
-WRITTEN = (
-    "docs/api.md",
-    "docs/notebooks.md",
-    "docs/trackers.md",
-    "docs/completion.md",
-    "notebooks/LOG.md",
-    "CONTRIBUTING.md",
+WRITTEN = tuple(
+    str(path.relative_to(ROOT))
+    for pattern in ("*.md", "docs/*.md", "docs/results/*.md", "notebooks/*.md")
+    for path in sorted(ROOT.glob(pattern))
 )
+NOT_BROKEN = ("|", "    ")
+"""How lines begin in dated reports that are left as wide as they are: tables, and what a program printed."""
 
 
 def test_every_public_function_has_an_example_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,7 +44,27 @@ def test_links_lead_somewhere(name: str) -> None:
     path = ROOT / name
     targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text())
     assert [target for target in targets if not (path.parent / target).exists()] == []
-    assert [line for line in path.read_text().splitlines() if len(line) > 120] == []
+    wide = [line for line in path.read_text().splitlines() if len(line) > 120]
+    if path.parent.name == "results":
+        wide = [line for line in wide if not line.startswith(NOT_BROKEN)]
+    assert wide == []
+
+
+def test_the_index_names_every_page() -> None:
+    pages = {path.name for path in (ROOT / "docs").glob("**/*.md")} - {"README.md"}
+    index = (ROOT / "docs" / "README.md").read_text()
+    assert {name for name in pages if f"/{name})" not in index and f"]({name})" not in index} == set()
+
+
+def test_the_readme_is_short_and_names_every_folder() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 150
+    _, _, tree = text.partition("## Where things are")
+    for top in ("bench", "jobs", "conf"):
+        _, _, below = tree.partition(f"    {top}/")
+        below = re.split(r"\n    (?! )", below)[0]
+        folders = {path.name for path in (ROOT / top).iterdir() if path.is_dir() and path.name != "__pycache__"}
+        assert set(re.findall(r"(?:^ {6}|  )(\w+)/ {2,}", below, re.M)) == folders
 
 
 @pytest.fixture
@@ -60,7 +78,7 @@ def site(tmp_path: Path) -> Path:
 
 def test_the_recipes_of_contributing_make_a_cluster_and_a_task(site: Path) -> None:
     plan = bench.plan(["task=lora70b_short", "cluster=mine"], config_dir=site)
-    assert (plan.name, plan.world.num_ranks, plan.config.recipe.max_steps) == ("lora70b_short-mine", 32, 200)
+    assert (plan.name, plan.world.num_ranks, plan.max_steps) == ("lora70b_short-mine", 32, 200)
     assert plan.config.recipe.lr == 4e-4  # of the task that it changes
     text = script.script(plan)
     assert "#SBATCH --nodes=4\n" in text and "#SBATCH --gres=gpu:h100:8\n" in text
@@ -75,7 +93,8 @@ def test_what_contributing_names_is_there() -> None:
     assert all(f"\n{target}:" in makefile for target in re.findall(r"^    make (\w+)", text, re.M))
     named = {
         "bench/rules/cluster.py": (cluster, "PYX SLU ENR MPI NCC HW"),
-        "bench/rules/__init__.py": (rules, "CFG RUN LOG SCO PCK"),
+        "bench/rules/run.py": (run, "CFG RUN"),
+        "bench/rules/mlperf.py": (mlperf, "LOG REC EVL SCO PCK"),
     }
     for path, (module, families) in named.items():
         source = Path(str(module.__file__)).read_text()

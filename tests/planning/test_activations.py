@@ -1,4 +1,4 @@
-"""What a layer is said to keep against what autograd saves in it."""
+"""The estimated activations of a layer against the tensors that autograd saves in it."""
 
 from pathlib import Path
 
@@ -27,27 +27,25 @@ LAYERS = {
     "gpt_gqa": ("task=pretrain_tiny", "model.num_query_groups=2", *GPT),
 }
 CPU_MASK_BYTES = {"llama_lora": 2 * HIDDEN}
-"""A CPU's dropout keeps its masks, here of two inputs, in BF16; a GPU's as booleans, which the formula counts."""
+"""Dropout on a CPU stores its masks, here of two inputs, in BF16; on a GPU as booleans, which the formula counts."""
 pytestmark = pytest.mark.trains
 
 
 @pytest.mark.skipif(ranks.DEVICE != "cpu", reason="compares with what a CPU saves")
-def test_a_bf16_layer_keeps_what_the_formula_says(tmp_path: Path) -> None:
-    """To a thousandth: less than an adapter's or the softmax' part; the norms' statistics are not counted."""
+def test_a_bf16_layer_stores_what_the_formula_says(tmp_path: Path) -> None:
+    """To a thousandth, which is less than the part of an adapter or the softmax; norm statistics are not counted."""
     plans = {name: ranks.compose(tmp_path, *overrides, *SIZES) for name, overrides in LAYERS.items()}
-    counted = count(plans, tmp_path)
+    measured = saved_bytes(plans, tmp_path)
     expected = {
-        name: layer_bytes(made.config, made.world) + CPU_MASK_BYTES.get(name, 0) for name, made in plans.items()
+        name: layer_bytes(plan.config, plan.world) + CPU_MASK_BYTES.get(name, 0) for name, plan in plans.items()
     }
-    assert counted == pytest.approx(expected, rel=1e-3)
+    assert measured == pytest.approx(expected, rel=1e-3)
 
 
-def count(plans: dict[str, Plan], tmp_path: Path) -> dict[str, float]:
+def saved_bytes(plans: dict[str, Plan], tmp_path: Path) -> dict[str, float]:
     folders = [ranks.write(made, tmp_path / name) for name, made in plans.items()]
-    started = ranks.start(
-        next(iter(plans.values())), tmp_path, "tests.helpers.kept", *(str(folder / "plan.json") for folder in folders)
-    )
-    [(code, output)] = ranks.finish(started)
+    paths = [str(folder / "plan.json") for folder in folders]
+    [(code, output)] = ranks.ended(next(iter(plans.values())), tmp_path, "tests.helpers.kept", *paths)
     assert code == 0, output
     lines = [line.split() for line in output.splitlines() if line.startswith("kept ")]
     return dict(zip(plans, (float(number) for _, number in lines), strict=True))

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from bench.console import layouts as layout_sheets
 from bench.contract import plan as plans
 from bench.contract.plan import Plan
-from bench.contract.schema import Config, Precision, Recompute
+from bench.contract.schema import Config, Precision
+from bench.contract.task import Recompute
 from bench.errors import ConfigError
 from bench.planning import compose, layouts, make_plan, memory
 

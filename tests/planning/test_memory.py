@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from bench.contract.plan import Memory, Recomputed, World
 from bench.contract.schema import (
-    Activation,
     BackendName,
     Cluster,
     Config,
@@ -23,18 +22,21 @@ from bench.contract.schema import (
     Engine,
     EngineName,
     Gpu,
-    Kind,
     Launch,
+    Parallel,
+    Paths,
+    Precision,
+    Runtime,
+)
+from bench.contract.task import (
+    Activation,
+    Kind,
     Lora,
     Model,
     Norm,
-    Parallel,
-    Paths,
     Position,
-    Precision,
     Recipe,
     Recompute,
-    Runtime,
     StartsFrom,
     Task,
     Training,
@@ -285,7 +287,7 @@ def test_total_is_the_sum_of_its_parts(config: Config, dp: int) -> None:
 
 
 @given(config=configs(), dp=sizes)
-def test_full_recompute_never_keeps_more(config: Config, dp: int) -> None:
+def test_full_recompute_never_stores_more(config: Config, dp: int) -> None:
     full = estimate(with_recompute(config, Recompute.full), dp=dp)
     none = estimate(with_recompute(config, Recompute.none), dp=dp)
     assert full.activations_gib <= none.activations_gib * (1 + 1e-9)
@@ -338,13 +340,13 @@ def test_activations_of_a_lora_layer_by_hand() -> None:
     assert recomputed == pytest.approx(8192 * (79 * 2 * 8192 + per_token))
 
 
-def test_lora_without_dropout_keeps_the_inputs_themselves() -> None:
+def test_lora_without_dropout_stores_its_inputs() -> None:
     lora = replace(LORA, dropout=0.0)
-    kept = [
+    stored_gib = [
         estimate(make_config(MODELS["llama2_70b"], Parallel(tp=1, pp=1, cp=1), lora=lora), dp=8).activations_gib
         for lora in (lora, LORA)
     ]
-    assert (kept[1] - kept[0]) * memory.GIB == pytest.approx(8192 * 80 * (8192 + 3 * 8192))
+    assert (stored_gib[1] - stored_gib[0]) * memory.GIB == pytest.approx(8192 * 80 * (8192 + 3 * 8192))
 
 
 @pytest.mark.parametrize(
@@ -415,7 +417,7 @@ SEVENTY_B_FP8 = replace(
 
 
 def test_an_fp8_layer_by_hand() -> None:
-    """Per token: two normalised inputs, qkv, attention's output, 64 heads, gate and up, scales and 1 / rms, 2 adapters."""
+    """Per token: 2 normalized inputs, qkv, attention, 64 heads, gate and up, scales and 1 / rms, 2 adapters."""
     result = estimate(SEVENTY_B_FP8, dp=8)
     per_token = 2 * 8192 + 2 * 10240 + 2 * 8192 + 4 * 64 + 2 * 28672 + 6 * 4 + 2 * 2 * 16
     assert result.activations_gib * memory.GIB == pytest.approx(8192 * 80 * per_token)
@@ -444,7 +446,7 @@ def test_fp8_layers_free_what_they_recompute_and_split_the_rest() -> None:
 
 
 def test_one_fp8_layer_at_work_and_two_transposed_weights() -> None:
-    """Per token of the MLP: gate and up, the activation, and 8 h; in its backward they are recomputed beside their gradient."""
+    """Per token of the MLP: gate, up, activation and 8 h; if recomputed, gate and up beside their gradients."""
     config = replace(SEVENTY_B_FP8, model=replace(SEVENTY_B_FP8.model, vocab_size=8))  # the loss is nothing
 
     def at_work(recomputed: Recomputed) -> float:
@@ -487,13 +489,13 @@ def test_fit_recomputes_no_more_than_needed(config: Config, dp: int, share: floa
 
 
 @given(config=fp8_configs(), dp=sizes)
-def test_recomputing_more_layers_never_keeps_more(config: Config, dp: int) -> None:
+def test_recomputing_more_layers_never_stores_more(config: Config, dp: int) -> None:
     """Of one stage: with several, another may become the one that needs most."""
     config = replace(config, parallel=replace(config.parallel, pp=1, vpp=1))
     world, most = world_of(config, dp=dp), config.model.num_layers // config.parallel.pp
-    steps = [*(some(n, 0) for n in range(most + 1)), *(some(most, n) for n in range(1, most + 1))]
-    kept = [memory.estimate(config, world, one).activations_gib for one in steps]
-    assert all(less <= more * (1 + 1e-9) for more, less in pairwise(kept))
+    choices = [*(some(n, 0) for n in range(most + 1)), *(some(most, n) for n in range(1, most + 1))]
+    stored_gib = [memory.estimate(config, world, recomputed).activations_gib for recomputed in choices]
+    assert all(less <= more * (1 + 1e-9) for more, less in pairwise(stored_gib))
 
 
 @pytest.mark.parametrize(("room", "full"), [(1.0, False), (0.999, True)])

@@ -1,4 +1,4 @@
-"""Step times against arithmetic by hand and what was measured; and that they follow rates, sizes and splits as they must."""
+"""Step times against hand arithmetic and measurements, and how they depend on rates, sizes and splits."""
 
 import copy
 import dataclasses
@@ -19,7 +19,7 @@ from bench.planning.parameters import rank_parameters
 LAYER_TFLOP = 2 * 8192 * 8192 * (10240 + 8192 + 3 * 28672) / 1e12
 HEAD_TFLOP = 2 * 8192 * 8192 * 32000 / 1e12
 ATTENTION_TFLOP = 2 * 8192 * 8192 * 8192 / 1e12
-PRODUCTS_TFLOPS, FORWARD_TFLOPS, BACKWARD_TFLOPS = 1404, 503, 417
+GEMM_TFLOPS, FORWARD_TFLOPS, BACKWARD_TFLOPS = 1404, 503, 417
 
 
 def composed(*overrides: str) -> Config:
@@ -43,7 +43,7 @@ def estimated(config: Config, recomputed: Recomputed = NOTHING, **axes: int) -> 
 def test_70b_in_fp8_on_a_whole_gpu_by_hand() -> None:
     """Eight replicas, one row each: 80 layers forward and backward at the measured rates, and the head in BF16."""
     step = estimated(FP8)
-    assert step.gemm_s == pytest.approx(80 * 2 * LAYER_TFLOP / PRODUCTS_TFLOPS + 2 * HEAD_TFLOP / 608.6, rel=1e-3)
+    assert step.gemm_s == pytest.approx(80 * 2 * LAYER_TFLOP / GEMM_TFLOPS + 2 * HEAD_TFLOP / 608.6, rel=1e-3)
     assert step.attention_s == pytest.approx(80 * ATTENTION_TFLOP * (1 / FORWARD_TFLOPS + 2.5 / BACKWARD_TFLOPS))
     forward = 21 * 8192 + 5 * 8192 + 4 * 10240 + 4.5 * 57344
     backward = 27 * 8192 + 6 * 8192 + 9 * 10240 + 4.5 * 57344
@@ -64,14 +64,17 @@ def test_70b_in_fp8_on_a_whole_gpu_by_hand() -> None:
     ],
 )
 def test_the_estimate_is_near_what_a_step_took(model: str, precision: str, measured_s: float, error: float) -> None:
-    """One row of 8192 on one H200: docs/results/2026-11-21-fp8.md, for BF16 2026-11-21-fp8-two-gpus.md. Rates come from the first. FP8 was
-    measured before its adapters' kernels, which took 70B 0.6 to 1.1 % less time."""
+    """One row of 8192 tokens on one H200: docs/results/2026-11-21-fp8.md, for BF16 2026-11-21-fp8-two-gpus.md.
+
+    The rates come from the first report. FP8 was measured before the adapters had kernels of their own, which made the
+    70B step 0.6 to 1.1 % faster.
+    """
     config = composed("cluster=dgxh200", f"model={model}", f"precision={precision}")
     assert estimated(config).step_s == pytest.approx(measured_s, rel=error)
 
 
 @pytest.mark.parametrize(
-    ("global_batch_size", "axes", "measured_s", "products_s", "exchanged_s"),
+    ("global_batch_size", "axes", "measured_s", "gemm_s", "communication_s"),
     [
         (2, {}, 2.601, 1.630, None),
         (2, {"cp": 2}, 2.951, 1.613, 0.226),
@@ -82,10 +85,13 @@ def test_the_estimate_is_near_what_a_step_took(model: str, precision: str, measu
     ],
 )
 def test_the_estimate_is_near_what_two_gpus_took(
-    global_batch_size: int, axes: dict, measured_s: float, products_s: float, exchanged_s: float | None
+    global_batch_size: int, axes: dict, measured_s: float, gemm_s: float, communication_s: float | None
 ) -> None:
-    """Llama-2-70B in FP8, docs/results/2026-11-21-fp8-two-gpus.md: less what these GPUs are slower than those of the rates, and what the
-    adapters took longer then, steps and products are near; what is exchanged, NCCL's kernels with their waiting, is off by a quarter at most."""
+    """Llama-2-70B in FP8, docs/results/2026-11-21-fp8-two-gpus.md.
+
+    The measured times are corrected for these GPUs, which are slower than those of the rates, and for the slower
+    adapters of that day. Communication, which is the time of NCCL's kernels with their waiting, is within a quarter.
+    """
     slower = 2.601 / 2.518 * 2.5805 / 2.5647
     recipe = f"recipe.global_batch_size={global_batch_size}"
     config = composed(
@@ -93,9 +99,9 @@ def test_the_estimate_is_near_what_two_gpus_took(
     )
     step = estimated(config, **axes)
     assert step.step_s == pytest.approx(measured_s / slower, rel=0.03)
-    assert step.gemm_s == pytest.approx(products_s / slower, rel=0.06)
-    if exchanged_s:
-        assert step.communication_s == pytest.approx(exchanged_s, rel=0.25)
+    assert step.gemm_s == pytest.approx(gemm_s / slower, rel=0.06)
+    if communication_s:
+        assert step.communication_s == pytest.approx(communication_s, rel=0.25)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +109,7 @@ def test_the_estimate_is_near_what_two_gpus_took(
     [({"tp": 2}, 2.784, 0.03), ({"tp": 4}, 2.997, 0.06), ({"tp": 8}, 3.429, 0.10), ({"cp": 4}, 2.953, 0.04)],
 )
 def test_the_estimate_is_near_what_one_of_eight_ranks_took_alone(axes: dict, measured_s: float, error: float) -> None:
-    """Without what is exchanged, in the first steps on a GPU as slow as those of 2026-11-21: docs/results/2026-11-22-fp8.md."""
+    """Without communication, on a GPU as slow as those of 2026-11-21: docs/results/2026-11-22-fp8.md."""
     slower = 2.601 / 2.518 * 2.652 / 2.5647
     step = estimated(FP8, **axes)
     assert step.gemm_s + step.attention_s + step.elementwise_s == pytest.approx(measured_s / slower, rel=error)
@@ -111,7 +117,7 @@ def test_the_estimate_is_near_what_one_of_eight_ranks_took_alone(axes: dict, mea
 
 
 def test_a_step_is_no_faster_than_its_host() -> None:
-    """cp 8 took 3.878 s where its kernels had 2.90 s of work: docs/results/2026-11-22-fp8.md. Every layout has its launches."""
+    """With cp 8 a step took 3.878 s, and its kernels took 2.90 s: docs/results/2026-11-22-fp8.md."""
     step = estimated(FP8, cp=8)
     assert step.step_s == pytest.approx(3.878, rel=0.03) and step.host_s > 0
     assert step.step_s == pytest.approx(8 * 80 * 126 * 47e-6)
@@ -129,9 +135,9 @@ def test_full_recompute_costs_a_forward_pass_more(config: Config) -> None:
     assert 0.3 * none.step_s < full.recompute_s < 0.5 * none.step_s
 
 
-def test_recomputing_a_linear_costs_its_product_and_what_comes_after_it() -> None:
+def test_recomputing_a_linear_costs_its_gemm_and_the_kernels_after_it() -> None:
     once = [estimated(FP8, Recomputed(full=False, qkv_layers=q, fc1_layers=f)).recompute_s for q, f in ((1, 0), (0, 1))]
-    qkv, fc1 = (2 * 8192 * 8192 * width / 1e12 / PRODUCTS_TFLOPS for width in (10240, 57344))
+    qkv, fc1 = (2 * 8192 * 8192 * width / 1e12 / GEMM_TFLOPS for width in (10240, 57344))
     assert once == pytest.approx([qkv + 8192 * 4 * 10240 / 4210e9, fc1 + 8192 * 4.5 * 57344 / 4210e9])
     both = estimated(FP8, Recomputed(full=False, qkv_layers=5, fc1_layers=3)).recompute_s
     assert both == pytest.approx(5 * once[0] + 3 * once[1])
@@ -141,34 +147,36 @@ def test_a_pipeline_waits_for_its_other_stages_once_a_step() -> None:
     flat, two, interleaved = (estimated(FP8, pp=pp, vpp=vpp) for pp, vpp in ((1, 1), (2, 1), (2, 2)))
     half = replace(FP8, model=replace(FP8.model, num_layers=40))
     forty_layers_s = flat.step_s - estimated(half).step_s
-    assert two.bubble_s == pytest.approx((1 + step_time.WAITED) * forty_layers_s, rel=1e-3)  # one micro-batch
+    assert two.bubble_s == pytest.approx((1 + step_time.WAIT_SHARE) * forty_layers_s, rel=1e-3)  # one micro-batch
     assert interleaved.bubble_s == pytest.approx(two.bubble_s / 2)
     assert interleaved.communication_s > two.communication_s > flat.communication_s
 
 
-def test_what_ranks_exchange_by_hand() -> None:
-    """For each of 2 micro-batches: tp 2 passes [tokens, h] eight times a layer, cp 2 gathers k and v twice and sums their gradients."""
+def test_communication_by_hand() -> None:
+    """Per micro-batch and layer: tp 2 sends [tokens, h] eight times; cp 2 gathers k and v twice and sums gradients."""
 
-    def exchanged_s(config: Config, **axes: int) -> float:
+    def communication_s(config: Config, **axes: int) -> float:
         step = estimated(config, **axes)
-        return step.communication_s - step_time.WAITED * (step.gemm_s + step.attention_s + step.elementwise_s)
+        return step.communication_s - step_time.WAIT_SHARE * (step.gemm_s + step.attention_s + step.elementwise_s)
 
     hidden, gbs_64, gbs_128 = 8192 * 8192, 313e9, (313 * 345) ** 0.5 * 1e9  # 64 MiB in FP8, 128 MiB in BF16
     in_fp8, in_bf16 = hidden / 2 / gbs_64, 2 * hidden / 2 / gbs_128
-    more = 0.01  # the adapters' gradients come on top, and nobody waits in the head
-    assert exchanged_s(FP8, tp=2, sp=True) == pytest.approx(2 * 80 * 4 * (in_fp8 + in_bf16), rel=more)
-    assert exchanged_s(FP8, tp=2) == pytest.approx(2 * 80 * 8 * in_bf16, rel=more)
-    assert exchanged_s(BF16, tp=2, sp=True) == pytest.approx(2 * 80 * 8 * in_bf16, rel=more)
+    more = 0.01  # the adapters' gradients are sent too, and the head does not wait
+    assert communication_s(FP8, tp=2, sp=True) == pytest.approx(2 * 80 * 4 * (in_fp8 + in_bf16), rel=more)
+    assert communication_s(FP8, tp=2) == pytest.approx(2 * 80 * 8 * in_bf16, rel=more)
+    assert communication_s(BF16, tp=2, sp=True) == pytest.approx(2 * 80 * 8 * in_bf16, rel=more)
     keys_and_values = 8192 * 2 * 2 * 1024  # 32 MiB
     gbs_32 = (152 * 313) ** 0.5 * 1e9
-    assert exchanged_s(FP8, cp=2) == pytest.approx(2 * 80 * 3 * keys_and_values / 2 / gbs_32, abs=0.003)
+    assert communication_s(FP8, cp=2) == pytest.approx(2 * 80 * 3 * keys_and_values / 2 / gbs_32, abs=0.003)
 
 
 def test_merging_the_parts_of_attention_by_hand() -> None:
-    """cp 2: three of four queries have earlier keys in another part; k and v of both ranks are joined, and their gradients summed."""
+    """cp 2: three of four queries have keys in an earlier chunk; k and v are concatenated, gradients summed."""
     more_s = estimated(FP8, cp=2).elementwise_s - estimated(FP8).elementwise_s
     of_hidden, of_kv = 4 + 30 * 0.75 + 4 + 6 * 0.75, 4 + 8 + 11 + 32
-    transposed = 80 * 2 * 8192 * (10240 + 8192 + 3 * 28672)  # twice all weights, half of it beside products
+    transposed = (
+        80 * 2 * 8192 * (10240 + 8192 + 3 * 28672)
+    )  # reads and writes all weights; half of it overlaps with GEMMs
     merged = 80 * 8192 * (of_hidden * 8192 + of_kv * 2 * 1024)
     assert more_s == pytest.approx((merged + transposed) / 4210e9, rel=0.01)
 
@@ -176,18 +184,20 @@ def test_merging_the_parts_of_attention_by_hand() -> None:
 def test_between_nodes_the_ranks_of_a_node_share_their_network_cards() -> None:
     """tp 4 x cp 4 on two nodes: each group of cp has two ranks in a node, and so two cards."""
 
-    def exchanged(network_gbs: float, **axes: int) -> float:
+    def between_nodes_s(network_gbs: float, **axes: int) -> float:
         config = copy.deepcopy(TWO_NODES)
         config.cluster.network_gbs = network_gbs
         return estimated(config, **axes).communication_s
 
     adapters = rank_parameters(TWO_NODES.model, TWO_NODES.task.training.lora, tp=4, pp=1, pp_rank=0)[1]
-    passed = 8 * 80 * 3 * 8192 * 2 * 2 * 1024 / 4 * 3 / 4 + 1.5 * 4 * adapters * 3 / 4  # k and v, and gradients
+    gathered = 8 * 80 * 3 * 8192 * 2 * 2 * 1024 / 4 * 3 / 4 + 1.5 * 4 * adapters * 3 / 4  # k and v, and gradients
     split_ = {"tp": 4, "cp": 4, "sp": True}
-    assert exchanged(10, **split_) - exchanged(20, **split_) == pytest.approx(passed / 20e9 - passed / 40e9)
-    handed_over = 8 * 2 * 2 * 8192 * 8192 / 8
+    assert between_nodes_s(10, **split_) - between_nodes_s(20, **split_) == pytest.approx(
+        gathered / 20e9 - gathered / 40e9
+    )
+    sent = 8 * 2 * 2 * 8192 * 8192 / 8
     split_ = {"tp": 8, "pp": 2, "sp": True}
-    assert exchanged(10, **split_) - exchanged(20, **split_) == pytest.approx(handed_over / 10e9 - handed_over / 20e9)
+    assert between_nodes_s(10, **split_) - between_nodes_s(20, **split_) == pytest.approx(sent / 10e9 - sent / 20e9)
 
 
 axes = st.fixed_dictionaries(
@@ -238,12 +248,12 @@ def test_sequence_parallel_is_never_slower_but_for_its_launches(tp: int, cp: int
 
 def test_rates_pass_through_what_was_measured_and_go_on_below_it() -> None:
     sizes, rates = [1.0, 4.0, 16.0], [10.0, 20.0, 30.0]
-    assert [step_time.at(size, sizes, rates) for size in (*sizes, 2.0, 99.0)] == pytest.approx(
+    assert [step_time.rate_at(size, sizes, rates) for size in (*sizes, 2.0, 99.0)] == pytest.approx(
         [10, 20, 30, 200**0.5, 30]
     )
-    assert step_time.at(0.25, sizes, rates) == pytest.approx(5.0)
-    assert step_time.at(7.0, [1.0], [10.0]) == 10.0
-    samples = [step_time.at(2**exponent, sizes, rates) for exponent in range(-6, 8)]
+    assert step_time.rate_at(0.25, sizes, rates) == pytest.approx(5.0)
+    assert step_time.rate_at(7.0, [1.0], [10.0]) == 10.0
+    samples = [step_time.rate_at(2**exponent, sizes, rates) for exponent in range(-6, 8)]
     assert all(low <= high for low, high in pairwise(samples))
 
 

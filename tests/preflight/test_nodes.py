@@ -5,20 +5,23 @@ import json
 import os
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bench.contract import node_facts
 from bench.contract import plan as plans
 from bench.contract.checkpoint import CONVERTED, CONVERTED_FP8
+from bench.contract.node_facts import Interface, Port
 from bench.contract.plan import Plan
 from bench.errors import LogError
 from bench.images import store
 from bench.planning import compose
 from bench.preflight import nodes
 from helpers import ranks
-from helpers.nodes import NUM_NODES, PER_NODE, on_nodes
+from helpers.nodes import NUM_NODES, PER_NODE, health_report, on_nodes
 from jobs.node_checks import facts
 
 SECRET = "hunter2"
@@ -33,7 +36,10 @@ case "$1" in
 esac
 """
 """What nvidia-smi of driver 580.159.04 printed on two H200, UUIDs cut short; an older one knows no event reasons."""
-PORTS = [{"port": f"mlx5_{n}:1", "state": "4: ACTIVE"} for n in range(2)]
+PORTS = [
+    dataclasses.asdict(Port(f"mlx5_{n}:1", "4: ACTIVE", "5: LinkUp", "InfiniBand", "400 Gb/sec (4X NDR)"))
+    for n in range(2)
+]
 
 Everyone = list[dict[str, Any]]
 
@@ -75,7 +81,7 @@ def test_sound_facts_are_complete_and_break_no_rule_but_that_of_missing_infiniba
     assert {one["attempt"] for one in found} == {"7.0.1"}
     gpus = found[0]["machine"]["gpus"]
     assert [gpu["throttle"] for gpu in gpus] == ["0x0000000000000001", "0x0000000000000004"]
-    assert [gpu["ecc_uncorrected"] for gpu in gpus] == [0, None], "what is not available is no number"
+    assert [gpu["ecc_uncorrected"] for gpu in gpus] == [0, None], "what is not available is not a number"
     assert found[0]["machine"]["gpu_links"] == "\tGPU0\tGPU1\n"
     assert "127.0.0.1" in {link["name"]: link["addresses"] for link in found[0]["machine"]["interfaces"]}["lo"]
     assert "NCCL_API_KEY" in found[0]["environment"] and not found[0]["not_as_planned"]
@@ -114,7 +120,7 @@ def path(what: str, *, required: bool, on: tuple[bool, bool]) -> Callable[[Every
 ALL = (0, 1, 2, 3)
 DAMAGES = {
     "a rank is missing": (lambda everyone: everyone.pop(), "NCC-05", "error", "1 of 4 ranks: 3"),
-    "ranks are alone": (every("", "world_size", 1), "NCC-05", "error", "takes itself for rank 0"),
+    "ranks are alone": (every("", "world_size", 1), "NCC-05", "error", "considers itself rank 0"),
     "python differs": (
         every("software", "python", "3.9.1"),
         "RUN-08",
@@ -122,7 +128,12 @@ DAMAGES = {
         r"python is .* on dgx-0, 3.9.1 on dgx-1",
     ),
     "torch differs": (every("software", "packages", {"torch": "1"}), "RUN-08", "error", r"torch is .*1 on dgx-1"),
-    "rows are missing": (path("the rows", required=True, on=(False, False)), "CFG-06", "error", "not there on any"),
+    "rows are missing": (
+        path("the rows", required=True, on=(False, False)),
+        "CFG-06",
+        "error",
+        "is missing on every node",
+    ),
     "a root is not shared": (path("DATADIR", required=False, on=(True, False)), "CFG-06", "error", "1 of 2 nodes"),
     "a mount is missing": (path("a mount", required=True, on=(True, False)), "PYX-07", "error", "1 of 2 nodes"),
     "read-only results": (
@@ -137,7 +148,7 @@ DAMAGES = {
         "error",
         "3 MiB free",
     ),
-    "no nvidia-smi": (machine("gpus", None), "HW-03", "error", "cannot be looked at"),
+    "no nvidia-smi": (machine("gpus", None), "HW-03", "error", "cannot be inspected"),
     "a GPU is missing": (lambda everyone: everyone[2]["machine"]["gpus"].pop(), "HW-03", "error", "1 GPUs for 2 ranks"),
     "another GPU": (gpu(name="NVIDIA H100 80GB HBM3"), "HW-03", "error", "H100 80GB HBM3 with 140.4 GiB"),
     "half a GPU": (gpu(memory_mib=71885), "HW-03", "error", "with 70.2 GiB"),
@@ -148,7 +159,7 @@ DAMAGES = {
     "rows not remapped": (gpu(rows_failed="Yes"), "HW-01", "error", "failed"),
     "a hot GPU": (gpu(throttle="0x0000000000000048"), "HW-01", "warning", "hardware slowdown, hardware thermal"),
     "a port is down": (ports_down, "NCC-03", "warning", "mlx5_1:1"),
-    "no port is up": (machine("infiniband", PORTS), "NCC-03", "error", "2 are on other nodes"),
+    "no port is up": (machine("infiniband", PORTS), "NCC-03", "error", "2 are up on other nodes"),
 }
 
 
@@ -177,7 +188,9 @@ def test_an_interface_is_looked_for_as_its_library_does(tmp_path: Path, found: E
     everyone = json.loads(json.dumps(found))
     for one in (everyone[0], everyone[2]):
         links = {"lo": "unknown", "eth0": "up", "ib0": "down"}
-        one["machine"]["interfaces"] = [{"name": name, "state": state} for name, state in links.items()]
+        one["machine"]["interfaces"] = [
+            dataclasses.asdict(Interface(name, state, None, ())) for name, state in links.items()
+        ]
     findings = judged(tmp_path, everyone, composed(f"+cluster.environment.{setting}"))
     assert [f.where for f in findings if f.rule == "NCC-01"] == ([] if is_there else ["dgx-0", "dgx-1"])
 
@@ -205,22 +218,26 @@ def test_ranks_outside_of_the_image_are_named(tmp_path: Path, found: Everyone):
         one["not_as_planned"] = ["OMP_NUM_THREADS"] if one["rank"] == 0 else []
     said = [(f.rule, f.what, f.where) for f in judged(tmp_path, everyone, made) if f.rule.startswith("PYX")]
     assert said[0] == ("PYX-03", "ranks run on the host, outside of any Enroot container", "dgx-1")
-    assert said[1] == ("PYX-03", "ranks run in lora70b of commit old, and asked for was lora70b of commit abc", "dgx-1")
+    assert said[1] == (
+        "PYX-03",
+        "ranks run in lora70b of commit old, and the plan is for lora70b of commit abc",
+        "dgx-1",
+    )
     assert said[2][0] == "PYX-03" and "lora70b of commit abc on dgx-0" in said[2][1]
     assert said[3] == ("PYX-09", "OMP_NUM_THREADS: not what the plan sets", "dgx-0")
 
 
-def test_what_an_earlier_life_of_the_job_wrote_does_not_count(tmp_path: Path, found: Everyone):
+def test_what_an_earlier_attempt_of_the_job_wrote_does_not_count(tmp_path: Path, found: Everyone):
     everyone = json.loads(json.dumps(found))
     for one in everyone[:3]:
         one["attempt"], one["time_ms"] = "7.1.0", one["time_ms"] + 60_000
-    slow = {"attempt": "7.0.2", "nodes": [], "findings": [], "slow_nodes": ["dgx-1"]}
-    (tmp_path / "health.json").write_text(json.dumps(slow))
+    slow = replace(health_report(), attempt="7.0.2", slow_nodes=("dgx-1",))
+    (tmp_path / "health.json").write_text(node_facts.dumps(slow))
     findings = judged(tmp_path, everyone, composed())
-    assert [f.what for f in findings if f.rule == "NCC-05"] == ["no word from 1 of 4 ranks: 3"]
+    assert [f.what for f in findings if f.rule == "NCC-05"] == ["no facts of 1 of 4 ranks: 3"]
     assert nodes.slow_nodes(nodes.load(tmp_path)) == []
-    (tmp_path / "health.json").write_text(json.dumps(slow | {"attempt": "7.1.2"}))
-    assert nodes.slow_nodes(nodes.load(tmp_path)) == ["dgx-1"], "another step of the same life"
+    (tmp_path / "health.json").write_text(node_facts.dumps(replace(slow, attempt="7.1.2")))
+    assert nodes.slow_nodes(nodes.load(tmp_path)) == ["dgx-1"], "another step of the same start"
 
 
 def test_ranks_that_each_take_themselves_for_rank_0(tmp_path: Path):
@@ -231,8 +248,8 @@ def test_ranks_that_each_take_themselves_for_rank_0(tmp_path: Path):
     ] == [0] * 4
     said = [f.what for f in nodes.judge(made, nodes.load(tmp_path)) if f.rule == "NCC-05"]
     assert said == [
-        "ranks were started as a world of 1, and the plan is for 4: each takes itself for rank 0",
-        "no word from 3 of 4 ranks: 1-3",
+        "ranks were started as a world of 1, and the plan is for 4: each considers itself rank 0",
+        "no facts of 3 of 4 ranks: 1-3",
     ]
 
 

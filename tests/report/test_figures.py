@@ -2,8 +2,6 @@
 
 import dataclasses
 import struct
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +13,21 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from bench.mlperf.published import samples_to_target
-from bench.mlperf.result import UNVERIFIED, Spread, parse, spread
+from bench.mlperf.result import UNVERIFIED, parse
+from bench.mlperf.speed import Spread
 from bench.report import figures
+from bench.report.canvas import EVAL_COLOR, QUIET_COLOR, TARGET_COLOR, footer
 from bench.report.figures import (
-    EVAL_COLOR,
-    QUIET_COLOR,
-    TARGET_COLOR,
     Bar,
     bars_figure,
     convergence_figure,
-    footer,
     loss_figure,
-    minutes_text,
-    number_text,
     samples_figure,
     step_time_figure,
 )
+from bench.report.numbers import minutes_text, number_text
+from helpers.types import MakeLog
 
-MakeLog = Callable[..., Path]
 HOSTILE = "$\\frac{ \x1b[2J \n<b> \u6f22"
 """Neither mathematics nor an order to a terminal, and a letter that the font may lack."""
 
@@ -70,7 +65,7 @@ def test_every_metric_gets_a_panel_but_a_log_cannot_ask_for_hundreds(written_log
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     """Collect what would be saved, to be asked what it shows."""
     found: list[Figure] = []
-    monkeypatch.setattr(figures, "_save", lambda figure, path: found.append(figure))
+    monkeypatch.setattr(figures, "save", lambda figure, path: found.append(figure))
     return found
 
 
@@ -143,7 +138,7 @@ def test_a_bar_is_as_long_as_its_number_and_begins_at_zero(drawn: list[Figure]) 
     shown = [(bar.get_x(), bar.get_width(), color(bar)) for bar in axes.patches]
     assert shown == [(0, 2.0, QUIET_COLOR), (0, 3.0, EVAL_COLOR)]
     assert [points(line) for line in axes.lines] == [[(2.5, 1.0), (3.5, 1.0)]], "one whisker, on our row"
-    assert texts(axes) == ["2.00 ", "3.00 (n = 1)"]
+    assert texts(axes) == ["2.00", "3.00 (90 %: 2.50 to 3.50) (n = 1)"]
     assert [text.xy for text in axes.texts] == [(2.0, 0), (3.5, 1)], "beside the bar, or its whisker"
     assert [label.get_text() for label in axes.get_yticklabels()] == ["theirs", "ours"]
     assert axes.get_xlim() == (0, pytest.approx(3.5 * 1.6)) and axes.get_xlabel() == "min"
@@ -176,18 +171,6 @@ def test_a_trial_without_evaluations_or_a_target_says_so(written_log: MakeLog, d
     convergence_figure([parse(empty)], Path("unused"), heading="x", note="")
     (axes,) = drawn[0].axes
     assert (texts(axes), len(axes.lines)) == (["no evaluation in these logs"], 0)
-
-
-def test_a_step_time_far_above_the_others_is_counted_and_not_drawn(written_log: MakeLog, drawn: list[Figure]) -> None:
-    times = ((8.0, 100.0), (16.0, 150.0), (24.0, 151.0), (32.0, 90.0), (40.0, 100.0))
-    result = replace(parse(written_log()), step_times_ms=times, step_time_ms=spread([time for _, time in times]))
-    step_time_figure([result], Path("unused"), heading="x", note="", names=["7"])
-    left, right = drawn[0].axes
-    assert [points(line) for line in left.lines] == [[(94.0, 0), (150.6, 0)], [(100.0, 0)]], "p10 to p90, median"
-    assert [label.get_text() for label in left.get_yticklabels()] == ["trial 7"]
-    (curve,) = right.lines
-    assert [y for _, y in points(curve) if y == y] == [100.0, 150.0, 90.0, 100.0]
-    assert right.get_xlabel() == "samples trained on\n(not drawn: 1 of 5, up to 151.0 ms)"
 
 
 def test_shares_are_those_of_our_runs_and_of_the_published(drawn: list[Figure]) -> None:

@@ -1,6 +1,7 @@
 """A report claims no more than its logs prove, stands alone, and lets no log write into it."""
 
 import csv
+import dataclasses
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -12,17 +13,21 @@ import pytest
 
 from bench import report
 from bench.cli import main
+from bench.contract import node_facts
 from bench.contract import plan as plans
+from bench.contract.node_facts import GpuFacts, RankFacts, Results, Software
 from bench.errors import ConfigError, LogError
 from bench.mlperf import result as results
 from bench.mlperf.result import UNVERIFIED
 from bench.planning.compose import compose
-from bench.report import compare, page
+from bench.report import compare, page, system
 from bench.report.differences import differences
+from bench.report.sets import load
 from helpers.paths import CORPUS
+from helpers.types import MakeLog
+from jobs.node_checks import hardware
 
 SMC = CORPUS / "v4.0/smc/1xSMC-H100-SXM-80GB/llama2_70b_lora"
-MakeLog = Callable[..., Path]
 MakeSet = Callable[..., Path]
 with_corpus = pytest.mark.skipif(not CORPUS.is_dir(), reason="the corpus of real logs is not here")
 
@@ -61,12 +66,12 @@ def trial_set(written_log: MakeLog, tmp_path: Path) -> MakeSet:
 
 def write(*folders: Path, num_gpus: int | None = None) -> Page:
     out = folders[0].parent / "out"
-    return Page(report.write(compare.load(folders, num_gpus=num_gpus), out))
+    return Page(report.write(load(folders, num_gpus=num_gpus), out))
 
 
 @with_corpus
 def test_ten_published_runs_get_their_published_score_and_place(tmp_path: Path) -> None:
-    (trials,) = compare.load([SMC])
+    (trials,) = load([SMC])
     page = Page(report.write([trials], tmp_path / "out"))
     said = compare.claim(trials)
     assert (said.kind, said.num_valid) == ("score", 10)
@@ -98,7 +103,7 @@ def test_a_page_stands_alone_and_comes_out_the_same_twice(trial_set: MakeSet) ->
 
 def test_fewer_runs_than_a_score_takes_are_no_score(trial_set: MakeSet) -> None:
     folder = trial_set("set", [{}] * 3)
-    (trials,) = compare.load([folder], num_gpus=8)
+    (trials,) = load([folder], num_gpus=8)
     said = compare.claim(trials)
     systems, _ = compare.peers(trials)
     assert said.kind == "runs"
@@ -110,7 +115,7 @@ def test_fewer_runs_than_a_score_takes_are_no_score(trial_set: MakeSet) -> None:
 def test_invalid_runs_claim_no_minutes_and_say_why(trial_set: MakeSet) -> None:
     folder = trial_set("set", [{}, {"status": "aborted"}, {"evals": (0.95, 0.94)}])
     page = write(folder)
-    (trials,) = compare.load([folder])
+    (trials,) = load([folder])
     said = compare.claim(trials)
     assert (said.kind, said.minutes, said.num_valid) == ("none", None, 1)
     assert "2 of 3 runs not valid" in page.text
@@ -122,7 +127,7 @@ def test_a_stand_in_is_never_compared_with_the_real_benchmark(trial_set: MakeSet
     mark = "laptop (lora_tiny: not a submission)"
     folder = trial_set("tiny", [{"submission_platform": mark, "submission_org": mark}] * 10)
     page = write(folder, num_gpus=8)
-    (trials,) = compare.load([folder], num_gpus=8)
+    (trials,) = load([folder], num_gpus=8)
     assert compare.peers(trials)[0] == ()
     assert compare.claim(trials).kind == "runs"
     assert "Not compared: laptop (lora_tiny: not a submission)" in page.text
@@ -164,7 +169,7 @@ def test_several_sets_are_set_beside_the_first(trial_set: MakeSet) -> None:
 def test_sets_say_in_what_they_differ_and_how_much_faster_they_are(trial_set: MakeSet) -> None:
     before = trial_set("before", [{}] * 3)
     after = trial_set("after", [{"opt_base_learning_rate": 5e-4, "gradient_accumulation_steps": 2}] * 3)
-    sets = compare.load([before, after])
+    sets = load([before, after])
     assert differences(sets) == [
         ("gradient_accumulation_steps", ["1", "2"]),
         ("opt_base_learning_rate", ["0.0004", "0.0005"]),
@@ -182,8 +187,8 @@ def test_plans_say_it_by_the_key_that_one_would_set(trial_set: MakeSet) -> None:
     for folder, tp in zip(folders, (1, 2), strict=True):
         plan = compose(["task=lora_tiny", "cluster=local", f"parallel.tp={tp}", f"launch.folder={folder}"])
         (folder / "plan.json").write_text(plans.dumps(plan))
-    assert ("parallel.tp", ["1", "2"]) in differences(compare.load(folders))
-    assert not [name for name, _ in differences(compare.load(folders)) if name.startswith(("launch", "task.summary"))]
+    assert ("parallel.tp", ["1", "2"]) in differences(load(folders))
+    assert not [name for name, _ in differences(load(folders)) if name.startswith(("launch", "task.summary"))]
 
 
 def test_what_a_comparison_holds_of_each_set_is_folded_away(trial_set: MakeSet) -> None:
@@ -196,24 +201,24 @@ def test_a_folder_of_run_folders_is_a_set_for_each(trial_set: MakeSet, tmp_path:
     for name in ("b", "a"):
         trial_set(name, [{}])
     (tmp_path / "empty").mkdir()
-    assert [trials.name for trials in compare.load([tmp_path])] == ["a", "b"]
+    assert [trials.name for trials in load([tmp_path])] == ["a", "b"]
 
 
 def test_files_of_one_folder_are_one_set(trial_set: MakeSet) -> None:
     folder = trial_set("set", [{}] * 3)
-    one = compare.load([folder / "result_0.txt", folder / "result_2.txt"])
+    one = load([folder / "result_0.txt", folder / "result_2.txt"])
     assert [len(trials.results) for trials in one] == [2]
     assert [trials.trial_names for trials in one] == [["0", "2"]]
-    assert [trials.name for trials in compare.load([folder / "result_2.txt"])] == ["set, result_2"]
-    assert [len(trials.results) for trials in compare.load([folder, folder / "result_2.txt"])] == [3, 1]
+    assert [trials.name for trials in load([folder / "result_2.txt"])] == ["set, result_2"]
+    assert [len(trials.results) for trials in load([folder, folder / "result_2.txt"])] == [3, 1]
 
 
 def test_what_the_logs_say_of_gpus_comes_before_what_the_user_says(trial_set: MakeSet) -> None:
     logged = trial_set("logged", [{"accelerator": "H200", "num_ranks": 8}])
     silent = trial_set("silent", [{}])
-    assert [trials.num_gpus for trials in compare.load([logged, silent], num_gpus=64)] == [8, 64]
+    assert [trials.num_gpus for trials in load([logged, silent], num_gpus=64)] == [8, 64]
     with pytest.raises(ConfigError, match="-5 GPUs"):
-        compare.load([logged], num_gpus=-5)
+        load([logged], num_gpus=-5)
 
 
 def test_a_mean_that_is_missing_says_why(trial_set: MakeSet) -> None:
@@ -237,7 +242,7 @@ def test_files_of_somebody_else_are_not_overwritten(trial_set: MakeSet, tmp_path
     write(folder)
     assert (out / "notes.csv").read_text() == "mine"
     with pytest.raises(ConfigError, match="the report cannot be written"):
-        report.write(compare.load([folder]), folder / "result_0.txt")
+        report.write(load([folder]), folder / "result_0.txt")
 
 
 def test_an_interrupt_leaves_the_last_report_as_it_was(trial_set: MakeSet, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,9 +267,9 @@ def test_an_interrupt_leaves_the_last_report_as_it_was(trial_set: MakeSet, monke
 
 def test_a_folder_without_logs_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LogError, match=r"no result_\*\.txt"):
-        compare.load([tmp_path])
+        load([tmp_path])
     with pytest.raises(ConfigError, match="this does not exist"):
-        compare.load([tmp_path / "nowhere"])
+        load([tmp_path / "nowhere"])
 
 
 def test_the_verb_prints_the_rows_that_the_page_shows(trial_set: MakeSet, capsys: pytest.CaptureFixture[str]) -> None:
@@ -291,37 +296,29 @@ def test_a_report_names_the_machine_and_the_software(trial_set: MakeSet) -> None
     """What ranks found on a cluster, as `jobs.node_checks.facts` writes it, comes beside what the log says."""
     said = {"software": {"torch": "2.13.0"}, "accelerator": "NVIDIA H200", "operating_system": "Ubuntu 24.04"}
     folder = trial_set("set", [{**said, "commit": "0123abcd", "lora_dropout": 0.1}] * 2)
-    gpu = dict.fromkeys(("index", "ecc_uncorrected", "rows_pending", "rows_failed", "throttle"))
-    machine = {
-        **dict.fromkeys(("interfaces", "infiniband", "paths"), ()),
-        "infiniband_devices": False,
-        "gpus_refused": None,
-        "gpus": [gpu | {"name": "NVIDIA H200", "driver": "570.86.15", "memory_mib": 143771}],
-        "results": {"path": "/results", "free_mib": 1, "refused": None},
-    }
-    rank = {
-        "rank": 0,
-        "local_rank": 0,
-        "world_size": 1,
-        "node": "dgx-1",
-        "attempt": None,
-        "time_ms": 0,
-        "cuda_visible_devices": None,
-        "memlock_bytes": 0,
-        "not_as_planned": (),
-        "machine": machine,
-        "software": {
-            "image": None,
-            "in_enroot": False,
-            "system": "Rocky 9.4",
-            "python": "3.12.3",
-            "packages": {"numpy": "2.1.0"},
-        },
-    }
+    unknown = {field.name: None for field in dataclasses.fields(GpuFacts)}
+    gpu = GpuFacts(**unknown | {"name": "NVIDIA H200", "driver": "570.86.15", "memory_mib": 143771})
+    here = hardware.machine(results=Results("/results", 1, None), paths=())
+    rank = RankFacts(
+        rank=0,
+        local_rank=0,
+        world_size=1,
+        node="dgx-1",
+        hostname="dgx-1",
+        attempt=None,
+        time_ms=0,
+        software=Software(None, False, "Rocky 9.4", "3.12.3", "/usr/bin/python3", {"numpy": "2.1.0"}),
+        cuda_visible_devices=None,
+        num_cpus=8,
+        memlock_bytes=0,
+        environment=(),
+        not_as_planned=(),
+        machine=dataclasses.replace(here, gpus=(gpu,)),
+    )
     (folder / "facts").mkdir()
-    (folder / "facts" / "rank_0.json").write_text(json.dumps(rank))
-    (trials,) = compare.load([folder])
-    rows = dict(page._system_rows(trials))
+    (folder / "facts" / "rank_0.json").write_text(node_facts.dumps(rank))
+    (trials,) = load([folder])
+    rows = dict(system.system_rows(trials))
     assert rows == {
         "torch": "2.13.0",
         "accelerator": "NVIDIA H200",
@@ -331,15 +328,15 @@ def test_a_report_names_the_machine_and_the_software(trial_set: MakeSet) -> None
         "numpy": "2.1.0",
         "GPU driver": "570.86.15",
     }
-    settings = dict(page._settings(trials))
+    settings = dict(system.settings(trials))
     assert settings["lora_dropout"] == "0.1" and not {"accelerator", "operating_system", "commit"} & settings.keys()
     (folder / "facts" / "rank_0.json").write_text("{")
-    assert dict(page._system_rows(trials))["operating system"] == "Ubuntu 24.04"
+    assert dict(system.system_rows(trials))["operating system"] == "Ubuntu 24.04"
     assert "570.86.15" not in write(folder).text
 
 
 @with_corpus
 def test_a_report_says_which_step_time_is_a_median_and_which_a_mean(tmp_path: Path) -> None:
-    (trials,) = compare.load([SMC])
+    (trials,) = load([SMC])
     text = " ".join(Page(report.write([trials], tmp_path / "out")).text.split())
     assert re.findall(r"(median|mean|evaluation|samples) ?step ?time \(ms\)", text) == ["median", "mean"]

@@ -22,7 +22,7 @@ from bench.mlperf import package, published
 from bench.mlperf.result import parse
 from bench.mlperf.score import score
 from bench.planning import compose, flops
-from bench.report import compare, throughput
+from bench.report import compare, sets, throughput
 from bench.runs import ledger
 from bench.runs import trial as trials
 from bench.watch import sources
@@ -133,7 +133,7 @@ def test_other_sizes_are_compared_with_no_benchmark(other: str) -> None:
 
 
 def test_a_profile_needs_a_warm_up_step() -> None:
-    with pytest.raises(ConfigError, match="the profile is of the last warm-up step"):
+    with pytest.raises(ConfigError, match="the profile shows the last warm-up step"):
         compose.compose(["launch.profile=true", "recipe.warmup_iterations=0"])
 
 
@@ -164,7 +164,7 @@ def test_a_set_is_measured_on_its_valid_trials(speed_log: SpeedLog) -> None:
     (folder / "result_9.txt").write_text(
         (folder / "result_0.txt").read_text().replace("120.5", "999.0").replace('"success"', '"aborted"')
     )
-    (trials,) = compare.load([folder])
+    (trials,) = sets.load([folder])
     measured = throughput.measure(trials)
     assert measured.num_runs == 4 and len(trials.results) == 5
     assert measured.peak_memory_gib is not None and measured.peak_memory_gib.allocated == 130.75
@@ -205,7 +205,7 @@ def test_a_report_sets_the_speed_beside_published_systems(
     assert "TFLOP/s/GPU: 892.9" in printed and ">892.9<" in page
     assert label in page and "Score</h3>" not in page and "olympic" not in page
     assert not (tmp_path / "out" / "convergence.png").exists()
-    (trials,) = compare.load([folder])
+    (trials,) = sets.load([folder])
     said = compare.claim(trials)
     assert (said.kind, said.minutes, trials.score.official_minutes, trials.score.olympic_minutes) == (
         "throughput",
@@ -239,7 +239,7 @@ def test_what_cannot_be_compared_says_why(
     ],
 )
 def test_the_projection_of_published_speeds_is_near_their_official_minutes(log: str, tolerance: float) -> None:
-    (trials,) = compare.load([CORPUS / log / "llama2_70b_lora"])
+    (trials,) = sets.load([CORPUS / log / "llama2_70b_lora"])
     measured = replace(throughput.measure(trials), shape_of="llama2_70b_lora")
     projection, why_not = throughput.project(measured, ruleset="5.1.0")
     version, submitter, system = log.split("/")

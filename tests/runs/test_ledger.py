@@ -13,9 +13,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from bench.contract import json_files
 from bench.errors import BenchError, ConfigError, SubmitError
 from bench.planning import compose
-from bench.runs import folder as folders
 from bench.runs import ledger
 from bench.runs import status as statuses
 from bench.runs import trial as trials
@@ -61,6 +61,7 @@ class AnyRun(RuleBasedStateMachine):
             return
         assert is_open == was_open and (len(mine) < ATTEMPTS or not was_open)
         if is_open:
+            assert len(mine) < ATTEMPTS
             self.marks += 1
             for name in (plan.log, f"rank_logs/trial_{trial}.out"):
                 with (self.folder / name).open("x") as log:
@@ -147,7 +148,7 @@ def test_what_ended_and_is_gone_on_with_keeps_its_last_word(tmp_path: Path) -> N
 def test_a_job_that_dies_after_run_stop_loses_no_trial(
     ended: str, kept: bool, tmp_path: Path, written_log: Callable[..., Path]
 ) -> None:
-    """It died before the trial was judged: the next attempt judges it. One that was stopped on the way is trained again."""
+    """A job died before its trial was judged: the next attempt judges it. A trial that was stopped is trained again."""
     ledger.create(tmp_path, PLAN)
     ledger.begin(tmp_path, PLAN.trials[0], attempts=3, job="7")
     log = written_log(status=ended, seed=PLAN.trials[0].seed).read_bytes()
@@ -216,24 +217,24 @@ def test_nobody_reads_or_writes_the_ledger_while_one_changes_it(tmp_path: Path) 
 def test_a_file_is_replaced_and_never_rewritten(tmp_path: Path) -> None:
     """Who has opened the old file goes on reading all of it."""
     path = tmp_path / "status.json"
-    folders.write(path, {"word": "first"})
+    json_files.write(path, {"word": "first"})
     with path.open() as old:
-        folders.write(path, {"word": "second"})
+        json_files.write(path, {"word": "second"})
         assert json.load(old) == {"word": "first"}
-    assert folders.read(path) == {"word": "second"} and [*tmp_path.iterdir()] == [path]
+    assert json_files.read(path) == {"word": "second"} and [*tmp_path.iterdir()] == [path]
 
 
 def test_a_file_that_does_not_fit_leaves_the_old_one(tmp_path: Path) -> None:
     """A file system that takes only a part of it, here by a limit on the size of files."""
     path = tmp_path / "ledger.json"
-    folders.write(path, ["old"])
+    json_files.write(path, ["old"])
 
     def write_more() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-        folders.write(path, ["new" * 100_000])
+        json_files.write(path, ["new" * 100_000])
 
     assert in_a_child(write_more) == 1
-    assert folders.read(path) == ["old"] and [*tmp_path.iterdir()] == [path]
+    assert json_files.read(path) == ["old"] and [*tmp_path.iterdir()] == [path]
 
 
 def test_a_status_is_read_as_it_was_written(tmp_path: Path) -> None:

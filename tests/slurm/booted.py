@@ -30,7 +30,7 @@ class Cluster:
         return subprocess.run(words, env=self.env, capture_output=True, text=True, timeout=timeout_s, check=check)
 
     def kill_node(self, name: str) -> None:
-        """Cut a node's power: every process on it dies at once. Slurm finds out later, by itself after 16 s and more."""
+        """Cut a node's power: every process on it dies at once. Slurm finds out by itself, after 16 s and more."""
         self._manage("kill-node", name)
 
     def start_node(self, name: str) -> None:
@@ -76,7 +76,7 @@ class Cluster:
 
 
 def describe(folder: Path) -> Cluster:
-    """Return a cluster that `boot` will start in `folder`, on ports that are free now; with the plugins that the environment asks for."""
+    """Return a cluster that `boot` will start in `folder`, on ports that are free now."""
     foreign = ("SLURM_", "SBATCH_", "SALLOC_", "SRUN_", "BENCH_SLURM_DIR", "BENCH_SLURM_PORTS")
     env = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     env |= {"BENCH_SLURM_DIR": str(folder), "BENCH_SLURM_PORTS": str(free_ports(4))}

@@ -14,7 +14,10 @@ from user import SHORT, User
 
 @pytest.fixture(scope="session")
 def tiny_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path | None]:
-    """A file system that is soon full, made before the nodes boot, which see what was mounted then; None where one may not."""
+    """A file system that is soon full, or None where mounting is not allowed.
+
+    It is made before the nodes boot, since they see what was mounted then.
+    """
     folder = tmp_path_factory.mktemp("disk")
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=256m", "tmpfs", folder], capture_output=True, check=False

@@ -77,7 +77,7 @@ def test_a_node_that_boots_has_lost_its_job_which_starts_again(cluster: Cluster,
 
 
 def test_a_power_cut_takes_all_of_one_node_and_slurm_finds_out(cluster: Cluster, tmp_path: Path) -> None:
-    """What has cut itself loose from its task dies with dgx-1, and lives on dgx-0; a job that may not run again has failed."""
+    """A process that left its task dies with dgx-1 and lives on dgx-0; a job that may not run again has failed."""
     beat = tmp_path / "beat.sh"
     beat.write_text(f"while :; do date >>{tmp_path}/$SLURMD_NODENAME; sleep 0.05; done\n")
     job = submit(cluster, "--no-requeue", f"--wrap=srun sh -c 'setsid sh {beat} & wait'")

@@ -59,6 +59,7 @@ def ranks(run: Run) -> list[int]:
     ]
 
 
+@pytest.mark.faults
 def test_a_node_loses_its_power_and_then_the_other_one(user: User) -> None:
     """Slurm requeues the job once a node is down, the batch script's or another one, and it goes on."""
     run, kept = interrupted_in_its_second_trial(user)
@@ -70,8 +71,9 @@ def test_a_node_loses_its_power_and_then_the_other_one(user: User) -> None:
     assert len(recovered(user, run, kept)) == 3
 
 
+@pytest.mark.faults
 def test_the_time_limit(user: User) -> None:
-    """Told of it early, a job hands itself back; one too short for a trial fails, as does a trial beyond its walltime."""
+    """Warned early, a job requeues itself; one too short for a trial fails, and so does a trial beyond its walltime."""
     endless = (*SHORT, "task.training.max_steps=20000")
     slow, short = user.launch(*endless, "walltime=1"), user.launch(*endless)
     until(training(short, 0), 300, short)
@@ -93,6 +95,7 @@ def limit(user: User, run: Run, minutes: int) -> None:
     user.cluster.run(["scontrol", "update", f"jobid={run.job}", f"timelimit={minutes}"], check=True)
 
 
+@pytest.mark.faults
 def test_other_jobs_preempt_it(user: User) -> None:
     """Without a grace time Slurm requeues it; with one, Slurm stops its ranks and leaves the rest to the script."""
     run, kept = interrupted_in_its_second_trial(user, "cluster.slurm.partition=low")
@@ -122,7 +125,7 @@ def test_a_rank_raises(user: User) -> None:
 
 
 def test_the_data_vanishes_and_another_runs_folder(user: User) -> None:
-    """Between two trials: the first one stays, the second one says what is missing. Without a folder only the state is left."""
+    """Between two trials: the first stays, the second says what is missing. Without a folder only the state is left."""
     own = replace(user, cache=user.home / "cache")
     shutil.copytree(user.cache, own.cache)
     run, removed = own.launch(*TWO_TRIALS), user.launch(*TWO_TRIALS)
@@ -151,7 +154,7 @@ def test_elements_of_an_array_are_cancelled_and_gone_on_with(user: User) -> None
 
 
 def test_a_folder_has_one_job_at_a_time_and_one_script(user: User, tmp_path: Path) -> None:
-    """A second job that is pointed at it leaves everything as it is; once the first one has ended, there is nothing to do."""
+    """A second job in the folder leaves everything as it is; once the first one has ended, there is nothing to do."""
     script, other, said = tmp_path / "one.sbatch", tmp_path / "other.sbatch", tmp_path / "said"
     script.write_text(user.types("render", *SHORT, "task.training.max_steps=100").stdout)
     other.write_text(user.types("render", *SHORT, "task.training.max_steps=100", "seed_base=5").stdout)

@@ -1,7 +1,7 @@
 """Ranks in containers, by real Pyxis and Enroot.
 
-Where the test cluster is booted with Pyxis (BENCH_SLURM_PLUGSTACK) and BENCH_SLURM_IMAGE names an image that holds
-Python 3.11 and the engine; what else the image lacks is taken from this environment.
+They run where the test cluster is booted with Pyxis (BENCH_SLURM_PLUGSTACK) and BENCH_SLURM_IMAGE names an image that
+holds Python 3.11 and the engine. What else the image lacks is taken from this environment.
 """
 
 import json

@@ -221,10 +221,18 @@ def test_the_trial_seed_orders_the_rows(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert len({row for batch in first for row in batch}) == 192 * 8, "no row comes twice in an epoch"
 
 
+FULL_FINE_TUNING = ("task.training.trains=all", "task.training.lora=null")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "saved"), [((), [("save", "adapters_3", True, "clock runs")]), (FULL_FINE_TUNING, [])]
+)
 def test_a_trial_draws_by_its_seed_and_loads_before_its_clock_starts(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, overrides: tuple[str, ...], saved: list[tuple[Any, ...]]
 ) -> None:
-    plan, calls, course = composed(TARGET), [], Course(monkeypatch, tmp_path, (0.5,))
+    """Full fine-tuning loads the same base, and saves nothing that could be taken for adapters."""
+    plan, calls, course = composed(TARGET, *overrides), [], Course(monkeypatch, tmp_path, (0.5,))
+    assert plan.base_dir == composed(TARGET).base_dir and plan.base_dir is not None
     trial = Trial(index=3, seed=4711, log=course.path.name)
 
     def note(name: str, *values: Any) -> None:
@@ -250,8 +258,10 @@ def test_a_trial_draws_by_its_seed_and_loads_before_its_clock_starts(
         ("warm up", 2, 4711, "before the clock"),
         ("train", "clock runs"),
         ("eval", "clock runs"),
-        ("save", "adapters_3", True, "clock runs"),
+        *saved,
     ]
+    assert any(name.startswith("adapters") for name in plan.files) == bool(saved)
+    assert bool(course.records("lora_rank", "lora_alpha", "lora_dropout")) == bool(saved)
     assert [value for _, value, _ in course.records("seed")] == [4711]
     intervals = ("cache_clear", "init_start", "init_stop", "run_start", "run_stop")
     assert [key for key, _, _ in course.records(*intervals)] == list(intervals)

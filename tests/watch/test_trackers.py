@@ -128,7 +128,7 @@ def test_a_tracker_that_is_not_installed_is_refused_before_anything_starts(
     monkeypatch.setattr(trackers, "find_spec", lambda name: None)
     plan = compose.compose(["launch.trackers=[tensorboard]", f"cluster.paths.logs={tmp_path / 'runs'}"])
     with pytest.raises(ConfigError, match=r"tensorboard is not installed[\s\S]*pip install 'runstop\[tensorboard\]'"):
-        run(plan, None)  # type: ignore[arg-type]
+        run(plan, None, [], [])  # type: ignore[arg-type]
     assert not (tmp_path / "runs").exists()
     folder = run_folder(tmp_path, "tensorboard")  # but what others began can be watched without
     written_log(name="run/result_0.txt")

@@ -1,4 +1,4 @@
-"""Watching reads a trial right at any moment of its log, says what lies ahead and what is wrong, and ends when it should."""
+"""Watching a trial at any moment of its log: its progress, its prediction, its warnings, and when watching ends."""
 
 import io
 import json
@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,13 @@ from bench.watch.prediction import Planned
 from bench.watch.progress import Evaluated, Progress, Tracker
 from bench.watch.screen import picture
 from helpers.paths import CORPUS
+from helpers.types import MakeLog
 
 FORMATS = {
     "v4.0 NVIDIA, no training records": "v4.0/NVIDIA/h200_ngc24.04_nemo/llama2_70b_lora/result_0.txt",
-    "v4.0 Juniper, no eval_start": "v4.0/JuniperNetworks/h100_n4_ngc24.1_pytorch_deepspeed/llama2_70b_lora/result_0.txt",
+    "v4.0 Juniper, no eval_start": (
+        "v4.0/JuniperNetworks/h100_n4_ngc24.1_pytorch_deepspeed/llama2_70b_lora/result_0.txt"
+    ),
     "v4.1 512 GPUs": "v4.1/Oracle/512xBM.GPU.H100.8/llama2_70b_lora/result_0.txt",
     "v5.0 AMD": "v5.0/AMD/MI325X_EPYC_9575F_pytorch/llama2_70b_lora/result_0.txt",
     "v5.0 MangoBoost": "v5.0/MangoBoost/MI300X-LLMBoost-GPUBoost-2node/llama2_70b_lora/result_0.txt",
@@ -42,12 +45,11 @@ FORMATS = {
     "v5.1 NVIDIA, blocks that count alone": "v5.1/NVIDIA/theia_ngpu8_ngc25.09_nemo/llama2_70b_lora/result_0.txt",
     "v6.0 Dell": "v6.0/Dell/1xXE7740x8H200-NVL-141GB/llama2_70b_lora/result_0.txt",
 }
-MakeLog = Callable[..., Path]
 STEP_MS, EVAL_MS = 3_000, 28_000
 
 
 def trial(*losses: float, gbs: int = 8, train_loss: float = 1.3) -> list[Event]:
-    """Return a llama2_70b_lora trial up to its last evaluation: 3 s a step, a line every 10 steps, 28 s an evaluation."""
+    """Return a llama2_70b_lora trial up to its last evaluation: 3 s a step, a line per 10 steps, 28 s an evaluation."""
     events: list[Event] = []
     now = [0]
 
@@ -210,10 +212,13 @@ def test_walltime_that_is_too_short_is_said_as_soon_as_it_shows() -> None:
     assert warnings(events, limit_min=used_min + 30) == []
 
 
-KEYS = ("init_start", "run_start", "block_start", "train_loss", "tracked_stats", "eval_start", "eval_accuracy", "eval_stop",
-        "run_stop", "global_batch_size", "target_accuracy", "submission_benchmark", "eval_samples")  # fmt: skip
+KEYS = (
+    "init_start", "run_start", "block_start", "train_loss", "tracked_stats", "eval_start", "eval_accuracy", "eval_stop",
+    "run_stop", "global_batch_size", "target_accuracy", "submission_benchmark", "eval_samples",
+)  # fmt: skip
 ANYTHING = st.one_of(
-    st.none(), st.booleans(), st.floats(), st.integers(-10, 10**13), st.sampled_from(["llama2_70b_lora", "bert", "\x1b[2J"]),
+    st.none(), st.booleans(), st.floats(), st.integers(-10, 10**13),
+    st.sampled_from(["llama2_70b_lora", "bert", "\x1b[2J"]),
     st.dictionaries(st.sampled_from(["train_loss", "train_step_time", "lr"]), st.floats()),
 )  # fmt: skip
 EVENTS = st.builds(

@@ -1,4 +1,4 @@
-"""Weights of Hugging Face through the engine and back, in every layout: logits of transformers and peft; in FP8 the same bits."""
+"""Hugging Face's weights through the engine and back, in every layout: logits of transformers and peft; FP8 bits."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +33,8 @@ MODELS: dict[str, tuple[dict[str, Any], str]] = {
             "rope_parameters": LLAMA3_ROPE,
             "tie_word_embeddings": True,
         },
-        "model={num_attention_heads: 8, num_query_groups: 4, rope_base: 500000, rope_scaling_factor: 8, tied_embeddings: true}",
+        "model={num_attention_heads: 8, num_query_groups: 4, rope_base: 500000, rope_scaling_factor: 8, "
+        "tied_embeddings: true}",
     ),
 }
 """What differs from model=tiny: for transformers, and for us."""

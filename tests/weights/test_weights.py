@@ -1,12 +1,10 @@
-"""A Hugging Face folder becomes a checkpoint once, whole, on record; what is not the plan's model, or not whole, is refused."""
+"""A Hugging Face folder is converted once, completely and with its record; any other or incomplete model is refused."""
 
 import json
 import os
 import shutil
 import signal
 import subprocess
-import sys
-import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,6 +20,7 @@ from jobs.tasks import convert
 torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 
+RECORDS = "records"
 LLAMA = {
     "model_type": "llama",
     "hidden_size": 16,
@@ -47,7 +46,7 @@ def converted(*argv: str | Path) -> int:
 
 @pytest.fixture
 def made(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
-    """Write a Hugging Face folder of random tensors, damaged on purpose, and the plan for it; return plan and folder."""
+    """Write a Hugging Face folder of random tensors, damaged on purpose, and its plan; return plan and folder."""
 
     def write(*, config: dict[str, Any] | None = None, num_layers: int = 2, fused: bool = False, **changes: Any):
         source = tmp_path / "hf"
@@ -102,27 +101,42 @@ def test_fused_qkv_of_mlperf_becomes_the_same_checkpoint(made: Callable, tmp_pat
     assert content(tmp_path / "fused") == content(tmp_path / "separate") != {}
 
 
+KILLED = """
+import os, signal, sys
+from jobs.engines.megatron import checkpoint_writer
+from jobs.tasks import convert
+
+write = checkpoint_writer.write
+
+def half(pieces):
+    yield next(pieces)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+checkpoint_writer.write = lambda path, pieces: write(path, half(pieces) if path.name == "layer_002.distcp" else pieces)
+sys.exit(convert.main())
+"""
+"""Converts, and is killed when half of the third layer is written."""
+
+
 def test_a_killed_conversion_goes_on_where_it_was(made: Callable, tmp_path: Path) -> None:
-    num_layers = 100
+    """What has its record is not done again; a file without one, which a kill can leave too, is."""
+    num_layers = 5
     plan, source = made(num_layers=num_layers)
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     part = tmp_path / "resumed.part"
-    command = [sys.executable, "-m", "jobs.tasks.convert", "weights", str(plan), str(source), str(resumed)]
-    env = os.environ | {"PYTHONPATH": str(ranks.ROOT)}
-    process = subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL)
-    while len(list(part.glob("*.distcp"))) < 3:
-        assert process.poll() is None, "it ended before it could be killed"
-        time.sleep(0.001)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    kept = {path.name: path.stat().st_mtime_ns for path in part.glob("*.distcp")}
-    assert 3 <= len(kept) < num_layers and not resumed.exists()
-    (part / "layer_099.distcp.tmp").write_bytes(b"half of a layer")
+    (tmp_path / "killed.py").write_text(KILLED)
+    command = ("killed", "weights", str(plan), str(source), str(resumed))
+    [(code, output)] = ranks.ended_in(tmp_path, command, [os.environ])
+    assert code == -signal.SIGKILL, output
+    done = {path.name: path.stat().st_mtime_ns for path in part.glob("*.distcp")}
+    assert {"layer_000.distcp", "layer_001.distcp"} <= done.keys() and "layer_002.distcp" not in done
+    assert (part / "layer_002.distcp.tmp").exists() and not resumed.exists()
+    (part / RECORDS / "layer_001.json").unlink()
     for folder in (whole, resumed):
         assert converted("weights", plan, source, folder) == 0
     assert content(resumed) == content(whole) and len(content(whole)) == num_layers + 2
-    done = len(kept) - 1  # the last one may have lacked its record yet
-    assert sum((resumed / name).stat().st_mtime_ns == when for name, when in kept.items()) >= done
+    kept = {name for name, when in done.items() if (resumed / name).stat().st_mtime_ns == when}
+    assert kept == done.keys() - {"layer_001.distcp"}
     assert sorted(p.name for p in resumed.iterdir()) == sorted(p.name for p in whole.iterdir()) and not part.exists()
 
 
@@ -130,7 +144,7 @@ def test_what_was_read_and_written_is_on_record(made: Callable, tmp_path: Path, 
     plan, source = made(**{"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(2)})
     assert converted("weights", plan, source) == 0
     assert converted("weights", plan, source) == 0
-    assert "was there already" in capsys.readouterr().out
+    assert "exists already" in capsys.readouterr().out
     folder = source / "megatron_core"
     said = json.loads((folder / "manifest.json").read_text())
     for where, files in ((source, said["source"]["files"]), (folder, said["files"])):
@@ -138,7 +152,7 @@ def test_what_was_read_and_written_is_on_record(made: Callable, tmp_path: Path, 
     assert said["source"]["tensors"] == 2 * 9 + 3
     assert said["source"]["left_out"] == ["model.layers.0.self_attn.rotary_emb.inv_freq"]
     assert converted("weights", plan, source, tmp_path) == 2
-    assert "there is something else already" in capsys.readouterr().err
+    assert "the folder holds something else" in capsys.readouterr().err
     said["model"]["rope_base"] = 500000
     (folder / "manifest.json").write_text(json.dumps(said))
     assert converted("weights", plan, source) == 2
@@ -174,7 +188,7 @@ def test_a_conversion_to_fp8_lies_beside_the_other(made: Callable, capsys: pytes
     for flag in ((), ("--fp8",)):
         other = source / ("megatron_core_fp8" if not flag else "megatron_core")
         assert converted("weights", plan, source, other, *flag) == 2
-        assert "there are these weights in another precision already" in capsys.readouterr().err
+        assert "the folder holds these weights in another precision" in capsys.readouterr().err
 
 
 def test_a_begun_conversion_goes_on_in_its_own_precision_only(

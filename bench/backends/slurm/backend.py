@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bench.backends import Job
+from bench.backends.protocol import Job
 from bench.backends.slurm import argument_checks, client, jobs, pyxis_checks, script, site_checks
 from bench.backends.slurm.arguments import sbatch_arguments
 from bench.contract.plan import Plan, expanded

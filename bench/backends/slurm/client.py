@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 
-from bench.backends import Job, JobState
+from bench.backends.protocol import Job, JobState
 from bench.errors import SubmitError
 from bench.rules.check import Answer
 

@@ -67,7 +67,8 @@ wait_for_verdict() {
   local timeout_s=300 wait_s
   [[ ! $(scontrol show config 2>/dev/null) =~ SlurmdTimeout\ *=\ *([0-9]+) ]] || timeout_s="${BASH_REMATCH[1]}"
   wait_s=$((timeout_s + 60 < 600 ? timeout_s + 60 : 600))
-  echo "$(date '+%F %T') a node does not answer; Slurm calls it down after $timeout_s s (SlurmdTimeout), so this job waits $wait_s s for that, and is then requeued by itself"
+  echo "$(date '+%F %T') a node does not answer; Slurm calls it down after $timeout_s s (SlurmdTimeout)." \
+    "This job waits $wait_s s for that, and then requeues itself."
   watched sleep "$wait_s" || true
 }
 

@@ -11,13 +11,13 @@ from typing import Any
 from bench.backends.slurm import client, script
 from bench.backends.slurm.arguments import sbatch_arguments
 from bench.backends.slurm.site_checks import REFUSALS, last_line
+from bench.contract import json_files
 from bench.contract.plan import Plan
 from bench.contract.run_files import JOB, SCRIPT
 from bench.contract.schema import BackendName, Runtime
 from bench.errors import ConfigError, SubmitError
 from bench.planning import validate
 from bench.rules.check import Answer, Finding
-from bench.runs import folder as folders
 
 SBATCH_S = 300.0
 """How long sbatch may take. One that is killed may have submitted its job all the same, so this is long."""
@@ -41,7 +41,7 @@ def submit(plan: Plan, folder: Path, *, forced: Sequence[Finding] = ()) -> str:
         job["environment"] = site | {"BENCH_PYTHON": sys.executable}
     if forced:
         job["forced"] = [f"{finding.rule}: {finding.what}" for finding in forced]
-    folders.write(folder / JOB, job)
+    json_files.write(folder / JOB, job)
     return _submitted(folder, job)
 
 
@@ -54,7 +54,7 @@ def resume(folder: Path, *, trials_left: int, walltime_min: int | None, argument
     """
     if not (folder / SCRIPT).exists():
         raise ConfigError(f"the run has no {SCRIPT}", where=str(folder), fix="start a new one with bench.launch")
-    job = folders.read_object(folder / JOB)
+    job = json_files.read_object(folder / JOB)
     if walltime_min is not None:
         job["environment"] = (job.get("environment") or {}) | {"BENCH_WALLTIME": str(walltime_min)}
         arguments = [f"--time={validate.job_min(trials_left, walltime_min)}", *arguments]
@@ -69,7 +69,7 @@ def _submitted(folder: Path, job: Mapping[str, Any]) -> str:
     if answer.exit_code or not number.isdecimal():
         raise _refused(answer, folder)
     entry = {"id": number, "submitted": time.time()}
-    folders.write(folder / JOB, dict(job) | {"jobs": [*(job.get("jobs") or []), entry]})
+    json_files.write(folder / JOB, dict(job) | {"jobs": [*(job.get("jobs") or []), entry]})
     return number
 
 
@@ -77,6 +77,6 @@ def _refused(answer: Answer, folder: Path) -> SubmitError:
     """Return what Slurm said, where that was asked for, and what to change."""
     said = last_line(answer.err or answer.out).removeprefix("Batch job submission failed: ")
     known = next(((where, fix) for sign, where, fix in REFUSALS if re.search(sign, answer.err)), None)
-    where, fix = known or (f"sbatch {folders.short(folder / SCRIPT)}", None)
+    where, fix = known or (f"sbatch {folder / SCRIPT}", None)
     usual = "`sinfo`, `scontrol show partition` and `sacctmgr show associations user=$USER` show what this site takes"
     return SubmitError(said, where=where, fix=fix or usual)

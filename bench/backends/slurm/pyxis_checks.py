@@ -18,7 +18,7 @@ _FLAG = re.compile(r"--((?:no-)?container-[a-z-]+)(?![a-z=-])")
 
 
 def probe(plan: Plan, script: str) -> list[str]:
-    """Return the srun command that shows whether this Slurm takes the script's flags without a value; empty without any.
+    """Return the srun command that shows whether this Slurm takes the script's flags without a value, if there are any.
 
     It stands with the job's own options and starts nothing.
     """
@@ -58,7 +58,7 @@ def plugin(subject: Subject) -> Iterator[Finding | str]:
 
 
 def flags(subject: Subject) -> Iterator[Finding | str]:
-    """Yield whether this Slurm aborts on flags without a value. Versions do not tell: it depends on how it was built."""
+    """Yield whether this Slurm aborts on flags without a value. This depends on its build, not on its version."""
     words = probe(subject.plan, subject.script)
     answer = question(subject, " ".join(words))
     if answer.exit_code in _ABORTED or "Assertion" in answer.err:

@@ -29,7 +29,7 @@ FILES = {
     "caches": run_files.caches("*"),
     "job_output": run_files.JOB_OUTPUTS,
 }
-"""What the script itself writes into the run folder, by the names that it has for it, less _file; * stands for whose."""
+"""The files that the script itself writes into the run folder, by its variables, less _file; * stands for whose."""
 _VARIABLE = re.compile(r"\$([A-Za-z_]\w*)")
 _BARE_FLAGS = {"mount-home": ("--no-container-mount-home", "0"), "writable": ("--container-writable", "1")}
 """Pyxis' flags without an argument: the flag, and its value in the environment."""
@@ -48,7 +48,8 @@ def header(plan: Plan) -> list[str]:
         "#!/usr/bin/env bash",
         "# shellcheck disable=SC2016,SC2034,SC2317  # other shells expand it; arrays and functions are used by name",
         f"# {plan.name}: {plan.config.task.summary}",
-        f"# Written by `python -m bench render`. Start it: {names} sbatch [--account=…] FILE [FOLDER OF AN EARLIER RUN]",
+        "# Written by `python -m bench render`. "
+        f"Start it: {names} sbatch [--account=…] FILE [FOLDER OF AN EARLIER RUN]",
         *_directive("job-name", plan.name),
         *_directive("partition", slurm.partition),
         *_directive("nodes", w.num_nodes),

@@ -221,7 +221,7 @@ def accounts(subject: Subject) -> Iterator[Finding | str]:
 
 
 def accepted(subject: Subject) -> Iterator[Finding | str]:
-    """Yield why sbatch would refuse the script: what the other checks have found, where that explains it, else its words."""
+    """Yield why sbatch would refuse the script: the other checks' findings if they explain it, else sbatch's words."""
     said = refusal(subject)
     if not said:
         yield last_line(question(subject, "sbatch").err).removeprefix("Job ").partition(" ")[2] or "accepted"

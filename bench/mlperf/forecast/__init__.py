@@ -1,8 +1,8 @@
 """When a run will reach its target: the probability of each coming evaluation, from published runs and its own losses.
 
-Given the losses so far, `bench.mlperf.forecast.curve` says how likely each lag behind the reference curve is, and for each lag
-where the target is likely reached. These are exact sums; no random numbers are drawn. The result is then weighted so
-that it is the published distribution before the first evaluation.
+Given the losses so far, `bench.mlperf.forecast.curve` says how likely each lag behind the reference curve is, and
+for each lag where the target is likely reached. These are exact sums; no random numbers are drawn. The result is then
+weighted so that it is the published distribution before the first evaluation.
 
 A run whose losses lie outside the reference band is forecast as a mixture of three ways to go on: as published runs do,
 along a curve of its own, or as if nothing were known of it. Where no curve is known, the forecast is the distribution

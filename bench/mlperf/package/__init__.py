@@ -1,6 +1,6 @@
 """Pack finished runs as an MLPerf Training submission, and have MLPerf's own checkers look at it.
 
-What is copied is copied byte for byte; what nobody recorded stays empty and is listed for a person to fill in. The folder
+Files are copied byte for byte. What nobody recorded stays empty and is listed for a person to fill in. The folder
 appears when it is complete, or not at all.
 """
 

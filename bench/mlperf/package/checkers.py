@@ -1,9 +1,13 @@
 """What MLPerf's checkers say of a whole submission: they are run as they are, on a copy, and never rewritten.
 
-Known defects of mlperf-logging 4.1.68, and what is done about each: the package checker exits with 0 whatever it found, and
-the repository checker reports failure whatever it found (both are judged by their last word); both log through the root
-logger and print (captured); they write and delete scaling.json in the tree (a copy); one unreadable record ends them (that
-is a failure, with its reason); values of a log become paths of rule files, whose code they run (`require_safe` comes first).
+Known defects of mlperf-logging 4.1.68, and what is done about each:
+
+- The package checker exits with 0 and the repository checker reports failure, whatever they found. Both are judged by
+  the last line that they print.
+- Both log through the root logger and print. Their output is captured.
+- They write and delete scaling.json in the tree. They are given a copy.
+- One unreadable record stops them. That is a failure, with its reason.
+- Values of a log become paths of rule files, whose code they run. `require_safe` checks the values first.
 """
 
 import io
@@ -138,7 +142,7 @@ def _run(checker: Callable[[], object], *, passes: Callable[[list[str]], bool], 
 
 @contextmanager
 def _captured() -> Iterator[list[tuple[int, str]]]:
-    """Yield the list that takes what the checkers log, warn of and print; the root logger and our stdout see nothing of it."""
+    """Yield the list of what the checkers log, warn of and print; nothing of it reaches the root logger or stdout."""
     records: list[tuple[int, str]] = []
     logger = logging.Logger("official checkers")  # no part of the logging tree, and gone afterwards
     logger.addHandler(_Handler(records))

@@ -33,7 +33,7 @@ def metadata_name(entry: Entry) -> str:
 
 
 def metadata(entry: Entry) -> dict[str, str]:
-    """Return what the submission rules want to know of an implementation on a system; empty where nobody recorded it."""
+    """Return what the submission rules ask about an implementation on a system; empty where nobody recorded it."""
     plan = entry.runs[0].plan
     return {
         "starting_weights_filename": "",
@@ -88,8 +88,10 @@ def _how(run: Run, name: str) -> list[str]:
     return [
         *versions,
         *([f"Container image: {image}", ""] if image else []),
-        f"`{name}/config.yaml` is what was asked for; `{name}/plan.json`, which every rank reads, what was worked out of it.",
-        f"{world.num_ranks} ranks on {world.num_nodes} node{'s' * (world.num_nodes > 1)}: dp {world.dp} x tp {world.tp} x pp {world.pp} x cp {world.cp}.",
+        f"`{name}/config.yaml` is what was asked for; "
+        f"`{name}/plan.json`, which every rank reads, what was worked out of it.",
+        f"{world.num_ranks} ranks on {world.num_nodes} node{'s' * (world.num_nodes > 1)}: "
+        f"dp {world.dp} x tp {world.tp} x pp {world.pp} x cp {world.cp}.",
         f"On each rank, in a folder with that plan.json, with `{environment}`:",
         "",
         *(f"    {shlex.join(command.argv)}" for command in plan.commands),
@@ -115,8 +117,10 @@ def todo(items: Mapping[str, Sequence[str]], checked: Checked, *, forced: Sequen
         "",
         "To pack again with what was filled in: `python -m bench pack … --describe` with the files of `systems/`.",
         "",
-        "When the official tools are run by hand: the package checker exits with 0 even if it finds errors; it rewrites",
-        "scaling.json; the result summarizer reads scaling.json before its own check writes it, so it is right only because",
+        "When the official tools are run by hand: "
+        "the package checker exits with 0 even if it finds errors; it rewrites",
+        "scaling.json; the result summarizer reads scaling.json before its own check writes it, "
+        "so it is right only because",
         "that file is here already.",
     ]
     return "\n".join(lines) + "\n"

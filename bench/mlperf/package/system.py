@@ -1,4 +1,4 @@
-"""Describe a system as a submission must: what its runs recorded, and an empty text for what a person has to fill in."""
+"""Describe a system as a submission must: what its runs recorded, and empty texts for a person to fill in."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -11,7 +11,8 @@ from bench.contract.schema import Device
 from bench.errors import ConfigError
 from bench.mlperf import log as logs
 from bench.mlperf import reader
-from bench.mlperf.result import NO_DEVICES, Result
+from bench.mlperf.gpu_count import NO_DEVICES
+from bench.mlperf.result import Result
 
 _NEEDED = (
     *("submitter", "division", "status", "system_name", "number_of_nodes"),
@@ -29,8 +30,9 @@ _OPTIONAL = (
 FIELDS = (*_NEEDED, *_OPTIONAL)
 """What a description holds, all of it text: the official checker adds it up as such.
 
-Sources: the system description checker of mlperf-logging 4.1.68, the same for all rulesets; which of them need a meaningful
-answer, MLCommons' submission rules, section "<system_desc_id>.json metadata" (cores may be given as vCPUs instead).
+Sources: the system description checker of mlperf-logging 4.1.68, which is the same for all rulesets. Which fields need
+a meaningful answer is from MLCommons' submission rules, section "<system_desc_id>.json metadata" (cores may be given as
+vCPUs instead).
 """
 _OF_ACCELERATORS = tuple(field for field in _NEEDED if field.startswith("accelerator_"))
 

@@ -1,6 +1,7 @@
-"""What the ranks found on their nodes before the first trial, and what is wrong with it: facts/ and health.json in, findings out.
+"""Judge what the ranks found on their nodes before the first trial: facts/ and health.json in, findings out.
 
-`jobs.node_checks.facts` and `jobs.node_checks.health` write them; `facts` reads them, `ranks` judges the ranks, `hardware` what the nodes are made of.
+`jobs.node_checks` writes the files and `load` reads them, by the types of `bench.contract.node_facts`. `ranks` judges
+the ranks, and `hardware` judges the GPUs and networks.
 """
 
 from dataclasses import replace
@@ -20,11 +21,11 @@ CHECKS = (
 
 
 def judge(plan: Plan, facts: Facts) -> list[Finding]:
-    """Return everything that is wrong. Without facts of any rank nothing but that is."""
+    """Return everything that is wrong. Without the facts of any rank, that is the only finding."""
     found = (finding for check in CHECKS for finding in check(plan, facts))
     return [replace(finding, tier="nodes") for finding in found]
 
 
 def slow_nodes(facts: Facts) -> list[str]:
-    """Return the nodes that jobs.node_checks.health found to be slow, for --exclude; empty if none, or nobody can tell which."""
+    """Return the nodes that were measured to be slow, for --exclude; none where the slow ones cannot be told apart."""
     return list(facts.health.slow_nodes) if facts.health else []

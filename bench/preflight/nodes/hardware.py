@@ -1,4 +1,4 @@
-"""What is wrong with the nodes' GPUs and networks, by nvidia-smi and the kernel."""
+"""Judge the nodes' GPUs and networks, as nvidia-smi and the kernel report them."""
 
 import re
 from collections.abc import Collection, Iterable, Iterator
@@ -18,35 +18,38 @@ SLOWED = {
     0x40: "hardware thermal slowdown",
     0x80: "power brake",
 }
-"""Bits of NVML's reasons for lower clocks. Source: nvml.h, nvmlClocksEventReason*; those of an idle or busy GPU are left out."""
+"""Bits of NVML's reasons for lower clocks, without those of an idle or busy GPU.
+
+Source: nvml.h, nvmlClocksEventReason*.
+"""
 _MODEL = re.compile(r"\b[A-Z]+\d+[A-Z]*\b")
 """H100 in `NVIDIA H100 SXM 80GB`."""
 
 
 def gpus(plan: Plan, facts: Facts) -> Iterator[Finding]:
-    """Yield the nodes with fewer GPUs than ranks, or with others than the plan counts on."""
+    """Yield the nodes with fewer GPUs than ranks, or with other GPUs than the plan's."""
     if plan.config.cluster.device is not Device.cuda:
         return
     for rank in facts.ranks:
         visible = rank.cuda_visible_devices
         if visible is not None and (count := _count(visible)) <= rank.local_rank:
-            what = f"CUDA_VISIBLE_DEVICES lets rank {rank.rank} see {count} GPUs, and it is the node's rank {rank.local_rank}"
+            what = f"CUDA_VISIBLE_DEVICES lets rank {rank.rank} see {count} GPUs; its local rank is {rank.local_rank}"
             yield broken("HW-03", what, rank.node, fix="ask for GPUs per node, not per task: cluster.slurm.gpu_request")
     for node, machine in facts.machines.items():
         ranks = len(ranks_of(facts, node))
         if machine.gpus is None:
-            what = f"the GPUs cannot be looked at: {machine.gpus_refused}"
-            without = (machine.gpus_refused or "").startswith("there is no")  # an image may lack it; that says nothing
-            yield broken("HW-03", what, node, severity="warning" if without else "error")
+            what = f"the GPUs cannot be inspected: {machine.gpus_refused}"
+            has_no_smi = (machine.gpus_refused or "").startswith("there is no")  # an image may lack nvidia-smi
+            yield broken("HW-03", what, node, severity="warning" if has_no_smi else "error")
         elif len(machine.gpus) < ranks:
             yield broken("HW-03", f"{len(machine.gpus)} GPUs for {ranks} ranks", node)
         elif plan.config.cluster.gpu and (other := _others(plan.config.cluster.gpu, machine.gpus)):
             what = f"{other}, and the plan is for {plan.config.cluster.gpu.name}"
-            yield broken("HW-03", what, node, fix="choose the cluster that these nodes are, or other nodes")
+            yield broken("HW-03", what, node, fix="choose the cluster= that describes these nodes, or other nodes")
 
 
 def gpu_faults(plan: Plan, facts: Facts) -> Iterator[Finding]:
-    """Yield the GPUs with memory errors since the driver was loaded, rows to be remapped, or clocks held down."""
+    """Yield the GPUs with memory errors since the driver was loaded, rows to be remapped, or throttled clocks."""
     if plan.config.cluster.device is not Device.cuda:
         return
     for node, machine in facts.machines.items():
@@ -60,7 +63,7 @@ def gpu_faults(plan: Plan, facts: Facts) -> Iterator[Finding]:
                 fix = "have the GPU reset: the row is remapped then"
                 yield broken("HW-01", "a row of its memory waits to be remapped", where, fix=fix)
             if slowed := [name for bit, name in SLOWED.items() if _bits(gpu.throttle) & bit]:
-                yield broken("HW-01", f"its clocks are held down: {', '.join(slowed)}", where, severity="warning")
+                yield broken("HW-01", f"its clocks are throttled: {', '.join(slowed)}", where, severity="warning")
 
 
 def drivers(plan: Plan, facts: Facts) -> Iterator[Finding]:
@@ -85,14 +88,14 @@ def interfaces(plan: Plan, facts: Facts) -> Iterator[Finding]:
             exact = name.startswith("GLOO")  # which takes whole names only
             chosen = set(wanted.split(",")) & set(up) if exact else selected(wanted, up)
             if not chosen:
-                yield broken("NCC-01", f"{name}={wanted}, and up are only {', '.join(up)}", node)
+                yield broken("NCC-01", f"{name}={wanted}, and only {', '.join(up)} are up", node)
             elif set(chosen) == {"lo"} and len(facts.machines) > 1:
                 what = f"{name}={wanted} is the loopback, which no other node can reach"
                 yield broken("NCC-01", what, node, severity="warning")
 
 
 def infiniband(plan: Plan, facts: Facts) -> Iterator[Finding]:
-    """Yield the nodes that lack InfiniBand ports which others have, and whether there are none at all."""
+    """Yield the nodes that lack InfiniBand ports which others have, and whether no node has any."""
     if len(facts.machines) < 2 or plan.config.cluster.device is not Device.cuda:
         return
     active = {node: _active(plan, machine) for node, machine in facts.machines.items()}
@@ -101,37 +104,39 @@ def infiniband(plan: Plan, facts: Facts) -> Iterator[Finding]:
         yield broken("NCC-02", "no InfiniBand port is up on any node", listed(active), severity="warning")
     for node, ports in active.items():
         if anywhere and not ports:
-            what = f"no InfiniBand port is up here, and {len(anywhere)} are on other nodes"
+            what = f"no InfiniBand port is up here, and {len(anywhere)} are up on other nodes"
             yield broken("NCC-03", what, node)
         elif lacking := sorted(anywhere - ports):
-            yield broken("NCC-03", f"{', '.join(lacking)}: not up here as on other nodes", node, severity="warning")
+            yield broken(
+                "NCC-03", f"{', '.join(lacking)}: not up here, but up on other nodes", node, severity="warning"
+            )
         if ports and not facts.machines[node].infiniband_devices:
             what = "InfiniBand is up, and its devices (/dev/infiniband) cannot be used by the ranks"
             yield broken("NCC-02", what, node, severity="warning")
 
 
 def memlock(plan: Plan, facts: Facts) -> Iterator[Finding]:
-    """Yield the nodes with InfiniBand whose ranks may not lock all the memory that it wants."""
+    """Yield the nodes with InfiniBand whose ranks may lock too little memory for its buffers."""
     for node, machine in facts.machines.items():
         limits = [rank.memlock_bytes for rank in ranks_of(facts, node) if rank.memlock_bytes != -1]
         if limits and _active(plan, machine):
-            what = f"ranks may lock {min(limits) // 1024} KiB of memory only, and InfiniBand locks its buffers"
+            what = f"ranks may lock only {min(limits) // 1024} KiB of memory, and InfiniBand locks its buffers"
             yield broken("NCC-03", what, node, fix="have `ulimit -l` set to unlimited for slurmd", severity="warning")
 
 
 def selected(wanted: str, names: Iterable[str]) -> set[str]:
-    """Return which names NCCL means: a list of prefixes; of whole names after =; all others after ^.
+    """Return which names NCCL selects: `wanted` lists prefixes, after = whole names, after ^ those to leave out.
 
     Source: NCCL's documentation of NCCL_SOCKET_IFNAME and NCCL_IB_HCA.
     """
     others, exact = wanted.startswith("^"), wanted.lstrip("^").startswith("=")
     items = [item for item in wanted.lstrip("^=").split(",") if item]
 
-    def is_meant(name: str) -> bool:
+    def is_listed(name: str) -> bool:
         whole = any(item in (name, name.partition(":")[0]) for item in items)
         return whole if exact else any(name.startswith(item) for item in items)
 
-    return {name for name in names if is_meant(name) != others}
+    return {name for name in names if is_listed(name) != others}
 
 
 def _active(plan: Plan, machine: Machine) -> set[str]:
@@ -146,7 +151,7 @@ def _count(visible: str) -> int:
 
 
 def _others(want: Gpu, seen: Collection[GpuFacts]) -> str | None:
-    """Return the GPUs that are not of the kind: the model in the name differs, or the memory by more than a few percent."""
+    """Return the first GPU of another kind: the model in its name differs, or its memory does (by MEMORY_TOLERANCE)."""
     for gpu in seen:
         models = set(_MODEL.findall(want.name)) <= set(_MODEL.findall(gpu.name or ""))
         memory_gib = want.memory_gib if gpu.memory_mib is None else gpu.memory_mib / 1024
@@ -156,7 +161,7 @@ def _others(want: Gpu, seen: Collection[GpuFacts]) -> str | None:
 
 
 def _bits(throttle: str | None) -> int:
-    """Return nvidia-smi's hexadecimal number; 0 for none, and for a word."""
+    """Return nvidia-smi's hexadecimal number; 0 for None and for text."""
     with suppress(ValueError):
         return int(throttle or "0", 16)
     return 0

@@ -1,4 +1,4 @@
-"""facts/rank_*.json and health.json of a run folder, typed; `jobs.node_checks.facts` and `jobs.node_checks.health` say what stands in them."""
+"""Read facts/rank_*.json and health.json of a run folder, by the types of `bench.contract.node_facts`."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from bench.errors import LogError
 
 T = TypeVar("T")
 MOST_NAMES = 8
-"""So many nodes are named in one message."""
+"""The number of nodes that one message names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """All ranks' facts, by rank, and health.json if there is one."""
+    """The facts of all ranks, sorted by rank, and health.json if there is one."""
 
     folder: str
     ranks: tuple[RankFacts, ...]
@@ -26,12 +26,14 @@ class Facts:
 
     @property
     def machines(self) -> dict[str, Machine]:
-        """What each node is."""
+        """The hardware of each node."""
         return {rank.node: rank.machine for rank in self.ranks if rank.machine is not None}
 
 
 def load(folder: Path, *, element: str = "") -> Facts:
-    """Return what a run folder holds; of a requeued job only what its last attempt wrote. `element`: _3 in an array's third.
+    """Return the facts of a run folder; of a requeued job only those of its last attempt.
+
+    element: which element of a job array they are of, such as _3.
 
     Raises:
         LogError: a file is damaged.

@@ -1,4 +1,4 @@
-"""What is wrong with the ranks: how many there are, what they run in, what they can reach, when it is for them."""
+"""Judge the ranks: how many there are, what they run in, which paths they reach, and what their clocks say."""
 
 import json
 from collections.abc import Iterator
@@ -19,17 +19,15 @@ MAX_SKEW_MS = 1000
 
 def world(plan: Plan, facts: Facts) -> Iterator[Finding]:
     """Yield whether the ranks are not one world of the planned size, with each rank once."""
-    want, there = plan.world.num_ranks, {rank.rank for rank in facts.ranks}
+    want, found = plan.world.num_ranks, {rank.rank for rank in facts.ranks}
     for size, nodes in grouped((rank.world_size, rank.node) for rank in facts.ranks).items():
         if size != want:
             what = f"ranks were started as a world of {size}, and the plan is for {want}"
-            what += ": each takes itself for rank 0" if size == 1 else ""
+            what += ": each considers itself rank 0" if size == 1 else ""
             yield broken("NCC-05", what, listed(nodes))
-    if missing := sorted(set(range(want)) - there):
-        what = f"no word from {len(missing)} of {want} ranks: {_ranges(missing)}"
-        fix = (
-            "read what they printed in the job's output; if nothing, put LOGDIR on a file system that every node shares"
-        )
+    if missing := sorted(set(range(want)) - found):
+        what = f"no facts of {len(missing)} of {want} ranks: {_ranges(missing)}"
+        fix = "read their output in the job's log; if there is none, put LOGDIR on a file system that every node shares"
         yield broken("NCC-05", what, facts.folder, fix=fix)
 
 
@@ -44,16 +42,15 @@ def image(plan: Plan, facts: Facts) -> Iterator[Finding]:
     record = store.recorded(Path(path)) if path and path.endswith(".sqsh") else None
     if record is None or record.marker is None:
         return
-    for said, nodes in grouped(
-        (rank.software.image, rank.node) for rank in facts.ranks if rank.software.in_enroot
-    ).items():
-        if _marker(said) != record.marker:
-            what = f"ranks run in {_name(said)}, and asked for was {_name(json.dumps(record.marker))}"
+    images = grouped((rank.software.image, rank.node) for rank in facts.ranks if rank.software.in_enroot)
+    for image_json, nodes in images.items():
+        if _marker(image_json) != record.marker:
+            what = f"ranks run in {_name(image_json)}, and the plan is for {_name(json.dumps(record.marker))}"
             yield broken("PYX-03", what, listed(nodes), fix="give --container-name the job id, and remove older ones")
 
 
 def versions(plan: Plan, facts: Facts) -> Iterator[Finding]:
-    """Yield in what the software of the ranks differs."""
+    """Yield the differences between the software of the ranks."""
     in_container = plan.config.container.runtime is Runtime.pyxis
     names = sorted({name for rank in facts.ranks for name in rank.software.packages})
     found = {"image": grouped((_name(rank.software.image), rank.node) for rank in facts.ranks)}
@@ -86,7 +83,7 @@ def environment(plan: Plan, facts: Facts) -> Iterator[Finding]:
 
 
 def paths(plan: Plan, facts: Facts) -> Iterator[Finding]:
-    """Yield what nodes need and do not have, and what only some of them have."""
+    """Yield the paths that nodes need and do not have, and those that only some nodes have."""
     every = [(node, path) for node, machine in facts.machines.items() for path in machine.paths]
     for (what, path), _ in grouped(((path.what, path.path), node) for node, path in every).items():
         seen = [(node, reached) for node, reached in every if (reached.what, reached.path) == (what, path)]
@@ -95,58 +92,56 @@ def paths(plan: Plan, facts: Facts) -> Iterator[Finding]:
             continue
         rule, where = "PYX-07" if what == "a mount" else "CFG-06", f"{path or what} on {listed(missing)}"
         if len(missing) == len(seen):
-            yield broken(rule, f"{what} is not there on any node", where)
+            yield broken(rule, f"{what} is missing on every node", where)
         else:
             fix = "put it on a file system that every node sees, at the same path"
-            yield broken(
-                rule, f"{what} is there on {len(seen) - len(missing)} of {len(seen)} nodes only", where, fix=fix
-            )
+            yield broken(rule, f"{what} is on only {len(seen) - len(missing)} of {len(seen)} nodes", where, fix=fix)
 
 
 def results(plan: Plan, facts: Facts) -> Iterator[Finding]:
-    """Yield the nodes that cannot write into the run folder, or that have little room there."""
+    """Yield the nodes that cannot write into the run folder, or that have little free space there."""
     for node, machine in facts.machines.items():
-        there, where = machine.results, f"{machine.results.path} on {node}"
-        if there.refused is not None:
-            yield broken("CFG-08", f"results cannot be written: {there.refused}", where)
-        elif there.free_mib < MIN_FREE_MIB:
-            yield broken("CFG-08", f"{there.free_mib} MiB free, and a run needs {MIN_FREE_MIB}", where)
+        run_folder, where = machine.results, f"{machine.results.path} on {node}"
+        if run_folder.refused is not None:
+            yield broken("CFG-08", f"results cannot be written: {run_folder.refused}", where)
+        elif run_folder.free_mib < MIN_FREE_MIB:
+            yield broken("CFG-08", f"{run_folder.free_mib} MiB free, and a run needs {MIN_FREE_MIB}", where)
 
 
 def clocks(plan: Plan, facts: Facts) -> Iterator[Finding]:
     """Yield the nodes whose clocks certainly are more than a second away from rank 0's.
 
-    Ranks start at different times, so times in facts/ prove nothing. `jobs.node_checks.health` gives bounds: the moment of a collective lies,
-    on each clock, between going in and coming out.
+    Ranks start at different times, so the times in facts/ prove nothing. health.json has bounds: on each clock, the
+    moment of a collective lies between the times before and after it.
     """
     for node in facts.health.nodes if facts.health else ():
         low, high = node.clock_ms
         apart = max(low, -high)  # the bound that is nearer to zero; negative when zero lies between them
         if apart > MAX_SKEW_MS:
             side = "ahead of" if low > 0 else "behind"
-            what = f"its clock is at least {apart / 1000:.1f} s {side} that of rank 0's node, and logs of both are compared"
+            what = f"its clock is at least {apart / 1000:.1f} s {side} that of rank 0's node"
             fix = "have its time synchronised (chronyc tracking, timedatectl)"
             yield broken("CFG-08", what, node.node, fix=fix, severity="warning")
 
 
 def health(plan: Plan, facts: Facts) -> Iterator[Finding]:
-    """Yield what jobs.node_checks.health measured to be below a floor."""
+    """Yield the rates that were measured to be below a floor."""
     for found in facts.health.findings if facts.health else ():
         yield broken(found.rule, found.what, found.where, fix=found.fix)
 
 
-def _marker(said: str | None) -> Any:
-    """Return what an image says of itself, or None where it does not."""
+def _marker(image_json: str | None) -> Any:
+    """Return an image's description of itself, or None where it has none."""
     with suppress(ValueError):
-        return json.loads(said or "")
+        return json.loads(image_json or "")
     return None
 
 
-def _name(said: str | None) -> str:
-    marker = _marker(said)
+def _name(image_json: str | None) -> str:
+    marker = _marker(image_json)
     if isinstance(marker, dict) and "name" in marker:
         return f"{marker['name']} of commit {marker.get('commit', '?')}"
-    return said or "an image that does not say which"
+    return image_json or "an image without a description"
 
 
 def _ranges(numbers: list[int]) -> str:

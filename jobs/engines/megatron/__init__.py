@@ -1,6 +1,6 @@
 """The training engine on megatron-core.
 
-Nothing here imports torch before it is called: on a machine without CUDA megatron-core must be patched first.
+Importing this module does not import torch: on a machine without CUDA megatron-core must be patched first.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ def build(plan: Plan, seed: int) -> "MegatronEngine":
 
 
 def versions() -> Mapping[str, str]:
-    """Return the versions of what it trains with."""
+    """Return the versions of torch and megatron-core."""
     import megatron.core
     import torch
 

@@ -1,7 +1,7 @@
-"""AdamW on megatron-core's flat buffers: a step is a dozen kernels, and the host waits for none of them.
+"""AdamW on megatron-core's flat buffers: a step launches a dozen kernels, and the host waits for none of them.
 
-A bucket of a buffer holds many weights' gradients in one piece. With the distributed optimizer each rank of DP (and CP)
-updates its part of every bucket, otherwise all of it; FP32 master weights are kept of what a rank updates.
+A bucket of a buffer holds the gradients of many weights in one tensor. With the distributed optimizer each rank of DP
+(and CP) updates its part of every bucket, otherwise all of it. A rank holds FP32 master weights of what it updates.
 """
 
 from dataclasses import dataclass
@@ -19,16 +19,19 @@ from bench.contract.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class _Shard:
-    """What this rank updates of a bucket; all tensors but `weights` are flat FP32, those in lists views of `grad` and `master`."""
+    """The part of a bucket that this rank updates.
+
+    All tensors but `weights` are flat and FP32; those in lists are views of `grad` and `master`.
+    """
 
     grad: Tensor
     master: Tensor
     counted: list[Tensor]
-    """Gradients in the norm: those that no other rank counts too."""
+    """The gradients that this rank contributes to the norm, so that each counts once."""
     decayed: list[Tensor]
-    """Master weights that decay: matrices."""
+    """The master weights that decay: those of matrices."""
     weights: list[tuple[Tensor, Tensor]]
-    """What the model multiplies with, and where its master lies."""
+    """The weights that the model computes with, each with its master weights."""
 
     def load(self) -> None:
         for weight, master in self.weights:
@@ -55,7 +58,7 @@ class Adam:
         self.reset()
 
     def reset(self) -> None:
-        """Start again from the weights as they are now."""
+        """Start again from the current weights."""
         for shard in self.shards:
             shard.load()
         r = self.recipe
@@ -66,7 +69,7 @@ class Adam:
         self.adam = torch.optim.AdamW(masters, lr=0.0, betas=betas, eps=r.adam_eps, weight_decay=0.0, fused=True)
 
     def step(self, lr: float) -> None:
-        """Update the weights by the gradients, which are summed over the replicas already and are spent by this."""
+        """Update the weights. The gradients are already summed over the replicas, and are overwritten."""
         norm = self._norm()
         factor = (self.recipe.clip_grad / (norm + 1e-6)).clamp(max=1.0)
         torch._foreach_mul_([shard.grad for shard in self.shards], factor)
@@ -121,7 +124,7 @@ def _shard(buffer, bucket, is_sharded: bool) -> _Shard:
 
 
 def _ranges(places: list[tuple[int, int, Parameter]], chosen: list[bool]) -> list[tuple[int, int]]:
-    """Return from where to where the chosen weights lie; neighbours are one range, with the zeros between them."""
+    """Return the ranges of the chosen weights; neighbours make one range, with the zeros between them."""
     ranges: list[tuple[int, int]] = []
     was_chosen = False
     for (start, end, _), is_chosen in zip(places, chosen, strict=True):

@@ -1,10 +1,10 @@
-"""Causal attention by fused kernels, forward and backward written out, with context parallelism (CP).
+"""Causal attention by fused kernels, with forward and backward pass by hand, and context parallelism (CP).
 
 Under CP the sequence is cut into 2 * cp chunks and a rank holds two of them, one early and one late (see `positions`).
-The queries of a chunk see the chunk's own keys under the causal mask and all earlier keys without a mask: two kernel
-calls, merged by the logarithms of their sums of exponentials (lse). Keys and values of all ranks are gathered
-meanwhile, and once more in the backward pass. There each of the two calls takes the merged output and lse: that makes
-what it returns its exact part of the gradients.
+The queries of a chunk attend to the chunk's own keys under the causal mask, and to all earlier keys without a mask:
+two kernel calls, merged by the logarithms of their sums of exponentials (lse). Meanwhile keys and values of all ranks
+are gathered, and once more in the backward pass. There each of the two calls takes the merged output and lse, so that
+it returns its exact part of the gradients.
 
 Shape letters: S sequence on this rank, C one chunk of it, T whole sequence, B batch, H heads, G key/value groups,
 D head dimension.
@@ -72,8 +72,8 @@ def attend_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q [S, B, H, D] and of k and v [S, B, G, D] of this rank; out and lse are `attend`'s.
 
-    The ranks' gradients of k and v are summed in their own type. In BF16 that rounds a sum of at most 2 * cp terms,
-    which the kernels have rounded already, and moves half the bytes of FP32.
+    The gradients of k and v are summed over the ranks in their own dtype. In BF16 that rounds a sum of at most 2 * cp
+    terms, which the kernels have rounded already, and moves half the bytes of FP32.
     """
     dout_SBHD = dout_SBHD.contiguous()  # torch caches cuDNN's plan by the strides of q, k and v alone
     if group.size() == 1:
@@ -112,19 +112,19 @@ def _held_chunks(cp: int, rank: int) -> tuple[int, int]:
 
 
 def _num_past(num_own: int, group: ProcessGroup) -> list[int]:
-    """Return how many tokens come before each of the two chunks that this rank holds."""
+    """Return the number of tokens before each of the two chunks of this rank."""
     return [chunk * num_own // 2 for chunk in _held_chunks(group.size(), group.rank())]
 
 
 def _start_gather(k_SBGD: Tensor, v_SBGD: Tensor, group: ProcessGroup) -> tuple[torch.distributed.Work, Tensor]:
-    """Return one collective under way and where it puts keys and values of all ranks [T, B, 2*G, D], rank by rank."""
+    """Start to gather keys and values; return the collective and its output [T, B, 2*G, D], rank by rank."""
     own = torch.cat([k_SBGD, v_SBGD], dim=2)
     gathered = own.new_empty(group.size() * len(own), *own.shape[1:])
     return torch.distributed.all_gather_into_tensor(gathered, own, group=group, async_op=True), gathered
 
 
 def _reduce_scatter(x_TBGD: Tensor, group: ProcessGroup) -> Tensor:
-    """Return this rank's part [S, B, G, D] of the sum over the ranks; each gives the whole sequence, in order."""
+    """Return this rank's part [S, B, G, D] of the sum over the ranks; each passes the whole sequence, in order."""
     chunks, cp = x_TBGD.chunk(2 * group.size()), group.size()
     by_rank = torch.cat([chunks[chunk] for rank in range(cp) for chunk in _held_chunks(cp, rank)])
     own = by_rank.new_empty(len(by_rank) // cp, *by_rank.shape[1:])
@@ -133,13 +133,13 @@ def _reduce_scatter(x_TBGD: Tensor, group: ProcessGroup) -> Tensor:
 
 
 def _in_sequence(x_TBGD: Tensor, cp: int) -> Tensor:
-    """Return chunks that lie rank by rank in the order of the sequence."""
+    """Return chunks that are stored rank by rank in the order of the sequence."""
     chunks = x_TBGD.chunk(2 * cp)
     return torch.cat(chunks[::2] + chunks[::-2])
 
 
 def _merge(out_CBHD: Tensor, lse: Tensor, other_CBHD: Tensor, other_lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Return output and lse of the softmax over the keys of both."""
+    """Return output and lse of the softmax over both sets of keys."""
     weight_BHC = torch.sigmoid(other_lse - lse).flatten(2)[:, :, : len(out_CBHD)]
     weight_CBH1 = weight_BHC.permute(2, 0, 1).unsqueeze(3)
     merged = torch.lerp(out_CBHD.float(), other_CBHD.float(), weight_CBH1)
@@ -163,10 +163,10 @@ def _forward(q_SBHD: Tensor, k_SBGD: Tensor, v_SBGD: Tensor, scale: float, causa
 def _backward(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k and v; where out and lse are of more keys than k's, these keys' part of them."""
+    """Return the gradients of q, k and v; if out and lse are of more keys than k, the part of these keys."""
     num_groups = k.shape[2]
     dout, q, k, v, out = (x.permute(1, 2, 0, 3) for x in (dout, q, k, v, out))
-    no_seed = torch.empty((), dtype=torch.long, device=q.device)  # for dropout, and there is none
+    no_seed = torch.empty((), dtype=torch.long, device=q.device)  # for dropout, which is 0
     if _is_cudnn(q):
         lengths = (None, None, q.shape[2], k.shape[2])
         grads = _aten._scaled_dot_product_cudnn_attention_backward(
@@ -189,5 +189,5 @@ def _backward(
 
 
 def _is_cudnn(x: Tensor) -> bool:
-    """Return whether cuDNN does it, which knows groups; the other kernels get keys and values for each head."""
+    """Return whether cuDNN computes it. cuDNN knows groups; the other kernels get keys and values for each head."""
     return x.is_cuda and x.dtype is not torch.float32

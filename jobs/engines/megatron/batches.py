@@ -1,8 +1,4 @@
-"""Rows of tokens: written by prepare, read by the loop as micro-batches of this rank.
-
-A data folder holds, for `train` and `eval`, NAME_tokens.npy (int32 [rows, S]) and NAME_counts.npy (bool [rows, S]: the
-tokens that count in the loss).
-"""
+"""Cut rows of tokens into the micro-batches of this rank."""
 
 from dataclasses import dataclass
 
@@ -18,10 +14,10 @@ from jobs.engines.megatron.attention import positions
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """What one forward pass takes, each [B, S / cp] on this rank's part of the sequence.
+    """The input of one forward pass: tensors [B, S / cp] of this rank's part of the sequence.
 
-    weights sum to 1 over the tokens that count of a row (0 over a row that only fills the batch), so that the loss is
-    the mean over rows of each row's mean, whatever the layout.
+    The weights sum to 1 over the tokens of a row that count (to 0 over a row that only fills the batch), so that the
+    loss is the mean over rows of each row's mean in every layout.
     """
 
     tokens: Tensor
@@ -37,7 +33,7 @@ def micro_batches(plan: Plan, rows: Rows, indices: np.ndarray) -> list[MicroBatc
 
 
 def micro_batch(plan: Plan, rows: Rows, indices: np.ndarray) -> MicroBatch:
-    """Return the rows as tensors on the device, this context-parallel rank's part of each."""
+    """Return this context-parallel rank's part of the rows, on the device."""
     tokens = torch.from_numpy(rows.tokens[indices].astype(np.int64))
     counts = torch.from_numpy(rows.counts[indices].astype(np.float32)) * torch.from_numpy(indices >= 0)[:, None]
     labels, weights = tokens.roll(-1, dims=1), counts.roll(-1, dims=1)

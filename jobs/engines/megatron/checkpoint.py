@@ -22,7 +22,7 @@ _LAYER = re.compile(r"decoder\.layers\.\d+\.")
 
 
 def save(engine: Parts, folder: Path, *, adapters: bool) -> None:
-    """Write the adapters, or everything but them, to a folder that appears only when it is complete."""
+    """Save the adapters, or all other weights, to a folder that appears only when it is complete."""
     part = folder.with_name(folder.name + ".part")
     rank = torch.distributed.get_rank()
     if rank == 0:
@@ -37,17 +37,17 @@ def save(engine: Parts, folder: Path, *, adapters: bool) -> None:
 
 
 def load(engine: Parts, folder: Path, *, adapters: bool) -> None:
-    """Load the adapters, or everything but them, whatever layout wrote them; of a Hugging Face folder, its conversion.
+    """Load the adapters, or all other weights, whatever layout saved them; of a Hugging Face folder, its conversion.
 
     Raises:
-        ConfigError: the folder is not a checkpoint of this model, or one in FP8 for another precision.
+        ConfigError: the folder is not a checkpoint of this model, or is one in FP8 and the precision is not.
     """
     config = engine.plan.config
     folder = folder if adapters else checkpoint.located(folder, config.precision)
     checkpoint.require(folder, config.model, config.precision)
     try:
         parts = _parts(engine, adapters, is_fp8=checkpoint.is_fp8(folder))
-        is_whole = len(parts) == 1  # one layer of many is none, which is what the integrity check looks for
+        is_whole = len(parts) == 1  # the integrity check wants all layers of a checkpoint
         while parts:
             state = dist_checkpointing.load(_in_place(parts.pop()), str(folder), validate_access_integrity=is_whole)
             for i, chunk in enumerate(engine.bare_chunks()):
@@ -57,7 +57,7 @@ def load(engine: Parts, folder: Path, *, adapters: bool) -> None:
         raise ConfigError(
             f"not a checkpoint of {engine.plan.config.model.name}: {reason}",
             where=str(folder),
-            fix="run the prepare step, or point MODEL at a megatron-core checkpoint of this model",
+            fix="run jobs.tasks.prepare, or point MODEL at a megatron-core checkpoint of this model",
             rule="CFG-06",
         ) from error
     engine.optimizer.reset()
@@ -76,9 +76,11 @@ def _sharded(engine: Parts, adapters: bool, *, is_fp8: bool) -> dict[str, dict[s
 
 
 def _parts(engine: Parts, adapters: bool, *, is_fp8: bool) -> list[dict[str, dict[str, Any]]]:
-    """Return what is loaded at once: all; of frozen FP8 linears that come in BF16, one layer, the first with what is in none.
+    """Return the parts that are loaded one after the other.
 
-    All ranks load together, and each has as many parts. A single rank takes all layers: megatron-core 0.16.1 wants every one of it.
+    There is one part, unless frozen FP8 linears are loaded from BF16. Then each layer is a part, and the first has the
+    weights outside of the layers too. All ranks load together, and have the same number of parts. A single rank loads
+    all layers at once: megatron-core 0.16.1 requires all shards of a rank then.
     """
     whole = _sharded(engine, adapters, is_fp8=is_fp8)
     is_staged = engine.plan.config.precision is Precision.fp8 and not is_fp8
@@ -94,9 +96,9 @@ def _parts(engine: Parts, adapters: bool, *, is_fp8: bool) -> list[dict[str, dic
 
 
 def _in_place(part: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Have each tensor loaded where it is: what has no memory (frozen FP8 weights that come in BF16) gets the host's.
+    """Load each tensor into its own memory; a frozen FP8 weight that is loaded from BF16 has none, and gets the host's.
 
-    megatron-core would put gates and ups together in a copy, all layers' at once; they are two halves of one tensor already.
+    megatron-core would concatenate gates and ups of all layers in a copy; they are halves of one tensor already.
     """
     for state in part.values():
         for tensor in state.values():

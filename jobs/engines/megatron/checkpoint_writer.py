@@ -1,7 +1,7 @@
 """Write a megatron-core checkpoint (torch_dist) file by file, without ever holding the model; any layout can load it.
 
-Each file holds whole pieces of global tensors, one after the other as torch.save has them; `.metadata` says which piece
-lies where. Source: megatron-core 0.16.1, dist_checkpointing; torch 2.13, distributed.checkpoint.filesystem.
+Each file holds complete pieces of global tensors, one after the other, as torch.save writes them; `.metadata` has the
+place of each piece. Source: megatron-core 0.16.1, dist_checkpointing; torch 2.13, distributed.checkpoint.filesystem.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a piece lies: which bytes of which file."""
+    """The place of a piece: which bytes of a file hold it."""
 
     key: str
     dtype: str
@@ -52,7 +52,7 @@ class Place:
 
 
 class _Hashed:
-    """A file that is hashed while it is written."""
+    """Hashes a file while it is written."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file, self.digest, self.position = file, hashlib.sha256(), 0
@@ -67,13 +67,13 @@ class _Hashed:
 
 
 def write(path: Path, pieces: Iterable[Piece]) -> dict[str, Any]:
-    """Write a file, which appears only when it is complete and on the disk; return its bytes, sha256 and places."""
+    """Write a file, which appears only when it is complete and on disk; return its bytes, sha256 and places."""
     unfinished, places = path.with_name(path.name + ".tmp"), []
     with unfinished.open("wb") as file:
         hashed = _Hashed(file)
         for piece in pieces:
             begin, dtype = hashed.position, str(piece.data.dtype).removeprefix("torch.")
-            torch.save(piece.data.clone(), hashed)  # a view would be saved with all that it is a view of
+            torch.save(piece.data.clone(), hashed)  # a view would be saved with its whole storage
             shape, length = list(piece.data.shape), hashed.position - begin
             places.append(Place(piece.key, dtype, list(piece.whole), list(piece.offset), shape, begin, length))
         file.flush()
@@ -84,11 +84,11 @@ def write(path: Path, pieces: Iterable[Piece]) -> dict[str, Any]:
 
 
 def close(folder: Path, files: Iterable[dict[str, Any]]) -> None:
-    """Write what makes a folder of written files a checkpoint."""
+    """Write the files that turn a folder of written pieces into a checkpoint."""
     tensors: dict[str, TensorStorageMetadata] = {}
     storage: dict[MetadataIndex, _StorageInfo] = {}
     for file in files:
-        for place in (Place(**said) for said in file["places"]):
+        for place in (Place(**fields) for fields in file["places"]):
             properties = TensorProperties(dtype=getattr(torch, place.dtype))
             known = tensors.setdefault(place.key, TensorStorageMetadata(properties, torch.Size(place.whole), []))
             offset = torch.Size(place.offset)

@@ -1,7 +1,7 @@
-"""Let megatron-core train on a machine without CUDA, over gloo; does nothing where CUDA exists.
+"""Let megatron-core train on a machine without CUDA, over gloo; where CUDA exists, nothing changes.
 
 megatron-core 0.16.1 writes `device="cuda"` and asks torch.cuda for devices, synchronization and random states in some
-fifty places. On a CPU each of them means the CPU.
+fifty places. On a machine without CUDA all of them get the CPU.
 """
 
 import logging
@@ -14,7 +14,7 @@ _FACTORIES = ("arange", "empty", "full", "ones", "tensor", "zeros")
 
 
 def install() -> None:
-    """Patch torch and megatron-core for this process; call before any process group, model or megatron import."""
+    """Patch torch and megatron-core in this process. Call it before any process group, model or megatron import."""
     if torch.cuda.is_available():
         return
     torch.compile = _uncompiled  # type: ignore[assignment]
@@ -38,12 +38,12 @@ def _install_megatron() -> None:
 
 
 def _uncompiled(model: Callable[..., Any] | None = None, **_options: Any) -> Any:
-    """Return the function as it is: megatron-core compiles some at import, which alone takes half of a rank's start."""
+    """Return the function itself: megatron-core compiles some at import, which takes half of a rank's start."""
     return model if model is not None else _uncompiled
 
 
 def _on_cpu(factory: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the tensor factory with a CUDA device, and pinned memory, read as the CPU."""
+    """Return the tensor factory; it reads a CUDA device as the CPU, and ignores pinned memory."""
 
     def make(*args: Any, **kwargs: Any) -> Any:
         if "cuda" in str(kwargs.get("device", "")):

@@ -1,4 +1,4 @@
-"""The protocol of `jobs.engines`, by the functions of this package."""
+"""Implement the protocol of `jobs.engines` with the functions of this package."""
 
 from pathlib import Path
 
@@ -8,13 +8,14 @@ from torch import Tensor
 from bench.contract.plan import Plan
 from jobs.data.rows import Rows
 from jobs.engines.megatron import checkpoint, loop, model
+from jobs.engines.megatron.fp8.ops import Fp8Ops
 
 
 class MegatronEngine:
     """This rank's part of the model and its optimizer; see `jobs.engines.Engine`."""
 
-    def __init__(self, plan: Plan, seed: int) -> None:
-        self.parts = model.build(plan, seed)
+    def __init__(self, plan: Plan, seed: int, *, fp8_ops: Fp8Ops | None = None) -> None:
+        self.parts = model.build(plan, seed, fp8_ops=fp8_ops)
 
     def load(self, folder: Path, *, adapters: bool) -> None:
         checkpoint.load(self.parts, folder, adapters=adapters)

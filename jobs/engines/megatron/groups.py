@@ -15,10 +15,9 @@ def start_ranks(plan: Plan, who: Rank) -> None:
     """
     from jobs.engines.megatron import cpu_patch
 
-    warnings.filterwarnings("ignore", message=".*Apex (is|are) not installed")  # not needed: layer.py says what is used
-    warnings.filterwarnings(
-        "ignore", message=r"barrier\(\): using the device under current context"
-    )  # it is the right one
+    # layer.py uses nothing of Apex, and the current device is the right one.
+    warnings.filterwarnings("ignore", message=".*Apex (is|are) not installed")
+    warnings.filterwarnings("ignore", message=r"barrier\(\): using the device under current context")
     cpu_patch.install()
     process_group.join(plan, who)
     split(plan)
@@ -26,7 +25,7 @@ def start_ranks(plan: Plan, who: Rank) -> None:
 
 
 def split(plan: Plan) -> None:
-    """Make megatron-core's groups of the plan's layout; all ranks must have met."""
+    """Create megatron-core's groups of the plan's layout; all ranks must have joined."""
     from megatron.core import parallel_state
 
     w = plan.world
@@ -40,7 +39,7 @@ def split(plan: Plan) -> None:
 
 
 def _connect() -> None:
-    """Use the groups that training uses once, so that NCCL takes its memory before the model takes all."""
+    """Use each group of the training once, so that NCCL allocates its memory before the model takes the rest."""
     import torch
     from megatron.core import parallel_state
 

@@ -1,4 +1,4 @@
-"""The transformer layer: megatron-core's, with norm, attention and linears of our choice."""
+"""megatron-core's transformer layer, with our norm, attention and linears."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubm
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
 
-from bench.contract.schema import Lora
+from bench.contract.task import Lora
 from jobs.engines.megatron.attention import Attention
 from jobs.engines.megatron.fp8 import linear
 from jobs.engines.megatron.fp8.layer import Fp8Layer
@@ -22,7 +22,7 @@ _LINEARS = (ColumnParallelLinear, LoraColumnParallelLinear, RowParallelLinear, L
 
 @dataclass
 class LayerConfig(TransformerConfig):
-    """megatron-core's configuration and our adapters'."""
+    """megatron-core's configuration, with that of the adapters."""
 
     lora: Lora | None = None
 
@@ -41,7 +41,7 @@ class Norm(torch.nn.Module):
 def spec(lora: Lora | None, fp8_ops: Fp8Ops | None, **recomputed: bool) -> ModuleSpec:
     """Return the layer's parts, with adapters where LoRA targets them.
 
-    fp8_ops: what the FP8 layer computes with; None: the layer is megatron-core's.
+    fp8_ops: the operations of the FP8 layer; None: the layer is megatron-core's.
     recomputed: arguments of the FP8 layer.
     """
     targets = lora.target_modules if lora else []
@@ -68,7 +68,7 @@ def spec(lora: Lora | None, fp8_ops: Fp8Ops | None, **recomputed: bool) -> Modul
 
 
 def _fp8_linears(ops: Fp8Ops) -> list[ModuleSpec]:
-    """Return what `_LINEARS` has, with frozen weights in FP8."""
+    """Return the same kinds as `_LINEARS`, with frozen weights in FP8."""
     linears = (
         linear.Fp8ColumnParallelLinear,
         linear.LoraFp8ColumnParallelLinear,

@@ -1,4 +1,4 @@
-"""Train and evaluate: steps in, losses out. Knows nothing of logs, targets or clocks."""
+"""Train and evaluate: steps in, losses out. Logs, targets and clocks are not known here."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,7 +32,7 @@ def train_step(engine: Parts, rows: rows_of.Rows, indices: np.ndarray, step: int
 
 
 def mean_loss(share: Tensor, num_rows: int) -> float:
-    """Return the mean loss over the rows of all ranks, the same on every rank; waits for the device."""
+    """Return the mean loss over the rows of all ranks, the same on every rank; this waits for the device."""
     torch.distributed.all_reduce(share)
     return share.item() / num_rows
 
@@ -46,9 +46,9 @@ def evaluate(engine: Parts, rows: rows_of.Rows) -> float:
 
 
 def warm_up(engine: Parts, iterations: int, seed: int, *, profile: Path | None = None) -> None:
-    """Train and evaluate on made-up rows, then put weights, optimizer and generators back as they were.
+    """Train and evaluate on synthetic rows, then restore weights, optimizer and generators.
 
-    `profile` gets the kernels of the last of the steps, by rank 0.
+    Rank 0 writes the kernels of the last step to `profile`.
     """
     trained = [p for chunk in engine.chunks for p in chunk.parameters() if p.requires_grad]
     before = [p.detach().clone() for p in trained]
@@ -66,7 +66,7 @@ def warm_up(engine: Parts, iterations: int, seed: int, *, profile: Path | None =
 
 @contextmanager
 def profiled(path: Path | None) -> Iterator[None]:
-    """Write what the block spends its time on, on this rank's device, longest first; rank 0 alone, and None not at all."""
+    """Let rank 0 profile the block, and write its kernels to the path, longest first; None: nothing is profiled."""
     if path is None or torch.distributed.get_rank() != 0:
         yield
         return
@@ -75,8 +75,8 @@ def profiled(path: Path | None) -> Iterator[None]:
     with torch.profiler.profile(activities=[activity]) as profiler:
         yield
         torch.cuda.synchronize()
-    by = "self_device_time_total" if on_gpu else "self_cpu_time_total"
-    path.write_text(profiler.key_averages().table(sort_by=by, row_limit=-1, max_name_column_width=120) + "\n")
+    sort_by = "self_device_time_total" if on_gpu else "self_cpu_time_total"
+    path.write_text(profiler.key_averages().table(sort_by=sort_by, row_limit=-1, max_name_column_width=120) + "\n")
 
 
 def _forward(engine: Parts, rows: rows_of.Rows, indices: np.ndarray, *, forward_only: bool) -> Tensor:

@@ -1,7 +1,7 @@
 """Low-rank adapters inside megatron-core's parallel linears: y = W x + alpha / rank * B A dropout(x).
 
-Only rank-wide activations cross the tensor-parallel ranks. The base weight keeps its name, so base checkpoints load
-unchanged. Shape letters: S sequence, B batch, I input, O output, R rank.
+Tensor-parallel ranks exchange activations of the LoRA rank's width only. The base weight keeps its name, so base
+checkpoints load unchanged. Shape letters: S sequence, B batch, I input, O output, R rank.
 """
 
 import hashlib
@@ -26,10 +26,10 @@ ADAPTERS = ("lora_a", "lora_b")
 
 
 class _Adapter:
-    """What both adapted linears share: two weights beside the base's, and how they are saved."""
+    """The common part of both adapted linears: two weights beside the base's, and how they are saved."""
 
     tp_axis: dict[str, int]
-    """The axis along which each weight is split over TP; one that is not named is whole on every rank."""
+    """The axis along which TP splits each weight; a weight that is not named is complete on every rank."""
 
     def add_adapter(self, num_in: int, num_out: int, split_sequence: str) -> None:
         """Add A [R, I] and B [O, R] of this TP rank; `split_sequence` sees only a part of the sequence under SP."""
@@ -53,7 +53,7 @@ class _Adapter:
         self.lora_b.data.zero_()
 
     def dropped(self, x: Tensor, *, is_split: bool) -> Tensor:
-        """Return dropout(x); TP ranks that hold different parts of x draw from generators of their own."""
+        """Return dropout(x); TP ranks that hold different parts of x use generators of their own."""
         p = self.config.lora.dropout
         if p == 0 or not self.training:
             return x

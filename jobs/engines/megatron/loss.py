@@ -1,4 +1,4 @@
-"""Cross-entropy of logits that TP splits along the vocabulary, in one pass each way and without a copy in FP32.
+"""Cross-entropy of logits that TP splits along the vocabulary: one pass forward, one backward, and no FP32 copy.
 
 Shape letters: M tokens (S * B), V this TP rank's part of the vocabulary.
 """
@@ -12,9 +12,9 @@ from torch.autograd import Function
 
 
 def cross_entropy(logits_MV: Tensor, labels_M: Tensor) -> Tensor:
-    """Return -log softmax(logits)[label] of each token [M] in FP32; the logits are spent by the backward pass.
+    """Return -log softmax(logits)[label] of each token [M] in FP32; the backward pass overwrites the logits.
 
-    labels count through the whole vocabulary, whose parts the TP ranks hold one after the other.
+    Labels are indices into the whole vocabulary, whose parts the TP ranks hold in order.
     """
     return _CrossEntropy.apply(logits_MV, labels_M)
 
@@ -42,19 +42,20 @@ class _CrossEntropy(Function):
 
 
 def _ops(logits_MV: Tensor) -> Any:
+    """Return what computes the loss on the device of the logits: the Triton kernels or torch."""
     if not logits_MV.is_cuda:
-        return _Plain
+        return _TorchOps
     from jobs.engines.megatron import loss_kernels
 
     return loss_kernels
 
 
-class _Plain:
-    """The same as the kernels, in plain torch."""
+class _TorchOps:
+    """The functions of `loss_kernels` in plain torch."""
 
     @staticmethod
     def forward(logits_MV: Tensor, labels_M: Tensor) -> tuple[Tensor, Tensor]:
-        """Return log sum exp [M] and the label's logit [M]; labels outside of this part of the vocabulary pick 0."""
+        """Return log sum exp [M] and the label's logit [M]; for labels outside of this part of the vocabulary, 0."""
         inside_M = (labels_M >= 0) & (labels_M < logits_MV.shape[1])
         picked_M = logits_MV.gather(1, torch.where(inside_M, labels_M, 0)[:, None])[:, 0].float()
         return logits_MV.float().logsumexp(1), torch.where(inside_M, picked_M, 0)

@@ -1,4 +1,4 @@
-"""Cross-entropy as two Triton kernels, a row a program; `loss` says what each returns."""
+"""Cross-entropy as two Triton kernels, one program a row; `loss._TorchOps` says what each returns."""
 
 import torch
 import triton

@@ -13,7 +13,8 @@ from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
 from bench.contract.plan import Plan
-from bench.contract.schema import Activation, Position, Precision
+from bench.contract.schema import Precision
+from bench.contract.task import Activation, Position
 from jobs.engines.megatron import layer, lora
 from jobs.engines.megatron.adam import Adam
 from jobs.engines.megatron.fp8 import ops
@@ -23,7 +24,7 @@ from jobs.engines.megatron.loss import cross_entropy
 
 @dataclass(slots=True)
 class Parts:
-    """What one rank trains: its model chunks (one, or vpp of them) and their optimizer."""
+    """The model chunks of one rank (one, or vpp of them) and their optimizer."""
 
     plan: Plan
     chunks: list[DistributedDataParallel]
@@ -39,7 +40,7 @@ class Parts:
 
 
 class _Model(GPTModel):
-    """megatron-core's, with a loss that makes no FP32 copies of the logits."""
+    """megatron-core's GPT model, with a loss that makes no FP32 copies of the logits."""
 
     def compute_language_model_loss(self, labels, logits):
         """Return the loss [B, S] of logits [S, B, V / tp] and labels [B, S]."""
@@ -50,7 +51,7 @@ class _Model(GPTModel):
 def build(plan: Plan, seed: int, *, fp8_ops: Fp8Ops | None = None) -> Parts:
     """Return the engine of a plan, with random weights drawn from the seed; process groups must exist.
 
-    fp8_ops: what FP8 layers compute with, by default what this rank's device can do.
+    fp8_ops: the operations of FP8 layers, by default those for this rank's device.
     """
     seed_all(seed)
     if plan.config.precision is Precision.fp8 and fp8_ops is None:
@@ -92,7 +93,7 @@ def layer_config(plan: Plan, fp8_ops: Fp8Ops | None) -> layer.LayerConfig:
         layernorm_epsilon=m.norm_epsilon,
         gated_linear_unit=is_swiglu,
         activation_func=torch.nn.functional.silu if is_swiglu else torch.nn.functional.gelu,
-        bias_activation_fusion=is_swiglu,  # keeps gate and up alone; for GELU it would be another function, by tanh
+        bias_activation_fusion=is_swiglu,  # saves gate and up only; GELU would become its tanh approximation
         add_bias_linear=m.bias,
         init_method_std=math.sqrt(2 / (5 * m.hidden_size)),  # SmallInit (Nguyen and Salazar, 2019)
         hidden_dropout=0.0,
@@ -138,20 +139,20 @@ def _chunk(plan: Plan, config: layer.LayerConfig, fp8_ops: Fp8Ops | None, stage:
         lora.freeze_base(model)
         lora.init_adapters(model, seed)
         if first and plan.recompute.full:
-            # Recomputed layers pass gradients on only if their input asks for some, and a frozen embedding does not.
+            # Recomputed layers pass gradients on only if their input requires some; a frozen embedding does not.
             model.embedding.register_forward_hook(lambda module, args, out: out.requires_grad_())
     return Float16Module(config, model) if config.bf16 else model
 
 
 def _layers(plan: Plan, fp8_ops: Fp8Ops | None, num_layers: int) -> list[ModuleSpec]:
-    """Return the layers of a chunk; the first ones recompute what does not fit, evenly over a rank's chunks."""
+    """Return the layers of a chunk; the first layers recompute what does not fit, evenly over a rank's chunks."""
     qkv, fc1 = (math.ceil(n / plan.world.vpp) for n in (plan.recompute.qkv_layers, plan.recompute.fc1_layers))
     lora = plan.config.task.training.lora
     return [layer.spec(lora, fp8_ops, recompute_qkv=i < qkv, recompute_fc1=i < fc1) for i in range(num_layers)]
 
 
 def _share_transposed_weights(chunks: list[GPTModel], fp8_ops: Fp8Ops) -> None:
-    """Give all FP8 layers one helper, which knows in what order the backward pass asks for their weights."""
+    """Give all FP8 layers one source of transposed weights, which knows the order of the backward pass."""
     fp8_layers = [fp8_layer for chunk in chunks for fp8_layer in chunk.decoder.layers]
     linears = [linear for fp8_layer in reversed(fp8_layers) for linear in fp8_layer.backward_linears]
     transposed_weights = fp8_ops.transposed_weights(linears)
@@ -160,7 +161,7 @@ def _share_transposed_weights(chunks: list[GPTModel], fp8_ops: Fp8Ops) -> None:
 
 
 def _dtype(plan: Plan, fp8_ops: Fp8Ops | None) -> torch.dtype:
-    """Return the type of the weights that are not FP8, and of activations."""
+    """Return the dtype of activations and of the weights that are not FP8."""
     if fp8_ops is not None:
         return fp8_ops.output_dtype
     return torch.float32 if plan.config.precision is Precision.fp32 else torch.bfloat16

@@ -1,4 +1,4 @@
-"""The layer's operations on a GPU: `Fp8Ops` in Triton kernels, and in cuBLAS's FP8 GEMMs."""
+"""The layer's operations on a GPU: `Fp8Ops` by Triton kernels and cuBLAS's FP8 GEMMs."""
 
 from collections.abc import Sequence
 
@@ -54,7 +54,7 @@ def _transpose(in_ptr, out_ptr, num_rows, num_columns):
 
 
 class GpuOps:
-    """`Fp8Ops` on a GPU, which says what each operation returns."""
+    """`Fp8Ops` on a GPU; the protocol says what each operation returns."""
 
     quantized_dtype, output_dtype = FP8, BF16
 

@@ -1,4 +1,4 @@
-"""Llama's layer with frozen FP8 linears, whose forward and backward pass are written by hand to save memory and time.
+"""Llama's layer with frozen FP8 linears. Its hand-written forward and backward pass save memory and time.
 
 The base is frozen, so no linear's input is needed for a gradient of its weight. The layer saves the normalised inputs
 of qkv and fc1 in FP8 (for the gradients of the norms and of LoRA), q, k, v and the output of attention in BF16, and
@@ -27,12 +27,12 @@ from jobs.engines.megatron.fp8.quantize import Adapted, Dropout, Lora, Quantized
 class Fp8Layer(TransformerLayer):
     """megatron-core's layer, its parts and their names, with a forward and a backward pass of our own.
 
-    ops: what it computes with.
+    ops: the operations that it computes with.
     recompute_qkv, recompute_fc1: their outputs are not saved, but computed again in the backward pass.
     """
 
     transposed_weights: TransposedWeights
-    """All layers of a rank share one; whoever builds the model sets it before the first backward pass."""
+    """All layers of a rank share one; `model.build` sets it before the first backward pass."""
 
     def __init__(self, *args, ops: Fp8Ops, recompute_qkv: bool = False, recompute_fc1: bool = False, **kwargs):
         super().__init__(*args, **kwargs)
@@ -70,7 +70,7 @@ class Adapter(NamedTuple):
 
 @dataclass(slots=True)
 class SavedActivations:
-    """What the forward pass saves for the backward pass; qkv and gate_up are None where they are recomputed."""
+    """The activations that the forward pass saves for the backward pass; qkv and gate_up are None if recomputed."""
 
     normed: Quantized
     rstd_M: Tensor
@@ -122,7 +122,7 @@ class _LayerPass:
         self.proj = _adapter(layer.proj, *weights[2:], proj_drop)
 
     def attention(self, x_MH: Tensor) -> tuple[Tensor, tuple]:
-        """Return what attention adds to x, and what to save."""
+        """Return the output of attention, to be added to x, and the activations to save."""
         normed, rstd_M = self.ops.norm_quantize(x_MH, self.layer.input_layernorm.weight, self.eps)
         low_MR = self.tp.gather(self.ops.down(normed, self.qkv.a_RI, self.qkv.drop)) if self.qkv else None
         qkv = self.heads(normed, low_MR)
@@ -148,7 +148,7 @@ class _LayerPass:
         return y_MH.addmm_(low_MR, self.proj.b_OR.T, alpha=self.proj.scale), low_MR
 
     def mlp(self, x_MH: Tensor, y_MH: Tensor, *, keep: bool) -> tuple[Tensor, Tensor, tuple]:
-        """Return x + y, what the MLP adds to it, and what to save; keep: save gate and up too."""
+        """Return x + y, the output of the MLP, and the activations to save; keep: save gate and up too."""
         x_MH, normed, rstd_M = self.ops.add_norm_quantize(x_MH, y_MH, self.layer.pre_mlp_layernorm.weight, self.eps)
         hidden, gate_up = self.ops.swiglu_quantize(self.fc1(normed), keep=keep)
         y_MH = self.tp.reduce(self.ops.matmul(hidden, self.layer.mlp.linear_fc2.quantized))

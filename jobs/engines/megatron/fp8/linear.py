@@ -1,8 +1,8 @@
 """megatron-core's parallel linears with a frozen FP8 weight, for the GEMMs of the hand-written layer.
 
 The weight is a uint8 parameter, so that nothing casts it; all TP ranks share one scale. Checkpoints hold it in BF16 or
-FP32, and it is quantised when it is loaded; or they hold it in FP8 with its scale, as `jobs.tasks.convert weights --fp8`
-writes it.
+FP32, and it is quantised when it is loaded. Checkpoints of `jobs.tasks.convert weights --fp8` hold it in FP8 with its
+scale.
 """
 
 import torch
@@ -16,9 +16,9 @@ from jobs.engines.megatron.lora import LoraColumnParallelLinear, LoraRowParallel
 
 
 class _Fp8Weight:
-    """Makes a parallel linear's weight an FP8 one; the linear's own forward is never called.
+    """Stores a parallel linear's weight in FP8; the linear's own forward is never called.
 
-    weight_dtype: of the stored numbers, `Fp8Ops.quantized_dtype`.
+    weight_dtype: the dtype of the stored numbers, `Fp8Ops.quantized_dtype`.
     """
 
     def __init__(self, *args, weight_dtype: torch.dtype, **kwargs):

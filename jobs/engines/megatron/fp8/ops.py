@@ -23,12 +23,12 @@ class TransposedWeights(Protocol):
 
 
 class Fp8Ops(Protocol):
-    """What the layer computes with. Sums are in FP32; activations and gradients are quantised with one scale a row."""
+    """The operations of the layer. Sums are in FP32; activations and gradients are quantised with one scale a row."""
 
     quantized_dtype: torch.dtype
-    """Of frozen weights and of every GEMM's operands: FP8."""
+    """The dtype of frozen weights and of every GEMM's operands: FP8."""
     output_dtype: torch.dtype
-    """Of every GEMM's output, of adapters and of what lies between the layers: BF16."""
+    """The dtype of every GEMM's output, of adapters and of the activations between layers: BF16."""
 
     def quantize(self, x_MH: Tensor) -> Quantized:
         """Return the rows in FP8, each with its own scale."""
@@ -40,7 +40,7 @@ class Fp8Ops(Protocol):
         """Return the weight [N, K] as [K, N], contiguous."""
 
     def transposed_weights(self, linears: Sequence[torch.nn.Module]) -> TransposedWeights:
-        """Return where the backward pass gets its weights from; linears: all of this rank's, in its order."""
+        """Return the source of the backward pass's weights; linears: all of this rank, in the order of that pass."""
 
     def norm_quantize(self, x_MH: Tensor, weight_H: Tensor, eps: float) -> tuple[Quantized, Tensor]:
         """Return RMSNorm(x) in FP8, and 1 / rms [M]."""

@@ -15,7 +15,7 @@ from jobs.engines.megatron.fp8.quantize import BF16, FP8, LARGEST, SMALLEST_AMAX
 
 @dataclass(frozen=True)
 class TorchOps:
-    """`Fp8Ops` in torch, for any types: with FP32 in the place of FP8 and BF16, nothing is rounded to fewer bits."""
+    """`Fp8Ops` in torch, for any dtypes: with FP32 in place of FP8 and BF16, nothing is rounded to fewer bits."""
 
     quantized_dtype: torch.dtype = FP8
     output_dtype: torch.dtype = BF16
@@ -110,7 +110,7 @@ class TorchOps:
 
 @dataclass(frozen=True)
 class TransposesOnDemand:
-    """`TransposedWeights` without buffers: every weight is transposed when it is asked for."""
+    """`TransposedWeights` without buffers: every weight is transposed when it is requested."""
 
     ops: TorchOps
 

@@ -1,4 +1,4 @@
-"""Transposed weights for the GEMMs of the backward pass, each made while the GEMM before it runs.
+"""Transposed weights for the GEMMs of the backward pass, each computed while the previous GEMM runs.
 
 GPU memory does not hold all of them at once. Two buffers alternate, and the transposes run on a stream of their own.
 """
@@ -11,9 +11,9 @@ from jobs.engines.megatron.fp8.quantize import Quantized
 
 
 class PrefetchedTransposes:
-    """`TransposedWeights` on a GPU, for linears that are asked for in the order in which they are given.
+    """`TransposedWeights` on a GPU, for linears that are requested in the order in which they are passed.
 
-    Whoever asks in another order gets the right weight too, but its transpose does not overlap with a GEMM.
+    In another order the weights are right too, but their transposes do not overlap with GEMMs.
     """
 
     def __init__(

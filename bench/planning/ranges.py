@@ -1,0 +1,103 @@
+"""Refuse numbers in the config that no run can have."""
+
+import itertools
+import math
+from collections.abc import Iterable
+
+from bench.contract.schema import Config
+from bench.errors import ConfigError
+
+MAX_TRIALS, MAX_STEPS = 1000, 10_000_000
+"""A larger number is a typing error: a score takes 10 trials."""
+
+
+def check(config: Config) -> None:
+    """Raise ConfigError on a number that is outside its range."""
+    _check_signs(config)
+    _check_upper_limits(config)
+    _check_rates(config)
+
+
+def _check_signs(config: Config) -> None:
+    """Refuse counts and sizes that are not above 0, and optional amounts that are below 0."""
+    for key, value in _positive(config).items():
+        if value is not None and not 0 < value < math.inf:
+            raise ConfigError(f"{value} is not above 0 and finite", where=key, fix=f"set {key} to a positive number")
+    for key, amount in _not_negative(config).items():
+        if amount is not None and not 0 <= amount < math.inf:
+            raise ConfigError(f"{amount} is below 0 or not finite", where=key, fix=f"set {key} to 0 or more")
+
+
+def _check_upper_limits(config: Config) -> None:
+    r = config.recipe
+    for key, beta in {"recipe.adam_beta1": r.adam_beta1, "recipe.adam_beta2": r.adam_beta2}.items():
+        if not 0 <= beta < 1:
+            raise ConfigError(f"{beta} is not in [0, 1)", where=key, fix=f"set {key} to 0 or more, below 1")
+    largest = {
+        "trials": (config.trials, MAX_TRIALS),
+        "task.training.max_steps": (config.task.training.max_steps, MAX_STEPS),
+    }
+    for key, (count, limit) in largest.items():
+        if count is not None and count > limit:
+            raise ConfigError(f"{count} is above {limit}", where=key, fix=f"set {key} to {limit} or less")
+    port = config.cluster.master_port
+    if port is not None and not 1 <= port <= 65535:
+        raise ConfigError(f"{port} is not a valid port", where="cluster.master_port", fix="use 1 to 65535, or null")
+
+
+def _positive(config: Config) -> dict[str, float | None]:
+    """Return the numbers that must be above 0, by key; None is allowed where the schema allows it."""
+    model = (
+        *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups"),
+        *("vocab_size", "max_seq_length", "rope_scaling_factor"),
+    )
+    recipe = (
+        *("global_batch_size", "micro_batch_size", "eval_every_samples", "log_every_steps"),
+        *("lr", "clip_grad", "adam_eps"),
+    )
+    return {
+        **_values("model", config.model, model),
+        **_values("parallel", config.parallel, ("tp", "pp", "cp", "vpp")),
+        **_values("cluster", config.cluster, ("num_nodes", "ranks_per_node")),
+        **_values("recipe", config.recipe, recipe),
+        **_values("task.training", config.task.training, ("max_steps", "epochs", "target_eval_loss")),
+        **_values("data", config.data, ("seq_length", "train_rows", "eval_rows")),
+        "trials": config.trials,
+    }
+
+
+def _not_negative(config: Config) -> dict[str, float | None]:
+    """Return the numbers that must not be below 0, by key."""
+    recipe = ("lr_warmup_steps", "warmup_iterations", "eval_skip", "weight_decay")
+    return {**_values("recipe", config.recipe, recipe), "seed_base": config.seed_base}
+
+
+def _values(group: str, node: object, names: Iterable[str]) -> dict[str, float | None]:
+    return {f"{group}.{name}": getattr(node, name) for name in names}
+
+
+def _check_rates(config: Config) -> None:
+    """Refuse measured rates that are not positive, or tables whose sizes do not rise."""
+    rates = config.cluster.gpu.rates if config.cluster.gpu else None
+    if rates is None:
+        return
+    tables = {
+        "layer_tflop, bf16_tflops and fp8_tflops": (rates.layer_tflop, rates.bf16_tflops, rates.fp8_tflops),
+        "busbw_mib and busbw_gbs": (rates.busbw_mib, rates.busbw_gbs),
+    }
+    for names, (sizes, *columns) in tables.items():
+        is_rising = all(low < high for low, high in zip(sizes, sizes[1:], strict=False))
+        if not sizes or not is_rising or any(len(column) != len(sizes) for column in columns):
+            raise ConfigError(
+                f"{names} do not form a table: {sizes} with {', '.join(map(str, columns))}",
+                where="cluster.gpu.rates",
+                fix="list sizes in rising order, and one rate for each size",
+            )
+    single = (rates.attention_forward_tflops, rates.attention_backward_tflops, rates.copy_gbs, rates.launch_us)
+    all_rates = [*single, *itertools.chain(*itertools.chain(*tables.values()))]
+    if not all(0 < number < math.inf for number in all_rates):
+        raise ConfigError(
+            "every rate must be above 0 and finite",
+            where="cluster.gpu.rates",
+            fix="give measured rates, or set cluster.gpu.rates=null",
+        )

@@ -1,0 +1,67 @@
+"""The empty figure that every drawing starts from: its size, colours, headline and footer."""
+
+import textwrap
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bench.mlperf.reader import printable
+from bench.mlperf.result import UNVERIFIED
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+TRAIN_COLOR, EVAL_COLOR, TARGET_COLOR, QUIET_COLOR = "#9db4c8", "#1f5a8c", "#c0392b", "#c9d3dc"
+"""Blues and one red: apart in hue and in lightness, so that they stay apart in grey and for the colour-blind."""
+_WIDTH_INCHES, _NOTE_LETTERS = 8, 125
+MAX_HEADING, _MAX_WHERE = 75, 500
+"""Letters. What a log or a folder is called may be long, and would press the drawing away."""
+INK, FAINT_INK = "#222222", "#666666"
+INTERVAL_COLOR = "#e08a00"
+
+
+def shortened(name: str, *, limit: int = 54) -> str:
+    name = printable(name)
+    return name if len(name) <= limit else f"{name[: limit - 1]}…"
+
+
+def footer(where: str | None, num_runs: int) -> str:
+    """Return what stands below every figure: how far to trust it, the hardware, the number of runs."""
+    runs = "1 run" if num_runs == 1 else f"{num_runs} runs"
+    return f"{UNVERIFIED} {shortened(where or 'hardware not logged', limit=_MAX_WHERE)}, n = {runs}"
+
+
+def canvas(height_inches: float, heading: str, note: str, *, panels: int = 1) -> "tuple[Figure, Sequence[Axes]]":
+    """Return a figure with its headline, its footer and empty panels side by side."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(_WIDTH_INCHES, height_inches), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    heading = shortened(heading, limit=MAX_HEADING)
+    figure.suptitle(heading, x=0.01, ha="left", fontweight="bold", fontsize=10.5, parse_math=False)
+    wrapped = "\n".join(textwrap.wrap(printable(note).replace(" = ", "\xa0=\xa0"), _NOTE_LETTERS))
+    figure.supxlabel(wrapped, x=0.01, ha="left", fontsize=7.5, color=FAINT_INK, parse_math=False)
+    found = [figure.add_subplot(1, panels, number + 1) for number in range(panels)]
+    for axes in found:
+        axes.set_axisbelow(True)
+        axes.grid(color="#ececec")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.spines[["left", "bottom"]].set_color("#999999")
+        axes.tick_params(labelsize=8, color="#999999")
+        axes.xaxis.label.set_fontsize(9)
+        axes.yaxis.label.set_fontsize(9)
+        axes.locator_params(axis="x", nbins=6 if panels == 1 else 5)
+    return figure, found
+
+
+def save(figure: "Figure", path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # a letter that the font lacks is drawn as a box
+        figure.savefig(path, format="png")
+
+
+def empty(axes: "Axes", text: str) -> None:
+    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", color=FAINT_INK)

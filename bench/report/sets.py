@@ -1,0 +1,156 @@
+"""Load sets of trials: the logs of a folder, what they measured, and on what hardware."""
+
+import itertools
+import logging
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.contract import plan as plans
+from bench.contract import run_files
+from bench.contract.plan import NOT_A_SUBMISSION, Plan
+from bench.contract.schema import Device
+from bench.errors import ConfigError
+from bench.mlperf.gpu_count import NO_DEVICES
+from bench.mlperf.result import NO_TARGET, Result, task_of_mark
+from bench.mlperf.score import Score, examined, worth
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialSet:
+    """The trials of one folder, or the named ones among them, and their score."""
+
+    name: str
+    score: Score
+    plan: Plan | None
+    num_gpus: int | None
+
+    @property
+    def results(self) -> tuple[Result, ...]:
+        return self.score.results
+
+    @property
+    def has_target(self) -> bool:
+        """Whether every log has a target; without one there is no score."""
+        return all(result.has_target for result in self.results)
+
+    @property
+    def system(self) -> dict[str, Any]:
+        return next((r.system for r in self.results if r.system), {})
+
+    @property
+    def pretends(self) -> str | None:
+        """Why this is not the benchmark that its logs name; None if it is."""
+        if not self.has_target:
+            return NO_TARGET
+        if self.plan is not None and not self.plan.config.task.submittable:
+            return f"{self.plan.config.task.name} is not an MLPerf benchmark: {NOT_A_SUBMISSION}"
+        marked = (text for r in self.results for text in (r.platform, r.org) if text and NOT_A_SUBMISSION in text)
+        return next(marked, None)
+
+    @property
+    def measured(self) -> str:
+        """The name of what was measured; a stand-in for a benchmark is not called by the benchmark's name."""
+        if not self.has_target:
+            shape = next((r.shape_of for r in self.results if r.shape_of), None)
+            return f"{self.plan.config.task.name if self.plan else shape or 'training'}, random weights"
+        if self.pretends and self.plan is not None:
+            return self.plan.config.task.name
+        if self.pretends and (task := task_of_mark(self.platform)):
+            return task
+        name = self.score.benchmark or "training"
+        return f"{name} ({NOT_A_SUBMISSION})" if self.pretends else name
+
+    @property
+    def trial_names(self) -> list[str]:
+        """The K of each result_K.txt, or its place in the list of files where K does not tell the trials apart."""
+        numbers = [re.search(r"(\d+)\D*$", Path(r.file).stem) for r in self.results]
+        names = [match[1] for match in numbers if match]
+        places = [str(place) for place in range(len(self.results))]
+        return names if len(set(names)) == len(places) and max(map(len, names)) < 4 else places
+
+    @property
+    def platform(self) -> str | None:
+        """The name of the system; None if only a placeholder was logged."""
+        names = (self.score.platform, self.system.get("system_name"))
+        return next((n for n in names if isinstance(n, str) and n and not re.search("PLACEHOLDER|UNKNOWN", n)), None)
+
+    @property
+    def accelerator(self) -> str | None:
+        gpu = self.plan.config.cluster.gpu if self.plan else None
+        logged = next((r.hyperparameters.get("accelerator") for r in self.results), None)
+        names = (self.system.get("accelerator_model_name"), gpu and gpu.name, logged)
+        return next((name for name in names if isinstance(name, str) and name not in ("", "cpu", NO_DEVICES)), None)
+
+    @property
+    def hardware(self) -> str | None:
+        """The hardware that was measured, as every figure and table names it."""
+        if self.plan is not None and self.plan.config.cluster.device is Device.cpu:
+            ranks = f"{self.plan.world.num_ranks} ranks on the {self.plan.config.cluster.device.name}"
+            return f"{self.platform or 'platform not logged'}, {ranks}"
+        if self.num_gpus is None:
+            return self.platform
+        return f"{self.num_gpus} × {self.accelerator or 'GPU'}" + (f", {self.platform}" if self.platform else "")
+
+
+def load(paths: Sequence[Path], *, num_gpus: int | None = None) -> tuple[TrialSet, ...]:
+    """Return one set per folder; files of one folder that are named one after another are a set, too.
+
+    Raises:
+        ConfigError: a path is not there, or the number of GPUs is none.
+        LogError: a folder holds no results, or one cannot be read.
+    """
+    if num_gpus is not None and num_gpus < 1:
+        raise ConfigError(f"{num_gpus} GPUs", where="--num-gpus", fix="name a number above 0, or leave it out")
+    for path in paths:
+        if not path.exists():
+            raise ConfigError(
+                "this does not exist", where=str(path), fix="name a run folder, or some of its result_*.txt"
+            )
+    found: list[TrialSet] = []
+    paths = [inner for path in paths for inner in _sets_in(path)]
+    for (folder, is_whole), group in itertools.groupby(paths, _folder):
+        files = [] if is_whole else list(group)
+        scored, plan = worth(examined(files or folder)), _plan(folder)
+        _log.info("read %d results in %s, %s plan.json", scored.num_runs, folder, "with" if plan else "without")
+        name = _name(folder.resolve(), scored.benchmark) + (f", {files[0].stem}" if len(files) == 1 else "")
+        if any(name == other.name for other in found):
+            name = str(files[0] if len(files) == 1 else folder)
+        found.append(TrialSet(name=name, score=scored, plan=plan, num_gpus=_num_gpus(scored, plan, num_gpus)))
+    return tuple(found)
+
+
+def _sets_in(path: Path) -> list[Path]:
+    """Return the path itself, or for a folder of run folders the ones that hold results."""
+    if not path.is_dir() or any(path.glob("result_*.txt")):
+        return [path]
+    return sorted({log.parent for log in path.glob("*/result_*.txt")}) or [path]
+
+
+def _folder(path: Path) -> tuple[Path, bool]:
+    """Return where a path's logs lie, and whether it names all of them."""
+    return (path, True) if path.is_dir() else (path.parent, False)
+
+
+def _num_gpus(scored: Score, plan: Plan | None, stated: int | None) -> int | None:
+    """Return what the logs say, else the plan, else the user; none for a run on CPUs, whatever its logs count."""
+    if plan is None:
+        return scored.num_gpus or stated
+    return None if plan.config.cluster.device is Device.cpu else scored.num_gpus or plan.world.num_ranks
+
+
+def _plan(folder: Path) -> Plan | None:
+    """Return the plan of a run folder; its logs can be read without one, and without one that was cut off."""
+    with suppress(ConfigError):
+        return plans.load(folder / run_files.PLAN)
+    return None
+
+
+def _name(folder: Path, benchmark: str | None) -> str:
+    """Return the folder's name, or that of the system in results/<system>/<benchmark>."""
+    return folder.parent.name if folder.name == benchmark else folder.name

@@ -1,0 +1,18 @@
+"""One measured number: its name, its unit, its value, and how far its repetitions lie apart."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """A number that a trial measured. What was not measured has no Measurement."""
+
+    name: str
+    unit: str
+    """In SI units and bytes; empty for a count or a share."""
+    value: float
+    n: int = 1
+    """How many repetitions the value stands for."""
+    p10: float | None = None
+    p90: float | None = None
+    """A tenth of the repetitions lies below the one, a tenth above the other; None where there is one number only."""

@@ -1,0 +1,41 @@
+"""The measurements of a training trial, from what its log proves."""
+
+from collections.abc import Iterator
+
+from bench.mlperf.result import Result
+from bench.mlperf.speed import Spread, spread
+from bench.results.measurement import Measurement
+
+
+def of_training(result: Result) -> tuple[Measurement, ...]:
+    """Return what a trial measured: times first, then rates, memory and losses.
+
+    A time to train and the samples to the target exist only if the target was reached. Without a target, the interval
+    from run_start to run_stop is the duration of the run's steps.
+    """
+    return tuple(_measured(result))
+
+
+def _measured(result: Result) -> Iterator[Measurement]:
+    if result.minutes is not None and (result.converged or not result.has_target):
+        yield Measurement(name="time_to_train" if result.has_target else "run_time", unit="min", value=result.minutes)
+    if result.samples_to_target is not None:
+        yield Measurement(name="samples_to_target", unit="samples", value=result.samples_to_target)
+    yield from _spread("step_time", "ms", result.step_time_ms)
+    yield from _spread("evaluation_time", "s", spread(result.eval_times_s))
+    for name, unit, value in (
+        ("initialization_time", "s", result.init_s),
+        ("throughput", "samples/s", result.throughput_samples_s),
+        ("throughput_per_gpu", "tokens/s/GPU", result.tokens_s_gpu),
+        ("arithmetic_per_gpu", "TFLOP/s/GPU", result.tflops_gpu),
+        ("mfu", "", result.mfu),
+        ("peak_memory", "GiB", result.peak_memory_gib.allocated if result.peak_memory_gib else None),
+        ("evaluation_loss", "", None if result.has_random_rows or result.higher_is_better else result.eval_final),
+    ):
+        if value is not None:
+            yield Measurement(name=name, unit=unit, value=value)
+
+
+def _spread(name: str, unit: str, values: Spread | None) -> Iterator[Measurement]:
+    if values is not None:
+        yield Measurement(name=name, unit=unit, value=values.median, n=values.count, p10=values.p10, p90=values.p90)

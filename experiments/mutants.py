@@ -1,0 +1,263 @@
+"""How many small defects the fast tests find: `python experiments/mutants.py --seed 1 --count 40 --json mutants.json`.
+
+Mutants are drawn at random from the places in bench/ and jobs/ where an operator applies: first a place, then one of
+its changes. Each is tried in a copy of the tree: the tests of its mirrored folder first, then all other fast tests, up
+to the first failure. A mutant whose tests take too long is killed, too. The JSON file keeps what is known; the same
+command goes on where it was. A test that fails without any mutant would kill them all, and is looked for first.
+"""
+
+import argparse
+import ast
+import copy
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+EQUIVALENT = Path(__file__).with_name("mutants_equivalent.json")
+"""{"file: before -> after": "why no test could tell them apart"}; these are drawn again, and not counted."""
+SOURCES = ("bench", "jobs")
+FAST = ("-m", "not trains and not slurm", "--ignore=tests/slurm")
+COPIED = ("bench", "jobs", "conf", "sbatch", "tests", "containers", "docs", "experiments", "notebooks")
+INVERSES = ((ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.In, ast.NotIn), (ast.Is, ast.IsNot))
+COMPARISONS = dict(INVERSES) | {second: first for first, second in INVERSES}
+ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.FloorDiv,
+    ast.Pow: ast.Mult,
+    ast.BitOr: ast.BitAnd,
+    ast.BitAnd: ast.BitOr,
+}
+BOOLEANS: dict[type[ast.boolop], type[ast.boolop]] = {ast.And: ast.Or, ast.Or: ast.And}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change: the source text that is replaced, by its place in the file."""
+
+    file: str
+    line: int
+    operator: str
+    start: int
+    stop: int
+    before: str
+    after: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.file}: {' '.join(self.before.split())} -> {' '.join(self.after.split())}"
+
+
+def mutants_of(file: str, text: str) -> Iterator[list[Mutant]]:
+    """Yield, for each place in a file where an operator applies, the mutants there."""
+    tree = ast.parse(text)
+    starts = [0]
+    for line in text.encode().splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    for node in _mutable(tree):
+        changes = [*_changed(node)]
+        if changes:
+            start = starts[node.lineno - 1] + node.col_offset
+            stop = starts[node.end_lineno - 1] + node.end_col_offset
+            before = text.encode()[start:stop].decode()
+            yield [
+                Mutant(file, node.lineno, op, start, stop, before, after) for op, after in changes if after != before
+            ]
+
+
+def _mutable(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes that run: no annotations, docstrings, imports, or parts of f-strings, which have no places."""
+    for name, value in ast.iter_fields(node):
+        if name in ("annotation", "returns", "type_params") or isinstance(node, ast.JoinedStr):
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if not isinstance(child, ast.AST) or _is_text(child) or isinstance(child, ast.Import | ast.ImportFrom):
+                continue
+            if not (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test)):
+                yield child
+                yield from _mutable(child)
+
+
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def _changed(node: ast.AST) -> Iterator[tuple[str, str]]:
+    """Yield (operator, source text) of each change of a node."""
+    new = copy.deepcopy(node)
+    match new:
+        case ast.Compare(ops=[op, *_]) if type(op) in COMPARISONS:
+            new.ops[0] = COMPARISONS[type(op)]()
+            yield "comparison", f"({ast.unparse(new)})"
+        case ast.BinOp(op=op) if type(op) in ARITHMETIC and not _holds_text(new):
+            new.op = ARITHMETIC[type(op)]()
+            yield "arithmetic", f"({ast.unparse(new)})"
+        case ast.BoolOp(op=op):
+            new.op = BOOLEANS[type(op)]()
+            yield "boolean", f"({ast.unparse(new)})"
+        case ast.UnaryOp(op=ast.Not()):
+            yield "boolean", f"({ast.unparse(new.operand)})"
+        case ast.Constant(value=bool(value)):
+            yield "boolean", str(not value)
+        case ast.Constant(value=int(value) | float(value)):
+            yield "constant", f"({value + 1!r})"
+            yield "constant", f"({value - 1!r})"
+        case ast.Call(args=[first, second, *_]) if not any(isinstance(arg, ast.Starred) for arg in (first, second)):
+            new.args[:2] = second, first
+            yield "swapped arguments", ast.unparse(new)
+        case ast.Expr(value=ast.Call()) | ast.Assign() | ast.AugAssign() | ast.Raise():
+            yield "dropped statement", "pass"
+
+
+def _holds_text(node: ast.BinOp) -> bool:
+    """Return whether a string is added or formatted; that change fails at once and says nothing."""
+    return any(
+        isinstance(side, ast.JoinedStr | ast.Constant) and not _is_number(side) for side in (node.left, node.right)
+    )
+
+
+def _is_number(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, int | float)
+
+
+def drawn(seed: int, count: int, equivalent: dict[str, str]) -> list[Mutant]:
+    """Return mutants of distinct places, all places alike likely."""
+    files = sorted(path for source in SOURCES for path in (ROOT / source).rglob("*.py"))
+    places = [m for path in files for m in mutants_of(str(path.relative_to(ROOT)), path.read_text()) if m]
+    order = random.Random(seed)
+    order.shuffle(places)
+    chosen = (order.choice(mutants) for mutants in places)
+    return [mutant for mutant, _ in zip((m for m in chosen if m.name not in equivalent), range(count), strict=False)]
+
+
+def tried(mutant: Mutant | None, timeout_s: float, deselected: list[str]) -> str:
+    """Return the first fast test that fails with the mutant, or without any; else "timeout" or "survived"."""
+    with tempfile.TemporaryDirectory(prefix="mutant-") as tmp:
+        tree = _copied(Path(tmp))
+        rounds = [["tests"]]
+        if mutant is not None:
+            _change(tree / mutant.file, mutant)
+            if near := _mirrored(tree, Path(mutant.file)):
+                rounds = [[near], ["tests", f"--ignore={near}"]]
+        options = [f"--deselect={test}" for test in deselected]
+        found = (_first_failure(tree, [*options, *paths], timeout_s) for paths in rounds)
+        return next((failure for failure in found if failure), "survived")
+
+
+def _copied(folder: Path) -> Path:
+    """Return a copy of the tree, with the folder of published logs beside it as it is here."""
+    tree = folder / "tree"
+    for name in (name for name in COPIED if (ROOT / name).exists()):
+        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in ROOT.iterdir():
+        if path.is_file() and path.name != ".git":
+            shutil.copy(path, tree)
+    if (shared := ROOT.parent / "shared").exists():
+        (folder / "shared").symlink_to(shared)
+    subprocess.run(["git", "init", "-q", tree], check=True)
+    return tree
+
+
+def _change(path: Path, mutant: Mutant) -> None:
+    text = path.read_bytes()
+    changed = text[: mutant.start] + mutant.after.encode() + text[mutant.stop :]
+    ast.parse(changed)
+    path.write_bytes(changed)
+
+
+def _mirrored(tree: Path, file: Path) -> str | None:
+    """Return the tests' folder that mirrors the file's, or the nearest one above it."""
+    folders = [Path("tests", *file.parts[1:end]) for end in range(len(file.parts) - 1, 1, -1)]
+    return next((str(folder) for folder in folders if (tree / folder).is_dir()), None)
+
+
+def _first_failure(tree: Path, words: list[str], timeout_s: float) -> str | None:
+    argv = [sys.executable, "-m", "pytest", "-q", "-x", "--tb=no", "-p", "no:cacheprovider", *FAST, *words]
+    environment = os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    process = subprocess.Popen(
+        argv,
+        cwd=tree,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output = process.communicate(timeout=timeout_s)[0]
+    except subprocess.TimeoutExpired:
+        return "timeout"
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    if process.returncode < 0:
+        raise RuntimeError(f"signal {-process.returncode} ended the tests, not the mutant; the same command goes on")
+    if process.returncode in (0, 5):  # 5: no test was collected
+        return None
+    failed = [line.split()[1] for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    return failed[0] if failed else f"exit code {process.returncode}: {output.strip().splitlines()[-1:]}"
+
+
+def main() -> None:
+    args = _parser().parse_args()
+    equivalent = json.loads(EQUIVALENT.read_text())
+    mutants = drawn(args.seed, args.count, equivalent)
+    print(f"seed {args.seed}, {len(mutants)} mutants, without {len(equivalent)} argued to be equivalent", flush=True)
+    if args.list:
+        print("\n".join(_row(mutant, "") for mutant in mutants))
+        return
+    if not args.trust and (failed := tried(None, args.timeout, args.deselect)) != "survived":
+        sys.exit(f"without any mutant: {failed}; mend it, or leave it out with --deselect")
+    known = json.loads(args.json.read_text()) if args.json.exists() else {}
+
+    def end(mutant: Mutant) -> str:
+        key = f"{mutant.line} {mutant.name}"
+        if key not in known:
+            found = tried(mutant, args.timeout, args.deselect)
+            known[key] = asdict(mutant) | {"seed": args.seed, "found": found}
+            args.json.write_text(json.dumps(known, indent=1) + "\n")
+        print(_row(mutant, known[key]["found"]), flush=True)
+        return str(known[key]["found"])
+
+    with ThreadPoolExecutor(args.jobs) as pool:
+        found = list(pool.map(end, mutants))
+    killed = len(found) - found.count("survived")
+    print(f"{killed} of {len(found)} killed ({killed / len(found):.0%})")
+    lived = Counter(mutant.operator for mutant, end in zip(mutants, found, strict=True) if end == "survived")
+    print("survived:", ", ".join(f"{number} {operator}" for operator, number in lived.items()) or "none")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
+    parser.add_argument("--count", type=int, default=40)
+    parser.add_argument("--jobs", type=int, default=1, help="mutants tried at the same time")
+    parser.add_argument("--timeout", type=float, default=900, help="seconds for each of a mutant's two rounds of tests")
+    parser.add_argument("--json", type=Path, default=Path("mutants.json"), help="what is known; read and written")
+    parser.add_argument("--deselect", action="append", default=[], metavar="TEST", help="leave this test out")
+    parser.add_argument("--trust", action="store_true", help="do not first look whether the tests pass as things are")
+    parser.add_argument("--list", action="store_true", help="show the mutants and try none")
+    return parser
+
+
+def _row(mutant: Mutant, found: str) -> str:
+    return f"{mutant.file}:{mutant.line}  {mutant.operator}  {mutant.name.split(': ', 1)[1]}  {found}"
+
+
+if __name__ == "__main__":
+    main()
