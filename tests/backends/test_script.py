@@ -3,6 +3,7 @@
 import itertools
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -119,6 +120,33 @@ def test_a_script_runs_the_argv_of_its_plan() -> None:
     done = subprocess.run(["bash", "-euc", bash], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [*(f"{name}|$HOME 'x\"" for name in names), " ".join(labels[:3])]
     assert "jobs." not in text.split("the_plan() {")[0].replace("bench.launch.in_job", "")
+
+
+def test_no_shell_reads_the_command_that_drops_caches(tmp_path: Path) -> None:
+    """It gets its words as they stand; where it fails, the node has kept its cache."""
+    for command, expected in (("touch 'a b' '$HOME' 'x;y'", "dgx-7 cleared"), ("false", "dgx-7 kept")):
+        plan = compose.compose(["task=lora_tiny", "cluster=slurm_test"])
+        plan.config.cluster.drop_caches = command
+        bash = function(script.script(plan), "drop_command", "caches_file", "drop_caches")
+        bash = f'hosts() {{ "$@"; }}\nsync() {{ :; }}\nexport -f sync\nmkdir -p rank_logs\n{bash}\ndrop_caches 3'
+        env = {"SLURMD_NODENAME": "dgx-7", "PATH": os.environ["PATH"]}
+        subprocess.run(["bash", "-euc", bash], cwd=tmp_path, env=env, check=True)
+        assert (tmp_path / "rank_logs/trial_3.caches").read_text().strip() == expected
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["$HOME", "a b", "rank_logs", "x;y"]
+
+
+@pytest.mark.parametrize(
+    ("config", "waits_s"),
+    [("SlurmctldTimeout = 120 sec\nSlurmdTimeout = 30 sec", 90), ("SlurmdTimeout = 3600 sec", 600), ("", 360)],
+)
+def test_a_silent_node_is_waited_for_no_longer_than_slurm_needs(config: str, waits_s: int) -> None:
+    """Slurm's SlurmdTimeout and a minute, 10 minutes at most; where it cannot be asked, its default of 300 s counts."""
+    plan = compose.compose(["task=lora_tiny", "cluster=slurm_test"])
+    stub = f'scontrol() {{ echo {shlex.quote(config)}; }}\nwatched() {{ echo "$@"; }}\n'
+    bash = stub + function(script.script(plan), "wait_for_verdict") + "\nwait_for_verdict"
+    done = subprocess.run(["bash", "-euc", bash], capture_output=True, text=True, check=True)
+    reason, waited = done.stdout.splitlines()
+    assert waited == f"sleep {waits_s}" and f"waits {waits_s} s" in reason and "does not answer" in reason
 
 
 @pytest.mark.trains

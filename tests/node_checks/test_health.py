@@ -66,7 +66,7 @@ def test_below_a_floor_every_rank_fails_for_the_same_reason(tmp_path: Path):
     assert [code for code, _ in done] == [1, 1, 1]
     accounts = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("rank_logs/health_rank_?.error"))]
     assert len(accounts) == 3 and len({(a["what"], a["where"], a["fix"]) for a in accounts}) == 1
-    assert accounts[0]["what"].startswith("NCC-04: all ranks together reach ")
+    assert accounts[0]["rule"] == "NCC-04" and accounts[0]["what"].startswith("all ranks together reach ")
     assert sorted(sorted(pair["nodes"]) for pair in report["pairs"]) == [
         ["dgx-0", "dgx-1"],
         ["dgx-0", "dgx-2"],

@@ -170,3 +170,22 @@ def test_fit_stands_in_the_plan_and_its_table(capsys: pytest.CaptureFixture[str]
     assert f"fp8, recompute qkv in {made.recompute.qkv_layers} of 80 layers (as much as memory needs)" in shown
     assert f"step time: {made.cost.step_s:.2f} s estimated" in shown and "cp 1 (sp chosen)" in shown
     assert compose.compose(["task=lora70b", "cluster=dgx1", "recipe.recompute=full"]).recompute == memory.EVERYTHING
+
+
+TINY = {
+    "local": (2, 1, 1),
+    "slurm_test": (4, 1, 1),
+    "dgx1": (8, 1, 1),
+    "dgxh200": (8, 1, 1),
+    "dgx2": (8, 2, 1),  # 16 ranks, and 8 samples in a batch
+    "dgx8": (8, 2, 4),  # 64 ranks; two query groups allow no more than tp 2
+}
+"""dp, tp and cp of the tiny task."""
+
+
+@pytest.mark.parametrize("cluster", TINY)
+def test_the_tiny_task_starts_on_every_shipped_cluster(cluster: str) -> None:
+    """It is what an admin tries first; its base task, with 16 samples in a batch, is planned with it."""
+    made = compose.compose(["task=lora_tiny", f"cluster={cluster}"])
+    assert (made.world.dp, made.world.tp, made.world.cp) == TINY[cluster] and made.world.pp == 1
+    assert made.base is not None and made.base.world.num_ranks == made.world.num_ranks

@@ -67,6 +67,8 @@ BROKEN = {
         "PYX-04",
         "mounts without a container",
     ),
+    "two commands to drop caches": (("cluster.drop_caches='sync; drop'",), "CFG-09", "no shell reads it"),
+    "half a quotation": (("cluster.drop_caches='sudo \\'drop'",), "CFG-09", "no shell reads it"),
     "no image": (("container.image=null",), "PYX-04", "no image is named"),
     "a registry's slash": (("container.image=nvcr.io/nvidia/pytorch:25.01-py3",), "PYX-06", "nvcr.io#nvidia/pytorch"),
     "another schedule": (("recipe.eval_every_samples=192",), "CFG-03", "the rules say 1,536 and 384"),

@@ -135,17 +135,17 @@ def test_states_of_real_jobs(cluster: Cluster, compose: Callable[..., Plan]) -> 
     cluster.wait_for_state(failed, "FAILED")
     running = f"{array}_0"
     deadline = time.monotonic() + 30
-    while client.states([running])[running].state != "RUNNING":
+    while client.states([running])[running].word != "RUNNING":
         assert time.monotonic() < deadline
         time.sleep(0.2)
     known = client.states([failed, array, "999999"])
     assert sorted(known) == sorted([failed, *(f"{array}_{k}" for k in range(4))])
     assert (known[failed].exit_code, known[failed].limit_s) == ("3:0", 300)
-    assert (known[running].nodes, known[f"{array}_3"].state) == ("dgx-0", "PENDING")
+    assert (known[running].nodes, known[f"{array}_3"].word) == ("dgx-0", "PENDING")
     assert client.states([f"{array}_2"])[f"{array}_2"].reason == "JobArrayTaskLimit"
     cluster.run(["scancel", array], check=True)
     deadline = time.monotonic() + 30
-    while {state.state for state in client.states([array]).values()} != {"CANCELLED"}:
+    while {job.word for job in client.states([array]).values()} != {"CANCELLED"}:
         assert time.monotonic() < deadline
         time.sleep(0.2)
 

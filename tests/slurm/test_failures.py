@@ -75,19 +75,18 @@ def test_a_node_loses_its_power_and_then_the_other_one(user: User) -> None:
 def test_the_time_limit(user: User) -> None:
     """Warned early, a job requeues itself; one too short for a trial fails, and so does a trial beyond its walltime."""
     endless = (*SHORT, "task.training.max_steps=20000")
-    failing = [
-        user.launch(*endless, "walltime=1"),
-        user.launch(*endless, "cluster.slurm.arguments=['--time=1']"),
-    ]
+    slow, short = user.launch(*endless, "walltime=1"), user.launch(*endless)
+    until(training(short, 0), 300, short)
+    limit(user, short, 2)
     warned, kept = interrupted_in_its_second_trial(user)
     hung = [os.kill(pid, signal.SIGSTOP) for pid in ranks(warned)]
     assert len(hung) == 2
-    limit(user, warned, 3)
+    limit(user, warned, 2)
     user.cluster.wait_for_state(warned.job, REQUEUED, 150)
     limit(user, warned, 20)
     attempts = recovered(user, warned, kept)
     assert attempts[0]["cause"] == "SLU-07: the time limit is near"
-    for run in failing:
+    for run in (slow, short):
         failed(user, run, "SLU-07")
         assert run.outcomes == ["aborted"]
 

@@ -36,7 +36,7 @@ def in_container(image: str) -> list[str]:
     return ["container=pyxis", f"container.image={image}", f"container.mounts={mounts}", path]
 
 
-def test_ranks_run_in_the_image_on_every_node(user: User, image: str) -> None:
+def test_ranks_run_in_the_image_on_every_node(image: str, user: User) -> None:
     """They train and are judged there; what each ran in is recorded; nothing of ours is left behind."""
     run = user.launch(*SHORT, *in_container(image), "task.training.max_steps=20")
     user.end(run, "COMPLETED")
@@ -48,13 +48,13 @@ def test_ranks_run_in_the_image_on_every_node(user: User, image: str) -> None:
     assert f"runstop-{run.job}" not in left
 
 
-def test_a_mount_that_is_not_there_is_explained(user: User, image: str) -> None:
+def test_a_mount_that_is_not_there_is_explained(image: str, user: User) -> None:
     run = user.launch(*SHORT, *in_container(image)[:2], "container.mounts=['/nowhere/data:/nowhere/data:ro']")
     user.end(run, "FAILED")
     assert run.status["exit_code"] != 0 and user.why(run)["rule"] == "PYX-07", run.output()
 
 
-def test_the_host_in_place_of_the_image_is_refused(user: User, image: str, tmp_path: Path) -> None:
+def test_the_host_in_place_of_the_image_is_refused(image: str, user: User, tmp_path: Path) -> None:
     """A site whose Pyxis ignores the flags: the ranks would train with whatever the node has."""
     text = user.types("render", *SHORT, *in_container(image), "task.training.max_steps=20").stdout
     script = tmp_path / "on_host.sbatch"

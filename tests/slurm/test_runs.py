@@ -2,9 +2,10 @@
 
 import json
 import re
-import subprocess
+import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from user import SHORT, Run, User, submitted, training, until
@@ -12,26 +13,46 @@ from user import SHORT, Run, User, submitted, training, until
 pytestmark = pytest.mark.slurm
 
 
-def test_trials_over_two_nodes_are_scored(user: User) -> None:
-    """Rows and base checkpoint are made, two seeds trained with TP over two nodes, each judged, both scored."""
-    run = user.launch("cluster=slurm_test", "task=lora_tiny", "trials=2", "parallel.tp=2")
+def test_three_trials_over_two_nodes_make_a_score(user: User) -> None:
+    """The nodes are measured, three seeds trained to the target, one rank a node, each judged, all scored."""
+    run = user.launch("cluster=slurm_test", "task=lora_tiny", "trials=3", "cluster.ranks_per_node=1")
     user.end(run, "COMPLETED", timeout_s=900)
-    assert run.status["outcome"] == "proven" and run.outcomes == ["proven"] * 2, run.output()
-    assert [entry["seed"] for entry in run.ledger] == [1, 2]
+    assert run.status["outcome"] == "proven" and run.outcomes == ["proven"] * 3, run.output()
+    assert [entry["seed"] for entry in run.ledger] == [1, 2, 3]
     assert all(entry["official"] == {"5.1.0": True, "6.1.0": True} for entry in run.ledger)
     score = json.loads(user.types("score", run.folder, "--json", code=1).stdout)
     counted = [score[key] for key in ("num_runs", "num_failed", "num_runs_required", "valid")]
-    assert counted == [2, 0, 10, False], "a score takes ten"
-    assert [result["minutes"] for result in score["results"]] == [entry["minutes"] for entry in run.ledger]
-    assert sorted(path.name for path in (run / "facts").iterdir()) == [f"rank_000{rank}.json" for rank in range(4)]
+    assert counted == [3, 0, 10, False], "a score takes ten"
+    middle = sorted(minutes_to_target(run / f"result_{trial}.txt") for trial in range(3))[1]
+    assert score["olympic_minutes"] == pytest.approx(middle)
+    assert (run / "health.json").exists()
+
+
+def minutes_to_target(log: Path) -> float:
+    """Return the minutes between run_start and run_stop, read without this project."""
+    times = {entry["key"]: float(entry["time_ms"]) for entry in logged(log)}
+    return (times["run_stop"] - times["run_start"]) / 60_000
+
+
+def logged(log: Path) -> list[dict[str, Any]]:
+    lines = (line.partition(":::MLLOG ")[2] for line in log.read_text().splitlines())
+    return [json.loads(line) for line in lines if line]
 
 
 def test_launching_follows_the_job_when_asked_to_and_plain_sbatch_does_the_same(user: User, tmp_path: Path) -> None:
-    asked = (*SHORT, "task.training.max_steps=20")
+    """Two ranks a node, with TP inside it. One node drops its caches, the other one cannot: the log says so of each."""
+    drops = "cluster.drop_caches='grep dgx-0 /proc/sys/kernel/hostname'"
+    asked = (*SHORT, "task.training.max_steps=20", "cluster.ranks_per_node=2", "parallel.tp=2", drops)
     done = user.types(*asked, "launch.wait=true", module="bench.launch")
     run = submitted(done.stdout, user.home)[0]
     assert "valid trial: yes" in done.stdout
     assert run.outcomes == ["proven"] and "RUNNING" in done.stderr
+    assert sorted(path.name for path in (run / "facts").iterdir()) == [f"rank_000{rank}.json" for rank in range(4)]
+    cleared = [entry for entry in logged(run / "result_0.txt") if entry["key"] == "cache_clear"]
+    assert sorted((entry["metadata"]["node"], entry["value"]) for entry in cleared) == [
+        ("dgx-0", True),
+        ("dgx-1", False),
+    ]
     assert "nothing to cancel: the run is proven" in user.types("cancel", run.folder, code=2).stderr
     assert "every trial has its result" in user.types("resume", run.folder, code=2).stderr
     script = tmp_path / "short.sbatch"
@@ -72,7 +93,9 @@ def test_what_was_cancelled_can_be_gone_on_with(user: User) -> None:
     assert '"run_stop"' in (run / "attempts/1.1/result_1.txt").read_text()
 
 
-def test_two_hundred_jobs_are_listed_with_two_questions(user: User, tmp_path: Path) -> None:
+def test_two_hundred_jobs_are_listed_with_two_questions(
+    user: User, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """However many jobs there are, one squeue and one sacct answer for all of them."""
     user.cluster.run(["scontrol", "update", "partition=low", "state=down"], check=True)
     try:
@@ -85,8 +108,9 @@ def test_two_hundred_jobs_are_listed_with_two_questions(user: User, tmp_path: Pa
             )
             job = {"jobs": [{"id": done.stdout.strip(), "submitted": time.time()}]}
             (folder / "job.json").write_text(json.dumps(job))
-        asked = counted(user, tmp_path, "squeue", "sacct")
-        rows = user.types("runs", "--json").stdout.splitlines()
+        path, asked = counting(tmp_path, "squeue", "sacct")
+        monkeypatch.setitem(user.cluster.env, "PATH", f"{path}:{user.cluster.env['PATH']}")
+        rows = user.types("runs", "--limit", 200, "--json").stdout.splitlines()
         assert len(rows) == 200 and all(json.loads(row)["job_state"] == "PENDING" for row in rows)
         assert len(asked.read_text().splitlines()) <= 2
     finally:
@@ -94,14 +118,13 @@ def test_two_hundred_jobs_are_listed_with_two_questions(user: User, tmp_path: Pa
         user.cluster.run(["scontrol", "update", "partition=low", "state=up"], check=True)
 
 
-def counted(user: User, tmp_path: Path, *commands: str) -> Path:
-    """Return a file that gets a line whenever this user asks Slurm something."""
-    asked, bin = tmp_path / "asked", tmp_path / "bin"
+def counting(tmp_path: Path, *commands: str) -> tuple[Path, Path]:
+    """Return a folder for PATH with these commands of Slurm, and a file that gets a line whenever one is called."""
+    asked, path = tmp_path / "asked", tmp_path / "bin"
     asked.touch()
-    bin.mkdir()
+    path.mkdir()
     for command in commands:
-        real = subprocess.run(["which", command], capture_output=True, text=True, check=True).stdout.strip()
-        (bin / command).write_text(f'#!/bin/sh\necho {command} >>{asked}\nexec {real} "$@"\n')
-        (bin / command).chmod(0o755)
-    user.cluster.env["PATH"] = f"{bin}:{user.cluster.env['PATH']}"
-    return asked
+        real = shutil.which(command)
+        (path / command).write_text(f'#!/bin/sh\necho {command} >>{asked}\nexec {real} "$@"\n')
+        (path / command).chmod(0o755)
+    return path, asked

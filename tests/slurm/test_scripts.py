@@ -38,8 +38,8 @@ def test_a_job_that_waits_says_why_and_can_be_cancelled(user: User, closed: str)
     user.types("cancel", run.folder)
     user.end(run, "CANCELLED")
     assert run.status["outcome"] == "interrupted"
-    [row] = user.types("runs", "--json").stdout.splitlines()
-    assert json.loads(row)["state"] == "interrupted"
+    (listed,) = map(json.loads, user.types("runs", "--json").stdout.splitlines())
+    assert (listed["state"], listed["job_state"], listed["rule"]) == ("interrupted", "CANCELLED", "SLU-08")
 
 
 def test_what_preflight_refuses_can_be_forced_and_that_is_kept(user: User, closed: str) -> None:

@@ -55,6 +55,7 @@ FLAGS_WITHOUT_VALUE = frozenset(
     )
 )
 """Of Pyxis. Source: its args.c, version 0.24."""
+_SHELL_SYNTAX = re.compile(r"[;|&<>$`()*?\n]")
 
 
 def contradictions(subject: Subject) -> Iterator[Finding]:
@@ -122,6 +123,20 @@ def gpu_type(subject: Subject) -> Iterator[Finding]:
     if slurm_config and slurm_config.gpu_request is GpuRequest.gres_typed and not slurm_config.gpu_type:
         fix = "set cluster.slurm.gpu_type to what `scontrol show node | grep Gres` shows"
         yield broken("SLU-01", "the type of GPU is not said", "cluster.slurm.gpu_type", fix=fix)
+
+
+def drop_caches(subject: Subject) -> Iterator[Finding]:
+    """Yield whether the command that drops caches is more than one program and its arguments: no shell reads it."""
+    command = subject.plan.config.cluster.drop_caches
+    if command is None:
+        return
+    try:
+        is_plain = bool(shlex.split(command)) and not _SHELL_SYNTAX.search(command)
+    except ValueError:  # a quotation mark without its other half
+        is_plain = False
+    if not is_plain:
+        what, fix = f"{command!r} is not one program and its arguments, and no shell reads it", "put it into a script"
+        yield broken("CFG-09", what, "cluster.drop_caches", fix=f"{fix} on the nodes, or set cluster.drop_caches=null")
 
 
 def container(subject: Subject) -> Iterator[Finding]:

@@ -54,12 +54,22 @@ must() { # WHAT COMMAND...: go on only if it succeeds
   if is_preempted; then
     ending="SLU-10: preempted"
   elif ! hosts --time=1 true; then # a node that is gone is for Slurm to notice: it ends this job
-    echo "$(date '+%F %T') a node does not answer; waiting for Slurm's verdict"
-    watched sleep 900 || true
+    wait_for_verdict
     ending=${ending:-SLU-09: a node does not answer}
   fi
   [[ -z $ending ]] || leave
   finish "$code" "$what failed"
+}
+
+# Slurm calls a silent node down after SlurmdTimeout, ends this job and starts it again elsewhere. Nobody else can use
+# these nodes meanwhile, so the wait is no longer than that and a minute, and never above 10 minutes.
+wait_for_verdict() {
+  local timeout_s=300 wait_s
+  [[ ! $(scontrol show config 2>/dev/null) =~ SlurmdTimeout\ *=\ *([0-9]+) ]] || timeout_s="${BASH_REMATCH[1]}"
+  wait_s=$((timeout_s + 60 < 600 ? timeout_s + 60 : 600))
+  echo "$(date '+%F %T') a node does not answer; Slurm calls it down after $timeout_s s (SlurmdTimeout)." \
+    "This job waits $wait_s s for that, and then requeues itself."
+  watched sleep "$wait_s" || true
 }
 
 on_signal() {
@@ -177,7 +187,7 @@ write_plan() { # with this job's paths in place of $DATADIR and its like, longer
 }
 
 drop_caches() { # what each node did with its page cache goes into the trial's log
-  hosts bash -c '{ sync && eval "$1"; } >/dev/null 2>&1 && echo "$SLURMD_NODENAME cleared" || echo "$SLURMD_NODENAME kept"' _ "$drop_command" >"${caches_file/\*/$1}"
+  hosts bash -c '{ sync && "$@"; } >/dev/null 2>&1 && echo "$SLURMD_NODENAME cleared" || echo "$SLURMD_NODENAME kept"' _ "${drop_command[@]}" >"${caches_file/\*/$1}"
 }
 
 trial() {
@@ -187,7 +197,7 @@ trial() {
   ask begin "$1" --job "$job" --nodes "$SLURM_JOB_NODELIST" || code=$?
   ((code != 3)) || return 0 # its outcome is known
   must "opening trial $1" test "$code" -eq 0
-  [[ -z $drop_command ]] || must "dropping caches" drop_caches "$1"
+  [[ -z ${drop_command[*]-} ]] || must "dropping caches" drop_caches "$1"
   must "trial $1" into "${output_file/\*/trial_$1}" command_of "trial_$1" --label --time="$trial_min"
   gain=1
   ask judge "$1" || true # if it cannot, `close` will

@@ -83,7 +83,7 @@ def settings(plan: Plan) -> list[str]:
         f'trials="{trials}"',
         f"trial_min=${{BENCH_WALLTIME:-{c.walltime}}}",
         f"before_trials=({' '.join(map(run_files.label, before))})",
-        f"drop_command={shlex.quote(c.cluster.drop_caches or '')}",
+        f"drop_command=({shlex.join(_words(c.cluster.drop_caches))})",
         f"to_prepare=({' '.join(map(_quoted, _to_prepare(plan)))})",
         f"LOGS={_quoted(c.cluster.paths.logs or '.')}",
         f"python={'python' if in_container else '${BENCH_PYTHON:-python}'}",
@@ -93,6 +93,14 @@ def settings(plan: Plan) -> list[str]:
         *_commands(plan),
         *(f"{name}_file={shlex.quote(file)}" for name, file in FILES.items()),
     ]
+
+
+def _words(command: str | None) -> list[str]:
+    """Return a command's words; what is no command is one word, which preflight refuses (see argument_checks)."""
+    try:
+        return shlex.split(command or "")
+    except ValueError:
+        return [command or ""]
 
 
 def variables(plan: Plan) -> list[str]:
