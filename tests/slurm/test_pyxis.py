@@ -20,7 +20,7 @@ from helpers.paths import ROOT
 pytestmark = pytest.mark.slurm
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")  # made before the cache of trials, so that a skip trains nothing
 def image(cluster: Cluster) -> str:
     if "--container-image" not in cluster.run(["srun", "--help"]).stdout:
         pytest.skip("Pyxis is not installed on this cluster (BENCH_SLURM_PLUGSTACK)")
