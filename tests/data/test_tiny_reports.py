@@ -1,6 +1,7 @@
 """The tiny tasks' data: always the same, and summaries that say what the report says."""
 
 import hashlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -47,3 +48,13 @@ def test_a_vocabulary_too_small_for_the_grammar_is_refused(tmp_path) -> None:  #
     made = compose.compose([f"cluster.paths.data={tmp_path}", "model.vocab_size=32"])
     with pytest.raises(ConfigError, match="the model has a vocabulary of 32, and the grammar has"):
         make_rows(made)
+
+
+def test_what_an_interrupted_preparation_left_is_made_anew(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    made = compose.compose([f"cluster.paths.data={tmp_path}", "data.train_rows=400", "data.eval_rows=8"])
+    part = tmp_path / (made.data_dir.rpartition("/")[2] + ".part")
+    part.mkdir()
+    (part / "half_of_something.npy").touch()
+    make_rows(made)
+    names = {f"{split}_{what}.npy" for split in ("train", "eval") for what in ("tokens", "counts")}
+    assert {path.name for path in Path(made.data_dir).iterdir()} == names and not part.exists()

@@ -248,6 +248,15 @@ def test_the_projection_of_published_speeds_is_near_their_official_minutes(log: 
     assert projection.minutes == pytest.approx(official.official_minutes, rel=tolerance)
 
 
+def test_nothing_is_projected_from_half_of_what_it_takes(speed_log: SpeedLog) -> None:
+    (trials,) = sets.load([speed_log().parent])
+    measured = throughput.measure(trials)
+    assert throughput.project(measured, ruleset="5.1.0")[0] is not None
+    untimed = "no valid trial timed its steps and an evaluation"
+    assert throughput.project(replace(measured, eval_time_s=None), ruleset="5.1.0") == (None, untimed)
+    assert throughput.project(replace(measured, samples_s=None), ruleset="5.1.0") == (None, untimed)
+
+
 @pytest.mark.trains
 def test_a_run_on_this_machine_ends_proven_with_every_step_timed(spawn: Spawn, tmp_path: Path) -> None:
     """No cache, no rows, no base: nothing but the run's own folder is written."""

@@ -1,0 +1,55 @@
+"""What sinfo says of a partition decides whether the job can be placed there."""
+
+from concurrent.futures import Future
+
+import pytest
+
+from bench.backends.slurm import site_checks
+from bench.planning import compose
+from bench.rules.check import Answer, Subject
+from bench.rules.finding import Finding
+
+UP = "batch*|up|1:00:00|{nodes}|gpu:h100:8|64|1024000|idle|{size}|1"
+
+
+def findings(sinfo: str, *overrides: str) -> list[tuple[str, str, str, str]]:
+    answer: Future[Answer] = Future()
+    answer.set_result(Answer(0, sinfo, ""))
+    plan = compose.compose(["task=lora70b", "cluster=dgx2", "cluster.slurm.partition=batch", "walltime=20", *overrides])
+    found = site_checks.partition(Subject(plan, "", (), {"sinfo": answer}))
+    return [(one.rule, one.severity, one.what, one.where) for one in found if isinstance(one, Finding)]
+
+
+NODES = "cluster.num_nodes"
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (UP.format(nodes=2, size="1-infinite"), []),
+        (UP.format(nodes=1, size="1-infinite"), [("SLU-02", "error", "2 nodes are asked for, and batch has 1", NODES)]),
+        (
+            UP.format(nodes=8, size="4-infinite"),
+            [("SLU-02", "error", "batch takes jobs from 4 nodes up, and 2 is asked for", NODES)],
+        ),
+        (
+            UP.format(nodes=2, size="1-infinite").replace("idle", "down"),
+            [
+                (
+                    "SLU-09",
+                    "warning",
+                    "2 nodes are asked for, and 0 of the 2 of batch are up: the job would wait",
+                    NODES,
+                )
+            ],
+        ),
+    ],
+)
+def test_a_job_is_placed_where_there_are_enough_nodes(line: str, expected: list[tuple[str, str, str, str]]) -> None:
+    assert findings(line) == expected
+
+
+def test_a_limit_of_the_partition_holds_for_the_whole_job() -> None:
+    """Two trials of 30 minutes are 5 + 2 x (30 + 5) = 75 minutes, and the partition allows 60."""
+    (found,) = findings(UP.format(nodes=2, size="1-infinite"), "walltime=30", "trials=2")
+    assert found == ("SLU-02", "error", "75 min are asked for, and batch allows 60", "walltime, trials")
