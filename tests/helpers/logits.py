@@ -25,14 +25,14 @@ def tokens(seq_length: int, vocab_size: int) -> torch.Tensor:
 
 
 def main() -> None:
-    plans = {Path(path): plans.load(Path(path)) for path in sys.argv[1:]}
+    by_path = {Path(path): plans.load(Path(path)) for path in sys.argv[1:]}
     who = from_environment()
-    start_ranks(next(iter(plans.values())), who)
+    start_ranks(next(iter(by_path.values())), who)
     from megatron.core import parallel_state
 
     from jobs.engines.megatron import checkpoint, model
 
-    for seed, (path, plan) in enumerate(plans.items()):  # what is not loaded is another one in each
+    for seed, (path, plan) in enumerate(by_path.items()):  # what is not loaded is another one in each
         parallel_state.destroy_model_parallel()
         split(plan)
         base, adapters = Path(str(plan.base_dir)), path.parent / "adapters_0"
