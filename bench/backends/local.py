@@ -101,12 +101,10 @@ class Ranks:
                 fix="raise walltime (minutes per trial), or set it to null",
                 rule="SLU-07",
             )
-        if ended := {
-            rank: signal.Signals(abs(code) % 128).name for rank, code in codes.items() if not 0 <= code <= 128
-        }:
+        signals = {rank: abs(code) % 128 for rank, code in codes.items() if not 0 <= code <= 128}
+        if ended := {rank: signal.Signals(number).name for rank, number in signals.items()}:
             raise SubmitError(
-                f"{', '.join(f'rank {rank} got {name}' for rank, name in sorted(ended.items()))} "
-                f"during {self._command.name}",
+                f"{', '.join(f'rank {r} got {name}' for r, name in sorted(ended.items()))} during {self._command.name}",
                 where=str(logs / f"{self._job.job_id}_{min(ended)}_log.err"),
                 fix="look for what ends processes on this machine: memory, a time limit, a person",
                 rule="RUN-02",

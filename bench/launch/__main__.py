@@ -13,21 +13,18 @@ import bench
 from bench import backends, preflight
 from bench.contract.plan import Plan
 from bench.errors import BenchError, interrupt_exit_code, output_is_written
+from bench.planning.compose import CONF, compose, explained, plan_of, register, typed
 from bench.runs import folder as folders
 from bench.runs.summary import summary, with_overrides
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
-from bench.planning.compose import CONF, compose, explained, plan_of, register, typed
 
 
 def main() -> None:
     """Run as a Hydra application, and exit with the worst outcome of its runs."""
     import hydra
     from hydra.core.hydra_config import HydraConfig
-
-    from bench.console import runs as run_sheets
-    from bench.console import sheet
 
     planned: list[tuple[Plan, DictConfig, list[str]]] = []
     made: list[Path] = []
@@ -46,9 +43,7 @@ def main() -> None:
             overrides = list(HydraConfig.get().overrides.task)
             planned.append((plan_of(typed(config), overrides), config, overrides))
 
-    if "--version" in sys.argv[1:]:  # Hydra would print its own
-        print(f"runstop {bench.__version__}")
-        sys.exit(0)
+    _tell_version(sys.argv[1:])
     register()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors reach us as exceptions, to be explained in our own words
     try:
@@ -62,10 +57,24 @@ def main() -> None:
                 codes.append(run(plan, config, overrides, made))
         if made[1:]:
             with shown(), output_is_written():
-                sheet.show(run_sheets.sweep_sheet([summary(folder) for folder in made]))
+                _show_sweep(made)
     except KeyboardInterrupt as stop:
         codes.append(interrupt_exit_code(stop))
     sys.exit(max(codes, default=0))
+
+
+def _tell_version(argv: Sequence[str]) -> None:
+    """Print runstop's version where it is asked for, and exit: Hydra would print its own."""
+    if "--version" in argv:
+        print(f"runstop {bench.__version__}")
+        sys.exit(0)
+
+
+def _show_sweep(folders: Sequence[Path]) -> None:
+    from bench.console import runs as run_sheets
+    from bench.console import sheet
+
+    sheet.show(run_sheets.sweep_sheet([summary(folder) for folder in folders]))
 
 
 def _check_shown(argv: list[str]) -> None:
