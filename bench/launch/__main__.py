@@ -60,6 +60,9 @@ def main() -> None:
                 _show_sweep(made)
     except KeyboardInterrupt as stop:
         codes.append(interrupt_exit_code(stop))
+    except BrokenPipeError:  # whoever read what is printed has seen enough
+        sys.stderr.close()
+        sys.exit(141)
     sys.exit(max(codes, default=0))
 
 

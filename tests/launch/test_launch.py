@@ -82,6 +82,13 @@ def test_dry_run_touches_nothing(launch: Launch, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_reader_that_has_seen_enough_gets_no_traceback(launch: Launch) -> None:
+    process = launch("launch.dry_run=true", PYTHONUNBUFFERED="1")
+    assert process.stdout is not None and process.stdout.readline().startswith("lora_tiny-local: ")
+    process.stdout.close()
+    assert process.wait(timeout=300) in (0, 141), "0 if it had printed everything before"
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
 def test_a_read_only_results_folder_is_refused(launch: Launch, tmp_path: Path) -> None:
     with mounted(tmp_path / "ro", "ro"):
