@@ -8,8 +8,8 @@ run: .venv/run-installed  ## train the tiny benchmark on this machine and show t
 test: .venv/test-installed  ## the gate: real training runs, a real Slurm, the official checkers
 	tests/all.sh $(BIN)/python
 
-fast: .venv/test-installed  ## tests without Slurm and without training, on all cores
-	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not trains and not slurm and not slow" --ignore=tests/slurm
+fast: .venv/test-installed  ## tests that neither train nor start programs, on all cores
+	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not trains and not slurm and not slow and not starts" --ignore=tests/slurm
 
 faults: .venv/test-installed  ## a running job is broken in ways that Slurm takes minutes to recover from
 	$(BIN)/python -m pytest -m faults

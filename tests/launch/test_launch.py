@@ -21,6 +21,8 @@ from bench.mlperf import reader
 from bench.mlperf.result import parse
 from helpers.ranks import mounted
 
+pytestmark = pytest.mark.starts
+
 SHORT = (
     "task.training.max_steps=4",
     "recipe.eval_every_samples=16",

@@ -27,6 +27,8 @@ from helpers import ranks
 from helpers.nodes import NAMES, health_report, on_nodes
 from jobs.node_checks import floors, rates
 
+pytestmark = pytest.mark.starts
+
 UNREACHED = 1e6
 
 

@@ -8,6 +8,8 @@ import pytest
 
 from helpers.paths import CORPUS, ROOT
 
+pytestmark = pytest.mark.starts
+
 nbformat = pytest.importorskip("nbformat")
 nbclient = pytest.importorskip("nbclient")
 

@@ -12,6 +12,8 @@ import pytest
 import bench
 from helpers.ranks import ROOT
 
+pytestmark = pytest.mark.starts
+
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
 

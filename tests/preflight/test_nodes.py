@@ -24,6 +24,8 @@ from helpers import ranks
 from helpers.nodes import NUM_NODES, PER_NODE, health_report, on_nodes
 from jobs.node_checks import facts
 
+pytestmark = pytest.mark.starts
+
 SECRET = "hunter2"
 NVIDIA_SMI = r"""#!/bin/sh
 case "$1" in
