@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.contract import node_facts
+from bench.contract import node_facts, schema
 from bench.contract.node_facts import GpuFacts, Health, RankFacts
 from bench.preflight import nodes
 from helpers.nodes import health_report
-from jobs.node_checks import facts
+from jobs.node_checks import facts, health
 
 SIMPLE = {
     int: st.integers(-(2**63), 2**63 - 1),
@@ -67,3 +67,9 @@ def test_every_number_of_a_gpu_is_read_as_one():
     assert {name for name, value in row.items() if value == 7} == {
         *("index", "memory_mib", "temperature_c", "sm_clock_mhz", "max_sm_clock_mhz", "ecc_uncorrected")
     }
+
+
+def test_message_sizes_double_from_the_smallest_to_the_largest() -> None:
+    """NVIDIA's run.sub: all_reduce_perf -b 62M -e 2G -f 2."""
+    assert health.sizes_mib(schema.Health(source="", min_mib=62, max_mib=2048)) == [62, 124, 248, 496, 992, 1984]
+    assert health.sizes_mib(schema.Health(source="", min_mib=4, max_mib=4)) == [4]
