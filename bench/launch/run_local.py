@@ -11,7 +11,7 @@ from bench.console import messages
 from bench.console import trial as trial_sheets
 from bench.contract import plan as plans
 from bench.contract.plan import Command, Plan, Trial
-from bench.errors import BenchError, interrupt_exit_code, stopped_by_sigterm
+from bench.errors import BenchError, Stopped
 from bench.runs import ledger
 from bench.runs import status as statuses
 from bench.runs import trial as trials
@@ -45,11 +45,10 @@ def _driven(plan: Plan, folder: Path, console: "Messages") -> int:
     status = Status(outcome=Ending.failed, exit_code=1)
     try:
         ledger.create(folder, plan)
-        with stopped_by_sigterm():
-            proven = _work(plan, folder, console)
+        proven = _work(plan, folder, console)
         status = Status(outcome=Ending.proven if proven else Ending.not_proven, exit_code=0 if proven else 1)
-    except KeyboardInterrupt as stop:
-        status = Status(outcome=Ending.interrupted, exit_code=interrupt_exit_code(stop))
+    except Stopped as stop:
+        status = Status(outcome=Ending.interrupted, exit_code=stop.exit_code)
         console.print(f"stopped; what was finished is in {short(folder)}")
         raise
     except BenchError as error:
