@@ -31,7 +31,9 @@ with warnings.catch_warnings():
 
 pytestmark = [
     pytest.mark.skipif(ranks.DEVICE != "cpu", reason="one gloo rank in the tests' own process"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*is deprecated", "ignore::FutureWarning"),  # what megatron-core calls
+    pytest.mark.filterwarnings(
+        "ignore::DeprecationWarning", "ignore:.*is deprecated", "ignore::FutureWarning"
+    ),  # what megatron-core calls
 ]
 
 TINY = (
