@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -262,3 +262,23 @@ def test_a_bad_request_changes_nothing(
     (tmp_path / "text.sqsh").write_text("no image")
     assert run(*(word.format(tmp=tmp_path) for word in argv)) == 2
     assert said in capsys.readouterr().err
+
+
+def elf(machine: int, *, order: Literal["little", "big"]) -> bytes:
+    """Return the first 20 bytes of a 64-bit program. Source: elf(5), e_ident and e_machine."""
+    return b"\x7fELF\x02" + bytes([{"little": 1, "big": 2}[order]]) + bytes(12) + machine.to_bytes(2, order)
+
+
+@pytest.mark.parametrize(
+    ("head", "machine"),
+    [
+        (elf(62, order="little"), "x86_64"),
+        (elf(183, order="little") + b"more", "aarch64"),
+        (elf(183, order="big"), "aarch64"),
+        (elf(62, order="little")[:19], None),
+        (b"#!/bin/busybox sh\nexec busybox", None),
+        (b"", None),
+    ],
+)
+def test_the_architecture_of_an_image_is_that_of_its_programs(head: bytes, machine: str | None) -> None:
+    assert squashfs._machine(head) == machine

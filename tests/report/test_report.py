@@ -123,6 +123,17 @@ def test_invalid_runs_claim_no_minutes_and_say_why(trial_set: MakeSet) -> None:
     assert "LOG-07 line " in page.text
 
 
+def test_findings_name_the_line_if_there_is_one(trial_set: MakeSet) -> None:
+    (trials,) = load([trial_set("set", [{}, {"evals": (0.95, 0.94)}, {"opt_adamw_weight_decay": None}])])
+    where = {row["message"]: row["where"] for row in page._findings(trials)}
+    lines = Path(trials.results[1].file).read_text().splitlines()
+    last = max(number for number, line in enumerate(lines, 1) if '"eval_accuracy"' in line)
+    assert [at for message, at in where.items() if message.startswith("last evaluation 0.94, ")] == [
+        f"{trials.trial_names[1]} (line {last})"
+    ]
+    assert where["no opt_adamw_weight_decay"] == trials.trial_names[2], "what is missing stands on no line"
+
+
 def test_a_stand_in_is_never_compared_with_the_real_benchmark(trial_set: MakeSet) -> None:
     mark = "laptop (lora_tiny: not a submission)"
     folder = trial_set("tiny", [{"submission_platform": mark, "submission_org": mark}] * 10)
