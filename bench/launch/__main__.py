@@ -55,9 +55,10 @@ def main() -> None:
         for plan, config, overrides in planned:  # outside of Hydra: errors here are no fault of the command line
             with shown(), output_is_written():
                 codes.append(run(plan, config, overrides, made))
-        if made[1:]:
+        left = [folder for folder in made if folder.exists()]  # what a queue refuses leaves no folder
+        if left[1:]:
             with shown(), output_is_written():
-                _show_sweep(made)
+                _show_sweep(left)
     except KeyboardInterrupt as stop:
         codes.append(interrupt_exit_code(stop))
     except BrokenPipeError:  # whoever read what is printed has seen enough
