@@ -30,17 +30,22 @@ def write(path: Path, content: Any) -> None:
 
 @contextmanager
 def kept(path: Path) -> Iterator[None]:
-    """Put the file that is there now back if the block fails; this takes no room, for the disk may be full by then."""
-    aside = path.with_suffix(".before")
+    """Put the file that is there now, or none, back if the block fails.
+
+    This takes no room, for the disk may be full by then.
+    """
+    aside, is_there = path.with_suffix(".before"), path.exists()
     aside.unlink(missing_ok=True)
-    if path.exists():
+    if is_there:
         _give_second_name(path, aside)
     try:
         yield
     except BaseException:
-        if aside.exists():
+        if is_there:
             aside.replace(path)
             aside.unlink(missing_ok=True)  # two names of one file: replace leaves both
+        else:
+            path.unlink(missing_ok=True)
         raise
     with suppress(OSError):
         aside.unlink(missing_ok=True)
