@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from bench.contract.task import Lora, Model
 from bench.errors import ConfigError
+from jobs.weights import checkpoint_metadata
 from jobs.weights.tensor_map import separate
 
 PREFIX = "decoder.layers.self_attention."
@@ -46,6 +47,7 @@ def export(adapters: Path, folder: Path, *, model: Model, lora: Lora, base: str 
 def read(adapters: Path, model: Model, lora: Lora) -> dict[str, Tensor]:
     """Return the adapters of all layers, [L, R, I] and [L, O, R], whatever layout saved them."""
     keys = [f"{PREFIX}{module}.{part}" for module in lora.target_modules for part in ("lora_a", "lora_b")]
+    checkpoint_metadata.require_plain(adapters)
     try:
         known = checkpoint.FileSystemReader(adapters).read_metadata().state_dict_metadata
         tensors = {key: torch.empty(known[key].size, dtype=known[key].properties.dtype) for key in keys}
