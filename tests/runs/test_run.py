@@ -11,7 +11,9 @@ from bench.backends import Job, JobState
 from bench.backends.slurm.backend import SlurmBackend
 from bench.console import messages
 from bench.console import runs as run_sheets
+from bench.contract import mllog
 from bench.contract import plan as plans
+from bench.diagnosis import explain
 from bench.launch import run_queued
 from bench.planning import compose
 from bench.runs import run as runs
@@ -156,3 +158,18 @@ def test_a_run_that_never_had_a_job_does_not_hide_the_others(tmp_path: Path, mon
     monkeypatch.setattr(runs.backends, "get", lambda name: SlurmBackend())
     assert [run.word for run in runs.below(tmp_path)] == ["no job", "unknown to slurm"]
     assert asked == ["7"]
+
+
+@pytest.mark.parametrize(("word", "rule"), [("NODE_FAIL", "RUN-07"), ("RUNNING", None)])
+def test_why_does_not_take_a_fresh_log_for_a_run_that_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str, rule: str | None
+) -> None:
+    state = JobState.running if word == "RUNNING" else JobState.failed
+    folder = with_job(tmp_path, monkeypatch, {"7": Job(id="7", state=state, word=word)})
+    (folder / ".reserve").touch()
+    with mllog.Writer(folder / "result_0.txt") as log:
+        log.start(mllog.INIT_START)
+        log.stop(mllog.INIT_STOP)
+        log.start(mllog.RUN_START)
+        log.event(mllog.TRAIN_LOSS, 1.5, samples_count=8, lr=1e-4)
+    assert explain([folder]).rule == rule
