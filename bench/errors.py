@@ -88,6 +88,20 @@ def exit_code_of_signals() -> Iterator[None]:
 
 
 @contextmanager
+def written(where: object) -> Iterator[None]:
+    """Raise BenchError where a file of the block cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise BenchError(
+            f"cannot write: {error.strerror or error}",
+            where=str(error.filename or where),
+            fix="make room, or see that this user may write there, and try again",
+            rule="CFG-08",
+        ) from error
+
+
+@contextmanager
 def output_is_written() -> Iterator[None]:
     """Raise BenchError where stdout takes no more output, or the working directory is gone."""
     try:

@@ -32,9 +32,10 @@ def main() -> None:
         ):  # outside of Hydra: errors here are no fault of the command line
             with _shown(codes):
                 codes.append(run(plan, config, overrides, made))
-        if made[1:]:
+        left = [folder for folder in made if folder.exists()]  # what a queue refuses leaves no folder
+        if left[1:]:
             with _shown(codes):
-                _show_sweep(made)
+                _show_sweep(left)
         sys.exit(max(codes, default=0))
 
 
