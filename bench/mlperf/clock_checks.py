@@ -1,0 +1,191 @@
+"""Judge the clock of a log: times and counts that go back, and a wall clock that disagrees with the monotonic one.
+
+Each record of ours has a monotonic time beside time_ms, so that a clock that was set is always seen. A log of somebody
+else has time_ms only, and several processes may have written it: only what no published log shows is an error there.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from bench.contract import mllog
+from bench.mlperf.log import Log, finding, number
+from bench.mlperf.reader import Event
+from bench.rules.finding import Finding, Severity
+
+SLEWED = 500e-6
+"""The most by which NTP slews a clock: 500 ppm (the kernel's limit, adjtimex). A clock that is set jumps instead."""
+APART_MS = 1000
+"""How far the wall clock may move besides: a leap second is one second."""
+FALL_MS = 1000
+"""How far time_ms may fall in a log of somebody else. The largest fall in 74 published logs is 51 ms, while the records
+of several nodes are merged, and 0 ms after run_start, where one process writes."""
+
+
+class Moment(NamedTuple):
+    """One record: its wall clock, its monotonic clock, and its line."""
+
+    time_ms: int
+    monotonic_ms: float
+    line: int
+
+    @property
+    def ahead_ms(self) -> float:
+        """How far the wall clock is ahead of the monotonic one; only changes of it mean something."""
+        return self.time_ms - self.monotonic_ms
+
+
+def is_ours(log: Log) -> bool:
+    """Return whether our own emitter wrote a log, by the keys that only we have."""
+    ours = (mllog.INITIAL_WEIGHTS, mllog.DATA_SOURCE)
+    return any(log.all(key) for key in ours) or any(mllog.MONOTONIC_MS in event.metadata for event in log.events)
+
+
+def until_run_stop(log: Log, *first_keys: str) -> Sequence[Event]:
+    """Return the records from the first one with one of these keys (without keys: from the first) up to run_stop.
+
+    Empty for a log of several trials, which LOG-03 names: nothing is known of the time between two trials.
+    """
+    keys = [event.key for event in log.events]
+    if keys.count(mllog.RUN_START) > 1:
+        return ()
+    begin = next((n for n, key in enumerate(keys) if key in first_keys), len(keys)) if first_keys else 0
+    end = keys.index(mllog.RUN_STOP) + 1 if mllog.RUN_STOP in keys else len(keys)
+    return log.events[begin:end]
+
+
+def _check_clock(log: Log) -> Iterator[Finding]:
+    """Yield where the clock moved in a log of ours: against the monotonic clock, else by falling times."""
+    if not is_ours(log):
+        return
+    timed = [event for event in until_run_stop(log) if mllog.MONOTONIC_MS in event.metadata]
+    found = list(_moves(log, timed)) if timed else []
+    yield from found or _falls(until_run_stop(log, mllog.INIT_START))
+
+
+def _moves(log: Log, timed: Sequence[Event]) -> Iterator[Finding]:
+    untimed = [e.line for e in until_run_stop(log) if number(e.metadata.get(mllog.MONOTONIC_MS)) is None]
+    if untimed:
+        message = f"{len(untimed)} records have no {mllog.MONOTONIC_MS}, and others have: they were added or changed"
+        yield finding("LOG-19", "error", untimed[0], message)
+        return
+    moments = [Moment(e.time_ms, e.metadata[mllog.MONOTONIC_MS], e.line) for e in timed]
+    back = [(a, b) for a, b in pairwise(moments) if b.monotonic_ms < a.monotonic_ms]
+    for before, after in back[:1]:
+        fell = f"{mllog.MONOTONIC_MS} falls by {seconds(before.monotonic_ms - after.monotonic_ms)}"
+        where = f"between lines {before.line} and {after.line}"
+        yield finding("LOG-19", "error", after.line, f"{fell} {where}, and no monotonic clock does: records were moved")
+    if not back and (pair := _apart(moments)):
+        yield finding("LOG-19", "error", pair[1].line, _set(*pair) + _both_times(log))
+
+
+def _apart(moments: Sequence[Moment]) -> tuple[Moment, Moment] | None:
+    """Return the first two records between which the wall clock moved further than slewing explains.
+
+    Slewing changes ahead_ms by at most SLEWED of the time between them. So what is left of it after slewing as fast as
+    possible, in either direction, may nowhere rise by more than APART_MS above its lowest value before.
+    """
+    found: list[tuple[Moment, Moment]] = []
+    for sign in (1, -1):
+        left = [sign * moment.ahead_ms - SLEWED * moment.monotonic_ms for moment in moments]
+        lowest = 0
+        for n, value in enumerate(left):
+            if value <= left[lowest]:
+                lowest = n
+            elif value - left[lowest] > APART_MS:
+                found.append((moments[lowest], moments[n]))
+                break
+    return min(found, key=lambda pair: pair[1].line, default=None)
+
+
+def _set(before: Moment, after: Moment) -> str:
+    moved_ms = after.ahead_ms - before.ahead_ms
+    how = f"the wall clock was set {'forward' if moved_ms > 0 else 'back'} by {seconds(abs(moved_ms))}"
+    took = seconds(after.monotonic_ms - before.monotonic_ms)
+    return f"{how} between lines {before.line} and {after.line}, {took} apart by the monotonic clock"
+
+
+def _both_times(log: Log) -> str:
+    """Return how long the run took by each clock; empty where a clock of the run is missing."""
+    start, stop = log.single(mllog.RUN_START), log.single(mllog.RUN_STOP)
+    if start is None or stop is None:
+        return ""
+    wall, by_monotonic = stop.time_ms - start.time_ms, _monotonic_ms(stop) - _monotonic_ms(start)
+    return f"; run_start to run_stop took {seconds(by_monotonic)} by it, and {seconds(wall)} by time_ms"
+
+
+def _monotonic_ms(event: Event) -> float:
+    value: float = event.metadata[mllog.MONOTONIC_MS]
+    return value
+
+
+def _falls(events: Sequence[Event]) -> Iterator[Finding]:
+    """Yield the largest fall of time_ms in a log of ours, which one process wrote."""
+    falls = [(a, b) for a, b in pairwise(events) if b.time_ms < a.time_ms]
+    if falls:
+        before, after = max(falls, key=lambda pair: pair[0].time_ms - pair[1].time_ms)
+        yield finding("LOG-19", "error", after.line, _fell(before, after, len(falls)))
+
+
+def _check_falls(log: Log) -> Iterator[Finding]:
+    """Yield where time_ms falls within the run of somebody else's log.
+
+    One fall after which time goes on from there is a clock that was set back. A single record with an earlier time was
+    logged late, and several falls are several processes with clocks of their own. Benchmarks that evaluate when the run
+    is over log these times late as a rule.
+    """
+    if is_ours(log) or (log.benchmark and log.benchmark.evaluates_afterwards):
+        return
+    run = until_run_stop(log, mllog.RUN_START)
+    falls = [n for n, (a, b) in enumerate(pairwise(run)) if a.time_ms - b.time_ms > FALL_MS]
+    for n in falls[:1]:
+        goes_on = len(falls) == 1 and all(event.time_ms < run[n].time_ms for event in run[n + 1 : n + 3])
+        severity: Severity = "error" if goes_on else "warning"
+        yield finding("LOG-19", severity, run[n + 1].line, _fell(run[n], run[n + 1], len(falls)))
+
+
+def _fell(before: Event, after: Event, num_falls: int) -> str:
+    more = f", and at {num_falls - 1} more places" if num_falls > 1 else ""
+    fell = seconds(before.time_ms - after.time_ms)
+    return f"time_ms falls by {fell} between lines {before.line} and {after.line}{more}"
+
+
+def _check_counts(log: Log) -> Iterator[Finding]:
+    """Yield samples or steps that do not rise from one evaluation, or one training record, to the next.
+
+    Published logs repeat the counts of tracked_stats, and some evaluate one checkpoint several times: in a log of
+    somebody else only a count that falls is named.
+    """
+    ours = is_ours(log)
+    if not until_run_stop(log):
+        return
+    keys = (mllog.EVAL_ACCURACY, mllog.TRAIN_LOSS, *((mllog.TRACKED_STATS,) if ours else ()))
+    for key in keys:
+        for unit in ("samples_count", "step"):
+            found = list(_not_rising(log.all(key), unit, may_repeat=not ours))
+            for before, after in found[:1]:
+                was, now = before.metadata[unit], after.metadata[unit]
+                more = f", and {len(found) - 1} more" if found[1:] else ""
+                message = f"{unit} of {key} is {now:,} after {was:,} at line {before.line}{more}"
+                yield finding("LOG-04", "error" if ours else "warning", after.line, message)
+                return
+
+
+def _not_rising(events: Sequence[Event], unit: str, *, may_repeat: bool) -> Iterator[tuple[Event, Event]]:
+    last: dict[str, Event] = {}
+    for event in events:
+        if (count := number(event.metadata.get(unit))) is None:
+            continue
+        metric = repr(event.metadata.get("metric"))
+        before = last.get(metric)
+        last[metric] = event
+        if before and (count < before.metadata[unit] or (count == before.metadata[unit] and not may_repeat)):
+            yield before, event
+
+
+def seconds(milliseconds: float) -> str:
+    """Return a duration as findings print it."""
+    return f"{milliseconds / 1000:,.1f} s"
+
+
+CHECKS = (_check_clock, _check_falls, _check_counts)
