@@ -130,18 +130,26 @@ def _falls(events: Sequence[Event]) -> Iterator[Finding]:
 def _check_falls(log: Log) -> Iterator[Finding]:
     """Yield where time_ms falls within the run of somebody else's log.
 
-    One fall after which time goes on from there is a clock that was set back. A single record with an earlier time was
-    logged late, and several falls are several processes with clocks of their own. Benchmarks that evaluate when the run
-    is over log these times late as a rule.
+    A single fall is a clock that was set back, unless one record only is earlier: that was logged late. Several falls
+    are several processes with clocks of their own. Benchmarks that evaluate when the run is over log late as a rule.
     """
     if is_ours(log) or (log.benchmark and log.benchmark.evaluates_afterwards):
         return
     run = until_run_stop(log, mllog.RUN_START)
-    falls = [n for n, (a, b) in enumerate(pairwise(run)) if a.time_ms - b.time_ms > FALL_MS]
+    falls = [n for n, (a, b) in enumerate(pairwise(run), 1) if a.time_ms - b.time_ms > FALL_MS]
     for n in falls[:1]:
-        goes_on = len(falls) == 1 and all(event.time_ms < run[n].time_ms for event in run[n + 1 : n + 3])
-        severity: Severity = "error" if goes_on else "warning"
-        yield finding("LOG-19", severity, run[n + 1].line, _fell(run[n], run[n + 1], len(falls)))
+        severity: Severity = "error" if len(falls) == 1 and not _is_alone(run, n) else "warning"
+        yield finding("LOG-19", severity, run[n].line, _fell(run[n - 1], run[n], len(falls)))
+
+
+def _is_alone(run: Sequence[Event], place: int) -> bool:
+    """Return whether time goes on behind a record as if it were not there: only its own time is too early."""
+    if place + 1 == len(run) or run[place + 1].time_ms < run[place - 1].time_ms:
+        return False
+    this, following = run[place : place + 2]
+    gaps = [b.time_ms - a.time_ms for a, b in pairwise(run) if (a.key, b.key) == (this.key, following.key)]
+    usual = sorted(gaps)[-2:-1]  # the longest of the others
+    return not usual or following.time_ms - this.time_ms > 1.1 * usual[0]
 
 
 def _fell(before: Event, after: Event, num_falls: int) -> str:
