@@ -142,7 +142,7 @@ def test_a_clock_that_is_certainly_off_is_reported(tmp_path: Path, bounds: tuple
         return [
             f"{f.where} {f.what}"
             for f in nodes.judge(composed(tmp_path, 2), nodes.load(tmp_path))
-            if f.rule == "CFG-08"
+            if f.rule == "HW-06"
         ]
 
     assert write((-1.0, 1.0), (-5000.0, 900.0)) == [], "it may be right"
