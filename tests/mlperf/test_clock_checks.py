@@ -110,7 +110,7 @@ def test_a_sound_trial_has_no_finding(written_trial: WriteTrial) -> None:
     assert found(foreign(path)) == []
 
 
-EXAMPLES = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+EXAMPLES = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @EXAMPLES
@@ -122,8 +122,9 @@ def test_a_clock_that_was_set_by_two_seconds_or_more_proves_nothing(
     path = written_trial(step_s=50.0)
     first_line = data.draw(st.integers(2, line_of(path, "run_stop")))
     shifted(path, seconds, first_line=first_line)
-    assert ("LOG-19", "error") in found(path) and not trial.judge(path).proven
-    (what,) = [finding.what for finding in parse(path).findings if finding.rule == "LOG-19"]
+    result = parse(path)
+    assert not result.valid
+    (what,) = [finding.what for finding in result.findings if finding.rule == "LOG-19"]
     how = f"the wall clock was set {'forward' if seconds > 0 else 'back'} by "
     assert what.startswith(how) and f"between lines {first_line - 1} and {first_line}, " in what
     assert float(what.removeprefix(how).split(" s ")[0].replace(",", "")) == pytest.approx(abs(seconds), abs=0.06)
@@ -136,7 +137,7 @@ def test_a_clock_that_ntp_slews_is_no_finding(written_trial: WriteTrial, ppm: fl
     path = written_trial(step_s=50.0)
     start = clock.time_ms(path, "init_start")
     moved(path, lambda time_ms: time_ms + (time_ms - start) * ppm * 1e-6)
-    assert found(path) == [] and trial.judge(path).proven
+    assert found(path) == []
 
 
 def test_what_the_clock_did_is_told_with_lines_and_both_times(written_trial: WriteTrial) -> None:
@@ -144,6 +145,7 @@ def test_what_the_clock_did_is_told_with_lines_and_both_times(written_trial: Wri
     path = written_trial()
     stop = line_of(path, "eval_stop")
     shifted(path, -8, first_line=stop)
+    assert not trial.judge(path).proven
     assert message(path) == (
         f"the wall clock was set back by 8.0 s between lines {stop - 1} and {stop}, 0.0 s apart by the "
         "monotonic clock; run_start to run_stop took 780.0 s by it, and 772.0 s by time_ms"
