@@ -19,15 +19,17 @@ from helpers import clock
 from helpers.paths import CORPUS
 
 WriteTrial = Callable[..., Path]
-EVERY, BLOCKS, FIRST = 48, 3, 192
-"""Steps between evaluations, how many there are, and the steps before the first one: the rules' for batch size 8."""
+EVERY, FIRST = 48, 192
+"""Steps between evaluations, and before the first one: the rules' for batch size 8."""
 
 
 @pytest.fixture
 def written_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WriteTrial:
     """Write a trial as our task does, by a clock of its own; `slow` gives steps and evaluations their seconds."""
 
-    def write(*, step_s: float = 2.5, eval_s: float = 20.0, slow: dict[object, float] | None = None) -> Path:
+    def write(
+        *, step_s: float = 2.5, eval_s: float = 20.0, slow: dict[object, float] | None = None, blocks: int = 3
+    ) -> Path:
         path, now, usual = tmp_path / "result_0.txt", clock.turned(monkeypatch), slow or {}
         path.unlink(missing_ok=True)
         with mllog.Writer(path) as log:
@@ -38,7 +40,7 @@ def written_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WriteTrial
             log.stop(mllog.INIT_STOP)
             log.start(mllog.RUN_START)
             done, times = 0, []
-            for number in range(BLOCKS):
+            for number in range(blocks):
                 log.start(mllog.BLOCK_START, samples_count=8 * done, step=done)
                 for step in range(done + 1, FIRST + EVERY * number + 1):
                     times.append(usual.get(step, step_s))
@@ -94,7 +96,7 @@ def without_monotonic(path: Path) -> Path:
 def foreign(path: Path) -> Path:
     """Leave out everything by which a log shows that it is ours."""
     text = re.sub(r'.*"(?:initial_weights|data_source|peak_memory_gib)".*\n', "", without_monotonic(path).read_text())
-    path.write_text(re.sub(r'"value": \{"step_times": .*?\}', '"value": {"lr": 1}', text))
+    path.write_text(re.sub(r'"value": \{"step_times": .*?\}', '"value": {"throughput": 3.2}', text))
     return path
 
 
@@ -201,6 +203,39 @@ def test_two_hours_more_are_an_error_in_ours_and_named_in_other_logs(written_tri
     assert "training took 7,895.0 s, and its steps add up to 695.0 s" in message(path)
     assert found(foreign(path)) == [("LOG-20", "warning")]
     assert "up to 320, took 7,225.0 s, where 25.0 s are usual in this log" in message(path)
+
+
+@pytest.mark.parametrize(
+    ("key", "nth", "seconds", "what"),
+    [
+        ("train_loss", 12, 7200, "training on 80 samples, up to 1,040, took 7,225.0 s, where 25.0 s are usual"),
+        ("train_loss", 12, -15, "training on 80 samples, up to 1,040, took 10.0 s, where 25.0 s are usual"),
+        ("eval_accuracy", 1, 7200, "evaluation 2 took 7,220.0 s, where 20.0 s are usual in this log"),
+        ("block_start", 2, 7200, "7,200.0 s of the measured 8,400.0 s are neither training nor evaluation"),
+        ("train_loss", 30, 8, "a block of training took 128.0 s by time_ms, and 120.0 s by the throughput"),
+        ("train_loss", 30, 5, None),
+    ],
+    ids=["training", "fast training", "evaluation", "neither", "tracked throughput", "nothing"],
+)
+def test_an_odd_pace_is_named_in_somebody_elses_log(
+    written_trial: WriteTrial, key: str, nth: int, seconds: float, what: str | None
+) -> None:
+    """432 steps of 2.5 s and 6 evaluations of 20 s take 1,200 s."""
+    path = foreign(written_trial(blocks=6))
+    shifted(path, seconds, first_line=line_of(path, key, nth=nth))
+    findings = [finding for finding in parse(path).findings if finding.rule != "EVL-01"]
+    assert {(finding.rule, finding.severity) for finding in findings} == ({("LOG-20", "warning")} if what else set())
+    assert not what or findings[0].what.startswith(what)
+
+
+def test_an_odd_gap_is_named_in_a_log_without_samples(written_trial: WriteTrial) -> None:
+    path = foreign(written_trial())
+    path.write_text(re.sub(r'"samples_count": \d+, ', "", path.read_text()))
+    loss = line_of(path, "train_loss", nth=12)
+    shifted(path, 7200, first_line=loss)
+    (finding,) = [finding for finding in parse(path).findings if finding.rule == "LOG-20"]
+    assert (finding.severity, finding.line) == ("warning", loss)
+    assert finding.what == "7,225.0 s pass before this train_loss, where at most 25.0 s are usual in this log"
 
 
 def late(path: Path, *, lines: Iterable[int], seconds: float) -> Path:
