@@ -35,36 +35,30 @@ class Moment(NamedTuple):
         return self.time_ms - self.monotonic_ms
 
 
-def is_ours(log: Log) -> bool:
-    """Return whether our own emitter wrote a log, by the keys that only we have."""
-    ours = (mllog.INITIAL_WEIGHTS, mllog.DATA_SOURCE)
-    return any(log.all(key) for key in ours) or any(mllog.MONOTONIC_MS in event.metadata for event in log.events)
-
-
-def until_run_stop(log: Log, *first_keys: str) -> Sequence[Event]:
-    """Return the records from the first one with one of these keys (without keys: from the first) up to run_stop.
+def _until_run_stop(log: Log, key: str | None = None) -> Sequence[Event]:
+    """Return the records up to run_stop from the first one of a key, or from the first one of all.
 
     Empty for a log of several trials, which LOG-03 names: nothing is known of the time between two trials.
     """
     keys = [event.key for event in log.events]
-    if keys.count(mllog.RUN_START) > 1:
+    if len(log.all(mllog.RUN_START)) > 1:
         return ()
-    begin = next((n for n, key in enumerate(keys) if key in first_keys), len(keys)) if first_keys else 0
+    begin = 0 if key is None else keys.index(key) if key in keys else len(keys)
     end = keys.index(mllog.RUN_STOP) + 1 if mllog.RUN_STOP in keys else len(keys)
     return log.events[begin:end]
 
 
 def _check_clock(log: Log) -> Iterator[Finding]:
     """Yield where the clock moved in a log of ours: against the monotonic clock, else by falling times."""
-    if not is_ours(log):
+    if not log.is_ours:
         return
-    timed = [event for event in until_run_stop(log) if mllog.MONOTONIC_MS in event.metadata]
+    timed = [event for event in _until_run_stop(log) if mllog.MONOTONIC_MS in event.metadata]
     found = list(_moves(log, timed)) if timed else []
-    yield from found or _falls(until_run_stop(log, mllog.INIT_START))
+    yield from found or _falls(_until_run_stop(log, mllog.INIT_START))
 
 
 def _moves(log: Log, timed: Sequence[Event]) -> Iterator[Finding]:
-    untimed = [e.line for e in until_run_stop(log) if number(e.metadata.get(mllog.MONOTONIC_MS)) is None]
+    untimed = [e.line for e in _until_run_stop(log) if number(e.metadata.get(mllog.MONOTONIC_MS)) is None]
     if untimed:
         message = f"{len(untimed)} records have no {mllog.MONOTONIC_MS}, and others have: they were added or changed"
         yield finding("LOG-19", "error", untimed[0], message)
@@ -133,9 +127,9 @@ def _check_falls(log: Log) -> Iterator[Finding]:
     A single fall is a clock that was set back, unless one record only is earlier: that was logged late. Several falls
     are several processes with clocks of their own. Benchmarks that evaluate when the run is over log late as a rule.
     """
-    if is_ours(log) or (log.benchmark and log.benchmark.evaluates_afterwards):
+    if log.is_ours or (log.benchmark and log.benchmark.evaluates_afterwards):
         return
-    run = until_run_stop(log, mllog.RUN_START)
+    run = log.run
     falls = [n for n, (a, b) in enumerate(pairwise(run), 1) if a.time_ms - b.time_ms > FALL_MS]
     for n in falls[:1]:
         severity: Severity = "error" if len(falls) == 1 and not _is_alone(run, n) else "warning"
@@ -164,8 +158,8 @@ def _check_counts(log: Log) -> Iterator[Finding]:
     Published logs repeat the counts of tracked_stats, and some evaluate one checkpoint several times: in a log of
     somebody else only a count that falls is named.
     """
-    ours = is_ours(log)
-    if not until_run_stop(log):
+    ours = log.is_ours
+    if len(log.all(mllog.RUN_START)) > 1:
         return
     keys = (mllog.EVAL_ACCURACY, mllog.TRAIN_LOSS, *((mllog.TRACKED_STATS,) if ours else ()))
     for key in keys:

@@ -4,13 +4,12 @@ Steps are timed between records that count samples. Many things may explain an o
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from statistics import median
 
 from bench.contract import mllog
-from bench.mlperf.clock_checks import is_ours, until_run_stop
-from bench.mlperf.intervals import Pace, Stretch, stretches
+from bench.mlperf.intervals import Pace, Stretch
 from bench.mlperf.log import Log, finding
 from bench.mlperf.reader import Event, is_number
 from bench.mlperf.step_checks import FEWEST, MANY_TIMES, Timed, evaluations, measured_s
@@ -27,13 +26,19 @@ ALL_SAMPLES = 0.9
 """The share of the samples that timed training must hold, for the rest of the run to be neither that nor evaluation."""
 
 
+Followed = tuple[Event, Stretch | None]
+"""A record, and the stretch of training that it ends, if it ends one."""
+
+
 def _check_pace(log: Log) -> Iterator[Finding]:
     """Yield what is far from the pace of somebody else's run: training, evaluations, or time that is neither."""
-    if is_ours(log) or not until_run_stop(log) or (run_s := measured_s(log)) is None:
+    if log.is_ours or not log.run or (run_s := measured_s(log)) is None:
         return
-    training, evaluated = list(stretches(log.events)), evaluations(log)
+    pace, wanted = Pace(), (mllog.TRACKED_STATS, mllog.EVAL_ACCURACY)
+    followed = [(e, stretch) for e in log.run if (stretch := pace.advance(e)) or e.key in wanted]
+    training, evaluated = [stretch for _, stretch in followed if stretch], evaluations(log)
     yield from _odd_training(log, training, run_s)
-    yield from _contradicted(log)
+    yield from _contradicted(followed)
     if log.benchmark and log.benchmark.evaluates_afterwards:
         return
     yield from _odd_evaluations(evaluated, run_s)
@@ -56,13 +61,13 @@ def _odd_training(log: Log, training: Sequence[Stretch], run_s: float) -> Iterat
             return
 
 
-def _contradicted(log: Log) -> Iterator[Finding]:
+def _contradicted(followed: Iterable[Followed]) -> Iterator[Finding]:
     """Yield a block of training whose throughput, as the run itself measured it, contradicts its time_ms.
 
     Whatever the unit of the throughput is, time and throughput of all blocks have one relation; that of the first
     block is another one in some logs, which measure less than the whole of it.
     """
-    blocks = list(_tracked_blocks(log))[1:]
+    blocks = list(_tracked_blocks(followed))[1:]
     if len(blocks) < FEWEST:
         return
     unit = median(took_s * rate for took_s, rate, _ in blocks)
@@ -74,11 +79,11 @@ def _contradicted(log: Log) -> Iterator[Finding]:
             return
 
 
-def _tracked_blocks(log: Log) -> Iterator[tuple[float, float, int]]:
+def _tracked_blocks(followed: Iterable[Followed]) -> Iterator[tuple[float, float, int]]:
     """Yield (seconds by time_ms, blocks per unit of time by its tracked throughput, line) of each block of training."""
-    pace, trained, took_ms, rate = Pace(), 0.0, 0.0, None
-    for event in log.events:
-        if stretch := pace.advance(event):
+    trained, took_ms, rate = 0.0, 0.0, None
+    for event, stretch in followed:
+        if stretch:
             trained, took_ms = trained + stretch.trained, took_ms + stretch.time_ms
         rate = _tracked_rate(event) or rate
         if event.key == mllog.EVAL_ACCURACY:
@@ -130,7 +135,7 @@ def _odd_gaps(log: Log, run_s: float) -> Iterator[Finding]:
     """
     gaps: dict[tuple[str, str], list[tuple[float, Event]]] = defaultdict(list)
     first_block = log.all(mllog.BLOCK_START)[:1] or log.all("epoch_start")[:1]
-    for before, after in pairwise(until_run_stop(log, mllog.RUN_START)):
+    for before, after in pairwise(log.run):
         if before not in first_block:
             gaps[before.key, after.key].append(((after.time_ms - before.time_ms) / 1000, after))
     for found in gaps.values():

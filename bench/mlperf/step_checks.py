@@ -9,7 +9,6 @@ from statistics import median_low
 from typing import NamedTuple
 
 from bench.contract import mllog
-from bench.mlperf.clock_checks import is_ours, until_run_stop
 from bench.mlperf.log import Log, finding, number
 from bench.mlperf.reader import Event, is_number
 from bench.rules.finding import Finding
@@ -46,7 +45,7 @@ class Block(NamedTuple):
 
 def _check_stalls(log: Log) -> Iterator[Finding]:
     """Yield the steps, and the evaluations, of a run of ours that took many times their median."""
-    if not is_ours(log) or not until_run_stop(log):
+    if not log.is_ours or not log.run:
         return
     run_s = measured_s(log)
     for what, timed in (("step", list(_steps(log).values())), ("evaluation", evaluations(log))):
@@ -109,7 +108,7 @@ def evaluations(log: Log) -> list[Timed]:
     """Return the time of each evaluation of the run, from eval_start to eval_stop, at the line of the former."""
     found: list[Timed] = []
     since: Event | None = None
-    for event in until_run_stop(log, mllog.RUN_START):
+    for event in log.run:
         if event.key == mllog.EVAL_START:
             since = event
         elif event.key == mllog.EVAL_STOP and since:
@@ -120,7 +119,7 @@ def evaluations(log: Log) -> list[Timed]:
 
 def _check_step_sum(log: Log) -> Iterator[Finding]:
     """Yield that the steps of a run of ours do not take as long as the blocks of training that hold them."""
-    if not is_ours(log):
+    if not log.is_ours:
         return
     blocks = list(_blocks(log))
     time_s, steps_s = sum(block.time_s for block in blocks), sum(block.steps_s for block in blocks)
@@ -137,7 +136,7 @@ def _blocks(log: Log) -> Iterator[Block]:
     steps = _steps(log)
     start: Event | None = None
     end: Event | None = None
-    for event in until_run_stop(log, mllog.RUN_START):
+    for event in log.run:
         if event.key == mllog.BLOCK_START:
             start, end = event, None
         elif event.key == mllog.TRACKED_STATS and _listed(event):
