@@ -313,6 +313,7 @@ def test_a_suspended_machine_is_time_that_no_step_explains(written_trial: WriteT
         ({"evaluation 2": 402.0}, "evaluation 2 took 402.0 s (median 20 s): 80% of the measured 499.6 s"),
         ({n: 0.048 + 0.001 * (n % 103) for n in range(1, 289)} | {88: 1.9}, None),
         (dict.fromkeys(range(1, 289), 5.0), None),
+        ({"evaluation 2": 60.0}, None),
     ],
 )
 def test_a_step_or_evaluation_of_many_times_the_median_is_named(
