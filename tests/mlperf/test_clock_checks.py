@@ -16,7 +16,7 @@ from bench.mlperf.result import parse
 from bench.runs import trial
 from conftest import ONCE
 from helpers import clock
-from helpers.paths import CORPUS
+from helpers.paths import CORPUS, ROOT
 
 WriteTrial = Callable[..., Path]
 EVERY, FIRST = 48, 192
@@ -327,6 +327,14 @@ def test_a_step_or_evaluation_of_many_times_the_median_is_named(
         assert what in finding.what
         key, nth = ("eval_start", 1) if what.startswith("evaluation") else ("tracked_stats", 19 if 200 in slow else 20)
         assert finding.line == line_of(path, key, nth=nth)
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "docs/results").glob("*/result_*.txt")), ids=lambda path: path.parent.name
+)
+def test_our_own_trials_on_gpus_are_explained_by_their_steps(path: Path) -> None:
+    result = parse(path)
+    assert result.step_times_ms and {finding.rule for finding in result.findings} == {"LOG-16"}
 
 
 with_corpus = pytest.mark.skipif(not CORPUS.is_dir(), reason="the public logs are not here")
