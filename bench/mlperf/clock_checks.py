@@ -14,7 +14,8 @@ from bench.mlperf.reader import Event
 from bench.rules.finding import Finding, Severity
 
 SLEWED = 500e-6
-"""The most by which NTP slews a clock: 500 ppm (the kernel's limit, adjtimex). A clock that is set jumps instead."""
+"""The most by which NTP slews a clock: 500 ppm (the kernel's limit, adjtimex). Linux slews the monotonic clock with it,
+other systems need not. A clock that is set jumps instead."""
 APART_MS = 1000
 """How far the wall clock may move besides: a leap second is one second."""
 FALL_MS = 1000
@@ -68,7 +69,7 @@ def _moves(log: Log, timed: Sequence[Event]) -> Iterator[Finding]:
     for before, after in back[:1]:
         fell = f"{mllog.MONOTONIC_MS} falls by {seconds(before.monotonic_ms - after.monotonic_ms)}"
         where = f"between lines {before.line} and {after.line}"
-        yield finding("LOG-19", "error", after.line, f"{fell} {where}, and no monotonic clock does: records were moved")
+        yield finding("LOG-19", "error", after.line, f"{fell} {where}, and such a clock never does: records were moved")
     if not back and (pair := _apart(moments)):
         yield finding("LOG-19", "error", pair[1].line, _set(*pair) + _both_times(log))
 
@@ -104,13 +105,11 @@ def _both_times(log: Log) -> str:
     start, stop = log.single(mllog.RUN_START), log.single(mllog.RUN_STOP)
     if start is None or stop is None:
         return ""
-    wall, by_monotonic = stop.time_ms - start.time_ms, _monotonic_ms(stop) - _monotonic_ms(start)
-    return f"; run_start to run_stop took {seconds(by_monotonic)} by it, and {seconds(wall)} by time_ms"
-
-
-def _monotonic_ms(event: Event) -> float:
-    value: float = event.metadata[mllog.MONOTONIC_MS]
-    return value
+    began, ended = (number(event.metadata.get(mllog.MONOTONIC_MS)) for event in (start, stop))
+    if began is None or ended is None:
+        return ""
+    by_time_ms = seconds(stop.time_ms - start.time_ms)
+    return f"; run_start to run_stop took {seconds(ended - began)} by it, and {by_time_ms} by time_ms"
 
 
 def _falls(events: Sequence[Event]) -> Iterator[Finding]:
@@ -174,11 +173,12 @@ def _check_counts(log: Log) -> Iterator[Finding]:
 
 
 def _not_rising(events: Sequence[Event], unit: str, *, may_repeat: bool) -> Iterator[tuple[Event, Event]]:
-    last: dict[str, Event] = {}
+    last: dict[str | None, Event] = {}
     for event in events:
         if (count := number(event.metadata.get(unit))) is None:
             continue
-        metric = repr(event.metadata.get("metric"))
+        metric = event.metadata.get("metric")
+        metric = metric if isinstance(metric, str) else None
         before = last.get(metric)
         last[metric] = event
         if before and (count < before.metadata[unit] or (count == before.metadata[unit] and not may_repeat)):
@@ -187,7 +187,7 @@ def _not_rising(events: Sequence[Event], unit: str, *, may_repeat: bool) -> Iter
 
 def seconds(milliseconds: float) -> str:
     """Return a duration as findings print it."""
-    return f"{milliseconds / 1000:,.1f} s"
+    return f"{milliseconds:.0f} ms" if abs(milliseconds) < 1000 else f"{milliseconds / 1000:,.1f} s"
 
 
 CHECKS = (_check_clock, _check_falls, _check_counts)

@@ -151,7 +151,7 @@ def test_what_the_clock_did_is_told_with_lines_and_both_times(written_trial: Wri
     shifted(path, -8, first_line=stop)
     assert not trial.judge(path).proven
     assert message(path) == (
-        f"the wall clock was set back by 8.0 s between lines {stop - 1} and {stop}, 0.0 s apart by the "
+        f"the wall clock was set back by 8.0 s between lines {stop - 1} and {stop}, 0 ms apart by the "
         "monotonic clock; run_start to run_stop took 780.0 s by it, and 772.0 s by time_ms"
     )
 
@@ -166,7 +166,7 @@ def test_a_fall_of_a_millisecond_is_an_error_in_a_log_of_ours(written_trial: Wri
     stop = line_of(path, "eval_stop", nth=1)
     shifted(path, -0.001, first_line=stop)
     assert found(path) == [("LOG-19", "error")]
-    assert message(path) == f"time_ms falls by 0.0 s between lines {stop - 1} and {stop}"
+    assert message(path) == f"time_ms falls by 1 ms between lines {stop - 1} and {stop}"
 
 
 def test_records_without_a_monotonic_time_among_others_are_named(written_trial: WriteTrial) -> None:
@@ -176,6 +176,17 @@ def test_records_without_a_monotonic_time_among_others_are_named(written_trial: 
     path.write_text("".join([*lines[:late], *(re.sub(r', "monotonic_ms": \d+', "", line) for line in lines[late:])]))
     assert found(path) == [("LOG-19", "error")]
     assert "records have no monotonic_ms, and others have" in message(path)
+
+
+def test_records_in_the_wrong_order_and_without_a_monotonic_time_do_not_stop_the_judge(
+    written_trial: WriteTrial,
+) -> None:
+    path = written_trial()
+    shifted(path, 30, first_line=line_of(path, "eval_stop"))
+    lines = path.read_text().splitlines(keepends=True)
+    start = lines.pop(line_of(path, "run_start") - 1)
+    path.write_text("".join([*lines, re.sub(r', "monotonic_ms": \d+', "", start)]))
+    assert {"LOG-04", "LOG-19"} <= dict(found(path)).keys()
 
 
 def test_a_monotonic_time_that_falls_is_named(written_trial: WriteTrial) -> None:
