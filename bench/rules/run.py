@@ -149,4 +149,9 @@ RUN: Texts = {
         "else an "
         "earlier kernel failed (CUDA_LAUNCH_BLOCKING=1 shows it), or the driver is too old for the image's CUDA",
     ),
+    "RUN-18": (
+        "a step or an evaluation took many times the median",
+        "look at that moment in the nodes' `dmesg -T` and the monitoring of network, storage and GPU clocks; run the "
+        "trial again",
+    ),
 }
