@@ -18,7 +18,7 @@ import psutil
 from bench.errors import BenchError
 
 SIGNALS = {signal.SIGINT, signal.SIGTERM}
-POLL_S = 0.5
+SIGNAL_POLL_S, POLL_S = 0.2, 0.5
 CANNOT_WRITE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES}
 
 
@@ -71,13 +71,13 @@ def guarded(error_file: Path) -> Iterator[Guard]:
 
 
 def _received() -> int | None:
-    """Return the signal that came within POLL_S.
+    """Return a signal that waits for this process, after a moment.
 
-    Of a process that was stopped for longer and continued, as in a suspended job, CPython 3.11's sigtimedwait returns
-    memory that nobody has written to.
+    signal.sigtimedwait would tell sooner. But in a process that was stopped and continued, as in a suspended job,
+    CPython 3.11's returns memory that nobody has written to, which was taken for SIGINT here.
     """
-    received = signal.sigtimedwait(SIGNALS, POLL_S)
-    return received.si_signo if received is not None and received.si_signo in SIGNALS else None
+    time.sleep(SIGNAL_POLL_S)
+    return min(signal.sigpending() & SIGNALS, default=None)
 
 
 def _close(guard: Guard) -> None:
