@@ -280,7 +280,7 @@ def test_real_ranks_that_stall_end_and_name_who_held_them_up(
     tmp_path: Path, mishap: tuple[str, ...], blamed: str
 ) -> None:
     """The launcher and `why` have one account, the first one, though a rank that ends breaks the others' collective."""
-    ended = trial(tmp_path, *mishap, "2", meanwhile=kill_what_is_stopped(tmp_path))
+    ended = trial(tmp_path, *mishap, "4", meanwhile=kill_what_is_stopped(tmp_path))
     assert all(code in (1, -9) for code, _ in ended), ended
     error = first_error(tmp_path, COMMAND)
     assert error is not None and (error.rule, error.exit_code) == ("RUN-17", 1)

@@ -221,6 +221,19 @@ def test_the_trial_seed_orders_the_rows(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert len({row for batch in first for row in batch}) == 192 * 8, "no row comes twice in an epoch"
 
 
+def test_the_watchdog_is_told_what_a_rank_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Loading and saving on their own: only steps and evaluations have limits."""
+    course, told = Course(monkeypatch, tmp_path, (0.95, 0.925)), []
+    with mllog.Writer(course.path) as log:
+        log.start(mllog.RUN_START)
+        trial = Trial(index=0, seed=1, log=course.path.name)
+        train.train(composed(TARGET), course.engine, trial, log, lambda *word: told.append(word[:2]))
+    steps = [("training", step) for step in range(1, 241)]
+    evaluated = [[("evaluation", step), ("training", step)] for step in (192, 240)]
+    expected = [("loading", 0), ("training", 0), *steps[:192], *evaluated[0], *steps[192:], *evaluated[1]]
+    assert told == [*expected, ("saving", 240)]
+
+
 FULL_FINE_TUNING = ("task.training.trains=all", "task.training.lora=null")
 
 
