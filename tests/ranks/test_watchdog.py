@@ -236,11 +236,13 @@ LINES = (ROOT / "tests/helpers/stalling.py").read_text().splitlines()
 SLEEPS_AT = f"tests/helpers/stalling.py:{LINES.index('    time.sleep(600)') + 1} in sleep: time.sleep(600)"
 
 
-def trial(folder: Path, *mishap: str, meanwhile: Callable[[], None]) -> list[tuple[int, str]]:
-    """Run three real ranks of tests.helpers.stalling on two nodes; end one that is stopped as srun would, with KILL."""
-    (folder / "rank_logs").mkdir()
-    shared = os.environ | {"WORLD_SIZE": "3", "MASTER_PORT": str(free_port())}
-    places = [{"RANK": str(rank), "LOCAL_RANK": "0", "SLURMD_NODENAME": node} for rank, node in enumerate(NODES)]
+def trial(
+    folder: Path, *mishap: str, nodes: tuple[str, ...] = NODES, meanwhile: Callable[[], None] = lambda: None
+) -> list[tuple[int, str]]:
+    """Run real ranks of tests.helpers.stalling on these nodes; meanwhile, what a launcher would do."""
+    (folder / "rank_logs").mkdir(exist_ok=True)
+    shared = os.environ | {"WORLD_SIZE": str(len(nodes)), "MASTER_PORT": str(free_port())}
+    places = [{"RANK": str(rank), "LOCAL_RANK": "0", "SLURMD_NODENAME": node} for rank, node in enumerate(nodes)]
     with ThreadPoolExecutor(1) as one:
         command = ("tests.helpers.stalling", *mishap)
         running = one.submit(ranks.ended_in, folder, command, [shared | place for place in places], timeout_s=120)
@@ -251,6 +253,8 @@ def trial(folder: Path, *mishap: str, meanwhile: Callable[[], None]) -> list[tup
 
 
 def kill_what_is_stopped(folder: Path) -> Callable[[], None]:
+    """Return what ends a rank that is stopped once another one has failed, as srun does."""
+
     def kill() -> None:
         if any(folder.glob(run_files.rank_error("trial 0", "*"))):
             for path in folder.glob("pid_*"):
@@ -293,6 +297,15 @@ def test_real_ranks_that_stall_end_and_name_who_held_them_up(
         assert 'stalling.py", line' in dump and "most recent call first" in dump
     found = explain([tmp_path])
     assert (found.rule, found.evidence) == ("RUN-17", f"RUN-17: {error.what}"[:400])
+
+
+@pytest.mark.trains
+def test_a_stalled_rank_ends_even_if_the_run_folder_hangs(tmp_path: Path) -> None:
+    """Opening a pipe that nobody reads takes as long as opening a file of a server that is gone."""
+    (tmp_path / "rank_logs").mkdir()
+    os.mkfifo(tmp_path / "rank_logs" / "trial_0_rank_0.stack.part")
+    ((code, printed),) = trial(tmp_path, "sleep", "0", "1", nodes=("dgx-0",))
+    assert code == 1 and "Timeout (0:00:03)!" in printed and 'stalling.py", line' in printed
 
 
 @pytest.mark.trains
