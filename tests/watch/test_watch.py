@@ -221,6 +221,12 @@ def test_a_stall_is_measured_by_the_trials_own_pace(after_s: int, evaluates: boo
     assert seen.warnings[0].startswith(f"stalled: no new line for {said}") and "(RUN-17)" in seen.warnings[0]
 
 
+def test_the_ranks_of_a_trial_watch_themselves_and_those_that_prepare_do_not() -> None:
+    plan = compose.compose(["task=lora_tiny", "cluster=local", "launch.stall.factor=7"])
+    limits = {command.name: sources.planned(plan, command).stall for command in plan.commands}
+    assert (limits["prepare"], limits["trial 0"]) == (None, Stall(factor=7, floor_s=120))
+
+
 def test_walltime_that_is_too_short_is_said_as_soon_as_it_shows() -> None:
     events = trial(0.94, 0.935)
     used_min = events[-1].time_ms / 60_000
