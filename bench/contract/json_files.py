@@ -16,13 +16,18 @@ def write(path: Path, content: Any) -> None:
     part = path.with_suffix(f".part{os.getpid()}")
     try:
         with part.open("w") as file:
-            file.write(json.dumps(content, indent=1) + "\n")
+            file.write(text(content))
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+
+
+def text(content: Any) -> str:
+    """Return what `write` writes."""
+    return json.dumps(content, indent=1) + "\n"
 
 
 def read(path: Path) -> Any:

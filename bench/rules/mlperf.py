@@ -52,6 +52,14 @@ LOG: Texts = {
         "the rows are random numbers, so the log proves a speed, and neither a time to train nor a score",
         "`python -m bench report` compares the speed; for a time to train set model.weights=checkpoint",
     ),
+    "LOG-17": (
+        "the log was not written by this attempt at the trial",
+        "find out who put it there; `python -m bench resume RUN` sets it aside and runs the trial again",
+    ),
+    "LOG-18": (
+        "the log, or a file that belongs to it, was changed after it was written",
+        "take the original; where there is none, run the trial again: a changed log proves nothing",
+    ),
     "REC-01": (
         "a value that the rules fix is another one",
         "set it to the value of the rules, or submit to the open division",

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.contract import mllog, run_files
+from bench.contract import attempt, mllog, run_files
 from bench.contract import plan as plans
 from bench.contract.plan import Plan, Trial
 from bench.errors import ConfigError
@@ -28,7 +28,8 @@ def main() -> None:
     with guarded(folder / run_files.rank_error(f"trial {args.trial}", who.rank)) as guard:
         plan = plans.load(args.plan)
         trial = _trial(plan, args.trial)
-        log = mllog.Writer(folder / trial.log if who.rank == 0 else None)
+        is_writer = who.rank == 0
+        log = mllog.Writer(folder / trial.log, attempt.load(folder, args.trial)) if is_writer else mllog.Writer(None)
         guard.finish = lambda: log.finish("aborted")
         run(plan, trial, who, log, folder)
 
@@ -45,6 +46,8 @@ def run(plan: Plan, trial: Trial, who: Rank, log: mllog.Writer, folder: Path) ->
         engine.load(Path(plan.base_dir), adapters=False)
     profile = folder / run_files.profile(trial.index) if plan.config.launch.profile else None
     engine.warm_up(plan.config.recipe.warmup_iterations, trial.seed, profile=profile)
+    if profile is not None and profile.exists():
+        log.attach(profile)
     timing.forget_memory()
     log.stop(mllog.INIT_STOP)
     log.start(mllog.RUN_START)
