@@ -10,10 +10,10 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import bench
 from bench.contract import json_files, mllog, run_files
 from bench.contract import plan as plans
 from bench.contract.run_files import JOB, MANIFEST, PLAN
@@ -64,7 +64,7 @@ def write(folder: Path) -> None:
     """
     manifest = Manifest(
         version=VERSION,
-        bench=bench.__version__,
+        bench=_version(),
         written=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         image=_image(folder),
         folders=tuple(sorted(path.name for path in folder.glob(FOLDERS) if path.is_dir())),
@@ -111,6 +111,12 @@ def _attached(log: Path) -> Iterator[Path]:
 
 def _is_file(path: Path) -> bool:
     return stat.S_ISREG(path.lstat().st_mode) if path.exists() else False
+
+
+def _version() -> str:
+    with suppress(PackageNotFoundError):
+        return version("runstop")
+    return "unknown: not installed"
 
 
 def _image(folder: Path) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""A trial is judged by the log that its own attempt wrote, and by no other: foreign, copied, swapped, edited, cut off."""
+"""A trial is judged by the log that its own attempt wrote: none that is foreign, copied, swapped, edited or cut off."""
 
 import json
 import os
