@@ -91,7 +91,7 @@ def of_ledger(folder: Path) -> list[Scan]:
     for entry in entries if isinstance(entries, list) else ():
         differing = entry.get("not_as_planned") if isinstance(entry, dict) else None
         what = str(differing[0]) if isinstance(differing, list) and differing else ""
-        if entry.get("outcome") == "aborted" and what.startswith("LOG-17: "):
+        if entry.get("outcome") == "aborted" and what.partition(": ")[0] == "LOG-17":
             found.append(_only(log_scan.read_message(what, RULES["LOG-17"].fix, file=str(file))))
     return found
 
