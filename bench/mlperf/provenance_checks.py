@@ -17,6 +17,8 @@ from bench.mlperf.log import Log, finding
 from bench.mlperf.reader import Event
 from bench.rules.finding import Finding
 
+COPY = "it is a copy: "
+
 
 def stranger(log: Log, nonce: str) -> str | None:
     """Return why a log was not written by the attempt that has this nonce; None if it was, or holds no record."""
@@ -37,7 +39,7 @@ def copied(log: Log) -> str | None:
         return "it is a link, and not the file that the attempt wrote"
     for name, found in (("inode", file.st_ino), ("uid", file.st_uid)):
         if wrote.get(name) != found:
-            return f"it is a copy: its {name} is {found}, and the attempt wrote to {name} {wrote.get(name)!r:.40}"
+            return f"{COPY}its {name} is {found}, and the attempt wrote to {name} {wrote.get(name)!r:.40}"
     return None
 
 

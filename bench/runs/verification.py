@@ -152,7 +152,7 @@ def _bound(path: Path, log: Log, nonce: str, entries: list[Entry]) -> Iterator[C
     wrong = wrong and f"{wrong}{trial.whose(entries, log.events[0].value)}"
     yield _same(f"{path.name}, attempt", wanted, wrong or wanted, rule="LOG-17")
     if not wrong and (moved := provenance_checks.copied(log)):
-        yield _told(f"{path.name}, place", f"moved or copied since: {moved}")
+        yield _told(f"{path.name}, place", f"moved or copied since: {moved.removeprefix(provenance_checks.COPY)}")
     findings = [finding for check in provenance_checks.CHECKS for finding in check(log)]
     findings += provenance_checks.missing_attachments(log)
     for what in [finding.what for finding in findings] or ["as written"]:
