@@ -373,6 +373,20 @@ def test_a_byte_changed_or_a_tail_cut_off_shows(tmp_path: Path, loses: bool, dat
     assert "LOG-18" in rules or (ends_before and {"LOG-01", "LOG-02", "LOG-18"} & rules)
 
 
+def test_the_checksum_is_of_what_the_disk_took(tmp_path: Path) -> None:
+    """Each write takes seven bytes at most."""
+    log = Writer(tmp_path / "log", Binding(nonce="f" * 32, trial=0, attempt=1))
+    whole = log._file.write
+    log._file = SimpleNamespace(  # type: ignore[assignment]
+        write=lambda line: whole(line[:7]), close=log._file.close, closed=False
+    )
+    log.start(mllog.RUN_START)
+    log.finish(mllog.SUCCESS)
+    log.event(mllog.PEAK_MEMORY, {"allocated": 1.5})
+    log.close()
+    assert not [finding for finding in compliance.judge(logs.read(tmp_path / "log")) if finding.rule == "LOG-18"]
+
+
 def test_a_log_is_never_written_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "log").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ConfigError, match="CFG-05"):

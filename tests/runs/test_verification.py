@@ -16,6 +16,7 @@ from bench.contract import attempt, json_files
 from bench.contract import plan as plans
 from bench.contract.plan import Plan
 from bench.errors import ConfigError
+from bench.images import identity
 from bench.planning import compose
 from bench.runs import ledger, manifest
 from bench.runs import status as statuses
@@ -93,6 +94,25 @@ def test_any_byte_that_is_changed_is_found_in_its_file(run: Path, data: st.DataO
         assert name in wrong(verify(run))
     finally:
         (run / name).write_bytes(before)
+
+
+@pytest.mark.parametrize(("old", "new"), [(b'"written": "2', b'"written": "3'), (b'": ', b'":\t'), (b"}\n", b"}")])
+def test_a_manifest_vouches_for_itself_to_the_byte(run: Path, old: bytes, new: bytes) -> None:
+    whole = (run / "manifest.json").read_bytes()
+    (run / "manifest.json").write_bytes(whole.replace(old, new, 1) if old != b"}\n" else whole.rstrip())
+    assert wrong(verify(run)) == {"manifest.json": (None, "changed since, or of another version")}
+
+
+def test_the_image_is_compared_where_it_lies(run: Path, tmp_path: Path) -> None:
+    image = tmp_path / "train.sqsh"
+    image.write_bytes(b"an image")
+    json_files.write(run / "job.json", {"backend": "slurm", "jobs": [], "image": identity.of(str(image))})
+    manifest.write(run)
+    assert verify(run).passed
+    image.write_bytes(b"another image")
+    assert wrong(verify(run)) == {f"image {image}": (None, "another file")}
+    image.unlink()
+    assert verify(run).passed, "elsewhere there is nothing to compare"
 
 
 @pytest.mark.parametrize("name", ["result_0.txt", "facts/rank_0000.json", "adapters_0", "rank_logs/trial_0.requests"])
