@@ -36,9 +36,9 @@ def receive(who: Rank) -> None:
 
 
 def pause(who: Rank) -> None:
-    """Take 2 s, not counting those in which this process is stopped."""
+    """Take 5 s, not counting those in which this process is stopped."""
     Path(f"pausing_{who.rank}").touch()
-    for _ in range(20):
+    for _ in range(50):
         time.sleep(0.1)
 
 

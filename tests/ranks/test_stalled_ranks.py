@@ -104,10 +104,11 @@ def test_a_job_that_is_stopped_as_a_whole_and_continued_goes_on(tmp_path: Path) 
     def suspend() -> None:
         if len([*tmp_path.glob("pausing_*")]) == 3 and not stopped:
             stopped.extend(int(path.read_text()) for path in tmp_path.glob("pid_*"))
-            for which, after_s in ((signal.SIGSTOP, 6), (signal.SIGCONT, 0)):
+            time.sleep(2)  # the watchdogs look every second, and must have seen that training goes on
+            for which, after_s in ((signal.SIGSTOP, 12), (signal.SIGCONT, 0)):
                 for pid in stopped:
                     os.kill(pid, which)
                 time.sleep(after_s)
 
-    ended = trial(tmp_path, "pause", "-1", "4", meanwhile=suspend)
+    ended = trial(tmp_path, "pause", "-1", "8", meanwhile=suspend)
     assert len(stopped) == 3 and ended == [(0, "done\n")] * 3
