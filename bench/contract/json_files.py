@@ -1,4 +1,4 @@
-"""JSON files of a run folder, replaced in one step."""
+"""JSON files of a run folder, replaced in one step. Secrets in their texts, which logs may have brought, are masked."""
 
 import errno
 import json
@@ -9,6 +9,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from bench.contract import secrets
+
 
 def write(path: Path, content: Any) -> None:
     """Replace a JSON file in one step: a reader, or a crash, never meets half of it.
@@ -17,8 +19,9 @@ def write(path: Path, content: Any) -> None:
         OSError: it could not be written in full, and the file is as it was.
     """
     part = path.with_suffix(f".part{os.getpid()}")
+    part.unlink(missing_ok=True)
     try:
-        with part.open("w") as file:
+        with part.open("x") as file:  # a new file: no link is followed
             file.write(text(content))
             file.flush()
             os.fsync(file.fileno())
@@ -67,7 +70,7 @@ def _give_second_name(path: Path, aside: Path) -> None:
 
 def text(content: Any) -> str:
     """Return what `write` writes."""
-    return json.dumps(content, indent=1) + "\n"
+    return json.dumps(secrets.masked_all(content), indent=1) + "\n"
 
 
 def read(path: Path) -> Any:
