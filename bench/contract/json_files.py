@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from bench.contract import secrets
 
@@ -19,9 +19,8 @@ def write(path: Path, content: Any) -> None:
         OSError: it could not be written in full, and the file is as it was.
     """
     part = path.with_suffix(f".part{os.getpid()}")
-    part.unlink(missing_ok=True)
     try:
-        with part.open("x") as file:  # a new file: no link is followed
+        with _opened_anew(part) as file:
             file.write(text(content))
             file.flush()
             os.fsync(file.fileno())
@@ -29,6 +28,15 @@ def write(path: Path, content: Any) -> None:
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+
+
+def _opened_anew(path: Path) -> IO[str]:
+    """Return a file that was not there: no link is followed. What a dead process left there is removed."""
+    try:
+        return path.open("x")
+    except FileExistsError:
+        path.unlink()
+        return path.open("x")
 
 
 @contextmanager
