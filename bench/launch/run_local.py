@@ -11,7 +11,7 @@ from bench.console import trial as trial_sheets
 from bench.contract import plan as plans
 from bench.contract.plan import Command, Plan, Trial
 from bench.contract.run_files import STATUS
-from bench.errors import BenchError, Stopped, written
+from bench.errors import BenchError, Stopped, with_rule, written
 from bench.runs import ledger, manifest
 from bench.runs import status as statuses
 from bench.runs import trial as trials
@@ -67,7 +67,7 @@ def _driven(plan: Plan, folder: Path, console: "Messages") -> int:
             statuses.write(folder, status)
             manifest.write(folder)
         except OSError as error:
-            console.print(f"CFG-08: {STATUS} cannot be written: {error.strerror}", markup=False)
+            console.print(with_rule("CFG-08", f"{STATUS} cannot be written: {error.strerror}"), markup=False)
         if words := _next(plan, folder, status.exit_code):
             console.print(words)
     return status.exit_code
