@@ -31,6 +31,8 @@ _VAGUE = ("RUN-02", "RUN-04", "RUN-07", "RUN-10", "RUN-13", "NCC-07", "LOG-05")
 """Rules that leave the reason open: what else the logs say is shown with them."""
 _ENDINGS = ("RUN-07", "LOG-05")
 """Rules that say no more than that a run ended: nothing to show beside another one."""
+_TOO_OFTEN = re.compile(r"was started \d+ times and cut short each time")
+"""How a job ends whose trial `bench.runs.ledger` does not let begin again."""
 _MAX_LINES = 12
 _STAMP = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d")
 
@@ -129,7 +131,26 @@ def explain(paths: Sequence[Path]) -> Explanation:
     if any(log.is_running for log in bad) and (best is None or best.weight is Weight.HINT):
         return _nothing(name, bad, "nothing failed: the run is going on")
     seen = [*found, *(clue for log in bad for clue in log.scan.clues[1:])]
+    if best is not None:
+        best, seen = _first_cause(best, seen, bad)
+        best = _with_its_line(best, seen)
     return _explanation(name, best, seen, bad, plan)
+
+
+def _first_cause(best: Clue, seen: list[Clue], logs: Iterable[_Log]) -> tuple[Clue, list[Clue]]:
+    """Return the best clue and all clues; of a job that was cut short too often, what cut it short the first time."""
+    earlier = [clue for log in logs for clue in log.scan.earlier if clue.weight > Weight.HINT]
+    if not _TOO_OFTEN.search(best.text) or not earlier:
+        return best, seen
+    return replace(earlier[0], fix=best.fix), [*earlier, *seen]
+
+
+def _with_its_line(best: Clue, seen: Iterable[Clue]) -> Clue:
+    """Return the best clue; what only status.json says is cited from the log that shows the same rule, if one does."""
+    if Path(best.file).name != run_files.STATUS:
+        return best
+    shown = next((clue for clue in seen if clue.rule == best.rule and Path(clue.file).name != run_files.STATUS), best)
+    return replace(shown, fix=best.fix)
 
 
 def _explanation(

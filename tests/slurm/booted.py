@@ -4,8 +4,10 @@ import os
 import random
 import socket
 import subprocess
+import tempfile
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,6 +75,31 @@ class Cluster:
     def _manage(self, *verb: str) -> None:
         done = self.run([SCRIPT, *verb], timeout_s=600)
         assert done.returncode == 0, f"{SCRIPT.name} {' '.join(verb)}: exit code {done.returncode}\n{done.stderr}"
+
+
+@contextmanager
+def running() -> Iterator[Cluster]:
+    """Boot a cluster in a folder of its own, for as long as the block takes."""
+    folder = Path(tempfile.mkdtemp(prefix="bench-slurm-", dir="/tmp"))  # not tmp_path: Unix sockets need it short
+    booted = describe(folder)
+    try:
+        booted.boot()
+        yield booted
+    finally:
+        booted.remove()
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[Path | None]:
+    """Mount a file system that is soon full; None where mounting is not allowed.
+
+    It is made before the nodes boot, since they see what was mounted then.
+    """
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256m", "tmpfs", folder]
+    is_mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0
+    yield folder if is_mounted else None
+    if is_mounted:
+        subprocess.run(["umount", folder], check=True)
 
 
 def describe(folder: Path) -> Cluster:

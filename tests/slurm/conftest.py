@@ -2,36 +2,19 @@
 
 import os
 import shutil
-import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from booted import Cluster, describe
-from user import SHORT, User
+from booted import Cluster, running, small_disk
+from user import User
 
 
 @pytest.fixture(scope="session")
 def tiny_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path | None]:
-    """A file system that is soon full, or None where mounting is not allowed.
-
-    It is made before the nodes boot, since they see what was mounted then.
-    """
-    folder = tmp_path_factory.mktemp("disk")
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=256m", "tmpfs", folder], capture_output=True, check=False
-    )
-    yield folder if mounted.returncode == 0 else None
-    if mounted.returncode == 0:
-        subprocess.run(["umount", folder], check=True)
-
-
-@pytest.fixture
-def small_disk(tiny_disk: Path | None) -> Path:
-    if tiny_disk is None:
-        pytest.skip("a small disk needs mount, which is not allowed here")
-    return tiny_disk
+    """A file system that is soon full, or None where mounting is not allowed."""
+    with small_disk(tmp_path_factory.mktemp("disk")) as disk:
+        yield disk
 
 
 @pytest.fixture(scope="session")
@@ -41,13 +24,8 @@ def cluster(tiny_disk: Path | None) -> Iterator[Cluster]:
         pytest.skip("a real Slurm needs root: slurmd starts jobs under their users' names")
     if not shutil.which("apt-get") and not shutil.which("slurmctld"):
         pytest.skip("a real Slurm needs Debian: here are neither slurmctld nor apt-get")
-    folder = Path(tempfile.mkdtemp(prefix="bench-slurm-", dir="/tmp"))  # not tmp_path: Unix sockets need it short
-    booted = describe(folder)
-    try:
-        booted.boot()
+    with running() as booted:
         yield booted
-    finally:
-        booted.remove()
 
 
 @pytest.fixture(autouse=True)
@@ -62,13 +40,12 @@ def cleared(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def cache(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Rows and base checkpoint of the short trials, made once by a job of their own."""
-    cache, home = tmp_path_factory.mktemp("cache"), tmp_path_factory.mktemp("first")
-    user = User(cluster, cache, home)
-    user.end(user.launch(*SHORT, "task.training.max_steps=20"), "COMPLETED", timeout_s=600)
+    cache = tmp_path_factory.mktemp("cache")
+    User(cluster, cache, tmp_path_factory.mktemp("first")).prepare()
     return cache
 
 
 @pytest.fixture
-def user(cluster: Cluster, cache: Path, tmp_path: Path) -> User:
+def user(cluster: Cluster, cache: Path, tmp_path: Path, tiny_disk: Path | None) -> User:
     """Somebody with an empty home."""
-    return User(cluster, cache, tmp_path)
+    return User(cluster, cache, tmp_path, tiny_disk)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,13 @@ class Run:
     def outcomes(self) -> list[str]:
         return [entry["outcome"] for entry in self.ledger]
 
+    @property
+    def readable_ledger(self) -> list[dict[str, Any]]:
+        """Return the ledger, or nothing if somebody has damaged it."""
+        with suppress(ValueError):
+            return self.ledger
+        return []
+
     def _json(self, name: str) -> Any:
         path = self.folder / name
         return json.loads(path.read_text()) if path.exists() else None
@@ -62,6 +70,8 @@ class User:
     cache: Path
     """Where rows and base checkpoints are made, for all tests together."""
     home: Path
+    disk: Path | None = None
+    """A file system that is soon full, where mounting is allowed."""
 
     @property
     def env(self) -> dict[str, str]:
@@ -82,6 +92,10 @@ class User:
     def launch(self, *overrides: str) -> Run:
         """Submit a run and return at once."""
         return submitted(self.types(*overrides, module="bench.launch").stdout, self.home)[0]
+
+    def prepare(self) -> None:
+        """Fill the cache, by a short job of its own."""
+        self.end(self.launch(*SHORT, "task.training.max_steps=20"), "COMPLETED", timeout_s=600)
 
     def sbatch(self, script: Path, folder: Path | None = None, *, output: str | Path = "/dev/null") -> Run:
         """Submit a script as it is, without this project; its folder is there once it runs."""

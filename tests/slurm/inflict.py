@@ -1,0 +1,240 @@
+"""What is done to the runs of the fault matrix, row by row."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from breaking import FAKETIME, Scene, batch_script, fill, movable_clock, ranks, srun_of_trial
+from matrix import TWO_TRIALS
+from user import Run, User, submitted, until
+
+from helpers.paths import ROOT
+
+Inflict = Callable[[Scene], object]
+
+# --- Nodes and Slurm
+
+
+def power_cut(node: str) -> Inflict:
+    """Return what cuts a node's power, and brings it back once Slurm has noticed."""
+
+    def cut(scene: Scene) -> None:
+        scene.user.cluster.kill_node(node)
+        scene.wait_for_requeue()
+        scene.user.cluster.start_node(node)
+
+    return cut
+
+
+def preempt(grace_s: int = 0) -> Inflict:
+    """Return what lets an urgent job take both nodes for a second."""
+
+    def take_nodes(scene: Scene) -> None:
+        scene.slurm("scontrol", "update", "partition=low", f"gracetime={grace_s}")
+        try:
+            scene.slurm(*("sbatch", "-p", "batch", "-N2", "--exclusive", "-t1", "--output=/dev/null", "--wrap=sleep 1"))
+            scene.wait_for_requeue()
+        finally:
+            scene.slurm("scontrol", "update", "partition=low", "gracetime=0")
+
+    return take_nodes
+
+
+def one_after_the_other(*faults: Inflict) -> Inflict:
+    """Return what inflicts each fault on an attempt of its own at the second trial."""
+
+    def all_of_them(scene: Scene) -> None:
+        for attempt, fault in enumerate(faults, start=1):
+            scene.wait_for_training(1, attempts=attempt)
+            fault(scene)
+
+    return all_of_them
+
+
+def limit_min(minutes: int) -> Inflict:
+    return lambda scene: scene.slurm("scontrol", "update", f"jobid={scene.run.job}", f"timelimit={minutes}")
+
+
+def near_limit(scene: Scene) -> None:
+    """Hold the ranks until Slurm warns the job; the next attempt has all the time that it needs."""
+    for pid in ranks(scene.run):
+        os.kill(pid, signal.SIGSTOP)
+    limit_min(2)(scene)
+    scene.wait_for_requeue()
+    limit_min(20)(scene)
+
+
+def admin(*words: str) -> Inflict:
+    """Return a command of Slurm's that gets the job's id."""
+    return lambda scene: scene.slurm(*words, scene.run.job)
+
+
+def suspend(scene: Scene) -> None:
+    scene.slurm("scontrol", "suspend", scene.run.job)
+    time.sleep(6)
+    scene.slurm("scontrol", "resume", scene.run.job)
+
+
+def kill_daemon(name: str, *, down_s: float) -> Inflict:
+    """Return what kills one of Slurm's daemons, and starts it again."""
+
+    def kill(scene: Scene) -> None:
+        cluster = scene.user.cluster
+        os.kill(int((cluster.folder / "run" / name).read_text().split()[0]), signal.SIGKILL)
+        time.sleep(down_s)
+        cluster.boot()
+
+    return kill
+
+
+# --- Processes
+
+
+def kill_batch_script(scene: Scene) -> None:
+    os.kill(batch_script(scene.run), signal.SIGKILL)
+
+
+def kill_srun(scene: Scene) -> None:
+    os.kill(srun_of_trial(scene.run), signal.SIGKILL)
+
+
+def pause_rank(scene: Scene) -> None:
+    pid = ranks(scene.run)[-1]
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(6)
+    os.kill(pid, signal.SIGCONT)
+
+
+def launched_and_followed(user: User, overrides: Sequence[str]) -> Run:
+    """Return a run whose launcher follows it; the launcher's process id is kept beside it."""
+    output = user.home / "launcher.out"
+    with output.open("w") as file:
+        launcher = subprocess.Popen(
+            [sys.executable, "-m", "bench.launch", *overrides, "launch.wait=true"],
+            env=user.env,
+            cwd=user.home,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+    until(lambda: submitted(output.read_text(), user.home) or launcher.poll() is not None, 120)
+    (user.home / "launcher.pid").write_text(str(launcher.pid))
+    return submitted(output.read_text(), user.home)[0]
+
+
+def kill_launcher(scene: Scene) -> None:
+    pid = int((scene.user.home / "launcher.pid").read_text())
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+def launch_again(scene: Scene) -> None:
+    """Both ways to start another job in the folder are refused."""
+    again = scene.user.types(*TWO_TRIALS, f"launch.folder={scene.run.folder}", module="bench.launch", code=2)
+    assert "CFG-05" in again.stderr
+    said = scene.user.home / "second.out"
+    second = scene.user.sbatch(scene.run / "job.sbatch", scene.run.folder, output=said)
+    scene.user.end(second, "FAILED")
+    assert f"CFG-05: job {scene.run.job} works in" in said.read_text()
+
+
+FAILS = """
+import os, sys, time
+
+def fail():
+    global calls
+    calls += 1
+    if calls > 60:
+        raise KeyError("no such expert")
+    return now()
+
+calls, now = 0, time.time_ns
+if os.environ.get("SLURM_PROCID") == "1" and "--trial" in sys.orig_argv:
+    time.time_ns = fail
+"""
+"""A module that Python imports when it starts: the last rank's log fails after some records."""
+
+
+def with_customized_python(user: User, overrides: Sequence[str]) -> Run:
+    folder = user.home / "site"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(FAILS)
+    return user.launch(*overrides, f"+cluster.environment.PYTHONPATH={folder}:{ROOT}")
+
+
+# --- Files
+
+
+def with_own_cache(user: User, overrides: Sequence[str]) -> Run:
+    shutil.copytree(user.cache, user.home / "cache")
+    return replace(user, cache=user.home / "cache").launch(*overrides)
+
+
+def remove_data(scene: Scene) -> None:
+    for rows in (scene.user.home / "cache").glob("tiny_report-*"):
+        shutil.rmtree(rows)
+
+
+def on_small_disk(user: User, overrides: Sequence[str]) -> Run:
+    assert user.disk
+    return replace(user, home=user.disk).launch(*overrides)
+
+
+def fill_disk(scene: Scene) -> None:
+    assert scene.user.disk
+    fill(scene.user.disk)
+
+
+def no_small_disk(user: User) -> str:
+    return "" if user.disk else "a small disk needs mount, which is not allowed here"
+
+
+def halve(name: str) -> Inflict:
+    """Return what cuts a file of the run folder in the middle."""
+
+    def cut(scene: Scene) -> None:
+        path = scene.run / name
+        os.truncate(path, path.stat().st_size // 2)
+
+    return cut
+
+
+def edit_finished_log(scene: Scene) -> None:
+    log = scene.run / "result_0.txt"
+    log.write_text(re.sub(r'("key": "eval_accuracy", "value": )\d+\.\d', r"\g<1>0.1", log.read_text()))
+
+
+def copy_foreign_log(scene: Scene) -> None:
+    """A finished log with the right seed lies in the place of the next trial's before that trial starts."""
+    until(lambda: '"run_stop"' in (scene.run / "result_0.txt").read_text(), 300, scene.run)
+    text = (scene.run / "result_0.txt").read_text()
+    foreign = re.sub(r'("key": "seed", "value": )1\b', r"\g<1>2", text)
+    assert foreign != text
+    (scene.run / "result_1.txt").write_text(foreign)
+
+
+def kill_rank_and_remove_status(scene: Scene) -> None:
+    os.kill(ranks(scene.run)[-1], signal.SIGKILL)
+    scene.user.end(scene.run, "FAILED")
+    (scene.run / "status.json").unlink()
+
+
+# --- The clock
+
+
+def with_movable_clock(user: User, overrides: Sequence[str]) -> Run:
+    return user.launch(*overrides, *movable_clock(user.home))
+
+
+def move_clock(offset: str) -> Inflict:
+    """Return what moves the time of day on the ranks' nodes."""
+    return lambda scene: (scene.user.home / "clock").write_text(f"{offset}\n")
+
+
+def no_faketime(user: User) -> str:
+    return "" if FAKETIME.exists() else f"{FAKETIME} is not installed (Debian package faketime)"
