@@ -175,7 +175,7 @@ def _explanation(
         file=best.file,
         line=best.line,
         detail=_detail(trial),
-        fix=best.fix or _fix(best.rule, trial, plan),
+        fix=_fix(best, trial, plan),
         also=_others(seen, best.rule),
         lines=lines if best.rule in _VAGUE or best.weight is Weight.HINT else (),
     )
@@ -202,14 +202,18 @@ def _detail(log: _Log | None) -> str | None:
     return fixes.how_far(fixes.reached(log.events, log.result), log.result)
 
 
-def _fix(rule: str, trial: _Log | None, plan: Plan | None) -> str:
+def _fix(best: Clue, trial: _Log | None, plan: Plan | None) -> str:
     """Return what to do, with numbers where plan and records give some."""
+    if best.rule == "SLU-07" and trial and (hung := fixes.hung(trial.events, best.text, plan)):
+        return hung
+    if best.fix:
+        return best.fix
     better = None
-    if rule == "RUN-01" and plan is not None:
+    if best.rule == "RUN-01" and plan is not None:
         better = fixes.less_memory(plan)
-    if rule == "SLU-07" and trial and trial.result:
+    if best.rule == "SLU-07" and trial and trial.result:
         better = fixes.enough_time(fixes.reached(trial.events, trial.result), trial.result, plan)
-    return f"{better}; else {RULES[rule].fix}" if better else RULES[rule].fix
+    return f"{better}; else {RULES[best.rule].fix}" if better else RULES[best.rule].fix
 
 
 def _all_fine(logs: Sequence[_Log], plan: Plan | None) -> bool:

@@ -85,8 +85,8 @@ def _own_explanation(last: dict[str, Any], file: str) -> list[Scan]:
     rule, evidence = last.get("rule"), last.get("evidence")
     if rule not in RULES or not isinstance(evidence, str):
         return []
-    stood = last.get("file"), last.get("line")
-    file, line = stood if isinstance(stood[0], str) and isinstance(stood[1], int) else (file, 1)
+    place, line = last.get("file"), last.get("line")
+    file, line = (place, line) if isinstance(place, str) and isinstance(line, int) else (file, 1)
     return [_only(Clue(rule, Weight.HINT, file, line, evidence, last.get("fix")))]
 
 

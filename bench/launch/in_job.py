@@ -132,8 +132,8 @@ def _explained(run: Path, status: Status, what: str) -> Status:
     found = diagnosis.explain([run])
     if found.rule in (None, diagnosis.UNKNOWN):
         return replace(status, what=what, during=what, fix=f"python -m bench why {run.resolve()}")
-    seen = {"evidence": found.evidence, "file": found.file, "line": found.line}
-    return replace(status, what=found.title, during=what, rule=found.rule, fix=found.fix, **seen)
+    explained = replace(status, what=found.title, during=what, rule=found.rule, fix=found.fix)
+    return replace(explained, evidence=found.evidence, file=found.file, line=found.line)
 
 
 def _parser() -> argparse.ArgumentParser:
