@@ -50,15 +50,20 @@ class Cluster:
             time.sleep(0.2)
         return state
 
-    def clear(self) -> None:
-        """Bring back the nodes, end every job."""
+    def clear(self, *, spare: Path | None = None) -> None:
+        """Bring back the nodes, end every job but those that were submitted below a folder."""
         self._manage("up")
         deadline = time.monotonic() + 60
-        while jobs := self.run(["squeue", "-h", "-o", "%A"], check=True).stdout.split():
+        while jobs := [job for job, where in self._jobs() if spare is None or not where.is_relative_to(spare)]:
             assert time.monotonic() < deadline, f"jobs {jobs} do not end"
             self.run(["scancel", *jobs])
             time.sleep(0.2)
         self._manage("up")  # nodes on which a dead job was still completing
+
+    def _jobs(self) -> list[tuple[str, Path]]:
+        """Return the jobs that have not ended, and where each was submitted."""
+        lines = self.run(["squeue", "-h", "-o", "%A %Z"], check=True).stdout.splitlines()
+        return [(job, Path(where)) for job, _, where in (line.partition(" ") for line in lines)]
 
     def boot(self) -> None:
         """Start it; Slurm's packages are installed if need be."""

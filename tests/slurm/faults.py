@@ -39,6 +39,7 @@ from user import User
 from bench.console import sheet
 
 UNHARMED = recovers()
+LOST = "(requeued DUE TO NODE FAILURE|lost without a word)"
 ALERT = ("launch.stall.floor_s=10",)
 """The watchdog of the ranks looks soon."""
 PATIENT = ("launch.stall=null",)
@@ -58,7 +59,7 @@ FAULTS = (
     Fault(
         name="power cut: the node of the batch script",
         inflict=inflict.power_cut("dgx-0"),
-        answer=recovers("(requeued DUE TO NODE FAILURE|lost without a word)"),
+        answer=recovers(LOST),
         alone=True,
     ),
     Fault(
@@ -83,8 +84,8 @@ FAULTS = (
     ),
     Fault(
         name="preempted, then a power cut",
-        inflict=inflict.one_after_the_other(inflict.preempt(), inflict.power_cut("dgx-1")),
-        answer=recovers("requeued DUE TO PREEMPTION", "requeued DUE TO NODE FAILURE"),
+        inflict=inflict.one_after_the_other(inflict.preempt(), inflict.power_cut("dgx-0")),
+        answer=recovers("requeued DUE TO PREEMPTION", LOST),
         overrides=IN_LOW,
         alone=True,
     ),
