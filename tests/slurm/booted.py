@@ -25,11 +25,13 @@ class Cluster:
     env: dict[str, str]
 
     def run(
-        self, argv: Sequence[object], *, timeout_s: float = 60, check: bool = False
+        self, argv: Sequence[object], *, timeout_s: float = 60, check: bool = False, env: dict[str, str] | None = None
     ) -> "subprocess.CompletedProcess[str]":
         """Return what a command of the login node did, for example `["srun", "hostname"]`."""
         words = [str(word) for word in argv]
-        return subprocess.run(words, env=self.env, capture_output=True, text=True, timeout=timeout_s, check=check)
+        return subprocess.run(
+            words, env=env or self.env, capture_output=True, text=True, timeout=timeout_s, check=check
+        )
 
     def kill_node(self, name: str) -> None:
         """Cut a node's power: every process on it dies at once. Slurm finds out by itself, after 16 s and more."""

@@ -204,9 +204,36 @@ def halve(name: str) -> Inflict:
     return cut
 
 
-def edit_finished_log(scene: Scene) -> None:
-    log = scene.run / "result_0.txt"
+def edit_log_after_the_end(scene: Scene) -> None:
+    """The result is what it was, and nobody who is handed the folder takes it for that."""
+    scene.user.end(scene.run, "COMPLETED")
+    scene.user.types("verify", scene.run.folder)
+    log = scene.run / "result_1.txt"
     log.write_text(re.sub(r'("key": "eval_accuracy", "value": )\d+\.\d', r"\g<1>0.1", log.read_text()))
+    assert "LOG-18" in scene.user.types("verify", scene.run.folder, code=1).stdout
+
+
+def into_planted_folder(user: User, overrides: Sequence[str]) -> Run:
+    """Return a job whose run folder somebody else has made, with links to a file of the user's."""
+    script, output, victim = user.home / "run.sbatch", user.home / "output", user.home / "victim"
+    script.write_text(user.types("render", *overrides).stdout)
+    victim.write_text("precious")
+    output.mkdir()
+    argv = ["sbatch", "--parsable", "--hold", f"--output={output}/slurm-%j.out", str(script)]
+    job = user.cluster.run(argv, check=True, env=user.env).stdout.strip()
+    folder = user.home / "runs" / f"lora_tiny-slurm_test-{job}"
+    folder.mkdir(parents=True)
+    for name in ("plan.json", ".reserve", ".owner", "job.sbatch", "status.json", "ledger.json", f"plan.{job}"):
+        (folder / name).symlink_to(victim)
+    os.chown(folder, 65534, 65534)
+    user.cluster.run(["scontrol", "release", job], check=True)
+    return Run(output, job)
+
+
+def look_at_victim(scene: Scene) -> None:
+    scene.user.end(scene.run, "FAILED")
+    assert (scene.user.home / "victim").read_text() == "precious"
+    assert not (scene.user.home / "runs" / "rank_logs").exists()
 
 
 def copy_foreign_log(scene: Scene) -> None:

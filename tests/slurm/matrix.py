@@ -1,6 +1,7 @@
 """One row of the fault matrix: what is broken, what must come out, and what came out."""
 
 import re
+import sys
 import time
 import traceback
 from collections import Counter
@@ -16,9 +17,14 @@ from bench import diagnosis
 from bench.console.sheet import Sheet
 
 ONE_TRIAL = (*SHORT, "task.training.max_steps=100")
+ONE_NODE = (*ONE_TRIAL, "cluster.num_nodes=1")
 TWO_TRIALS = (*ONE_TRIAL, "trials=2")
 ENDLESS = (*SHORT, "task.training.max_steps=20000")
 IN_LOW = (*TWO_TRIALS, "cluster.slurm.partition=low")
+ALERT = ("launch.stall.floor_s=10",)
+"""The watchdog of the ranks looks soon."""
+PATIENT = ("launch.stall=null",)
+"""It does not look: the ranks are held for another reason."""
 ANY_FAILURE = range(1, 256)
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY")
 
@@ -52,6 +58,10 @@ def recovers(*causes: str, trials: int = 2) -> Answer:
         attempts=(*(f"interrupted: .*{cause}" for cause in causes), "proven"),
         rule=None,
     )
+
+
+UNHARMED = recovers()
+"""Nothing was cut short."""
 
 
 def fails(rule: str, evidence: str, *, trials: tuple[str, ...] = ("proven", "aborted")) -> Answer:
@@ -136,7 +146,7 @@ def play(user: User, fault: Fault) -> Played:
 
 def look(run: Run, state: str, fault: Fault) -> Answer:
     """Return what one finds of a run that has ended."""
-    said = diagnosis.explain([run.folder]) if run.folder.is_dir() else None
+    said = explained(run)
     ledger, status = run.readable_ledger, run.status
     broken = [entry for entry in ledger if entry.get("attempts")][-1:]
     if fault.trial is not None and len(ledger) > fault.trial:
@@ -151,6 +161,11 @@ def look(run: Run, state: str, fault: Fault) -> Answer:
         rule=said.rule if said else None,
         evidence=(said.evidence or "") if said else "",
     )
+
+
+def explained(run: Run) -> diagnosis.Explanation | None:
+    """Return what `why` says; None where nothing is left to ask about."""
+    return diagnosis.explain([run.folder]) if run.folder.is_dir() else None
 
 
 def differences(expected: Answer, found: Answer) -> list[str]:
@@ -180,13 +195,13 @@ def left_behind(run: Run, kept: dict[Path, bytes], fault: Fault) -> list[str]:
             break
         time.sleep(0.1)
     wrong += [f"process left: {' '.join(words)[:200]}" for words in alive]
-    return wrong + (evidence_elsewhere(run, fault) if run.folder.is_dir() else [])
+    return wrong + evidence_elsewhere(run, fault)
 
 
 def evidence_elsewhere(run: Run, fault: Fault) -> list[str]:
     """Return whether the evidence does not stand where `why` says, or only in what the job wrote about itself."""
-    said = diagnosis.explain([run.folder])
-    if said.evidence is None or said.file is None or said.line is None:
+    said = explained(run)
+    if said is None or said.evidence is None or said.file is None or said.line is None:
         return []
     cited = Path(said.file)
     wrong = []
@@ -196,6 +211,8 @@ def evidence_elsewhere(run: Run, fault: Fault) -> list[str]:
         line = cited.read_text(errors="replace").splitlines()[said.line - 1]
         if said.evidence.partition(" (at ")[0] not in line:
             wrong.append(f"{cited.name}:{said.line} is {line!r}, not {said.evidence!r}")
+    if run.status.get("rule") not in (None, said.rule):
+        wrong.append(f"status.json says {run.status['rule']}, and why {said.rule}")
     if "bench why" in (said.fix or ""):
         wrong.append(f"the fix is to ask again: {said.fix}")
     return wrong
@@ -218,6 +235,13 @@ def play_all(user: User, faults: Iterable[Fault], *, at_once: int = 3) -> Iterat
     with ThreadPoolExecutor(at_once) as pool:
         together = [pool.submit(play, in_home(user, fault), fault) for fault in chosen if not fault.alone]
         yield from (done.result() for done in as_completed(together))
+
+
+def shown_live(played: Iterable[Played]) -> Iterator[Played]:
+    """Yield the rows, and say of each how it went as soon as that is known."""
+    for one in played:
+        print(f"{one.verdict:8} {one.seconds:4.0f} s  {one.fault.name}", *one.wrong, sep="\n    ", file=sys.stderr)
+        yield one
 
 
 def table(played: Sequence[Played]) -> Sheet:
