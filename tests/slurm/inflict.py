@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from breaking import FAKETIME, Scene, batch_script, fill, movable_clock, ranks, srun_of_trial
-from matrix import TWO_TRIALS
+from matrix import ONE_TRIAL
 from user import Run, User, submitted, until
 
 from helpers.paths import ROOT
@@ -116,7 +116,7 @@ def launched_and_followed(user: User, overrides: Sequence[str]) -> Run:
     output = user.home / "launcher.out"
     with output.open("w") as file:
         launcher = subprocess.Popen(
-            [sys.executable, "-m", "bench.launch", *overrides, "launch.wait=true"],
+            [sys.executable, "-m", "bench.launch", *user.overrides, *overrides, "launch.wait=true"],
             env=user.env,
             cwd=user.home,
             stdout=file,
@@ -135,7 +135,9 @@ def kill_launcher(scene: Scene) -> None:
 
 def launch_again(scene: Scene) -> None:
     """Both ways to start another job in the folder are refused."""
-    again = scene.user.types(*TWO_TRIALS, f"launch.folder={scene.run.folder}", module="bench.launch", code=2)
+    again = scene.user.types(
+        *scene.user.overrides, *ONE_TRIAL, f"launch.folder={scene.run.folder}", module="bench.launch", code=2
+    )
     assert "CFG-05" in again.stderr
     said = scene.user.home / "second.out"
     second = scene.user.sbatch(scene.run / "job.sbatch", scene.run.folder, output=said)
@@ -164,7 +166,9 @@ def with_customized_python(user: User, overrides: Sequence[str]) -> Run:
     folder = user.home / "site"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(FAILS)
-    return user.launch(*overrides, f"+cluster.environment.PYTHONPATH={folder}:{ROOT}")
+    path = next((word for word in user.overrides if "PYTHONPATH" in word), f"+cluster.environment.PYTHONPATH={ROOT}")
+    own = replace(user, overrides=tuple(word for word in user.overrides if "PYTHONPATH" not in word))
+    return own.launch(*overrides, path.replace("PYTHONPATH=", f"PYTHONPATH={folder}:").replace('"', ""))
 
 
 # --- Files
@@ -208,7 +212,7 @@ def edit_log_after_the_end(scene: Scene) -> None:
     """The result is what it was, and nobody who is handed the folder takes it for that."""
     scene.user.end(scene.run, "COMPLETED")
     scene.user.types("verify", scene.run.folder)
-    log = scene.run / "result_1.txt"
+    log = scene.run / "result_0.txt"
     log.write_text(re.sub(r'("key": "eval_accuracy", "value": )\d+\.\d', r"\g<1>0.1", log.read_text()))
     assert "LOG-18" in scene.user.types("verify", scene.run.folder, code=1).stdout
 
@@ -216,7 +220,7 @@ def edit_log_after_the_end(scene: Scene) -> None:
 def into_planted_folder(user: User, overrides: Sequence[str]) -> Run:
     """Return a job whose run folder somebody else has made, with links to a file of the user's."""
     script, output, victim = user.home / "run.sbatch", user.home / "output", user.home / "victim"
-    script.write_text(user.types("render", *overrides).stdout)
+    script.write_text(user.types("render", *user.overrides, *overrides).stdout)
     victim.write_text("precious")
     output.mkdir()
     argv = ["sbatch", "--parsable", "--hold", f"--output={output}/slurm-%j.out", str(script)]
@@ -251,6 +255,24 @@ def kill_rank_and_remove_status(scene: Scene) -> None:
     (scene.run / "status.json").unlink()
 
 
+def from_own_image(user: User, overrides: Sequence[str]) -> Run:
+    image = next(word.partition("=")[2] for word in user.overrides if word.startswith("container.image="))
+    own = shutil.copy(image, user.home / "own.sqsh")
+    words = tuple(f"container.image={own}" if word.endswith(f"={image}") else word for word in user.overrides)
+    return replace(user, overrides=words).launch(*overrides)
+
+
+def replace_image(scene: Scene) -> None:
+    """Another file takes the image's place, as if somebody had built it again."""
+    other = scene.user.home / "other.sqsh"
+    other.write_bytes(bytes(4096))
+    other.rename(scene.user.home / "own.sqsh")
+
+
+def no_container(user: User) -> str:
+    return "" if user.overrides else "ranks are in no containers (--containers)"
+
+
 # --- The clock
 
 
@@ -264,4 +286,6 @@ def move_clock(offset: str) -> Inflict:
 
 
 def no_faketime(user: User) -> str:
+    if user.overrides:
+        return "the image has no libfaketime"
     return "" if FAKETIME.exists() else f"{FAKETIME} is not installed (Debian package faketime)"

@@ -48,7 +48,7 @@ class Answer:
     evidence: str = ""
 
 
-def recovers(*causes: str, trials: int = 2) -> Answer:
+def recovers(*causes: str, trials: int = 1) -> Answer:
     """Return the answer of a run that completes by itself, although attempts were cut short."""
     return Answer(
         slurm="COMPLETED",
@@ -64,7 +64,7 @@ UNHARMED = recovers()
 """Nothing was cut short."""
 
 
-def fails(rule: str, evidence: str, *, trials: tuple[str, ...] = ("proven", "aborted")) -> Answer:
+def fails(rule: str, evidence: str, *, trials: tuple[str, ...] = ("aborted",)) -> Answer:
     """Return the answer of a run that fails in its last trial that was begun."""
     begun = next(outcome for outcome in reversed(trials) if outcome != "planned")
     return Answer(
@@ -89,9 +89,9 @@ class Fault:
     name: str
     inflict: Callable[[Scene], object]
     answer: Answer
-    overrides: tuple[str, ...] = TWO_TRIALS
+    overrides: tuple[str, ...] = ONE_TRIAL
     start: Callable[[User, Sequence[str]], Run] = launched
-    trial: int | None = 1
+    trial: int | None = 0
     """It is broken once this trial trains; None: as soon as it was started."""
     alone: bool = False
     """It breaks nodes, partitions or Slurm itself: no other run may be there."""

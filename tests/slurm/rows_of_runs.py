@@ -6,17 +6,19 @@ from dataclasses import replace
 
 import inflict
 from breaking import drop_packets, reset_connections, send
-from matrix import ALERT, ANY_FAILURE, ONE_NODE, ONE_TRIAL, TWO_TRIALS, UNHARMED, Answer, Fault, fails
+from matrix import ALERT, ANY_FAILURE, ONE_NODE, ONE_TRIAL, TWO_TRIALS, UNHARMED, Answer, Fault, fails, recovers
 
 NOT_PROVEN = Answer(
     slurm="FAILED",
     outcome="not proven",
     exit_code=ANY_FAILURE,
-    trials=("proven", "not proven"),
+    trials=("not proven",),
     attempts=("not proven",),
     rule="LOG-19",
     evidence="",
 )
+
+FINISHED_AND_ABORTED = ("proven", "aborted")
 
 ROWS = (
     # --- Processes
@@ -27,7 +29,7 @@ ROWS = (
             slurm="FAILED",
             outcome=None,
             exit_code=None,
-            trials=("proven", "running"),
+            trials=("running",),
             attempts=("running",),
             rule="RUN-02",
             evidence="CANCELLED AT",
@@ -41,7 +43,9 @@ ROWS = (
     Fault(
         name="rank: SIGKILL",
         inflict=send(signal.SIGKILL),
-        answer=fails("RUN-02", "dgx-1: task 1: Killed"),
+        answer=fails("RUN-02", "dgx-1: task 1: Killed", trials=FINISHED_AND_ABORTED),
+        overrides=TWO_TRIALS,
+        trial=1,
         in_gate=True,
     ),
     Fault(
@@ -52,9 +56,7 @@ ROWS = (
     Fault(
         name="rank: SIGSEGV",
         inflict=send(signal.SIGSEGV),
-        answer=fails("RUN-04", "Segmentation fault", trials=("aborted",)),
-        overrides=ONE_TRIAL,
-        trial=0,
+        answer=fails("RUN-04", "Segmentation fault"),
     ),
     Fault(
         name="rank: the loss is not a number",
@@ -68,15 +70,14 @@ ROWS = (
         name="rank: an unknown exception",
         start=inflict.with_customized_python,
         inflict=lambda scene: None,
-        answer=fails("RUN-13", r"KeyError: 'no such expert' \(at .*sitecustomize.py:\d+ in fail", trials=("aborted",)),
-        overrides=ONE_TRIAL,
+        answer=fails("RUN-13", r"KeyError: 'no such expert' \(at .*sitecustomize.py:\d+ in fail"),
         trial=None,
     ),
     Fault(
         name="rank: hangs",
         inflict=send(signal.SIGSTOP),
         answer=fails("RUN-17", "rank 1"),
-        overrides=(*TWO_TRIALS, *ALERT),
+        overrides=(*ONE_TRIAL, *ALERT),
     ),
     Fault(name="rank: paused for 6 s", inflict=inflict.pause_rank, answer=UNHARMED),
     Fault(
@@ -96,7 +97,7 @@ ROWS = (
         name="packets dropped",
         inflict=drop_packets,
         answer=fails("RUN-17", "rank"),
-        overrides=(*TWO_TRIALS, *ALERT),
+        overrides=(*ONE_TRIAL, *ALERT),
     ),
     Fault(
         name="packets dropped for 5 s",
@@ -108,23 +109,25 @@ ROWS = (
         name="data gone",
         start=inflict.with_own_cache,
         inflict=inflict.remove_data,
-        answer=fails("CFG-06", "tiny_report"),
+        answer=fails("CFG-06", "tiny_report", trials=FINISHED_AND_ABORTED),
         overrides=(*ONE_NODE, "trials=2"),
-        trial=0,
         in_gate=True,
     ),
     Fault(
         name="disk full",
         start=inflict.on_small_disk,
         inflict=inflict.fill_disk,
-        answer=fails("CFG-08", "No space left"),
+        answer=fails("CFG-08", "No space left", trials=FINISHED_AND_ABORTED),
         overrides=(*ONE_NODE, "trials=2"),
+        trial=1,
         in_gate=True,
         cannot=inflict.no_small_disk,
     ),
     Fault(
         name="ledger halved",
         inflict=inflict.halve("ledger.json"),
+        overrides=TWO_TRIALS,
+        trial=1,
         answer=Answer(
             slurm="FAILED",
             outcome="failed",
@@ -143,8 +146,10 @@ ROWS = (
     Fault(
         name="foreign log copied in",
         inflict=inflict.copy_foreign_log,
-        answer=replace(fails("LOG-17", "not written by this attempt"), attempts=("aborted: LOG-17",)),
-        trial=0,
+        overrides=TWO_TRIALS,
+        answer=replace(
+            fails("LOG-17", "not written by this attempt", trials=FINISHED_AND_ABORTED), attempts=("aborted: LOG-17",)
+        ),
         in_gate=True,
     ),
     Fault(name="log edited after the end", inflict=inflict.edit_log_after_the_end, answer=UNHARMED),
@@ -168,8 +173,15 @@ ROWS = (
         inflict=lambda scene: shutil.rmtree(scene.run.folder),
         answer=Answer(slurm="FAILED", outcome=None, exit_code=None, trials=(), attempts=(), rule=None),
         overrides=ONE_NODE,
-        trial=0,
         in_gate=True,
+    ),
+    Fault(
+        name="image replaced",
+        start=inflict.from_own_image,
+        inflict=inflict.replace_image,
+        answer=recovers(trials=2),
+        overrides=TWO_TRIALS,
+        cannot=inflict.no_container,
     ),
     # --- Clock
     Fault(
