@@ -143,6 +143,16 @@ def test_a_rank_that_exits_with_143_was_terminated_unless_slurm_ends_its_step(
         assert (said.evidence, said.line) == (TERMINATED.strip(), lines.index(TERMINATED) + 1)
 
 
+def test_ranks_whose_batch_script_was_killed_were_ended_from_outside(run_folder: Path) -> None:
+    """It leaves no status, and its ranks close their log."""
+    gone = "0: slurmstepd-dgx-0: error: *** STEP 7.3 ON dgx-0 FAILED (non-zero exit code or other failure mode) ***"
+    (run_folder / "rank_logs/trial_0.out").write_text(
+        f"srun: Job step aborted: Waiting up to 7 seconds for job step to finish.\n{gone}\n{FAILED}{ENDS}{TERMINATED}"
+    )
+    said = diagnosis.explain([run_folder])
+    assert (said.rule, said.evidence, said.line) == ("RUN-02", gone, 2)
+
+
 @pytest.mark.parametrize(("silent_s", "advice"), [(52, "so it hung"), (2, "walltime=")])
 def test_a_run_that_hung_is_not_told_to_take_more_time(run_folder: Path, silent_s: int, advice: str) -> None:
     """It logged something every second, and then nothing until its minute was up."""

@@ -30,7 +30,7 @@ class Scene:
     def wait_for_training(self, trial: int, *, attempts: int = 1) -> None:
         """Wait until the clock of an attempt at a trial runs."""
         begun = lambda: len(self.run.ledger[trial].get("attempts", ())) == attempts  # noqa: E731
-        until(lambda: begun() and training(self.run, trial)(), 300, self.run)
+        until(lambda: begun() and training(self.run, trial)(), 900, self.run)
 
     def wait_for_requeue(self, timeout_s: float = 150) -> None:
         self.user.cluster.wait_for_state(self.run.job, REQUEUED, timeout_s)

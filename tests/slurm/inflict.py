@@ -210,7 +210,7 @@ def halve(name: str) -> Inflict:
 
 def edit_log_after_the_end(scene: Scene) -> None:
     """The result is what it was, and nobody who is handed the folder takes it for that."""
-    scene.user.end(scene.run, "COMPLETED")
+    scene.user.end(scene.run, "COMPLETED", timeout_s=900)
     scene.user.types("verify", scene.run.folder)
     log = scene.run / "result_0.txt"
     log.write_text(re.sub(r'("key": "eval_accuracy", "value": )\d+\.\d', r"\g<1>0.1", log.read_text()))
@@ -235,14 +235,14 @@ def into_planted_folder(user: User, overrides: Sequence[str]) -> Run:
 
 
 def look_at_victim(scene: Scene) -> None:
-    scene.user.end(scene.run, "FAILED")
+    scene.user.end(scene.run, "FAILED", timeout_s=900)
     assert (scene.user.home / "victim").read_text() == "precious"
     assert not (scene.user.home / "runs" / "rank_logs").exists()
 
 
 def copy_foreign_log(scene: Scene) -> None:
     """A finished log with the right seed lies in the place of the next trial's before that trial starts."""
-    until(lambda: '"run_stop"' in (scene.run / "result_0.txt").read_text(), 300, scene.run)
+    until(lambda: '"run_stop"' in (scene.run / "result_0.txt").read_text(), 900, scene.run)
     text = (scene.run / "result_0.txt").read_text()
     foreign = re.sub(r'("key": "seed", "value": )1\b', r"\g<1>2", text)
     assert foreign != text
@@ -251,7 +251,7 @@ def copy_foreign_log(scene: Scene) -> None:
 
 def kill_rank_and_remove_status(scene: Scene) -> None:
     os.kill(ranks(scene.run)[-1], signal.SIGKILL)
-    scene.user.end(scene.run, "FAILED")
+    scene.user.end(scene.run, "FAILED", timeout_s=900)
     (scene.run / "status.json").unlink()
 
 

@@ -25,6 +25,8 @@ ALERT = ("launch.stall.floor_s=10",)
 """The watchdog of the ranks looks soon."""
 PATIENT = ("launch.stall=null",)
 """It does not look: the ranks are held for another reason."""
+START_S = 900
+"""How long a trial may take to start, on a machine that is busy."""
 ANY_FAILURE = range(1, 256)
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY")
 
@@ -100,7 +102,7 @@ class Fault:
     """Why it cannot be done here; empty if it can."""
     only_the_script_knows: bool = False
     """No log holds a line that says why: status.json itself is cited."""
-    timeout_s: float = 400
+    timeout_s: float = 1200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +128,7 @@ def play(user: User, fault: Fault) -> Played:
     try:
         run = fault.start(user, fault.overrides)
         if fault.trial is not None:
-            until(training(run, fault.trial), 300, run)
+            until(training(run, fault.trial), START_S, run)
         kept = {log: log.read_bytes() for log in run.folder.glob("result_*.txt") if b"run_stop" in log.read_bytes()}
         fault.inflict(Scene(user, run))
         state = user.cluster.wait_for_state(run.job, ENDED, fault.timeout_s)

@@ -32,7 +32,7 @@ ROWS = (
             trials=("running",),
             attempts=("running",),
             rule="RUN-02",
-            evidence="CANCELLED AT",
+            evidence=r"STEP .* FAILED \(non-zero exit code",
         ),
     ),
     Fault(
