@@ -23,9 +23,7 @@ _SILENT_MIN = 0.5
 _SILENT_GAPS = 10
 """A run hung if it logged nothing for so long before its end, and for so many times its longest pause before that."""
 _ENDED_AT = re.compile(r"CANCELLED AT (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
-_START_AGAIN = (
-    "so it hung: start it again, and when it stops logging `py-spy dump --pid PID` on every rank shows where"
-)
+_START_AGAIN = "so it hung: start it again, and when it stops logging `py-spy dump --pid PID` on every rank shows where"
 _COUNTED = (mllog.TRAIN_LOSS, mllog.TRACKED_STATS, mllog.EVAL_ACCURACY, mllog.EVAL_STOP)
 
 
