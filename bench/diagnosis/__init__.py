@@ -150,7 +150,7 @@ def _with_its_line(best: Clue, seen: Iterable[Clue]) -> Clue:
     if Path(best.file).name != run_files.STATUS:
         return best
     shown = next((clue for clue in seen if clue.rule == best.rule and Path(clue.file).name != run_files.STATUS), best)
-    return replace(shown, fix=best.fix)
+    return replace(shown, weight=best.weight, fix=best.fix)
 
 
 def _explanation(

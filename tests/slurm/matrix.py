@@ -189,6 +189,9 @@ def differences(expected: Answer, found: Answer) -> list[str]:
 def left_behind(run: Run, kept: dict[Path, bytes], fault: Fault) -> list[str]:
     """Return what no run may leave behind, whatever was done to it."""
     wrong = [f"{log.name} has changed" for log, content in kept.items() if log.exists() and log.read_bytes() != content]
+    for log in (*run.folder.glob("result_*.txt"), *run.folder.glob("attempts/*/result_*.txt")):
+        if (starts := log.read_text().count('"run_start"')) > 1 or starts == 0 and fault.answer.slurm == "COMPLETED":
+            wrong.append(f"{log} begins {starts} times")
     seeds = [entry["seed"] for entry in run.readable_ledger]
     if seeds != [1, 2][: len(seeds)]:
         wrong.append(f"seeds are {seeds}")
@@ -209,12 +212,12 @@ def evidence_elsewhere(run: Run, fault: Fault) -> list[str]:
     wrong = []
     if cited.name == "status.json" and not fault.only_the_script_knows:
         wrong.append(f"cites status.json itself: {said.evidence}")
-    if cited.suffix in (".out", ".txt"):
+    if cited.suffix == ".out":  # of records, what they amount to is said
         line = cited.read_text(errors="replace").splitlines()[said.line - 1]
         if said.evidence.partition(" (at ")[0] not in line:
             wrong.append(f"{cited.name}:{said.line} is {line!r}, not {said.evidence!r}")
-    if run.status.get("rule") not in (None, said.rule):
-        wrong.append(f"status.json says {run.status['rule']}, and why {said.rule}")
+    if run.status.get("outcome") == "failed" and run.status.get("rule") != said.rule:
+        wrong.append(f"status.json says {run.status.get('rule')}, and why {said.rule}")
     if "bench why" in (said.fix or ""):
         wrong.append(f"the fix is to ask again: {said.fix}")
     return wrong
@@ -234,9 +237,12 @@ def play_all(user: User, faults: Iterable[Fault], *, at_once: int = 3) -> Iterat
         if fault.alone:
             yield play(in_home(user, fault), fault)
             user.cluster.clear()
-    with ThreadPoolExecutor(at_once) as pool:
-        together = [pool.submit(play, in_home(user, fault), fault) for fault in chosen if not fault.alone]
+    pool = ThreadPoolExecutor(at_once)
+    together = [pool.submit(play, in_home(user, fault), fault) for fault in chosen if not fault.alone]
+    try:
         yield from (done.result() for done in as_completed(together))
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def shown_live(played: Iterable[Played]) -> Iterator[Played]:

@@ -86,7 +86,6 @@ ROWS = (
         inflict=inflict.limit_min(2),
         answer=fails("SLU-07", "the time limit is near"),
         overrides=ENDLESS,
-        only_the_script_knows=True,
     ),
     Fault(
         name="walltime of a trial",
