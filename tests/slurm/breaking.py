@@ -32,7 +32,7 @@ class Scene:
         begun = lambda: len(self.run.ledger[trial].get("attempts", ())) == attempts  # noqa: E731
         until(lambda: begun() and training(self.run, trial)(), 900, self.run)
 
-    def wait_for_requeue(self, timeout_s: float = 150) -> None:
+    def wait_for_requeue(self, timeout_s: float = 240) -> None:
         self.user.cluster.wait_for_state(self.run.job, REQUEUED, timeout_s)
 
     def slurm(self, *words: object) -> str:

@@ -14,6 +14,7 @@ from breaking import FAKETIME, Scene, batch_script, fill, movable_clock, ranks, 
 from matrix import ONE_TRIAL
 from user import Run, User, submitted, until
 
+from bench.backends.slurm import client
 from helpers.paths import ROOT
 
 Inflict = Callable[[Scene], object]
@@ -57,17 +58,24 @@ def one_after_the_other(*faults: Inflict) -> Inflict:
     return all_of_them
 
 
-def limit_min(minutes: int) -> Inflict:
-    return lambda scene: scene.slurm("scontrol", "update", f"jobid={scene.run.job}", f"timelimit={minutes}")
+def limit_soon(scene: Scene) -> None:
+    """Leave the job 2 to 3 minutes, so that Slurm warns it within one; what it has run so far depends on the machine."""
+    ran_s = client.seconds(scene.slurm("squeue", "-h", "-j", scene.run.job, "-o", "%M").strip())
+    assert ran_s is not None
+    set_limit(scene, ran_s // 60 + 3)
+
+
+def set_limit(scene: Scene, minutes: int) -> None:
+    scene.slurm("scontrol", "update", f"jobid={scene.run.job}", f"timelimit={minutes}")
 
 
 def near_limit(scene: Scene) -> None:
     """Hold the ranks until Slurm warns the job; the next attempt has all the time that it needs."""
     for pid in ranks(scene.run):
         os.kill(pid, signal.SIGSTOP)
-    limit_min(2)(scene)
+    limit_soon(scene)
     scene.wait_for_requeue()
-    limit_min(20)(scene)
+    set_limit(scene, 60)
 
 
 def admin(*words: str) -> Inflict:

@@ -83,7 +83,7 @@ ROWS = (
     ),
     Fault(
         name="time limit too short for a trial",
-        inflict=inflict.limit_min(2),
+        inflict=inflict.limit_soon,
         answer=fails("SLU-07", "the time limit is near"),
         overrides=ENDLESS,
     ),
