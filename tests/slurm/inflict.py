@@ -59,7 +59,7 @@ def one_after_the_other(*faults: Inflict) -> Inflict:
 
 
 def limit_soon(scene: Scene) -> None:
-    """Leave the job 2 to 3 minutes, so that Slurm warns it within one; what it has run so far depends on the machine."""
+    """Leave the job 2 to 3 minutes, so that Slurm warns it within one."""
     ran_s = client.seconds(scene.slurm("squeue", "-h", "-j", scene.run.job, "-o", "%M").strip())
     assert ran_s is not None
     set_limit(scene, ran_s // 60 + 3)
