@@ -44,7 +44,7 @@ class Answer:
     trials: tuple[str, ...]
     """The ledger's outcome of each trial."""
     attempts: tuple[str, ...]
-    """Each attempt at the trial that was broken: its outcome, and the cause if it was cut short."""
+    """Each attempt at the last trial that was begun: its outcome, and the cause if it was cut short."""
     rule: str | None
     """What `why` says."""
     evidence: str = ""
@@ -132,7 +132,7 @@ def play(user: User, fault: Fault) -> Played:
         kept = {log: log.read_bytes() for log in run.folder.glob("result_*.txt") if b"run_stop" in log.read_bytes()}
         fault.inflict(Scene(user, run))
         state = user.cluster.wait_for_state(run.job, ENDED, fault.timeout_s)
-        found = look(run, state, fault)
+        found = look(run, state)
         wrong = (*differences(fault.answer, found), *left_behind(run, kept, fault))
     except Exception as error:  # noqa: BLE001 - the other rows go on, and the table says what happened
         output = run.output() if run else ""
@@ -146,20 +146,19 @@ def play(user: User, fault: Fault) -> Played:
     return Played(fault=fault, found=found, wrong=wrong, seconds=time.monotonic() - start)
 
 
-def look(run: Run, state: str, fault: Fault) -> Answer:
+def look(run: Run, state: str) -> Answer:
     """Return what one finds of a run that has ended."""
     said = explained(run)
     ledger, status = run.readable_ledger, run.status
-    broken = [entry for entry in ledger if entry.get("attempts")][-1:]
-    if fault.trial is not None and len(ledger) > fault.trial:
-        broken = [ledger[fault.trial]]
-    attempts = [attempt for entry in broken for attempt in entry.get("attempts", ())]
+    begun = [entry["attempts"] for entry in ledger if entry.get("attempts")]
     return Answer(
         slurm=state,
         outcome=status.get("outcome"),
         exit_code=status.get("exit_code"),
         trials=tuple(entry["outcome"] for entry in ledger),
-        attempts=tuple(": ".join(filter(None, (one["outcome"], one.get("cause")))) for one in attempts),
+        attempts=tuple(
+            ": ".join(filter(None, (one["outcome"], one.get("cause")))) for one in (begun[-1] if begun else ())
+        ),
         rule=said.rule if said else None,
         evidence=(said.evidence or "") if said else "",
     )
