@@ -82,6 +82,14 @@ def test_a_batch_script_that_could_not_ask_python_does_not_explain_itself(run_fo
     assert "bench why" not in str(said.fix)
 
 
+def test_what_the_batch_script_refuses_is_in_its_output(tmp_path: Path) -> None:
+    """It has touched no folder, so there is nothing else."""
+    line = "CFG-11: /runs/lora_tiny-7 belongs to somebody else; start a run of your own"
+    (tmp_path / "slurm-7.out").write_text(f"{line}\n")
+    said = diagnosis.explain([tmp_path])
+    assert (said.rule, said.evidence) == ("CFG-11", line)
+
+
 PREEMPTED = "slurmstepd: error: *** JOB 7 ON dgx-0 CANCELLED AT 2026-11-22T10:32:36 DUE TO PREEMPTION ***"
 NODE_FAILED = (
     "slurmstepd: error: *** JOB 7 ON dgx-0 CANCELLED AT 2026-11-22T10:42:36 DUE TO NODE FAILURE, SEE SLURMCTLD LOG "
