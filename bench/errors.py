@@ -46,23 +46,59 @@ def with_rule(rule: str | None, what: str) -> str:
     return what if rule is None or what.startswith(f"{rule}: ") else f"{rule}: {what}"
 
 
-def interrupt_exit_code(stop: KeyboardInterrupt) -> int:
-    """Return 128 + the signal, as shells do: the one that the exception names, or Ctrl-C's."""
-    return 128 + (stop.args[0] if stop.args else signal.SIGINT)
+class Stopped(KeyboardInterrupt):
+    """A signal asks this process to end.
+
+    Python ends a process by SIGINT, whatever its exit code, once a plain KeyboardInterrupt has left a call of exec(),
+    even one that was caught (`run_eval_code_obj` in pythonrun.c). Imports make such calls, for dataclasses for one.
+    """
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signum)
+        self.exit_code = 128 + signum
 
 
 @contextmanager
-def stopped_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends the block as Ctrl-C does, so that what must be tidied up is."""
+def stopped_by_signals() -> Iterator[None]:
+    """SIGTERM and Ctrl-C end the block with `Stopped`, so that what must be tidied up is."""
 
     def stop(signum: int, frame: object) -> None:
-        raise KeyboardInterrupt(signum)
+        raise Stopped(signum)
 
-    previous = signal.signal(signal.SIGTERM, stop)
+    signals = [s for s in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(s) is not signal.SIG_IGN]  # as by nohup
+    previous = {signum: signal.signal(signum, stop) for signum in signals}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)
+
+
+@contextmanager
+def exit_code_of_signals() -> Iterator[None]:
+    """Exit as shells expect: with 128 + a signal that ends the block, SIGPIPE for output that nobody reads any more."""
+    try:
+        with stopped_by_signals():
+            yield
+    except Stopped as stop:
+        sys.exit(stop.exit_code)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(128 + signal.SIGPIPE)
+
+
+@contextmanager
+def written(where: object) -> Iterator[None]:
+    """Raise BenchError where a file of the block cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise BenchError(
+            f"cannot write: {error.strerror or error}",
+            where=str(error.filename or where),
+            fix="make room, or see that this user may write there, and try again",
+            rule="CFG-08",
+        ) from error
 
 
 @contextmanager

@@ -1,9 +1,10 @@
 """How many small defects the fast tests find: `python experiments/mutants.py --seed 1 --count 40 --json mutants.json`.
 
 Mutants are drawn at random from the places in bench/ and jobs/ where an operator applies: first a place, then one of
-its changes. Each is tried in a copy of the tree: the tests of its mirrored folder first, then all other fast tests, up
-to the first failure. A mutant whose tests take too long is killed, too. The JSON file keeps what is known; the same
-command goes on where it was. A test that fails without any mutant would kill them all, and is looked for first.
+its changes. Each is tried in a copy of the tree: first the fast tests that name its file, then those of the mirrored
+folder, then all others, up to the first failure. A mutant whose tests take too long is killed, too. The JSON file keeps
+what is known; the same command goes on where it was, and with --again tries the survivors once more. A test that fails
+without any mutant would kill them all, and is looked for first.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import copy
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -27,7 +29,8 @@ ROOT = Path(__file__).parents[1]
 EQUIVALENT = Path(__file__).with_name("mutants_equivalent.json")
 """{"file: before -> after": "why no test could tell them apart"}; these are drawn again, and not counted."""
 SOURCES = ("bench", "jobs")
-FAST = ("-m", "not trains and not slurm", "--ignore=tests/slurm")
+FAST = ("-m", "not trains and not slurm and not slow and not starts", "--ignore=tests/slurm")
+"""The tests of `make fast`."""
 COPIED = ("bench", "jobs", "conf", "sbatch", "tests", "containers", "docs", "experiments", "notebooks")
 INVERSES = ((ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.In, ast.NotIn), (ast.Is, ast.IsNot))
 COMPARISONS = dict(INVERSES) | {second: first for first, second in INVERSES}
@@ -134,14 +137,23 @@ def _is_number(node: ast.AST) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, int | float)
 
 
-def drawn(seed: int, count: int, equivalent: dict[str, str]) -> list[Mutant]:
-    """Return mutants of distinct places, all places alike likely."""
+def drawn(seed: int, count: int, equivalent: dict[str, str]) -> tuple[list[Mutant], int]:
+    """Return mutants of distinct places, all places alike likely, and how many equivalent ones were passed over."""
     files = sorted(path for source in SOURCES for path in (ROOT / source).rglob("*.py"))
     places = [m for path in files for m in mutants_of(str(path.relative_to(ROOT)), path.read_text()) if m]
     order = random.Random(seed)
     order.shuffle(places)
-    chosen = (order.choice(mutants) for mutants in places)
-    return [mutant for mutant, _ in zip((m for m in chosen if m.name not in equivalent), range(count), strict=False)]
+    chosen: list[Mutant] = []
+    num_equivalent = 0
+    for mutants in places:
+        if len(chosen) == count:
+            break
+        mutant = order.choice(mutants)
+        if mutant.name in equivalent:
+            num_equivalent += 1
+        else:
+            chosen.append(mutant)
+    return chosen, num_equivalent
 
 
 def tried(mutant: Mutant | None, timeout_s: float, deselected: list[str]) -> str:
@@ -151,8 +163,7 @@ def tried(mutant: Mutant | None, timeout_s: float, deselected: list[str]) -> str
         rounds = [["tests"]]
         if mutant is not None:
             _change(tree / mutant.file, mutant)
-            if near := _mirrored(tree, Path(mutant.file)):
-                rounds = [[near], ["tests", f"--ignore={near}"]]
+            rounds = _rounds(tree, Path(mutant.file))
         options = [f"--deselect={test}" for test in deselected]
         found = (_first_failure(tree, [*options, *paths], timeout_s) for paths in rounds)
         return next((failure for failure in found if failure), "survived")
@@ -179,10 +190,23 @@ def _change(path: Path, mutant: Mutant) -> None:
     path.write_bytes(changed)
 
 
-def _mirrored(tree: Path, file: Path) -> str | None:
+def _rounds(tree: Path, file: Path) -> list[list[str]]:
+    """Return the test files that name the mutated file, the others of its mirrored folder, and the rest."""
+    everywhere = sorted((tree / "tests").rglob("test_*.py"))
+    mirrored = _mirrored(tree, file)
+    in_folder = [path for path in everywhere if path.is_relative_to(mirrored)]
+    named = re.compile(rf"{re.escape('.'.join(file.with_suffix('').parts))}\b")
+    stem = re.compile(rf"\b{(file.parent if file.stem == '__init__' else file).stem}\b")
+    first = [path for path in everywhere if (stem if path in in_folder else named).search(path.read_text())]
+    groups = [first, [path for path in in_folder if path not in first]]
+    groups.append([path for path in everywhere if path not in groups[0] + groups[1]])
+    return [[str(path.relative_to(tree)) for path in group] for group in groups if group]
+
+
+def _mirrored(tree: Path, file: Path) -> Path:
     """Return the tests' folder that mirrors the file's, or the nearest one above it."""
-    folders = [Path("tests", *file.parts[1:end]) for end in range(len(file.parts) - 1, 1, -1)]
-    return next((str(folder) for folder in folders if (tree / folder).is_dir()), None)
+    folders = [tree / Path("tests", *file.parts[1:end]) for end in range(len(file.parts) - 1, 1, -1)]
+    return next((folder for folder in folders if folder.is_dir()), tree / "tests")
 
 
 def _first_failure(tree: Path, words: list[str], timeout_s: float) -> str | None:
@@ -216,8 +240,8 @@ def _first_failure(tree: Path, words: list[str], timeout_s: float) -> str | None
 def main() -> None:
     args = _parser().parse_args()
     equivalent = json.loads(EQUIVALENT.read_text())
-    mutants = drawn(args.seed, args.count, equivalent)
-    print(f"seed {args.seed}, {len(mutants)} mutants, without {len(equivalent)} argued to be equivalent", flush=True)
+    mutants, num_equivalent = drawn(args.seed, args.count, equivalent)
+    print(f"seed {args.seed}, {len(mutants)} mutants, beside {num_equivalent} argued to be equivalent", flush=True)
     if args.list:
         print("\n".join(_row(mutant, "") for mutant in mutants))
         return
@@ -227,7 +251,7 @@ def main() -> None:
 
     def end(mutant: Mutant) -> str:
         key = f"{mutant.line} {mutant.name}"
-        if key not in known:
+        if key not in known or (args.again and known[key]["found"] == "survived"):
             found = tried(mutant, args.timeout, args.deselect)
             known[key] = asdict(mutant) | {"seed": args.seed, "found": found}
             args.json.write_text(json.dumps(known, indent=1) + "\n")
@@ -237,7 +261,7 @@ def main() -> None:
     with ThreadPoolExecutor(args.jobs) as pool:
         found = list(pool.map(end, mutants))
     killed = len(found) - found.count("survived")
-    print(f"{killed} of {len(found)} killed ({killed / len(found):.0%})")
+    print(f"killed {killed} of {len(found)}, {killed / len(found):.0%} ({num_equivalent} equivalent left out)")
     lived = Counter(mutant.operator for mutant, end in zip(mutants, found, strict=True) if end == "survived")
     print("survived:", ", ".join(f"{number} {operator}" for operator, number in lived.items()) or "none")
 
@@ -247,10 +271,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--count", type=int, default=40)
     parser.add_argument("--jobs", type=int, default=1, help="mutants tried at the same time")
-    parser.add_argument("--timeout", type=float, default=900, help="seconds for each of a mutant's two rounds of tests")
+    parser.add_argument("--timeout", type=float, default=900, help="seconds for each of a mutant's rounds of tests")
     parser.add_argument("--json", type=Path, default=Path("mutants.json"), help="what is known; read and written")
     parser.add_argument("--deselect", action="append", default=[], metavar="TEST", help="leave this test out")
     parser.add_argument("--trust", action="store_true", help="do not first look whether the tests pass as things are")
+    parser.add_argument("--again", action="store_true", help="try again what survived the last time")
     parser.add_argument("--list", action="store_true", help="show the mutants and try none")
     return parser
 

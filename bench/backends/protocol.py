@@ -89,7 +89,14 @@ class Queue(Backend, Protocol):
         """Return the id of the job that now runs the plan in its folder, `forced` findings kept beside it.
 
         Raises:
-            SubmitError: the backend refuses it, in its own words.
+            SubmitError: the backend refuses it, in its own words, and `folder` is as it was; or its answer is lost.
+        """
+
+    def submitted(self, folder: Path) -> Sequence[str]:
+        """Return the ids of jobs that are queued or running for a run folder, whether or not anybody has noted them.
+
+        Raises:
+            SubmitError: the queue cannot be asked.
         """
 
     def resume(

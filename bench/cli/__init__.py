@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from bench.cli import images, judging, running, verb
-from bench.errors import BenchError, interrupt_exit_code, output_is_written, stopped_by_sigterm
+from bench.errors import BenchError, exit_code_of_signals, output_is_written
 
 LAUNCH = "launch"
 
@@ -24,18 +24,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         return _launch(words[1:])
     args = _parsed(words)
     _say_more(args.verbose)
-    try:
-        with stopped_by_sigterm(), output_is_written():
-            code = args.verb(args)
+    with exit_code_of_signals():
+        try:
+            with output_is_written():
+                code = args.verb(args)
+        except BenchError as error:
+            print(error, file=sys.stderr)
+            code = error.exit_code
         sys.exit(code)
-    except KeyboardInterrupt as stop:
-        sys.exit(interrupt_exit_code(stop))
-    except BenchError as error:
-        print(error, file=sys.stderr)
-        sys.exit(error.exit_code)
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(141)
 
 
 def _parsed(argv: Sequence[str]) -> argparse.Namespace:

@@ -74,7 +74,7 @@ def row(run: Run, results: Summary) -> dict[str, Any]:
         "job_state": run.state and run.state.word,
         "active": run.is_active,
         "reason": _reason(run),
-        "trials": list(run.outcomes),
+        "trials": _outcomes(run),
         "exit_code": run.status and run.status.exit_code,
         "rule": run.status and run.status.rule,
         **{name: value for name, value in asdict(results).items() if name != "folder"},
@@ -110,9 +110,14 @@ def _speed(run: Summary) -> tuple[str, str, str]:
     )  # type: ignore[return-value]
 
 
+def _outcomes(run: Run) -> list[Outcome]:
+    """Return what the ledger says of each trial; one that was running when its job went is interrupted."""
+    cut_short = {} if run.is_active or not run.is_asked else {Outcome.running: Outcome.interrupted}
+    return [cut_short.get(outcome, outcome) for outcome in run.outcomes]
+
+
 def _trials(run: Run) -> str:
-    cut_short = {} if run.is_active else {Outcome.running: Outcome.interrupted}
-    counts = Counter(cut_short.get(outcome, outcome) for outcome in run.outcomes)
+    counts = Counter(_outcomes(run))
     return ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
 
 
@@ -120,5 +125,7 @@ def _reason(run: Run) -> str:
     """Return why a run waits or has failed; empty for one that is running or has succeeded."""
     if run.is_active:
         return run.state.reason if run.state else ""
+    if run.has_died:
+        return "it left no last word: its batch script was killed, or the node; python -m bench resume goes on with it"
     status = run.status
     return with_rule(status.rule, status.what or "") if status and status.exit_code else ""

@@ -1,8 +1,11 @@
 """JSON files of a run folder, replaced in one step."""
 
+import errno
 import json
 import os
-from contextlib import suppress
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,43 @@ def write(path: Path, content: Any) -> None:
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def kept(path: Path) -> Iterator[None]:
+    """Put the file that is there now, or none, back if the block fails.
+
+    This takes no room, for the disk may be full by then.
+    """
+    aside, is_there = path.with_suffix(".before"), path.exists()
+    aside.unlink(missing_ok=True)
+    if is_there:
+        _give_second_name(path, aside)
+    try:
+        yield
+    except BaseException:
+        if is_there:
+            aside.replace(path)
+            aside.unlink(missing_ok=True)  # two names of one file: replace leaves both
+        else:
+            path.unlink(missing_ok=True)
+        raise
+    with suppress(OSError):
+        aside.unlink(missing_ok=True)
+
+
+def _give_second_name(path: Path, aside: Path) -> None:
+    """Link a file, or copy it where the file system has no links."""
+    try:
+        os.link(path, aside)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise
+        try:
+            shutil.copy2(path, aside)
+        except BaseException:
+            aside.unlink(missing_ok=True)
+            raise
 
 
 def read(path: Path) -> Any:

@@ -16,7 +16,7 @@ from bench.contract import plan as plans
 from bench.contract.plan import Plan
 from bench.diagnosis import fixes, log_scan, run_reports, trial_state
 from bench.diagnosis.log_scan import Clue, Scan
-from bench.errors import ConfigError, LogError
+from bench.errors import BenchError, ConfigError, LogError
 from bench.mlperf import log as logs
 from bench.mlperf import result as results
 from bench.mlperf.reader import Event
@@ -24,6 +24,7 @@ from bench.mlperf.result import Result
 from bench.rules import RULES
 from bench.rules import finding as findings
 from bench.rules.signs import Weight
+from bench.runs import run as run_folders
 
 UNKNOWN = "unknown"
 LOGS = ("*.txt", "*.out", "*.err", "*.log")
@@ -118,7 +119,8 @@ def explain(paths: Sequence[Path]) -> Explanation:
     reported = (
         [_Log(scan) for scan in (*run_reports.of_ranks(folder), *run_reports.of_launcher(folder))] if folder else []
     )
-    logs = [_read(path, is_over=bool(status)) for path in (_files(folder) if folder else paths)]
+    is_over = bool(status) or (folder is not None and _is_gone(folder))
+    logs = [_read(path, is_over=is_over) for path in (_files(folder) if folder else paths)]
     if status.get("outcome") in ("proven", "fine") or not (reported or status) and _all_fine(logs, plan):
         return _nothing(name, logs, "nothing failed: the logs say that the run succeeded")
     bad = [*reported, *sorted((log for log in logs if not log.is_fine), key=_moment)]
@@ -251,6 +253,13 @@ def _moment(log: _Log) -> str:
     """Return when the first clue says that it happened; those that do not say come last."""
     found = _STAMP.search(log.scan.clues[0].text) if log.scan.clues else None
     return found[0].replace(" ", "T") if found else "~"
+
+
+def _is_gone(folder: Path) -> bool:
+    """Return whether the queue no longer has the job of a run that left no last word, however fresh its log is."""
+    with suppress(BenchError):
+        return run_folders.find(folder).has_died
+    return False
 
 
 def _plan(folder: Path) -> Plan | None:

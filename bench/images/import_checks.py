@@ -9,7 +9,6 @@ from pathlib import Path
 from bench.errors import ConfigError
 from bench.images import squashfs, tools
 from bench.images.reference import HUB, InDaemon, Reference
-from bench.rules import RULES
 from bench.rules.finding import Finding, broken
 
 TYPICAL_GIB = 20
@@ -27,7 +26,7 @@ def require(wanted: Reference | InDaemon | Path, folder: Path) -> None:
         return
     tools.require("mksquashfs", "enroot")
     if isinstance(wanted, InDaemon):
-        tools.require(wanted.engine)
+        tools.require(wanted.program)
     for name, path in _enroot_folders().items():
         if not os.access(_existing(path), os.W_OK | os.X_OK):
             raise ConfigError(
@@ -43,8 +42,8 @@ def _check_file(path: Path, folder: Path) -> None:
     if not os.access(path, os.R_OK):
         raise ConfigError("not readable", where=str(path), fix="see that this user may read it", rule="CFG-08")
     if (what := squashfs.quick_damage(path)) is not None:
-        raise ConfigError(what, where=str(path), fix=RULES["ENR-08"].fix, rule="ENR-08")
-    needed, free = path.stat().st_size + MARGIN_BYTES, shutil.disk_usage(folder).free
+        raise ConfigError(what, where=str(path), fix="copy or import the file again from its source", rule="ENR-08")
+    needed, free = path.stat().st_size + MARGIN_BYTES, shutil.disk_usage(_existing(folder)).free
     if free < needed:
         raise ConfigError(
             f"{free / 2**30:.2f} GiB free, and the image takes {needed / 2**30:.2f}",

@@ -10,13 +10,15 @@ import socket
 import stat
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Protocol
 
+from bench.contract.json_files import kept
 from bench.errors import BenchError
-from bench.images import import_checks, squashfs, store, tools
+from bench.images import checksums, import_checks, squashfs, store, tools
 from bench.images.lock import locked
 from bench.images.reference import InDaemon, Reference, read
 from bench.images.store import Record
@@ -68,8 +70,8 @@ def bring(source: str, folder: Path, *, how: How, say: Say) -> Imported:
     """
     wanted = read(source)
     folder = folder.absolute()
-    store.make(folder)
     import_checks.require(wanted, folder)
+    store.make(folder)
     for warning in import_checks.warnings(wanted, folder):
         say(warning.titled)
     with locked(folder, say=say) as lock:
@@ -88,13 +90,14 @@ def bring(source: str, folder: Path, *, how: How, say: Say) -> Imported:
         except OSError as error:
             raise _not_written(error, folder) from error
         finally:
-            part.unlink(missing_ok=True)
+            with suppress(OSError):  # `list` names what cannot be removed
+                part.unlink(missing_ok=True)
 
 
 def _already_imported(wanted: Reference | InDaemon | Path, folder: Path, how: How) -> Imported | None:
     """Return the image if it was imported before, is whole, and made for the nodes."""
     if isinstance(wanted, Path):
-        path: Path | None = folder / store.file_name(_label(wanted), store.sha256(wanted))
+        path: Path | None = folder / store.file_name(_label(wanted), checksums.sha256(wanted))
     else:
         path = store.newest(folder, wanted.source, architecture=_machine(how))
     if path is None or not path.is_file() or store.faults(path, architecture=_machine(how)):
@@ -114,6 +117,9 @@ def _label(path: Path) -> str:
 def _copied(path: Path, part: Path, how: How) -> Imported:
     with path.open("rb") as source, part.open("wb") as copy:
         shutil.copyfileobj(source, copy, BLOCK_BYTES)
+    if (what := store.misnamed(path, checksums.sha256(part))) is not None:
+        fix = "copy it again from where it came; if it is meant to be another image, give it a name without a digest"
+        raise BenchError(what, where=str(path), fix=fix, rule="ENR-08")
     return _admitted(part, _label(path), f"file://{path.resolve()}", "copy", how)
 
 
@@ -125,7 +131,7 @@ def _with_enroot(wanted: Reference | InDaemon, part: Path, how: How, *, say: Say
     listen = functools.partial(_say_progress, say=say)
     ended = tools.run(argv, listen=listen, keep_open=[lock])  # if we are killed, the next import waits for Enroot's end
     if ended.exit_code or not part.is_file():
-        raise _refused(wanted.source, ended)
+        raise _refused(wanted, ended)
     return _admitted(part, wanted.label, wanted.source, importer, how)
 
 
@@ -135,8 +141,9 @@ def _say_progress(line: str, *, say: Say) -> None:
         say(line)
 
 
-def _refused(source: str, ended: tools.Ended) -> BenchError:
+def _refused(wanted: Reference | InDaemon, ended: tools.Ended) -> BenchError:
     """Return why Enroot failed: the rule whose sign it shows, and its own words."""
+    source = wanted.source
     signs = [(rule, sign) for id, rule in RULES.items() if id.startswith(("ENR", "PYX")) for sign in rule.signs]
     for line in ended.lines:
         for rule, sign in signs:
@@ -145,7 +152,16 @@ def _refused(source: str, ended: tools.Ended) -> BenchError:
     last = next((line.strip() for line in reversed(ended.lines) if line.strip()), "it said nothing")
     rule = RULES["ENR-10"]
     what = f"{rule.title}: exit code {ended.exit_code}, {last}"
-    return BenchError(what, where=source, fix=rule.fix, rule=rule.id)
+    return BenchError(what, where=source, fix=_fix(wanted, ended.exit_code), rule=rule.id)
+
+
+def _fix(wanted: Reference | InDaemon, exit_code: int) -> str:
+    """Return what to do about an Enroot that has failed and shows no known sign."""
+    if exit_code < 0 or exit_code > 128:
+        return "find out what ended Enroot, such as memory or a time limit (`dmesg -T`), and import the image again"
+    if isinstance(wanted, InDaemon):
+        return f"`{wanted.program} image inspect {wanted.name}` must show the image here: start the daemon, or build it"
+    return f"see that {wanted.registry} has this name and tag; `enroot import -- {quote(wanted.uri)}` says more"
 
 
 def _not_written(error: OSError, folder: Path) -> BenchError:
@@ -170,7 +186,7 @@ def _admitted(part: Path, label: str, source: str, importer: str, how: How) -> I
             fix=f"add --arch {inside.architecture} if the nodes are; else choose an image that is made for them",
             rule="ENR-07",
         )
-    digest = store.sha256(part)
+    digest = checksums.sha256(part)
     image = part.parent / store.file_name(label, digest)
     record = Record(
         version=store.VERSION,
@@ -185,8 +201,10 @@ def _admitted(part: Path, label: str, source: str, importer: str, how: How) -> I
         marker=inside.marker,
     )
     _make_lasting(part)
-    store.save(image, record)
-    part.replace(image)
+    with kept(store.record_path(image)):
+        store.save(image, record)
+        part.replace(image)
+    checksums.remember(image, digest)
     return Imported(image, record, is_new=True)
 
 

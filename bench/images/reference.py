@@ -65,6 +65,11 @@ class InDaemon:
     uri = source
 
     @property
+    def program(self) -> str:
+        """The program that talks to the daemon, which Enroot starts."""
+        return {"dockerd": "docker"}.get(self.engine, self.engine)
+
+    @property
     def label(self) -> str:
         """Return what the imported file's name begins with."""
         return self.name.rsplit("/", 1)[-1].replace(":", "-")

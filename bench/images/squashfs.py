@@ -76,11 +76,7 @@ def contents(path: Path) -> Contents:
         root = Path(folder).resolve() / "root"
         ended = tools.run(["unsquashfs", "-n", "-no-xattrs", "-d", str(root), str(path), *wanted])
         if ended.exit_code == FATAL:
-            raise BenchError(
-                f"unsquashfs cannot extract from it: {ended.lines[-1] if ended.lines else 'no reason given'}",
-                where=str(path),
-                fix=f"see that {tempfile.gettempdir()} has room (TMPDIR names another folder)",
-            )
+            raise _cannot_extract(path, ended)
         read = {name: _regular(root, name) for name in wanted}
     machines = (_machine(read[name]) for name in _PROGRAMS)
     releases = (read[name] for name in _OS_RELEASE if read[name])
@@ -89,6 +85,14 @@ def contents(path: Path) -> Contents:
         os_release=_os_release(next(releases, b"")),
         marker=_marker(read[MARKER.lstrip("/")]),
     )
+
+
+def _cannot_extract(path: Path, ended: tools.Ended) -> BenchError:
+    what = f"unsquashfs cannot extract from it: {ended.lines[-1] if ended.lines else 'no reason given'}"
+    if any("uncompress" in line for line in ended.lines):
+        return BenchError(what, where=str(path), fix="copy or import it again from its source", rule="ENR-08")
+    fix = f"see that {tempfile.gettempdir()} has room (TMPDIR names another folder)"
+    return BenchError(what, where=str(path), fix=fix)
 
 
 def _regular(root: Path, name: str) -> bytes:

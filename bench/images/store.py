@@ -2,12 +2,12 @@
 
 pytorch-25.11-py3-sha256-0123456789ab.sqsh    the image, read-only; it gets this name last, when it is whole
 pytorch-25.11-py3-sha256-0123456789ab.json    its record
+pytorch-25.11-py3-sha256-0123456789ab.checked when its content was read last, and its digest then
 .import-HOST-PID.part                         an import at work, or one that was killed
 .import.lock                                  held by the import at work
 """
 
 import dataclasses
-import hashlib
 import json
 import os
 import platform
@@ -19,7 +19,7 @@ from typing import Any
 
 from bench.contract.json_files import write
 from bench.errors import ConfigError
-from bench.images import squashfs, tools
+from bench.images import checksums, squashfs, tools
 from bench.rules.finding import Finding, broken
 
 VERSION = 1
@@ -75,12 +75,6 @@ def save(image: Path, record: Record) -> None:
     write(record_path(image), dataclasses.asdict(record))
 
 
-def sha256(path: Path) -> str:
-    """Return the digest of a file's content."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def faults(image: Path, *, architecture: str | None = None, whole: bool = True) -> list[Finding]:
     """Return all that is wrong with an image's file; architecture is what the nodes are, None: not judged.
 
@@ -101,11 +95,20 @@ def faults(image: Path, *, architecture: str | None = None, whole: bool = True) 
         what, fix = f"its record is of another file, {record.file}", "restore the record, or import it again"
         found.append(broken("ENR-11", what, str(image), fix=fix, severity="warning"))
     if whole and not found:
-        found += _changed(image, record)
+        found += _changed(image, record, checksums.sha256(image))
     elif image.stat().st_size != record.size_bytes:
         what = f"it has {image.stat().st_size:,} bytes, and had {record.size_bytes:,} when it was imported"
         found.append(_again(image, what))
     return found + _wrong_cpu(image, architecture, damaged=bool(found), known=record.architecture)
+
+
+def faults_since_change(image: Path) -> list[Finding]:
+    """Return what is wrong with an image's file; its content is read only if the file has changed since it last was."""
+    image = image.resolve()
+    found, record = faults(image, whole=False), recorded(image)
+    if record is None or any(finding.rule == "ENR-08" for finding in found):
+        return found
+    return [*found, *_changed(image, record, checksums.since_change(image))]
 
 
 def _damage(image: Path, *, whole: bool) -> list[Finding]:
@@ -113,10 +116,18 @@ def _damage(image: Path, *, whole: bool) -> list[Finding]:
     return [_again(image, what)] if what else []
 
 
-def _changed(image: Path, record: Record) -> list[Finding]:
-    digest = sha256(image)
+def _changed(image: Path, record: Record, digest: str) -> list[Finding]:
     what = f"its content is sha256 {digest}, and was {record.sha256}"
     return [] if digest == record.sha256 else [_again(image, what)]
+
+
+def misnamed(image: Path, digest: str) -> str | None:
+    """Return how a file's content differs from what its name or its record says of it, or None."""
+    named, record = IMPORTED.fullmatch(image.name), recorded(image)
+    known = record.sha256 if record and record.file == image.name else named[2] if named else digest
+    if digest.startswith(known):
+        return None
+    return f"its content is sha256 {digest}, and was {known} when it got its name"
 
 
 def _again(image: Path, what: str) -> Finding:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import bench
 from bench import backends, preflight
 from bench.contract.plan import Plan
-from bench.errors import BenchError, interrupt_exit_code, output_is_written
+from bench.errors import BenchError, exit_code_of_signals, output_is_written
 from bench.planning.compose import CONF, compose, explained, plan_of, register, typed
 from bench.runs import folder as folders
 from bench.runs.summary import summary, with_overrides
@@ -23,47 +23,53 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Run as a Hydra application, and exit with the worst outcome of its runs."""
+    _tell_version(sys.argv[1:])
+    codes: list[int] = []
+    made: list[Path] = []
+    with exit_code_of_signals():
+        for plan, config, overrides in _planned(
+            codes
+        ):  # outside of Hydra: errors here are no fault of the command line
+            with _shown(codes):
+                codes.append(run(plan, config, overrides, made))
+        left = [folder for folder in made if folder.exists()]  # what a queue refuses leaves no folder
+        if left[1:]:
+            with _shown(codes):
+                _show_sweep(left)
+        sys.exit(max(codes, default=0))
+
+
+def _planned(codes: list[int]) -> "list[tuple[Plan, DictConfig, list[str]]]":
+    """Return the runs that the command line asks for, each with its configuration and overrides, planned by Hydra."""
     import hydra
     from hydra.core.hydra_config import HydraConfig
 
     planned: list[tuple[Plan, DictConfig, list[str]]] = []
-    made: list[Path] = []
-    codes: list[int] = []
-
-    @contextmanager
-    def shown() -> Iterator[None]:
-        try:
-            yield
-        except BenchError as error:
-            print(error, file=sys.stderr)
-            codes.append(error.exit_code)
 
     def launch(config: "DictConfig") -> None:
-        with shown(), explained():
+        with _shown(codes), explained():
             overrides = list(HydraConfig.get().overrides.task)
             planned.append((plan_of(typed(config), overrides), config, overrides))
 
-    _tell_version(sys.argv[1:])
     register()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors reach us as exceptions, to be explained in our own words
+    with _shown(codes), TemporaryDirectory(prefix="bench-") as sweep_dir:
+        os.environ["BENCH_SWEEP_DIR"] = sweep_dir  # Hydra wants a folder for every --multirun; nobody reads it
+        _check_shown(sys.argv[1:])
+        with explained():
+            hydra.main(version_base="1.3", config_path=str(CONF), config_name="launch")(launch)()
+    return planned
+
+
+@contextmanager
+def _shown(codes: list[int]) -> Iterator[None]:
+    """Print an error of the block, and keep its exit code."""
     try:
-        with shown(), output_is_written(), TemporaryDirectory(prefix="bench-") as sweep_dir:
-            os.environ["BENCH_SWEEP_DIR"] = sweep_dir  # Hydra wants a folder for every --multirun; nobody reads it
-            _check_shown(sys.argv[1:])
-            with explained():
-                hydra.main(version_base="1.3", config_path=str(CONF), config_name="launch")(launch)()
-        for plan, config, overrides in planned:  # outside of Hydra: errors here are no fault of the command line
-            with shown(), output_is_written():
-                codes.append(run(plan, config, overrides, made))
-        if made[1:]:
-            with shown(), output_is_written():
-                _show_sweep(made)
-    except KeyboardInterrupt as stop:
-        codes.append(interrupt_exit_code(stop))
-    except BrokenPipeError:  # whoever read what is printed has seen enough
-        sys.stderr.close()
-        sys.exit(141)
-    sys.exit(max(codes, default=0))
+        with output_is_written():
+            yield
+    except BenchError as error:
+        print(error, file=sys.stderr)
+        codes.append(error.exit_code)
 
 
 def _tell_version(argv: Sequence[str]) -> None:

@@ -1,6 +1,8 @@
 """End a run, or go on with one that has ended, whatever runs it."""
 
-from collections.abc import Sequence
+import fcntl
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,8 +10,8 @@ from bench import backends
 from bench.backends import JobState
 from bench.contract import plan as plans
 from bench.contract.plan import Plan
-from bench.contract.run_files import LEDGER, PLAN
-from bench.errors import ConfigError
+from bench.contract.run_files import LEDGER, PLAN, RESERVE, RUN_LOCK, STATUS
+from bench.errors import BenchError, ConfigError, written
 from bench.runs import ledger
 from bench.runs import run as runs
 from bench.runs import status as statuses
@@ -41,7 +43,12 @@ def cancel(folder: Path) -> str:
             what="the job was cancelled before it started",
             fix=f"python -m bench resume {short(folder)}",
         )
-        statuses.write(folder, status)
+        try:
+            statuses.write(folder, status)
+        except OSError as error:
+            what = f"job {run.id} is cancelled, and that cannot be written down: {error.strerror}"
+            fix = "make room; `python -m bench runs` shows what the queue says of the job"
+            raise BenchError(what, where=str(folder / STATUS), fix=fix, rule="CFG-08") from error
     return run.id
 
 
@@ -59,13 +66,59 @@ def resume(folder: Path, *, walltime_min: int | None = None, arguments: Sequence
     _check_ended(run)
     match backends.get(run.backend):
         case backends.Queue() as queue:
-            left = 1 if run.elements else sum(not outcome.is_result for outcome in run.outcomes) or 1
-            with ledger.reopened(folder):
-                job = queue.resume(folder, trials_left=left, walltime_min=walltime_min, arguments=arguments)
+            with written(folder), _alone(folder):
+                job = _queued(queue, folder, walltime_min=walltime_min, arguments=arguments)
             print(f"job {job} goes on with {folder}")
             return 0
         case _:
-            return _here(run, walltime_min=walltime_min, arguments=arguments)
+            with written(folder):
+                return _here(run, walltime_min=walltime_min, arguments=arguments)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keep out whoever resumes the same run at the same time, where the file system has locks.
+
+    Raises:
+        ConfigError: another process does.
+    """
+    with (folder / RUN_LOCK).open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            what, fix = "another process resumes this run", f"python -m bench runs {folder.parent} shows its job"
+            raise ConfigError(what, where=str(folder), fix=fix, rule="CFG-05") from error
+        except OSError:
+            pass
+        yield
+
+
+def _queued(
+    queue: backends.Queue, folder: Path, *, walltime_min: int | None = None, arguments: Sequence[str] = ()
+) -> str:
+    """Return the id of the job that goes on with a run; where there is none, the folder is as it was."""
+    run = runs.find(folder)
+    _check_ended(run)  # once more: another process may have resumed it since
+    left = 1 if run.elements else sum(not outcome.is_result for outcome in run.outcomes) or 1
+    with ledger.reopened(folder), _without_reserve(folder):
+        return queue.resume(folder, trials_left=left, walltime_min=walltime_min, arguments=arguments)
+
+
+@contextmanager
+def _without_reserve(folder: Path) -> Iterator[None]:
+    """Set aside the reserve of a batch script that was killed; it goes for good once the block has succeeded."""
+    reserve, aside = folder / RESERVE, folder / f"{RESERVE}.old"
+    is_left = reserve.exists()
+    if is_left:
+        reserve.rename(aside)
+    try:
+        yield
+    except BaseException:
+        if is_left:
+            aside.rename(reserve)
+        raise
+    with suppress(OSError):
+        aside.unlink()
 
 
 def _check_ended(run: Run) -> None:
@@ -94,7 +147,6 @@ def _here(run: Run, *, walltime_min: int | None, arguments: Sequence[str]) -> in
             fix="leave it out",
         )
     plan = plans.load(run.folder / PLAN)
-    ledger.reopen(run.folder)
     return run_local.run(_within(plan, walltime_min) if walltime_min else plan, run.folder)
 
 

@@ -15,7 +15,7 @@ from bench.console import trial as trial_sheets
 from bench.contract import json_files
 from bench.contract import plan as plans
 from bench.contract.plan import Plan
-from bench.contract.run_files import JOB, PLAN, STATUS, element
+from bench.contract.run_files import JOB, PLAN, STATUS, SUBMISSION, element
 from bench.errors import BenchError
 from bench.preflight import nodes
 from bench.runs import ledger
@@ -50,6 +50,7 @@ def open_(run: Path, plan: Plan, args: argparse.Namespace) -> int:
             new = {"id": args.job, "submitted": time.time()}
             name = {"backend": plan.config.cluster.backend.name}
             json_files.write(run / JOB, name | job | {"jobs": [*known, new]})
+        (run / SUBMISSION).unlink(missing_ok=True)  # the job is noted now, whatever became of sbatch's answer
     return 0
 
 

@@ -2,7 +2,6 @@
 
 import os
 import socket
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,8 @@ from bench.console import messages
 from bench.console import trial as trial_sheets
 from bench.contract import plan as plans
 from bench.contract.plan import Command, Plan, Trial
-from bench.errors import BenchError, interrupt_exit_code, stopped_by_sigterm
+from bench.contract.run_files import STATUS
+from bench.errors import BenchError, Stopped, written
 from bench.runs import ledger
 from bench.runs import status as statuses
 from bench.runs import trial as trials
@@ -37,6 +37,8 @@ def run(plan: Plan, folder: Path) -> int:
         f"{plan.config.task.summary}\n{plan.name} on {plan.world.num_ranks} ranks, results in {short(folder)}"
     )
     with local.driving(folder):
+        with written(folder), ledger.reopened(folder):
+            pass  # all of it, or nothing; a new run has nothing to reopen
         return _driven(plan, folder, console)
 
 
@@ -45,11 +47,10 @@ def _driven(plan: Plan, folder: Path, console: "Messages") -> int:
     status = Status(outcome=Ending.failed, exit_code=1)
     try:
         ledger.create(folder, plan)
-        with stopped_by_sigterm():
-            proven = _work(plan, folder, console)
+        proven = _work(plan, folder, console)
         status = Status(outcome=Ending.proven if proven else Ending.not_proven, exit_code=0 if proven else 1)
-    except KeyboardInterrupt as stop:
-        status = Status(outcome=Ending.interrupted, exit_code=interrupt_exit_code(stop))
+    except Stopped as stop:
+        status = Status(outcome=Ending.interrupted, exit_code=stop.exit_code)
         console.print(f"stopped; what was finished is in {short(folder)}")
         raise
     except BenchError as error:
@@ -58,12 +59,14 @@ def _driven(plan: Plan, folder: Path, console: "Messages") -> int:
         )
         raise
     except OSError as error:
-        where = str(error.filename or folder)
-        fix = "make room, or set LOGDIR"
-        raise BenchError(f"cannot write: {error.strerror}", where=where, fix=fix, rule="CFG-08") from error
+        what, fix = f"cannot write: {error.strerror}", "make room, or set LOGDIR"
+        status = Status(outcome=Ending.failed, exit_code=1, rule="CFG-08", what=what, fix=fix)
+        raise BenchError(what, where=str(error.filename or folder), fix=fix, rule="CFG-08") from error
     finally:
-        with suppress(OSError):
+        try:
             statuses.write(folder, status)
+        except OSError as error:
+            console.print(f"CFG-08: {STATUS} cannot be written: {error.strerror}", markup=False)
         if words := _next(plan, folder, status.exit_code):
             console.print(words)
     return status.exit_code

@@ -1,5 +1,6 @@
 """A plan handed to a queue: submit it, say how to go on, and follow it to its end where that is asked for."""
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,7 +9,8 @@ from bench.backends import Queue
 from bench.console import messages
 from bench.console import trial as trial_sheets
 from bench.contract.plan import Plan
-from bench.contract.run_files import STATUS
+from bench.contract.run_files import STATUS, SUBMISSION
+from bench.errors import BenchError, written
 from bench.preflight import Finding
 from bench.runs import run as runs
 from bench.runs import trial as trials
@@ -23,12 +25,18 @@ def run(queue: Queue, plan: Plan, folder: Path, findings: Sequence[Finding]) -> 
     """Return 0 once the job is queued, or with launch.wait what came of it.
 
     Raises:
-        BenchError: the backend refuses the job.
+        BenchError: the backend refuses the job, and the run's folder is gone; or nobody knows whether there is a job.
     """
     console = messages.to_stderr()
     for finding in findings:
         console.print(str(finding), markup=False)
-    job = queue.submit(plan, folder, forced=[f for f in findings if f.severity == "error"])
+    try:
+        with written(folder):
+            job = queue.submit(plan, folder, forced=[f for f in findings if f.severity == "error"])
+    except BenchError:
+        if not (folder / SUBMISSION).exists():  # else there may be a job that works in this folder
+            shutil.rmtree(folder)
+        raise
     print(f"job {job}: {plan.name} on {plan.world.num_ranks} ranks, results in {short(folder)}")
     for verb, what in (("watch", "its progress"), ("why", "what went wrong"), ("cancel", "end it")):
         console.print(f"  python -m bench {verb} {short(folder)}   # {what}", markup=False)
@@ -53,6 +61,7 @@ def follow(plan: Plan, folder: Path, console: "Messages") -> int:
         if (folder / trial.log).exists():
             trial_sheets.show(folder, trial, trials.judge(folder / trial.log, plan, trial))
     run = runs.find(folder)
-    what = run.status.what if run.status else None
-    console.print(f"{run.word}: {what or 'see ' + short(folder / STATUS)}", markup=False)
+    word, what = (run.status.outcome, run.status.what) if run.status else (run.word, None)
+    still = f" (job {run.id} still is {run.states[0].word})" if run.is_active else ""
+    console.print(f"{word}: {what or 'see ' + short(folder / STATUS)}{still}", markup=False)
     return runs.exit_code(folder)

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from statistics import fmean
 
-from bench.mlperf.official import contained, num_dropped, require_ruleset
+from bench.mlperf.official import contained, num_dropped, require_ruleset, too_slow
 
 _REFERENCES = "pruned_rcps"
 """The points that the package checker uses: without those that converge slower than their neighbours suggest."""
@@ -77,6 +77,8 @@ def rcp_verdict(logs: Sequence[Path | str], *, benchmark: str | None, ruleset: s
         message = f"takes more than {2 * num_dropped(benchmark)} runs, to drop {num_dropped(benchmark)} at each end"
         return RcpVerdict(ruleset=ruleset, passed=None, message=message)
     try:
+        if refusal := next(filter(None, map(too_slow, logs)), None):
+            return RcpVerdict(ruleset=ruleset, passed=False, message=refusal)
         return _compare(logs, known, ruleset)
     except Exception as error:  # noqa: BLE001 - a record that lacks a field, or a value of an unforeseen type, ends it
         return RcpVerdict(ruleset=ruleset, passed=False, message=f"the official RCP checker stopped: {error!r:.200}")

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench.contract.new_folder import existing
 from bench.errors import ConfigError
 from bench.mlperf.reader import printable
 from bench.report import page
@@ -37,17 +38,35 @@ def write(sets: Sequence[TrialSet], out: Path, *, title: str | None = None) -> P
         ConfigError: the folder cannot be made or written, or holds files of these names that are not ours.
     """
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        _require_ours(out)
-        with tempfile.TemporaryDirectory(prefix=".part-", dir=out) as scratch:
-            part = Path(scratch)
-            _write(sets, part, title=title)
-            for path in sorted(part.iterdir(), key=lambda path: path.name != PAGE):  # the page says whose the rest is
-                path.replace(out / path.name)
+        with existing(out):
+            _require_ours(out)
+            with tempfile.TemporaryDirectory(prefix=".part-", dir=out, ignore_cleanup_errors=True) as scratch:
+                part, replaced = Path(scratch, "new"), Path(scratch, "replaced")
+                part.mkdir()
+                replaced.mkdir()
+                _write(sets, part, title=title)
+                _move_all(part, out, replaced)
     except OSError as error:
         what = f"the report cannot be written: {error.strerror}"
         raise ConfigError(what, where=str(out), fix="name another folder") from error
     return out / PAGE
+
+
+def _move_all(part: Path, out: Path, replaced: Path) -> None:
+    """Give all files their place, and what they replace another; if one cannot be moved, all of them go back."""
+    moved: list[tuple[Path, Path]] = []
+    try:
+        for path in sorted(part.iterdir(), key=lambda path: path.name != PAGE):  # the page says whose the rest is
+            moves = [(path, out / path.name)]
+            if moves[0][1].exists():
+                moves.insert(0, (out / path.name, replaced / path.name))
+            for here, there in moves:
+                here.rename(there)
+                moved.append((here, there))
+    except BaseException:
+        for here, there in reversed(moved):
+            there.rename(here)
+        raise
 
 
 def _write(sets: Sequence[TrialSet], out: Path, *, title: str | None) -> None:

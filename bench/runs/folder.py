@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import shutil
 import time
 from pathlib import Path
 
@@ -17,9 +18,10 @@ def make(plan: Plan, config_yaml: str) -> Path:
     Raises:
         ConfigError: it exists, or cannot be made or written.
     """
-    folder = _path(plan)
+    folder, is_made = _path(plan), False
     try:
         folder.mkdir(parents=True)
+        is_made = True
         (folder / RANK_LOGS).mkdir()
         (folder / CONFIG).write_text(config_yaml)
         (folder / PLAN).write_text(plans.dumps(plan))
@@ -31,6 +33,8 @@ def make(plan: Plan, config_yaml: str) -> Path:
             rule="CFG-05",
         ) from error
     except OSError as error:
+        if is_made:
+            shutil.rmtree(folder, ignore_errors=True)
         raise ConfigError(
             f"the run folder cannot be made: {error.strerror}",
             where=str(folder),

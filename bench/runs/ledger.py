@@ -153,29 +153,33 @@ def reopen(folder: Path) -> None:
 
     A trial that ran to its end and missed its target is a result, and stays one.
     """
-    if (folder / STATUS).exists():
-        kept = _numbered(folder / run_files.ATTEMPTS, "run")
-        kept.mkdir(parents=True)
-        (folder / STATUS).rename(kept / STATUS)
-    for entry in read(folder) if (folder / LEDGER).exists() else []:
-        if entry.outcome is Outcome.aborted:
-            _change(folder, entry.trial, lambda entry: replace(entry, outcome=Outcome.interrupted))
+    with alone(folder):
+        before = read(folder) if (folder / LEDGER).exists() else []
+        opened = [replace(e, outcome=Outcome.interrupted) if e.outcome is Outcome.aborted else e for e in before]
+        if opened != before:
+            _write(folder, opened)
+        if (folder / STATUS).exists():  # goes last: whoever finds it knows that the run may have to be reopened
+            kept = _numbered(folder / run_files.ATTEMPTS, "run")
+            kept.mkdir(parents=True)
+            (folder / STATUS).rename(kept / STATUS)
 
 
 @contextmanager
 def reopened(folder: Path) -> Iterator[None]:
-    """Reopen a run for what is done in the block; if that fails, the run is as it was."""
-    before, last_word = found(folder), json_files.read(folder / STATUS)
-    reopen(folder)
+    """Reopen a run for what is done in the block; if either fails, every file is as it was."""
+    attempts = folder / run_files.ATTEMPTS
+    kept, is_new = _numbered(attempts, "run"), not attempts.exists()
     try:
-        yield
+        with json_files.kept(folder / LEDGER):
+            reopen(folder)
+            yield
     except BaseException:
-        if before:
-            _write(folder, before)
-        if last_word is not None:
-            last = max((folder / run_files.ATTEMPTS).glob("run.*"), key=lambda path: int(path.suffix[1:]))
-            (last / STATUS).rename(folder / STATUS)
-            last.rmdir()
+        if (kept / STATUS).exists():
+            (kept / STATUS).rename(folder / STATUS)
+        if kept.exists():
+            kept.rmdir()
+        if is_new and attempts.exists():
+            attempts.rmdir()
         raise
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from bench import backends
 from bench.backends import Job, JobState
 from bench.contract import json_files
-from bench.contract.run_files import JOB, LEDGER, STATUS
+from bench.contract.run_files import JOB, LEDGER, RESERVE, STATUS, SUBMISSION
 from bench.contract.schema import BackendName
 from bench.errors import ConfigError, SubmitError
 from bench.runs import ledger
@@ -19,6 +19,8 @@ from bench.runs.ledger import Outcome
 from bench.runs.status import Status
 
 POLL_S = 5.0
+ENDS_S = 300.0
+"""How long a job may take to end once its last word is written: its container and its node are being tidied up."""
 LAG_S = 60.0
 """How long a backend may take to hear again of a job that it has forgotten."""
 
@@ -38,6 +40,8 @@ class Run:
     """Of each trial, by the ledger."""
     status: Status | None
     """What the job wrote last."""
+    is_asked: bool = True
+    """Whether its backend could be asked from this machine."""
 
     @property
     def id(self) -> str:
@@ -63,8 +67,21 @@ class Run:
             return ", ".join(f"{counts[word]} {word}" for word in counts) if self.elements else words[0]
         if self.status is not None:
             return str(self.status.outcome)
-        ended = sorted(self.states, key=lambda job: job.state is JobState.completed)  # first what did not complete
-        return ended[0].word if ended else "unknown"
+        if not self.states:
+            return self._unknown
+        return min(self.states, key=lambda job: job.state is JobState.completed).word  # first what did not complete
+
+    @property
+    def _unknown(self) -> str:
+        if not self.is_asked:
+            return f"unknown: no {self.backend.name} here"
+        return f"unknown to {self.backend.name}" if self.jobs else "no job"
+
+    @property
+    def has_died(self) -> bool:
+        """Whether its job is gone without a last word: the batch script was killed, or its node."""
+        is_left = (self.folder / RESERVE).exists()  # the script makes it when it starts, and removes it when it ends
+        return is_left and self.is_asked and not self.is_active and self.status is None
 
 
 def find(folder: Path) -> Run:
@@ -90,8 +107,12 @@ def below(root: Path) -> list[Run]:
 
 
 def wait(folder: Path, *, started: bool = False) -> Iterator[Job]:
-    """Yield where a run's job stands, whenever that changes, until it runs (`started`) or has ended."""
+    """Yield where a run's job stands, whenever that changes, until it runs (`started`) or has ended.
+
+    A job that has written its last word has ended once its backend says so, or ENDS_S later.
+    """
     last, missing_since = None, time.monotonic()
+    over_since: float | None = None
     while True:
         job = find(folder).state
         if job is not None:
@@ -100,7 +121,10 @@ def wait(folder: Path, *, started: bool = False) -> Iterator[Job]:
                 yield job
             last = job
         goes_on = job is None or (job.state is JobState.queued if started else job.state.is_active)
-        if (folder / STATUS).exists() or not goes_on:
+        if (folder / STATUS).exists():
+            over_since = over_since or time.monotonic()
+            goes_on = goes_on and job is not None and not started and time.monotonic() - over_since < ENDS_S
+        if not goes_on:
             return
         if time.monotonic() - missing_since > LAG_S:
             raise SubmitError("nobody knows the job any more", where=str(folder), fix=f"python -m bench why {folder}")
@@ -118,11 +142,24 @@ def exit_code(folder: Path) -> int:
 def _runs(found: Sequence[Path]) -> list[Run]:
     raw = {path: json_files.read_object(path / JOB) for path in dict.fromkeys(sorted(found))}
     unasked = [_unasked(path, job) for path, job in raw.items()]
-    known: dict[BackendName, Mapping[str, Job]] = {}
+    asked: dict[Path, Run] = {}
     for name in {run.backend for run in unasked}:
-        backend = backends.get(name)
-        known[name] = backend.states([run.id for run in unasked if run.backend is name]) if backend.is_here() else {}
-    return [_asked(run, known[run.backend]) for run in unasked]
+        backend, runs = backends.get(name), [run for run in unasked if run.backend is name]
+        if not backend.is_here():
+            asked |= {run.folder: replace(run, is_asked=False) for run in runs}
+            continue
+        if isinstance(backend, backends.Queue):
+            runs = [_with_unnoted(run, backend) for run in runs]
+        known = backend.states([run.id for run in runs if run.jobs or not isinstance(backend, backends.Queue)])
+        asked |= {run.folder: _asked(run, known) for run in runs}
+    return [asked[run.folder] for run in unasked]
+
+
+def _with_unnoted(run: Run, queue: backends.Queue) -> Run:
+    """Return a run with the jobs that its queue has, and that nobody has noted because the queue's answer was lost."""
+    if not (run.folder / SUBMISSION).exists():
+        return run
+    return replace(run, jobs=(*run.jobs, *(job for job in queue.submitted(run.folder) if job not in run.jobs)))
 
 
 def _unasked(path: Path, job: Mapping[str, Any]) -> Run:

@@ -114,8 +114,10 @@ class Curves:
             self._is_off = self._lock is None and not self._begin()
             for curve in self._open:
                 curve.add(found)
-        except OSError as error:  # somebody else's run folder, or a full disk: the run is watched all the same
-            _LOG.warning("trackers are not written: %s: %s", error.filename or self.folder, error.strerror)
+        except ConfigError:  # somebody else's files lie there
+            raise
+        except Exception as error:  # noqa: BLE001 - a full disk, or a tracker's own error: the run goes on all the same
+            _warn(error, self.folder)
             self._is_off = True
 
     def begin_anew(self) -> None:
@@ -125,7 +127,10 @@ class Curves:
 
     def close(self) -> None:
         for curve in self._open:
-            curve.close()
+            try:
+                curve.close()
+            except Exception as error:  # noqa: BLE001 - as in `take`
+                _warn(error, self.folder)
         self._open.clear()
         if self._lock is not None:
             self._lock.close()
@@ -150,6 +155,11 @@ class Curves:
         return True
 
 
+def _warn(error: Exception, folder: Path) -> None:
+    where = getattr(error, "filename", None) or folder
+    _LOG.warning("trackers are not written: %s: %s", where, getattr(error, "strerror", None) or error)
+
+
 def _emptied(folder: Path) -> Path:
     """Return a new folder; one that we wrote before is removed, and anything else is left alone.
 
@@ -161,7 +171,10 @@ def _emptied(folder: Path) -> Path:
             raise ConfigError(
                 "this folder is not of our making, and is not overwritten", where=str(folder), fix="move it away"
             )
-        shutil.rmtree(folder)
+        old = folder.with_name(f".{folder.name}.old")
+        shutil.rmtree(old, ignore_errors=True)
+        folder.rename(old)  # in one step, or half of it would be left without the mark that it is ours
+        shutil.rmtree(old, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / _MARK).touch()
     return folder

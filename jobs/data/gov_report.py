@@ -10,7 +10,6 @@ Source: MLPerf Training llama2_70b_lora, and NVIDIA's convert_dataset.py for it.
 import hashlib
 import json
 import pickle
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from bench.contract.checkpoint import MANIFEST
+from bench.contract.new_folder import appearing
 from bench.contract.schema import Data
 from bench.errors import ConfigError
 from jobs.ranks.progress import tracked
@@ -45,22 +45,19 @@ def convert(source: Path, folder: Path, *, data: Data, vocab_size: int) -> dict[
     if folder.exists():
         raise ConfigError("this folder exists", where=str(folder), fix="name a new one")
     found = {name: _files(source, published) for name, published in SPLITS.items()}
-    part = folder.with_name(folder.name + ".part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
     manifest: dict[str, Any] = {
         "data": data.name,
         "source": {"folder": str(source.absolute()), "files": []},
         "splits": {},
     }
-    for name, paths in found.items():
-        num_rows = data.train_rows if name == "train" else data.eval_rows
-        shape, last = (num_rows, data.seq_length), paths[-1]
-        manifest["splits"][name] = _write(part, name, _checked(paths, shape, vocab_size), shape=shape, where=last)
-        manifest["source"]["files"] += [_described(path) for path in paths]
-    manifest["files"] = [_described(path) for path in sorted(part.glob("*.npy"))]
-    (part / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
-    part.rename(folder)
+    with appearing(folder) as part:
+        for name, paths in found.items():
+            num_rows = data.train_rows if name == "train" else data.eval_rows
+            shape, last = (num_rows, data.seq_length), paths[-1]
+            manifest["splits"][name] = _write(part, name, _checked(paths, shape, vocab_size), shape=shape, where=last)
+            manifest["source"]["files"] += [_described(path) for path in paths]
+        manifest["files"] = [_described(path) for path in sorted(part.glob("*.npy"))]
+        (part / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
     return manifest
 
 

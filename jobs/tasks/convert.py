@@ -15,7 +15,7 @@ from bench.contract import plan as plans
 from bench.contract import run_files
 from bench.contract.checkpoint import CONVERTED, CONVERTED_FP8
 from bench.contract.plan import Plan
-from bench.errors import BenchError, ConfigError, interrupt_exit_code, stopped_by_sigterm
+from bench.errors import BenchError, ConfigError, Stopped, stopped_by_signals
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -23,16 +23,16 @@ def main(argv: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     verb: Callable[[Plan, argparse.Namespace], str] = args.verb
     try:
-        with stopped_by_sigterm():
+        with stopped_by_signals():
             print(verb(plans.load(args.plan), args))
     except (OSError, ModuleNotFoundError) as error:
         return _failed(_explained(error))
     except BenchError as error:
         return _failed(error)
-    except KeyboardInterrupt as stop:
+    except Stopped as stop:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         print("stopped; run the same command again to continue", file=sys.stderr)
-        return interrupt_exit_code(stop)
+        return stop.exit_code
     return 0
 
 

@@ -133,9 +133,12 @@ def system(plan: Plan) -> Facts:
 
 
 def commit(root: Path, image: Path) -> str | None:
-    """Return the git commit of this code: of its checkout, else the one that the image was built from."""
+    """Return the git commit of this code: of its checkout, else the one that the image was built from.
+
+    Where the files of a checkout are not those of its commit, `-dirty` follows.
+    """
     if (root / ".git").exists():
-        command = ["git", "-C", str(root), "rev-parse", "HEAD"]
+        command = ["git", "-C", str(root), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
         with suppress(OSError, subprocess.TimeoutExpired):
             done = subprocess.run(command, capture_output=True, text=True, timeout=GIT_TIMEOUT_S, check=False)
             return done.stdout.strip() if done.returncode == 0 else None

@@ -7,13 +7,13 @@ time, and an interrupted run leaves nothing that looks complete.
 import argparse
 import fcntl
 import logging
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from bench.contract import mllog, run_files
 from bench.contract import plan as plans
+from bench.contract.new_folder import appearing
 from bench.contract.plan import Plan
 from bench.contract.schema import DataSource
 from bench.errors import ConfigError
@@ -99,16 +99,11 @@ def make_rows(plan: Plan) -> None:
             fix="choose model=tiny, or a larger vocabulary",
         )
 
-    part = folder.with_name(folder.name + ".part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    for name, num_rows, seed in (
-        ("train", data.train_rows, data.seed),
-        ("eval", data.eval_rows, data.seed + EVAL_SEED_OFFSET),
-    ):
-        rows = tiny_reports.rows(num_rows, seq_length=data.seq_length, seed=seed, with_summaries=data.answer_only)
-        rows_of.save(part, name, *rows)
-    part.rename(folder)
+    splits = (("train", data.train_rows, data.seed), ("eval", data.eval_rows, data.seed + EVAL_SEED_OFFSET))
+    with appearing(folder) as part:
+        for name, num_rows, seed in splits:
+            rows = tiny_reports.rows(num_rows, seq_length=data.seq_length, seed=seed, with_summaries=data.answer_only)
+            rows_of.save(part, name, *rows)
 
 
 def make_base(plan: Plan, folder: Path, log: mllog.Writer) -> None:

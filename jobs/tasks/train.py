@@ -39,7 +39,8 @@ def run(plan: Plan, trial: Trial, who: Rank, log: mllog.Writer, folder: Path) ->
     log.start(mllog.INIT_START)
     module = engine_of(plan)
     module.start_ranks(plan, who)
-    describe(plan, trial, module.versions(), log)
+    if who.rank == 0:  # it asks git
+        describe(plan, trial, module.versions(), log)
     engine = module.build(plan, trial.seed)
     if plan.base_dir is not None:
         engine.load(Path(plan.base_dir), adapters=False)

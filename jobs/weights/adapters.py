@@ -4,7 +4,6 @@ linear_qkv has one adapter, y += s B A x. The rows of B that belong to q, k and 
 """
 
 import json
-import shutil
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +15,10 @@ from torch import Tensor
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint.api import CheckpointException
 
+from bench.contract.new_folder import appearing
 from bench.contract.task import Lora, Model
 from bench.errors import ConfigError
+from jobs.weights import checkpoint_metadata
 from jobs.weights.tensor_map import separate
 
 PREFIX = "decoder.layers.self_attention."
@@ -35,17 +36,15 @@ def export(adapters: Path, folder: Path, *, model: Model, lora: Lora, base: str 
     if folder.exists():
         raise ConfigError("this folder exists", where=str(folder), fix="name a new one")
     tensors = {f"base_model.model.model.{name}": x for name, x in split(read(adapters, model, lora), model)}
-    part = folder.with_name(folder.name + ".part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    (part / "adapter_model.safetensors").write_bytes(save(tensors, metadata={"format": "pt"}))
-    (part / "adapter_config.json").write_text(json.dumps(described(lora, base), indent=2) + "\n")
-    part.rename(folder)
+    with appearing(folder) as part:
+        (part / "adapter_model.safetensors").write_bytes(save(tensors, metadata={"format": "pt"}))
+        (part / "adapter_config.json").write_text(json.dumps(described(lora, base), indent=2) + "\n")
 
 
 def read(adapters: Path, model: Model, lora: Lora) -> dict[str, Tensor]:
     """Return the adapters of all layers, [L, R, I] and [L, O, R], whatever layout saved them."""
     keys = [f"{PREFIX}{module}.{part}" for module in lora.target_modules for part in ("lora_a", "lora_b")]
+    checkpoint_metadata.require_plain(adapters)
     try:
         known = checkpoint.FileSystemReader(adapters).read_metadata().state_dict_metadata
         tensors = {key: torch.empty(known[key].size, dtype=known[key].properties.dtype) for key in keys}

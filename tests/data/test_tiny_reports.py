@@ -6,9 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.contract import mllog
 from bench.errors import ConfigError
 from bench.planning import compose
 from jobs.data import tiny_reports
+from jobs.ranks.identity import Rank
+from jobs.tasks import prepare
 from jobs.tasks.prepare import make_rows
 
 ROWS_OF_VERSION = {1: "888130cb0265b096"}
@@ -48,6 +51,16 @@ def test_a_vocabulary_too_small_for_the_grammar_is_refused(tmp_path) -> None:  #
     made = compose.compose([f"cluster.paths.data={tmp_path}", "model.vocab_size=32"])
     with pytest.raises(ConfigError, match="the model has a vocabulary of 32, and the grammar has"):
         make_rows(made)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_only_rank_0_writes_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
+    """Two ranks that both write would take each other's unfinished folder away."""
+    made = compose.compose([f"cluster.paths.data={tmp_path}", "data.train_rows=400", "data.eval_rows=8"])
+    monkeypatch.setattr(prepare, "rank_0_says", lambda choice: False)  # it needs the other ranks
+    with mllog.Writer(None) as log:
+        prepare.prepare(made, Rank(rank, rank, 2, "127.0.0.1", 1), log)
+    assert Path(str(made.data_dir)).is_dir() is (rank == 0)
 
 
 def test_what_an_interrupted_preparation_left_is_made_anew(tmp_path) -> None:  # type: ignore[no-untyped-def]

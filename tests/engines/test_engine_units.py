@@ -26,11 +26,14 @@ with warnings.catch_warnings():
     from megatron.core.tensor_parallel import random
 
     from jobs.data import rows as rows_of
-    from jobs.engines.megatron import batches, loop, lora, model
+    from jobs.engines.megatron import batches, checkpoint, loop, lora, model
+    from jobs.engines.megatron.fp8.torch_ops import TorchOps
 
 pytestmark = [
     pytest.mark.skipif(ranks.DEVICE != "cpu", reason="one gloo rank in the tests' own process"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*is deprecated"),  # what megatron-core calls
+    pytest.mark.filterwarnings(
+        "ignore::DeprecationWarning", "ignore:.*is deprecated", "ignore::FutureWarning"
+    ),  # what megatron-core calls
 ]
 
 TINY = (
@@ -182,6 +185,24 @@ def test_training_steps_are_those_of_a_plain_torch_loop() -> None:
         assert reference_step(optimizer, expected, lr=lr, clip=0.3) > 0.3, "the gradients must be clipped"
     for name, weight in adapters(engine).items():
         torch.testing.assert_close(weight.detach(), expected[name].detach(), rtol=1e-4, atol=2e-5)
+
+
+def test_hand_written_fp8_passes_are_those_of_autograd(tmp_path: Path) -> None:
+    """With FP32 in the place of FP8 and BF16, the hand-written layers train as the others do, from their checkpoint."""
+    recipe = ("task.training.lora.dropout=0", "recipe.lr=0.01", "recipe.lr_warmup_steps=0")
+    plain, rows = built("precision=fp32", *recipe), drawn_rows(6)
+    exact = model.build(composed("precision=fp8", *recipe), 2, fp8_ops=TorchOps(torch.float32, torch.float32))
+    for adapters_only in (False, True):
+        folder = tmp_path / ("adapters" if adapters_only else "base")
+        checkpoint.save(plain, folder, adapters=adapters_only)
+        checkpoint.load(exact, folder, adapters=adapters_only)
+    for step, indices in enumerate(([3, 0, 2, 5], [1, 2, 4, 5], [4, 3, 0, 1]), 1):
+        losses = [loop.train_step(engine, rows, np.array(indices), step).item() for engine in (plain, exact)]
+        assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    trained, again = adapters(plain), adapters(exact)
+    assert trained.keys() == again.keys()
+    for name, weight in trained.items():
+        torch.testing.assert_close(again[name].detach(), weight.detach(), rtol=1e-3, atol=1e-4)
 
 
 def test_an_evaluation_is_the_mean_of_the_rows_means_without_dropout() -> None:

@@ -3,6 +3,7 @@
 Without a GPU, Triton's interpreter runs the kernels (conftest.py says how).
 """
 
+import inspect
 import sys
 import warnings
 from collections.abc import Callable
@@ -96,6 +97,21 @@ def gradients(function: Callable[..., Tensor], *inputs: Tensor, grad: Tensor) ->
 def ops(request: pytest.FixtureRequest) -> Fp8Ops:
     torch.manual_seed(0)
     return OPS[request.param]
+
+
+def defaults(function: Callable[..., object]) -> list[object]:
+    """Return the default of each parameter; Parameter.empty where there is none."""
+    return [p.default for p in inspect.signature(function).parameters.values() if p.name != "self"]
+
+
+def test_each_implementation_has_the_operations_of_the_interface(ops: Fp8Ops) -> None:
+    """Some run on a GPU only, so no other test without one would notice that they are missing."""
+    names = [name for name, value in vars(Fp8Ops).items() if callable(value) and not name.startswith("_")]
+    assert "matmul" in names
+    for name in names:
+        expected, own = defaults(getattr(Fp8Ops, name)), defaults(getattr(ops, name))
+        assert own[: len(expected)] == expected, name
+        assert inspect.Parameter.empty not in own[len(expected) :], name
 
 
 widths = pytest.mark.parametrize("width", [256, 1344])

@@ -177,7 +177,7 @@ def test_of_two_imports_at_once_the_second_finds_the_image(bench, folder: Path, 
     assert all("another import" in line for line in waiting) and [code for code, _ in results] == [0, 0]
     found = [json.loads(out) for _, out in results]
     assert sorted(one["is_new"] for one in found) == [False, True]
-    assert found[0]["record"] == found[1]["record"] and len(left(folder)) == 2
+    assert found[0]["record"] == found[1]["record"] and len(left(folder)) == 3
 
 
 @pytest.mark.parametrize(
@@ -278,4 +278,4 @@ def test_enroot_imports_from_a_registry_by_tag_and_by_digest(bench, folder: Path
         assert '"is_new": false' in said(bench("import", source, "--dir", str(folder), "--json"))[1]
     code, out = said(bench("import", f"{name}/runstop/tiny:2", "--dir", str(folder), ENROOT_ALLOW_HTTP="y"))
     assert code == 1 and "ENR-10" in out and "404 Not Found" in out
-    assert len(left(folder)) == 4
+    assert len(left(folder)) == 6

@@ -3,18 +3,23 @@
 import fcntl
 import hashlib
 import json
+import os
 import platform
 import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Literal
 
 import pytest
 
 from bench import cli
+from bench.backends.slurm import pyxis_checks
 from bench.errors import BenchError, ConfigError
-from bench.images import importer, lock, reference, squashfs, store
+from bench.images import checksums, importer, lock, reference, squashfs, store
+from bench.rules.check import Finding, Subject
+from helpers.failing_disk import contents, failing
 
 pytestmark = pytest.mark.skipif(shutil.which("mksquashfs") is None, reason="squashfs-tools are not installed")
 
@@ -132,7 +137,7 @@ def test_a_file_is_named_by_its_content_and_recorded(squashed: Callable[..., Pat
     assert store.verify(imported.path, architecture=None) == (record, [])
     again, _ = bring(file, imported.path.parent)
     assert not again.is_new and again.record == record
-    assert sorted(p.suffix for p in imported.path.parent.iterdir()) == [".json", ".lock", ".sqsh"]
+    assert sorted(p.suffix for p in imported.path.parent.iterdir()) == [".checked", ".json", ".lock", ".sqsh"]
 
 
 def damaged(image: Path, how: str) -> Path:
@@ -184,6 +189,121 @@ def test_what_is_wrong_with_a_file_is_said(
     assert run("list", "--dir", str(file.parent), "--json") == 0
     listed = next(entry for entry in json.loads(capsys.readouterr().out) if entry["path"] == str(file))
     assert bool(listed["faults"]) == seen_by_list
+
+
+def flip(image: Path, *, keeping_its_times: bool = False) -> None:
+    """Turn a bit of 8 bytes in the middle of a file, under its name and record."""
+    times, middle = image.stat(), image.stat().st_size // 2
+    image.chmod(0o644)
+    with image.open("r+b") as file:
+        file.seek(middle)
+        eight = file.read(8)
+        file.seek(middle)
+        file.write(bytes(byte ^ 1 for byte in eight))
+    image.chmod(0o444)
+    if keeping_its_times:
+        os.utime(image, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def doctors_findings(image: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setenv("CONT", str(image))
+    plan = SimpleNamespace(config=SimpleNamespace(container=SimpleNamespace(image="$CONT")))
+    found = pyxis_checks.file(Subject(plan, ""))  # type: ignore[arg-type]
+    return [f"{finding.rule} {finding.what}" for finding in found if isinstance(finding, Finding)]
+
+
+@pytest.mark.parametrize("keeping_its_times", [False, True])
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_the_doctor_finds_flipped_bytes_and_reads_an_image_only_once(
+    image: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, keeping_its_times: bool, is_ours: bool
+) -> None:
+    """In a folder of our own, and in one that only others may write to, whose images nobody has read since."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    read: list[Path] = []
+    sha256 = checksums.sha256
+    monkeypatch.setattr(checksums, "sha256", lambda path: read.append(path) or sha256(path))
+    if not is_ours:
+        image.with_suffix(".checked").unlink()
+        image.with_suffix(".checked").mkdir()  # root may write everywhere, but not there
+        assert doctors_findings(image, monkeypatch) == [] and read.pop() == image
+        assert len(list((tmp_path / "cache").rglob("*.checked"))) == 1
+    assert doctors_findings(image, monkeypatch) == [] and read == [], "the import has read it"
+    digest = sha256(image)
+    flip(image, keeping_its_times=keeping_its_times)
+    for _ in range(2):
+        (found,) = doctors_findings(image, monkeypatch)
+        assert found == f"ENR-08 its content is sha256 {sha256(image)}, and was {digest}"
+    assert read == [image]
+
+
+@pytest.mark.parametrize("named_by", ["name", "record"])
+def test_a_damaged_file_is_not_imported_under_a_new_digest(image: Path, tmp_path: Path, named_by: str) -> None:
+    """It says itself what its content was: by the 12 digits in its name, or by the record beside it."""
+    flip(image)
+    if named_by == "name":
+        store.record_path(image).unlink()
+    with pytest.raises(BenchError, match=r"ENR-08: its content is sha256 \w+, and was \w+ when it got its name"):
+        bring(image, tmp_path / "others")
+    assert contents(tmp_path / "others") == {}
+    with pytest.raises(BenchError, match=r"ENR-08: unsquashfs cannot extract from it: .*failed to read/uncompress"):
+        bring(image.rename(image.with_name("mine.sqsh")), tmp_path / "others")
+    assert contents(tmp_path / "others") == {}
+
+
+def test_an_import_whose_disk_fails_changes_nothing(squashed: Callable[..., Path], tmp_path: Path) -> None:
+    """Into a folder that holds the same image already, and is to get it again."""
+    file, folder = squashed(), tmp_path / "images"
+    before = bring(file, folder) and contents(folder)
+    number, failed = 0, []
+    while True:
+        with failing(folder, number) as disk:
+            try:
+                bring(file, folder, again=True)
+            except BenchError as error:
+                assert "No space left" in str(error), disk.failed
+                assert contents(folder) == before, disk.failed
+            else:
+                assert store.faults(next(folder.glob("*.sqsh"))) == [], disk.failed
+                before = contents(folder)
+        if not disk.failed:
+            break
+        failed.append(disk.failed)
+        number += 1
+    assert len(failed) > 10
+    assert contents(folder).keys() == before.keys()
+
+
+@pytest.mark.parametrize("engine", ["dockerd", "podman"])
+def test_a_daemon_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str) -> None:
+    (tmp_path / "bin").mkdir()
+    for program in ("unsquashfs", "mksquashfs", "enroot"):
+        (tmp_path / "bin" / program).symlink_to("/bin/true")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    program = {"dockerd": "docker"}.get(engine, engine)
+    with pytest.raises(ConfigError, match=f"{program} is not on PATH"):
+        bring(f"{engine}://acme/tiny:1", tmp_path / "images")
+    assert not (tmp_path / "images").exists(), "nothing was made"
+
+
+@pytest.mark.parametrize(
+    ("source", "end", "fix"),
+    [
+        ("dockerd://acme/tiny:1", "exit 1", "`docker image inspect acme/tiny:1` must show the image here"),
+        ("nvcr.io/nvidia/x:1", "exit 1", "see that nvcr.io has this name and tag; `enroot import -- "),
+        ("nvcr.io/nvidia/x:1", "kill -9 $$", "find out what ended Enroot"),
+    ],
+)
+def test_what_to_do_fits_what_was_to_be_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, end: str, fix: str
+) -> None:
+    (tmp_path / "bin").mkdir()
+    for program, script in {"enroot": end, "docker": "exit 0"}.items():
+        (tmp_path / "bin" / program).write_text(f"#!/bin/bash\n{script}\n")
+        (tmp_path / "bin" / program).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    with pytest.raises(BenchError, match="ENR-10") as refused:
+        bring(source, tmp_path / "images")
+    assert refused.value.fix.startswith(fix)
 
 
 def run(*argv: str) -> int:
@@ -262,3 +382,23 @@ def test_a_bad_request_changes_nothing(
     (tmp_path / "text.sqsh").write_text("no image")
     assert run(*(word.format(tmp=tmp_path) for word in argv)) == 2
     assert said in capsys.readouterr().err
+
+
+def elf(machine: int, *, order: Literal["little", "big"]) -> bytes:
+    """Return the first 20 bytes of a 64-bit program. Source: elf(5), e_ident and e_machine."""
+    return b"\x7fELF\x02" + bytes([{"little": 1, "big": 2}[order]]) + bytes(12) + machine.to_bytes(2, order)
+
+
+@pytest.mark.parametrize(
+    ("head", "machine"),
+    [
+        (elf(62, order="little"), "x86_64"),
+        (elf(183, order="little") + b"more", "aarch64"),
+        (elf(183, order="big"), "aarch64"),
+        (elf(62, order="little")[:19], None),
+        (b"#!/bin/busybox sh\nexec busybox", None),
+        (b"", None),
+    ],
+)
+def test_the_architecture_of_an_image_is_that_of_its_programs(head: bytes, machine: str | None) -> None:
+    assert squashfs._machine(head) == machine

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from bench.mlperf.forecast import Forecast, band, forecast, latest_outside, outside_band
-from bench.mlperf.forecast.curve import reference
+from bench.mlperf.forecast.curve import LAGS, lag_weights, reference
 from bench.mlperf.published import samples_to_target
 from helpers.paths import CORPUS, ROOT
 
@@ -47,6 +47,12 @@ def test_without_evaluations_it_is_the_published_distribution(gbs: int) -> None:
 def test_at_batch_size_8_nine_runs_of_ten_need_3072_or_3456_samples() -> None:
     made = expect([])
     assert (made.samples_low, made.samples_median, made.samples_high) == (3072, 3072, 3456)
+
+
+@pytest.mark.parametrize("scale", [0.05, 0.21, 1.7])
+def test_lags_are_students_t_with_3_degrees_of_freedom(scale: float) -> None:
+    density = stats.t(3, scale=scale).pdf(LAGS)
+    np.testing.assert_allclose(lag_weights(scale), density / density.sum(), rtol=1e-12)
 
 
 losses = st.lists(st.floats(0.92501, 0.945), max_size=7)

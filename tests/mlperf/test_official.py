@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from mlperf_logging.compliance_checker import mlp_compliance
+from mlperf_logging.compliance_checker import mlp_compliance, mlp_parser
+from mlperf_logging.rcp_checker import rcp_checker
 
 from bench.contract.mllog import Writer
 from bench.errors import ConfigError, LogError
 from bench.mlperf import official
 from bench.mlperf.official import RULESETS, official_verdict, ruleset_of
+from bench.mlperf.package import checkers
 from bench.mlperf.rcp import rcp_record, rcp_verdict
 from helpers.paths import CORPUS
 from helpers.types import MakeLog
@@ -109,6 +111,43 @@ def test_a_benchmark_without_rules_is_refused(written_log: MakeLog, tmp_path: Pa
     verdict = official_verdict(path, ruleset="6.1.0")
     assert verdict.passed is False
     assert "submission_benchmark is" in verdict.messages[0]
+
+
+LONG = ':::MLLOG {"value": ' + "[" * 250_000
+
+
+def test_a_record_that_would_keep_the_checkers_busy_for_minutes_is_refused(
+    written_log: MakeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of the official readers gets to see it."""
+    path = written_log()
+    path.write_text(f"{path.read_text()}{LONG}\n")
+    last = path.read_text().count("\n")
+
+    def never(*args: object, **named: object) -> None:
+        raise AssertionError("it would take minutes")
+
+    monkeypatch.setattr(mlp_parser, "parse_file", never)
+    monkeypatch.setattr(rcp_checker, "get_submission_epochs", never)
+    verdict = official_verdict(path, ruleset="6.1.0")
+    refusal = f"the official parser would take minutes for this log: line {last} holds 250,019 letters"
+    assert (verdict.passed, verdict.messages) == (False, (refusal,))
+    assert rcp_verdict([path] * 3, benchmark=LORA, ruleset="6.1.0").message == refusal
+    with pytest.raises(ConfigError, match="would take minutes"):
+        checkers.require_safe(path, LORA, "6.1.0")
+
+
+def test_long_lines_of_other_output_and_records_that_others_write_are_judged(written_log: MakeLog) -> None:
+    """A progress bar of a megabyte before a record, and a record of step times that is thirty times the usual one."""
+    path = written_log()
+    first, rest = path.read_text().split("\n", 1)
+    path.write_text(f"{'.' * 1_000_000}{first}\n{rest}")
+    with Writer(path.with_name("more")) as log:
+        log.event("tracked_stats", {"step_times": [2.5] * 2000}, samples_count=8)
+    text = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*text[:-3], path.with_name("more").read_text(), *text[-3:]]))
+    verdict = official_verdict(path, ruleset="5.1.0")
+    assert (verdict.passed, verdict.messages) == (True, ())
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from bench.mlperf import package
 from bench.mlperf.package import checkers, system
 from bench.mlperf.package.entry import require_name
 from bench.planning import compose
+from helpers import failing_disk
 from helpers.paths import CORPUS
 from helpers.types import MakeLog
 
@@ -353,6 +354,23 @@ def test_a_crash_leaves_nothing_half_made(
         package.pack(request(run))
     assert contents(tmp_path) == before
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_package_whose_disk_fails_leaves_nothing(make_run: MakeRun, tmp_path: Path, monkeypatch: Any) -> None:
+    run = make_run(logs=2)
+    monkeypatch.setattr(checkers, "check", lambda submission, ruleset: checkers.Checked({}, {}))
+    wanted = request(run, folder=tmp_path / "new" / "package", force=True)
+    before, number = failing_disk.contents(tmp_path), 0
+    while True:
+        with failing_disk.failing(tmp_path, number) as disk:
+            try:
+                package.pack(wanted)
+            except BenchError as error:
+                assert "No space left" in str(error) and failing_disk.contents(tmp_path) == before, disk.failed
+        if not disk.failed:
+            break
+        number += 1
+    assert number > 12 and {"TODO.md", "checkers.txt"} <= contents(wanted.folder).keys()
 
 
 def test_a_damaged_description_fails_the_official_checker(make_run: MakeRun) -> None:

@@ -27,8 +27,6 @@ from helpers import ranks
 from helpers.nodes import NAMES, health_report, on_nodes
 from jobs.node_checks import floors, rates
 
-pytestmark = pytest.mark.starts
-
 UNREACHED = 1e6
 
 
@@ -152,6 +150,7 @@ def test_a_clock_that_is_certainly_off_is_reported(tmp_path: Path, bounds: tuple
     assert said.startswith(f"dgx-1 its clock is at least {words}")
 
 
+@pytest.mark.starts
 def test_a_request_that_cannot_be_measured_is_refused(tmp_path: Path):
     made = composed(tmp_path, 2)
     (tmp_path / "plan.json").write_text(plans.dumps(made))
@@ -163,6 +162,7 @@ def test_a_request_that_cannot_be_measured_is_refused(tmp_path: Path):
     assert code == 2 and "the config of local does not say which rates are healthy" in said
 
 
+@pytest.mark.starts
 def test_a_rank_that_never_comes_is_reported(tmp_path: Path):
     late = tmp_path / "late.py"
     late.write_text("from jobs.node_checks import health, rates\nrates.MEETING_S = 2\nhealth.main()\n")
@@ -196,6 +196,16 @@ def test_what_is_slow_is_named_and_what_all_share_is_no_nodes_fault():
     assert verdict(alike)[1:] == ([("NCC-04", "dgx-0, dgx-1, dgx-2")], ())
     pairs[1] = replace(pairs[1], busbw_gbs=340.0)
     assert verdict(health_report(allreduce=slow, pairs=tuple(pairs)))[1:] == ([("NCC-04", "dgx-2")], ("dgx-2",))
+
+
+def test_a_rate_that_equals_its_floor_is_healthy():
+    """A floor is the lowest rate that is accepted."""
+    sound = health_report()
+    rates_ = {"busbw_gbs": 350.0, "node_busbw_gbs": 340.0, "gemm_tflops": 680.0, "copy_gbs": 4200.0}
+    assert verdict(replace(sound, floors=Floors(**rates_)))[:2] == ("healthy", [])
+    for name, rate in rates_.items():
+        floors_ = Floors(**rates_ | {name: math.nextafter(rate, math.inf)})
+        assert verdict(replace(sound, floors=floors_))[0] == "below a floor", name
 
 
 def test_a_single_rank_has_no_all_reduce_and_breaks_no_floor_of_it():

@@ -4,6 +4,7 @@ import dataclasses
 import math
 import types
 import typing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from bench.contract import node_facts, schema
 from bench.contract.node_facts import GpuFacts, Health, RankFacts
 from bench.preflight import nodes
 from helpers.nodes import health_report
-from jobs.node_checks import facts, health
+from jobs.node_checks import facts, hardware, health
 
 SIMPLE = {
     int: st.integers(-(2**63), 2**63 - 1),
@@ -60,13 +61,40 @@ def test_a_number_that_is_not_finite_is_never_written(seconds: float):
 
 def test_every_number_of_a_gpu_is_read_as_one():
     """nvidia-smi prints text; the types say which cells are numbers, so an unknown one must not slip through."""
-    from jobs.node_checks import hardware
-
     cells = {field.name: "7" for field in dataclasses.fields(GpuFacts)}
     (row,) = hardware._table(", ".join(cells.values()), list(cells))
     assert {name for name, value in row.items() if value == 7} == {
         *("index", "memory_mib", "temperature_c", "sm_clock_mhz", "max_sm_clock_mhz", "ecc_uncorrected")
     }
+
+
+def test_the_attempt_tells_requeued_jobs_and_their_steps_apart() -> None:
+    """Slurm sets SLURM_RESTART_COUNT from the first requeue on."""
+    first = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "3"}
+    assert facts.attempt({"SLURM_STEP_ID": "3"}) is None
+    assert facts.attempt(first) == "7.0.3"
+    assert facts.attempt(first | {"SLURM_RESTART_COUNT": "2"}) == "7.2.3"
+
+
+@pytest.mark.parametrize(
+    ("limits", "gib"),
+    [
+        ({"job_7/step_0": "max", "job_7": "1000000000", ".": "3000000000"}, 0.9),
+        ({"job_7/step_0": "2000000000", "job_7": "3000000000"}, 1.9),
+        ({"job_7/step_0": "max"}, None),
+        ({"job_7/step_0": str(2**62)}, None),
+    ],
+)
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_memory_limit_is_the_smallest_of_all_groups_around(
+    monkeypatch: pytest.MonkeyPatch, version: int, limits: dict[str, str], gib: float | None
+) -> None:
+    """1e9 bytes are 0.931 GiB. Version 1 has a tree for each controller, and a large number where there is no limit."""
+    root, name = {1: ("memory", "memory.limit_in_bytes"), 2: ("", "memory.max")}[version]
+    files = {Path("/sys/fs/cgroup", root, group, name): limit for group, limit in limits.items()}
+    files[Path("/proc/self/cgroup")] = f"{9 - version}:{root}:/job_7/step_0\n"
+    monkeypatch.setattr(hardware, "text", files.get)
+    assert hardware.memory_limit_gib() == gib
 
 
 def test_message_sizes_double_from_the_smallest_to_the_largest() -> None:

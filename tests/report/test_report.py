@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import json
 import re
+import shutil
 from collections.abc import Callable, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
@@ -23,6 +24,7 @@ from bench.planning.compose import compose
 from bench.report import compare, page, system
 from bench.report.differences import differences
 from bench.report.sets import load
+from helpers.failing_disk import contents, failing
 from helpers.paths import CORPUS
 from helpers.types import MakeLog
 from jobs.node_checks import hardware
@@ -62,6 +64,47 @@ def trial_set(written_log: MakeLog, tmp_path: Path) -> MakeSet:
         return folder
 
     return make
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_report_whose_disk_fails_is_the_old_one_or_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
+    """Its tables and figures belong together; what others keep in the folder is not touched."""
+    out = tmp_path / "reports" / "out"
+
+    def writes(content: str, *names: str) -> Callable[..., None]:
+        def write(sets: object, folder: Path, *, title: str | None) -> None:
+            for name in names:
+                (folder / name).write_text(f"{report._MARK} {content}")
+
+        return write
+
+    if is_there:
+        monkeypatch.setattr(report, "_write", writes("old", "report.html", "trials.csv", "sets.png"))
+        report.write([], out)
+        (out / "thesis.txt").write_text("not ours")
+    monkeypatch.setattr(report, "_write", writes("new", "report.html", "trials.csv", "step_times.csv"))
+    kept, number = tmp_path / "kept", 0
+    if is_there:
+        shutil.copytree(tmp_path / "reports", kept)
+    before = contents(tmp_path / "reports")
+    while True:
+        with failing(tmp_path, number) as disk:
+            try:
+                report.write([], out)
+            except ConfigError as error:
+                assert "No space left" in str(error) and contents(tmp_path / "reports") == before, disk.failed
+            else:
+                assert not list(out.glob(".part-*")) or disk.failed.startswith("os.r"), "only its removal may fail"
+        if not disk.failed:
+            break
+        shutil.rmtree(tmp_path / "reports", ignore_errors=True)
+        if is_there:
+            shutil.copytree(kept, tmp_path / "reports")
+        number += 1
+    assert number > 8 and "new" in (out / "step_times.csv").read_text() and "new" in (out / "report.html").read_text()
+    assert (out / "thesis.txt").exists() == is_there
 
 
 def write(*folders: Path, num_gpus: int | None = None) -> Page:
@@ -121,6 +164,17 @@ def test_invalid_runs_claim_no_minutes_and_say_why(trial_set: MakeSet) -> None:
     assert "2 of 3 runs not valid" in page.text
     assert "LOG-05 line " in page.text
     assert "LOG-07 line " in page.text
+
+
+def test_findings_name_the_line_if_there_is_one(trial_set: MakeSet) -> None:
+    (trials,) = load([trial_set("set", [{}, {"evals": (0.95, 0.94)}, {"opt_adamw_weight_decay": None}])])
+    where = {row["message"]: row["where"] for row in page._findings(trials)}
+    lines = Path(trials.results[1].file).read_text().splitlines()
+    last = max(number for number, line in enumerate(lines, 1) if '"eval_accuracy"' in line)
+    assert [at for message, at in where.items() if message.startswith("last evaluation 0.94, ")] == [
+        f"{trials.trial_names[1]} (line {last})"
+    ]
+    assert where["no opt_adamw_weight_decay"] == trials.trial_names[2], "what is missing stands on no line"
 
 
 def test_a_stand_in_is_never_compared_with_the_real_benchmark(trial_set: MakeSet) -> None:

@@ -76,6 +76,17 @@ def test_signs_belong_to_rules() -> None:
     assert sum(len(rule.signs) for rule in RULES.values()) == len(SIGNS)
 
 
+def test_lines_of_a_healthy_run_hold_no_word_that_is_looked_for() -> None:
+    """Otherwise every line would meet every pattern; the words are there to spare them that."""
+    lines = (
+        b"[rank3]: step 120 of 800, loss 1.3072, lr 3.9e-4",
+        b'{"key": "train_loss", "value": 1.3}',
+        b"8 ranks, 1 GPU each",
+    )
+    for line in lines:
+        assert [word for word in words.of_signs() if word in line.translate(words.FOLD)] == []
+
+
 @pytest.mark.parametrize("sign", SIGNS, ids=lambda sign: sign.rule)
 @given(data=st.data())
 @settings(max_examples=8)

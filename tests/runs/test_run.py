@@ -1,14 +1,24 @@
 """Where a run stands, from its folder and what its backend knows."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from bench.backends import Job, JobState
+from bench.backends.slurm.backend import SlurmBackend
+from bench.console import messages
+from bench.console import runs as run_sheets
+from bench.contract import mllog
+from bench.contract import plan as plans
+from bench.diagnosis import explain
+from bench.launch import run_queued
+from bench.planning import compose
 from bench.runs import run as runs
+
+PLAN = compose.compose(["task=lora_tiny", "cluster=local"])
 
 
 def with_job(folder: Path, monkeypatch: pytest.MonkeyPatch, known: Mapping[str, Job]) -> Path:
@@ -43,3 +53,123 @@ def test_the_last_word_of_the_run_comes_before_what_its_backend_says(
     folder = with_job(tmp_path, monkeypatch, {"7": Job(id="7", state=JobState.completed, word="COMPLETED")})
     (folder / "status.json").write_text('{"outcome": "failed", "exit_code": 143, "what": "cancelled"}')
     assert runs.exit_code(folder) == 143
+
+
+DONE = '{"outcome": "proven", "exit_code": 0, "what": "every trial did what was asked"}'
+
+
+def test_a_job_is_waited_for_after_its_last_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its container is still being removed: it ends when its backend says so."""
+    known = {"7": Job(id="7", state=JobState.running, word="RUNNING")}
+    folder, words = with_job(tmp_path, monkeypatch, known), iter(["COMPLETING", "COMPLETED"])
+    (folder / "status.json").write_text(DONE)
+
+    def later(seconds: float) -> None:
+        word = next(words)
+        state = JobState.completed if word == "COMPLETED" else JobState.running
+        known["7"] = Job(id="7", state=state, word=word)
+
+    monkeypatch.setattr(runs.time, "sleep", later)
+    assert [job.word for job in runs.wait(folder)] == ["RUNNING", "COMPLETING", "COMPLETED"]
+    assert [job.word for job in runs.wait(folder, started=True)] == ["COMPLETED"]
+
+
+@pytest.mark.parametrize(("left", "said"), [("COMPLETING", " (job 7 still is COMPLETING)"), (None, "")])
+def test_whoever_follows_a_job_is_told_what_came_of_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    left: str | None,
+    said: str,
+) -> None:
+    """One that does not come to its end is named; one that its backend has forgotten has ended."""
+    known = {"7": Job(id="7", state=JobState.running, word=left)} if left else {}
+    folder = with_job(tmp_path, monkeypatch, known)
+    (folder / "status.json").write_text(DONE)
+    (folder / "plan.json").write_text(plans.dumps(PLAN))
+    monkeypatch.setattr(runs, "ENDS_S", 0.0)
+    assert run_queued.follow(PLAN, folder, messages.to_stderr()) == 0
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == f"proven: every trial did what was asked{said}"
+
+
+def ledger_of(folder: Path, outcome: str) -> None:
+    (folder / "ledger.json").write_text(json.dumps([{"trial": 0, "seed": 1, "outcome": outcome}]))
+
+
+def test_of_a_job_that_its_backend_has_forgotten_only_the_ledger_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run").mkdir()
+    folder = with_job(tmp_path / "run", monkeypatch, {})
+    ledger_of(folder, "running")
+    (folder / ".reserve").touch()
+    run_sheets.show(tmp_path, active=False, again=False, as_json=True)
+    row = json.loads(capsys.readouterr().out)
+    assert (row["state"], row["trials"], row["active"]) == ("unknown to slurm", ["interrupted"], False)
+    assert "no last word: its batch script was killed" in row["reason"]
+
+
+@pytest.mark.parametrize(
+    ("status", "reserve", "state", "died"),
+    [
+        (None, True, "NODE_FAIL", True),
+        (None, True, "RUNNING", False),
+        (None, False, "CANCELLED", False),
+        (DONE, True, "COMPLETED", False),
+    ],
+)
+def test_a_batch_script_that_was_killed_is_known_by_what_it_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str | None, reserve: bool, state: str, died: bool
+) -> None:
+    states = {"RUNNING": JobState.running, "COMPLETED": JobState.completed}
+    folder = with_job(tmp_path, monkeypatch, {"7": Job(id="7", state=states.get(state, JobState.failed), word=state)})
+    if status:
+        (folder / "status.json").write_text(status)
+    if reserve:
+        (folder / ".reserve").touch()
+    assert runs.find(folder).has_died == died
+
+
+def test_without_its_backend_a_run_is_not_said_to_have_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on the laptop that the folders were copied to."""
+    folder = with_job(tmp_path, monkeypatch, {})
+    monkeypatch.setattr(runs.backends, "get", lambda name: SimpleNamespace(is_here=lambda: False))
+    ledger_of(folder, "running")
+    (folder / ".reserve").touch()
+    run = runs.find(folder)
+    assert run.word == "unknown: no slurm here" and not run.has_died
+
+
+def test_a_run_that_never_had_a_job_does_not_hide_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its folder is no number of a job, and squeue refuses a question that holds one."""
+    for name in ("lost", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "job.json").write_text('{"backend": "slurm", "jobs": []}')
+    with_job(tmp_path / "other", monkeypatch, {})
+    asked: list[str] = []
+
+    def states(self: SlurmBackend, ids: Sequence[str]) -> dict[str, Job]:
+        asked.extend(ids)
+        return {}
+
+    monkeypatch.setattr(SlurmBackend, "states", states)
+    monkeypatch.setattr(SlurmBackend, "is_here", lambda self: True)
+    monkeypatch.setattr(runs.backends, "get", lambda name: SlurmBackend())
+    assert [run.word for run in runs.below(tmp_path)] == ["no job", "unknown to slurm"]
+    assert asked == ["7"]
+
+
+@pytest.mark.parametrize(("word", "rule"), [("NODE_FAIL", "RUN-07"), ("RUNNING", None)])
+def test_why_does_not_take_a_fresh_log_for_a_run_that_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str, rule: str | None
+) -> None:
+    state = JobState.running if word == "RUNNING" else JobState.failed
+    folder = with_job(tmp_path, monkeypatch, {"7": Job(id="7", state=state, word=word)})
+    (folder / ".reserve").touch()
+    with mllog.Writer(folder / "result_0.txt") as log:
+        log.start(mllog.INIT_START)
+        log.stop(mllog.INIT_STOP)
+        log.start(mllog.RUN_START)
+        log.event(mllog.TRAIN_LOSS, 1.5, samples_count=8, lr=1e-4)
+    assert explain([folder]).rule == rule

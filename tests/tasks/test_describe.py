@@ -33,8 +33,13 @@ def test_the_commit_is_that_of_the_checkout_else_of_the_image(tmp_path: Path):
     assert describe.commit(installed, image) is None
     git(checkout, "init", "-q")
     assert describe.commit(checkout, image) is None, "no commit yet"
-    git(checkout, "commit", "-q", "--allow-empty", "-m", "first")
-    assert describe.commit(checkout, image) == git(checkout, "rev-parse", "HEAD").strip()
+    (checkout / "code.py").write_text("first")
+    git(checkout, "add", "code.py")
+    git(checkout, "commit", "-q", "-m", "first")
+    head = git(checkout, "rev-parse", "HEAD").strip()
+    assert describe.commit(checkout, image) == head
+    (checkout / "code.py").write_text("second")
+    assert describe.commit(checkout, image) == f"{head}-dirty", "the log must not name a commit whose code did not run"
 
 
 @pytest.mark.parametrize("commit", ["0123abcd", None])

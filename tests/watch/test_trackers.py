@@ -1,7 +1,7 @@
 """The curves of a log in each tracker's own format, read back by the tracker's own reader where it is installed."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from bench.errors import ConfigError
 from bench.mlperf import reader
 from bench.planning import compose
 from bench.watch import How, sources, trackers
+from helpers.failing_disk import contents, failing
 
 MakeLog = Callable[..., Path]
 LOSSES = (0.95, 0.93, 0.92)
@@ -105,6 +106,69 @@ def test_a_folder_that_cannot_be_written_does_not_end_the_watching(
     curves.take(events)
     curves.take(events)
     assert [record.getMessage().split(":")[0] for record in caplog.records] == ["trackers are not written"]
+
+
+class FileTracker:
+    """Writes each point as a line."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "points.txt"
+        self.path.write_text("")
+
+    def add(self, points: Sequence[trackers.Point]) -> None:
+        with self.path.open("a") as file:
+            file.writelines(f"{point.name} {point.samples} {point.value}\n" for point in points)
+
+    def close(self) -> None:
+        self.path.with_name("closed").touch()
+
+
+def test_whatever_fails_the_watching_goes_on_and_the_next_one_writes_all(
+    tmp_path: Path, written_log: MakeLog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Over curves that are there already; what the run's folder holds besides stays as it is."""
+    monkeypatch.setitem(trackers._OPEN, Tracker.tensorboard, FileTracker)
+    events, _ = reader.read(written_log(name="result_0.txt"))
+    root = tmp_path / "trackers"
+
+    def write() -> None:
+        curves = trackers.Curves([Tracker.tensorboard], root, "result_0")
+        curves.take(events)
+        curves.close()
+
+    write()
+    whole, number, warned = contents(tmp_path), 0, 0
+    while True:
+        with failing(root, number) as disk:
+            write()
+        if not disk.failed:
+            break
+        warned += "No space left" in caplog.text
+        caplog.clear()
+        write()
+        assert contents(tmp_path) == whole, disk.failed
+        number += 1
+    assert warned >= 6 and number >= 8
+
+
+def test_a_trackers_own_error_does_not_end_a_run(
+    tmp_path: Path, written_log: MakeLog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Failing(FileTracker):
+        def add(self, points: Sequence[trackers.Point]) -> None:
+            raise RuntimeError("the server is away")
+
+        def close(self) -> None:
+            raise RuntimeError("still away")
+
+    monkeypatch.setitem(trackers._OPEN, Tracker.tensorboard, Failing)
+    curves = trackers.Curves([Tracker.tensorboard], tmp_path / "trackers", "result_0")
+    curves.take(reader.read(written_log())[0])
+    curves.close()
+    assert [record.getMessage().rpartition(": ")[2] for record in caplog.records] == [
+        "the server is away",
+        "still away",
+    ]
 
 
 def test_what_is_no_number_over_samples_is_no_point(tmp_path: Path) -> None:

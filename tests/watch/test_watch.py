@@ -140,6 +140,24 @@ def test_an_evaluation_that_goes_on_is_the_next_one() -> None:
     assert (after.next_samples, after.next_s, after.eval_time_is_estimated) == (2304, 48 * 3 + 28, False)
 
 
+def test_evaluations_that_nothing_announces_take_what_the_steps_leave_over() -> None:
+    """Some logs hold eval_accuracy alone: each evaluation is timed from the one before, not from the last block."""
+    events = trial(0.94, 0.935, 0.93)
+    first, *later = [n for n, event in enumerate(events) if event.key == "eval_accuracy"]
+    silent = [event for event in events[: first + 1] if event.key != "eval_start"] + [events[n] for n in later]
+    progress = tracked(silent)
+    assert progress.eval_time_is_estimated
+    assert progress.eval_times_s == pytest.approx((EVAL_MS / 1000,) * 3)
+
+
+@pytest.mark.parametrize(("after_s", "is_stalled"), [(400, False), (700, True)])
+def test_the_first_evaluation_may_be_silent_for_as_long_as_training_was(after_s: float, is_stalled: bool) -> None:
+    """192 steps of 3 s are 576 s."""
+    events = trial(0.94)
+    running = events[: [event.key for event in events].index("eval_accuracy")]
+    assert ("stalled" in warnings(running, after_s=after_s)) is is_stalled
+
+
 def gbs_9(*samples: int) -> Progress:
     progress = tracked(trial(0.94, gbs=9)[:4])
     progress.evaluations = tuple(Evaluated(at, 0.94, 0) for at in samples)

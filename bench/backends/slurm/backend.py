@@ -61,6 +61,9 @@ class SlurmBackend:
     def states(self, ids: Sequence[str]) -> dict[str, Job]:
         return client.states(ids)
 
+    def submitted(self, folder: Path) -> list[str]:
+        return client.submitted(folder)
+
     def cancel(self, job: str) -> None:
         answer = client.ask(["scancel", job])
         if answer.exit_code:

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 from bench.backends.protocol import Job, JobState
 from bench.errors import SubmitError
@@ -21,7 +22,12 @@ _OPTIONS = re.compile(r"(?:SBATCH|SRUN|SALLOC|SQUEUE|SACCT|SINFO|SCONTROL)_")
 _OF_A_JOB = re.compile(r"SLURM_(?!CONF|CLUSTERS|JWT|DEBUG_FLAGS)")
 _PLAIN = {"SLURM_TIME_FORMAT": "standard", "SLURM_BITSTR_LEN": "0"}
 """Times in one format, and lists of array elements in full."""
+_AGAIN = "try again; `scontrol ping` shows whether Slurm's controller is up"
 _RANGE = re.compile(r"(\d+)_\[([\d,:-]+)(?:%\d+)?\]")
+
+
+class NoAnswerError(SubmitError):
+    """A command did not end in time: what it was to do may have been done, or may still be."""
 
 
 STARTED = ("RUNNING", "COMPLETING", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED", "SUSPENDED")
@@ -77,6 +83,19 @@ def states(jobs: Sequence[str]) -> dict[str, Job]:
     return {job: state for job, state in found.items() if job in wanted or job.split("_")[0] in wanted}
 
 
+def submitted(folder: Path) -> list[str]:
+    """Return the ids of this user's queued and running jobs whose script got a run folder as its argument.
+
+    Raises:
+        SubmitError: the controller cannot be asked.
+    """
+    answer = ask(["squeue", "--noheader", "--me", "--Format=ArrayJobID:|,Command:|"])
+    if answer.exit_code:
+        raise SubmitError(_last_line(answer), where="squeue", fix=_AGAIN)
+    rows = (line.rstrip().removesuffix("|").partition("|") for line in answer.out.splitlines())
+    return sorted({job.strip() for job, _, command in rows if command.rstrip().endswith(f" {folder.absolute()}")})
+
+
 def seconds(text: str) -> int | None:
     """Return the seconds of Slurm's [days-]hours:minutes:seconds, or None where it says UNLIMITED or nothing."""
     parts = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
@@ -111,10 +130,10 @@ def _ask(argv: Sequence[str], timeout_s: float, environment: dict[str, str]) -> 
             fix="work on the cluster's login node, with Slurm's commands on PATH",
         ) from error
     except subprocess.TimeoutExpired as error:
-        raise SubmitError(
+        raise NoAnswerError(
             f"{argv[0]} did not answer within {timeout_s:g} s",
             where=" ".join(argv[:2]),
-            fix="try again; `scontrol ping` shows whether Slurm's controller is up",
+            fix=_AGAIN,
         ) from error
     return Answer(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
 
@@ -124,12 +143,12 @@ def _queued(jobs: Sequence[str]) -> dict[str, Job]:
     argv = ["squeue", "--noheader", "--array", "--states=all", f"--jobs={','.join(jobs)}", f"--Format={fields}"]
     answer = _ask(argv, TIMEOUT_S, environment("squeue") | _PLAIN)
     if answer.exit_code and "Invalid job id" not in answer.err:
-        raise SubmitError(
-            f"squeue: {(answer.err.strip() or 'no answer').splitlines()[-1]}",
-            where="squeue",
-            fix="try again; `scontrol ping` shows whether Slurm's controller is up",
-        )
+        raise SubmitError(_last_line(answer), where="squeue", fix=_AGAIN)
     return _states(line.split("|")[: len(QUEUE_FIELDS)] for line in answer.out.splitlines())
+
+
+def _last_line(answer: Answer) -> str:
+    return f"squeue: {(answer.err.strip() or 'no answer').splitlines()[-1]}"
 
 
 def _accounted(jobs: Sequence[str]) -> dict[str, Job]:

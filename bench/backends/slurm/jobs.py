@@ -5,6 +5,7 @@ import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,16 @@ from bench.backends.slurm.arguments import sbatch_arguments
 from bench.backends.slurm.site_checks import REFUSALS, last_line
 from bench.contract import json_files
 from bench.contract.plan import Plan
-from bench.contract.run_files import JOB, SCRIPT
+from bench.contract.run_files import JOB, SCRIPT, SUBMISSION
 from bench.contract.schema import BackendName, Runtime
-from bench.errors import ConfigError, SubmitError
+from bench.errors import BenchError, ConfigError, SubmitError
 from bench.planning import validate
 from bench.rules.check import Answer, Finding
 
 SBATCH_S = 300.0
 """How long sbatch may take. One that is killed may have submitted its job all the same, so this is long."""
+_LOST = "timed out"
+"""In sbatch's words where the controller took a request and did not answer: the job may be queued all the same."""
 
 
 def submit(plan: Plan, folder: Path, *, forced: Sequence[Finding] = ()) -> str:
@@ -62,15 +65,68 @@ def resume(folder: Path, *, trials_left: int, walltime_min: int | None, argument
 
 
 def _submitted(folder: Path, job: Mapping[str, Any]) -> str:
-    """Submit the script of a run folder as `job` says, and keep `job` with the new job's id once Slurm has taken it."""
-    argv = ["sbatch", "--parsable", *(job.get("arguments") or []), str(folder / SCRIPT), str(folder)]
-    answer = client.ask(argv, timeout_s=SBATCH_S, more=job.get("environment") or {})
-    number = answer.out.strip().partition(";")[0]
-    if answer.exit_code or not number.isdecimal():
-        raise _refused(answer, folder)
+    """Submit the script of a run folder as `job` says, and keep `job` with the new job's id once Slurm has taken it.
+
+    Before sbatch is asked, a note says that it will be. The note goes with a refusal or with the id. It stays where the
+    answer is lost, or the id cannot be written down: `client.submitted` then finds the job.
+    """
+    argv = ["sbatch", "--parsable", *(job.get("arguments") or []), str(folder / SCRIPT), str(folder.absolute())]
+    known = [str(entry["id"]) for entry in job.get("jobs") or []]
+    note = folder / SUBMISSION
+    is_first = not note.exists()  # one that is there is of an earlier answer that was lost, and still holds
+    if is_first:
+        json_files.write(note, {"since": time.time(), "command": argv})
+    try:
+        number = _accepted(argv, folder, known, environment=job.get("environment") or {})
+    except _LostError:
+        raise
+    except BenchError:
+        if is_first:
+            note.unlink(missing_ok=True)
+        raise
     entry = {"id": number, "submitted": time.time()}
-    json_files.write(folder / JOB, dict(job) | {"jobs": [*(job.get("jobs") or []), entry]})
+    try:
+        json_files.write(folder / JOB, dict(job) | {"jobs": [*(job.get("jobs") or []), entry]})
+    except OSError as error:
+        what = f"job {number} is submitted, and its id cannot be written down: {error.strerror}"
+        fix = f"make room; `python -m bench runs` finds the job all the same, and scancel {number} ends it"
+        raise _LostError(what, where=str(folder / JOB), fix=fix, rule="CFG-08") from error
+    with suppress(OSError):
+        note.unlink()
     return number
+
+
+def _accepted(argv: Sequence[str], folder: Path, known: Sequence[str], *, environment: Mapping[str, str]) -> str:
+    """Return the id of the job that sbatch has submitted; where sbatch does not say so, the queue is asked for it.
+
+    Raises:
+        _LostError: nobody can say whether there is a job.
+        SubmitError: there is none.
+    """
+    answer = None
+    try:
+        answer = client.ask(argv, timeout_s=SBATCH_S, more=environment)
+        refusal = _refused(answer, folder)
+        number = answer.out.strip().partition(";")[0]
+        if answer.exit_code == 0 and number.isdecimal():
+            return number
+    except client.NoAnswerError as error:
+        refusal = error
+    is_lost = answer is None or answer.exit_code == 0 or _LOST in answer.err
+    found: list[str] = []
+    with suppress(SubmitError):
+        found = [job for job in client.submitted(folder) if job not in known]
+    if found:
+        return found[-1]
+    if is_lost:
+        what = f"{refusal.what}; the job may have been submitted all the same"
+        fix = f"`python -m bench runs` shows its job if there is one; else python -m bench resume {folder}"
+        raise _LostError(what, where=refusal.where, fix=fix) from refusal
+    raise refusal
+
+
+class _LostError(SubmitError):
+    """Slurm may have a job, or has one, that does not stand in job.json."""
 
 
 def _refused(answer: Answer, folder: Path) -> SubmitError:

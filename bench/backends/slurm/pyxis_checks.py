@@ -69,7 +69,7 @@ def flags(subject: Subject) -> Iterator[Finding | str]:
 
 
 def file(subject: Subject) -> Iterator[Finding | str]:
-    """Yield what is wrong with the image's file, by its first bytes and its length."""
+    """Yield what is wrong with the image's file; all of it is read if it has changed since it last was."""
     from bench.images import store
 
     image = expanded(subject.plan.config.container.image)
@@ -79,7 +79,7 @@ def file(subject: Subject) -> Iterator[Finding | str]:
         yield broken("ENR-07", "there is no such image here", image, fix=fix)
         return
     try:
-        yield from (replace(found, where=image) for found in store.faults(Path(image), whole=False))
+        yield from (replace(found, where=image) for found in store.faults_since_change(Path(image)))
     except OSError as error:
         yield broken("ENR-07", f"the image cannot be read: {error.strerror}", image)
 

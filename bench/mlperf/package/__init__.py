@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.contract import run_files
+from bench.contract.new_folder import appearing
 from bench.errors import BenchError, ConfigError
 from bench.mlperf import official
 from bench.mlperf.package import checkers, manual, system
@@ -219,14 +220,11 @@ def _appearing(folder: Path) -> Iterator[Path]:
     folder = folder.absolute()
     part = folder.with_name(f"{folder.name}.part-{secrets.token_hex(4)}")
     try:
-        part.mkdir(parents=True)
-        yield part
-        part.rename(folder)
+        with appearing(folder, part=part):
+            yield part
     except OSError as error:
         fix = "make room, or name another folder with -o"
         raise BenchError(f"cannot write the package: {error.strerror or error}", where=str(folder), fix=fix) from error
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
 
 
 def _write_submission(

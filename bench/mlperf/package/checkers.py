@@ -71,10 +71,12 @@ def require_safe(log: Path, benchmark: str, ruleset: str) -> None:
     """Refuse a log in which the official parser finds another benchmark or division than those that have rule files.
 
     Raises:
-        ConfigError: it does, or the official parser cannot read it at all.
+        ConfigError: it does, or the official parser cannot read it, or not in any time.
     """
     from mlperf_logging.compliance_checker import mlp_parser
 
+    if refusal := official.too_slow(log):
+        raise ConfigError(refusal, where=str(log), fix="leave this run out")
     try:
         records = [(line.key, line.value["value"]) for line in mlp_parser.parse_file(str(log), ruleset=ruleset)[0]]
     except Exception as error:  # noqa: BLE001 - a record that is no object, or lacks a field, ends the official parser

@@ -17,6 +17,7 @@ from bench.contract.schema import Precision
 from bench.errors import ConfigError
 from jobs.engines.megatron.lora import is_adapter
 from jobs.engines.megatron.model import Parts
+from jobs.weights import checkpoint_metadata
 
 _LAYER = re.compile(r"decoder\.layers\.\d+\.")
 
@@ -40,11 +41,13 @@ def load(engine: Parts, folder: Path, *, adapters: bool) -> None:
     """Load the adapters, or all other weights, whatever layout saved them; of a Hugging Face folder, its conversion.
 
     Raises:
-        ConfigError: the folder is not a checkpoint of this model, or is one in FP8 and the precision is not.
+        ConfigError: the folder is not a checkpoint of this model, or is one in FP8 and the precision is not; or its
+            metadata could run code.
     """
     config = engine.plan.config
     folder = folder if adapters else checkpoint.located(folder, config.precision)
     checkpoint.require(folder, config.model, config.precision)
+    checkpoint_metadata.require_plain(folder)
     try:
         parts = _parts(engine, adapters, is_fp8=checkpoint.is_fp8(folder))
         is_whole = len(parts) == 1  # the integrity check wants all layers of a checkpoint

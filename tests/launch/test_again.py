@@ -1,0 +1,390 @@
+"""Runs that are handed to a queue again, cancelled and looked up: whatever fails, the folder is as it was."""
+
+import errno
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench.backends import local
+from bench.backends.slurm import jobs as slurm_jobs
+from bench.backends.slurm.backend import SlurmBackend
+from bench.contract import plan as plans
+from bench.contract.run_files import JOB, LEDGER, RESERVE, SUBMISSION
+from bench.errors import BenchError, ConfigError, SubmitError
+from bench.launch import again, run_local, run_queued
+from bench.planning import compose
+from bench.runs import folder as folders
+from bench.runs import ledger
+from bench.runs import run as runs
+from bench.runs import status as statuses
+from bench.runs.ledger import Outcome
+from bench.runs.status import Ending, Status
+from helpers.failing_disk import contents, failing
+from helpers.ranks import mounted
+
+PLAN = compose.compose(["task=lora_tiny", "cluster=local", "trials=2"])
+MAX_OPERATIONS = 60
+"""Far above what any verb needs: reached only by one that never ends."""
+
+
+class Slurm:
+    """sbatch, squeue and scancel on PATH, as scripts of bash alone; each job of the queue is a file: its arguments."""
+
+    def __init__(self, folder: Path) -> None:
+        self.bin, self.queue, self.asked = folder / "bin", folder / "queue", folder / "asked"
+        self.bin.mkdir()
+        self.queue.mkdir()
+        self.asked.touch()
+        self.says("sbatch", "echo 100", queues=True)
+        self.says(
+            "squeue",
+            f"""for job in {self.queue}/*; do
+  read -r arguments <"$job"; id=${{job##*/}}
+  if [[ $* == *Command* ]]; then echo "$id|/path/job.sbatch ${{arguments##* }}|"
+  elif [[ $* == *"$id"* ]]; then echo "$id|PENDING|Priority||0|0:00|1:00:00|N/A|"; fi
+done""",
+        )
+        self.says("scancel", f"rm {self.queue}/$1")
+        self.says("sacct", "exit 1")
+
+    def says(self, command: str, script: str, *, queues: bool = False) -> None:
+        """Let a command do something; with `queues`, after it has queued the job."""
+        queued = f'echo "$*" >{self.queue}/100' if queues else ":"
+        head = f'#!/bin/bash\nshopt -s nullglob\necho "{command} $*" >>{self.asked}\n{queued}\n'
+        (self.bin / command).write_text(f"{head}{script}\n")
+        (self.bin / command).chmod(stat.S_IRWXU)
+
+    def forgets(self) -> None:
+        for job in self.queue.iterdir():
+            job.unlink()
+
+    def num_asked(self, command: str) -> int:
+        return sum(line.startswith(f"{command} ") for line in self.asked.read_text().splitlines())
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
+    for name in ("DATADIR", "MODEL", "LOGDIR", "CONT"):
+        monkeypatch.setenv(name, str(tmp_path / name.lower()))
+    made = Slurm(tmp_path)
+    monkeypatch.setenv("PATH", f"{made.bin}:{os.environ['PATH']}")
+    monkeypatch.setattr(runs, "POLL_S", 0.01)
+    return made
+
+
+@pytest.fixture
+def ended(tmp_path: Path, slurm: Slurm) -> Path:
+    """A run of two trials on Slurm whose job 7 proved one of them, aborted the other, and was ended."""
+    folder = tmp_path / "runs" / "run"
+    (folder / "rank_logs").mkdir(parents=True)
+    (folder / "plan.json").write_text(plans.dumps(PLAN))
+    (folder / "job.sbatch").write_text("#!/bin/bash\n")
+    (folder / JOB).write_text('{"backend": "slurm", "jobs": [{"id": "7", "submitted": 1.0}], "arguments": ["-A", "x"]}')
+    ledger.create(folder, PLAN)
+    for trial, outcome in ((0, Outcome.proven), (1, Outcome.aborted)):
+        ledger.begin(folder, PLAN.trials[trial], attempts=3, job="7")
+        ledger.end(folder, trial, outcome)
+    (folder / LEDGER).write_text((folder / LEDGER).read_text() + "\n")  # as another version would format it
+    (folder / "result_0.txt").write_text("a result")
+    statuses.write(folder, Status(outcome=Ending.failed, exit_code=1, what="trial 1 failed"))
+    return folder
+
+
+def noted(folder: Path) -> list[str]:
+    return [entry["id"] for entry in json.loads((folder / JOB).read_text())["jobs"]]
+
+
+def at_each_operation(root: Path, verb: Callable[[], object]) -> Iterator[tuple[str, BenchError | None]]:
+    """Let each operation of a verb fail in turn, and yield which one it was and how the verb ended.
+
+    Before the next one the folder is as it was at the beginning.
+    """
+    kept = root.with_name(f"{root.name}.kept")
+    shutil.copytree(root, kept, symlinks=True)
+    for number in range(MAX_OPERATIONS):
+        ended = None
+        with failing(root, number) as disk:
+            try:
+                verb()
+            except BenchError as error:
+                ended = error
+        if not disk.failed:
+            assert ended is None and number > 0
+            return
+        yield disk.failed, ended
+        shutil.rmtree(root)
+        shutil.copytree(kept, root, symlinks=True)
+    raise AssertionError("the verb never succeeded")
+
+
+def test_a_resume_whose_disk_fails_changes_nothing_or_says_what_it_did(ended: Path, slurm: Slurm) -> None:
+    (ended / RESERVE).write_bytes(b"\0")
+    before, submitted = contents(ended), 0
+    for failed, error in at_each_operation(ended, lambda: again.resume(ended)):
+        if error is None:  # what could not be tidied up in the end
+            assert noted(ended) == ["7", "100"], failed
+        elif "job 100 is submitted" in str(error):
+            submitted += 1
+            assert runs.find(ended).is_active and runs.find(ended).id == "100"
+            (ended / SUBMISSION).unlink()
+            assert contents(ended) == before, failed
+        else:
+            assert "No space left" in str(error) and contents(ended) == before, failed
+            assert not list(slurm.queue.iterdir()), failed
+        slurm.forgets()
+    assert submitted == 3, "opening, syncing and renaming job.json"
+    assert noted(ended) == ["7", "100"] and statuses.read(ended) is None
+    assert [entry.outcome for entry in ledger.read(ended)] == [Outcome.proven, Outcome.interrupted]
+    assert not {SUBMISSION, RESERVE, f"{RESERVE}.old"} & {path.name for path in ended.iterdir()}
+
+
+REFUSALS = {
+    "refused": ("echo 'sbatch: error: Batch job submission failed: Invalid account' >&2; exit 1", "Invalid account"),
+    "a bad argument": ("echo 'sbatch: unrecognized option --exclud' >&2; exit 1", "unrecognized option"),
+    "killed": ("kill -9 $$", "sbatch"),
+    "no program": ("exit 127", "sbatch"),
+}
+
+
+@pytest.mark.parametrize("how", REFUSALS)
+def test_a_refused_resume_changes_nothing_and_can_be_tried_again(
+    ended: Path, slurm: Slurm, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script, said = REFUSALS[how]
+    (ended / RESERVE).write_bytes(b"\0")
+    before = contents(ended)
+    slurm.says("sbatch", script)
+    if how == "killed":  # on a file system without hard links
+        monkeypatch.setattr(os, "link", lambda *names: (_ for _ in ()).throw(PermissionError(errno.EPERM, "no links")))
+    with pytest.raises(SubmitError, match=said if how != "killed" else None):
+        again.resume(ended, walltime_min=7, arguments=["--exclud=dgx-7"])
+    assert contents(ended) == before
+    slurm.says("sbatch", "echo 100", queues=True)
+    assert again.resume(ended) == 0 and noted(ended) == ["7", "100"]
+    (arguments,) = (slurm.queue / "100").read_text().splitlines()
+    assert arguments == f"--parsable -A x {ended}/job.sbatch {ended}"
+
+
+LOST = {
+    "no answer in time": "exec sleep 30",
+    "the controller's answer is lost": "echo 'Batch job submission failed: Socket timed out on send/recv' >&2; exit 1",
+    "garbage": "echo 'Welcome to the cluster!'",
+    "fails after it has submitted": "echo 'a plugin failed' >&2; exit 1",
+}
+
+
+@pytest.mark.parametrize("how", LOST)
+def test_a_job_whose_number_is_lost_is_found_in_the_queue(
+    ended: Path, slurm: Slurm, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm_jobs, "SBATCH_S", 0.3)
+    slurm.says("sbatch", LOST[how], queues=True)
+    assert again.resume(ended) == 0
+    assert noted(ended) == ["7", "100"] and not (ended / SUBMISSION).exists()
+
+
+@pytest.mark.parametrize("how", list(LOST)[:3])
+def test_a_job_that_may_be_there_is_looked_for_whenever_the_run_is(
+    ended: Path, slurm: Slurm, how: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The answer is lost, and the job comes to the queue only later."""
+    monkeypatch.setattr(slurm_jobs, "SBATCH_S", 0.3)
+    slurm.says("sbatch", LOST[how])
+    before = contents(ended)
+    with pytest.raises(SubmitError, match="the job may have been submitted all the same"):
+        again.resume(ended)
+    (note,) = contents(ended).keys() - before.keys()
+    assert note == SUBMISSION and contents(ended).items() >= before.items()
+    assert not runs.find(ended).is_active
+    (slurm.queue / "100").write_text(f"--parsable {ended}/job.sbatch {ended}")
+    (slurm.queue / "101").write_text(f"--parsable {ended}/job.sbatch {ended}-of-another-name")
+    found = runs.find(ended)
+    assert (found.id, found.is_active) == ("100", True)
+    with pytest.raises(ConfigError, match="job 100 is PENDING"):
+        again.resume(ended)
+    assert again.cancel(ended) == "100" and (slurm.queue / "101").exists()
+    slurm.says("sbatch", "echo 102")
+    assert again.resume(ended) == 0 and noted(ended) == ["7", "102"] and not (ended / SUBMISSION).exists()
+
+
+def test_of_two_resumes_at_once_one_submits(ended: Path, slurm: Slurm, spawn: Callable[..., object]) -> None:
+    """The second one waits for no lock and repeats no check of before: it is refused while the first one submits."""
+    slurm.says("sbatch", f"until [[ -e {slurm.bin}/go ]]; do read -rt 0.05 <> <(:); done; echo 100", queues=True)
+    first = spawn([sys.executable, "-m", "bench", "resume", str(ended)], {"PATH": os.environ["PATH"]})
+    assert isinstance(first, subprocess.Popen)
+    while not slurm.num_asked("sbatch"):
+        assert first.poll() is None, first.communicate()[0]
+    slurm.forgets()
+    during = contents(ended)
+    with pytest.raises(ConfigError, match="another process resumes this run"):
+        again.resume(ended)
+    assert contents(ended) == during
+    (slurm.bin / "go").touch()
+    assert first.wait(60) == 0
+    assert noted(ended) == ["7", "100"] and slurm.num_asked("sbatch") == 1
+
+
+@pytest.mark.parametrize("how", ["exit 1", "echo 'scancel: error: Access denied' >&2; exit 1"])
+def test_a_cancel_that_slurm_refuses_changes_nothing(ended: Path, slurm: Slurm, how: str) -> None:
+    again.resume(ended)
+    before = contents(ended)
+    slurm.says("scancel", how)
+    with pytest.raises(SubmitError, match="scancel failed" if how == "exit 1" else "Access denied"):
+        again.cancel(ended)
+    assert contents(ended) == before and runs.find(ended).is_active
+
+
+def test_a_cancel_whose_disk_fails_says_that_the_job_is_cancelled(ended: Path, slurm: Slurm) -> None:
+    again.resume(ended)
+    before = contents(ended)
+    for failed, error in at_each_operation(ended, lambda: again.cancel(ended)):
+        assert "job 100 is cancelled, and that cannot be written down" in str(error), failed
+        assert contents(ended) == before, failed
+        (slurm.queue / "100").write_text("")
+    assert statuses.read(ended) is not None
+
+
+def test_what_is_cancelled_cannot_be_cancelled_twice(ended: Path, slurm: Slurm) -> None:
+    again.resume(ended)
+    assert again.cancel(ended) == "100"
+    before = contents(ended)
+    with pytest.raises(ConfigError, match="nothing to cancel: the run is interrupted"):
+        again.cancel(ended)
+    assert contents(ended) == before and slurm.num_asked("scancel") == 1
+
+
+def test_a_job_that_is_still_ending_is_not_gone_on_with(ended: Path, slurm: Slurm) -> None:
+    before = contents(ended)
+    slurm.says("squeue", "echo '7|COMPLETING|None|dgx-0|0|0:10|1:00:00|N/A|'")
+    with pytest.raises(ConfigError, match="job 7 is COMPLETING"):
+        again.resume(ended)
+    assert contents(ended) == before and not slurm.num_asked("sbatch")
+
+
+def test_a_queue_that_does_not_answer_changes_nothing(ended: Path, slurm: Slurm) -> None:
+    before = contents(ended)
+    slurm.says("squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
+    for verb in (again.resume, again.cancel):
+        with pytest.raises(SubmitError, match="Unable to contact"):
+            verb(ended)
+    assert contents(ended) == before and not slurm.num_asked("sbatch")
+
+
+# the first time
+
+
+@pytest.fixture
+def launched(tmp_path: Path, slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """Hand a run to the queue whose folder is `new` in a folder of runs that holds another one's."""
+    (tmp_path / "runs" / "other").mkdir(parents=True)
+    plan = replace(PLAN, config=replace(PLAN.config, launch=replace(PLAN.config.launch, folder=f"{tmp_path}/runs/new")))
+    monkeypatch.setattr(slurm_jobs.script, "script", lambda plan: "#!/bin/bash\n")
+
+    def launch() -> int:
+        return run_queued.run(SlurmBackend(), plan, folders.make(plan, "trials: 2\n"), [])
+
+    return launch
+
+
+def test_a_launch_whose_disk_fails_leaves_nothing(tmp_path: Path, slurm: Slurm, launched: Callable[[], int]) -> None:
+    root, submitted = tmp_path / "runs", 0
+    before = contents(root)
+    for failed, error in at_each_operation(root, launched):
+        if error is None or "job 100 is submitted" in str(error):
+            assert runs.find(root / "new").id == "100", failed
+            submitted += 1
+        else:
+            assert "No space left" in str(error) and contents(root) == before, failed
+            assert not list(slurm.queue.iterdir()), failed
+        slurm.forgets()
+    assert submitted == 4 and noted(root / "new") == ["100"]
+
+
+@pytest.mark.parametrize("how", REFUSALS)
+def test_a_refused_launch_leaves_nothing(tmp_path: Path, slurm: Slurm, launched: Callable[[], int], how: str) -> None:
+    before = contents(tmp_path / "runs")
+    slurm.says("sbatch", REFUSALS[how][0])
+    with pytest.raises(SubmitError):
+        launched()
+    assert contents(tmp_path / "runs") == before
+    slurm.says("sbatch", "echo 100", queues=True)
+    assert launched() == 0 and runs.find(tmp_path / "runs/new").id == "100"
+
+
+def test_a_launch_whose_answer_is_lost_keeps_its_folder(
+    tmp_path: Path, slurm: Slurm, launched: Callable[[], int]
+) -> None:
+    slurm.says("sbatch", LOST["garbage"])
+    with pytest.raises(SubmitError, match="may have been submitted all the same"):
+        launched()
+    folder = tmp_path / "runs/new"
+    assert runs.find(folder).word == "no job"
+    slurm.says("sbatch", "echo 100")
+    assert again.resume(folder) == 0 and noted(folder) == ["100"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+def test_a_full_disk_changes_nothing(ended: Path, slurm: Slurm, tmp_path: Path) -> None:
+    """A real one, with room for ever more: from nothing to the few blocks that it takes."""
+    kept, refused = tmp_path / "kept", 0
+    ended.rename(kept)
+    for free in range(0, 40 * 1024, 4096):
+        shutil.rmtree(ended.parent)
+        with mounted(ended.parent, "size=256k"):
+            shutil.copytree(kept, ended)
+            before = contents(ended)
+            with (ended.parent / "filler").open("wb", buffering=0) as filler, suppress(OSError):
+                while True:
+                    filler.write(bytes(4096))
+            os.truncate(ended.parent / "filler", (ended.parent / "filler").stat().st_size - free)
+            try:
+                again.resume(ended)
+            except BenchError as error:
+                refused += 1
+                assert "No space left" in str(error)
+                (ended / SUBMISSION).unlink(missing_ok=True)
+                assert contents(ended) == before, free
+            else:
+                assert noted(ended) == ["7", "100"]
+        slurm.forgets()
+    assert 1 < refused < 10
+
+
+# on this machine
+
+
+def test_a_run_on_this_machine_is_opened_again_as_a_whole_or_not_at_all(
+    ended: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before its ranks start; what happens to them is another matter."""
+    (ended / JOB).unlink()
+    before = contents(ended)
+    monkeypatch.setattr(run_local, "_work", lambda plan, folder, console: True)
+    for failed, error in at_each_operation(ended, lambda: again.resume(ended)):
+        said = capsys.readouterr().err
+        if contents(ended) != before:
+            status = statuses.read(ended)
+            assert status or "CFG-08: status.json cannot be written" in said, failed
+            assert status is None or status.outcome is Ending.proven or status.rule == "CFG-08", failed
+            assert [entry.outcome for entry in ledger.read(ended)] == [Outcome.proven, Outcome.interrupted], failed
+        else:
+            assert "No space left" in str(error), failed
+    assert ledger.read(ended)[1].outcome is Outcome.interrupted
+
+
+def test_who_comes_second_on_this_machine_changes_nothing(ended: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (ended / JOB).unlink()
+    before = contents(ended)
+    monkeypatch.setattr(again, "_check_ended", lambda run: None)  # the first one began after this check
+    with local.driving(ended), pytest.raises(ConfigError, match="another process drives this run"):
+        again.resume(ended)
+    assert contents(ended) == before
