@@ -84,10 +84,10 @@ def test_a_batch_script_that_could_not_ask_python_does_not_explain_itself(run_fo
 
 def test_what_the_batch_script_refuses_is_in_its_output(tmp_path: Path) -> None:
     """It has touched no folder, so there is nothing else."""
-    line = "CFG-11: /runs/lora_tiny-7 belongs to somebody else; start a run of your own"
+    line = "CFG-05: job 6 works in /runs/lora_tiny-7"
     (tmp_path / "slurm-7.out").write_text(f"{line}\n")
     said = diagnosis.explain([tmp_path])
-    assert (said.rule, said.evidence) == ("CFG-11", line)
+    assert (said.rule, said.evidence) == ("CFG-05", line)
 
 
 PREEMPTED = "slurmstepd: error: *** JOB 7 ON dgx-0 CANCELLED AT 2026-11-22T10:32:36 DUE TO PREEMPTION ***"

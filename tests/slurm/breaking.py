@@ -132,24 +132,6 @@ def drop_packets(scene: Scene, *, for_s: float | None = None) -> None:
         connection.close()
 
 
-# --- The clock, by libfaketime: it reads its offset from a file, which is changed while the ranks train.
-
-FAKETIME = Path(f"/usr/lib/{os.uname().machine}-linux-gnu/faketime/libfaketimeMT.so.1")
-
-
-def movable_clock(folder: Path) -> tuple[str, ...]:
-    """Return overrides with which Python in the job takes the time of day from libfaketime, right at first."""
-    (folder / "clock").write_text("+0\n")
-    settings = {
-        "LD_PRELOAD": FAKETIME,
-        "FAKETIME_TIMESTAMP_FILE": folder / "clock",
-        "FAKETIME_NO_CACHE": 1,
-        "FAKETIME_DONT_FAKE_MONOTONIC": 1,
-        "FAKETIME_ONLY_CMDS": "python",
-    }
-    return tuple(f"+cluster.environment.{name}='{value}'" for name, value in settings.items())
-
-
 def fill(disk: Path) -> None:
     """Leave no room on a disk."""
     with suppress(OSError), (disk / "ballast").open("wb", buffering=0) as ballast:

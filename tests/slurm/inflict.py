@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from breaking import FAKETIME, Scene, batch_script, fill, movable_clock, ranks, srun_of_trial
+from breaking import Scene, batch_script, fill, ranks, srun_of_trial
 from matrix import ONE_TRIAL
 from user import Run, User, submitted, until
 
@@ -167,16 +167,33 @@ calls, now = 0, time.time_ns
 if os.environ.get("SLURM_PROCID") == "1" and "--trial" in sys.orig_argv:
     time.time_ns = fail
 """
-"""A module that Python imports when it starts: the last rank's log fails after some records."""
+"""The last rank fails in its own code after some records."""
+CLOCK = """
+import os, pathlib, time
+
+offset = pathlib.Path(os.environ["BENCH_TEST_CLOCK"])
+time.time = lambda real=time.time: real() + float(offset.read_text())
+time.time_ns = lambda real=time.time_ns: real() + int(float(offset.read_text()) * 1e9)
+"""
+"""The time of day is off by the seconds in a file; the clock that counts from the boot is not."""
 
 
-def with_customized_python(user: User, overrides: Sequence[str]) -> Run:
-    folder = user.home / "site"
-    folder.mkdir()
-    (folder / "sitecustomize.py").write_text(FAILS)
-    path = next((word for word in user.overrides if "PYTHONPATH" in word), f"+cluster.environment.PYTHONPATH={ROOT}")
-    own = replace(user, overrides=tuple(word for word in user.overrides if "PYTHONPATH" not in word))
-    return own.launch(*overrides, path.replace("PYTHONPATH=", f"PYTHONPATH={folder}:").replace('"', ""))
+def with_python_that(text: str) -> Callable[[User, Sequence[str]], Run]:
+    """Return what launches a run whose Python runs a text, as sitecustomize, whenever it starts."""
+
+    def start(user: User, overrides: Sequence[str]) -> Run:
+        folder = user.home / "site"
+        folder.mkdir()
+        (folder / "sitecustomize.py").write_text(text)
+        (folder / "clock").write_text("0")
+        path = next(
+            (word for word in user.overrides if "PYTHONPATH" in word), f"+cluster.environment.PYTHONPATH={ROOT}"
+        )
+        own = replace(user, overrides=tuple(word for word in user.overrides if "PYTHONPATH" not in word))
+        path = path.replace("PYTHONPATH=", f"PYTHONPATH={folder}:").replace('"', "")
+        return own.launch(*overrides, path, f"+cluster.environment.BENCH_TEST_CLOCK={folder}/clock")
+
+    return start
 
 
 # --- Files
@@ -284,16 +301,6 @@ def no_container(user: User) -> str:
 # --- The clock
 
 
-def with_movable_clock(user: User, overrides: Sequence[str]) -> Run:
-    return user.launch(*overrides, *movable_clock(user.home))
-
-
-def move_clock(offset: str) -> Inflict:
-    """Return what moves the time of day on the ranks' nodes."""
-    return lambda scene: (scene.user.home / "clock").write_text(f"{offset}\n")
-
-
-def no_faketime(user: User) -> str:
-    if user.overrides:
-        return "the image has no libfaketime"
-    return "" if FAKETIME.exists() else f"{FAKETIME} is not installed (Debian package faketime)"
+def move_clock(seconds: int) -> Inflict:
+    """Return what moves the time of day on the job's nodes."""
+    return lambda scene: (scene.user.home / "site" / "clock").write_text(str(seconds))

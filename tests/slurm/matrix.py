@@ -1,5 +1,6 @@
 """One row of the fault matrix: what is broken, what must come out, and what came out."""
 
+import json
 import re
 import sys
 import time
@@ -9,11 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 from breaking import Scene, of_job
 from user import SHORT, Run, User, training, until
 
-from bench import diagnosis
 from bench.console.sheet import Sheet
 
 ONE_TRIAL = (*SHORT, "task.training.max_steps=100")
@@ -48,6 +49,10 @@ class Answer:
     rule: str | None
     """What `why` says."""
     evidence: str = ""
+
+
+NOT_ASKED = "not asked"
+"""Of a rule: chance decides what is left to explain."""
 
 
 def recovers(*causes: str, trials: int = 1) -> Answer:
@@ -132,8 +137,9 @@ def play(user: User, fault: Fault) -> Played:
         kept = {log: log.read_bytes() for log in run.folder.glob("result_*.txt") if b"run_stop" in log.read_bytes()}
         fault.inflict(Scene(user, run))
         state = user.cluster.wait_for_state(run.job, ENDED, fault.timeout_s)
-        found = look(run, state)
-        wrong = (*differences(fault.answer, found), *left_behind(run, kept, fault))
+        said = explained(user, run)
+        found = look(run, state, said)
+        wrong = (*differences(fault.answer, found), *left_behind(run, kept, fault), *ill_explained(run, fault, said))
     except Exception as error:  # noqa: BLE001 - the other rows go on, and the table says what happened
         output = run.output() if run else ""
         return Played(
@@ -146,9 +152,8 @@ def play(user: User, fault: Fault) -> Played:
     return Played(fault=fault, found=found, wrong=wrong, seconds=time.monotonic() - start)
 
 
-def look(run: Run, state: str) -> Answer:
+def look(run: Run, state: str, said: dict[str, Any]) -> Answer:
     """Return what one finds of a run that has ended."""
-    said = explained(run)
     ledger, status = run.readable_ledger, run.status
     begun = [entry["attempts"] for entry in ledger if entry.get("attempts")]
     return Answer(
@@ -159,14 +164,15 @@ def look(run: Run, state: str) -> Answer:
         attempts=tuple(
             ": ".join(filter(None, (one["outcome"], one.get("cause")))) for one in (begun[-1] if begun else ())
         ),
-        rule=said.rule if said else None,
-        evidence=(said.evidence or "") if said else "",
+        rule=said.get("rule"),
+        evidence=said.get("evidence") or "",
     )
 
 
-def explained(run: Run) -> diagnosis.Explanation | None:
-    """Return what `why` says; None where nothing is left to ask about."""
-    return diagnosis.explain([run.folder]) if run.folder.is_dir() else None
+def explained(user: User, run: Run) -> dict[str, Any]:
+    """Return what `why` says; nothing where no log is left to ask about."""
+    printed = user.types("why", run.folder, "--json", code=None).stdout
+    return dict(json.loads(printed)) if printed else {}
 
 
 def differences(expected: Answer, found: Answer) -> list[str]:
@@ -179,7 +185,7 @@ def differences(expected: Answer, found: Answer) -> list[str]:
         elif name == "evidence":
             fits = re.search(want, got) is not None
         else:
-            fits = got in want if isinstance(want, range) else want == got
+            fits = want == NOT_ASKED or (got in want if isinstance(want, range) else want == got)
         if not fits:
             wrong.append(f"{name}: {got!r}, not {want!r}")
     return wrong
@@ -199,26 +205,25 @@ def left_behind(run: Run, kept: dict[Path, bytes], fault: Fault) -> list[str]:
             break
         time.sleep(0.1)
     wrong += [f"process left: {' '.join(words)[:200]}" for words in alive]
-    return wrong + evidence_elsewhere(run, fault)
+    return wrong
 
 
-def evidence_elsewhere(run: Run, fault: Fault) -> list[str]:
-    """Return whether the evidence does not stand where `why` says, or only in what the job wrote about itself."""
-    said = explained(run)
-    if said is None or said.evidence is None or said.file is None or said.line is None:
-        return []
-    cited = Path(said.file)
+def ill_explained(run: Run, fault: Fault, said: dict[str, Any]) -> list[str]:
+    """Return what is wrong with an explanation: it must cite a line that stands where it says, and never itself."""
     wrong = []
+    if run.status.get("outcome") == "failed" and run.status.get("rule") != said.get("rule"):
+        wrong.append(f"status.json says {run.status.get('rule')}, and why {said.get('rule')}")
+    if "bench why" in (said.get("fix") or ""):
+        wrong.append(f"the fix is to ask again: {said['fix']}")
+    if not said.get("evidence") or not said.get("file"):
+        return wrong
+    cited, evidence = Path(said["file"]), said["evidence"].partition(" (at ")[0]
     if cited.name == "status.json" and not fault.only_the_script_knows:
-        wrong.append(f"cites status.json itself: {said.evidence}")
-    if cited.suffix == ".out":  # of records, what they amount to is said
-        line = cited.read_text(errors="replace").splitlines()[said.line - 1]
-        if said.evidence.partition(" (at ")[0] not in line:
-            wrong.append(f"{cited.name}:{said.line} is {line!r}, not {said.evidence!r}")
-    if run.status.get("outcome") == "failed" and run.status.get("rule") != said.rule:
-        wrong.append(f"status.json says {run.status.get('rule')}, and why {said.rule}")
-    if "bench why" in (said.fix or ""):
-        wrong.append(f"the fix is to ask again: {said.fix}")
+        wrong.append(f"cites status.json itself: {evidence}")
+    if cited.suffix == ".out":  # of records it says what they amount to
+        line = cited.read_text(errors="replace").splitlines()[said["line"] - 1]
+        if evidence not in line:
+            wrong.append(f"{cited.name}:{said['line']} is {line!r}, not {evidence!r}")
     return wrong
 
 

@@ -6,7 +6,19 @@ from dataclasses import replace
 
 import inflict
 from breaking import drop_packets, reset_connections, send
-from matrix import ALERT, ANY_FAILURE, ONE_NODE, ONE_TRIAL, TWO_TRIALS, UNHARMED, Answer, Fault, fails, recovers
+from matrix import (
+    ALERT,
+    ANY_FAILURE,
+    NOT_ASKED,
+    ONE_NODE,
+    ONE_TRIAL,
+    TWO_TRIALS,
+    UNHARMED,
+    Answer,
+    Fault,
+    fails,
+    recovers,
+)
 
 NOT_PROVEN = Answer(
     slurm="FAILED",
@@ -68,7 +80,7 @@ ROWS = (
     ),
     Fault(
         name="rank: an unknown exception",
-        start=inflict.with_customized_python,
+        start=inflict.with_python_that(inflict.FAILS),
         inflict=lambda scene: None,
         answer=fails("RUN-13", r"KeyError: 'no such expert' \(at .*sitecustomize.py:\d+ in fail"),
         trial=None,
@@ -171,7 +183,7 @@ ROWS = (
     Fault(
         name="run folder removed",
         inflict=lambda scene: shutil.rmtree(scene.run.folder),
-        answer=Answer(slurm="FAILED", outcome=None, exit_code=None, trials=(), attempts=(), rule=None),
+        answer=Answer(slurm="FAILED", outcome=None, exit_code=None, trials=(), attempts=(), rule=NOT_ASKED),
         overrides=ONE_NODE,
         in_gate=True,
     ),
@@ -186,16 +198,14 @@ ROWS = (
     # --- Clock
     Fault(
         name="clock set back by 8 s",
-        start=inflict.with_movable_clock,
-        inflict=inflict.move_clock("-8"),
+        start=inflict.with_python_that(inflict.CLOCK),
+        inflict=inflict.move_clock(-8),
         answer=NOT_PROVEN,
-        cannot=inflict.no_faketime,
     ),
     Fault(
         name="clock put forward by 2 h",
-        start=inflict.with_movable_clock,
-        inflict=inflict.move_clock("+2h"),
+        start=inflict.with_python_that(inflict.CLOCK),
+        inflict=inflict.move_clock(7200),
         answer=NOT_PROVEN,
-        cannot=inflict.no_faketime,
     ),
 )
