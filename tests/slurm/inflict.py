@@ -303,4 +303,11 @@ def no_container(user: User) -> str:
 
 def move_clock(seconds: int) -> Inflict:
     """Return what moves the time of day on the job's nodes."""
-    return lambda scene: (scene.user.home / "site" / "clock").write_text(str(seconds))
+
+    def move(scene: Scene) -> None:
+        clock = scene.user.home / "site" / "clock"
+        new = clock.with_name("new")
+        new.write_text(str(seconds))
+        new.rename(clock)  # nobody reads half of it
+
+    return move
