@@ -49,6 +49,8 @@ PEAK_MEMORY = "peak_memory_gib"
 """Of the fullest rank from run_start to run_stop: {allocated, reserved}, and what the plan {estimated}."""
 STEP_TIMES = "step_times"
 """In tracked_stats: seconds of each step since the last such record."""
+MONOTONIC_MS = "monotonic_ms"
+"""In the metadata of each record of ours: the time since the machine booted, which nobody can set."""
 
 SUCCESS, ABORTED = "success", "aborted"
 """What run_stop's metadata.status may say."""
@@ -128,13 +130,14 @@ class Writer:
             self._started |= key == RUN_START
 
     def _append(self, event_type: str, key: str, value: Any, metadata: dict[str, Any]) -> None:
+        time_ms, monotonic_ms = _clocks_ms()
         record = {
             "namespace": "",
-            "time_ms": time.time_ns() // 1_000_000,
+            "time_ms": time_ms,
             "event_type": event_type,
             "key": key,
             "value": value,
-            "metadata": _caller() | metadata,
+            "metadata": _caller() | {MONOTONIC_MS: monotonic_ms} | metadata,
         }
         try:
             line = b"%s %s\n" % (_TOKEN, json.dumps(record, allow_nan=False).encode())
@@ -142,6 +145,23 @@ class Writer:
             raise ValueError(f"{key} = {value!r} with {metadata!r} cannot be logged: {error}") from error
         while line:  # a disk that fills up takes part of a line, then raises
             line = line[self._file.write(line) :]
+
+
+def _clocks_ms() -> tuple[int, int]:
+    """Return the wall clock and the monotonic clock, read at one moment: the tightest of three readings.
+
+    The monotonic clock is CLOCK_BOOTTIME: CLOCK_MONOTONIC stops while a laptop is suspended and the wall clock does
+    not, so that the wall clock would seem to have been set. Where there is no CLOCK_BOOTTIME (macOS), CLOCK_MONOTONIC
+    counts such time too. NTP's slewing changes the rate of both clocks alike; only a step sets them apart.
+    """
+    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+    readings = []
+    for _ in range(3):  # this process may lose its CPU between two reads
+        before = time.clock_gettime_ns(clock)
+        wall = time.time_ns()
+        readings.append((time.clock_gettime_ns(clock) - before, wall, before))
+    _, wall, monotonic = min(readings)
+    return wall // 1_000_000, monotonic // 1_000_000
 
 
 def _caller() -> dict[str, Any]:

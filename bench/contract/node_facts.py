@@ -68,12 +68,23 @@ class GpuFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class FileTime:
+    """The time that a file got in the run folder, and the node's clock before and after it was written."""
+
+    before_ms: int
+    file_ms: int
+    after_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class Results:
     """The run folder, as a node sees it; refused is why a file cannot be written there."""
 
     path: str
     free_mib: int
     refused: str | None
+    clock: FileTime | None = None
+    """None where nothing could be written, and in older facts."""
 
 
 @dataclass(frozen=True, slots=True)

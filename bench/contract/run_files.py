@@ -98,6 +98,11 @@ def rank_error(command: str, rank: int | str) -> str:
     return f"{RANK_LOGS}/{label(command)}_rank_{rank}.error"
 
 
+def stack(command: str, rank: int | str) -> str:
+    """Return where a rank of a command that has stalled says where it stands; `*` for every rank."""
+    return f"{RANK_LOGS}/{label(command)}_rank_{rank}.stack"
+
+
 def output(command: str) -> str:
     """Return where the ranks of a command print to, on backends that do not keep a file for each rank."""
     return f"{RANK_LOGS}/{label(command)}.out"

@@ -7,6 +7,7 @@ every override. Slots make an unknown key an error instead of a stray attribute.
 from dataclasses import dataclass, field
 from enum import Enum
 
+from bench.contract.stall import Stall
 from bench.contract.task import Model, Recipe, Task
 
 PORTS = range(61000, 65536)
@@ -276,6 +277,8 @@ class Launch:
     """Rank 0 lists the kernels of the last warm-up step in rank_logs/trial_K.profile; no timed step is traced."""
     attempts: int = 3
     """How often one trial may be started, when a node, a time limit or another job ends it."""
+    stall: Stall | None = field(default_factory=Stall)
+    """None: no rank looks for stalls."""
     trackers: list[Tracker] = field(default_factory=list)
     """Who gets the curves of each log besides, from whoever watches the run; ranks write the log alone."""
 

@@ -67,6 +67,22 @@ class Log:
         named = self.goals or self.all(mllog.TARGET_ACCURACY) or self.all(mllog.SUBMISSION_BENCHMARK)
         return bool(named) or not self.all(mllog.RUN_START)
 
+    @cached_property
+    def is_ours(self) -> bool:
+        """Whether our own emitter wrote the log, by the keys that only we have."""
+        ours = (mllog.INITIAL_WEIGHTS, mllog.DATA_SOURCE)
+        return any(map(self.all, ours)) or any(mllog.MONOTONIC_MS in event.metadata for event in self.events)
+
+    @cached_property
+    def run(self) -> Sequence[Event]:
+        """The records from run_start to run_stop, or to the end; empty if there is not one run_start."""
+        start, stops = self.single(mllog.RUN_START), self.all(mllog.RUN_STOP)
+        if start is None:
+            return ()
+        begin = next(n for n, event in enumerate(self.events) if event is start)
+        ends = (n + 1 for n, event in enumerate(self.events) if event is stops[0]) if stops else iter(())
+        return self.events[begin : next(ends, len(self.events))]
+
     @property
     def is_open(self) -> bool:
         return self.text(mllog.SUBMISSION_DIVISION) == "open"

@@ -40,6 +40,10 @@ def _check_upper_limits(config: Config) -> None:
     for key, (count, limit) in largest.items():
         if count is not None and count > limit:
             raise ConfigError(f"{count} is above {limit}", where=key, fix=f"set {key} to {limit} or less")
+    stall = config.launch.stall
+    if stall is not None and stall.factor <= 1:
+        what = f"{stall.factor:g} times the usual time ends healthy trials"
+        raise ConfigError(what, where="launch.stall.factor", fix="set it above 1, or launch.stall=null")
     port = config.cluster.master_port
     if port is not None and not 1 <= port <= 65535:
         raise ConfigError(f"{port} is not a valid port", where="cluster.master_port", fix="use 1 to 65535, or null")
@@ -62,6 +66,7 @@ def _positive(config: Config) -> dict[str, float | None]:
         **_values("recipe", config.recipe, recipe),
         **_values("task.training", config.task.training, ("max_steps", "epochs", "target_eval_loss")),
         **_values("data", config.data, ("seq_length", "train_rows", "eval_rows")),
+        **(_values("launch.stall", config.launch.stall, ("factor", "floor_s")) if config.launch.stall else {}),
         "trials": config.trials,
     }
 

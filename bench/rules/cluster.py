@@ -246,4 +246,9 @@ HARDWARE: Texts = {
         "GPU; for "
         "`no kernel image` take a torch or an image that was built for this GPU",
     ),
+    "HW-06": (
+        "the clocks of the nodes differ",
+        "have the time of these nodes synchronised (`chronyc tracking`, `timedatectl`): log lines of two nodes cannot "
+        "be compared, and from 5 min on MUNGE refuses credentials",
+    ),
 }

@@ -52,6 +52,15 @@ LOG: Texts = {
         "the rows are random numbers, so the log proves a speed, and neither a time to train nor a score",
         "`python -m bench report` compares the speed; for a time to train set model.weights=checkpoint",
     ),
+    "LOG-19": (
+        "the clock that the log was written by moved, so that its times are not true",
+        "let chronyd or ntpd set the nodes' clocks at boot and only slew them afterwards; then run the trial again",
+    ),
+    "LOG-20": (
+        "the steps and evaluations do not explain how long the run took",
+        "find out what the time went into, or who changed the clock or the log: a suspended machine, a file system "
+        "that hung, an edited file",
+    ),
     "REC-01": (
         "a value that the rules fix is another one",
         "set it to the value of the rules, or submit to the open division",

@@ -149,4 +149,15 @@ RUN: Texts = {
         "else an "
         "earlier kernel failed (CUDA_LAUNCH_BLOCKING=1 shows it), or the driver is too old for the image's CUDA",
     ),
+    "RUN-17": (
+        "the ranks stalled: a step, an evaluation or a collective did not end",
+        "look at the rank or node that the evidence names; rank_logs/trial_K_rank_R.stack shows where each rank stood. "
+        "A rank without a stack was stopped, or its node or network was gone. If healthy steps vary that much, raise "
+        "launch.stall.factor or launch.stall.floor_s",
+    ),
+    "RUN-18": (
+        "a step or an evaluation took many times the median",
+        "look at that moment in the nodes' `dmesg -T` and the monitoring of network, storage and GPU clocks; run the "
+        "trial again",
+    ),
 }

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from statistics import median
 
+from bench.contract.stall import Stall
 from bench.watch.progress import Progress
 
 SILENT_GAPS, SILENT_STEPS, SILENT_EVALS, SILENT_S = 4, 10, 3, 30
@@ -37,10 +38,33 @@ def divergence(progress: Progress) -> Iterator[str]:
         yield f"diverges: evaluation {values[-1]:.4f} after {min(values):.4f}"
 
 
-def stall(progress: Progress, *, silent_s: float | None, usual_s: float | None) -> Iterator[str]:
-    if silent_s is not None and usual_s is not None and silent_s > usual_s:
-        doing = "evaluation" if progress.phase == "evaluating" else "training"
-        yield f"stalled: no new line for {clock(silent_s)} of {doing}, where {clock(usual_s)} is long"
+def stall(progress: Progress, *, silent_s: float | None, usual_s: float | None, limits: Stall | None) -> Iterator[str]:
+    """Yield that the log is silent for too long, and what the ranks will do about it if they watch themselves."""
+    if silent_s is None or usual_s is None or silent_s <= usual_s:
+        return
+    doing = "evaluation" if progress.phase == "evaluating" else "training"
+    times_s = progress.eval_times_s if doing == "evaluation" else [gap / 1000 for gap in progress.line_gaps_ms]
+    middle_s = median(times_s) if times_s else 0
+    than = f"{silent_s / middle_s:.1f} times the median of {clock(middle_s)}" if middle_s else f"where {clock(usual_s)}"
+    text = f"stalled: no new line for {clock(silent_s)} of {doing}, {than}{'' if middle_s else ' is long'}"
+    last_s = None if limits is None else _ended_after_s(progress, limits)
+    if last_s is None:
+        yield text
+    elif silent_s <= last_s:
+        yield f"{text}; its ranks end it after {clock(last_s)} at the latest and say who held them up (RUN-17)"
+    else:
+        yield f"{text}; its ranks should have ended it after {clock(last_s)} (RUN-17): all of them may be stopped"
+
+
+def _ended_after_s(progress: Progress, limits: Stall) -> float | None:
+    """Return the longest silence before the ranks' watchdog ends a trial; None where this log cannot say it."""
+    if progress.phase == "evaluating":  # the ranks judge the first one by their warm-up, which no log has
+        took_s = progress.eval_time_s
+        return None if took_s is None else limits.limit_s(took_s) + limits.grace_s
+    if progress.step_time_ms is None or not progress.line_gaps_ms:
+        return None
+    unlogged_s = median(progress.line_gaps_ms) / 1000  # the ranks may have got further than the last line
+    return unlogged_s + limits.limit_s(progress.step_time_ms / 1000) + limits.grace_s
 
 
 def usual_silence_s(

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from bench.contract.stall import Stall
 from bench.mlperf.benchmarks import BENCHMARKS, Goal
 from bench.watch import alarm
 from bench.watch.arrivals import Arrival, Span, arrivals, eval_time_s, step_time_s
@@ -30,6 +31,8 @@ class Planned:
     """Whether it may be compared with published runs of its benchmark: a tiny model only borrows the name."""
     limit_min: float | None = None
     """The trial is ended this long after its first line."""
+    stall: Stall | None = None
+    """When its ranks end a trial that has stalled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +154,7 @@ def _ahead(seen: Outlook, progress: Progress, planned: Planned, now_ms: int) -> 
     usual_s = alarm.usual_silence_s(
         progress, step_time_ms=seen.step_time_ms, eval_time_s=seen.eval_time_s, next_samples=seen.next_samples
     )
-    stalled = tuple(alarm.stall(progress, silent_s=seen.silent_s, usual_s=usual_s))
+    stalled = tuple(alarm.stall(progress, silent_s=seen.silent_s, usual_s=usual_s, limits=planned.stall))
     ahead = () if stalled else tuple(arrivals(progress, upcoming, now_ms))
     forecast, basis, off_band = _forecast_of(progress, planned, upcoming)
     next_s = ahead[0].seconds.typical if ahead else None

@@ -274,6 +274,7 @@ def planned(plan: Plan, command: Command) -> Planned:
         target=plan.config.task.training.target_eval_loss,
         is_published=plan.config.task.submittable,
         limit_min=command.limit_min,
+        stall=None if command.name == plans.PREPARE else plan.config.launch.stall,
     )
 
 

@@ -1,6 +1,7 @@
 """The protocol of a training engine; `jobs.tasks` knows no engine by name."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -12,6 +13,15 @@ if TYPE_CHECKING:
     import numpy as np
 
     from jobs.data.rows import Rows
+
+
+@dataclass(frozen=True, slots=True)
+class WarmUpTimes:
+    """What the last iteration of a warm-up took, with the device's work; the first one compiles."""
+
+    step_s: float
+    eval_batch_s: float
+    """Evaluating one global batch."""
 
 
 class Engine(Protocol):
@@ -27,8 +37,11 @@ class Engine(Protocol):
     def save(self, folder: Path, *, adapters: bool) -> None:
         """Save the adapters, or all other weights, so that any layout can load them."""
 
-    def warm_up(self, iterations: int, seed: int, *, profile: Path | None) -> None:
-        """Train and evaluate on synthetic rows, then restore all state; `profile` gets the last step's kernels."""
+    def warm_up(self, iterations: int, seed: int, *, profile: Path | None) -> WarmUpTimes | None:
+        """Train and evaluate on synthetic rows, then restore all state; `profile` gets the last step's kernels.
+
+        Return what that took; None without an iteration.
+        """
 
     def train_step(self, rows: "Rows", indices: "np.ndarray", step: int) -> Any:
         """Launch the update by one global batch, without waiting for the device; return the argument of `mean_loss`."""

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from bench.contract import checkpoint, node_facts, run_files
 from bench.contract import plan as plans
-from bench.contract.node_facts import Health, Machine, NeededPath, RankFacts, Results, Software
+from bench.contract.node_facts import FileTime, Health, Machine, NeededPath, RankFacts, Results, Software
 from bench.contract.plan import Plan
 from bench.contract.schema import DataSource, Runtime
 from jobs.node_checks import hardware
@@ -103,18 +103,24 @@ def machine(plan: Plan, folder: Path) -> Machine:
 
 
 def results(folder: Path) -> Results:
-    """Return the free space of the run folder, and why a probe file cannot be written there; the probe is removed."""
-    probe, refused = folder / f".write_{node_name()}_{os.getpid()}", None
+    """Return the free space of the run folder, and why a probe file cannot be written there; the probe is removed.
+
+    A file server gives the probe the time by its own clock, which is the same for all nodes.
+    """
+    probe, refused, clock = folder / f".write_{node_name()}_{os.getpid()}", None, None
+    content, before_ms = os.urandom(WRITTEN_MIB * 2**20), time.time_ns() // 1_000_000
     try:
         with probe.open("wb") as file:
-            file.write(os.urandom(WRITTEN_MIB * 2**20))
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
+            file_ms = os.fstat(file.fileno()).st_mtime_ns // 1_000_000
+            clock = FileTime(before_ms, file_ms, after_ms=time.time_ns() // 1_000_000)
     except OSError as error:
         refused = error.strerror
     with suppress(OSError):
         probe.unlink()
-    return Results(path=str(folder), free_mib=shutil.disk_usage(folder).free // 2**20, refused=refused)
+    return Results(path=str(folder), free_mib=shutil.disk_usage(folder).free // 2**20, refused=refused, clock=clock)
 
 
 def paths(plan: Plan) -> list[tuple[str, str | None, bool]]:

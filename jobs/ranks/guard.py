@@ -18,14 +18,27 @@ import psutil
 from bench.errors import BenchError
 
 SIGNALS = {signal.SIGINT, signal.SIGTERM}
-POLL_S = 0.5
+SIGNAL_POLL_S, POLL_S = 0.2, 0.5
 CANNOT_WRITE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES}
 
 
 class Guard:
-    """Holds what must be called before this process ends early; by default nothing is called."""
+    """Ends this process early; `finish` is what must be called before, by default nothing."""
 
     finish: Callable[[], object] = staticmethod(lambda: None)
+
+    def __init__(self, error_file: Path) -> None:
+        self._error_file, self._is_failing = error_file, threading.Lock()
+
+    def fail(self, error: BaseException) -> NoReturn:
+        """Close the log, leave the error as the reason, and exit. Of several threads that call it the first one counts.
+
+        Where ranks stall, the watchdog's account comes first; ending one rank then breaks the collective of another.
+        """
+        if not self._is_failing.acquire(blocking=False):
+            threading.Event().wait()  # until the other thread has ended this process
+        _close(self)
+        _fail(error, self._error_file)
 
 
 @contextmanager
@@ -36,26 +49,35 @@ def guarded(error_file: Path) -> Iterator[Guard]:
     threads exist: they inherit the mask that leaves the signals to that thread. The exit is os._exit, because a clean
     shutdown would wait for ranks that have ended.
     """
-    guard, done, parent = Guard(), threading.Event(), os.getppid()
+    guard, done, parent = Guard(error_file), threading.Event(), os.getppid()
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 
     def watch() -> None:
         while not done.is_set():
-            received = signal.sigtimedwait(SIGNALS, POLL_S)
+            received = _received()
             if received is None and os.getppid() == parent:
                 continue
             if not done.is_set():
                 _close(guard)
-                _exit(128 + (received.si_signo if received else signal.SIGTERM))
+                _exit(128 + (received or signal.SIGTERM))
 
     threading.Thread(target=watch, name="signals", daemon=True).start()
     try:
         yield guard
     except BaseException as error:  # noqa: BLE001 - every error closes the log and leaves its reason
-        _close(guard)
-        _fail(error, error_file)
+        guard.fail(error)
     finally:
         done.set()
+
+
+def _received() -> int | None:
+    """Return a signal that waits for this process, after a moment.
+
+    signal.sigtimedwait would tell sooner. But in a process that was stopped and continued, as in a suspended job,
+    CPython 3.11's returns memory that nobody has written to, which was taken for SIGINT here.
+    """
+    time.sleep(SIGNAL_POLL_S)
+    return min(signal.sigpending() & SIGNALS, default=None)
 
 
 def _close(guard: Guard) -> None:

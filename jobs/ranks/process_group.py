@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     import torch
 
 
+SLOWER = 4
+"""How many times the limits of the first steps a time-out outlasts: limits grow where the run becomes slower."""
+
+
 def join(plan: Plan, who: Rank, *, timeout_s: float | None = None) -> "torch.device":
     """Return the device of this rank, after all ranks have joined.
 
@@ -49,6 +53,42 @@ def join(plan: Plan, who: Rank, *, timeout_s: float | None = None) -> "torch.dev
             rule="NCC-05",
         ) from error
     return device
+
+
+def node_names(who: Rank) -> list[str]:
+    """Return the node of each rank; all ranks ask together, after they have joined."""
+    if who.world_size == 1:
+        return [node_name()]
+    import torch
+
+    names = [""] * who.world_size
+    torch.distributed.all_gather_object(names, node_name())
+    return names
+
+
+def outlast(limit_s: float) -> None:
+    """Let no collective of any group time out before a rank's watchdog, whose longest limit is given, has ended it.
+
+    torch's own limits stay where they are long enough: 10 min for NCCL, 30 min for gloo and for the groups of
+    megatron-core, all of them counted from the start of a collective. Should NCCL's fire first all the same, its thread
+    aborts the process (SIGABRT): no rank says why, no stack is written, the log stays open, and `why` finds NCC-06.
+    Apart from that limit, NCCL's monitor ends a rank whose NCCL thread itself has hung for
+    TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC, 8 min.
+
+    Source: torch 2.13.0, distributed_c10d._set_pg_timeout and ProcessGroupNCCL.hpp (kProcessGroupNCCLDefaultTimeout,
+    ErrorHandlingMode: SkipCleanUp is the default of TORCH_NCCL_ASYNC_ERROR_HANDLING); megatron-core 0.16.1,
+    initialize_model_parallel(distributed_timeout_minutes=30).
+    """
+    import torch
+    from torch.distributed import constants, distributed_c10d
+
+    if not torch.distributed.is_initialized():
+        return
+    needed = timedelta(seconds=SLOWER * limit_s)
+    if needed <= (constants.default_pg_nccl_timeout or constants.default_pg_timeout):
+        return
+    for group in list(distributed_c10d._world.pg_map):
+        distributed_c10d._set_pg_timeout(needed, group)
 
 
 def _device(plan: Plan, who: Rank, place: str) -> "torch.device":

@@ -34,9 +34,10 @@ class Pace:
         self._collect()
         self._step, self._since, self._ends = step, time.perf_counter(), [_now()]
 
-    def stepped(self) -> None:
-        """Record the end of a step that was launched; the device does so when it reaches it."""
+    def stepped(self) -> "float | torch.cuda.Event":
+        """Record and return the end of a step that was launched; the device does so when it reaches it."""
         self._ends.append(_now())
+        return self._ends[-1]
 
     def log(self, step: int, loss: float) -> None:
         """Log the measurements. The host has read the loss, so the device has finished all steps."""

@@ -1,6 +1,7 @@
 """Run one trial, once per rank: `python -m jobs.tasks.train PLAN --trial K`. It reads the plan and writes the log."""
 
 import argparse
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -8,10 +9,11 @@ from bench.contract import mllog, run_files
 from bench.contract import plan as plans
 from bench.contract.plan import Plan, Trial
 from bench.errors import ConfigError
-from jobs.engines import Engine, engine_of
-from jobs.ranks import timing
+from jobs.engines import Engine, WarmUpTimes, engine_of
+from jobs.ranks import process_group, timing
 from jobs.ranks.guard import guarded
 from jobs.ranks.identity import Rank, from_environment
+from jobs.ranks.watchdog import EVALUATION, LOADING, SAVING, TRAINING, Alive, Watchdog, nobody_asks
 from jobs.tasks.describe import describe
 
 if TYPE_CHECKING:
@@ -30,30 +32,44 @@ def main() -> None:
         trial = _trial(plan, args.trial)
         log = mllog.Writer(folder / trial.log if who.rank == 0 else None)
         guard.finish = lambda: log.finish("aborted")
-        run(plan, trial, who, log, folder)
+        stall, command = plan.config.launch.stall, f"trial {trial.index}"
+        watchdog = Watchdog(who, stall, folder, command, guard.fail) if stall else None
+        run(plan, trial, who, log, folder, watchdog=watchdog)
 
 
-def run(plan: Plan, trial: Trial, who: Rank, log: mllog.Writer, folder: Path) -> None:
+def run(
+    plan: Plan, trial: Trial, who: Rank, log: mllog.Writer, folder: Path, *, watchdog: Watchdog | None = None
+) -> None:
     """Initialise, warm up on synthetic rows, train from run_start to run_stop, then save the adapters."""
     log_caches(folder / run_files.caches(trial.index), log)
     log.start(mllog.INIT_START)
     module = engine_of(plan)
     module.start_ranks(plan, who)
+    if watchdog is not None:
+        watchdog.start(process_group.node_names(who))
     if who.rank == 0:  # it asks git
         describe(plan, trial, module.versions(), log)
     engine = module.build(plan, trial.seed)
     if plan.base_dir is not None:
         engine.load(Path(plan.base_dir), adapters=False)
     profile = folder / run_files.profile(trial.index) if plan.config.launch.profile else None
-    engine.warm_up(plan.config.recipe.warmup_iterations, trial.seed, profile=profile)
+    usual = engine.warm_up(plan.config.recipe.warmup_iterations, trial.seed, profile=profile)
+    if watchdog is not None and usual is not None:
+        expect(watchdog, usual, plan)
     timing.forget_memory()
     log.stop(mllog.INIT_STOP)
     log.start(mllog.RUN_START)
-    train(plan, engine, trial, log)
+    train(plan, engine, trial, log, watchdog.alive if watchdog else nobody_asks)
     timing.log_memory(plan, log)
     if plans.keeps_adapters(plan.config):
         engine.save(folder / run_files.adapters(trial.index), adapters=True)
     module.end_ranks()
+
+
+def expect(watchdog: Watchdog, usual: WarmUpTimes, plan: Plan) -> None:
+    """Tell the watchdog what the warm-up says of a step and of an evaluation, and let torch wait for longer than it."""
+    num_batches = math.ceil(plan.config.data.eval_rows / plan.batch.global_batch_size)
+    process_group.outlast(watchdog.expect(step_s=usual.step_s, eval_s=num_batches * usual.eval_batch_s))
 
 
 def log_caches(record: Path, log: mllog.Writer) -> None:
@@ -66,8 +82,10 @@ def log_caches(record: Path, log: mllog.Writer) -> None:
         log.event(mllog.CACHE_CLEAR, outcome == "cleared", node=node)
 
 
-def train(plan: Plan, engine: Engine, trial: Trial, log: mllog.Writer) -> None:
+def train(plan: Plan, engine: Engine, trial: Trial, log: mllog.Writer, alive: Alive = nobody_asks) -> None:
     """Train until the target or the last step, and log run_stop. No row is read before this is called.
+
+    `alive` is told how far this rank is.
 
     Raises:
         BenchError: the loss is not a finite number.
@@ -75,27 +93,33 @@ def train(plan: Plan, engine: Engine, trial: Trial, log: mllog.Writer) -> None:
     from jobs.data import rows as rows_of
 
     target = plan.config.task.training.target_eval_loss
+    alive(LOADING, 0, None)
     train_rows, eval_rows = rows_of.load(plan, "train"), rows_of.load(plan, "eval")
     order = rows_of.train_order(plan, trial.seed)
     pace = timing.Pace(plan, log)
     log.start(mllog.BLOCK_START, samples_count=0, step=0)
+    alive(TRAINING, 0, None)
     for step in range(1, plan.max_steps + 1):
         share = engine.train_step(train_rows, next(order), step)
-        pace.stepped()
+        alive(TRAINING, step, pace.stepped())
         if step % plan.config.recipe.log_every_steps == 0:
             pace.log(step, engine.mean_loss(share))
         is_evaluated = step in plan.evaluation.at_steps
         if is_evaluated or step == plan.max_steps:
             log.stop(mllog.BLOCK_STOP, **_place(plan, step))
         if is_evaluated:
+            alive(EVALUATION, step, None)
             eval_loss = evaluate(plan, engine, eval_rows, step, log)
+            alive(TRAINING, step, None)
             if target is not None and eval_loss <= target:
                 log.finish("success", **_place(plan, step))
+                alive(SAVING, step, None)
                 return
             if step < plan.max_steps:
                 log.start(mllog.BLOCK_START, **_place(plan, step))
                 pace.restart(step)
     log.finish("success" if target is None else "aborted", **_place(plan, plan.max_steps))
+    alive(SAVING, plan.max_steps, None)
 
 
 def evaluate(plan: Plan, engine: Engine, rows: "Rows", step: int, log: mllog.Writer) -> float:

@@ -6,6 +6,7 @@ import math
 import os
 import resource
 import threading
+import time
 import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
@@ -201,6 +202,18 @@ def test_a_pipe_is_refused_and_never_waited_for(tmp_path: Path) -> None:
     assert Follower(tmp_path / "pipe").poll() == []
 
 
+def test_a_record_has_the_time_since_boot_which_nobody_can_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CLOCK_BOOTTIME goes on while a machine is suspended, as the wall clock does."""
+    began = time.clock_gettime(time.CLOCK_BOOTTIME)
+    monkeypatch.setattr(time, "time_ns", lambda: 5_000_000)
+    with Writer(tmp_path / "log") as writer:
+        writer.event("seed", 7)
+    (event,), _ = read(tmp_path / "log")
+    ended = time.clock_gettime(time.CLOCK_BOOTTIME)
+    assert event.time_ms == 5
+    assert int(began * 1000) <= event.metadata["monotonic_ms"] <= ended * 1000
+
+
 def test_the_line_has_the_official_shape(tmp_path: Path) -> None:
     with Writer(tmp_path / "log") as writer:
         writer.start(mllog.BLOCK_START, samples_count=0)
@@ -208,6 +221,7 @@ def test_the_line_has_the_official_shape(tmp_path: Path) -> None:
     assert list(line) == ["namespace", "time_ms", "event_type", "key", "value", "metadata"]
     assert line["event_type"] == "INTERVAL_START"
     assert line["metadata"].pop("lineno") > 0
+    assert isinstance(line["metadata"].pop("monotonic_ms"), int)
     assert line["metadata"] == {"file": "tests/contract/test_mllog.py", "samples_count": 0}
 
 

@@ -150,6 +150,11 @@ CAUSES = [
         "collective.",
     ),
     ("RUN-05", "the training loss is nan at step 120"),
+    (
+        "RUN-17",
+        "3: RUN-17: rank 1 on dgx-1 did not answer and wrote no stack; no progress for 1,130 s in training after "
+        "step 57, where 0.35 s is usual",
+    ),
     ("RUN-08", "ImportError: libcudnn.so.9: cannot open shared object file: No such file or directory"),
     ("RUN-08", "python: can't open file '/workspace/train.py': [Errno 2] No such file or directory"),
     ("RUN-08", "RuntimeError: Failed to find C compiler. Please specify via CC environment variable."),

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import cache
 from itertools import combinations
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from torch.nn.functional import cross_entropy
 from bench.backends.local import free_port
 from bench.contract.plan import Plan
 from helpers import ranks
+from jobs.engines import WarmUpTimes
 from jobs.engines.megatron import cpu_patch, groups
 from jobs.ranks.identity import Rank
 
@@ -289,3 +291,19 @@ def test_ranks_drop_the_same_numbers_only_of_what_they_all_hold(
     assert torch.equal(first, again)
     assert torch.equal(first, neighbour) != is_split
     assert not torch.equal(first, replica) and not torch.equal(first, stage)
+
+
+def test_a_warm_up_says_what_its_last_step_and_evaluation_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first iteration compiles: 60 and 20 s. The second takes 3 and 1."""
+    now_s, takes_s = [0.0], iter((60, 20, 3, 1))
+
+    def work(*args: Any, **how: Any) -> None:
+        now_s[0] += next(takes_s)
+
+    monkeypatch.setattr(loop, "train_step", work)
+    monkeypatch.setattr(loop, "_forward", work)
+    monkeypatch.setattr(loop, "seed_all", lambda seed: None)
+    monkeypatch.setattr(loop.time, "perf_counter", lambda: now_s[0])
+    parts: Any = SimpleNamespace(plan=composed(), chunks=[], optimizer=SimpleNamespace(reset=lambda: None))
+    assert loop.warm_up(parts, 2, seed=1) == WarmUpTimes(step_s=3, eval_batch_s=1)
+    assert loop.warm_up(parts, 0, seed=1) is None

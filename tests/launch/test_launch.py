@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -176,6 +177,25 @@ def test_an_ended_run_says_aborted_and_leaves_nobody_behind(launch: Launch, tmp_
     assert (last.key, last.metadata["status"]) == (mllog.RUN_STOP, "aborted")
     assert json.loads((tmp_path / "run" / "status.json").read_text())["outcome"] == outcome
     assert json.loads((tmp_path / "run" / "ledger.json").read_text())[0]["outcome"] == "aborted"
+
+
+@pytest.mark.trains
+def test_a_rank_that_is_stopped_is_named_by_the_others_and_ends_the_run(launch: Launch, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = launch(f"launch.folder={run}", "recipe.log_every_steps=1", "launch.stall.floor_s=10")
+    wait_for(lambda: "train_loss" in text(run / "result_0.txt"), process)
+    pids = descendants(process.pid)
+    os.kill(rank_1(pids), signal.SIGSTOP)
+    output = process.communicate(timeout=200)[0]
+    assert process.returncode == 1 and "Traceback" not in output, output
+    blamed = f"rank 1 on {socket.gethostname()} did not answer and wrote no stack; no progress for "
+    status, found = json.loads(text(run / "status.json")), explain([run])
+    assert (status["rule"], found.rule) == ("RUN-17", "RUN-17")
+    assert status["what"].startswith(blamed) and str(found.evidence).startswith(f"RUN-17: {blamed}")
+    assert [path.name for path in run.glob("rank_logs/*.stack")] == ["trial_0_rank_0.stack"]
+    assert not [pid for pid in pids if alive(pid)]
+    last = reader.read(run / "result_0.txt")[0][-1]
+    assert (last.key, last.metadata["status"]) == (mllog.RUN_STOP, "aborted")
 
 
 @pytest.mark.trains

@@ -23,6 +23,7 @@ from bench.mlperf.result import UNVERIFIED
 from bench.mlperf.score import Score, score
 from bench.mlperf.trial_set import Trials
 from bench.rules import RULES
+from helpers import clock
 from helpers.paths import CORPUS
 from helpers.types import MakeLog
 
@@ -51,12 +52,8 @@ def runs(written_log: MakeLog, tmp_path: Path) -> MakeRuns:
 
 
 def set_minutes(path: Path, minutes: int) -> None:
-    text = path.read_text()
-    (start,) = re.findall(r'"time_ms": (\d+), "event_type": "INTERVAL_START", "key": "run_start"', text)
-    stop = int(start) + minutes * 60_000
-    path.write_text(
-        re.sub(r'"time_ms": \d+(, "event_type": "INTERVAL_END", "key": "run_stop")', rf'"time_ms": {stop}\1', text)
-    )
+    took_ms = clock.time_ms(path, "run_stop") - clock.time_ms(path, "run_start")
+    clock.move(path, "run_stop", minutes * 60_000 - took_ms)
 
 
 def rules(scored: Score) -> set[str]:

@@ -140,9 +140,7 @@ def test_a_clock_that_is_certainly_off_is_reported(tmp_path: Path, bounds: tuple
         clocks = [HealthNode(name, (), (), ms) for name, ms in zip(NAMES, clock_ms, strict=False)]
         (tmp_path / "health.json").write_text(node_facts.dumps(health_report(nodes=tuple(clocks))))
         return [
-            f"{f.where} {f.what}"
-            for f in nodes.judge(composed(tmp_path, 2), nodes.load(tmp_path))
-            if f.rule == "CFG-08"
+            f"{f.where} {f.what}" for f in nodes.judge(composed(tmp_path, 2), nodes.load(tmp_path)) if f.rule == "HW-06"
         ]
 
     assert write((-1.0, 1.0), (-5000.0, 900.0)) == [], "it may be right"

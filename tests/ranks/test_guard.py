@@ -1,5 +1,6 @@
 """How a rank ends early."""
 
+import json
 import os
 import subprocess
 import sys
@@ -27,3 +28,26 @@ def test_a_rank_that_fails_leaves_no_process_behind(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", RANK], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 1 and "ValueError: broken" in done.stderr
     assert not psutil.pid_exists(int(done.stdout))
+
+
+TWICE = """
+import threading, time
+from pathlib import Path
+from bench.errors import BenchError
+from jobs.ranks.guard import guarded
+
+with guarded(Path("rank.error")) as guard:
+    guard.finish = lambda: time.sleep(threading.current_thread() is not threading.main_thread())
+    stalled = BenchError("the ranks stalled", where="here", fix="look", rule="RUN-17")
+    threading.Thread(target=guard.fail, args=(stalled,)).start()
+    time.sleep(0.2)
+    raise ConnectionError("closed by peer")
+"""
+
+
+def test_the_first_of_two_failures_is_the_account(tmp_path: Path) -> None:
+    """The watchdog ends the trial; what breaks in the main thread because of that does not replace its account."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", TWICE], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1 and "closed by peer" not in done.stderr
+    assert json.loads((tmp_path / "rank.error").read_text())["rule"] == "RUN-17"

@@ -26,7 +26,7 @@ from bench.report import compare, sets, throughput
 from bench.runs import ledger
 from bench.runs import trial as trials
 from bench.watch import sources
-from helpers import ranks
+from helpers import clock, ranks
 from helpers.paths import CORPUS
 
 RANDOM = "model.weights=random"
@@ -41,8 +41,7 @@ def speed_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SpeedLog:
     """Write what 60 steps of lora70b with random weights on 8 H200 would leave, by a clock of its own."""
 
     def write(*, steps: int = 60, folder: str = "run", **changes: object) -> Path:
-        now_s = [1.8e9]
-        monkeypatch.setattr(mllog.time, "time_ns", lambda: round(now_s[0] * 1e9))
+        time = clock.turned(monkeypatch)
         mark = "8x H200 (lora70b: not a submission)"
         facts = {
             mllog.SUBMISSION_ORG: mark,
@@ -67,14 +66,14 @@ def speed_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SpeedLog:
             log.start(mllog.RUN_START)
             log.start(mllog.BLOCK_START, samples_count=0)
             for step in range(10, steps + 1, 10):
-                now_s[0] += 10 * STEP_S
+                time.now_s += 10 * STEP_S
                 place = {"samples_count": 8 * step, "step": step}
                 log.event(mllog.TRAIN_LOSS, 10.4, **place)
                 times = [STEP_S - 0.01, *[STEP_S] * 8, STEP_S + 0.01]
                 log.event(mllog.TRACKED_STATS, {"train_step_time": STEP_S, mllog.STEP_TIMES: times}, **place)
             log.stop(mllog.BLOCK_STOP, **place)
             log.start(mllog.EVAL_START, **place)
-            now_s[0] += EVAL_S
+            time.now_s += EVAL_S
             log.event(mllog.EVAL_ACCURACY, 10.4, **place)
             log.stop(mllog.EVAL_STOP, **place)
             log.finish(mllog.SUCCESS, **place)

@@ -18,6 +18,7 @@ from bench.contract import mllog
 from bench.contract.plan import Plan, Trial
 from bench.errors import BenchError
 from helpers import ranks
+from jobs.engines import WarmUpTimes
 from jobs.ranks.identity import Rank
 from jobs.tasks import train
 
@@ -219,6 +220,31 @@ def test_the_trial_seed_orders_the_rows(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert first == again
     assert not any(one == two for one, two in zip(first, other, strict=True))
     assert len({row for batch in first for row in batch}) == 192 * 8, "no row comes twice in an epoch"
+
+
+def test_the_watchdog_is_told_what_a_rank_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Loading and saving on their own: only steps and evaluations have limits."""
+    steps = [("training", step) for step in range(1, 301)]
+    first, second = ([("evaluation", step), ("training", step)] for step in (192, 240))
+    begun = [("loading", 0), ("training", 0), *steps[:192], *first, *steps[192:240], *second]
+    at_288 = [("evaluation", 288), ("training", 288)]
+    missed = [*begun, *steps[240:288], *at_288, *steps[288:], ("saving", 300)]
+    for losses, expected in (((0.95, 0.925), [*begun, ("saving", 240)]), ((0.95, 0.94, 0.93), missed)):
+        (tmp_path / str(losses)).mkdir()
+        course, told = Course(monkeypatch, tmp_path / str(losses), losses), []
+        with mllog.Writer(course.path) as log:
+            log.start(mllog.RUN_START)
+            trial = Trial(index=0, seed=1, log=course.path.name)
+            train.train(composed(TARGET), course.engine, trial, log, lambda *word, told=told: told.append(word[:2]))
+        assert told == expected
+
+
+def test_the_first_evaluation_is_expected_to_take_as_many_batches_as_it_has() -> None:
+    """6 rows in batches of 4 are two batches."""
+    told: dict[str, float] = {}
+    watchdog: Any = SimpleNamespace(expect=lambda **usual: told.update(usual) or 120)
+    train.expect(watchdog, WarmUpTimes(step_s=3, eval_batch_s=2.5), composed(*SMALL))
+    assert told == {"step_s": 3, "eval_s": 5}
 
 
 FULL_FINE_TUNING = ("task.training.trains=all", "task.training.lora=null")

@@ -19,6 +19,7 @@ from scipy import stats
 
 from bench import cli, watch
 from bench.contract import plan as plans
+from bench.contract.stall import Stall
 from bench.mlperf import reader
 from bench.mlperf import result as results
 from bench.mlperf.reader import Event
@@ -220,6 +221,28 @@ def test_warnings_are_said_plainly() -> None:
     assert warnings([*good, Event(good[-1].time_ms, "", "train_loss", bad, {}, 9)]) == ["diverges"]
     risen = [Event(good[-1].time_ms, "", "train_loss", 2.5, {"samples_count": 1930 + n}, 9) for n in range(5)]
     assert "diverges" in warnings([*good, *risen])
+
+
+@pytest.mark.parametrize(
+    ("after_s", "evaluates", "said"),
+    [
+        (130, False, "2:10 of training, 4.3 times the median of 0:30; its ranks end it after 3:30 at the latest"),
+        (220, False, "3:40 of training, 7.3 times the median of 0:30; its ranks should have ended it after 3:30"),
+        (280, True, "4:40 of evaluation, 10.0 times the median of 0:28; its ranks end it after 10:20 at the latest"),
+    ],
+)
+def test_a_stall_is_measured_by_the_trials_own_pace(after_s: int, evaluates: bool, said: str) -> None:
+    """By hand: 30 s between lines, 20 x 3 s below the floor of 120 s, 60 s for the reports; 20 x 28 s and 60 s."""
+    good = trial(0.94, 0.935)
+    events = good[: len(good) - 2] if evaluates else good
+    seen = prediction.look(tracked(events), Planned(stall=Stall()), events[-1].time_ms + 1000 * after_s)
+    assert seen.warnings[0].startswith(f"stalled: no new line for {said}") and "(RUN-17)" in seen.warnings[0]
+
+
+def test_the_ranks_of_a_trial_watch_themselves_and_those_that_prepare_do_not() -> None:
+    plan = compose.compose(["task=lora_tiny", "cluster=local", "launch.stall.factor=7"])
+    limits = {command.name: sources.planned(plan, command).stall for command in plan.commands}
+    assert (limits["prepare"], limits["trial 0"]) == (None, Stall(factor=7, floor_s=120))
 
 
 def test_walltime_that_is_too_short_is_said_as_soon_as_it_shows() -> None:

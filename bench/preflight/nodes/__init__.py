@@ -1,22 +1,22 @@
 """Judge what the ranks found on their nodes before the first trial: facts/ and health.json in, findings out.
 
 `jobs.node_checks` writes the files and `load` reads them, by the types of `bench.contract.node_facts`. `ranks` judges
-the ranks, and `hardware` judges the GPUs and networks.
+the ranks, `hardware` the GPUs and networks, and `clocks` the clocks.
 """
 
 from dataclasses import replace
 
 from bench.contract.plan import Plan
-from bench.preflight.nodes import hardware, ranks
+from bench.preflight.nodes import clocks, hardware, ranks
 from bench.preflight.nodes.load import Facts, load
 from bench.rules.check import Finding
 
 __all__ = ["Facts", "judge", "load", "slow_nodes"]
 
 CHECKS = (
-    *(ranks.world, ranks.image, ranks.versions, ranks.environment, ranks.paths, ranks.results, ranks.clocks),
+    *(ranks.world, ranks.image, ranks.versions, ranks.environment, ranks.paths, ranks.results),
     *(hardware.gpus, hardware.gpu_faults, hardware.drivers, hardware.interfaces, hardware.infiniband, hardware.memlock),
-    ranks.health,
+    *(clocks.clocks, ranks.health),
 )
 
 

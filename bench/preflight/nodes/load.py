@@ -1,5 +1,6 @@
 """Read facts/rank_*.json and health.json of a run folder, by the types of `bench.contract.node_facts`."""
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,8 @@ class Facts:
     folder: str
     ranks: tuple[RankFacts, ...]
     health: Health | None
+    read_ms: int
+    """When they were read, by the clock of this host."""
 
     @property
     def machines(self) -> dict[str, Machine]:
@@ -46,7 +49,10 @@ def load(folder: Path, *, element: str = "") -> Facts:
     if health is not None and everyone and _start(health.attempt) != _start(last):
         health = None
     return Facts(
-        str(folder / run_files.facts(element)), tuple(rank for rank in everyone if rank.attempt == last), health
+        str(folder / run_files.facts(element)),
+        tuple(rank for rank in everyone if rank.attempt == last),
+        health,
+        read_ms=time.time_ns() // 1_000_000,
     )
 
 

@@ -1,4 +1,4 @@
-"""Judge the ranks: how many there are, what they run in, which paths they reach, and what their clocks say."""
+"""Judge the ranks: how many there are, what they run in, and which paths they reach."""
 
 import json
 from collections.abc import Iterator
@@ -13,8 +13,6 @@ from bench.images import store
 from bench.preflight.host import MIN_FREE_MIB
 from bench.preflight.nodes.load import Facts, grouped, listed
 from bench.rules.check import Finding, broken
-
-MAX_SKEW_MS = 1000
 
 
 def world(plan: Plan, facts: Facts) -> Iterator[Finding]:
@@ -106,22 +104,6 @@ def results(plan: Plan, facts: Facts) -> Iterator[Finding]:
             yield broken("CFG-08", f"results cannot be written: {run_folder.refused}", where)
         elif run_folder.free_mib < MIN_FREE_MIB:
             yield broken("CFG-08", f"{run_folder.free_mib} MiB free, and a run needs {MIN_FREE_MIB}", where)
-
-
-def clocks(plan: Plan, facts: Facts) -> Iterator[Finding]:
-    """Yield the nodes whose clocks certainly are more than a second away from rank 0's.
-
-    Ranks start at different times, so the times in facts/ prove nothing. health.json has bounds: on each clock, the
-    moment of a collective lies between the times before and after it.
-    """
-    for node in facts.health.nodes if facts.health else ():
-        low, high = node.clock_ms
-        apart = max(low, -high)  # the bound that is nearer to zero; negative when zero lies between them
-        if apart > MAX_SKEW_MS:
-            side = "ahead of" if low > 0 else "behind"
-            what = f"its clock is at least {apart / 1000:.1f} s {side} that of rank 0's node"
-            fix = "have its time synchronised (chronyc tracking, timedatectl)"
-            yield broken("CFG-08", what, node.node, fix=fix, severity="warning")
 
 
 def health(plan: Plan, facts: Facts) -> Iterator[Finding]:

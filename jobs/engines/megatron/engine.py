@@ -7,6 +7,7 @@ from torch import Tensor
 
 from bench.contract.plan import Plan
 from jobs.data.rows import Rows
+from jobs.engines import WarmUpTimes
 from jobs.engines.megatron import checkpoint, loop, model
 from jobs.engines.megatron.fp8.ops import Fp8Ops
 
@@ -23,8 +24,8 @@ class MegatronEngine:
     def save(self, folder: Path, *, adapters: bool) -> None:
         checkpoint.save(self.parts, folder, adapters=adapters)
 
-    def warm_up(self, iterations: int, seed: int, *, profile: Path | None) -> None:
-        loop.warm_up(self.parts, iterations, seed, profile=profile)
+    def warm_up(self, iterations: int, seed: int, *, profile: Path | None) -> WarmUpTimes | None:
+        return loop.warm_up(self.parts, iterations, seed, profile=profile)
 
     def train_step(self, rows: Rows, indices: np.ndarray, step: int) -> Tensor:
         return loop.train_step(self.parts, rows, indices, step)

@@ -1,5 +1,6 @@
 """Train and evaluate: steps in, losses out. Logs, targets and clocks are not known here."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -14,6 +15,7 @@ from torch.profiler import ProfilerActivity
 
 from bench.contract.plan import learning_rate
 from jobs.data import rows as rows_of
+from jobs.engines import WarmUpTimes
 from jobs.engines.megatron import batches
 from jobs.engines.megatron.model import Parts, seed_all
 
@@ -45,23 +47,35 @@ def evaluate(engine: Parts, rows: rows_of.Rows) -> float:
     return mean_loss(torch.stack(shares).sum(), engine.plan.config.data.eval_rows)
 
 
-def warm_up(engine: Parts, iterations: int, seed: int, *, profile: Path | None = None) -> None:
-    """Train and evaluate on synthetic rows, then restore weights, optimizer and generators.
+def warm_up(engine: Parts, iterations: int, seed: int, *, profile: Path | None = None) -> WarmUpTimes | None:
+    """Train and evaluate on synthetic rows, then restore weights, optimizer and generators; return what that took.
 
     Rank 0 writes the kernels of the last step to `profile`.
     """
+    times = None
     trained = [p for chunk in engine.chunks for p in chunk.parameters() if p.requires_grad]
     before = [p.detach().clone() for p in trained]
     rows = rows_of.synthetic(engine.plan)
     indices = np.arange(engine.plan.batch.global_batch_size)
     for left in reversed(range(iterations)):
+        start_s = _device_time_s()
         with profiled(None if left else profile):
             train_step(engine, rows, indices, step=1)
+        trained_s = _device_time_s()
         _forward(engine, rows, indices, forward_only=True)
+        times = WarmUpTimes(step_s=trained_s - start_s, eval_batch_s=_device_time_s() - trained_s)
     for parameter, value in zip(trained, before, strict=True):
         parameter.data.copy_(value)
     engine.optimizer.reset()
     seed_all(seed)
+    return times
+
+
+def _device_time_s() -> float:
+    """Return the time, once the device has done what was launched."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 @contextmanager

@@ -1,0 +1,193 @@
+"""Judge the clock of a log: times and counts that go back, and a wall clock that disagrees with the monotonic one.
+
+Each record of ours has a monotonic time beside time_ms, so that a clock that was set is always seen. A log of somebody
+else has time_ms only, and several processes may have written it: only what no published log shows is an error there.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from bench.contract import mllog
+from bench.mlperf.log import Log, finding, number
+from bench.mlperf.reader import Event
+from bench.rules.finding import Finding, Severity
+
+SLEWED = 500e-6
+"""The most by which NTP slews a clock: 500 ppm (the kernel's limit, adjtimex). Linux slews the monotonic clock with it,
+other systems need not. A clock that is set jumps instead."""
+APART_MS = 1000
+"""How far the wall clock may move besides: a leap second is one second."""
+FALL_MS = 1000
+"""How far time_ms may fall in a log of somebody else. The largest fall in 74 published logs is 51 ms, while the records
+of several nodes are merged, and 0 ms after run_start, where one process writes."""
+
+
+class Moment(NamedTuple):
+    """One record: its wall clock, its monotonic clock, and its line."""
+
+    time_ms: int
+    monotonic_ms: float
+    line: int
+
+    @property
+    def ahead_ms(self) -> float:
+        """How far the wall clock is ahead of the monotonic one; only changes of it mean something."""
+        return self.time_ms - self.monotonic_ms
+
+
+def _until_run_stop(log: Log, key: str | None = None) -> Sequence[Event]:
+    """Return the records up to run_stop from the first one of a key, or from the first one of all.
+
+    Empty for a log of several trials, which LOG-03 names: nothing is known of the time between two trials.
+    """
+    keys = [event.key for event in log.events]
+    if len(log.all(mllog.RUN_START)) > 1:
+        return ()
+    begin = 0 if key is None else keys.index(key) if key in keys else len(keys)
+    end = keys.index(mllog.RUN_STOP) + 1 if mllog.RUN_STOP in keys else len(keys)
+    return log.events[begin:end]
+
+
+def _check_clock(log: Log) -> Iterator[Finding]:
+    """Yield where the clock moved in a log of ours: against the monotonic clock, else by falling times."""
+    if not log.is_ours:
+        return
+    timed = [event for event in _until_run_stop(log) if mllog.MONOTONIC_MS in event.metadata]
+    found = list(_moves(log, timed)) if timed else []
+    yield from found or _falls(_until_run_stop(log, mllog.INIT_START))
+
+
+def _moves(log: Log, timed: Sequence[Event]) -> Iterator[Finding]:
+    untimed = [e.line for e in _until_run_stop(log) if number(e.metadata.get(mllog.MONOTONIC_MS)) is None]
+    if untimed:
+        message = f"{len(untimed)} records have no {mllog.MONOTONIC_MS}, and others have: they were added or changed"
+        yield finding("LOG-19", "error", untimed[0], message)
+        return
+    moments = [Moment(e.time_ms, e.metadata[mllog.MONOTONIC_MS], e.line) for e in timed]
+    back = [(a, b) for a, b in pairwise(moments) if b.monotonic_ms < a.monotonic_ms]
+    for before, after in back[:1]:
+        fell = f"{mllog.MONOTONIC_MS} falls by {seconds(before.monotonic_ms - after.monotonic_ms)}"
+        where = f"between lines {before.line} and {after.line}"
+        yield finding("LOG-19", "error", after.line, f"{fell} {where}, and such a clock never does: records were moved")
+    if not back and (pair := _apart(moments)):
+        yield finding("LOG-19", "error", pair[1].line, _set(*pair) + _both_times(log))
+
+
+def _apart(moments: Sequence[Moment]) -> tuple[Moment, Moment] | None:
+    """Return the first two records between which the wall clock moved further than slewing explains.
+
+    Slewing changes ahead_ms by at most SLEWED of the time between them. So what is left of it after slewing as fast as
+    possible, in either direction, may nowhere rise by more than APART_MS above its lowest value before.
+    """
+    found: list[tuple[Moment, Moment]] = []
+    for sign in (1, -1):
+        left = [sign * moment.ahead_ms - SLEWED * moment.monotonic_ms for moment in moments]
+        lowest = 0
+        for n, value in enumerate(left):
+            if value <= left[lowest]:
+                lowest = n
+            elif value - left[lowest] > APART_MS:
+                found.append((moments[lowest], moments[n]))
+                break
+    return min(found, key=lambda pair: pair[1].line, default=None)
+
+
+def _set(before: Moment, after: Moment) -> str:
+    moved_ms = after.ahead_ms - before.ahead_ms
+    how = f"the wall clock was set {'forward' if moved_ms > 0 else 'back'} by {seconds(abs(moved_ms))}"
+    took = seconds(after.monotonic_ms - before.monotonic_ms)
+    return f"{how} between lines {before.line} and {after.line}, {took} apart by the monotonic clock"
+
+
+def _both_times(log: Log) -> str:
+    """Return how long the run took by each clock; empty where a clock of the run is missing."""
+    start, stop = log.single(mllog.RUN_START), log.single(mllog.RUN_STOP)
+    if start is None or stop is None:
+        return ""
+    began, ended = (number(event.metadata.get(mllog.MONOTONIC_MS)) for event in (start, stop))
+    if began is None or ended is None:
+        return ""
+    by_time_ms = seconds(stop.time_ms - start.time_ms)
+    return f"; run_start to run_stop took {seconds(ended - began)} by it, and {by_time_ms} by time_ms"
+
+
+def _falls(events: Sequence[Event]) -> Iterator[Finding]:
+    """Yield the largest fall of time_ms in a log of ours, which one process wrote."""
+    falls = [(a, b) for a, b in pairwise(events) if b.time_ms < a.time_ms]
+    if falls:
+        before, after = max(falls, key=lambda pair: pair[0].time_ms - pair[1].time_ms)
+        yield finding("LOG-19", "error", after.line, _fell(before, after, len(falls)))
+
+
+def _check_falls(log: Log) -> Iterator[Finding]:
+    """Yield where time_ms falls within the run of somebody else's log.
+
+    A single fall is a clock that was set back, unless one record only is earlier: that was logged late. Several falls
+    are several processes with clocks of their own. Benchmarks that evaluate when the run is over log late as a rule.
+    """
+    if log.is_ours or (log.benchmark and log.benchmark.evaluates_afterwards):
+        return
+    run = log.run
+    falls = [n for n, (a, b) in enumerate(pairwise(run), 1) if a.time_ms - b.time_ms > FALL_MS]
+    for n in falls[:1]:
+        severity: Severity = "error" if len(falls) == 1 and not _is_alone(run, n) else "warning"
+        yield finding("LOG-19", severity, run[n].line, _fell(run[n - 1], run[n], len(falls)))
+
+
+def _is_alone(run: Sequence[Event], place: int) -> bool:
+    """Return whether time goes on behind a record as if it were not there: only its own time is too early."""
+    if place + 1 == len(run) or run[place + 1].time_ms < run[place - 1].time_ms:
+        return False
+    this, following = run[place : place + 2]
+    gaps = [b.time_ms - a.time_ms for a, b in pairwise(run) if (a.key, b.key) == (this.key, following.key)]
+    usual = sorted(gaps)[-2:-1]  # the longest of the others
+    return not usual or following.time_ms - this.time_ms > 1.1 * usual[0]
+
+
+def _fell(before: Event, after: Event, num_falls: int) -> str:
+    more = f", and at {num_falls - 1} more places" if num_falls > 1 else ""
+    fell = seconds(before.time_ms - after.time_ms)
+    return f"time_ms falls by {fell} between lines {before.line} and {after.line}{more}"
+
+
+def _check_counts(log: Log) -> Iterator[Finding]:
+    """Yield samples or steps that do not rise from one evaluation, or one training record, to the next.
+
+    Published logs repeat the counts of tracked_stats, and some evaluate one checkpoint several times: in a log of
+    somebody else only a count that falls is named.
+    """
+    ours = log.is_ours
+    if len(log.all(mllog.RUN_START)) > 1:
+        return
+    keys = (mllog.EVAL_ACCURACY, mllog.TRAIN_LOSS, *((mllog.TRACKED_STATS,) if ours else ()))
+    for key in keys:
+        for unit in ("samples_count", "step"):
+            found = list(_not_rising(log.all(key), unit, may_repeat=not ours))
+            for before, after in found[:1]:
+                was, now = before.metadata[unit], after.metadata[unit]
+                more = f", and {len(found) - 1} more" if found[1:] else ""
+                message = f"{unit} of {key} is {now:,} after {was:,} at line {before.line}{more}"
+                yield finding("LOG-04", "error" if ours else "warning", after.line, message)
+                return
+
+
+def _not_rising(events: Sequence[Event], unit: str, *, may_repeat: bool) -> Iterator[tuple[Event, Event]]:
+    last: dict[str | None, Event] = {}
+    for event in events:
+        if (count := number(event.metadata.get(unit))) is None:
+            continue
+        metric = event.metadata.get("metric")
+        metric = metric if isinstance(metric, str) else None
+        before = last.get(metric)
+        last[metric] = event
+        if before and (count < before.metadata[unit] or (count == before.metadata[unit] and not may_repeat)):
+            yield before, event
+
+
+def seconds(milliseconds: float) -> str:
+    """Return a duration as findings print it."""
+    return f"{milliseconds:.0f} ms" if abs(milliseconds) < 1000 else f"{milliseconds / 1000:,.1f} s"
+
+
+CHECKS = (_check_clock, _check_falls, _check_counts)

@@ -1,0 +1,137 @@
+"""Where each rank stands once the ranks have stalled, and which of them, or what between them, is to blame."""
+
+import faulthandler
+import json
+import linecache
+import os
+import re
+import sys
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+
+from bench.errors import BenchError
+
+_COLLECTIVE = f"{os.sep}torch{os.sep}distributed{os.sep}"
+_WAIT = re.compile(r"\.wait\(")
+"""How a line of code ends a collective that was started before, as megatron-core's pipelines do."""
+_ROOTS = (f"{os.sep}site-packages{os.sep}", f"{Path(__file__).parents[2]}{os.sep}")
+"""What the paths of shown files begin with; the rest says where they lie."""
+_MAX_CODE = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What one rank says of itself."""
+
+    rank: int
+    node: str
+    phase: str
+    step: int
+    silent_s: float
+    usual_s: float | None
+    """How long a step or an evaluation of this phase usually takes; None where nothing was measured."""
+    at: str
+    """The innermost line of the main thread's stack."""
+    is_waiting: bool
+    """Whether it waits for another rank, or for its GPU, which may wait for other GPUs."""
+
+
+def where_main_thread_stands() -> tuple[str, bool]:
+    """Return the innermost line of the main thread, and whether it waits there for another rank."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    if frame is None:
+        return "no Python code", False
+    code = _code(frame)
+    return _shown(frame, code), _COLLECTIVE in frame.f_code.co_filename or bool(_WAIT.search(code))
+
+
+def _code(frame: FrameType) -> str:
+    return linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()[:_MAX_CODE]
+
+
+def _shown(frame: FrameType, code: str) -> str:
+    file = frame.f_code.co_filename
+    for root in _ROOTS:
+        file = file.rpartition(root)[2]
+    return f"{file}:{frame.f_lineno} in {frame.f_code.co_name}" + (f": {code}" if code else "")
+
+
+def device_is_busy(local_rank: int) -> bool:
+    """Return whether this rank's GPU has work left; a host that is ahead of it stands at no telling line."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return False
+    with suppress(RuntimeError):  # an error of the device, which its main thread meets too
+        return not torch.cuda.default_stream(local_rank).query()
+    return False
+
+
+def write(path: Path, report: Report) -> None:
+    """Write the report as one line of JSON, then the stacks of all threads; the file appears once it is complete."""
+    part = path.with_name(path.name + ".part")
+    with part.open("w") as file:
+        file.write(json.dumps(asdict(report)) + "\n\n")
+        file.flush()
+        faulthandler.dump_traceback(file)
+    part.rename(path)
+
+
+def read(paths: Iterable[Path]) -> dict[int, Report]:
+    """Return the reports by their ranks."""
+    reports = {}
+    for path in paths:
+        with suppress(FileNotFoundError):  # taken back just now
+            report = Report(**json.loads(path.read_text().partition("\n")[0]))
+            reports[report.rank] = report
+    return reports
+
+
+def verdict(reports: Mapping[int, Report], nodes: Sequence[str], stacks: str) -> BenchError:
+    """Return who holds up the others. `nodes` has the node of each rank, `stacks` names the files of the reports."""
+    silent = [rank for rank in range(len(nodes)) if rank not in reports]
+    outside = [rank for rank, report in sorted(reports.items()) if not report.is_waiting]
+    if silent:
+        who, nodes_of = _places(silent, nodes), _names(nodes[rank] for rank in silent)
+        blame = f"{who} did not answer and wrote no stack"
+        fix = f"look at {nodes_of}: the process is stopped (state T in `ps`), or the node or its network is gone; "
+        fix += "leave the node out and start the run again"
+    elif outside:
+        who, at = _places(outside, nodes), reports[outside[0]].at
+        others = len(reports) - len(outside)
+        blame = f"{who} stood at {at}" + (f", and {others} other rank{'s' * (others > 1)} waited" if others else "")
+        fix = f"read that line, and the whole stack in {stacks}"
+    else:
+        who = f"the network between {_names(nodes)}" if len(set(nodes)) > 1 else f"a link or a GPU of {nodes[0]}"
+        blame = f"every rank waited for data that did not come: {who}; rank {min(reports)} at {_first(reports).at}"
+        fix = (
+            f"look at the links and switches of {_names(nodes)} (`ibstat`, `ip -s link`, `dmesg -T`), then start again"
+        )
+    what = f"{blame}; {_for_how_long(_first(reports) if silent or not outside else reports[outside[0]])}"
+    return BenchError(what, where=stacks, fix=fix, rule="RUN-17")
+
+
+def _first(reports: Mapping[int, Report]) -> Report:
+    return reports[min(reports)]
+
+
+def _for_how_long(report: Report) -> str:
+    usual = "" if report.usual_s is None else f", where {report.usual_s:.3g} s is usual"
+    return f"no progress for {report.silent_s:,.0f} s in {report.phase} after step {report.step}{usual}"
+
+
+def _places(ranks: Sequence[int], nodes: Sequence[str]) -> str:
+    """Return ranks with their nodes: rank 3 on dgx-1, ranks 8, 9 on dgx-2."""
+    by_node: dict[str, list[int]] = {}
+    for rank in ranks:
+        by_node.setdefault(nodes[rank], []).append(rank)
+    return ", ".join(f"rank{'s' * (len(on) > 1)} {_names(on)} on {node}" for node, on in by_node.items())
+
+
+def _names(values: Iterable[object]) -> str:
+    """Return the different values; of many the first ones."""
+    names = list(dict.fromkeys(map(str, values)))
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

@@ -1,0 +1,384 @@
+"""A clock that moved, counts that go back and time that no step explains are found; published logs have none of it."""
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from bench.contract import mllog
+from bench.mlperf.reader import Event, read
+from bench.mlperf.result import parse
+from bench.runs import trial
+from conftest import ONCE
+from helpers import clock
+from helpers.paths import CORPUS, ROOT
+
+WriteTrial = Callable[..., Path]
+EVERY, FIRST = 48, 192
+"""Steps between evaluations, and before the first one: the rules' for batch size 8."""
+
+
+@pytest.fixture
+def written_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WriteTrial:
+    """Write a trial as our task does, by a clock of its own; `slow` gives steps and evaluations their seconds."""
+
+    def write(
+        *, step_s: float = 2.5, eval_s: float = 20.0, slow: dict[object, float] | None = None, blocks: int = 3
+    ) -> Path:
+        path, now, usual = tmp_path / "result_0.txt", clock.turned(monkeypatch), slow or {}
+        path.unlink(missing_ok=True)
+        with mllog.Writer(path) as log:
+            log.start(mllog.INIT_START)
+            for key, value in ONCE.items():
+                now.now_s += 1
+                log.event(key, value)
+            log.stop(mllog.INIT_STOP)
+            log.start(mllog.RUN_START)
+            done, times = 0, []
+            for number in range(blocks):
+                log.start(mllog.BLOCK_START, samples_count=8 * done, step=done)
+                for step in range(done + 1, FIRST + EVERY * number + 1):
+                    times.append(usual.get(step, step_s))
+                    now.now_s += times[-1]
+                    if step % 10 == 0:
+                        place = {"samples_count": 8 * step, "step": step}
+                        log.event(mllog.TRAIN_LOSS, 1.3, **place)
+                        log.event(mllog.TRACKED_STATS, {mllog.STEP_TIMES: times}, **place)
+                        times = []
+                    done = step
+                place = {"samples_count": 8 * done, "step": done}
+                log.stop(mllog.BLOCK_STOP, **place)
+                log.start(mllog.EVAL_START, **place)
+                now.now_s += usual.get(f"evaluation {number + 1}", eval_s)
+                log.event(mllog.EVAL_ACCURACY, 0.94 - 0.01 * number, **place)
+                log.stop(mllog.EVAL_STOP, **place)
+            log.finish(mllog.SUCCESS, **place)
+            log.event(mllog.PEAK_MEMORY, {"allocated": 120.5})
+        return path
+
+    return write
+
+
+def found(path: Path) -> list[tuple[str, str]]:
+    return [(finding.rule, finding.severity) for finding in parse(path).findings]
+
+
+def message(path: Path) -> str:
+    (finding,) = parse(path).findings
+    return finding.what
+
+
+def moved(path: Path, moves: Callable[[int], float], *, first_line: int = 1) -> Path:
+    """Change time_ms, and no other clock, from a line on."""
+    lines = path.read_text().splitlines(keepends=True)
+    for n in range(first_line - 1, len(lines)):
+        lines[n] = re.sub(r'(?<="time_ms": )\d+', lambda time: str(round(moves(int(time[0])))), lines[n])
+    path.write_text("".join(lines))
+    return path
+
+
+def shifted(path: Path, seconds: float, *, first_line: int) -> Path:
+    return moved(path, lambda time_ms: time_ms + 1000 * seconds, first_line=first_line)
+
+
+def without_monotonic(path: Path) -> Path:
+    """Leave out the monotonic times, as in a log of an older version of ours."""
+    path.write_text(re.sub(r', "monotonic_ms": -?\d+', "", path.read_text()))
+    assert "monotonic" not in path.read_text()
+    return path
+
+
+def foreign(path: Path) -> Path:
+    """Leave out everything by which a log shows that it is ours."""
+    text = re.sub(r'.*"(?:initial_weights|data_source|peak_memory_gib)".*\n', "", without_monotonic(path).read_text())
+    path.write_text(re.sub(r'"value": \{"step_times": .*?\}', '"value": {"throughput": 3.2}', text))
+    return path
+
+
+def line_of(path: Path, key: str, *, nth: int = 0) -> int:
+    return [n for n, line in enumerate(path.read_text().splitlines(), 1) if f'"key": "{key}"' in line][nth]
+
+
+def test_a_sound_trial_has_no_finding(written_trial: WriteTrial) -> None:
+    path = written_trial()
+    assert found(path) == [] and trial.judge(path).proven
+    assert "monotonic_ms" not in parse(path).hyperparameters
+    assert found(without_monotonic(path)) == []
+    assert found(foreign(path)) == []
+
+
+EXAMPLES = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@EXAMPLES
+@given(data=st.data(), seconds=st.floats(2, 1e6) | st.floats(-1e6, -2))
+def test_a_clock_that_was_set_by_two_seconds_or_more_proves_nothing(
+    written_trial: WriteTrial, data: st.DataObject, seconds: float
+) -> None:
+    """In a trial of 14,400 s, with 500 s between two log lines."""
+    path = written_trial(step_s=50.0)
+    first_line = data.draw(st.integers(2, line_of(path, "run_stop")))
+    shifted(path, seconds, first_line=first_line)
+    result = parse(path)
+    assert not result.valid
+    (what,) = [finding.what for finding in result.findings if finding.rule == "LOG-19"]
+    how = f"the wall clock was set {'forward' if seconds > 0 else 'back'} by "
+    assert what.startswith(how) and f"between lines {first_line - 1} and {first_line}, " in what
+    assert float(what.removeprefix(how).split(" s ")[0].replace(",", "")) == pytest.approx(abs(seconds), abs=0.06)
+
+
+@EXAMPLES
+@given(ppm=st.floats(-100, 100))
+@example(ppm=100.0)
+@example(ppm=-100.0)
+def test_a_clock_that_ntp_slews_is_no_finding(written_trial: WriteTrial, ppm: float) -> None:
+    """100 ppm are 2.9 s of this trial, which is more than a clock may jump."""
+    path = written_trial(step_s=100.0)
+    start = clock.time_ms(path, "init_start")
+    moved(path, lambda time_ms: time_ms + (time_ms - start) * ppm * 1e-6)
+    assert found(path) == []
+
+
+def test_what_the_clock_did_is_told_with_lines_and_both_times(written_trial: WriteTrial) -> None:
+    """By hand: 288 steps of 2.5 s and 3 evaluations of 20 s take 780 s."""
+    path = written_trial()
+    stop = line_of(path, "eval_stop")
+    shifted(path, -8, first_line=stop)
+    assert not trial.judge(path).proven
+    assert message(path) == (
+        f"the wall clock was set back by 8.0 s between lines {stop - 1} and {stop}, 0 ms apart by the "
+        "monotonic clock; run_start to run_stop took 780.0 s by it, and 772.0 s by time_ms"
+    )
+
+
+def test_a_clock_that_is_set_when_the_run_is_over_changes_nothing(written_trial: WriteTrial) -> None:
+    path = written_trial()
+    assert found(shifted(path, -8, first_line=line_of(path, mllog.PEAK_MEMORY))) == []
+
+
+def test_a_fall_of_a_millisecond_is_an_error_in_a_log_of_ours(written_trial: WriteTrial) -> None:
+    path = written_trial()
+    stop = line_of(path, "eval_stop", nth=1)
+    shifted(path, -0.001, first_line=stop)
+    assert found(path) == [("LOG-19", "error")]
+    assert message(path) == f"time_ms falls by 1 ms between lines {stop - 1} and {stop}"
+
+
+def test_records_without_a_monotonic_time_among_others_are_named(written_trial: WriteTrial) -> None:
+    path = written_trial()
+    lines = path.read_text().splitlines(keepends=True)
+    late = line_of(path, "eval_accuracy") - 1
+    path.write_text("".join([*lines[:late], *(re.sub(r', "monotonic_ms": \d+', "", line) for line in lines[late:])]))
+    assert found(path) == [("LOG-19", "error")]
+    assert "records have no monotonic_ms, and others have" in message(path)
+
+
+def test_records_in_the_wrong_order_and_without_a_monotonic_time_do_not_stop_the_judge(
+    written_trial: WriteTrial,
+) -> None:
+    path = written_trial()
+    shifted(path, 30, first_line=line_of(path, "eval_stop"))
+    lines = path.read_text().splitlines(keepends=True)
+    start = lines.pop(line_of(path, "run_start") - 1)
+    path.write_text("".join([*lines, re.sub(r', "monotonic_ms": \d+', "", start)]))
+    assert {"LOG-04", "LOG-19"} <= dict(found(path)).keys()
+
+
+def test_a_monotonic_time_that_falls_is_named(written_trial: WriteTrial) -> None:
+    """Both clocks go back alike where records of two logs are joined."""
+    path = written_trial()
+    clock.move(path, "run_stop", -30_000)
+    assert ("LOG-19", "error") in found(path)
+    assert any(finding.what.startswith("monotonic_ms falls by 30.0 s") for finding in parse(path).findings)
+
+
+@pytest.mark.parametrize("make", [without_monotonic, foreign])
+def test_a_second_half_40_s_earlier_is_an_error_without_a_monotonic_time(
+    written_trial: WriteTrial, make: Callable[[Path], Path]
+) -> None:
+    path = make(written_trial())
+    half = line_of(path, "eval_accuracy", nth=1)
+    shifted(path, -40, first_line=half)
+    assert ("LOG-19", "error") in found(path) and not parse(path).valid
+    (what,) = [finding.what for finding in parse(path).findings if finding.rule == "LOG-19"]
+    assert what == f"time_ms falls by 20.0 s between lines {half - 1} and {half}"  # the evaluation took 20 s
+
+
+def test_two_hours_more_are_an_error_in_ours_and_named_in_other_logs(written_trial: WriteTrial) -> None:
+    path = without_monotonic(written_trial())
+    shifted(path, 7200, first_line=line_of(path, "train_loss", nth=3))
+    assert ("LOG-20", "error") in found(path)
+    assert "training took 7,895.0 s, and its steps add up to 695.0 s" in message(path)
+    assert found(foreign(path)) == [("LOG-20", "warning")]
+    assert "up to 320, took 7,225.0 s, where 25.0 s are usual in this log" in message(path)
+
+
+@pytest.mark.parametrize(
+    ("key", "nth", "seconds", "what"),
+    [
+        ("train_loss", 12, 7200, "training on 80 samples, up to 1,040, took 7,225.0 s, where 25.0 s are usual"),
+        ("train_loss", 12, -15, "training on 80 samples, up to 1,040, took 10.0 s, where 25.0 s are usual"),
+        ("eval_accuracy", 1, 7200, "evaluation 2 took 7,220.0 s, where 20.0 s are usual in this log"),
+        ("block_start", 2, 7200, "7,200.0 s of the measured 8,400.0 s are neither training nor evaluation"),
+        ("train_loss", 30, 8, "a block of training took 128.0 s by time_ms, and 120.0 s by the throughput"),
+        ("train_loss", 30, 5, None),
+    ],
+    ids=["training", "fast training", "evaluation", "neither", "tracked throughput", "nothing"],
+)
+def test_an_odd_pace_is_named_in_somebody_elses_log(
+    written_trial: WriteTrial, key: str, nth: int, seconds: float, what: str | None
+) -> None:
+    """432 steps of 2.5 s and 6 evaluations of 20 s take 1,200 s."""
+    path = foreign(written_trial(blocks=6))
+    shifted(path, seconds, first_line=line_of(path, key, nth=nth))
+    findings = [finding for finding in parse(path).findings if finding.rule != "EVL-01"]
+    assert {(finding.rule, finding.severity) for finding in findings} == ({("LOG-20", "warning")} if what else set())
+    assert not what or findings[0].what.startswith(what)
+
+
+def test_an_odd_gap_is_named_in_a_log_without_samples(written_trial: WriteTrial) -> None:
+    path = foreign(written_trial())
+    path.write_text(re.sub(r'"samples_count": \d+, ', "", path.read_text()))
+    loss = line_of(path, "train_loss", nth=12)
+    shifted(path, 7200, first_line=loss)
+    (finding,) = [finding for finding in parse(path).findings if finding.rule == "LOG-20"]
+    assert (finding.severity, finding.line) == ("warning", loss)
+    assert finding.what == "7,225.0 s pass before this train_loss, where at most 25.0 s are usual in this log"
+
+
+def late(path: Path, *, lines: Iterable[int], seconds: float) -> Path:
+    """Move single lines."""
+    texts = path.read_text().splitlines(keepends=True)
+    for n in lines:
+        texts[n - 1] = re.sub(r'(?<="time_ms": )\d+', lambda t: str(int(t[0]) + round(1000 * seconds)), texts[n - 1])
+    path.write_text("".join(texts))
+    return path
+
+
+def test_somebody_elses_records_may_be_late_or_by_several_clocks(written_trial: WriteTrial) -> None:
+    one = foreign(written_trial())
+    late(one, lines=[line_of(one, "train_loss", nth=9)], seconds=-30)
+    assert ("LOG-19", "warning") in found(one) and parse(one).valid
+    several = foreign(written_trial())
+    at = [line_of(several, "tracked_stats", nth=n) for n in (2, 5, 9)]
+    late(several, lines=[n + extra for n in at for extra in (0, 1)], seconds=-26)
+    assert ("LOG-19", "warning") in found(several) and parse(several).valid
+    near = foreign(written_trial())
+    assert found(late(near, lines=[line_of(near, "tracked_stats", nth=3)], seconds=-1.0)) == []
+
+
+@pytest.mark.parametrize("key", ["eval_accuracy", "train_loss", "tracked_stats"])
+def test_counts_rise_in_a_log_of_ours(written_trial: WriteTrial, key: str) -> None:
+    path = written_trial()
+    lines = path.read_text().splitlines(keepends=True)
+    before, again = line_of(path, key, nth=1), line_of(path, key, nth=2)
+    counts = re.search(r'"samples_count": \d+, "step": \d+', lines[before - 1])
+    assert counts
+    lines[again - 1] = re.sub(r'"samples_count": \d+, "step": \d+', counts[0], lines[again - 1])
+    path.write_text("".join(lines))
+    (finding,) = [finding for finding in parse(path).findings if finding.rule == "LOG-04"]
+    assert (finding.severity, finding.line) == ("error", again)
+    samples = re.findall(r"\d+", counts[0])[0]
+    assert finding.what == f"samples_count of {key} is {int(samples):,} after {int(samples):,} at line {before}"
+    assert "LOG-04" not in dict(found(foreign(path))), "published logs repeat counts"
+
+
+def test_a_count_that_falls_is_named_in_somebody_elses_log(written_trial: WriteTrial) -> None:
+    path = foreign(written_trial())
+    path.write_text(path.read_text().replace('"samples_count": 400,', '"samples_count": 4,'))
+    assert ("LOG-04", "warning") in found(path)
+
+
+@pytest.mark.parametrize(
+    ("listed", "of", "severity"), [(2.5, 2.5, None), (2.5, 2.6, None), (2.5, 2.9, "error"), (2.5, 2.4, "error")]
+)
+def test_steps_and_training_take_the_same_time(
+    written_trial: WriteTrial, listed: float, of: float, severity: str | None
+) -> None:
+    """The host may take 0.1 s more in each of 278 steps, but not 0.4 s; steps are never longer than training."""
+    path = written_trial(step_s=of)
+    path.write_text(path.read_text().replace(f" {of}", f" {listed}").replace(f"[{of}", f"[{listed}"))
+    assert found(path) == ([("LOG-20", severity)] if severity else [])
+    if severity:
+        assert f"training took {278 * of:,.1f} s, and its steps add up to 695.0 s" in message(path)
+
+
+def test_a_suspended_machine_is_time_that_no_step_explains(written_trial: WriteTrial) -> None:
+    """Both clocks go on while a laptop sleeps, and the clock that times steps does not."""
+    path = written_trial(slow={30: 3602.5})
+    path.write_text(path.read_text().replace("3602.5", "2.5"))
+    assert found(path) == [("LOG-20", "error")]
+    assert f"between lines {line_of(path, 'block_start')} and " in message(path)
+
+
+@pytest.mark.parametrize(
+    ("slow", "what"),
+    [
+        ({200: 402.0}, "step 200 took 402.0 s (median 0.2 s): 77% of the measured 519.4 s"),
+        ({77: 30.0, 201: 60.0}, "step 201 took 60.0 s (median 0.2 s), and 1 more took many times the median: 43%"),
+        ({"evaluation 2": 402.0}, "evaluation 2 took 402.0 s (median 20 s): 80% of the measured 499.6 s"),
+        ({n: 0.048 + 0.001 * (n % 103) for n in range(1, 289)} | {88: 5.8}, None),
+        (dict.fromkeys(range(1, 289), 5.0), None),
+        ({"evaluation 2": 60.0}, None),
+    ],
+)
+def test_a_step_or_evaluation_of_many_times_the_median_is_named(
+    written_trial: WriteTrial, slow: dict[object, float], what: str | None
+) -> None:
+    path = written_trial(step_s=0.2, eval_s=20.0, slow=slow)
+    assert found(path) == ([("RUN-18", "warning")] if what else [])
+    assert trial.judge(path).proven, "a pause is true time"
+    if what:
+        (finding,) = parse(path).findings
+        assert what in finding.what
+        key, nth = ("eval_start", 1) if what.startswith("evaluation") else ("tracked_stats", 19 if 200 in slow else 20)
+        assert finding.line == line_of(path, key, nth=nth)
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "docs/results").glob("*/result_*.txt")), ids=lambda path: path.parent.name
+)
+def test_our_own_trials_on_gpus_are_explained_by_their_steps(path: Path) -> None:
+    result = parse(path)
+    assert result.step_times_ms and {finding.rule for finding in result.findings} == {"LOG-16"}
+
+
+with_corpus = pytest.mark.skipif(not CORPUS.is_dir(), reason="the public logs are not here")
+
+
+@with_corpus
+def test_published_logs_have_none_of_these_findings() -> None:
+    records = json.loads((CORPUS / "truth.json").read_text())
+    clocks = {"LOG-19", "LOG-20", "RUN-18"}
+    said = {
+        record["file"]: [f for f in parse(CORPUS / record["file"]).findings if f.rule in clocks] for record in records
+    }
+    assert len(said) == 74 and {file: findings for file, findings in said.items() if findings} == {}
+
+
+@with_corpus
+@pytest.mark.parametrize("seconds", [-40, 7200])
+def test_a_published_log_whose_second_half_is_moved_is_named(tmp_path: Path, seconds: int) -> None:
+    """All of llama2_70b_lora; an error wherever the times can be seen to fall."""
+    for record in json.loads((CORPUS / "truth.json").read_text()):
+        path, copy = CORPUS / record["file"], tmp_path / "log"
+        events, _ = read(path)
+        keys = [event.key for event in events]
+        if "llama2_70b_lora" not in record["file"] or not {"run_start", "run_stop", "eval_start"} <= set(keys):
+            continue
+        begin, end = keys.index("run_start"), keys.index("run_stop")
+        copy.write_bytes(path.read_bytes())
+        shifted(copy, seconds, first_line=events[(begin + end) // 2].line)
+        rules = {finding.rule: finding.severity for finding in parse(copy).findings}
+        assert rules.keys() & {"LOG-19", "LOG-20"}, record["file"]
+        if fall_ms(read(copy)[0][begin : end + 1]) > 1000:
+            assert rules["LOG-19"] == "error" and not parse(copy).valid, record["file"]
+
+
+def fall_ms(events: list[Event]) -> int:
+    return max(before.time_ms - after.time_ms for before, after in pairwise(events))

@@ -1,0 +1,114 @@
+"""Real ranks that stall: three over gloo on two pretended nodes, in processes of their own."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from bench.backends.local import first_error, free_port
+from bench.contract import run_files
+from bench.contract.plan import Command
+from bench.diagnosis import explain
+from helpers import ranks
+from helpers.paths import ROOT
+
+pytestmark = [
+    pytest.mark.trains,
+    pytest.mark.skipif(ranks.DEVICE != "cpu", reason="over gloo"),
+]
+NODES = ("dgx-0", "dgx-0", "dgx-1")
+COMMAND = Command(name="trial 0", argv=[], log=None, limit_min=None)
+LINES = (ROOT / "tests/helpers/stalling.py").read_text().splitlines()
+SLEEPS_AT = f"tests/helpers/stalling.py:{LINES.index('    time.sleep(600)') + 1} in sleep: time.sleep(600)"
+
+
+def trial(
+    folder: Path, *mishap: str, nodes: tuple[str, ...] = NODES, meanwhile: Callable[[], None] = lambda: None
+) -> list[tuple[int, str]]:
+    """Run real ranks of tests.helpers.stalling on these nodes; meanwhile, what a launcher would do."""
+    (folder / "rank_logs").mkdir(exist_ok=True)
+    shared = os.environ | {"WORLD_SIZE": str(len(nodes)), "MASTER_PORT": str(free_port())}
+    places = [{"RANK": str(rank), "LOCAL_RANK": "0", "SLURMD_NODENAME": node} for rank, node in enumerate(nodes)]
+    with ThreadPoolExecutor(1) as one:
+        command = ("tests.helpers.stalling", *mishap)
+        running = one.submit(ranks.ended_in, folder, command, [shared | place for place in places], timeout_s=120)
+        while not running.done():
+            meanwhile()
+            time.sleep(0.05)
+        return running.result()
+
+
+def kill_what_is_stopped(folder: Path) -> Callable[[], None]:
+    """Return what ends a rank that is stopped once another one has failed, as srun does."""
+
+    def kill() -> None:
+        if any(folder.glob(run_files.rank_error("trial 0", "*"))):
+            for path in folder.glob("pid_*"):
+                stat = Path(f"/proc/{path.read_text()}/stat")
+                if stat.exists() and stat.read_text().rpartition(") ")[2][0] == "T":
+                    os.kill(int(path.read_text()), signal.SIGKILL)
+
+    return kill
+
+
+@pytest.mark.parametrize(
+    ("mishap", "blamed"),
+    [
+        (("stop", "1"), "rank 1 on dgx-0 did not answer and wrote no stack; no progress for "),
+        (("stop", "0"), "rank 0 on dgx-0 did not answer and wrote no stack; no progress for "),
+        (("sleep", "2"), f"rank 2 on dgx-1 stood at {SLEEPS_AT}, and 2 other ranks waited; no progress for "),
+        (("load", "0"), f"rank 0 on dgx-0 stood at {SLEEPS_AT}, and 2 other ranks waited; no progress for "),
+        (
+            ("network", "-1"),
+            "every rank waited for data that did not come: the network between dgx-0, dgx-1; rank 0 at ",
+        ),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, tuple) else "",
+)
+def test_real_ranks_that_stall_end_and_name_who_held_them_up(
+    tmp_path: Path, mishap: tuple[str, ...], blamed: str
+) -> None:
+    """The launcher and `why` have one account, the first one, though a rank that ends breaks the others' collective."""
+    ended = trial(tmp_path, *mishap, "4", meanwhile=kill_what_is_stopped(tmp_path))
+    assert all(code in (1, -9) for code, _ in ended), ended
+    error = first_error(tmp_path, COMMAND)
+    assert error is not None and (error.rule, error.exit_code) == ("RUN-17", 1)
+    assert error.what.startswith(blamed), error.what
+    stacks = {int(path.stem[-1]): path.read_text() for path in tmp_path.glob("rank_logs/*.stack")}
+    assert set(stacks) == {0, 1, 2} - ({int(mishap[1])} if mishap[0] == "stop" else set())
+    for rank, text in stacks.items():
+        first, _, dump = text.partition("\n")
+        assert (json.loads(first)["rank"], json.loads(first)["node"]) == (rank, NODES[rank])
+        assert 'stalling.py", line' in dump and "most recent call first" in dump
+    found = explain([tmp_path])
+    assert (found.rule, found.evidence) == ("RUN-17", f"RUN-17: {error.what}"[:400])
+
+
+def test_a_stalled_rank_ends_even_if_the_run_folder_hangs(tmp_path: Path) -> None:
+    """Opening a pipe that nobody reads takes as long as opening a file of a server that is gone."""
+    (tmp_path / "rank_logs").mkdir()
+    os.mkfifo(tmp_path / "rank_logs" / "trial_0_rank_0.stack.part")
+    ((code, printed),) = trial(tmp_path, "sleep", "0", "1", nodes=("dgx-0",))
+    assert code == 1 and "Timeout (0:00:03)!" in printed and 'stalling.py", line' in printed
+
+
+def test_a_job_that_is_stopped_as_a_whole_and_continued_goes_on(tmp_path: Path) -> None:
+    """As Slurm suspends and resumes one: the clock of each rank's watchdog counts its own time only."""
+    stopped: list[float] = []
+
+    def suspend() -> None:
+        pids = [int(path.read_text() or 0) for path in tmp_path.glob("pid_*")]
+        if len(pids) == 3 and all(pids) and not stopped:
+            stopped.append(time.monotonic())
+            for which, after_s in ((signal.SIGSTOP, 6), (signal.SIGCONT, 0)):
+                for pid in pids:
+                    os.kill(pid, which)
+                time.sleep(after_s)
+
+    ended = trial(tmp_path, "nothing", "0", "2", meanwhile=suspend)
+    assert stopped and [code for code, _ in ended] == [0, 0, 0], ended

@@ -1,0 +1,235 @@
+"""Ranks that stall end their trial and say who held them up; slow ones go on."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bench.contract import run_files
+from bench.contract.stall import Stall
+from bench.errors import BenchError
+from helpers import ranks
+from jobs.ranks import process_group, stall_report
+from jobs.ranks.identity import Rank
+from jobs.ranks.stall_report import Report
+from jobs.ranks.watchdog import EVALUATION, LOADING, SAVING, TRAINING, Watchdog
+
+pytestmark = pytest.mark.skipif(ranks.DEVICE != "cpu", reason="gloo, and clocks of the tests' own")
+NODES = ("dgx-0", "dgx-0", "dgx-1")
+
+
+class Ended(Exception):
+    """Stands for the end of the process."""
+
+
+class Watched:
+    """The watchdog of one rank, looked after second by second; what it ends the trial with."""
+
+    def __init__(self, folder: Path, *, rank: int = 0, nodes: tuple[str, ...] = ("dgx-0",), **stall: float) -> None:
+        (folder / run_files.RANK_LOGS).mkdir(exist_ok=True)
+        who = Rank(rank, 0, len(nodes), "", 0)
+        self.dog = Watchdog(who, Stall(**{"factor": 20, "floor_s": 120} | stall), folder, "trial 0", self._fail)
+        self.dog._nodes = nodes
+        self.folder, self.now_s, self.error = folder, 0, None
+
+    def _fail(self, error: BenchError) -> Any:
+        self.error = error
+        raise Ended
+
+    def lasts(self, seconds: int) -> "Watched":
+        """Let time go by; the watchdog looks every second."""
+        for _ in range(seconds):
+            self.now_s += 1
+            self.dog.look(self.now_s)
+        return self
+
+    def steps(self, first: int, last: int, *, every_s: int) -> "Watched":
+        for step in range(first, last + 1):
+            self.lasts(every_s).dog.alive(TRAINING, step, None)
+        return self
+
+    @property
+    def has_reported(self) -> bool:
+        return any(self.folder.glob(run_files.stack("trial 0", "*")))
+
+
+@pytest.fixture(autouse=True)
+def no_last_resort(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests' own process must not end where a rank would."""
+    monkeypatch.setattr(stall_report.faulthandler, "dump_traceback_later", lambda *args, **how: None)
+
+
+def test_steps_are_waited_for_as_long_as_this_runs_own_steps_say(tmp_path: Path) -> None:
+    """Of 10 s each, and then ten times as long: nothing. Ended after 20 times the median, which is 10 s still."""
+    rank = Watched(tmp_path)
+    rank.dog.expect(step_s=9, eval_s=60)
+    rank.dog.alive(TRAINING, 0, None)
+    rank.steps(1, 30, every_s=10).steps(31, 35, every_s=100).lasts(199)
+    assert not rank.has_reported
+    with pytest.raises(Ended):
+        rank.lasts(5)
+    assert rank.error is not None and rank.error.rule == "RUN-17" and rank.error.exit_code == 1
+    assert "no progress for 201 s in training after step 35, where 10 s is usual" in rank.error.what
+
+
+def test_short_steps_have_the_floor(tmp_path: Path) -> None:
+    rank = Watched(tmp_path)
+    rank.dog.alive(TRAINING, 0, None)
+    rank.steps(1, 30, every_s=1).lasts(120)
+    assert not rank.has_reported
+    with pytest.raises(Ended):
+        rank.lasts(3)
+
+
+def test_what_was_never_measured_has_no_limit(tmp_path: Path) -> None:
+    """Starting, loading, the first step without a warm-up, and saving."""
+    rank = Watched(tmp_path).lasts(10_000)
+    for phase, step in ((LOADING, 0), (TRAINING, 0)):
+        rank.dog.alive(phase, step, None)
+        rank.lasts(10_000)
+    rank.steps(1, 5, every_s=1).dog.alive(SAVING, 5, None)
+    rank.lasts(10_000)
+    assert not rank.has_reported
+
+
+@pytest.mark.parametrize(("phase", "limit_s"), [(TRAINING, 20 * 8), (EVALUATION, 20 * 70)])
+def test_the_first_step_and_the_first_evaluation_go_by_the_warm_up(tmp_path: Path, phase: str, limit_s: int) -> None:
+    rank = Watched(tmp_path)
+    assert rank.dog.expect(step_s=8, eval_s=70) == 20 * 70
+    rank.dog.alive(phase, 0, None)
+    rank.lasts(limit_s)
+    assert not rank.has_reported
+    with pytest.raises(Ended):
+        rank.lasts(3)
+
+
+def test_evaluations_are_measured_too(tmp_path: Path) -> None:
+    rank = Watched(tmp_path)
+    for step in (10, 20, 30):
+        rank.dog.alive(EVALUATION, step, None)
+        rank.lasts(30).dog.alive(TRAINING, step, None)
+        rank.lasts(10)
+    rank.dog.alive(EVALUATION, 40, None)
+    rank.lasts(600)
+    assert not rank.has_reported
+    with pytest.raises(Ended):
+        rank.lasts(3)
+
+
+class Event:
+    """The end of a step on a device."""
+
+    def __init__(self) -> None:
+        self.is_reached = False
+
+    def query(self) -> bool:
+        return self.is_reached
+
+
+def test_a_host_that_runs_ahead_counts_by_what_its_device_has_done(tmp_path: Path) -> None:
+    """It launches ten steps at once and waits; the device takes 10 s for each. After five it stands still."""
+    rank, events = Watched(tmp_path), [Event() for _ in range(10)]
+    rank.dog.alive(TRAINING, 0, None)
+    for step, event in enumerate(events, 1):
+        rank.dog.alive(TRAINING, step, event)
+    for event in events[:5]:
+        rank.lasts(10)
+        event.is_reached = True
+    rank.lasts(200)
+    assert not rank.has_reported
+    with pytest.raises(Ended):
+        rank.lasts(5)
+    assert rank.error is not None and "after step 5, where 10 s is usual" in rank.error.what
+
+
+def stalled(folder: Path, **how: Any) -> Watched:
+    """Return a rank that has just reported: 121 s without a step."""
+    rank = Watched(folder, **how)
+    rank.dog.alive(TRAINING, 0, None)
+    rank.steps(1, 3, every_s=1).lasts(122)
+    assert rank.has_reported
+    return rank
+
+
+def test_a_rank_that_goes_on_takes_its_report_back(tmp_path: Path) -> None:
+    rank = stalled(tmp_path, nodes=NODES).steps(4, 100, every_s=1)
+    assert not rank.has_reported and rank.error is None
+
+
+def test_a_rank_without_a_limit_answers_one_that_has_stalled(tmp_path: Path) -> None:
+    """It still loads, and the other waits for it: nobody takes it for silent."""
+    loading = Watched(tmp_path, rank=1, nodes=NODES[:2])
+    loading.dog.alive(LOADING, 0, None)
+    waiting = stalled(tmp_path, nodes=NODES[:2])
+    loading.lasts(150)
+    assert {path.name for path in tmp_path.glob("rank_logs/*")} == {"trial_0_rank_0.stack", "trial_0_rank_1.stack"}
+    with pytest.raises(Ended):
+        waiting.lasts(1)
+    assert waiting.error is not None and "did not answer" not in waiting.error.what
+
+
+def test_the_lowest_rank_that_reports_speaks_and_another_one_if_it_does_not(tmp_path: Path) -> None:
+    lowest, other = (stalled(tmp_path, rank=rank, nodes=NODES) for rank in (0, 2))
+    other.lasts(60)
+    with pytest.raises(Ended):
+        lowest.lasts(61)
+    assert lowest.error is not None and lowest.error.what.startswith("rank 1 on dgx-0 did not answer")
+    with pytest.raises(Ended):
+        other.lasts(65)
+
+
+def report(rank: int, at: str = "a.py:1 in all_reduce", *, is_waiting: bool = True) -> Report:
+    return Report(
+        rank=rank, node=NODES[rank], phase=TRAINING, step=7, silent_s=130.2, usual_s=0.5, at=at, is_waiting=is_waiting
+    )
+
+
+SLEEPS = report(2, "b.py:9 in step: sleep(99)", is_waiting=False)
+
+
+@pytest.mark.parametrize(
+    ("reports", "blamed"),
+    [
+        ([report(0), report(1)], "rank 2 on dgx-1 did not answer and wrote no stack"),
+        ([SLEEPS], "ranks 0, 1 on dgx-0 did not answer and wrote no stack"),
+        (
+            [report(0), report(1), SLEEPS],
+            "rank 2 on dgx-1 stood at b.py:9 in step: sleep(99), and 2 other ranks waited",
+        ),
+        (
+            [report(rank) for rank in range(3)],
+            "every rank waited for data that did not come: the network between dgx-0, dgx-1; "
+            "rank 0 at a.py:1 in all_reduce",
+        ),
+    ],
+)
+def test_who_is_to_blame(reports: list[Report], blamed: str) -> None:
+    error = stall_report.verdict({report.rank: report for report in reports}, NODES, "rank_logs/*")
+    assert error.what == f"{blamed}; no progress for 130 s in training after step 7, where 0.5 s is usual"
+
+
+def test_a_full_disk_does_not_keep_a_rank_from_ending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(stall_report, "write", full)
+    rank = Watched(tmp_path)
+    rank.dog.expect(step_s=1, eval_s=1)
+    rank.dog.alive(TRAINING, 0, None)
+    with pytest.raises(Ended):
+        rank.lasts(200)
+
+
+def test_no_collective_times_out_before_the_watchdog(tmp_path: Path) -> None:
+    """Short limits leave torch's own time-out; one that exceeds it moves it."""
+    group = torch.distributed
+    group.init_process_group("gloo", init_method=f"file://{tmp_path / 'meet'}", rank=0, world_size=1)
+    try:
+        timeouts = []
+        for limit_s in (120, 1000):
+            process_group.outlast(limit_s)
+            timeouts.append(group.group.WORLD._get_backend(torch.device("cpu")).options._timeout.total_seconds())
+        assert timeouts == [1800, 4000]
+    finally:
+        group.destroy_process_group()
