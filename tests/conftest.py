@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from bench.contract import mllog
+from bench.contract.attempt import Binding
 from bench.contract.mllog import Writer
 from bench.planning import compose
 from helpers import cached_configs, ranks
@@ -137,14 +138,18 @@ def written_log(tmp_path: Path) -> Callable[..., Path]:
         name: str = "result_0.txt",
         evals: tuple[float, ...] = (0.95, 0.93, 0.92),
         status: str = "success",
+        binding: Binding | None = None,
+        attached: Sequence[Path] = (),
         **changes: Any,
     ) -> Path:
         path = tmp_path / name
-        with Writer(path) as log:
+        with Writer(path, binding) as log:
             log.start(mllog.INIT_START)
             for key, value in (ONCE | changes).items():
                 if value is not None:
                     log.event(key, value)
+            for file in attached:
+                log.attach(file)
             log.stop(mllog.INIT_STOP)
             log.start(mllog.RUN_START)
             log.start(mllog.BLOCK_START, samples_count=0)

@@ -152,6 +152,9 @@ class LocalBackend:
             fix="choose a cluster with a queue, such as cluster=dgx1; `python -m bench plan --json` prints the plan",
         )
 
+    def differences(self, rendered: str, plan_json: str) -> Iterator[str]:
+        yield "a run on this machine has no script"
+
     def rank_environment(self, plan: Plan) -> dict[str, str]:
         return plan.environment | rendezvous(plan) | {"PYTHONPATH": _python_path()}
 

@@ -1,6 +1,6 @@
 """What every backend does, in neutral words."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -66,6 +66,9 @@ class Backend(Protocol):
         Raises:
             ConfigError: this backend runs a plan without such a file.
         """
+
+    def differences(self, rendered: str, plan_json: str) -> Iterable[str]:
+        """Yield where a plan.json is not the plan in the file that was rendered of it, which a job may fill in."""
 
     def rank_environment(self, plan: Plan) -> dict[str, str]:
         """Return what is set for every rank beside what the submitter's environment holds."""

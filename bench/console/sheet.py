@@ -35,7 +35,7 @@ _STYLES = {
     **dict.fromkeys(("warning", "interrupted", "not checked", "CANCELLED"), "yellow"),
 }
 """Verdicts, and the colours in which a terminal shows them."""
-_VERDICT_COLUMNS = ("valid", "official", "severity", "fits", "state")
+_VERDICT_COLUMNS = ("valid", "official", "severity", "fits", "state", "verified")
 _NUMBER = re.compile(r"[-+]?[\d,]*\.?\d+(e[-+]?\d+)?( %)?")
 _TEXT_WIDTH = 20
 """Columns of text are never made narrower than this; a table that does not fit is shown row by row."""

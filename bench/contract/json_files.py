@@ -19,7 +19,7 @@ def write(path: Path, content: Any) -> None:
     part = path.with_suffix(f".part{os.getpid()}")
     try:
         with part.open("w") as file:
-            file.write(json.dumps(content, indent=1) + "\n")
+            file.write(text(content))
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
@@ -63,6 +63,11 @@ def _give_second_name(path: Path, aside: Path) -> None:
         except BaseException:
             aside.unlink(missing_ok=True)
             raise
+
+
+def text(content: Any) -> str:
+    """Return what `write` writes."""
+    return json.dumps(content, indent=1) + "\n"
 
 
 def read(path: Path) -> Any:

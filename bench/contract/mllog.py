@@ -4,6 +4,7 @@ A line is `:::MLLOG {json}`. Writing is strict: one file per trial, one record p
 hold. Reading, in `bench.mlperf.reader`, accepts more. Ranks import this module: it needs the standard library only.
 """
 
+import hashlib
 import json
 import os
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from bench.contract.attempt import Binding
 from bench.errors import ConfigError
 
 CACHE_CLEAR = "cache_clear"
@@ -52,6 +54,13 @@ STEP_TIMES = "step_times"
 MONOTONIC_MS = "monotonic_ms"
 """In the metadata of each record of ours: the time since the machine booted, which nobody can set."""
 
+RUN_ATTEMPT = "run_attempt"
+"""The first record: the nonce of the attempt, with its trial and number, and the inode and owner of the file."""
+LOG_SHA256 = "log_sha256"
+"""Behind run_stop, and behind each record after it: the SHA-256 of all {bytes} of the file before this record."""
+ATTACHED_FILE = "attached_file"
+"""A file that another program wrote: its path from the log's folder, {bytes} and {sha256}."""
+
 SUCCESS, ABORTED = "success", "aborted"
 """What run_stop's metadata.status may say."""
 
@@ -63,12 +72,15 @@ class Writer:
     """The log of one trial; safe to use from several threads and from signal handlers. None, for a rank that does not
     write the log, takes everything and keeps nothing.
 
+    A log that is bound to an attempt begins with that attempt's nonce. From run_stop on, its last record is always the
+    checksum of everything before it, so that a changed or shortened log shows that it is one.
+
     Raises:
-        ConfigError: the file exists: a trial that is started twice never adds to the log of the first.
+        ConfigError: the file exists, or is a link: a trial that is started twice never adds to the log of the first.
     """
 
-    def __init__(self, path: Path | None) -> None:
-        try:  # unbuffered: a line is one write
+    def __init__(self, path: Path | None, binding: Binding | None = None) -> None:
+        try:  # unbuffered: a line is one write; exclusive: no link is followed
             self._file = FileIO(os.devnull, "w") if path is None else FileIO(path, "x")
         except FileExistsError as error:
             raise ConfigError(
@@ -79,6 +91,12 @@ class Writer:
             ) from error
         self._lock = threading.RLock()
         self._started = self._stopped = False
+        self._folder = None if path is None else path.parent
+        self._binding = None if path is None else binding
+        self._sha256, self._bytes = hashlib.sha256(), 0
+        if binding and self._binding:
+            file, number = os.fstat(self._file.fileno()), {"trial": binding.trial, "attempt": binding.attempt}
+            self.event(RUN_ATTEMPT, binding.nonce, **number, inode=file.st_ino, uid=file.st_uid)
 
     def event(self, key: str, value: Any = None, /, **metadata: Any) -> None:
         """Write that something is so at this moment.
@@ -96,6 +114,14 @@ class Writer:
     def stop(self, key: str, value: Any = None, /, **metadata: Any) -> None:
         """Write that something ends; raises like `event`. For run_stop there is `finish`."""
         self._write("INTERVAL_END", key, value, metadata)
+
+    def attach(self, file: Path) -> None:
+        """Write the checksum of a file in the log's folder that another program has finished; raises like `event`."""
+        if self._folder is None:
+            return
+        with file.open("rb") as content:
+            digest, size = hashlib.file_digest(content, "sha256").hexdigest(), os.fstat(content.fileno()).st_size
+        self.event(ATTACHED_FILE, file.relative_to(self._folder).as_posix(), bytes=size, sha256=digest)
 
     def finish(self, status: str, **metadata: Any) -> bool:
         """Return whether this call wrote run_stop: only the first one after run_start does, and none after `close`."""
@@ -130,6 +156,19 @@ class Writer:
             self._started |= key == RUN_START
 
     def _append(self, event_type: str, key: str, value: Any, metadata: dict[str, Any]) -> None:
+        lines = self._line(event_type, key, value, metadata)
+        if self._binding and self._stopped:
+            whole = self._sha256.copy()
+            whole.update(lines)
+            size = {"bytes": self._bytes + len(lines)}
+            lines += self._line("POINT_IN_TIME", LOG_SHA256, whole.hexdigest(), size)
+        while lines:  # a disk that fills up takes part of a line, then raises
+            written = self._file.write(lines)
+            self._sha256.update(lines[:written])
+            self._bytes += written
+            lines = lines[written:]
+
+    def _line(self, event_type: str, key: str, value: Any, metadata: dict[str, Any]) -> bytes:
         time_ms, monotonic_ms = _clocks_ms()
         record = {
             "namespace": "",
@@ -140,11 +179,9 @@ class Writer:
             "metadata": _caller() | {MONOTONIC_MS: monotonic_ms} | metadata,
         }
         try:
-            line = b"%s %s\n" % (_TOKEN, json.dumps(record, allow_nan=False).encode())
+            return b"%s %s\n" % (_TOKEN, json.dumps(record, allow_nan=False).encode())
         except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"{key} = {value!r} with {metadata!r} cannot be logged: {error}") from error
-        while line:  # a disk that fills up takes part of a line, then raises
-            line = line[self._file.write(line) :]
 
 
 def _clocks_ms() -> tuple[int, int]:

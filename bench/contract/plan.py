@@ -268,9 +268,10 @@ def load(path: Path) -> Plan:
     """Return the plan in a file."""
     try:
         return loads(path.read_text(), where=str(path))
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise ConfigError(
-            f"the plan cannot be read: {error.strerror}", where=str(path), fix="name the plan.json of a run folder"
+            f"the plan cannot be read: {reason}", where=str(path), fix="name the plan.json of a run folder"
         ) from error
 
 

@@ -13,6 +13,8 @@ CONFIG = "config.yaml"
 PLAN = "plan.json"
 LEDGER = "ledger.json"
 STATUS = "status.json"
+MANIFEST = "manifest.json"
+"""The checksums of all files that make up the result, written after everything else."""
 JOB = "job.json"
 """What was handed to the backend, and every job that worked on the run."""
 SCRIPT = "job.sbatch"
@@ -116,6 +118,11 @@ def caches(trial: int | str) -> str:
 def profile(trial: int) -> str:
     """Return the list of kernels of a trial's last warm-up step."""
     return f"{RANK_LOGS}/trial_{trial}.profile"
+
+
+def binding(trial: int | str) -> str:
+    """Return the file in which rank 0 finds what to bind a trial's log to."""
+    return f"{RANK_LOGS}/trial_{trial}.attempt"
 
 
 def of_attempt(trial: int) -> tuple[str, ...]:

@@ -116,9 +116,7 @@ def explain(paths: Sequence[Path]) -> Explanation:
     folder = paths[0] if paths[0].is_dir() else None
     name = str(folder) if folder else ", ".join(map(str, paths))
     status, plan = (run_reports.status(folder), _plan(folder)) if folder else ({}, None)
-    reported = (
-        [_Log(scan) for scan in (*run_reports.of_ranks(folder), *run_reports.of_launcher(folder))] if folder else []
-    )
+    reported = [_Log(scan) for scan in run_reports.all_of(folder)] if folder else []
     is_over = bool(status) or (folder is not None and _is_gone(folder))
     logs = [_read(path, is_over=is_over) for path in (_files(folder) if folder else paths)]
     if status.get("outcome") in ("proven", "fine") or not (reported or status) and _all_fine(logs, plan):

@@ -33,6 +33,13 @@ def status(folder: Path) -> dict[str, Any]:
     return json_files.read_object(folder / STATUS)
 
 
+def all_of(folder: Path) -> Iterator[Scan]:
+    """Yield all reports, those first that explain the others where they weigh the same."""
+    yield from of_ledger(folder)
+    yield from of_ranks(folder)
+    yield from of_launcher(folder)
+
+
 def of_ranks(folder: Path) -> list[Scan]:
     """Return the account of each rank that failed, the earliest first: the others mostly report that it is gone."""
     found = [
@@ -88,6 +95,19 @@ def _own_explanation(last: dict[str, Any], file: str) -> list[Scan]:
     place, line = last.get("file"), last.get("line")
     file, line = (place, line) if isinstance(place, str) and isinstance(line, int) else (file, 1)
     return [_only(Clue(rule, Weight.HINT, file, line, evidence, last.get("fix")))]
+
+
+def of_ledger(folder: Path) -> list[Scan]:
+    """Return the logs that lay in the folder and were not written by the run."""
+    file = folder / LEDGER
+    entries = json_files.read(file)
+    found = []
+    for entry in entries if isinstance(entries, list) else ():
+        differing = entry.get("not_as_planned") if isinstance(entry, dict) else None
+        what = str(differing[0]) if isinstance(differing, list) and differing else ""
+        if entry.get("outcome") == "aborted" and what.partition(": ")[0] == "LOG-17":
+            found.append(_only(log_scan.read_message(what, RULES["LOG-17"].fix, file=str(file))))
+    return found
 
 
 def not_proven(folder: Path) -> Iterator[Clue]:

@@ -7,6 +7,7 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from bench.contract.plan import Plan
 from bench.contract.run_files import JOB, PLAN, STATUS, SUBMISSION, element
 from bench.errors import BenchError
 from bench.preflight import nodes
-from bench.runs import ledger
+from bench.runs import ledger, manifest
 from bench.runs import status as statuses
 from bench.runs import trial as trials
 from bench.runs.ledger import Outcome
@@ -102,6 +103,8 @@ def close(run: Path, plan: Plan, args: argparse.Namespace) -> int:
     if not (array and any(outcome.is_open for outcome in outcomes.values())):  # else other elements go on
         with ledger.alone(run):
             _write_status(run, list(outcomes.values()), exit_code=exit_code, what=what)
+            with suppress(OSError):  # the run has its last word; `verify` will say that nothing vouches for it
+                manifest.write(run)
     return 1 if exit_code or any(outcomes.get(trial) is not Outcome.proven for trial in mine) else 0
 
 

@@ -12,7 +12,7 @@ from bench.contract import plan as plans
 from bench.contract.plan import Command, Plan, Trial
 from bench.contract.run_files import STATUS
 from bench.errors import BenchError, Stopped, written
-from bench.runs import ledger
+from bench.runs import ledger, manifest
 from bench.runs import status as statuses
 from bench.runs import trial as trials
 from bench.runs.folder import short
@@ -65,6 +65,7 @@ def _driven(plan: Plan, folder: Path, console: "Messages") -> int:
     finally:
         try:
             statuses.write(folder, status)
+            manifest.write(folder)
         except OSError as error:
             console.print(f"CFG-08: {STATUS} cannot be written: {error.strerror}", markup=False)
         if words := _next(plan, folder, status.exit_code):
@@ -104,8 +105,10 @@ def _trial(plan: Plan, trial: Trial, command: Command, folder: Path, console: "M
         return
     try:
         _follow(plan, command, folder, console)
-    except BaseException:
+    except BaseException as error:
         trials.close(folder, plan, trial, failed=True)
+        if isinstance(error, BenchError) and error.rule == "CFG-05":  # the ranks found a log; this says whose it is
+            trials.require_own(folder, trial)
         raise
     judged = trials.close(folder, plan, trial, failed=False)
     assert judged is not None

@@ -58,7 +58,9 @@ def follow(plan: Plan, folder: Path, console: "Messages") -> int:
         console.print(f"the job goes on; python -m bench cancel {short(folder)} ends it")
         raise
     for trial in plan.trials:
-        if (folder / trial.log).exists():
+        if found := trials.foreign(folder, trial, may_have_moved=True):  # seen from here, owners may have other ids
+            console.print(str(found), markup=False)
+        elif (folder / trial.log).exists():
             trial_sheets.show(folder, trial, trials.judge(folder / trial.log, plan, trial))
     run = runs.find(folder)
     word, what = (run.status.outcome, run.status.what) if run.status else (run.word, None)

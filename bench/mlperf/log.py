@@ -17,8 +17,10 @@ from bench.rules.finding import Finding, Severity, broken
 class Log:
     """What a file holds, in its order. Nothing here says whether it is right; `bench.mlperf.compliance` does."""
 
-    def __init__(self, events: Sequence[Event], garbled: Sequence[Garbled]) -> None:
+    def __init__(self, events: Sequence[Event], garbled: Sequence[Garbled], path: Path | None = None) -> None:
         self.events, self.garbled = events, garbled
+        self.path = path
+        """The file; None for records that were not read from one, or that are a part of it."""
 
     @cached_property
     def by_key(self) -> dict[str, list[Event]]:
@@ -145,7 +147,7 @@ class Log:
 
 def read(path: Path | str) -> Log:
     """Return the log; raises LogError when the file cannot be opened, and on no content."""
-    return Log(*reader.read(path))
+    return Log(*reader.read(path), Path(path))
 
 
 def number(value: Any) -> float | None:

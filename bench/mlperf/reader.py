@@ -4,9 +4,11 @@ The token may stand anywhere in a line, several times, truncated or joined to ot
 """
 
 import errno
+import hashlib
 import json
 import os
 import re
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from io import FileIO
@@ -242,6 +244,25 @@ def system(path: Path | str) -> dict[str, Any]:
                 json.dumps(record, allow_nan=False)
                 return record
     return {}
+
+
+def checksums(path: Path | str, sizes: Collection[int]) -> tuple[dict[int, str], bytes]:
+    """Return the SHA-256 of the first bytes of a file, by how many these are, and what follows the most of them.
+
+    Of what follows, no more is returned than a record may have. A size above the file's has no checksum.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    found, whole, done = {}, hashlib.sha256(), 0
+    with FileIO(path) as file:
+        for size in sorted(size for size in sizes if size >= 0):
+            while done < size and (chunk := file.read(min(_CHUNK_BYTES, size - done))):
+                whole.update(chunk)
+                done += len(chunk)
+            if done == size:
+                found[size] = whole.hexdigest()
+        return found, file.read(_MAX_RECORD_BYTES)
 
 
 def is_number(value: Any) -> TypeGuard[float]:

@@ -263,7 +263,10 @@ def _software(log: Log) -> dict[str, str]:
     return {str(name): str(v) for name, v in versions.items()} if isinstance(versions, dict) else {}
 
 
-_SERIES = ("submission_", mllog.CACHE_CLEAR, mllog.SEED, mllog.TRACKED_STATS, mllog.EVAL_ACCURACY, mllog.TRAIN_LOSS)
+_SERIES = (
+    *("submission_", mllog.CACHE_CLEAR, mllog.SEED, mllog.TRACKED_STATS, mllog.EVAL_ACCURACY, mllog.TRAIN_LOSS),
+    *(mllog.RUN_ATTEMPT, mllog.LOG_SHA256, mllog.ATTACHED_FILE),
+)
 
 
 def _hyperparameters(log: Log) -> dict[str, Any]:

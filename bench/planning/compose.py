@@ -98,6 +98,24 @@ def typed(config: "DictConfig") -> Config:
     return typed_config
 
 
+def read(config_yaml: str) -> Config:
+    """Return the config of a run folder's config.yaml.
+
+    Raises:
+        ConfigError: it is not one, or one of another version.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    try:
+        raw = OmegaConf.create(config_yaml)
+        return typed(typing.cast("DictConfig", OmegaConf.merge(OmegaConf.structured(Config), raw)))
+    except (OmegaConfBaseException, YAMLError, ValueError, TypeError, AttributeError) as error:
+        what = f"not a config of this version: {str(error).partition(chr(10))[0]}"
+        raise ConfigError(what, where="config.yaml", fix="read it with the version that wrote it") from error
+
+
 def _absolute(path: str | None) -> str | None:
     """Return the absolute path; one that begins with a variable ($DATADIR) is left to the job's shell."""
     return path if not path or path.startswith("$") else os.path.abspath(path)

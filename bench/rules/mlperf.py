@@ -52,6 +52,14 @@ LOG: Texts = {
         "the rows are random numbers, so the log proves a speed, and neither a time to train nor a score",
         "`python -m bench report` compares the speed; for a time to train set model.weights=checkpoint",
     ),
+    "LOG-17": (
+        "the log was not written by this attempt at the trial",
+        "find out who put it there; `python -m bench resume RUN` sets it aside and runs the trial again",
+    ),
+    "LOG-18": (
+        "the log, or a file that belongs to it, was changed after it was written",
+        "take the original; where there is none, run the trial again: a changed log proves nothing",
+    ),
     "LOG-19": (
         "the clock that the log was written by moved, so that its times are not true",
         "let chronyd or ntpd set the nodes' clocks at boot and only slew them afterwards; then run the trial again",

@@ -6,6 +6,7 @@ two attempts and none of it is judged.
 
 import fcntl
 import json
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
@@ -13,9 +14,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from bench.contract import attempt as attempts_of
 from bench.contract import json_files, run_files
+from bench.contract.attempt import Binding
 from bench.contract.plan import Plan, Trial
-from bench.contract.run_files import LEDGER, STATUS
+from bench.contract.run_files import LEDGER, MANIFEST, STATUS
 from bench.errors import BenchError, ConfigError, SubmitError
 
 
@@ -49,6 +52,8 @@ class Attempt:
     nodes: str | None = None
     cause: str | None = None
     """Why it was cut short."""
+    nonce: str | None = None
+    """What its log begins with; None for attempts of versions that had no nonces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +69,15 @@ class Entry:
     official: dict[str, bool | None] | None = None
     """The official checker's verdict by ruleset."""
     not_as_planned: list[str] | None = None
+    log_sha256: str | None = None
+    """Of its log, as that was when the trial ended."""
+    log_bytes: int | None = None
     attempts: tuple[Attempt, ...] = ()
+
+    @property
+    def nonce(self) -> str | None:
+        """That of the last attempt, which is the one that its log must be of."""
+        return self.attempts[-1].nonce if self.attempts else None
 
 
 def create(folder: Path, plan: Plan) -> None:
@@ -133,23 +146,26 @@ def begin(folder: Path, trial: Trial, *, attempts: int, job: str | None = None, 
             where=str(folder / LEDGER),
             fix="give it more time (walltime) or nodes that nobody takes away, then `python -m bench resume RUN`",
         )
-    new = Attempt(outcome=Outcome.running, job=job, nodes=nodes)
-    _change(folder, trial.index, lambda entry: replace(entry, outcome=Outcome.running, attempts=(*made, new)))
+    new = Attempt(outcome=Outcome.running, job=job, nodes=nodes, nonce=secrets.token_hex(16))
+    attempts_of.save(folder, Binding(nonce=str(new.nonce), trial=trial.index, attempt=len(made) + 1))
+    nothing: dict[str, Any] = dict.fromkeys(("not_as_planned", "log_sha256", "log_bytes"))
+    _change(folder, trial.index, lambda e: replace(e, outcome=Outcome.running, attempts=(*made, new), **nothing))
     return True
 
 
-def end(folder: Path, trial: int, outcome: Outcome, **facts: Any) -> None:
+def end(folder: Path, trial: int, outcome: Outcome, *, cause: str | None = None, **facts: Any) -> None:
     """Close a trial and its attempt; facts are what its log proved, by the names of Entry's fields."""
 
     def closed(entry: Entry) -> Entry:
-        made = (*entry.attempts[:-1], *(replace(last, outcome=outcome) for last in entry.attempts[-1:]))
+        ended = (replace(last, outcome=outcome, cause=cause or last.cause) for last in entry.attempts[-1:])
+        made = (*entry.attempts[:-1], *ended)
         return replace(entry, outcome=outcome, attempts=made, **facts)
 
     _change(folder, trial, closed)
 
 
 def reopen(folder: Path) -> None:
-    """Let a run go on that had ended: its last word is set aside, and aborted trials are open again.
+    """Let a run go on that had ended: its last words are set aside, and aborted trials are open again.
 
     A trial that ran to its end and missed its target is a result, and stays one.
     """
@@ -158,10 +174,12 @@ def reopen(folder: Path) -> None:
         opened = [replace(e, outcome=Outcome.interrupted) if e.outcome is Outcome.aborted else e for e in before]
         if opened != before:
             _write(folder, opened)
-        if (folder / STATUS).exists():  # goes last: whoever finds it knows that the run may have to be reopened
+        last_words = [folder / name for name in (MANIFEST, STATUS) if (folder / name).exists()]
+        if last_words:
             kept = _numbered(folder / run_files.ATTEMPTS, "run")
             kept.mkdir(parents=True)
-            (folder / STATUS).rename(kept / STATUS)
+        for path in last_words:  # status.json goes last: whoever finds it knows that the run may have to be reopened
+            path.rename(kept / path.name)
 
 
 @contextmanager
@@ -174,13 +192,24 @@ def reopened(folder: Path) -> Iterator[None]:
             reopen(folder)
             yield
     except BaseException:
-        if (kept / STATUS).exists():
-            (kept / STATUS).rename(folder / STATUS)
+        for path in kept.glob("*"):
+            path.rename(folder / path.name)
         if kept.exists():
             kept.rmdir()
         if is_new and attempts.exists():
             attempts.rmdir()
         raise
+
+
+def _reopen(folder: Path, kept: Path) -> None:
+    last_words = [folder / name for name in (STATUS, MANIFEST) if (folder / name).exists()]
+    if last_words:
+        kept.mkdir(parents=True)
+    for path in last_words:
+        path.rename(kept / path.name)
+    for entry in read(folder) if (folder / LEDGER).exists() else []:
+        if entry.outcome is Outcome.aborted:
+            _change(folder, entry.trial, lambda entry: replace(entry, outcome=Outcome.interrupted))
 
 
 @contextmanager

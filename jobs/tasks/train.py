@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.contract import mllog, run_files
+from bench.contract import attempt, mllog, run_files
 from bench.contract import plan as plans
 from bench.contract.plan import Plan, Trial
 from bench.errors import ConfigError
@@ -30,7 +30,8 @@ def main() -> None:
     with guarded(folder / run_files.rank_error(f"trial {args.trial}", who.rank)) as guard:
         plan = plans.load(args.plan)
         trial = _trial(plan, args.trial)
-        log = mllog.Writer(folder / trial.log if who.rank == 0 else None)
+        is_writer = who.rank == 0
+        log = mllog.Writer(folder / trial.log, attempt.load(folder, args.trial)) if is_writer else mllog.Writer(None)
         guard.finish = lambda: log.finish("aborted")
         stall, command = plan.config.launch.stall, f"trial {trial.index}"
         watchdog = Watchdog(who, stall, folder, command, guard.fail) if stall else None
@@ -56,6 +57,8 @@ def run(
     usual = engine.warm_up(plan.config.recipe.warmup_iterations, trial.seed, profile=profile)
     if watchdog is not None and usual is not None:
         expect(watchdog, usual, plan)
+    if profile is not None and profile.exists():
+        log.attach(profile)
     timing.forget_memory()
     log.stop(mllog.INIT_STOP)
     log.start(mllog.RUN_START)

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import resource
+import subprocess
 import threading
 import time
 import tracemalloc
@@ -16,8 +17,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bench.contract import mllog
+from bench.contract.attempt import Binding
 from bench.contract.mllog import Writer
 from bench.errors import ConfigError, LogError
+from bench.mlperf import compliance
+from bench.mlperf import log as logs
 from bench.mlperf.reader import Event, Follower, Garbled, Scanner, read, system
 
 VALUES = st.recursive(
@@ -334,3 +338,90 @@ def test_a_line_of_which_the_disk_takes_a_part_is_written_on_and_no_part_is_lost
     log.close()
     (line,) = (tmp_path / "result_0.txt").read_text().splitlines()
     assert line.endswith("}") and '"run_start"' in line
+
+
+def bound_log(path: Path, *, losses: int = 2) -> bytes:
+    """Write the log of an attempt, with a record behind run_stop, and return it."""
+    with Writer(path, Binding(nonce="f" * 32, trial=3, attempt=2)) as log:
+        log.start(mllog.RUN_START)
+        for number in range(losses):
+            log.event(mllog.TRAIN_LOSS, 0.5 + number)
+        log.finish(mllog.SUCCESS)
+        log.event(mllog.PEAK_MEMORY, {"allocated": 1.5})
+    return path.read_bytes()
+
+
+def test_a_bound_log_begins_with_its_attempt_and_ends_with_the_checksum_of_all_before(tmp_path: Path) -> None:
+    whole = bound_log(tmp_path / "log")
+    lines = whole.splitlines(keepends=True)
+    events = read(tmp_path / "log")[0]
+    assert [e.key for e in events] == (
+        ["run_attempt", "run_start", "train_loss", "train_loss", "run_stop", "log_sha256"]
+        + ["peak_memory_gib", "log_sha256"]
+    )
+    about = (tmp_path / "log").stat()
+    known = {"trial": 3, "attempt": 2, "inode": about.st_ino, "uid": about.st_uid}
+    assert events[0].value == "f" * 32 and known.items() <= events[0].metadata.items()
+    for place in (5, 7):
+        before = b"".join(lines[:place])
+        independent = subprocess.run(["sha256sum"], input=before, capture_output=True, check=True).stdout.decode()
+        assert (events[place].value, events[place].metadata["bytes"]) == (independent.split()[0], len(before))
+
+
+@pytest.mark.parametrize("loses", [False, True])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_byte_changed_or_a_tail_cut_off_shows(tmp_path: Path, loses: bool, data: st.DataObject) -> None:
+    """Any byte before the last record; a tail that is gone with run_stop leaves a log without an end."""
+    log = tmp_path / "log"
+    log.unlink(missing_ok=True)
+    whole = bound_log(log)
+    assert [f.rule for f in compliance.judge(logs.read(log)) if f.rule == "LOG-18"] == []
+    at = data.draw(st.integers(0, len(whole) - 1 if loses else whole.rindex(b":::MLLOG") - 1))
+    if loses:
+        log.write_bytes(whole[:at])
+    else:
+        log.write_bytes(whole[:at] + bytes([whole[at] ^ data.draw(st.integers(1, 255))]) + whole[at + 1 :])
+    rules = {finding.rule for finding in compliance.judge(logs.read(log))}
+    ends_before = loses and at < whole.index(b'"log_sha256"')
+    assert "LOG-18" in rules or (ends_before and {"LOG-01", "LOG-02", "LOG-18"} & rules)
+
+
+def test_the_checksum_is_of_what_the_disk_took(tmp_path: Path) -> None:
+    """Each write takes seven bytes at most."""
+    log = Writer(tmp_path / "log", Binding(nonce="f" * 32, trial=0, attempt=1))
+    whole = log._file.write
+    log._file = SimpleNamespace(  # type: ignore[assignment]
+        write=lambda line: whole(line[:7]), close=log._file.close, closed=False
+    )
+    log.start(mllog.RUN_START)
+    log.finish(mllog.SUCCESS)
+    log.event(mllog.PEAK_MEMORY, {"allocated": 1.5})
+    log.close()
+    assert not [finding for finding in compliance.judge(logs.read(tmp_path / "log")) if finding.rule == "LOG-18"]
+
+
+def test_a_log_is_never_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "log").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="CFG-05"):
+        Writer(tmp_path / "log")
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_file_is_attached_by_its_content_and_a_rank_without_a_log_attaches_nothing(tmp_path: Path) -> None:
+    (tmp_path / "requests").write_text("0.1\n")
+    with Writer(None) as nothing:
+        nothing.attach(tmp_path / "none")
+    with Writer(tmp_path / "log") as log:
+        log.attach(tmp_path / "requests")
+    (event,) = read(tmp_path / "log")[0]
+    digest = subprocess.run(["sha256sum", tmp_path / "requests"], capture_output=True, check=True).stdout.decode()
+    assert (event.key, event.value) == ("attached_file", "requests")
+    assert {"bytes": 4, "sha256": digest.split()[0]}.items() <= event.metadata.items()
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../log", "a" * 300, "\0", "", 7, None])
+def test_an_attached_name_that_is_no_file_of_the_folder_is_not_followed(tmp_path: Path, name: object) -> None:
+    (tmp_path / "log").write_text(record(key="attached_file", value=name, metadata={"bytes": 1, "sha256": ""}) + "\n")
+    found = [finding.rule for finding in compliance.judge(logs.read(tmp_path / "log"))]
+    assert found.count("LOG-18") == (name not in ("a" * 300, "\0")), "a file that is not there is not judged here"

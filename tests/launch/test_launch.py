@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,6 +21,7 @@ from bench.errors import ConfigError
 from bench.launch import again
 from bench.mlperf import reader
 from bench.mlperf.result import parse
+from bench.runs.verification import verify
 from helpers.ranks import mounted
 
 pytestmark = pytest.mark.starts
@@ -147,6 +149,10 @@ def test_the_default_run_is_proven_and_one_beside_it_shares_its_preparation(laun
         == result.samples_to_target
     )
     assert (tmp_path / "default" / "loss_0.png").read_bytes().startswith(b"\x89PNG")
+    assert all(verify(tmp_path / name).passed for name in ("default", "beside"))
+    shutil.copy(tmp_path / "beside" / "result_0.txt", tmp_path / "default" / "result_0.txt")
+    compared = verify(tmp_path / "default").compared
+    assert {"result_0.txt", "result_0.txt, attempt"} <= {each.what for each in compared if each.passed is False}
 
 
 ENDINGS = {
@@ -173,8 +179,9 @@ def test_an_ended_run_says_aborted_and_leaves_nobody_behind(launch: Launch, tmp_
     assert "Traceback" not in output and "python -m bench why" in output
     assert explain([tmp_path / "run"]).rule == rule
     assert not [pid for pid in pids if alive(pid)]
-    last = reader.read(tmp_path / "run" / "result_0.txt")[0][-1]
+    last, checksum = reader.read(tmp_path / "run" / "result_0.txt")[0][-2:]
     assert (last.key, last.metadata["status"]) == (mllog.RUN_STOP, "aborted")
+    assert checksum.key == mllog.LOG_SHA256 and verify(tmp_path / "run").passed
     assert json.loads((tmp_path / "run" / "status.json").read_text())["outcome"] == outcome
     assert json.loads((tmp_path / "run" / "ledger.json").read_text())[0]["outcome"] == "aborted"
 
@@ -206,7 +213,7 @@ def test_ranks_do_not_outlive_a_killed_launcher(launch: Launch, tmp_path: Path) 
     process.kill()
     psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=120)
     assert not [pid for pid in pids if alive(pid)]
-    assert reader.read(tmp_path / "run" / "result_0.txt")[0][-1].metadata["status"] == "aborted"
+    assert reader.read(tmp_path / "run" / "result_0.txt")[0][-2].metadata["status"] == "aborted"
 
 
 @pytest.mark.trains

@@ -10,6 +10,7 @@ import pytest
 from mlperf_logging.compliance_checker import mlp_compliance, mlp_parser
 from mlperf_logging.rcp_checker import rcp_checker
 
+from bench.contract.attempt import Binding
 from bench.contract.mllog import Writer
 from bench.errors import ConfigError, LogError
 from bench.mlperf import official
@@ -45,6 +46,17 @@ def test_the_root_logger_stays_as_it_is(written_log: MakeLog, monkeypatch: pytes
 def test_our_log_passes(written_log: MakeLog, ruleset: str) -> None:
     verdict = official_verdict(written_log(), ruleset=ruleset)
     assert (verdict.ruleset, verdict.passed, verdict.messages) == (ruleset, True, ())
+
+
+@pytest.mark.parametrize("ruleset", ["5.0.0", "5.1.0", "6.0.0", "6.1.0"])
+def test_the_checker_does_not_mind_what_binds_a_log_to_its_run(
+    written_log: MakeLog, tmp_path: Path, ruleset: str
+) -> None:
+    (tmp_path / "requests").write_text("0.1\n")
+    log = written_log(binding=Binding(nonce="f" * 32, trial=0, attempt=1), attached=[tmp_path / "requests"])
+    assert all(key in log.read_text() for key in ("run_attempt", "attached_file", "log_sha256"))
+    verdict = official_verdict(log, ruleset=ruleset)
+    assert (verdict.passed, verdict.messages) == (True, ())
 
 
 def test_a_key_of_any_type_is_left_to_the_referee(written_log: MakeLog) -> None:

@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from bench.contract import json_files
+from bench.contract import attempt, json_files
 from bench.errors import BenchError, ConfigError, SubmitError
 from bench.planning import compose
 from bench.runs import ledger
@@ -151,7 +151,8 @@ def test_a_job_that_dies_after_run_stop_loses_no_trial(
     """A job died before its trial was judged: the next attempt judges it. A trial that was stopped is trained again."""
     ledger.create(tmp_path, PLAN)
     ledger.begin(tmp_path, PLAN.trials[0], attempts=3, job="7")
-    log = written_log(status=ended, seed=PLAN.trials[0].seed).read_bytes()
+    bound = attempt.load(tmp_path, 0)
+    log = written_log(status=ended, seed=PLAN.trials[0].seed, binding=bound).read_bytes()
     trials.settle(tmp_path, PLAN, PLAN.trials[0])
     assert ledger.begin(tmp_path, PLAN.trials[0], attempts=3, job="7") is not kept
     where = tmp_path / ("result_0.txt" if kept else "attempts/0.1/result_0.txt")

@@ -59,6 +59,8 @@ def test_launching_follows_the_job_when_asked_to_and_plain_sbatch_does_the_same(
         "proven",
         run.ledger[0]["eval_final"],
     ]
+    checked = user.types("verify", run.folder, by_hand.folder).stdout
+    assert checked.count(": verified\n") == 2 and checked.count("job.sbatch, its plan\tthe same plan\tas expected") == 2
 
 
 def test_a_sweep_submits_one_job_each(user: User) -> None:

@@ -1,10 +1,10 @@
 """Slurm as a backend: its checks, its script, its jobs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from bench.backends.protocol import Job
-from bench.backends.slurm import argument_checks, client, jobs, pyxis_checks, script, site_checks
+from bench.backends.slurm import argument_checks, client, held_plan, jobs, pyxis_checks, script, site_checks
 from bench.backends.slurm.arguments import sbatch_arguments
 from bench.contract.plan import Plan, expanded
 from bench.errors import SubmitError
@@ -54,6 +54,9 @@ class SlurmBackend:
 
     def render(self, plan: Plan) -> str:
         return script.script(plan)
+
+    def differences(self, rendered: str, plan_json: str) -> Iterable[str]:
+        return held_plan.differences(rendered, plan_json)
 
     def rank_environment(self, plan: Plan) -> dict[str, str]:
         return script.rank_environment(plan)

@@ -17,6 +17,7 @@ from bench.contract.plan import Plan
 from bench.contract.run_files import JOB, SCRIPT, SUBMISSION
 from bench.contract.schema import BackendName, Runtime
 from bench.errors import BenchError, ConfigError, SubmitError
+from bench.images import identity
 from bench.planning import validate
 from bench.rules.check import Answer, Finding
 
@@ -40,7 +41,9 @@ def submit(plan: Plan, folder: Path, *, forced: Sequence[Finding] = ()) -> str:
         "arguments": sbatch_arguments(plan, folder),
         "environment": site,
     }
-    if plan.config.container.runtime is Runtime.none:
+    if plan.config.container.runtime is not Runtime.none:
+        job["image"] = identity.of(plan.config.container.image or "")
+    else:
         job["environment"] = site | {"BENCH_PYTHON": sys.executable}
     if forced:
         job["forced"] = [f"{finding.rule}: {finding.what}" for finding in forced]

@@ -1,0 +1,135 @@
+"""The manifest of a run: the checksums of all files that make up its result, so that it can be handed on and checked.
+
+It is written last. What is still written when a run ends (the job's own output) is not in it, and of adapters only that
+they are there.
+"""
+
+import hashlib
+import stat
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from bench.contract import json_files, mllog, run_files
+from bench.contract import plan as plans
+from bench.contract.run_files import JOB, MANIFEST, PLAN
+from bench.errors import ConfigError, LogError
+from bench.mlperf import log as logs
+from bench.mlperf import provenance_checks
+
+VERSION = 1
+PATTERNS = (
+    *(run_files.CONFIG, run_files.PLAN, run_files.SCRIPT, run_files.JOB, run_files.LEDGER, run_files.STATUS),
+    *(run_files.RESULTS, run_files.prepare_log("*"), f"{run_files.facts('*')}/*", run_files.health("*")),
+    *(f"{run_files.ATTEMPTS}/*/{run_files.RESULTS}", run_files.binding("*")),
+)
+"""What makes up a result, beside the files that logs have attached."""
+FOLDERS = run_files.adapters("*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """What a file holds."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a run folder held when its run had ended."""
+
+    version: int
+    bench: str
+    """The version that wrote it."""
+    written: str
+    """When, in UTC (ISO 8601)."""
+    image: dict[str, Any] | None
+    """Its name, and what its record said when the job was submitted; None for ranks in no container."""
+    folders: tuple[str, ...]
+    """Of which only the presence is known."""
+    files: Mapping[str, Content]
+    """By path from the run folder."""
+
+
+def write(folder: Path) -> None:
+    """Write the manifest of a run that has ended.
+
+    Raises:
+        OSError: a file cannot be read, or this one not be written.
+    """
+    manifest = Manifest(
+        version=VERSION,
+        bench=_version(),
+        written=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        image=_image(folder),
+        folders=tuple(sorted(path.name for path in folder.glob(FOLDERS) if path.is_dir())),
+        files={name: content(folder / name) for name in files(folder)},
+    )
+    json_files.write(folder / MANIFEST, _sealed(asdict(manifest)))
+
+
+def read(folder: Path) -> Manifest | None:
+    """Return a run's manifest; None if there is none, or one that is not as it was written, to the byte."""
+    raw = json_files.read_object(folder / MANIFEST)
+    body = {name: value for name, value in raw.items() if name != "sha256"}
+    try:
+        known = {path: Content(**entry) for path, entry in body["files"].items()}
+        manifest = Manifest(**(body | {"files": known, "folders": tuple(body["folders"])}))
+        is_whole = (folder / MANIFEST).read_bytes() == json_files.text(_sealed(body)).encode()
+    except (OSError, KeyError, TypeError, AttributeError):
+        return None
+    return manifest if is_whole and manifest.version == VERSION else None
+
+
+def files(folder: Path) -> list[str]:
+    """Return what makes up the result, as paths from the run folder; links are no files."""
+    found = {path for pattern in PATTERNS for path in folder.glob(pattern)}
+    found |= {path for log in folder.glob(run_files.RESULTS) for path in _attached(log)}
+    return sorted(path.relative_to(folder).as_posix() for path in found if _is_file(path))
+
+
+def content(path: Path) -> Content:
+    """Return what a file holds."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return Content(bytes=file.tell(), sha256=digest)
+
+
+def _attached(log: Path) -> Iterator[Path]:
+    if not _is_file(log):
+        return
+    with suppress(LogError):  # one that cannot be read: who reads its content finds out
+        records = logs.read(log)
+        paths = (provenance_checks.attached_path(records, record) for record in records.all(mllog.ATTACHED_FILE))
+        yield from (path for path in paths if path)
+
+
+def _is_file(path: Path) -> bool:
+    return stat.S_ISREG(path.lstat().st_mode) if path.exists() else False
+
+
+def _version() -> str:
+    with suppress(PackageNotFoundError):
+        return version("runstop")
+    return "unknown: not installed"
+
+
+def _image(folder: Path) -> dict[str, Any] | None:
+    """Return what job.json keeps of the image, else its name in the plan."""
+    known = json_files.read_object(folder / JOB).get("image")
+    if isinstance(known, dict):
+        return known
+    with suppress(ConfigError):
+        container = plans.load(folder / PLAN).config.container
+        return {"name": container.image} if container.image else None
+    return None
+
+
+def _sealed(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the manifest with its own checksum as its last entry."""
+    return {**body, "sha256": hashlib.sha256(json_files.text(body).encode()).hexdigest()}

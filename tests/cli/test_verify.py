@@ -1,0 +1,68 @@
+"""`verify` says by its exit code whether run folders are as their runs left them, and what is not."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.cli import main
+from bench.contract import plan as plans
+from bench.planning import compose
+from bench.runs import ledger, manifest
+from bench.runs import status as statuses
+from bench.runs.status import Ending, Status
+
+
+def run(*argv: object) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main([str(word) for word in argv])
+    assert isinstance(stop.value.code, int)
+    return stop.value.code
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A run whose only trial was aborted before it had a log, with what two ranks found."""
+    plan, folder = compose.compose(["task=lora_tiny", "cluster=local"]), tmp_path / "run"
+    (folder / "facts").mkdir(parents=True)
+    for rank in (0, 1):
+        (folder / f"facts/rank_000{rank}.json").write_text("{}")
+    (folder / "plan.json").write_text(plans.dumps(plan))
+    ledger.create(folder, plan)
+    ledger.end(folder, 0, ledger.Outcome.aborted)
+    statuses.write(folder, Status(outcome=Ending.failed, exit_code=1))
+    manifest.write(folder)
+    return folder
+
+
+def test_a_run_is_verified_in_a_table(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("verify", folder) == 0
+    title, columns, *rows = capsys.readouterr().out.splitlines()
+    assert (title, columns) == (f"{folder}: verified", "what\texpected\tfound\tverified")
+    assert "facts/\t2 files\tas expected\tyes" in rows
+    assert "trial 0\t\taborted: no log is judged\t" in rows
+
+
+def test_what_was_changed_comes_first(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "facts/rank_0001.json").write_text("[]")
+    assert run("verify", folder) == 1
+    rows = capsys.readouterr().out.splitlines()
+    empty = {"{}": "44136fa355b3…", "[]": "4f53cda18c2b…"}  # as sha256sum prints them
+    assert rows[0] == f"{folder}: not verified"
+    assert rows[2] == f"facts/rank_0001.json\t2 bytes, sha256 {empty['{}']}\t2 bytes, sha256 {empty['[]']}\tno"
+    assert "facts/\t1 file\tas expected\tyes" in rows
+
+
+def test_several_runs_as_json(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder.rename(tmp_path / "moved")
+    (tmp_path / "moved/status.json").unlink()
+    assert run("verify", tmp_path / "moved", tmp_path / "moved", "--json") == 1
+    first, second = map(json.loads, capsys.readouterr().out.splitlines())
+    assert first == second and first["verified"] is False
+    (bad,) = [each for each in first["compared"] if each["passed"] is False]
+    assert (bad["what"], bad["found"]) == ("status.json", "missing, or a link")
+
+
+def test_a_folder_that_holds_no_run_is_a_bad_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("verify", tmp_path) == 2
+    assert "no run in this folder" in capsys.readouterr().err
