@@ -286,35 +286,4 @@ def _pack(args: argparse.Namespace) -> int:
     return 0 if packed.passed else 1
 
 
-def _add_verify(verbs: verb.Verbs) -> None:
-    parser = verb.add(
-        verbs,
-        _verify,
-        help="check that a run folder is as its run left it: logs, plan, script and config",
-        example="runs/20261121-lora70b-dgx2-acbd",
-    )
-    parser.add_argument(
-        "runs",
-        nargs="*",
-        type=Path,
-        metavar="RUN",
-        help="run folders, or copies of them (default: latest, the newest one)",
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object per run")
-
-
-def _verify(args: argparse.Namespace) -> int:
-    from bench.console import sheet
-    from bench.console import verification as verification_sheets
-    from bench.runs import verification
-
-    verified = [verification.verify(folder) for folder in verb.run_folders(args.runs)]
-    for each in verified:
-        if args.json:
-            print(json.dumps(each.to_json(), allow_nan=False))
-        else:
-            sheet.show(verification_sheets.sheet(each))
-    return 0 if all(each.passed for each in verified) else 1
-
-
-VERBS = (_add_watch, _add_parse, _add_verify, _add_why, _add_rules, _add_score, _add_report, _add_pack)
+VERBS = (_add_watch, _add_parse, _add_why, _add_rules, _add_score, _add_report, _add_pack)

@@ -201,17 +201,6 @@ def reopened(folder: Path) -> Iterator[None]:
         raise
 
 
-def _reopen(folder: Path, kept: Path) -> None:
-    last_words = [folder / name for name in (STATUS, MANIFEST) if (folder / name).exists()]
-    if last_words:
-        kept.mkdir(parents=True)
-    for path in last_words:
-        path.rename(kept / path.name)
-    for entry in read(folder) if (folder / LEDGER).exists() else []:
-        if entry.outcome is Outcome.aborted:
-            _change(folder, entry.trial, lambda entry: replace(entry, outcome=Outcome.interrupted))
-
-
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
     """Keep other elements of a job array out, where the file system has locks."""

@@ -9,6 +9,7 @@ from bench.contract import plan as plans
 from bench.contract.plan import Command
 from bench.contract.schema import BackendName
 from bench.contract.task import StartsFrom, Trains
+from bench.errors import ConfigError
 
 HERE = Path(__file__).parent
 TRAIN = ["python", "-m", "jobs.tasks.train", "plan.json", "--trial"]
@@ -51,3 +52,9 @@ def test_a_slurm_plan_of_version_2_is_read_and_keeps_what_it_holds() -> None:
 def test_what_was_read_is_written_as_this_version(name: str) -> None:
     plan = plans.load(HERE / f"plan_version_2_{name}.json")
     assert plans.loads(plans.dumps(plan)) == plan
+
+
+def test_a_plan_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_bytes(b'{"name": "\xfb"}')
+    with pytest.raises(ConfigError, match="the plan cannot be read: it is not text"):
+        plans.load(tmp_path / "plan.json")

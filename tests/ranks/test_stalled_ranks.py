@@ -99,16 +99,16 @@ def test_a_stalled_rank_ends_even_if_the_run_folder_hangs(tmp_path: Path) -> Non
 
 def test_a_job_that_is_stopped_as_a_whole_and_continued_goes_on(tmp_path: Path) -> None:
     """As Slurm suspends and resumes one: the clock of each rank's watchdog counts its own time only."""
-    stopped: list[float] = []
+    stopped: list[int] = []
 
     def suspend() -> None:
-        pids = [int(path.read_text() or 0) for path in tmp_path.glob("pid_*")]
-        if len(pids) == 3 and all(pids) and not stopped:
-            stopped.append(time.monotonic())
-            for which, after_s in ((signal.SIGSTOP, 6), (signal.SIGCONT, 0)):
-                for pid in pids:
+        if len([*tmp_path.glob("pausing_*")]) == 3 and not stopped:
+            stopped.extend(int(path.read_text()) for path in tmp_path.glob("pid_*"))
+            time.sleep(2)  # the watchdogs look every second, and must have seen that training goes on
+            for which, after_s in ((signal.SIGSTOP, 12), (signal.SIGCONT, 0)):
+                for pid in stopped:
                     os.kill(pid, which)
                 time.sleep(after_s)
 
-    ended = trial(tmp_path, "nothing", "0", "2", meanwhile=suspend)
-    assert stopped and [code for code, _ in ended] == [0, 0, 0], ended
+    ended = trial(tmp_path, "pause", "-1", "8", meanwhile=suspend)
+    assert len(stopped) == 3 and ended == [(0, "done\n")] * 3

@@ -1,0 +1,41 @@
+"""The verb that checks what a run left behind, before it is handed on or after."""
+
+import argparse
+import json
+from pathlib import Path
+
+from bench.cli import verb
+
+
+def _add_verify(verbs: verb.Verbs) -> None:
+    parser = verb.add(
+        verbs,
+        _verify,
+        help="check that a run folder is as its run left it: logs, plan, script and config",
+        example="runs/20261121-lora70b-dgx2-acbd",
+    )
+    parser.add_argument(
+        "runs",
+        nargs="*",
+        type=Path,
+        metavar="RUN",
+        help="run folders, or copies of them (default: latest, the newest one)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object per run")
+
+
+def _verify(args: argparse.Namespace) -> int:
+    from bench.console import sheet
+    from bench.console import verification as verification_sheets
+    from bench.runs import verification
+
+    verified = [verification.verify(folder) for folder in verb.run_folders(args.runs)]
+    for each in verified:
+        if args.json:
+            print(json.dumps(each.to_json(), allow_nan=False))
+        else:
+            sheet.show(verification_sheets.sheet(each))
+    return 0 if all(each.passed for each in verified) else 1
+
+
+VERBS = (_add_verify,)
