@@ -156,7 +156,7 @@ class LocalBackend:
         yield "a run on this machine has no script"
 
     def rank_environment(self, plan: Plan) -> dict[str, str]:
-        return plan.environment | rendezvous(plan) | {"PYTHONPATH": _python_path()}
+        return plan.environment | rendezvous(plan) | {"PYTHONPATH": _python_path(), "PYTHONSAFEPATH": "1"}
 
     def states(self, ids: Sequence[str]) -> dict[str, Job]:
         """Return where runs stand; the id of a run on this machine is its folder."""
@@ -301,4 +301,6 @@ def _is_locked(path: str) -> bool:
 
 
 def _python_path() -> str:
-    return os.pathsep.join([str(PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])])
+    """Return where ranks import from; an empty or relative entry would be the run folder, in which they start."""
+    entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return os.pathsep.join([str(PACKAGES), *filter(os.path.isabs, entries)])

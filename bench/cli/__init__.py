@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from bench.cli import images, judging, running, verb, verifying
+from bench.contract import secrets
 from bench.errors import BenchError, exit_code_of_signals, output_is_written
 
 LAUNCH = "launch"
@@ -29,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             with output_is_written():
                 code = args.verb(args)
         except BenchError as error:
-            print(error, file=sys.stderr)
+            print(secrets.masked(str(error)), file=sys.stderr)
             code = error.exit_code
         sys.exit(code)
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from bench.cli import inputs, verb
+from bench.contract import secrets
 from bench.errors import LogError
 
 
@@ -75,7 +76,7 @@ def _parse(args: argparse.Namespace) -> int:
         try:
             is_good = _parse_one(log, args)
         except LogError as error:  # the other logs are judged all the same
-            print(error, file=sys.stderr)
+            print(secrets.masked(str(error)), file=sys.stderr)
             exit_code = max(exit_code, error.exit_code)
         else:
             exit_code = max(exit_code, 0 if is_good else 1)
@@ -202,7 +203,7 @@ def _report(args: argparse.Namespace) -> int:
     page = report.write(sets, args.out, title=args.title) if args.out else None
     if args.json:
         for row in report.trial_rows(sets):
-            print(json.dumps(row, allow_nan=False))
+            print(json.dumps(secrets.masked_all(row), allow_nan=False))
     elif args.csv:
         print(report.csv(sets), end="")
     else:

@@ -49,6 +49,7 @@ def _plan(args: argparse.Namespace) -> int:
     elif args.layouts:
         sheet.show(layout_sheets.sheet(plan))
     elif args.json:
+        preflight.require_no_secret(plan)
         print(plans.dumps(plan), end="")
     else:
         plan_sheets.show_plan(plan, preflight.inspect(plan))
@@ -102,10 +103,12 @@ def _add_render(verbs: verb.Verbs) -> None:
 
 
 def _render(args: argparse.Namespace) -> int:
-    from bench import backends
+    from bench import backends, preflight
 
     plan = _composed(args)
-    print(backends.of(plan).render(plan), end="")
+    text = backends.of(plan).render(plan)
+    preflight.require_no_secret(plan)
+    print(text, end="")
     return 0
 
 

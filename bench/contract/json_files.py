@@ -1,4 +1,4 @@
-"""JSON files of a run folder, replaced in one step."""
+"""JSON files of a run folder, replaced in one step. Secrets in their texts, which logs may have brought, are masked."""
 
 import errno
 import json
@@ -7,7 +7,9 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+from bench.contract import secrets
 
 
 def write(path: Path, content: Any) -> None:
@@ -18,7 +20,7 @@ def write(path: Path, content: Any) -> None:
     """
     part = path.with_suffix(f".part{os.getpid()}")
     try:
-        with part.open("w") as file:
+        with _opened_anew(part) as file:
             file.write(text(content))
             file.flush()
             os.fsync(file.fileno())
@@ -26,6 +28,15 @@ def write(path: Path, content: Any) -> None:
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+
+
+def _opened_anew(path: Path) -> IO[str]:
+    """Return a file that was not there: no link is followed. What a dead process left there is removed."""
+    try:
+        return path.open("x")
+    except FileExistsError:
+        path.unlink()
+        return path.open("x")
 
 
 @contextmanager
@@ -67,7 +78,7 @@ def _give_second_name(path: Path, aside: Path) -> None:
 
 def text(content: Any) -> str:
     """Return what `write` writes."""
-    return json.dumps(content, indent=1) + "\n"
+    return json.dumps(secrets.masked_all(content), indent=1) + "\n"
 
 
 def read(path: Path) -> Any:

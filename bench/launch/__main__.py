@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import bench
 from bench import backends, preflight
+from bench.contract import secrets
 from bench.contract.plan import Plan
 from bench.errors import BenchError, exit_code_of_signals, output_is_written
 from bench.planning.compose import CONF, compose, explained, plan_of, register, typed
@@ -68,7 +69,7 @@ def _shown(codes: list[int]) -> Iterator[None]:
         with output_is_written():
             yield
     except BenchError as error:
-        print(error, file=sys.stderr)
+        print(secrets.masked(str(error)), file=sys.stderr)
         codes.append(error.exit_code)
 
 

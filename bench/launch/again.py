@@ -15,7 +15,7 @@ from bench.errors import BenchError, ConfigError, written
 from bench.runs import ledger
 from bench.runs import run as runs
 from bench.runs import status as statuses
-from bench.runs.folder import short
+from bench.runs.folder import require_ours, short
 from bench.runs.run import Run
 from bench.runs.status import Ending, Status
 
@@ -63,6 +63,7 @@ def resume(folder: Path, *, walltime_min: int | None = None, arguments: Sequence
         SubmitError: the backend refuses the job; the folder is then as it was.
     """
     run = runs.find(folder)
+    require_ours(folder.resolve())
     _check_ended(run)
     match backends.get(run.backend):
         case backends.Queue() as queue:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bench import preflight
 from bench.console import trial as trial_sheets
-from bench.contract import json_files
+from bench.contract import json_files, secrets
 from bench.contract import plan as plans
 from bench.contract.plan import Plan
 from bench.contract.run_files import JOB, PLAN, STATUS, SUBMISSION, element
@@ -35,7 +35,7 @@ def main() -> None:
         plan = plans.load(args.run / PLAN)
         sys.exit(args.answer(args.run, plan, args))
     except BenchError as error:
-        print(error, file=sys.stderr)
+        print(secrets.masked(str(error)), file=sys.stderr)
         sys.exit(error.exit_code)
 
 

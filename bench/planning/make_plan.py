@@ -31,8 +31,14 @@ from bench.planning.parallelism import num_microbatches
 
 PROBE_MIN = 10
 """The time limit of a job that only looks at its nodes."""
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1", "PYTHONUNBUFFERED": "1"}
-"""Set for every rank. Each has one OpenMP thread, because the ranks of a node share its cores."""
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+    "PYTHONUNBUFFERED": "1",
+    "PYTHONSAFEPATH": "1",
+}
+"""Set for every rank. Each has one OpenMP thread, because the ranks of a node share its cores. Ranks start in the run
+folder, and with PYTHONSAFEPATH (Python 3.11 and later) nothing is imported from there."""
 CUDA_ENVIRONMENT = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 """Set on GPUs too: freed memory can then be used for tensors of another size."""
 

@@ -23,6 +23,7 @@ __all__ = (
     "findings",
     "inspect",
     "require",
+    "require_no_secret",
     "tier",
 )
 
@@ -65,6 +66,11 @@ def require(found: Iterable[Finding]) -> None:
     for f in found:
         if f.severity == "error":
             raise ConfigError(f.what, where=f.where, fix=f.fix, rule=f.rule)
+
+
+def require_no_secret(plan: Plan) -> None:
+    """Raise ConfigError if a secret stands in a plan, its script or the arguments: for what is printed to be kept."""
+    require(item for item in secrets.secrets(backends.of(plan).subject(plan, "laptop")))
 
 
 def tier(plan: Plan, name: Tier) -> list[Checked]:

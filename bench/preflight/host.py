@@ -10,6 +10,7 @@ from bench.contract import checkpoint as checkpoints
 from bench.contract.plan import Plan, expanded, named_paths
 from bench.contract.schema import DataSource, Runtime
 from bench.contract.task import StartsFrom
+from bench.contract.texts import quoted, steering
 from bench.preflight import data
 from bench.rules.check import CannotTellError, Finding, Subject, broken
 
@@ -26,15 +27,32 @@ def paths(subject: Subject) -> Iterator[Finding]:
     config = subject.plan.config
     for name, text in named_paths(config).items():
         full = expanded(text)
-        if full is None:
-            unset = re.search(r"\$\{?(\w+)", os.path.expandvars(text or ""))
+        if set_wrongly := _odd_variable(text or ""):
+            yield set_wrongly
+        elif full is None:
+            unset = re.search(r"\$(\w+)", os.path.expandvars(text or ""))
             variable = unset[1] if unset else name
             fix = f"export {variable}=…"
             yield broken("CFG-06", f"{variable} is not set", f"cluster={config.cluster.name}", fix=fix)
         elif not full.startswith("/") and name != "CONT":
             yield broken("CFG-06", f"{name} is not a full path", full, fix="begin it with /: the job starts elsewhere")
-        elif bad := re.search(r"[\"\\\n]", full):
-            yield broken("CFG-06", f"{name} holds {bad[0]!r}", full, fix="move or link it to a path without")
+        elif bad := _odd(full):
+            yield broken("CFG-06", f"{name} holds {bad!r}", quoted(full), fix="move or link it to a path without")
+
+
+def _odd_variable(text: str) -> Finding | None:
+    """Return which variable in a path has a value that the job refuses; no shell ever reads it as a command."""
+    for variable in re.findall(r"\$(\w+)", text):
+        value = os.environ.get(variable, "")
+        if bad := _odd(value):
+            fix = f"export {variable} without it, or link what it names to a path without"
+            return broken("CFG-06", f"{variable} holds {bad!r}", f"{variable}={quoted(value)}", fix=fix)
+    return None
+
+
+def _odd(value: str) -> str:
+    """Return the first character that no path or image may hold (`check_site` in job.sh), or nothing."""
+    return next((letter for letter in value if letter in '"\\$`' or steering(letter)), "")
 
 
 def unused_container(subject: Subject) -> Iterator[Finding]:

@@ -1,81 +1,46 @@
 """Look for secrets in what will be written down. What is found is named by its place, never shown."""
 
-import dataclasses
-import os
 import re
 from collections.abc import Iterator
-from typing import Any
 
+from bench.contract import secrets as known_secrets
+from bench.contract.texts import strings
 from bench.rules.check import Finding, Subject, broken
 
-_SECRET_NAME = re.compile(
-    r"(?:^|[_-])(?:TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|(?:API|AUTH|ACCESS|SECRET|PRIVATE)?KEY)$", re.I
-)
-"""The last word of a name tells: TOKENIZER_PATH and HF_TOKEN_FILE hold no secret."""
-_SHAPES = {
-    "a Hugging Face token": r"\bhf_[A-Za-z0-9]{30,}",
-    "an NVIDIA API key": r"\bnvapi-[\w-]{20,}",
-    "an AWS access key": r"\bA(?:KIA|SIA)[0-9A-Z]{16}\b",
-    "a GitHub token": r"\bgh[pousr]_[A-Za-z0-9]{36,}|\bgithub_pat_\w{40,}",
-    "a GitLab token": r"\bglpat-[\w-]{20,}",
-    "a Slack token": r"\bxox[abprs]-[\w-]{10,}",
-    "an API key": r"\bsk-[\w-]{20,}",
-    "a JSON web token": r"\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10,}",
-    "a private key": r"-----BEGIN [A-Z ]*PRIVATE KEY-----",
-    "a password in an address": r"\w://[^/\s:@$]+:[^/\s:@$]+@\w",
-}
 _ASSIGNED = re.compile(r"\b([A-Za-z_]\w*)=(?![\s\"']*(?:\$|[\"']?(?:\s|$)))")
 """A value is given to a name; `NAME=$NAME` and `NAME=` only refer to it."""
-SHORTEST = 8
-"""Shorter values of secret variables (1, true) stand everywhere."""
 
 
 def secrets(subject: Subject) -> Iterator[Finding]:
     """Yield each place of the plan, and each line of the script, that holds a secret."""
-    known, seen = _values(), set[str]()
+    seen = set[str]()
     for key, name, text in strings(subject.plan, "plan"):
-        if text not in seen and (found := _named(name, text) or _shape(text) or _known(text, known)):
+        if text not in seen and (found := known_secrets.named(name, text) or known_secrets.first(text)):
             seen.add(text)
             yield broken("CFG-07", f"{found} stands in the plan", key.removeprefix("plan.config."))
     if seen:  # the script holds the plan
         return
-    for number, line in enumerate(subject.script.splitlines(), 1):
-        assigned = next((name for name in _ASSIGNED.findall(line) if _SECRET_NAME.search(name)), None)
-        if found := (assigned and f"a value of {assigned}") or _shape(line) or _known(line, known):
-            yield broken("CFG-07", f"{found} stands in the job script", f"line {number}")
+    for number, found in _by_line(subject.script).items():
+        yield broken("CFG-07", f"{found} stands in the job script", f"line {number}")
     for word in subject.arguments:
-        if found := _shape(word) or _known(word, known):
-            yield broken("CFG-07", f"{found} stands on sbatch's command line", word.partition("=")[0])
+        if found := _assigned(word) or known_secrets.first(word):
+            yield broken("CFG-07", f"{found} stands on sbatch's command line", known_secrets.masked(_option(word)))
 
 
-def strings(value: Any, key: str) -> Iterator[tuple[str, str, str]]:
-    """Yield place, last name and text of every string in a plan."""
-    if isinstance(value, str):
-        yield key, key.rpartition(".")[2], value
-    elif dataclasses.is_dataclass(value):
-        for item in dataclasses.fields(value):
-            yield from strings(getattr(value, item.name), f"{key}.{item.name}")
-    elif isinstance(value, dict):
-        for name, item in value.items():
-            yield from strings(item, f"{key}.{name}")
-    elif isinstance(value, list | tuple):
-        for number, item in enumerate(value):
-            yield from strings(item, f"{key}[{number}]")
+def _by_line(script: str) -> dict[int, str]:
+    """Return what secret stands in which line of a script, from 1."""
+    lines = enumerate(script.split("\n"), 1)
+    assigned = {number: found for number, line in lines if (found := _assigned(line))}
+    shaped = {script.count("\n", 0, one.start) + 1: one.what for one in known_secrets.found(script)}
+    return dict(sorted((shaped | assigned).items()))
 
 
-def _named(name: str, text: str) -> str:
-    """Return whose secret a value is by its name; what begins with $ is only a reference."""
-    return f"a value of {name}" if _SECRET_NAME.search(name) and text and not text.startswith("$") else ""
+def _option(word: str) -> str:
+    """Return which option a word is, without its value; a word that is none may itself be the secret."""
+    return word.partition("=")[0] if word.startswith("-") else "an argument"
 
 
-def _shape(text: str) -> str:
-    return next((what for what, shape in _SHAPES.items() if re.search(shape, text)), "")
-
-
-def _known(text: str, values: dict[str, str]) -> str:
-    return next((f"the value of {name}" for name, value in values.items() if value in text), "")
-
-
-def _values() -> dict[str, str]:
-    """Return the secrets of this environment, by name."""
-    return {name: value for name, value in os.environ.items() if _SECRET_NAME.search(name) and len(value) >= SHORTEST}
+def _assigned(line: str) -> str:
+    """Return whose value stands in a line of a script, by the name that it is given to."""
+    names = (name for name in _ASSIGNED.findall(line) if known_secrets.SECRET_NAME.search(name))
+    return next((f"a value of {name}" for name in names), "")

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench.contract import secrets
 from bench.contract.new_folder import existing
 from bench.errors import ConfigError
 from bench.mlperf.reader import printable
@@ -159,7 +160,7 @@ def _inert(value: Any) -> Any:
     """Return what neither a terminal nor a spreadsheet takes for an order: logs are not ours."""
     if not isinstance(value, str):
         return value
-    text = printable(value)
+    text = printable(secrets.masked(value))
     return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
 
 
@@ -189,7 +190,7 @@ def _render(context: dict[str, Any]) -> str:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     def finalize(value: Any) -> Any:
-        return "" if value is None else printable(value) if type(value) is str else value
+        return "" if value is None else printable(secrets.masked(value)) if type(value) is str else value
 
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),

@@ -55,6 +55,11 @@ CONFIG: Texts = {
         "model that "
         "the configuration names, or convert it again for this model; a vocabulary may be padded to another size",
     ),
+    "CFG-11": (
+        "the run folder is not this user's alone",
+        "start in a new folder (leave launch.folder out), below a LOGDIR in which only you may write: others could "
+        "exchange files of a run, or put in modules that its ranks would import",
+    ),
 }
 
 RUN: Texts = {

@@ -10,6 +10,7 @@ from statistics import median
 from bench.contract import plan as plans
 from bench.contract.plan import Plan
 from bench.contract.run_files import CONFIG, PLAN
+from bench.contract.texts import steering
 from bench.errors import BenchError
 from bench.mlperf import result as results
 from bench.mlperf.result import Result
@@ -52,7 +53,7 @@ def summary(folder: Path) -> Summary:
 
 def with_overrides(config_yaml: str, overrides: Sequence[str]) -> str:
     """Return a config.yaml that says in its first line which words of a command line it was composed of."""
-    words = " ".join(overrides).replace("\n", " ")
+    words = "".join(" " if steering(letter) else letter for letter in " ".join(overrides))
     return f"{_OVERRIDES}{words}\n{config_yaml}" if words else config_yaml
 
 

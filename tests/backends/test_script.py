@@ -164,7 +164,11 @@ def test_the_local_runner_runs_the_argv_of_its_plan(tmp_path: Path) -> None:
 def test_the_last_word_of_a_script_is_read_as_any_other(tmp_path: Path) -> None:
     """Where no Python can be started, bash writes the status: the same keys, in the same file."""
     text = script.script(compose.compose(["task=lora_tiny", "cluster=slurm_test"]))
-    bash = function(text, "status_file", "reserve_file", "status") + '\nstatus interrupted 143 "SLU-08: ended" "go on"'
+    bash = (
+        "job=7\n"
+        + function(text, "status_file", "reserve_file", "put", "status")
+        + '\nstatus interrupted 143 "SLU-08: ended" "go on"'
+    )
     subprocess.run(["bash", "-euc", bash], cwd=tmp_path, env={"BENCH_ELEMENT": ""}, check=True)
     assert status.read(tmp_path) == Status(outcome=Ending.interrupted, exit_code=143, what="SLU-08: ended", fix="go on")
 
@@ -227,7 +231,7 @@ def test_container_flags_stand_on_steps_only_and_end_as_bash_reads_them(tmp_path
         "--container-name=runstop-7-0",
         "--container-mounts=/d a:/d a:ro,/m:/m:ro,/r n:/r n,/etc/hosts:/etc/hosts:ro",
         "--container-workdir=/r n",
-        "--container-env=OMP_NUM_THREADS,CUDA_DEVICE_MAX_CONNECTIONS,PYTHONUNBUFFERED,PYTORCH_CUDA_ALLOC_CONF",
+        "--container-env=OMP_NUM_THREADS,CUDA_DEVICE_MAX_CONNECTIONS,PYTHONUNBUFFERED,PYTHONSAFEPATH,PYTORCH_CUDA_ALLOC_CONF",
         "--no-container-mount-home",
         "--container-writable",
     ]

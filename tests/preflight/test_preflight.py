@@ -45,6 +45,9 @@ BROKEN = {
     "no GPU type": (("cluster.slurm.gpu_request=gres_typed",), "SLU-01", "type of GPU is not said"),
     "--nodes": ((arguments("--nodes=1"),), "CFG-09", "--nodes contradicts the script"),
     "-N": ((arguments("-N", "1"),), "CFG-09", "--nodes contradicts the script"),
+    "--out": ((arguments("--out=/tmp/x"),), "CFG-09", "--output contradicts the script"),
+    "--wra": ((arguments("--wra=true"),), "CFG-09", "--wrap contradicts the script"),
+    "a quote in the run folder's name": (("launch.folder='/a\"b'",), "CFG-06", "run folder's name"),
     "--gres": ((arguments("--gres=gpu:8"),), "CFG-09", "cluster.slurm.gpu_request"),
     "--array": ((arguments("--array=0-9"),), "CFG-09", "launch.array=true"),
     "--wrap": ((arguments("--wrap=true"),), "CFG-09", "no job is made"),
@@ -96,7 +99,11 @@ def inspect(*overrides: str) -> list[preflight.Finding]:
 
 
 FINE = {
-    "excluded nodes": (arguments("--exclude=dgx-7", "-x", "dgx-8", "--comment=x", "--export=ALL,A=b"),),
+    "excluded nodes": (
+        arguments(
+            "--exclude=dgx-7", "-x", "dgx-8", "-w", "dgx-9", "--comment=x", "--export=ALL,A=b", "--mem-bind=local"
+        ),
+    ),
     "less time": (arguments("--time=20"), "cluster.slurm.max_walltime_min=120"),
     "mounts": ("container.mounts=['/a', '/a b:/c:ro+nosuid', './d:./e', 'tmpfs:/scratch', '$DATADIR:/f']",),
     "an image in a registry": ("container.image='nvcr.io#nvidia/pytorch:25.01-py3'",),

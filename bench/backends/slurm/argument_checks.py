@@ -74,8 +74,8 @@ def contradictions(subject: Subject) -> Iterator[Finding]:
             yield broken("CFG-09", f"{word!r} is one word to sbatch, and no option", WHERE, fix=fix)
         elif "container" in name and name != "container":
             yield from _container_flag(name, has_value)
-        elif name in OURS:
-            yield broken("CFG-09", f"--{name} contradicts the script", WHERE, fix=OURS[name])
+        elif ours := _ours(word, name):
+            yield broken("CFG-09", f"--{ours} contradicts the script", WHERE, fix=OURS[ours])
         elif name == "export" and value.split(",")[0] != "ALL":
             what = f"with --export={value} the job does not get this environment: no PATH, DATADIR or LOGDIR"
             yield broken("CFG-09", what, WHERE, fix="leave it out, or write --export=ALL,NAME=value")
@@ -83,6 +83,21 @@ def contradictions(subject: Subject) -> Iterator[Finding]:
             what = "with --open-mode=truncate a requeued job loses its output so far"
             yield broken("CFG-09", what, WHERE, fix="leave it out: the script appends")
         previous = "" if has_value or not name else name
+
+
+def _ours(word: str, name: str) -> str:
+    """Return which option of OURS a word sets, or nothing; sbatch takes the beginning of a long name for all of it."""
+    if name in OURS or not word.startswith("--"):
+        return name if name in OURS else ""
+    return next((key for key in OURS if key.startswith(name)), "")
+
+
+def run_folder(subject: Subject) -> Iterator[Finding]:
+    """Yield whether the name of the run folder holds what Slurm or the job would misread; the job refuses it, too."""
+    folder = subject.plan.config.launch.folder or ""
+    if bad := re.search(r"[\"\\]", folder):
+        fix = "choose another name, or leave launch.folder out"
+        yield broken("CFG-06", f"the run folder's name holds {bad[0]!r}", "launch.folder", fix=fix)
 
 
 def option(word: str) -> tuple[str, bool, str]:

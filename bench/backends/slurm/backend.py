@@ -14,6 +14,7 @@ LAPTOP = (
     Check("image and container", ("PYX-04", "PYX-06"), argument_checks.container),
     Check("mounts", ("PYX-05", "PYX-12", "CFG-06"), argument_checks.mounts),
     Check("arguments for sbatch", ("CFG-09", "PYX-05", "PYX-10"), argument_checks.contradictions),
+    Check("name of the run folder", ("CFG-06",), argument_checks.run_folder),
     Check("time limit", ("SLU-02",), argument_checks.walltime),
     Check("command that drops caches", ("CFG-09",), argument_checks.drop_caches),
     Check("GPU type", ("SLU-01",), argument_checks.gpu_type),

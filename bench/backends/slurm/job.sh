@@ -24,7 +24,7 @@ watched() {
   return "$code"
 }
 
-start() { watched srun "${srun_options[@]}" --chdir="$run" "$@"; }
+start() { watched env "${rank_environment[@]}" srun "${srun_options[@]}" --chdir="$run" "$@"; }
 hosts() { start --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 "$@"; } # outside of any container
 inside() { start ${container[@]+"${container[@]}"} "$@"; } # the container, where there is one
 first() { inside --nodes=1 --ntasks=1 --ntasks-per-node=1 "$@"; }
@@ -40,7 +40,16 @@ command_of() { # LABEL SRUN_OPTION...: run a command of the plan on every rank
 into() { # FILE COMMAND...
   local file=$1
   shift
+  [[ ! -L $file ]] || { echo "CFG-11: $file is a symbolic link, and no job writes through one" && return 1; }
   "$@" >>"$file" 2>&1
+}
+
+put() { # FILE: standard input takes its place, whole and under a new name first: no link is followed
+  local part=.part.$job.$BASHPID
+  rm -f -- "$part"
+  (set -o noclobber && cat >"$part") && mv -fT -- "$part" "$1" && return
+  rm -f -- "$part"
+  return 1
 }
 
 must() { # WHAT COMMAND...: go on only if it succeeds
@@ -110,7 +119,7 @@ leave() {
 }
 
 cut_short() { # for the ledger: the next attempt sets aside what this one left
-  echo "$1" >"${interrupted_file/\*/$BENCH_ELEMENT}" || true
+  echo "$1" | put "${interrupted_file/\*/$BENCH_ELEMENT}" || true
 }
 
 # OUTCOME EXIT_CODE WHAT FIX: what bench.runs.status writes and reads, where no Python can be started to write it. Of an
@@ -118,8 +127,7 @@ cut_short() { # for the ledger: the next attempt sets aside what this one left
 status() {
   rm -f "$reserve_file"
   [[ -z $BENCH_ELEMENT ]] || return 0
-  printf '{"outcome": "%s", "exit_code": %d, "what": "%s", "fix": "%s"}\n' "$@" >"$status_file.part" &&
-    mv "$status_file.part" "$status_file"
+  printf '{"outcome": "%s", "exit_code": %d, "what": "%s", "fix": "%s"}\n' "$@" | put "$status_file"
 }
 
 finish() { # EXIT_CODE WHAT: the last word; nothing failed is not yet success, which the ledger must prove
@@ -149,29 +157,66 @@ refuse() { # WHAT: nothing was touched
 
 # The folder of this run: named by whoever submitted, or after the job.
 open_run() {
-  run=${1:-$LOGS/$name-$array}
-  [[ $run != *[\"\\]* ]] || refuse "CFG-06: the run folder $run has a quote or a backslash in its name"
-  mkdir -p "$run/$rank_logs_file"
-  cd "$run"
+  check_site
+  run=${1:-$logs/$name-$array}
+  [[ $run == /* ]] || run=$PWD/$run
+  [[ $run != *[\"\\[:cntrl:]]* ]] || refuse "CFG-06: the run folder ${run@Q} has a quote, a backslash or a control character in its name"
+  make_folder
+  cd -- "$run" || refuse "CFG-11: $run cannot be entered: it leads nowhere, or belongs to somebody else"
   run=$PWD
+  require_ours
+  mkdir -p -- "$rank_logs_file"
   claim
-  [[ -e $script_file ]] || { cp "$0" "script.$job" && mv "script.$job" "$script_file"; }
+  [[ -e $script_file ]] || put "$script_file" <"$0"
   cmp -s "$0" "$script_file" || refuse "CFG-05: another script made $run; sbatch its $script_file to go on with it"
   touch "$out"
   out_start=$(stat -c %s "$out")
   echo "job $job, restart $restarts, on $SLURM_JOB_NODELIST; all of its output: $run/$out"
   exec >>"$out" 2>&1
-  head -c 262144 /dev/zero >"$reserve_file" || true # room for the last word on a disk that fills up
+  head -c 262144 /dev/zero | put "$reserve_file" || true # room for the last word on a disk that fills up
   container_flags
   write_plan
+}
+
+check_site() { # the values of $DATADIR and the like go into plan.json and into srun's options
+  local site path import_path=
+  for site in $site_names; do
+    [[ ${!site} != *[\"\\\$\`[:cntrl:]]* ]] ||
+      refuse "CFG-06: $site holds a quote, a backslash, a dollar sign, a backtick or a control character"
+  done
+  unset CDPATH
+  [[ ${PYTHONPATH+set} ]] || return 0
+  while IFS= read -rd : path; do # an empty or relative entry would be the run folder, of which nothing is imported
+    [[ $path != /* ]] || import_path+=${import_path:+:}$path
+  done <<<"$PYTHONPATH:"
+  export PYTHONPATH=$import_path
+}
+
+# A folder in which others may write could be changed or exchanged by them while the job works, and where jobs write is
+# easily guessed. The folder is made here, or it belongs to this user and nobody else may write in it.
+make_folder() {
+  local error
+  (umask go-w && mkdir -p -- "$(dirname -- "$run")") || refuse "CFG-08: the folder of $run cannot be made"
+  error=$(umask go-w && mkdir -- "$run" 2>&1) || [[ -d $run || -L $run ]] || refuse "CFG-08: $error"
+}
+
+require_ours() { # of the folder that was entered, whatever its path leads to by now
+  local mode parent_mode
+  mode=$(stat -c %a .) parent_mode=$(stat -c %a ..)
+  [[ ! -L $run ]] || refuse "CFG-11: $run is a symbolic link: name the folder itself"
+  [[ -O . && . -ef $run ]] || refuse "CFG-11: $run belongs to somebody else; start a run of your own"
+  ! ((8#$mode & 8#022)) || refuse "CFG-11: others may write in $run: look for what is not yours in it, then chmod go-w $run"
+  ((8#$parent_mode & 8#1000)) || ! ((8#$parent_mode & 8#002)) ||
+    refuse "CFG-11: everybody may rename $run: take a folder in $(dirname -- "$run") in which only you may write"
+  [[ ! -L $rank_logs_file && ! -L $out ]] || refuse "CFG-11: $rank_logs_file or $out in $run is a symbolic link"
 }
 
 claim() { # one job at a time works in a folder
   (set -o noclobber && echo "$array" >"$owner_file") 2>/dev/null && return
   local other
-  other=$(<"$owner_file")
-  [[ $other == "$array" || -z $(squeue --noheader --jobs="$other" 2>/dev/null) ]] || refuse "CFG-05: job $other works in $run"
-  echo "$array" >"$owner_file"
+  other=$(cat -- "$owner_file" 2>/dev/null) || other=
+  [[ ${other:-$array} == "$array" || -z $(squeue --noheader --jobs="$other" 2>/dev/null) ]] || refuse "CFG-05: job $other works in $run"
+  echo "$array" | put "$owner_file"
 }
 
 write_plan() { # with this job's paths in place of $DATADIR and its like, longer names first
@@ -179,15 +224,15 @@ write_plan() { # with this job's paths in place of $DATADIR and its like, longer
   text=$(the_plan)
   for site in $site_names; do
     value=${!site}
-    [[ $value != *[\"\\]* ]] || finish 2 "CFG-06: $site holds a quote or a backslash"
     text=${text//"\$$site"/"$value"}
   done
-  echo "$text" >"plan.$job"
-  mv "plan.$job" "$plan_file"
+  echo "$text" | put "$plan_file"
 }
 
 drop_caches() { # what each node did with its page cache goes into the trial's log
-  hosts bash -c '{ sync && "$@"; } >/dev/null 2>&1 && echo "$SLURMD_NODENAME cleared" || echo "$SLURMD_NODENAME kept"' _ "${drop_command[@]}" >"${caches_file/\*/$1}"
+  local file="${caches_file/\*/$1}"
+  rm -f -- "$file"
+  hosts bash -c '{ sync && "$@"; } >/dev/null 2>&1 && echo "$SLURMD_NODENAME cleared" || echo "$SLURMD_NODENAME kept"' _ "${drop_command[@]}" >"$file"
 }
 
 trial() {

@@ -12,10 +12,11 @@ from typing import Any
 from bench.backends.slurm import client, script
 from bench.backends.slurm.arguments import sbatch_arguments
 from bench.backends.slurm.site_checks import REFUSALS, last_line
-from bench.contract import json_files
+from bench.contract import json_files, secrets
 from bench.contract.plan import Plan
 from bench.contract.run_files import JOB, SCRIPT, SUBMISSION
 from bench.contract.schema import BackendName, Runtime
+from bench.contract.texts import strings
 from bench.errors import BenchError, ConfigError, SubmitError
 from bench.images import identity
 from bench.planning import validate
@@ -33,7 +34,8 @@ def submit(plan: Plan, folder: Path, *, forced: Sequence[Finding] = ()) -> str:
     Raises:
         SubmitError: Slurm refuses it, in its own words.
     """
-    (folder / SCRIPT).write_text(script.script(plan))
+    text = script.script(plan)
+    secrets.refuse([text], where=SCRIPT)
     site = {name: value for name in script.variables(plan) if (value := os.environ.get(name))}
     job: dict[str, Any] = {
         "backend": BackendName.slurm.name,
@@ -47,6 +49,9 @@ def submit(plan: Plan, folder: Path, *, forced: Sequence[Finding] = ()) -> str:
         job["environment"] = site | {"BENCH_PYTHON": sys.executable}
     if forced:
         job["forced"] = [f"{finding.rule}: {finding.what}" for finding in forced]
+    _require_no_secret(job)
+    with (folder / SCRIPT).open("x") as file:
+        file.write(text)
     json_files.write(folder / JOB, job)
     return _submitted(folder, job)
 
@@ -73,6 +78,8 @@ def _submitted(folder: Path, job: Mapping[str, Any]) -> str:
     Before sbatch is asked, a note says that it will be. The note goes with a refusal or with the id. It stays where the
     answer is lost, or the id cannot be written down: `client.submitted` then finds the job.
     """
+    _require_no_secret(job)
+    folder = folder.resolve() if folder.is_symlink() else folder  # the script takes no link
     argv = ["sbatch", "--parsable", *(job.get("arguments") or []), str(folder / SCRIPT), str(folder.absolute())]
     known = [str(entry["id"]) for entry in job.get("jobs") or []]
     note = folder / SUBMISSION
@@ -130,6 +137,12 @@ def _accepted(argv: Sequence[str], folder: Path, known: Sequence[str], *, enviro
 
 class _LostError(SubmitError):
     """Slurm may have a job, or has one, that does not stand in job.json."""
+
+
+def _require_no_secret(job: Mapping[str, Any]) -> None:
+    """Refuse what Slurm shows to every user of the cluster, and job.json keeps."""
+    for place, _, text in strings(dict(job), JOB):
+        secrets.refuse([text], where=place)
 
 
 def _refused(answer: Answer, folder: Path) -> SubmitError:

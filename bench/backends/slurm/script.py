@@ -1,18 +1,22 @@
 """Write the sbatch script of a plan: a header in the site's dialect, this run's settings, and what `job.sh` does. Pure.
 
+Every value of the config reaches the script through one function for its place: `_comment`, `_directive`, `_word` (as
+it stands), `_quoted` (with the site's variables) and `_name` (part of a variable's name); the plan is JSON in ASCII.
+
 The script holds its plan, so that it alone is the whole run. What differs between users (paths, image) stands in it as
 $DATADIR, $MODEL, $LOGDIR and $CONT; account, QOS and reservation only ever stand on sbatch's command line.
 """
 
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from bench.contract import plan as plans
 from bench.contract import run_files
 from bench.contract.plan import Plan
 from bench.contract.schema import ContainerFlags, DataSource, GpuRequest, Runtime, Slurm
+from bench.contract.texts import steering
 
 BODY = Path(__file__).with_name("job.sh")
 SIGNAL_S = 120
@@ -47,9 +51,11 @@ def header(plan: Plan) -> list[str]:
     return [
         "#!/usr/bin/env bash",
         "# shellcheck disable=SC2016,SC2034,SC2317  # other shells expand it; arrays and functions are used by name",
-        f"# {plan.name}: {plan.config.task.summary}",
-        "# Written by `python -m bench render`. "
-        f"Start it: {names} sbatch [--account=…] FILE [FOLDER OF AN EARLIER RUN]",
+        _comment(f"{plan.name}: {plan.config.task.summary}"),
+        _comment(
+            "Written by `python -m bench render`. "
+            f"Start it: {names} sbatch [--account=…] FILE [FOLDER OF AN EARLIER RUN]"
+        ),
         *_directive("job-name", plan.name),
         *_directive("partition", slurm.partition),
         *_directive("nodes", w.num_nodes),
@@ -70,28 +76,28 @@ def settings(plan: Plan) -> list[str]:
     """Return what differs between scripts, as variables of the shell."""
     c, w = plan.config, plan.world
     launch, container = c.launch, c.container
-    trials = "$SLURM_ARRAY_TASK_ID" if launch.array else " ".join(str(trial.index) for trial in plan.trials)
+    trials = "$SLURM_ARRAY_TASK_ID" if launch.array else " ".join(f"{trial.index:d}" for trial in plan.trials)
     in_container = container.runtime is Runtime.pyxis
     before = [command.name for command in plan.commands[: len(plan.commands) - len(plan.trials)]]
     return [
         *(f': "${{{name}:?is not set: export it, and submit again}}"' for name in variables(plan)),
-        f"export {' '.join(f'{name}={shlex.quote(value)}' for name, value in rank_environment(plan).items())}",
         "",
-        f"name={shlex.quote(plan.name)}",
-        f"nodes={w.num_nodes}",
-        f"ranks_per_node={w.ranks_per_node}",
+        f"name={_word(plan.name)}",
+        f"nodes={w.num_nodes:d}",
+        f"ranks_per_node={w.ranks_per_node:d}",
         f'trials="{trials}"',
-        f"trial_min=${{BENCH_WALLTIME:-{c.walltime}}}",
-        f"before_trials=({' '.join(map(run_files.label, before))})",
-        f"drop_command=({shlex.join(_words(c.cluster.drop_caches))})",
+        f"trial_min=${{BENCH_WALLTIME:-{c.walltime or 0:d}}}",
+        f"before_trials=({' '.join(map(_name, before))})",
+        f"drop_command=({' '.join(map(_word, _words(c.cluster.drop_caches)))})",
         f"to_prepare=({' '.join(map(_quoted, _to_prepare(plan)))})",
-        f"LOGS={_quoted(c.cluster.paths.logs or '.')}",
+        f"logs={_quoted(c.cluster.paths.logs or '.')}",
         f"python={'python' if in_container else '${BENCH_PYTHON:-python}'}",
         f"srun_options=({_srun_options(plan)})",
+        f"rank_environment=({' '.join(_variables(rank_environment(plan)))})",
         f'site_names="{" ".join(sorted(variables(plan), key=len, reverse=True))}"',
         *_container(plan),
         *_commands(plan),
-        *(f"{name}_file={shlex.quote(file)}" for name, file in FILES.items()),
+        *(f"{_name(name)}_file={_word(file)}" for name, file in FILES.items()),
     ]
 
 
@@ -111,11 +117,34 @@ def variables(plan: Plan) -> list[str]:
     return list(dict.fromkeys(name for text in texts for name in _VARIABLE.findall(text or "")))
 
 
+def _comment(text: str) -> str:
+    """Return one line that is a comment, whatever the text holds."""
+    return "# " + "".join(" " if steering(letter) else letter for letter in text)
+
+
 def _directive(key: str, value: str | int | bool | None) -> list[str]:
     """Return the #SBATCH line of one option, or no line for None and False."""
     if value is None or value is False:
         return []
-    return [f"#SBATCH --{key}" if value is True else f"#SBATCH --{key}={shlex.quote(str(value))}"]
+    return [f"#SBATCH --{key}" if value is True else f"#SBATCH --{key}={_word(str(value))}"]
+
+
+def _word(text: str) -> str:
+    """Return one word of bash that is just the text."""
+    assert not steering(text), "bench.planning.texts refuses these"
+    return f"'{text}'" if "," in text and shlex.quote(text) == text else shlex.quote(text)  # shellcheck wants these so
+
+
+def _name(text: str) -> str:
+    """Return a command's label, or a key, as a part of a variable's name."""
+    name = run_files.label(text)
+    assert name.isascii() and name.isidentifier(), name
+    return name
+
+
+def _variables(environment: Mapping[str, str]) -> Iterable[str]:
+    """Yield NAME=value for each variable, as words of bash."""
+    return (f"{_name(name)}={_word(value)}" for name, value in environment.items())
 
 
 def _gpus(slurm: Slurm, count: int) -> list[str]:
@@ -149,14 +178,14 @@ def _to_prepare(plan: Plan) -> Iterable[str]:
 def _commands(plan: Plan) -> Iterable[str]:
     """Yield the plan's commands: what every rank runs, by the label of each."""
     for command in plan.commands:
-        words = ['"$python"' if n == 0 and w == "python" else shlex.quote(w) for n, w in enumerate(command.argv)]
-        yield f"argv_{run_files.label(command.name)}=({' '.join(words)})"
+        words = ['"$python"' if n == 0 and w == "python" else _word(w) for n, w in enumerate(command.argv)]
+        yield f"argv_{_name(command.name)}=({' '.join(words)})"
 
 
 def _srun_options(plan: Plan) -> str:
     """Return what every srun repeats: none of it is srun's default, or comes from the header."""
     slurm = plan.config.cluster.slurm
-    cpus = [f"--cpus-per-task={slurm.cpus_per_rank}"] if slurm and slurm.cpus_per_rank else []
+    cpus = [f"--cpus-per-task={slurm.cpus_per_rank:d}"] if slurm and slurm.cpus_per_rank else []
     return " ".join(["--export=ALL", "--mpi=none", *cpus])
 
 
@@ -174,7 +203,7 @@ def _container(plan: Plan) -> list[str]:
         '    --container-name="$container_name"',
         f"    --container-mounts={_quoted(','.join(_mounts(plan)))}",
         '    --container-workdir="$run"',
-        f"    --container-env={_quoted(','.join(rank_environment(plan)))}",
+        f"    --container-env={_quoted(','.join(map(_name, rank_environment(plan))))}",
         *(f"    {flag}" for flag in flags),
         "  )",
         "}",
@@ -199,6 +228,7 @@ def _plan(plan: Plan) -> list[str]:
 
 def _quoted(text: str) -> str:
     """Return a word in double quotes in which only $NAME is the shell's."""
+    assert not steering(text), "bench.planning.texts refuses these"
     safe = re.sub(r'(["\\`]|\$(?![A-Za-z_]))', r"\\\1", text)
     return f'"{safe}"'
 

@@ -5,7 +5,6 @@ appears when it is complete, or not at all.
 """
 
 import json
-import re
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.contract import run_files
+from bench.contract import secrets as known_secrets
 from bench.contract.new_folder import appearing
 from bench.errors import BenchError, ConfigError
 from bench.mlperf import official
@@ -33,15 +33,6 @@ from bench.mlperf.package.entry import (
 from bench.mlperf.reader import printable
 from bench.mlperf.result import UNVERIFIED
 from bench.rules.finding import Finding, errors
-
-_SECRET = re.compile(
-    rb"-----BEGIN [A-Z ]*PRIVATE KEY|\bAKIA[0-9A-Z]{16}\b|\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\."
-    rb"|\b(?:hf_|gh[pousr]_|github_pat_|glpat-|nvapi-|dckr_pat_|xox[abprs]-|sk-)[\w-]{20,}"
-    rb"|://[^/\s:@]{1,80}:[^/\s@]{3,80}@"
-    rb"|(?i:password|passwd|secret|api_?key|access_?key|(?:auth|access|api|hf)_token)[\"']?\s*[:=]\s*"
-    rb"[\"']?[^\s\"',$*{}\[\]]{8}"
-)
-"""Keys by the shapes that their issuers give them, and values of settings whose name says that they are one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,13 +192,12 @@ def _descriptions(entries: Sequence[Entry], request: Request, division: str) -> 
 def _require_no_secret(run: Run) -> None:
     """Refuse to publish what looks like a key."""
     for path in (*(Path(result.file) for result in run.results), *_settings(run)):
-        with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                if _SECRET.search(line):
-                    fix = "revoke it if it is one; what is packed is published, so make the run again without it"
-                    raise ConfigError(
-                        "this line holds what looks like a secret", where=f"{path}:{number}", fix=fix, rule="CFG-07"
-                    )
+        text = path.read_text(errors="replace")
+        for secret in known_secrets.found(text):
+            number = text.count("\n", 0, secret.start) + 1
+            what = f"this line holds what looks like a secret: {secret.what} ({secret.hint(text)})"
+            fix = "revoke it if it is one; what is packed is published, so make the run again without it"
+            raise ConfigError(what, where=f"{path}:{number}", fix=fix, rule="CFG-07")
 
 
 def _settings(run: Run) -> list[Path]:

@@ -1,0 +1,175 @@
+"""Secrets planted in a config, in arguments and in logs: nothing that is written for others holds one of them."""
+
+import json
+import shutil
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from bench import cli, report
+from bench.backends.slurm import jobs
+from bench.contract import mllog
+from bench.contract.plan import Plan
+from bench.contract.run_files import JOB, SCRIPT
+from bench.errors import BenchError, ConfigError
+from bench.launch import again
+from bench.mlperf.reader import Event
+from bench.planning import compose
+from bench.report.sets import load
+from bench.rules.check import Answer
+from bench.rules.finding import broken
+from bench.runs import folder as folders
+from bench.runs import ledger, status
+from bench.runs.status import Ending, Status
+from bench.watch import trackers
+from helpers.planted_secrets import PLANTED
+from helpers.types import MakeLog
+
+ALL = " and ".join(text for text, _ in PLANTED.values())
+HIDDEN = [secret for _, secret in PLANTED.values()]
+TAKEN = Answer(0, "4711\n", "")
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """What Slurm was asked for: it takes every job."""
+    calls: list[list[str]] = []
+    monkeypatch.setattr(jobs.client, "ask", lambda argv, **more: calls.append([*argv]) or TAKEN)
+    monkeypatch.setattr(jobs.client, "states", lambda ids: {})
+    for name in ("DATADIR", "MODEL", "LOGDIR"):
+        monkeypatch.setenv(name, f"/site/{name}")
+    return calls
+
+
+def plan_with(text: str) -> Plan:
+    """Return a plan that says a text, as if nobody had looked at it."""
+    plan = compose.compose(["task=lora_tiny", "cluster=slurm_test"])
+    plan.config.cluster.platform = text
+    return plan
+
+
+def require_hidden(*texts: str) -> None:
+    assert not [secret for secret in HIDDEN for text in texts if secret in text]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("verb", [["render"], ["plan", "--json"]], ids=" ".join)
+@pytest.mark.parametrize("kind", PLANTED)
+def test_a_verb_that_prints_what_is_kept_refuses(
+    kind: str, verb: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = plan_with(f"box {PLANTED[kind][0]}")
+    monkeypatch.setattr(compose, "compose", lambda *words, **more: made)
+    with pytest.raises(SystemExit) as stop:
+        cli.main(verb)
+    printed = capsys.readouterr()
+    assert stop.value.code == 2 and printed.out == "" and "CFG-07" in printed.err
+    require_hidden(printed.err)
+
+
+@pytest.mark.parametrize("kind", PLANTED)
+def test_no_run_folder_is_made_of_a_secret(kind: str, tmp_path: Path) -> None:
+    """Forced or not: neither by the plan nor by the words of the command line, which config.yaml keeps."""
+    text = PLANTED[kind][0]
+    for made, config in ((plan_with(text), "a: 1\n"), (plan_with("box"), f"# overrides: platform={text}\na: 1\n")):
+        made.config.launch.folder = str(tmp_path / "run")
+        with pytest.raises(ConfigError, match="CFG-07") as refused:
+            folders.make(made, config)
+        require_hidden(str(refused.value))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("place", ["script", "argument", "variable"])
+@pytest.mark.parametrize("kind", PLANTED)
+def test_no_job_is_submitted_with_a_secret(
+    kind: str, place: str, tmp_path: Path, asked: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = PLANTED[kind][0]
+    made = plan_with(text if place == "script" else "box")
+    assert made.config.cluster.slurm
+    made.config.cluster.slurm.arguments = [f"--comment={text}"] if place == "argument" else []
+    if place == "variable":
+        monkeypatch.setenv("DATADIR", f"/site/{text}")
+    with pytest.raises(ConfigError, match="CFG-07") as refused:
+        jobs.submit(made, tmp_path)
+    require_hidden(str(refused.value))
+    assert asked == [] and list(tmp_path.iterdir()) == []
+
+
+def test_a_short_value_that_only_sounds_like_a_secret_can_be_forced(tmp_path: Path, asked: list[list[str]]) -> None:
+    """`true` is no password. What has the shape or the length of one is refused, forced or not."""
+    words = ["task=lora_tiny", "cluster=slurm_test", "launch.force=true", f"launch.folder={tmp_path}/run"]
+    for value, is_taken in (("abc", True), ("x9" * 8, False)):
+        made = compose.compose([*words, f"+cluster.environment.SITE_TOKEN={value}"])
+        with nullcontext() if is_taken else pytest.raises(ConfigError, match="CFG-07"):
+            jobs.submit(made, folders.make(made, "a: 1\n"))
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+    assert len(asked) == 1
+
+
+@pytest.fixture
+def ended(tmp_path: Path, asked: list[list[str]]) -> Path:
+    """A run whose job was submitted, and is gone before it came to its trial."""
+    made = plan_with("box")
+    made.config.launch.folder = str(tmp_path / "run")
+    folder = folders.make(made, "a: 1\n")
+    ledger.create(folder, made)
+    jobs.submit(made, folder)
+    status.write(folder, Status(outcome=Ending.interrupted, exit_code=143))
+    asked.clear()
+    return folder
+
+
+@pytest.mark.parametrize("kind", PLANTED)
+def test_a_run_is_not_resumed_with_a_secret_and_stays_as_it_was(kind: str, ended: Path, asked: list[list[str]]) -> None:
+    before = contents(ended)
+    for argument in (f"--comment={PLANTED[kind][0]}", PLANTED[kind][0]):
+        with pytest.raises(ConfigError, match="CFG-07") as refused:
+            again.resume(ended, arguments=[argument])
+        require_hidden(str(refused.value))
+    assert asked == [] and {k: v for k, v in contents(ended).items() if k in before} == before
+    assert again.resume(ended, arguments=["--comment=again"]) == 0 and len(asked) == 1
+    assert json.loads((ended / JOB).read_text())["arguments"][-1] == "--comment=again" and (ended / SCRIPT).exists()
+
+
+def test_what_logs_say_is_kept_without_their_secrets(tmp_path: Path) -> None:
+    status.write(tmp_path, Status(outcome=Ending.failed, exit_code=1, what=ALL, evidence=f"rank 0: {ALL}", fix=ALL))
+    found = broken("RUN-13", ALL, ALL, fix=ALL)
+    point = Event(line=1, time_ms=1, event_type="POINT_IN_TIME", key=mllog.EVAL_ACCURACY, value=0.9, metadata={
+        "samples_count": 8, "metric": ALL})  # fmt: skip
+    (curve,) = trackers.points(point)
+    require_hidden((tmp_path / "status.json").read_text(), str(found), curve.name)
+    assert "masked" in curve.name and "rank 0" in (tmp_path / "status.json").read_text()
+
+
+def test_a_report_shows_no_secret_of_a_log(
+    written_log: MakeLog, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "set"
+    folder.mkdir()
+    for number in range(2):
+        log = written_log(seed=number, submission_platform=ALL, submission_org=ALL, evals=(0.95, 0.94))
+        log.rename(folder / f"result_{number}.txt")
+    report.write(load([folder], num_gpus=None), tmp_path / "out", title=ALL)
+    for form in ("--json", "--csv"):
+        with pytest.raises(SystemExit):
+            cli.main(["report", str(folder), form])
+    written = [path.read_text() for path in (tmp_path / "out").iterdir() if path.suffix != ".png"]
+    require_hidden(*written, capsys.readouterr().out)
+    assert "masked" in "".join(written)
+
+
+def test_an_error_on_the_screen_shows_no_secret(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*words: object, **more: object) -> Plan:
+        raise BenchError(ALL, where=ALL, fix=ALL)
+
+    monkeypatch.setattr(compose, "compose", refuse)
+    with pytest.raises(SystemExit):
+        cli.main(["plan"])
+    require_hidden(capsys.readouterr().err)
