@@ -244,7 +244,8 @@ def _files(folder: Path) -> list[Path]:
     found = [
         path for place in (folder, folder / run_files.RANK_LOGS) for name in LOGS for path in sorted(place.glob(name))
     ]
-    return [path for path in found if path.is_file()]
+    notes = set(folder.glob(run_files.interrupted("*")))  # the batch script's for the ledger: its output says more
+    return [path for path in found if path.is_file() and path not in notes]
 
 
 def _moment(log: _Log) -> str:
