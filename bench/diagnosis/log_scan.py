@@ -222,7 +222,7 @@ class _Reader:
     def _add_known(self, line: bytes, rule: str, weight: Weight, place: int, *, frame: Frame | None) -> None:
         if rule == "SLU-08" and self._failing:  # srun also cancels what is left of a step that failed
             return
-        if rule == "RUN-02" and b"srun: error: " in line:
+        if weight is Weight.DEATH and b"srun: error: " in line:
             first_to_exit = _EXITED_143.search(line) and not self._step_ends
             if self._task_ends and _TERMINATED.search(line) and not first_to_exit:  # srun ends the rest of the step
                 return

@@ -153,6 +153,19 @@ def test_a_rank_that_exits_with_143_was_terminated_unless_slurm_ends_its_step(
         assert (said.evidence, said.line) == (TERMINATED.strip(), lines.index(TERMINATED) + 1)
 
 
+CRASHED = "srun: error: dgx-1: task 1: Segmentation fault\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "rule"), [((ECHO, CRASHED, ENDS, FAILED), "RUN-04"), ((ECHO, FAILED, ENDS, CRASHED), "NCC-06")]
+)
+def test_a_rank_that_crashed_first_explains_what_the_others_printed_before_slurm_heard_of_it(
+    run_folder: Path, lines: tuple[str, ...], rule: str
+) -> None:
+    (run_folder / "rank_logs/trial_0.out").write_text("".join(lines))
+    assert diagnosis.explain([run_folder]).rule == rule
+
+
 def test_ranks_whose_batch_script_was_killed_were_ended_from_outside(run_folder: Path) -> None:
     """It leaves no status, and its ranks close their log."""
     gone = "0: slurmstepd-dgx-0: error: *** STEP 7.3 ON dgx-0 FAILED (non-zero exit code or other failure mode) ***"
