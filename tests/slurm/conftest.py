@@ -15,13 +15,6 @@ from user import User
 
 
 @pytest.fixture(scope="session")
-def tiny_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path | None]:
-    """A file system that is soon full, or None where mounting is not allowed."""
-    with small_disk(tmp_path_factory.mktemp("disk")) as disk:
-        yield disk
-
-
-@pytest.fixture(scope="session")
 def cluster(tiny_disk: Path | None) -> Iterator[Cluster]:
     """Boot it. Where it could run, a boot that fails is an error; it is skipped only where it cannot."""
     if os.geteuid() != 0:
@@ -36,6 +29,14 @@ def cluster(tiny_disk: Path | None) -> Iterator[Cluster]:
 def background(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where jobs are submitted that go on beside the tests; no test may then break nodes or partition batch."""
     return tmp_path_factory.mktemp("background")
+
+
+@pytest.fixture(scope="session")
+def tiny_disk(background: Path) -> Iterator[Path | None]:
+    """A file system that is soon full, or None where mounting is not allowed; jobs go on there too."""
+    (background / "disk").mkdir()
+    with small_disk(background / "disk") as disk:
+        yield disk
 
 
 @pytest.fixture(autouse=True)
