@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
@@ -68,6 +69,10 @@ _TOKEN = b":::MLLOG"
 _PACKAGE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
+Clocks = Callable[[], tuple[int, int]]
+"""Returns the wall clock and the monotonic clock in milliseconds, for logs that are made up."""
+
+
 class Writer:
     """The log of one trial; safe to use from several threads and from signal handlers. None, for a rank that does not
     write the log, takes everything and keeps nothing.
@@ -79,7 +84,8 @@ class Writer:
         ConfigError: the file exists, or is a link: a trial that is started twice never adds to the log of the first.
     """
 
-    def __init__(self, path: Path | None, binding: Binding | None = None) -> None:
+    def __init__(self, path: Path | None, binding: Binding | None = None, clocks: Clocks | None = None) -> None:
+        self._read_clocks_ms = clocks or _clocks_ms
         try:  # unbuffered: a line is one write; exclusive: no link is followed
             self._file = FileIO(os.devnull, "w") if path is None else FileIO(path, "x")
         except FileExistsError as error:
@@ -169,7 +175,7 @@ class Writer:
             lines = lines[written:]
 
     def _line(self, event_type: str, key: str, value: Any, metadata: dict[str, Any]) -> bytes:
-        time_ms, monotonic_ms = _clocks_ms()
+        time_ms, monotonic_ms = self._read_clocks_ms()
         record = {
             "namespace": "",
             "time_ms": time_ms,
