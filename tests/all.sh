@@ -4,7 +4,7 @@
 # the other: ranks that share cores with other ranks wait for each other's turns.
 set -u
 gate="not slow and not faults"
-waiting=(tests/slurm/test_{runs,failures,pyxis,scripts}.py)
+waiting=(tests/slurm/test_{runs,failures,pyxis,scripts,faults}.py) # the last one reads what went on beside the others
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 "$1" -m pytest -m "$gate" --durations=20 "${waiting[@]}" >"$log" 2>&1 &

@@ -32,6 +32,8 @@ _VAGUE = ("RUN-02", "RUN-04", "RUN-07", "RUN-10", "RUN-13", "NCC-07", "LOG-05")
 """Rules that leave the reason open: what else the logs say is shown with them."""
 _ENDINGS = ("RUN-07", "LOG-05")
 """Rules that say no more than that a run ended: nothing to show beside another one."""
+_TOO_OFTEN = re.compile(r"was started \d+ times and cut short each time")
+"""How a job ends whose trial `bench.runs.ledger` does not let begin again."""
 _MAX_LINES = 12
 _STAMP = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d")
 
@@ -129,7 +131,26 @@ def explain(paths: Sequence[Path]) -> Explanation:
     if any(log.is_running for log in bad) and (best is None or best.weight is Weight.HINT):
         return _nothing(name, bad, "nothing failed: the run is going on")
     seen = [*found, *(clue for log in bad for clue in log.scan.clues[1:])]
+    if best is not None:
+        best, seen = _first_cause(best, seen, bad)
+        best = _with_its_line(best, seen)
     return _explanation(name, best, seen, bad, plan)
+
+
+def _first_cause(best: Clue, seen: list[Clue], logs: Iterable[_Log]) -> tuple[Clue, list[Clue]]:
+    """Return the best clue and all clues; of a job that was cut short too often, what cut it short the first time."""
+    earlier = [clue for log in logs for clue in log.scan.earlier if clue.weight > Weight.HINT]
+    if not _TOO_OFTEN.search(best.text) or not earlier:
+        return best, seen
+    return replace(earlier[0], fix=best.fix), [*earlier, *seen]
+
+
+def _with_its_line(best: Clue, seen: Iterable[Clue]) -> Clue:
+    """Return the best clue; what only status.json says is cited from the log that shows the same rule, if one does."""
+    if Path(best.file).name != run_files.STATUS:
+        return best
+    shown = next((clue for clue in seen if clue.rule == best.rule and Path(clue.file).name != run_files.STATUS), best)
+    return replace(shown, weight=best.weight, fix=best.fix)
 
 
 def _explanation(
@@ -154,7 +175,7 @@ def _explanation(
         file=best.file,
         line=best.line,
         detail=_detail(trial),
-        fix=best.fix or _fix(best.rule, trial, plan),
+        fix=_fix(best, trial, plan),
         also=_others(seen, best.rule),
         lines=lines if best.rule in _VAGUE or best.weight is Weight.HINT else (),
     )
@@ -181,14 +202,18 @@ def _detail(log: _Log | None) -> str | None:
     return fixes.how_far(fixes.reached(log.events, log.result), log.result)
 
 
-def _fix(rule: str, trial: _Log | None, plan: Plan | None) -> str:
+def _fix(best: Clue, trial: _Log | None, plan: Plan | None) -> str:
     """Return what to do, with numbers where plan and records give some."""
+    if best.rule == "SLU-07" and trial and (hung := fixes.hung(trial.events, best.text, plan)):
+        return hung
+    if best.fix:
+        return best.fix
     better = None
-    if rule == "RUN-01" and plan is not None:
+    if best.rule == "RUN-01" and plan is not None:
         better = fixes.less_memory(plan)
-    if rule == "SLU-07" and trial and trial.result:
+    if best.rule == "SLU-07" and trial and trial.result:
         better = fixes.enough_time(fixes.reached(trial.events, trial.result), trial.result, plan)
-    return f"{better}; else {RULES[rule].fix}" if better else RULES[rule].fix
+    return f"{better}; else {RULES[best.rule].fix}" if better else RULES[best.rule].fix
 
 
 def _all_fine(logs: Sequence[_Log], plan: Plan | None) -> bool:
@@ -219,7 +244,8 @@ def _files(folder: Path) -> list[Path]:
     found = [
         path for place in (folder, folder / run_files.RANK_LOGS) for name in LOGS for path in sorted(place.glob(name))
     ]
-    return [path for path in found if path.is_file()]
+    notes = set(folder.glob(run_files.interrupted("*")))  # the batch script's for the ledger: its output says more
+    return [path for path in found if path.is_file() and path not in notes]
 
 
 def _moment(log: _Log) -> str:

@@ -2,8 +2,10 @@
 
 import copy
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 
 from bench.contract import mllog
 from bench.contract.plan import Plan
@@ -17,6 +19,11 @@ from bench.planning import make_plan
 
 MARGIN_MIN = 5
 """What starting and stopping take, as in the walltime of a job."""
+_SILENT_MIN = 0.5
+_SILENT_GAPS = 10
+"""A run hung if it logged nothing for so long before its end, and for so many times its longest pause before that."""
+_ENDED_AT = re.compile(r"CANCELLED AT (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
+_START_AGAIN = "so it hung: start it again, and when it stops logging `py-spy dump --pid PID` on every rank shows where"
 _COUNTED = (mllog.TRAIN_LOSS, mllog.TRACKED_STATS, mllog.EVAL_ACCURACY, mllog.EVAL_STOP)
 
 
@@ -125,11 +132,27 @@ def enough_time(reached: Reached | None, result: Result, plan: Plan | None) -> s
     minutes = reached.before_min + total / reached.pace_samples_min + MARGIN_MIN
     had_min = plan.config.walltime if plan else None
     if had_min is not None and minutes <= had_min:
-        return (
-            f"at its pace the run needed {math.ceil(minutes)} of its {had_min} min, so it hung: start it again, and "
-            "when it stops logging `py-spy dump --pid PID` on every rank shows where"
-        )
+        return f"at its pace the run needed {math.ceil(minutes)} of its {had_min} min, {_START_AGAIN}"
     return (
         f"at this pace walltime={math.ceil(minutes)} (minutes per trial) reaches the last step, {total:,.0f} samples; "
         f"the records of this run span {reached.minutes:.0f} min. A target reached earlier needs less"
+    )
+
+
+def hung(events: Sequence[Event], evidence: str, plan: Plan | None) -> str | None:
+    """Return that a run had stopped logging long before its time was up, and what to do; None if it had not."""
+    ended = _ENDED_AT.search(evidence)
+    if plan is None or plan.config.walltime is None or ended is None or len(events) < 3:
+        return None
+    times = [event.time_ms for event in events]
+    # A trial is given its walltime and no more; the clock of whoever reads this may be in another time zone.
+    by_walltime = plan.config.walltime - (times[-1] - times[0]) / 60_000
+    by_clock = datetime.fromisoformat(ended[1]).timestamp() / 60 - times[-1] / 60_000
+    silent_min = min(by_walltime, by_clock)
+    longest_min = max(b - a for a, b in zip(times, times[1:], strict=False)) / 60_000
+    if silent_min < max(_SILENT_MIN, _SILENT_GAPS * longest_min):
+        return None
+    return (
+        f"the run logged nothing in its last {60 * silent_min:,.0f} s, and before that something every "
+        f"{max(1, 60 * longest_min):,.0f} s at least, {_START_AGAIN}; more time would not have helped"
     )

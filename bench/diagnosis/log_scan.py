@@ -6,15 +6,16 @@ meet a regular expression.
 
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from io import FileIO
 from pathlib import Path
 
 from bench.diagnosis import tracebacks
+from bench.diagnosis.suspects import AFTER, suspects
 from bench.diagnosis.tracebacks import LABEL, Frame
-from bench.diagnosis.words import FOLD, of_signs
+from bench.diagnosis.words import of_signs
 from bench.errors import with_rule
 from bench.mlperf.reader import printable
 from bench.rules import RULES
@@ -44,14 +45,13 @@ class Scan:
     """The last lines that report trouble, then the end of the file."""
     has_records: bool
     """Whether the file has MLPerf log lines."""
+    earlier: tuple[Clue, ...] = ()
+    """What cut earlier starts of a job short, in order: the last start got over it."""
 
 
 _CHUNK_BYTES = 1 << 18
 _MAX_LINE_BYTES = 1 << 20
-_BEFORE, _AFTER = 1000, 3000
-"""How much of a long line is looked at, around the word."""
 _MAX_SHOWN = 400
-_MAX_DULL = 1 << 16
 _FORGIVEN_RECORDS = 10
 """Training goes on for more records than these behind a sign only if the run got over it, or was started again."""
 
@@ -74,15 +74,18 @@ _TROUBLE = re.compile(
     rb"\b(?:ERROR|FATAL|CRITICAL|[Ee]rror|[Ff]atal)\b\]?:? |Exited with exit code [1-9]|\bBroken pipe|Connection reset"
 )
 _EXITED = re.compile(rb"Exited with exit code [1-9]")
-_RESTART = re.compile(rb"^job \d+, (?:life|restart|attempt) [1-9]\d*, on ")
+_RESTART = re.compile(rb"^job \d+(?:_\d+)?, (?:life|restart|attempt) [1-9]\d*, on ")
 """How the batch script begins when Slurm has started its job anew."""
-_STEP_ENDS = re.compile(
-    rb"srun: error: .{1,80}: tasks? [\d,-]{1,200}: |_step_signal: Terminating|STEP .{1,60} CANCELLED"
-    rb"|srun: Job step aborted"
-)
-"""Slurm on a task that has ended, or on those that it ends because of it."""
+_SCRIPT = re.compile(rb"^(?:\d{4}-\d\d-\d\d \d\d:\d\d:\d\d )?(?P<rule>(?:SLU-|CFG-)\d\d): ")
+"""How the batch script says why it ends, or that it refuses to start."""
+_TASK_ENDS = re.compile(rb"srun: error: .{1,80}: tasks? [\d,-]{1,200}: ")
+"""Slurm on tasks that have ended."""
+_STEP_ENDS = re.compile(rb"srun: .{0,40}Terminating (?:StepId|job step)|STEP .{1,60} CANCELLED|srun: Job step aborted")
+"""Slurm on tasks that it ends, because of others or because of the whole job."""
 _TERMINATED = re.compile(rb": (?:Terminated|Exited with exit code 143)\b")
-_WATCHED = (_RAISED, _TROUBLE, _EXITED, _RESTART, _STEP_ENDS, re.compile(b":::MLLOG"))
+_EXITED_143 = re.compile(rb": Exited with exit code 143\b")
+"""A rank of ours that got SIGTERM; from srun only once that has said that it ends the step."""
+_WATCHED = (_RAISED, _TROUBLE, _EXITED, _RESTART, _SCRIPT, _TASK_ENDS, _STEP_ENDS, re.compile(b":::MLLOG"))
 """What lines are looked at for beside the signs."""
 _KNOWN = re.compile(r"(?:\d+: ?)?([A-Z]{2,3}-\d\d): ")
 
@@ -93,7 +96,7 @@ def scan(path: Path) -> Scan:
     with FileIO(path) as file:
         while chunk := file.read(_CHUNK_BYTES):
             data = rest + chunk
-            end = data.rfind(b"\n") + 1 or max(0, len(data) - _AFTER) * (len(data) > _MAX_LINE_BYTES)
+            end = data.rfind(b"\n") + 1 or max(0, len(data) - AFTER) * (len(data) > _MAX_LINE_BYTES)
             rest = data[end:]
             reader.feed(data[:end])
     reader.feed(rest)
@@ -113,7 +116,7 @@ def read_message(what: str, fix: str, *, file: str, line: int = 1, otherwise: st
     text = shown(raw)
     if (known := _KNOWN.match(text)) and known[1] in RULES:
         return Clue(known[1], Weight.CAUSE, file, line, text, fix)
-    rule, weight, _ = _recognise(raw[:_AFTER]) or (otherwise, Weight.CAUSE, 0)
+    rule, weight, _ = _recognise(raw[:AFTER]) or (otherwise, Weight.CAUSE, 0)
     return Clue(rule, weight, file, line, text, fix)
 
 
@@ -154,9 +157,10 @@ class _Reader:
         """The clue, and how much progress was logged before it."""
         self._failing = False
         """Whether a program has failed since the last record."""
-        self._step_ends = False
-        """Whether Slurm has reported the end of a task; the tasks that it kills afterwards end because of that one."""
+        self._task_ends = self._step_ends = False
+        """Whether Slurm has reported the end of a task, and whether it then ends the others of the step."""
         self._has_records = False
+        self._earlier: list[Clue] = []
         self._dull: set[bytes] = set()
         self._raised, self._trouble, self._end = b"", deque[bytes](maxlen=3), b""
 
@@ -166,7 +170,7 @@ class _Reader:
             text = _ESCAPES.sub(b"", text)
         flat = text.replace(b"\r", b"\n")  # as long as before: places agree
         counted = 0
-        for start, end in _suspects(flat, self._dull):
+        for start, end in suspects(flat, self._dull, _words()):
             self._line += text.count(b"\n", counted, start)
             counted = start
             self._look(flat[start:end], flat, start)
@@ -174,7 +178,7 @@ class _Reader:
         if b"  fix:   " in flat:
             self._read_messages(flat, text)
         if flat.strip():
-            self._end = flat[-2 * _AFTER :]
+            self._end = flat[-2 * AFTER :]
             if len(self._end) < len(flat):  # it may begin within a line
                 self._end = self._end.partition(b"\n")[2].strip() or self._end
 
@@ -185,12 +189,13 @@ class _Reader:
             found.append(replace(clue, weight=Weight.HINT) if forgiven else clue)
         last = [line for line in self._end.split(b"\n") if line.strip() and b":::MLLOG" not in line][-3:]
         lines = dict.fromkeys(shown(line) for line in (self._raised, *self._trouble, *last) if line.strip())
-        return Scan(tuple(ranked(found)), tuple(lines), self._has_records)
+        return Scan(tuple(ranked(found)), tuple(lines), self._has_records, tuple(self._earlier))
 
     def _look(self, line: bytes, flat: bytes, start: int) -> None:
         if _RESTART.match(line):  # the run recovered from what came before
+            self._earlier += ranked(clue for clue, _ in self._first.values())
             self._first.clear()
-            self._failing = self._step_ends = False
+            self._failing = self._task_ends = self._step_ends = False
             self._raised, self._trouble = b"", deque(maxlen=3)
             return
         if b":::MLLOG" in line:
@@ -198,13 +203,16 @@ class _Reader:
             self._progress += bool(_PROGRESS.search(line))
             return
         raised = _RAISED.match(line)
-        if known := _recognise(line):
+        if (script := _SCRIPT.match(line)) and (rule := script["rule"].decode()) in RULES:
+            self._add(Clue(rule, Weight.CAUSE, self._file, self._line, shown(line)))
+        elif known := _recognise(line):
             self._add_known(line, *known, frame=self._frame(line, flat, start) if raised else None)
         elif raised and not _FOLLOWING.fullmatch(raised["name"]):
             frame = self._frame(line, flat, start)
             weight = Weight.DEATH if frame else Weight.END  # without its traceback it may have been caught
             self._add(Clue("RUN-13", weight, self._file, self._line, _with_place(shown(line), frame)))
         self._step_ends |= bool(_STEP_ENDS.search(line))
+        self._task_ends |= self._step_ends or bool(_TASK_ENDS.search(line))
         if raised:
             self._raised, self._failing = line, True
         elif _TROUBLE.search(line):
@@ -214,10 +222,11 @@ class _Reader:
     def _add_known(self, line: bytes, rule: str, weight: Weight, place: int, *, frame: Frame | None) -> None:
         if rule == "SLU-08" and self._failing:  # srun also cancels what is left of a step that failed
             return
-        if rule == "RUN-02" and b"srun: error: " in line:
-            if self._step_ends and _TERMINATED.search(line):  # srun ends the other tasks of a step that failed
+        if weight is Weight.DEATH and b"srun: error: " in line:
+            first_to_exit = _EXITED_143.search(line) and not self._step_ends
+            if self._task_ends and _TERMINATED.search(line) and not first_to_exit:  # srun ends the rest of the step
                 return
-            weight = weight if self._step_ends else Weight.CAUSE
+            weight = Weight.CAUSE if first_to_exit or not self._task_ends else weight
         shift = max(0, place - _MAX_SHOWN // 2) if len(line) > _MAX_SHOWN else 0
         self._add(Clue(rule, weight, self._file, self._line, _with_place(shown(line[shift:]), frame)))
 
@@ -248,46 +257,3 @@ def _with_place(text: str, frame: Frame | None) -> str:
 def _words() -> tuple[bytes, ...]:
     """Return what to search for: every line that is looked at holds one of these, once folded."""
     return of_signs(tuple(pattern.pattern for pattern in _WATCHED))
-
-
-def _suspects(flat: bytes, dull: set[bytes]) -> Iterator[tuple[int, int]]:
-    """Yield the places of lines that hold one of the words, in order; of a long line, what stands around each word.
-
-    Most lines of a log differ from others in numbers only: those that hold no word are kept in `dull`, folded.
-    """
-    lines, start = flat.translate(FOLD).split(b"\n"), 0
-    fresh = set(lines) - dull
-    telling = _telling(b"\n".join(fresh))
-    for line in lines:
-        if line in telling:
-            yield from ((start + first, start + end) for first, end in _around_words(line))
-        start += len(line) + 1
-    if len(dull) > _MAX_DULL:
-        dull.clear()
-    dull |= {line for line in fresh - telling if len(line) <= _BEFORE}
-
-
-def _telling(text: bytes) -> set[bytes]:
-    """Return the lines that hold one of the words."""
-    found = set()
-    for word in _words():
-        at = text.find(word)
-        while at >= 0:
-            end = text.find(b"\n", at)
-            end = end if end >= 0 else len(text)
-            found.add(text[text.rfind(b"\n", 0, at) + 1 : end])
-            at = text.find(word, end)
-    return found
-
-
-def _around_words(line: bytes) -> list[tuple[int, int]]:
-    if len(line) <= _BEFORE:
-        return [(0, len(line))]
-    places = set()
-    for word in _words():
-        at = line.find(word)
-        while at >= 0:
-            end = min(len(line), at + _AFTER)
-            places.add((max(0, at - _BEFORE), end))
-            at = line.find(word, end)
-    return sorted(places)

@@ -54,18 +54,30 @@ def of_ranks(folder: Path) -> list[Scan]:
 def of_launcher(folder: Path) -> list[Scan]:
     """Return what the launcher knows and no log says: who stopped it, or how a rank ended."""
     last, file = status(folder), str(folder / STATUS)
+    is_batch = (folder / JOB).exists()
     if last.get("outcome") == "interrupted":
         what = log_scan.shown(str(last.get("what") or f"the launcher got {_signal(last.get('exit_code'))}").encode())
-        fix = last.get("fix") or (None if (folder / JOB).exists() else _START_AGAIN)
+        fix = last.get("fix") or (None if is_batch else _START_AGAIN)
         # What ranks say of each other's ends follows from this one, unless one of them names a cause.
         return [_only(Clue("SLU-08", Weight.DEATH, file, 1, what, fix))]
-    if not isinstance(last.get("what"), str):
+    scans = _own_words(last, file, is_batch=is_batch)
+    weighed = [replace(scan, clues=tuple(_weighed(clue, is_batch=is_batch) for clue in scan.clues)) for scan in scans]
+    return weighed + _own_explanation(last, file)
+
+
+def _own_words(last: dict[str, Any], file: str, *, is_batch: bool) -> list[Scan]:
+    """Return what the launcher or the batch script has seen itself.
+
+    Where the run was explained when it ended, `what` is the explanation's title, and `while` is what had been seen.
+    """
+    is_explained = "evidence" in last or "while" in last
+    words = last.get("while" if is_explained else "what")
+    if not isinstance(words, str):
         return []
-    if "while" in last:  # the batch script knew what failed, and not why
-        return _own_explanation(last, file)
-    scan = _scan(last, file)
-    is_batch = (folder / JOB).exists()
-    return [replace(scan, clues=tuple(_weighed(clue, is_batch=is_batch) for clue in scan.clues))]
+    scan = _scan({"what": words} if is_explained else last | {"what": words}, file)
+    # A batch script without Python knows what failed (trial 1), and the logs may know why.
+    is_vague = (is_batch or is_explained) and all(clue.rule == "RUN-10" for clue in scan.clues)
+    return [] if is_vague else [scan]
 
 
 def _weighed(clue: Clue, *, is_batch: bool) -> Clue:
@@ -80,7 +92,9 @@ def _own_explanation(last: dict[str, Any], file: str) -> list[Scan]:
     rule, evidence = last.get("rule"), last.get("evidence")
     if rule not in RULES or not isinstance(evidence, str):
         return []
-    return [_only(Clue(rule, Weight.HINT, file, 1, evidence, last.get("fix")))]
+    place, line = last.get("file"), last.get("line")
+    file, line = (place, line) if isinstance(place, str) and isinstance(line, int) else (file, 1)
+    return [_only(Clue(rule, Weight.HINT, file, line, evidence, last.get("fix")))]
 
 
 def of_ledger(folder: Path) -> list[Scan]:

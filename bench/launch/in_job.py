@@ -97,12 +97,15 @@ def close(run: Path, plan: Plan, args: argparse.Namespace) -> int:
         elif array and args.exit_code and entry.outcome.is_open:
             ledger.end(run, entry.trial, Outcome.aborted)
     outcomes = {entry.trial: entry.outcome for entry in ledger.found(run)}
+    exit_code, what = args.exit_code, args.what
+    if mine and not outcomes:  # whatever the ranks did, nothing says so
+        exit_code, what = exit_code or 1, f"{what}, and the ledger cannot be read"
     if not (array and any(outcome.is_open for outcome in outcomes.values())):  # else other elements go on
         with ledger.alone(run):
-            _write_status(run, list(outcomes.values()), exit_code=args.exit_code, what=args.what)
+            _write_status(run, list(outcomes.values()), exit_code=exit_code, what=what)
             with suppress(OSError):  # the run has its last word; `verify` will say that nothing vouches for it
                 manifest.write(run)
-    return 1 if args.exit_code or any(outcomes.get(trial) is not Outcome.proven for trial in mine) else 0
+    return 1 if exit_code or any(outcomes.get(trial) is not Outcome.proven for trial in mine) else 0
 
 
 def _write_status(run: Path, outcomes: Sequence[Outcome], *, exit_code: int, what: str) -> None:
@@ -136,8 +139,8 @@ def _explained(run: Path, status: Status, what: str) -> Status:
     found = diagnosis.explain([run])
     if found.rule in (None, diagnosis.UNKNOWN):
         return replace(status, what=what, during=what, fix=f"python -m bench why {run.resolve()}")
-    during = None if status.rule else what
-    return replace(status, what=found.title, during=during, rule=found.rule, evidence=found.evidence, fix=found.fix)
+    explained = replace(status, what=found.title, during=what, rule=found.rule, fix=found.fix)
+    return replace(explained, evidence=found.evidence, file=found.file, line=found.line)
 
 
 def _parser() -> argparse.ArgumentParser:

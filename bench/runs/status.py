@@ -35,6 +35,9 @@ class Status:
     """What the job was doing when it failed; `while` in the file."""
     rule: str | None = None
     evidence: str | None = None
+    file: str | None = None
+    """Where the evidence stood when the run ended, and in which line."""
+    line: int | None = None
 
 
 FILE_KEYS = {"during": "while"}

@@ -130,6 +130,22 @@ def test_a_plan_that_cannot_be_read_is_said_without_a_traceback(
     assert "not a plan that can be read" in capsys.readouterr().err
 
 
+def test_a_run_whose_ledger_is_damaged_has_failed(run: Path, ask: Ask) -> None:
+    """The script has seen no command fail; a run without trials ends in the same words, and is fine."""
+    assert ask("open", "--job", "7") == 0
+    (run / "slurm-7.out").write_text(
+        "the ledger cannot be read: JSONDecodeError('half')\n  where: ledger.json\n  fix:   start a new run\n"
+    )
+    damaged = (run / "ledger.json").read_text()[:50]
+    (run / "ledger.json").write_text(damaged)
+    assert ask("close", "--exit-code", "0", "--what", "every trial ended", "--trials", "0 1") == 1
+    status = statuses.read(run)
+    assert status is not None and (status.outcome, status.exit_code, status.rule) == (Ending.failed, 1, "RUN-10")
+    assert status.during == "every trial ended, and the ledger cannot be read"
+    assert str(status.evidence).startswith("the ledger cannot be read") and status.fix == "start a new run"
+    assert (run / "ledger.json").read_text() == damaged
+
+
 def test_the_last_element_of_an_array_writes_the_manifest(tmp_path: Path, written_log: MakeLog) -> None:
     """Elements share a folder, and none but the last can say what it holds."""
     plan = compose.compose(["task=lora70b", "cluster=dgx1", "trials=2", "launch.array=true"])

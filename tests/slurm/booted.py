@@ -4,8 +4,10 @@ import os
 import random
 import socket
 import subprocess
+import tempfile
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,11 +25,13 @@ class Cluster:
     env: dict[str, str]
 
     def run(
-        self, argv: Sequence[object], *, timeout_s: float = 60, check: bool = False
+        self, argv: Sequence[object], *, timeout_s: float = 60, check: bool = False, env: dict[str, str] | None = None
     ) -> "subprocess.CompletedProcess[str]":
         """Return what a command of the login node did, for example `["srun", "hostname"]`."""
         words = [str(word) for word in argv]
-        return subprocess.run(words, env=self.env, capture_output=True, text=True, timeout=timeout_s, check=check)
+        return subprocess.run(
+            words, env=env or self.env, capture_output=True, text=True, timeout=timeout_s, check=check
+        )
 
     def kill_node(self, name: str) -> None:
         """Cut a node's power: every process on it dies at once. Slurm finds out by itself, after 16 s and more."""
@@ -48,15 +52,20 @@ class Cluster:
             time.sleep(0.2)
         return state
 
-    def clear(self) -> None:
-        """Bring back the nodes, end every job."""
+    def clear(self, *, spare: Path | None = None) -> None:
+        """Bring back the nodes, end every job but those that were submitted below a folder."""
         self._manage("up")
         deadline = time.monotonic() + 60
-        while jobs := self.run(["squeue", "-h", "-o", "%A"], check=True).stdout.split():
+        while jobs := [job for job, where in self._jobs() if spare is None or not where.is_relative_to(spare)]:
             assert time.monotonic() < deadline, f"jobs {jobs} do not end"
             self.run(["scancel", *jobs])
             time.sleep(0.2)
         self._manage("up")  # nodes on which a dead job was still completing
+
+    def _jobs(self) -> list[tuple[str, Path]]:
+        """Return the jobs that have not ended, and where each was submitted."""
+        lines = self.run(["squeue", "-h", "-o", "%A %Z"], check=True).stdout.splitlines()
+        return [(job, Path(where)) for job, _, where in (line.partition(" ") for line in lines)]
 
     def boot(self) -> None:
         """Start it; Slurm's packages are installed if need be."""
@@ -73,6 +82,31 @@ class Cluster:
     def _manage(self, *verb: str) -> None:
         done = self.run([SCRIPT, *verb], timeout_s=600)
         assert done.returncode == 0, f"{SCRIPT.name} {' '.join(verb)}: exit code {done.returncode}\n{done.stderr}"
+
+
+@contextmanager
+def running() -> Iterator[Cluster]:
+    """Boot a cluster in a folder of its own, for as long as the block takes."""
+    folder = Path(tempfile.mkdtemp(prefix="bench-slurm-", dir="/tmp"))  # not tmp_path: Unix sockets need it short
+    booted = describe(folder)
+    try:
+        booted.boot()
+        yield booted
+    finally:
+        booted.remove()
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[Path | None]:
+    """Mount a file system that is soon full; None where mounting is not allowed.
+
+    It is made before the nodes boot, since they see what was mounted then.
+    """
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256m", "tmpfs", folder]
+    is_mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0
+    yield folder if is_mounted else None
+    if is_mounted:
+        subprocess.run(["umount", folder], check=True)
 
 
 def describe(folder: Path) -> Cluster:

@@ -2,36 +2,16 @@
 
 import os
 import shutil
-import subprocess
-import tempfile
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from booted import Cluster, describe
-from user import SHORT, User
-
-
-@pytest.fixture(scope="session")
-def tiny_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path | None]:
-    """A file system that is soon full, or None where mounting is not allowed.
-
-    It is made before the nodes boot, since they see what was mounted then.
-    """
-    folder = tmp_path_factory.mktemp("disk")
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=256m", "tmpfs", folder], capture_output=True, check=False
-    )
-    yield folder if mounted.returncode == 0 else None
-    if mounted.returncode == 0:
-        subprocess.run(["umount", folder], check=True)
-
-
-@pytest.fixture
-def small_disk(tiny_disk: Path | None) -> Path:
-    if tiny_disk is None:
-        pytest.skip("a small disk needs mount, which is not allowed here")
-    return tiny_disk
+from booted import Cluster, running, small_disk
+from faults import FAULTS
+from matrix import Played, in_home, play
+from user import User
 
 
 @pytest.fixture(scope="session")
@@ -41,34 +21,57 @@ def cluster(tiny_disk: Path | None) -> Iterator[Cluster]:
         pytest.skip("a real Slurm needs root: slurmd starts jobs under their users' names")
     if not shutil.which("apt-get") and not shutil.which("slurmctld"):
         pytest.skip("a real Slurm needs Debian: here are neither slurmctld nor apt-get")
-    folder = Path(tempfile.mkdtemp(prefix="bench-slurm-", dir="/tmp"))  # not tmp_path: Unix sockets need it short
-    booted = describe(folder)
-    try:
-        booted.boot()
+    with running() as booted:
         yield booted
-    finally:
-        booted.remove()
-
-
-@pytest.fixture(autouse=True)
-def cleared(request: pytest.FixtureRequest) -> Iterator[None]:
-    """After a test that used the cluster, end all jobs and bring back the nodes."""
-    booted = request.getfixturevalue("cluster") if "cluster" in request.fixturenames else None
-    yield
-    if booted:
-        booted.clear()
 
 
 @pytest.fixture(scope="session")
-def cache(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Rows and base checkpoint of the short trials, made once by a job of their own."""
-    cache, home = tmp_path_factory.mktemp("cache"), tmp_path_factory.mktemp("first")
-    user = User(cluster, cache, home)
-    user.end(user.launch(*SHORT, "task.training.max_steps=20"), "COMPLETED", timeout_s=600)
-    return cache
+def background(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where jobs are submitted that go on beside the tests; no test may then break nodes or partition batch."""
+    return tmp_path_factory.mktemp("background")
+
+
+@pytest.fixture(scope="session")
+def tiny_disk(background: Path) -> Iterator[Path | None]:
+    """A file system that is soon full, or None where mounting is not allowed; jobs go on there too."""
+    (background / "disk").mkdir()
+    with small_disk(background / "disk") as disk:
+        yield disk
+
+
+@pytest.fixture(autouse=True)
+def cleared(request: pytest.FixtureRequest, background: Path) -> Iterator[None]:
+    """After a test that used the cluster, end its jobs and bring back the nodes."""
+    booted = request.getfixturevalue("cluster") if "cluster" in request.fixturenames else None
+    yield
+    if booted:
+        booted.clear(spare=background)
+
+
+@pytest.fixture(scope="session")
+def first_user(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory, tiny_disk: Path | None) -> User:
+    """Somebody who has filled the cache with rows and base checkpoint of the short trials, by a job of their own."""
+    user = User(cluster, tmp_path_factory.mktemp("cache"), tmp_path_factory.mktemp("first"), tiny_disk)
+    user.prepare()
+    return user
+
+
+@pytest.fixture(scope="session")
+def busy_user(first_user: User, background: Path) -> User:
+    """Somebody whose jobs go on beside the tests."""
+    return replace(first_user, home=background)
+
+
+@pytest.fixture(scope="session")
+def played(request: pytest.FixtureRequest, busy_user: User) -> Iterator[dict[str, "Future[Played]"]]:
+    """The rows of the fault matrix that the gate asks for: they are played while other tests wait for their jobs."""
+    names = {item.callspec.params.get("row") for item in request.session.items if hasattr(item, "callspec")}
+    chosen = [fault for fault in FAULTS if fault.in_gate and fault.name in names]
+    with ThreadPoolExecutor(2) as pool:
+        yield {fault.name: pool.submit(play, in_home(busy_user, fault), fault) for fault in chosen}
 
 
 @pytest.fixture
-def user(cluster: Cluster, cache: Path, tmp_path: Path) -> User:
-    """Somebody with an empty home."""
-    return User(cluster, cache, tmp_path)
+def user(first_user: User, played: object, tmp_path: Path) -> User:
+    """Somebody with an empty home; the rows of the gate are played meanwhile."""
+    return replace(first_user, home=tmp_path)

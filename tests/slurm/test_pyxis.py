@@ -5,35 +5,23 @@ holds Python 3.11 and the engine. What else the image lacks is taken from this e
 """
 
 import json
-import os
 import sys
-import sysconfig
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from booted import Cluster
-from user import SHORT, User
-
-from helpers.paths import ROOT
+from user import SHORT, User, image_of, in_container
 
 pytestmark = pytest.mark.slurm
 
 
 @pytest.fixture(scope="session")  # made before the cache of trials, so that a skip trains nothing
 def image(cluster: Cluster) -> str:
-    if "--container-image" not in cluster.run(["srun", "--help"]).stdout:
-        pytest.skip("Pyxis is not installed on this cluster (BENCH_SLURM_PLUGSTACK)")
-    if not os.environ.get("BENCH_SLURM_IMAGE"):
-        pytest.skip("BENCH_SLURM_IMAGE names no image")
-    return os.environ["BENCH_SLURM_IMAGE"]
-
-
-def in_container(image: str) -> list[str]:
-    packages = sysconfig.get_path("purelib")
-    mounts = json.dumps([f"{path}:{path}:ro" for path in dict.fromkeys((str(ROOT), packages))])
-    path = f"+cluster.environment.PYTHONPATH={json.dumps(f'{ROOT}:{packages}')}"
-    return ["container=pyxis", f"container.image={image}", f"container.mounts={mounts}", path]
+    image, reason = image_of(cluster)
+    if reason:
+        pytest.skip(reason)
+    return image
 
 
 def test_ranks_run_in_the_image_on_every_node(image: str, user: User) -> None:

@@ -1,15 +1,20 @@
 """Somebody who works on the test cluster's login node: what they type, and what they then find in a run's folder."""
 
 import json
+import os
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from booted import Cluster
+
+from helpers.paths import ROOT
 
 SHORT = (
     *(
@@ -46,6 +51,13 @@ class Run:
     def outcomes(self) -> list[str]:
         return [entry["outcome"] for entry in self.ledger]
 
+    @property
+    def readable_ledger(self) -> list[dict[str, Any]]:
+        """Return the ledger, or nothing if somebody has damaged it."""
+        with suppress(ValueError):
+            return self.ledger
+        return []
+
     def _json(self, name: str) -> Any:
         path = self.folder / name
         return json.loads(path.read_text()) if path.exists() else None
@@ -62,6 +74,10 @@ class User:
     cache: Path
     """Where rows and base checkpoints are made, for all tests together."""
     home: Path
+    disk: Path | None = None
+    """A file system that is soon full, where mounting is allowed."""
+    overrides: tuple[str, ...] = ()
+    """What all their runs have, such as a container."""
 
     @property
     def env(self) -> dict[str, str]:
@@ -81,7 +97,11 @@ class User:
 
     def launch(self, *overrides: str) -> Run:
         """Submit a run and return at once."""
-        return submitted(self.types(*overrides, module="bench.launch").stdout, self.home)[0]
+        return submitted(self.types(*self.overrides, *overrides, module="bench.launch").stdout, self.home)[0]
+
+    def prepare(self) -> None:
+        """Fill the cache, by a short job of its own."""
+        self.end(self.launch(*SHORT, "task.training.max_steps=20"), "COMPLETED", timeout_s=600)
 
     def sbatch(self, script: Path, folder: Path | None = None, *, output: str | Path = "/dev/null") -> Run:
         """Submit a script as it is, without this project; its folder is there once it runs."""
@@ -104,6 +124,22 @@ class User:
 
     def why(self, run: Run) -> dict[str, Any]:
         return dict(json.loads(self.types("why", run.folder, "--json", code=None).stdout))
+
+
+def in_container(image: str) -> tuple[str, ...]:
+    """Return overrides of runs in an image that holds Python 3.11 and torch; what else it lacks comes from here."""
+    packages = sysconfig.get_path("purelib")
+    mounts = json.dumps([f"{path}:{path}:ro" for path in dict.fromkeys((str(ROOT), packages))])
+    path = f"+cluster.environment.PYTHONPATH={json.dumps(f'{ROOT}:{packages}')}"
+    return ("container=pyxis", f"container.image={image}", f"container.mounts={mounts}", path)
+
+
+def image_of(cluster: Cluster) -> tuple[str, str]:
+    """Return the image for runs in containers, or nothing and why there are none on this cluster."""
+    if "--container-image" not in cluster.run(["srun", "--help"]).stdout:
+        return "", "Pyxis is not installed on this cluster (BENCH_SLURM_PLUGSTACK)"
+    image = os.environ.get("BENCH_SLURM_IMAGE", "")
+    return image, "" if image else "BENCH_SLURM_IMAGE names no image"
 
 
 def submitted(printed: str, home: Path) -> list[Run]:

@@ -1,0 +1,223 @@
+"""The first cause of a failure is cited with its own line, never what was concluded from it."""
+
+import json
+import time
+from argparse import Namespace
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from bench import diagnosis
+from bench.contract import plan as plans
+from bench.launch import in_job
+from bench.planning import compose
+from bench.runs import ledger
+
+PLAN = compose.compose(["task=lora_tiny", "cluster=local", "trials=1"])
+STARTED = "job 7, restart 0, on dgx-[0-1]; all of its output: /run/slurm-7.out\n"
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Path:
+    """The folder of a job of a queue whose first trial was begun."""
+    folder = tmp_path / "run"
+    (folder / "rank_logs").mkdir(parents=True)
+    (folder / "plan.json").write_text(plans.dumps(PLAN))
+    (folder / "job.json").write_text(json.dumps({"backend": "slurm", "jobs": [{"id": "7"}]}))
+    ledger.create(folder, PLAN)
+    ledger.begin(folder, PLAN.trials[0], attempts=3, job="7", nodes="dgx-[0-1]")
+    return folder
+
+
+def close(folder: Path, what: str, exit_code: int = 1) -> None:
+    in_job.close(folder, PLAN, Namespace(trials="0", exit_code=exit_code, what=what))
+
+
+@pytest.mark.parametrize(
+    ("what", "line", "rule"),
+    [
+        ("trial 0 failed", "srun: error: dgx-1: task 1: Killed", "RUN-02"),
+        ("SLU-07: the time limit is near, and nothing is done", "2026-11-22 10:22:31 SLU-07: the time limit is near",
+         "SLU-07"),
+        ("CFG-08: no space left for results: trial 0 failed", "OSError: [Errno 28] No space left on device", "CFG-08"),
+        ("CFG-06: the run folder has a quote in its name", "srun: error: dgx-1: task 1: Killed", "CFG-06"),
+    ],
+)  # fmt: skip
+def test_after_the_end_the_line_is_cited_that_explained_it(run_folder: Path, what: str, line: str, rule: str) -> None:
+    """Also once the logs are gone; where no log shows the rule, the words of the batch script are all there is."""
+    output = run_folder / "slurm-7.out"
+    output.write_text(STARTED + "trial 0, seed 1: begins\n" + line + "\n")
+    close(run_folder, what)
+    evidence, place = (what, (str(run_folder / "status.json"), 1)) if rule == "CFG-06" else (line, (str(output), 3))
+    for _ in range(2):
+        said = diagnosis.explain([run_folder])
+        assert (said.rule, said.evidence, (said.file, said.line)) == (rule, evidence, place)
+        assert "bench why" not in str(said.fix)
+        assert rule == "RUN-02" or not said.lines, "where the cause is known no other lines are shown"
+        output.unlink(missing_ok=True)
+    assert json.loads((run_folder / "status.json").read_text())["while"] == what
+
+
+def test_a_cancelled_job_is_cited_from_its_output(run_folder: Path) -> None:
+    line = "slurmstepd: error: *** JOB 7 ON dgx-0 CANCELLED AT 2026-11-22T11:06:34 ***"
+    (run_folder / "slurm-7.out").write_text(f"{STARTED}{line}\n2026-11-22 11:06:34 stopped\n")
+    (run_folder / "interrupted.txt").write_text("SLU-08: the job was cancelled\n")
+    status = {"outcome": "interrupted", "exit_code": 143, "what": "SLU-08: the job was cancelled", "fix": "resume it"}
+    (run_folder / "status.json").write_text(json.dumps(status))
+    said = diagnosis.explain([run_folder])
+    assert (said.rule, said.evidence, said.line, said.fix) == ("SLU-08", line, 2, "resume it")
+
+
+def test_a_batch_script_that_could_not_ask_python_does_not_explain_itself(run_folder: Path) -> None:
+    """Its status names what failed; the node failure stands in the log of the trial."""
+    what = {"what": "trial 0 failed", "fix": f"python -m bench why {run_folder}"}
+    (run_folder / "status.json").write_text(json.dumps({"outcome": "failed", "exit_code": 1} | what))
+    assert diagnosis.explain([run_folder]).rule == "unknown"
+    log = run_folder / "rank_logs/trial_0.out"
+    log.write_text("0: step 5\nsrun: error: Node failure on dgx-1\n")
+    said = diagnosis.explain([run_folder])
+    assert (said.rule, said.evidence, said.file, said.line) == (
+        "SLU-09", "srun: error: Node failure on dgx-1", str(log), 2,
+    )  # fmt: skip
+    assert "bench why" not in str(said.fix)
+
+
+def test_what_the_batch_script_refuses_is_in_its_output(tmp_path: Path) -> None:
+    """It has touched no folder, so there is nothing else."""
+    line = "CFG-05: job 6 works in /runs/lora_tiny-7"
+    (tmp_path / "slurm-7.out").write_text(f"{line}\n")
+    said = diagnosis.explain([tmp_path])
+    assert (said.rule, said.evidence) == ("CFG-05", line)
+
+
+PREEMPTED = "slurmstepd: error: *** JOB 7 ON dgx-0 CANCELLED AT 2026-11-22T10:32:36 DUE TO PREEMPTION ***"
+NODE_FAILED = (
+    "slurmstepd: error: *** JOB 7 ON dgx-0 CANCELLED AT 2026-11-22T10:42:36 DUE TO NODE FAILURE, SEE SLURMCTLD LOG "
+    "FOR DETAILS ***"
+)
+TOO_OFTEN = """\
+trial 0 was started 2 times and cut short each time: requeued DUE TO PREEMPTION, requeued DUE TO NODE FAILURE
+  where: /run/ledger.json
+  fix:   give it nodes that nobody takes away
+"""
+
+
+@pytest.mark.parametrize("job", ["7", "7_0"])
+def test_of_two_faults_the_first_one_is_the_cause(run_folder: Path, job: str) -> None:
+    """A job that was preempted and then lost a node may not start its trial again."""
+    starts = [STARTED.replace("job 7, restart 0", f"job {job}, restart {n}") for n in range(3)]
+    output = run_folder / "slurm-7.out"
+    output.write_text(f"{starts[0]}{PREEMPTED}\n{starts[1]}{NODE_FAILED}\n{starts[2]}{TOO_OFTEN}")
+    for _ in range(2):
+        said = diagnosis.explain([run_folder])
+        assert (said.rule, said.evidence, said.line) == ("SLU-10", PREEMPTED, 2)
+        assert said.fix == "give it nodes that nobody takes away"
+        (other,) = [clue for clue in said.also if clue.rule == "SLU-09"]
+        assert (other.text, other.line) == (NODE_FAILED, 4)
+        close(run_folder, "opening trial 0 failed")
+
+
+def test_a_job_that_recovered_from_one_fault_fails_for_the_other(run_folder: Path) -> None:
+    """What a job got over explains nothing."""
+    output = run_folder / "slurm-7.out"
+    output.write_text(f"{STARTED}{PREEMPTED}\n{STARTED.replace('restart 0', 'restart 1')}{NODE_FAILED}\n")
+    said = diagnosis.explain([run_folder])
+    assert (said.rule, said.evidence, said.line) == ("SLU-09", NODE_FAILED, 4)
+    assert "SLU-10" not in [clue.rule for clue in said.also]
+
+
+ECHO = "0: RuntimeError: [/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:49839\n"
+FAILED = "srun: error: dgx-0: task 0: Exited with exit code 1\n"
+TERMINATED = "srun: error: dgx-1: task 1: Exited with exit code 143\n"
+ENDS = "srun: launch/slurm: _step_signal: Terminating StepId=7.3\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "rule"),
+    [
+        ((TERMINATED, ENDS, FAILED), "RUN-02"),
+        ((ECHO, FAILED, TERMINATED, ENDS), "RUN-02"),  # Slurm heard of the other one first
+        ((ECHO, TERMINATED, FAILED, ENDS), "RUN-02"),
+        ((ECHO, FAILED, ENDS, TERMINATED), "NCC-06"),  # srun ended it
+        ((ECHO, FAILED, ENDS.replace("launch/slurm: _step_signal: ", ""), TERMINATED), "NCC-06"),
+    ],
+)
+def test_a_rank_that_exits_with_143_was_terminated_unless_slurm_ends_its_step(
+    run_folder: Path, lines: tuple[str, ...], rule: str
+) -> None:
+    (run_folder / "rank_logs/trial_0.out").write_text("".join(lines))
+    said = diagnosis.explain([run_folder])
+    assert said.rule == rule
+    if rule == "RUN-02":
+        assert (said.evidence, said.line) == (TERMINATED.strip(), lines.index(TERMINATED) + 1)
+
+
+CRASHED = "srun: error: dgx-1: task 1: Segmentation fault\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "rule"), [((ECHO, CRASHED, ENDS, FAILED), "RUN-04"), ((ECHO, FAILED, ENDS, CRASHED), "NCC-06")]
+)
+def test_a_rank_that_crashed_first_explains_what_the_others_printed_before_slurm_heard_of_it(
+    run_folder: Path, lines: tuple[str, ...], rule: str
+) -> None:
+    (run_folder / "rank_logs/trial_0.out").write_text("".join(lines))
+    assert diagnosis.explain([run_folder]).rule == rule
+
+
+def test_ranks_whose_batch_script_was_killed_were_ended_from_outside(run_folder: Path) -> None:
+    """It leaves no status, and its ranks close their log."""
+    gone = "0: slurmstepd-dgx-0: error: *** STEP 7.3 ON dgx-0 FAILED (non-zero exit code or other failure mode) ***"
+    (run_folder / "rank_logs/trial_0.out").write_text(
+        f"srun: Job step aborted: Waiting up to 7 seconds for job step to finish.\n{gone}\n{FAILED}{ENDS}{TERMINATED}"
+    )
+    said = diagnosis.explain([run_folder])
+    assert (said.rule, said.evidence, said.line) == ("RUN-02", gone, 2)
+
+
+@pytest.mark.parametrize(("silent_s", "advice"), [(52, "so it hung"), (2, "walltime=")])
+def test_a_run_that_hung_is_not_told_to_take_more_time(run_folder: Path, silent_s: int, advice: str) -> None:
+    """It logged something every second, and then nothing until its minute was up."""
+    plan = compose.compose(["task=lora_tiny", "cluster=local", "walltime=1"])
+    (run_folder / "plan.json").write_text(plans.dumps(plan))
+    ended = int(time.time())
+    last, first = ended - silent_s, ended - 58
+    records = [
+        (first, "INTERVAL_START", "init_start", None, {}),
+        (first, "POINT_IN_TIME", "global_batch_size", 8, {}),
+        (first, "POINT_IN_TIME", "opt_learning_rate_training_steps", 80_000, {}),
+        (first, "INTERVAL_START", "run_start", None, {}),
+        *((at, "POINT_IN_TIME", "train_loss", 1.0, {"samples_count": 40 * (at - first)}) for at in range(first, last)),
+    ]
+    lines = [
+        {"namespace": "", "time_ms": 1000 * at, "event_type": kind, "key": key, "value": value, "metadata": more}
+        for at, kind, key, value, more in records
+    ]
+    (run_folder / "result_0.txt").write_text("".join(f":::MLLOG {json.dumps(line)}\n" for line in lines))
+    stamp = datetime.fromtimestamp(ended).isoformat()
+    (run_folder / "rank_logs/trial_0.out").write_text(
+        f"slurmstepd: error: *** STEP 7.3 ON dgx-0 CANCELLED AT {stamp} DUE TO TIME LIMIT ***\n"
+    )
+    said = diagnosis.explain([run_folder])
+    assert said.rule == "SLU-07" and advice in str(said.fix), said.fix
+    assert ("walltime=" in str(said.fix)) == (advice == "walltime=")
+
+
+def test_an_unknown_exception_is_shown_with_the_frame_of_the_users_own_code(run_folder: Path) -> None:
+    """From the account of the rank, and from the output of all ranks, where other ranks' lines stand in between."""
+    trace = [
+        "Traceback (most recent call last):",
+        '  File "/home/me/jobs/train.py", line 12, in step',
+        "    return route(tokens)",
+        '  File "/venv/lib/python3.11/site-packages/torch/nn/modules/module.py", line 1773, in _call_impl',
+        "    return forward_call(*args)",
+        "acme.routing.ExpertError: no such expert",
+    ]
+    output = run_folder / "rank_logs/trial_0.out"
+    output.write_text("".join(f"1: {line}\n0: step 7\n" for line in trace))
+    for evidence in (f"1: {trace[-1]}", trace[-1]):
+        said = diagnosis.explain([run_folder])
+        assert (said.rule, said.evidence) == ("RUN-13", f"{evidence} (at /home/me/jobs/train.py:12 in step)")
+        account = {"time": 1.0, "exit_code": 1, "rule": None, "what": "\n".join(trace), "where": "", "fix": ""}
+        (run_folder / "rank_logs/trial_0_rank_1.error").write_text(json.dumps(account))
