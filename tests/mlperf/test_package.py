@@ -227,7 +227,8 @@ def test_what_cannot_be_packed_is_refused_and_leaves_nothing(
 def test_a_setting_that_holds_a_secret_is_not_published(make_run: MakeRun) -> None:
     run = make_run(logs=1)
     (run / "config.yaml").write_text("tokens_per_step: 12345678\nwandb_api_key: 0123456789abcdef\n")
-    with pytest.raises(ConfigError, match=r"looks like a secret: a value of api_key .*\n  where: .*config.yaml:2") as refusal:
+    found = r"looks like a secret: a value of api_key .*\n  where: .*config.yaml:2"
+    with pytest.raises(ConfigError, match=found) as refusal:
         package.pack(request(run, force=True))
     assert "0123" not in str(refusal.value)
 
