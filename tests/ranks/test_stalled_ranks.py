@@ -97,6 +97,7 @@ def test_a_stalled_rank_ends_even_if_the_run_folder_hangs(tmp_path: Path) -> Non
     assert code == 1 and "Timeout (0:00:03)!" in printed and 'stalling.py", line' in printed
 
 
+@pytest.mark.slow
 def test_a_job_that_is_stopped_as_a_whole_and_continued_goes_on(tmp_path: Path) -> None:
     """As Slurm suspends and resumes one: the clock of each rank's watchdog counts its own time only."""
     stopped: list[int] = []

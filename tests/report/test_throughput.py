@@ -275,7 +275,8 @@ def test_a_run_on_this_machine_ends_proven_with_every_step_timed(spawn: Spawn, t
     run = tmp_path / "run"
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
     shown = {path.name for path in run.iterdir() if not path.name.startswith(".")}
-    assert shown == {"config.yaml", "plan.json", "ledger.json", "status.json", "result_0.txt", "rank_logs"}
+    words = {"config.yaml", "plan.json", "ledger.json", "status.json", "manifest.json"}
+    assert shown == words | {"result_0.txt", "rank_logs"}
     result = parse(run / "result_0.txt")
     assert result.valid and not result.has_target and result.has_random_rows
     assert result.step_time_ms is not None and result.step_time_ms.count == 20
@@ -296,6 +297,7 @@ def check_not_as_planned(made: Plan, run: Path) -> None:
 
 
 @pytest.mark.trains
+@pytest.mark.slow
 def test_one_rank_of_a_layout_runs_alone() -> None:
     path = {"PYTHONPATH": str(ranks.ROOT)}
 

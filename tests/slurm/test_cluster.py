@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from booted import Cluster
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 
 def submit(cluster: Cluster, *argv: object) -> str:
