@@ -1,17 +1,35 @@
 #!/usr/bin/env bash
-# All tests of the gate: runs on a real Slurm, which mostly wait, beside the others.  tests/all.sh PYTHON
-# The others first go without training, on all cores, and then those that train or ask a Slurm of their own, one after
-# the other: ranks that share cores with other ranks wait for each other's turns.
+# All tests of the gate, in streams that go on side by side, since each of them waits a lot.  tests/all.sh PYTHON
+# Runs on a real Slurm go on from the beginning. The fast tests take all cores; after them come those that train or ask
+# a Slurm of their own, in two streams of about equal length: in more, ranks would wait for each other's turns.
 set -u
+python=$1
 gate="not slow and not faults"
-waiting=(tests/slurm/test_{runs,failures,pyxis,scripts,faults}.py) # the last one reads what went on beside the others
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
-"$1" -m pytest -m "$gate" --durations=20 "${waiting[@]}" >"$log" 2>&1 &
-slurm=$!
+queued=(tests/slurm/test_{runs,failures,pyxis,scripts,faults}.py) # the last one reads what went on beside the others
+started=(tests/launch tests/report tests/slurm/test_doctor.py)
+logs=$(mktemp -d)
+trap 'rm -rf "$logs"' EXIT
 code=0
-"$1" -m pytest -q -n auto --dist worksteal -m "$gate and not trains" --ignore=tests/slurm || code=$?
-"$1" -m pytest -m "$gate and (trains or slurm)" --durations=20 "${waiting[@]/#/--ignore=}" || code=$?
-wait "$slurm" || code=$?
-cat "$log"
+
+beside() { # NAME ARGUMENT...: a stream in the background, shown when it has ended
+  local name=$1
+  shift
+  "$python" -m pytest -m "$gate and (trains or slurm)" --durations=20 "$@" >"$logs/$name" 2>&1 &
+  streams[$!]=$name
+}
+
+shown() {
+  local pid
+  for pid in "${!streams[@]}"; do
+    wait "$pid" || code=$?
+    cat "$logs/${streams[$pid]}"
+  done
+}
+
+declare -A streams
+beside queued "${queued[@]}"
+"$python" -m pytest -q -n auto --dist worksteal -m "$gate and not trains" --ignore=tests/slurm || code=$?
+beside started "${started[@]}"
+beside trained --ignore=tests/slurm "${started[@]/#/--ignore=}"
+shown
 exit "$code"
