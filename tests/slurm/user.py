@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -143,9 +144,9 @@ def image_of(cluster: Cluster) -> tuple[str, str]:
 
 
 def submitted(printed: str, home: Path) -> list[Run]:
-    """Return the runs that launching said it submitted."""
-    lines = [line for line in printed.splitlines() if line.startswith("job ")]
-    return [Run(home / line.rsplit(" results in ")[1], line.split()[1].rstrip(":")) for line in lines]
+    """Return the runs that launching said it submitted, as far as its lines are complete."""
+    found = re.findall(r"^job (\S+): .* results in (.+)\n", printed, re.MULTILINE)
+    return [Run(home / folder, job) for job, folder in found]
 
 
 def until(happens: Callable[[], Any], timeout_s: float, run: Run | None = None) -> None:
