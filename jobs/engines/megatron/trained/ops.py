@@ -1,0 +1,135 @@
+"""The operations of the layer whose weights are trained, as an interface; each precision and device implements it.
+
+An operand of a GEMM is `Operand(values, scale)`. In FP32 and BF16 its scale is None and its values are the numbers. In
+FP8 the values are E4M3 with one FP32 scale for each row (activations and gradients), or one for a whole weight.
+
+Shape letters: M rows (tokens), H hidden, F width of the MLP, O and I output and input of a linear, D head dimension,
+N heads, G query groups.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from bench.contract.schema import Precision
+
+
+class Operand(NamedTuple):
+    """values * scale is the tensor. Without a scale, values is the tensor itself."""
+
+    values: Tensor
+    scale: Tensor | None = None
+
+
+class NormStats(NamedTuple):
+    """What a norm's backward pass needs beside its input: 1 / rms [M], and LayerNorm's mean [M] (None for RMSNorm)."""
+
+    rstd_M: Tensor
+    mean_M: Tensor | None = None
+
+
+class NormWeights(NamedTuple):
+    """A norm's weight [H], LayerNorm's bias [H] (None for RMSNorm) and its epsilon."""
+
+    weight_H: Tensor
+    bias_H: Tensor | None
+    eps: float
+
+
+class NormGradients(NamedTuple):
+    """The gradients of a norm's weight [H] and bias [H], in FP32; without a bias, None."""
+
+    weight_H: Tensor
+    bias_H: Tensor | None
+
+
+class LinearWeights(Protocol):
+    """The operands that the GEMMs of this rank's linears take: BF16 weights, or FP8 copies made once a step."""
+
+    def forward(self, linear: torch.nn.Module) -> Operand:
+        """Return the weight [O, I]."""
+
+    def backward(self, linear: torch.nn.Module) -> Operand:
+        """Return the weight as [I, O], which need not be contiguous in BF16; valid until two others are asked for."""
+
+    def refresh(self) -> None:
+        """Follow the weights, which the optimizer has changed or a checkpoint has replaced."""
+
+
+class TrainedOps(Protocol):
+    """The operations. Sums are in FP32. Where a bias may be None, the model has none."""
+
+    dtype: torch.dtype
+    """Of weights and of the activations between GEMMs: BF16, on CPUs also FP32."""
+
+    def linear_weights(self, linears: Sequence[torch.nn.Module]) -> LinearWeights:
+        """Return the operands of all linears of this rank, passed in the order of the backward pass."""
+
+    def operand(self, x_MH: Tensor) -> Operand:
+        """Return the rows as a GEMM's operand."""
+
+    def matmul(self, x: Operand, weight: Operand) -> Tensor:
+        """Return x weight^T [M, O] in `dtype`, for x [M, I] and weight [O, I]."""
+
+    def add_weight_gradient(self, main_grad_OI: Tensor, grad: Operand, x: Operand) -> None:
+        """Add grad^T x to the FP32 gradient in place, for grad [M, O] and x [M, I]."""
+
+    def column_sum(self, x: Tensor | Operand) -> Tensor:
+        """Return the sum over rows [O] in FP32, the gradient of a bias."""
+
+    def norm(self, x_MH: Tensor, weights: NormWeights) -> tuple[Operand, NormStats]:
+        """Return RMSNorm(x), or LayerNorm(x) if there is a bias."""
+
+    def add_norm(
+        self, x_MH: Tensor, y_MH: Tensor, bias_H: Tensor | None, weights: NormWeights
+    ) -> tuple[Tensor, Operand, NormStats]:
+        """Return x + y + bias, and its norm."""
+
+    def norm_again(self, x_MH: Tensor, stats: NormStats, weights: NormWeights) -> Operand:
+        """Return what `norm` returned, from its input."""
+
+    def norm_backward(
+        self, grad_MH: Tensor, residual_MH: Tensor, x_MH: Tensor, stats: NormStats, weights: NormWeights
+    ) -> tuple[Tensor, Operand, NormGradients]:
+        """Return residual + the gradient of the norm's input x, the same as an operand, and the weights' gradients.
+
+        grad: the gradient of the norm's output.
+        """
+
+    def split_heads(
+        self, qkv_MO: Tensor, bias_O: Tensor | None, freqs_MD: Tensor | None, groups: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q [M, N, D], k and v [M, G, D], each contiguous, with the bias added and RoPE applied to q and k.
+
+        qkv: rows that hold each group's queries, key and value; freqs: RoPE's angles, None for learned positions. Where
+        neither bias nor RoPE changes the numbers, views may be returned.
+        """
+
+    def merge_heads(self, dq: Tensor, dk: Tensor, dv: Tensor, freqs_MD: Tensor | None) -> Operand:
+        """Return the gradient of the rows [M, O] that `split_heads` takes."""
+
+    def swiglu(self, gate_up_M2F: Tensor) -> tuple[Operand, Operand]:
+        """Return silu(gate) * up [M, F], and what `swiglu_backward` needs; gates are the first half of each row."""
+
+    def swiglu_backward(self, grad_MF: Tensor, saved: Operand) -> tuple[Operand, Operand]:
+        """Return the gradient of gate and up [M, 2 F], and silu(gate) * up [M, F] again."""
+
+    def gelu(self, x_MF: Tensor, bias_F: Tensor | None) -> tuple[Operand, Operand]:
+        """Return GELU(x + bias) [M, F], exact with erf, and what `gelu_backward` needs."""
+
+    def gelu_backward(self, grad_MF: Tensor, saved: Operand) -> tuple[Operand, Operand]:
+        """Return the gradient of x [M, F], and GELU(x + bias) again."""
+
+
+def for_device(device: torch.device, precision: Precision) -> TrainedOps:
+    """Return the operations of a precision: in Triton for a GPU, in plain torch for a CPU (and for FP32)."""
+    is_fp8 = precision is Precision.fp8
+    if device.type == "cuda" and precision is not Precision.fp32:
+        from jobs.engines.megatron.trained.gpu_ops import Bf16GpuOps, Fp8GpuOps
+
+        return Fp8GpuOps() if is_fp8 else Bf16GpuOps()
+    from jobs.engines.megatron.trained.torch_ops import Fp8TorchOps, PlainTorchOps
+
+    return Fp8TorchOps() if is_fp8 else PlainTorchOps(torch.float32 if precision is Precision.fp32 else torch.bfloat16)
