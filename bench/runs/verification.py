@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from bench import backends
-from bench.contract import codec, run_files
+from bench.contract import codec, file_content, run_files
 from bench.contract import plan as plans
+from bench.contract.file_content import Content
 from bench.contract.plan import Plan
 from bench.contract.run_files import CONFIG, LEDGER, MANIFEST, PLAN, SCRIPT
 from bench.contract.task import Weights
@@ -24,7 +25,7 @@ from bench.mlperf.log import Log
 from bench.runs import ledger, manifest, trial
 from bench.runs import status as statuses
 from bench.runs.ledger import Entry
-from bench.runs.manifest import Content, Manifest
+from bench.runs.manifest import Manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +103,7 @@ def _why_none(folder: Path) -> str:
 
 def _content(path: Path) -> Content | str:
     try:
-        return manifest.content(path)
+        return file_content.of(path)
     except OSError as error:
         return f"cannot be read: {error.strerror}"
 
