@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from bench.contract import file_content, json_files, mllog, run_files
-from bench.contract import plan as plans
 from bench.contract.file_content import Content
-from bench.contract.run_files import JOB, MANIFEST, PLAN
-from bench.errors import ConfigError, LogError
+from bench.contract.run_files import JOB, MANIFEST
+from bench.errors import LogError
 from bench.mlperf import log as logs
 from bench.mlperf import provenance_checks
+from bench.runs.folder import plan_in
 
 VERSION = 1
 PATTERNS = (
@@ -110,10 +110,8 @@ def _image(folder: Path) -> dict[str, Any] | None:
     known = json_files.read_object(folder / JOB).get("image")
     if isinstance(known, dict):
         return known
-    with suppress(ConfigError):
-        container = plans.load(folder / PLAN).config.container
-        return {"name": container.image} if container.image else None
-    return None
+    plan = plan_in(folder)
+    return {"name": plan.config.container.image} if plan and plan.config.container.image else None
 
 
 def _sealed(body: Mapping[str, Any]) -> dict[str, Any]:
