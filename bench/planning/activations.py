@@ -13,7 +13,7 @@ BYTES = {Precision.fp32: 4, Precision.bf16: 2, Precision.fp8: 2}
 
 def layer_bytes(config: Config, world: World) -> float:
     """Return the bytes that one layer stores per token of one micro-batch when nothing is recomputed."""
-    if config.precision is Precision.fp8:
+    if config.precision is Precision.fp8 and config.task.training.lora is not None:
         return _fp8_layer_bytes(config, world)
     return _megatron_layer_bytes(config, world)
 

@@ -118,7 +118,7 @@ def _check_cluster(config: Config) -> None:
 
 def _check_precision(config: Config) -> None:
     m = config.model
-    if config.precision is not Precision.fp8:
+    if config.task.training.trains is Trains.all or config.precision is not Precision.fp8:
         return
     needed = {
         "task.training.lora": ("null", config.task.training.lora is not None),
