@@ -37,7 +37,7 @@ FULL = (
     *("recipe.lr=0.004", "recipe.lr_warmup_steps=4", "recipe.weight_decay=0.3", "recipe.clip_grad=0.5"),
     *("recipe.log_every_steps=1", f"recipe.eval_every_samples={GBS}", f"recipe.eval_skip={STEPS - 1}"),
 )
-"""Two micro-batches a step, and at DP 2 one on each rank."""
+"""Two micro-batches a step, and at DP 2 one on each rank; where a layout says so, one alone."""
 FP8_BOUND = 0.15
 """Of losses that fall from 5 to 2.5."""
 RATES = [0.001, 0.002, 0.003, 0.004, *(0.002 * (1 + np.cos(np.pi * k / 16)) for k in range(16))]
@@ -49,8 +49,8 @@ SHAPES = {
 LAYOUTS = {
     "dp2": (),
     "tp2": ("parallel.tp=2",),
-    "tp2_sp": ("parallel.tp=2", "parallel.sp=true"),
-    "cp2": ("parallel.cp=2",),
+    "tp2_sp": ("parallel.tp=2", "parallel.sp=true", "recipe.micro_batch_size=4"),
+    "cp2": ("parallel.cp=2", "recipe.micro_batch_size=4"),
     "pp2": ("parallel.pp=2",),
     "pp2_vpp2_full": ("parallel.pp=2", "parallel.vpp=2", "recipe.recompute=full"),
 }
