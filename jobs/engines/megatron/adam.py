@@ -5,6 +5,7 @@ A bucket of a buffer holds the gradients of many weights in one tensor. With the
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from megatron.core import parallel_state
@@ -17,20 +18,19 @@ from torch.nn import Parameter
 from bench.contract.plan import Plan
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """The part of a weight that a shard holds: elements `begin` to `end` of the shard, from element `first` of it."""
+class Place(NamedTuple):
+    """Where a weight lies in a shard: numbers start to end are those of the flat weight from `offset` on."""
 
-    weight: Parameter
-    begin: int
+    start: int
     end: int
-    first: int
+    weight: Parameter
+    offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class State:
-    """What a rank would lose of a shard if it ended: flat tensors, which the optimizer goes on to use."""
+class State(NamedTuple):
+    """What a rank holds of some weights for their updates, as flat tensors, and where the weights lie in them."""
 
+    places: list[Place]
     master: Tensor
     exp_avg: Tensor
     exp_avg_sq: Tensor
@@ -107,27 +107,27 @@ class Adam:
             for chunk in self.chunks:
                 chunk.start_param_sync()
 
-    @property
-    def steps(self) -> int:
-        """How many updates the moments have seen."""
-        states = [self.adam.state[master] for master in self.adam.param_groups[0]["params"]]
-        return max((int(state["step"]) for state in states if state), default=0)
+    def states(self) -> list[State]:
+        """Return all that the next update depends on; it may be read and overwritten between two steps."""
+        return [self._state(shard, master) for shard, master in zip(self.shards, self._masters, strict=True)]
 
-    def state(self, shard: int) -> State:
-        """Return the state of a shard, by its number; it may be read and overwritten between two steps."""
-        master = self.adam.param_groups[0]["params"][shard]
+    def resume(self, num_steps: int) -> None:
+        """Go on from states that were overwritten by those of a training after so many updates."""
+        self.states()
+        for master in self._masters:
+            self.adam.state[master]["step"].fill_(num_steps)
+        self._store()
+
+    @property
+    def _masters(self) -> list[Parameter]:
+        return self.adam.param_groups[0]["params"]
+
+    def _state(self, shard: _Shard, master: Parameter) -> State:
         state = self.adam.state[master]
-        if not state:
+        if not state:  # torch makes the moments in the first step
             state["step"] = torch.zeros((), dtype=torch.float32, device=master.device)
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(master.data), torch.zeros_like(master.data)
-        return State(self.shards[shard].master, state["exp_avg"], state["exp_avg_sq"])
-
-    def resume(self, steps: int) -> None:
-        """Go on from states that were overwritten, after this number of updates."""
-        for shard, master in enumerate(self.adam.param_groups[0]["params"]):
-            self.state(shard)
-            self.adam.state[master]["step"].fill_(steps)
-        self._store()
+        return State(shard.places, shard.master, state["exp_avg"], state["exp_avg_sq"])
 
     def _norm(self) -> Tensor:
         """Return the norm of the gradients of all ranks, each counted once."""
@@ -167,7 +167,7 @@ def _shard(buffer, bucket, is_sharded: bool) -> _Shard:
         counted=[grad[a:b] for a, b in _ranges(mine, counts)],
         decayed=[master[a:b] for a, b in _ranges(mine, [param.dim() > 1 for _, _, param in mine])],
         weights=weights,
-        places=[Place(param, a, b, max(0, -start)) for (start, _, param), (a, b, _) in zip(held, mine, strict=True)],
+        places=[Place(a, b, param, max(0, -start)) for (start, _, param), (a, b, _) in zip(held, mine, strict=True)],
     )
 
 
