@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from bench.contract import run_files
 from bench.contract.schema import Precision
 from bench.contract.task import Model
 from bench.errors import ConfigError
@@ -11,6 +12,12 @@ from bench.errors import ConfigError
 CONVERTED, CONVERTED_FP8 = "megatron_core", "megatron_core_fp8"
 """The folders inside a Hugging Face folder that its conversions go to, unless another one is named."""
 MANIFEST = "manifest.json"
+STEP = "step_"
+"""What stands before the number of the step in a checkpoint's name; one that is not there as a whole ends otherwise."""
+KEPT = 2
+"""The checkpoints of a trial that are kept; while the next one is written there is one more."""
+STATE_BYTES = 12
+"""Of a training state, for each weight: FP32 master weight and two moments; moments in BF16 take less."""
 MODEL_FIELDS = (
     "num_layers",
     "hidden_size",
@@ -24,6 +31,17 @@ MODEL_FIELDS = (
     "tied_embeddings",
 )
 """What makes a Llama compute something else, and what shapes alone would not always tell."""
+
+
+def steps(folder: Path) -> list[int]:
+    """Return the steps of a trial's checkpoints that are there as a whole, the newest first."""
+    numbers = (path.name.removeprefix(STEP) for path in folder.glob(f"{STEP}*"))
+    return sorted((int(number) for number in numbers if number.isdecimal()), reverse=True)
+
+
+def newest(run: Path, trial: int) -> int | None:
+    """Return the step of a trial's newest checkpoint; None if it has none."""
+    return next(iter(steps(run / run_files.checkpoints(trial))), None)
 
 
 def located(folder: Path, precision: Precision) -> Path:

@@ -16,11 +16,11 @@ from typing import Any
 
 from bench.contract import checkpoint, codec, mllog, run_files
 from bench.contract import plan as plans
+from bench.contract.checkpoint import KEPT, STEP
 from bench.contract.plan import Plan, Trial
 from bench.errors import BenchError, ConfigError
 from jobs.engines import Engine, Snapshot
 
-KEPT = 2
 POLL_S = 0.05
 UNFINISHED = ".part"
 
@@ -35,10 +35,11 @@ class Complete:
 
 
 class Checkpoints:
-    """Saves and resumes one trial. All ranks call every method together, but for `check`."""
+    """Saves and resumes one trial. All ranks call every method together."""
 
     def __init__(self, plan: Plan, trial: Trial, engine: Engine, run: Path, log: mllog.Writer, *, rank: int) -> None:
         self._plan, self._trial, self._engine, self._log, self._rank = plan, trial, engine, log, rank
+        self._every = plan.config.task.training.checkpoint_every_steps or plan.max_steps
         self._folder = run / run_files.checkpoints(trial.index)
         self._thread: threading.Thread | None = None
         self._has_written = threading.Event()
@@ -56,13 +57,10 @@ class Checkpoints:
                 shutil.rmtree(unfinished)
         _require_room(self._folder, _sum(self._engine.state_bytes()))
         for found in complete(self._folder):
-            if found.step >= self._plan.max_steps:  # its trial ended, and before anybody had judged it
+            if found.step >= self._plan.max_steps:  # its trial ended, and nobody had judged it yet
                 continue
-            if damage := self._damage(found):
-                what = f"checkpoint {found.folder.name} is damaged and is skipped: {damage}"
-                if self._rank == 0:
-                    print(what, file=sys.stderr, flush=True)
-                self._log.event(mllog.DAMAGED_CHECKPOINT, found.folder.name, reason=damage)
+            if reason := self._damage(found):
+                self._skip(found, reason)
                 continue
             require_same(found, self._plan, self._trial)
             same_layout = found.manifest["training"]["world"] == codec.plain(self._plan.world)
@@ -71,19 +69,22 @@ class Checkpoints:
         return 0
 
     def is_due(self, step: int) -> bool:
-        """Return whether the state after this step is to be saved; raise what has kept the last one from the disk."""
-        self.check()
-        every = self._plan.config.task.training.checkpoint_every_steps
-        return every is not None and step % every == 0
+        """Return whether to save after this step and go on; raise what has kept this rank from writing.
+
+        Raises:
+            BenchError: with the reason.
+        """
+        self._check()
+        return step % self._every == 0 and step < self._plan.max_steps
 
     def save(self, step: int) -> None:
         """Copy the state after a step, and begin to write it; wait first until the one before is there as a whole.
 
         Raises:
-            BenchError: the one before could not be written, or this rank's disk has no room.
+            BenchError: the one before could not be written.
         """
         self.finish()
-        part = self._folder / f"{name_of(step)}{UNFINISHED}"
+        part = self._folder / f"{STEP}{step}{UNFINISHED}"
         if self._rank == 0:
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir()
@@ -95,22 +96,6 @@ class Checkpoints:
         if not snapshot.is_copy:
             self.finish()
 
-    def check(self) -> None:
-        """Raise what has kept this rank from writing.
-
-        Raises:
-            BenchError: with the reason.
-        """
-        if (error := self._error) is None:
-            return
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else repr(error)
-        raise BenchError(
-            f"a checkpoint cannot be written: {reason}",
-            where=str(self._folder),
-            fix="make room, or set LOGDIR to a larger disk; a new attempt goes on from the last complete checkpoint",
-            rule="CFG-08",
-        ) from error
-
     def finish(self) -> None:
         """Wait until the checkpoint in flight is there as a whole.
 
@@ -121,13 +106,24 @@ class Checkpoints:
             return
         self._has_written.wait()
         num_failed = _sum(self._error is not None)
-        self.check()
+        self._check()
         if num_failed:
             what, fix = "another rank could not write its part of a checkpoint", "see what that rank says"
             raise BenchError(what, where=str(self._folder), fix=fix, rule="CFG-08")
         self._thread.join()
-        self.check()
+        self._check()
         self._thread = None
+
+    def _check(self) -> None:
+        if (error := self._error) is None:
+            return
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else repr(error)
+        raise BenchError(
+            f"a checkpoint cannot be written: {reason}",
+            where=str(self._folder),
+            fix="make room, or set LOGDIR to a larger disk; the next attempt goes on from the last complete checkpoint",
+            rule="CFG-08",
+        ) from error
 
     def _write(self, snapshot: Snapshot, part: Path, step: int) -> None:
         """Write this rank's state; rank 0 then waits for the others, and gives the folder its name."""
@@ -138,9 +134,9 @@ class Checkpoints:
                 while len(list(part.glob("rank_*.json"))) < self._plan.world.num_ranks:
                     time.sleep(POLL_S)
                 self._engine.complete(part, about(self._plan, self._trial, step))
-                part.rename(self._folder / name_of(step))
-                for old in list(complete(self._folder))[KEPT:]:
-                    shutil.rmtree(old.folder)
+                part.rename(self._folder / f"{STEP}{step}")
+                for old in checkpoint.steps(self._folder)[KEPT:]:
+                    shutil.rmtree(self._folder / f"{STEP}{old}")
         except Exception as error:  # noqa: BLE001 - the main thread raises it
             self._error = error
         finally:
@@ -151,24 +147,21 @@ class Checkpoints:
         import torch
 
         num_ranks = self._plan.world.num_ranks
-        reason = damage(found, found.manifest.get("files", [])[self._rank :: num_ranks])
-        reasons = [reason] * num_ranks
-        torch.distributed.all_gather_object(reasons, reason)
+        reasons = [""] * num_ranks
+        torch.distributed.all_gather_object(reasons, damage(found, slice(self._rank, None, num_ranks)))
         return next(filter(None, reasons), "")
 
-
-def name_of(step: int) -> str:
-    """Return the name of a step's checkpoint."""
-    return f"step_{step}"
+    def _skip(self, found: Complete, reason: str) -> None:
+        self._log.event(mllog.DAMAGED_CHECKPOINT, found.folder.name, reason=reason)
+        if self._rank == 0:
+            what = f"checkpoint {found.folder.name} is damaged, and an older one is used: {reason}"
+            print(what, file=sys.stderr, flush=True)
 
 
 def complete(folder: Path) -> Iterator[Complete]:
-    """Yield the checkpoints that are there as a whole, the newest first."""
-    steps = [
-        int(number) for path in folder.glob(name_of("*")) if (number := path.name.removeprefix("step_")).isdecimal()
-    ]
-    for step in sorted(steps, reverse=True):
-        yield Complete(folder / name_of(step), step, checkpoint.manifest(folder / name_of(step)))
+    """Yield a trial's checkpoints that are there as a whole, the newest first."""
+    for step in checkpoint.steps(folder):
+        yield Complete(folder / f"{STEP}{step}", step, checkpoint.manifest(folder / f"{STEP}{step}"))
 
 
 def about(plan: Plan, trial: Trial, step: int) -> dict[str, Any]:
@@ -184,7 +177,7 @@ def about(plan: Plan, trial: Trial, step: int) -> dict[str, Any]:
 
 
 def _must_be_same(plan: Plan, trial: Trial) -> dict[str, Any]:
-    """Return what decides which rows a step takes, and what is trained by them."""
+    """Return what decides which rows a step takes, its learning rate, and what is trained."""
     config = plan.config
     return {
         "seed": trial.seed,
@@ -200,19 +193,33 @@ def require_same(found: Complete, plan: Plan, trial: Trial) -> None:
     """Do nothing if a checkpoint is one of this training, whatever its layout.
 
     Raises:
-        ConfigError: what decides the data's order or the learning rates is another one.
+        ConfigError: the model, or what decides the data's order or the learning rates, is another one.
     """
     checkpoint.require_model(found.folder, plan.config.model)
     saved, planned = found.manifest["training"]["same"], _must_be_same(plan, trial)
-    if wrong := [
-        f"{key} {saved.get(key)} instead of {want}" for key, want in planned.items() if saved.get(key) != want
-    ]:
+    differing = [key for key, want in planned.items() if saved.get(key) != want]
+    if differing:
         raise ConfigError(
-            f"this checkpoint is of another training: {', '.join(wrong)}",
+            "this checkpoint is of another training: "
+            + ", ".join(f"{key} {saved.get(key)} instead of {planned[key]}" for key in differing),
             where=str(found.folder),
             fix="go on with the config that saved it, or start from its weights alone: starts_from=checkpoint",
             rule="CFG-06",
         )
+
+
+def damage(found: Complete, share: slice) -> str:
+    """Return in what the first damaged file of a share of them differs from the manifest, or nothing."""
+    if "training" not in found.manifest:
+        return "its manifest cannot be read"
+    for entry in found.manifest["files"][share]:
+        path = found.folder / entry["path"]
+        if not path.is_file():
+            return f"{path.name} is missing"
+        with path.open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != entry["sha256"]:
+                return f"{path.name} has another sha256"
+    return ""
 
 
 def _sum(value: int) -> int:
@@ -235,17 +242,3 @@ def _require_room(folder: Path, num_bytes: int) -> None:
             fix="make room, set LOGDIR to a larger disk, or set task.training.checkpoint_every_steps=null",
             rule="CFG-08",
         )
-
-
-def damage(found: Complete, files: list[dict[str, Any]]) -> str:
-    """Return in what the first damaged file differs from the manifest, or nothing."""
-    if not found.manifest:
-        return "its manifest cannot be read"
-    for entry in files:
-        path = found.folder / entry["path"]
-        if not path.is_file():
-            return f"{path.name} is missing"
-        with path.open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != entry["sha256"]:
-                return f"{path.name} has another sha256"
-    return ""

@@ -113,7 +113,6 @@ def train(
     """
     from jobs.data import rows as rows_of
 
-    target = plan.config.task.training.target_eval_loss
     alive(LOADING, 0, None)
     train_rows, eval_rows = rows_of.load(plan, "train"), rows_of.load(plan, "eval")
     order = itertools.islice(rows_of.train_order(plan, trial.seed), done, None)
@@ -127,28 +126,33 @@ def train(
         alive(TRAINING, step, pace.stepped())
         if step % plan.config.recipe.log_every_steps == 0:
             pace.log(step, engine.mean_loss(share))
-        is_evaluated, is_last = step in plan.evaluation.at_steps, step == plan.max_steps
-        is_saved = saving is not None and saving.is_due(step) and not is_last
-        if not (is_evaluated or is_saved or is_last):
+        is_saved = saving is not None and saving.is_due(step)
+        if not (is_saved or step in plan.evaluation.at_steps or step == plan.max_steps):
             continue
         log.stop(mllog.BLOCK_STOP, **_place(plan, step))
-        if is_evaluated:
-            alive(EVALUATION, step, None)
-            eval_loss = evaluate(plan, engine, eval_rows, step, log)
-            alive(TRAINING, step, None)
-            if target is not None and eval_loss <= target:
-                log.finish("success", **_place(plan, step))
-                break
+        if step in plan.evaluation.at_steps and reaches_target(plan, engine, eval_rows, step, log, alive):
+            log.finish("success", **_place(plan, step))
+            break
         if saving is not None and is_saved:
             save(plan, saving, step, log, alive)
-        if not is_last:
+        if step < plan.max_steps:
             log.start(mllog.BLOCK_START, **_place(plan, step))
             pace.restart(step)
     else:
-        log.finish("success" if target is None else "aborted", **_place(plan, plan.max_steps))
+        has_target = plan.config.task.training.target_eval_loss is not None
+        log.finish("aborted" if has_target else "success", **_place(plan, plan.max_steps))
     alive(SAVING, step, None)
     if saving is not None:
         saving.save(step)
+
+
+def reaches_target(plan: Plan, engine: Engine, rows: "Rows", step: int, log: mllog.Writer, alive: Alive) -> bool:
+    """Evaluate after a step; return whether the loss is at or below the target, if there is one."""
+    target = plan.config.task.training.target_eval_loss
+    alive(EVALUATION, step, None)
+    loss = evaluate(plan, engine, rows, step, log)
+    alive(TRAINING, step, None)
+    return target is not None and loss <= target
 
 
 def save(plan: Plan, saving: Checkpoints, step: int, log: mllog.Writer, alive: Alive) -> None:

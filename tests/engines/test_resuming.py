@@ -47,6 +47,8 @@ def folder_of(tmp: Path, name: str, *overrides: str) -> Path:
     if not (tmp / "cache").exists():
         ranks.run(made, ranks.write(made, tmp / "prepare"), "jobs.tasks.prepare", "plan.json")
     return ranks.write(made, tmp / name)
+
+
 def trained(folder: Path, *command: str, code: int = 0) -> None:
     made = json.loads((folder / "plan.json").read_text())
     assert made
