@@ -2,6 +2,7 @@
 
 from functools import partial
 from types import ModuleType
+from typing import NamedTuple
 
 import torch
 from megatron.core import parallel_state
@@ -12,8 +13,17 @@ from bench.contract.plan import Plan
 from bench.contract.task import MomentPrecision
 from jobs.engines.megatron.adam import update as torch_update
 from jobs.engines.megatron.adam.offload import Streamed, pieces_of
-from jobs.engines.megatron.adam.shards import shards_of
+from jobs.engines.megatron.adam.shards import Place, shards_of
 from jobs.engines.megatron.adam.update import Step
+
+
+class State(NamedTuple):
+    """What a rank holds of some weights for their updates, as flat tensors, and where the weights lie in them."""
+
+    places: list[Place]
+    master: Tensor
+    exp_avg: Tensor
+    exp_avg_sq: Tensor
 
 
 class Adam:
@@ -37,11 +47,10 @@ class Adam:
         """Start again from the current weights."""
         self.num_steps = 0
         for shard in self.shards:
-            shard.load()
-        torch.cuda.synchronize()  # the copies of offloaded moments must have ended
-        for piece in self.pieces:
-            for moment in piece.moments:
-                moment.zero_()
+            shard.master.copy_(shard.weights)
+        for state in self.states():
+            state.exp_avg.zero_()
+            state.exp_avg_sq.zero_()
 
     def step(self, lr: float) -> None:
         """Update the weights. The gradients are already summed over the replicas, and may be overwritten."""
@@ -55,6 +64,23 @@ class Adam:
         else:
             for piece in self.pieces:
                 update(*piece)
+        self._share_weights()
+
+    def states(self) -> list[State]:
+        """Return all that the next update depends on; it may be read and overwritten between two steps."""
+        if self.streamed:
+            torch.cuda.synchronize()  # until the moments are back in host memory
+        return [State(piece.shard.places, piece.shard.master, *piece.moments) for piece in self.pieces]
+
+    def resume(self, num_steps: int) -> None:
+        """Go on from states that were overwritten by those of a training after so many updates."""
+        self.num_steps = num_steps
+        for shard in self.shards:
+            shard.weights.copy_(shard.master)
+        self._share_weights()
+
+    def _share_weights(self) -> None:
+        """Give each rank the weights that other replicas have updated."""
         if self.is_sharded:
             for chunk in self.chunks:
                 chunk.start_param_sync()

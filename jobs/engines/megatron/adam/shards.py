@@ -51,10 +51,6 @@ class Shard:
         tensors = (x[begin:end] for x in (self.grad, self.master, self.weights))
         return _shard(self.bucket, self.first + begin, *tensors, _cut(self.places, begin, end))
 
-    def load(self) -> None:
-        """Take the weights as master weights."""
-        self.master.copy_(self.weights)
-
 
 def shards_of(chunks: list[DistributedDataParallel], *, is_sharded: bool) -> list[Shard]:
     """Return this rank's part of every bucket; is_sharded: replicas share the work."""
