@@ -144,7 +144,8 @@ class Recipe:
 
     global_batch_size: int
     micro_batch_size: int | None
-    """Samples of one forward pass; None: a replica's whole share of the global batch."""
+    """Samples of one forward pass. None: the plan chooses what is fastest and fits a GPU; on CPUs a replica's whole
+    share of the global batch."""
     lr: float
     lr_warmup_steps: int
     weight_decay: float
@@ -164,5 +165,5 @@ class Recipe:
     """Keep Adam's moments in host memory; each step copies them to the GPU and back, which costs time."""
 
     def micro_batch(self, dp: int) -> int:
-        """Return the samples of one forward pass when dp replicas share the global batch."""
+        """Return the samples of one forward pass when dp replicas share the global batch; without a size, all."""
         return self.micro_batch_size or max(1, self.global_batch_size // dp)
