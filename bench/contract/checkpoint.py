@@ -6,7 +6,7 @@ from typing import Any
 
 from bench.contract import run_files
 from bench.contract.schema import Precision
-from bench.contract.task import Model
+from bench.contract.task import Model, MomentPrecision
 from bench.errors import ConfigError
 
 CONVERTED, CONVERTED_FP8 = "megatron_core", "megatron_core_fp8"
@@ -16,8 +16,6 @@ STEP = "step_"
 """What stands before the number of the step in a checkpoint's name; one that is not there as a whole ends otherwise."""
 KEPT = 2
 """The checkpoints of a trial that are kept; while the next one is written there is one more."""
-STATE_BYTES = 12
-"""Of a training state, for each weight: FP32 master weight and two moments; moments in BF16 take less."""
 MODEL_FIELDS = (
     "num_layers",
     "hidden_size",
@@ -42,6 +40,11 @@ def steps(folder: Path) -> list[int]:
 def newest(run: Path, trial: int) -> int | None:
     """Return the step of a trial's newest checkpoint; None if it has none."""
     return next(iter(steps(run / run_files.checkpoints(trial))), None)
+
+
+def state_bytes(num_weights: int, moments: MomentPrecision) -> int:
+    """Return the size of a training state: master weights in FP32 and two moments, of each weight that is trained."""
+    return num_weights * (4 + 2 * (4 if moments is MomentPrecision.fp32 else 2))
 
 
 def located(folder: Path, precision: Precision) -> Path:

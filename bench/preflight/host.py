@@ -126,8 +126,8 @@ def _checkpoints_mib(plan: Plan) -> int:
     """Return what the checkpoints of a trial take on disk; those of trials that ended are kept as well."""
     if plan.config.task.training.checkpoint_every_steps is None:
         return 0
-    num_kept = checkpoints.KEPT * len(plan.trials) + 1
-    return num_kept * plan.memory.trainable_parameters * checkpoints.STATE_BYTES // 2**20
+    size = checkpoints.state_bytes(plan.memory.trainable_parameters, plan.config.recipe.moments)
+    return (checkpoints.KEPT * len(plan.trials) + 1) * size // 2**20
 
 
 def leaves_this_machine(plan: Plan) -> bool:
