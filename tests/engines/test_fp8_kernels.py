@@ -1,4 +1,4 @@
-"""Every operation of the FP8 layer, in Triton and in plain torch, against torch in FP64.
+"""Every operation of the FP8 layer, in Triton (also with plain BF16 results) and in plain torch, against torch in FP64.
 
 Without a GPU, Triton's interpreter runs the kernels (conftest.py says how).
 """
@@ -7,6 +7,7 @@ import inspect
 import sys
 import warnings
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,6 +24,7 @@ from jobs.engines.megatron.fp8.torch_ops import TorchOps
 if sys.platform != "linux":
     pytest.skip("Triton is for Linux", allow_module_level=True)
 
+from jobs.engines.megatron.fp8 import lora_kernels, rope_kernels, row_kernels
 from jobs.engines.megatron.fp8.gpu_ops import GpuOps
 
 pytestmark = [
@@ -31,6 +33,19 @@ pytestmark = [
 ]
 DEVICE = ranks.DEVICE
 OPS = {"torch": TorchOps(), "triton": GpuOps()}
+PLAIN = SimpleNamespace(
+    norm_quantize=partial(row_kernels.norm_quantize, to_fp8=False),
+    add_norm_quantize=partial(row_kernels.add_norm_quantize, to_fp8=False),
+    norm_backward=row_kernels.norm_backward,
+    norm_backward_quantize=partial(row_kernels.norm_backward_quantize, to_fp8=False),
+    rope=rope_kernels.rope,
+    rope_backward=partial(rope_kernels.rope_backward, to_fp8=False),
+    swiglu_quantize=partial(row_kernels.swiglu_quantize, to_fp8=False),
+    swiglu_backward_quantize=row_kernels.swiglu_backward_quantize,
+    down=lora_kernels.down,
+    down_backward=lora_kernels.down_backward,
+)
+"""The kernels without quantisation."""
 TOLERANCE = 5e-3
 """Of a row's norm, and of a row's scale: BF16 rounds to 2^-9, and a GPU's tanh is accurate to 2^-11."""
 HALF_ULP = 2.0**-4
@@ -55,12 +70,19 @@ def random_fp8(*shape: int) -> Quantized:
     return Quantized(values, torch.logspace(-3, 1, shape[0], device=DEVICE))
 
 
+def operand(ops: Fp8Ops, *shape: int) -> Quantized:
+    """Return numbers as an operation's input, in FP8 unless the operations are plain."""
+    return Quantized(random(*shape), None) if ops is PLAIN else random_fp8(*shape)
+
+
 def fp64(x: Tensor | Quantized) -> Tensor:
-    return x.values.double() * x.scale.double()[:, None] if isinstance(x, Quantized) else x.double()
+    values, scale = x if isinstance(x, Quantized) else (x, None)
+    return values.double() if scale is None else values.double() * scale.double()[:, None]
 
 
 def check(got: Tensor | Quantized, expected: Tensor) -> None:
     """Compare with FP64: a tensor row by row, a quantised one number by number, by what FP8 may round."""
+    got = got.values if isinstance(got, Quantized) and got.scale is None else got
     assert got.scale.isfinite().all() if isinstance(got, Quantized) else got.isfinite().all()
     if not isinstance(got, Quantized):
         assert got.shape == expected.shape
@@ -96,7 +118,7 @@ def gradients(function: Callable[..., Tensor], *inputs: Tensor, grad: Tensor) ->
 @pytest.fixture(params=OPS)
 def ops(request: pytest.FixtureRequest) -> Fp8Ops:
     torch.manual_seed(0)
-    return OPS[request.param]
+    return (OPS | {"plain": PLAIN})[request.param]
 
 
 def defaults(function: Callable[..., object]) -> list[object]:
@@ -115,6 +137,7 @@ def test_each_implementation_has_the_operations_of_the_interface(ops: Fp8Ops) ->
 
 
 widths = pytest.mark.parametrize("width", [256, 1344])
+with_plain = pytest.mark.parametrize("ops", [*OPS, "plain"], indirect=True)
 drops = pytest.mark.parametrize("drop", [DROP, KEEP_ALL], ids=["dropout", "no dropout"])
 
 
@@ -126,6 +149,7 @@ def test_quantize(ops: Fp8Ops, width: int) -> None:
     assert (fp64(zeros) == 0).all() and (zeros.scale > 0).all()
 
 
+@with_plain
 @widths
 def test_norm_quantize(ops: Fp8Ops, width: int) -> None:
     x, y, weight = random(FEW, width), random(FEW, width), 1 + random(width, spread=0.1)
@@ -133,11 +157,13 @@ def test_norm_quantize(ops: Fp8Ops, width: int) -> None:
         (fp64(x), ops.norm_quantize(x, weight, 0.01)),
         (fp64(x) + fp64(y), ops.add_norm_quantize(x, y, weight, 0.01)[1:]),
     ):
+        assert (normed.scale is None) == (ops is PLAIN)
         check(normed, rms_norm(total, (width,), fp64(weight), eps=0.01))
         check(rstd[:, None], (total.square().mean(1) + 0.01).rsqrt()[:, None])
     check(ops.add_norm_quantize(x, y, weight, 0.01)[0], fp64(x) + fp64(y))
 
 
+@with_plain
 @pytest.mark.parametrize("adapted", [None, DROP, KEEP_ALL], ids=["plain", "dropout", "no dropout"])
 @widths
 def test_norm_backward(ops: Fp8Ops, width: int, adapted: Dropout | None) -> None:
@@ -147,6 +173,8 @@ def test_norm_backward(ops: Fp8Ops, width: int, adapted: Dropout | None) -> None
     unit = torch.where(weight == 0, 0, fp64(normed) / fp64(weight))
     rms = unit.square().mean(1).sqrt()
     normed, unit = Quantized(normed.values, (normed.scale / rms).float()), unit / rms[:, None]
+    if ops is PLAIN:
+        normed = Quantized(fp64(normed).bfloat16(), None)
     of_output = fp64(grad) + (fp64(more) * scaled_mask(more.shape, adapted) if adapted else 0)
     x = unit / rstd[:, None].double()
     (expected,) = gradients(lambda x: rms_norm(x, (width,), fp64(weight), eps=0), x, grad=of_output)
@@ -159,6 +187,7 @@ def test_norm_backward(ops: Fp8Ops, width: int, adapted: Dropout | None) -> None
         check(quantized, expected)
 
 
+@with_plain
 @pytest.mark.parametrize("width", [1344, WIDE])
 def test_swiglu(ops: Fp8Ops, width: int) -> None:
     gate_up = random(FEW, 2 * width)
@@ -166,20 +195,25 @@ def test_swiglu(ops: Fp8Ops, width: int) -> None:
     gate, up = fp64(gate_up).chunk(2, dim=1)
     hidden, saved = ops.swiglu_quantize(gate_up)
     check(hidden, silu(gate) * up)
-    check(saved, torch.cat([gate, up]))
+    check(saved, fp64(gate_up) if ops is PLAIN else torch.cat([gate, up]))
     assert ops.swiglu_quantize(gate_up, keep=False)[1] is None
     grad, saved = random(FEW, width), random_fp8(2 * FEW, width)
     grad[:, -1] *= 100
     saved.scale[[0, FEW]] = saved.scale[[FEW, 0]]  # a row whose largest gradient is of up, and others of gate
-    expected = gradients(lambda gate, up: silu(gate) * up, *fp64(saved).chunk(2), grad=fp64(grad))
+    if ops is PLAIN:
+        saved = Quantized(gate_up, None)
+    else:
+        gate, up = fp64(saved).chunk(2)
+    expected = gradients(lambda gate, up: silu(gate) * up, gate, up, grad=fp64(grad))
     check(ops.swiglu_backward_quantize(grad, saved), torch.cat(expected, dim=1))
 
 
+@with_plain
 @pytest.mark.parametrize("is_fp8", [False, True], ids=["BF16", "FP8"])
 @drops
 def test_adapter_gemms(ops: Fp8Ops, drop: Dropout, is_fp8: bool) -> None:
     width = 1344
-    make = random_fp8 if is_fp8 else random
+    make = partial(operand, ops) if is_fp8 else random
     x, many, a = make(SOME, width), make(MANY, 256), random(RANK, width)
     check(ops.down(x, a, drop), fp64(x) * scaled_mask((SOME, width), drop) @ fp64(a).T)
     low_grad = random(MANY, RANK)
@@ -195,6 +229,7 @@ def test_add_down_gradient(ops: Fp8Ops, drop: Dropout) -> None:
     assert got.data_ptr() == grad.data_ptr()
 
 
+@with_plain
 @pytest.mark.parametrize("adapted", [False, True], ids=["plain", "adapted"])
 @pytest.mark.parametrize(("groups", "repeats", "dim"), [(2, 4, 32), (3, 1, 64)])
 def test_rope(ops: Fp8Ops, groups: int, repeats: int, dim: int, adapted: bool) -> None:

@@ -27,13 +27,16 @@ def rope(qkv: Tensor, freqs: Tensor, groups: int, lora: Lora | None = None) -> t
     return q, k, v
 
 
-def rope_backward(dq: Tensor, dk: Tensor, dv: Tensor, freqs: Tensor) -> tuple[Tensor, Quantized]:
+def rope_backward(
+    dq: Tensor, dk: Tensor, dv: Tensor, freqs: Tensor, *, to_fp8: bool = True
+) -> tuple[Tensor, Quantized]:
+    """Return the gradient of the rows, and the same in FP8, or else the same tensor without a scale."""
     num_rows, groups, dim = dk.shape
     repeats = dq.shape[1] // groups
     out = dq.new_empty(num_rows, groups * (repeats + 2) * dim)
-    quantized, grads = quantized_like(out), (x.contiguous() for x in (dq, dk, dv))
+    quantized, grads = quantized_like(out) if to_fp8 else Quantized(out, None), (x.contiguous() for x in (dq, dk, dv))
     padded = {"QUERIES": triton.next_power_of_2(groups * repeats), "GROUPS": triton.next_power_of_2(groups)}
-    options = padded | {"HALF": dim // 2, "num_warps": 4}
+    options = padded | {"HALF": dim // 2, "QUANTIZE": to_fp8, "num_warps": 4}
     _rope_backward[(num_rows,)](*grads, freqs, out, *quantized, groups, repeats, **options)
     return out, quantized
 
@@ -118,7 +121,7 @@ def _most(low, high):
 @triton.jit
 def _rope_backward(
     dq_ptr, dk_ptr, dv_ptr, freqs_ptr, out_ptr, out_q_ptr, out_scale_ptr, groups, repeats,
-    QUERIES: tl.constexpr, GROUPS: tl.constexpr, HALF: tl.constexpr,
+    QUERIES: tl.constexpr, GROUPS: tl.constexpr, HALF: tl.constexpr, QUANTIZE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     at_q, q_in_qkv, is_query, at_k, k_in_qkv, is_group = _offsets(groups, repeats, QUERIES, GROUPS, HALF)
@@ -133,9 +136,10 @@ def _rope_backward(
     _store_heads(out_ptr, q_in_qkv, is_query, q_low, q_high, HALF)
     _store_heads(out_ptr, k_in_qkv, is_group, k_low, k_high, HALF)
     _store_heads(out_ptr, k_in_qkv + 2 * HALF, is_group, v_low, v_high, HALF)
-    scale = scale_of(tl.maximum(_most(q_low, q_high), tl.maximum(_most(k_low, k_high), _most(v_low, v_high))))
-    out_q_ptr += row * groups * (repeats + 2) * (2 * HALF)
-    _store_heads(out_q_ptr, q_in_qkv, is_query, q_low / scale, q_high / scale, HALF)
-    _store_heads(out_q_ptr, k_in_qkv, is_group, k_low / scale, k_high / scale, HALF)
-    _store_heads(out_q_ptr, k_in_qkv + 2 * HALF, is_group, v_low / scale, v_high / scale, HALF)
-    tl.store(out_scale_ptr + row, scale)
+    if QUANTIZE:
+        scale = scale_of(tl.maximum(_most(q_low, q_high), tl.maximum(_most(k_low, k_high), _most(v_low, v_high))))
+        out_q_ptr += row * groups * (repeats + 2) * (2 * HALF)
+        _store_heads(out_q_ptr, q_in_qkv, is_query, q_low / scale, q_high / scale, HALF)
+        _store_heads(out_q_ptr, k_in_qkv, is_group, k_low / scale, k_high / scale, HALF)
+        _store_heads(out_q_ptr, k_in_qkv + 2 * HALF, is_group, v_low / scale, v_high / scale, HALF)
+        tl.store(out_scale_ptr + row, scale)
