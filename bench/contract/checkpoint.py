@@ -18,7 +18,8 @@ class Stored(Enum):
     nf4 = "nf4"
 
 
-CONVERTED = {Stored.plain: "megatron_core", Stored.fp8: "megatron_core_fp8", Stored.nf4: "megatron_core_nf4"}
+CONVERTED, CONVERTED_FP8, CONVERTED_NF4 = "megatron_core", "megatron_core_fp8", "megatron_core_nf4"
+FOLDERS = {Stored.plain: CONVERTED, Stored.fp8: CONVERTED_FP8, Stored.nf4: CONVERTED_NF4}
 """The folders inside a Hugging Face folder that its conversions go to, unless another one is named."""
 MANIFEST = "manifest.json"
 MODEL_FIELDS = (
@@ -51,8 +52,8 @@ def located(folder: Path, config: Config) -> Path:
     is_source = (folder / "config.json").exists() and not (folder / "metadata.json").exists()
     if not is_source:
         return folder
-    own = folder / CONVERTED[wanted(config)]
-    return own if own.exists() else folder / CONVERTED[Stored.plain]
+    own = folder / FOLDERS[wanted(config)]
+    return own if own.exists() else folder / CONVERTED
 
 
 def manifest(folder: Path) -> dict[str, Any]:

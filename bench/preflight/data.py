@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.contract import checkpoint as checkpoints
-from bench.contract.schema import Config, Data, Precision
+from bench.contract.schema import Config, Data
 from bench.errors import ConfigError
 from bench.rules.check import Finding, broken
 

@@ -41,8 +41,8 @@ def load(engine: Parts, folder: Path, *, adapters: bool) -> None:
     """Load the adapters, or all other weights, whatever layout saved them; of a Hugging Face folder, its conversion.
 
     Raises:
-        ConfigError: the folder is not a checkpoint of this model, or is one in FP8 and the precision is not; or its
-            metadata could run code.
+        ConfigError: the folder is not a checkpoint of this model, or is one in FP8 or NF4 that the run does not take;
+            or its metadata could run code.
     """
     config = engine.plan.config
     folder = folder if adapters else checkpoint.located(folder, config)
@@ -83,8 +83,8 @@ def _parts(engine: Parts, adapters: bool, stored: Stored) -> list[dict[str, dict
     """Return the parts that are loaded one after the other.
 
     There is one part, unless frozen linears are quantised while they are loaded from BF16. Then each layer is a part,
-    and the first has the weights outside of the layers too. All ranks load together, and have the same number of parts. A single rank loads
-    all layers at once: megatron-core 0.16.1 requires all shards of a rank then.
+    and the first has the weights outside of the layers too. All ranks load together, and have the same number of parts.
+    A single rank loads all layers at once: megatron-core 0.16.1 requires all shards of a rank then.
     """
     whole = _sharded(engine, adapters, stored)
     is_staged = stored is Stored.plain and checkpoint.wanted(engine.plan.config) is not Stored.plain

@@ -82,3 +82,7 @@ class LoraFp8ColumnParallelLinear(_Fp8Weight, LoraColumnParallelLinear):
 
 class LoraFp8RowParallelLinear(_Fp8Weight, LoraRowParallelLinear):
     """Input split over TP, with adapters."""
+
+
+LINEARS = (Fp8ColumnParallelLinear, LoraFp8ColumnParallelLinear, Fp8RowParallelLinear, LoraFp8RowParallelLinear)
+"""Split by output, and by input; each without adapters, and with them."""

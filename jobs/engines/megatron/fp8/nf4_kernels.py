@@ -1,6 +1,5 @@
 """Dequantises NF4 in Triton: reads 4.127 bits a weight, writes BF16."""
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor

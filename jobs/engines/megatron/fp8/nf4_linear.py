@@ -38,8 +38,8 @@ class _Nf4Weight:
     @property
     def nf4(self) -> Nf4:
         """The weight of this TP rank."""
-        *scales, offset = self.absmax_scales.view(torch.float32).split([self.absmax_scales.numel() // 4 - 1, 1])
-        return Nf4(self.weight, self.absmax, *scales, offset)
+        scales = self.absmax_scales.view(torch.float32)
+        return Nf4(self.weight, self.absmax, scales[:-1], scales[-1:])
 
     @property
     def quantized(self) -> Quantized:
@@ -120,3 +120,7 @@ class LoraNf4RowParallelLinear(_Nf4Weight, LoraRowParallelLinear):
     """Input split over TP, with adapters."""
 
     tp_dim = 1
+
+
+LINEARS = (Nf4ColumnParallelLinear, LoraNf4ColumnParallelLinear, Nf4RowParallelLinear, LoraNf4RowParallelLinear)
+"""Split by output, and by input; each without adapters, and with them."""
