@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from bench.contract import plan as plans
+from bench.contract.checkpoint import Stored
 from helpers import ranks
 from jobs.tasks import convert
 
