@@ -1,6 +1,6 @@
 """Follow how far a trial has come from its log alone, event by event; what the log does not say is None.
 
-Records mean the same here as in `bench.mlperf.result`: `bench.mlperf.intervals` says which of them count samples.
+Records mean the same here as in `bench.mlperf.result`: `bench.mlperf.pace` says which of them count samples.
 """
 
 from collections.abc import Callable, Iterable
@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from bench.contract import mllog
 from bench.mlperf.benchmarks import BENCHMARKS, Goal, goals
-from bench.mlperf.intervals import Pace, Stretch
+from bench.mlperf.pace import Pace, Stretch
 from bench.mlperf.reader import Event, is_number
 
 KEPT = 256
