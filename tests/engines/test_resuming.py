@@ -1,14 +1,10 @@
 """Training that was killed and goes on: the same curve as without, in the same layout and in others."""
 
-import hashlib
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from bench.contract import mllog
-from bench.mlperf import reader
 from helpers import ranks
 
 pytestmark = pytest.mark.trains
