@@ -43,7 +43,7 @@ class Step(NamedTuple):
         return math.sqrt(1 - self.beta2**self.count)
 
     def seed(self, bucket: int) -> int:
-        """Return the seed for the stochastic rounding of a bucket; with 31 bits, for which kernels are compiled once."""
+        """Return the seed of a bucket's stochastic rounding: 31 bits, for which kernels are compiled once."""
         return hash32(hash32(self.count) ^ bucket) & 0x7FFFFFFF
 
 
