@@ -97,6 +97,9 @@ class Training:
     max_steps: int | None = None
     epochs: int | None = None
     """Passes over the training rows, each without its incomplete last batch. Either this or max_steps is given."""
+    checkpoint_every_steps: int | None = None
+    """Save the training state after so many steps, and after the last one; an attempt that is cut short goes on from
+    the newest checkpoint. None: nothing is saved. Not for a benchmark, whose rules know no resuming."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -144,7 +147,8 @@ class Recipe:
 
     global_batch_size: int
     micro_batch_size: int | None
-    """Samples of one forward pass; None: a replica's whole share of the global batch."""
+    """Samples of one forward pass. None: the plan chooses what is fastest and fits a GPU; on CPUs a replica's whole
+    share of the global batch."""
     lr: float
     lr_warmup_steps: int
     weight_decay: float
@@ -164,5 +168,5 @@ class Recipe:
     """Keep Adam's moments in host memory; each step copies them to the GPU and back, which costs time."""
 
     def micro_batch(self, dp: int) -> int:
-        """Return the samples of one forward pass when dp replicas share the global batch."""
+        """Return the samples of one forward pass when dp replicas share the global batch; without a size, all."""
         return self.micro_batch_size or max(1, self.global_batch_size // dp)
