@@ -5,8 +5,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from bench.contract import run_files
 from bench.contract.schema import Config, Precision
-from bench.contract.task import Model, Trains
+from bench.contract.task import Model, MomentPrecision, Trains
 from bench.errors import ConfigError
 
 
@@ -22,6 +23,10 @@ CONVERTED, CONVERTED_FP8, CONVERTED_NF4 = "megatron_core", "megatron_core_fp8", 
 FOLDERS = {Stored.plain: CONVERTED, Stored.fp8: CONVERTED_FP8, Stored.nf4: CONVERTED_NF4}
 """The folders inside a Hugging Face folder that its conversions go to, unless another one is named."""
 MANIFEST = "manifest.json"
+STEP = "step_"
+"""What stands before the number of the step in a checkpoint's name; one that is not there as a whole ends otherwise."""
+KEPT = 2
+"""The checkpoints of a trial that are kept; while the next one is written there is one more."""
 MODEL_FIELDS = (
     "num_layers",
     "hidden_size",
@@ -37,11 +42,28 @@ MODEL_FIELDS = (
 """What makes a Llama compute something else, and what shapes alone would not always tell."""
 
 
+def steps(folder: Path) -> list[int]:
+    """Return the steps of a trial's checkpoints that are there as a whole, the newest first."""
+    numbers = (path.name.removeprefix(STEP) for path in folder.glob(f"{STEP}*"))
+    return sorted((int(number) for number in numbers if number.isdecimal()), reverse=True)
+
+
+def newest(run: Path, trial: int) -> int | None:
+    """Return the step of a trial's newest checkpoint; None if it has none."""
+    return next(iter(steps(run / run_files.checkpoints(trial))), None)
+
+
+def state_bytes(num_weights: int, moments: MomentPrecision) -> int:
+    """Return the size of a training state: master weights in FP32 and two moments, of each weight that is trained."""
+    return num_weights * (4 + 2 * (4 if moments is MomentPrecision.fp32 else 2))
+
+
 def wanted(config: Config) -> Stored:
     """Return how the engine holds the linears, which is the smallest way to store them."""
     if config.task.training.trains is Trains.qlora:
         return Stored.nf4
-    return Stored.fp8 if config.precision is Precision.fp8 else Stored.plain
+    is_frozen = config.task.training.trains is not Trains.all
+    return Stored.fp8 if config.precision is Precision.fp8 and is_frozen else Stored.plain
 
 
 def located(folder: Path, config: Config) -> Path:

@@ -7,13 +7,14 @@ from bench.contract.plan import Memory
 from bench.contract.schema import Config, Device, Precision
 from bench.contract.task import LORA_TARGETS, MomentPrecision, Position, StartsFrom, Trains
 from bench.errors import ConfigError
-from bench.planning import ranges, texts
+from bench.planning import data_checks, ranges, texts
 
 
 def check(config: Config) -> None:
     """Raise ConfigError when the config contradicts itself in every layout."""
     texts.check(config)
     ranges.check(config)
+    data_checks.check(config.data)
     _check_profile(config)
     _check_training(config)
     _check_heads(config)
@@ -162,6 +163,12 @@ def _check_training(config: Config) -> None:
             f"training starts from {training.starts_from.name}, and the task for its checkpoint is {training.base}",
             where="task.training.starts_from, task.training.base",
             fix="name a task in task.training.base with starts_from=task, or set base to null",
+        )
+    if training.checkpoint_every_steps is not None and config.task.benchmark is not None:
+        raise ConfigError(
+            f"checkpoints every {training.checkpoint_every_steps} steps, and {config.task.benchmark} knows no resuming",
+            where="task.training.checkpoint_every_steps, task.benchmark",
+            fix="set task.training.checkpoint_every_steps=null, or task.benchmark=null where nothing is submitted",
         )
     if (training.trains is Trains.all) != (training.lora is None):
         raise ConfigError(
