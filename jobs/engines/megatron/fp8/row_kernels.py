@@ -113,8 +113,12 @@ def _one_a_row(like: Tensor) -> Tensor:
 
 
 @triton.jit
-def scale_of(amax):
-    return tl.maximum(amax, _SMALLEST_AMAX) / _LARGEST
+def scale_of(amax, POWER_OF_TWO: tl.constexpr = False):
+    """Return the scale of a row; as a power of two, by which FP8 numbers can be multiplied without rounding."""
+    scale = tl.maximum(amax, _SMALLEST_AMAX) / _LARGEST
+    if POWER_OF_TWO:  # the next one: add 1 to the exponent unless the mantissa is 0
+        scale = ((scale.to(tl.int32, bitcast=True) + 0x7FFFFF) & 0x7F800000).to(tl.float32, bitcast=True)
+    return scale
 
 
 @triton.jit
