@@ -50,7 +50,8 @@ LEARNED = 10
 """A fall of the loss below so many times the noise shows nothing."""
 START_B = 1e-3
 """B is zero when training starts, so A has no gradient. B gets random numbers of this sd, which change little."""
-PAIRS = (("fp8", "bf16"), ("fp8", "fp32"), ("fp8", "rounded"), ("bf16", "fp32"))
+Pairs = tuple[tuple[str, str], ...]
+PAIRS: Pairs = (("fp8", "bf16"), ("fp8", "fp32"), ("fp8", "rounded"), ("bf16", "fp32"))
 """Whose gradients are compared with whose; rounded: FP32, with weights as FP8 has them."""
 
 Weights = dict[str, "Tensor"]
@@ -300,15 +301,15 @@ def gradients(plan: Plan, base: Weights, points: dict[str, Weights]) -> dict[str
     return found
 
 
-def compared(found: dict[str, dict[str, Weights]]) -> list[dict[str, Any]]:
-    """Return, for each point and adapter tensor, how far its gradients lie apart: |g - h| / |h| and the cosine."""
+def compared(found: dict[str, dict[str, Weights]], pairs: Pairs = PAIRS) -> list[dict[str, Any]]:
+    """Return, for each point and weight, how far its gradients lie apart: |g - h| / |h| and the cosine."""
     rows = []
     for point, exact in found["fp32"].items():
         for name in exact:
             _, _, layer, _, linear, tensor = name.split(".")
             row = {"point": point, "layer": int(layer), "tensor": f"{linear}.{tensor}"}
             row |= {f"{one}_norm": of[point][name].norm().item() for one, of in found.items()}
-            for one, other in PAIRS:
+            for one, other in pairs:
                 g, h = found[one][point][name], found[other][point][name]
                 row[f"{one}_{other}_error"] = ((g - h).norm() / h.norm()).item()
                 row[f"{one}_{other}_cosine"] = ((g * h).sum() / (g.norm() * h.norm())).item()
@@ -428,8 +429,8 @@ def curve_table(rows: list[dict[str, Any]]) -> str:
     return table(head, lines)
 
 
-def gradient_table(rows: list[dict[str, Any]]) -> str:
-    keys = [f"{one}_{other}_{what}" for one, other in PAIRS for what in ("error", "cosine")]
+def gradient_table(rows: list[dict[str, Any]], pairs: Pairs = PAIRS) -> str:
+    keys = [f"{one}_{other}_{what}" for one, other in pairs for what in ("error", "cosine")]
 
     def cells(row: dict[str, Any]) -> list[str]:
         return [f"{row[key]:.4f}" if key.endswith("error") else f"{row[key]:.5f}" for key in keys]
@@ -439,8 +440,8 @@ def gradient_table(rows: list[dict[str, Any]]) -> str:
     lines.append(["median", "", "", *cells({key: median(row[key] for row in rows) for key in keys})])
     lines.append(["worst", "", "", *cells(worst)])
     named = {"fp8": "FP8", "bf16": "BF16", "fp32": "FP32", "rounded": "FP32 of rounded weights"}
-    pairs = [title for one, other in PAIRS for title in (f"{named[one]} to {named[other]}", "cosine")]
-    return table(["layer", "tensor", "norm, FP32", *pairs], lines)
+    titles = [title for one, other in pairs for title in (f"{named[one]} to {named[other]}", "cosine")]
+    return table(["layer", "tensor", "norm, FP32", *titles], lines)
 
 
 def table(head: list[str], lines: list[list[str]]) -> str:

@@ -28,7 +28,7 @@ def _add_plan(verbs: verb.Verbs) -> None:
         verbs, _plan, help="work out what a run would do", example="task=lora70b cluster=dgx2 parallel.tp=8 --json"
     )
     _takes_overrides(parser)
-    parser.add_argument("--json", action="store_true", help="print plan.json, or the layouts, instead of a table")
+    verb.takes_json(parser, "plan.json, or the layouts, instead of a table")
     parser.add_argument(
         "--layouts",
         action="store_true",
@@ -71,7 +71,7 @@ def _add_doctor(verbs: verb.Verbs) -> None:
         "and files, a job on one node, a job on all of them that measures "
         "their speed (default: login where sbatch is, else laptop)",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    verb.takes_json(parser)
 
 
 def _doctor(args: argparse.Namespace) -> int:
@@ -120,7 +120,7 @@ def _add_runs(verbs: verb.Verbs) -> None:
     parser.add_argument("--active", action="store_true", help="only runs that are queued or running")
     parser.add_argument("--limit", type=verb.count, metavar="N", default=30, help="only the newest N (default: 30)")
     parser.add_argument("--watch", action="store_true", help="list them again every 10 s until none is active")
-    parser.add_argument("--json", action="store_true", help="print one JSON object per run")
+    verb.takes_json(parser, "one JSON object per run")
 
 
 def _runs(args: argparse.Namespace) -> int:

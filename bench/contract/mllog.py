@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from bench.contract import file_content
 from bench.contract.attempt import Binding
 from bench.errors import ConfigError
 
@@ -125,9 +126,9 @@ class Writer:
         """Write the checksum of a file in the log's folder that another program has finished; raises like `event`."""
         if self._folder is None:
             return
-        with file.open("rb") as content:
-            digest, size = hashlib.file_digest(content, "sha256").hexdigest(), os.fstat(content.fileno()).st_size
-        self.event(ATTACHED_FILE, file.relative_to(self._folder).as_posix(), bytes=size, sha256=digest)
+        attached = file_content.of(file)
+        name = file.relative_to(self._folder).as_posix()
+        self.event(ATTACHED_FILE, name, bytes=attached.bytes, sha256=attached.sha256)
 
     def finish(self, status: str, **metadata: Any) -> bool:
         """Return whether this call wrote run_stop: only the first one after run_start does, and none after `close`."""

@@ -1,7 +1,6 @@
 """Whether prepared rows and a checkpoint are there and whole, from headers, names and sizes."""
 
 import ast
-import hashlib
 import json
 import re
 import struct
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.contract import checkpoint as checkpoints
+from bench.contract import file_content
 from bench.contract.schema import Config, Data, Precision
 from bench.errors import ConfigError
 from bench.rules.check import Finding, broken
@@ -140,7 +140,7 @@ def _difference(folder: Path, name: str, size: int, digest: Any) -> str:
         return f"{name} is missing"
     if (there := path.stat().st_size) != size:
         return f"{name} has {there:,} bytes instead of {size:,}"
-    if digest and size <= HASHED_BYTES and hashlib.sha256(path.read_bytes()).hexdigest() != digest:
+    if digest and size <= HASHED_BYTES and file_content.sha256(path) != digest:
         return f"{name} has another sha256"
     return ""
 

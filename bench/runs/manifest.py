@@ -14,12 +14,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from bench.contract import json_files, mllog, run_files
-from bench.contract import plan as plans
-from bench.contract.run_files import JOB, MANIFEST, PLAN
-from bench.errors import ConfigError, LogError
+from bench.contract import file_content, json_files, mllog, run_files
+from bench.contract.file_content import Content
+from bench.contract.run_files import JOB, MANIFEST
+from bench.errors import LogError
 from bench.mlperf import log as logs
 from bench.mlperf import provenance_checks
+from bench.runs.folder import plan_in
 
 VERSION = 1
 PATTERNS = (
@@ -29,14 +30,6 @@ PATTERNS = (
 )
 """What makes up a result, beside the files that logs have attached."""
 FOLDERS = run_files.adapters("*")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Content:
-    """What a file holds."""
-
-    bytes: int
-    sha256: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +61,7 @@ def write(folder: Path) -> None:
         written=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         image=_image(folder),
         folders=tuple(sorted(path.name for path in folder.glob(FOLDERS) if path.is_dir())),
-        files={name: content(folder / name) for name in files(folder)},
+        files={name: file_content.of(folder / name) for name in files(folder)},
     )
     json_files.write(folder / MANIFEST, _sealed(asdict(manifest)))
 
@@ -91,13 +84,6 @@ def files(folder: Path) -> list[str]:
     found = {path for pattern in PATTERNS for path in folder.glob(pattern)}
     found |= {path for log in folder.glob(run_files.RESULTS) for path in _attached(log)}
     return sorted(path.relative_to(folder).as_posix() for path in found if _is_file(path))
-
-
-def content(path: Path) -> Content:
-    """Return what a file holds."""
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return Content(bytes=file.tell(), sha256=digest)
 
 
 def _attached(log: Path) -> Iterator[Path]:
@@ -124,10 +110,8 @@ def _image(folder: Path) -> dict[str, Any] | None:
     known = json_files.read_object(folder / JOB).get("image")
     if isinstance(known, dict):
         return known
-    with suppress(ConfigError):
-        container = plans.load(folder / PLAN).config.container
-        return {"name": container.image} if container.image else None
-    return None
+    plan = plan_in(folder)
+    return {"name": plan.config.container.image} if plan and plan.config.container.image else None
 
 
 def _sealed(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,15 +7,16 @@ reports. There is no document mask, so attention runs over the whole row.
 Source: MLPerf Training llama2_70b_lora, and NVIDIA's convert_dataset.py for it.
 """
 
-import hashlib
 import json
 import pickle
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from bench.contract import file_content
 from bench.contract.checkpoint import MANIFEST
 from bench.contract.new_folder import appearing
 from bench.contract.schema import Data
@@ -167,9 +168,7 @@ def _unpickled(path: Path) -> Any:
 
 
 def _described(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"path": path.name, "bytes": path.stat().st_size, "sha256": digest}
+    return {"path": path.name, **asdict(file_content.of(path))}
 
 
 def _refuse(path: Path, what: str) -> None:

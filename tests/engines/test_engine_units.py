@@ -193,7 +193,7 @@ def test_hand_written_fp8_passes_are_those_of_autograd(tmp_path: Path) -> None:
     """With FP32 in the place of FP8 and BF16, the hand-written layers train as the others do, from their checkpoint."""
     recipe = ("task.training.lora.dropout=0", "recipe.lr=0.01", "recipe.lr_warmup_steps=0")
     plain, rows = built("precision=fp32", *recipe), drawn_rows(6)
-    exact = model.build(composed("precision=fp8", *recipe), 2, fp8_ops=TorchOps(torch.float32, torch.float32))
+    exact = model.build(composed("precision=fp8", *recipe), 2, ops=TorchOps(torch.float32, torch.float32))
     for adapters_only in (False, True):
         folder = tmp_path / ("adapters" if adapters_only else "base")
         checkpoint.save(plain, folder, adapters=adapters_only)

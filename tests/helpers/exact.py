@@ -30,7 +30,7 @@ def main() -> None:
     from jobs.engines.megatron.engine import MegatronEngine
     from jobs.engines.megatron.fp8.torch_ops import TorchOps
 
-    engine = MegatronEngine(plan, trial.seed, fp8_ops=TorchOps(torch.float32, torch.float32))
+    engine = MegatronEngine(plan, trial.seed, ops=TorchOps(torch.float32, torch.float32))
     if sys.argv[2] == "--slope":
         slopes(engine.parts)
     else:

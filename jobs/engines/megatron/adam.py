@@ -18,6 +18,25 @@ from bench.contract.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """The part of a weight that a shard holds: elements `begin` to `end` of the shard, from element `first` of it."""
+
+    weight: Parameter
+    begin: int
+    end: int
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a rank would lose of a shard if it ended: flat tensors, which the optimizer goes on to use."""
+
+    master: Tensor
+    exp_avg: Tensor
+    exp_avg_sq: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class _Shard:
     """The part of a bucket that this rank updates.
 
@@ -32,6 +51,7 @@ class _Shard:
     """The master weights that decay: those of matrices."""
     weights: list[tuple[Tensor, Tensor]]
     """The weights that the model computes with, each with its master weights."""
+    places: list[Place]
 
     def load(self) -> None:
         for weight, master in self.weights:
@@ -77,11 +97,37 @@ class Adam:
             torch._foreach_mul_(decayed, 1 - lr * self.recipe.weight_decay)
         self.adam.param_groups[0]["lr"] = lr
         self.adam.step()
+        self._store()
+
+    def _store(self) -> None:
+        """Give the model its new weights, on all ranks."""
         for shard in self.shards:
             shard.store()
         if self.is_sharded:
             for chunk in self.chunks:
                 chunk.start_param_sync()
+
+    @property
+    def steps(self) -> int:
+        """How many updates the moments have seen."""
+        states = [self.adam.state[master] for master in self.adam.param_groups[0]["params"]]
+        return max((int(state["step"]) for state in states if state), default=0)
+
+    def state(self, shard: int) -> State:
+        """Return the state of a shard, by its number; it may be read and overwritten between two steps."""
+        master = self.adam.param_groups[0]["params"][shard]
+        state = self.adam.state[master]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32, device=master.device)
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(master.data), torch.zeros_like(master.data)
+        return State(self.shards[shard].master, state["exp_avg"], state["exp_avg_sq"])
+
+    def resume(self, steps: int) -> None:
+        """Go on from states that were overwritten, after this number of updates."""
+        for shard, master in enumerate(self.adam.param_groups[0]["params"]):
+            self.state(shard)
+            self.adam.state[master]["step"].fill_(steps)
+        self._store()
 
     def _norm(self) -> Tensor:
         """Return the norm of the gradients of all ranks, each counted once."""
@@ -108,7 +154,8 @@ def _shard(buffer, bucket, is_sharded: bool) -> _Shard:
         ),
         key=lambda place: place[0],
     )
-    mine = [(max(start, 0), min(end, length), param) for start, end, param in places if start < length and end > 0]
+    held = [place for place in places if place[0] < length and place[1] > 0]
+    mine = [(max(start, 0), min(end, length), param) for start, end, param in held]
     if is_sharded:
         weights = [(bucket.param_data[begin : begin + length], master)]
     else:
@@ -120,6 +167,7 @@ def _shard(buffer, bucket, is_sharded: bool) -> _Shard:
         counted=[grad[a:b] for a, b in _ranges(mine, counts)],
         decayed=[master[a:b] for a, b in _ranges(mine, [param.dim() > 1 for _, _, param in mine])],
         weights=weights,
+        places=[Place(param, a, b, max(0, -start)) for (start, _, param), (a, b, _) in zip(held, mine, strict=True)],
     )
 
 

@@ -64,6 +64,7 @@ def load(engine: Parts, folder: Path, *, adapters: bool) -> None:
             rule="CFG-06",
         ) from error
     engine.optimizer.reset()
+    engine.refresh_weights()
 
 
 def _sharded(engine: Parts, adapters: bool, *, is_fp8: bool) -> dict[str, dict[str, Any]]:

@@ -9,14 +9,14 @@ from bench.contract.plan import Plan
 from jobs.data.rows import Rows
 from jobs.engines import WarmUpTimes
 from jobs.engines.megatron import checkpoint, loop, model
-from jobs.engines.megatron.fp8.ops import Fp8Ops
+from jobs.engines.megatron.model import Ops
 
 
 class MegatronEngine:
     """This rank's part of the model and its optimizer; see `jobs.engines.Engine`."""
 
-    def __init__(self, plan: Plan, seed: int, *, fp8_ops: Fp8Ops | None = None) -> None:
-        self.parts = model.build(plan, seed, fp8_ops=fp8_ops)
+    def __init__(self, plan: Plan, seed: int, *, ops: Ops | None = None) -> None:
+        self.parts = model.build(plan, seed, ops=ops)
 
     def load(self, folder: Path, *, adapters: bool) -> None:
         checkpoint.load(self.parts, folder, adapters=adapters)

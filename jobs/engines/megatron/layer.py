@@ -16,7 +16,11 @@ from jobs.engines.megatron.fp8 import linear
 from jobs.engines.megatron.fp8.layer import Fp8Layer
 from jobs.engines.megatron.fp8.ops import Fp8Ops
 from jobs.engines.megatron.lora import LoraColumnParallelLinear, LoraRowParallelLinear
+from jobs.engines.megatron.trained.layer import TrainedLayer
+from jobs.engines.megatron.trained.ops import TrainedOps
 
+Linear = ModuleSpec | type
+"""A linear as megatron-core's specs take it."""
 _LINEARS = (ColumnParallelLinear, LoraColumnParallelLinear, RowParallelLinear, LoraRowParallelLinear)
 
 
@@ -38,32 +42,42 @@ class Norm(torch.nn.Module):
         return norm
 
 
-def spec(lora: Lora | None, fp8_ops: Fp8Ops | None, **recomputed: bool) -> ModuleSpec:
-    """Return the layer's parts, with adapters where LoRA targets them.
+def trained_spec(ops: TrainedOps, **recomputed: bool) -> ModuleSpec:
+    """Return the parts of the layer whose weights are all trained; recomputed: its arguments."""
+    column, row = ColumnParallelLinear, RowParallelLinear
+    submodules = _submodules(qkv=column, proj=row, fc1=column, fc2=row)
+    return ModuleSpec(TrainedLayer, params={"ops": ops, **recomputed}, submodules=submodules)
+
+
+def lora_spec(lora: Lora, fp8_ops: Fp8Ops | None, **recomputed: bool) -> ModuleSpec:
+    """Return the parts of a frozen layer, with adapters where LoRA targets them.
 
     fp8_ops: the operations of the FP8 layer; None: the layer is megatron-core's.
     recomputed: arguments of the FP8 layer.
     """
-    targets = lora.target_modules if lora else []
     column, adapted_column, row, adapted_row = _fp8_linears(fp8_ops) if fp8_ops else _LINEARS
-    attention = SelfAttentionSubmodules(
-        linear_qkv=adapted_column if "linear_qkv" in targets else column,
-        core_attention=Attention,
-        linear_proj=adapted_row if "linear_proj" in targets else row,
+    submodules = _submodules(
+        qkv=adapted_column if "linear_qkv" in lora.target_modules else column,
+        proj=adapted_row if "linear_proj" in lora.target_modules else row,
+        fc1=column,
+        fc2=row,
     )
-    return ModuleSpec(
-        module=Fp8Layer if fp8_ops else TransformerLayer,
-        params={"ops": fp8_ops, **recomputed} if fp8_ops else {},
-        submodules=TransformerLayerSubmodules(
-            input_layernorm=Norm,
-            self_attention=ModuleSpec(
-                SelfAttention, params={"attn_mask_type": AttnMaskType.causal}, submodules=attention
-            ),
-            self_attn_bda=get_bias_dropout_add,
-            pre_mlp_layernorm=Norm,
-            mlp=ModuleSpec(MLP, submodules=MLPSubmodules(linear_fc1=column, linear_fc2=row)),
-            mlp_bda=get_bias_dropout_add,
-        ),
+    if fp8_ops is None:
+        return ModuleSpec(TransformerLayer, submodules=submodules)
+    return ModuleSpec(Fp8Layer, params={"ops": fp8_ops, **recomputed}, submodules=submodules)
+
+
+def _submodules(*, qkv: Linear, proj: Linear, fc1: Linear, fc2: Linear) -> TransformerLayerSubmodules:
+    """Return the parts of every kind of layer, by its linears."""
+    attention = SelfAttentionSubmodules(linear_qkv=qkv, core_attention=Attention, linear_proj=proj)
+    causal = {"attn_mask_type": AttnMaskType.causal}
+    return TransformerLayerSubmodules(
+        input_layernorm=Norm,
+        self_attention=ModuleSpec(SelfAttention, params=causal, submodules=attention),
+        self_attn_bda=get_bias_dropout_add,
+        pre_mlp_layernorm=Norm,
+        mlp=ModuleSpec(MLP, submodules=MLPSubmodules(linear_fc1=fc1, linear_fc2=fc2)),
+        mlp_bda=get_bias_dropout_add,
     )
 
 

@@ -30,6 +30,7 @@ def train_step(engine: Parts, rows: rows_of.Rows, indices: np.ndarray, step: int
         chunk.zero_grad_buffer()
     share = _forward(engine, rows, indices, forward_only=False)
     engine.optimizer.step(learning_rate(engine.plan, step))
+    engine.refresh_weights()
     return share
 
 
@@ -67,6 +68,7 @@ def warm_up(engine: Parts, iterations: int, seed: int, *, profile: Path | None =
     for parameter, value in zip(trained, before, strict=True):
         parameter.data.copy_(value)
     engine.optimizer.reset()
+    engine.refresh_weights()
     seed_all(seed)
     return times
 

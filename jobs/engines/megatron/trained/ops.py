@@ -99,7 +99,7 @@ class TrainedOps(Protocol):
         """
 
     def split_heads(
-        self, qkv_MO: Tensor, bias_O: Tensor | None, freqs_MD: Tensor | None, groups: int
+        self, qkv_MO: Tensor, bias_O: Tensor | None, freqs_MD: Tensor | None, groups: int, head_dim: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return q [M, N, D], k and v [M, G, D], each contiguous, with the bias added and RoPE applied to q and k.
 
