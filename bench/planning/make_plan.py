@@ -66,7 +66,7 @@ def make(config: Config, base: Config | None = None) -> Plan:
         name=f"{config.task.name}-{config.cluster.name}",
         config=config,
         world=chosen.world,
-        batch=batches(config, chosen.world),
+        batch=batches(layouts.with_micro_batch(config, chosen.micro_batch_size), chosen.world),
         evaluation=evaluation,
         max_steps=steps,
         submission=submission(config),
@@ -169,7 +169,7 @@ def submission(config: Config) -> Submission:
 def data_dir(config: Config) -> str | None:
     """Return the folder of the rows; None for random rows, which exist in memory only.
 
-    Rows that the grammar writes have one folder per data config and vocabulary size, so that two never mix.
+    Rows that are made for the run have one folder per data config and vocabulary size, so that two never mix.
     """
     root, source = config.cluster.paths.data, config.data.source
     if source is DataSource.random:
@@ -230,13 +230,14 @@ def probe(plan: Plan, *, num_nodes: int, health: bool) -> Plan:
 
 def needs_preparing(config: Config) -> bool:
     """Return whether rows or a base checkpoint have to be made before the first trial."""
-    return config.data.source is DataSource.grammar or config.task.training.starts_from is StartsFrom.task
+    return config.data.source.is_made or config.task.training.starts_from is StartsFrom.task
 
 
 def files(config: Config, trials: list[Trial]) -> list[str]:
     """Return what the run folder will hold."""
     made = [] if config.data.source is DataSource.random else [run_files.loss_figure("{}")]
     made += [f"{run_files.adapters('{}')}/"] if plans.keeps_adapters(config) else []
+    made += [] if config.task.training.checkpoint_every_steps is None else [f"{run_files.checkpoints('{}')}/"]
     own = [(t.log, *(name.format(t.index) for name in made)) for t in trials]
     looked = [f"{run_files.FACTS}/", *([run_files.HEALTH] if config.cluster.health else [])]
     return [

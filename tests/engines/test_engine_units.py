@@ -29,6 +29,7 @@ with warnings.catch_warnings():
 
     from jobs.data import rows as rows_of
     from jobs.engines.megatron import batches, checkpoint, loop, lora, model
+    from jobs.engines.megatron.adam import offload
     from jobs.engines.megatron.fp8.torch_ops import TorchOps
 
 pytestmark = [
@@ -166,6 +167,31 @@ def test_updates_are_those_of_torch_adamw_after_clipping(precision: str, is_shar
             torch.testing.assert_close(weight.detach(), expected[name].detach(), rtol=1e-5, atol=1e-6)
         else:
             assert (weight == expected[name].bfloat16()).float().mean() > 0.99, name
+
+
+@pytest.mark.parametrize("moments", ["fp32", "bf16"])
+def test_moments_that_pass_through_buffers_in_pieces_change_no_bit(
+    monkeypatch: pytest.MonkeyPatch, moments: str
+) -> None:
+    monkeypatch.setattr(offload, "PIECE", 1024)
+    options = ("task=pretrain_tiny", "model.bias=true", f"recipe.moments={moments}", "recipe.weight_decay=0.5")
+    whole, cut = built(*options), built(*options, "recipe.offload_moments=true")
+    (resident,), (shard,) = whole.optimizer.pieces, cut.optimizer.shards
+    assert len(cut.optimizer.pieces) == math.ceil(len(shard.grad) / 1024) > 2
+    for _ in range(2):
+        for _ in range(3):
+            shard.grad.normal_()
+            resident.shard.grad.copy_(shard.grad)
+            for engine in (whole, cut):
+                engine.optimizer.step(1e-3)
+        assert torch.equal(shard.weights, resident.shard.weights)
+        for stored, parts in zip(
+            resident.moments, zip(*(p.moments for p in cut.optimizer.pieces), strict=True), strict=True
+        ):
+            assert torch.equal(torch.cat(parts), stored) and stored.any()
+        for engine in (whole, cut):
+            engine.optimizer.reset()
+            assert engine.optimizer.num_steps == 0
 
 
 def test_training_steps_are_those_of_a_plain_torch_loop() -> None:

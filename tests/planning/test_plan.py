@@ -195,7 +195,13 @@ REFUSED = {
     "cluster.ranks_per_node=7 recipe.global_batch_size=7": "in pretrain_tiny, which makes the base checkpoint",
     "model=null": "a group needs one choice",
     "~trials": "trials is missing",
-    "precision=fp8 task=pretrain_tiny": "frozen linears of a Llama model under LoRA, and task.training.lora is null",
+    "task.training.trains=qlora": "trains is qlora and precision is fp32: a 4-bit base is computed with in BF16",
+    "precision=fp8 task.training.trains=qlora": "trains is qlora and precision is fp8",
+    "precision=bf16 task.training.trains=qlora model.norm=LayerNorm": "a 4-bit base needs .* model.norm is LayerNorm",
+    "task=pretrain_tiny task.training.trains=qlora": "trains is qlora, and task.training.lora is null",
+    "task=lora70b cluster=dgx1 task.training.trains=all task.training.lora=null precision=bf16": (
+        "GiB per GPU needed.*recipe.moments=bf16, recipe.offload_moments=true, or train adapters"
+    ),
     "precision=fp8 model.norm=LayerNorm": "is LayerNorm\n  where: precision, model.norm\n  fix:   set precision=bf16",
     "precision=fp8 model.activation=gelu model.bias=true": "model.activation is gelu, model.bias is True",
     "precision=fp8 model.position=learned": "model.position is learned",
