@@ -14,8 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 from jobs.engines.megatron.fp8.row_kernels import scale_of
-from jobs.engines.megatron.trained.ops import NormGradients, NormStats, NormWeights, Operand
 from jobs.engines.megatron.trained.operands import empty_operand
+from jobs.engines.megatron.trained.ops import NormGradients, NormStats, NormWeights, Operand
 
 
 def norm(x: Tensor, weights: NormWeights, *, to_fp8: bool) -> tuple[Operand, NormStats]:
@@ -44,13 +44,14 @@ def norm_backward(
     num_rows, width = x.shape
     dx = torch.empty_like(x)
     out = empty_operand(num_rows, width, x.device, to_fp8) if to_fp8 else Operand(dx)
-    rows = triton.cdiv(num_rows, min(num_rows, 2 * _num_multiprocessors(x.device)))
+    block = triton.next_power_of_2(width)
+    num_warps = min(32, max(1, block // 256))
+    rows = triton.cdiv(num_rows, _num_multiprocessors(x.device) * 32 // num_warps)
     programs = triton.cdiv(num_rows, rows)
     parts = torch.empty(1 if weights.bias_H is None else 2, programs, width, dtype=torch.float32, device=x.device)
-    block = triton.next_power_of_2(width)
     _norm_backward[(programs,)](
         grad, residual, x, *stats, weights.weight_H, dx, *(out if to_fp8 else (None, None)), parts, num_rows, width,
-        ROWS=rows, BLOCK=block, num_warps=_warps(block, elements_per_thread=8),
+        ROWS=rows, BLOCK=block, num_warps=num_warps, maxnreg=64,
     )  # fmt: skip
     sums = parts.sum(1)
     return dx, out, NormGradients(sums[0], None if weights.bias_H is None else sums[1])
@@ -60,7 +61,7 @@ def _launch_norm(x: Tensor, y, y_bias, total, out: Operand, stats: NormStats, we
     block = triton.next_power_of_2(x.shape[1])
     _norm[(len(x),)](
         x, y, y_bias, weights.weight_H, weights.bias_H, total, *out, *stats, weights.eps, x.shape[1],
-        **again, BLOCK=block, num_warps=min(8, _warps(block, elements_per_thread=8)),
+        **again, BLOCK=block, num_warps=min(8, max(1, block // 256)),
     )  # fmt: skip
 
 
@@ -69,20 +70,16 @@ def _empty_stats(x: Tensor, weights: NormWeights) -> NormStats:
     return NormStats(rstd, None if weights.bias_H is None else mean)
 
 
-def _warps(block: int, *, elements_per_thread: int) -> int:
-    return min(32, max(1, block // elements_per_thread // 32))
-
-
 @cache
 def _num_multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 @triton.jit
 def _store(values_ptr, scale_ptr, row, at, inside, x):
     """Store a row, in FP8 if there is a place for its scale."""
     if scale_ptr is not None:
-        scale = scale_of(tl.max(tl.abs(x), 0), POWER_OF_TWO=True)
+        scale = scale_of(tl.max(tl.abs(x), 0), POWERS=True)
         tl.store(scale_ptr + row, scale)
         x = x / scale
     tl.store(values_ptr + at, x.to(values_ptr.dtype.element_ty), inside)
@@ -151,7 +148,7 @@ def _norm_backward(
         tl.store(dx_ptr + at, out, inside)
         if scale_ptr is not None:
             out = out.to(tl.float32)
-            scale = scale_of(tl.max(tl.abs(out), 0), POWER_OF_TWO=True)
+            scale = scale_of(tl.max(tl.abs(out), 0), POWERS=True)
             tl.store(scale_ptr + row, scale, is_row)
             tl.store(out_ptr + at, (out / scale).to(out_ptr.dtype.element_ty), inside)
     at = program * width + column
