@@ -73,7 +73,8 @@ def _plan_memory(args: argparse.Namespace) -> int:
             where="plan --memory",
             fix="leave out the rest; the memory of one task stands in `plan task=…`",
         )
-    configs = {model: compose.of_any_size(model, config_dir=args.config_dir) for model in MODELS}
+    task = ("task=pretrain_7b", "cluster=dgxh200")
+    configs = {model: compose.unplanned([*task, f"model={model}"], config_dir=args.config_dir) for model in MODELS}
     for table in model_memory.sheets(configs):
         sheet.show(table)
     return 0

@@ -69,9 +69,8 @@ def recompute(config: Config, world: World) -> Recomputed:
     by_qkv = [Recomputed(full=False, qkv_layers=n, fc1_layers=0) for n in range(1, num_layers + 1)]
     by_fc1 = [Recomputed(full=False, qkv_layers=num_layers, fc1_layers=n) for n in range(1, num_layers + 1)]
     for choices in ([NOTHING], by_qkv, by_fc1):  # in each list, every further layer needs less memory
-        first = bisect_left(choices, True, key=fits)
-        if first < len(choices):
-            return choices[first]
+        if choices and fits(choices[-1]):
+            return choices[bisect_left(choices, True, key=fits)]
     return EVERYTHING
 
 
