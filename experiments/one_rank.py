@@ -108,11 +108,13 @@ def measure(plan: Plan, rank: int, steps: int, profile: Path | None) -> list[flo
 
 def known_words(plan: Plan, rank: int) -> "Rows":
     """Return random rows of one step, only of tokens whose embedding this TP rank holds: others would give zeros."""
+    from jobs.data import random
     from jobs.data import rows as rows_of
 
     share = plan.config.model.vocab_size // plan.world.tp
-    rows = rows_of.random_rows(plan.batch.global_batch_size, plan.config.data.seq_length, vocab_size=share, seed=1)
-    return rows_of.Rows(rows.tokens + rank % plan.world.tp * share, rows.counts)
+    shape = (plan.batch.global_batch_size, plan.config.data.seq_length)
+    tokens, counts, _ = random.rows(*shape, vocab_size=share, seed=1)
+    return rows_of.Rows(tokens + rank % plan.world.tp * share, counts)
 
 
 def join(plan: Plan, rank: int) -> None:

@@ -34,6 +34,9 @@ def _add_plan(verbs: verb.Verbs) -> None:
         action="store_true",
         help="list what parallel.tp, pp, cp and sp can be where they are null, best first",
     )
+    parser.add_argument(
+        "--memory", action="store_true", help="list what Llama 2's sizes need to be trained, beside a published table"
+    )
 
 
 def _plan(args: argparse.Namespace) -> int:
@@ -43,6 +46,8 @@ def _plan(args: argparse.Namespace) -> int:
     from bench.console import sheet
     from bench.contract import plan as plans
 
+    if args.memory:
+        return _plan_memory(args)
     plan = _composed(args)
     if args.layouts and args.json:
         print(json.dumps(layout_sheets.to_json(plan), allow_nan=False))
@@ -53,6 +58,25 @@ def _plan(args: argparse.Namespace) -> int:
         print(plans.dumps(plan), end="")
     else:
         plan_sheets.show_plan(plan, preflight.inspect(plan))
+    return 0
+
+
+def _plan_memory(args: argparse.Namespace) -> int:
+    from bench.console import model_memory, sheet
+    from bench.errors import ConfigError
+    from bench.planning import compose
+    from bench.planning.model_memory import MODELS
+
+    if args.overrides or args.layouts or args.json:
+        raise ConfigError(
+            "the tables of memory are of fixed models, and text only",
+            where="plan --memory",
+            fix="leave out the rest; the memory of one task stands in `plan task=…`",
+        )
+    task = ("task=pretrain_7b", "cluster=dgxh200")
+    configs = {model: compose.unplanned([*task, f"model={model}"], config_dir=args.config_dir) for model in MODELS}
+    for table in model_memory.sheets(configs):
+        sheet.show(table)
     return 0
 
 

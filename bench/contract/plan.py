@@ -216,7 +216,7 @@ def command(plan: Plan, name: str) -> Command | None:
 
 def is_prepared(plan: Plan) -> bool:
     """Return whether the prepare command would find nothing to do, or there is none."""
-    rows = plan.data_dir if plan.config.data.source is DataSource.grammar else None
+    rows = plan.data_dir if plan.config.data.source.is_made else None
     made = [rows, None if plan.base is None else plan.base_dir]
     return all(Path(path).is_dir() for path in made if path is not None)
 
@@ -236,7 +236,7 @@ def named_paths(config: Config) -> dict[str, str | None]:
     named = {"LOGDIR": config.cluster.paths.logs}
     if config.data.source is not DataSource.random:
         named = {"DATADIR": config.cluster.paths.data} | named
-    if config.task.training.starts_from is not StartsFrom.random:
+    if config.task.training.starts_from is not StartsFrom.random or config.data.needs_model_folder:
         named["MODEL"] = config.cluster.paths.model
     if config.container.runtime is Runtime.pyxis and config.container.image:
         named["CONT"] = config.container.image

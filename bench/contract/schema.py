@@ -7,6 +7,8 @@ every override. Slots make an unknown key an error instead of a stray attribute.
 from dataclasses import dataclass, field
 from enum import Enum
 
+from bench.contract.data import Data as Data
+from bench.contract.data import DataSource as DataSource
 from bench.contract.stall import Stall
 from bench.contract.task import Model, Recipe, Task
 
@@ -63,14 +65,6 @@ class GpuRequest(Enum):
     none = "none"
 
 
-class DataSource(Enum):
-    """Where the rows come from: our grammar, files that the site prepared before the run, or random numbers."""
-
-    grammar = "grammar"
-    prepared = "prepared"
-    random = "random"
-
-
 class Runtime(Enum):
     """What a rank runs in."""
 
@@ -91,23 +85,6 @@ class Tracker(Enum):
     tensorboard = "tensorboard"
     mlflow = "mlflow"
     wandb = "wandb"
-
-
-@dataclass(slots=True, kw_only=True)
-class Data:
-    """Rows of seq_length tokens with a loss mask."""
-
-    name: str
-    summary: str
-    source: DataSource
-    seq_length: int
-    train_rows: int
-    eval_rows: int
-    answer_only: bool
-    """Loss on summaries only; False: on every token."""
-    seed: int = 0
-    version: int = 0
-    """Seed and version of the grammar; unused for prepared rows."""
 
 
 @dataclass(slots=True, kw_only=True)

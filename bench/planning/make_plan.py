@@ -169,7 +169,7 @@ def submission(config: Config) -> Submission:
 def data_dir(config: Config) -> str | None:
     """Return the folder of the rows; None for random rows, which exist in memory only.
 
-    Rows that the grammar writes have one folder per data config and vocabulary size, so that two never mix.
+    Rows that are made for the run have one folder per data config and vocabulary size, so that two never mix.
     """
     root, source = config.cluster.paths.data, config.data.source
     if source is DataSource.random:
@@ -230,7 +230,7 @@ def probe(plan: Plan, *, num_nodes: int, health: bool) -> Plan:
 
 def needs_preparing(config: Config) -> bool:
     """Return whether rows or a base checkpoint have to be made before the first trial."""
-    return config.data.source is DataSource.grammar or config.task.training.starts_from is StartsFrom.task
+    return config.data.source.is_made or config.task.training.starts_from is StartsFrom.task
 
 
 def files(config: Config, trials: list[Trial]) -> list[str]:

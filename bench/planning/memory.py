@@ -15,6 +15,8 @@ from bench.planning.parallelism import num_microbatches, tokens
 from bench.planning.parameters import kv_size, linear_weights, linears, lora_parameters, parameters, rank_parameters
 
 GIB = 2**30
+OFFLOADED_PIECE = 2**25
+"""Weights whose moments are in one of two buffers. Source: jobs/engines/megatron/adam/offload.py."""
 MAIN_GRADIENT_BYTES = 4
 MASTER_WEIGHT_BYTES = 4
 NF4_BYTES = (4 + 8 / 64 + 32 / (64 * 256)) / 8
@@ -67,9 +69,8 @@ def recompute(config: Config, world: World) -> Recomputed:
     by_qkv = [Recomputed(full=False, qkv_layers=n, fc1_layers=0) for n in range(1, num_layers + 1)]
     by_fc1 = [Recomputed(full=False, qkv_layers=num_layers, fc1_layers=n) for n in range(1, num_layers + 1)]
     for choices in ([NOTHING], by_qkv, by_fc1):  # in each list, every further layer needs less memory
-        first = bisect_left(choices, True, key=fits)
-        if first < len(choices):
-            return choices[first]
+        if choices and fits(choices[-1]):
+            return choices[bisect_left(choices, True, key=fits)]
     return EVERYTHING
 
 
@@ -88,7 +89,7 @@ def _stage(config: Config, world: World, recomputed: Recomputed, pp_rank: int) -
         "base_weights_gib": (base * size + _quantized_weights_bytes(config, world)) / GIB,
         "adapter_weights_gib": adapters * size / GIB,
         "gradients_gib": trainable * MAIN_GRADIENT_BYTES / GIB,
-        "optimizer_gib": trainable * (MASTER_WEIGHT_BYTES + moment_bytes_on_gpu(config)) / shards / GIB,
+        "optimizer_gib": _optimizer_bytes(config, trainable / shards) / GIB,
         "activations_gib": _activation_bytes(config, world, recomputed, pp_rank) / GIB,
         "workspace_gib": _workspace_bytes(config, world, recomputed, pp_rank) / GIB,
     }
@@ -112,9 +113,13 @@ def moment_bytes(config: Config) -> int:
     return 4 if config.recipe.moments is MomentPrecision.bf16 else 8
 
 
-def moment_bytes_on_gpu(config: Config) -> int:
-    """Return the same, without moments that lie in the host's memory."""
-    return 0 if config.recipe.offload_moments else moment_bytes(config)
+def _optimizer_bytes(config: Config, updated: float) -> float:
+    """Return the bytes of master weights and moments on a GPU that updates so many weights.
+
+    Moments in the host's memory pass through two buffers.
+    """
+    on_gpu = min(updated, 2 * OFFLOADED_PIECE) if config.recipe.offload_moments else updated
+    return MASTER_WEIGHT_BYTES * updated + moment_bytes(config) * on_gpu
 
 
 def _quantized_weights_bytes(config: Config, world: World) -> float:

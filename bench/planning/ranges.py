@@ -66,7 +66,7 @@ def _positive(config: Config) -> dict[str, float | None]:
         **_values("cluster", config.cluster, ("num_nodes", "ranks_per_node")),
         **_values("recipe", config.recipe, recipe),
         **_values("task.training", config.task.training, ends),
-        **_values("data", config.data, ("seq_length", "train_rows", "eval_rows")),
+        **_values("data", config.data, ("seq_length", "train_rows", "eval_rows", "sample")),
         **(_values("launch.stall", config.launch.stall, ("factor", "floor_s")) if config.launch.stall else {}),
         "trials": config.trials,
     }

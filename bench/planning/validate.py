@@ -7,13 +7,14 @@ from bench.contract.plan import Memory
 from bench.contract.schema import Config, Device, Precision
 from bench.contract.task import LORA_TARGETS, MomentPrecision, Position, StartsFrom, Trains
 from bench.errors import ConfigError
-from bench.planning import ranges, texts
+from bench.planning import data_checks, ranges, texts
 
 
 def check(config: Config) -> None:
     """Raise ConfigError when the config contradicts itself in every layout."""
     texts.check(config)
     ranges.check(config)
+    data_checks.check(config.data)
     _check_profile(config)
     _check_training(config)
     _check_heads(config)

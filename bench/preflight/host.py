@@ -96,7 +96,7 @@ def checkpoint(subject: Subject) -> Iterator[Finding | str]:
     """Yield whether the checkpoint that a site should have prepared is missing, or not whole."""
     folder = _set(subject.plan.base_dir, "MODEL")
     yield from data.checkpoint(folder, subject.plan.config)
-    yield from data.manifest(checkpoints.located(folder, subject.plan.config.precision))
+    yield from data.manifest(checkpoints.located(folder, subject.plan.config))
     yield str(folder)
 
 

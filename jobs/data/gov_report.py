@@ -10,17 +10,16 @@ Source: MLPerf Training llama2_70b_lora, and NVIDIA's convert_dataset.py for it.
 import json
 import pickle
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench.contract import file_content
 from bench.contract.checkpoint import MANIFEST
 from bench.contract.new_folder import appearing
 from bench.contract.schema import Data
 from bench.errors import ConfigError
+from jobs.data.files import described
 from jobs.ranks.progress import tracked
 
 SPLITS = {"train": "train", "eval": "validation"}
@@ -56,8 +55,8 @@ def convert(source: Path, folder: Path, *, data: Data, vocab_size: int) -> dict[
             num_rows = data.train_rows if name == "train" else data.eval_rows
             shape, last = (num_rows, data.seq_length), paths[-1]
             manifest["splits"][name] = _write(part, name, _checked(paths, shape, vocab_size), shape=shape, where=last)
-            manifest["source"]["files"] += [_described(path) for path in paths]
-        manifest["files"] = [_described(path) for path in sorted(part.glob("*.npy"))]
+            manifest["source"]["files"] += [described(path) for path in paths]
+        manifest["files"] = [described(path) for path in sorted(part.glob("*.npy"))]
         (part / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
     return manifest
 
@@ -165,10 +164,6 @@ def _unpickled(path: Path) -> Any:
         if not dtype.hasobject:
             raise ValueError(f"it holds {dtype}")
         return _ArrayUnpickler(file).load()
-
-
-def _described(path: Path) -> dict[str, Any]:
-    return {"path": path.name, **asdict(file_content.of(path))}
 
 
 def _refuse(path: Path, what: str) -> None:

@@ -1,7 +1,11 @@
 """Rows of tokens on disk, and the order in which training and evaluation read them.
 
-A data folder holds, for `train` and `eval`, NAME_tokens.npy (int32 [rows, S]) and NAME_counts.npy (bool [rows, S]: the
-tokens that count in the loss).
+A data folder holds, for `train` and `eval`:
+
+- NAME_tokens.npy, int32 [rows, S];
+- NAME_counts.npy, bool [rows, S]: the tokens that count in the loss;
+- NAME_lengths.npy, int32 [rows]: how many tokens of each row are real. Padding is what lies behind them. Without this
+  file, as in rows that a site converted from GovReport, every token is real.
 """
 
 from collections.abc import Iterator
@@ -13,6 +17,7 @@ import numpy as np
 from bench.contract.plan import Plan
 from bench.contract.schema import DataSource
 from bench.errors import ConfigError
+from jobs.data import random
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +26,27 @@ class Rows:
 
     tokens: np.ndarray
     counts: np.ndarray
+    lengths: np.ndarray | None = None
+    """Real tokens of each row [rows]; None: all of them are."""
 
 
 def save(folder: Path, name: str, tokens: np.ndarray, counts: np.ndarray) -> None:
-    """Write one split."""
+    """Write one split whose rows end, before their padding, with a token that counts."""
     np.save(folder / f"{name}_tokens.npy", tokens)
     np.save(folder / f"{name}_counts.npy", counts)
+    is_counted_behind = np.logical_or.accumulate(counts[:, ::-1], axis=1)
+    np.save(folder / f"{name}_lengths.npy", is_counted_behind.sum(axis=1, dtype=np.int32))
+
+
+def real_tokens(rows: Rows, indices: np.ndarray) -> int:
+    """Return how many tokens of these rows are no padding; -1 is an empty row, which has none.
+
+    `indices.size * S` is the number with padding.
+    """
+    chosen = indices[indices >= 0]
+    if rows.lengths is None:
+        return int(chosen.size) * rows.tokens.shape[1]
+    return int(rows.lengths[chosen].sum())
 
 
 def load(plan: Plan, name: str) -> Rows:
@@ -38,10 +58,14 @@ def load(plan: Plan, name: str) -> Rows:
     folder, want = Path(str(plan.data_dir)), plan.config.data
     num_rows = want.train_rows if name == "train" else want.eval_rows
     if want.source is DataSource.random:
-        return random_rows(num_rows, want.seq_length, vocab_size=plan.config.model.vocab_size, seed=want.seed)
+        vocab_size = plan.config.model.vocab_size
+        return Rows(
+            *random.rows(num_rows, want.seq_length, vocab_size=vocab_size, seed=want.seed, lengths=want.lengths)
+        )
     try:
         tokens = np.load(folder / f"{name}_tokens.npy", mmap_mode="r")
         counts = np.load(folder / f"{name}_counts.npy", mmap_mode="r")
+        lengths = _lengths(folder / f"{name}_lengths.npy")
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"the {name} rows of {want.name} cannot be read: {error}",
@@ -56,7 +80,18 @@ def load(plan: Plan, name: str) -> Rows:
             fix="prepare the data again, or correct data.train_rows, data.eval_rows and data.seq_length",
             rule="CFG-06",
         )
-    return Rows(tokens, counts)
+    if lengths is not None and lengths.shape != (num_rows,):
+        raise ConfigError(
+            f"{name} holds the lengths of {lengths.shape} rows; the plan says {(num_rows,)}",
+            where=str(folder / f"{name}_lengths.npy"),
+            fix="prepare the data again",
+            rule="CFG-06",
+        )
+    return Rows(tokens, counts, lengths)
+
+
+def _lengths(path: Path) -> np.ndarray | None:
+    return np.load(path, mmap_mode="r") if path.exists() else None
 
 
 def train_order(plan: Plan, seed: int) -> Iterator[np.ndarray]:
@@ -73,13 +108,6 @@ def eval_order(plan: Plan) -> np.ndarray:
     order = np.arange(plan.config.data.eval_rows)
     filled = np.pad(order, (0, -len(order) % size), constant_values=-1)
     return filled.reshape(-1, size)
-
-
-def random_rows(num_rows: int, seq_length: int, *, vocab_size: int, seed: int) -> Rows:
-    """Return random rows, the same on every rank. Every token counts, so the work is at least that of real rows."""
-    shape = (num_rows, seq_length)
-    tokens = np.random.default_rng(seed).integers(vocab_size, size=shape, dtype=np.int32)
-    return Rows(tokens, np.broadcast_to(np.True_, shape))
 
 
 def synthetic(plan: Plan) -> Rows:

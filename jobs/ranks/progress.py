@@ -37,16 +37,17 @@ def tracked(
     items: Iterable[T],
     *,
     what: str,
-    total: int,
+    total: float,
     unit: str,
+    size: Callable[[T], float] = lambda item: 1,
     say: Callable[[str], None] = _LOG.info,
     now: Callable[[], float] = time.monotonic,
 ) -> Iterator[T]:
-    """Yield the items, and say every few seconds how many of them are done."""
+    """Yield the items, and say every few seconds how many of them, or how much by their sizes, are done."""
     progress, due_s = Progress(what, total, unit, now=now), now() + EVERY_S
     for item in items:
         yield item
-        progress.add(1)
+        progress.add(size(item))
         if now() >= due_s:
             due_s = now() + EVERY_S
             say(progress.line())

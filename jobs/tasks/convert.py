@@ -13,8 +13,9 @@ from typing import Any
 
 from bench.contract import plan as plans
 from bench.contract import run_files
-from bench.contract.checkpoint import CONVERTED, CONVERTED_FP8
+from bench.contract.checkpoint import FOLDERS, Stored
 from bench.contract.plan import Plan
+from bench.contract.schema import DataSource
 from bench.errors import BenchError, ConfigError, Stopped, stopped_by_signals
 
 
@@ -53,13 +54,50 @@ def weights(plan: Plan, args: argparse.Namespace) -> str:
     """Convert *.safetensors of a Llama; return the line that says where the checkpoint is."""
     from jobs.weights import conversion
 
-    prepared = conversion.prepare(args.source, plan.config.model, args.folder, is_fp8=args.fp8)
+    prepared = conversion.prepare(args.source, plan.config.model, args.folder, stored=args.stored)
     outcome = "is complete" if conversion.convert(prepared, workers=args.workers) else "exists already"
     return f"{prepared.folder} {outcome}; export MODEL={prepared.folder}"
 
 
 def rows(plan: Plan, args: argparse.Namespace) -> str:
-    """Convert GovReport's published rows; return lines that say where they are and how many of their tokens count."""
+    """Make the rows that a plan reads; return lines that say where and what they are.
+
+    Raises:
+        ConfigError: the arguments are not those that the plan's source takes, or its files do not fit the plan.
+    """
+    source = plan.config.data.source
+    if source.reads_files:
+        return _rows_of_files(plan, args)
+    if source is not DataSource.prepared:
+        raise ConfigError(
+            f"the {source.name} rows of {plan.config.data.name} are made by the run itself",
+            where="PLAN",
+            fix="name the plan of a task whose rows are read from files",
+        )
+    if args.folder is None:
+        fix = "name the folder of the published rows, and a new one"
+        raise ConfigError(f"{plan.config.data.name} needs SOURCE and FOLDER", where="command line", fix=fix)
+    return _published_rows(plan, args)
+
+
+def _rows_of_files(plan: Plan, args: argparse.Namespace) -> str:
+    """Tokenise data.files into the folder where the plan's runs look for the rows."""
+    from jobs.data import making
+    from jobs.data.locking import alone
+
+    if args.source is not None:
+        fix = "leave them out: data.files names the files, and the rows go below DATADIR, where the run looks for them"
+        raise ConfigError("this plan takes no SOURCE and FOLDER", where="command line", fix=fix)
+    folder = plans.expanded(plan.data_dir)
+    if folder is None:
+        raise ConfigError("DATADIR is not set", where=str(plan.data_dir), fix="export DATADIR=…")
+    with alone(Path(folder).parent):
+        manifest = making.make(plan, processes=args.processes)
+    return "\n".join([*making.described(manifest), f"{folder} is complete"])
+
+
+def _published_rows(plan: Plan, args: argparse.Namespace) -> str:
+    """Convert GovReport's published rows."""
     from jobs.data import gov_report
 
     config = plan.config
@@ -127,21 +165,29 @@ def _add_weights(verbs: Any) -> None:
     example = "python -m jobs.tasks.convert weights plan.json /models/Llama-2-70b-hf /models/llama2_70b --workers 4"
     parser = _add_verb(verbs, weights, summary, example=example)
     parser.add_argument("source", type=Path, metavar="SOURCE", help="config.json and *.safetensors")
-    default = f"default: {CONVERTED} or {CONVERTED_FP8} inside of SOURCE"
+    default = f"default: {', '.join(FOLDERS.values())} inside of SOURCE"
     parser.add_argument("folder", type=Path, nargs="?", metavar="FOLDER", help=default)
+    parser.set_defaults(stored=Stored.plain)
     fp8 = "frozen linears in FP8, for precision=fp8 only: half the bytes"
-    parser.add_argument("--fp8", action="store_true", help=fp8)
+    nf4 = "frozen linears in 4 bits, for task.training.trains=qlora only: a quarter of the bytes"
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--fp8", dest="stored", action="store_const", const=Stored.fp8, help=fp8)
+    kinds.add_argument("--nf4", dest="stored", action="store_const", const=Stored.nf4, help=nf4)
     workers = "units converted at the same time (default 1)"
     parser.add_argument("--workers", type=int, choices=range(1, 65), metavar="N", default=1, help=workers)
 
 
 def _add_rows(verbs: Any) -> None:
-    summary = "GovReport's published rows (parquet, or NVIDIA's npy) → rows of the loop."
-    example = "python -m jobs.tasks.convert rows plan.json /data/scrolls_gov_report /data/gov_report"
+    summary = "Text that data.files names, or GovReport's published rows (parquet, NVIDIA's npy) → rows of the loop."
+    example = """python -m jobs.tasks.convert rows plan.json
+python -m jobs.tasks.convert rows plan.json /data/scrolls_gov_report /data/gov_report"""
     parser = _add_verb(verbs, rows, summary, example=example)
-    source = "{train,validation}-*.parquet or {train,validation}.npy"
-    parser.add_argument("source", type=Path, metavar="SOURCE", help=source)
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="where DATADIR will point")
+    source = "for GovReport alone: {train,validation}-*.parquet or {train,validation}.npy"
+    parser.add_argument("source", type=Path, nargs="?", metavar="SOURCE", help=source)
+    folder = "for GovReport alone: where DATADIR will point"
+    parser.add_argument("folder", type=Path, nargs="?", metavar="FOLDER", help=folder)
+    processes = "processes that tokenise at the same time (default: one for each core)"
+    parser.add_argument("--processes", type=int, choices=range(1, 1025), metavar="N", help=processes)
 
 
 def _add_adapters(verbs: Any) -> None:

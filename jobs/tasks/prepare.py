@@ -5,7 +5,6 @@ time, and an interrupted run leaves nothing that looks complete.
 """
 
 import argparse
-import fcntl
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,12 +16,17 @@ from bench.contract.new_folder import appearing
 from bench.contract.plan import Plan
 from bench.contract.schema import DataSource
 from bench.errors import ConfigError
+from jobs.data.locking import alone
 from jobs.engines import engine_of
+from jobs.ranks import process_group
 from jobs.ranks.guard import guarded
 from jobs.ranks.identity import Rank, from_environment
 from jobs.tasks.describe import describe
 from jobs.tasks.train import train
 
+_LOG = logging.getLogger(__name__)
+MAKING_ROWS_S = 6 * 3600.0
+"""Files may be tokenised for so long, and four times as long, before the ranks that wait for rank 0 give up."""
 EVAL_SEED_OFFSET = 1_000_003
 """The evaluation rows have a seed of their own."""
 
@@ -61,6 +65,8 @@ def _show_progress(who: Rank) -> None:
 
 def prepare(plan: Plan, who: Rank, log: mllog.Writer) -> None:
     """Create what is missing: rank 0 the rows, then all ranks the base checkpoint."""
+    if plan.config.data.source.reads_files:
+        process_group.outlast(MAKING_ROWS_S)
     if who.rank == 0:
         for needed in (plan, plan.base):
             if needed is not None and needed.data_dir is not None:
@@ -70,10 +76,11 @@ def prepare(plan: Plan, who: Rank, log: mllog.Writer) -> None:
 
 
 def make_rows(plan: Plan) -> None:
-    """Write the rows of a generated data set; of rows that a site prepares, only check that they exist.
+    """Write rows that are made for the run; of rows that a site prepares, only check that they exist.
 
     Raises:
-        ConfigError: prepared rows are missing, or the model's vocabulary is smaller than the grammar's.
+        ConfigError: prepared rows are missing, files or a tokenizer do not fit the config, or the model's vocabulary is
+            smaller than the grammar's.
     """
     data, folder = plan.config.data, Path(str(plan.data_dir))
     if data.source is DataSource.prepared:
@@ -86,11 +93,20 @@ def make_rows(plan: Plan) -> None:
                 rule="CFG-06",
             )
         return
-    if folder.exists():
-        return
+    if data.source.reads_files:
+        from jobs.data import making
+
+        for line in making.described(making.make(plan)):
+            _LOG.info("%s", line)
+    elif not folder.exists():
+        _make_grammar_rows(plan, folder)
+
+
+def _make_grammar_rows(plan: Plan, folder: Path) -> None:
     from jobs.data import rows as rows_of
     from jobs.data import tiny_reports
 
+    data = plan.config.data
     vocab_size, num_words = plan.config.model.vocab_size, len(tiny_reports.vocabulary())
     if vocab_size < num_words:
         raise ConfigError(
@@ -136,10 +152,7 @@ def cache_locked(plan: Plan, who: Rank) -> Iterator[None]:
     if who.rank != 0 or plan.data_dir is None or not is_created_here:
         yield
         return
-    lock = Path(plan.data_dir).parent / ".prepare.lock"
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with alone(Path(plan.data_dir).parent):
         yield
 
 

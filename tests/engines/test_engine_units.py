@@ -326,7 +326,7 @@ def test_a_warm_up_says_what_its_last_step_and_evaluation_took(monkeypatch: pyte
     def work(*args: Any, **how: Any) -> None:
         now_s[0] += next(takes_s)
 
-    monkeypatch.setattr(loop, "train_step", work)
+    monkeypatch.setattr(loop, "update", work)
     monkeypatch.setattr(loop, "_forward", work)
     monkeypatch.setattr(loop, "seed_all", lambda seed: None)
     monkeypatch.setattr(loop.time, "perf_counter", lambda: now_s[0])

@@ -16,7 +16,8 @@ from bench.errors import ConfigError
 from bench.planning import compose, make_plan
 
 CONF = Path(compose.CONF)
-TASKS = sorted(path.stem for path in (CONF / "task").glob("*.yaml"))
+TASKS = ["lora70b", "lora70b_quick", "lora_tiny", "pretrain_tiny"]
+"""What every cluster can plan; test_tasks.py has the others."""
 CLUSTERS = sorted(path.stem for path in (CONF / "cluster").glob("*.yaml"))
 MODELS = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
 LAPTOP = "parallel={tp: 1, pp: 1, cp: 1, sp: false}"

@@ -169,7 +169,7 @@ def rank_environment(plan: Plan) -> dict[str, str]:
 
 def _to_prepare(plan: Plan) -> Iterable[str]:
     """Yield what the prepare command makes."""
-    if plan.config.data.source is DataSource.grammar and plan.trials:
+    if plan.config.data.source.is_made and plan.trials:
         yield plan.data_dir or ""
     if plan.base is not None and plan.trials:
         yield plan.base_dir or ""
@@ -213,8 +213,12 @@ def _container(plan: Plan) -> list[str]:
 def _mounts(plan: Plan) -> Iterable[str]:
     """Yield what ranks see of the file system, at the paths it has outside."""
     paths = plan.config.cluster.paths
-    made = {paths.data, paths.model} if plan.base or plan.config.data.source is DataSource.grammar else set()
-    needed = [paths.data if plan.data_dir else None, paths.model if plan.base_dir else None]
+    data = plan.config.data
+    made = {paths.data} if data.source.is_made else set()
+    made |= {paths.data, paths.model} if plan.base or data.source is DataSource.grammar else set()
+    needs_model = plan.base_dir or data.needs_model_folder
+    own = [path for path in (data.files, data.tokenizer) if path and path.startswith("/") and data.source.reads_files]
+    needed = [paths.data if plan.data_dir else None, paths.model if needs_model else None, *own]
     for path in dict.fromkeys(filter(None, needed)):
         yield f"{path}:{path}" if path in made else f"{path}:{path}:ro"
     yield "$run:$run"

@@ -1,0 +1,50 @@
+"""Refuse data settings that contradict each other or their source."""
+
+from bench.contract.data import Data, DataSource
+from bench.errors import ConfigError
+
+
+def check(data: Data) -> None:
+    """Raise ConfigError when rows cannot be made as the settings say."""
+    if data.source.reads_files:
+        _check_files(data)
+    _check_lengths(data)
+
+
+def _check_files(data: Data) -> None:
+    if data.files is None and data.sample is None:
+        raise ConfigError(
+            f"{data.name} is read from files, and none are named",
+            where="data.files",
+            fix="name a file, a folder or a glob below DATADIR; or set data.sample=1000 to try it with made-up records",
+        )
+    if data.source.has_answers != (data.prompt_type is not None):
+        has, fix = ("answers", "plain, headings or inst") if data.source.has_answers else ("text alone", "null")
+        given = data.prompt_type.name if data.prompt_type else None
+        raise ConfigError(
+            f"records of {data.source.name} hold {has}, and prompt_type is {given}",
+            where="data.prompt_type",
+            fix=f"set data.prompt_type={fix}",
+        )
+    if data.answer_only and not data.source.has_answers:
+        raise ConfigError(
+            f"records of {data.source.name} hold text alone, so there is no answer to count alone",
+            where="data.answer_only",
+            fix="set data.answer_only=false",
+        )
+    if data.test_split is not None and not 0 < data.test_split < 1:
+        what = f"{data.test_split:g} is no share of the records"
+        raise ConfigError(what, where="data.test_split", fix="set it between 0 and 1, such as 0.2, or null")
+    if data.seq_length < 2:
+        raise ConfigError("a row of one token predicts nothing", where="data.seq_length", fix="set it to 2 or more")
+
+
+def _check_lengths(data: Data) -> None:
+    if data.lengths is None or data.source is not DataSource.random:
+        return
+    if not data.lengths or not all(2 <= length <= data.seq_length for length in data.lengths):
+        raise ConfigError(
+            f"random rows of {data.seq_length} tokens cannot have lengths {data.lengths}",
+            where="data.lengths",
+            fix=f"list lengths from 2 to {data.seq_length}, or set data.lengths=null",
+        )

@@ -1,0 +1,92 @@
+"""Lay tokenised documents out as rows: packed one after another, or one a row with padding behind.
+
+Packed: the documents of a split follow one another, each with its EOS, and every row is full; a document that does not
+end in its row goes on in the next one, and what follows the last full row is dropped. There is no document mask:
+attention reaches back over the whole row, into earlier documents too, as in the pre-training of Megatron-LM and Llama.
+
+Padded: a document is cut at seq_length, and padding fills what is left of its row. A document of which no token would
+count, because its prompt fills the row, is left out.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+CHUNK_TOKENS = 2**20
+"""Documents are laid out in chunks of about so many tokens, rows of padding included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Documents:
+    """Documents one after another: tokens [T], and for each of them its length and its prompt's [D]."""
+
+    tokens: np.ndarray
+    lengths: np.ndarray
+    prompts: np.ndarray
+
+    def chosen(self, which: np.ndarray) -> "Documents":
+        """Return the documents that a mask [D] chooses."""
+        if which.all():
+            return self
+        return Documents(self.tokens[np.repeat(which, self.lengths)], self.lengths[which], self.prompts[which])
+
+    def answers(self) -> np.ndarray:
+        """Return which tokens are not of a prompt [T]."""
+        return self.positions() >= np.repeat(self.prompts, self.lengths)
+
+    def positions(self) -> np.ndarray:
+        """Return the place of each token in its document [T]."""
+        starts = np.cumsum(self.lengths) - self.lengths
+        return np.arange(len(self.tokens)) - np.repeat(starts, self.lengths)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows as they are written: tokens and counts [R, S], and how many tokens of each row are real [R]."""
+
+    tokens: np.ndarray
+    counts: np.ndarray
+    lengths: np.ndarray
+
+
+def chunks(tokens: np.ndarray, documents: np.ndarray, *, seq_length: int) -> Iterator[Documents]:
+    """Yield the documents of a block in chunks that need little memory; documents are (length, prompt) [D, 2]."""
+    room = np.maximum(documents[:, 0], min(seq_length, CHUNK_TOKENS)).cumsum()
+    starts, begin = np.concatenate([[0], documents[:, 0].cumsum()]), 0
+    while begin < len(documents):
+        used = room[begin - 1] if begin else 0
+        stop = max(begin + 1, int(np.searchsorted(room, used + CHUNK_TOKENS, side="right")))
+        part = tokens[starts[begin] : starts[stop]]
+        yield Documents(np.asarray(part), *np.asarray(documents[begin:stop], dtype=np.int64).T)
+        begin = stop
+
+
+def is_kept(documents: np.ndarray, *, seq_length: int, packing: bool, answer_only: bool) -> np.ndarray:
+    """Return which documents of (length, prompt) [D, 2] some token counts of."""
+    if packing or not answer_only:
+        return np.ones(len(documents), dtype=bool)
+    return documents[:, 1] < seq_length
+
+
+def padded(documents: Documents, *, seq_length: int, answer_only: bool, pad: int) -> Rows:
+    """Return one row for each document."""
+    lengths = np.minimum(documents.lengths, seq_length)
+    real = np.arange(seq_length) < lengths[:, None]
+    tokens = np.full(real.shape, pad, dtype=np.int32)
+    tokens[real] = documents.tokens[documents.positions() < seq_length]
+    counts = real & (np.arange(seq_length) >= documents.prompts[:, None]) if answer_only else real
+    return Rows(tokens, counts, lengths)
+
+
+def packed(parts: Iterable[Documents], *, seq_length: int, answer_only: bool) -> Iterator[Rows]:
+    """Yield the full rows of documents that come in parts."""
+    tokens, counts = np.empty(0, dtype=np.int32), np.empty(0, dtype=bool)
+    for part in parts:
+        tokens = np.concatenate([tokens, part.tokens])
+        counts = np.concatenate([counts, part.answers() if answer_only else np.ones(len(part.tokens), dtype=bool)])
+        full = len(tokens) // seq_length
+        if full:
+            shape, stop = (full, seq_length), full * seq_length
+            yield Rows(tokens[:stop].reshape(shape), counts[:stop].reshape(shape), np.full(full, seq_length))
+            tokens, counts = tokens[stop:], counts[stop:]
