@@ -42,7 +42,7 @@ def _time_row(result: Result) -> Row:
     name = "run_start → run_stop (min)"
     if result.minutes is not None:
         return name, f"{result.minutes:.2f}", "" if result.has_target else NO_TARGET
-    clock = ("LOG-01", "LOG-02", "LOG-03", "LOG-04")
+    clock = ("LOG-01", "LOG-02", "LOG-03", "LOG-04", "LOG-21")
     return name, "", next((f.what for f in result.findings if f.rule in clock), "")
 
 

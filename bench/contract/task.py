@@ -97,6 +97,9 @@ class Training:
     max_steps: int | None = None
     epochs: int | None = None
     """Passes over the training rows, each without its incomplete last batch. Either this or max_steps is given."""
+    checkpoint_every_steps: int | None = None
+    """Save the training state after so many steps, and after the last one; an attempt that is cut short goes on from
+    the newest checkpoint. None: nothing is saved. Not for a benchmark, whose rules know no resuming."""
 
 
 @dataclass(slots=True, kw_only=True)

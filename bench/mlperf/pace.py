@@ -7,7 +7,7 @@ from bench.contract import mllog
 from bench.mlperf.reader import Event, is_number
 
 _COUNTS = {
-    *(mllog.RUN_START, mllog.RUN_STOP, mllog.BLOCK_START, mllog.BLOCK_STOP),
+    *(mllog.RUN_START, mllog.RUN_STOP, mllog.RESUMED, mllog.BLOCK_START, mllog.BLOCK_STOP),
     *(mllog.EVAL_START, mllog.EVAL_ACCURACY, mllog.TRAIN_LOSS, mllog.TRACKED_STATS),
 }
 
@@ -60,6 +60,8 @@ class Pace:
         samples = counted if is_number(counted) else None
         if key in (mllog.RUN_START, mllog.RUN_STOP):
             self._begin(event.time_ms if key == mllog.RUN_START else None)
+        elif key == mllog.RESUMED:  # an earlier attempt has trained on these
+            self._samples, self._since = samples or 0.0, event.time_ms
         elif key == mllog.BLOCK_START:
             stretch = self._reach(self._block, self._until)
             self._since, self._until, self._is_evaluating = event.time_ms, None, False

@@ -237,6 +237,7 @@ def files(config: Config, trials: list[Trial]) -> list[str]:
     """Return what the run folder will hold."""
     made = [] if config.data.source is DataSource.random else [run_files.loss_figure("{}")]
     made += [f"{run_files.adapters('{}')}/"] if plans.keeps_adapters(config) else []
+    made += [] if config.task.training.checkpoint_every_steps is None else [f"{run_files.checkpoints('{}')}/"]
     own = [(t.log, *(name.format(t.index) for name in made)) for t in trials]
     looked = [f"{run_files.FACTS}/", *([run_files.HEALTH] if config.cluster.health else [])]
     return [

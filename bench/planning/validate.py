@@ -164,6 +164,12 @@ def _check_training(config: Config) -> None:
             where="task.training.starts_from, task.training.base",
             fix="name a task in task.training.base with starts_from=task, or set base to null",
         )
+    if training.checkpoint_every_steps is not None and config.task.benchmark is not None:
+        raise ConfigError(
+            f"checkpoints every {training.checkpoint_every_steps} steps, and {config.task.benchmark} knows no resuming",
+            where="task.training.checkpoint_every_steps, task.benchmark",
+            fix="set task.training.checkpoint_every_steps=null, or task.benchmark=null where nothing is submitted",
+        )
     if (training.trains is Trains.all) != (training.lora is None):
         raise ConfigError(
             f"trains is {training.trains.name}, and "

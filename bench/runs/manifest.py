@@ -1,7 +1,7 @@
 """The manifest of a run: the checksums of all files that make up its result, so that it can be handed on and checked.
 
-It is written last. What is still written when a run ends (the job's own output) is not in it, and of adapters only that
-they are there.
+It is written last. What is still written when a run ends (the job's own output) is not in it, and of adapters and
+checkpoints only that they are there.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ PATTERNS = (
     *(f"{run_files.ATTEMPTS}/*/{run_files.RESULTS}", run_files.binding("*")),
 )
 """What makes up a result, beside the files that logs have attached."""
-FOLDERS = run_files.adapters("*")
+FOLDERS = (run_files.adapters("*"), f"{run_files.checkpoints('*')}/*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ def write(folder: Path) -> None:
         bench=_version(),
         written=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         image=_image(folder),
-        folders=tuple(sorted(path.name for path in folder.glob(FOLDERS) if path.is_dir())),
+        folders=tuple(sorted(_folders(folder))),
         files={name: file_content.of(folder / name) for name in files(folder)},
     )
     json_files.write(folder / MANIFEST, _sealed(asdict(manifest)))
@@ -84,6 +84,12 @@ def files(folder: Path) -> list[str]:
     found = {path for pattern in PATTERNS for path in folder.glob(pattern)}
     found |= {path for log in folder.glob(run_files.RESULTS) for path in _attached(log)}
     return sorted(path.relative_to(folder).as_posix() for path in found if _is_file(path))
+
+
+def _folders(folder: Path) -> Iterator[str]:
+    """Yield the folders of which only the presence is kept: adapters and checkpoints."""
+    for pattern in FOLDERS:
+        yield from (path.relative_to(folder).as_posix() for path in folder.glob(pattern) if path.is_dir())
 
 
 def _attached(log: Path) -> Iterator[Path]:

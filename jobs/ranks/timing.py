@@ -23,11 +23,11 @@ class Pace:
     each step, from the end of the step before, by the device's clock.
     """
 
-    def __init__(self, plan: Plan, log: mllog.Writer) -> None:
+    def __init__(self, plan: Plan, log: mllog.Writer, step: int = 0) -> None:
         self._plan, self._log = plan, log
         self._ends: list[float | torch.cuda.Event] = []
         self._times_s: list[float] = []
-        self.restart(0)
+        self.restart(step)
 
     def restart(self, step: int) -> None:
         """Start to time here: at the beginning, and after an evaluation, which has waited for the device."""

@@ -1,4 +1,4 @@
-"""Every operation of the FP8 layer, in Triton (also with plain BF16 results) and in plain torch, against torch in FP64.
+"""Every operation of the frozen layer, in Triton and in torch, in FP8 and in BF16, against torch in FP64.
 
 Without a GPU, Triton's interpreter runs the kernels (conftest.py says how).
 """
@@ -24,8 +24,7 @@ from jobs.engines.megatron.fp8.torch_ops import TorchOps
 if sys.platform != "linux":
     pytest.skip("Triton is for Linux", allow_module_level=True)
 
-from jobs.engines.megatron.fp8 import lora_kernels, rope_kernels, row_kernels
-from jobs.engines.megatron.fp8.gpu_ops import GpuOps
+from jobs.engines.megatron.fp8.gpu_ops import GpuOps, PlainGpuOps
 
 pytestmark = [
     pytest.mark.usefixtures("interpreter_that_rounds"),
@@ -33,19 +32,8 @@ pytestmark = [
 ]
 DEVICE = ranks.DEVICE
 OPS = {"torch": TorchOps(), "triton": GpuOps()}
-PLAIN = SimpleNamespace(
-    norm_quantize=partial(row_kernels.norm_quantize, to_fp8=False),
-    add_norm_quantize=partial(row_kernels.add_norm_quantize, to_fp8=False),
-    norm_backward=row_kernels.norm_backward,
-    norm_backward_quantize=partial(row_kernels.norm_backward_quantize, to_fp8=False),
-    rope=rope_kernels.rope,
-    rope_backward=partial(rope_kernels.rope_backward, to_fp8=False),
-    swiglu_quantize=partial(row_kernels.swiglu_quantize, to_fp8=False),
-    swiglu_backward_quantize=row_kernels.swiglu_backward_quantize,
-    down=lora_kernels.down,
-    down_backward=lora_kernels.down_backward,
-)
-"""The kernels without quantisation."""
+PLAIN = {"plain torch": TorchOps(None), "plain triton": PlainGpuOps()}
+"""Without quantisation."""
 TOLERANCE = 5e-3
 """Of a row's norm, and of a row's scale: BF16 rounds to 2^-9, and a GPU's tanh is accurate to 2^-11."""
 HALF_ULP = 2.0**-4
@@ -72,7 +60,11 @@ def random_fp8(*shape: int) -> Quantized:
 
 def operand(ops: Fp8Ops, *shape: int) -> Quantized:
     """Return numbers as an operation's input, in FP8 unless the operations are plain."""
-    return Quantized(random(*shape), None) if ops is PLAIN else random_fp8(*shape)
+    return Quantized(random(*shape), None) if is_plain(ops) else random_fp8(*shape)
+
+
+def is_plain(ops: Fp8Ops) -> bool:
+    return ops.quantized_dtype is None
 
 
 def fp64(x: Tensor | Quantized) -> Tensor:
@@ -118,7 +110,7 @@ def gradients(function: Callable[..., Tensor], *inputs: Tensor, grad: Tensor) ->
 @pytest.fixture(params=OPS)
 def ops(request: pytest.FixtureRequest) -> Fp8Ops:
     torch.manual_seed(0)
-    return (OPS | {"plain": PLAIN})[request.param]
+    return (OPS | PLAIN)[request.param]
 
 
 def defaults(function: Callable[..., object]) -> list[object]:
@@ -137,8 +129,14 @@ def test_each_implementation_has_the_operations_of_the_interface(ops: Fp8Ops) ->
 
 
 widths = pytest.mark.parametrize("width", [256, 1344])
-with_plain = pytest.mark.parametrize("ops", [*OPS, "plain"], indirect=True)
+with_plain = pytest.mark.parametrize("ops", [*OPS, *PLAIN], indirect=True)
 drops = pytest.mark.parametrize("drop", [DROP, KEEP_ALL], ids=["dropout", "no dropout"])
+
+
+@pytest.mark.parametrize("ops", PLAIN, indirect=True)
+def test_plain_operations_quantise_nothing(ops: Fp8Ops) -> None:
+    x = random(FEW, 256)
+    assert torch.equal(ops.quantize(x).values, x) and ops.quantize(x).scale is None
 
 
 @widths
@@ -157,7 +155,7 @@ def test_norm_quantize(ops: Fp8Ops, width: int) -> None:
         (fp64(x), ops.norm_quantize(x, weight, 0.01)),
         (fp64(x) + fp64(y), ops.add_norm_quantize(x, y, weight, 0.01)[1:]),
     ):
-        assert (normed.scale is None) == (ops is PLAIN)
+        assert (normed.scale is None) == (is_plain(ops))
         check(normed, rms_norm(total, (width,), fp64(weight), eps=0.01))
         check(rstd[:, None], (total.square().mean(1) + 0.01).rsqrt()[:, None])
     check(ops.add_norm_quantize(x, y, weight, 0.01)[0], fp64(x) + fp64(y))
@@ -173,7 +171,7 @@ def test_norm_backward(ops: Fp8Ops, width: int, adapted: Dropout | None) -> None
     unit = torch.where(weight == 0, 0, fp64(normed) / fp64(weight))
     rms = unit.square().mean(1).sqrt()
     normed, unit = Quantized(normed.values, (normed.scale / rms).float()), unit / rms[:, None]
-    if ops is PLAIN:
+    if is_plain(ops):
         normed = Quantized(fp64(normed).bfloat16(), None)
     of_output = fp64(grad) + (fp64(more) * scaled_mask(more.shape, adapted) if adapted else 0)
     x = unit / rstd[:, None].double()
@@ -195,12 +193,12 @@ def test_swiglu(ops: Fp8Ops, width: int) -> None:
     gate, up = fp64(gate_up).chunk(2, dim=1)
     hidden, saved = ops.swiglu_quantize(gate_up)
     check(hidden, silu(gate) * up)
-    check(saved, fp64(gate_up) if ops is PLAIN else torch.cat([gate, up]))
+    check(saved, fp64(gate_up) if is_plain(ops) else torch.cat([gate, up]))
     assert ops.swiglu_quantize(gate_up, keep=False)[1] is None
     grad, saved = random(FEW, width), random_fp8(2 * FEW, width)
     grad[:, -1] *= 100
     saved.scale[[0, FEW]] = saved.scale[[FEW, 0]]  # a row whose largest gradient is of up, and others of gate
-    if ops is PLAIN:
+    if is_plain(ops):
         saved = Quantized(gate_up, None)
     else:
         gate, up = fp64(saved).chunk(2)
@@ -264,10 +262,17 @@ def test_transpose(ops: Fp8Ops) -> None:
     assert torch.equal(transposed.values.float(), weight.values.float().T) and transposed.scale is weight.scale
 
 
-@pytest.mark.parametrize("ops", OPS if DEVICE == "cuda" else ["torch"], indirect=True)  # cuBLAS is for GPUs
+@pytest.mark.parametrize("ops", OPS if DEVICE == "cuda" else ["torch"], indirect=True)  # FP8 in cuBLAS is for GPUs
 def test_gemm(ops: Fp8Ops) -> None:
     x, weight = random_fp8(64, 512), Quantized(random_fp8(256, 512).values, torch.full((1,), 0.37, device=DEVICE))
     check(ops.matmul(x, weight), fp64(x) @ (weight.values.double() * 0.37).T)
+
+
+@pytest.mark.parametrize("ops", PLAIN, indirect=True)
+def test_plain_gemm(ops: Fp8Ops) -> None:
+    x, weight = operand(ops, 64, 512), operand(ops, 256, 512)
+    check(ops.matmul(x, weight), fp64(x) @ fp64(weight).T)
+    check(ops.matmul(x, ops.transpose(ops.transpose(weight))), fp64(x) @ fp64(weight).T)
 
 
 class Linear(torch.nn.Module):
@@ -284,9 +289,10 @@ class Linear(torch.nn.Module):
 @pytest.mark.parametrize("ops", [DEVICE == "cuda" and "triton" or "torch"], indirect=True)
 def test_transposed_weights_in_and_out_of_order(ops: Fp8Ops) -> None:
     linears = [Linear(64, 96), Linear(128, 32), Linear(32, 160), Linear(48, 48)]
-    transposed = ops.transposed_weights(linears)
+    weights = ops.frozen_weights(linears)
     for linear in [*linears, *linears, *reversed(linears), linears[2], linears[2]]:
-        assert torch.equal(transposed.get(linear).values.float(), linear.quantized.values.float().T)
+        assert torch.equal(weights.backward(linear).values.float(), linear.quantized.values.float().T)
+        assert torch.equal(weights.forward(linear).values.float(), linear.quantized.values.float())
 
 
 def mask(drop: Dropout) -> Tensor:
@@ -327,7 +333,13 @@ def test_tp_ranks_with_different_parts_of_an_input_drop_different_numbers(
 
     def drops(rank: int, is_training: bool = True) -> list[Dropout]:
         fake = SimpleNamespace(
-            ops=TorchOps(), config=config, tp_group=Ranks(rank), qkv=linear, proj=linear, training=is_training
+            ops=TorchOps(),
+            weights=None,
+            config=config,
+            tp_group=Ranks(rank),
+            qkv=linear,
+            proj=linear,
+            training=is_training,
         )
         layer_pass = layer._LayerPass(fake, torch.zeros(4, 1, 1, 2), 1, [5, 2**31 - 1], weights)
         return [layer_pass.qkv.drop, layer_pass.proj.drop]

@@ -32,12 +32,14 @@ pytestmark = [
 STEPS, GBS, ROWS = 20, 4, 11
 FULL = (
     *("task.training.trains=all", "task.training.lora=null", "task.training.target_eval_loss=null", "precision=fp32"),
-    *("model.num_layers=4", f"data.train_rows={ROWS}", f"data.eval_rows={ROWS}", f"task.training.max_steps={STEPS}"),
-    *(f"recipe.global_batch_size={GBS}", "recipe.micro_batch_size=2", "recipe.lr=0.004", "recipe.lr_warmup_steps=4"),
-    *("recipe.weight_decay=0.3", "recipe.clip_grad=0.5", "recipe.log_every_steps=1"),
-    *(f"recipe.eval_every_samples={GBS}", f"recipe.eval_skip={STEPS - 1}"),
+    *("model.num_layers=4", "model.ffn_hidden_size=64", f"data.train_rows={ROWS}", f"data.eval_rows={ROWS}"),
+    *(f"task.training.max_steps={STEPS}", f"recipe.global_batch_size={GBS}", "recipe.micro_batch_size=2"),
+    *("recipe.lr=0.004", "recipe.lr_warmup_steps=4", "recipe.weight_decay=0.3", "recipe.clip_grad=0.5"),
+    *("recipe.log_every_steps=1", f"recipe.eval_every_samples={GBS}", f"recipe.eval_skip={STEPS - 1}"),
 )
 """Two micro-batches a step, and at DP 2 one on each rank."""
+FP8_BOUND = 0.15
+"""Of losses that fall from 5 to 2.5."""
 RATES = [0.001, 0.002, 0.003, 0.004, *(0.002 * (1 + np.cos(np.pi * k / 16)) for k in range(16))]
 SHAPES = {
     "llama": ("model.rope_base=500", "model.rope_scaling_factor=8"),
@@ -236,6 +238,22 @@ def test_all_weights_train_from_the_base_as_transformers_and_torch_do(shape: str
         torch.testing.assert_close(weight[seen], expected.weights[name][seen], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize(("precision", "bound"), [("bf16", 0.02), ("fp8", FP8_BOUND)])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_other_precisions_learn_as_fp32_does(shape: str, precision: str, bound: float, folder: Path) -> None:
+    """From weights in BF16. FP8 copies of weights follow the checkpoint, each update, and the end of a warm-up."""
+    expected = reference(shape, folder)
+    engine = model.build(composed(shape, folder, f"precision={precision}"), seed=2)
+    checkpoint.load(engine, Path(str(expected.plan.base_dir)), adapters=False)
+    rows, order = rows_of.load(expected.plan, "train"), rows_of.train_order(expected.plan, expected.plan.trials[0].seed)
+    before = loop.evaluate(engine, rows)
+    loop.warm_up(engine, 1, seed=1)
+    assert loop.evaluate(engine, rows) == before
+    losses = [loop.mean_loss(loop.train_step(engine, rows, next(order), step), GBS) for step in range(1, STEPS + 1)]
+    np.testing.assert_allclose(losses, expected.losses, rtol=0, atol=bound)
+    assert np.abs(np.subtract(losses, expected.losses)).max() > bound / 20, "the bound must mean something"
+
+
 @pytest.fixture(scope="module")
 def trained(folder: Path) -> dict[tuple[str, str], Path]:
     """The run folders of every shape in every layout of two ranks, which are trained in one start."""
@@ -247,6 +265,8 @@ def trained(folder: Path) -> dict[tuple[str, str], Path]:
             if layout == "tp2_sp":
                 plan = replace(plan, recompute=Recomputed(full=False, qkv_layers=3, fc1_layers=1))
             plans[shape, layout] = plan
+    fp8 = composed("llama", folder, "cluster.ranks_per_node=2", *LAYOUTS["tp2_sp"], "precision=fp8")
+    plans["llama", "fp8_tp2_sp"] = fp8
     folders = {key: ranks.write(plan, folder / "_".join(key)) for key, plan in plans.items()}
     ranks.run(next(iter(plans.values())), folder, "tests.helpers.curves", *map(str, folders.values()))
     return folders
@@ -261,3 +281,9 @@ def test_every_layout_learns_as_transformers_and_torch_do(
     expected, log = reference(shape, folder), trained[shape, layout] / "result_0.txt"
     np.testing.assert_allclose(ranks.train_losses(log), expected.losses, rtol=0, atol=1e-4)
     assert parse(log).eval_final == pytest.approx(expected.eval_loss, abs=1e-4)
+
+
+@pytest.mark.trains
+def test_fp8_learns_over_tensor_parallel_ranks_too(folder: Path, trained: dict[tuple[str, str], Path]) -> None:
+    losses = ranks.train_losses(trained["llama", "fp8_tp2_sp"] / "result_0.txt")
+    np.testing.assert_allclose(losses, reference("llama", folder).losses, rtol=0, atol=FP8_BOUND)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from bench.contract import plan as plans
+from bench.contract.checkpoint import Stored
 from helpers import ranks
 from jobs.tasks import convert
 
@@ -200,8 +201,8 @@ def test_a_begun_conversion_goes_on_in_its_own_precision_only(
     model = plans.load(plan).config.model
     with monkeypatch.context() as patch:
         patch.setattr(conversion, "finish", lambda conversion: None)
-        for is_fp8, folder in ((False, tmp_path / "other"), (True, tmp_path / "same")):
-            conversion.convert(conversion.prepare(source, model, folder, is_fp8=is_fp8))
+        for stored_as, folder in ((Stored.plain, tmp_path / "other"), (Stored.fp8, tmp_path / "same")):
+            conversion.convert(conversion.prepare(source, model, folder, stored=stored_as))
     begun = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "same.part").glob("*.distcp")}
     room = shutil.disk_usage(tmp_path)._replace(free=26_000)  # bytes: in F32 the model has 32,064, with FP8 20,544
     with monkeypatch.context() as patch:

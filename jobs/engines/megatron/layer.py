@@ -1,5 +1,6 @@
 """megatron-core's transformer layer, with our norm, attention and linears."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +13,7 @@ from megatron.core.transformer.mlp import MLP, MLPSubmodules
 
 from bench.contract.task import Lora
 from jobs.engines.megatron.attention import Attention
-from jobs.engines.megatron.fp8 import linear
+from jobs.engines.megatron.fp8 import linear, nf4_linear
 from jobs.engines.megatron.fp8.layer import Fp8Layer
 from jobs.engines.megatron.fp8.ops import Fp8Ops
 from jobs.engines.megatron.lora import LoraColumnParallelLinear, LoraRowParallelLinear
@@ -52,10 +53,10 @@ def trained_spec(ops: TrainedOps, **recomputed: bool) -> ModuleSpec:
 def lora_spec(lora: Lora, fp8_ops: Fp8Ops | None, **recomputed: bool) -> ModuleSpec:
     """Return the parts of a frozen layer, with adapters where LoRA targets them.
 
-    fp8_ops: the operations of the FP8 layer; None: the layer is megatron-core's.
-    recomputed: arguments of the FP8 layer.
+    fp8_ops: the operations of the hand-written layer; None: the layer is megatron-core's.
+    recomputed: arguments of the hand-written layer.
     """
-    column, adapted_column, row, adapted_row = _fp8_linears(fp8_ops) if fp8_ops else _LINEARS
+    column, adapted_column, row, adapted_row = _frozen_linears(fp8_ops) if fp8_ops else _LINEARS
     submodules = _submodules(
         qkv=adapted_column if "linear_qkv" in lora.target_modules else column,
         proj=adapted_row if "linear_proj" in lora.target_modules else row,
@@ -81,12 +82,10 @@ def _submodules(*, qkv: Linear, proj: Linear, fc1: Linear, fc2: Linear) -> Trans
     )
 
 
-def _fp8_linears(ops: Fp8Ops) -> list[ModuleSpec]:
-    """Return the same kinds as `_LINEARS`, with frozen weights in FP8."""
-    linears = (
-        linear.Fp8ColumnParallelLinear,
-        linear.LoraFp8ColumnParallelLinear,
-        linear.Fp8RowParallelLinear,
-        linear.LoraFp8RowParallelLinear,
-    )
-    return [ModuleSpec(linear, params={"weight_dtype": ops.quantized_dtype}) for linear in linears]
+def _frozen_linears(ops: Fp8Ops) -> Sequence[Linear]:
+    """Return the same kinds as `_LINEARS`, with frozen weights as the operations want them stored."""
+    if ops.is_nf4:
+        return nf4_linear.LINEARS
+    if ops.quantized_dtype is None:
+        return _LINEARS
+    return [ModuleSpec(kind, params={"weight_dtype": ops.quantized_dtype}) for kind in linear.LINEARS]

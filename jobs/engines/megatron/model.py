@@ -13,6 +13,7 @@ from megatron.core.transformer import ModuleSpec
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
+from bench.contract.layers import Layer, layer_of
 from bench.contract.plan import Plan
 from bench.contract.schema import Precision
 from bench.contract.task import Activation, Position, Trains
@@ -26,7 +27,7 @@ from jobs.engines.megatron.trained import ops as trained_ops
 from jobs.engines.megatron.trained.ops import LinearWeights, TrainedOps
 
 Ops = Fp8Ops | TrainedOps
-"""The operations of the hand-written layers: with frozen FP8 linears, or those of whole-model training."""
+"""The operations of the hand-written layers: with frozen linears, or those of whole-model training."""
 
 
 @dataclass(slots=True)
@@ -162,7 +163,9 @@ def _ops(plan: Plan, device: torch.device) -> Ops | None:
     """Return the operations of a plan's layers; None: the layers are megatron-core's."""
     if _trains_all(plan):
         return trained_ops.for_device(device, plan.config.precision)
-    return fp8_ops.for_device(device) if plan.config.precision is Precision.fp8 else None
+    if layer_of(plan.config) is not Layer.frozen:
+        return None
+    return fp8_ops.for_device(device, plan.config.precision, plan.config.task.training.trains)
 
 
 def _layers(plan: Plan, ops: Ops | None, num_layers: int) -> list[ModuleSpec]:
@@ -183,9 +186,9 @@ def _shared_weights(chunks: list[GPTModel], ops: Ops | None) -> LinearWeights | 
     layers = [one for chunk in chunks for one in chunk.decoder.layers]
     linears = [linear for one in reversed(layers) for linear in one.backward_linears]
     if isinstance(layers[0], Fp8Layer):
-        transposed_weights = ops.transposed_weights(linears)
+        weights = ops.frozen_weights(linears)
         for one in layers:
-            one.transposed_weights = transposed_weights
+            one.weights = weights
         return None
     linear_weights = ops.linear_weights(linears)
     for one in layers:
@@ -194,7 +197,7 @@ def _shared_weights(chunks: list[GPTModel], ops: Ops | None) -> LinearWeights | 
 
 
 def _dtype(plan: Plan, ops: Ops | None) -> torch.dtype:
-    """Return the dtype of activations and of the weights that are not FP8."""
+    """Return the dtype of activations and of the weights that are not quantised."""
     if ops is not None:
         return ops.dtype if _trains_all(plan) else ops.output_dtype
     return torch.float32 if plan.config.precision is Precision.fp32 else torch.bfloat16

@@ -29,6 +29,8 @@ class TensorParallel:
         """Return the rows of all ranks; FP8 moves half the bytes of BF16."""
         if not self.sp:
             return x
+        if x.scale is None:
+            return Quantized(self.gather(x.values), None)
         values = self.gather(x.values.view(torch.uint8)).view(x.values.dtype)
         return Quantized(values, self.gather(x.scale))
 

@@ -11,7 +11,7 @@ from jobs.engines.megatron.fp8.quantize import Quantized
 
 
 class PrefetchedTransposes:
-    """`TransposedWeights` on a GPU, for linears that are requested in the order in which they are passed.
+    """`FrozenWeights` in FP8 on a GPU, for linears whose backward pass has the order in which they are passed.
 
     In another order the weights are right too, but their transposes do not overlap with GEMMs.
     """
@@ -28,7 +28,10 @@ class PrefetchedTransposes:
         self.transposed = [torch.cuda.Event(), torch.cuda.Event()]
         self.next_buffer = 0
 
-    def get(self, linear: torch.nn.Module) -> Quantized:
+    def forward(self, linear: torch.nn.Module) -> Quantized:
+        return linear.quantized
+
+    def backward(self, linear: torch.nn.Module) -> Quantized:
         """Return a linear's transposed weight and start to transpose the next linear's."""
         if linear not in self.linear_in_buffer:
             self._start(linear)
