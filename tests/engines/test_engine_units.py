@@ -189,6 +189,12 @@ def test_moments_that_pass_through_buffers_in_pieces_change_no_bit(
             resident.moments, zip(*(p.moments for p in cut.optimizer.pieces), strict=True), strict=True
         ):
             assert torch.equal(torch.cat(parts), stored) and stored.any()
+        for state in cut.optimizer.states():
+            for start, end, weight, offset in state.places:
+                assert torch.equal(state.master[start:end], weight.data.flatten()[offset : offset + end - start])
+        assert sum(place.end - place.start for state in cut.optimizer.states() for place in state.places) == sum(
+            weight.numel() for weight in cut.bare_chunks()[0].parameters()
+        )
         for engine in (whole, cut):
             engine.optimizer.reset()
             assert engine.optimizer.num_steps == 0
@@ -326,7 +332,7 @@ def test_a_warm_up_says_what_its_last_step_and_evaluation_took(monkeypatch: pyte
     def work(*args: Any, **how: Any) -> None:
         now_s[0] += next(takes_s)
 
-    monkeypatch.setattr(loop, "train_step", work)
+    monkeypatch.setattr(loop, "update", work)
     monkeypatch.setattr(loop, "_forward", work)
     monkeypatch.setattr(loop, "seed_all", lambda seed: None)
     monkeypatch.setattr(loop.time, "perf_counter", lambda: now_s[0])
