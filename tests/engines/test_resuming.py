@@ -1,11 +1,13 @@
 """Training that was killed and goes on: the same curve as without, bit for bit in the same layout, and in others."""
 
-import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from bench.contract import mllog
+from bench.mlperf import reader
 from helpers import ranks
 
 pytestmark = pytest.mark.trains
