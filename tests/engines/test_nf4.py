@@ -197,3 +197,5 @@ def test_dequantised_weights_are_right_in_any_order_and_prefetched_in_the_usual_
     request(step + step)
     assert not waited_for, "each is dequantised while another one is in use"
     request("dacbfDDAbecFA")
+    linears["a"].nf4 = nf4.quantize(2 * weight(shapes[0]))
+    request("aA")
