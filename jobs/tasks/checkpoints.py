@@ -134,9 +134,12 @@ class Checkpoints:
                 while len(list(part.glob("rank_*.json"))) < self._plan.world.num_ranks:
                     time.sleep(POLL_S)
                 self._engine.complete(part, about(self._plan, self._trial, step))
-                part.rename(self._folder / f"{STEP}{step}")
+                whole = self._folder / f"{STEP}{step}"
+                if whole.exists():  # it was damaged, or a trial that nobody had judged ended there
+                    _remove(whole)
+                part.rename(whole)
                 for old in checkpoint.steps(self._folder)[KEPT:]:
-                    shutil.rmtree(self._folder / f"{STEP}{old}")
+                    _remove(self._folder / f"{STEP}{old}")
         except Exception as error:  # noqa: BLE001 - the main thread raises it
             self._error = error
         finally:
@@ -156,6 +159,13 @@ class Checkpoints:
         if self._rank == 0:
             what = f"checkpoint {found.folder.name} is damaged, and an older one is used: {reason}"
             print(what, file=sys.stderr, flush=True)
+
+
+def _remove(whole: Path) -> None:
+    """Remove a checkpoint, which is none from the first moment on."""
+    going = whole.with_name(f"{whole.name}.old{UNFINISHED}")
+    whole.rename(going)
+    shutil.rmtree(going)
 
 
 def complete(folder: Path) -> Iterator[Complete]:
