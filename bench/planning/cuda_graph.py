@@ -2,7 +2,6 @@
 
 import dataclasses
 
-from bench.contract.layers import Layer, layer_of
 from bench.contract.plan import Cost
 from bench.contract.schema import Config
 from bench.contract.task import Trains
@@ -12,13 +11,13 @@ from bench.planning.layouts import Layout
 def is_chosen(config: Config, layout: Layout) -> bool:
     """Return whether the GPU would wait for the host, and the engine can capture the passes of this layout.
 
-    It captures the hand-written layers of one rank: no collective, no megatron-core layer that is recomputed from the
-    generators' states, no 4-bit weight that is dequantised ahead for the next micro-batch.
+    It captures no collective, no layer that is recomputed as a whole, which restores the generators' states, and no
+    4-bit weight, which is dequantised ahead for the next micro-batch. For megatron-core's layers no wait is estimated.
     """
     w, cost = layout.world, layout.cost
-    is_alone = w.tp == w.pp == w.cp == 1 and not layout.recompute.full
-    is_ours = layer_of(config) is not Layer.megatron and config.task.training.trains is not Trains.qlora
-    return is_alone and is_ours and cost is not None and cost.host_s > 0
+    can_capture = w.tp == w.pp == w.cp == 1 and not layout.recompute.full
+    can_capture &= config.task.training.trains is not Trains.qlora
+    return can_capture and cost is not None and cost.host_s > 0
 
 
 def without_waiting(cost: Cost) -> Cost:
