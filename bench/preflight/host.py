@@ -11,7 +11,7 @@ from bench.contract.plan import Plan, expanded, named_paths
 from bench.contract.schema import DataSource, Runtime
 from bench.contract.task import StartsFrom
 from bench.contract.texts import quoted, steering
-from bench.preflight import data
+from bench.preflight import data, text_files
 from bench.rules.check import CannotTellError, Finding, Subject, broken
 
 MIN_FREE_MIB = 200
@@ -85,6 +85,12 @@ def rows(subject: Subject) -> Iterator[Finding | str]:
     yield from data.rows(folder, want)
     yield from data.manifest(folder)
     yield str(folder)
+
+
+def text(subject: Subject) -> Iterator[Finding | str]:
+    """Yield what stands in the way of rows that are made from files."""
+    root, rows = _set(subject.plan.config.cluster.paths.data, "DATADIR"), _set(subject.plan.data_dir, "DATADIR")
+    yield from text_files.found(subject.plan, root=root, rows=rows)
 
 
 def takes_checkpoint(plan: Plan) -> bool:

@@ -12,8 +12,9 @@ from bench.contract.plan import NOT_A_SUBMISSION, Plan
 from bench.contract.schema import Device
 from bench.errors import ConfigError
 from bench.mlperf.gpu_count import NO_DEVICES
-from bench.mlperf.result import NO_TARGET, Result, task_of_mark
+from bench.mlperf.result import NO_TARGET, Result
 from bench.mlperf.score import Score, examined, worth
+from bench.mlperf.titles import task_of_mark
 from bench.runs.folder import plan_in
 
 _log = logging.getLogger(__name__)
@@ -56,7 +57,8 @@ class TrialSet:
         """The name of what was measured; a stand-in for a benchmark is not called by the benchmark's name."""
         if not self.has_target:
             shape = next((r.shape_of for r in self.results if r.shape_of), None)
-            return f"{self.plan.config.task.name if self.plan else shape or 'training'}, random weights"
+            name = self.plan.config.task.name if self.plan else shape or "training"
+            return f"{name}, random weights" if any(r.has_random_rows for r in self.results) else name
         if self.pretends and self.plan is not None:
             return self.plan.config.task.name
         if self.pretends and (task := task_of_mark(self.platform)):

@@ -28,6 +28,8 @@ BOS, EOS, PAD = "<s>", "</s>", "<pad>"
 VOCABULARY = range(320, 513)
 """Entries of the tokenizer: 256 bytes and 3 special tokens leave no merges to fewer."""
 QUESTION = "Summarise the report in five values."
+MORE_REMARKS = 12
+"""Fewer than so many stand at the end of a report, so that records differ in length."""
 ROW_GROUP = 64
 
 
@@ -53,11 +55,12 @@ def provide(folder: Path, data: Data, vocab_size: int) -> None:
 
 
 def reports(num_records: int, seed: int) -> Iterator[tuple[str, str]]:
-    """Yield a report and its summary, as texts."""
+    """Yield a report, with more or fewer remarks, and its summary, as texts."""
     rng = random.Random(seed)
     for _ in range(num_records):
         report, summary = tiny_reports.document(rng, with_summary=True)
-        yield " ".join(report[1:]), " ".join(summary[:-1])
+        more = [f" {remark} ." for remark in rng.choices(tiny_reports.REMARKS, k=rng.randrange(MORE_REMARKS))]
+        yield " ".join(report[1:]) + "".join(more), " ".join(summary[:-1])
 
 
 def write(path: Path, source: DataSource, pairs: list[tuple[str, str]]) -> None:

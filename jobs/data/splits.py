@@ -76,8 +76,9 @@ def require(there: dict[str, int], data: Data, where: str) -> None:
             )
 
 
-def described(documents: np.ndarray, data: Data) -> dict[str, object]:
-    """Return how long documents of (length, prompt) [D, 2] are, and how many of them are cut."""
-    cut = 0 if data.packing else int((documents[:, 0] > data.seq_length).sum())
+def described(documents: np.ndarray, chosen: Splits, data: Data) -> dict[str, object]:
+    """Return how long documents of (length, prompt) [D, 2] are, and how many of those in rows are cut."""
+    is_long = documents[:, 0] > data.seq_length
+    cut = 0 if data.packing else int((is_long & (chosen.train | chosen.eval)).sum())
     lengths = np.quantile(documents[:, 0], DECILES).round().astype(int).tolist() if len(documents) else []
     return {"documents": len(documents), "cut": cut, "lengths_by_decile": lengths}

@@ -1,7 +1,7 @@
 """A process that tokenises blocks and checksums files: `python -m jobs.data.worker`, started by `jobs.data.workers`.
 
-It reads one JSON object a line: first its settings, then what to do; each gets one line of an answer. It ends with its
-input, and at once when the process that started it is gone.
+It reads one JSON object a line: first its settings, then what to do; each of these gets one line of an answer. It ends
+with its input, and at once when the process that started it is gone.
 """
 
 import json
@@ -9,7 +9,9 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,24 +27,35 @@ POLL_S = 0.5
 
 def main() -> None:
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-    settings = json.loads(sys.stdin.readline())
-    source, kind = DataSource[settings["source"]], settings["prompt_type"] and PromptType[settings["prompt_type"]]
-    by = None
-    for line in sys.stdin:
-        job = json.loads(line)
+    try:
+        for answer in answers(sys.stdin):
+            print(answer, flush=True)
+    except BrokenPipeError:
+        os._exit(1)
+
+
+def answers(lines: Iterable[str]) -> Iterator[str]:
+    """Yield the answer to each line behind the first one, which holds the settings."""
+    given = iter(lines)
+    settings, load = json.loads(next(given)), cache(tokenizers.load)
+    for line in given:
         try:
-            by = by or tokenizers.load(Path(settings["tokenizer"]))
-            if "file" in job:
-                done: dict[str, Any] = described(Path(job["file"]))
-            else:
-                block, folder = Block(**job["block"]), Path(settings["folder"])
-                done = asdict(token_blocks.make(block, job["number"], folder, source=source, kind=kind, by=by))
-            answer = {"done": done}
+            answer = {"done": _done(json.loads(line), settings, load)}
         except BenchError as error:
             answer = {"error": {"what": error.what, "where": error.where, "fix": error.fix, "rule": error.rule}}
         except OSError as error:
             answer = {"os_error": [error.errno, error.strerror, error.filename and str(error.filename)]}
-        print(json.dumps(answer), flush=True)
+        yield json.dumps(answer)
+
+
+def _done(job: dict[str, Any], settings: dict[str, Any], load: Any) -> dict[str, Any]:
+    """Return what came of a job: a file described, or a block tokenised."""
+    if "file" in job:
+        return described(Path(job["file"]))
+    kind = None if settings["prompt_type"] is None else PromptType[settings["prompt_type"]]
+    source, by = DataSource[settings["source"]], load(Path(settings["tokenizer"]))
+    block, folder = Block(**job["block"]), Path(settings["folder"])
+    return asdict(token_blocks.make(block, job["number"], folder, source=source, kind=kind, by=by))
 
 
 def _end_with(parent: int) -> None:

@@ -79,6 +79,11 @@ def _answer(idle: "queue.SimpleQueue[subprocess.Popen[str]]", question: dict[str
         idle.put(process)
     if not line:
         raise _ended(process)
+    return understood(line)
+
+
+def understood(line: str) -> dict[str, Any]:
+    """Return what an answer says was done, or raise the error that it tells of."""
     answer = json.loads(line)
     if "error" in answer:
         raise ConfigError(answer["error"].pop("what"), **answer["error"])

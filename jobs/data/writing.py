@@ -33,7 +33,7 @@ def write(folder: Path, work: Path, made: list[TokenBlock], data: Data, *, pad: 
                 if out.is_full:
                     break
         written[name] = out.written | {"rows_there": there[name], "documents": int(mask.sum())}
-    records = splits.described(documents, data)
+    records = splits.described(documents, chosen, data)
     records |= {"left_out_empty": sum(block.num_empty for block in made)}
     records |= {"left_out_long_prompts": int((~(chosen.train | chosen.eval)).sum())}
     return {"data": data.name, "records": records, "splits": written}

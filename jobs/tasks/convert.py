@@ -16,7 +16,6 @@ from bench.contract import plan as plans
 from bench.contract import run_files
 from bench.contract.checkpoint import FOLDERS, Stored
 from bench.contract.plan import Plan
-from bench.contract.schema import DataSource
 from bench.errors import BenchError, ConfigError, Stopped, stopped_by_signals
 
 
@@ -66,15 +65,8 @@ def rows(plan: Plan, args: argparse.Namespace) -> str:
     Raises:
         ConfigError: the arguments are not those that the plan's source takes, or its files do not fit the plan.
     """
-    source = plan.config.data.source
-    if source.reads_files:
+    if plan.config.data.source.reads_files:
         return _rows_of_files(plan, args)
-    if source is not DataSource.prepared:
-        raise ConfigError(
-            f"the {source.name} rows of {plan.config.data.name} are made by the run itself",
-            where="PLAN",
-            fix="name the plan of a task whose rows are read from files",
-        )
     if args.folder is None:
         fix = "name the folder of the published rows, and a new one"
         raise ConfigError(f"{plan.config.data.name} needs SOURCE and FOLDER", where="command line", fix=fix)

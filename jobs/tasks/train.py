@@ -122,9 +122,10 @@ def train(
     log.start(mllog.BLOCK_START, **_place(plan, done))
     alive(TRAINING, done, None)
     for step in range(done + 1, plan.max_steps + 1):
-        share = engine.train_step(train_rows, next(order), step)
-        alive(TRAINING, step, pace.stepped())
-        if step % plan.config.recipe.log_every_steps == 0:
+        indices = next(order)
+        share = engine.train_step(train_rows, indices, step)
+        alive(TRAINING, step, pace.stepped(rows_of.real_tokens(train_rows, indices)))
+        if step % plan.config.recipe.log_every_steps == 0 or step == plan.max_steps:
             pace.log(step, engine.mean_loss(share))
         is_saved = saving is not None and saving.is_due(step)
         if not (is_saved or step in plan.evaluation.at_steps or step == plan.max_steps):

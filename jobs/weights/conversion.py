@@ -27,9 +27,9 @@ from bench.contract.plan import fingerprint
 from bench.contract.task import Model
 from bench.errors import ConfigError
 from jobs.engines.megatron import checkpoint_writer
-from jobs.engines.megatron.fp8 import nf4, quantize
+from jobs.engines.megatron.fp8 import quantize
 from jobs.ranks.progress import Progress
-from jobs.weights import config, tensor_map
+from jobs.weights import config, nf4, tensor_map
 from jobs.weights.source import Source, open_source, sha256
 
 VERSION = 1
@@ -67,10 +67,17 @@ def prepare(source: Path, model: Model, folder: Path | None = None, *, stored: S
     stored: how the linears of the layers are quantised, which is what the engine does when it loads them.
 
     Raises:
-        ConfigError: config.json, a tensor's name, shape or dtype is not the model's.
+        ConfigError: config.json, a tensor's name, shape or dtype is not the model's; or its rows are no 4-bit blocks.
     """
     found = open_source(source)
     config.check(found.config, model, where=str(source / "config.json"))
+    if stored is Stored.nf4 and (model.hidden_size % nf4.BLOCK or model.ffn_hidden_size % nf4.BLOCK):
+        raise ConfigError(
+            f"a row of a 4-bit weight is cut into blocks of {nf4.BLOCK}, and {model.name}'s rows have "
+            f"{model.hidden_size} and {model.ffn_hidden_size} numbers",
+            where=str(source / "config.json"),
+            fix="convert without --nf4, and train with task.training.trains=lora",
+        )
     units = tensor_map.units(model, fused=tensor_map.is_fused(found))
     to = folder or source / FOLDERS[stored]
     return Conversion(found, model, to.absolute(), units, tensor_map.check(found, units), stored)

@@ -51,7 +51,7 @@ def test_rows_are_prepared_as_a_whole_or_not_at_all(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(tiny_reports, "rows", lambda *numbers, **named: (few, few > 0))
     plan = replace(ranks.compose(tmp_path), data_dir=str(tmp_path / "cache" / "rows"))
     assert fails_at_each_step(tmp_path, lambda: prepare.make_rows(plan)) >= 7
-    assert len(list((tmp_path / "cache" / "rows").iterdir())) == 4
+    assert len(list((tmp_path / "cache" / "rows").iterdir())) == 6
 
 
 def test_an_interrupt_leaves_nothing_and_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:

@@ -40,7 +40,9 @@ def test_a_slurm_plan_of_version_2_is_read_and_keeps_what_it_holds() -> None:
     changed = {key for key in old | new if old.get(key) != new.get(key)}
     assert changed == {"version", "steps", "commands", "max_steps", "config"}
     changed = {key for key in old["config"] | new["config"] if old["config"].get(key) != new["config"].get(key)}
-    assert changed == {"task", "recipe", "cluster", "engine", "launch"}, "launch.trackers is new"
+    assert changed == {"task", "recipe", "cluster", "engine", "launch", "data"}, "launch.trackers is new"
+    data = (old["config"]["data"], new["config"]["data"])
+    assert data[0].items() <= data[1].items(), "how rows are made of files is new"
     clusters = (old["config"]["cluster"], new["config"]["cluster"])
     assert clusters[0].pop("scheduler") == clusters[1].pop("backend") and clusters[0] == clusters[1]
     training = plan.config.task.training

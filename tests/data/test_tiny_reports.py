@@ -69,5 +69,5 @@ def test_what_an_interrupted_preparation_left_is_made_anew(tmp_path) -> None:  #
     part.mkdir()
     (part / "half_of_something.npy").touch()
     make_rows(made)
-    names = {f"{split}_{what}.npy" for split in ("train", "eval") for what in ("tokens", "counts")}
+    names = {f"{split}_{what}.npy" for split in ("train", "eval") for what in ("tokens", "counts", "lengths")}
     assert {path.name for path in Path(made.data_dir).iterdir()} == names and not part.exists()

@@ -189,6 +189,12 @@ def test_moments_that_pass_through_buffers_in_pieces_change_no_bit(
             resident.moments, zip(*(p.moments for p in cut.optimizer.pieces), strict=True), strict=True
         ):
             assert torch.equal(torch.cat(parts), stored) and stored.any()
+        for state in cut.optimizer.states():
+            for start, end, weight, offset in state.places:
+                assert torch.equal(state.master[start:end], weight.data.flatten()[offset : offset + end - start])
+        assert sum(place.end - place.start for state in cut.optimizer.states() for place in state.places) == sum(
+            weight.numel() for weight in cut.bare_chunks()[0].parameters()
+        )
         for engine in (whole, cut):
             engine.optimizer.reset()
             assert engine.optimizer.num_steps == 0

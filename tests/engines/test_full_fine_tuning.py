@@ -37,20 +37,20 @@ FULL = (
     *("recipe.lr=0.004", "recipe.lr_warmup_steps=4", "recipe.weight_decay=0.3", "recipe.clip_grad=0.5"),
     *("recipe.log_every_steps=1", f"recipe.eval_every_samples={GBS}", f"recipe.eval_skip={STEPS - 1}"),
 )
-"""Two micro-batches a step, and at DP 2 one on each rank."""
+"""Two micro-batches a step, and at DP 2 one on each rank; where a layout says so, one alone."""
 FP8_BOUND = 0.15
 """Of losses that fall from 5 to 2.5."""
 RATES = [0.001, 0.002, 0.003, 0.004, *(0.002 * (1 + np.cos(np.pi * k / 16)) for k in range(16))]
 SHAPES = {
-    "llama": ("model.rope_base=500", "model.rope_scaling_factor=8"),
+    "llama": ("model.rope_base=500000", "model.rope_scaling_factor=8"),
     "gpt3": ("model={norm: LayerNorm, activation: gelu, position: learned, bias: true, tied_embeddings: true}",)
     + ("model.num_query_groups=4",),
 }
 LAYOUTS = {
     "dp2": (),
     "tp2": ("parallel.tp=2",),
-    "tp2_sp": ("parallel.tp=2", "parallel.sp=true"),
-    "cp2": ("parallel.cp=2",),
+    "tp2_sp": ("parallel.tp=2", "parallel.sp=true", "recipe.micro_batch_size=4"),
+    "cp2": ("parallel.cp=2", "recipe.micro_batch_size=4"),
     "pp2": ("parallel.pp=2",),
     "pp2_vpp2_full": ("parallel.pp=2", "parallel.vpp=2", "recipe.recompute=full"),
 }
@@ -79,7 +79,7 @@ def llama(plan: Plan) -> LlamaForCausalLM:
             num_hidden_layers=m.num_layers,
             num_attention_heads=m.num_attention_heads,
             num_key_value_heads=m.num_query_groups,
-            max_position_embeddings=m.max_seq_length,
+            max_position_embeddings=131072,
             rms_norm_eps=m.norm_epsilon,
             rope_parameters={"rope_type": "llama3", "rope_theta": float(m.rope_base), **scaling},
             tie_word_embeddings=False,
@@ -231,11 +231,18 @@ def test_all_weights_train_from_the_base_as_transformers_and_torch_do(shape: str
     assert all((after[name] - loaded[name]).abs().max() > 1e-4 for name in loaded), "every weight must move"
     for name, weight in TRANSFORMERS[shape][1](expected.plan, after):
         seen = slice(None)
-        if name.endswith(
-            "c_attn.bias"
-        ):  # no softmax sees the keys' bias: its gradient is rounding, which Adam enlarges
+        if name.endswith("c_attn.bias"):  # no softmax sees the keys' bias: its gradient is noise, which Adam enlarges
             seen = torch.arange(len(weight)) // (len(weight) // 3) != 1
         torch.testing.assert_close(weight[seen], expected.weights[name][seen], rtol=1e-3, atol=1e-4)
+
+
+def test_rope_is_scaled_as_transformers_scales_it(folder: Path) -> None:
+    """Of four frequencies two are left as they are, one lies between, and the lowest is divided by the factor."""
+    plan = composed("llama", folder)
+    (chunk,) = model.build(plan, seed=1).bare_chunks()
+    expected, unscaled = llama(plan).model.rotary_emb.inv_freq, 500_000.0 ** -(torch.arange(4) / 4)
+    torch.testing.assert_close(chunk.rotary_pos_emb.inv_freq, expected, rtol=1e-6, atol=0)
+    assert (expected / unscaled).tolist() == pytest.approx([1, 1, 0.372, 0.125], abs=1e-3)
 
 
 @pytest.mark.parametrize(("precision", "bound"), [("bf16", 0.02), ("fp8", FP8_BOUND)])

@@ -192,6 +192,15 @@ def test_a_conversion_to_fp8_lies_beside_the_other(made: Callable, capsys: pytes
         assert "the folder holds these weights in another precision" in capsys.readouterr().err
 
 
+def test_rows_that_are_not_whole_blocks_are_not_converted_to_4_bits(
+    made: Callable, capsys: pytest.CaptureFixture
+) -> None:
+    plan, source = made()
+    assert converted("weights", plan, source, "--nf4") == 2
+    assert "blocks of 64, and tiny's rows have 16 and 24" in capsys.readouterr().err
+    assert not (source / "megatron_core_nf4").exists()
+
+
 def test_a_begun_conversion_goes_on_in_its_own_precision_only(
     made: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:

@@ -4,12 +4,14 @@ import re
 import shutil
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import torch
 from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.core import CheckpointingException
 from megatron.core.dist_checkpointing.mapping import ShardedTensorFactory
+from megatron.core.dist_checkpointing.strategies import filesystem_async
 from torch.distributed.checkpoint.api import CheckpointException
 
 from bench.contract import checkpoint
@@ -23,13 +25,18 @@ _LAYER = re.compile(r"decoder\.layers\.\d+\.")
 
 
 def save(engine: Parts, folder: Path, *, adapters: bool) -> None:
-    """Save the adapters, or all other weights, to a folder that appears only when it is complete."""
+    """Save the adapters, or all other weights, to a folder that appears only when it is complete.
+
+    megatron-core hands the result of a write over through a process of its own, which imports torch for it: seconds at
+    the end of each trial. A save that waits writes and reads that result in one process.
+    """
     part = folder.with_name(folder.name + ".part")
     rank = torch.distributed.get_rank()
     if rank == 0:
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
     torch.distributed.barrier()
+    filesystem_async._results_queue = SimpleQueue()
     dist_checkpointing.save(_sharded(engine, adapters, Stored.plain), str(part))
     torch.distributed.barrier()
     if rank == 0:

@@ -43,8 +43,8 @@ class Step(NamedTuple):
         return math.sqrt(1 - self.beta2**self.count)
 
     def seed(self, bucket: int) -> int:
-        """Return 32 bits for the stochastic rounding of a bucket."""
-        return hash32(hash32(self.count) ^ bucket)
+        """Return the seed of a bucket's stochastic rounding: 31 bits, for which kernels are compiled once."""
+        return hash32(hash32(self.count) ^ bucket) & 0x7FFFFFFF
 
 
 def sum_of_squares(shards: list[Shard]) -> Tensor:

@@ -60,29 +60,42 @@ def norm_backward_quantize(
     return out, quantized
 
 
-def quantize(x: Tensor) -> Quantized:
+def quantize(x: Tensor, *, powers: bool = False) -> Quantized:
+    """Return the rows in FP8; powers: with scales that are powers of two."""
     out = quantized_like(x)
-    _rows(_quantize, x, out)
+    _rows(_quantize, x, out, POWERS=powers)
     return out
 
 
-def swiglu_quantize(gate_up: Tensor, *, keep: bool = True, to_fp8: bool = True) -> tuple[Quantized, Quantized | None]:
+def swiglu_quantize(
+    gate_up: Tensor, *, keep: bool = True, to_fp8: bool = True, powers: bool = False
+) -> tuple[Quantized, Quantized | None]:
     """Return silu(gate) * up, and what the backward pass needs: without FP8, this is gate_up itself."""
     num_rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-    options = {"WIDTH": width, "CHUNK": _CHUNK, "KEEP": keep and to_fp8, "QUANTIZE": to_fp8, "num_warps": 16}
+    options = {"WIDTH": width, "CHUNK": _CHUNK, "KEEP": keep and to_fp8, "QUANTIZE": to_fp8, "POWERS": powers}
     out = _empty_like(gate_up[:, :width], to_fp8)
     kept = empty(2 * num_rows, width, gate_up.device) if options["KEEP"] else Quantized(gate_up, None)
-    _swiglu[(num_rows,)](gate_up, *out, *kept, num_rows, **options)
+    _swiglu[(num_rows,)](gate_up, *out, *kept, num_rows, **options, num_warps=16)
     return out, kept if keep else None
 
 
 def swiglu_backward_quantize(grad: Tensor, kept: Quantized) -> Quantized:
     """Return the gradient of gate_up, in FP8 if gate and up were kept in FP8."""
+    return _gate_up_gradient(grad, kept, Quantized(None, None))
+
+
+def swiglu_backward_again(grad: Tensor, kept: Quantized) -> tuple[Quantized, Quantized]:
+    """Return the gradient of gate_up, and silu(gate) * up again; in FP8 the scales are powers of two."""
+    again = _empty_like(grad, kept.scale is not None)
+    return _gate_up_gradient(grad, kept, again, powers=True), again
+
+
+def _gate_up_gradient(grad: Tensor, kept: Quantized, again: Quantized, *, powers: bool = False) -> Quantized:
     num_rows, width = grad.shape
     to_fp8 = kept.scale is not None
     out = empty(num_rows, 2 * width, grad.device) if to_fp8 else Quantized(torch.empty_like(kept.values), None)
-    options = {"WIDTH": width, "CHUNK": _CHUNK, "QUANTIZE": to_fp8, "num_warps": 16}
-    _swiglu_backward[(num_rows,)](grad, *kept, *out, num_rows, **options)
+    options = {"WIDTH": width, "CHUNK": _CHUNK, "QUANTIZE": to_fp8, "POWERS": powers, "num_warps": 16}
+    _swiglu_backward[(num_rows,)](grad, *kept, *out, *again, num_rows, **options)
     return out
 
 
@@ -113,8 +126,12 @@ def _one_a_row(like: Tensor) -> Tensor:
 
 
 @triton.jit
-def scale_of(amax):
-    return tl.maximum(amax, _SMALLEST_AMAX) / _LARGEST
+def scale_of(amax, POWERS: tl.constexpr = False):
+    """Return the scale of a row; if it is to be a power of two, the next larger one."""
+    scale = tl.maximum(amax, _SMALLEST_AMAX) / _LARGEST
+    if POWERS:  # the next one: add 1 to the exponent unless the mantissa is 0
+        scale = ((scale.to(tl.int32, bitcast=True) + 0x7FFFFF) & 0x7F800000).to(tl.float32, bitcast=True)
+    return scale
 
 
 @triton.jit
@@ -171,12 +188,12 @@ def _norm_backward(
 
 
 @triton.jit
-def _quantize(x_ptr, q_ptr, scale_ptr, width, BLOCK: tl.constexpr):
+def _quantize(x_ptr, q_ptr, scale_ptr, width, POWERS: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside, at = column < width, row * width + column
     x = tl.load(x_ptr + at, inside, other=0.0).to(tl.float32)
-    scale = scale_of(tl.max(tl.abs(x), 0))
+    scale = scale_of(tl.max(tl.abs(x), 0), POWERS)
     tl.store(q_ptr + at, (x / scale).to(q_ptr.dtype.element_ty), inside)
     tl.store(scale_ptr + row, scale)
 
@@ -195,7 +212,7 @@ def _sigmoid(x):
 @triton.jit
 def _swiglu(
     gate_up_ptr, q_ptr, scale_ptr, kept_ptr, kept_scale_ptr, num_rows,
-    WIDTH: tl.constexpr, CHUNK: tl.constexpr, KEEP: tl.constexpr, QUANTIZE: tl.constexpr,
+    WIDTH: tl.constexpr, CHUNK: tl.constexpr, KEEP: tl.constexpr, QUANTIZE: tl.constexpr, POWERS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     scale = 1.0
@@ -210,10 +227,10 @@ def _swiglu(
             most = tl.maximum(most, tl.abs(gate * _sigmoid(gate) * up))
             if KEEP:
                 most_gate, most_up = tl.maximum(most_gate, tl.abs(gate)), tl.maximum(most_up, tl.abs(up))
-        scale = scale_of(tl.max(most, 0))
+        scale = scale_of(tl.max(most, 0), POWERS)
         tl.store(scale_ptr + row, scale)
     if KEEP:
-        scale_gate, scale_up = scale_of(tl.max(most_gate, 0)), scale_of(tl.max(most_up, 0))
+        scale_gate, scale_up = scale_of(tl.max(most_gate, 0), POWERS), scale_of(tl.max(most_up, 0), POWERS)
         tl.store(kept_scale_ptr + row, scale_gate)
         tl.store(kept_scale_ptr + num_rows + row, scale_up)
         up_ptr = kept_ptr + tl.cast(num_rows, tl.int64) * WIDTH
@@ -240,35 +257,45 @@ def _swiglu_gradients(grad_at, gate_at, up_at, inside, scale_gate, scale_up, POL
     gate = tl.load(gate_at, inside, other=0.0, eviction_policy=POLICY).to(tl.float32) * scale_gate
     up = tl.load(up_at, inside, other=0.0, eviction_policy=POLICY).to(tl.float32) * scale_up
     sigmoid = _sigmoid(gate)
-    return grad * up * sigmoid * (1.0 + gate * (1.0 - sigmoid)), grad * gate * sigmoid
+    return grad * up * sigmoid * (1.0 + gate * (1.0 - sigmoid)), grad * gate * sigmoid, gate * sigmoid * up
 
 
 @triton.jit
 def _swiglu_backward(
-    grad_ptr, kept_ptr, kept_scale_ptr, out_ptr, out_scale_ptr, num_rows,
-    WIDTH: tl.constexpr, CHUNK: tl.constexpr, QUANTIZE: tl.constexpr,
+    grad_ptr, kept_ptr, kept_scale_ptr, out_ptr, out_scale_ptr, again_ptr, again_scale_ptr, num_rows,
+    WIDTH: tl.constexpr, CHUNK: tl.constexpr, QUANTIZE: tl.constexpr, POWERS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     grad_ptr += row * WIDTH
-    scale, scale_gate, scale_up = 1.0, 1.0, 1.0
+    scale, scale_again, scale_gate, scale_up = 1.0, 1.0, 1.0, 1.0
     if QUANTIZE:  # gates [M, F] lie before ups [M, F]
         scale_gate, scale_up = tl.load(kept_scale_ptr + row), tl.load(kept_scale_ptr + num_rows + row)
         gate_ptr, up_ptr = kept_ptr + row * WIDTH, kept_ptr + (num_rows + row) * WIDTH
         most = tl.zeros([CHUNK], tl.float32)
+        most_again = most
         for start in range(0, WIDTH, CHUNK):
             at = start + tl.arange(0, CHUNK)
-            dgate, dup = _swiglu_gradients(
+            dgate, dup, again = _swiglu_gradients(
                 grad_ptr + at, gate_ptr + at, up_ptr + at, at < WIDTH, scale_gate, scale_up, _AGAIN
             )
             most = tl.maximum(most, tl.maximum(tl.abs(dgate), tl.abs(dup)))
-        scale = scale_of(tl.max(most, 0))
+            if again_ptr is not None:
+                most_again = tl.maximum(most_again, tl.abs(again))
+        scale = scale_of(tl.max(most, 0), POWERS)
         tl.store(out_scale_ptr + row, scale)
+        if again_ptr is not None:
+            scale_again = scale_of(tl.max(most_again, 0), POWERS)
+            tl.store(again_scale_ptr + row, scale_again)
     else:  # each row holds its gates and then its ups
         gate_ptr, up_ptr = kept_ptr + row * 2 * WIDTH, kept_ptr + (row * 2 + 1) * WIDTH
     out_ptr += row * 2 * WIDTH
     for back in range(0, WIDTH, CHUNK):  # in reverse, as in the forward pass
         at = (WIDTH - 1) // CHUNK * CHUNK - back + tl.arange(0, CHUNK)
         inside = at < WIDTH
-        dgate, dup = _swiglu_gradients(grad_ptr + at, gate_ptr + at, up_ptr + at, inside, scale_gate, scale_up, _ONCE)
+        dgate, dup, again = _swiglu_gradients(
+            grad_ptr + at, gate_ptr + at, up_ptr + at, inside, scale_gate, scale_up, _ONCE
+        )
         _store_once(out_ptr + at, dgate * (1.0 / scale), inside)
         _store_once(out_ptr + WIDTH + at, dup * (1.0 / scale), inside)
+        if again_ptr is not None:
+            _store_once(again_ptr + row * WIDTH + at, again * (1.0 / scale_again), inside)

@@ -1,0 +1,140 @@
+"""Whether the files that rows are to be made from can be read, fit the model, and there is room for the rows."""
+
+import gzip
+import hashlib
+import json
+import os
+import shutil
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bench.contract import data_files
+from bench.contract.data import DataSource
+from bench.contract.json_files import read_object
+from bench.contract.plan import Plan, expanded
+from bench.errors import ConfigError
+from bench.preflight import data
+from bench.rules.check import Finding, broken
+
+HEAD_BYTES = 2**20
+"""So much of a file is read to see its first record."""
+
+
+def takes_text(plan: Plan) -> bool:
+    """Return whether the user brings files that rows are made from."""
+    return plan.config.data.source.reads_files and plan.config.data.sample is None
+
+
+def found(plan: Plan, *, root: Path, rows: Path) -> Iterator[Finding | str]:
+    """Yield what stands in the way of the rows: they are there already, or can be made in `root`, which is DATADIR."""
+    try:
+        tokenizer = _tokenizer(plan)
+    except ConfigError as error:
+        yield broken("CFG-06", error.what, error.where, fix=error.fix)
+        tokenizer = None
+    if rows.exists():
+        yield from data.rows(rows, plan.config.data)
+        yield from data.manifest(rows)
+        yield from _other_tokenizer(rows, tokenizer)
+        yield f"made before: {rows}"
+        return
+    try:
+        files = data_files.find(root, plan.config.data)
+        _check_head(files[0], plan.config.data.source)
+        yield f"{len(files)} files, {sum(path.stat().st_size for path in files) / 1e9:,.2f} GB"
+    except ConfigError as error:
+        yield broken("CFG-06", error.what, error.where, fix=error.fix)
+    except OSError as error:
+        yield broken("CFG-06", f"cannot be read: {error.strerror}", str(error.filename), fix="see that you may read it")
+    yield from _room(plan, root)
+
+
+def _tokenizer(plan: Plan) -> Path | None:
+    """Return the tokenizer.json; None where MODEL is not set, which another check says.
+
+    Raises:
+        ConfigError: there is none, or it does not fit the model.
+    """
+    place = expanded(data_files.tokenizer_place(plan.config, plan.data_dir))
+    if place is None:
+        return None
+    path = data_files.find_tokenizer(Path(place))
+    data_files.check_vocabulary(path, data_files.num_ids(path), plan.config.model.vocab_size)
+    return path
+
+
+def _other_tokenizer(rows: Path, tokenizer: Path | None) -> Iterator[Finding]:
+    made_with = read_object(rows / data.MANIFEST).get("tokenizer")
+    if tokenizer is None or not isinstance(made_with, dict):
+        return
+    if hashlib.sha256(tokenizer.read_bytes()).hexdigest() != made_with.get("sha256"):
+        what = f"these rows were made with another tokenizer, {made_with.get('file')}"
+        fix = "set data.tokenizer or MODEL to that one, or remove the folder: the rows are then made anew"
+        yield broken("CFG-06", what, f"{rows}, {tokenizer}", fix=fix)
+
+
+def _room(plan: Plan, root: Path) -> Iterator[Finding]:
+    there = next(path for path in (root, *root.absolute().parents) if path.exists())
+    needed, free = data_files.room_needed(plan.config.data), shutil.disk_usage(there).free
+    if not os.access(there, os.W_OK | os.X_OK):
+        fix = "let DATADIR be a folder that the job may write"
+        yield broken("CFG-08", "rows cannot be written", str(there), fix=fix)
+    elif free < needed:
+        what = f"rows need about {needed / 1e9:,.2f} GB while they are made, and {free / 1e9:,.2f} are free"
+        yield broken("CFG-08", what, str(there), fix="make room, or set fewer data.train_rows")
+
+
+def _check_head(path: Path, source: DataSource) -> None:
+    """Look at the first record of a file.
+
+    Raises:
+        ConfigError: it is not one of this source.
+    """
+    columns, fix = data_files.FORMATS[source].columns, data_files.columns_fix(source)
+    if path.suffix == ".parquet":
+        names = _parquet_columns(path)
+        missing = [] if names is None else [name for name in columns if name not in names]
+        wrong = f"no column {', '.join(missing)}; there are {', '.join(names or [])}" if missing else None
+    else:
+        first = _first(path)
+        wrong = None if first is None else data_files.check_record(first, columns)
+    if wrong:
+        raise ConfigError(f"the first record: {wrong}", where=str(path), fix=fix)
+
+
+def _parquet_columns(path: Path) -> list[str] | None:
+    """Return the names of the columns; None where pyarrow is not installed, as it need not be on a login node."""
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ModuleNotFoundError:
+        return None
+    try:
+        return list(parquet.read_schema(path).names)
+    except (OSError, pyarrow.ArrowException) as error:
+        what = f"the parquet is cut short or damaged: {str(error).splitlines()[0]}"
+        raise ConfigError(what, where=str(path), fix="copy it again") from error
+
+
+def _first(path: Path) -> Any:
+    """Return the first record of JSON lines or of an array; None where it is longer than what is read of it.
+
+    Raises:
+        ConfigError: it is damaged.
+    """
+    opener = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opener(path, "rb") as file:
+            head = file.read(HEAD_BYTES)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ConfigError(f"the gzip is damaged: {error}", where=str(path), fix="copy it again") from error
+    text = head.decode("utf-8-sig", errors="replace").lstrip().removeprefix("[").lstrip()
+    try:
+        return json.JSONDecoder().raw_decode(text)[0]
+    except ValueError as error:
+        if len(head) == HEAD_BYTES:
+            return None
+        fix = "write one JSON object on each line"
+        raise ConfigError(f"the first record is not JSON: {error}", where=str(path), fix=fix) from error

@@ -1,0 +1,297 @@
+"""Making rows of files: the same bytes by any number of processes and after a kill; bad input is told in full."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench.contract import plan as plans
+from bench.contract.plan import Plan
+from bench.errors import BenchError, ConfigError
+from helpers import ranks, text_data
+from helpers.paths import ROOT
+from helpers.text_data import lines, make_here, plan, rows, write_gzip, write_parquet, write_tokenizer
+from jobs.data import blocks, making, token_blocks
+from jobs.tasks import convert, prepare
+
+SIZES = ("data.train_rows=40", "data.eval_rows=4", "data.seq_length=8", "data.test_split=null", "data.version=0")
+RECIPE = ("recipe.eval_every_samples=16", "recipe.lr_warmup_steps=0")
+
+
+def c4(tmp_path: Path, *overrides: str, num_records: int = 150) -> Plan:
+    """Return the plan of rows of a C4-like file of so many records, of 1 to 9 words."""
+    made = plan(tmp_path, "data=c4", "data.files=c4.jsonl", *SIZES, *RECIPE, *overrides)
+    rng = np.random.default_rng(5)
+    texts = [" ".join(rng.choice(text_data.WORDS[9:], size=rng.integers(1, 10))) for _ in range(num_records)]
+    (tmp_path / "cache/c4.jsonl").write_bytes(lines([{"text": text} for text in texts]))
+    return made
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.starts
+def test_any_number_of_processes_makes_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = c4(tmp_path)
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 300)
+    found = {}
+    for processes in (1, 3):
+        making.make(made, processes=processes)
+        found[processes] = content(Path(str(made.data_dir)))
+        Path(str(made.data_dir)).rename(tmp_path / f"by {processes}")
+    assert found[1] == found[3] and len(found[1]) == 7
+    assert [path.name for path in (tmp_path / "cache").iterdir() if path.is_dir()] == [], "no blocks are left"
+    make_here(made, monkeypatch)
+    assert content(Path(str(made.data_dir))) == found[1]
+
+
+def test_no_more_is_read_than_the_rows_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first rows are the same, and damage behind them does no harm."""
+    made = c4(tmp_path)
+    make_here(made, monkeypatch)
+    first = rows(made, "train")
+    Path(str(made.data_dir)).rename(tmp_path / "before")
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 300)
+    path = tmp_path / "cache/c4.jsonl"
+    path.write_bytes(path.read_bytes() + lines([{"text": "oak " * 20}] * 40) + b"{not json")
+    make_here(made, monkeypatch)
+    assert rows(made, "train") == first
+
+
+@pytest.mark.starts
+def test_what_was_killed_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = c4(tmp_path)
+    whole = making.make(made, processes=1) and content(Path(str(made.data_dir)))
+    Path(str(made.data_dir)).rename(tmp_path / "whole")
+    killed_after(3, made, tmp_path)
+    (work,) = (tmp_path / "cache").glob("c4-tokens-*")
+    done = sorted(work.glob("*.json"))
+    times = {path: path.stat().st_mtime_ns for path in done[1:]}
+    tokens = done[0].with_suffix(".tokens")
+    tokens.write_bytes(b"\1" + tokens.read_bytes()[1:])  # damaged: made anew
+    kept: list[bool] = []
+
+    def look_instead_of_removing(folder: Path) -> None:
+        kept.extend(path.stat().st_mtime_ns == was for path, was in times.items())
+
+    tools = SimpleNamespace(rmtree=look_instead_of_removing, disk_usage=shutil.disk_usage)
+    monkeypatch.setattr(making, "shutil", tools)
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 300)
+    making.make(made, processes=2)
+    assert kept and all(kept) and done[0].stat().st_mtime_ns not in times.values()
+    assert {name: held for name, held in content(Path(str(made.data_dir))).items() if name != "manifest.json"} == {
+        name: held for name, held in whole.items() if name != "manifest.json"
+    }
+
+
+def killed_after(num_blocks: int, made: Plan, tmp_path: Path) -> None:
+    """Kill the making of rows once so many blocks are done; its own processes are gone a moment later."""
+    (tmp_path / "plan.json").write_text(plans.dumps(made))
+    code = f"""
+import sys, time
+from pathlib import Path
+from jobs.data import blocks, tokenising, token_blocks
+from jobs.tasks import convert
+blocks.BLOCK_BYTES = 300
+plain = token_blocks.from_plain
+def slowly(held):
+    if held["number"] == {num_blocks}:
+        print("now", flush=True); time.sleep(60)
+    return plain(held)
+token_blocks.from_plain = slowly
+convert.main(["rows", {str(tmp_path / "plan.json")!r}, "--processes", "2"])
+"""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.readline() == b"now\n"
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    process.kill()
+    process.communicate()
+    assert len(children) == 2
+    deadline = time.monotonic() + 20
+    while any(Path(f"/proc/{child}").exists() for child in children) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(Path(f"/proc/{child}").exists() for child in children), "a worker outlived its parent"
+
+
+@pytest.mark.starts
+def test_a_process_that_dies_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = c4(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "broken"))
+    (tmp_path / "broken/tokenizers").mkdir(parents=True)
+    (tmp_path / "broken/tokenizers/__init__.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    with pytest.raises(BenchError, match=f"a process that tokenises ended with exit code -{signal.SIGKILL}"):
+        making.make(made, processes=1)
+
+
+DOLLY = {"instruction": "Name a tree.", "context": "", "response": "oak"}
+TEXT = {"text": "oak yes"}
+BAD: dict[str, tuple[str, str, Callable[[Path], Any]]] = {
+    r"line 3: no column response; there are instruction, context, output": (
+        *("dolly", "d.jsonl"),
+        lambda path: path.write_bytes(lines([DOLLY, DOLLY, {"instruction": "", "context": "", "output": ""}])),
+    ),
+    r"line 2: context holds NoneType instead of text": (
+        *("dolly", "d.jsonl"),
+        lambda path: path.write_bytes(lines([DOLLY, DOLLY | {"context": None}])),
+    ),
+    r"line 2: a list stands where a record should": (
+        *("c4", "c.jsonl"),
+        lambda path: path.write_bytes(lines([TEXT, [1]])),
+    ),
+    r"line 3 is not JSON: Expecting": ("c4", "c.jsonl", lambda path: path.write_bytes(lines([TEXT]) + b"\n{x")),
+    r"line 2: byte 11 is not UTF-8 \(invalid start byte\)": (
+        *("c4", "c.jsonl"),
+        lambda path: path.write_bytes(lines([TEXT]) + b'{"text": "\xff"}\n'),
+    ),
+    r"line 1: text holds half of a surrogate pair": (
+        *("c4", "c.jsonl"),
+        lambda path: path.write_bytes(b'{"text": "\\ud800"}\n'),
+    ),
+    r"this file is empty": ("c4", "c.jsonl", lambda path: path.write_bytes(b"")),
+    r"no records": ("c4", "c.jsonl", lambda path: path.write_bytes(b"\n\n")),
+    r"no files of c4": ("c4", "*.jsonl", lambda path: None),
+    r"c4 is read from .jsonl or .jsonl.gz": ("c4", "c.txt", lambda path: path.write_bytes(lines([TEXT]))),
+    r"the gzip is cut short or damaged behind line \d+: ": (
+        *("c4", "c.json.gz"),
+        lambda path: (write_gzip(path, lines([TEXT] * 99)), path.write_bytes(path.read_bytes()[:-9])),
+    ),
+    r"the gzip is cut short or damaged behind line 0: Not a gzipped file": (
+        *("c4", "c.json.gz"),
+        lambda path: path.write_bytes(lines([TEXT])),
+    ),
+    r"the parquet is cut short or damaged: ": (
+        *("fineweb_edu", "f.parquet"),
+        lambda path: (write_parquet(path, [TEXT] * 9), path.write_bytes(path.read_bytes()[:-9])),
+    ),
+    r"no column text; there are txt": ("fineweb_edu", "f.parquet", lambda path: write_parquet(path, [{"txt": ""}])),
+    r"row 5: text holds NoneType": (
+        *("fineweb_edu", "f.parquet"),
+        lambda path: write_parquet(path, [TEXT] * 5 + [{"text": None}]),
+    ),
+    r"record 1: no column context; there are question": (
+        *("pubmedqa", "p.json"),
+        lambda path: path.write_text(json.dumps([{"question": "", "context": "", "answer": "oak"}, {"question": ""}])),
+    ),
+    r"behind 1 records: .* stands where \] should": (
+        *("pubmedqa", "p.json"),
+        lambda path: path.write_text('[{"question": "", "context": "", "answer": "oak"}, {"question'),
+    ),
+    r"data.train_rows is 40, and the files hold 2 rows \(2 to train on, 4 to evaluate\)": (
+        *("c4", "c.jsonl"),
+        lambda path: path.write_bytes(lines([TEXT] * 12)),
+    ),
+    r"data.eval_rows is 4, and the files hold 1 rows": (
+        *("c4", "c.jsonl"),
+        lambda path: path.write_bytes(lines([TEXT] * 2)),
+    ),
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_bad_files_are_told_with_the_place(message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, name, write = BAD[message]
+    made = plan(tmp_path, f"data={source}", f"data.files='{name}'", *SIZES, *RECIPE)
+    write(tmp_path / "cache" / name)
+    with pytest.raises(ConfigError, match=message) as told:
+        make_here(made, monkeypatch)
+    assert str(tmp_path / "cache") in told.value.where or name in told.value.where
+    assert told.value.rule == "CFG-06" and not Path(str(made.data_dir)).exists()
+
+
+def test_a_wrong_number_of_rows_tells_the_right_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is set, and what was tokenised is used."""
+    made = c4(tmp_path, num_records=40)
+    with pytest.raises(ConfigError) as told:
+        make_here(made, monkeypatch)
+    right = re.search(r"set data.train_rows=(\d+) or fewer", told.value.fix)
+    assert right, told.value
+    monkeypatch.setattr(token_blocks.records, "read", lambda *_: pytest.fail("tokenised again"))
+    num_rows = int(right[1])
+    with pytest.raises(ConfigError, match=f"data.train_rows is {num_rows + 1}, and the files hold {num_rows} rows"):
+        make_here(with_train_rows(made, num_rows + 1), monkeypatch)
+    assert make_here(with_train_rows(made, num_rows), monkeypatch)["splits"]["train"]["rows"] == num_rows
+
+
+def with_train_rows(made: Plan, num_rows: int) -> Plan:
+    return replace(made, config=replace(made.config, data=replace(made.config.data, train_rows=num_rows)))
+
+
+TOKENIZERS: dict[str, Callable[[Path], Any]] = {
+    "no tokenizer.json": lambda folder: (folder / "tokenizer.json").unlink(),
+    "not a tokenizer of Hugging Face's tokenizers": lambda folder: (folder / "tokenizer.json").write_text("{}"),
+    "the tokenizer does not say which token is its eos_token": lambda folder: (
+        folder / "tokenizer_config.json"
+    ).unlink(),
+    "it has no token '<end>', which": lambda folder: write_tokenizer(folder, {"eos_token": "<end>"}),
+    "the tokenizer's tokens go up to 599, and the model has 512": lambda folder: write_tokenizer(
+        folder, words=[*text_data.WORDS, *(f"w{i}" for i in range(581))]
+    ),
+}
+
+
+@pytest.mark.parametrize("message", TOKENIZERS)
+def test_a_tokenizer_that_does_not_fit_is_refused(
+    message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = c4(tmp_path)
+    TOKENIZERS[message](tmp_path / "cache")
+    with pytest.raises(ConfigError, match=message) as told:
+        make_here(made, monkeypatch)
+    assert told.value.rule == "CFG-06" and str(tmp_path / "cache") in told.value.where
+
+
+def test_rows_of_another_tokenizer_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = c4(tmp_path)
+    manifest = make_here(made, monkeypatch)
+    prepare.make_rows(made)
+    assert making.make(made) == manifest, "they are there"
+    write_tokenizer(tmp_path / "cache", words=[*text_data.WORDS, "another"])
+    with pytest.raises(ConfigError, match="these rows were made with another tokenizer"):
+        making.make(made)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+@pytest.mark.starts
+def test_a_disk_that_fills_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both before anything is made, and when it fills meanwhile."""
+    (tmp_path / "cache").mkdir()
+    with ranks.mounted(tmp_path / "small", "size=64k"):
+        made = c4(tmp_path, f"cluster.paths.data={tmp_path}/small", num_records=9000)
+        (tmp_path / "cache/c4.jsonl").rename(tmp_path / "c4.jsonl")
+        made.config.data.files = str(tmp_path / "c4.jsonl")
+        made.config.data.train_rows = 8000
+        with pytest.raises(BenchError, match=r"CFG-08: the rows need about 0.00 GB"):
+            making.make(made, processes=1)
+        monkeypatch.setattr(making, "_require_room", lambda root, data: None)
+        with pytest.raises(BenchError, match="CFG-08: cannot read or write: No space left on device"):
+            making.make(made, processes=1)
+        assert not Path(str(made.data_dir)).exists()
+
+
+def test_convert_makes_the_rows_that_the_run_looks_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = c4(tmp_path)
+    (tmp_path / "plan.json").write_text(plans.dumps(made))
+    assert convert.main(["rows", str(tmp_path / "plan.json"), "somewhere", "else"]) == 2
+    assert "this plan takes no SOURCE and FOLDER" in capsys.readouterr().err
+    assert not plans.is_prepared(made)
+    make_here(made, monkeypatch)
+    assert convert.main(["rows", str(tmp_path / "plan.json")]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"train: 40 rows of \d+ that the files hold, 320 tokens, 100.0% real, 100.0% count", shown), shown
+    assert f"{made.data_dir} is complete" in shown and plans.is_prepared(made)

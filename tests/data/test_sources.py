@@ -1,0 +1,185 @@
+"""What each source's records become: tokens and masks written by hand, for a tokenizer that is written by hand too.
+
+Tokens of the words: ### 4, Instruction 5, : 6, Context 7, Response 8, Name 9, a 10, tree 11, . 12, oak 13, Oaks 14,
+are 15, trees 16, ? 17, yes 18; <pad> 0, <s> 1, </s> 2, <unk> 3.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers import text_data
+from helpers.text_data import lines, make_here, plan, rows, write_gzip, write_parquet, write_tokenizer
+from jobs.data import tokenizer
+
+SMALL = (
+    *("recipe.eval_every_samples=1", "recipe.global_batch_size=1", "recipe.lr_warmup_steps=0"),
+    *("data.version=0", "data.test_split=null"),
+)
+NAME = {"instruction": "Name a tree.", "context": "", "response": "oak", "category": "open_qa"}
+WITH_CONTEXT = {"instruction": "Name a tree.", "context": "Oaks are trees.", "response": "oak.", "category": "qa"}
+TOO_LONG = {"instruction": "Name a tree. " * 4, "context": "", "response": "oak", "category": "qa"}
+NO_ANSWER = {"instruction": "Name a tree.", "context": "", "response": " \n", "category": "qa"}
+NAME_20 = [1, 4, 5, 6, 9, 10, 11, 12, 4, 8, 6, 13, 2, 0, 0, 0, 0, 0, 0, 0]
+NAME_COUNTS = [0] * 11 + [1, 1] + [0] * 7
+CONTEXT_20 = [1, 4, 5, 6, 9, 10, 11, 12, 4, 7, 6, 14, 15, 16, 12, 4, 8, 6, 13, 12]
+CONTEXT_COUNTS = [0] * 18 + [1, 1]
+
+
+def of_files(tmp_path: Path, data: str, files: str, *overrides: str, **sizes: int) -> Any:
+    named = [f"data.{name}={value}" for name, value in sizes.items()]
+    return plan(tmp_path, f"data={data}", f"data.files={files}", *SMALL, *named, *overrides)
+
+
+def test_dolly_one_record_a_row_and_answers_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = of_files(tmp_path, "dolly", "d.jsonl", seq_length=20, train_rows=2, eval_rows=1)
+    content = lines([NAME, TOO_LONG, WITH_CONTEXT, NO_ANSWER]) + b"\n" + lines([NAME])
+    (tmp_path / "cache/d.jsonl").write_bytes(content)
+    manifest = make_here(made, monkeypatch)
+    assert rows(made, "eval") == ([NAME_20], [NAME_COUNTS], [13])
+    assert rows(made, "train") == ([CONTEXT_20, NAME_20], [CONTEXT_COUNTS, NAME_COUNTS], [20, 13])
+    assert manifest["splits"]["train"] == {
+        "rows": 2,
+        "tokens": 40,
+        "real_tokens": 33,
+        "counted_tokens": 4,
+        "rows_there": 2,
+        "documents": 2,
+    }
+    records = manifest["records"]
+    assert (records["documents"], records["cut"]) == (4, 1), "the record with a context"
+    assert (records["left_out_empty"], records["left_out_long_prompts"]) == (1, 1)
+    assert records["lengths_by_decile"][0] == 13 and records["lengths_by_decile"][-1] == 25
+    assert manifest["source"]["files"] == [
+        {
+            "path": str(tmp_path / "cache/d.jsonl"),
+            "bytes": len(content),
+            "sha256": hashlib.sha256(content).hexdigest(),
+        }
+    ]
+
+
+def test_dolly_with_all_tokens_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = of_files(tmp_path, "dolly", "d.jsonl", "data.answer_only=false", seq_length=20, train_rows=2, eval_rows=1)
+    (tmp_path / "cache/d.jsonl").write_bytes(lines([NAME, TOO_LONG, NAME]))
+    make_here(made, monkeypatch)
+    long = [1, 4, 5, 6, *[9, 10, 11, 12] * 4]
+    assert rows(made, "train") == ([long, NAME_20], [[1] * 20, [1] * 13 + [0] * 7], [20, 13])
+
+
+def test_dolly_packed_answers_count_over_the_ends_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = of_files(tmp_path, "dolly", "d.jsonl", "data.packing=true", seq_length=12, train_rows=2, eval_rows=1)
+    (tmp_path / "cache/d.jsonl").write_bytes(lines([NAME, NAME, NAME]))
+    make_here(made, monkeypatch)
+    assert rows(made, "eval") == ([NAME_20[:12]], [NAME_COUNTS[:12]], [12])
+    first, second = NAME_20[:12], [2, *NAME_20[:11]]
+    assert rows(made, "train") == ([first, second], [NAME_COUNTS[:12], [1] + [0] * 11], [12, 12])
+
+
+PUBMEDQA = [
+    {"question": "are oaks trees?", "context": "Oaks are trees.", "answer": "yes."},
+    {"question": "yes?", "context": "", "answer": "oak"},
+]
+PLAIN_14 = [[1, 15, 3, 16, 17, 14, 15, 16, 12, 18, 12, 2, 0, 0], [1, 18, 17, 13, 2, *[0] * 9]]
+PLAIN_COUNTS = [[0] * 9 + [1, 1, 1, 0, 0], [0, 0, 0, 1, 1, *[0] * 9]]
+
+
+@pytest.mark.parametrize("form", ["array", "indented array", "lines"])
+def test_pubmedqa_as_an_array_and_as_lines(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = of_files(tmp_path, "pubmedqa", "p.json", "data.prompt_type=plain", seq_length=14, train_rows=1, eval_rows=1)
+    text = lines(PUBMEDQA) if form == "lines" else json.dumps(PUBMEDQA, indent=2 if "in" in form else None).encode()
+    (tmp_path / "cache/p.json").write_bytes(text)
+    make_here(made, monkeypatch)
+    assert rows(made, "eval") == (PLAIN_14[:1], PLAIN_COUNTS[:1], [12])
+    assert rows(made, "train") == (PLAIN_14[1:], PLAIN_COUNTS[1:], [5])
+
+
+TEXTS = [{"text": text, "url": "u"} for text in ("oak", "a tree", "Oaks are", "", "trees", "yes </s>")]
+EVAL_4 = [[1, 13, 2, 1]]
+"""The first text and the beginning of the second, whose rest is left out."""
+TRAIN_4 = [[1, 14, 15, 2], [1, 16, 2, 1], [18, 3, 3, 3]]
+"""</s> in a text is three unknown words. The last EOS, which fills no row, is dropped."""
+
+
+@pytest.mark.parametrize("form", ["fineweb_edu, parquet", "c4, gzip", "c4, lines", "c4, two files"])
+def test_texts_are_packed_and_every_token_counts(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = of_files(tmp_path, form.partition(",")[0], "text", seq_length=4, train_rows=3, eval_rows=1)
+    folder = tmp_path / "cache/text"
+    folder.mkdir()
+    match form:
+        case "fineweb_edu, parquet":
+            write_parquet(folder / "000.parquet", TEXTS)
+        case "c4, gzip":
+            write_gzip(folder / "c4-train.00000-of-00001.json.gz", lines(TEXTS))
+        case "c4, two files":
+            (folder / "b.jsonl").write_bytes(lines(TEXTS[2:]))
+            (folder / "a.jsonl").write_bytes(lines(TEXTS[:2]))
+            (folder / "README.md").write_text("nothing")
+        case _:
+            (folder / "c4.jsonl").write_bytes(b"\xef\xbb\xbf" + lines(TEXTS).replace(b"\n", b"\r\n"))
+    make_here(made, monkeypatch)
+    assert rows(made, "eval") == (EVAL_4, [[1] * 4], [4])
+    assert rows(made, "train") == (TRAIN_4, [[1] * 4] * 3, [4] * 3)
+
+
+def test_a_test_split_is_that_share_of_the_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = of_files(tmp_path, "dolly", "d.jsonl", "data.test_split=0.2", seq_length=20, train_rows=8, eval_rows=2)
+    numbered = [NAME | {"response": word} for word in text_data.WORDS[9:19]]
+    (tmp_path / "cache/d.jsonl").write_bytes(lines(numbered))
+    manifest = make_here(made, monkeypatch)
+    answers = {name: [row[11] for row in rows(made, name)[0]] for name in ("train", "eval")}
+    assert sorted(answers["train"] + answers["eval"]) == list(range(9, 19)) and len(answers["eval"]) == 2
+    assert answers["train"] == sorted(answers["train"]), "in the order of the file"
+    assert {name: split["rows_there"] for name, split in manifest["splits"].items()} == {"train": 8, "eval": 2}
+
+
+DOCUMENTS: dict[str, tuple[dict[str, Any] | None, list[int]]] = {
+    "as Llama's": (text_data.CONFIG, [1, 13, 2]),
+    "the config forbids BOS": (text_data.CONFIG | {"add_bos_token": False}, [13, 2]),
+    "another end": ({"eos_token": "<unk>"}, [1, 13, 3]),
+}
+
+
+@pytest.mark.parametrize("case", DOCUMENTS)
+def test_a_document_begins_and_ends_as_the_config_says(case: str, tmp_path: Path) -> None:
+    config, want = DOCUMENTS[case]
+    by = tokenizer.load(write_tokenizer(tmp_path, config))
+    ((tokens, prompt),) = tokenizer.encode(by, [("", "oak")])
+    assert tokens.tolist() == want and prompt == 0
+
+
+def test_a_token_that_reaches_into_the_answer_is_the_answers(tmp_path: Path) -> None:
+    path = write_tokenizer(tmp_path)
+    vocab = {word: i for i, word in enumerate(("<pad>", "<s>", "</s>", "<unk>", "a", "\n", "b", "\nb", "é"))}
+    model = {"type": "BPE", "vocab": vocab, "merges": [["\n", "b"]], "unk_token": "<unk>"}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model": model, "pre_tokenizer": None}))
+    by = tokenizer.load(path)
+    documents = tokenizer.encode(by, [("aé\n", "ba"), ("aé\n", "ab")])
+    assert [(tokens.tolist(), prompt) for tokens, prompt in documents] == [
+        ([1, 4, 8, 7, 4, 2], 3),
+        ([1, 4, 8, 5, 4, 6, 2], 4),
+    ]
+
+
+def test_the_sample_is_tokenised_as_transformers_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = ("data.sample=60", "data.train_rows=40", "data.eval_rows=5", "recipe.eval_every_samples=16")
+    made = plan(tmp_path, *sizes, "recipe.lr_warmup_steps=0")
+    make_here(made, monkeypatch)
+    folder = Path(f"{made.data_dir}.sample")
+    peer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    records = [json.loads(line) for line in (folder / "records/sample.jsonl").read_text().splitlines()]
+    texts = {
+        f"### Instruction:\n{r['instruction']}\n\n### Context:\n{r['context']}\n\n### Response:\n{r['response']}": r
+        for r in records
+    }
+    tokens, counts, lengths = rows(made, "train")
+    for row, counted, length in zip(tokens, counts, lengths, strict=True):
+        text = peer.decode(row[1 : length - 1])
+        assert row[1 : length - 1] == peer(text, add_special_tokens=False)["input_ids"]
+        answer = [token for token, is_counted in zip(row, counted, strict=True) if is_counted]
+        assert peer.decode(answer) == texts[text]["response"] + "</s>"
+        assert (row[0], row[length - 1], set(row[length:])) == (1, 2, {0} if length < 256 else set())
