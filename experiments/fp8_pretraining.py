@@ -4,11 +4,11 @@
     python experiments/fp8_pretraining.py --quick         tiny, in a minute on one CPU core, where FP8 is emulated
 
 What is compared, and what counts as equal, stands here before anything runs: every run trains on the same number of
-tokens (`FULL`), rows of the grammar's reports, each seen once. The seeds draw the weights and the order of the rows. The
-precisions agree if the mean curves of evaluation loss differ by no more than the seeds of one precision do (their sd,
-mean over the evaluations). Then one micro-batch goes forward and back in FP32, BF16 and FP8, with the weights that the
-first BF16 run left, and the gradients of every linear are compared. The report goes to stdout and progress to stderr;
-FILE has all numbers so far at any time.
+tokens (`FULL`), rows of the grammar's reports, each seen once. The seeds draw the weights and the order of the rows.
+The precisions agree if the mean curves of evaluation loss differ by no more than the seeds of one precision do (their
+sd, mean over the evaluations). Then one micro-batch goes forward and back in FP32, BF16 and FP8, with the weights that
+the first BF16 run left, and the gradients of every linear are compared. The report goes to stdout and progress to
+stderr; FILE has all numbers so far at any time.
 """
 
 import argparse

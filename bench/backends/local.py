@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.backends import run_lock
 from bench.backends.local_checks import CHECKS
 from bench.backends.protocol import Job, JobState
 from bench.contract import run_files
@@ -52,7 +53,7 @@ class RankCommand:
         for name in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
             signal.signal(name, lambda signum, frame: told.append(signum))
         while process.poll() is None:
-            if told or not _is_locked(self.alive):
+            if told or not run_lock.is_locked(self.alive):
                 code = _end(process)
                 return TIME_IS_UP if signal.SIGUSR2 in told else code  # USR2 is submitit's word for it
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -163,48 +164,17 @@ class LocalBackend:
         return {folder: _state(folder) for folder in ids}
 
     def cancel(self, job: str) -> None:
-        host, pid = _driver(Path(job)) or ("", 0)
+        host, pid = run_lock.driver(Path(job)) or ("", 0)
         if host != socket.gethostname():
             what = f"the run is driven on {host}" if host else "no process drives the run"
             raise SubmitError(what, where=job, fix="end it on the machine where it was started")
         os.kill(pid, signal.SIGTERM)
 
 
-@contextlib.contextmanager
-def driving(folder: Path) -> Iterator[None]:
-    """Hold a run's lock, which says that this process drives its commands.
-
-    Raises:
-        ConfigError: another process does.
-    """
-    with (folder / run_files.RUN_LOCK).open("a+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ConfigError(
-                "another process drives this run",
-                where=str(folder),
-                fix=f"python -m bench watch {folder}",
-                rule="CFG-05",
-            ) from error
-        lock.truncate(0)
-        print(socket.gethostname(), os.getpid(), file=lock, flush=True)
-        yield
-
-
 def _state(folder: str) -> Job:
-    if _driver(Path(folder)) is not None:
+    if run_lock.driver(Path(folder)) is not None:
         return Job(id=folder, state=JobState.running, word="running")
     return Job(id=folder, state=JobState.failed, word="ended")
-
-
-def _driver(folder: Path) -> tuple[str, int] | None:
-    """Return host and process that hold a run's lock; None if none does."""
-    lock = folder / run_files.RUN_LOCK
-    if not lock.exists() or not _is_locked(str(lock)):
-        return None
-    host, pid = lock.read_text().split()
-    return host, int(pid)
 
 
 @contextlib.contextmanager
@@ -289,15 +259,6 @@ def _end(process: "subprocess.Popen[bytes]") -> int:
     except subprocess.TimeoutExpired:
         process.kill()
         return process.wait()
-
-
-def _is_locked(path: str) -> bool:
-    with open(path) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
 
 
 def _python_path() -> str:

@@ -112,3 +112,6 @@ class Queue(Backend, Protocol):
         Raises:
             SubmitError: the backend refuses it, in its own words.
         """
+
+    def without(self, plan: Plan, nodes: Sequence[str]) -> str:
+        """Return the override, as one would paste it, that leaves nodes out beside those that are left out already."""

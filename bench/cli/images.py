@@ -47,7 +47,7 @@ def _add_image(verbs: verb.Verbs) -> None:
     for action in (source, file):
         action.add_argument("--arch", choices=("x86_64", "aarch64"), help="of the nodes (default: as this machine)")
     for action in (source, listed, file):
-        action.add_argument("--json", action="store_true", help="print one JSON object")
+        verb.takes_json(action)
 
 
 def _image(args: argparse.Namespace) -> int:

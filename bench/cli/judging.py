@@ -38,7 +38,7 @@ def _add_watch(verbs: verb.Verbs) -> None:
     parser.add_argument(
         "--trials", type=verb.count, default=1, metavar="N", help="how many trials a log will hold (default: 1)"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object each time")
+    verb.takes_json(parser, "one JSON object each time")
 
 
 def _watch(args: argparse.Namespace) -> int:
@@ -67,7 +67,7 @@ def _add_parse(verbs: verb.Verbs) -> None:
     )
     parser.add_argument("--official", metavar="RULESET", help="ask MLPerf's own checker too")
     parser.add_argument("--num-gpus", type=verb.count, metavar="N", help="where the log does not say")
-    parser.add_argument("--json", action="store_true", help="print one JSON object per file")
+    verb.takes_json(parser, "one JSON object per file")
 
 
 def _parse(args: argparse.Namespace) -> int:
@@ -113,14 +113,9 @@ def _add_why(verbs: verb.Verbs) -> None:
         help="explain a run that failed or is stuck, from what it left behind",
         example="runs/20261121-lora70b-dgx2-acbd",
     )
-    parser.add_argument(
-        "logs",
-        nargs="*",
-        type=Path,
-        metavar="RUN|FILE",
-        help="run folders (default: latest, the newest one); files are one run together",
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object per run")
+    what = "run folders (default: latest, the newest one); files are one run together"
+    verb.takes_runs(parser, what, metavar="RUN|FILE")
+    verb.takes_json(parser, "one JSON object per run")
 
 
 def _why(args: argparse.Namespace) -> int:
@@ -128,7 +123,7 @@ def _why(args: argparse.Namespace) -> int:
     from bench.console import explanation as explanation_sheets
     from bench.console import sheet
 
-    explanations = [diagnosis.explain(paths) for paths in diagnosis.runs(verb.run_folders(args.logs))]
+    explanations = [diagnosis.explain(paths) for paths in diagnosis.runs(verb.run_folders(args.runs))]
     for explanation in explanations:
         if args.json:
             print(json.dumps(explanation.to_json()))
@@ -152,7 +147,7 @@ def _add_score(verbs: verb.Verbs) -> None:
         help="a run folder (default: latest, the newest one), or another one that holds result_*.txt",
     )
     parser.add_argument("--ruleset", help="as 5.1.0 (default: the one in force when the runs were made)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    verb.takes_json(parser)
 
 
 def _score(args: argparse.Namespace) -> int:
@@ -176,18 +171,13 @@ def _add_report(verbs: verb.Verbs) -> None:
         help="write results as a page, tables and figures; several sets are compared",
         example="runs/20261121-lora70b-dgx2-acbd -o report",
     )
-    parser.add_argument(
-        "runs",
-        nargs="*",
-        type=Path,
-        metavar="RUN",
-        help="a folder of result_K.txt, some of the files of one, or a folder of such folders (default: latest)",
-    )
+    what = "a folder of result_K.txt, some of the files of one, or a folder of such folders (default: latest)"
+    verb.takes_runs(parser, what)
     parser.add_argument("-o", "--out", type=Path, help="folder that gets report.html, *.csv and *.png")
     parser.add_argument("--title", help="headline of the page")
     parser.add_argument("--num-gpus", type=int, metavar="N", help="where the logs do not say")
     rows = parser.add_mutually_exclusive_group()
-    rows.add_argument("--json", action="store_true", help="print one JSON object per trial")
+    verb.takes_json(rows, "one JSON object per trial")
     rows.add_argument("--csv", action="store_true", help="print one line per trial")
 
 
@@ -219,7 +209,7 @@ def _add_rules(verbs: verb.Verbs) -> None:
         verbs, _rules, help="say what a numbered rule means, how it shows and what to do", example="PYX-05"
     )
     parser.add_argument("ids", nargs="*", metavar="RULE", help="such as PYX-05 (default: list them all)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object per rule")
+    verb.takes_json(parser, "one JSON object per rule")
 
 
 def _rules(args: argparse.Namespace) -> int:
@@ -261,7 +251,7 @@ def _add_pack(verbs: verb.Verbs) -> None:
         "--describe", nargs="+", type=Path, default=[], metavar="FILE", help="<system>.json as a person filled it in"
     )
     parser.add_argument("--force", action="store_true", help="pack what could not be submitted; the package says so")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    verb.takes_json(parser)
 
 
 def _pack(args: argparse.Namespace) -> int:

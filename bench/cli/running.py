@@ -28,11 +28,14 @@ def _add_plan(verbs: verb.Verbs) -> None:
         verbs, _plan, help="work out what a run would do", example="task=lora70b cluster=dgx2 parallel.tp=8 --json"
     )
     _takes_overrides(parser)
-    parser.add_argument("--json", action="store_true", help="print plan.json, or the layouts, instead of a table")
+    verb.takes_json(parser, "plan.json, or the layouts, instead of a table")
     parser.add_argument(
         "--layouts",
         action="store_true",
         help="list what parallel.tp, pp, cp and sp can be where they are null, best first",
+    )
+    parser.add_argument(
+        "--memory", action="store_true", help="list what Llama 2's sizes need to be trained, beside a published table"
     )
 
 
@@ -43,6 +46,8 @@ def _plan(args: argparse.Namespace) -> int:
     from bench.console import sheet
     from bench.contract import plan as plans
 
+    if args.memory:
+        return _plan_memory(args)
     plan = _composed(args)
     if args.layouts and args.json:
         print(json.dumps(layout_sheets.to_json(plan), allow_nan=False))
@@ -53,6 +58,25 @@ def _plan(args: argparse.Namespace) -> int:
         print(plans.dumps(plan), end="")
     else:
         plan_sheets.show_plan(plan, preflight.inspect(plan))
+    return 0
+
+
+def _plan_memory(args: argparse.Namespace) -> int:
+    from bench.console import model_memory, sheet
+    from bench.errors import ConfigError
+    from bench.planning import compose
+    from bench.planning.model_memory import MODELS
+
+    if args.overrides or args.layouts or args.json:
+        raise ConfigError(
+            "the tables of memory are of fixed models, and text only",
+            where="plan --memory",
+            fix="leave out the rest; the memory of one task stands in `plan task=…`",
+        )
+    task = ("task=pretrain_7b", "cluster=dgxh200")
+    configs = {model: compose.unplanned([*task, f"model={model}"], config_dir=args.config_dir) for model in MODELS}
+    for table in model_memory.sheets(configs):
+        sheet.show(table)
     return 0
 
 
@@ -71,7 +95,7 @@ def _add_doctor(verbs: verb.Verbs) -> None:
         "and files, a job on one node, a job on all of them that measures "
         "their speed (default: login where sbatch is, else laptop)",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    verb.takes_json(parser)
 
 
 def _doctor(args: argparse.Namespace) -> int:
@@ -120,7 +144,7 @@ def _add_runs(verbs: verb.Verbs) -> None:
     parser.add_argument("--active", action="store_true", help="only runs that are queued or running")
     parser.add_argument("--limit", type=verb.count, metavar="N", default=30, help="only the newest N (default: 30)")
     parser.add_argument("--watch", action="store_true", help="list them again every 10 s until none is active")
-    parser.add_argument("--json", action="store_true", help="print one JSON object per run")
+    verb.takes_json(parser, "one JSON object per run")
 
 
 def _runs(args: argparse.Namespace) -> int:

@@ -27,6 +27,16 @@ def add(verbs: Verbs, run: Run, *, help: str, example: str) -> argparse.Argument
     return parser
 
 
+def takes_runs(parser: argparse.ArgumentParser, help: str, *, metavar: str = "RUN") -> None:
+    """Let a verb take run folders, or none; `run_folders` returns which are meant."""
+    parser.add_argument("runs", nargs="*", type=Path, metavar=metavar, help=help)
+
+
+def takes_json(parser: argparse._ActionsContainer, objects: str = "one JSON object") -> None:
+    """Let a verb print JSON instead of tables; `objects` is what it prints then."""
+    parser.add_argument("--json", action="store_true", help=f"print {objects}")
+
+
 def pasteable(command: str) -> str:
     """Return an example as the end of a help text, on lines that a narrow terminal does not break."""
     lines = ["  "]

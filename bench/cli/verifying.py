@@ -2,7 +2,6 @@
 
 import argparse
 import json
-from pathlib import Path
 
 from bench.cli import verb
 
@@ -14,14 +13,8 @@ def _add_verify(verbs: verb.Verbs) -> None:
         help="check that a run folder is as its run left it: logs, plan, script and config",
         example="runs/20261121-lora70b-dgx2-acbd",
     )
-    parser.add_argument(
-        "runs",
-        nargs="*",
-        type=Path,
-        metavar="RUN",
-        help="run folders, or copies of them (default: latest, the newest one)",
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object per run")
+    verb.takes_runs(parser, "run folders, or copies of them (default: latest, the newest one)")
+    verb.takes_json(parser, "one JSON object per run")
 
 
 def _verify(args: argparse.Namespace) -> int:

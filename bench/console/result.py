@@ -1,12 +1,14 @@
 """Show what one result says."""
 
 from collections.abc import Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from bench.mlperf.benchmarks import BENCHMARKS
 from bench.mlperf.official import Verdict
-from bench.mlperf.result import NO_TARGET, UNVERIFIED, Result, Span, title
-from bench.report.throughput import memory_row
+from bench.mlperf.result import NO_TARGET, UNVERIFIED, Result, Span
+from bench.mlperf.titles import title
+from bench.report.rows import TRAINING_ONLY, memory_row
 
 if TYPE_CHECKING:
     from bench.rules.finding import Finding
@@ -17,6 +19,7 @@ def verdict_sheet(result: Result, verdicts: Sequence[Verdict], *, more: Sequence
     """Return what the trial is worth; a number that the log does not prove is blank, with the reason beside it."""
     rows = [_time_row(result), _valid_row(result)]
     rows += [] if not result.has_target else [_samples_row(result), _loss_row(result), _target_row(result)]
+    rows += _untargeted_losses(result)
     rows += [_official_row(verdict, result.division) for verdict in verdicts]
     rows += [*speed_rows(result), _evaluation_row(result), _init_row(result)]
     rows += [_trial_row(number, trial) for number, trial in enumerate(result.trials)] if result.trials[1:] else []
@@ -25,7 +28,7 @@ def verdict_sheet(result: Result, verdicts: Sequence[Verdict], *, more: Sequence
 
 def speed_rows(result: Result) -> list[Row]:
     """Return how fast a trial trained, and what it took of its GPUs as far as the log says."""
-    rows = [_step_row(result), _throughput_row(result)]
+    rows = [_step_row(result), *_total_rows(result), _throughput_row(result), *_real_tokens_row(result)]
     rows += [] if result.tflop_per_sample is None else [_arithmetic_row(result)]
     rows += [] if result.peak_memory_gib is None and result.has_target else [memory_row(result.peak_memory_gib)]
     return rows
@@ -42,7 +45,7 @@ def _time_row(result: Result) -> Row:
     name = "run_start → run_stop (min)"
     if result.minutes is not None:
         return name, f"{result.minutes:.2f}", "" if result.has_target else NO_TARGET
-    clock = ("LOG-01", "LOG-02", "LOG-03", "LOG-04")
+    clock = ("LOG-01", "LOG-02", "LOG-03", "LOG-04", "LOG-21")
     return name, "", next((f.what for f in result.findings if f.rule in clock), "")
 
 
@@ -88,6 +91,42 @@ def _step_row(result: Result) -> Row:
     return name, f"{s.median:,.1f}", f"p10 {s.p10:,.1f}, p90 {s.p90:,.1f}, n = {s.count}"
 
 
+def _total_rows(result: Result) -> list[Row]:
+    """Return how long all steps took, and an epoch; no row for what the log does not list."""
+    rows, epochs = [], result.epoch_times_s
+    if result.steps_time_s is not None:
+        name = f"time of {len(result.step_times_ms):,} steps (s)"
+        rows.append((name, f"{result.steps_time_s:,.1f}", TRAINING_ONLY))
+    if epochs:
+        each = f"mean of {len(epochs)} epochs ({', '.join(f'{time_s:,.1f}' for time_s in epochs[:_MAX_EPOCHS])}"
+        more = ", …); " if epochs[_MAX_EPOCHS:] else "); "
+        of = each + more if epochs[1:] else ""
+        rows.append(("time of an epoch (s)", f"{fmean(epochs):,.1f}", of + TRAINING_ONLY))
+    return rows
+
+
+_MAX_EPOCHS = 10
+
+
+def _real_tokens_row(result: Result) -> list[Row]:
+    """Return the speed without padding, where rows are padded."""
+    share = result.real_token_share
+    if share is None or share >= 1:
+        return []
+    rate = "" if result.real_tokens_s_gpu is None else f"{result.real_tokens_s_gpu:,.0f} tokens/s/GPU"
+    return [("without padding", rate, f"{100 * share:.1f} % of all tokens are real")]
+
+
+def _untargeted_losses(result: Result) -> list[Row]:
+    """Return the losses at the end of a run; of random rows they mean nothing."""
+    rows = []
+    if result.train_loss is not None:
+        rows.append(("last training loss", f"{result.train_loss:.4f}", ""))
+    if not result.has_target and not result.has_random_rows and result.eval_final is not None:
+        rows.append(("final evaluation", f"{result.eval_final:.4f}", "no target"))
+    return rows
+
+
 def _throughput_row(result: Result) -> Row:
     name, rate = "training throughput", result.throughput_samples_s
     if rate is None:
@@ -102,7 +141,11 @@ def _arithmetic_row(result: Result) -> Row:
     name, work = "model arithmetic", f"{result.tflop_per_sample:,.4g} TFLOP a sample"
     if result.tflops_gpu is None:
         return name, "", f"{work}; no TFLOP/s: not measured on GPUs"
-    share = "no MFU: the cluster names no peak rate" if result.mfu is None else f"MFU {100 * result.mfu:.1f} %"
+    share = (
+        "no MFU: the cluster names no peak rate"
+        if result.mfu is None
+        else f"MFU {100 * result.mfu:.1f} % {result.mfu_counts}"
+    )
     return name, f"{result.tflops_gpu:,.1f} TFLOP/s/GPU", f"{share}; {work}"
 
 

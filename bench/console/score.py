@@ -1,8 +1,9 @@
 """Show what a set of trials is worth."""
 
 from bench.console.sheet import Row, Sheet
-from bench.mlperf.result import UNVERIFIED, title
+from bench.mlperf.result import UNVERIFIED
 from bench.mlperf.score import Score
+from bench.mlperf.titles import title
 from bench.mlperf.trial_set import name
 from bench.rules.finding import Finding
 

@@ -1,8 +1,9 @@
 """Show how fast a set of trials trained, beside the published systems."""
 
 from bench.console.sheet import Sheet
+from bench.report.rows import value_text
 from bench.report.sets import TrialSet
-from bench.report.throughput import RATIO, compared, value_text
+from bench.report.throughput import RATIO, compared
 
 
 def sheets(trials: TrialSet) -> list[Sheet]:

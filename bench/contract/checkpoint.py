@@ -1,16 +1,32 @@
 """What converted weights say about themselves, and where they lie. Ranks read it too: the standard library only."""
 
 import json
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from bench.contract.schema import Precision
-from bench.contract.task import Model
+from bench.contract import run_files
+from bench.contract.schema import Config, Precision
+from bench.contract.task import Model, MomentPrecision, Trains
 from bench.errors import ConfigError
 
-CONVERTED, CONVERTED_FP8 = "megatron_core", "megatron_core_fp8"
+
+class Stored(Enum):
+    """How a checkpoint holds the linears of the layers."""
+
+    plain = "plain"
+    fp8 = "fp8"
+    nf4 = "nf4"
+
+
+CONVERTED, CONVERTED_FP8, CONVERTED_NF4 = "megatron_core", "megatron_core_fp8", "megatron_core_nf4"
+FOLDERS = {Stored.plain: CONVERTED, Stored.fp8: CONVERTED_FP8, Stored.nf4: CONVERTED_NF4}
 """The folders inside a Hugging Face folder that its conversions go to, unless another one is named."""
 MANIFEST = "manifest.json"
+STEP = "step_"
+"""What stands before the number of the step in a checkpoint's name; one that is not there as a whole ends otherwise."""
+KEPT = 2
+"""The checkpoints of a trial that are kept; while the next one is written there is one more."""
 MODEL_FIELDS = (
     "num_layers",
     "hidden_size",
@@ -26,16 +42,40 @@ MODEL_FIELDS = (
 """What makes a Llama compute something else, and what shapes alone would not always tell."""
 
 
-def located(folder: Path, precision: Precision) -> Path:
+def steps(folder: Path) -> list[int]:
+    """Return the steps of a trial's checkpoints that are there as a whole, the newest first."""
+    numbers = (path.name.removeprefix(STEP) for path in folder.glob(f"{STEP}*"))
+    return sorted((int(number) for number in numbers if number.isdecimal()), reverse=True)
+
+
+def newest(run: Path, trial: int) -> int | None:
+    """Return the step of a trial's newest checkpoint; None if it has none."""
+    return next(iter(steps(run / run_files.checkpoints(trial))), None)
+
+
+def state_bytes(num_weights: int, moments: MomentPrecision) -> int:
+    """Return the size of a training state: master weights in FP32 and two moments, of each weight that is trained."""
+    return num_weights * (4 + 2 * (4 if moments is MomentPrecision.fp32 else 2))
+
+
+def wanted(config: Config) -> Stored:
+    """Return how the engine holds the linears, which is the smallest way to store them."""
+    if config.task.training.trains is Trains.qlora:
+        return Stored.nf4
+    is_frozen = config.task.training.trains is not Trains.all
+    return Stored.fp8 if config.precision is Precision.fp8 and is_frozen else Stored.plain
+
+
+def located(folder: Path, config: Config) -> Path:
     """Return the folder of the checkpoint: this one or, for a Hugging Face folder, its default conversion.
 
-    If there are two conversions, precision=fp8 uses the one in FP8.
+    If there are several conversions, this is the one in the type that the engine computes from.
     """
     is_source = (folder / "config.json").exists() and not (folder / "metadata.json").exists()
     if not is_source:
         return folder
-    takes_fp8 = precision is Precision.fp8 and (folder / CONVERTED_FP8).exists()
-    return folder / (CONVERTED_FP8 if takes_fp8 else CONVERTED)
+    own = folder / FOLDERS[wanted(config)]
+    return own if own.exists() else folder / CONVERTED
 
 
 def manifest(folder: Path) -> dict[str, Any]:
@@ -47,24 +87,33 @@ def manifest(folder: Path) -> dict[str, Any]:
     return record if isinstance(record, dict) else {}
 
 
-def is_fp8(folder: Path) -> bool:
-    """Return whether a checkpoint's linears were converted to FP8."""
-    return bool(manifest(folder).get("precision") == Precision.fp8.name)
+def stored(folder: Path) -> Stored:
+    """Return how a checkpoint holds the linears, by its manifest."""
+    precision = manifest(folder).get("precision")
+    return next((kind for kind in Stored if kind.name == precision), Stored.plain)
 
 
-def require(folder: Path, model: Model, precision: Precision) -> None:
+def require(folder: Path, config: Config) -> None:
     """Raise an error unless a checkpoint fits this model and precision; without a manifest nothing is checked.
 
     Raises:
-        ConfigError: it was converted for another model, or to FP8.
+        ConfigError: it was converted for another model, or to FP8 or NF4 and the run does not take that.
     """
-    require_model(folder, model)
-    if is_fp8(folder) and precision is not Precision.fp8:
-        raise ConfigError(
-            f"the weights are in FP8, and precision is {precision.name}",
-            where=str(folder),
-            fix="set precision=fp8, or point MODEL at a conversion that was made without --fp8",
-        )
+    require_model(folder, config.model)
+    found, trains = stored(folder), config.task.training.trains
+    if found is Stored.plain or found is wanted(config):
+        return
+    what = f"precision is {config.precision.name}" if found is Stored.fp8 else f"trains is {trains.name}"
+    if found is Stored.fp8 and trains is Trains.qlora:
+        what = "4-bit weights are not made of FP8"
+    raise ConfigError(
+        f"the weights are in {found.name.upper()}, and {what}",
+        where=str(folder),
+        fix=f"set {_TAKES[found]}, or point MODEL at a conversion that was made without --{found.name}",
+    )
+
+
+_TAKES = {Stored.fp8: "precision=fp8 with task.training.trains=lora", Stored.nf4: "task.training.trains=qlora"}
 
 
 def model_of(model: Model) -> dict[str, Any]:

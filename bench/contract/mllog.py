@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from bench.contract import file_content
 from bench.contract.attempt import Binding
 from bench.errors import ConfigError
 
@@ -50,8 +51,8 @@ INITIAL_WEIGHTS, DATA_SOURCE, RANDOM = "initial_weights", "data_source", "random
 MODEL_TFLOP_PER_SAMPLE, ACCELERATOR_PEAK_TFLOPS = "model_tflop_per_sample", "accelerator_peak_tflops"
 PEAK_MEMORY = "peak_memory_gib"
 """Of the fullest rank from run_start to run_stop: {allocated, reserved}, and what the plan {estimated}."""
-STEP_TIMES = "step_times"
-"""In tracked_stats: seconds of each step since the last such record."""
+STEP_TIMES, REAL_TOKENS = "step_times", "real_tokens"
+"""In tracked_stats: seconds of each step since the last such record, and the tokens of these steps without padding."""
 MONOTONIC_MS = "monotonic_ms"
 """In the metadata of each record of ours: the time since the machine booted, which nobody can set."""
 
@@ -59,6 +60,12 @@ RUN_ATTEMPT = "run_attempt"
 """The first record: the nonce of the attempt, with its trial and number, and the inode and owner of the file."""
 LOG_SHA256 = "log_sha256"
 """Behind run_stop, and behind each record after it: the SHA-256 of all {bytes} of the file before this record."""
+RESUMED = "resumed"
+"""Behind run_start: the step after which this attempt goes on from a checkpoint, with {samples_count, step}."""
+DAMAGED_CHECKPOINT = "damaged_checkpoint"
+"""A checkpoint that was not used, with the {reason}."""
+CHECKPOINT = "checkpoint"
+"""The training state after {step} was copied, and is written while training goes on: the seconds without training."""
 ATTACHED_FILE = "attached_file"
 """A file that another program wrote: its path from the log's folder, {bytes} and {sha256}."""
 
@@ -125,9 +132,9 @@ class Writer:
         """Write the checksum of a file in the log's folder that another program has finished; raises like `event`."""
         if self._folder is None:
             return
-        with file.open("rb") as content:
-            digest, size = hashlib.file_digest(content, "sha256").hexdigest(), os.fstat(content.fileno()).st_size
-        self.event(ATTACHED_FILE, file.relative_to(self._folder).as_posix(), bytes=size, sha256=digest)
+        attached = file_content.of(file)
+        name = file.relative_to(self._folder).as_posix()
+        self.event(ATTACHED_FILE, name, bytes=attached.bytes, sha256=attached.sha256)
 
     def finish(self, status: str, **metadata: Any) -> bool:
         """Return whether this call wrote run_stop: only the first one after run_start does, and none after `close`."""

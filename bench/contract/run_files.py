@@ -80,6 +80,11 @@ def adapters(trial: int | str) -> str:
     return f"adapters_{trial}"
 
 
+def checkpoints(trial: int | str) -> str:
+    """Return the folder of the checkpoints from which the next attempt of a trial goes on."""
+    return f"checkpoints/trial_{trial}"
+
+
 def loss_figure(trial: int | str) -> str:
     """Return the figure of a trial's losses."""
     return f"loss_{trial}.png"

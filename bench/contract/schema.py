@@ -131,6 +131,8 @@ class Rates:
     """All-reduce bus bandwidth in one node, by size of the message."""
     launch_us: float
     """Host time per kernel of an FP8 layer, with all of Python; kernels may run faster than the host launches them."""
+    host_gbs: float | None = None
+    """Between host and device memory, one way; both ways go on at once. None: not measured."""
 
 
 @dataclass(slots=True, kw_only=True)

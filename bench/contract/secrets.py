@@ -9,6 +9,7 @@ import binascii
 import os
 import re
 from collections.abc import Iterable, Iterator
+from functools import cache
 from typing import Any, NamedTuple
 
 from bench.errors import ConfigError
@@ -151,8 +152,13 @@ def _is_pair(text: str) -> bool:
 
 def _known() -> dict[str, str]:
     """Return the secrets of this environment, by name; a path only leads to one."""
+    values = {name: os.environ[name] for name in os.environ if _is_secret(name)}
     return {
-        name: value
-        for name, value in os.environ.items()
-        if SECRET_NAME.search(name) and len(value) >= SHORTEST and not value.startswith(("/", "~"))
+        name: value for name, value in values.items() if len(value) >= SHORTEST and not value.startswith(("/", "~"))
     }
+
+
+@cache
+def _is_secret(name: str) -> bool:
+    """Return whether the variable of this name holds a secret; asked for every text that is printed."""
+    return SECRET_NAME.search(name) is not None

@@ -15,6 +15,13 @@ class Recompute(Enum):
     fit = "fit"
 
 
+class MomentPrecision(Enum):
+    """How Adam's moments are stored; in bf16 they are rounded stochastically, so that small changes are not lost."""
+
+    fp32 = "fp32"
+    bf16 = "bf16"
+
+
 class Weights(Enum):
     """The user's switch: start as the task says, or use random weights and rows to measure speed without files."""
 
@@ -90,6 +97,9 @@ class Training:
     max_steps: int | None = None
     epochs: int | None = None
     """Passes over the training rows, each without its incomplete last batch. Either this or max_steps is given."""
+    checkpoint_every_steps: int | None = None
+    """Save the training state after so many steps, and after the last one; an attempt that is cut short goes on from
+    the newest checkpoint. None: nothing is saved. Not for a benchmark, whose rules know no resuming."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -137,7 +147,8 @@ class Recipe:
 
     global_batch_size: int
     micro_batch_size: int | None
-    """Samples of one forward pass; None: a replica's whole share of the global batch."""
+    """Samples of one forward pass. None: the plan chooses what is fastest and fits a GPU; on CPUs a replica's whole
+    share of the global batch."""
     lr: float
     lr_warmup_steps: int
     weight_decay: float
@@ -152,7 +163,10 @@ class Recipe:
     """Steps and evaluations on synthetic data before run_start; they leave no trace in the weights."""
     log_every_steps: int = 10
     recompute: Recompute = Recompute.none
+    moments: MomentPrecision = MomentPrecision.fp32
+    offload_moments: bool = False
+    """Keep Adam's moments in host memory; each step copies them to the GPU and back, which costs time."""
 
     def micro_batch(self, dp: int) -> int:
-        """Return the samples of one forward pass when dp replicas share the global batch."""
+        """Return the samples of one forward pass when dp replicas share the global batch; without a size, all."""
         return self.micro_batch_size or max(1, self.global_batch_size // dp)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from bench.contract import mllog, run_files
-from bench.contract import plan as plans
 from bench.contract.plan import Plan
 from bench.diagnosis import fixes, log_scan, run_reports, trial_state
 from bench.diagnosis.log_scan import Clue, Scan
@@ -25,6 +24,7 @@ from bench.rules import RULES
 from bench.rules import finding as findings
 from bench.rules.signs import Weight
 from bench.runs import run as run_folders
+from bench.runs.folder import plan_in
 
 UNKNOWN = "unknown"
 LOGS = ("*.txt", "*.out", "*.err", "*.log")
@@ -115,7 +115,7 @@ def explain(paths: Sequence[Path]) -> Explanation:
     """
     folder = paths[0] if paths[0].is_dir() else None
     name = str(folder) if folder else ", ".join(map(str, paths))
-    status, plan = (run_reports.status(folder), _plan(folder)) if folder else ({}, None)
+    status, plan = (run_reports.status(folder), plan_in(folder)) if folder else ({}, None)
     reported = [_Log(scan) for scan in run_reports.all_of(folder)] if folder else []
     is_over = bool(status) or (folder is not None and _is_gone(folder))
     logs = [_read(path, is_over=is_over) for path in (_files(folder) if folder else paths)]
@@ -259,9 +259,3 @@ def _is_gone(folder: Path) -> bool:
     with suppress(BenchError):
         return run_folders.find(folder).has_died
     return False
-
-
-def _plan(folder: Path) -> Plan | None:
-    with suppress(ConfigError):
-        return plans.load(folder / run_files.PLAN)
-    return None

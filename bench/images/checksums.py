@@ -8,13 +8,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from bench.contract import json_files
-
-
-def sha256(path: Path) -> str:
-    """Return the digest of a file's content."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+from bench.contract import file_content, json_files
 
 
 def since_change(image: Path) -> str:
@@ -24,7 +18,7 @@ def since_change(image: Path) -> str:
         known = json_files.read_object(note)
         if known.get("state") == state and isinstance(known.get("sha256"), str):
             return str(known["sha256"])
-    digest = sha256(image)
+    digest = file_content.sha256(image)
     if _state(image) == state:
         remember(image, digest)
     return digest

@@ -3,8 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+from bench.contract import file_content
 from bench.contract.plan import expanded
-from bench.images import checksums, store
+from bench.images import store
 
 
 def of(image: str) -> dict[str, Any]:
@@ -34,7 +35,7 @@ def is_unchanged(known: dict[str, Any]) -> bool | None:
         return True
     if known["bytes"] != now["bytes"]:
         return False
-    return checksums.sha256(path) == str(known["sha256"]) if known.get("sha256") else None
+    return file_content.sha256(path) == str(known["sha256"]) if known.get("sha256") else None
 
 
 def _place(path: Path) -> dict[str, int]:

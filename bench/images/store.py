@@ -17,6 +17,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
+from bench.contract import file_content
 from bench.contract.json_files import write
 from bench.errors import ConfigError
 from bench.images import checksums, squashfs, tools
@@ -95,7 +96,7 @@ def faults(image: Path, *, architecture: str | None = None, whole: bool = True) 
         what, fix = f"its record is of another file, {record.file}", "restore the record, or import it again"
         found.append(broken("ENR-11", what, str(image), fix=fix, severity="warning"))
     if whole and not found:
-        found += _changed(image, record, checksums.sha256(image))
+        found += _changed(image, record, file_content.sha256(image))
     elif image.stat().st_size != record.size_bytes:
         what = f"it has {image.stat().st_size:,} bytes, and had {record.size_bytes:,} when it was imported"
         found.append(_again(image, what))

@@ -28,9 +28,8 @@ def main() -> None:
     codes: list[int] = []
     made: list[Path] = []
     with exit_code_of_signals():
-        for plan, config, overrides in _planned(
-            codes
-        ):  # outside of Hydra: errors here are no fault of the command line
+        planned = _planned(codes)
+        for plan, config, overrides in planned:  # outside of Hydra: errors here are no fault of the command line
             with _shown(codes):
                 codes.append(run(plan, config, overrides, made))
         left = [folder for folder in made if folder.exists()]  # what a queue refuses leaves no folder

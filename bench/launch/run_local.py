@@ -5,7 +5,7 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.backends import local
+from bench.backends import local, run_lock
 from bench.console import messages
 from bench.console import trial as trial_sheets
 from bench.contract import plan as plans
@@ -36,7 +36,7 @@ def run(plan: Plan, folder: Path) -> int:
     console.print(
         f"{plan.config.task.summary}\n{plan.name} on {plan.world.num_ranks} ranks, results in {short(folder)}"
     )
-    with local.driving(folder):
+    with run_lock.driving(folder):
         with written(folder), ledger.reopened(folder):
             pass  # all of it, or nothing; a new run has nothing to reopen
         return _driven(plan, folder, console)

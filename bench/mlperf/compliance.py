@@ -14,7 +14,7 @@ from bench.mlperf.benchmarks import DISCLOSED
 from bench.mlperf.log import Log, finding
 from bench.mlperf.official import RULESETS, ruleset_of
 from bench.mlperf.reader import Event, is_number
-from bench.rules.finding import Finding
+from bench.rules.finding import Finding, Severity
 
 _ORDER = (
     (mllog.INIT_START, mllog.INIT_STOP),
@@ -49,9 +49,18 @@ def judge(log: Log) -> tuple[Finding, ...]:
 
 
 def minutes(log: Log) -> float | None:
-    """Return run_start to run_stop, if each stands once and in this order, by line and by clock."""
+    """Return run_start to run_stop, if each stands once and in this order, by line and by clock.
+
+    A trial that went on from a checkpoint has none: its log does not hold the attempts before.
+    """
     start, stop = log.single(mllog.RUN_START), log.single(mllog.RUN_STOP)
-    if start is None or stop is None or _is_before(log, stop, start) or stop.time_ms < start.time_ms:
+    if (
+        log.all(mllog.RESUMED)
+        or start is None
+        or stop is None
+        or _is_before(log, stop, start)
+        or stop.time_ms < start.time_ms
+    ):
         return None
     return (stop.time_ms - start.time_ms) / 60_000
 
@@ -161,6 +170,15 @@ def _check_weights(log: Log) -> Iterator[Finding]:
         yield finding("LOG-16", "warning", line, "random rows: this measures speed, and nothing is learned")
 
 
+def _check_resumed(log: Log) -> Iterator[Finding]:
+    """Yield that an earlier attempt has made the first steps, so that nothing here is a time to train."""
+    for event in log.all(mllog.RESUMED)[:1]:
+        samples = event.metadata.get("samples_count")
+        severity: Severity = "error" if log.has_target else "warning"
+        what = f"resumed from a checkpoint after step {event.value!r:.20} ({samples!r:.20} samples)"
+        yield finding("LOG-21", severity, event.line, f"{what}: the log does not hold the whole trial")
+
+
 def _check_keys(log: Log) -> Iterator[Finding]:
     """Yield what every log must say, and what the rules of a benchmark that is judged in full want on top."""
     known = log.benchmark if log.benchmark and log.benchmark.once else None
@@ -225,6 +243,7 @@ def _check_seed(log: Log) -> Iterator[Finding]:
 
 _CHECKS = (
     *(_check_clock, _check_order, _check_init, _check_evaluations, _check_target, _check_records, _check_weights),
+    _check_resumed,
     *(_check_keys, _check_counts, _check_seed, *recipe_checks.CHECKS, *provenance_checks.CHECKS),
     *(*clock_checks.CHECKS, *step_checks.CHECKS, *pace_checks.CHECKS),
 )

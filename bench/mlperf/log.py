@@ -10,6 +10,7 @@ from typing import Any
 from bench.contract import mllog
 from bench.mlperf import reader
 from bench.mlperf.benchmarks import BENCHMARKS, Benchmark, Goal, goals
+from bench.mlperf.pace import Stretch, stretches
 from bench.mlperf.reader import Event, Garbled, is_number
 from bench.rules.finding import Finding, Severity, broken
 
@@ -84,6 +85,11 @@ class Log:
         begin = next(n for n, event in enumerate(self.events) if event is start)
         ends = (n + 1 for n, event in enumerate(self.events) if event is stops[0]) if stops else iter(())
         return self.events[begin : next(ends, len(self.events))]
+
+    @cached_property
+    def stretches(self) -> Sequence[tuple[Event, Stretch]]:
+        """Training without an evaluation in between, in order, each stretch with the record that ends it."""
+        return list(stretches(self.events))
 
     @property
     def is_open(self) -> bool:

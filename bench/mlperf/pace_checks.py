@@ -9,8 +9,8 @@ from itertools import pairwise
 from statistics import median
 
 from bench.contract import mllog
-from bench.mlperf.intervals import Pace, Stretch
 from bench.mlperf.log import Log, finding
+from bench.mlperf.pace import Stretch
 from bench.mlperf.reader import Event, is_number
 from bench.mlperf.step_checks import FEWEST, MANY_TIMES, Timed, evaluations, measured_s
 from bench.rules.finding import Finding
@@ -34,8 +34,8 @@ def _check_pace(log: Log) -> Iterator[Finding]:
     """Yield what is far from the pace of somebody else's run: training, evaluations, or time that is neither."""
     if log.is_ours or not log.run or (run_s := measured_s(log)) is None:
         return
-    pace, wanted = Pace(), (mllog.TRACKED_STATS, mllog.EVAL_ACCURACY)
-    followed = [(e, stretch) for e in log.run if (stretch := pace.advance(e)) or e.key in wanted]
+    ended, wanted = {id(event): stretch for event, stretch in log.stretches}, (mllog.TRACKED_STATS, mllog.EVAL_ACCURACY)
+    followed = [(e, ended.get(id(e))) for e in log.run if id(e) in ended or e.key in wanted]
     training, evaluated = [stretch for _, stretch in followed if stretch], evaluations(log)
     yield from _odd_training(log, training, run_s)
     yield from _contradicted(followed)

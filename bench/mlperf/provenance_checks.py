@@ -3,14 +3,13 @@
 Only `bench.contract.mllog` writes these records; a log without them is not judged by them.
 """
 
-import hashlib
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
-from bench.contract import mllog
+from bench.contract import file_content, mllog
 from bench.errors import LogError
 from bench.mlperf import reader
 from bench.mlperf.log import Log, finding
@@ -107,8 +106,7 @@ def _is_unchanged(path: Path, record: Event) -> bool:
     with suppress(OSError):
         if not stat.S_ISREG(path.lstat().st_mode) or path.stat().st_size != _size(record):
             return False
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest() == record.metadata.get("sha256")
+        return file_content.sha256(path) == record.metadata.get("sha256")
     return False
 
 

@@ -3,7 +3,6 @@
 A number that the log does not prove is None. `bench.mlperf.compliance` finds what is wrong with a log.
 """
 
-import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from bench.contract import mllog
 from bench.mlperf import compliance, reader, speed
 from bench.mlperf import log as logs
 from bench.mlperf.log import Log, number
-from bench.mlperf.reader import is_number, printable
+from bench.mlperf.reader import is_number
 from bench.mlperf.speed import Spread
 from bench.rules.finding import Finding, errors
 
@@ -79,8 +78,10 @@ class Result:
     """Whether the rows were random numbers; losses then mean nothing."""
     shape_of: str | None
     """Without a target: the benchmark whose steps and evaluations are the same amount of work."""
+    resumed_samples: float | None
+    """Samples that earlier attempts had trained on, from whose checkpoint this one went on; None for a whole trial."""
     minutes: float | None
-    """From run_start to run_stop."""
+    """From run_start to run_stop; None for a part of a trial."""
     init_s: float | None
     """First init_start to init_stop, in seconds."""
     evaluations: tuple[Evaluation, ...]
@@ -107,6 +108,12 @@ class Result:
     """Median of eval_start to eval_stop, in seconds."""
     eval_times_s: tuple[float, ...]
     """Of each evaluation, in order."""
+    steps_time_s: float | None
+    """Of all listed steps together: training only, without loading, checkpoints and evaluations."""
+    epoch_times_s: tuple[float, ...]
+    """The same of each complete epoch; none of random rows."""
+    real_token_share: float | None
+    """Tokens that are no padding over all tokens of the steps; None if the log does not count them."""
     throughput_samples_s: float | None
     """Samples trained on over the time spent training, evaluations apart."""
     num_gpus: int | None
@@ -133,6 +140,24 @@ class Result:
     findings: tuple[Finding, ...]
     valid: bool
     """No finding is an error: the trial was completed and, where there is a target, reached it."""
+
+    @property
+    def real_tokens_s_gpu(self) -> float | None:
+        """tokens_s_gpu without padding; None if the log does not say which tokens are real."""
+        return self.tokens_s_gpu and self.real_token_share and self.tokens_s_gpu * self.real_token_share
+
+    @property
+    def train_loss(self) -> float | None:
+        """The last training loss in the log; of random rows it means nothing."""
+        return self.train_losses[-1][1] if self.train_losses and not self.has_random_rows else None
+
+    @property
+    def mfu_counts(self) -> str:
+        """What the MFU counts as work, and against which peak."""
+        peak, in_linear = map(self.hyperparameters.get, (mllog.ACCELERATOR_PEAK_TFLOPS, mllog.PRECISION_IN_LINEAR))
+        name = {"fp8": "FP8", "bfloat16": "BF16"}.get(str(in_linear), "logged")
+        of_peak = f"peak of {peak:,.0f} TFLOP/s" if is_number(peak) else "peak"
+        return f"of the dense {name} {of_peak}; attention counted as causal, nothing recomputed"
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as strict JSON holds them, without NaN."""
@@ -186,10 +211,12 @@ def _identity(log: Log) -> dict[str, Any]:
 def _outcome(log: Log, trial: Log) -> dict[str, Any]:
     """Return the fields that say how training went."""
     start, stop, reached = trial.single(mllog.RUN_START), trial.single(mllog.RUN_STOP), trial.first_reached
+    resumed = trial.single(mllog.RESUMED)
     return {
         "status": _text(stop.metadata.get("status")) if stop else None,
         "run_start_ms": start.time_ms if start else None,
         "run_stop_ms": stop.time_ms if stop else None,
+        "resumed_samples": log.samples(resumed) if resumed else None,
         "minutes": compliance.minutes(trial),
         "init_s": _init_s(trial),
         "evaluations": tuple(
@@ -203,22 +230,6 @@ def _outcome(log: Log, trial: Log) -> dict[str, Any]:
         "samples_to_target": log.samples(reached) if reached else None,
         "converged": trial.converged,
     }
-
-
-def title(result: Result) -> str:
-    """Return what was measured where, as a headline; a stand-in for a benchmark goes by the name of its task."""
-    name = task_of_mark(result.platform) or result.benchmark or "training"
-    return printable(f"{name} on {result.platform or 'a platform that is not logged'}")
-
-
-def task_of_mark(platform: str | None) -> str | None:
-    """Return the task in a platform's mark of what may not be submitted; None without the mark."""
-    marked = _TASK_OF_MARK.search(platform or "")
-    return marked[1] if marked else None
-
-
-_TASK_OF_MARK = re.compile(r"\(([\w.-]{1,80}): (?:random weights, )?not a submission\)")
-"""How a plan marks the platform of a task that may not be submitted: `laptop (lora_tiny: not a submission)`."""
 
 
 def _text(value: Any) -> str | None:

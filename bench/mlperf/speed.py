@@ -6,9 +6,10 @@ from statistics import fmean, median, quantiles
 from typing import Any
 
 from bench.contract import mllog
-from bench.mlperf import gpu_count
-from bench.mlperf.intervals import Stretch, eval_times_s, step_times_ms, stretches
+from bench.mlperf import epochs, gpu_count
+from bench.mlperf.intervals import eval_times_s, step_times_ms
 from bench.mlperf.log import Log, number
+from bench.mlperf.pace import Stretch
 from bench.mlperf.reader import is_number
 
 
@@ -34,21 +35,25 @@ def spread(values: Sequence[float]) -> Spread | None:
 def times(log: Log, trial: Log) -> dict[str, Any]:
     """Return the fields that hold the times of steps and evaluations."""
     gbs, eval_times = log.integer(mllog.GLOBAL_BATCH_SIZE), eval_times_s(trial.events)
-    timed = [stretch for stretch in stretches(trial.events) if stretch.time_ms > 0]
+    timed = [stretch for _, stretch in trial.stretches if stretch.time_ms > 0]
     between_lines = tuple((s.samples, s.time_ms * gbs / s.trained) for s in timed) if gbs and gbs > 0 else ()
-    step_times = tuple(step_times_ms(trial)) or between_lines
+    listed = tuple(step_times_ms(trial))
+    step_times = listed or between_lines
     tracked_ms = _tracked(trial, "train_step_time", scale=1000)
     return {
         "step_time_ms": spread([time_ms for _, time_ms in step_times] or tracked_ms),
         "step_times_ms": step_times,
         "eval_time_s": _median(eval_times),
         "eval_times_s": tuple(eval_times),
+        "steps_time_s": epochs.steps_time_s(listed),
+        "epoch_times_s": epochs.epoch_times_s(log, listed),
+        "real_token_share": epochs.real_token_share(trial),
     }
 
 
 def rates(log: Log, trial: Log, system: dict[str, Any]) -> dict[str, Any]:
     """Return the fields that hold throughput and what follows from it."""
-    throughput = _throughput(tuple(stretches(trial.events))) or _median(_tracked(trial, "throughput"))
+    throughput = _throughput([stretch for _, stretch in trial.stretches]) or _median(_tracked(trial, "throughput"))
     doubt = gpu_count.doubt(log, system)
     num_gpus = gpu_count.num_gpus(log, {} if doubt else system)
     per_gpu = throughput / num_gpus if throughput and num_gpus else None

@@ -9,6 +9,7 @@ from statistics import median_low
 from typing import NamedTuple
 
 from bench.contract import mllog
+from bench.mlperf import intervals
 from bench.mlperf.log import Log, finding, number
 from bench.mlperf.reader import Event, is_number
 from bench.rules.finding import Finding
@@ -94,9 +95,9 @@ def _steps(log: Log) -> dict[int, Timed]:
 
 
 def _listed(event: Event) -> list[float]:
-    """Return the step times of a record; empty if it lists none, or not only numbers."""
-    listed = event.value.get(mllog.STEP_TIMES) if isinstance(event.value, dict) else None
-    return listed if isinstance(listed, list) and all(is_number(one) and one >= 0 for one in listed) else []
+    """Return the step times of a record; empty if it lists none, or not only times."""
+    listed = intervals.listed_s(event)
+    return listed if all(time_s >= 0 for time_s in listed) else []
 
 
 def _step(log: Log, event: Event) -> int | None:
@@ -107,15 +108,8 @@ def _step(log: Log, event: Event) -> int | None:
 
 def evaluations(log: Log) -> list[Timed]:
     """Return the time of each evaluation of the run, from eval_start to eval_stop, at the line of the former."""
-    found: list[Timed] = []
-    since: Event | None = None
-    for event in log.run:
-        if event.key == mllog.EVAL_START:
-            since = event
-        elif event.key == mllog.EVAL_STOP and since:
-            found.append(Timed(len(found) + 1, elapsed_s(since, event), since.line))
-            since = None
-    return found
+    found = enumerate(intervals.evaluations(log.run), 1)
+    return [Timed(n, elapsed_s(start, stop), start.line) for n, (start, stop) in found]
 
 
 def _check_step_sum(log: Log) -> Iterator[Finding]:

@@ -1,55 +1,93 @@
 """How many bytes of activations one layer stores per token for its backward pass, on one rank."""
 
+from bench.contract.layers import Layer, layer_of
 from bench.contract.plan import World
 from bench.contract.schema import Config, Precision
-from bench.contract.task import Lora, Position
+from bench.contract.task import Activation, Lora, Norm, Position
 from bench.planning.parameters import kv_size, linears
 
 SCALE_BYTES = 4
-"""Of the scale of one FP8 row; 1 / rms of a row takes as much."""
+"""Of the scale of one FP8 row; each statistic of a norm's row takes as much."""
 BYTES = {Precision.fp32: 4, Precision.bf16: 2, Precision.fp8: 2}
 """Per number outside the FP8 GEMMs."""
 
 
 def layer_bytes(config: Config, world: World) -> float:
     """Return the bytes that one layer stores per token of one micro-batch when nothing is recomputed."""
-    if config.precision is Precision.fp8:
-        return _fp8_layer_bytes(config, world)
-    return _megatron_layer_bytes(config, world)
+    by_layer = {
+        Layer.frozen: _frozen_layer_bytes,
+        Layer.trained: _trained_layer_bytes,
+        Layer.megatron: _megatron_layer_bytes,
+    }
+    return by_layer[layer_of(config)](config, world)
 
 
-def _fp8_layer_bytes(config: Config, world: World) -> float:
-    """Return the bytes that an FP8 layer stores per token. Hidden width h, K or V width k, MLP width f.
+def _frozen_layer_bytes(config: Config, world: World) -> float:
+    """Return the bytes that a layer of a frozen base stores per token. Hidden width h, K or V width k, MLP width f.
 
-    | stored tensor                              | bytes          | split over  |
-    | ------------------------------------------ | -------------- | ----------- |
-    | inputs of qkv and fc1, normalized, in FP8  | 2 h            | tp if sp    |
-    | their scales per row, and 1 / rms          | 16             | not split   |
-    | q, k, v after RoPE                         | 2 (h + 2 k)    | tp          |
-    | output of attention                        | 2 h            | tp          |
-    | softmax statistics                         | 4 heads        | tp          |
-    | gate and up, in FP8 with a scale each      | 2 f; 8         | tp; not split |
-    | LoRA: A dropout(x)                         | 2 rank         | not split   |
+    | stored tensor                              | in FP8         | in BF16     | split over       |
+    | ------------------------------------------ | -------------- | ----------- | ---------------- |
+    | inputs of qkv and fc1, normalized          | 2 h            | 4 h         | tp if sp         |
+    | their scales per row; 1 / rms              | 8; 8           | 0; 8        | not split        |
+    | q, k, v after RoPE                         | 2 (h + 2 k)    | 2 (h + 2 k) | tp               |
+    | output of attention                        | 2 h            | 2 h         | tp               |
+    | softmax statistics                         | 4 heads        | 4 heads     | tp               |
+    | gate and up; their scales                  | 2 f; 8         | 4 f; 0      | tp; not split    |
+    | LoRA: A dropout(x)                         | 2 rank         | 2 rank      | not split        |
 
-    The residual stream is not stored, because a norm's backward pass uses the norm's output. Dropout masks are not
-    stored either: the backward pass generates them again from their seeds.
+    A 4-bit base is computed with in BF16. The residual stream is not stored, because a norm's backward pass uses the
+    norm's output. Dropout masks are not stored either: the backward pass generates them again from their seeds.
     """
     model, lora, tp = config.model, config.task.training.lora, world.tp
     assert lora is not None
-    normalized_inputs = 2 * (model.hidden_size / world.sequence_tp + 2 * SCALE_BYTES)
+    row = quantized_bytes(config) * model.hidden_size / world.sequence_tp + _scale_bytes(config)
     attention = (2 * model.hidden_size + 4 * model.num_attention_heads) / tp
     adapters = 2 * lora.rank * len(lora.target_modules)
-    return normalized_inputs + (qkv_bytes(config, world) + fc1_bytes(config, world)) + attention + adapters
+    return 2 * (row + SCALE_BYTES) + (qkv_bytes(config, world) + fc1_bytes(config, world)) + attention + adapters
+
+
+def _trained_layer_bytes(config: Config, world: World) -> float:
+    """Return the bytes that a layer whose weights are trained stores per token: p bytes a number, q a quantized one.
+
+    | stored tensor                              | bytes          | split over    |
+    | ------------------------------------------ | -------------- | ------------- |
+    | inputs of the two norms                    | 2 p h          | tp if sp      |
+    | 1 / rms of both, LayerNorm's means too     | 8; 16          | not split     |
+    | q, k, v after RoPE                         | p (h + 2 k)    | tp            |
+    | output of attention                        | p h            | tp            |
+    | softmax statistics                         | 4 heads        | tp            |
+    | output of fc1 (swiglu: gate and up)        | q f; 2 q f     | tp            |
+    | in FP8, its scales per row                 | 4; 8           | not split     |
+
+    The backward pass computes the outputs of the norms and of the activation again: they are the inputs of linears, and
+    needed for the weights' gradients.
+    """
+    model, size = config.model, BYTES[config.precision]
+    stats = SCALE_BYTES * (2 if model.norm is Norm.LayerNorm else 1)
+    norms = 2 * (size * model.hidden_size / world.sequence_tp + stats)
+    attention = (size * model.hidden_size + 4 * model.num_attention_heads) / world.tp
+    return norms + (qkv_bytes(config, world) + fc1_bytes(config, world)) + attention
+
+
+def quantized_bytes(config: Config) -> int:
+    """Return the bytes of one number of a GEMM's operand."""
+    return 1 if config.precision is Precision.fp8 else BYTES[config.precision]
+
+
+def _scale_bytes(config: Config) -> int:
+    return SCALE_BYTES if config.precision is Precision.fp8 else 0
 
 
 def qkv_bytes(config: Config, world: World) -> float:
-    """Return the bytes per token of the stored qkv output, in BF16."""
-    return 2 * linears(config.model)["linear_qkv"].num_out / world.tp
+    """Return the bytes per token of the qkv output that a hand-written layer stores."""
+    return BYTES[config.precision] * linears(config.model)["linear_qkv"].num_out / world.tp
 
 
 def fc1_bytes(config: Config, world: World) -> float:
-    """Return the bytes per token of the stored fc1 output, in FP8."""
-    return linears(config.model)["linear_fc1"].num_out / world.tp + 2 * SCALE_BYTES
+    """Return the bytes per token of the fc1 output that a hand-written layer stores: gate and up have scales each."""
+    num_scales = 2 if config.model.activation is Activation.swiglu else 1
+    numbers = linears(config.model)["linear_fc1"].num_out / world.tp
+    return quantized_bytes(config) * numbers + num_scales * _scale_bytes(config)
 
 
 def _megatron_layer_bytes(config: Config, world: World) -> float:

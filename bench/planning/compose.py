@@ -56,6 +56,16 @@ def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Plan
         return plan_of(config, [*search_path, *overrides])
 
 
+def unplanned(overrides: Sequence[str], *, config_dir: Path | None = None) -> Config:
+    """Return the config of a command line's overrides, of which nothing says that it can be planned."""
+    from hydra import initialize_config_dir
+
+    register()
+    search_path = [_search_path(config_dir)] if config_dir else []
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return _composed([*search_path, *overrides])
+
+
 def plan_of(config: Config, overrides: Sequence[str]) -> Plan:
     """Return the plan; Hydra must be initialized, since the base task is composed beside the task."""
     if config.model.weights is Weights.random:

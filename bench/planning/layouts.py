@@ -5,7 +5,7 @@ parallel.tp, pp, cp and sp stay as the config gives them; those that are null ar
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bench.contract.plan import Cost, Memory, Recomputed, World
 from bench.contract.schema import Config
@@ -14,6 +14,8 @@ from bench.planning import memory, step_time
 from bench.planning.parallelism import check, divisors, split
 
 CHOSEN = ("tp", "pp", "cp", "sp")
+MOST_TOKENS = 32_768
+"""Of one micro-batch on one rank, where the plan chooses its size: with more, no GEMM gets faster. Assumed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +23,7 @@ class Layout:
     """A legal split of the ranks, with its estimated memory and step time."""
 
     world: World
+    micro_batch_size: int
     recompute: Recomputed
     memory: Memory
     cost: Cost | None
@@ -41,22 +44,44 @@ def ranked(config: Config) -> list[Layout]:
     """Return every legal layout, best first: those that fit by step time, then the others by memory."""
     layouts, first_error = [], None
     for world in _splits(config):
-        try:
-            check(config, world)
-        except ConfigError as error:
-            first_error = first_error or error
-        else:
-            layouts.append(_layout(config, world))
+        of_world = []
+        for size in _micro_batch_sizes(config, world):
+            sized = with_micro_batch(config, size)
+            try:
+                check(sized, world)
+            except ConfigError as error:
+                first_error = first_error or error
+            else:
+                of_world.append(_layout(sized, world))
+        layouts += sorted(of_world, key=_rank)[:1]
     if not layouts:
         assert first_error is not None
         raise first_error
     return sorted(layouts, key=_rank)
 
 
+def with_micro_batch(config: Config, size: int) -> Config:
+    """Return the config with this size of a micro-batch."""
+    return replace(config, recipe=replace(config.recipe, micro_batch_size=size))
+
+
+def _micro_batch_sizes(config: Config, world: World) -> list[int]:
+    """Return the sizes that a micro-batch may have, largest first: the config's, else divisors of a replica's share.
+
+    Where no GPU is known, so that nothing says what fits, that is the whole share.
+    """
+    whole = config.recipe.micro_batch(max(1, world.dp))  # 0 replicas are refused by `check`
+    if config.recipe.micro_batch_size is not None or memory.gpu(config) is None:
+        return [whole]
+    most = max(1, MOST_TOKENS * world.cp // config.data.seq_length)
+    return [size for size in reversed(divisors(whole)) if size <= most]
+
+
 def _layout(config: Config, world: World) -> Layout:
     recomputed = memory.recompute(config, world)
     return Layout(
         world=world,
+        micro_batch_size=config.recipe.micro_batch(world.dp),
         recompute=recomputed,
         memory=memory.estimate(config, world, recomputed),
         cost=step_time.estimate(config, world, recomputed),

@@ -66,7 +66,7 @@ def make(config: Config, base: Config | None = None) -> Plan:
         name=f"{config.task.name}-{config.cluster.name}",
         config=config,
         world=chosen.world,
-        batch=batches(config, chosen.world),
+        batch=batches(layouts.with_micro_batch(config, chosen.micro_batch_size), chosen.world),
         evaluation=evaluation,
         max_steps=steps,
         submission=submission(config),
@@ -237,6 +237,7 @@ def files(config: Config, trials: list[Trial]) -> list[str]:
     """Return what the run folder will hold."""
     made = [] if config.data.source is DataSource.random else [run_files.loss_figure("{}")]
     made += [f"{run_files.adapters('{}')}/"] if plans.keeps_adapters(config) else []
+    made += [] if config.task.training.checkpoint_every_steps is None else [f"{run_files.checkpoints('{}')}/"]
     own = [(t.log, *(name.format(t.index) for name in made)) for t in trials]
     looked = [f"{run_files.FACTS}/", *([run_files.HEALTH] if config.cluster.health else [])]
     return [

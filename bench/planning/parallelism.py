@@ -2,11 +2,14 @@
 
 from bench.contract.plan import World
 from bench.contract.schema import Config, Device, Precision
+from bench.contract.task import Trains
 from bench.errors import ConfigError
 from bench.planning.parameters import linears
 
 FP8_MULTIPLE = 16
 """The dimensions of an FP8 GEMM are multiples of this. Source: torch 2.11, torch._scaled_mm."""
+NF4_BLOCK = 64
+"""The weights that share a scale in 4 bits. Source: Dettmers et al. 2023, QLoRA, arXiv 2305.14314, section 3."""
 
 
 def split(config: Config, *, tp: int, pp: int, cp: int, sp: bool) -> World:
@@ -45,6 +48,7 @@ def check(config: Config, world: World) -> None:
     _check_sequence(config, world)
     _check_ranks(world)
     _check_fp8_gemms(config, world)
+    _check_4_bit_blocks(config, world)
     _check_batch(config, world)
 
 
@@ -132,6 +136,21 @@ def _check_fp8_gemms(config: Config, world: World) -> None:
                 f"FP8 GEMMs need multiples of {FP8_MULTIPLE}, and on each rank {name} is {rows} x {columns}",
                 where="precision, parallel.tp",
                 fix="set precision=bf16" + (", or lower parallel.tp" if world.tp > 1 else ""),
+            )
+
+
+def _check_4_bit_blocks(config: Config, world: World) -> None:
+    """Raise ConfigError when a block of the 4-bit base would have parts on two ranks."""
+    if config.task.training.trains is not Trains.qlora:
+        return
+    for name, linear in linears(config.model).items():
+        columns = linear.num_in if linear.is_column else linear.num_in // world.tp
+        if columns % NF4_BLOCK:
+            raise ConfigError(
+                f"a row of a 4-bit weight is cut into blocks of {NF4_BLOCK}, and on each rank {name} has {columns} "
+                "columns",
+                where="task.training.trains, parallel.tp",
+                fix="set task.training.trains=lora" + (", or lower parallel.tp" if world.tp > 1 else ""),
             )
 
 

@@ -59,12 +59,13 @@ def _positive(config: Config) -> dict[str, float | None]:
         *("global_batch_size", "micro_batch_size", "eval_every_samples", "log_every_steps"),
         *("lr", "clip_grad", "adam_eps"),
     )
+    ends = ("max_steps", "epochs", "target_eval_loss", "checkpoint_every_steps")
     return {
         **_values("model", config.model, model),
         **_values("parallel", config.parallel, ("tp", "pp", "cp", "vpp")),
         **_values("cluster", config.cluster, ("num_nodes", "ranks_per_node")),
         **_values("recipe", config.recipe, recipe),
-        **_values("task.training", config.task.training, ("max_steps", "epochs", "target_eval_loss")),
+        **_values("task.training", config.task.training, ends),
         **_values("data", config.data, ("seq_length", "train_rows", "eval_rows", "sample")),
         **(_values("launch.stall", config.launch.stall, ("factor", "floor_s")) if config.launch.stall else {}),
         "trials": config.trials,

@@ -4,18 +4,21 @@ GEMMs and attention run at the rates of `schema.Rates`. Element-wise kernels run
 each reads its inputs and writes its outputs once. Collectives run at the bus bandwidth for their message size. A step
 is never faster than the host can launch its kernels. Nothing overlaps, with one exception: FP8 transposes weights
 during its GEMMs, and the GEMM rate, which was measured in a step, includes that cost. Not counted: data loading,
-evaluation, embedding look-up.
+evaluation, embedding look-up (only its gradient).
 """
 
 import dataclasses
 import math
 from dataclasses import dataclass
 
+from bench.contract.layers import Layer, layer_of
 from bench.contract.plan import Cost, Recomputed, World
 from bench.contract.schema import Config, Device, Precision, Rates
+from bench.contract.task import Trains
+from bench.planning import launches
 from bench.planning.activations import BYTES
-from bench.planning.memory import ADAM_BYTES, MAIN_GRADIENT_BYTES
-from bench.planning.memory_traffic import BACKWARD, FORWARD, Traffic
+from bench.planning.memory import MAIN_GRADIENT_BYTES, MASTER_WEIGHT_BYTES, NF4_BYTES, moment_bytes
+from bench.planning.memory_traffic import Traffic, backward_traffic, forward_traffic
 from bench.planning.parallelism import num_microbatches, tokens
 from bench.planning.parameters import Linear, kv_size, linear_weights, linears, rank_parameters
 
@@ -28,18 +31,13 @@ steps of Llama-2-70B on two GPUs with tp, cp or pp.
 """
 RATE_TOKENS = 8192
 """Tokens of a micro-batch on one rank in the steps that the GEMM rates were measured in."""
-LAUNCHES, TP_LAUNCHES, SP_LAUNCHES, CP_LAUNCHES = 80, 6, 10, 46
-"""Kernels of an FP8 layer, forward and backward together, and how many tp, sp and cp add.
-
-Source: profiles of docs/results/2026-11-22-fp8.md; collectives of tp and sp counted by hand in
-jobs/engines/megatron/fp8/layer.py.
-"""
 DIGITS = 9
 """Decimal places of the seconds in a plan: rounded, they do not depend on the C library that computes logarithms."""
 HEAD_BYTES = 6
 """Per logit, in BF16: it is read once for the loss, then read again and overwritten by its gradient."""
-UPDATE_BYTES = 2 * ADAM_BYTES + MAIN_GRADIENT_BYTES + 2
-"""Per updated parameter: Adam reads and writes main weight and moments, reads the gradient, writes the BF16 weight."""
+TRAINED_HEAD_BYTES = 24
+"""Per weight of embedding and head, in BF16, and micro-batch: the gradient of each is written, read and added to the
+FP32 one, of which the embedding's is first set to zero."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +70,8 @@ def estimate(config: Config, world: World, recomputed: Recomputed) -> Cost | Non
     if gpu is None or gpu.rates is None or config.precision is Precision.fp32:
         return None
     if world.num_nodes > 1 and config.cluster.network_gbs is None:
+        return None
+    if config.recipe.offload_moments and gpu.rates.host_gbs is None:
         return None
     return _Step(config, world, gpu.rates).cost(recomputed)
 
@@ -109,22 +109,29 @@ class _Step:
             _Work(
                 gemm_s=self.gemm_s(linear_weights(self.config.model)),
                 attention_s=self.attention_s(self.rates.attention_forward_tflops),
-                elementwise_s=self.traffic_s(FORWARD[self.config.precision]) + self.merge_s(backward=False),
+                elementwise_s=self.traffic_s(forward_traffic(self.config))
+                + self.merge_s(backward=False)
+                + self.dequantize_s(),
                 communication_s=2 * self.tp_collectives_s(gathered) + self.kv_collective_s(),
             )
         )
 
     def layer_backward(self) -> _Work:
-        """Return the backward pass of one layer; frozen weights have no gradient GEMM."""
+        """Return the backward pass of one layer; frozen weights have no gradient GEMM.
+
+        That of trained weights adds to the FP32 gradients, which takes reading and writing them in each micro-batch.
+        """
         config, weights = self.config, linear_weights(self.config.model)
         gathered = _GATHERED_BYTES[config.precision]
         return self.with_waiting(
             _Work(
                 gemm_s=(1 if config.task.training.lora else 2) * self.gemm_s(weights),
                 attention_s=2.5 * self.attention_s(self.rates.attention_backward_tflops),
-                elementwise_s=self.traffic_s(BACKWARD[config.precision])
+                elementwise_s=self.traffic_s(backward_traffic(config))
                 + self.merge_s(backward=True)
-                + self.transpose_s(weights),
+                + self.transpose_s(weights)
+                + self.dequantize_s()
+                + self.accumulate_s(weights),
                 communication_s=2 * self.tp_collectives_s(gathered) + 2 * self.kv_collective_s(),
             )
         )
@@ -137,17 +144,13 @@ class _Step:
 
     def launch_s(self, layers: int) -> float:
         """Return the seconds in which the host launches the kernels of these layers, without those of recomputation."""
-        if self.config.precision is not Precision.fp8:
-            return 0.0
-        w = self.world
-        kernels = LAUNCHES + TP_LAUNCHES * (w.tp > 1) + SP_LAUNCHES * w.sp + CP_LAUNCHES * (w.cp > 1)
-        return layers * kernels * self.rates.launch_us / 1e6
+        return layers * launches.of_layer(self.config, self.world) * self.rates.launch_us / 1e6
 
     def recompute_s(self, recomputed: Recomputed, layers: int) -> float:
         """Return the seconds of recomputation per micro-batch; under sp the inputs are all-gathered again."""
         if recomputed.full:
             return layers * self.layer_forward().total_s
-        traffic, projections = FORWARD[self.config.precision], linears(self.config.model)
+        traffic, projections = forward_traffic(self.config), linears(self.config.model)
         gather_s = self.gather_s(_GATHERED_BYTES[self.config.precision]) if self.world.sp else 0.0
 
         def linear_s(linear: Linear, per_number: float) -> float:
@@ -158,14 +161,29 @@ class _Step:
         fc1_s = linear_s(projections["linear_fc1"], traffic.fc1)
         return recomputed.qkv_layers * qkv_s + recomputed.fc1_layers * fc1_s
 
+    def dequantize_s(self) -> float:
+        """Return the seconds in which a pass reads a layer's 4-bit weights and writes them in BF16."""
+        if self.config.task.training.trains is not Trains.qlora:
+            return 0.0
+        weights = linear_weights(self.config.model) / self.world.tp
+        return (NF4_BYTES + BYTES[self.config.precision]) * weights / self.rates.copy_gbs / 1e9
+
+    def accumulate_s(self, weights: int) -> float:
+        """Return the seconds in which a micro-batch's gradients of trained weights are added to the FP32 ones."""
+        if layer_of(self.config) is not Layer.trained:
+            return 0.0
+        return 2 * MAIN_GRADIENT_BYTES * weights / self.world.tp / self.rates.copy_gbs / 1e9
+
     def head(self) -> _Work:
         """Return the work of logits, loss and their gradients, in BF16; a trained head has one GEMM more."""
         config = self.config
         weights = config.model.vocab_size * config.model.hidden_size
-        num_gemms = 2 if config.task.training.lora else 3
+        is_trained = config.task.training.lora is None
+        gradients = TRAINED_HEAD_BYTES * weights / self.world.tp if is_trained else 0
         return _Work(
-            gemm_s=num_gemms * self.gemm_s(weights, Precision.bf16),
-            elementwise_s=self.bytes_s(HEAD_BYTES * config.model.vocab_size / self.world.tp),
+            gemm_s=(3 if is_trained else 2) * self.gemm_s(weights, Precision.bf16),
+            elementwise_s=self.bytes_s(HEAD_BYTES * config.model.vocab_size / self.world.tp)
+            + gradients / self.rates.copy_gbs / 1e9,
         )
 
     def pipeline_transfer(self) -> _Work:
@@ -187,7 +205,25 @@ class _Step:
         gathered = BYTES[config.precision] if sharded else MAIN_GRADIENT_BYTES  # updated weights, or summed gradients
         collectives_s = (1 + gathered / MAIN_GRADIENT_BYTES) * self.collective_s(size, ranks=replicas, apart=w.tp)
         updated = trained / replicas if sharded else trained
-        return _Work(elementwise_s=UPDATE_BYTES * updated / self.rates.copy_gbs / 1e9, communication_s=collectives_s)
+        return _Work(elementwise_s=self.update_s(updated, trained), communication_s=collectives_s)
+
+    def update_s(self, updated: float, trained: int) -> float:
+        """Return the seconds of an update: per trained parameter, its gradient is set to zero at the step's start.
+
+        Per updated one, the norm reads the gradient; Adam reads it again, reads and writes the main weight and the
+        moments, and writes the weight. Moments in the host's memory come and go meanwhile. Trained linears in FP8 are
+        then quantized: read for the largest number, read again, and written.
+        """
+        config = self.config
+        per_updated = 2 * MAIN_GRADIENT_BYTES + 2 * (MASTER_WEIGHT_BYTES + moment_bytes(config))
+        size = (per_updated + BYTES[config.precision]) * updated + MAIN_GRADIENT_BYTES * trained
+        if config.precision is Precision.fp8 and layer_of(config) is Layer.trained:
+            layers = config.model.num_layers // self.world.pp
+            size += (2 * BYTES[config.precision] + 1) * layers * linear_weights(config.model) / self.world.tp
+        if not config.recipe.offload_moments:
+            return size / self.rates.copy_gbs / 1e9
+        assert self.rates.host_gbs is not None
+        return size / self.rates.copy_gbs / 1e9 + moment_bytes(config) * updated / self.rates.host_gbs / 1e9
 
     def gemm_s(self, weights: int, precision: Precision | None = None) -> float:
         """Return the seconds of one GEMM of this rank's tokens with its share of these weights.

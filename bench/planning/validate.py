@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable
 
+from bench.contract.layers import differs_from_llama
 from bench.contract.plan import Memory
 from bench.contract.schema import Config, Device, Precision
-from bench.contract.task import LORA_TARGETS, Activation, Norm, Position, StartsFrom, Trains
+from bench.contract.task import LORA_TARGETS, MomentPrecision, Position, StartsFrom, Trains
 from bench.errors import ConfigError
 from bench.planning import data_checks, ranges, texts
 
@@ -55,8 +56,17 @@ def check_memory(config: Config, memory: Memory) -> None:
         f"workspace {memory.workspace_gib:.1f}",
         where="parallel.tp, parallel.pp, parallel.cp, recipe.recompute",
         fix="raise parallel.tp (weights), parallel.cp (activations) or the number of GPUs, "
-        "or set recipe.recompute=full",
+        "or set recipe.recompute=full" + _smaller_states(config),
     )
+
+
+def _smaller_states(config: Config) -> str:
+    """Return what else makes a whole model's training smaller: other moments, or adapters."""
+    if config.task.training.trains is not Trains.all:
+        return ""
+    choices = ["recipe.moments=bf16"] if config.recipe.moments is MomentPrecision.fp32 else []
+    choices += ["recipe.offload_moments=true"] if not config.recipe.offload_moments else []
+    return "".join(f", {choice}" for choice in choices) + ", or train adapters (a task lora_* or qlora_*)"
 
 
 def _check_profile(config: Config) -> None:
@@ -118,22 +128,24 @@ def _check_cluster(config: Config) -> None:
 
 
 def _check_precision(config: Config) -> None:
-    m = config.model
-    if config.precision is not Precision.fp8:
+    """Refuse what no layer of the engine computes; whole-model training takes every model in every precision."""
+    trains, precision = config.task.training.trains, config.precision
+    if trains is Trains.all:
         return
-    needed = {
-        "task.training.lora": ("null", config.task.training.lora is not None),
-        "model.norm": (m.norm.name, m.norm is Norm.RMSNorm),
-        "model.activation": (m.activation.name, m.activation is Activation.swiglu),
-        "model.position": (m.position.name, m.position is Position.rope),
-        "model.bias": (m.bias, not m.bias),
-    }
-    if unmet := {key: value for key, (value, is_met) in needed.items() if not is_met}:
+    if trains is Trains.qlora and precision is not Precision.bf16:
         raise ConfigError(
-            "FP8 needs the frozen linears of a Llama model under LoRA, and "
+            f"trains is qlora and precision is {precision.name}: a 4-bit base is computed with in BF16",
+            where="precision, task.training.trains",
+            fix="set precision=bf16, or task.training.trains=lora",
+        )
+    what = "a 4-bit base" if trains is Trains.qlora else "LoRA in FP8"
+    unmet = differs_from_llama(config.model)
+    if unmet and (trains is Trains.qlora or precision is Precision.fp8):
+        raise ConfigError(
+            f"{what} needs the frozen linears of a Llama model, and "
             + _listed(f"{k} is {v}" for k, v in unmet.items()),
             where=f"precision, {_listed(unmet)}",
-            fix="set precision=bf16, or use task.training.lora, RMSNorm, swiglu, rope and no bias",
+            fix="set precision=bf16 and task.training.trains=lora, or use RMSNorm, swiglu, rope and no bias",
         )
 
 
@@ -152,18 +164,18 @@ def _check_training(config: Config) -> None:
             where="task.training.starts_from, task.training.base",
             fix="name a task in task.training.base with starts_from=task, or set base to null",
         )
-    if training.trains is Trains.qlora:
+    if training.checkpoint_every_steps is not None and config.task.benchmark is not None:
         raise ConfigError(
-            "the megatron engine cannot train adapters on a 4-bit base yet",
-            where="task.training.trains",
-            fix="set task.training.trains=lora, with precision=bf16 or fp8",
+            f"checkpoints every {training.checkpoint_every_steps} steps, and {config.task.benchmark} knows no resuming",
+            where="task.training.checkpoint_every_steps, task.benchmark",
+            fix="set task.training.checkpoint_every_steps=null, or task.benchmark=null where nothing is submitted",
         )
     if (training.trains is Trains.all) != (training.lora is None):
         raise ConfigError(
             f"trains is {training.trains.name}, and "
             f"task.training.lora is {'null' if training.lora is None else 'given'}",
             where="task.training.trains, task.training.lora",
-            fix="give adapters for trains=lora, or set task.training.lora=null with trains=all",
+            fix="give adapters for trains=lora or qlora, or set task.training.lora=null with trains=all",
         )
 
 

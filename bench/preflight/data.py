@@ -1,7 +1,6 @@
 """Whether prepared rows and a checkpoint are there and whole, from headers, names and sizes."""
 
 import ast
-import hashlib
 import json
 import re
 import struct
@@ -11,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.contract import checkpoint as checkpoints
-from bench.contract.schema import Config, Data, Precision
+from bench.contract import file_content
+from bench.contract.schema import Config, Data
 from bench.errors import ConfigError
 from bench.rules.check import Finding, broken
 
@@ -84,11 +84,12 @@ def npy(path: Path) -> Npy:
 
 def checkpoint(folder: Path, config: Config) -> Iterator[Finding]:
     """Yield whether a folder holds no checkpoint that the run can load; a Hugging Face folder holds its conversion."""
-    model, precision = config.model, config.precision
-    there = checkpoints.located(folder, precision)
+    model = config.model
+    there = checkpoints.located(folder, config)
     path = there / "metadata.json"
     if there != folder and not path.exists():
-        flag = " --fp8" if precision is Precision.fp8 else ""
+        wanted = checkpoints.wanted(config)
+        flag = "" if wanted is checkpoints.Stored.plain else f" --{wanted.name}"
         command = f"python -m jobs.tasks.convert weights plan.json {folder} FOLDER{flag}"
         fix = f"{command}, then export MODEL=FOLDER (docs/weights.md)"
         yield broken("CFG-06", f"Hugging Face weights of {model.name}, not converted", str(folder), fix=fix)
@@ -105,7 +106,7 @@ def checkpoint(folder: Path, config: Config) -> Iterator[Finding]:
     if not isinstance(metadata, dict) or "sharded_backend" not in metadata:
         yield broken("CFG-06", "metadata.json is not that of a megatron-core checkpoint", str(path))
     try:
-        checkpoints.require(there, model, precision)
+        checkpoints.require(there, config)
     except ConfigError as error:
         yield broken("CFG-06", error.what, error.where, fix=error.fix)
 
@@ -140,7 +141,7 @@ def _difference(folder: Path, name: str, size: int, digest: Any) -> str:
         return f"{name} is missing"
     if (there := path.stat().st_size) != size:
         return f"{name} has {there:,} bytes instead of {size:,}"
-    if digest and size <= HASHED_BYTES and hashlib.sha256(path.read_bytes()).hexdigest() != digest:
+    if digest and size <= HASHED_BYTES and file_content.sha256(path) != digest:
         return f"{name} has another sha256"
     return ""
 

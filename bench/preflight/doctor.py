@@ -1,7 +1,5 @@
 """Will this run start here? One sheet per tier: what was checked, what is broken, what to do."""
 
-import json
-import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -72,7 +70,7 @@ def on_nodes(plan: Plan, tier: Tier) -> Checked:
     found = [replace(finding, tier=tier) for finding in judged]
     seen = f"{', '.join(check.__name__.replace('_', ' ') for check in nodes.CHECKS)}; {short(folder)}"
     if slow := nodes.slow_nodes(facts):
-        seen += f"; without the slow ones: {without(plan, slow)}"
+        seen += f"; without the slow ones: {_queue(plan).without(plan, slow)}"
     if (exit_code or not facts.ranks) and not any(finding.severity == "error" for finding in found):
         found.append(_failed(folder, tier))
     return Checked(ON_NODES[tier], (), tier, tuple(found), seen)
@@ -80,9 +78,7 @@ def on_nodes(plan: Plan, tier: Tier) -> Checked:
 
 def _probed(looking: Plan) -> tuple[Path, int]:
     """Run a plan without trials and wait for its end; return its folder and exit code."""
-    queue = backends.of(looking)
-    assert isinstance(queue, backends.Queue)  # or tier_for has refused
-    folder = folders.make(looking, "")
+    queue, folder = _queue(looking), folders.make(looking, "")
     job = queue.submit(looking, folder)
     try:
         for _ in runs.wait(folder):
@@ -94,12 +90,11 @@ def _probed(looking: Plan) -> tuple[Path, int]:
     return folder, runs.exit_code(folder)
 
 
-def without(plan: Plan, names: Sequence[str]) -> str:
-    """Return the override, as one would paste it, that leaves nodes out beside those that are left out already."""
-    own = plan.config.cluster.slurm.arguments if plan.config.cluster.slurm else []
-    excluded = [word.partition("=")[2] for word in own if word.startswith("--exclude=")]
-    words = [*(word for word in own if not word.startswith("--exclude=")), f"--exclude={','.join([*excluded, *names])}"]
-    return shlex.quote(f"cluster.slurm.arguments={json.dumps(words)}")
+def _queue(plan: Plan) -> backends.Queue:
+    """Return the queue that takes the jobs which look at nodes."""
+    queue = backends.of(plan)
+    assert isinstance(queue, backends.Queue)  # or tier_for has refused
+    return queue
 
 
 def _failed(folder: Path, tier: Tier) -> Finding:

@@ -102,7 +102,7 @@ def checkpoint(subject: Subject) -> Iterator[Finding | str]:
     """Yield whether the checkpoint that a site should have prepared is missing, or not whole."""
     folder = _set(subject.plan.base_dir, "MODEL")
     yield from data.checkpoint(folder, subject.plan.config)
-    yield from data.manifest(checkpoints.located(folder, subject.plan.config.precision))
+    yield from data.manifest(checkpoints.located(folder, subject.plan.config))
     yield str(folder)
 
 
@@ -120,10 +120,20 @@ def outputs(subject: Subject) -> Iterator[Finding | str]:
     there = next(p for p in (logs, *logs.absolute().parents) if p.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         yield broken("CFG-08", "results cannot be written", str(there))
-    elif (free := shutil.disk_usage(there).free // 2**20) < MIN_FREE_MIB:
-        yield broken("CFG-08", f"{free} MiB free, and a run needs {MIN_FREE_MIB}", str(there))
+    elif (free := shutil.disk_usage(there).free // 2**20) < (need := MIN_FREE_MIB + _checkpoints_mib(subject.plan)):
+        fix = "make room, set LOGDIR to a larger disk"
+        fix += ", or set task.training.checkpoint_every_steps=null" if need > MIN_FREE_MIB else ""
+        yield broken("CFG-08", f"{free:,} MiB free, and a run needs {need:,}", str(there), fix=fix)
     else:
         yield f"{free:,} MiB free in {there}"
+
+
+def _checkpoints_mib(plan: Plan) -> int:
+    """Return what the checkpoints of a trial take on disk; those of trials that ended are kept as well."""
+    if plan.config.task.training.checkpoint_every_steps is None:
+        return 0
+    size = checkpoints.state_bytes(plan.memory.trainable_parameters, plan.config.recipe.moments)
+    return (checkpoints.KEPT * len(plan.trials) + 1) * size // 2**20
 
 
 def leaves_this_machine(plan: Plan) -> bool:

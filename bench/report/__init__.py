@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import astuple, fields
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from bench.contract import secrets
@@ -117,6 +118,10 @@ def _rows(trials: TrialSet) -> list[page.Row]:
             "step_time_p90_ms": r.step_time_ms.p90 if r.step_time_ms else None,
             "throughput_samples_s": r.throughput_samples_s,
             "tokens_s_gpu": r.tokens_s_gpu if trials.num_gpus else None,
+            "real_tokens_s_gpu": r.real_tokens_s_gpu if trials.num_gpus else None,
+            "steps_time_s": r.steps_time_s,
+            "epoch_time_s": fmean(r.epoch_times_s) if r.epoch_times_s else None,
+            "train_loss": r.train_loss,
             "tflops_gpu": r.tflops_gpu if trials.num_gpus else None,
             "mfu": r.mfu if trials.num_gpus else None,
             "eval_time_s": r.eval_time_s,

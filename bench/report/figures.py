@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.mlperf.benchmarks import BENCHMARKS
-from bench.mlperf.result import Evaluation, Result, title
+from bench.mlperf.result import Evaluation, Result
+from bench.mlperf.titles import title
 from bench.report.canvas import (
     EVAL_COLOR,
     FAINT_INK,

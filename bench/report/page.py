@@ -1,6 +1,5 @@
 """What the page of a report says: text, tables and figures for its template."""
 
-import hashlib
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
@@ -9,6 +8,7 @@ from statistics import median
 from typing import Any
 
 from bench import rules
+from bench.contract import file_content
 from bench.mlperf.result import NO_TARGET, UNVERIFIED
 from bench.report import drawings, system, throughput
 from bench.report.compare import Claim, best_of_each, claim, peers, ranked, standings
@@ -175,8 +175,7 @@ def _fix(rule: str) -> str:
 def _files(trials: TrialSet) -> Iterator[tuple[str, str, str]]:
     """Yield each trial's name, file name and SHA-256."""
     for name, result in zip(trials.trial_names, trials.results, strict=True):
-        with open(result.file, "rb") as file:
-            yield name, Path(result.file).name, hashlib.file_digest(file, "sha256").hexdigest()
+        yield name, Path(result.file).name, file_content.sha256(Path(result.file))
 
 
 def _compared(sets: Sequence[TrialSet], out: Path) -> dict[str, Any]:

@@ -4,19 +4,18 @@ import itertools
 import logging
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.contract import plan as plans
-from bench.contract import run_files
 from bench.contract.plan import NOT_A_SUBMISSION, Plan
 from bench.contract.schema import Device
 from bench.errors import ConfigError
 from bench.mlperf.gpu_count import NO_DEVICES
-from bench.mlperf.result import NO_TARGET, Result, task_of_mark
+from bench.mlperf.result import NO_TARGET, Result
 from bench.mlperf.score import Score, examined, worth
+from bench.mlperf.titles import task_of_mark
+from bench.runs.folder import plan_in
 
 _log = logging.getLogger(__name__)
 
@@ -58,7 +57,8 @@ class TrialSet:
         """The name of what was measured; a stand-in for a benchmark is not called by the benchmark's name."""
         if not self.has_target:
             shape = next((r.shape_of for r in self.results if r.shape_of), None)
-            return f"{self.plan.config.task.name if self.plan else shape or 'training'}, random weights"
+            name = self.plan.config.task.name if self.plan else shape or "training"
+            return f"{name}, random weights" if any(r.has_random_rows for r in self.results) else name
         if self.pretends and self.plan is not None:
             return self.plan.config.task.name
         if self.pretends and (task := task_of_mark(self.platform)):
@@ -116,7 +116,7 @@ def load(paths: Sequence[Path], *, num_gpus: int | None = None) -> tuple[TrialSe
     paths = [inner for path in paths for inner in _sets_in(path)]
     for (folder, is_whole), group in itertools.groupby(paths, _folder):
         files = [] if is_whole else list(group)
-        scored, plan = worth(examined(files or folder)), _plan(folder)
+        scored, plan = worth(examined(files or folder)), plan_in(folder)
         _log.info("read %d results in %s, %s plan.json", scored.num_runs, folder, "with" if plan else "without")
         name = _name(folder.resolve(), scored.benchmark) + (f", {files[0].stem}" if len(files) == 1 else "")
         if any(name == other.name for other in found):
@@ -142,13 +142,6 @@ def _num_gpus(scored: Score, plan: Plan | None, stated: int | None) -> int | Non
     if plan is None:
         return scored.num_gpus or stated
     return None if plan.config.cluster.device is Device.cpu else scored.num_gpus or plan.world.num_ranks
-
-
-def _plan(folder: Path) -> Plan | None:
-    """Return the plan of a run folder; its logs can be read without one, and without one that was cut off."""
-    with suppress(ConfigError):
-        return plans.load(folder / run_files.PLAN)
-    return None
 
 
 def _name(folder: Path, benchmark: str | None) -> str:

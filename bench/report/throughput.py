@@ -5,7 +5,7 @@ A projection is never a result.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 
 from bench.mlperf import published
 from bench.mlperf.benchmarks import BENCHMARKS
@@ -15,10 +15,8 @@ from bench.mlperf.result import NO_TARGET, PeakMemory
 from bench.mlperf.speed import Spread, spread
 from bench.report.compare import best_of_each, model
 from bench.report.numbers import number_text
+from bench.report.rows import TRAINING_ONLY, Row, measured_rows, memory_row, spread_row, value_text
 from bench.report.sets import TrialSet
-
-Row = tuple[str, str, str]
-"""What was measured, its value, and a remark."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +36,18 @@ class Throughput:
     samples_s: float | None
     """Samples over the time spent training; this and the rates that follow from it are medians of the trials."""
     tokens_s_gpu: float | None
+    real_tokens_s_gpu: float | None
+    """Without padding; None where no token is padding."""
+    steps_time_s: float | None
+    """Of all steps of a trial."""
+    epoch_time_s: float | None
+    """Mean over a trial's epochs."""
+    train_loss: float | None
+    """The last one of a trial; None of random rows."""
     tflop_per_sample: float | None
     tflops_gpu: float | None
     mfu: float | None
+    mfu_counts: str
     peak_memory_gib: PeakMemory | None
     """The peak of the trial that needed most."""
 
@@ -93,9 +100,14 @@ def measure(trials: TrialSet) -> Throughput:
         eval_time_s=spread([time_s for r in found for time_s in r.eval_times_s]),
         samples_s=_median(r.throughput_samples_s for r in found),
         tokens_s_gpu=_median(r.tokens_s_gpu for r in found if gpus),
+        real_tokens_s_gpu=_median(r.real_tokens_s_gpu for r in found if gpus and (r.real_token_share or 1) < 1),
+        steps_time_s=_median(r.steps_time_s for r in found),
+        epoch_time_s=_median(fmean(r.epoch_times_s) for r in found if r.epoch_times_s),
+        train_loss=_median(r.train_loss for r in found),
         tflop_per_sample=_median(r.tflop_per_sample for r in found),
         tflops_gpu=_median(r.tflops_gpu for r in found if gpus),
         mfu=_median(r.mfu for r in found if gpus),
+        mfu_counts=next((r.mfu_counts for r in found if r.mfu), ""),
         peak_memory_gib=max(peaks, key=lambda peak: peak.allocated, default=None),
     )
 
@@ -149,8 +161,12 @@ def beside(trials: TrialSet, measured: Throughput) -> tuple[tuple[Speed, ...], s
     ranked = sorted(same, key=lambda s: s.official_minutes)
     near = [s for s in ranked if own and model(s.accelerator) == own] or best_of_each(ranked)
     lines = [_published(system, m) for system in near]
-    lines.append(_speed(f"{trials.name} (random weights)", own, m.global_batch_size, m.samples_s, m, ours=True))
+    lines.append(_speed(f"{trials.name}{_weights(trials)}", own, m.global_batch_size, m.samples_s, m, ours=True))
     return tuple(sorted(lines, key=lambda line: -line.samples_s)), ""
+
+
+def _weights(trials: TrialSet) -> str:
+    return " (random weights)" if any(r.has_random_rows for r in trials.results) else ""
 
 
 def _published(system: System, m: Throughput) -> Speed:
@@ -196,19 +212,25 @@ def rows(measured: Throughput, projection: Projection | None, why_not: str) -> l
         [("estimated step time (ms)", f"{m.estimated_step_ms:,.0f}", "by the plan")] if m.estimated_step_ms else []
     )
     return [
-        _spread_row("median step time (ms)", m.step_time_ms, "step"),
+        spread_row("median step time (ms)", m.step_time_ms, "step"),
         *estimate,
+        *measured_rows(
+            ("time of all steps (s)", m.steps_time_s, "{:,.1f}", TRAINING_ONLY),
+            ("time of an epoch (s)", m.epoch_time_s, "{:,.1f}", f"mean over a trial's epochs; {TRAINING_ONLY}"),
+        ),
         ("samples/s", value_text(m.samples_s, "{:,.3f}"), "samples over time spent training"),
         ("tokens/s/GPU", value_text(m.tokens_s_gpu, "{:,.0f}"), "" if m.tokens_s_gpu else no_gpus),
+        *measured_rows(("tokens/s/GPU without padding", m.real_tokens_s_gpu, "{:,.0f}", "real tokens only")),
         ("TFLOP/s/GPU", value_text(m.tflops_gpu, "{:,.1f}"), "" if m.tflops_gpu else no_gpus),
         (
             "TFLOP a sample",
             value_text(m.tflop_per_sample, "{:,.5g}"),
             "of the model, forward and backward, nothing recomputed",
         ),
-        ("MFU (%)", value_text(mfu, "{:.1f}"), "" if mfu else "no GPUs, or no peak rate is known of them"),
+        ("MFU (%)", value_text(mfu, "{:.1f}"), m.mfu_counts if mfu else "no GPUs, or no peak rate is known of them"),
         memory_row(m.peak_memory_gib),
-        _spread_row("evaluation (s)", m.eval_time_s, "evaluation"),
+        spread_row("evaluation (s)", m.eval_time_s, "evaluation"),
+        *measured_rows(("last training loss", m.train_loss, "{:.4f}", "")),
         ("projected minutes", "", f"none: {why_not}")
         if projection is None
         else ("projected minutes", f"{projection.minutes:.2f}", f"{projection.label}; {projection.formula}"),
@@ -261,27 +283,6 @@ RATIO = (
     "Mean step time: time spent training over steps. "
     "Ratio: time per sample over this set's; above 1 is slower than this set."
 )
-
-
-def memory_row(peak: PeakMemory | None) -> Row:
-    """Return what the fullest GPU held at most, beside the plan's estimate."""
-    name = "peak memory (GiB)"
-    if peak is None:
-        return name, "", "not measured on GPUs"
-    reserved = "" if peak.reserved is None else f"{peak.reserved:,.1f} reserved"
-    estimated = "" if peak.estimated is None else f"the plan estimated {peak.estimated:,.1f}"
-    return name, f"{peak.allocated:,.1f}", "; ".join(filter(None, ("fullest GPU", reserved, estimated)))
-
-
-def _spread_row(name: str, s: Spread | None, what: str) -> Row:
-    if s is None:
-        return name, "", "not timed"
-    spread_text = f"median of {s.count} {what}s; p10 {s.p10:,.4g}, p90 {s.p90:,.4g}" if s.count > 1 else f"one {what}"
-    return name, f"{s.median:,.1f}" if s.median >= 1000 else f"{s.median:,.4g}", spread_text
-
-
-def value_text(number: float | None, form: str) -> str:
-    return "" if number is None else form.format(number)
 
 
 def _median(numbers: Iterable[float | None]) -> float | None:

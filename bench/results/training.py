@@ -8,7 +8,7 @@ from bench.results.measurement import Measurement
 
 
 def of_training(result: Result) -> tuple[Measurement, ...]:
-    """Return what a trial measured: times first, then rates, memory and losses.
+    """Return what a trial measured: times first, then rates, memory and losses. The time of an epoch is a mean.
 
     A time to train and the samples to the target exist only if the target was reached. Without a target, the interval
     from run_start to run_stop is the duration of the run's steps.
@@ -23,17 +23,27 @@ def _measured(result: Result) -> Iterator[Measurement]:
         yield Measurement(name="samples_to_target", unit="samples", value=result.samples_to_target)
     yield from _spread("step_time", "ms", result.step_time_ms)
     yield from _spread("evaluation_time", "s", spread(result.eval_times_s))
+    yield from _mean("epoch_time", "s", spread(result.epoch_times_s))
+    if result.steps_time_s is not None:
+        yield Measurement(name="time_of_steps", unit="s", value=result.steps_time_s, n=len(result.step_times_ms))
     for name, unit, value in (
         ("initialization_time", "s", result.init_s),
         ("throughput", "samples/s", result.throughput_samples_s),
         ("throughput_per_gpu", "tokens/s/GPU", result.tokens_s_gpu),
+        ("real_throughput_per_gpu", "tokens/s/GPU", result.real_tokens_s_gpu),
         ("arithmetic_per_gpu", "TFLOP/s/GPU", result.tflops_gpu),
         ("mfu", "", result.mfu),
         ("peak_memory", "GiB", result.peak_memory_gib.allocated if result.peak_memory_gib else None),
+        ("training_loss", "", result.train_loss),
         ("evaluation_loss", "", None if result.has_random_rows or result.higher_is_better else result.eval_final),
     ):
         if value is not None:
             yield Measurement(name=name, unit=unit, value=value)
+
+
+def _mean(name: str, unit: str, values: Spread | None) -> Iterator[Measurement]:
+    if values is not None:
+        yield Measurement(name=name, unit=unit, value=values.mean, n=values.count, p10=values.p10, p90=values.p90)
 
 
 def _spread(name: str, unit: str, values: Spread | None) -> Iterator[Measurement]:

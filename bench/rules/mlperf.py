@@ -69,6 +69,10 @@ LOG: Texts = {
         "find out what the time went into, or who changed the clock or the log: a suspended machine, a file system "
         "that hung, an edited file",
     ),
+    "LOG-21": (
+        "the trial went on from a checkpoint, so that its log holds a part of it, and no time to train",
+        "step times, speed and losses are those of the part; for a time to train run a trial that nobody interrupts",
+    ),
     "REC-01": (
         "a value that the rules fix is another one",
         "set it to the value of the rules, or submit to the open division",

@@ -4,6 +4,7 @@ import os
 import shutil
 import stat
 import time
+from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
 
@@ -84,6 +85,13 @@ def _require_ours_or_remove(folder: Path) -> None:
 
 def _not_ours(what: str, where: Path, *, fix: str) -> ConfigError:
     return ConfigError(what, where=str(where), fix=fix, rule="CFG-11")
+
+
+def plan_in(folder: Path) -> Plan | None:
+    """Return the plan of a run folder; None if there is none, or none that can be read: logs are read without one."""
+    with suppress(ConfigError):
+        return plans.load(folder / PLAN)
+    return None
 
 
 def _path(plan: Plan) -> Path:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.contract import attempt as attempts_of
-from bench.contract import json_files, run_files
+from bench.contract import checkpoint, json_files, run_files
 from bench.contract.attempt import Binding
 from bench.contract.plan import Plan, Trial
 from bench.contract.run_files import LEDGER, MANIFEST, STATUS
@@ -54,6 +54,8 @@ class Attempt:
     """Why it was cut short."""
     nonce: str | None = None
     """What its log begins with; None for attempts of versions that had no nonces."""
+    checkpoint: int | None = None
+    """The step of the newest checkpoint when it began; None where there was none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +127,8 @@ def found(folder: Path) -> list[Entry]:
 def begin(folder: Path, trial: Trial, *, attempts: int, job: str | None = None, nodes: str | None = None) -> bool:
     """Open a trial's next attempt, and keep job and nodes with it; return False if the trial is done.
 
+    Attempts that have brought the trial to a new checkpoint are not counted.
+
     Raises:
         SubmitError: this job has started it as often as launch.attempts allows, and was cut short each time.
     """
@@ -137,7 +141,8 @@ def begin(folder: Path, trial: Trial, *, attempts: int, job: str | None = None, 
         made = (*made[:-1], replace(made[-1], outcome=Outcome.interrupted, cause=cause or lost))
     if made:
         _set_aside(folder, trial, len(made))
-    tried = [attempt for attempt in made if attempt.job == job]
+    newest = checkpoint.newest(folder, trial.index)
+    tried = [attempt for attempt in made if attempt.job == job and attempt.checkpoint == newest]
     if len(tried) >= attempts:
         _change(folder, trial.index, lambda entry: replace(entry, outcome=Outcome.interrupted, attempts=made))
         causes = ", ".join(attempt.cause or "unknown" for attempt in tried)
@@ -146,8 +151,9 @@ def begin(folder: Path, trial: Trial, *, attempts: int, job: str | None = None, 
             where=str(folder / LEDGER),
             fix="give it more time (walltime) or nodes that nobody takes away, then `python -m bench resume RUN`",
         )
-    new = Attempt(outcome=Outcome.running, job=job, nodes=nodes, nonce=secrets.token_hex(16))
-    attempts_of.save(folder, Binding(nonce=str(new.nonce), trial=trial.index, attempt=len(made) + 1))
+    nonce = secrets.token_hex(16)
+    new = Attempt(outcome=Outcome.running, job=job, nodes=nodes, nonce=nonce, checkpoint=newest)
+    attempts_of.save(folder, Binding(nonce=nonce, trial=trial.index, attempt=len(made) + 1))
     nothing: dict[str, Any] = dict.fromkeys(("not_as_planned", "log_sha256", "log_bytes"))
     _change(folder, trial.index, lambda e: replace(e, outcome=Outcome.running, attempts=(*made, new), **nothing))
     return True

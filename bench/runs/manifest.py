@@ -1,7 +1,7 @@
 """The manifest of a run: the checksums of all files that make up its result, so that it can be handed on and checked.
 
-It is written last. What is still written when a run ends (the job's own output) is not in it, and of adapters only that
-they are there.
+It is written last. What is still written when a run ends (the job's own output) is not in it, and of adapters and
+checkpoints only that they are there.
 """
 
 import hashlib
@@ -14,12 +14,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from bench.contract import json_files, mllog, run_files
-from bench.contract import plan as plans
-from bench.contract.run_files import JOB, MANIFEST, PLAN
-from bench.errors import ConfigError, LogError
+from bench.contract import file_content, json_files, mllog, run_files
+from bench.contract.file_content import Content
+from bench.contract.run_files import JOB, MANIFEST
+from bench.errors import LogError
 from bench.mlperf import log as logs
 from bench.mlperf import provenance_checks
+from bench.runs.folder import plan_in
 
 VERSION = 1
 PATTERNS = (
@@ -28,15 +29,7 @@ PATTERNS = (
     *(f"{run_files.ATTEMPTS}/*/{run_files.RESULTS}", run_files.binding("*")),
 )
 """What makes up a result, beside the files that logs have attached."""
-FOLDERS = run_files.adapters("*")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Content:
-    """What a file holds."""
-
-    bytes: int
-    sha256: str
+FOLDERS = (run_files.adapters("*"), f"{run_files.checkpoints('*')}/*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +60,8 @@ def write(folder: Path) -> None:
         bench=_version(),
         written=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         image=_image(folder),
-        folders=tuple(sorted(path.name for path in folder.glob(FOLDERS) if path.is_dir())),
-        files={name: content(folder / name) for name in files(folder)},
+        folders=tuple(sorted(_folders(folder))),
+        files={name: file_content.of(folder / name) for name in files(folder)},
     )
     json_files.write(folder / MANIFEST, _sealed(asdict(manifest)))
 
@@ -93,11 +86,10 @@ def files(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in found if _is_file(path))
 
 
-def content(path: Path) -> Content:
-    """Return what a file holds."""
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return Content(bytes=file.tell(), sha256=digest)
+def _folders(folder: Path) -> Iterator[str]:
+    """Yield the folders of which only the presence is kept: adapters and checkpoints."""
+    for pattern in FOLDERS:
+        yield from (path.relative_to(folder).as_posix() for path in folder.glob(pattern) if path.is_dir())
 
 
 def _attached(log: Path) -> Iterator[Path]:
@@ -124,10 +116,8 @@ def _image(folder: Path) -> dict[str, Any] | None:
     known = json_files.read_object(folder / JOB).get("image")
     if isinstance(known, dict):
         return known
-    with suppress(ConfigError):
-        container = plans.load(folder / PLAN).config.container
-        return {"name": container.image} if container.image else None
-    return None
+    plan = plan_in(folder)
+    return {"name": plan.config.container.image} if plan and plan.config.container.image else None
 
 
 def _sealed(body: Mapping[str, Any]) -> dict[str, Any]:

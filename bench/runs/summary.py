@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from bench.contract import plan as plans
 from bench.contract.plan import Plan
 from bench.contract.run_files import CONFIG, PLAN
 from bench.contract.texts import steering
 from bench.errors import BenchError
 from bench.mlperf import result as results
 from bench.mlperf.result import Result
+from bench.runs.folder import plan_in
 
 _OVERRIDES = "# overrides: "
 """Begins the first line of a config.yaml."""
@@ -37,7 +37,7 @@ class Summary:
 
 def summary(folder: Path) -> Summary:
     """Return what a run folder says; a folder that lacks some of it has a summary, too."""
-    plan, made = _plan(folder), folder / PLAN
+    plan, made = plan_in(folder), folder / PLAN
     valid = [result for result in _results(folder, plan) if result.valid]
     tokens = plan.config.data.seq_length if plan else None
     return Summary(
@@ -62,12 +62,6 @@ def _overrides(folder: Path) -> str:
         first = file.readline()
         return first.removeprefix(_OVERRIDES).strip() if first.startswith(_OVERRIDES) else ""
     return ""
-
-
-def _plan(folder: Path) -> Plan | None:
-    with suppress(BenchError):
-        return plans.load(folder / PLAN)
-    return None
 
 
 def _results(folder: Path, plan: Plan | None) -> list[Result]:

@@ -1,12 +1,11 @@
 """What came of one trial: its log as we and the referee read it, against what was planned."""
 
-import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.contract import mllog
+from bench.contract import file_content, mllog
 from bench.contract import plan as plans
 from bench.contract.plan import Plan, Trial
 from bench.errors import LogError
@@ -141,9 +140,8 @@ def content(log: Path) -> dict[str, Any]:
     """Return what the ledger keeps of the file itself; nothing where there is none."""
     if not log.exists():
         return {}
-    with log.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return {"log_sha256": digest, "log_bytes": os.fstat(file.fileno()).st_size}
+    kept = file_content.of(log)
+    return {"log_sha256": kept.sha256, "log_bytes": kept.bytes}
 
 
 def facts(judged: Judged) -> dict[str, Any]:

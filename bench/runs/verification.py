@@ -4,14 +4,13 @@ It says whether the folder is as its run left it, not whether the trials are goo
 """
 
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from bench import backends
-from bench.contract import codec, run_files
-from bench.contract import plan as plans
+from bench.contract import codec, file_content, run_files
+from bench.contract.file_content import Content
 from bench.contract.plan import Plan
 from bench.contract.run_files import CONFIG, LEDGER, MANIFEST, PLAN, SCRIPT
 from bench.contract.task import Weights
@@ -23,8 +22,9 @@ from bench.mlperf import result as results
 from bench.mlperf.log import Log
 from bench.runs import ledger, manifest, trial
 from bench.runs import status as statuses
+from bench.runs.folder import plan_in
 from bench.runs.ledger import Entry
-from bench.runs.manifest import Content, Manifest
+from bench.runs.manifest import Manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ def verify(folder: Path) -> Verification:
     """
     if not any((folder / name).is_file() for name in (PLAN, LEDGER, MANIFEST)):
         raise ConfigError("no run in this folder", where=str(folder), fix="name a run folder, as `runs` lists them")
-    known, plan = manifest.read(folder), _loaded(folder)
+    known, plan = manifest.read(folder), plan_in(folder)
     compared = [*_manifest(folder, known), *_trials(folder, plan), *_plan(folder, plan), *_image(known)]
     return Verification(folder=str(folder), compared=tuple(compared))
 
@@ -102,7 +102,7 @@ def _why_none(folder: Path) -> str:
 
 def _content(path: Path) -> Content | str:
     try:
-        return manifest.content(path)
+        return file_content.of(path)
     except OSError as error:
         return f"cannot be read: {error.strerror}"
 
@@ -166,12 +166,6 @@ def _facts(path: Path, entry: Entry) -> Iterator[Compared]:
         kept, found = getattr(entry, name), getattr(result, name)
         if kept is not None or found is not None:
             yield _same(f"{path.name}, {name} in the ledger", str(found), str(kept))
-
-
-def _loaded(folder: Path) -> Plan | None:
-    with suppress(ConfigError):
-        return plans.load(folder / PLAN)
-    return None
 
 
 def _plan(folder: Path, plan: Plan | None) -> Iterator[Compared]:

@@ -1,6 +1,6 @@
 """Follow how far a trial has come from its log alone, event by event; what the log does not say is None.
 
-Records mean the same here as in `bench.mlperf.result`: `bench.mlperf.intervals` says which of them count samples.
+Records mean the same here as in `bench.mlperf.result`: `bench.mlperf.pace` says which of them count samples.
 """
 
 from collections.abc import Callable, Iterable
@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from bench.contract import mllog
 from bench.mlperf.benchmarks import BENCHMARKS, Goal, goals
-from bench.mlperf.intervals import Pace, Stretch
+from bench.mlperf.pace import Pace, Stretch
 from bench.mlperf.reader import Event, is_number
 
 KEPT = 256
@@ -173,6 +173,10 @@ def _run_start(now: Progress, event: Event) -> None:
     now.phase, now.run_start_ms, now.place = "training", event.time_ms, Place(0, event.time_ms)
 
 
+def _resumed(now: Progress, event: Event) -> None:
+    now.samples = _samples(now, event)
+
+
 def _block_start(now: Progress, event: Event) -> None:
     now.phase, now.eval_start_ms, now.place = "training", None, Place(now.samples or 0, event.time_ms)
 
@@ -258,6 +262,7 @@ def _run_stop(now: Progress, event: Event) -> None:
 
 _TAKE: dict[str, Callable[[Progress, Event], None]] = {
     mllog.RUN_START: _run_start,
+    mllog.RESUMED: _resumed,
     mllog.BLOCK_START: _block_start,
     mllog.TRAIN_LOSS: _training,
     mllog.TRACKED_STATS: _training,

@@ -24,6 +24,17 @@ class WarmUpTimes:
     """Evaluating one global batch."""
 
 
+class Snapshot(Protocol):
+    """This rank's part of a training state, as it was when it was taken."""
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether training may go on while it is written; False where the host has no room for a copy."""
+
+    def write(self, folder: Path) -> None:
+        """Write it, and then rank_N.json, which says so; a thread may call this. It calls no collective."""
+
+
 class Engine(Protocol):
     """The model and its optimizer on one rank. All ranks call every method together."""
 
@@ -36,6 +47,22 @@ class Engine(Protocol):
 
     def save(self, folder: Path, *, adapters: bool) -> None:
         """Save the adapters, or all other weights, so that any layout can load them."""
+
+    def state_bytes(self) -> int:
+        """Return what a snapshot of this rank takes on disk."""
+
+    def snapshot(self) -> Snapshot:
+        """Return the training state: what is trained, the optimizer and the generators. The one before was written."""
+
+    def complete(self, folder: Path, about: dict[str, Any]) -> None:
+        """Turn a folder that all ranks have written to into a checkpoint; rank 0 does. It calls no collective."""
+
+    def load_state(self, folder: Path, *, step: int, seed: int, same_layout: bool) -> None:
+        """Go on from a checkpoint, whatever layout saved it.
+
+        Raises:
+            ConfigError: it is not a checkpoint of this training.
+        """
 
     def warm_up(self, iterations: int, seed: int, *, profile: Path | None) -> WarmUpTimes | None:
         """Train and evaluate on synthetic rows, then restore all state; `profile` gets the last step's kernels.

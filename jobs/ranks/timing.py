@@ -23,19 +23,24 @@ class Pace:
     each step, from the end of the step before, by the device's clock.
     """
 
-    def __init__(self, plan: Plan, log: mllog.Writer) -> None:
+    def __init__(self, plan: Plan, log: mllog.Writer, step: int = 0) -> None:
         self._plan, self._log = plan, log
         self._ends: list[float | torch.cuda.Event] = []
         self._times_s: list[float] = []
-        self.restart(0)
+        self._real_tokens = 0
+        self.restart(step)
 
     def restart(self, step: int) -> None:
         """Start to time here: at the beginning, and after an evaluation, which has waited for the device."""
         self._collect()
         self._step, self._since, self._ends = step, time.perf_counter(), [_now()]
 
-    def stepped(self) -> "float | torch.cuda.Event":
-        """Record and return the end of a step that was launched; the device does so when it reaches it."""
+    def stepped(self, real_tokens: int) -> "float | torch.cuda.Event":
+        """Record and return the end of a step that was launched; the device does so when it reaches it.
+
+        real_tokens: of the step's rows, without padding.
+        """
+        self._real_tokens += real_tokens
         self._ends.append(_now())
         return self._ends[-1]
 
@@ -50,9 +55,11 @@ class Pace:
             "train_step_time": step_time_s,
             "throughput": self._plan.batch.global_batch_size / step_time_s,
             mllog.STEP_TIMES: [round(time_s, 6) for time_s in self._times_s],
+            mllog.REAL_TOKENS: self._real_tokens,
         }
         self._log.event(mllog.TRACKED_STATS, stats, **place)
         self._times_s.clear()
+        self._real_tokens = 0
         self._step, self._since = step, now
 
     def _collect(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from bench.contract import plan as plans
 from bench.contract import run_files
-from bench.contract.checkpoint import CONVERTED, CONVERTED_FP8
+from bench.contract.checkpoint import FOLDERS, Stored
 from bench.contract.plan import Plan
 from bench.errors import BenchError, ConfigError, Stopped, stopped_by_signals
 
@@ -53,7 +53,7 @@ def weights(plan: Plan, args: argparse.Namespace) -> str:
     """Convert *.safetensors of a Llama; return the line that says where the checkpoint is."""
     from jobs.weights import conversion
 
-    prepared = conversion.prepare(args.source, plan.config.model, args.folder, is_fp8=args.fp8)
+    prepared = conversion.prepare(args.source, plan.config.model, args.folder, stored=args.stored)
     outcome = "is complete" if conversion.convert(prepared, workers=args.workers) else "exists already"
     return f"{prepared.folder} {outcome}; export MODEL={prepared.folder}"
 
@@ -157,10 +157,14 @@ def _add_weights(verbs: Any) -> None:
     example = "python -m jobs.tasks.convert weights plan.json /models/Llama-2-70b-hf /models/llama2_70b --workers 4"
     parser = _add_verb(verbs, weights, summary, example=example)
     parser.add_argument("source", type=Path, metavar="SOURCE", help="config.json and *.safetensors")
-    default = f"default: {CONVERTED} or {CONVERTED_FP8} inside of SOURCE"
+    default = f"default: {', '.join(FOLDERS.values())} inside of SOURCE"
     parser.add_argument("folder", type=Path, nargs="?", metavar="FOLDER", help=default)
+    parser.set_defaults(stored=Stored.plain)
     fp8 = "frozen linears in FP8, for precision=fp8 only: half the bytes"
-    parser.add_argument("--fp8", action="store_true", help=fp8)
+    nf4 = "frozen linears in 4 bits, for task.training.trains=qlora only: a quarter of the bytes"
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--fp8", dest="stored", action="store_const", const=Stored.fp8, help=fp8)
+    kinds.add_argument("--nf4", dest="stored", action="store_const", const=Stored.nf4, help=nf4)
     workers = "units converted at the same time (default 1)"
     parser.add_argument("--workers", type=int, choices=range(1, 65), metavar="N", default=1, help=workers)
 

@@ -1,7 +1,9 @@
 """Run one trial, once per rank: `python -m jobs.tasks.train PLAN --trial K`. It reads the plan and writes the log."""
 
 import argparse
+import itertools
 import math
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +16,7 @@ from jobs.ranks import process_group, timing
 from jobs.ranks.guard import guarded
 from jobs.ranks.identity import Rank, from_environment
 from jobs.ranks.watchdog import EVALUATION, LOADING, SAVING, TRAINING, Alive, Watchdog, nobody_asks
+from jobs.tasks.checkpoints import Checkpoints
 from jobs.tasks.describe import describe
 
 if TYPE_CHECKING:
@@ -59,11 +62,17 @@ def run(
         expect(watchdog, usual, plan)
     if profile is not None and profile.exists():
         log.attach(profile)
+    saving = None
+    if plan.config.task.training.checkpoint_every_steps is not None:
+        saving = Checkpoints(plan, trial, engine, folder, log, rank=who.rank)
+    done = saving.resume() if saving else 0
     timing.forget_memory()
     log.stop(mllog.INIT_STOP)
     log.start(mllog.RUN_START)
-    train(plan, engine, trial, log, watchdog.alive if watchdog else nobody_asks)
+    train(plan, engine, trial, log, watchdog.alive if watchdog else nobody_asks, saving=saving, done=done)
     timing.log_memory(plan, log)
+    if saving is not None:
+        saving.finish()
     if plans.keeps_adapters(plan.config):
         engine.save(folder / run_files.adapters(trial.index), adapters=True)
     module.end_ranks()
@@ -85,44 +94,75 @@ def log_caches(record: Path, log: mllog.Writer) -> None:
         log.event(mllog.CACHE_CLEAR, outcome == "cleared", node=node)
 
 
-def train(plan: Plan, engine: Engine, trial: Trial, log: mllog.Writer, alive: Alive = nobody_asks) -> None:
+def train(
+    plan: Plan,
+    engine: Engine,
+    trial: Trial,
+    log: mllog.Writer,
+    alive: Alive = nobody_asks,
+    *,
+    saving: Checkpoints | None = None,
+    done: int = 0,
+) -> None:
     """Train until the target or the last step, and log run_stop. No row is read before this is called.
 
-    `alive` is told how far this rank is.
+    `alive` is told how far this rank is. `done` steps were made by an earlier attempt, whose checkpoint is loaded.
 
     Raises:
         BenchError: the loss is not a finite number.
     """
     from jobs.data import rows as rows_of
 
-    target = plan.config.task.training.target_eval_loss
     alive(LOADING, 0, None)
     train_rows, eval_rows = rows_of.load(plan, "train"), rows_of.load(plan, "eval")
-    order = rows_of.train_order(plan, trial.seed)
-    pace = timing.Pace(plan, log)
-    log.start(mllog.BLOCK_START, samples_count=0, step=0)
-    alive(TRAINING, 0, None)
-    for step in range(1, plan.max_steps + 1):
-        share = engine.train_step(train_rows, next(order), step)
-        alive(TRAINING, step, pace.stepped())
-        if step % plan.config.recipe.log_every_steps == 0:
+    order = itertools.islice(rows_of.train_order(plan, trial.seed), done, None)
+    if done:
+        log.event(mllog.RESUMED, done, **_place(plan, done))
+    pace = timing.Pace(plan, log, done)
+    log.start(mllog.BLOCK_START, **_place(plan, done))
+    alive(TRAINING, done, None)
+    for step in range(done + 1, plan.max_steps + 1):
+        indices = next(order)
+        share = engine.train_step(train_rows, indices, step)
+        alive(TRAINING, step, pace.stepped(rows_of.real_tokens(train_rows, indices)))
+        if step % plan.config.recipe.log_every_steps == 0 or step == plan.max_steps:
             pace.log(step, engine.mean_loss(share))
-        is_evaluated = step in plan.evaluation.at_steps
-        if is_evaluated or step == plan.max_steps:
-            log.stop(mllog.BLOCK_STOP, **_place(plan, step))
-        if is_evaluated:
-            alive(EVALUATION, step, None)
-            eval_loss = evaluate(plan, engine, eval_rows, step, log)
-            alive(TRAINING, step, None)
-            if target is not None and eval_loss <= target:
-                log.finish("success", **_place(plan, step))
-                alive(SAVING, step, None)
-                return
-            if step < plan.max_steps:
-                log.start(mllog.BLOCK_START, **_place(plan, step))
-                pace.restart(step)
-    log.finish("success" if target is None else "aborted", **_place(plan, plan.max_steps))
-    alive(SAVING, plan.max_steps, None)
+        is_saved = saving is not None and saving.is_due(step)
+        if not (is_saved or step in plan.evaluation.at_steps or step == plan.max_steps):
+            continue
+        log.stop(mllog.BLOCK_STOP, **_place(plan, step))
+        if step in plan.evaluation.at_steps and reaches_target(plan, engine, eval_rows, step, log, alive):
+            log.finish("success", **_place(plan, step))
+            break
+        if saving is not None and is_saved:
+            save(plan, saving, step, log, alive)
+        if step < plan.max_steps:
+            log.start(mllog.BLOCK_START, **_place(plan, step))
+            pace.restart(step)
+    else:
+        has_target = plan.config.task.training.target_eval_loss is not None
+        log.finish("aborted" if has_target else "success", **_place(plan, plan.max_steps))
+    alive(SAVING, step, None)
+    if saving is not None:
+        saving.save(step)
+
+
+def reaches_target(plan: Plan, engine: Engine, rows: "Rows", step: int, log: mllog.Writer, alive: Alive) -> bool:
+    """Evaluate after a step; return whether the loss is at or below the target, if there is one."""
+    target = plan.config.task.training.target_eval_loss
+    alive(EVALUATION, step, None)
+    loss = evaluate(plan, engine, rows, step, log)
+    alive(TRAINING, step, None)
+    return target is not None and loss <= target
+
+
+def save(plan: Plan, saving: Checkpoints, step: int, log: mllog.Writer, alive: Alive) -> None:
+    """Begin to save the training state after a step, and log for how long nothing was trained."""
+    alive(SAVING, step, None)
+    since_s = time.perf_counter()
+    saving.save(step)
+    log.event(mllog.CHECKPOINT, time.perf_counter() - since_s, **_place(plan, step))
+    alive(TRAINING, step, None)
 
 
 def evaluate(plan: Plan, engine: Engine, rows: "Rows", step: int, log: mllog.Writer) -> float:

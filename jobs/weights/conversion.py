@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from math import gcd
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,14 @@ import torch
 from torch import Tensor
 
 from bench.contract import checkpoint
-from bench.contract.checkpoint import CONVERTED, CONVERTED_FP8, MANIFEST
+from bench.contract.checkpoint import FOLDERS, MANIFEST, Stored
 from bench.contract.plan import fingerprint
-from bench.contract.schema import Precision
 from bench.contract.task import Model
 from bench.errors import ConfigError
 from jobs.engines.megatron import checkpoint_writer
 from jobs.engines.megatron.fp8 import quantize
 from jobs.ranks.progress import Progress
-from jobs.weights import config, tensor_map
+from jobs.weights import config, nf4, tensor_map
 from jobs.weights.source import Source, open_source, sha256
 
 VERSION = 1
@@ -47,7 +47,7 @@ class Conversion:
     folder: Path
     units: list[tensor_map.Unit]
     derived: list[str]
-    is_fp8: bool
+    stored: Stored
 
     @property
     def part(self) -> Path:
@@ -58,22 +58,29 @@ class Conversion:
         """What the files in FOLDER.part were made from; only the same conversion may continue."""
         stats = [(name, (self.source.folder / name).stat()) for name in self.source.files]
         files = [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
-        return {"version": VERSION, "model": fingerprint(self.model), "files": files, "fp8": self.is_fp8}
+        return {"version": VERSION, "model": fingerprint(self.model), "files": files, "stored": self.stored.name}
 
 
-def prepare(source: Path, model: Model, folder: Path | None = None, *, is_fp8: bool = False) -> Conversion:
+def prepare(source: Path, model: Model, folder: Path | None = None, *, stored: Stored = Stored.plain) -> Conversion:
     """Return the conversion of a Hugging Face folder; by default it writes into a new folder inside of it.
 
-    is_fp8: the linears of the layers are quantised with one scale each, as precision=fp8 does when it loads them.
+    stored: how the linears of the layers are quantised, which is what the engine does when it loads them.
 
     Raises:
-        ConfigError: config.json, a tensor's name, shape or dtype is not the model's.
+        ConfigError: config.json, a tensor's name, shape or dtype is not the model's; or its rows are no 4-bit blocks.
     """
     found = open_source(source)
     config.check(found.config, model, where=str(source / "config.json"))
+    if stored is Stored.nf4 and (model.hidden_size % nf4.BLOCK or model.ffn_hidden_size % nf4.BLOCK):
+        raise ConfigError(
+            f"a row of a 4-bit weight is cut into blocks of {nf4.BLOCK}, and {model.name}'s rows have "
+            f"{model.hidden_size} and {model.ffn_hidden_size} numbers",
+            where=str(source / "config.json"),
+            fix="convert without --nf4, and train with task.training.trains=lora",
+        )
     units = tensor_map.units(model, fused=tensor_map.is_fused(found))
-    to = folder or source / (CONVERTED_FP8 if is_fp8 else CONVERTED)
-    return Conversion(found, model, to.absolute(), units, tensor_map.check(found, units), is_fp8)
+    to = folder or source / FOLDERS[stored]
+    return Conversion(found, model, to.absolute(), units, tensor_map.check(found, units), stored)
 
 
 def convert(conversion: Conversion, *, workers: int = 1) -> bool:
@@ -146,7 +153,7 @@ def finish(conversion: Conversion) -> None:
     manifest = {
         "version": VERSION,
         "model": checkpoint.model_of(conversion.model),
-        **({"precision": Precision.fp8.name} if conversion.is_fp8 else {}),
+        **({} if conversion.stored is Stored.plain else {"precision": conversion.stored.name}),
         "source": {
             "folder": str(source.folder.absolute()),
             "config": source.config,
@@ -171,13 +178,15 @@ def _pieces(conversion: Conversion, unit: tensor_map.Unit) -> Iterator[checkpoin
     """Yield the pieces of a unit's tensors, one tensor at a time."""
     for weight in unit.weights:
         data = tensor_map.fuse(weight, conversion.source.read(weight.sources), conversion.model)
-        if conversion.is_fp8 and weight.is_linear:
-            yield from _quantized(conversion, weight, data)
-        else:
+        if conversion.stored is Stored.plain or not weight.is_linear:
             yield from _split(conversion, weight, weight.key, data)
+        elif conversion.stored is Stored.fp8:
+            yield from _in_fp8(conversion, weight, data)
+        else:
+            yield from _in_nf4(conversion, weight, data)
 
 
-def _quantized(conversion: Conversion, weight: tensor_map.Weight, data: Tensor) -> Iterator[checkpoint_writer.Piece]:
+def _in_fp8(conversion: Conversion, weight: tensor_map.Weight, data: Tensor) -> Iterator[checkpoint_writer.Piece]:
     """Yield a linear's scale, then its weight in FP8, rounded to BF16 first as precision=fp8 does when it loads."""
     data, linear = data.to(quantize.BF16), weight.key.removesuffix("weight")
     parts = data.chunk(weight.num_pieces, weight.axis)
@@ -186,6 +195,15 @@ def _quantized(conversion: Conversion, weight: tensor_map.Weight, data: Tensor) 
     yield checkpoint_writer.Piece(linear + quantize.STORED_SCALE, (layers, 1), (weight.layer, 0), scale.unsqueeze(0))
     for piece in _split(conversion, weight, linear + quantize.STORED, data):
         yield replace(piece, data=quantize.quantize_weight(piece.data, scale))
+
+
+def _in_nf4(conversion: Conversion, weight: tensor_map.Weight, data: Tensor) -> Iterator[checkpoint_writer.Piece]:
+    """Yield a linear's 4-bit numbers and each block's absmax, of the weight rounded to BF16; no block is cut."""
+    linear = weight.key.removesuffix("weight")
+    codes, absmax = nf4.quantize_blocks(data.to(quantize.BF16))
+    blocks = replace(weight, num_pieces=gcd(weight.num_pieces, absmax.shape[weight.axis]))
+    yield from _split(conversion, blocks, linear + nf4.STORED, codes)
+    yield from _split(conversion, blocks, linear + nf4.STORED_ABSMAX, absmax)
 
 
 def _split(
@@ -253,10 +271,12 @@ def _require_room(conversion: Conversion) -> None:
 
 
 def _num_bytes(conversion: Conversion, weight: tensor_map.Weight) -> int:
-    """Return the size of a weight in the checkpoint, without its scale."""
-    is_fp8 = conversion.is_fp8 and weight.is_linear
-    sources = (conversion.source.tensors[name] for name in weight.sources)
-    return sum(stored.num_elements if is_fp8 else stored.num_bytes for stored in sources)
+    """Return the size of a weight in the checkpoint, without the scale of one in FP8."""
+    sources = [conversion.source.tensors[name] for name in weight.sources]
+    if conversion.stored is Stored.plain or not weight.is_linear:
+        return sum(stored.num_bytes for stored in sources)
+    num_weights = sum(stored.num_elements for stored in sources)
+    return num_weights if conversion.stored is Stored.fp8 else num_weights // 2 + num_weights // nf4.BLOCK * 2
 
 
 def _require_same(conversion: Conversion) -> None:
@@ -268,7 +288,7 @@ def _require_same(conversion: Conversion) -> None:
     except (KeyError, TypeError):
         files = {}
     is_same = files == {name: (source.folder / name).stat().st_size for name in source.files}
-    if not is_same or checkpoint.is_fp8(folder) != conversion.is_fp8:
+    if not is_same or checkpoint.stored(folder) is not conversion.stored:
         raise ConfigError(
             f"the folder holds {'these weights in another precision' if is_same else 'something else'}",
             where=str(folder),

@@ -1,6 +1,5 @@
 """Read a Hugging Face folder: config.json, and the tensors of its *.safetensors by file, shape and dtype."""
 
-import hashlib
 import json
 import re
 from collections.abc import Iterable
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from bench.contract import file_content
 from bench.errors import ConfigError
 
 INDEX = "model.safetensors.index.json"
@@ -87,8 +87,7 @@ def sha256(path: Path) -> str:
     Raises:
         ConfigError: they differ.
     """
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    digest = file_content.sha256(path)
     blob = path.resolve().name
     if re.fullmatch(r"[0-9a-f]{64}", blob) and blob != digest:
         _refuse(path, f"its sha256 is {digest}, and its name in the cache says {blob}")

@@ -29,6 +29,7 @@ with warnings.catch_warnings():
 
     from jobs.data import rows as rows_of
     from jobs.engines.megatron import batches, checkpoint, loop, lora, model
+    from jobs.engines.megatron.adam import offload
     from jobs.engines.megatron.fp8.torch_ops import TorchOps
 
 pytestmark = [
@@ -168,6 +169,37 @@ def test_updates_are_those_of_torch_adamw_after_clipping(precision: str, is_shar
             assert (weight == expected[name].bfloat16()).float().mean() > 0.99, name
 
 
+@pytest.mark.parametrize("moments", ["fp32", "bf16"])
+def test_moments_that_pass_through_buffers_in_pieces_change_no_bit(
+    monkeypatch: pytest.MonkeyPatch, moments: str
+) -> None:
+    monkeypatch.setattr(offload, "PIECE", 1024)
+    options = ("task=pretrain_tiny", "model.bias=true", f"recipe.moments={moments}", "recipe.weight_decay=0.5")
+    whole, cut = built(*options), built(*options, "recipe.offload_moments=true")
+    (resident,), (shard,) = whole.optimizer.pieces, cut.optimizer.shards
+    assert len(cut.optimizer.pieces) == math.ceil(len(shard.grad) / 1024) > 2
+    for _ in range(2):
+        for _ in range(3):
+            shard.grad.normal_()
+            resident.shard.grad.copy_(shard.grad)
+            for engine in (whole, cut):
+                engine.optimizer.step(1e-3)
+        assert torch.equal(shard.weights, resident.shard.weights)
+        for stored, parts in zip(
+            resident.moments, zip(*(p.moments for p in cut.optimizer.pieces), strict=True), strict=True
+        ):
+            assert torch.equal(torch.cat(parts), stored) and stored.any()
+        for state in cut.optimizer.states():
+            for start, end, weight, offset in state.places:
+                assert torch.equal(state.master[start:end], weight.data.flatten()[offset : offset + end - start])
+        assert sum(place.end - place.start for state in cut.optimizer.states() for place in state.places) == sum(
+            weight.numel() for weight in cut.bare_chunks()[0].parameters()
+        )
+        for engine in (whole, cut):
+            engine.optimizer.reset()
+            assert engine.optimizer.num_steps == 0
+
+
 def test_training_steps_are_those_of_a_plain_torch_loop() -> None:
     """Two micro-batches a step; two warm-up steps to the rate 0.01, then half a cosine over four steps."""
     schedule = ("recipe.lr=0.01", "recipe.lr_warmup_steps=2", "task.training.max_steps=6")
@@ -193,7 +225,7 @@ def test_hand_written_fp8_passes_are_those_of_autograd(tmp_path: Path) -> None:
     """With FP32 in the place of FP8 and BF16, the hand-written layers train as the others do, from their checkpoint."""
     recipe = ("task.training.lora.dropout=0", "recipe.lr=0.01", "recipe.lr_warmup_steps=0")
     plain, rows = built("precision=fp32", *recipe), drawn_rows(6)
-    exact = model.build(composed("precision=fp8", *recipe), 2, fp8_ops=TorchOps(torch.float32, torch.float32))
+    exact = model.build(composed("precision=fp8", *recipe), 2, ops=TorchOps(torch.float32, torch.float32))
     for adapters_only in (False, True):
         folder = tmp_path / ("adapters" if adapters_only else "base")
         checkpoint.save(plain, folder, adapters=adapters_only)
@@ -300,7 +332,7 @@ def test_a_warm_up_says_what_its_last_step_and_evaluation_took(monkeypatch: pyte
     def work(*args: Any, **how: Any) -> None:
         now_s[0] += next(takes_s)
 
-    monkeypatch.setattr(loop, "train_step", work)
+    monkeypatch.setattr(loop, "update", work)
     monkeypatch.setattr(loop, "_forward", work)
     monkeypatch.setattr(loop, "seed_all", lambda seed: None)
     monkeypatch.setattr(loop.time, "perf_counter", lambda: now_s[0])

@@ -1,4 +1,4 @@
-"""Every operation of the FP8 layer, in Triton and in plain torch, against torch in FP64.
+"""Every operation of the frozen layer, in Triton and in torch, in FP8 and in BF16, against torch in FP64.
 
 Without a GPU, Triton's interpreter runs the kernels (conftest.py says how).
 """
@@ -7,6 +7,7 @@ import inspect
 import sys
 import warnings
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,7 +24,7 @@ from jobs.engines.megatron.fp8.torch_ops import TorchOps
 if sys.platform != "linux":
     pytest.skip("Triton is for Linux", allow_module_level=True)
 
-from jobs.engines.megatron.fp8.gpu_ops import GpuOps
+from jobs.engines.megatron.fp8.gpu_ops import GpuOps, PlainGpuOps
 
 pytestmark = [
     pytest.mark.usefixtures("interpreter_that_rounds"),
@@ -31,6 +32,8 @@ pytestmark = [
 ]
 DEVICE = ranks.DEVICE
 OPS = {"torch": TorchOps(), "triton": GpuOps()}
+PLAIN = {"plain torch": TorchOps(None), "plain triton": PlainGpuOps()}
+"""Without quantisation."""
 TOLERANCE = 5e-3
 """Of a row's norm, and of a row's scale: BF16 rounds to 2^-9, and a GPU's tanh is accurate to 2^-11."""
 HALF_ULP = 2.0**-4
@@ -55,12 +58,23 @@ def random_fp8(*shape: int) -> Quantized:
     return Quantized(values, torch.logspace(-3, 1, shape[0], device=DEVICE))
 
 
+def operand(ops: Fp8Ops, *shape: int) -> Quantized:
+    """Return numbers as an operation's input, in FP8 unless the operations are plain."""
+    return Quantized(random(*shape), None) if is_plain(ops) else random_fp8(*shape)
+
+
+def is_plain(ops: Fp8Ops) -> bool:
+    return ops.quantized_dtype is None
+
+
 def fp64(x: Tensor | Quantized) -> Tensor:
-    return x.values.double() * x.scale.double()[:, None] if isinstance(x, Quantized) else x.double()
+    values, scale = x if isinstance(x, Quantized) else (x, None)
+    return values.double() if scale is None else values.double() * scale.double()[:, None]
 
 
 def check(got: Tensor | Quantized, expected: Tensor) -> None:
     """Compare with FP64: a tensor row by row, a quantised one number by number, by what FP8 may round."""
+    got = got.values if isinstance(got, Quantized) and got.scale is None else got
     assert got.scale.isfinite().all() if isinstance(got, Quantized) else got.isfinite().all()
     if not isinstance(got, Quantized):
         assert got.shape == expected.shape
@@ -96,7 +110,7 @@ def gradients(function: Callable[..., Tensor], *inputs: Tensor, grad: Tensor) ->
 @pytest.fixture(params=OPS)
 def ops(request: pytest.FixtureRequest) -> Fp8Ops:
     torch.manual_seed(0)
-    return OPS[request.param]
+    return (OPS | PLAIN)[request.param]
 
 
 def defaults(function: Callable[..., object]) -> list[object]:
@@ -115,7 +129,14 @@ def test_each_implementation_has_the_operations_of_the_interface(ops: Fp8Ops) ->
 
 
 widths = pytest.mark.parametrize("width", [256, 1344])
+with_plain = pytest.mark.parametrize("ops", [*OPS, *PLAIN], indirect=True)
 drops = pytest.mark.parametrize("drop", [DROP, KEEP_ALL], ids=["dropout", "no dropout"])
+
+
+@pytest.mark.parametrize("ops", PLAIN, indirect=True)
+def test_plain_operations_quantise_nothing(ops: Fp8Ops) -> None:
+    x = random(FEW, 256)
+    assert torch.equal(ops.quantize(x).values, x) and ops.quantize(x).scale is None
 
 
 @widths
@@ -126,6 +147,7 @@ def test_quantize(ops: Fp8Ops, width: int) -> None:
     assert (fp64(zeros) == 0).all() and (zeros.scale > 0).all()
 
 
+@with_plain
 @widths
 def test_norm_quantize(ops: Fp8Ops, width: int) -> None:
     x, y, weight = random(FEW, width), random(FEW, width), 1 + random(width, spread=0.1)
@@ -133,11 +155,13 @@ def test_norm_quantize(ops: Fp8Ops, width: int) -> None:
         (fp64(x), ops.norm_quantize(x, weight, 0.01)),
         (fp64(x) + fp64(y), ops.add_norm_quantize(x, y, weight, 0.01)[1:]),
     ):
+        assert (normed.scale is None) == (is_plain(ops))
         check(normed, rms_norm(total, (width,), fp64(weight), eps=0.01))
         check(rstd[:, None], (total.square().mean(1) + 0.01).rsqrt()[:, None])
     check(ops.add_norm_quantize(x, y, weight, 0.01)[0], fp64(x) + fp64(y))
 
 
+@with_plain
 @pytest.mark.parametrize("adapted", [None, DROP, KEEP_ALL], ids=["plain", "dropout", "no dropout"])
 @widths
 def test_norm_backward(ops: Fp8Ops, width: int, adapted: Dropout | None) -> None:
@@ -147,6 +171,8 @@ def test_norm_backward(ops: Fp8Ops, width: int, adapted: Dropout | None) -> None
     unit = torch.where(weight == 0, 0, fp64(normed) / fp64(weight))
     rms = unit.square().mean(1).sqrt()
     normed, unit = Quantized(normed.values, (normed.scale / rms).float()), unit / rms[:, None]
+    if is_plain(ops):
+        normed = Quantized(fp64(normed).bfloat16(), None)
     of_output = fp64(grad) + (fp64(more) * scaled_mask(more.shape, adapted) if adapted else 0)
     x = unit / rstd[:, None].double()
     (expected,) = gradients(lambda x: rms_norm(x, (width,), fp64(weight), eps=0), x, grad=of_output)
@@ -159,6 +185,7 @@ def test_norm_backward(ops: Fp8Ops, width: int, adapted: Dropout | None) -> None
         check(quantized, expected)
 
 
+@with_plain
 @pytest.mark.parametrize("width", [1344, WIDE])
 def test_swiglu(ops: Fp8Ops, width: int) -> None:
     gate_up = random(FEW, 2 * width)
@@ -166,20 +193,25 @@ def test_swiglu(ops: Fp8Ops, width: int) -> None:
     gate, up = fp64(gate_up).chunk(2, dim=1)
     hidden, saved = ops.swiglu_quantize(gate_up)
     check(hidden, silu(gate) * up)
-    check(saved, torch.cat([gate, up]))
+    check(saved, fp64(gate_up) if is_plain(ops) else torch.cat([gate, up]))
     assert ops.swiglu_quantize(gate_up, keep=False)[1] is None
     grad, saved = random(FEW, width), random_fp8(2 * FEW, width)
     grad[:, -1] *= 100
     saved.scale[[0, FEW]] = saved.scale[[FEW, 0]]  # a row whose largest gradient is of up, and others of gate
-    expected = gradients(lambda gate, up: silu(gate) * up, *fp64(saved).chunk(2), grad=fp64(grad))
+    if is_plain(ops):
+        saved = Quantized(gate_up, None)
+    else:
+        gate, up = fp64(saved).chunk(2)
+    expected = gradients(lambda gate, up: silu(gate) * up, gate, up, grad=fp64(grad))
     check(ops.swiglu_backward_quantize(grad, saved), torch.cat(expected, dim=1))
 
 
+@with_plain
 @pytest.mark.parametrize("is_fp8", [False, True], ids=["BF16", "FP8"])
 @drops
 def test_adapter_gemms(ops: Fp8Ops, drop: Dropout, is_fp8: bool) -> None:
     width = 1344
-    make = random_fp8 if is_fp8 else random
+    make = partial(operand, ops) if is_fp8 else random
     x, many, a = make(SOME, width), make(MANY, 256), random(RANK, width)
     check(ops.down(x, a, drop), fp64(x) * scaled_mask((SOME, width), drop) @ fp64(a).T)
     low_grad = random(MANY, RANK)
@@ -195,6 +227,7 @@ def test_add_down_gradient(ops: Fp8Ops, drop: Dropout) -> None:
     assert got.data_ptr() == grad.data_ptr()
 
 
+@with_plain
 @pytest.mark.parametrize("adapted", [False, True], ids=["plain", "adapted"])
 @pytest.mark.parametrize(("groups", "repeats", "dim"), [(2, 4, 32), (3, 1, 64)])
 def test_rope(ops: Fp8Ops, groups: int, repeats: int, dim: int, adapted: bool) -> None:
@@ -229,10 +262,17 @@ def test_transpose(ops: Fp8Ops) -> None:
     assert torch.equal(transposed.values.float(), weight.values.float().T) and transposed.scale is weight.scale
 
 
-@pytest.mark.parametrize("ops", OPS if DEVICE == "cuda" else ["torch"], indirect=True)  # cuBLAS is for GPUs
+@pytest.mark.parametrize("ops", OPS if DEVICE == "cuda" else ["torch"], indirect=True)  # FP8 in cuBLAS is for GPUs
 def test_gemm(ops: Fp8Ops) -> None:
     x, weight = random_fp8(64, 512), Quantized(random_fp8(256, 512).values, torch.full((1,), 0.37, device=DEVICE))
     check(ops.matmul(x, weight), fp64(x) @ (weight.values.double() * 0.37).T)
+
+
+@pytest.mark.parametrize("ops", PLAIN, indirect=True)
+def test_plain_gemm(ops: Fp8Ops) -> None:
+    x, weight = operand(ops, 64, 512), operand(ops, 256, 512)
+    check(ops.matmul(x, weight), fp64(x) @ fp64(weight).T)
+    check(ops.matmul(x, ops.transpose(ops.transpose(weight))), fp64(x) @ fp64(weight).T)
 
 
 class Linear(torch.nn.Module):
@@ -249,9 +289,10 @@ class Linear(torch.nn.Module):
 @pytest.mark.parametrize("ops", [DEVICE == "cuda" and "triton" or "torch"], indirect=True)
 def test_transposed_weights_in_and_out_of_order(ops: Fp8Ops) -> None:
     linears = [Linear(64, 96), Linear(128, 32), Linear(32, 160), Linear(48, 48)]
-    transposed = ops.transposed_weights(linears)
+    weights = ops.frozen_weights(linears)
     for linear in [*linears, *linears, *reversed(linears), linears[2], linears[2]]:
-        assert torch.equal(transposed.get(linear).values.float(), linear.quantized.values.float().T)
+        assert torch.equal(weights.backward(linear).values.float(), linear.quantized.values.float().T)
+        assert torch.equal(weights.forward(linear).values.float(), linear.quantized.values.float())
 
 
 def mask(drop: Dropout) -> Tensor:
@@ -292,7 +333,13 @@ def test_tp_ranks_with_different_parts_of_an_input_drop_different_numbers(
 
     def drops(rank: int, is_training: bool = True) -> list[Dropout]:
         fake = SimpleNamespace(
-            ops=TorchOps(), config=config, tp_group=Ranks(rank), qkv=linear, proj=linear, training=is_training
+            ops=TorchOps(),
+            weights=None,
+            config=config,
+            tp_group=Ranks(rank),
+            qkv=linear,
+            proj=linear,
+            training=is_training,
         )
         layer_pass = layer._LayerPass(fake, torch.zeros(4, 1, 1, 2), 1, [5, 2**31 - 1], weights)
         return [layer_pass.qkv.drop, layer_pass.proj.drop]

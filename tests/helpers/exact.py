@@ -1,4 +1,4 @@
-"""The FP8 layer with FP32 in the place of FP8 and BF16: `python -m tests.helpers.exact plan.json --train | --slope`.
+"""The frozen layer with FP32 instead of FP8 and BF16: `python -m tests.helpers.exact plan.json --train | --slope`.
 
 What is left of the hand-written passes is then their algebra, which must be that of autograd to FP32's precision. It is
 compared by training, and by the slope of the loss along the gradients, with dropout.
@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING
 
 from bench.contract import mllog
 from bench.contract import plan as plans
+from bench.contract.schema import Precision
+from bench.contract.task import Trains
 from jobs.engines.megatron.groups import end_ranks, start_ranks
 from jobs.ranks.identity import from_environment
 from jobs.tasks.train import train
 
 if TYPE_CHECKING:
+    from jobs.engines.megatron.fp8.torch_ops import TorchOps
     from jobs.engines.megatron.model import Parts
 
 STEP = 3e-3
@@ -25,18 +28,25 @@ def main() -> None:
     plan, who = plans.load(path), from_environment()
     trial = plan.trials[0]
     start_ranks(plan, who)
-    import torch
-
     from jobs.engines.megatron.engine import MegatronEngine
-    from jobs.engines.megatron.fp8.torch_ops import TorchOps
 
-    engine = MegatronEngine(plan, trial.seed, fp8_ops=TorchOps(torch.float32, torch.float32))
+    engine = MegatronEngine(plan, trial.seed, ops=exact_ops(plan))
     if sys.argv[2] == "--slope":
         slopes(engine.parts)
     else:
         engine.load(Path(str(plan.base_dir)), adapters=False)
         train(plan, engine, trial, mllog.Writer(path.parent / trial.log if who.rank == 0 else None))
     end_ranks()
+
+
+def exact_ops(plan: plans.Plan) -> "TorchOps":
+    """Return the operations of a plan's frozen layers, with FP32 in the place of FP8 and BF16."""
+    import torch
+
+    from jobs.engines.megatron.fp8.torch_ops import TorchOps
+
+    is_fp8, is_nf4 = plan.config.precision is Precision.fp8, plan.config.task.training.trains is Trains.qlora
+    return TorchOps(torch.float32 if is_fp8 else None, torch.float32, is_nf4)
 
 
 def slopes(engine: "Parts") -> None:

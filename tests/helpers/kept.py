@@ -6,7 +6,10 @@ Each plan is for one process. A tensor's storage counts once and as a whole, how
 """
 
 import sys
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -38,9 +41,23 @@ def kept(plan: plans.Plan, model: torch.nn.Module) -> float:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        model.decoder.layers[1](x_SBH, attention_mask=None, rotary_pos_emb=freqs)
+        y_SBH, _ = model.decoder.layers[1](x_SBH, attention_mask=None, rotary_pos_emb=freqs)
+    for tensor in tensors_in(getattr(y_SBH.grad_fn, "saved", None)):
+        keep(tensor)
     parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     return sum(storage.nbytes() for start, storage in saved.items() if start not in parameters) / seq_length
+
+
+def tensors_in(saved: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors that a hand-written layer saves by itself: a dataclass of tensors and tuples of them."""
+    if isinstance(saved, torch.Tensor):
+        yield saved
+    elif is_dataclass(saved):
+        for field in fields(saved):
+            yield from tensors_in(getattr(saved, field.name))
+    elif isinstance(saved, tuple):
+        for part in saved:
+            yield from tensors_in(part)
 
 
 if __name__ == "__main__":

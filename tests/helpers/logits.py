@@ -1,8 +1,8 @@
 """Logits of the engine for a test, once per rank: `python -m tests.helpers.logits NAME.json …`.
 
 It writes NAME.pt beside each plan. The plans are of as many ranks each, in any layout. NAME_adapted.pt are the logits
-with adapters_0, which are drawn and saved if they are not there. Of plans in FP8 there are NAME_RANK.pt instead, each
-rank's base as it was loaded, and NAME.refused, why BF16 could not load it.
+with adapters_0, which are drawn and saved if they are not there. Of plans in FP8 or NF4 there are NAME_RANK.pt instead,
+each rank's base as it was loaded, and NAME.refused, why LoRA in BF16 could not load it.
 """
 
 import sys
@@ -11,7 +11,9 @@ from pathlib import Path
 import torch
 
 from bench.contract import plan as plans
+from bench.contract.checkpoint import Stored, wanted
 from bench.contract.schema import Precision
+from bench.contract.task import Trains
 from bench.errors import ConfigError
 from jobs.engines.megatron.groups import end_ranks, split, start_ranks
 from jobs.ranks.identity import from_environment
@@ -38,7 +40,7 @@ def main() -> None:
         base, adapters = Path(str(plan.base_dir)), path.parent / "adapters_0"
         engine = model.build(plan, seed)
         checkpoint.load(engine, base, adapters=False)
-        if plan.config.precision is Precision.fp8:
+        if wanted(plan.config) is not Stored.plain:
             write_quantized(engine, path.with_name(f"{path.stem}_{who.rank}.pt"))
             write_refusal(engine, base, path.with_suffix(".refused"))
             continue
@@ -53,20 +55,22 @@ def main() -> None:
 
 
 def write_quantized(engine, path: Path) -> None:
-    """Save each FP8 linear's values and scale, and all other weights of the base, by name."""
+    """Save each linear's quantised values and scales, and all other weights of the base, by name."""
     from jobs.engines.megatron.lora import is_adapter
 
     (chunk,) = engine.bare_chunks()
     tensors = {name: weight.detach() for name, weight in chunk.named_parameters() if not is_adapter(name)}
-    scales = {f"{name}.scale": part.weight_scale for name, part in chunk.named_modules() if hasattr(part, "quantized")}
+    scales = {
+        f"{name}.scale": part.weight_scale for name, part in chunk.named_modules() if hasattr(part, "weight_scale")
+    }
     torch.save(tensors | scales, path)
 
 
 def write_refusal(engine, base: Path, path: Path) -> None:
-    """Write why a run in BF16 could not load the base, if it could not."""
+    """Write why LoRA in BF16 could not load the base, if it could not."""
     from jobs.engines.megatron import checkpoint
 
-    engine.plan.config.precision = Precision.bf16
+    engine.plan.config.precision, engine.plan.config.task.training.trains = Precision.bf16, Trains.lora
     try:
         checkpoint.load(engine, base, adapters=False)
     except ConfigError as error:

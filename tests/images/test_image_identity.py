@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.images import checksums, identity, store
+from bench.contract import file_content
+from bench.images import identity, store
 from bench.images.store import Record
 
 CONTENT = b"an image of 20 GB"
@@ -34,7 +35,7 @@ def test_an_image_that_lies_where_it_lay_is_not_read_again(image: Path, monkeypa
     def read(path: Path) -> str:
         raise AssertionError("20 GB are read")
 
-    monkeypatch.setattr(checksums, "sha256", read)
+    monkeypatch.setattr(file_content, "sha256", read)
     known = identity.of("$CONT")
     assert known["name"] == "$CONT" and known["sha256"] == hashlib.sha256(CONTENT).hexdigest()
     assert identity.is_unchanged(known) is True

@@ -16,8 +16,9 @@ import pytest
 
 from bench import cli
 from bench.backends.slurm import pyxis_checks
+from bench.contract import file_content
 from bench.errors import BenchError, ConfigError
-from bench.images import checksums, importer, lock, reference, squashfs, store
+from bench.images import importer, lock, reference, squashfs, store
 from bench.rules.check import Finding, Subject
 from helpers.failing_disk import contents, failing
 
@@ -220,8 +221,8 @@ def test_the_doctor_finds_flipped_bytes_and_reads_an_image_only_once(
     """In a folder of our own, and in one that only others may write to, whose images nobody has read since."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     read: list[Path] = []
-    sha256 = checksums.sha256
-    monkeypatch.setattr(checksums, "sha256", lambda path: read.append(path) or sha256(path))
+    sha256 = file_content.sha256
+    monkeypatch.setattr(file_content, "sha256", lambda path: read.append(path) or sha256(path))
     if not is_ours:
         image.with_suffix(".checked").unlink()
         image.with_suffix(".checked").mkdir()  # root may write everywhere, but not there

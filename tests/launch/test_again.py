@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.backends import local
+from bench.backends import run_lock
 from bench.backends.slurm import jobs as slurm_jobs
 from bench.backends.slurm.backend import SlurmBackend
 from bench.contract import plan as plans
@@ -385,6 +385,6 @@ def test_who_comes_second_on_this_machine_changes_nothing(ended: Path, monkeypat
     (ended / JOB).unlink()
     before = contents(ended)
     monkeypatch.setattr(again, "_check_ended", lambda run: None)  # the first one began after this check
-    with local.driving(ended), pytest.raises(ConfigError, match="another process drives this run"):
+    with run_lock.driving(ended), pytest.raises(ConfigError, match="another process drives this run"):
         again.resume(ended)
     assert contents(ended) == before

@@ -33,6 +33,7 @@ from bench.contract.task import (
     Kind,
     Lora,
     Model,
+    MomentPrecision,
     Norm,
     Position,
     Recipe,
@@ -207,19 +208,19 @@ def configs(draw: st.DrawFn) -> Config:
 
 
 @st.composite
-def fp8_configs(draw: st.DrawFn) -> Config:
-    """Llamas under LoRA in FP8, on a GPU."""
-    config = draw(configs())
-    model = replace(config.model, norm=Norm.RMSNorm, activation=Activation.swiglu, position=Position.rope, bias=False)
+def fused_configs(draw: st.DrawFn) -> Config:
+    """Llamas under LoRA and models that are trained as a whole, in hand-written layers on a GPU."""
+    config, trains = draw(configs()), draw(st.sampled_from(Trains))
+    model, lora = config.model, None
+    if trains is not Trains.all:
+        lora = config.task.training.lora or LORA
+        model = replace(model, norm=Norm.RMSNorm, activation=Activation.swiglu, position=Position.rope, bias=False)
     return replace(
         config,
         model=model,
-        task=replace(
-            config.task,
-            training=replace(config.task.training, trains=Trains.lora, lora=config.task.training.lora or LORA),
-        ),
+        task=replace(config.task, training=replace(config.task.training, trains=trains, lora=lora)),
         cluster=replace(config.cluster, device=Device.cuda, gpu=H200),
-        precision=Precision.fp8,
+        precision=Precision.bf16 if trains is Trains.qlora else draw(st.sampled_from([Precision.bf16, Precision.fp8])),
     )
 
 
@@ -322,18 +323,77 @@ def test_more_tp_never_holds_more(name: str, lora: Lora | None, pp: int) -> None
         assert many.total_gib <= few.total_gib
 
 
-def test_activations_of_a_gpt_layer_are_korthikantis_without_dropout_masks() -> None:
-    """34 s b h less 2 s b h of masks; flash attention adds 4 bytes of softmax statistics per head and token."""
+def test_a_trained_gpt_layer_stores_korthikantis_34_h_less_what_it_computes_again() -> None:
+    """34 s b h less 2 of masks, 4 of the norms' outputs and 8 of the activation's; softmax and norm statistics; the
+    inputs of the final norm and of the head."""
     model = MODELS["gpt3_5b"]
     result = estimate(make_config(model, Parallel(tp=1, pp=1, cp=1)), dp=8)
-    per_token = 32 * model.hidden_size + 4 * model.num_attention_heads
-    assert result.activations_gib * memory.GIB == pytest.approx(8192 * model.num_layers * per_token)
+    per_token = 20 * model.hidden_size + 4 * model.num_attention_heads + 4 * 4
+    head = 2 * 2 * model.hidden_size
+    assert result.activations_gib * memory.GIB == pytest.approx(8192 * (model.num_layers * per_token + head))
 
 
-def test_activations_of_a_lora_layer_by_hand() -> None:
+def trained(model: str, precision: Precision, **recipe: Any) -> Config:
+    config = make_config(MODELS[model], Parallel(tp=1, pp=1, cp=1), gpu=H200)
+    return replace(config, precision=precision, recipe=replace(config.recipe, **recipe))
+
+
+@pytest.mark.parametrize(
+    ("precision", "per_token"),
+    [
+        (Precision.bf16, 2 * (2 * 4096 + 3 * 4096 + 4096 + 2 * 11008) + 2 * 4 + 4 * 32),
+        (Precision.fp8, 2 * (2 * 4096 + 3 * 4096 + 4096) + 2 * 11008 + 2 * 4 + 2 * 4 + 4 * 32),
+        (Precision.fp32, 4 * (2 * 4096 + 3 * 4096 + 4096 + 2 * 11008) + 2 * 4 + 4 * 32),
+    ],
+)
+def test_a_trained_llama_layer_by_hand(precision: Precision, per_token: int) -> None:
+    """Of Llama-2-7B: the residual twice, q, k, v, attention's output, gate and up, 1 / rms twice, 32 heads."""
+    result = estimate(trained("llama2_7b", precision), dp=1)
+    head = 2 * 4096 * (4 if precision is Precision.fp32 else 2)
+    assert result.activations_gib * memory.GIB == pytest.approx(8192 * (32 * per_token + head))
+
+
+def test_the_states_of_a_whole_model_by_hand() -> None:
+    """Bytes a parameter of Llama-2-7B: BF16 weights 2, FP32 gradients 4, masters 4, moments 8, in BF16 4; FP8 copies of
+    the layers' linears 1."""
+    count, linears = PARAMETERS["llama2_7b"], 32 * (4 * 4096 * 4096 + 3 * 4096 * 11008)
+
+    def states_gb(precision: Precision, *, dp: int = 1, **recipe: Any) -> tuple[float, ...]:
+        m = estimate(trained("llama2_7b", precision, **recipe), dp=dp)
+        return tuple(gib * memory.GIB / 1e9 for gib in (m.base_weights_gib, m.gradients_gib, m.optimizer_gib))
+
+    gb = count / 1e9
+    assert states_gb(Precision.bf16) == pytest.approx((2 * gb, 4 * gb, 12 * gb))
+    assert states_gb(Precision.bf16, moments=MomentPrecision.bf16) == pytest.approx((2 * gb, 4 * gb, 8 * gb))
+    assert states_gb(Precision.bf16, offload_moments=True) == pytest.approx((2 * gb, 4 * gb, 4 * gb + 8 * 2**26 / 1e9))
+    assert states_gb(Precision.fp8, dp=8) == pytest.approx((2 * gb + linears / 1e9, 4 * gb, 12 * gb / 8))
+
+
+def test_a_4_bit_base_by_hand() -> None:
+    """QLoRA, section 3: 4 bits and 0.127 of scales for each weight of a linear; embedding, head and norms in BF16."""
+    config = make_config(MODELS["llama2_70b"], Parallel(tp=1, pp=1, cp=1), lora=LORA, gpu=H200)
+    config.task.training.trains = Trains.qlora
+    result, linears = estimate(config, dp=8), 80 * 8192 * (10240 + 8192 + 3 * 28672)
+    held = linears * 4.127 / 8 + 2 * (PARAMETERS["llama2_70b"] - linears)
+    assert result.base_weights_gib * memory.GIB == pytest.approx(held, rel=1e-4)
+    per_token = 2 * 2 * 8192 + 2 * 4 + 2 * 10240 + 2 * 8192 + 4 * 64 + 2 * 57344 + 2 * 2 * 16
+    assert result.activations_gib * memory.GIB == pytest.approx(8192 * 80 * per_token)
+    buffers = result.workspace_gib - estimate(replace(config, task=lora_of(config)), dp=8).workspace_gib
+    assert buffers * memory.GIB == pytest.approx(2 * 2 * 8192 * 57344)
+
+
+def lora_of(config: Config) -> Task:
+    return replace(config.task, training=replace(config.task.training, trains=Trains.lora))
+
+
+WITH_BIASES = replace(MODELS["llama2_70b"], bias=True)
+"""Biases make it a model of megatron-core's own layer."""
+
+
+def test_activations_of_megatrons_lora_layer_by_hand() -> None:
     """Per token of Llama-2-70B: 2 norm inputs, qkv, q and k after RoPE and its angles, attention's output, gate
     and up, 64 heads, 2 adapters."""
-    config = make_config(MODELS["llama2_70b"], Parallel(tp=1, pp=1, cp=1), lora=LORA)
+    config = make_config(WITH_BIASES, Parallel(tp=1, pp=1, cp=1), lora=LORA)
     per_token = 2 * (2 * 8192 + 10240 + 9216 + 4 * 128 + 8192 + 57344) + 4 * 64 + 2 * (3 * 8192 + 2 * 16)
     assert estimate(config, dp=8).activations_gib * memory.GIB == pytest.approx(8192 * 80 * per_token)
     recomputed = estimate(with_recompute(config, Recompute.full), dp=8).activations_gib * memory.GIB
@@ -343,7 +403,7 @@ def test_activations_of_a_lora_layer_by_hand() -> None:
 def test_lora_without_dropout_stores_its_inputs() -> None:
     lora = replace(LORA, dropout=0.0)
     stored_gib = [
-        estimate(make_config(MODELS["llama2_70b"], Parallel(tp=1, pp=1, cp=1), lora=lora), dp=8).activations_gib
+        estimate(make_config(WITH_BIASES, Parallel(tp=1, pp=1, cp=1), lora=lora), dp=8).activations_gib
         for lora in (lora, LORA)
     ]
     assert (stored_gib[1] - stored_gib[0]) * memory.GIB == pytest.approx(8192 * 80 * (8192 + 3 * 8192))
@@ -363,8 +423,8 @@ def test_lora_without_dropout_stores_its_inputs() -> None:
 def test_pipeline_depth_on_the_first_stage(pp: int, vpp: int, num_microbatches: int, expected: float) -> None:
     """In units of one micro-batch's activations in the whole model."""
     model = replace(MODELS["llama2_7b"], vocab_size=32)  # a small head leaves the first stage the fullest
-    flat = estimate(make_config(model, Parallel(tp=1, pp=1, cp=1), global_batch_size=1), dp=1)
-    split = make_config(model, Parallel(tp=1, pp=pp, cp=1, vpp=vpp), global_batch_size=num_microbatches)
+    flat = estimate(make_config(model, Parallel(tp=1, pp=1, cp=1), lora=LORA, global_batch_size=1), dp=1)
+    split = make_config(model, Parallel(tp=1, pp=pp, cp=1, vpp=vpp), lora=LORA, global_batch_size=num_microbatches)
     assert estimate(split, dp=1).activations_gib / flat.activations_gib == pytest.approx(expected)
 
 
@@ -468,7 +528,7 @@ def test_context_parallel_ranks_hold_one_layers_keys_and_values_of_all() -> None
     assert (needed[1] - needed[0] / 2) * memory.GIB == pytest.approx(gathered)
 
 
-@given(config=fp8_configs(), dp=sizes, share=st.floats(-0.1, 1.1))
+@given(config=fused_configs(), dp=sizes, share=st.floats(-0.1, 1.1))
 def test_fit_recomputes_no_more_than_needed(config: Config, dp: int, share: float) -> None:
     """Whatever lies between what is needed with nothing and with qkv and fc1 of every layer recomputed."""
     world, most = world_of(config, dp=dp), config.model.num_layers // config.parallel.pp
@@ -488,7 +548,7 @@ def test_fit_recomputes_no_more_than_needed(config: Config, dp: int, share: floa
         assert needed(some(found.qkv_layers - 1, 0)) > room
 
 
-@given(config=fp8_configs(), dp=sizes)
+@given(config=fused_configs(), dp=sizes)
 def test_recomputing_more_layers_never_stores_more(config: Config, dp: int) -> None:
     """Of one stage: with several, another may become the one that needs most."""
     config = replace(config, parallel=replace(config.parallel, pp=1, vpp=1))
@@ -499,8 +559,8 @@ def test_recomputing_more_layers_never_stores_more(config: Config, dp: int) -> N
 
 
 @pytest.mark.parametrize(("room", "full"), [(1.0, False), (0.999, True)])
-def test_fit_in_bf16_is_all_or_nothing(room: float, full: bool) -> None:
-    config = make_config(MODELS["llama31_8b"], Parallel(tp=1, pp=1, cp=1), lora=LORA, gpu=H200)
+def test_fit_in_megatrons_layers_is_all_or_nothing(room: float, full: bool) -> None:
+    config = make_config(replace(MODELS["llama31_8b"], bias=True), Parallel(tp=1, pp=1, cp=1), lora=LORA, gpu=H200)
     needed = estimate(config, dp=8).total_gib
     found = memory.recompute(with_memory(config, room * needed), world_of(config, dp=8))
     assert found == replace(NOTHING, full=full)
@@ -514,4 +574,4 @@ def test_fit_without_a_gpu_recomputes_nothing() -> None:
 def test_no_verdict_without_a_gpu() -> None:
     result = estimate(make_config(MODELS["llama2_70b"], Parallel(tp=1, pp=1, cp=1)), dp=1)
     assert (result.capacity_gib, result.fits) == (None, None)
-    assert result.workspace_gib * memory.GIB == pytest.approx(8192 * (3 * 2 * 28672 + 8 * 8192))
+    assert result.workspace_gib * memory.GIB == pytest.approx(8192 * (4 * 2 * 28672 + 8 * 8192))

@@ -13,7 +13,7 @@ import pytest
 
 from bench.contract import node_facts
 from bench.contract import plan as plans
-from bench.contract.checkpoint import CONVERTED, CONVERTED_FP8
+from bench.contract.checkpoint import CONVERTED, CONVERTED_FP8, CONVERTED_NF4
 from bench.contract.node_facts import Interface, Port
 from bench.contract.plan import Plan
 from bench.errors import LogError
@@ -256,7 +256,7 @@ def test_ranks_that_each_take_themselves_for_rank_0(tmp_path: Path):
 
 
 def test_the_checkpoint_is_looked_for_where_a_run_loads_it(tmp_path: Path):
-    """MODEL may be a Hugging Face folder with its conversions in it: that in FP8 is taken where precision=fp8."""
+    """MODEL may be a Hugging Face folder with its conversions in it; one in FP8 or NF4 is taken where it can be."""
     asked = ["task=lora70b", "cluster=dgx2", f"cluster.paths.model={tmp_path}"]
     plan = compose.compose([*asked, "precision=fp8"])
     assert ("the checkpoint", f"{tmp_path}/metadata.json", True) in facts.paths(plan)
@@ -266,6 +266,9 @@ def test_the_checkpoint_is_looked_for_where_a_run_loads_it(tmp_path: Path):
     assert ("the checkpoint", f"{tmp_path}/{CONVERTED_FP8}/metadata.json", True) in facts.paths(plan)
     plan = compose.compose([*asked, "precision=bf16"])
     assert ("the checkpoint", f"{tmp_path}/{CONVERTED}/metadata.json", True) in facts.paths(plan)
+    (tmp_path / CONVERTED_NF4).mkdir()
+    plan = compose.compose([*asked, "precision=bf16", "task.training.trains=qlora"])
+    assert ("the checkpoint", f"{tmp_path}/{CONVERTED_NF4}/metadata.json", True) in facts.paths(plan)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")

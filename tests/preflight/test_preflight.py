@@ -285,6 +285,13 @@ def test_a_checkpoint_is_known_by_its_metadata(tmp_path: Path) -> None:
     (quantised,) = data.checkpoint(tmp_path, config)
     assert "the weights are in FP8, and precision is fp32" in quantised.what and "precision=fp8" in quantised.fix
     assert list(data.checkpoint(tmp_path, compose.compose(["precision=fp8"]).config)) == []
+    four_bits = compose.compose(["precision=bf16", "task.training.trains=qlora"]).config
+    (not_in_four,) = data.checkpoint(tmp_path, four_bits)
+    assert "the weights are in FP8" in not_in_four.what and "without --fp8" in not_in_four.fix
+    (tmp_path / "manifest.json").write_text(json.dumps(said | {"precision": "nf4"}))
+    assert list(data.checkpoint(tmp_path, four_bits)) == []
+    (in_four,) = data.checkpoint(tmp_path, config)
+    assert "the weights are in NF4, and trains is lora" in in_four.what and "trains=qlora" in in_four.fix
 
 
 def test_hugging_face_weights_are_told_from_converted_ones(tmp_path: Path) -> None:

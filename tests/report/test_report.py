@@ -18,7 +18,7 @@ from bench.contract import node_facts
 from bench.contract import plan as plans
 from bench.contract.node_facts import GpuFacts, RankFacts, Results, Software
 from bench.errors import ConfigError, LogError
-from bench.mlperf import result as results
+from bench.mlperf import titles
 from bench.mlperf.result import UNVERIFIED
 from bench.planning.compose import compose
 from bench.report import compare, page, system
@@ -185,7 +185,7 @@ def test_a_stand_in_is_never_compared_with_the_real_benchmark(trial_set: MakeSet
     assert compare.peers(trials)[0] == ()
     assert compare.claim(trials).kind == "runs"
     assert "Not compared: laptop (lora_tiny: not a submission)" in page.text
-    assert results.title(trials.results[0]) == f"lora_tiny on {mark}"
+    assert titles.title(trials.results[0]) == f"lora_tiny on {mark}"
     assert "lora_tiny on laptop" in page.text and "llama2_70b_lora on" not in page.text
     assert "SCO-06" not in page.text and "SCO-06" in {finding.rule for finding in trials.score.findings}
     assert "RCP factor" not in page.text

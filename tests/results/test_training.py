@@ -1,8 +1,10 @@
 """The measurements of a trial are what its log says, each with its unit, and none that it does not."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
+from bench.console.result import speed_rows
 from bench.mlperf.result import parse
 from bench.results import Measurement, of_training
 
@@ -36,3 +38,58 @@ def test_without_a_target_there_is_a_run_time_and_random_rows_have_no_loss(writt
     assert "run_time" in by_name(written_log(name="a.txt", **silent))
     assert "time_to_train" not in by_name(written_log(name="b.txt", **silent))
     assert "evaluation_loss" not in by_name(written_log(name="c.txt", data_source="random", **silent))
+
+
+def padded_log(written_log: MakeLog, *, steps: int, listed: int = 2, **changes: object) -> Path:
+    """Batches of 2 of 5 rows of 8 tokens: two steps an epoch, each step k of k seconds and with 6 real tokens."""
+    silent = {"submission_benchmark": None, "target_accuracy": None, "train_samples": 5, "global_batch_size": 2}
+    path = written_log(
+        evals=(), **(silent | {"max_sequence_length": 8, "num_ranks": 2, "accelerator": "GPU"} | changes)
+    )
+    begin, end = path.read_text().splitlines()[:-1], path.read_text().splitlines()[-1]
+    record = json.loads(begin[-1].partition("MLLOG ")[2])
+    for last in range(listed, steps + 1, listed):
+        times = [float(step) for step in range(last - listed + 1, last + 1)]
+        stats = {"step_times": times, "real_tokens": 6 * listed, "throughput": 1.0, "train_step_time": 1.0}
+        point = {"event_type": "POINT_IN_TIME", "metadata": {"samples_count": 2 * last, "step": last}}
+        begin += [f":::MLLOG {json.dumps(record | point | {'key': 'tracked_stats', 'value': stats})}"]
+        begin += [f":::MLLOG {json.dumps(record | point | {'key': 'train_loss', 'value': 4.0 / last})}"]
+    path.write_text("\n".join([*begin, end]) + "\n")
+    return path
+
+
+def test_the_time_of_steps_and_of_epochs_is_that_of_the_listed_steps(written_log: MakeLog) -> None:
+    """Steps of 1 to 7 s, two an epoch: epochs of 1 + 2, 3 + 4 and 5 + 6 s; the seventh step's is not complete."""
+    path = padded_log(written_log, steps=7, listed=1)
+    result, found = parse(path), by_name(path)
+    assert (result.steps_time_s, result.epoch_times_s, result.train_loss) == (28, (3, 7, 11), 4 / 7)
+    assert (found["time_of_steps"].value, found["time_of_steps"].n) == (28, 7)
+    assert (found["epoch_time"].value, found["epoch_time"].n) == (7, 3)
+    assert found["training_loss"].value == 4 / 7
+
+
+def test_random_rows_have_no_epochs_and_no_training_loss(written_log: MakeLog) -> None:
+    result = parse(padded_log(written_log, steps=4, data_source="random"))
+    assert (result.steps_time_s, result.epoch_times_s, result.train_loss) == (10, (), None)
+
+
+def test_real_tokens_are_told_apart_from_padding(written_log: MakeLog) -> None:
+    """6 of the 16 tokens of a step are real."""
+    path = padded_log(written_log, steps=4, accelerator_peak_tflops=989.4, model_tflop_per_sample=10.0)
+    result = parse(path)
+    assert result.real_token_share == 6 / 16
+    assert result.tokens_s_gpu and result.real_tokens_s_gpu == result.tokens_s_gpu * 6 / 16
+    assert by_name(path)["real_throughput_per_gpu"].value == result.real_tokens_s_gpu
+    rows = {name: (value, remark) for name, value, remark in speed_rows(result)}
+    assert rows["without padding"][1] == "37.5 % of all tokens are real"
+    assert rows["time of 4 steps (s)"] == (
+        "10.0",
+        "training only: loading, checkpoints and evaluations excluded",
+    )
+    assert rows["time of an epoch (s)"][1].startswith("mean of 2 epochs (3.0, 7.0); training only")
+    assert "of the dense BF16 peak of 989 TFLOP/s; attention counted as causal" in rows["model arithmetic"][1]
+
+
+def test_full_rows_need_no_second_speed(written_log: MakeLog) -> None:
+    result = parse(padded_log(written_log, steps=4, max_sequence_length=3))
+    assert result.real_token_share == 1 and "without padding" not in {row[0] for row in speed_rows(result)}

@@ -1,4 +1,4 @@
-"""Hugging Face's weights through the engine and back, in every layout: logits of transformers and peft; FP8 bits."""
+"""Hugging Face's weights through the engine and back, in every layout: logits of others; quantised bits."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bench.contract import plan as plans
-from bench.contract.checkpoint import CONVERTED, CONVERTED_FP8
+from bench.contract.checkpoint import FOLDERS, Stored
 from bench.contract.plan import Plan
 from helpers import logits, ranks
 from jobs.tasks import convert
@@ -43,7 +43,7 @@ TINY = {
     "num_hidden_layers": 4,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "intermediate_size": 192,
+    "intermediate_size": 256,
     "vocab_size": 128,
     "rms_norm_eps": 1e-5,
     "max_position_embeddings": 131072,
@@ -51,12 +51,13 @@ TINY = {
 LAYOUTS = {"tp2": ("parallel.tp=2", "parallel.sp=true"), "tp1": (), "pp2": ("parallel.pp=2",)}
 """Of two ranks each. The first one converts the weights, and draws and saves the adapters; the others load both."""
 NUM_RANKS = 2
-FP8_MODEL = "llama2"
+QUANTISED_MODEL = "llama2"
+QUANTISED = {Stored.fp8: ("precision=fp8",), Stored.nf4: ("precision=bf16", "task.training.trains=qlora")}
 
 
 def planned(tmp: Path, source: Path, *overrides: str) -> Plan:
-    """Return the plan of a LoRA run whose base lies in `source`."""
-    return replace(ranks.compose(tmp, *overrides), base=None, base_dir=str(source))
+    """Return the plan of a LoRA run whose base lies in `source`; blocks of NF4 fit its MLP at tp=2."""
+    return replace(ranks.compose(tmp, "model.ffn_hidden_size=256", *overrides), base=None, base_dir=str(source))
 
 
 def llama(folder: Path, **changes: Any):
@@ -94,20 +95,21 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 paths[-1].write_text(plans.dumps(made))
         for name in MODELS:
             assert converted("weights", tmp / name / f"{layout}.json", tmp / name / "hf") == 0
-        paths += fp8_plans(tmp, tmp / FP8_MODEL / "hf")
+        for stored in QUANTISED:
+            paths += quantised_plans(tmp, tmp / QUANTISED_MODEL / "hf", stored)
         ranks.run(made, ranks.write(made, tmp / "run"), "tests.helpers.logits", *map(str, paths))
     return tmp
 
 
-def fp8_plans(tmp: Path, source: Path) -> list[Path]:
-    """Convert to FP8 too, and write plans in FP8 of every layout, which load either conversion; return their paths."""
-    paths, folders = [], {"plain": source / CONVERTED, "fp8": source / CONVERTED_FP8}
+def quantised_plans(tmp: Path, source: Path, stored: Stored) -> list[Path]:
+    """Convert to FP8 or NF4 too, and write plans of every layout, which load either conversion; return their paths."""
+    paths, folders = [], {"plain": source / FOLDERS[Stored.plain], "own": source / FOLDERS[stored]}
     for layout, split in LAYOUTS.items():
-        for stored, base in folders.items():
-            made = planned(tmp, base, f"cluster.ranks_per_node={NUM_RANKS}", *split, "precision=fp8")
-            paths.append(source.parent / f"{stored}_{layout}.json")
+        for name, base in folders.items():
+            made = planned(tmp, base, f"cluster.ranks_per_node={NUM_RANKS}", *split, *QUANTISED[stored])
+            paths.append(source.parent / f"{stored.name}_{name}_{layout}.json")
             paths[-1].write_text(plans.dumps(made))
-    assert converted("weights", paths[-1], source, "--fp8", "--workers", "2") == 0
+    assert converted("weights", paths[-1], source, f"--{stored.name}", "--workers", "2") == 0
     return paths
 
 
@@ -128,15 +130,19 @@ def test_logits_equal_those_of_transformers_in_every_layout(measured: Path, mode
 
 @pytest.mark.trains
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_weights_converted_to_fp8_are_those_that_loading_quantises(measured: Path, layout: str) -> None:
+@pytest.mark.parametrize("stored", QUANTISED)
+def test_converted_weights_are_those_that_loading_quantises(measured: Path, stored: Stored, layout: str) -> None:
+    folder, scales = measured / QUANTISED_MODEL, {Stored.fp8: ".scale", Stored.nf4: ".absmax_scales"}[stored]
     for rank in range(NUM_RANKS):
-        plain, stored = (read(measured, FP8_MODEL, f"{name}_{layout}_{rank}") for name in ("plain", "fp8"))
-        assert plain.keys() == stored.keys() and sum(name.endswith(".scale") for name in stored) >= 4 * 2
+        plain, own = (
+            read(measured, QUANTISED_MODEL, f"{stored.name}_{name}_{layout}_{rank}") for name in ("plain", "own")
+        )
+        assert plain.keys() == own.keys() and sum(name.endswith(scales) for name in own) >= 4 * 2
         for name, expected in plain.items():
-            assert torch.equal(stored[name], expected), name
-    folder = measured / FP8_MODEL
-    assert "the weights are in FP8, and precision is bf16" in (folder / f"fp8_{layout}.refused").read_text()
-    assert not (folder / f"plain_{layout}.refused").exists()
+            assert torch.equal(own[name], expected), name
+    what = {Stored.fp8: "the weights are in FP8, and precision is bf16", Stored.nf4: "in NF4, and trains is lora"}
+    assert what[stored] in (folder / f"{stored.name}_own_{layout}.refused").read_text()
+    assert not (folder / f"{stored.name}_plain_{layout}.refused").exists()
 
 
 @pytest.mark.trains

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from bench.contract import plan as plans
+from bench.contract.checkpoint import Stored
 from helpers import ranks
 from jobs.tasks import convert
 
@@ -191,6 +192,15 @@ def test_a_conversion_to_fp8_lies_beside_the_other(made: Callable, capsys: pytes
         assert "the folder holds these weights in another precision" in capsys.readouterr().err
 
 
+def test_rows_that_are_not_whole_blocks_are_not_converted_to_4_bits(
+    made: Callable, capsys: pytest.CaptureFixture
+) -> None:
+    plan, source = made()
+    assert converted("weights", plan, source, "--nf4") == 2
+    assert "blocks of 64, and tiny's rows have 16 and 24" in capsys.readouterr().err
+    assert not (source / "megatron_core_nf4").exists()
+
+
 def test_a_begun_conversion_goes_on_in_its_own_precision_only(
     made: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
@@ -200,8 +210,8 @@ def test_a_begun_conversion_goes_on_in_its_own_precision_only(
     model = plans.load(plan).config.model
     with monkeypatch.context() as patch:
         patch.setattr(conversion, "finish", lambda conversion: None)
-        for is_fp8, folder in ((False, tmp_path / "other"), (True, tmp_path / "same")):
-            conversion.convert(conversion.prepare(source, model, folder, is_fp8=is_fp8))
+        for stored_as, folder in ((Stored.plain, tmp_path / "other"), (Stored.fp8, tmp_path / "same")):
+            conversion.convert(conversion.prepare(source, model, folder, stored=stored_as))
     begun = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "same.part").glob("*.distcp")}
     room = shutil.disk_usage(tmp_path)._replace(free=26_000)  # bytes: in F32 the model has 32,064, with FP8 20,544
     with monkeypatch.context() as patch:

@@ -1,5 +1,8 @@
 """What stands only on sbatch's command line."""
 
+import json
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from bench.contract import run_files
@@ -17,3 +20,11 @@ def sbatch_arguments(plan: Plan, folder: Path) -> list[str]:
         f"--output={str(folder).replace('%', '%%')}/{out}",
         *s.arguments,
     ]
+
+
+def excluding(plan: Plan, nodes: Sequence[str]) -> str:
+    """Return the override, as one would paste it, that leaves nodes out beside those that are left out already."""
+    own = plan.config.cluster.slurm.arguments if plan.config.cluster.slurm else []
+    excluded = [word.partition("=")[2] for word in own if word.startswith("--exclude=")]
+    words = [*(word for word in own if not word.startswith("--exclude=")), f"--exclude={','.join([*excluded, *nodes])}"]
+    return shlex.quote(f"cluster.slurm.arguments={json.dumps(words)}")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from bench.backends.protocol import Job
 from bench.backends.slurm import argument_checks, client, held_plan, jobs, pyxis_checks, script, site_checks
-from bench.backends.slurm.arguments import sbatch_arguments
+from bench.backends.slurm.arguments import excluding, sbatch_arguments
 from bench.contract.plan import Plan, expanded
 from bench.errors import SubmitError
 from bench.rules.check import TIERS, Check, Finding, Subject, Tier
@@ -80,3 +80,6 @@ class SlurmBackend:
         self, folder: Path, *, trials_left: int, walltime_min: int | None = None, arguments: Sequence[str] = ()
     ) -> str:
         return jobs.resume(folder, trials_left=trials_left, walltime_min=walltime_min, arguments=arguments)
+
+    def without(self, plan: Plan, nodes: Sequence[str]) -> str:
+        return excluding(plan, nodes)

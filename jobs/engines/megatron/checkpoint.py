@@ -4,16 +4,18 @@ import re
 import shutil
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import torch
 from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.core import CheckpointingException
 from megatron.core.dist_checkpointing.mapping import ShardedTensorFactory
+from megatron.core.dist_checkpointing.strategies import filesystem_async
 from torch.distributed.checkpoint.api import CheckpointException
 
 from bench.contract import checkpoint
-from bench.contract.schema import Precision
+from bench.contract.checkpoint import Stored
 from bench.errors import ConfigError
 from jobs.engines.megatron.lora import is_adapter
 from jobs.engines.megatron.model import Parts
@@ -23,14 +25,19 @@ _LAYER = re.compile(r"decoder\.layers\.\d+\.")
 
 
 def save(engine: Parts, folder: Path, *, adapters: bool) -> None:
-    """Save the adapters, or all other weights, to a folder that appears only when it is complete."""
+    """Save the adapters, or all other weights, to a folder that appears only when it is complete.
+
+    megatron-core hands the result of a write over through a process of its own, which imports torch for it: seconds at
+    the end of each trial. A save that waits writes and reads that result in one process.
+    """
     part = folder.with_name(folder.name + ".part")
     rank = torch.distributed.get_rank()
     if rank == 0:
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
     torch.distributed.barrier()
-    dist_checkpointing.save(_sharded(engine, adapters, is_fp8=False), str(part))
+    filesystem_async._results_queue = SimpleQueue()
+    dist_checkpointing.save(_sharded(engine, adapters, Stored.plain), str(part))
     torch.distributed.barrier()
     if rank == 0:
         part.rename(folder)
@@ -41,15 +48,15 @@ def load(engine: Parts, folder: Path, *, adapters: bool) -> None:
     """Load the adapters, or all other weights, whatever layout saved them; of a Hugging Face folder, its conversion.
 
     Raises:
-        ConfigError: the folder is not a checkpoint of this model, or is one in FP8 and the precision is not; or its
-            metadata could run code.
+        ConfigError: the folder is not a checkpoint of this model, or is one in FP8 or NF4 that the run does not take;
+            or its metadata could run code.
     """
     config = engine.plan.config
-    folder = folder if adapters else checkpoint.located(folder, config.precision)
-    checkpoint.require(folder, config.model, config.precision)
+    folder = folder if adapters else checkpoint.located(folder, config)
+    checkpoint.require(folder, config)
     checkpoint_metadata.require_plain(folder)
     try:
-        parts = _parts(engine, adapters, is_fp8=checkpoint.is_fp8(folder))
+        parts = _parts(engine, adapters, checkpoint.stored(folder))
         is_whole = len(parts) == 1  # the integrity check wants all layers of a checkpoint
         while parts:
             state = dist_checkpointing.load(_in_place(parts.pop()), str(folder), validate_access_integrity=is_whole)
@@ -64,10 +71,11 @@ def load(engine: Parts, folder: Path, *, adapters: bool) -> None:
             rule="CFG-06",
         ) from error
     engine.optimizer.reset()
+    engine.refresh_weights()
 
 
-def _sharded(engine: Parts, adapters: bool, *, is_fp8: bool) -> dict[str, dict[str, Any]]:
-    metadata = {"dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True), "fp8": is_fp8}
+def _sharded(engine: Parts, adapters: bool, stored: Stored) -> dict[str, dict[str, Any]]:
+    metadata = {"dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True), "stored": stored}
     return {
         f"chunk{i}": {
             key: tensor
@@ -78,15 +86,15 @@ def _sharded(engine: Parts, adapters: bool, *, is_fp8: bool) -> dict[str, dict[s
     }
 
 
-def _parts(engine: Parts, adapters: bool, *, is_fp8: bool) -> list[dict[str, dict[str, Any]]]:
+def _parts(engine: Parts, adapters: bool, stored: Stored) -> list[dict[str, dict[str, Any]]]:
     """Return the parts that are loaded one after the other.
 
-    There is one part, unless frozen FP8 linears are loaded from BF16. Then each layer is a part, and the first has the
-    weights outside of the layers too. All ranks load together, and have the same number of parts. A single rank loads
-    all layers at once: megatron-core 0.16.1 requires all shards of a rank then.
+    There is one part, unless frozen linears are quantised while they are loaded from BF16. Then each layer is a part,
+    and the first has the weights outside of the layers too. All ranks load together, and have the same number of parts.
+    A single rank loads all layers at once: megatron-core 0.16.1 requires all shards of a rank then.
     """
-    whole = _sharded(engine, adapters, is_fp8=is_fp8)
-    is_staged = engine.plan.config.precision is Precision.fp8 and not is_fp8
+    whole = _sharded(engine, adapters, stored)
+    is_staged = stored is Stored.plain and checkpoint.wanted(engine.plan.config) is not Stored.plain
     if adapters or not is_staged or engine.plan.world.num_ranks == 1:
         return [whole]
     parts: dict[str, dict[str, dict[str, Any]]] = {}
@@ -99,7 +107,7 @@ def _parts(engine: Parts, adapters: bool, *, is_fp8: bool) -> list[dict[str, dic
 
 
 def _in_place(part: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Load each tensor into its own memory; a frozen FP8 weight that is loaded from BF16 has none, and gets the host's.
+    """Load each tensor into its own memory; what is quantised when it is loaded has none, and gets the host's.
 
     megatron-core would concatenate gates and ups of all layers in a copy; they are halves of one tensor already.
     """

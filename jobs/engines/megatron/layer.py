@@ -1,5 +1,6 @@
 """megatron-core's transformer layer, with our norm, attention and linears."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,11 +13,15 @@ from megatron.core.transformer.mlp import MLP, MLPSubmodules
 
 from bench.contract.task import Lora
 from jobs.engines.megatron.attention import Attention
-from jobs.engines.megatron.fp8 import linear
+from jobs.engines.megatron.fp8 import linear, nf4_linear
 from jobs.engines.megatron.fp8.layer import Fp8Layer
 from jobs.engines.megatron.fp8.ops import Fp8Ops
 from jobs.engines.megatron.lora import LoraColumnParallelLinear, LoraRowParallelLinear
+from jobs.engines.megatron.trained.layer import TrainedLayer
+from jobs.engines.megatron.trained.ops import TrainedOps
 
+Linear = ModuleSpec | type
+"""A linear as megatron-core's specs take it."""
 _LINEARS = (ColumnParallelLinear, LoraColumnParallelLinear, RowParallelLinear, LoraRowParallelLinear)
 
 
@@ -38,41 +43,49 @@ class Norm(torch.nn.Module):
         return norm
 
 
-def spec(lora: Lora | None, fp8_ops: Fp8Ops | None, **recomputed: bool) -> ModuleSpec:
-    """Return the layer's parts, with adapters where LoRA targets them.
+def trained_spec(ops: TrainedOps, **recomputed: bool) -> ModuleSpec:
+    """Return the parts of the layer whose weights are all trained; recomputed: its arguments."""
+    column, row = ColumnParallelLinear, RowParallelLinear
+    submodules = _submodules(qkv=column, proj=row, fc1=column, fc2=row)
+    return ModuleSpec(TrainedLayer, params={"ops": ops, **recomputed}, submodules=submodules)
 
-    fp8_ops: the operations of the FP8 layer; None: the layer is megatron-core's.
-    recomputed: arguments of the FP8 layer.
+
+def lora_spec(lora: Lora, fp8_ops: Fp8Ops | None, **recomputed: bool) -> ModuleSpec:
+    """Return the parts of a frozen layer, with adapters where LoRA targets them.
+
+    fp8_ops: the operations of the hand-written layer; None: the layer is megatron-core's.
+    recomputed: arguments of the hand-written layer.
     """
-    targets = lora.target_modules if lora else []
-    column, adapted_column, row, adapted_row = _fp8_linears(fp8_ops) if fp8_ops else _LINEARS
-    attention = SelfAttentionSubmodules(
-        linear_qkv=adapted_column if "linear_qkv" in targets else column,
-        core_attention=Attention,
-        linear_proj=adapted_row if "linear_proj" in targets else row,
+    column, adapted_column, row, adapted_row = _frozen_linears(fp8_ops) if fp8_ops else _LINEARS
+    submodules = _submodules(
+        qkv=adapted_column if "linear_qkv" in lora.target_modules else column,
+        proj=adapted_row if "linear_proj" in lora.target_modules else row,
+        fc1=column,
+        fc2=row,
     )
-    return ModuleSpec(
-        module=Fp8Layer if fp8_ops else TransformerLayer,
-        params={"ops": fp8_ops, **recomputed} if fp8_ops else {},
-        submodules=TransformerLayerSubmodules(
-            input_layernorm=Norm,
-            self_attention=ModuleSpec(
-                SelfAttention, params={"attn_mask_type": AttnMaskType.causal}, submodules=attention
-            ),
-            self_attn_bda=get_bias_dropout_add,
-            pre_mlp_layernorm=Norm,
-            mlp=ModuleSpec(MLP, submodules=MLPSubmodules(linear_fc1=column, linear_fc2=row)),
-            mlp_bda=get_bias_dropout_add,
-        ),
+    if fp8_ops is None:
+        return ModuleSpec(TransformerLayer, submodules=submodules)
+    return ModuleSpec(Fp8Layer, params={"ops": fp8_ops, **recomputed}, submodules=submodules)
+
+
+def _submodules(*, qkv: Linear, proj: Linear, fc1: Linear, fc2: Linear) -> TransformerLayerSubmodules:
+    """Return the parts of every kind of layer, by its linears."""
+    attention = SelfAttentionSubmodules(linear_qkv=qkv, core_attention=Attention, linear_proj=proj)
+    causal = {"attn_mask_type": AttnMaskType.causal}
+    return TransformerLayerSubmodules(
+        input_layernorm=Norm,
+        self_attention=ModuleSpec(SelfAttention, params=causal, submodules=attention),
+        self_attn_bda=get_bias_dropout_add,
+        pre_mlp_layernorm=Norm,
+        mlp=ModuleSpec(MLP, submodules=MLPSubmodules(linear_fc1=fc1, linear_fc2=fc2)),
+        mlp_bda=get_bias_dropout_add,
     )
 
 
-def _fp8_linears(ops: Fp8Ops) -> list[ModuleSpec]:
-    """Return the same kinds as `_LINEARS`, with frozen weights in FP8."""
-    linears = (
-        linear.Fp8ColumnParallelLinear,
-        linear.LoraFp8ColumnParallelLinear,
-        linear.Fp8RowParallelLinear,
-        linear.LoraFp8RowParallelLinear,
-    )
-    return [ModuleSpec(linear, params={"weight_dtype": ops.quantized_dtype}) for linear in linears]
+def _frozen_linears(ops: Fp8Ops) -> Sequence[Linear]:
+    """Return the same kinds as `_LINEARS`, with frozen weights as the operations want them stored."""
+    if ops.is_nf4:
+        return nf4_linear.LINEARS
+    if ops.quantized_dtype is None:
+        return _LINEARS
+    return [ModuleSpec(kind, params={"weight_dtype": ops.quantized_dtype}) for kind in linear.LINEARS]

@@ -25,11 +25,17 @@ def train_step(engine: Parts, rows: rows_of.Rows, indices: np.ndarray, step: int
 
     Nothing here waits for the device; `mean_loss` does.
     """
+    return update(engine, rows, indices, learning_rate(engine.plan, step))
+
+
+def update(engine: Parts, rows: rows_of.Rows, indices: np.ndarray, lr: float) -> Tensor:
+    """Update the weights as `train_step` does, at this learning rate."""
     for chunk in engine.chunks:
         chunk.train()
         chunk.zero_grad_buffer()
     share = _forward(engine, rows, indices, forward_only=False)
-    engine.optimizer.step(learning_rate(engine.plan, step))
+    engine.optimizer.step(lr)
+    engine.refresh_weights()
     return share
 
 
@@ -48,24 +54,21 @@ def evaluate(engine: Parts, rows: rows_of.Rows) -> float:
 
 
 def warm_up(engine: Parts, iterations: int, seed: int, *, profile: Path | None = None) -> WarmUpTimes | None:
-    """Train and evaluate on synthetic rows, then restore weights, optimizer and generators; return what that took.
+    """Train and evaluate on synthetic rows, then reset optimizer and generators; return what that took.
 
-    Rank 0 writes the kernels of the last step to `profile`.
+    The learning rate is zero, so that the weights stay as they are. Rank 0 writes the kernels of the last step to
+    `profile`.
     """
     times = None
-    trained = [p for chunk in engine.chunks for p in chunk.parameters() if p.requires_grad]
-    before = [p.detach().clone() for p in trained]
     rows = rows_of.synthetic(engine.plan)
     indices = np.arange(engine.plan.batch.global_batch_size)
     for left in reversed(range(iterations)):
         start_s = _device_time_s()
         with profiled(None if left else profile):
-            train_step(engine, rows, indices, step=1)
+            update(engine, rows, indices, lr=0.0)
         trained_s = _device_time_s()
         _forward(engine, rows, indices, forward_only=True)
         times = WarmUpTimes(step_s=trained_s - start_s, eval_batch_s=_device_time_s() - trained_s)
-    for parameter, value in zip(trained, before, strict=True):
-        parameter.data.copy_(value)
     engine.optimizer.reset()
     seed_all(seed)
     return times

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from megatron.core import parallel_state
@@ -12,14 +13,21 @@ from megatron.core.transformer import ModuleSpec
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
+from bench.contract.layers import Layer, layer_of
 from bench.contract.plan import Plan
 from bench.contract.schema import Precision
 from bench.contract.task import Activation, Position
 from jobs.engines.megatron import layer, lora
 from jobs.engines.megatron.adam import Adam
-from jobs.engines.megatron.fp8 import ops
+from jobs.engines.megatron.fp8 import ops as fp8_ops
+from jobs.engines.megatron.fp8.layer import Fp8Layer
 from jobs.engines.megatron.fp8.ops import Fp8Ops
 from jobs.engines.megatron.loss import cross_entropy
+from jobs.engines.megatron.trained import ops as trained_ops
+from jobs.engines.megatron.trained.ops import LinearWeights, TrainedOps
+
+Ops = Fp8Ops | TrainedOps
+"""The operations of the hand-written layers: with frozen linears, or those of whole-model training."""
 
 
 @dataclass(slots=True)
@@ -29,6 +37,8 @@ class Parts:
     plan: Plan
     chunks: list[DistributedDataParallel]
     optimizer: Adam
+    linear_weights: LinearWeights | None
+    """What the GEMMs of trained layers take; None: their weights are frozen."""
 
     @property
     def device(self) -> torch.device:
@@ -37,6 +47,11 @@ class Parts:
     def bare_chunks(self) -> list[GPTModel]:
         """Return the chunks without the wrappers for DP and BF16."""
         return [_bare(chunk) for chunk in self.chunks]
+
+    def refresh_weights(self) -> None:
+        """Follow weights that were changed. Whoever changes them calls this, after the DP ranks have shared them."""
+        if self.linear_weights is not None:
+            self.linear_weights.refresh()
 
 
 class _Model(GPTModel):
@@ -48,16 +63,15 @@ class _Model(GPTModel):
         return cross_entropy(logits.flatten(0, 1), labels.T.flatten()).view(num_rows, batch).T.contiguous()
 
 
-def build(plan: Plan, seed: int, *, fp8_ops: Fp8Ops | None = None) -> Parts:
+def build(plan: Plan, seed: int, *, ops: Ops | None = None) -> Parts:
     """Return the engine of a plan, with random weights drawn from the seed; process groups must exist.
 
-    fp8_ops: the operations of FP8 layers, by default those for this rank's device.
+    ops: the operations of the layers, by default those for this rank's device and the plan's precision.
     """
     seed_all(seed)
-    if plan.config.precision is Precision.fp8 and fp8_ops is None:
-        fp8_ops = ops.for_device(torch.device(torch.cuda.current_device()))
-    config = layer_config(plan, fp8_ops)
-    chunks = [_chunk(plan, config, fp8_ops, stage, seed) for stage in range(plan.world.vpp)]
+    ops = ops or _ops(plan, torch.device(torch.cuda.current_device()))
+    config = layer_config(plan, ops)
+    chunks = [_chunk(plan, config, ops, stage, seed) for stage in range(plan.world.vpp)]
     ddp = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True, use_distributed_optimizer=plan.config.parallel.distributed_optimizer
     )
@@ -65,9 +79,10 @@ def build(plan: Plan, seed: int, *, fp8_ops: Fp8Ops | None = None) -> Parts:
     for chunk in wrapped:
         chunk.broadcast_params()
     config.finalize_model_grads_func = finalize_model_grads
-    if fp8_ops is not None:
-        _share_transposed_weights([_bare(chunk) for chunk in wrapped], fp8_ops)
-    return Parts(plan, wrapped, Adam(plan, wrapped))
+    linear_weights = _shared_weights([_bare(chunk) for chunk in wrapped], ops)
+    parts = Parts(plan, wrapped, Adam(plan, wrapped), linear_weights)
+    parts.refresh_weights()
+    return parts
 
 
 def seed_all(seed: int) -> None:
@@ -78,9 +93,9 @@ def seed_all(seed: int) -> None:
     model_parallel_cuda_manual_seed(own, force_reset_rng=True)
 
 
-def layer_config(plan: Plan, fp8_ops: Fp8Ops | None) -> layer.LayerConfig:
+def layer_config(plan: Plan, ops: Ops | None) -> layer.LayerConfig:
     """Return megatron-core's configuration of a plan."""
-    m, w, dtype = plan.config.model, plan.world, _dtype(plan, fp8_ops)
+    m, w, dtype = plan.config.model, plan.world, _dtype(plan, ops)
     full, is_swiglu = plan.recompute.full, m.activation is Activation.swiglu
     return layer.LayerConfig(
         lora=plan.config.task.training.lora,
@@ -116,14 +131,14 @@ def layer_config(plan: Plan, fp8_ops: Fp8Ops | None) -> layer.LayerConfig:
     )
 
 
-def _chunk(plan: Plan, config: layer.LayerConfig, fp8_ops: Fp8Ops | None, stage: int, seed: int) -> torch.nn.Module:
+def _chunk(plan: Plan, config: layer.LayerConfig, ops: Ops | None, stage: int, seed: int) -> torch.nn.Module:
     m = plan.config.model
     first = parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage)
     last = parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage)
     num_layers = m.num_layers // (plan.world.pp * plan.world.vpp)
     model = _Model(
         config,
-        TransformerBlockSubmodules(layer_specs=_layers(plan, fp8_ops, num_layers), layer_norm=layer.Norm),
+        TransformerBlockSubmodules(layer_specs=_layers(plan, ops, num_layers), layer_norm=layer.Norm),
         vocab_size=m.vocab_size,
         max_sequence_length=m.max_seq_length,
         pre_process=first,
@@ -144,27 +159,52 @@ def _chunk(plan: Plan, config: layer.LayerConfig, fp8_ops: Fp8Ops | None, stage:
     return Float16Module(config, model) if config.bf16 else model
 
 
-def _layers(plan: Plan, fp8_ops: Fp8Ops | None, num_layers: int) -> list[ModuleSpec]:
+def _ops(plan: Plan, device: torch.device) -> Ops | None:
+    """Return the operations of a plan's layers; None: the layers are megatron-core's."""
+    if _is_trained(plan):
+        return trained_ops.for_device(device, plan.config.precision)
+    if layer_of(plan.config) is not Layer.frozen:
+        return None
+    return fp8_ops.for_device(device, plan.config.precision, plan.config.task.training.trains)
+
+
+def _layers(plan: Plan, ops: Ops | None, num_layers: int) -> list[ModuleSpec]:
     """Return the layers of a chunk; the first layers recompute what does not fit, evenly over a rank's chunks."""
     qkv, fc1 = (math.ceil(n / plan.world.vpp) for n in (plan.recompute.qkv_layers, plan.recompute.fc1_layers))
     lora = plan.config.task.training.lora
-    return [layer.spec(lora, fp8_ops, recompute_qkv=i < qkv, recompute_fc1=i < fc1) for i in range(num_layers)]
+    spec = partial(layer.trained_spec, ops) if _is_trained(plan) else partial(layer.lora_spec, lora, ops)
+    return [spec(recompute_qkv=i < qkv, recompute_fc1=i < fc1) for i in range(num_layers)]
 
 
-def _share_transposed_weights(chunks: list[GPTModel], fp8_ops: Fp8Ops) -> None:
-    """Give all FP8 layers one source of transposed weights, which knows the order of the backward pass."""
-    fp8_layers = [fp8_layer for chunk in chunks for fp8_layer in chunk.decoder.layers]
-    linears = [linear for fp8_layer in reversed(fp8_layers) for linear in fp8_layer.backward_linears]
-    transposed_weights = fp8_ops.transposed_weights(linears)
-    for fp8_layer in fp8_layers:
-        fp8_layer.transposed_weights = transposed_weights
+def _shared_weights(chunks: list[GPTModel], ops: Ops | None) -> LinearWeights | None:
+    """Give all hand-written layers one source of weights, which knows the order of the backward pass.
+
+    Return that of trained layers; frozen weights never change.
+    """
+    if ops is None:
+        return None
+    layers = [one for chunk in chunks for one in chunk.decoder.layers]
+    linears = [linear for one in reversed(layers) for linear in one.backward_linears]
+    if isinstance(layers[0], Fp8Layer):
+        weights = ops.frozen_weights(linears)
+        for one in layers:
+            one.weights = weights
+        return None
+    linear_weights = ops.linear_weights(linears)
+    for one in layers:
+        one.linear_weights = linear_weights
+    return linear_weights
 
 
-def _dtype(plan: Plan, fp8_ops: Fp8Ops | None) -> torch.dtype:
-    """Return the dtype of activations and of the weights that are not FP8."""
-    if fp8_ops is not None:
-        return fp8_ops.output_dtype
+def _dtype(plan: Plan, ops: Ops | None) -> torch.dtype:
+    """Return the dtype of activations and of the weights that are not quantised."""
+    if ops is not None:
+        return ops.dtype if _is_trained(plan) else ops.output_dtype
     return torch.float32 if plan.config.precision is Precision.fp32 else torch.bfloat16
+
+
+def _is_trained(plan: Plan) -> bool:
+    return layer_of(plan.config) is Layer.trained
 
 
 def _bare(chunk: torch.nn.Module) -> GPTModel:

@@ -1,13 +1,16 @@
-"""The layer's operations on a GPU: `Fp8Ops` by Triton kernels and cuBLAS's FP8 GEMMs."""
+"""The layer's operations on a GPU: `Fp8Ops` by Triton kernels and cuBLAS's GEMMs, in FP8 or in BF16."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from jobs.engines.megatron.fp8.dequantized_weights import DequantizedWeights
 from jobs.engines.megatron.fp8.lora_kernels import add_down_gradient, down, down_backward
+from jobs.engines.megatron.fp8.nf4_kernels import dequantize
 from jobs.engines.megatron.fp8.quantize import BF16, FP8, Quantized
 from jobs.engines.megatron.fp8.rope_kernels import rope, rope_backward
 from jobs.engines.megatron.fp8.row_kernels import (
@@ -20,6 +23,7 @@ from jobs.engines.megatron.fp8.row_kernels import (
     swiglu_quantize,
 )
 from jobs.engines.megatron.fp8.transposed_weights import PrefetchedTransposes
+from jobs.engines.megatron.fp8.unquantized import Unquantized
 
 
 def matmul(x: Quantized, weight: Quantized) -> Tensor:
@@ -56,7 +60,7 @@ def _transpose(in_ptr, out_ptr, num_rows, num_columns):
 class GpuOps:
     """`Fp8Ops` on a GPU; the protocol says what each operation returns."""
 
-    quantized_dtype, output_dtype = FP8, BF16
+    quantized_dtype, output_dtype, is_nf4 = FP8, BF16, False
 
     quantize = staticmethod(quantize)
     matmul = staticmethod(matmul)
@@ -73,5 +77,41 @@ class GpuOps:
     down_backward = staticmethod(down_backward)
     add_down_gradient = staticmethod(add_down_gradient)
 
-    def transposed_weights(self, linears: Sequence[torch.nn.Module]) -> PrefetchedTransposes:
+    def frozen_weights(self, linears: Sequence[torch.nn.Module]) -> PrefetchedTransposes:
         return PrefetchedTransposes(linears, transpose)
+
+
+class PlainGpuOps:
+    """`Fp8Ops` on a GPU without quantised operands: Triton kernels and cuBLAS's GEMMs in BF16.
+
+    is_nf4: the frozen weights are stored in 4 bits.
+    """
+
+    quantized_dtype, output_dtype = None, BF16
+
+    norm_quantize = staticmethod(partial(norm_quantize, to_fp8=False))
+    add_norm_quantize = staticmethod(partial(add_norm_quantize, to_fp8=False))
+    norm_backward = staticmethod(norm_backward)
+    norm_backward_quantize = staticmethod(partial(norm_backward_quantize, to_fp8=False))
+    rope = staticmethod(rope)
+    rope_backward = staticmethod(partial(rope_backward, to_fp8=False))
+    swiglu_quantize = staticmethod(partial(swiglu_quantize, to_fp8=False))
+    swiglu_backward_quantize = staticmethod(swiglu_backward_quantize)
+    down = staticmethod(down)
+    down_backward = staticmethod(down_backward)
+    add_down_gradient = staticmethod(add_down_gradient)
+
+    def __init__(self, is_nf4: bool = False) -> None:
+        self.is_nf4 = is_nf4
+
+    def quantize(self, x_MH: Tensor) -> Quantized:
+        return Quantized(x_MH, None)
+
+    def matmul(self, x: Quantized, weight: Quantized) -> Tensor:
+        return x.values @ weight.values.T
+
+    def transpose(self, weight: Quantized) -> Quantized:
+        return Quantized(weight.values.T, None)
+
+    def frozen_weights(self, linears: Sequence[torch.nn.Module]) -> DequantizedWeights | Unquantized:
+        return DequantizedWeights(linears, dequantize) if self.is_nf4 else Unquantized()

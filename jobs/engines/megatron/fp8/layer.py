@@ -1,8 +1,9 @@
-"""Llama's layer with frozen FP8 linears. Its hand-written forward and backward pass save memory and time.
+"""Llama's layer with frozen linears in FP8, BF16 or 4 bits. Its hand-written passes save memory and time.
 
 The base is frozen, so no linear's input is needed for a gradient of its weight. The layer saves the normalised inputs
 of qkv and fc1 in FP8 (for the gradients of the norms and of LoRA), q, k, v and the output of attention in BF16, and
 gate and up in FP8. The kernels that compute activations and gradients also quantise them, each row with its own scale.
+With plain operations all of it is in BF16; weights in 4 bits are dequantised to BF16 just before each GEMM.
 
 Shape letters: S sequence and B batch of this rank, M = S * B tokens (between the linears under SP: those of this TP
 rank), H hidden, D head dimension, N heads, G key/value groups, R LoRA rank, I and O input and output of a linear on
@@ -20,7 +21,7 @@ from torch.autograd import Function
 
 from jobs.engines.megatron.attention import attend, attend_backward
 from jobs.engines.megatron.fp8 import tensor_parallel
-from jobs.engines.megatron.fp8.ops import Fp8Ops, TransposedWeights
+from jobs.engines.megatron.fp8.ops import Fp8Ops, FrozenWeights
 from jobs.engines.megatron.fp8.quantize import Adapted, Dropout, Lora, Quantized
 
 
@@ -31,8 +32,8 @@ class Fp8Layer(TransformerLayer):
     recompute_qkv, recompute_fc1: their outputs are not saved, but computed again in the backward pass.
     """
 
-    transposed_weights: TransposedWeights
-    """All layers of a rank share one; `model.build` sets it before the first backward pass."""
+    weights: FrozenWeights
+    """All layers of a rank share one; `model.build` sets it before the first pass."""
 
     def __init__(self, *args, ops: Fp8Ops, recompute_qkv: bool = False, recompute_fc1: bool = False, **kwargs):
         super().__init__(*args, **kwargs)
@@ -47,7 +48,7 @@ class Fp8Layer(TransformerLayer):
 
     @property
     def backward_linears(self) -> list:
-        """The linears whose transposed weights the backward pass needs, in its order."""
+        """The linears, in the order in which the backward pass needs their weights."""
         return [self.mlp.linear_fc2, self.mlp.linear_fc1, self.proj, self.qkv]
 
     @property
@@ -112,6 +113,7 @@ class _LayerPass:
 
     def __init__(self, layer: Fp8Layer, freqs: Tensor, batch: int, seeds: list[int], weights):
         self.layer, self.ops, self.batch, self.eps = layer, layer.ops, batch, layer.config.layernorm_epsilon
+        self.weights = layer.weights
         self.freqs_MD = freqs.squeeze(2).expand(-1, batch, -1).flatten(0, 1)
         self.tp = tensor_parallel.TensorParallel(layer.tp_group, layer.config.sequence_parallel)
         self.cp_group = parallel_state.get_context_parallel_group()
@@ -134,14 +136,14 @@ class _LayerPass:
 
     def heads(self, normed: Quantized, low_MR: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return q [S, B, N, D], k and v [S, B, G, D], with RoPE applied to q and k."""
-        qkv_MO = self.ops.matmul(self.tp.gather_quantized(normed), self.layer.qkv.quantized)
+        qkv_MO = self.ops.matmul(self.tp.gather_quantized(normed), self.weights.forward(self.layer.qkv))
         lora = Lora(low_MR, self.qkv.b_OR, self.qkv.scale) if self.qkv else None
         q, k, v = self.ops.rope(qkv_MO, self.freqs_MD, self.layer.self_attention.num_query_groups_per_partition, lora)
         return self._unflat(q), self._unflat(k), self._unflat(v)
 
     def project(self, attended_MO: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the output projection [M, H], and its adapter's A dropout(x) [M, R]."""
-        y_MH = self.tp.reduce(self.ops.matmul(self.ops.quantize(attended_MO), self.layer.proj.quantized))
+        y_MH = self.tp.reduce(self.ops.matmul(self.ops.quantize(attended_MO), self.weights.forward(self.layer.proj)))
         if self.proj is None:
             return y_MH, None
         low_MR = self.tp.reduce(self.ops.down(attended_MO, self.proj.a_RI, self.proj.drop))
@@ -151,22 +153,22 @@ class _LayerPass:
         """Return x + y, the output of the MLP, and the activations to save; keep: save gate and up too."""
         x_MH, normed, rstd_M = self.ops.add_norm_quantize(x_MH, y_MH, self.layer.pre_mlp_layernorm.weight, self.eps)
         hidden, gate_up = self.ops.swiglu_quantize(self.fc1(normed), keep=keep)
-        y_MH = self.tp.reduce(self.ops.matmul(hidden, self.layer.mlp.linear_fc2.quantized))
+        y_MH = self.tp.reduce(self.ops.matmul(hidden, self.weights.forward(self.layer.mlp.linear_fc2)))
         return x_MH, y_MH, (normed, rstd_M, gate_up)
 
     def fc1(self, normed: Quantized) -> Tensor:
         """Return gate and up [M, O], gates first."""
-        return self.ops.matmul(self.tp.gather_quantized(normed), self.layer.mlp.linear_fc1.quantized)
+        return self.ops.matmul(self.tp.gather_quantized(normed), self.weights.forward(self.layer.mlp.linear_fc1))
 
     def mlp_backward(self, grad_MH: Tensor, saved: SavedActivations) -> tuple[Tensor, Quantized]:
         """Return the gradient of x + y, the residual's included: this rank's rows, and all TP ranks' rows in FP8."""
-        mlp, weights = self.layer.mlp, self.layer.transposed_weights
+        mlp, weights = self.layer.mlp, self.weights
         gate_up = saved.gate_up or self.ops.swiglu_quantize(self.fc1(saved.mlp_normed))[1]
         grad = self.tp.gather_quantized(self.ops.quantize(grad_MH))
-        hidden_grad = self.ops.matmul(grad, weights.get(mlp.linear_fc2))
+        hidden_grad = self.ops.matmul(grad, weights.backward(mlp.linear_fc2))
         grad = self.ops.swiglu_backward_quantize(hidden_grad, gate_up)
         saved.gate_up = gate_up = hidden_grad = None
-        normed_grad = self.tp.reduce(self.ops.matmul(grad, weights.get(mlp.linear_fc1)))
+        normed_grad = self.tp.reduce(self.ops.matmul(grad, weights.backward(mlp.linear_fc1)))
         grad_MH, grad = self.ops.norm_backward_quantize(
             normed_grad, grad_MH, saved.mlp_normed, saved.mlp_rstd_M, self.layer.pre_mlp_layernorm.weight
         )
@@ -192,7 +194,7 @@ class _LayerPass:
             qkv_grads = self.ops.down_backward(low_grad_MR, saved.normed, self.qkv.drop), b_grad_OR
         if not is_needed:
             return None, *qkv_grads, *proj_grads
-        normed_grad = self.tp.reduce(self.ops.matmul(qkv_grad, self.layer.transposed_weights.get(self.layer.qkv)))
+        normed_grad = self.tp.reduce(self.ops.matmul(qkv_grad, self.weights.backward(self.layer.qkv)))
         adapted = Adapted(low_grad_MR @ self.qkv.a_RI, self.qkv.drop) if self.qkv else None
         weight_H = self.layer.input_layernorm.weight
         dx_MH = self.ops.norm_backward(normed_grad, grad_MH, saved.normed, saved.rstd_M, weight_H, adapted)
@@ -200,7 +202,7 @@ class _LayerPass:
 
     def project_backward(self, grad_MH: Tensor, grad: Quantized, saved: SavedActivations) -> tuple:
         """Return the gradient of the attention's output [M, O], and those of the projection's A and B."""
-        attended_grad = self.ops.matmul(grad, self.layer.transposed_weights.get(self.layer.proj))
+        attended_grad = self.ops.matmul(grad, self.weights.backward(self.layer.proj))
         if self.proj is None:
             return attended_grad, None, None
         low_grad_MR = self.tp.gather(self.proj.scale * (grad_MH @ self.proj.b_OR))

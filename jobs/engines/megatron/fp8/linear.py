@@ -11,6 +11,7 @@ from megatron.core.utils import make_sharded_tensor_for_checkpoint
 from torch import Tensor
 from torch.nn import Parameter
 
+from bench.contract.checkpoint import Stored
 from jobs.engines.megatron.fp8.quantize import STORED, STORED_SCALE, Quantized, amax, quantize_weight, weight_scale
 from jobs.engines.megatron.lora import LoraColumnParallelLinear, LoraRowParallelLinear
 
@@ -34,11 +35,11 @@ class _Fp8Weight:
     def sharded_state_dict(self, prefix="", sharded_offsets=(), metadata=None):
         """Return the weight as checkpoints hold it.
 
-        Where metadata["fp8"], these are the FP8 numbers and their scale, in the memory where they belong. Otherwise it
-        is a meta tensor in the model's type, for which the caller that loads a checkpoint allocates memory.
+        Of one in FP8 these are the FP8 numbers and their scale, in the memory where they belong. Otherwise it is a meta
+        tensor in the model's type, for which the caller that loads a checkpoint allocates memory.
         """
         stored, values = self.weight, self.quantized.values
-        is_fp8 = metadata["fp8"]
+        is_fp8 = metadata["stored"] is Stored.fp8
         as_saved = values if is_fp8 else torch.empty(values.shape, dtype=self.config.params_dtype, device="meta")
         self.weight = Parameter(as_saved, requires_grad=False)
         try:
@@ -81,3 +82,7 @@ class LoraFp8ColumnParallelLinear(_Fp8Weight, LoraColumnParallelLinear):
 
 class LoraFp8RowParallelLinear(_Fp8Weight, LoraRowParallelLinear):
     """Input split over TP, with adapters."""
+
+
+LINEARS = (Fp8ColumnParallelLinear, LoraFp8ColumnParallelLinear, Fp8RowParallelLinear, LoraFp8RowParallelLinear)
+"""Split by output, and by input; each without adapters, and with them."""

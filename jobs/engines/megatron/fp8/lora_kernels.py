@@ -57,8 +57,9 @@ def mask(drop: Dropout | None) -> tuple[int, int, float]:
 
 
 def _values_and_scale(x: Tensor | Quantized) -> tuple[Tensor, Tensor, dict[str, bool]]:
-    values, scale = x if isinstance(x, Quantized) else (x, x)
-    return values, scale, {"SCALED": isinstance(x, Quantized)}
+    """Return x, its scale (or, where it has none, any tensor) and the kernels' options."""
+    values, scale = x if isinstance(x, Quantized) else (x, None)
+    return values, values if scale is None else scale, {"SCALED": scale is not None}
 
 
 def _tile(rank: int, drop: Dropout) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""The operations of the FP8 layer, as an interface, and which of its two implementations a device gets.
+"""The operations of the layer with frozen linears, as an interface, and which implementation a device gets.
 
 The implementation is chosen once, where the model is built, and handed to the layers and their linears.
 
@@ -12,23 +12,34 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from jobs.engines.megatron.fp8.quantize import Adapted, Dropout, Lora, Quantized
+from bench.contract.schema import Precision
+from bench.contract.task import Trains
+from jobs.engines.megatron.fp8.quantize import BF16, FP8, Adapted, Dropout, Lora, Quantized
 
 
-class TransposedWeights(Protocol):
-    """Transposed weights of frozen FP8 linears, which the GEMMs of the backward pass need."""
+class FrozenWeights(Protocol):
+    """The weights of a rank's frozen linears, as operands of GEMMs; what is stored in 4 bits is dequantised here."""
 
-    def get(self, linear: torch.nn.Module) -> Quantized:
-        """Return the weight [I, O] of a linear whose weight is [O, I]; valid until two others are asked for."""
+    def forward(self, linear: torch.nn.Module) -> Quantized:
+        """Return the weight [O, I]; valid until another one is asked for."""
+
+    def backward(self, linear: torch.nn.Module) -> Quantized:
+        """Return the weight as [I, O], in FP8 contiguous; valid until another one is asked for."""
 
 
 class Fp8Ops(Protocol):
-    """The operations of the layer. Sums are in FP32; activations and gradients are quantised with one scale a row."""
+    """The operations of the layer. Sums are in FP32; activations and gradients are quantised with one scale a row.
 
-    quantized_dtype: torch.dtype
-    """The dtype of frozen weights and of every GEMM's operands: FP8."""
+    Plain operations (`quantized_dtype` is None) quantise nothing: where FP8 is said below, they return BF16 without a
+    scale.
+    """
+
+    quantized_dtype: torch.dtype | None
+    """The dtype of every GEMM's operands: FP8, or None where they are in `output_dtype`."""
     output_dtype: torch.dtype
     """The dtype of every GEMM's output, of adapters and of the activations between layers: BF16."""
+    is_nf4: bool
+    """Whether the frozen weights are stored in 4 bits; otherwise they are stored as the GEMMs' operands."""
 
     def quantize(self, x_MH: Tensor) -> Quantized:
         """Return the rows in FP8, each with its own scale."""
@@ -39,8 +50,8 @@ class Fp8Ops(Protocol):
     def transpose(self, weight: Quantized) -> Quantized:
         """Return the weight [N, K] as [K, N], contiguous."""
 
-    def transposed_weights(self, linears: Sequence[torch.nn.Module]) -> TransposedWeights:
-        """Return the source of the backward pass's weights; linears: all of this rank, in the order of that pass."""
+    def frozen_weights(self, linears: Sequence[torch.nn.Module]) -> FrozenWeights:
+        """Return the source of the weights; linears: all of this rank, in the order of the backward pass."""
 
     def norm_quantize(self, x_MH: Tensor, weight_H: Tensor, eps: float) -> tuple[Quantized, Tensor]:
         """Return RMSNorm(x) in FP8, and 1 / rms [M]."""
@@ -81,7 +92,10 @@ class Fp8Ops(Protocol):
         """Return the gradient of the rows that `rope` takes, in the type of dq and in FP8."""
 
     def swiglu_quantize(self, gate_up: Tensor, *, keep: bool = True) -> tuple[Quantized, Quantized | None]:
-        """Return silu(gate) * up [M, F] in FP8, and gate and up [2 M, F] in FP8 for the backward pass, gates first."""
+        """Return silu(gate) * up [M, F] in FP8, and gate and up for the backward pass.
+
+        Those are in FP8 [2 M, F], gates first; plain operations return gate_up [M, 2 F] itself.
+        """
 
     def swiglu_backward_quantize(self, grad_MF: Tensor, gate_up: Quantized) -> Quantized:
         """Return the gradient of gate and up [M, 2 F] in FP8."""
@@ -96,12 +110,13 @@ class Fp8Ops(Protocol):
         """Add the adapter's part, dropout(low_grad A), to the gradient of the linear's input in place; return it."""
 
 
-def for_device(device: torch.device) -> Fp8Ops:
+def for_device(device: torch.device, precision: Precision, trains: Trains) -> Fp8Ops:
     """Return the operations in Triton for a GPU, and in plain torch for a CPU, where Triton need not be installed."""
+    is_fp8, is_nf4 = precision is Precision.fp8, trains is Trains.qlora
     if device.type == "cuda":
-        from jobs.engines.megatron.fp8.gpu_ops import GpuOps
+        from jobs.engines.megatron.fp8.gpu_ops import GpuOps, PlainGpuOps
 
-        return GpuOps()
+        return GpuOps() if is_fp8 else PlainGpuOps(is_nf4)
     from jobs.engines.megatron.fp8.torch_ops import TorchOps
 
-    return TorchOps()
+    return TorchOps(FP8 if is_fp8 else None, BF16, is_nf4)

@@ -20,10 +20,13 @@ STORED, STORED_SCALE = "weight_fp8", "weight_scale"
 
 
 class Quantized(NamedTuple):
-    """values * scale is the tensor: values in FP8 [M, N], scale in FP32 [M] (of a weight: [1])."""
+    """values * scale is the tensor: values in FP8 [M, N], scale in FP32 [M] (of a weight: [1]).
+
+    Where nothing was quantised, values is the tensor itself and scale is None.
+    """
 
     values: Tensor
-    scale: Tensor
+    scale: Tensor | None = None
 
 
 def amax(weight: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """RoPE in Triton, forward and backward. A program of the forward pass takes a tile of one group's heads, and first adds
-the output of the adapter's B; one of the backward pass takes a row.
+the output of the adapter's B and the linear's bias; one of the backward pass takes a row. Without angles, the heads are
+split and merged only.
 """
 
 import triton
@@ -15,27 +16,52 @@ _ROWS = 16
 
 
 def rope(qkv: Tensor, freqs: Tensor, groups: int, lora: Lora | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    num_rows, dim = len(qkv), freqs.shape[-1]
-    repeats = qkv.shape[1] // dim // groups - 2
+    return split_heads(qkv, None, freqs, groups, freqs.shape[-1], lora)
+
+
+def split_heads(
+    qkv: Tensor, bias: Tensor | None, freqs: Tensor | None, groups: int, dim: int, lora: Lora | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    num_rows, repeats = len(qkv), qkv.shape[1] // dim // groups - 2
     q, k, v = (qkv.new_empty(num_rows, heads, dim) for heads in (groups * repeats, groups, groups))
     low, b, scale = lora or (qkv, qkv, 0.0)
     rank = low.shape[1] if lora else 0
     options = {"ROWS": _ROWS, "HALF": dim // 2, "RANK": padded(rank), "num_warps": 4}
     _rope[(triton.cdiv(num_rows, _ROWS), groups)](
-        qkv, freqs, low, b, scale, q, k, v, num_rows, rank, repeats, **options
+        qkv, bias, freqs, low, b, scale, q, k, v, num_rows, rank, repeats, **options
     )
     return q, k, v
 
 
-def rope_backward(dq: Tensor, dk: Tensor, dv: Tensor, freqs: Tensor) -> tuple[Tensor, Quantized]:
-    num_rows, groups, dim = dk.shape
-    repeats = dq.shape[1] // groups
-    out = dq.new_empty(num_rows, groups * (repeats + 2) * dim)
-    quantized, grads = quantized_like(out), (x.contiguous() for x in (dq, dk, dv))
-    padded = {"QUERIES": triton.next_power_of_2(groups * repeats), "GROUPS": triton.next_power_of_2(groups)}
-    options = padded | {"HALF": dim // 2, "num_warps": 4}
-    _rope_backward[(num_rows,)](*grads, freqs, out, *quantized, groups, repeats, **options)
+def rope_backward(
+    dq: Tensor, dk: Tensor, dv: Tensor, freqs: Tensor, *, to_fp8: bool = True
+) -> tuple[Tensor, Quantized]:
+    """Return the gradient of the rows, and the same in FP8, or else the same tensor without a scale."""
+    out = _empty_rows(dq, dk)
+    quantized = quantized_like(out) if to_fp8 else Quantized(out, None)
+    _launch_backward(dq, dk, dv, freqs, out, quantized, QUANTIZE=to_fp8, POWERS=False)
     return out, quantized
+
+
+def merge_heads(dq: Tensor, dk: Tensor, dv: Tensor, freqs: Tensor | None, *, to_fp8: bool) -> Quantized:
+    """Return the gradient of the rows, in FP8 with scales that are powers of two, or without a scale."""
+    out = _empty_rows(dq, dk)
+    quantized = quantized_like(out) if to_fp8 else Quantized(out, None)
+    _launch_backward(dq, dk, dv, freqs, None if to_fp8 else out, quantized, QUANTIZE=to_fp8, POWERS=True)
+    return quantized
+
+
+def _empty_rows(dq: Tensor, dk: Tensor) -> Tensor:
+    num_rows, groups, dim = dk.shape
+    return dq.new_empty(num_rows, (dq.shape[1] + 2 * groups) * dim)
+
+
+def _launch_backward(dq, dk, dv, freqs, out, quantized: Quantized, **options) -> None:
+    num_rows, groups, dim = dk.shape
+    repeats, grads = dq.shape[1] // groups, (x.contiguous() for x in (dq, dk, dv))
+    options |= {"QUERIES": triton.next_power_of_2(groups * repeats), "GROUPS": triton.next_power_of_2(groups)}
+    args = (*grads, freqs, out, *quantized, groups, repeats)
+    _rope_backward[(num_rows,)](*args, **options, HALF=dim // 2, num_warps=4)
 
 
 @triton.jit
@@ -63,11 +89,14 @@ def _offsets(groups, repeats, QUERIES: tl.constexpr, GROUPS: tl.constexpr, HALF:
 
 @triton.jit
 def _half_head(
-    qkv_ptr, low, b_ptr, lora_scale, begin, row, num_rows, width, rank, HALF: tl.constexpr, RANK: tl.constexpr
-):
-    """Return half a head of qkv's rows in FP32, with the adapter's output added."""
+    qkv_ptr, bias_ptr, low, b_ptr, lora_scale, begin, row, num_rows, width, rank,
+    HALF: tl.constexpr, RANK: tl.constexpr,
+):  # fmt: skip
+    """Return half a head of qkv's rows in FP32, with the bias and the adapter's output added."""
     column = begin + tl.arange(0, HALF)
     x = tl.load(qkv_ptr + row[:, None] * width + column[None, :], (row < num_rows)[:, None], other=0.0).to(tl.float32)
+    if bias_ptr is not None:
+        x += tl.load(bias_ptr + column).to(tl.float32)[None, :]
     if RANK:
         r = tl.arange(0, RANK)
         b = tl.load(b_ptr + column[None, :] * rank + r[:, None], (r < rank)[:, None], other=0.0)
@@ -77,23 +106,24 @@ def _half_head(
 
 @triton.jit
 def _rope(
-    qkv_ptr, freqs_ptr, low_ptr, b_ptr, lora_scale, q_ptr, k_ptr, v_ptr, num_rows, rank, repeats: tl.constexpr,
-    ROWS: tl.constexpr, HALF: tl.constexpr, RANK: tl.constexpr,
+    qkv_ptr, bias_ptr, freqs_ptr, low_ptr, b_ptr, lora_scale, q_ptr, k_ptr, v_ptr, num_rows, rank,
+    repeats: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr, RANK: tl.constexpr,
 ):  # fmt: skip
     row, group = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.program_id(1)
     groups, plane, inside = tl.num_programs(1), tl.arange(0, HALF)[None, :], (row < num_rows)[:, None]
     width = groups * (repeats + 2) * (2 * HALF)
-    angle = tl.load(freqs_ptr + row[:, None] * (2 * HALF) + plane, inside, other=0.0)
-    cos, sin = tl.cos(angle), tl.sin(angle)
+    if freqs_ptr is not None:
+        angle = tl.load(freqs_ptr + row[:, None] * (2 * HALF) + plane, inside, other=0.0)
+        cos, sin = tl.cos(angle), tl.sin(angle)
     low = 0.0
     if RANK:
         r = tl.arange(0, RANK)[None, :]
         low = tl.load(low_ptr + row[:, None] * rank + r, inside & (r < rank), other=0.0).to(FACTOR)
     for head in range(repeats + 2):
         begin = (group * (repeats + 2) + head) * (2 * HALF)
-        x = _half_head(qkv_ptr, low, b_ptr, lora_scale, begin, row, num_rows, width, rank, HALF, RANK)
-        y = _half_head(qkv_ptr, low, b_ptr, lora_scale, begin + HALF, row, num_rows, width, rank, HALF, RANK)
-        if head <= repeats:
+        x = _half_head(qkv_ptr, bias_ptr, low, b_ptr, lora_scale, begin, row, num_rows, width, rank, HALF, RANK)
+        y = _half_head(qkv_ptr, bias_ptr, low, b_ptr, lora_scale, begin + HALF, row, num_rows, width, rank, HALF, RANK)
+        if freqs_ptr is not None and head <= repeats:
             x, y = x * cos - y * sin, y * cos + x * sin
         if head < repeats:
             out = q_ptr + row[:, None] * (groups * repeats * 2 * HALF) + (group * repeats + head) * (2 * HALF) + plane
@@ -116,26 +146,38 @@ def _most(low, high):
 
 
 @triton.jit
+def _rotated_back(low, high, cos, sin, pointer):
+    """Return both halves rotated by minus the angle and rounded; without an angle, as they are."""
+    if cos is not None:
+        low, high = _rounded(low * cos + high * sin, pointer), _rounded(high * cos - low * sin, pointer)
+    return low, high
+
+
+@triton.jit
 def _rope_backward(
-    dq_ptr, dk_ptr, dv_ptr, freqs_ptr, out_ptr, out_q_ptr, out_scale_ptr, groups, repeats,
-    QUERIES: tl.constexpr, GROUPS: tl.constexpr, HALF: tl.constexpr,
+    dq_ptr, dk_ptr, dv_ptr, freqs_ptr, out_ptr, out_q_ptr, out_scale_ptr, groups, repeats, QUERIES: tl.constexpr,
+    GROUPS: tl.constexpr, HALF: tl.constexpr, QUANTIZE: tl.constexpr, POWERS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     at_q, q_in_qkv, is_query, at_k, k_in_qkv, is_group = _offsets(groups, repeats, QUERIES, GROUPS, HALF)
-    angle = tl.load(freqs_ptr + row * (2 * HALF) + tl.arange(0, HALF))[None, :]
-    cos, sin = tl.cos(angle), tl.sin(angle)
+    cos, sin = None, None
+    if freqs_ptr is not None:
+        angle = tl.load(freqs_ptr + row * (2 * HALF) + tl.arange(0, HALF))[None, :]
+        cos, sin = tl.cos(angle), tl.sin(angle)
     low, high = _load_heads(dq_ptr + row * groups * repeats * (2 * HALF), at_q, is_query, HALF)
-    q_low, q_high = _rounded(low * cos + high * sin, out_ptr), _rounded(high * cos - low * sin, out_ptr)
+    q_low, q_high = _rotated_back(low, high, cos, sin, dq_ptr)
     low, high = _load_heads(dk_ptr + row * groups * (2 * HALF), at_k, is_group, HALF)
-    k_low, k_high = _rounded(low * cos + high * sin, out_ptr), _rounded(high * cos - low * sin, out_ptr)
+    k_low, k_high = _rotated_back(low, high, cos, sin, dk_ptr)
     v_low, v_high = _load_heads(dv_ptr + row * groups * (2 * HALF), at_k, is_group, HALF)
-    out_ptr += row * groups * (repeats + 2) * (2 * HALF)
-    _store_heads(out_ptr, q_in_qkv, is_query, q_low, q_high, HALF)
-    _store_heads(out_ptr, k_in_qkv, is_group, k_low, k_high, HALF)
-    _store_heads(out_ptr, k_in_qkv + 2 * HALF, is_group, v_low, v_high, HALF)
-    scale = scale_of(tl.maximum(_most(q_low, q_high), tl.maximum(_most(k_low, k_high), _most(v_low, v_high))))
-    out_q_ptr += row * groups * (repeats + 2) * (2 * HALF)
-    _store_heads(out_q_ptr, q_in_qkv, is_query, q_low / scale, q_high / scale, HALF)
-    _store_heads(out_q_ptr, k_in_qkv, is_group, k_low / scale, k_high / scale, HALF)
-    _store_heads(out_q_ptr, k_in_qkv + 2 * HALF, is_group, v_low / scale, v_high / scale, HALF)
-    tl.store(out_scale_ptr + row, scale)
+    begin = row * groups * (repeats + 2) * (2 * HALF)
+    if out_ptr is not None:
+        _store_heads(out_ptr + begin, q_in_qkv, is_query, q_low, q_high, HALF)
+        _store_heads(out_ptr + begin, k_in_qkv, is_group, k_low, k_high, HALF)
+        _store_heads(out_ptr + begin, k_in_qkv + 2 * HALF, is_group, v_low, v_high, HALF)
+    if QUANTIZE:
+        most = tl.maximum(_most(q_low, q_high), tl.maximum(_most(k_low, k_high), _most(v_low, v_high)))
+        scale = scale_of(most, POWERS)
+        _store_heads(out_q_ptr + begin, q_in_qkv, is_query, q_low / scale, q_high / scale, HALF)
+        _store_heads(out_q_ptr + begin, k_in_qkv, is_group, k_low / scale, k_high / scale, HALF)
+        _store_heads(out_q_ptr + begin, k_in_qkv + 2 * HALF, is_group, v_low / scale, v_high / scale, HALF)
+        tl.store(out_scale_ptr + row, scale)

@@ -11,29 +11,36 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from jobs.engines.megatron.fp8.quantize import BF16, FP8, LARGEST, SMALLEST_AMAX, Adapted, Dropout, Lora, Quantized
+from jobs.engines.megatron.fp8.unquantized import Unquantized
 
 
 @dataclass(frozen=True)
 class TorchOps:
     """`Fp8Ops` in torch, for any dtypes: with FP32 in place of FP8 and BF16, nothing is rounded to fewer bits."""
 
-    quantized_dtype: torch.dtype = FP8
+    quantized_dtype: torch.dtype | None = FP8
     output_dtype: torch.dtype = BF16
+    is_nf4: bool = False
 
     def quantize(self, x_MH: Tensor) -> Quantized:
+        if self.quantized_dtype is None:
+            return Quantized(x_MH.to(self.output_dtype), None)
         x_MH = x_MH.float()
         scale_M = x_MH.abs().amax(1).clamp(min=SMALLEST_AMAX) / LARGEST
         return Quantized((x_MH / scale_M[:, None]).to(self.quantized_dtype), scale_M)
 
     def matmul(self, x: Quantized, weight: Quantized) -> Tensor:
-        scale_MN = x.scale[:, None] * weight.scale[0]
-        return (x.values.float() @ weight.values.float().T * scale_MN).to(self.output_dtype)
+        y_MN = x.values.float() @ weight.values.float().T
+        if x.scale is not None and weight.scale is not None:
+            y_MN *= x.scale[:, None] * weight.scale[0]
+        return y_MN.to(self.output_dtype)
 
     def transpose(self, weight: Quantized) -> Quantized:
         return Quantized(weight.values.T.contiguous(), weight.scale)
 
-    def transposed_weights(self, linears: Sequence[torch.nn.Module]) -> "TransposesOnDemand":
-        return TransposesOnDemand(self)
+    def frozen_weights(self, linears: Sequence[torch.nn.Module]) -> "OnDemand | Unquantized":
+        is_dense = self.quantized_dtype is None and not self.is_nf4
+        return Unquantized() if is_dense else OnDemand(self)
 
     def norm_quantize(self, x_MH: Tensor, weight_H: Tensor, eps: float) -> tuple[Quantized, Tensor]:
         normed_MH, rstd_M = norm(x_MH, weight_H, eps)
@@ -89,11 +96,14 @@ class TorchOps:
 
     def swiglu_quantize(self, gate_up: Tensor, *, keep: bool = True) -> tuple[Quantized, Quantized | None]:
         gate_MF, up_MF = gate_up.float().chunk(2, dim=1)
-        saved = self.quantize(torch.cat([gate_MF, up_MF])) if keep else None
-        return self.quantize(silu(gate_MF) * up_MF), saved
+        hidden = self.quantize(silu(gate_MF) * up_MF)
+        if not keep:
+            return hidden, None
+        is_plain = self.quantized_dtype is None
+        return hidden, Quantized(gate_up, None) if is_plain else self.quantize(torch.cat([gate_MF, up_MF]))
 
     def swiglu_backward_quantize(self, grad_MF: Tensor, gate_up: Quantized) -> Quantized:
-        gate_MF, up_MF = dequantize(gate_up).chunk(2)
+        gate_MF, up_MF = dequantize(gate_up).chunk(2, dim=1 if gate_up.scale is None else 0)
         grad_MF, sigmoid_MF = grad_MF.float(), gate_MF.sigmoid()
         dgate_MF = grad_MF * up_MF * sigmoid_MF * (1 + gate_MF * (1 - sigmoid_MF))
         return self.quantize(torch.cat([dgate_MF, grad_MF * gate_MF * sigmoid_MF], dim=1))
@@ -109,18 +119,21 @@ class TorchOps:
 
 
 @dataclass(frozen=True)
-class TransposesOnDemand:
-    """`TransposedWeights` without buffers: every weight is transposed when it is requested."""
+class OnDemand:
+    """`FrozenWeights` without buffers: every weight is transposed, or dequantised, when it is requested."""
 
     ops: TorchOps
 
-    def get(self, linear: torch.nn.Module) -> Quantized:
+    def forward(self, linear: torch.nn.Module) -> Quantized:
+        return linear.quantized
+
+    def backward(self, linear: torch.nn.Module) -> Quantized:
         return self.ops.transpose(linear.quantized)
 
 
 def dequantize(x: Quantized) -> Tensor:
     """Return the numbers in FP32."""
-    return x.values.float() * x.scale[:, None]
+    return x.values.float() if x.scale is None else x.values.float() * x.scale[:, None]
 
 
 def norm(x_MH: Tensor, weight_H: Tensor, eps: float) -> tuple[Tensor, Tensor]:

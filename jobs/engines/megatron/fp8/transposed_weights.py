@@ -4,6 +4,7 @@ GPU memory does not hold all of them at once. Two buffers alternate, and the tra
 """
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 
 import torch
 
@@ -11,15 +12,20 @@ from jobs.engines.megatron.fp8.quantize import Quantized
 
 
 class PrefetchedTransposes:
-    """`TransposedWeights` on a GPU, for linears that are requested in the order in which they are passed.
+    """`FrozenWeights` in FP8 on a GPU, for linears whose backward pass has the order in which they are passed.
 
     In another order the weights are right too, but their transposes do not overlap with GEMMs.
+
+    stored: returns the weight of a linear in FP8.
     """
 
     def __init__(
-        self, linears: Sequence[torch.nn.Module], transpose: Callable[[Quantized, torch.Tensor], Quantized]
+        self,
+        linears: Sequence[torch.nn.Module],
+        transpose: Callable[[Quantized, torch.Tensor], Quantized],
+        stored: Callable[[torch.nn.Module], Quantized] = attrgetter("quantized"),
     ) -> None:
-        self.transpose = transpose
+        self.transpose, self.stored = transpose, stored
         self.next_linear = dict(zip(linears, [*linears[1:], None], strict=True))
         self.stream = torch.cuda.Stream()
         size = max(linear.weight.numel() for linear in linears)
@@ -28,7 +34,10 @@ class PrefetchedTransposes:
         self.transposed = [torch.cuda.Event(), torch.cuda.Event()]
         self.next_buffer = 0
 
-    def get(self, linear: torch.nn.Module) -> Quantized:
+    def forward(self, linear: torch.nn.Module) -> Quantized:
+        return self.stored(linear)
+
+    def backward(self, linear: torch.nn.Module) -> Quantized:
         """Return a linear's transposed weight and start to transpose the next linear's."""
         if linear not in self.linear_in_buffer:
             self._start(linear)
@@ -46,12 +55,16 @@ class PrefetchedTransposes:
         """Transpose into the next buffer, once the GEMMs that were launched so far have read it."""
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
-            self.transpose(linear.quantized, self.buffers[self.next_buffer][: linear.weight.numel()])
+            self.transpose(self.stored(linear), self.buffers[self.next_buffer][: linear.weight.numel()])
             self.transposed[self.next_buffer].record()
         self.linear_in_buffer[self.next_buffer] = linear
         self.next_buffer = 1 - self.next_buffer
 
     def _view(self, linear: torch.nn.Module, buffer: int) -> Quantized:
-        num_out, num_in = linear.weight.shape
-        values = self.buffers[buffer][: linear.weight.numel()].view(num_in, num_out)
-        return Quantized(values.view(linear.weight_dtype), linear.weight_scale)
+        weight = self.stored(linear)
+        values = self.buffers[buffer][: weight.values.numel()].view(weight.values.T.shape)
+        return Quantized(values.view(weight.values.dtype), weight.scale)
+
+    def forget(self) -> None:
+        """Follow a change of the weights: what was transposed ahead is done again."""
+        self.linear_in_buffer = [None, None]

@@ -1,8 +1,5 @@
 """The operations of the layer whose weights are trained, as an interface; each precision and device implements it.
 
-An operand of a GEMM is `Operand(values, scale)`. In FP32 and BF16 its scale is None and its values are the numbers. In
-FP8 the values are E4M3 with one FP32 scale for each row (activations and gradients), or one for a whole weight.
-
 Shape letters: M rows (tokens), H hidden, F width of the MLP, O and I output and input of a linear, D head dimension,
 N heads, G query groups.
 """
@@ -14,13 +11,10 @@ import torch
 from torch import Tensor
 
 from bench.contract.schema import Precision
+from jobs.engines.megatron.fp8.quantize import Quantized
 
-
-class Operand(NamedTuple):
-    """values * scale is the tensor. Without a scale, values is the tensor itself."""
-
-    values: Tensor
-    scale: Tensor | None = None
+Operand = Quantized
+"""An operand of a GEMM; each row of FP8 activations and gradients has a scale, and a weight has one."""
 
 
 class NormStats(NamedTuple):
@@ -99,7 +93,7 @@ class TrainedOps(Protocol):
         """
 
     def split_heads(
-        self, qkv_MO: Tensor, bias_O: Tensor | None, freqs_MD: Tensor | None, groups: int
+        self, qkv_MO: Tensor, bias_O: Tensor | None, freqs_MD: Tensor | None, groups: int, head_dim: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return q [M, N, D], k and v [M, G, D], each contiguous, with the bias added and RoPE applied to q and k.
 

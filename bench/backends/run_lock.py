@@ -1,0 +1,52 @@
+"""The lock of a run on this machine: who holds it drives the run's commands, and it goes when that process does."""
+
+import fcntl
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from bench.contract import run_files
+from bench.errors import ConfigError
+
+
+@contextmanager
+def driving(folder: Path) -> Iterator[None]:
+    """Hold a run's lock, which says that this process drives its commands.
+
+    Raises:
+        ConfigError: another process does.
+    """
+    with (folder / run_files.RUN_LOCK).open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(
+                "another process drives this run",
+                where=str(folder),
+                fix=f"python -m bench watch {folder}",
+                rule="CFG-05",
+            ) from error
+        lock.truncate(0)
+        print(socket.gethostname(), os.getpid(), file=lock, flush=True)
+        yield
+
+
+def driver(folder: Path) -> tuple[str, int] | None:
+    """Return host and process that hold a run's lock; None if none does."""
+    lock = folder / run_files.RUN_LOCK
+    if not lock.exists() or not is_locked(str(lock)):
+        return None
+    host, pid = lock.read_text().split()
+    return host, int(pid)
+
+
+def is_locked(path: str) -> bool:
+    """Return whether a process holds the lock of a file."""
+    with open(path) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False

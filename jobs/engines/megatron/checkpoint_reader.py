@@ -1,0 +1,119 @@
+"""Read boxes of the tensors of a checkpoint (torch_dist), however they were cut when they were saved.
+
+Each stored piece that is needed is read once and held alone, so that memory does not depend on the model's size.
+"""
+
+import io
+import pickle
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+
+from bench.errors import ConfigError
+from jobs.weights import checkpoint_metadata
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A box of a tensor, and the memory that it is read into, whose dtype may be another one."""
+
+    key: str
+    whole: Shape
+    offset: Shape
+    into: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What a checkpoint holds of one key."""
+
+    whole: Shape
+    dtype: torch.dtype
+    pieces: list[tuple[Shape, Shape]]
+    """Offset and shape of each."""
+
+
+class Reader:
+    """The tensors of one checkpoint.
+
+    Raises:
+        ConfigError: the folder is not a checkpoint, or one whose metadata could run code.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        checkpoint_metadata.require_plain(folder)
+        try:
+            self._metadata: Metadata = pickle.loads((folder / checkpoint_metadata.FILE).read_bytes())
+        except OSError as error:
+            raise _unreadable(folder, error.strerror or "it cannot be read") from error
+
+    def names(self) -> set[str]:
+        """Return the keys of all tensors."""
+        return set(self._metadata.state_dict_metadata)
+
+    def stored(self, key: str) -> Stored:
+        """Return what is known of a tensor before it is read.
+
+        Raises:
+            ConfigError: there is none of this name.
+        """
+        tensor = self._metadata.state_dict_metadata.get(key)
+        if not isinstance(tensor, TensorStorageMetadata):
+            raise _unreadable(self.folder, f"it holds no {key}")
+        pieces = [(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in tensor.chunks]
+        return Stored(tuple(tensor.size), tensor.properties.dtype, pieces)
+
+    def read(self, wanted: Iterable[Wanted]) -> None:
+        """Fill the memory of each box.
+
+        Raises:
+            ConfigError: a tensor is missing, has another shape, or is not there as a whole.
+        """
+        by_key: dict[str, list[Wanted]] = defaultdict(list)
+        for box in wanted:
+            by_key[box.key].append(box)
+        for key, boxes in by_key.items():
+            stored, num_read = self.stored(key), 0
+            if any(stored.whole != box.whole for box in boxes):
+                raise _unreadable(self.folder, f"{key} is {stored.whole}, and the model's is {boxes[0].whole}")
+            for offset, shape in stored.pieces:
+                needed = [(box, cut) for box in boxes if (cut := overlap(offset, shape, box.offset, box.into.shape))]
+                piece = self._piece(key, offset) if needed else torch.empty(0)
+                for box, cut in needed:
+                    part = box.into[_inside(cut, box.offset)]
+                    part.copy_(piece[_inside(cut, offset)])
+                    num_read += part.numel()
+            if num_read != sum(box.into.numel() for box in boxes):
+                raise _unreadable(self.folder, f"parts of {key} are missing")
+
+    def _piece(self, key: str, offset: Shape) -> Tensor:
+        place = self._metadata.storage_data[MetadataIndex(key, torch.Size(offset))]
+        try:
+            with (self.folder / place.relative_path).open("rb") as file:
+                file.seek(place.offset)
+                return torch.load(io.BytesIO(file.read(place.length)), map_location="cpu", weights_only=True)
+        except (OSError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
+            raise _unreadable(self.folder, f"{place.relative_path} is damaged: {str(error).splitlines()[0]}") from error
+
+
+def overlap(offset: Shape, shape: Shape, other: Shape, other_shape: Shape) -> list[tuple[int, int]] | None:
+    """Return begin and end of what two boxes share, axis by axis; None where they share nothing."""
+    cut = [(max(a, b), min(a + m, b + n)) for a, m, b, n in zip(offset, shape, other, other_shape, strict=True)]
+    return cut if all(begin < end for begin, end in cut) else None
+
+
+def _inside(cut: list[tuple[int, int]], offset: Shape) -> tuple[slice, ...]:
+    return tuple(slice(begin - first, end - first) for (begin, end), first in zip(cut, offset, strict=True))
+
+
+def _unreadable(folder: Path, what: str) -> ConfigError:
+    fix = "name a folder that a trial has written: RUN/checkpoints/trial_K/step_N"
+    return ConfigError(f"this checkpoint cannot be used: {what}", where=str(folder), fix=fix, rule="CFG-06")

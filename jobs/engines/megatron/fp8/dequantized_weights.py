@@ -1,0 +1,65 @@
+"""Frozen NF4 weights, each dequantised to BF16 while the previous GEMM runs.
+
+GPU memory does not hold all of them at once. Two buffers alternate, and the kernels that fill them run on a stream of
+their own. A buffer serves the forward pass and, as a transposed view, the backward pass.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from jobs.engines.megatron.fp8.quantize import BF16, Quantized
+from jobs.weights.nf4 import Nf4
+
+
+class DequantizedWeights:
+    """`FrozenWeights` in NF4 on a GPU. After a request comes, most likely, the one that followed it last time.
+
+    Where another one comes the weights are right too, but the GEMM waits for them.
+    """
+
+    def __init__(self, linears: Sequence[torch.nn.Module], dequantize: Callable[[Nf4, Tensor], Tensor]) -> None:
+        self.dequantize = dequantize
+        self.stream = torch.cuda.Stream()
+        size = max(linear.shape[0] * linear.shape[1] for linear in linears)
+        self.buffers = [torch.empty(size, dtype=BF16, device=torch.cuda.current_device()) for _ in range(2)]
+        self.linear_in_buffer: list[torch.nn.Module | None] = [None, None]
+        self.dequantized = [torch.cuda.Event(), torch.cuda.Event()]
+        self.buffer_in_use = 0
+        self.previous: tuple[str, torch.nn.Module] | None = None
+        self.followers: dict[tuple[str, torch.nn.Module], torch.nn.Module] = {}
+
+    def forward(self, linear: torch.nn.Module) -> Quantized:
+        return Quantized(self._get("forward", linear), None)
+
+    def backward(self, linear: torch.nn.Module) -> Quantized:
+        return Quantized(self._get("backward", linear).T, None)
+
+    def _get(self, direction: str, linear: torch.nn.Module) -> Tensor:
+        """Return the weight [O, I], and start to dequantise the one that will follow."""
+        self._learn(direction, linear)
+        self._provide(linear)
+        self.buffer_in_use = buffer = self.linear_in_buffer.index(linear)
+        self.dequantized[buffer].wait()
+        follower = self.followers.get((direction, linear))
+        if follower is not None:
+            self._provide(follower)
+        num_out, num_in = linear.shape
+        return self.buffers[buffer][: num_out * num_in].view(num_out, num_in)
+
+    def _learn(self, direction: str, linear: torch.nn.Module) -> None:
+        if self.previous is not None and self.previous[1] is not linear:  # what is recomputed follows itself: no news
+            self.followers[self.previous] = linear
+        self.previous = direction, linear
+
+    def _provide(self, linear: torch.nn.Module) -> None:
+        """Dequantise into the buffer that is not in use, once the GEMMs that were launched so far have read it."""
+        if linear in self.linear_in_buffer:
+            return
+        buffer = 1 - self.buffer_in_use
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            self.dequantize(linear.nf4, self.buffers[buffer])
+            self.dequantized[buffer].record()
+        self.linear_in_buffer[buffer] = linear

@@ -1,0 +1,92 @@
+"""The trained layer's operations on a GPU: `TrainedOps` by Triton kernels and cuBLAS's GEMMs, in BF16 and in FP8.
+
+The scales of FP8 rows are powers of two, so that the operands of weight gradients keep their bits when they are given
+one common scale (`transpose_kernels`).
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from jobs.engines.megatron.fp8 import gpu_ops as frozen_ops
+from jobs.engines.megatron.fp8 import rope_kernels, row_kernels
+from jobs.engines.megatron.fp8.quantize import BF16, Quantized
+from jobs.engines.megatron.trained import gelu_kernels, gemm, norm_kernels, sum_kernels
+from jobs.engines.megatron.trained.fp8_weights import Fp8Weights
+from jobs.engines.megatron.trained.ops import NormGradients, NormStats, NormWeights, Operand
+from jobs.engines.megatron.trained.torch_ops import PlainWeights
+
+
+class Bf16GpuOps:
+    """`TrainedOps` in BF16 on a GPU; the protocol says what each operation returns."""
+
+    dtype, to_fp8 = BF16, False
+
+    def linear_weights(self, linears: Sequence[torch.nn.Module]) -> "PlainWeights | Fp8Weights":
+        return PlainWeights()
+
+    def operand(self, x_MH: Tensor) -> Operand:
+        return Operand(x_MH)
+
+    def matmul(self, x: Operand, weight: Operand) -> Tensor:
+        return x.values @ weight.values.T
+
+    def add_weight_gradient(self, main_grad_OI: Tensor, grad: Operand, x: Operand) -> None:
+        gemm.add_weight_gradient(main_grad_OI, grad, x)
+
+    def column_sum(self, x: Tensor | Operand) -> Tensor:
+        return sum_kernels.column_sum(x)
+
+    def norm(self, x_MH: Tensor, weights: NormWeights) -> tuple[Operand, NormStats]:
+        return norm_kernels.norm(x_MH, weights, to_fp8=self.to_fp8)
+
+    def add_norm(
+        self, x_MH: Tensor, y_MH: Tensor, bias_H: Tensor | None, weights: NormWeights
+    ) -> tuple[Tensor, Operand, NormStats]:
+        return norm_kernels.add_norm(x_MH, y_MH, bias_H, weights, to_fp8=self.to_fp8)
+
+    def norm_again(self, x_MH: Tensor, stats: NormStats, weights: NormWeights) -> Operand:
+        return norm_kernels.norm_again(x_MH, stats, weights, to_fp8=self.to_fp8)
+
+    def norm_backward(
+        self, grad_MH: Tensor, residual_MH: Tensor, x_MH: Tensor, stats: NormStats, weights: NormWeights
+    ) -> tuple[Tensor, Operand, NormGradients]:
+        return norm_kernels.norm_backward(grad_MH, residual_MH, x_MH, stats, weights, to_fp8=self.to_fp8)
+
+    def split_heads(
+        self, qkv_MO: Tensor, bias_O: Tensor | None, freqs_MD: Tensor | None, groups: int, head_dim: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return rope_kernels.split_heads(qkv_MO, bias_O, freqs_MD, groups, head_dim)
+
+    def merge_heads(self, dq: Tensor, dk: Tensor, dv: Tensor, freqs_MD: Tensor | None) -> Operand:
+        return Operand(*rope_kernels.merge_heads(dq, dk, dv, freqs_MD, to_fp8=self.to_fp8))
+
+    def swiglu(self, gate_up_M2F: Tensor) -> tuple[Operand, Operand]:
+        out, saved = row_kernels.swiglu_quantize(gate_up_M2F, to_fp8=self.to_fp8, powers=True)
+        return Operand(*out), Operand(*saved)
+
+    def swiglu_backward(self, grad_MF: Tensor, saved: Operand) -> tuple[Operand, Operand]:
+        grad, again = row_kernels.swiglu_backward_again(grad_MF, Quantized(*saved))
+        return Operand(*grad), Operand(*again)
+
+    def gelu(self, x_MF: Tensor, bias_F: Tensor | None) -> tuple[Operand, Operand]:
+        return gelu_kernels.gelu(x_MF, bias_F, to_fp8=self.to_fp8)
+
+    def gelu_backward(self, grad_MF: Tensor, saved: Operand) -> tuple[Operand, Operand]:
+        return gelu_kernels.gelu_backward(grad_MF, saved)
+
+
+class Fp8GpuOps(Bf16GpuOps):
+    """`TrainedOps` in FP8 on a GPU, between activations and weights in BF16."""
+
+    to_fp8 = True
+
+    def linear_weights(self, linears: Sequence[torch.nn.Module]) -> Fp8Weights:
+        return Fp8Weights(linears)
+
+    def operand(self, x_MH: Tensor) -> Operand:
+        return Operand(*row_kernels.quantize(x_MH, powers=True))
+
+    def matmul(self, x: Operand, weight: Operand) -> Tensor:
+        return frozen_ops.matmul(Quantized(*x), Quantized(*weight))

@@ -1,0 +1,261 @@
+"""The transformer layer of whole-model training. Its hand-written forward and backward pass serve every precision.
+
+Llama's parts are RMSNorm, SwiGLU, RoPE and GQA without biases; GPT-3's are LayerNorm, exact GELU and biases. Gradients
+of the weights are added straight to `weight.main_grad`, the FP32 buffers of megatron-core's DistributedDataParallel.
+Autograd sees the gradient of the layer's input alone. The inputs of qkv and fc1 are computed again from the inputs of
+the norms, the input of fc2 from that of its activation function.
+
+These tensors are saved for the backward pass; hidden width h, K or V width k, MLP width f, p bytes per number (2 in
+BF16 and FP8, 4 in FP32), q bytes per number of a GEMM's operand (1 in FP8, else p):
+
+| saved tensor                       | bytes per token                | split over           |
+| ---------------------------------- | ------------------------------ | -------------------- |
+| inputs of the two norms            | 2 p h                          | tp if sp             |
+| 1 / rms of both; LayerNorm's means | 8; 8 more                      | not split            |
+| q, k, v                            | p (h + 2 k)                    | tp; 0 if recomputed  |
+| output of attention                | p h                            | tp                   |
+| softmax statistics                 | 4 heads                        | tp                   |
+| gate and up, or the input of GELU  | 2 q f or q f                   | tp; 0 if recomputed  |
+| their scales, in FP8               | 8 or 4                         | not split; likewise  |
+
+The input of the first norm is the output of the layer before, so that each layer holds two hidden states and no third.
+
+Shape letters: S sequence and B batch of this rank, M = S * B tokens (between the linears under SP: those of this TP
+rank), H hidden, D head dimension, O output of a linear on this TP rank.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.transformer import TransformerLayer
+from torch import Tensor
+from torch.autograd import Function
+from torch.nn import Parameter
+
+from jobs.engines.megatron.attention import attend, attend_backward
+from jobs.engines.megatron.fp8.tensor_parallel import Pending, TensorParallel
+from jobs.engines.megatron.trained.ops import (
+    LinearWeights,
+    NormStats,
+    NormWeights,
+    Operand,
+    TrainedOps,
+)
+
+
+class TrainedLayer(TransformerLayer):
+    """megatron-core's layer, its parts and their names, with a forward and a backward pass of our own.
+
+    ops: the operations that it computes with.
+    recompute_qkv, recompute_fc1: their outputs are not saved, but computed again in the backward pass.
+    """
+
+    linear_weights: LinearWeights
+    """All layers of a rank share one; `model.build` sets it, and `Parts.refresh` follows what changes the weights."""
+
+    def __init__(self, *args, ops: TrainedOps, recompute_qkv: bool = False, recompute_fc1: bool = False, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.ops = ops
+        self.recompute_qkv, self.recompute_fc1 = recompute_qkv, recompute_fc1
+
+    def forward(self, hidden_states, attention_mask=None, rotary_pos_emb=None, **_unused):
+        """Return the layer's output [S, B, H] and, as megatron-core expects, a context, which is None."""
+        return _LayerFunction.apply(self, torch.is_grad_enabled(), rotary_pos_emb, hidden_states), None
+
+    @property
+    def backward_linears(self) -> list[torch.nn.Module]:
+        """The linears in the order of the backward pass."""
+        return [self.mlp.linear_fc2, self.mlp.linear_fc1, self.proj, self.qkv]
+
+    @property
+    def qkv(self):
+        return self.self_attention.linear_qkv
+
+    @property
+    def proj(self):
+        return self.self_attention.linear_proj
+
+
+@dataclass(slots=True)
+class SavedActivations:
+    """What the forward pass saves beside the layer's input; qkv and activation are None if they are recomputed."""
+
+    stats: NormStats
+    qkv: tuple[Tensor, Tensor, Tensor] | None
+    attended_MO: Tensor
+    lse: Tensor
+    mlp_input_MH: Tensor
+    mlp_stats: NormStats
+    activation: Operand | None
+
+
+class _LayerFunction(Function):
+    """The layer, as autograd calls it."""
+
+    @staticmethod
+    def forward(ctx: Any, layer: TrainedLayer, keep: bool, freqs: Tensor | None, x_SBH: Tensor) -> Tensor:
+        layer_pass = _LayerPass(layer, freqs, x_SBH.shape[1])
+        y_MH, saved_by_attention = layer_pass.attention(x_SBH.flatten(0, 1), keep=keep)
+        x_MH, y_MH, saved_by_mlp = layer_pass.mlp(x_SBH.flatten(0, 1), y_MH, keep=keep)
+        if keep:
+            ctx.layer, ctx.freqs = layer, freqs
+            ctx.save_for_backward(x_SBH)
+            ctx.saved = SavedActivations(*saved_by_attention, *saved_by_mlp)
+        return x_MH.view_as(x_SBH) + y_MH.view_as(x_SBH)
+
+    @staticmethod
+    def backward(ctx: Any, grad_SBH: Tensor):
+        layer_pass = _LayerPass(ctx.layer, ctx.freqs, grad_SBH.shape[1])
+        (x_SBH,), saved, ctx.saved = ctx.saved_tensors, ctx.saved, None
+        grad_MH, grad = layer_pass.mlp_backward(grad_SBH.contiguous().flatten(0, 1), saved)
+        dx_MH = layer_pass.attention_backward(grad_MH, grad, x_SBH.flatten(0, 1), saved)
+        return None, None, None, dx_MH.view_as(grad_SBH)
+
+
+class _LayerPass:
+    """One pass of a micro-batch through the layer, forward or backward: the layer and its ranks."""
+
+    def __init__(self, layer: TrainedLayer, freqs: Tensor | None, batch: int) -> None:
+        self.layer, self.ops, self.weights, self.batch = layer, layer.ops, layer.linear_weights, batch
+        self.fc1, self.fc2 = layer.mlp.linear_fc1, layer.mlp.linear_fc2
+        self.freqs_MD = None if freqs is None else freqs.squeeze(2).expand(-1, batch, -1).flatten(0, 1)
+        self.tp = TensorParallel(layer.tp_group, layer.config.sequence_parallel)
+        self.attention_options = {
+            "scale": layer.self_attention.hidden_size_per_attention_head**-0.5,
+            "group": parallel_state.get_context_parallel_group(),
+        }
+
+    def attention(self, x_MH: Tensor, *, keep: bool) -> tuple[Tensor, tuple]:
+        """Return the output of attention without proj's bias, to be added to x, and the activations to save."""
+        normed, stats = self.ops.norm(x_MH, self.norm_weights(self.layer.input_layernorm))
+        qkv = self.heads(self.tp.gather_quantized(normed))
+        attended, lse = attend(*qkv, **self.attention_options)
+        attended_MO = attended.flatten(2).flatten(0, 1)
+        saved_qkv = qkv if keep and not self.layer.recompute_qkv else None
+        del normed, attended, qkv
+        y_MH = self.ops.matmul(self.ops.operand(attended_MO), self.weights.forward(self.layer.proj))
+        return self.tp.reduce(y_MH), (stats, saved_qkv, attended_MO, lse)
+
+    def heads(self, normed: Operand) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q [S, B, N, D], k and v [S, B, G, D], with RoPE applied to q and k."""
+        attention, linear = self.layer.self_attention, self.layer.qkv
+        qkv_MO = self.ops.matmul(normed, self.weights.forward(linear))
+        shape = attention.num_query_groups_per_partition, attention.hidden_size_per_attention_head
+        q, k, v = self.ops.split_heads(qkv_MO, linear.bias, self.freqs_MD, *shape)
+        return self._unflat(q), self._unflat(k), self._unflat(v)
+
+    def mlp(self, x_MH: Tensor, y_MH: Tensor, *, keep: bool) -> tuple[Tensor, Tensor, tuple]:
+        """Return x + y with proj's bias, the output of the MLP, and the activations to save."""
+        norm_weights = self.norm_weights(self.layer.pre_mlp_layernorm)
+        x_MH, normed, stats = self.ops.add_norm(x_MH, y_MH, self.layer.proj.bias, norm_weights)
+        hidden, activation = self.activate(self.tp.gather_quantized(normed))
+        if not keep or self.layer.recompute_fc1:
+            activation = None
+        del normed
+        y_MH = self.tp.reduce(self.ops.matmul(hidden, self.weights.forward(self.fc2)))
+        if self.fc2.bias is not None:
+            y_MH.add_(self.fc2.bias)
+        return x_MH, y_MH, (x_MH, stats, activation)
+
+    def activate(self, normed: Operand) -> tuple[Operand, Operand]:
+        """Return the input of fc2, and what the backward pass of the activation function needs."""
+        fc1_MO = self.ops.matmul(normed, self.weights.forward(self.fc1))
+        if self.layer.config.gated_linear_unit:
+            return self.ops.swiglu(fc1_MO)
+        return self.ops.gelu(fc1_MO, self.fc1.bias)
+
+    def mlp_backward(self, grad_MH: Tensor, saved: SavedActivations) -> tuple[Tensor, Operand]:
+        """Return the gradient of x + y, the residual's included: this rank's rows, and all TP ranks' as an operand."""
+        norm = self.layer.pre_mlp_layernorm
+        self.add_bias_gradient(self.fc2.bias, grad_MH)
+        grad = self.tp.gather_quantized(self.ops.operand(grad_MH))
+        normed = None
+        if saved.activation is None:
+            normed = self.normed_again(saved.mlp_input_MH, saved.mlp_stats, norm)
+            saved.activation = self.activate(normed.wait())[1]
+        fc1_grad, hidden = self.activation_backward(grad, saved)
+        self.ops.add_weight_gradient(main_grad(self.fc2.weight), grad, hidden)
+        del grad, hidden
+        normed = normed or self.normed_again(saved.mlp_input_MH, saved.mlp_stats, norm)
+        normed_grad = self.linear_backward(self.fc1, fc1_grad, normed)
+        del fc1_grad, normed
+        grad_MH, grad = self.norm_backward(normed_grad, grad_MH, saved.mlp_input_MH, saved.mlp_stats, norm)
+        return grad_MH, self.tp.gather_quantized(grad)
+
+    def activation_backward(self, grad: Operand, saved: SavedActivations) -> tuple[Operand, Operand]:
+        """Return the gradient of fc1's output, and the input of fc2 again; the activation is no longer saved."""
+        hidden_grad = self.ops.matmul(grad, self.weights.backward(self.fc2))
+        activation, saved.activation = saved.activation, None
+        assert activation is not None
+        if self.layer.config.gated_linear_unit:
+            return self.ops.swiglu_backward(hidden_grad, activation)
+        return self.ops.gelu_backward(hidden_grad, activation)
+
+    def attention_backward(self, grad_MH: Tensor, grad: Operand, x_MH: Tensor, saved: SavedActivations) -> Tensor:
+        """Return the gradient of the layer's input, from the gradients that `mlp_backward` returns."""
+        norm = self.layer.input_layernorm
+        self.add_bias_gradient(self.layer.proj.bias, grad_MH)
+        attended_grad = self.ops.matmul(grad, self.weights.backward(self.layer.proj))
+        self.ops.add_weight_gradient(main_grad(self.layer.proj.weight), grad, self.ops.operand(saved.attended_MO))
+        del grad
+        normed = self.normed_again(x_MH, saved.stats, norm) if saved.qkv is None else None
+        qkv, saved.qkv = saved.qkv or self.heads(normed.wait()), None
+        out = self._unflat(saved.attended_MO.view(len(saved.attended_MO), -1, qkv[0].shape[-1]))
+        grads = attend_backward(attended_grad.view_as(out), *qkv, out, saved.lse, **self.attention_options)
+        del attended_grad, qkv, out
+        normed = normed or self.normed_again(x_MH, saved.stats, norm)
+        qkv_grad = self.ops.merge_heads(*(x.flatten(0, 1) for x in grads), self.freqs_MD)
+        del grads
+        normed_grad = self.linear_backward(self.layer.qkv, qkv_grad, normed)
+        del qkv_grad, normed
+        return self.norm_backward(normed_grad, grad_MH, x_MH, saved.stats, norm)[0]
+
+    def linear_backward(self, linear: torch.nn.Module, grad: Operand, normed: Pending) -> Tensor:
+        """Add the gradients of qkv or fc1; return that of its input, of this rank's rows under SP.
+
+        Collectives run beside GEMMs: normed is gathered during the first one, and the result reduced during the second.
+        """
+        normed_grad = self.tp.start_reduce(self.ops.matmul(grad, self.weights.backward(linear)))
+        self.ops.add_weight_gradient(main_grad(linear.weight), grad, normed.wait())
+        self.add_bias_gradient(linear.bias, grad)
+        return normed_grad.wait()
+
+    def add_bias_gradient(self, bias: Parameter | None, grad: Tensor | Operand) -> None:
+        """Add the gradient of a linear's bias, if it has one, from that of the linear's output."""
+        if bias is not None:
+            main_grad(bias).add_(self.ops.column_sum(grad))
+
+    def norm_backward(
+        self, grad_MH: Tensor, residual_MH: Tensor, x_MH: Tensor, stats: NormStats, norm: torch.nn.Module
+    ) -> tuple[Tensor, Operand]:
+        """Add the gradients of a norm's weights; return residual + that of its input, and the same as an operand."""
+        weights = self.norm_weights(norm)
+        dx_MH, dx, gradients = self.ops.norm_backward(grad_MH, residual_MH, x_MH, stats, weights)
+        main_grad(norm.weight).add_(gradients.weight_H)
+        if gradients.bias_H is not None:
+            main_grad(norm.bias).add_(gradients.bias_H)
+        return dx_MH, dx
+
+    def normed_again(self, x_MH: Tensor, stats: NormStats, norm: torch.nn.Module) -> Pending:
+        """Start to compute the output of a norm again, the rows of all TP ranks."""
+        return self.tp.start_gather_quantized(self.ops.norm_again(x_MH, stats, self.norm_weights(norm)))
+
+    def norm_weights(self, norm: torch.nn.Module) -> NormWeights:
+        return NormWeights(norm.weight, getattr(norm, "bias", None), self.layer.config.layernorm_epsilon)
+
+    def _unflat(self, x: Tensor) -> Tensor:
+        return x.unflatten(0, (-1, self.batch))
+
+
+def main_grad(weight: Parameter) -> Tensor:
+    """Return where the gradient of a weight is summed.
+
+    Raises:
+        RuntimeError: the layer is not in a model that DistributedDataParallel wraps.
+    """
+    grad = getattr(weight, "main_grad", None)
+    if grad is None:
+        raise RuntimeError("no main_grad: wrap the model in megatron-core's DistributedDataParallel before training")
+    return grad

@@ -1,0 +1,157 @@
+"""RMSNorm and LayerNorm in Triton, forward and backward, of the layer whose weights are trained.
+
+A program of the forward pass computes one row in FP32. One of the backward pass computes many rows one after the other,
+so that it can sum the gradients of weight and bias over them; it stores its part of these sums, and torch adds the
+parts up in a fixed order. Results are in BF16, or in FP8 with a scale for each row. What is also stored in BF16 is
+rounded to BF16 before it is quantised, so that both copies hold the same numbers.
+"""
+
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from jobs.engines.megatron.fp8.row_kernels import scale_of
+from jobs.engines.megatron.trained.operands import empty_operand
+from jobs.engines.megatron.trained.ops import NormGradients, NormStats, NormWeights, Operand
+
+
+def norm(x: Tensor, weights: NormWeights, *, to_fp8: bool) -> tuple[Operand, NormStats]:
+    out, stats = empty_operand(*x.shape, x.device, to_fp8), _empty_stats(x, weights)
+    _launch_norm(x, None, None, None, out, stats, weights, AGAIN=False)
+    return out, stats
+
+
+def add_norm(
+    x: Tensor, y: Tensor, bias: Tensor | None, weights: NormWeights, *, to_fp8: bool
+) -> tuple[Tensor, Operand, NormStats]:
+    total, out, stats = torch.empty_like(x), empty_operand(*x.shape, x.device, to_fp8), _empty_stats(x, weights)
+    _launch_norm(x, y, bias, total, out, stats, weights, AGAIN=False)
+    return total, out, stats
+
+
+def norm_again(x: Tensor, stats: NormStats, weights: NormWeights, *, to_fp8: bool) -> Operand:
+    out = empty_operand(*x.shape, x.device, to_fp8)
+    _launch_norm(x, None, None, None, out, stats, weights, AGAIN=True)
+    return out
+
+
+def norm_backward(
+    grad: Tensor, residual: Tensor, x: Tensor, stats: NormStats, weights: NormWeights, *, to_fp8: bool
+) -> tuple[Tensor, Operand, NormGradients]:
+    num_rows, width = x.shape
+    dx = torch.empty_like(x)
+    out = empty_operand(num_rows, width, x.device, to_fp8) if to_fp8 else Operand(dx)
+    block = triton.next_power_of_2(width)
+    num_warps = min(32, max(1, block // 256))
+    rows = triton.cdiv(num_rows, _num_multiprocessors(x.device) * 32 // num_warps)
+    programs = triton.cdiv(num_rows, rows)
+    parts = torch.empty(1 if weights.bias_H is None else 2, programs, width, dtype=torch.float32, device=x.device)
+    _norm_backward[(programs,)](
+        grad, residual, x, *stats, weights.weight_H, dx, *(out if to_fp8 else (None, None)), parts, num_rows, width,
+        ROWS=rows, BLOCK=block, num_warps=num_warps, maxnreg=64,
+    )  # fmt: skip
+    sums = parts.sum(1)
+    return dx, out, NormGradients(sums[0], None if weights.bias_H is None else sums[1])
+
+
+def _launch_norm(x: Tensor, y, y_bias, total, out: Operand, stats: NormStats, weights: NormWeights, **again) -> None:
+    block = triton.next_power_of_2(x.shape[1])
+    _norm[(len(x),)](
+        x, y, y_bias, weights.weight_H, weights.bias_H, total, *out, *stats, weights.eps, x.shape[1],
+        **again, BLOCK=block, num_warps=min(8, max(1, block // 256)),
+    )  # fmt: skip
+
+
+def _empty_stats(x: Tensor, weights: NormWeights) -> NormStats:
+    rstd, mean = torch.empty(2, len(x), dtype=torch.float32, device=x.device)
+    return NormStats(rstd, None if weights.bias_H is None else mean)
+
+
+@cache
+def _num_multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+@triton.jit
+def _store(values_ptr, scale_ptr, row, at, inside, x):
+    """Store a row, in FP8 if there is a place for its scale."""
+    if scale_ptr is not None:
+        scale = scale_of(tl.max(tl.abs(x), 0), POWERS=True)
+        tl.store(scale_ptr + row, scale)
+        x = x / scale
+    tl.store(values_ptr + at, x.to(values_ptr.dtype.element_ty), inside)
+
+
+@triton.jit
+def _norm(
+    x_ptr, y_ptr, y_bias_ptr, weight_ptr, bias_ptr, sum_ptr, out_ptr, scale_ptr, rstd_ptr, mean_ptr, eps, width,
+    AGAIN: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    inside, at = column < width, row * width + column
+    x = tl.load(x_ptr + at, inside, other=0.0).to(tl.float32)
+    if y_ptr is not None:
+        x += tl.load(y_ptr + at, inside, other=0.0).to(tl.float32)
+        if y_bias_ptr is not None:
+            x += tl.load(y_bias_ptr + column, inside, other=0.0).to(tl.float32)
+        x = x.to(sum_ptr.dtype.element_ty)
+        tl.store(sum_ptr + at, x, inside)
+        x = x.to(tl.float32)
+    if mean_ptr is not None:
+        if AGAIN:
+            mean = tl.load(mean_ptr + row)
+        else:
+            mean = tl.sum(x, 0) / width
+            tl.store(mean_ptr + row, mean)
+        x = tl.where(inside, x - mean, 0.0)
+    if AGAIN:
+        rstd = tl.load(rstd_ptr + row)
+    else:
+        rstd = 1.0 / tl.sqrt(tl.sum(x * x, 0) / width + eps)
+        tl.store(rstd_ptr + row, rstd)
+    out = x * rstd * tl.load(weight_ptr + column, inside, other=0.0).to(tl.float32)
+    if bias_ptr is not None:
+        out += tl.load(bias_ptr + column, inside, other=0.0).to(tl.float32)
+    _store(out_ptr, scale_ptr, row, at, inside, out)
+
+
+@triton.jit
+def _norm_backward(
+    grad_ptr, residual_ptr, x_ptr, rstd_ptr, mean_ptr, weight_ptr, dx_ptr, out_ptr, scale_ptr, parts_ptr,
+    num_rows, width, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    program, programs, column = tl.program_id(0).to(tl.int64), tl.num_programs(0), tl.arange(0, BLOCK)
+    weight = tl.load(weight_ptr + column, column < width, other=0.0).to(tl.float32)
+    weight_grad = tl.zeros([BLOCK], tl.float32)
+    bias_grad = weight_grad
+    for i in tl.range(0, ROWS, num_stages=2):
+        row = program + i * programs
+        is_row = row < num_rows
+        inside, at = is_row & (column < width), row * width + column
+        grad = tl.load(grad_ptr + at, inside, other=0.0).to(tl.float32)
+        x = tl.load(x_ptr + at, inside, other=0.0).to(tl.float32)
+        out = tl.load(residual_ptr + at, inside, other=0.0).to(tl.float32)
+        rstd = tl.load(rstd_ptr + row, is_row, other=0.0)
+        if mean_ptr is not None:
+            x -= tl.load(mean_ptr + row, is_row, other=0.0)
+            bias_grad += grad
+        unit = x * rstd
+        weight_grad += grad * unit
+        grad *= weight
+        along = unit * (tl.sum(grad * unit, 0) / width)
+        if mean_ptr is not None:
+            along += tl.sum(grad, 0) / width
+        out = (out + rstd * (grad - along)).to(dx_ptr.dtype.element_ty)
+        tl.store(dx_ptr + at, out, inside)
+        if scale_ptr is not None:
+            out = out.to(tl.float32)
+            scale = scale_of(tl.max(tl.abs(out), 0), POWERS=True)
+            tl.store(scale_ptr + row, scale, is_row)
+            tl.store(out_ptr + at, (out / scale).to(out_ptr.dtype.element_ty), inside)
+    at = program * width + column
+    tl.store(parts_ptr + at, weight_grad, column < width)
+    if mean_ptr is not None:
+        tl.store(parts_ptr + tl.num_programs(0).to(tl.int64) * width + at, bias_grad, column < width)

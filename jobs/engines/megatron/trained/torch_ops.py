@@ -1,0 +1,185 @@
+"""The trained layer's operations in plain torch, for CPUs and for FP32. `TrainedOps` says what each of them returns.
+
+Shape letters are those of `ops`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import gelu, silu
+
+from jobs.engines.megatron.fp8.quantize import BF16, FP8, LARGEST, SMALLEST_AMAX, amax, quantize_weight, weight_scale
+from jobs.engines.megatron.trained.ops import NormGradients, NormStats, NormWeights, Operand
+
+
+@dataclass(frozen=True)
+class PlainTorchOps:
+    """`TrainedOps` in FP32 or BF16. Whatever is not a GEMM is computed in FP32 and rounded once."""
+
+    dtype: torch.dtype
+
+    def linear_weights(self, linears: Sequence[torch.nn.Module]) -> "PlainWeights":
+        return PlainWeights()
+
+    def operand(self, x_MH: Tensor) -> Operand:
+        return Operand(x_MH.to(self.dtype))
+
+    def matmul(self, x: Operand, weight: Operand) -> Tensor:
+        return x.values @ weight.values.T
+
+    def add_weight_gradient(self, main_grad_OI: Tensor, grad: Operand, x: Operand) -> None:
+        main_grad_OI.addmm_(grad.values.float().T, x.values.float())
+
+    def column_sum(self, x: Tensor | Operand) -> Tensor:
+        return in_fp32(x).sum(0)
+
+    def norm(self, x_MH: Tensor, weights: NormWeights) -> tuple[Operand, NormStats]:
+        x_MH = x_MH.float()
+        mean_M = None if weights.bias_H is None else x_MH.mean(1)
+        centred_MH = x_MH if mean_M is None else x_MH - mean_M[:, None]
+        stats = NormStats(torch.rsqrt(centred_MH.square().mean(1) + weights.eps), mean_M)
+        return self.norm_again(x_MH, stats, weights), stats
+
+    def add_norm(
+        self, x_MH: Tensor, y_MH: Tensor, bias_H: Tensor | None, weights: NormWeights
+    ) -> tuple[Tensor, Operand, NormStats]:
+        sum_MH = _added(x_MH.float() + y_MH.float(), bias_H).to(self.dtype)
+        return sum_MH, *self.norm(sum_MH, weights)
+
+    def norm_again(self, x_MH: Tensor, stats: NormStats, weights: NormWeights) -> Operand:
+        return self.operand(_added(_unit(x_MH, stats) * weights.weight_H.float(), weights.bias_H))
+
+    def norm_backward(
+        self, grad_MH: Tensor, residual_MH: Tensor, x_MH: Tensor, stats: NormStats, weights: NormWeights
+    ) -> tuple[Tensor, Operand, NormGradients]:
+        grad_MH, unit_MH = grad_MH.float(), _unit(x_MH, stats)
+        bias_grad_H = None if weights.bias_H is None else grad_MH.sum(0)
+        gradients = NormGradients((grad_MH * unit_MH).sum(0), bias_grad_H)
+        grad_MH = grad_MH * weights.weight_H.float()
+        along_MH = unit_MH * (grad_MH * unit_MH).mean(1, keepdim=True)
+        if weights.bias_H is not None:
+            along_MH = along_MH + grad_MH.mean(1, keepdim=True)
+        dx_MH = (residual_MH.float() + stats.rstd_M[:, None] * (grad_MH - along_MH)).to(self.dtype)
+        return dx_MH, self.operand(dx_MH), gradients
+
+    def split_heads(
+        self, qkv_MO: Tensor, bias_O: Tensor | None, freqs_MD: Tensor | None, groups: int, head_dim: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        qkv = _added(qkv_MO.float(), bias_O).view(len(qkv_MO), groups, -1, head_dim)
+        q, k, v = qkv[:, :, :-2].flatten(1, 2), qkv[:, :, -2], qkv[:, :, -1]
+        if freqs_MD is not None:
+            q, k = (_rotated(x, freqs_MD.cos(), freqs_MD.sin()) for x in (q, k))
+        return q.to(self.dtype).contiguous(), k.to(self.dtype).contiguous(), v.to(self.dtype).contiguous()
+
+    def merge_heads(self, dq: Tensor, dk: Tensor, dv: Tensor, freqs_MD: Tensor | None) -> Operand:
+        grads = [x.float() for x in (dq, dk, dv)]
+        if freqs_MD is not None:
+            grads[:2] = (_rotated(x, freqs_MD.cos(), -freqs_MD.sin()) for x in grads[:2])
+        groups = dk.shape[1]
+        return self.operand(torch.cat([x.unflatten(1, (groups, -1)) for x in grads], dim=2).flatten(1))
+
+    def swiglu(self, gate_up_M2F: Tensor) -> tuple[Operand, Operand]:
+        gate_MF, up_MF = gate_up_M2F.float().chunk(2, dim=1)
+        return self.operand(silu(gate_MF) * up_MF), self.operand(torch.cat([gate_MF, up_MF]))
+
+    def swiglu_backward(self, grad_MF: Tensor, saved: Operand) -> tuple[Operand, Operand]:
+        gate_MF, up_MF = in_fp32(saved).chunk(2)
+        grad_MF, sigmoid_MF = grad_MF.float(), gate_MF.sigmoid()
+        gate_grad_MF = grad_MF * up_MF * sigmoid_MF * (1 + gate_MF * (1 - sigmoid_MF))
+        grad_M2F = torch.cat([gate_grad_MF, grad_MF * gate_MF * sigmoid_MF], dim=1)
+        return self.operand(grad_M2F), self.operand(silu(gate_MF) * up_MF)
+
+    def gelu(self, x_MF: Tensor, bias_F: Tensor | None) -> tuple[Operand, Operand]:
+        x_MF = _added(x_MF.float(), bias_F)
+        return self.operand(gelu(x_MF)), self.operand(x_MF)
+
+    def gelu_backward(self, grad_MF: Tensor, saved: Operand) -> tuple[Operand, Operand]:
+        x_MF = in_fp32(saved)
+        return self.operand(torch.ops.aten.gelu_backward(grad_MF.float(), x_MF)), self.operand(gelu(x_MF))
+
+
+@dataclass(frozen=True)
+class Fp8TorchOps(PlainTorchOps):
+    """`TrainedOps` in FP8, between activations and weights of another dtype."""
+
+    dtype: torch.dtype = BF16
+
+    def linear_weights(self, linears: Sequence[torch.nn.Module]) -> "Fp8Weights":
+        return Fp8Weights(linears)
+
+    def operand(self, x_MH: Tensor) -> Operand:
+        x_MH = x_MH.float()
+        scale_M = x_MH.abs().amax(1).clamp(min=SMALLEST_AMAX) / LARGEST
+        return Operand((x_MH / scale_M[:, None]).to(FP8), scale_M)
+
+    def matmul(self, x: Operand, weight: Operand) -> Tensor:
+        return (in_fp32(x) @ in_fp32(weight).T).to(self.dtype)
+
+    def add_weight_gradient(self, main_grad_OI: Tensor, grad: Operand, x: Operand) -> None:
+        main_grad_OI.addmm_(in_fp32(with_one_scale(grad)).T, in_fp32(with_one_scale(x)))
+
+
+@dataclass(frozen=True)
+class PlainWeights:
+    """`LinearWeights` of weights that are the operands themselves."""
+
+    def forward(self, linear: torch.nn.Module) -> Operand:
+        return Operand(linear.weight)
+
+    def backward(self, linear: torch.nn.Module) -> Operand:
+        return Operand(linear.weight.T)
+
+    def refresh(self) -> None:
+        """Do nothing: there are no copies."""
+
+
+class Fp8Weights:
+    """`LinearWeights` with FP8 copies, each with one scale [1]."""
+
+    def __init__(self, linears: Sequence[torch.nn.Module]) -> None:
+        self.linears, self.copies = linears, dict[torch.nn.Module, Operand]()
+
+    def forward(self, linear: torch.nn.Module) -> Operand:
+        return self.copies[linear]
+
+    def backward(self, linear: torch.nn.Module) -> Operand:
+        weight_OI, scale = self.copies[linear]
+        return Operand(weight_OI.T, scale)
+
+    def refresh(self) -> None:
+        for linear in self.linears:
+            weight_OI = linear.weight.detach()
+            scale = weight_scale(amax(weight_OI))
+            self.copies[linear] = Operand(quantize_weight(weight_OI, scale), scale)
+
+
+def in_fp32(x: Tensor | Operand) -> Tensor:
+    """Return the numbers in FP32."""
+    if isinstance(x, Tensor):
+        return x.float()
+    return x.values.float() if x.scale is None else x.values.float() * x.scale[:, None]
+
+
+def with_one_scale(x: Operand) -> Operand:
+    """Return FP8 rows rounded again, with the largest of their scales [1]: a sum over rows cannot have one for each."""
+    assert x.scale is not None
+    largest = x.scale.amax(0, keepdim=True)
+    return Operand((x.values.float() * (x.scale / largest)[:, None]).to(FP8), largest)
+
+
+def _added(x_MH: Tensor, bias_H: Tensor | None) -> Tensor:
+    return x_MH if bias_H is None else x_MH + bias_H.float()
+
+
+def _unit(x_MH: Tensor, stats: NormStats) -> Tensor:
+    """Return a norm's output in FP32 before its weight and bias."""
+    x_MH = x_MH.float() if stats.mean_M is None else x_MH.float() - stats.mean_M[:, None]
+    return x_MH * stats.rstd_M[:, None]
+
+
+def _rotated(x: Tensor, cos_MD: Tensor, sin_MD: Tensor) -> Tensor:
+    """Return heads [M, N, D] rotated by the angles; coordinates i and i + D / 2 of a head are a plane's."""
+    low, high = x.chunk(2, dim=-1)
+    return x * cos_MD[:, None] + torch.cat([-high, low], dim=-1) * sin_MD[:, None]

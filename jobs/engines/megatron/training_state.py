@@ -1,0 +1,156 @@
+"""The training state of a rank in files: master weights, both moments, and the generators; not the data's order."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from megatron.core.tensor_parallel import get_cuda_rng_tracker
+from torch import Tensor
+
+from bench.contract import json_files
+from bench.contract.checkpoint import MANIFEST
+from jobs.engines.megatron import checkpoint_optimizer, checkpoint_writer
+from jobs.engines.megatron.adam import State
+from jobs.engines.megatron.checkpoint_optimizer import NAMES, Box
+from jobs.engines.megatron.checkpoint_reader import Reader, Wanted
+from jobs.engines.megatron.checkpoint_writer import Piece
+from jobs.engines.megatron.model import Parts, seed_all
+from jobs.weights import checkpoint_metadata
+
+GENERATORS = "rng_state."
+ROOM = 0.8
+"""The share of the free host memory that copies of all ranks of a node may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The state of this rank as it was, or as it is, where the host has no room for a copy."""
+
+    boxes: list[list[Box]]
+    states: list[State]
+    generators: dict[str, Tensor]
+    is_copy: bool
+    """Whether training may go on while it is written."""
+
+    def write(self, folder: Path) -> None:
+        """Write this rank's file, and then the record that says so."""
+        rank = torch.distributed.get_rank()
+        record = checkpoint_writer.write(folder / f"rank_{rank}.distcp", self._pieces(rank))
+        json_files.write(folder / f"rank_{rank}.json", record)
+
+    def _pieces(self, rank: int) -> Iterator[Piece]:
+        for state, boxes in zip(self.states, self.boxes, strict=True):
+            for box in (box for box in boxes if box.is_saved):
+                for name, prefix in NAMES.items():
+                    yield Piece(prefix + box.key, box.whole, box.offset, box.of(getattr(state, name)).cpu())
+        for name, bits in self.generators.items():
+            yield Piece(f"{GENERATORS}{name}.{rank}", tuple(bits.shape), (0,), bits)
+
+
+class Snapshots:
+    """Takes snapshots into host memory, which is kept from one to the next."""
+
+    def __init__(self, engine: Parts) -> None:
+        self._engine, self._boxes = engine, checkpoint_optimizer.boxes(engine)
+        self._copies: list[State] | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """How much this rank writes."""
+        return sum(
+            box.of(getattr(state, name)).nbytes
+            for state, boxes in zip(self._engine.optimizer.states(), self._boxes, strict=True)
+            for box in boxes
+            if box.is_saved
+            for name in NAMES
+        )
+
+    def take(self) -> Snapshot:
+        """Return the state of this moment; the one before must have been written."""
+        states, copies = self._engine.optimizer.states(), self._room()
+        if copies is not None:
+            for state, copy in zip(states, copies, strict=True):
+                for name in NAMES:
+                    getattr(copy, name).copy_(getattr(state, name), non_blocking=True)
+        torch.cuda.synchronize()
+        return Snapshot(self._boxes, copies or states, _generators(), copies is not None)
+
+    def _room(self) -> list[State] | None:
+        """Return memory for a copy, made for the first snapshot; None if the host has too little for its ranks."""
+        if self._copies is None:
+            states, num_ranks = self._engine.optimizer.states(), self._engine.plan.world.ranks_per_node
+            need = sum(getattr(state, name).nbytes for state in states for name in NAMES)
+            if num_ranks * need > ROOM * psutil.virtual_memory().available:
+                return None
+            self._copies = [
+                state._replace(**{name: _host_memory(getattr(state, name)) for name in NAMES}) for state in states
+            ]
+        return self._copies
+
+
+def complete(folder: Path, about: dict[str, Any]) -> None:
+    """Turn a folder into a checkpoint, once every rank has written to it; `about` goes into its manifest."""
+    records = [json.loads(path.read_text()) for path in folder.glob("rank_*.json")]
+    checkpoint_writer.close(folder, records)
+    files = [{key: record[key] for key in ("path", "bytes", "sha256")} for record in records]
+    metadata = (folder / checkpoint_metadata.FILE).read_bytes()
+    digest = hashlib.sha256(metadata).hexdigest()
+    files.append({"path": checkpoint_metadata.FILE, "bytes": len(metadata), "sha256": digest})
+    json_files.write(folder / MANIFEST, {"version": 1, **about, "files": files})
+    for path in folder.glob("rank_*.json"):
+        path.unlink()
+
+
+def load(engine: Parts, folder: Path, *, step: int, seed: int, same_layout: bool) -> None:
+    """Go on from a checkpoint of any layout.
+
+    In another layout generators are seeded anew: it draws other numbers.
+
+    Raises:
+        ConfigError: it is not a checkpoint of this model's training.
+    """
+    reader, optimizer = Reader(folder), engine.optimizer
+    reader.read(
+        Wanted(prefix + box.key, box.whole, box.offset, box.of(getattr(state, name)))
+        for state, boxes in zip(optimizer.states(), checkpoint_optimizer.boxes(engine), strict=True)
+        for box in boxes
+        for name, prefix in NAMES.items()
+    )
+    optimizer.resume(step)
+    engine.refresh_weights()
+    if same_layout:
+        _restore_generators(reader)
+    else:
+        seed_all(seed + step)
+
+
+def _host_memory(tensor: Tensor) -> Tensor:
+    """Return host memory of a tensor's size, page-locked for copies from a GPU."""
+    memory = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+    if tensor.is_cuda:  # torch's own allocator of such memory would round up to a power of two
+        torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+    return memory
+
+
+def _generators() -> dict[str, Tensor]:
+    """Return the bits of this rank's generators: torch's, and those by which TP ranks differ."""
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    tracked = get_cuda_rng_tracker().get_states()
+    return {name: bits.cpu().clone() for name, bits in (states | tracked).items()}
+
+
+def _restore_generators(reader: Reader) -> None:
+    states = _generators()
+    rank = torch.distributed.get_rank()
+    reader.read(Wanted(f"{GENERATORS}{name}.{rank}", tuple(bits.shape), (0,), bits) for name, bits in states.items())
+    torch.set_rng_state(states.pop("cpu"))
+    if "cuda" in states:
+        torch.cuda.set_rng_state(states.pop("cuda"))
+    get_cuda_rng_tracker().set_states(states)

@@ -1,0 +1,102 @@
+"""Training that was killed and goes on: the same curve as without, bit for bit in the same layout, and in others."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench.contract import mllog
+from bench.mlperf import reader
+from helpers import ranks
+
+pytestmark = pytest.mark.trains
+
+STEPS, EVERY = 12, 4
+TOLERANCE = 1e-5 if ranks.DEVICE == "cpu" else 1e-4
+TRAINING = (
+    "model.weights=random",
+    "model.num_layers=2",
+    "model.hidden_size=64",
+    "model.ffn_hidden_size=96",
+    "data.train_rows=64",
+    "data.eval_rows=8",
+    "data.seq_length=24",
+    "task.benchmark=null",
+    "task.training.target_eval_loss=null",
+    f"task.training.max_steps={STEPS}",
+    f"task.training.checkpoint_every_steps={EVERY}",
+    "recipe.global_batch_size=8",
+    "recipe.micro_batch_size=2",
+    "recipe.lr_warmup_steps=2",
+    "recipe.eval_every_samples=24",
+    "recipe.eval_skip=0",
+    "recipe.log_every_steps=1",
+    "recipe.weight_decay=0.1",
+)
+ALL = ("task=pretrain_tiny", *TRAINING)
+GPT3 = "model={norm: LayerNorm, activation: gelu, position: learned, bias: true, tied_embeddings: true}"
+KINDS = {
+    "dp2": ("cluster.ranks_per_node=2", *ALL, "precision=bf16"),
+    "tp2_sp": ("cluster.ranks_per_node=2", "parallel.tp=2", "parallel.sp=true", *ALL),
+    "lora": ("cluster.ranks_per_node=2", "task=lora_tiny", *TRAINING, "task.training.lora.dropout=0.3"),
+}
+"""A run of each is killed. Masters in FP32 of weights in BF16, weights that TP splits, and dropout all go on."""
+OTHERS = {
+    "tp2_sp to dp2": (KINDS["tp2_sp"], ("cluster.ranks_per_node=2", *ALL)),
+    "dp2 to pp2_vpp2 gpt3": (
+        ("cluster.ranks_per_node=2", *ALL, GPT3),
+        ("cluster.ranks_per_node=2", "parallel.pp=2", "parallel.vpp=1", *ALL, GPT3),
+    ),
+}
+
+
+def folder_of(path: Path, *overrides: str) -> Path:
+    return ranks.write(ranks.compose(path.parent, *overrides), path)
+
+
+def trained(folder: Path, *overrides: str) -> Path:
+    """Return a log of an attempt at trial 0; one that is there already is set aside as the ledger does it."""
+    log = folder / "result_0.txt"
+    if log.exists():
+        log.rename(folder / "before.txt")
+    ranks.run(ranks.compose(folder.parent, *overrides), folder, "jobs.tasks.train", "plan.json", "--trial", "0")
+    return log
+
+
+def values(log: Path, key: str, after: int = 0) -> list[tuple[int, float]]:
+    """Return (step, value) of the records of a key after a step."""
+    found = ((event.metadata.get("step", 0), event.value) for event in reader.read(log)[0] if event.key == key)
+    return [(step, value) for step, value in found if step > after]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_killed_while_it_writes_a_checkpoint_goes_on_as_if_nothing_had_been(tmp_path: Path, kind: str) -> None:
+    made = ranks.compose(tmp_path, *KINDS[kind])
+    whole = trained(folder_of(tmp_path / "whole", *KINDS[kind]), *KINDS[kind])
+    folder = folder_of(tmp_path / "killed", *KINDS[kind])
+    ended = ranks.ended(made, folder, "tests.helpers.killed", "plan.json", "8")
+    assert [code for code, _ in ended] == [-9, -9], ended
+    saved = folder / "checkpoints" / "trial_0"
+    assert sorted(path.name for path in saved.iterdir()) == ["step_4", "step_8.part"]
+    assert list((saved / "step_8.part").glob("*.tmp")), "the half of a file"
+
+    log = trained(folder, *KINDS[kind])
+    assert values(log, mllog.RESUMED) == [(4, 4)]
+    for key in (mllog.TRAIN_LOSS, mllog.EVAL_ACCURACY):
+        assert values(log, key) == values(whole, key, after=4)
+    assert [step for step, _ in values(log, mllog.EVAL_ACCURACY)] == [6, 9, 12]
+    assert sorted(path.name for path in saved.iterdir()) == ["step_12", "step_8"]
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_another_layout_goes_on_with_the_same_curve(tmp_path: Path, kind: str) -> None:
+    before, after = OTHERS[kind]
+    log = trained(folder_of(tmp_path / "before", *before), *before)
+    folder = folder_of(tmp_path / "after", *after)
+    shutil.copytree(tmp_path / "before" / "checkpoints", folder / "checkpoints")
+    resumed = trained(folder, *after)
+    assert values(resumed, mllog.RESUMED) == [(8, 8)]
+    for key in (mllog.TRAIN_LOSS, mllog.EVAL_ACCURACY):
+        expected, got = values(log, key, after=8), values(resumed, key)
+        np.testing.assert_allclose(got, expected, rtol=0, atol=TOLERANCE)

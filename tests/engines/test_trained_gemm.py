@@ -1,0 +1,256 @@
+"""Gradients of weights that a GEMM adds in place: on a GPU against FP64; elsewhere what is asked of cuBLASLt."""
+
+import ctypes
+import logging
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from helpers import ranks
+from jobs.engines.megatron.trained import cublaslt
+from jobs.engines.megatron.trained.cublaslt import CublasError, CublasLt, Layout
+from jobs.engines.megatron.trained.ops import Operand
+
+if sys.platform != "linux":
+    pytest.skip("Triton is for Linux", allow_module_level=True)
+
+from jobs.engines.megatron.trained import gemm
+from jobs.engines.megatron.trained.gpu_ops import Bf16GpuOps, Fp8GpuOps
+
+DEVICE = ranks.DEVICE
+FP8 = torch.float8_e4m3fn
+on_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="cuBLAS is for GPUs")
+FP8_TOLERANCE = 1e-3
+"""Hopper's tensor cores add FP8 products with fewer bits than FP32's; and small rows become subnormal numbers."""
+TOKENS, OUT, IN = 200, 96, 160
+"""A number of tokens that is padded for FP8, and different sizes, so that nothing can be swapped."""
+
+
+def operands(is_fp8: bool) -> tuple[Operand, Operand]:
+    """Return the gradient of a linear's output and the linear's input."""
+    torch.manual_seed(0)
+    made = []
+    for width in (OUT, IN):
+        x = torch.randn(TOKENS, width, device=DEVICE) * 100
+        scale = torch.linspace(-4, 3, TOKENS, device=DEVICE).round().exp2()
+        made.append(Operand(x.clamp(-448, 448).to(FP8), scale) if is_fp8 else Operand(x.bfloat16()))
+    return made[0], made[1]
+
+
+def fp64(x: Operand) -> Tensor:
+    return x.values.double() if x.scale is None else x.values.double() * x.scale.double()[:, None]
+
+
+def check(got: Tensor, expected: Tensor, tolerance: float) -> None:
+    assert ((got.double() - expected).norm() / expected.norm()).item() <= tolerance
+
+
+@on_gpu
+@pytest.mark.parametrize("offset", [0, 12])
+@pytest.mark.parametrize("is_fp8", [False, True], ids=["BF16", "FP8"])
+def test_gradients_are_added_to_what_is_there(is_fp8: bool, offset: int) -> None:
+    """offset: of the gradient in numbers, since one in megatron-core's buffers may begin anywhere."""
+    grad, x = operands(is_fp8)
+    ops = Fp8GpuOps() if is_fp8 else Bf16GpuOps()
+    buffer = torch.randn(offset + OUT * IN, device=DEVICE) * 1e6
+    main_grad = buffer[offset:].view(OUT, IN)
+    expected = main_grad.double()
+    for _ in range(2):
+        ops.add_weight_gradient(main_grad, grad, x)
+        expected = expected + fp64(grad).T @ fp64(x)
+    check(main_grad, expected, FP8_TOLERANCE if is_fp8 else 1e-5)
+
+
+@on_gpu
+@pytest.mark.parametrize("fast", [False, True], ids=["FP32 sums", "fast accumulation"])
+@pytest.mark.parametrize("beta", [0.0, 1.0])
+def test_cublaslt_and_torch_compute_the_same(fast: bool, beta: float) -> None:
+    library = cublaslt.load()
+    assert library is not None
+    left, right = (gemm.tokens_last(x) for x in operands(is_fp8=True))
+    expected = left.scale.double() * right.scale.double() * (left.values.double() @ right.values.double().T)
+    out = torch.full((OUT, IN), 1e6, device=DEVICE)
+    library.add_matmul(out, left.values, right.values, (left.scale, right.scale), beta=beta, fast_accumulation=fast)
+    check(out, expected + beta * 1e6, FP8_TOLERANCE)
+    out.fill_(beta * 1e6)
+    gemm.add_by_torch(out, left, right, fast)
+    check(out, expected + beta * 1e6, FP8_TOLERANCE)
+
+
+@on_gpu
+@pytest.mark.parametrize("beta", [0.0, 1.0])
+def test_cublaslt_takes_bf16_with_tokens_first(beta: float) -> None:
+    library, (grad, x) = cublaslt.load(), operands(is_fp8=False)
+    assert library is not None
+    out = torch.full((OUT, IN), 1e5, device=DEVICE)
+    library.add_matmul(out, grad.values, x.values, beta=beta)
+    check(out, fp64(grad).T @ fp64(x) + beta * 1e5, 1e-5)
+
+
+@on_gpu
+def test_forward_and_backward_gemms() -> None:
+    for is_fp8, ops in ((False, Bf16GpuOps()), (True, Fp8GpuOps())):
+        x, weight = operands(is_fp8)[1], operands(is_fp8)[1]
+        weight = Operand(weight.values[:OUT], torch.full((1,), 0.37, device=DEVICE) if is_fp8 else None)
+        weight_64 = weight.values.double() * (0.37 if is_fp8 else 1)
+        check(ops.matmul(x, weight), fp64(x) @ weight_64.T, 5e-3)
+
+
+@on_gpu
+def test_what_cublaslt_cannot_do_is_an_error_that_names_it() -> None:
+    library = cublaslt.load()
+    odd = torch.zeros(7, 9, dtype=FP8, device=DEVICE)
+    with pytest.raises(CublasError, match=r"float8_e4m3fn.*rows=9, columns=7"):
+        library.add_matmul(torch.zeros(7, 7, device=DEVICE), odd, odd)
+
+
+MAPS = """\
+7f00-7f01 r-xp 00000000 00:00 1  /usr/lib/libc.so.6
+7f02-7f03 r--p 00000000 00:00 2  /opt/other tools/libcublasLt.so.12.8.4
+7f04-7f05 r--p 00000000 00:00 3  /venv/nvidia/cu13/lib/libcublasLt.so.13
+7f06-7f07 r-xp 00001000 00:00 3  /venv/nvidia/cu13/lib/libcublasLt.so.13
+"""
+
+
+@pytest.mark.parametrize(
+    ("cuda", "path"),
+    [
+        ("13.0", "/venv/nvidia/cu13/lib/libcublasLt.so.13"),
+        ("12.8", "/opt/other tools/libcublasLt.so.12.8.4"),
+        ("14.0", "/opt/other tools/libcublasLt.so.12.8.4"),
+    ],
+)
+def test_the_library_is_the_one_of_torchs_cuda(cuda: str, path: str) -> None:
+    assert cublaslt.loaded_library(MAPS, cuda) == path
+    assert cublaslt.loaded_library(MAPS.splitlines()[0], cuda) is None
+
+
+def test_matrices_are_handed_over_as_column_major() -> None:
+    out, left, right = torch.zeros(OUT, IN), torch.zeros(OUT, 208, dtype=FP8), torch.zeros(IN, 208, dtype=FP8)
+    asked = cublaslt.problem(out, left, right, fast_accumulation=True)
+    assert (asked.a, asked.b, asked.d) == (Layout(208, IN, 208), Layout(208, OUT, 208), Layout(IN, OUT, IN))
+    assert asked.transposes == (1, 0) and asked.fast_accumulation
+    left, right = torch.zeros(TOKENS, OUT).bfloat16(), torch.zeros(TOKENS, IN).bfloat16()
+    asked = cublaslt.problem(out, left, right, fast_accumulation=True)
+    assert (asked.a, asked.b, asked.d) == (Layout(IN, TOKENS, IN), Layout(OUT, TOKENS, OUT), Layout(IN, OUT, IN))
+    assert asked.transposes == (0, 1) and not asked.fast_accumulation
+    assert [cublaslt.alignment(address) for address in (4096, 48, 4, 0)] == [256, 16, 4, 256]
+
+
+class FakeLibrary:
+    """cuBLASLt that computes nothing: it notes calls and fails where it is told to."""
+
+    def __init__(self, *, failing: str = "", status: int = 15, found: int = 1) -> None:
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
+        self.failing, self.status, self.found = failing, status, found
+        for name in cublaslt.SIGNATURES:
+            setattr(self, name, self._function(name))
+        self.cublasLtGetStatusName = lambda status: b"CUBLAS_STATUS_NOT_SUPPORTED"
+
+    def _function(self, name: str) -> Callable[..., int]:
+        def call(*args: Any) -> int:
+            assert len(args) == len(cublaslt.SIGNATURES[name]), name
+            self.calls.append((name, args))
+            if name == "cublasLtMatmulAlgoGetHeuristic":
+                args[-1]._obj.value = self.found
+            return self.status if name == self.failing else 0
+
+        return call
+
+    def named(self, name: str) -> list[tuple[Any, ...]]:
+        return [args for called, args in self.calls if called == name]
+
+
+@pytest.fixture
+def add(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeLibrary]:
+    """Add the same product twice with a fake library."""
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=99))
+    monkeypatch.setattr(cublaslt, "WORKSPACE_BYTES", 64)
+
+    def run(library: FakeLibrary) -> FakeLibrary:
+        out, left, right = torch.zeros(OUT, IN), torch.zeros(OUT, 208, dtype=FP8), torch.zeros(IN, 208, dtype=FP8)
+        cublas, scales = CublasLt(library), (torch.ones(1), torch.ones(1))
+        for _ in range(2):
+            cublas.add_matmul(out, left, right, scales)
+        library.addresses = [x.data_ptr() for x in (right, left, out)]
+        library.scales = [x.data_ptr() for x in scales]
+        return library
+
+    return run
+
+
+def test_an_algorithm_is_chosen_once_and_the_scales_are_set_for_each_call(add: Callable[..., FakeLibrary]) -> None:
+    library = add(FakeLibrary())
+    assert len(library.named("cublasLtMatmulAlgoGetHeuristic")) == 1
+    matmuls = library.named("cublasLtMatmul")
+    assert len(matmuls) == 2
+    a, b, c, d = (matmuls[0][i] for i in (3, 5, 8, 10))
+    assert [a, b, d] == library.addresses and c == d, "what is added to is the result"
+    assert matmuls[0][-2:] == (64, 99)
+    attributes = [(args[1], args[2]._obj.value) for args in library.named("cublasLtMatmulDescSetAttribute")]
+    left, right = library.scales
+    assert attributes == [(3, 1), (4, 0), (17, right), (18, left), (17, right), (18, left)]
+
+
+def test_errors_name_the_function_the_status_and_the_matrices(add: Callable[..., FakeLibrary]) -> None:
+    sizes = rf".*columns={IN}.*columns={OUT}"
+    with pytest.raises(CublasError, match=rf"cublasLtMatmul returned CUBLAS_STATUS_NOT_SUPPORTED \(15\) for {sizes}"):
+        add(FakeLibrary(failing="cublasLtMatmul"))
+    with pytest.raises(CublasError, match=rf"no algorithm for {sizes}"):
+        add(FakeLibrary(found=0))
+    with pytest.raises(CublasError, match=r"cublasLtCreate returned CUBLAS_STATUS_NOT_SUPPORTED \(15\)$"):
+        add(FakeLibrary(failing="cublasLtCreate"))
+
+
+@pytest.fixture
+def chosen_anew() -> Iterator[None]:
+    gemm._fp8_gemm.cache_clear()
+    yield
+    gemm._fp8_gemm.cache_clear()
+
+
+@pytest.mark.usefixtures("chosen_anew")
+def test_without_the_library_torch_adds_and_one_line_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(cublaslt, "load", lambda: None)
+    with caplog.at_level(logging.WARNING):
+        assert [gemm._fp8_gemm() for _ in range(2)] == [gemm.add_by_torch] * 2
+    assert [record.message for record in caplog.records] == [
+        "torch has not loaded libcublasLt: FP8 weight gradients are added in a second pass over memory"
+    ]
+
+
+def headers() -> list[Path]:
+    """Return the headers of CUDA, if there are any."""
+    places = [Path(folder) / "nvidia" for folder in sys.path] + [Path("/usr/local/cuda")]
+    return [found for place in places for name in ("cublasLt.h", "cublas_api.h") for found in place.glob(f"**/{name}")]
+
+
+@pytest.mark.skipif(not headers(), reason="no CUDA headers here")
+def test_values_are_those_of_the_headers() -> None:
+    text = "\n".join(header.read_text() for header in headers())
+    own = {
+        "CUBLAS_COMPUTE_32F": cublaslt.COMPUTE_32F,
+        "CUBLAS_OP_N": cublaslt.OP_N,
+        "CUBLAS_OP_T": cublaslt.OP_T,
+        "CUBLASLT_MATMUL_DESC_TRANSA": cublaslt.DESC_TRANSA,
+        "CUBLASLT_MATMUL_DESC_TRANSB": cublaslt.DESC_TRANSB,
+        "CUBLASLT_MATMUL_DESC_A_SCALE_POINTER": cublaslt.DESC_A_SCALE_POINTER,
+        "CUBLASLT_MATMUL_DESC_B_SCALE_POINTER": cublaslt.DESC_B_SCALE_POINTER,
+        "CUBLASLT_MATMUL_DESC_FAST_ACCUM": cublaslt.DESC_FAST_ACCUM,
+        "CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES": cublaslt.PREF_MAX_WORKSPACE_BYTES,
+        "CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES": cublaslt.PREF_MIN_ALIGNMENT_A_BYTES,
+    }
+    assert {name: int(re.search(rf"\b{name}\s*=\s*(\d+)", text)[1]) for name in own} == own
+
+
+def test_the_answer_of_the_heuristic_has_the_size_of_cublass() -> None:
+    assert ctypes.sizeof(cublaslt.Heuristic) == 8 * 8 + 8 + 4 + 4 + 4 * 4

@@ -1,0 +1,171 @@
+"""Training states on one rank: what is saved, what a full disk or a damaged file does, who else can read it."""
+
+import itertools
+import json
+import shutil
+import warnings
+from math import prod
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.contract.plan import Plan
+from bench.errors import BenchError, ConfigError
+from helpers import ranks
+from helpers.failing_disk import failing
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # what megatron-core imports is full of deprecated calls
+    from test_engine_units import TINY, composed, drawn_rows, one_rank  # noqa: F401
+
+    from jobs.engines.megatron import checkpoint_optimizer, checkpoint_reader
+    from jobs.engines.megatron.engine import MegatronEngine
+    from jobs.tasks import checkpoints
+    from jobs.tasks.checkpoints import Checkpoints
+
+pytestmark = [
+    pytest.mark.skipif(ranks.DEVICE != "cpu", reason="one gloo rank in the tests' own process"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*is deprecated", "ignore::FutureWarning"),
+]
+
+ALL = ("task.training.trains=all", "task.training.lora=null", "task.training.max_steps=9")
+SAVED = ("task.benchmark=null", "task.training.target_eval_loss=null", "task.training.checkpoint_every_steps=2")
+NOBODY: Any = SimpleNamespace(event=lambda *args, **metadata: None)
+"""The log of a rank that writes none."""
+BATCHES = torch.tensor([[3, 0, 7, 5], [9, 1, 2, 4], [6, 8, 0, 1], [2, 3, 5, 9], [4, 6, 7, 8], [0, 1, 2, 3]]).numpy()
+
+
+def started(run: Path, *overrides: str) -> tuple[MegatronEngine, Checkpoints, Plan]:
+    """Return a new engine with the checkpoints of its trial in a run folder."""
+    plan = composed(*SAVED, *(overrides or ALL))
+    engine = MegatronEngine(plan, seed=plan.trials[0].seed)
+    return engine, Checkpoints(plan, plan.trials[0], engine, run, NOBODY, rank=0), plan
+
+
+def trained(engine: MegatronEngine, steps: range) -> list[float]:
+    rows = drawn_rows(10)
+    return [engine.mean_loss(engine.train_step(rows, BATCHES[step - 1], step)) for step in steps]
+
+
+def saved(run: Path, *overrides: str) -> MegatronEngine:
+    """Train for four steps, with checkpoints after two and four."""
+    engine, saving, _ = started(run, *overrides)
+    assert saving.resume() == 0
+    for first in (1, 3):
+        trained(engine, range(first, first + 2))
+        saving.save(first + 1)
+    saving.finish()
+    return engine
+
+
+@given(shape=st.lists(st.integers(1, 6), min_size=1, max_size=3), data=st.data())
+def test_a_flat_range_is_cut_into_boxes_that_hold_it_in_order(shape: list[int], data: st.DataObject) -> None:
+    whole = torch.arange(prod(shape)).view(shape)
+    begin = data.draw(st.integers(0, prod(shape)))
+    end = data.draw(st.integers(begin, prod(shape)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint_optimizer, "MOST_ELEMENTS", data.draw(st.sampled_from([2, 7, 1000])))
+        boxes = list(checkpoint_optimizer.flat_range(tuple(shape), begin, end))
+    cut = [whole[tuple(slice(o, o + n) for o, n in zip(*box, strict=True))] for box in boxes]
+    assert [number for box in cut for number in box.flatten().tolist()] == list(range(begin, end))
+    assert all(list(box.shape) == list(extent) for box, (_, extent) in zip(cut, boxes, strict=True))
+
+
+def test_megatron_core_loads_the_weights_that_were_trained(tmp_path: Path) -> None:
+    """It is a checkpoint as any other: MODEL may point at it, and megatron-core's own loader reads it."""
+    engine = saved(tmp_path)
+    other, _, _ = started(tmp_path / "other")
+    other.load(tmp_path / "checkpoints" / "trial_0" / "step_4", adapters=False)
+    weights, loaded = (dict(e.parts.bare_chunks()[0].named_parameters()) for e in (engine, other))
+    assert weights.keys() == loaded.keys()
+    for name, weight in weights.items():
+        assert torch.equal(loaded[name], weight), name
+
+
+@pytest.mark.parametrize("trains", [ALL, ("task.training.max_steps=9",)])
+def test_a_checkpoint_holds_what_is_trained_and_nothing_else(tmp_path: Path, trains: tuple[str, ...]) -> None:
+    engine = saved(tmp_path, *trains)
+    names = checkpoint_reader.Reader(tmp_path / "checkpoints" / "trial_0" / "step_4").names()
+    states = {name for name in names if not name.startswith("rng_state.")}
+    weights = {name for name in states if not name.startswith("optimizer.")}
+    trainable = [name for name, p in engine.parts.bare_chunks()[0].named_parameters() if p.requires_grad]
+    assert weights == {name.replace("layers.0.", "layers.").replace("layers.1.", "layers.") for name in trainable}
+    moments = ("exp_avg", "exp_avg_sq")
+    assert states - weights == {f"optimizer.state.{moment}.{name}" for moment in moments for name in weights}
+
+
+def test_a_damaged_checkpoint_is_skipped_with_a_message(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    engine = saved(tmp_path)
+    expected = trained(engine, range(5, 7))
+    path = tmp_path / "checkpoints" / "trial_0" / "step_4" / "rank_0.distcp"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    engine, saving, _ = started(tmp_path)
+    assert saving.resume() == 2
+    assert "step_4 is damaged, and an older one is used: rank_0.distcp has another sha256" in capfd.readouterr().err
+    assert trained(engine, range(3, 7))[2:] == expected
+    for step in (2, 4):
+        (tmp_path / "checkpoints" / "trial_0" / f"step_{step}" / "manifest.json").write_text("{")
+    assert started(tmp_path)[1].resume() == 0
+
+
+def test_a_disk_that_fails_at_any_moment_ends_the_trial_and_leaves_whole_checkpoints(tmp_path: Path) -> None:
+    saved(tmp_path)
+    for at in itertools.count():
+        engine, saving, _ = started(tmp_path)
+        assert saving.resume() == 4
+        trained(engine, range(5, 7))
+        with failing(tmp_path, at) as disk:
+            try:
+                saving.save(6)
+                saving.finish()
+            except BenchError as error:
+                assert error.rule == "CFG-08" and "cannot be written: No space left on device" in error.what
+                assert "goes on from the last complete checkpoint" in error.fix
+            except OSError:
+                assert "part" in disk.failed, "the main thread makes the folder, and the guard explains the rest"
+            else:
+                assert not disk.failed
+        whole = list(checkpoints.complete(tmp_path / "checkpoints" / "trial_0"))
+        assert [checkpoints.damage(found, slice(None)) for found in whole] == [""] * len(whole)
+        assert {found.step for found in whole} >= {4}
+        if not disk.failed:
+            break
+        shutil.rmtree(tmp_path / "checkpoints" / "trial_0" / "step_6", ignore_errors=True)
+    assert at > 8 and [found.step for found in whole] == [6, 4]
+
+
+def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
+    saved(tmp_path)
+    with pytest.raises(ConfigError, match="another training: max_steps 9 instead of 8"):
+        started(tmp_path, *ALL[:2], "task.training.max_steps=8")[1].resume()
+    manifest = tmp_path / "checkpoints" / "trial_0" / "step_4" / "manifest.json"
+    described = json.loads(manifest.read_text())
+    described["model"]["num_layers"] = 3
+    manifest.write_text(json.dumps(described))
+    with pytest.raises(ConfigError, match="num_layers 3 instead of 2"):
+        started(tmp_path)[1].resume()
+
+
+def test_too_small_a_disk_is_refused_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))
+    with pytest.raises(ConfigError, match=r"0\.0 GiB are free, and 3 checkpoints of 0\.0 GiB need more"):
+        started(tmp_path)[1].resume()
+
+
+def test_without_room_for_a_copy_the_state_is_written_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from jobs.engines.megatron import training_state
+
+    monkeypatch.setattr(training_state, "ROOM", 0)
+    engine = saved(tmp_path)
+    assert not engine.snapshot().is_copy
+    expected = trained(engine, range(5, 7))
+    other, saving, _ = started(tmp_path)
+    assert saving.resume() == 4
+    assert trained(other, range(5, 7)) == expected

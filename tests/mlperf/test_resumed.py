@@ -1,0 +1,99 @@
+"""The log of an attempt that went on from a checkpoint: speeds are true, and nothing in it is a time to train."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bench.contract import mllog
+from bench.mlperf.reader import read
+from bench.mlperf.result import parse
+from bench.results.training import of_training
+from bench.watch.progress import Tracker
+from helpers import clock
+
+WriteLog = Callable[..., Path]
+GBS, STEP_S, SAVE_S, EVAL_S = 16, 2.0, 30.0, 7.0
+DONE = 500
+
+
+@pytest.fixture
+def resumed_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WriteLog:
+    """Write steps 501 to 520: a checkpoint after 510, an evaluation and a checkpoint after 515."""
+
+    def write(**described: object) -> Path:
+        path, now = tmp_path / "result_0.txt", clock.turned(monkeypatch)
+        with mllog.Writer(path) as log:
+            log.start(mllog.INIT_START)
+            facts = {mllog.INITIAL_WEIGHTS: "checkpoint", mllog.DATA_SOURCE: "prepared", mllog.GLOBAL_BATCH_SIZE: GBS}
+            for key, value in (facts | described).items():
+                log.event(key, value)
+            log.stop(mllog.INIT_STOP)
+            log.start(mllog.RUN_START)
+            now.now_s += 3
+            log.event(mllog.RESUMED, DONE, **place(DONE))
+            log.start(mllog.BLOCK_START, **place(DONE))
+            for step in range(DONE + 1, DONE + 21):
+                now.now_s += STEP_S
+                if step % 5 == 0:
+                    log.event(mllog.TRAIN_LOSS, 1.5, **place(step))
+                    log.event(mllog.TRACKED_STATS, {mllog.STEP_TIMES: [STEP_S] * 5}, **place(step))
+                if step in (510, 515, 520):
+                    log.stop(mllog.BLOCK_STOP, **place(step))
+                if step in (515, 520):
+                    log.start(mllog.EVAL_START, **place(step))
+                    now.now_s += EVAL_S
+                    log.event(mllog.EVAL_ACCURACY, 0.9, **place(step))
+                    log.stop(mllog.EVAL_STOP, **place(step))
+                if step in (510, 515):
+                    now.now_s += SAVE_S
+                    log.event(mllog.CHECKPOINT, SAVE_S, **place(step))
+                    log.start(mllog.BLOCK_START, **place(step))
+            log.finish(mllog.SUCCESS, **place(DONE + 20))
+        return path
+
+    return write
+
+
+def place(step: int) -> dict[str, int]:
+    return {"samples_count": GBS * step, "step": step}
+
+
+def test_speeds_are_those_of_the_attempt_without_what_came_before_and_without_saving(resumed_log: WriteLog) -> None:
+    result = parse(resumed_log())
+    assert result.throughput_samples_s == pytest.approx(GBS / STEP_S)
+    assert [time_ms for _, time_ms in result.step_times_ms] == [1000 * STEP_S] * 20
+    assert [samples for samples, _ in result.step_times_ms] == [GBS * step for step in range(501, 521)]
+    assert [e.samples for e in result.evaluations] == [GBS * 515, GBS * 520]
+    assert result.eval_times_s == (EVAL_S, EVAL_S)
+    assert result.resumed_samples == GBS * DONE
+
+
+def test_it_has_no_time_of_a_run_and_says_why(resumed_log: WriteLog) -> None:
+    result = parse(resumed_log())
+    assert result.minutes is None and result.trials[0].minutes is None
+    assert [(f.rule, f.severity) for f in result.findings] == [("LOG-21", "warning")]
+    assert "resumed from a checkpoint after step 500 (8000 samples)" in result.findings[0].what
+    assert result.valid
+    assert not {"run_time", "time_to_train"} & {measured.name for measured in of_training(result)}
+
+
+@pytest.mark.parametrize(
+    "named",
+    [{mllog.TARGET_ACCURACY: 0.925}, {mllog.SUBMISSION_BENCHMARK: "llama2_70b_lora", mllog.TARGET_ACCURACY: 0.925}],
+)
+def test_where_there_is_a_target_it_is_no_valid_trial(resumed_log: WriteLog, named: dict[str, object]) -> None:
+    result = parse(resumed_log(**named))
+    assert ("LOG-21", "error") in [(f.rule, f.severity) for f in result.findings]
+    assert (result.valid, result.minutes) == (False, None)
+
+
+def test_who_watches_sees_how_far_the_trial_is_and_its_pace(resumed_log: WriteLog) -> None:
+    events, _ = read(resumed_log())
+    resumed = next(n for n, event in enumerate(events) if event.key == mllog.RESUMED)
+    tracker = Tracker()
+    tracker.take(events[: resumed + 1])
+    assert (tracker.progress.samples, tracker.progress.step_times_ms) == (GBS * DONE, ())
+    tracker.take(events[resumed + 1 :])
+    assert tracker.progress.samples == GBS * 520
+    assert set(tracker.progress.step_times_ms) == {1000 * STEP_S}

@@ -1,0 +1,100 @@
+"""The tasks of the documents: each is planned for one GPU and for 1, 2 and 4 nodes, or refused for its memory."""
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from bench.contract import plan as plans
+from bench.contract.plan import Plan
+from bench.contract.schema import Config, Precision
+from bench.contract.task import Trains, Weights
+from bench.errors import ConfigError
+from bench.planning import compose, make_plan
+
+CONF = Path(compose.CONF)
+OWN = {"lora70b", "lora70b_quick", "lora_tiny", "pretrain_tiny"}
+TASKS = sorted(p.stem for p in (CONF / "task").glob("*.yaml") if p.stem not in OWN and "tiny" not in p.stem)
+REFUSED_ON_ONE_GPU = {"finetune_70b_pubmedqa", "lora_70b", "pretrain_13b", "pretrain_70b"}
+SIZES = {"one GPU": (1, 1), "1 node": (1, 8), "2 nodes": (2, 8), "4 nodes": (4, 8)}
+
+
+def config_of(task: str) -> Config:
+    return compose.unplanned([f"task={task}", "cluster=dgxh200"])
+
+
+def planned(config: Config, num_nodes: int, per_node: int, *, precision: Precision = Precision.bf16) -> Plan:
+    sized = copy.deepcopy(config)
+    sized.cluster.num_nodes, sized.cluster.ranks_per_node = num_nodes, per_node
+    return make_plan.make(replace(sized, precision=precision))
+
+
+def refused_by_memory(config: Config, num_nodes: int, per_node: int) -> bool:
+    try:
+        made = planned(config, num_nodes, per_node)
+    except ConfigError as error:
+        assert "GiB per GPU needed" in error.what and "raise parallel.tp" in error.fix
+        return True
+    b, w = made.batch, made.world
+    assert made.memory.fits and made.cost and plans.loads(plans.dumps(made)) == made
+    assert w.num_ranks == num_nodes * per_node == w.dp * w.tp * w.pp * w.cp
+    assert w.dp * b.micro_batch_size * b.gradient_accumulation_steps == b.global_batch_size
+    return False
+
+
+def test_they_are_those_of_the_documents() -> None:
+    sizes = {"7b", "8b", "13b", "70b", "gpt3_126m", "gpt3_5b"}
+    assert {name.removeprefix("pretrain_") for name in TASKS if name.startswith("pretrain_")} == sizes
+    assert {name for name in TASKS if name.startswith("lora_")} == {
+        f"lora_{size}" for size in ("7b", "8b", "13b", "70b")
+    }
+    assert {name for name in TASKS if name.startswith("qlora_")} == {f"qlora_{size}" for size in ("7b", "13b", "70b")}
+    finetuned = {"7b_dolly", "70b_dolly", "8b_pubmedqa", "70b_pubmedqa"}
+    assert {name for name in TASKS if name.startswith("finetune_")} == {f"finetune_{name}" for name in finetuned}
+
+
+@pytest.mark.parametrize("task", ["finetune_70b_dolly", "pretrain_13b"])
+def test_one_of_a_document_is_planned_or_refused_for_its_memory(task: str) -> None:
+    config = config_of(task)
+    assert refused_by_memory(config, 1, 1) is (task in REFUSED_ON_ONE_GPU)
+    assert refused_by_memory(config, 1, 8) is False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", TASKS)
+def test_every_task_of_every_size_is_planned_or_refused_for_its_memory(task: str) -> None:
+    refused = {size for size, (nodes, per_node) in SIZES.items() if refused_by_memory(config_of(task), nodes, per_node)}
+    assert refused == ({"one GPU"} if task in REFUSED_ON_ONE_GPU else set())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", TASKS)
+def test_every_task_can_be_timed_with_random_weights(task: str) -> None:
+    config = config_of(task)
+    config.model.weights = Weights.random
+    made = planned(compose.with_random_weights(config), 1, 8)
+    assert (made.base_dir, made.data_dir, [command.name for command in made.commands][-1]) == (None, None, "trial 0")
+
+
+def test_70b_trains_whole_in_fp8_on_a_node_and_13b_on_one_gpu_with_moments_in_host_memory() -> None:
+    assert planned(config_of("pretrain_70b"), 1, 8, precision=Precision.fp8).memory.fits
+    thirteen = config_of("pretrain_13b")
+    thirteen.recipe.offload_moments = True
+    made = planned(thirteen, 1, 1)
+    assert made.memory.fits and made.cost and made.cost.step_s > 8 * made.memory.parameters / 55e9
+
+
+def test_quantised_training_of_a_document_is_adapters_on_a_frozen_base() -> None:
+    header = (CONF / "task" / "finetune_70b_dolly.yaml").read_text().partition("defaults:")[0]
+    assert "frozen 4-bit base" in header.replace("\n# ", " ")
+    assert config_of("finetune_70b_dolly").task.training.trains is Trains.qlora
+
+
+def test_every_task_names_its_source_and_stops_by_steps_or_epochs() -> None:
+    for task in TASKS:
+        text = (CONF / "task" / f"{task}.yaml").read_text()
+        header = " ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#"))
+        assert any(word in header for word in ("Source", "source", "No document", "no document")), task
+        assert yaml.safe_load(text)["task"]["name"] == task
