@@ -1,9 +1,10 @@
 """Times one layer on this GPU, forward and backward, with each kind of frozen base, beside its GEMMs and its roof.
 
-    python experiments/frozen_layer.py [--only NAME]
+    python experiments/frozen_layer.py [--only NAME] [--programs N …]
 
 Layers of Llama-2-70B (NF4, BF16, FP8) and of Llama-3.1-8B (NF4, BF16, FP8), 4096 tokens, LoRA of rank 16 on qkv and
-proj. It takes less than 40 s. The weights of NF4 are dequantised twice a step, while other GEMMs run.
+proj. It takes less than 40 s. The weights of NF4 are dequantised twice a step, while other GEMMs run, by as many
+programs as --programs says (several: one line each).
 """
 
 import argparse
@@ -21,8 +22,9 @@ from jobs.ranks.identity import Rank
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what megatron-core imports is full of deprecated calls
     from jobs.engines.megatron import groups, model
-    from jobs.engines.megatron.fp8 import nf4
+    from jobs.engines.megatron.fp8 import nf4_kernels
     from jobs.engines.megatron.fp8.nf4_kernels import dequantize
+    from jobs.weights import nf4
 
 TOKENS, LAYERS, STEPS = 4096, 2, 10
 """Two layers, so that the weights of one are dequantised while the other computes."""
@@ -50,14 +52,17 @@ class Timed:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help="one layer, such as 70b-nf4")
-    only = parser.parse_args().only
+    parser.add_argument("--programs", type=int, nargs="+", default=[nf4_kernels.PROGRAMS])
+    args = parser.parse_args()
     groups.start_ranks(planned("8b", "bf16"), Rank(0, 0, 1, "127.0.0.1", 61999))
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {TOKENS} tokens, rank 16 on qkv and proj")
     print(f"{'layer':10}{'forward ms':>12}{'backward ms':>13}{'roof ms':>9}{'ratio':>7}{'GEMMs TFLOP/s':>15}{'GiB':>7}")
     for name in [f"{size}-{base}" for size in MODELS for base in BASES]:
-        if only in (None, name):
-            report(name, *name.split("-"))
-    report_dequantisation()
+        if args.only in (None, name):
+            for nf4_kernels.PROGRAMS in args.programs if name.endswith("nf4") else args.programs[:1]:
+                report(name, *name.split("-"))
+    for programs in args.programs:
+        report_dequantisation(programs)
     groups.end_ranks()
 
 
@@ -78,8 +83,9 @@ def report(name: str, size: str, base: str) -> None:
     roof_ms = 2 * gemms / 1e9 / ROOF_TFLOPS[base] + attention_ms
     total_ms = timed.forward_ms + timed.backward_ms
     rate = 2 * gemms / 1e9 / (total_ms - attention_ms)
+    label = f"{name} {nf4_kernels.PROGRAMS}" if base == "nf4" else name
     print(
-        f"{name:10}{timed.forward_ms:12.3f}{timed.backward_ms:13.3f}{roof_ms:9.3f}{total_ms / roof_ms:7.2f}"
+        f"{label:10}{timed.forward_ms:12.3f}{timed.backward_ms:13.3f}{roof_ms:9.3f}{total_ms / roof_ms:7.2f}"
         f"{rate:15.0f}{timed.peak_gib:7.1f}",
         flush=True,
     )
@@ -114,14 +120,14 @@ def now_s() -> float:
     return time.perf_counter()
 
 
-def report_dequantisation() -> None:
+def report_dequantisation(programs: int) -> None:
     """Print the rate at which the kernel alone dequantises 70B's largest weight, beside that of a copy."""
     weight = nf4.quantize(torch.randn(2 * 28672, 8192, device="cuda", dtype=torch.bfloat16))
     out = torch.empty(2 * 28672 * 8192, device="cuda", dtype=torch.bfloat16)
     size = out.numel() * (2 + 4.127 / 8)
     copied = out.clone()
     for name, run, num_bytes in (
-        ("dequantise", lambda: dequantize(weight, out), size),
+        (f"dequantise, {programs} programs", lambda: dequantize(weight, out, programs=programs), size),
         ("copy", lambda: copied.copy_(out), 4 * out.numel()),
     ):
         run()

@@ -72,6 +72,19 @@ def find(root: Path, data: Data) -> list[Path]:
     return found
 
 
+def outside(data: Data) -> list[str]:
+    """Return what the rows are made from outside of DATADIR and MODEL, for the mounts of a container."""
+    if not data.source.reads_files or data.sample is not None:
+        return []
+    found = []
+    if data.files is not None and data.files.startswith("/"):
+        before = data.files.split("*")[0].split("?")[0].split("[")[0]
+        found.append(data.files if before == data.files else before.rpartition("/")[0])
+    if data.tokenizer is not None:
+        found.append(data.tokenizer.rpartition("/")[0] if data.tokenizer.endswith(".json") else data.tokenizer)
+    return found
+
+
 def tokenizer_place(config: Config, data_dir: str | None) -> str | None:
     """Return the file or folder that the tokenizer is looked for in, as the plan has it ($MODEL may stand in it)."""
     if config.data.sample is not None:

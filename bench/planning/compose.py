@@ -104,6 +104,7 @@ def typed(config: "DictConfig") -> Config:
     paths = typed_config.cluster.paths
     for name in ("data", "model", "logs"):
         setattr(paths, name, _absolute(getattr(paths, name)))
+    typed_config.data.tokenizer = _absolute(typed_config.data.tokenizer)
     typed_config.launch.folder = _absolute(typed_config.launch.folder)
     return typed_config
 

@@ -27,9 +27,9 @@ from bench.contract.plan import fingerprint
 from bench.contract.task import Model
 from bench.errors import ConfigError
 from jobs.engines.megatron import checkpoint_writer
-from jobs.engines.megatron.fp8 import nf4, quantize
+from jobs.engines.megatron.fp8 import quantize
 from jobs.ranks.progress import Progress
-from jobs.weights import config, tensor_map
+from jobs.weights import config, nf4, tensor_map
 from jobs.weights.source import Source, open_source, sha256
 
 VERSION = 1

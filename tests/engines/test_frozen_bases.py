@@ -23,9 +23,8 @@ with warnings.catch_warnings():
     from helpers.exact import exact_ops
     from jobs.data import rows as rows_of
     from jobs.engines.megatron import checkpoint, loop, model
-    from jobs.engines.megatron.fp8 import nf4
     from jobs.engines.megatron.fp8.nf4_linear import _Nf4Weight
-    from jobs.weights import adapters
+    from jobs.weights import adapters, nf4
 
 pytestmark = [
     pytest.mark.skipif(ranks.DEVICE != "cpu", reason="one gloo rank in the tests' own process"),

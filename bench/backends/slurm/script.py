@@ -12,8 +12,8 @@ import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from bench.contract import data_files, run_files
 from bench.contract import plan as plans
-from bench.contract import run_files
 from bench.contract.plan import Plan
 from bench.contract.schema import ContainerFlags, DataSource, GpuRequest, Runtime, Slurm
 from bench.contract.texts import steering
@@ -217,8 +217,7 @@ def _mounts(plan: Plan) -> Iterable[str]:
     made = {paths.data} if data.source.is_made else set()
     made |= {paths.data, paths.model} if plan.base or data.source is DataSource.grammar else set()
     needs_model = plan.base_dir or data.needs_model_folder
-    own = [path for path in (data.files, data.tokenizer) if path and path.startswith("/") and data.source.reads_files]
-    needed = [paths.data if plan.data_dir else None, paths.model if needs_model else None, *own]
+    needed = [paths.data if plan.data_dir else None, paths.model if needs_model else None, *data_files.outside(data)]
     for path in dict.fromkeys(filter(None, needed)):
         yield f"{path}:{path}" if path in made else f"{path}:{path}:ro"
     yield "$run:$run"

@@ -15,6 +15,7 @@ from megatron.core.dist_checkpointing.mapping import ShardedTensorFactory
 from torch import Tensor
 from torch.nn import Parameter
 
+from bench.contract.checkpoint import Stored
 from jobs.engines.megatron.adam import Place
 from jobs.engines.megatron.model import Parts
 
@@ -55,7 +56,7 @@ def _sharded_weights(engine: Parts) -> Iterator[tuple[Parameter, list[ShardedTen
     """Yield each weight of this rank with the parts of global tensors that it is made of; gates and ups are two."""
     group = parallel_state.get_data_parallel_group(with_context_parallel=True)
     for chunk in engine.bare_chunks():
-        state = chunk.sharded_state_dict(metadata={"dp_cp_group": group, "fp8": False})
+        state = chunk.sharded_state_dict(metadata={"dp_cp_group": group, "stored": Stored.plain})
         for name, weight in chunk.named_parameters():
             if name in state and weight.requires_grad:
                 tensor = state[name]

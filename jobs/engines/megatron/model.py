@@ -16,7 +16,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from bench.contract.layers import Layer, layer_of
 from bench.contract.plan import Plan
 from bench.contract.schema import Precision
-from bench.contract.task import Activation, Position, Trains
+from bench.contract.task import Activation, Position
 from jobs.engines.megatron import layer, lora
 from jobs.engines.megatron.adam import Adam
 from jobs.engines.megatron.fp8 import ops as fp8_ops
@@ -161,7 +161,7 @@ def _chunk(plan: Plan, config: layer.LayerConfig, ops: Ops | None, stage: int, s
 
 def _ops(plan: Plan, device: torch.device) -> Ops | None:
     """Return the operations of a plan's layers; None: the layers are megatron-core's."""
-    if _trains_all(plan):
+    if _is_trained(plan):
         return trained_ops.for_device(device, plan.config.precision)
     if layer_of(plan.config) is not Layer.frozen:
         return None
@@ -172,7 +172,7 @@ def _layers(plan: Plan, ops: Ops | None, num_layers: int) -> list[ModuleSpec]:
     """Return the layers of a chunk; the first layers recompute what does not fit, evenly over a rank's chunks."""
     qkv, fc1 = (math.ceil(n / plan.world.vpp) for n in (plan.recompute.qkv_layers, plan.recompute.fc1_layers))
     lora = plan.config.task.training.lora
-    spec = partial(layer.trained_spec, ops) if _trains_all(plan) else partial(layer.lora_spec, lora, ops)
+    spec = partial(layer.trained_spec, ops) if _is_trained(plan) else partial(layer.lora_spec, lora, ops)
     return [spec(recompute_qkv=i < qkv, recompute_fc1=i < fc1) for i in range(num_layers)]
 
 
@@ -199,12 +199,12 @@ def _shared_weights(chunks: list[GPTModel], ops: Ops | None) -> LinearWeights | 
 def _dtype(plan: Plan, ops: Ops | None) -> torch.dtype:
     """Return the dtype of activations and of the weights that are not quantised."""
     if ops is not None:
-        return ops.dtype if _trains_all(plan) else ops.output_dtype
+        return ops.dtype if _is_trained(plan) else ops.output_dtype
     return torch.float32 if plan.config.precision is Precision.fp32 else torch.bfloat16
 
 
-def _trains_all(plan: Plan) -> bool:
-    return plan.config.task.training.trains is Trains.all
+def _is_trained(plan: Plan) -> bool:
+    return layer_of(plan.config) is Layer.trained
 
 
 def _bare(chunk: torch.nn.Module) -> GPTModel:

@@ -122,6 +122,7 @@ def load(engine: Parts, folder: Path, *, step: int, seed: int, same_layout: bool
         for name, prefix in NAMES.items()
     )
     optimizer.resume(step)
+    engine.refresh_weights()
     if same_layout:
         _restore_generators(reader)
     else:

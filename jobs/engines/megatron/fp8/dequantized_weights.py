@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from jobs.engines.megatron.fp8.nf4 import Nf4
 from jobs.engines.megatron.fp8.quantize import BF16, Quantized
+from jobs.weights.nf4 import Nf4
 
 
 class DequantizedWeights:

@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from bench.contract.checkpoint import Stored
-from jobs.engines.megatron.fp8 import nf4
-from jobs.engines.megatron.fp8.nf4 import BLOCK, STORED, STORED_ABSMAX, Nf4
 from jobs.engines.megatron.fp8.quantize import BF16, Quantized
 from jobs.engines.megatron.lora import LoraColumnParallelLinear, LoraRowParallelLinear
+from jobs.weights import nf4
+from jobs.weights.nf4 import BLOCK, STORED, STORED_ABSMAX, Nf4
 
 
 class _Nf4Weight:

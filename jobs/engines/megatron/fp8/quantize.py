@@ -26,7 +26,7 @@ class Quantized(NamedTuple):
     """
 
     values: Tensor
-    scale: Tensor | None
+    scale: Tensor | None = None
 
 
 def amax(weight: Tensor) -> Tensor:

@@ -35,8 +35,7 @@ from torch.autograd import Function
 from torch.nn import Parameter
 
 from jobs.engines.megatron.attention import attend, attend_backward
-from jobs.engines.megatron.fp8.quantize import Quantized
-from jobs.engines.megatron.fp8.tensor_parallel import TensorParallel
+from jobs.engines.megatron.fp8.tensor_parallel import Pending, TensorParallel
 from jobs.engines.megatron.trained.ops import (
     LinearWeights,
     NormStats,
@@ -131,7 +130,7 @@ class _LayerPass:
     def attention(self, x_MH: Tensor, *, keep: bool) -> tuple[Tensor, tuple]:
         """Return the output of attention without proj's bias, to be added to x, and the activations to save."""
         normed, stats = self.ops.norm(x_MH, self.norm_weights(self.layer.input_layernorm))
-        qkv = self.heads(self.gather(normed))
+        qkv = self.heads(self.tp.gather_quantized(normed))
         attended, lse = attend(*qkv, **self.attention_options)
         attended_MO = attended.flatten(2).flatten(0, 1)
         saved_qkv = qkv if keep and not self.layer.recompute_qkv else None
@@ -151,7 +150,7 @@ class _LayerPass:
         """Return x + y with proj's bias, the output of the MLP, and the activations to save."""
         norm_weights = self.norm_weights(self.layer.pre_mlp_layernorm)
         x_MH, normed, stats = self.ops.add_norm(x_MH, y_MH, self.layer.proj.bias, norm_weights)
-        hidden, activation = self.activate(self.gather(normed))
+        hidden, activation = self.activate(self.tp.gather_quantized(normed))
         if not keep or self.layer.recompute_fc1:
             activation = None
         del normed
@@ -171,20 +170,19 @@ class _LayerPass:
         """Return the gradient of x + y, the residual's included: this rank's rows, and all TP ranks' as an operand."""
         norm = self.layer.pre_mlp_layernorm
         self.add_bias_gradient(self.fc2.bias, grad_MH)
-        grad = self.gather(self.ops.operand(grad_MH))
+        grad = self.tp.gather_quantized(self.ops.operand(grad_MH))
         normed = None
         if saved.activation is None:
             normed = self.normed_again(saved.mlp_input_MH, saved.mlp_stats, norm)
-            saved.activation = self.activate(normed)[1]
+            saved.activation = self.activate(normed.wait())[1]
         fc1_grad, hidden = self.activation_backward(grad, saved)
         self.ops.add_weight_gradient(main_grad(self.fc2.weight), grad, hidden)
         del grad, hidden
-        if normed is None:
-            normed = self.normed_again(saved.mlp_input_MH, saved.mlp_stats, norm)
+        normed = normed or self.normed_again(saved.mlp_input_MH, saved.mlp_stats, norm)
         normed_grad = self.linear_backward(self.fc1, fc1_grad, normed)
         del fc1_grad, normed
         grad_MH, grad = self.norm_backward(normed_grad, grad_MH, saved.mlp_input_MH, saved.mlp_stats, norm)
-        return grad_MH, self.gather(grad)
+        return grad_MH, self.tp.gather_quantized(grad)
 
     def activation_backward(self, grad: Operand, saved: SavedActivations) -> tuple[Operand, Operand]:
         """Return the gradient of fc1's output, and the input of fc2 again; the activation is no longer saved."""
@@ -203,24 +201,26 @@ class _LayerPass:
         self.ops.add_weight_gradient(main_grad(self.layer.proj.weight), grad, self.ops.operand(saved.attended_MO))
         del grad
         normed = self.normed_again(x_MH, saved.stats, norm) if saved.qkv is None else None
-        qkv, saved.qkv = saved.qkv or self.heads(normed), None
+        qkv, saved.qkv = saved.qkv or self.heads(normed.wait()), None
         out = self._unflat(saved.attended_MO.view(len(saved.attended_MO), -1, qkv[0].shape[-1]))
         grads = attend_backward(attended_grad.view_as(out), *qkv, out, saved.lse, **self.attention_options)
         del attended_grad, qkv, out
+        normed = normed or self.normed_again(x_MH, saved.stats, norm)
         qkv_grad = self.ops.merge_heads(*(x.flatten(0, 1) for x in grads), self.freqs_MD)
         del grads
-        if normed is None:
-            normed = self.normed_again(x_MH, saved.stats, norm)
         normed_grad = self.linear_backward(self.layer.qkv, qkv_grad, normed)
         del qkv_grad, normed
         return self.norm_backward(normed_grad, grad_MH, x_MH, saved.stats, norm)[0]
 
-    def linear_backward(self, linear: torch.nn.Module, grad: Operand, normed: Operand) -> Tensor:
-        """Add the gradients of qkv or fc1; return that of its input, of this rank's rows under SP."""
-        normed_grad = self.tp.reduce(self.ops.matmul(grad, self.weights.backward(linear)))
-        self.ops.add_weight_gradient(main_grad(linear.weight), grad, normed)
+    def linear_backward(self, linear: torch.nn.Module, grad: Operand, normed: Pending) -> Tensor:
+        """Add the gradients of qkv or fc1; return that of its input, of this rank's rows under SP.
+
+        Collectives run beside GEMMs: normed is gathered during the first one, and the result reduced during the second.
+        """
+        normed_grad = self.tp.start_reduce(self.ops.matmul(grad, self.weights.backward(linear)))
+        self.ops.add_weight_gradient(main_grad(linear.weight), grad, normed.wait())
         self.add_bias_gradient(linear.bias, grad)
-        return normed_grad
+        return normed_grad.wait()
 
     def add_bias_gradient(self, bias: Parameter | None, grad: Tensor | Operand) -> None:
         """Add the gradient of a linear's bias, if it has one, from that of the linear's output."""
@@ -238,18 +238,12 @@ class _LayerPass:
             main_grad(norm.bias).add_(gradients.bias_H)
         return dx_MH, dx
 
-    def normed_again(self, x_MH: Tensor, stats: NormStats, norm: torch.nn.Module) -> Operand:
-        """Return the output of a norm, the rows of all TP ranks."""
-        return self.gather(self.ops.norm_again(x_MH, stats, self.norm_weights(norm)))
+    def normed_again(self, x_MH: Tensor, stats: NormStats, norm: torch.nn.Module) -> Pending:
+        """Start to compute the output of a norm again, the rows of all TP ranks."""
+        return self.tp.start_gather_quantized(self.ops.norm_again(x_MH, stats, self.norm_weights(norm)))
 
     def norm_weights(self, norm: torch.nn.Module) -> NormWeights:
         return NormWeights(norm.weight, getattr(norm, "bias", None), self.layer.config.layernorm_epsilon)
-
-    def gather(self, x: Operand) -> Operand:
-        """Return the rows of all TP ranks; between the linears a rank has a part of them under SP."""
-        if x.scale is None:
-            return Operand(self.tp.gather(x.values))
-        return Operand(*self.tp.gather_quantized(Quantized(x.values, x.scale)))
 
     def _unflat(self, x: Tensor) -> Tensor:
         return x.unflatten(0, (-1, self.batch))

@@ -1,8 +1,5 @@
 """The operations of the layer whose weights are trained, as an interface; each precision and device implements it.
 
-An operand of a GEMM is `Operand(values, scale)`. In FP32 and BF16 its scale is None and its values are the numbers. In
-FP8 the values are E4M3 with one FP32 scale for each row (activations and gradients), or one for a whole weight.
-
 Shape letters: M rows (tokens), H hidden, F width of the MLP, O and I output and input of a linear, D head dimension,
 N heads, G query groups.
 """
@@ -14,13 +11,10 @@ import torch
 from torch import Tensor
 
 from bench.contract.schema import Precision
+from jobs.engines.megatron.fp8.quantize import Quantized
 
-
-class Operand(NamedTuple):
-    """values * scale is the tensor. Without a scale, values is the tensor itself."""
-
-    values: Tensor
-    scale: Tensor | None = None
+Operand = Quantized
+"""An operand of a GEMM; each row of FP8 activations and gradients has a scale, and a weight has one."""
 
 
 class NormStats(NamedTuple):
