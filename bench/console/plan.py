@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from bench.console import checks
 from bench.console.sheet import Sheet, show
 from bench.contract.plan import Recomputed
-from bench.contract.schema import DataSource
+from bench.contract.schema import DataSource, Device
 from bench.contract.task import Recompute, StartsFrom
 from bench.mlperf import published
 from bench.planning import layouts
@@ -90,9 +90,9 @@ def _chosen(plan: "Plan") -> str:
 
 def _batch(plan: "Plan") -> str:
     b = plan.batch
-    sizes = (
-        f"dp {plan.world.dp} x micro-batch {b.micro_batch_size} x gradient accumulation {b.gradient_accumulation_steps}"
-    )
+    is_chosen = plan.config.recipe.micro_batch_size is None and plan.config.cluster.device is Device.cuda
+    micro = f"micro-batch {b.micro_batch_size}{' (chosen)' if is_chosen else ''}"
+    sizes = f"dp {plan.world.dp} x {micro} x gradient accumulation {b.gradient_accumulation_steps}"
     return f"{b.global_batch_size} = {sizes}; {b.tokens_per_step:,} tokens a step"
 
 

@@ -26,6 +26,14 @@ LAYERS = {
     "gpt": ("task=pretrain_tiny", "model.num_query_groups=8", *GPT),
     "gpt_gqa": ("task=pretrain_tiny", "model.num_query_groups=2", *GPT),
 }
+FUSED = {
+    "frozen": ("task=lora_tiny", "model.num_query_groups=2", "model.norm=RMSNorm"),
+    "frozen_fp8": ("task=lora_tiny", "model.num_query_groups=2", "model.norm=RMSNorm", "precision=fp8"),
+    "frozen_nf4": ("task=lora_tiny", "model.num_query_groups=2", "model.norm=RMSNorm", "task.training.trains=qlora"),
+    "trained_fp8": ("task=pretrain_tiny", "model.num_query_groups=2", "precision=fp8"),
+    "trained_gpt_fp8": ("task=pretrain_tiny", "model.num_query_groups=8", *GPT, "precision=fp8"),
+}
+"""Of the hand-written layers, whose statistics of norms and scales of rows are counted."""
 CPU_MASK_BYTES = {"llama_lora": 2 * HIDDEN}
 """Dropout on a CPU stores its masks, here of two inputs, in BF16; on a GPU as booleans, which the formula counts."""
 pytestmark = pytest.mark.trains
@@ -34,7 +42,7 @@ pytestmark = pytest.mark.trains
 @pytest.mark.skipif(ranks.DEVICE != "cpu", reason="compares with what a CPU saves")
 def test_a_bf16_layer_stores_what_the_formula_says(tmp_path: Path) -> None:
     """To a thousandth, which is less than the part of an adapter or the softmax; norm statistics are not counted."""
-    plans = {name: ranks.compose(tmp_path, *overrides, *SIZES) for name, overrides in LAYERS.items()}
+    plans = {name: ranks.compose(tmp_path, *SIZES, *overrides) for name, overrides in (LAYERS | FUSED).items()}
     measured = saved_bytes(plans, tmp_path)
     expected = {
         name: layer_bytes(plan.config, plan.world) + CPU_MASK_BYTES.get(name, 0) for name, plan in plans.items()

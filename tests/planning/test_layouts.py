@@ -189,3 +189,26 @@ def test_the_tiny_task_starts_on_every_shipped_cluster(cluster: str) -> None:
     made = compose.compose(["task=lora_tiny", f"cluster={cluster}"])
     assert (made.world.dp, made.world.tp, made.world.cp) == TINY[cluster] and made.world.pp == 1
     assert made.base is not None and made.base.world.num_ranks == made.world.num_ranks
+
+
+@pytest.mark.parametrize("precision", [Precision.bf16, Precision.fp8])
+def test_an_open_micro_batch_is_the_fastest_that_fits(precision: Precision) -> None:
+    """Of the divisors of a replica's share that are not too large; what is given is kept."""
+    config = replace(compose.unplanned(["task=pretrain_7b", "cluster=dgxh200"]), precision=precision)
+    config.parallel = replace(config.parallel, tp=1, pp=1, cp=1, sp=False)
+    times = {}
+    for size in (1, 2, 4, 8):
+        given_ = make_plan.make(layouts.with_micro_batch(config, size))
+        assert given_.batch.micro_batch_size == size and given_.cost
+        times[size] = given_.cost.step_s
+    made = make_plan.make(config)
+    assert made.cost and made.cost.step_s == min(times.values())
+    assert times[made.batch.micro_batch_size] == made.cost.step_s and made.config.recipe.micro_batch_size is None
+
+
+def test_an_open_micro_batch_without_rates_is_the_largest_that_fits() -> None:
+    config = compose.unplanned(["task=pretrain_7b", "cluster=dgxh200", "cluster.gpu.rates=null"])
+    made = make_plan.make(config)
+    assert (made.world.dp, made.batch.micro_batch_size) == (8, 8)  # 32,768 tokens
+    rows_of_8 = make_plan.make(replace(config, data=replace(config.data, seq_length=8)))
+    assert rows_of_8.batch.micro_batch_size == 16  # a replica's whole share
