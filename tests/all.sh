@@ -3,6 +3,7 @@
 # Runs on a real Slurm go on from the beginning. The fast tests take all cores; after them come those that train or ask
 # a Slurm of their own, in two streams of about equal length: in more, ranks would wait for each other's turns.
 set -u
+unset PYTHONDONTWRITEBYTECODE # if nobody kept it, hundreds of processes would each compile all that they import
 python=$1
 gate="not slow and not faults"
 queued=(tests/slurm/test_{runs,failures,pyxis,scripts,faults}.py) # the last one reads what went on beside the others

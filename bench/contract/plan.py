@@ -166,6 +166,8 @@ class Plan:
     memory: Memory
     cost: Cost | None
     """None where rates of the GPU are not known."""
+    cuda_graph: bool = False
+    """Whether one CUDA graph launches the kernels of a micro-batch, captured once, instead of the host."""
     tflop_per_sample: float
     """Of the model, forward and backward."""
     peak_tflops: float | None

@@ -277,6 +277,7 @@ def _software(log: Log) -> dict[str, str]:
 _SERIES = (
     *("submission_", mllog.CACHE_CLEAR, mllog.SEED, mllog.TRACKED_STATS, mllog.EVAL_ACCURACY, mllog.TRAIN_LOSS),
     *(mllog.RUN_ATTEMPT, mllog.LOG_SHA256, mllog.ATTACHED_FILE),
+    *(mllog.RESUMED, mllog.CHECKPOINT, mllog.DAMAGED_CHECKPOINT),
 )
 
 

@@ -26,7 +26,7 @@ from bench.contract.task import StartsFrom
 from bench.errors import ConfigError
 from bench.mlperf import closed_division
 from bench.mlperf.benchmarks import LLAMA2_70B_LORA
-from bench.planning import flops, layouts, validate
+from bench.planning import cuda_graph, flops, layouts, validate
 from bench.planning.parallelism import num_microbatches
 
 PROBE_MIN = 10
@@ -60,6 +60,7 @@ def make(config: Config, base: Config | None = None) -> Plan:
     base_plan = None if base is None else _make_base(base)
     evaluation = _checked_evaluations(config)
     validate.check_memory(config, chosen.memory)
+    is_captured = cuda_graph.is_chosen(config, chosen)
     trials = [Trial(index=k, seed=config.seed_base + k, log=run_files.result(k)) for k in range(config.trials)]
     return Plan(
         version=PLAN_VERSION,
@@ -73,7 +74,8 @@ def make(config: Config, base: Config | None = None) -> Plan:
         trials=trials,
         recompute=chosen.recompute,
         memory=chosen.memory,
-        cost=chosen.cost,
+        cost=cuda_graph.without_waiting(chosen.cost) if chosen.cost and is_captured else chosen.cost,
+        cuda_graph=is_captured,
         tflop_per_sample=flops.tflop_per_sample(
             config.model, config.task.training.lora, seq_length=config.data.seq_length
         ),

@@ -1,6 +1,7 @@
-"""Convert weights, rows or adapters, outside of any run: `python -m jobs.tasks.convert weights|rows|adapters PLAN …`.
+"""Convert weights, rows or adapters outside of any run: `python -m jobs.tasks.convert weights|rows|adapters PLAN …`.
 
-PLAN is the output of `python -m bench plan task=… cluster=… --json`, or the plan.json of a run folder. No GPU is used.
+PLAN is the output of `python -m bench plan task=… cluster=… --json`, or the plan.json of a run folder; `export` takes a
+checkpoint instead of it. No GPU is used.
 """
 
 import argparse
@@ -21,10 +22,10 @@ from bench.errors import BenchError, ConfigError, Stopped, stopped_by_signals
 def main(argv: list[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
-    verb: Callable[[Plan, argparse.Namespace], str] = args.verb
+    verb: Callable[..., str] = args.verb
     try:
         with stopped_by_signals():
-            print(verb(plans.load(args.plan), args))
+            print(verb(plans.load(args.plan), args) if "plan" in args else verb(args))
     except (OSError, ModuleNotFoundError) as error:
         return _failed(_explained(error))
     except BenchError as error:
@@ -128,16 +129,24 @@ def adapters(plan: Plan, args: argparse.Namespace) -> str:
     return f"{args.folder}: PEFT adapters of rank {lora.rank}, of {trained}"
 
 
+def export(args: argparse.Namespace) -> str:
+    """Write a trained model as a Hugging Face folder; return the line that says where it is."""
+    from jobs.weights import export
+
+    return export.export(args.checkpoint, args.out, tokenizer=args.tokenizer, keep_fp32=args.fp32)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m jobs.tasks.convert",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    verbs = parser.add_subparsers(metavar="weights|rows|adapters", required=True)
+    verbs = parser.add_subparsers(metavar="weights|rows|adapters|export", required=True)
     _add_weights(verbs)
     _add_rows(verbs)
     _add_adapters(verbs)
+    _add_export(verbs)
     return parser
 
 
@@ -145,10 +154,15 @@ def _add_verb(
     verbs: Any, verb: Callable[[Plan, argparse.Namespace], str], summary: str, *, example: str
 ) -> argparse.ArgumentParser:
     """Return the parser of a new verb, which takes a plan first."""
+    parser = _new_verb(verbs, verb, summary, example=example)
+    parser.add_argument("plan", type=Path, metavar="PLAN", help="the plan, as JSON")
+    return parser
+
+
+def _new_verb(verbs: Any, verb: Callable[..., str], summary: str, *, example: str) -> argparse.ArgumentParser:
     lines = argparse.RawDescriptionHelpFormatter
     parser = verbs.add_parser(verb.__name__, help=summary, description=summary, epilog=example, formatter_class=lines)
     parser.set_defaults(verb=verb)
-    parser.add_argument("plan", type=Path, metavar="PLAN", help="the plan, as JSON")
     return parser
 
 
@@ -189,6 +203,19 @@ def _add_adapters(verbs: Any) -> None:
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="a new folder")
     parser.add_argument("--trial", type=int, default=0, help="the trial that trained them (default 0)")
     parser.add_argument("--base", help="name or folder of the model, by which PEFT finds it")
+
+
+def _add_export(verbs: Any) -> None:
+    summary = "A whole model that a trial has trained and saved → a Hugging Face folder (Llama or GPT-2)."
+    example = (
+        "python -m jobs.tasks.convert export RUN/checkpoints/trial_0/step_320 out --tokenizer /models/Llama-2-7b-hf"
+    )
+    parser = _new_verb(verbs, export, summary, example=example)
+    parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="RUN/checkpoints/trial_K/step_N")
+    parser.add_argument("out", type=Path, metavar="OUT", help="a new folder")
+    parser.add_argument("--tokenizer", type=Path, metavar="DIR", help="copy the tokenizer's files from there")
+    fp32 = "write the FP32 master weights (default: the precision that the trial computed in)"
+    parser.add_argument("--fp32", action="store_true", help=fp32)
 
 
 if __name__ == "__main__":

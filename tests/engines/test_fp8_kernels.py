@@ -40,6 +40,7 @@ HALF_ULP = 2.0**-4
 """Of an E4M3 number between 1 and 2."""
 LARGEST, SMALLEST_EXPONENT = 448, -6
 RANK, DROP, KEEP_ALL = 12, Dropout(0.1, 2_000_000_011), Dropout(0.0, 1)
+SEED_IN_MEMORY = Dropout(0.1, torch.tensor(2_000_000_011, device=DEVICE))
 FEW, SOME, MANY = 5, 40, 300
 """Rows: for kernels with a row a program; more than a tile has (32); more than one round of a split-K loop (256)."""
 WIDE = 4096 + 96
@@ -92,7 +93,7 @@ def check(got: Tensor | Quantized, expected: Tensor) -> None:
 def scaled_mask(shape: tuple[int, ...], drop: Dropout) -> Tensor:
     """Return 0 where dropout drops and 1 / (1 - p) elsewhere, from Wellons's lowbias32 in NumPy's 32-bit integers."""
     index = np.arange(np.prod(shape), dtype=np.uint32)
-    bits = (index >> 1) ^ np.uint32(drop.seed)
+    bits = (index >> 1) ^ np.uint32(int(drop.seed))
     bits = (bits ^ (bits >> 16)) * np.uint32(0x7FEB352D)
     bits = (bits ^ (bits >> 15)) * np.uint32(0x846CA68B)
     bits ^= bits >> 16
@@ -130,7 +131,9 @@ def test_each_implementation_has_the_operations_of_the_interface(ops: Fp8Ops) ->
 
 widths = pytest.mark.parametrize("width", [256, 1344])
 with_plain = pytest.mark.parametrize("ops", [*OPS, *PLAIN], indirect=True)
-drops = pytest.mark.parametrize("drop", [DROP, KEEP_ALL], ids=["dropout", "no dropout"])
+drops = pytest.mark.parametrize(
+    "drop", [DROP, SEED_IN_MEMORY, KEEP_ALL], ids=["dropout", "seed in memory", "no dropout"]
+)
 
 
 @pytest.mark.parametrize("ops", PLAIN, indirect=True)
@@ -162,7 +165,9 @@ def test_norm_quantize(ops: Fp8Ops, width: int) -> None:
 
 
 @with_plain
-@pytest.mark.parametrize("adapted", [None, DROP, KEEP_ALL], ids=["plain", "dropout", "no dropout"])
+@pytest.mark.parametrize(
+    "adapted", [None, DROP, SEED_IN_MEMORY, KEEP_ALL], ids=["plain", "dropout", "seed in memory", "no dropout"]
+)
 @widths
 def test_norm_backward(ops: Fp8Ops, width: int, adapted: Dropout | None) -> None:
     grad, residual, more = random(FEW, width), random(FEW, width), random(FEW, width)

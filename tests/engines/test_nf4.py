@@ -169,9 +169,8 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_dequantised_weights_are_right_in_any_order_and_prefetched_in_the_usual_one(streams: None) -> None:
-    linears = {
-        name: Linear(*shape) for name, shape in zip("abcd", [(64, 128), (8, 64), (96, 192), (5, 64)], strict=True)
-    }
+    shapes = [(64, 128), (8, 64), (96, 192), (5, 64), (32, 64), (16, 128)]
+    linears = {name: Linear(*shape) for name, shape in zip("abcdef", shapes, strict=True)}
     waited_for, requested = [], ""
 
     def dequantize(quantized: nf4.Nf4, out: Tensor) -> Tensor:
@@ -191,10 +190,12 @@ def test_dequantised_weights_are_right_in_any_order_and_prefetched_in_the_usual_
             found = weights.forward(linear) if requested.islower() else weights.backward(linear)
             assert found.scale is None and torch.equal(found.values, expected if requested.islower() else expected.T)
 
-    step = "abcd" + "cDCB" + "aA"  # c and a are recomputed
+    step = "abcdef" + "eFE" + "dDCB" + "aA"  # e, d and a are recomputed
     request(step)
-    assert waited_for == [*"abcdBa"], "nothing is known before the first step"
+    assert waited_for == [*"abcdef", *"dCBa"], "nothing is known before the first step"
     waited_for.clear()
     request(step + step)
     assert not waited_for, "each is dequantised while another one is in use"
-    request("dacbDDAbcA")
+    request("dacbfDDAbecFA")
+    linears["a"].nf4 = nf4.quantize(2 * weight(shapes[0]))
+    request("aA")

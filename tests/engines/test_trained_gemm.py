@@ -52,11 +52,21 @@ def check(got: Tensor, expected: Tensor, tolerance: float) -> None:
     assert ((got.double() - expected).norm() / expected.norm()).item() <= tolerance
 
 
-@on_gpu
+@pytest.fixture
+def chosen_anew() -> Iterator[None]:
+    gemm.fp8_gemm.cache_clear()
+    yield
+    gemm.fp8_gemm.cache_clear()
+
+
+@pytest.mark.usefixtures("interpreter_that_rounds", "chosen_anew")
 @pytest.mark.parametrize("offset", [0, 12])
-@pytest.mark.parametrize("is_fp8", [False, True], ids=["BF16", "FP8"])
+@pytest.mark.parametrize("is_fp8", [pytest.param(False, id="BF16", marks=on_gpu), pytest.param(True, id="FP8")])
 def test_gradients_are_added_to_what_is_there(is_fp8: bool, offset: int) -> None:
-    """offset: of the gradient in numbers, since one in megatron-core's buffers may begin anywhere."""
+    """Without a GPU, torch's GEMM takes the place of cuBLASLt's.
+
+    offset: of the gradient in numbers, since one in megatron-core's buffers may begin anywhere.
+    """
     grad, x = operands(is_fp8)
     ops = Fp8GpuOps() if is_fp8 else Bf16GpuOps()
     buffer = torch.randn(offset + OUT * IN, device=DEVICE) * 1e6
@@ -94,7 +104,6 @@ def test_cublaslt_takes_bf16_with_tokens_first(beta: float) -> None:
     check(out, fp64(grad).T @ fp64(x) + beta * 1e5, 1e-5)
 
 
-@on_gpu
 def test_forward_and_backward_gemms() -> None:
     for is_fp8, ops in ((False, Bf16GpuOps()), (True, Fp8GpuOps())):
         x, weight = operands(is_fp8)[1], operands(is_fp8)[1]
@@ -209,20 +218,13 @@ def test_errors_name_the_function_the_status_and_the_matrices(add: Callable[...,
         add(FakeLibrary(failing="cublasLtCreate"))
 
 
-@pytest.fixture
-def chosen_anew() -> Iterator[None]:
-    gemm._fp8_gemm.cache_clear()
-    yield
-    gemm._fp8_gemm.cache_clear()
-
-
 @pytest.mark.usefixtures("chosen_anew")
 def test_without_the_library_torch_adds_and_one_line_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(cublaslt, "load", lambda: None)
     with caplog.at_level(logging.WARNING):
-        assert [gemm._fp8_gemm() for _ in range(2)] == [gemm.add_by_torch] * 2
+        assert [gemm.fp8_gemm() for _ in range(2)] == [gemm.add_by_torch] * 2
     assert [record.message for record in caplog.records] == [
         "torch has not loaded libcublasLt: FP8 weight gradients are added in a second pass over memory"
     ]

@@ -199,12 +199,14 @@ def test_heads(ops: TrainedOps, groups: int, repeats: int, dim: int, has_bias: b
 @pytest.mark.parametrize("width", [1344, WIDE])
 def test_swiglu(ops: TrainedOps, width: int) -> None:
     gate_up = random(FEW, 2 * width)
-    gate_up[:, [width - 1, -1]] *= 8  # the largest numbers come last
+    gate_up[::2, [width - 1, -1]] *= 8  # the largest numbers come last, and in other rows first
+    gate_up[1::2, [0, width]] *= 8
     gate, up = fp64(gate_up).chunk(2, dim=1)
     hidden, saved = ops.swiglu(gate_up)
     check(hidden, silu(gate) * up)
     grad = random(FEW, width).flip(0)
-    grad[:, -1] *= 100
+    grad[::2, -1] *= 100
+    grad[1::2, 0] *= 100
     if saved.scale is not None:  # gates and then ups, a row each
         check(saved, torch.cat([gate, up]))
         gate, up = fp64(saved).chunk(2)
@@ -218,8 +220,10 @@ def test_swiglu(ops: TrainedOps, width: int) -> None:
 @pytest.mark.parametrize("width", [200, WIDE])
 def test_gelu(ops: TrainedOps, width: int, has_bias: bool) -> None:
     given, bias = random(FEW, width), random(width) if has_bias else None
-    given[:, -1] *= 8  # the largest numbers come last
     grad = random(FEW, width).flip(0)
+    for x in (given, grad):
+        x[::2, -1] *= 8  # the largest numbers come last, and in other rows first
+        x[1::2, 0] *= 8
     x = fp64(given) if bias is None else fp64(given) + fp64(bias)
     out, saved = ops.gelu(given, bias)
     is_triton = isinstance(ops, Bf16GpuOps)

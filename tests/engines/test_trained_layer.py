@@ -1,4 +1,7 @@
-"""The layer of whole-model training: its gradients in each precision against autograd's in FP64."""
+"""The layer of whole-model training: its gradients in each precision against autograd's in FP64.
+
+BENCH_TEST_DEVICE=cuda compares those of a GPU.
+"""
 
 import warnings
 from pathlib import Path
@@ -19,17 +22,16 @@ with warnings.catch_warnings():
 
     from jobs.engines.megatron import model
 
-pytestmark = [
-    pytest.mark.skipif(ranks.DEVICE != "cpu", reason="one gloo rank in the tests' own process"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*is deprecated", "ignore::FutureWarning"),
-]
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore:.*is deprecated", "ignore::FutureWarning"
+)  # what megatron-core calls
 
 BOUNDS = {"fp32": 1e-6, "bf16": 0.01, "fp8": 0.1}
 """Of |error| / |gradient|, for each weight and for the input.
 
 BF16 rounds each number by up to 2^-9 of it, E4M3 by up to 2^-4.
 """
-SEQ, BATCH = 12, 3
+SEQ, BATCH = 16, 2
 
 
 def in_fp64(plan: Plan, w: dict[str, Tensor], x_SBH: Tensor, freqs_SD: Tensor | None) -> Tensor:
@@ -66,7 +68,7 @@ def attention(plan: Plan, qkv: Tensor, freqs_SD: Tensor | None) -> Tensor:
     qkv = qkv.unflatten(2, (groups, -1, dim)).permute(1, 2, 3, 0, 4)  # [B, G, R + 2, S, D]
     q, k, v = qkv[:, :, :-2].flatten(1, 2), qkv[:, :, -2], qkv[:, :, -1]
     if freqs_SD is not None:
-        turn = torch.polar(torch.ones(()).double(), freqs_SD[:, : dim // 2].double())
+        turn = torch.polar(torch.ones_like(freqs_SD[:, : dim // 2]).double(), freqs_SD[:, : dim // 2].double())
         turned = (torch.complex(*x.chunk(2, dim=-1)) * turn for x in (q, k))
         q, k = (torch.cat([x.real, x.imag], dim=-1) for x in turned)
     return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).permute(2, 0, 1, 3).flatten(2)
@@ -75,7 +77,7 @@ def attention(plan: Plan, qkv: Tensor, freqs_SD: Tensor | None) -> Tensor:
 @pytest.mark.parametrize("precision", BOUNDS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_gradients_are_those_of_autograd_in_fp64(shape: str, precision: str) -> None:
-    """Two micro-batches: gradients are added up. What is computed again is the same, bit for bit."""
+    """Two micro-batches: gradients are added up. What is computed again is the same, on a CPU bit for bit."""
     engine = built(shape, f"precision={precision}")
     layer = engine.bare_chunks()[0].decoder.layers[0]
     weights = dict(layer.named_parameters())
@@ -93,7 +95,10 @@ def test_gradients_are_those_of_autograd_in_fp64(shape: str, precision: str) -> 
     assert max(errors.values()) > BOUNDS[precision] / 20, "the bound must mean something"
     layer.recompute_qkv = layer.recompute_fc1 = True
     again = backward(engine, layer, inputs, freqs)
-    assert all(torch.equal(again[name], found[name]) for name in again)
+    if ranks.DEVICE == "cpu":
+        assert all(torch.equal(again[name], found[name]) for name in again)
+    else:  # sums in the order in which programs end
+        assert all((again[name] - found[name]).norm() < 1e-3 * found[name].norm() for name in again)
 
 
 def built(shape: str, *overrides: str) -> model.Parts:
@@ -107,7 +112,7 @@ def built(shape: str, *overrides: str) -> model.Parts:
 
 
 def drawn(*shape: int, seed: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(ranks.DEVICE)
 
 
 def backward(engine: model.Parts, layer: Any, inputs: list[Tensor], freqs: Tensor | None) -> dict[str, Tensor]:

@@ -23,10 +23,11 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what megatron-core imports is full of deprecated calls
     from test_engine_units import TINY, composed, drawn_rows, one_rank  # noqa: F401
 
-    from jobs.engines.megatron import checkpoint_optimizer, checkpoint_reader
+    from jobs.engines.megatron import checkpoint_optimizer
     from jobs.engines.megatron.engine import MegatronEngine
     from jobs.tasks import checkpoints
     from jobs.tasks.checkpoints import Checkpoints
+    from jobs.weights import checkpoint_reader
 
 pytestmark = [
     pytest.mark.skipif(ranks.DEVICE != "cpu", reason="one gloo rank in the tests' own process"),

@@ -67,6 +67,7 @@ def test_speeds_are_those_of_the_attempt_without_what_came_before_and_without_sa
     assert [e.samples for e in result.evaluations] == [GBS * 515, GBS * 520]
     assert result.eval_times_s == (EVAL_S, EVAL_S)
     assert result.resumed_samples == GBS * DONE
+    assert set(result.hyperparameters) == {"initial_weights", "data_source", "global_batch_size"}
 
 
 def test_it_has_no_time_of_a_run_and_says_why(resumed_log: WriteLog) -> None:

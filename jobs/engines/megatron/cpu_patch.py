@@ -5,12 +5,16 @@ fifty places. On a machine without CUDA all of them get the CPU.
 """
 
 import logging
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 _FACTORIES = ("arange", "empty", "full", "ones", "tensor", "zeros")
+_TRACKERS = ("torch.utils.tensorboard", "wandb")
+"""megatron-core imports these where they are installed; ranks write no trackers, and their start is a tenth shorter."""
 
 
 def install() -> None:
@@ -30,11 +34,24 @@ def install() -> None:
 
 def _install_megatron() -> None:
     """Point megatron-core's own random-state functions at the CPU generator."""
-    from megatron.core.tensor_parallel import random
+    with _absent(_TRACKERS):
+        from megatron.core.tensor_parallel import random
 
     random._get_cuda_rng_state = lambda *args, **kwargs: torch.get_rng_state()
     random._set_cuda_rng_state = lambda state, *args, **kwargs: torch.set_rng_state(state)
     logging.getLogger(random.__name__).setLevel(logging.ERROR)
+
+
+@contextmanager
+def _absent(names: tuple[str, ...]) -> Iterator[None]:
+    """Have modules that are not loaded yet look as if they were not installed."""
+    hidden = [name for name in names if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        for name in hidden:
+            del sys.modules[name]
 
 
 def _uncompiled(model: Callable[..., Any] | None = None, **_options: Any) -> Any:

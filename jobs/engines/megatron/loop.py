@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from megatron.core import parallel_state
+from megatron.core.distributed import finalize_model_grads
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 from torch.profiler import ProfilerActivity
@@ -17,6 +18,8 @@ from bench.contract.plan import learning_rate
 from jobs.data import rows as rows_of
 from jobs.engines import WarmUpTimes
 from jobs.engines.megatron import batches
+from jobs.engines.megatron.batches import MicroBatch
+from jobs.engines.megatron.graphs import summed_loss
 from jobs.engines.megatron.model import Parts, seed_all
 
 
@@ -97,21 +100,11 @@ def profiled(path: Path | None) -> Iterator[None]:
 
 
 def _forward(engine: Parts, rows: rows_of.Rows, indices: np.ndarray, *, forward_only: bool) -> Tensor:
-    """Run megatron-core's schedule over the batch; return this rank's share of the sum of the rows' losses."""
-    plan = engine.plan
-    micro_batches = batches.micro_batches(plan, rows, indices)
-    iterators: list[Iterator[batches.MicroBatch]] = [iter(micro_batches) for _ in engine.chunks]
-    run = get_forward_backward_func()
+    """Pass the batch forward and, in training, backward; return this rank's share of the sum of the rows' losses."""
+    micro_batches = batches.micro_batches(engine.plan, rows, indices)
+    schedule = _one_after_the_other if engine.training_pass else _pipelined
     with torch.set_grad_enabled(not forward_only):
-        reported = run(
-            forward_step_func=partial(_forward_step, plan.batch.micro_batch_size),
-            data_iterator=iterators if len(iterators) > 1 else iterators[0],
-            model=engine.chunks if len(engine.chunks) > 1 else engine.chunks[0],
-            num_microbatches=len(micro_batches),
-            seq_length=plan.config.data.seq_length,
-            micro_batch_size=plan.batch.micro_batch_size,
-            forward_only=forward_only,
-        )
+        reported = schedule(engine, micro_batches, forward_only=forward_only)
     share = torch.zeros((), dtype=torch.float32, device=engine.device)
     if parallel_state.get_tensor_model_parallel_rank() == 0:  # TP ranks hold the same losses: count them once
         for losses in reported:
@@ -119,7 +112,32 @@ def _forward(engine: Parts, rows: rows_of.Rows, indices: np.ndarray, *, forward_
     return share
 
 
-def _forward_step(micro_batch_size: int, iterator: Iterator[batches.MicroBatch], model: torch.nn.Module):
+def _one_after_the_other(engine: Parts, micro_batches: list[MicroBatch], *, forward_only: bool) -> list[Tensor]:
+    """Return the sums of the losses of the rows of each micro-batch."""
+    if forward_only:
+        return [summed_loss(engine.chunks[0], batch) for batch in micro_batches]
+    assert engine.training_pass is not None
+    reported = [engine.training_pass(batch) for batch in micro_batches]
+    finalize_model_grads(engine.chunks)
+    return reported
+
+
+def _pipelined(engine: Parts, micro_batches: list[MicroBatch], *, forward_only: bool) -> list[Tensor]:
+    """Run megatron-core's schedule; return the same as `_one_after_the_other`, on the last stage."""
+    plan = engine.plan
+    iterators: list[Iterator[MicroBatch]] = [iter(micro_batches) for _ in engine.chunks]
+    return get_forward_backward_func()(
+        forward_step_func=partial(_forward_step, plan.batch.micro_batch_size),
+        data_iterator=iterators if len(iterators) > 1 else iterators[0],
+        model=engine.chunks if len(engine.chunks) > 1 else engine.chunks[0],
+        num_microbatches=len(micro_batches),
+        seq_length=plan.config.data.seq_length,
+        micro_batch_size=plan.batch.micro_batch_size,
+        forward_only=forward_only,
+    )
+
+
+def _forward_step(micro_batch_size: int, iterator: Iterator[MicroBatch], model: torch.nn.Module):
     """Return the chunk's output and, for the last stage, how it becomes a loss; megatron-core's interface."""
     batch = next(iterator)
     output = model(batch.tokens, batch.position_ids, None, labels=batch.labels)

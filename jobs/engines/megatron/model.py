@@ -1,6 +1,7 @@
 """Build this rank's part of the model and its optimizer."""
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,7 +18,7 @@ from bench.contract.layers import Layer, layer_of
 from bench.contract.plan import Plan
 from bench.contract.schema import Precision
 from bench.contract.task import Activation, Position
-from jobs.engines.megatron import layer, lora
+from jobs.engines.megatron import graphs, layer, lora
 from jobs.engines.megatron.adam import Adam
 from jobs.engines.megatron.fp8 import ops as fp8_ops
 from jobs.engines.megatron.fp8.layer import Fp8Layer
@@ -39,6 +40,8 @@ class Parts:
     optimizer: Adam
     linear_weights: LinearWeights | None
     """What the GEMMs of trained layers take; None: their weights are frozen."""
+    training_pass: graphs.Pass | None
+    """The pass of a micro-batch; None: a pipeline, whose schedule is megatron-core's."""
 
     @property
     def device(self) -> torch.device:
@@ -75,12 +78,14 @@ def build(plan: Plan, seed: int, *, ops: Ops | None = None) -> Parts:
     ddp = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True, use_distributed_optimizer=plan.config.parallel.distributed_optimizer
     )
-    wrapped = [DistributedDataParallel(config, ddp, chunk, disable_bucketing=i > 0) for i, chunk in enumerate(chunks)]
+    with graphs.not_on_the_default_stream() if plan.cuda_graph else nullcontext():
+        wrapped = [DistributedDataParallel(config, ddp, one, disable_bucketing=i > 0) for i, one in enumerate(chunks)]
     for chunk in wrapped:
         chunk.broadcast_params()
     config.finalize_model_grads_func = finalize_model_grads
     linear_weights = _shared_weights([_bare(chunk) for chunk in wrapped], ops)
-    parts = Parts(plan, wrapped, Adam(plan, wrapped), linear_weights)
+    training_pass = graphs.training_pass(plan, wrapped[0]) if plan.world.pp == 1 else None
+    parts = Parts(plan, wrapped, Adam(plan, wrapped), linear_weights, training_pass)
     parts.refresh_weights()
     return parts
 

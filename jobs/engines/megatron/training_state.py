@@ -17,10 +17,10 @@ from bench.contract.checkpoint import MANIFEST
 from jobs.engines.megatron import checkpoint_optimizer, checkpoint_writer
 from jobs.engines.megatron.adam import State
 from jobs.engines.megatron.checkpoint_optimizer import NAMES, Box
-from jobs.engines.megatron.checkpoint_reader import Reader, Wanted
 from jobs.engines.megatron.checkpoint_writer import Piece
 from jobs.engines.megatron.model import Parts, seed_all
 from jobs.weights import checkpoint_metadata
+from jobs.weights.checkpoint_reader import Reader, Wanted
 
 GENERATORS = "rng_state."
 ROOM = 0.8

@@ -58,7 +58,7 @@ def _copy(moments: Moments, *, to: Moments) -> None:
 
 
 def pieces_of(shards: list[Shard], dtype: torch.dtype, *, offload: bool) -> list[Piece]:
-    """Return all numbers of the shards with new moments; offload: in pinned host memory, and in small pieces."""
+    """Return all numbers of the shards, with memory for their moments; offload: pinned host memory, in small pieces."""
     if offload:
         shards = [shard.part(begin, begin + PIECE) for shard in shards for begin in range(0, len(shard.grad), PIECE)]
     return [Piece(shard, _moments(shard, dtype, offload=offload)) for shard in shards]
@@ -68,4 +68,4 @@ def _moments(shard: Shard, dtype: torch.dtype, *, offload: bool) -> Moments:
     device = "cpu" if offload else shard.grad.device
     pin_memory = offload and shard.grad.is_cuda
     like = {"dtype": dtype, "device": device, "pin_memory": pin_memory}
-    return Moments(*(torch.zeros(len(shard.grad), **like) for _ in range(2)))
+    return Moments(*(torch.empty(len(shard.grad), **like) for _ in range(2)))

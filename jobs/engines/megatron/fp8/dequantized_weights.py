@@ -24,7 +24,7 @@ class DequantizedWeights:
         self.stream = torch.cuda.Stream()
         size = max(linear.shape[0] * linear.shape[1] for linear in linears)
         self.buffers = [torch.empty(size, dtype=BF16, device=torch.cuda.current_device()) for _ in range(2)]
-        self.linear_in_buffer: list[torch.nn.Module | None] = [None, None]
+        self.absmax_of_buffer: list[Tensor | None] = [None, None]
         self.dequantized = [torch.cuda.Event(), torch.cuda.Event()]
         self.buffer_in_use = 0
         self.previous: tuple[str, torch.nn.Module] | None = None
@@ -39,8 +39,7 @@ class DequantizedWeights:
     def _get(self, direction: str, linear: torch.nn.Module) -> Tensor:
         """Return the weight [O, I], and start to dequantise the one that will follow."""
         self._learn(direction, linear)
-        self._provide(linear)
-        self.buffer_in_use = buffer = self.linear_in_buffer.index(linear)
+        self.buffer_in_use = buffer = self._provide(linear)
         self.dequantized[buffer].wait()
         follower = self.followers.get((direction, linear))
         if follower is not None:
@@ -53,13 +52,20 @@ class DequantizedWeights:
             self.followers[self.previous] = linear
         self.previous = direction, linear
 
-    def _provide(self, linear: torch.nn.Module) -> None:
-        """Dequantise into the buffer that is not in use, once the GEMMs that were launched so far have read it."""
-        if linear in self.linear_in_buffer:
-            return
+    def _provide(self, linear: torch.nn.Module) -> int:
+        """Return the buffer that has the weight, or gets it.
+
+        It is dequantised into the one that is not in use, once the GEMMs that were launched so far have read it. A
+        buffer is known by the absmax of its weight: a checkpoint that is loaded brings others.
+        """
+        weight = linear.nf4
+        for buffer, absmax in enumerate(self.absmax_of_buffer):
+            if absmax is weight.absmax:
+                return buffer
         buffer = 1 - self.buffer_in_use
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
-            self.dequantize(linear.nf4, self.buffers[buffer])
+            self.dequantize(weight, self.buffers[buffer])
             self.dequantized[buffer].record()
-        self.linear_in_buffer[buffer] = linear
+        self.absmax_of_buffer[buffer] = weight.absmax
+        return buffer

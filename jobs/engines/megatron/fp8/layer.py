@@ -24,6 +24,9 @@ from jobs.engines.megatron.fp8 import tensor_parallel
 from jobs.engines.megatron.fp8.ops import Fp8Ops, FrozenWeights
 from jobs.engines.megatron.fp8.quantize import Adapted, Dropout, Lora, Quantized
 
+Seeds = list[int] | Tensor
+"""Of the dropout of the two adapters: drawn by the host, or in the device's memory [2]."""
+
 
 class Fp8Layer(TransformerLayer):
     """megatron-core's layer, its parts and their names, with a forward and a backward pass of our own.
@@ -35,6 +38,9 @@ class Fp8Layer(TransformerLayer):
     weights: FrozenWeights
     """All layers of a rank share one; `model.build` sets it before the first pass."""
 
+    device_seeds: Tensor | None = None
+    """Drawn by `graphs` before each pass; None: each pass draws its own on the host."""
+
     def __init__(self, *args, ops: Fp8Ops, recompute_qkv: bool = False, recompute_fc1: bool = False, **kwargs):
         super().__init__(*args, **kwargs)
         self.ops = ops
@@ -44,7 +50,8 @@ class Fp8Layer(TransformerLayer):
         """Return the layer's output [S, B, H] and, as megatron-core expects, a context, which is None."""
         adapters = [getattr(part, name, None) for part in (self.qkv, self.proj) for name in ("lora_a", "lora_b")]
         keep = torch.is_grad_enabled()
-        return _LayerFunction.apply(self, keep, rotary_pos_emb, _seeds(), hidden_states, *adapters), None
+        seeds = _seeds() if self.device_seeds is None else self.device_seeds
+        return _LayerFunction.apply(self, keep, rotary_pos_emb, seeds, hidden_states, *adapters), None
 
     @property
     def backward_linears(self) -> list:
@@ -89,7 +96,7 @@ class _LayerFunction(Function):
     """The layer, as autograd calls it."""
 
     @staticmethod
-    def forward(ctx: Any, layer: Fp8Layer, keep: bool, freqs: Tensor, seeds: list[int], x_SBH: Tensor, *weights):
+    def forward(ctx: Any, layer: Fp8Layer, keep: bool, freqs: Tensor, seeds: Seeds, x_SBH: Tensor, *weights):
         layer_pass = _LayerPass(layer, freqs, x_SBH.shape[1], seeds, weights)
         ctx.layer, ctx.freqs, ctx.seeds = layer, freqs, seeds
         ctx.save_for_backward(*weights)
@@ -111,7 +118,7 @@ class _LayerFunction(Function):
 class _LayerPass:
     """One pass of a micro-batch through the layer, forward or backward: the layer, its adapters and its ranks."""
 
-    def __init__(self, layer: Fp8Layer, freqs: Tensor, batch: int, seeds: list[int], weights):
+    def __init__(self, layer: Fp8Layer, freqs: Tensor, batch: int, seeds: Seeds, weights):
         self.layer, self.ops, self.batch, self.eps = layer, layer.ops, batch, layer.config.layernorm_epsilon
         self.weights = layer.weights
         self.freqs_MD = freqs.squeeze(2).expand(-1, batch, -1).flatten(0, 1)
@@ -219,9 +226,9 @@ def _adapter(linear, a_RI: Tensor | None, b_OR: Tensor | None, drop: Dropout) ->
     return None if a_RI is None or b_OR is None else Adapter(a_RI, b_OR, linear.scale, drop)
 
 
-def own_dropout(p: float, seed: int, *, tp_rank: int, is_split: bool) -> Dropout:
+def own_dropout(p: float, seed: int | Tensor, *, tp_rank: int, is_split: bool) -> Dropout:
     """Return a TP rank's dropout: ranks that hold different parts of the tensor (is_split) get different masks."""
-    return Dropout(p, (seed + is_split * tp_rank) % 2**31)
+    return Dropout(p, (seed + tp_rank) % 2**31 if is_split and tp_rank else seed)
 
 
 def _seeds() -> list[int]:

@@ -52,7 +52,7 @@ def add_down_gradient(grad: Tensor, low_grad: Tensor, a: Tensor, drop: Dropout) 
     return grad
 
 
-def mask(drop: Dropout | None) -> tuple[int, int, float]:
+def mask(drop: Dropout | None) -> tuple[int | Tensor, int, float]:
     return (drop.seed, drop.threshold, drop.scale) if drop else (0, 0, 1.0)
 
 
@@ -87,6 +87,8 @@ def _hash(x):
 @triton.jit
 def is_kept(row, column, width, seed, threshold):
     """Return which elements dropout keeps, as `Dropout.threshold` says; width is even."""
+    if tl.constexpr(seed.dtype.is_ptr()):
+        seed = tl.load(seed)
     bits = _hash((row * (width // 2) + column // 2).to(tl.uint32) ^ seed.to(tl.uint32))
     return tl.where(column % 2 == 0, bits & 0xFFFF, bits >> 16) >= threshold.to(tl.uint32)
 

@@ -49,7 +49,8 @@ class Dropout(NamedTuple):
     """A dropout mask that drops a share p. It is not stored: each kernel computes it again from the seed."""
 
     p: float
-    seed: int
+    seed: int | Tensor
+    """31 bits; those of a captured pass lie in the device's memory (int64, no dimension)."""
 
     @property
     def threshold(self) -> int:

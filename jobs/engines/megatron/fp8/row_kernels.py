@@ -15,8 +15,7 @@ from jobs.engines.megatron.fp8.quantize import FP8, LARGEST, SMALLEST_AMAX, Adap
 
 _LARGEST = tl.constexpr(LARGEST)
 _SMALLEST_AMAX = tl.constexpr(SMALLEST_AMAX)
-_CHUNK = 4096
-"""How many columns of an MLP's row are processed at once; a whole row does not fit in registers."""
+_CHUNK = 4096  # columns of an MLP's row that are processed at once: a whole row does not fit in registers
 _AGAIN = tl.constexpr("evict_last")
 _ONCE = tl.constexpr("evict_first")
 """L2 policies: the second pass over a row reads what the first has read, which halves the traffic from memory."""

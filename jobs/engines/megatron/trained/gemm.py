@@ -23,7 +23,7 @@ def add_weight_gradient(main_grad_OI: Tensor, grad: Operand, x: Operand, *, fast
         # The product is computed in FP32 and added by cuBLAS: self and out are one tensor, which torch 2.10 allows.
         torch.addmm(main_grad_OI, grad.values.T, x.values, out_dtype=torch.float32, out=main_grad_OI)
     else:
-        _fp8_gemm()(main_grad_OI, tokens_last(grad), tokens_last(x), fast_accumulation)
+        fp8_gemm()(main_grad_OI, tokens_last(grad), tokens_last(x), fast_accumulation)
 
 
 Fp8Gemm = Callable[[Tensor, Operand, Operand, bool], None]
@@ -31,7 +31,7 @@ Fp8Gemm = Callable[[Tensor, Operand, Operand, bool], None]
 
 
 @cache
-def _fp8_gemm() -> Fp8Gemm:
+def fp8_gemm() -> Fp8Gemm:
     """Return the GEMM of cuBLASLt, or torch's where that library cannot be found."""
     library = cublaslt.load()
     if library is None:

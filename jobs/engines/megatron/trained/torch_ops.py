@@ -136,7 +136,7 @@ class PlainWeights:
 
 
 class Fp8Weights:
-    """`LinearWeights` with FP8 copies, each with one scale [1]."""
+    """`LinearWeights` with FP8 copies, each with one scale [1], which the TP ranks of a weight share."""
 
     def __init__(self, linears: Sequence[torch.nn.Module]) -> None:
         self.linears, self.copies = linears, dict[torch.nn.Module, Operand]()
@@ -151,7 +151,9 @@ class Fp8Weights:
     def refresh(self) -> None:
         for linear in self.linears:
             weight_OI = linear.weight.detach()
-            scale = weight_scale(amax(weight_OI))
+            largest = amax(weight_OI)
+            torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX, group=linear.tp_group)
+            scale = weight_scale(largest)
             self.copies[linear] = Operand(quantize_weight(weight_OI, scale), scale)
 
 

@@ -1,0 +1,25 @@
+"""Decide whether one CUDA graph launches the kernels of a micro-batch, or the host one after the other."""
+
+import dataclasses
+
+from bench.contract.plan import Cost
+from bench.contract.schema import Config
+from bench.contract.task import Trains
+from bench.planning.layouts import Layout
+
+
+def is_chosen(config: Config, layout: Layout) -> bool:
+    """Return whether the GPU would wait for the host, and the engine can capture the passes of this layout.
+
+    It captures no collective, no layer that is recomputed as a whole, which restores the generators' states, and no
+    4-bit weight, which is dequantised ahead for the next micro-batch. For megatron-core's layers no wait is estimated.
+    """
+    w, cost = layout.world, layout.cost
+    can_capture = w.tp == w.pp == w.cp == 1 and not layout.recompute.full
+    can_capture &= config.task.training.trains is not Trains.qlora
+    return can_capture and cost is not None and cost.host_s > 0
+
+
+def without_waiting(cost: Cost) -> Cost:
+    """Return the cost of a step in which the GPU does not wait for the host."""
+    return dataclasses.replace(cost, host_s=0.0, step_s=cost.step_s - cost.host_s)

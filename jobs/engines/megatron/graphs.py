@@ -1,0 +1,106 @@
+"""Forward and backward pass of a micro-batch, each kernel launched by the host or all of them by one CUDA graph.
+
+Small models, and rows of few tokens, are bound by the host: it launches a kernel in some 50 us, Python included. The
+plan then has `cuda_graph`. The first micro-batch is computed as always, which compiles the kernels and allocates what
+is kept, and then its pass is captured. Since then a micro-batch is copied into the captured one's tensors, and the
+graph launches the same kernels again. Gradients are added to `main_grad`, as always; their reduction over replicas,
+the optimizer and the evaluation are not captured.
+
+A captured pass repeats its arguments, so what differs between micro-batches must lie in the device's memory: rows, and
+the seeds of dropout. It may not call a collective, so tp, pp and cp are 1. Its activations stay allocated.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel
+from torch import Tensor
+
+from bench.contract.plan import Plan
+from jobs.engines.megatron.batches import MicroBatch
+from jobs.engines.megatron.fp8.layer import Fp8Layer
+
+Pass = Callable[[MicroBatch], Tensor]
+"""Adds the gradients of a micro-batch to main_grad, and returns the sum of its rows' losses."""
+Replay = Callable[[], None]
+
+
+def training_pass(plan: Plan, chunk: DistributedDataParallel) -> Pass:
+    """Return the pass of a plan without pipeline parallelism."""
+
+    def run(batch: MicroBatch) -> Tensor:
+        total = summed_loss(chunk, batch)
+        mean = total / plan.batch.micro_batch_size * parallel_state.get_context_parallel_world_size()
+        (mean / plan.batch.gradient_accumulation_steps).backward()
+        return total.detach()
+
+    return Captured(run, Seeds(chunk)) if plan.cuda_graph else run
+
+
+def summed_loss(chunk: DistributedDataParallel, batch: MicroBatch) -> Tensor:
+    """Return the sum of the losses of the rows of a micro-batch."""
+    losses_BS = chunk(batch.tokens, batch.position_ids, None, labels=batch.labels)
+    return (losses_BS.float() * batch.weights).sum()
+
+
+class Seeds:
+    """The seeds of dropout of all layers, in one tensor of the device's memory."""
+
+    def __init__(self, chunk: torch.nn.Module) -> None:
+        layers = [module for module in chunk.modules() if isinstance(module, Fp8Layer)]
+        self.seeds_L2 = torch.zeros(len(layers), 2, dtype=torch.int64, device=torch.cuda.current_device())
+        for layer, seeds in zip(layers, self.seeds_L2, strict=True):
+            layer.device_seeds = seeds
+
+    def draw(self) -> None:
+        """Draw those of a micro-batch: the numbers that its layers would draw one after the other."""
+        if len(self.seeds_L2):
+            self.seeds_L2.copy_(torch.randint(2**31, self.seeds_L2.shape, device="cpu"), non_blocking=True)
+
+
+@contextmanager
+def not_on_the_default_stream() -> Iterator[None]:
+    """Let what autograd creates in the block use another stream than the default one, which cannot be captured.
+
+    A weight's gradient is accumulated on the stream on which DistributedDataParallel asks autograd for the weight.
+    """
+    if not torch.cuda.is_available():
+        yield
+        return
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        yield
+    torch.cuda.current_stream().wait_stream(stream)
+
+
+def captured(run: Callable[[], Tensor]) -> tuple[Replay, Tensor]:
+    """Capture what `run` launches; return what launches it again, and the tensor that then has the new result."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may go on using CUDA
+        result = run()
+    return graph.replay, result
+
+
+class Captured:
+    """A pass that is captured after its first micro-batch, and launched by one call since."""
+
+    def __init__(self, run: Pass, seeds: Seeds) -> None:
+        self.run, self.seeds = run, seeds
+        self.inputs: list[Tensor] = []
+
+    def __call__(self, batch: MicroBatch) -> Tensor:
+        self.seeds.draw()
+        new = [getattr(batch, field.name) for field in fields(MicroBatch)]
+        if not self.inputs:
+            loss = self.run(batch)
+            self.inputs = [tensor.clone() for tensor in new]
+            self.replay, self.loss = captured(lambda: self.run(MicroBatch(*self.inputs)))
+            return loss
+        for held, tensor in zip(self.inputs, new, strict=True):
+            held.copy_(tensor)
+        self.replay()
+        return self.loss.clone()

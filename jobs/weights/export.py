@@ -1,0 +1,163 @@
+"""Export a trained model as a Hugging Face folder, tensor by tensor: config.json and safetensors with their index."""
+
+import json
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+from torch import Tensor
+
+from bench.contract import checkpoint, codec
+from bench.contract.new_folder import appearing
+from bench.contract.task import Model, Trains
+from bench.errors import ConfigError
+from jobs.ranks.progress import tracked
+from jobs.weights import families
+from jobs.weights.checkpoint_reader import Reader, Wanted
+from jobs.weights.source import DTYPES, INDEX, SINGLE
+from jobs.weights.tensor_map import Weight
+
+SHARD_BYTES = 5 * 10**9
+TOKENIZER = (
+    *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "merges.txt", "chat_template.jinja", "generation_config.json"),
+)
+"""What is copied of a tokenizer, as far as it is there."""
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One file, and the weights whose parts it holds."""
+
+    file: str
+    weights: list[Weight]
+
+
+def export(source: Path, folder: Path, *, tokenizer: Path | None = None, keep_fp32: bool = False) -> str:
+    """Write the model of a checkpoint that a trial has saved; return a line that says what it is.
+
+    It is written in the precision of the trial's layers, or in that of the master weights.
+
+    Raises:
+        ConfigError: it is not such a checkpoint, transformers has no such model, the folder exists or has no room.
+    """
+    model, precision = _described(source)
+    family = families.of(model)
+    dtype = torch.float32 if keep_fp32 or precision == "fp32" else torch.bfloat16
+    if folder.exists():
+        raise ConfigError("this folder exists", where=str(folder), fix="name a new one")
+    copied = [] if tokenizer is None else _tokenizer(tokenizer)
+    shards = _shards(family.weights(model), dtype)
+    num_bytes = sum(_num_bytes(weight, dtype) for shard in shards for weight in shard.weights)
+    _require_room(folder, num_bytes)
+    reader = Reader(source)
+    with appearing(folder) as part:
+        for shard in tracked(shards, what="written", total=len(shards), unit="files", say=_say):
+            _write(part / shard.file, shard, reader, family, model, dtype)
+        if shards[1:]:
+            names = {name: shard.file for shard in shards for weight in shard.weights for name in weight.sources}
+            index = {"metadata": {"total_size": num_bytes}, "weight_map": names}
+            (part / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+        config = family.config(model) | {"torch_dtype": str(dtype).removeprefix("torch.")}
+        (part / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        for path in copied:
+            shutil.copy(path, part / path.name)
+    return f"{folder}: {config['architectures'][0]} in {config['torch_dtype']}, {num_bytes / 2**30:.2f} GiB"
+
+
+def _say(line: str, to: TextIO = sys.stderr) -> None:
+    print(line, file=to, flush=True)
+
+
+def _described(source: Path) -> tuple[Model, str]:
+    """Return the model of a checkpoint and the precision of its layers, as its manifest has them."""
+    manifest = checkpoint.manifest(source)
+    try:
+        training, model = manifest["training"], codec.typed(Model, manifest["model"])
+        trains, precision = training["same"]["trains"], training["precision"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            "this is no checkpoint that a trial has saved",
+            where=str(source),
+            fix="name RUN/checkpoints/trial_K/step_N of a run with task.training.checkpoint_every_steps",
+        ) from error
+    if trains != Trains.all.name:
+        raise ConfigError(
+            f"this checkpoint holds what trains={trains} trains: adapters, and no whole model",
+            where=str(source),
+            fix="python -m jobs.tasks.convert adapters writes the adapters of a trial as a PEFT folder",
+        )
+    return model, precision
+
+
+def _shards(weights: list[Weight], dtype: torch.dtype) -> list[Shard]:
+    """Return the files, each with weights of SHARD_BYTES at most, or a single larger one."""
+    groups: list[list[Weight]] = [[]]
+    size = 0
+    for weight in weights:
+        size += _num_bytes(weight, dtype)
+        if groups[-1] and size > SHARD_BYTES:
+            groups.append([])
+            size = _num_bytes(weight, dtype)
+        groups[-1].append(weight)
+    if not groups[1:]:
+        return [Shard(SINGLE, groups[0])]
+    return [Shard(f"model-{n:05}-of-{len(groups):05}.safetensors", group) for n, group in enumerate(groups, 1)]
+
+
+def _write(path: Path, shard: Shard, reader: Reader, family: families.Family, model: Model, dtype: torch.dtype) -> None:
+    """Write a safetensors file: 8 bytes with the length of a JSON header, the header, the tensors one after the other.
+
+    Source: huggingface/safetensors, README, Format.
+    """
+    header, end = dict[str, Any](__metadata__={"format": "pt"}), 0
+    for name, shape in ((name, shape) for weight in shard.weights for name, shape in weight.sources.items()):
+        begin, end = end, end + torch.Size(shape).numel() * dtype.itemsize
+        header[name] = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for weight in shard.weights:
+            parts = family.parts(weight, _read(reader, weight).to(dtype), model)
+            for part, shape in zip(parts, weight.sources.values(), strict=True):
+                assert part.shape == shape, f"{weight.key} makes {tuple(part.shape)} and not {shape}"
+                file.write(part.contiguous().flatten().view(torch.uint8).numpy())
+
+
+def _read(reader: Reader, weight: Weight) -> Tensor:
+    """Return megatron-core's tensor, of one layer where there are layers."""
+    whole = reader.stored(weight.key).whole
+    if weight.layer is None:
+        data = torch.empty(whole)
+        reader.read([Wanted(weight.key, whole, (0,) * len(whole), data)])
+        return data
+    data = torch.empty(1, *whole[1:])
+    reader.read([Wanted(weight.key, whole, (weight.layer, *(0 for _ in whole[1:])), data)])
+    return data[0]
+
+
+def _num_bytes(weight: Weight, dtype: torch.dtype) -> int:
+    return sum(torch.Size(shape).numel() for shape in weight.sources.values()) * dtype.itemsize
+
+
+def _tokenizer(folder: Path) -> list[Path]:
+    found = [folder / name for name in TOKENIZER if (folder / name).is_file()]
+    if not found:
+        fix = "name the Hugging Face folder of the tokenizer that made the rows"
+        raise ConfigError("there is no tokenizer here", where=str(folder), fix=fix)
+    return found
+
+
+def _require_room(folder: Path, num_bytes: int) -> None:
+    there = next(path for path in folder.absolute().parents if path.exists())
+    if num_bytes > (free := shutil.disk_usage(there).free):
+        raise ConfigError(
+            f"{free / 2**30:.1f} GiB are free, and the model needs {num_bytes / 2**30:.1f}",
+            where=str(there),
+            fix="make room, or name another folder",
+        )

@@ -1,0 +1,73 @@
+"""Passes that one CUDA graph launches, beside those that the host launches, with a stand-in for the graph."""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from helpers import ranks
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # what megatron-core imports is full of deprecated calls
+    from test_engine_units import composed, drawn_rows, one_rank  # noqa: F401
+
+    from jobs.engines.megatron import graphs, loop, model
+    from jobs.engines.megatron.fp8.torch_ops import TorchOps
+
+pytestmark = [
+    pytest.mark.skipif(ranks.DEVICE != "cpu", reason="one gloo rank in the tests' own process"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*is deprecated", "ignore::FutureWarning"),
+]
+TASKS = {
+    "adapters": ("precision=fp8", "task.training.lora.dropout=0.5"),
+    "all weights": ("task=pretrain_tiny", "precision=fp32"),
+}
+
+
+class Graph:
+    """Stands in for a CUDA graph: capturing computes nothing, and a replay computes from the same memory into it."""
+
+    num_replays = 0
+
+    def capture(self, run: Callable[[], Tensor]) -> tuple[graphs.Replay, Tensor]:
+        result = torch.full((), float("nan"))
+
+        def replay() -> None:
+            self.num_replays += 1
+            result.copy_(run())
+
+        return replay, result
+
+
+def engine_of(*overrides: str, seed: int = 1) -> model.Parts:
+    """Return an engine whose FP8 layers, if it has any, compute in FP32; adapters change what the base computes."""
+    ops = TorchOps(torch.float32, torch.float32) if "precision=fp8" in overrides else None
+    engine = model.build(composed(*overrides), seed, ops=ops)
+    torch.manual_seed(0)
+    for name, weight in engine.bare_chunks()[0].named_parameters():
+        if name.endswith("lora_b"):
+            weight.data.normal_(std=0.3)
+    engine.optimizer.reset()
+    return engine
+
+
+@pytest.mark.parametrize("overrides", TASKS.values(), ids=TASKS)
+def test_a_captured_pass_trains_as_the_host_does(monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...]) -> None:
+    """Two micro-batches a step, each of its own rows and with its own dropout."""
+    plain, captured, graph, rows = engine_of(*overrides), engine_of(*overrides), Graph(), drawn_rows(10)
+    monkeypatch.setattr(graphs, "captured", graph.capture)
+    captured.training_pass = graphs.training_pass(replace(captured.plan, cuda_graph=True), captured.chunks[0])
+    losses = []
+    for engine in (plain, captured):
+        torch.manual_seed(3)
+        batches = ([3, 0, 7, 5], [9, 1, 2, 4], [6, 8, 0, 1])
+        losses.append([loop.train_step(engine, rows, np.array(batch), step) for step, batch in enumerate(batches, 1)])
+    assert graph.num_replays == 5, "all micro-batches but the first"
+    assert losses[0] == losses[1]
+    for weight, expected in zip(captured.chunks[0].parameters(), plain.chunks[0].parameters(), strict=True):
+        assert torch.equal(weight, expected)
+    assert loop.evaluate(captured, drawn_rows(6)) == loop.evaluate(plain, drawn_rows(6))

@@ -1,0 +1,40 @@
+"""Where the plan has one CUDA graph launch a micro-batch."""
+
+import pytest
+
+from bench.contract.plan import Plan
+from bench.planning import compose
+
+FEW_TOKENS = ("data=rows_350", "recipe.micro_batch_size=1", "model.weights=random", "cluster=dgxh200")
+"""A row of 350 tokens, whose kernels in a model of 7 billion weights run for less time than a launch takes."""
+
+
+def planned(task: str, *overrides: str) -> Plan:
+    return compose.compose([f"task={task}", "cluster.ranks_per_node=2", *FEW_TOKENS, *overrides])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "is_chosen"),
+    [
+        ((), True),
+        (("recipe.micro_batch_size=8",), False),
+        (("parallel.tp=2",), False),
+        (("parallel.cp=2", "data.seq_length=352"), False),
+        (("parallel.pp=2",), False),
+        (("recipe.recompute=full",), False),
+        (("model.activation=gelu", "precision=bf16"), False),
+    ],
+)
+def test_a_graph_is_chosen_where_one_rank_waits_for_its_host(overrides: tuple[str, ...], is_chosen: bool) -> None:
+    plan = planned("lora_7b", *overrides)
+    assert plan.cuda_graph is is_chosen
+    assert plan.cost is not None
+    if is_chosen:
+        assert plan.cost.host_s == 0
+        parts = (plan.cost.gemm_s, plan.cost.attention_s, plan.cost.elementwise_s, plan.cost.communication_s)
+        assert plan.cost.step_s == pytest.approx(sum(parts), abs=1e-8)
+
+
+def test_no_graph_is_chosen_for_a_base_in_4_bits_or_a_cpu() -> None:
+    assert not planned("qlora_7b").cuda_graph
+    assert not compose.compose(["task=lora_tiny", "cluster=local"]).cuda_graph
