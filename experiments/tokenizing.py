@@ -13,6 +13,7 @@ import argparse
 import dataclasses
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -31,7 +32,7 @@ from jobs.data import making
 
 SEQ_LENGTH, VOCABULARY, TEXT_BYTES = 2048, 8192, 16 * 10**6
 PEER = """
-import json, os, sys, time
+import json, os, resource, sys, time
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 import datasets
 from itertools import chain
@@ -47,11 +48,14 @@ def pack(batch):
     flat = list(chain.from_iterable(batch["input_ids"]))
     stop = len(flat) // seq_length * seq_length
     return {"input_ids": [flat[i : i + seq_length] for i in range(0, stop, seq_length)]}
+used = lambda: sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+before = used()
 rows = datasets.load_dataset("parquet", data_files=path, split="train", cache_dir=cache)
 rows = rows.map(tokenise, batched=True, num_proc=processes, remove_columns=rows.column_names)
 if packs:
     rows = rows.map(pack, batched=True, num_proc=processes)
-print(json.dumps([time.perf_counter() - start, datasets.__version__, len(rows)]))
+took = time.perf_counter() - start
+print(json.dumps([took, used() - before]))
 """
 
 
@@ -73,7 +77,7 @@ def main() -> None:
 
 def _compare(folder: Path, path: Path, tokenizer: Path, peer: str, turns: int) -> None:
     plan = _plan(folder, path, tokenizer)
-    seconds: dict[str, list[float]] = {"ours": [], "datasets.map": [], "datasets.map, packed": []}
+    seconds: dict[str, list[tuple[float, float]]] = {"ours": [], "datasets.map": [], "datasets.map, packed": []}
     for turn in range(turns):
         seconds["ours"].append(_ours(plan, folder / f"rows-{turn}"))
         for name, packs in (("datasets.map", False), ("datasets.map, packed", True)):
@@ -82,15 +86,17 @@ def _compare(folder: Path, path: Path, tokenizer: Path, peer: str, turns: int) -
     size_mb = sum(len(text.encode()) for text in parquet.read_table(path, columns=["text"])["text"].to_pylist()) / 1e6
     load = os.getloadavg()[0]
     print(f"{size_mb:.0f} MB of text, {os.cpu_count()} cores (load {load:.1f} at the end), {turns} turns, medians")
-    ours = statistics.median(seconds["ours"])
-    for name, took in seconds.items():
-        if not took:
+    ours = [statistics.median(part) for part in zip(*seconds["ours"], strict=True)]
+    for name, turns_of in seconds.items():
+        if not turns_of:
             print(f"{name}: not measured, {peer} has no datasets")
             continue
-        median = statistics.median(took)
+        took, cpu = zip(*turns_of, strict=True)
+        median, cpu_median = statistics.median(took), statistics.median(cpu)
         print(
             f"{name}: {median:.2f} s ({min(took):.2f} to {max(took):.2f}), {size_mb / median:.2f} MB/s, "
-            f"{median / ours:.2f} x the time of ours"
+            f"{median / ours[0]:.2f} x the time of ours; {cpu_median:.2f} s of CPU time ({min(cpu):.2f} to "
+            f"{max(cpu):.2f}), {cpu_median / ours[1]:.2f} x ours"
         )
 
 
@@ -107,13 +113,18 @@ def _plan(folder: Path, path: Path, tokenizer: Path) -> Plan:
     return dataclasses.replace(plan, config=dataclasses.replace(plan.config, data=data))
 
 
-def _ours(plan: Plan, rows: Path) -> float:
-    start = time.perf_counter()
+def _ours(plan: Plan, rows: Path) -> tuple[float, float]:
+    """Return seconds, and those of all cores together."""
+    start, before = time.perf_counter(), _cpu_s()
     making.make(dataclasses.replace(plan, data_dir=str(rows)))
-    return time.perf_counter() - start
+    return time.perf_counter() - start, _cpu_s() - before
 
 
-def _peer(python: str, path: Path, tokenizer: Path, cache: Path, packs: bool) -> float | None:
+def _cpu_s() -> float:
+    return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+
+
+def _peer(python: str, path: Path, tokenizer: Path, cache: Path, packs: bool) -> tuple[float, float] | None:
     words = json.dumps([str(path), str(tokenizer), str(cache), SEQ_LENGTH, os.cpu_count(), packs])
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(cache)}
     done = subprocess.run([python, "-c", PEER, words], env=environment, capture_output=True, text=True)
@@ -121,14 +132,15 @@ def _peer(python: str, path: Path, tokenizer: Path, cache: Path, packs: bool) ->
         return None
     if done.returncode:
         raise SystemExit(done.stderr)
-    return float(json.loads(done.stdout.splitlines()[-1])[0])
+    took, cpu = json.loads(done.stdout.splitlines()[-1])
+    return took, cpu
 
 
 def _made_up(folder: Path) -> tuple[Path, Path]:
     """Write pages of made-up words, whose frequencies fall as 1 / rank, and a tokenizer of them."""
     rng = np.random.default_rng(1)
     letters = np.array(list("abcdefghijklmnopqrstuvwxyz"))
-    words = np.array(["".join(rng.choice(letters, size=rng.integers(1, 12))) for _ in range(50_000)])
+    words = np.array(["".join(rng.choice(letters, size=rng.integers(1, 12))) for _ in range(400_000)])
     share = 1 / np.arange(1, len(words) + 1)
     pages: list[str] = []
     while sum(map(len, pages)) < TEXT_BYTES:

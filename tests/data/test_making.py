@@ -17,9 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bench.contract import mllog
 from bench.contract import plan as plans
 from bench.contract.plan import Plan
 from bench.errors import BenchError, ConfigError
+from bench.mlperf import reader
 from helpers import ranks, text_data
 from helpers.paths import ROOT
 from helpers.text_data import lines, make_here, plan, rows, write_gzip, write_parquet, write_tokenizer
@@ -295,3 +297,17 @@ def test_convert_makes_the_rows_that_the_run_looks_for(
     shown = capsys.readouterr().out
     assert re.search(r"train: 40 rows of \d+ that the files hold, 320 tokens, 100.0% real, 100.0% count", shown), shown
     assert f"{made.data_dir} is complete" in shown and plans.is_prepared(made)
+
+
+@pytest.mark.trains
+def test_two_ranks_prepare_rows_of_text_and_train_on_them(tmp_path: Path) -> None:
+    sizes = ("data.sample=64", "data.train_rows=32", "data.eval_rows=4", "recipe.eval_every_samples=32")
+    made = ranks.compose(tmp_path, "task=finetune_tiny_dolly", *sizes, "recipe.lr_warmup_steps=0")
+    folder = ranks.write(made, tmp_path / "run")
+    for _ in range(2):
+        ranks.run(made, folder, "jobs.tasks.prepare", "plan.json")
+        assert plans.is_prepared(made)
+    ranks.run(made, folder, "jobs.tasks.train", "plan.json", "--trial", "0")
+    events = reader.read(folder / "result_0.txt")[0]
+    (loss,) = (event.value for event in events if event.key == mllog.EVAL_ACCURACY)
+    assert 0 < loss < 2 * np.log(512), "two steps from random weights"

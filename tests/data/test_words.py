@@ -1,0 +1,121 @@
+"""Texts tokenised word by word: the same tokens as those that tokenizers gives to the whole text."""
+
+import json
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from jobs.data import words
+
+tokenizers = pytest.importorskip("tokenizers")
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers  # noqa: E402
+
+SOME = [
+    "The cat's mat, isn't it? \n\n  I'LL go (now) to 12345 places...  \t and 7 more!\n - a\n\n\n b ",
+    "  two  spaces   three\u00a0no-break \u3000wide \u2003em\x1cfile\x85next\n "
+    "ünïcödé 你好 世界 🙂 👍🏽 é x\u0301 ▁ under ▁▁score",
+] * 3
+
+
+@cache
+def gpt2() -> Tokenizer:
+    by = Tokenizer(models.BPE())
+    by.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return trained(by)
+
+
+@cache
+def llama3() -> Tokenizer:
+    by = Tokenizer(models.BPE(ignore_merges=True))
+    split = pre_tokenizers.Split(tokenizers.Regex(words.LLAMA_3), "isolated")
+    by.pre_tokenizer = pre_tokenizers.Sequence(
+        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    return trained(by)
+
+
+def trained(by: Tokenizer) -> Tokenizer:
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=500, special_tokens=["</s>"], initial_alphabet=alphabet, show_progress=False
+    )
+    by.train_from_iterator(SOME, trainer)
+    by.encode_special_tokens = True
+    return by
+
+
+@cache
+def llama2() -> Tokenizer:
+    """A vocabulary of SentencePiece's kind: bytes, letters, and merges that have a space at their beginning alone."""
+    merges = [("▁", "▁"), ("▁", "t"), ("▁t", "w"), ("▁tw", "o"), ("c", "e"), ("a", "c"), ("▁▁", "▁"), ("a", "t")]
+    letters = sorted(set("▁abcdeghilmnopqrstuwxyzTI'.,")) + ["".join(pair) for pair in merges]
+    names = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), *letters]
+    vocab = {name: i for i, name in enumerate(names)}
+    by = Tokenizer(models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    by.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    by.add_special_tokens(["<unk>", "<s>", "</s>"])
+    by.encode_special_tokens = True
+    return by
+
+
+TOKENIZERS: dict[str, Callable[[], Tokenizer]] = {"gpt2": gpt2, "llama3": llama3, "llama2": llama2}
+LETTERS = st.sampled_from(list(" \n\t\r.,'!()abcetowIT079éü好🙂▁\u0301\u00a0\u3000\x1c\x85\u200b")) | st.characters(
+    exclude_categories=["Cs"]
+)
+TEXTS = st.lists(st.text(LETTERS, max_size=40), min_size=1, max_size=4)
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@given(texts=TEXTS)
+@example(texts=SOME)
+@example(
+    texts=["", " ", "a ", "  a", "a  ", " </s> a</s>b", "'s 's", "!\n a", "! \n a", "two two two", "a\u0301 \u0301"]
+)
+def test_words_give_the_tokens_of_the_text(name: str, texts: list[str]) -> None:
+    by = TOKENIZERS[name]()
+    ids = words.of(by)
+    assert getattr(ids, "__self__", None).__class__ is words.Words, "this tokenizer is one that allows it"
+    want = [by.encode(text, add_special_tokens=False).ids for text in texts]
+    assert ids(texts) == want
+    assert ids(texts) == want, "from memory"
+
+
+CHANGES: dict[str, Callable[[dict[str, Any]], object]] = {
+    "a prefix space": lambda written: written["pre_tokenizer"].update(add_prefix_space=True),
+    "no pattern": lambda written: written["pre_tokenizer"].update(use_regex=False),
+    "a normalizer": lambda written: written.update(normalizer={"type": "Lowercase"}),
+    "dropout": lambda written: written["model"].update(dropout=0.1),
+    "an added word": lambda written: written["added_tokens"].append(
+        {
+            "id": 500,
+            "content": "a b",
+            **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False),
+        }
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_other_tokenizers_get_whole_texts(change: str) -> None:
+    written = json.loads(gpt2().to_str())
+    CHANGES[change](written)
+    assert not hasattr(words.of(Tokenizer.from_str(json.dumps(written))), "__self__")
+
+
+def test_a_vocabulary_that_merges_over_spaces_gets_whole_texts() -> None:
+    written = json.loads(llama2().to_str())
+    written["model"]["vocab"]["t▁"] = len(written["model"]["vocab"])
+    assert not hasattr(words.of(Tokenizer.from_str(json.dumps(written))), "__self__")
+
+
+def test_a_memory_that_is_full_is_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(words, "MOST_WORDS", 2)
+    ids = words.of(gpt2())
+    texts = ["a b c d", "e f g", "a b"]
+    want = [gpt2().encode(text).ids for text in texts]
+    assert [ids([text])[0] for text in texts] == want
+    assert len(ids.__self__._known) <= 5  # type: ignore[attr-defined]
