@@ -103,7 +103,7 @@ def timed_layer(plan: Plan) -> Timed:
     times = []
     for _ in range(3 + STEPS):
         marks = [now_s()]
-        hidden = x
+        hidden, x.grad = x, None
         for layer in chunk.decoder.layers:
             hidden, _ = layer(hidden, attention_mask=None, rotary_pos_emb=freqs)
         marks.append(now_s())

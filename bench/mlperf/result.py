@@ -79,7 +79,7 @@ class Result:
     shape_of: str | None
     """Without a target: the benchmark whose steps and evaluations are the same amount of work."""
     resumed_samples: float | None
-    """Samples that earlier attempts had trained on, from whose checkpoint this one went on; None for a whole trial."""
+    """Trained on by earlier attempts, from whose checkpoint this one went on; None for a whole trial."""
     minutes: float | None
     """From run_start to run_stop; None for a part of a trial."""
     init_s: float | None
@@ -211,12 +211,11 @@ def _identity(log: Log) -> dict[str, Any]:
 def _outcome(log: Log, trial: Log) -> dict[str, Any]:
     """Return the fields that say how training went."""
     start, stop, reached = trial.single(mllog.RUN_START), trial.single(mllog.RUN_STOP), trial.first_reached
-    resumed = trial.single(mllog.RESUMED)
     return {
         "status": _text(stop.metadata.get("status")) if stop else None,
         "run_start_ms": start.time_ms if start else None,
         "run_stop_ms": stop.time_ms if stop else None,
-        "resumed_samples": log.samples(resumed) if resumed else None,
+        "resumed_samples": log.samples(resumed) if (resumed := trial.single(mllog.RESUMED)) else None,
         "minutes": compliance.minutes(trial),
         "init_s": _init_s(trial),
         "evaluations": tuple(

@@ -44,6 +44,8 @@ class Checkpoints:
         self._thread: threading.Thread | None = None
         self._has_written = threading.Event()
         self._error: Exception | None = None
+        self.done = 0
+        """The step that was resumed from; 0 for a trial that begins."""
 
     def resume(self) -> int:
         """Load the newest checkpoint that is not damaged, and return its step; 0 if there is none.
@@ -65,8 +67,9 @@ class Checkpoints:
             require_same(found, self._plan, self._trial)
             same_layout = found.manifest["training"]["world"] == codec.plain(self._plan.world)
             self._engine.load_state(found.folder, step=found.step, seed=self._trial.seed, same_layout=same_layout)
-            return found.step
-        return 0
+            self.done = found.step
+            break
+        return self.done
 
     def is_due(self, step: int) -> bool:
         """Return whether to save after this step and go on; raise what has kept this rank from writing.

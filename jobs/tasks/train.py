@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from jobs.data.rows import Rows
 
 
+Saving = Checkpoints | None
+"""None where nothing is saved."""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m jobs.tasks.train", description=__doc__)
     parser.add_argument("plan", type=Path, help="plan.json of a run folder; the log is written beside it")
@@ -65,11 +69,11 @@ def run(
     saving = None
     if plan.config.task.training.checkpoint_every_steps is not None:
         saving = Checkpoints(plan, trial, engine, folder, log, rank=who.rank)
-    done = saving.resume() if saving else 0
+        saving.resume()
     timing.forget_memory()
     log.stop(mllog.INIT_STOP)
     log.start(mllog.RUN_START)
-    train(plan, engine, trial, log, watchdog.alive if watchdog else nobody_asks, saving=saving, done=done)
+    train(plan, engine, trial, log, watchdog.alive if watchdog else nobody_asks, saving)
     timing.log_memory(plan, log)
     if saving is not None:
         saving.finish()
@@ -95,25 +99,19 @@ def log_caches(record: Path, log: mllog.Writer) -> None:
 
 
 def train(
-    plan: Plan,
-    engine: Engine,
-    trial: Trial,
-    log: mllog.Writer,
-    alive: Alive = nobody_asks,
-    *,
-    saving: Checkpoints | None = None,
-    done: int = 0,
+    plan: Plan, engine: Engine, trial: Trial, log: mllog.Writer, alive: Alive = nobody_asks, saving: Saving = None
 ) -> None:
     """Train until the target or the last step, and log run_stop. No row is read before this is called.
 
-    `alive` is told how far this rank is. `done` steps were made by an earlier attempt, whose checkpoint is loaded.
+    `alive` is told how far this rank is; `saving` knows how many steps an earlier attempt has made.
 
     Raises:
         BenchError: the loss is not a finite number.
     """
     from jobs.data import rows as rows_of
 
-    alive(LOADING, 0, None)
+    done = saving.done if saving else 0
+    alive(LOADING, done, None)
     train_rows, eval_rows = rows_of.load(plan, "train"), rows_of.load(plan, "eval")
     order = itertools.islice(rows_of.train_order(plan, trial.seed), done, None)
     if done:

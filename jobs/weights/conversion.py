@@ -72,12 +72,9 @@ def prepare(source: Path, model: Model, folder: Path | None = None, *, stored: S
     found = open_source(source)
     config.check(found.config, model, where=str(source / "config.json"))
     if stored is Stored.nf4 and (model.hidden_size % nf4.BLOCK or model.ffn_hidden_size % nf4.BLOCK):
-        raise ConfigError(
-            f"a row of a 4-bit weight is cut into blocks of {nf4.BLOCK}, and {model.name}'s rows have "
-            f"{model.hidden_size} and {model.ffn_hidden_size} numbers",
-            where=str(source / "config.json"),
-            fix="convert without --nf4, and train with task.training.trains=lora",
-        )
+        sizes = f"{model.name}'s rows have {model.hidden_size} and {model.ffn_hidden_size} numbers"
+        what = f"a row of a 4-bit weight is cut into blocks of {nf4.BLOCK}, and {sizes}"
+        raise ConfigError(what, where=str(source / "config.json"), fix="convert without --nf4")
     units = tensor_map.units(model, fused=tensor_map.is_fused(found))
     to = folder or source / FOLDERS[stored]
     return Conversion(found, model, to.absolute(), units, tensor_map.check(found, units), stored)
@@ -180,10 +177,9 @@ def _pieces(conversion: Conversion, unit: tensor_map.Unit) -> Iterator[checkpoin
         data = tensor_map.fuse(weight, conversion.source.read(weight.sources), conversion.model)
         if conversion.stored is Stored.plain or not weight.is_linear:
             yield from _split(conversion, weight, weight.key, data)
-        elif conversion.stored is Stored.fp8:
-            yield from _in_fp8(conversion, weight, data)
         else:
-            yield from _in_nf4(conversion, weight, data)
+            quantised = _in_fp8 if conversion.stored is Stored.fp8 else _in_nf4
+            yield from quantised(conversion, weight, data)
 
 
 def _in_fp8(conversion: Conversion, weight: tensor_map.Weight, data: Tensor) -> Iterator[checkpoint_writer.Piece]:
@@ -275,8 +271,8 @@ def _num_bytes(conversion: Conversion, weight: tensor_map.Weight) -> int:
     sources = [conversion.source.tensors[name] for name in weight.sources]
     if conversion.stored is Stored.plain or not weight.is_linear:
         return sum(stored.num_bytes for stored in sources)
-    num_weights = sum(stored.num_elements for stored in sources)
-    return num_weights if conversion.stored is Stored.fp8 else num_weights // 2 + num_weights // nf4.BLOCK * 2
+    bits = 8 if conversion.stored is Stored.fp8 else 4 + 16 / nf4.BLOCK
+    return int(sum(stored.num_elements for stored in sources) * bits / 8)
 
 
 def _require_same(conversion: Conversion) -> None:

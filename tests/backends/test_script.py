@@ -151,7 +151,6 @@ def test_a_silent_node_is_waited_for_no_longer_than_slurm_needs(config: str, wai
     assert waited == f"sleep {waits_s}" and f"waits {waits_s} s" in reason and "does not answer" in reason
 
 
-@pytest.mark.trains
 def test_the_local_runner_runs_the_argv_of_its_plan(tmp_path: Path) -> None:
     plan = saying(compose.compose(["task=lora_tiny", "cluster=local", f"launch.folder={tmp_path}"]))
     (tmp_path / "rank_logs").mkdir()

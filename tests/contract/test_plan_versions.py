@@ -44,7 +44,9 @@ def test_a_slurm_plan_of_version_2_is_read_and_keeps_what_it_holds() -> None:
     data = (old["config"]["data"], new["config"]["data"])
     assert data[0].items() <= data[1].items(), "how rows are made of files is new"
     clusters = (old["config"]["cluster"], new["config"]["cluster"])
-    assert clusters[0].pop("scheduler") == clusters[1].pop("backend") and clusters[0] == clusters[1]
+    assert clusters[0].pop("scheduler") == clusters[1].pop("backend")
+    assert clusters[1]["gpu"]["rates"].pop("host_gbs") is None, "new, and not known of this GPU"
+    assert clusters[0] == clusters[1]
     training = plan.config.task.training
     assert (training.trains, training.starts_from) == (Trains.lora, StartsFrom.checkpoint)
     assert (training.target_eval_loss, training.max_steps, plan.max_steps) == (0.925, 1024, 1024)

@@ -23,7 +23,6 @@ with warnings.catch_warnings():
     from helpers.exact import exact_ops
     from jobs.data import rows as rows_of
     from jobs.engines.megatron import checkpoint, loop, model
-    from jobs.engines.megatron.fp8.nf4_linear import _Nf4Weight
     from jobs.weights import adapters, nf4
 
 pytestmark = [
@@ -86,7 +85,7 @@ def dense(engine: model.Parts) -> dict[str, Tensor]:
     (chunk,) = engine.bare_chunks()
     weights = {name: p.detach() for name, p in chunk.named_parameters()}
     for name, part in chunk.named_modules():
-        if isinstance(part, _Nf4Weight):
+        if hasattr(part, "nf4"):
             weights[f"{name}.weight"] = nf4.dequantize(part.nf4, part.config.params_dtype)
     return weights
 

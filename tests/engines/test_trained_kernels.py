@@ -300,13 +300,16 @@ class TransposesWhenAsked:
         pass
 
 
-def test_fp8_copies_follow_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("tp", [1, 2])
+def test_fp8_copies_follow_the_weights(monkeypatch: pytest.MonkeyPatch, tp: int) -> None:
+    """With tp 2, the other rank's parts have numbers twice as large."""
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda amax, op, group: amax.mul_(group.size()))
     if DEVICE == "cpu":
         monkeypatch.setattr(fp8_weights, "PrefetchedTransposes", TransposesWhenAsked)
     torch.manual_seed(0)
     linears = [torch.nn.Linear(*shape, dtype=torch.bfloat16, device=DEVICE) for shape in ((96, 64), (32, 160))]
     for linear in linears:
-        linear.tp_group = SimpleNamespace(size=lambda: 1)
+        linear.tp_group = SimpleNamespace(size=lambda: tp)
     weights = Fp8GpuOps().linear_weights(linears)
     for factor in (1, 50):
         with torch.no_grad():
@@ -317,7 +320,7 @@ def test_fp8_copies_follow_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
             expected = fp64(linear.weight.detach())
             for got, wanted in ((weights.forward(linear), expected), (weights.backward(linear), expected.T)):
                 assert got.values.is_contiguous()
-                scale = (wanted.abs().max() / LARGEST).item()
+                scale = (tp * wanted.abs().max() / LARGEST).item()
                 assert got.scale.tolist() == pytest.approx([scale], rel=1e-6)
                 exponent = (wanted / scale).abs().log2().floor().clamp(min=SMALLEST_EXPONENT)
                 allowed = 1.01 * HALF_ULP * 2**exponent * scale

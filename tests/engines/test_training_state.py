@@ -77,15 +77,32 @@ def test_a_flat_range_is_cut_into_boxes_that_hold_it_in_order(shape: list[int], 
     assert all(list(box.shape) == list(extent) for box, (_, extent) in zip(cut, boxes, strict=True))
 
 
-def test_megatron_core_loads_the_weights_that_were_trained(tmp_path: Path) -> None:
+STATES = {
+    "moments in bf16": ("precision=bf16", "recipe.moments=bf16"),
+    "moments on the host": ("recipe.offload_moments=true",),
+    "fp8": ("precision=fp8",),
+}
+
+
+@pytest.mark.parametrize("kind", STATES)
+def test_every_kind_of_state_goes_on_bit_for_bit(tmp_path: Path, kind: str) -> None:
+    engine = saved(tmp_path, *ALL, *STATES[kind])
+    expected = trained(engine, range(5, 7))
+    other, saving, _ = started(tmp_path, *ALL, *STATES[kind])
+    assert saving.resume() == 4
+    assert trained(other, range(5, 7)) == expected
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_megatron_core_loads_the_weights_that_were_trained(tmp_path: Path, precision: str) -> None:
     """It is a checkpoint as any other: MODEL may point at it, and megatron-core's own loader reads it."""
     engine = saved(tmp_path)
-    other, _, _ = started(tmp_path / "other")
+    other, _, _ = started(tmp_path / "other", *ALL, f"precision={precision}")
     other.load(tmp_path / "checkpoints" / "trial_0" / "step_4", adapters=False)
     weights, loaded = (dict(e.parts.bare_chunks()[0].named_parameters()) for e in (engine, other))
     assert weights.keys() == loaded.keys()
     for name, weight in weights.items():
-        assert torch.equal(loaded[name], weight), name
+        assert torch.equal(loaded[name], weight.to(loaded[name].dtype)), name
 
 
 @pytest.mark.parametrize("trains", [ALL, ("task.training.max_steps=9",)])

@@ -18,6 +18,7 @@ from bench.backends import run_lock
 from bench.backends.slurm import jobs as slurm_jobs
 from bench.backends.slurm.backend import SlurmBackend
 from bench.contract import plan as plans
+from bench.contract.plan import Plan
 from bench.contract.run_files import JOB, LEDGER, RESERVE, SUBMISSION
 from bench.errors import BenchError, ConfigError, SubmitError
 from bench.launch import again, run_local, run_queued
@@ -379,6 +380,20 @@ def test_a_run_on_this_machine_is_opened_again_as_a_whole_or_not_at_all(
         else:
             assert "No space left" in str(error), failed
     assert ledger.read(ended)[1].outcome is Outcome.interrupted
+
+
+@pytest.mark.parametrize("place", [None, "/mnt/full/part"])
+def test_what_cannot_be_written_is_named(ended: Path, monkeypatch: pytest.MonkeyPatch, place: str | None) -> None:
+    """The file, where the system says which; else the run folder."""
+
+    def full(plan: Plan, folder: Path, console: object) -> bool:
+        raise OSError(errno.ENOSPC, "No space left on device", place)
+
+    (ended / JOB).unlink()
+    monkeypatch.setattr(run_local, "_work", full)
+    with pytest.raises(BenchError, match="cannot write: No space left on device") as failed:
+        again.resume(ended)
+    assert (failed.value.where, failed.value.rule) == (place or str(ended), "CFG-08")
 
 
 def test_who_comes_second_on_this_machine_changes_nothing(ended: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,7 +63,7 @@ def test_a_good_log_is_valid_and_its_numbers_are_read(written_log: MakeLog) -> N
         (r'(train_loss", "value": )1.03,', r"\1null,", {"LOG-08"}),
         (r'(lora_rank", "value": 16)', r'\1"', {"LOG-09", "LOG-10"}),
         (r".*init_start.*\n", "", {"LOG-10"}),
-        (r"(.*lora_alpha.*)32(.*\n)", r"\g<1>32\2\g<1>64\2", {"LOG-11"}),
+        (r'(.*lora_alpha", "value": )32(.*\n)', r"\g<1>32\2\g<1>64\2", {"LOG-11"}),
         (r"(.*)llama2_70b_lora(.*\n)", r"\1llama2_70b_lora\2\1bert\2", {"LOG-11"}),
         (r'(target_accuracy", "value": )0.925', r"\g<1>2.5", {"LOG-12"}),
         (r'(.*"value": 0.92,.*\n)((?:.*\n)*)', r"\2\1", {"LOG-13"}),
@@ -255,6 +255,17 @@ def test_ranks_count_where_the_run_script_is_in_doubt(written_log: MakeLog) -> N
     path = written_log(submission_platform="8xDGX", accelerator="NVIDIA H100", num_ranks=64)
     path.write_text(':::SYSJSON {"number_of_nodes": "1", "accelerators_per_node": "8"}\n' + path.read_text())
     assert parse(path).num_gpus == 64
+
+
+@pytest.mark.parametrize(("before_bytes", "num_gpus"), [(2**20 - 200, 64), (2**20 - 20, None)])
+def test_the_system_is_looked_for_in_the_first_mebibyte(
+    written_log: MakeLog, before_bytes: int, num_gpus: int | None
+) -> None:
+    """Run scripts print it ahead of a trial: a log of gigabytes is not searched for it."""
+    path = written_log(submission_platform="8xDGX")
+    told = ':::SYSJSON {"number_of_nodes": "8", "accelerators_per_node": "8", "accelerator_model_name": "H100"}\n'
+    path.write_text("-" * (before_bytes - 1) + "\n" + told + path.read_text())
+    assert parse(path).num_gpus == num_gpus
 
 
 def test_a_spread_is_that_of_its_values() -> None:

@@ -169,6 +169,8 @@ REFUSED = {
     "task=lora70b cluster=dgx1 'parallel={tp: 1, pp: 1, cp: 1}'": "GiB per GPU needed, and a .* has 79.6",
     "task=lora70b cluster=dgx1 walltime=null": "a job in a queue needs a time limit",
     "walltime=0": "0 minutes",
+    "task.training.checkpoint_every_steps=5": "checkpoints every 5 steps, and llama2_70b_lora knows no resuming",
+    "task=pretrain_tiny task.training.checkpoint_every_steps=0": "task.training.checkpoint_every_steps",
     "cluster=dgx1 walltime=60 trials=10 cluster.slurm.max_walltime_min=240": "the job would take 655 min.*allows 240",
     "data.seq_length=2048 model.position=learned": "learned positions for 1024",
     "data.seq_length=90 parallel.cp=2 ": "cannot be cut into the 2 x cp = 4 chunks",

@@ -280,3 +280,62 @@ def test_what_was_not_measured_is_not_estimated() -> None:
         config = without(change)
         assert step_time.estimate(config, world(config, tp=2), NOTHING) is None, change
     assert step_time.estimate(without("nothing"), world(TWO_NODES, tp=2), NOTHING) is not None
+
+
+@pytest.mark.parametrize(
+    ("precision", "tflops", "per_token", "refreshed"),
+    [
+        # norms 12 and again 8, residual 6, backward 16; RoPE 4 and 4; SwiGLU 3 and 6, on gate and up
+        ("bf16", 669.1, (18 + 24) * 4096 + (4 + 4) * 12288 + (3 + 6) * 22016, 0),
+        # norms 10, residual 6, quantize 3, again 6, backward 17, transpose 8; of attention 3, 3 and 2
+        ("fp8", 1404, (16 + 34 + 3 + 5) * 4096 + (4 + 5) * 12288 + (4.5 + 8) * 22016, 5),
+    ],
+)
+def test_a_trained_model_by_hand(precision: str, tflops: float, per_token: float, refreshed: int) -> None:
+    """Llama-2-7B on a GPU, 16 micro-batches of four rows of 4096: three products of each weight, which the last one
+    adds to FP32 gradients with 8 bytes; the head's and the embedding's gradients with 24. Once a step 38 bytes for each
+    weight, and in FP8 5 more for the layers' linears."""
+    config = unplanned("task=pretrain_7b", f"precision={precision}", "recipe.global_batch_size=64")
+    config = replace(config, recipe=replace(config.recipe, micro_batch_size=4))
+    tokens, linears, head = 4 * 4096, 4 * 4096**2 + 3 * 4096 * 11008, 32000 * 4096
+    step = step_time.estimate(config, split(config, tp=1, pp=1, cp=1, sp=False), NOTHING)
+    assert step
+    head_s = 3 * 2 * head * tokens / 1e12 / 608.6  # BF16 at 4.3 TFLOP, between 582 at 3.5 and 677 at 7
+    layers_s = 32 * 3 * 2 * linears * tokens / 1e12 / tflops  # BF16 at 6.6 TFLOP
+    assert step.gemm_s == pytest.approx(16 * (layers_s + head_s), rel=1e-3)
+    added = 32 * 8 * linears + 24 * head + 6 * 32000 * tokens
+    each = 32 * per_token * tokens + added
+    once = 38 * 6_738_415_616 + refreshed * 32 * linears
+    assert step.elementwise_s == pytest.approx((16 * each + once) / 4210e9, rel=1e-6)
+    assert step.communication_s == 0
+
+
+def unplanned(*overrides: str) -> Config:
+    return compose.unplanned([*overrides, "cluster=dgxh200", "cluster.ranks_per_node=1"])
+
+
+def test_moments_in_host_memory_pass_once_a_step() -> None:
+    """6.7 billion weights with 8 bytes of moments, in BF16 4, at 55 GB/s each way."""
+    found = {}
+    for moments in ("fp32", "bf16"):
+        for offload in ("true", "false"):
+            config = unplanned("task=pretrain_7b", f"recipe.moments={moments}", f"recipe.offload_moments={offload}")
+            step = step_time.estimate(config, split(config, tp=1, pp=1, cp=1, sp=False), NOTHING)
+            assert step
+            found[moments, offload] = step.step_s
+    for moments, size in (("fp32", 8), ("bf16", 4)):
+        more_s = found[moments, "true"] - found[moments, "false"]
+        assert more_s == pytest.approx(size * 6_738_415_616 / 55e9)
+
+
+def test_a_4_bit_base_is_dequantised_in_both_passes() -> None:
+    """0.516 bytes are read and 2 written of each of the layers' weights, twice in each of the 32 micro-batches."""
+    four, sixteen = (unplanned(f"task={name}_70b") for name in ("qlora", "lora"))
+    seconds = []
+    for config in (four, sixteen):
+        sized = replace(config, recipe=replace(config.recipe, micro_batch_size=1))
+        step = step_time.estimate(sized, split(sized, tp=1, pp=1, cp=1, sp=False), NOTHING)
+        assert step
+        seconds.append(step.elementwise_s)
+    weights = 80 * 8192 * (10240 + 8192 + 3 * 28672)
+    assert seconds[0] - seconds[1] == pytest.approx(32 * 2 * (4.127 / 8 + 2) * weights / 4210e9, rel=1e-4)

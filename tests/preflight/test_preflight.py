@@ -4,9 +4,11 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from bench.contract.schema import Data, DataSource
 from bench.errors import ConfigError
 from bench.planning import compose
 from bench.preflight import data, host
+from bench.rules.check import Subject
 
 ON_SLURM = ("task=lora70b", "cluster=dgx2", "container=pyxis")
 PATHS = {"DATADIR": "/lustre/data", "MODEL": "/lustre/model", "LOGDIR": "/lustre/logs", "CONT": "/lustre/a.sqsh"}
@@ -29,6 +32,18 @@ PATHS = {"DATADIR": "/lustre/data", "MODEL": "/lustre/model", "LOGDIR": "/lustre
 def paths(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in PATHS.items():
         monkeypatch.setenv(name, value)
+
+
+def test_room_for_checkpoints_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """525,440 weights of 12 bytes, in two checkpoints of each of five trials and one that is written: 66 MiB."""
+    monkeypatch.setenv("LOGDIR", str(tmp_path))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=250 * 2**20))
+    plain = ("task=pretrain_tiny", "cluster=local", "trials=5")
+    for saving, severities in (((), []), (("task.training.checkpoint_every_steps=9",), ["error"])):
+        plan = compose.compose([*plain, *saving])
+        found = [one for one in host.outputs(Subject(plan, "")) if not isinstance(one, str)]
+        assert [one.severity for one in found] == severities
+    assert "250 MiB free, and a run needs 266" in found[0].what and "checkpoint_every_steps=null" in str(found[0])
 
 
 def arguments(*words: str) -> str:

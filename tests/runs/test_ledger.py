@@ -6,6 +6,7 @@ import os
 import resource
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,20 @@ def test_why_an_attempt_was_cut_short_is_kept_with_it(tmp_path: Path) -> None:
     attempts = ledger.read(tmp_path)[0].attempts
     assert [attempt.nodes for attempt in attempts] == ["dgx-[0-1]", "dgx-[2-3]", "dgx-[4-5]"]
     assert attempts[0].cause == "SLU-10: preempted" and "lost without a word" in str(attempts[1].cause)
+
+
+def test_attempts_that_brought_a_new_checkpoint_do_not_count(tmp_path: Path) -> None:
+    ledger.create(tmp_path, PLAN)
+    begin = partial(ledger.begin, tmp_path, PLAN.trials[0], attempts=2, job="7")
+    checkpoints = tmp_path / "checkpoints" / "trial_0"
+    for step in (20, 40, 60):
+        assert begin()
+        (checkpoints / f"step_{step}").mkdir(parents=True)
+    (checkpoints / "step_80.part").mkdir()
+    assert begin() and begin()
+    with pytest.raises(SubmitError, match="was started 2 times and cut short each time"):
+        begin()
+    assert [attempt.checkpoint for attempt in ledger.read(tmp_path)[0].attempts] == [None, 20, 40, 60, 60]
 
 
 def test_a_folder_keeps_the_seeds_it_was_made_with(tmp_path: Path) -> None:

@@ -135,6 +135,7 @@ class Course:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, eval_losses: tuple[float, ...] = ()) -> None:
         self.path, self.engine = folder / "result_0.txt", ScriptedEngine(eval_losses)
         monkeypatch.setattr(rows_of, "load", lambda plan, name: f"rows to {name}")
+        monkeypatch.setattr(rows_of, "real_tokens", lambda rows, indices: 10 * len(indices))
 
     @property
     def batches(self) -> list[list[int]]:
@@ -195,19 +196,21 @@ def test_a_trial_ends_at_its_target_or_says_that_it_missed_it(
 def test_training_losses_are_means_over_the_batch_beside_their_rate(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    plan = composed("task.training.target_eval_loss=null", "recipe.log_every_steps=75", "recipe.lr=0.4")
+    """Every 80 steps, and after the last of 300; each row has 10 real tokens."""
+    plan = composed("task.training.target_eval_loss=null", "recipe.log_every_steps=80", "recipe.lr=0.4")
     course = Course(monkeypatch, tmp_path, (1.0, 1.0, 1.0, 1.0)).run(plan)
     losses = [
         (value, where["step"], where["samples_count"], where["lr"]) for _, value, where in course.records("train_loss")
     ]
-    cosine = [0.4 * (1 + np.cos(np.pi * (step - 1) / 300)) / 2 for step in (75, 150, 225, 300)]
+    cosine = [0.4 * (1 + np.cos(np.pi * (step - 1) / 300)) / 2 for step in (80, 160, 240, 300)]
     expected = [
         ((8 + step) / 8, step, 8 * step, pytest.approx(lr))
-        for step, lr in zip((75, 150, 225, 300), cosine, strict=True)
+        for step, lr in zip((80, 160, 240, 300), cosine, strict=True)
     ]
     assert losses == expected
     stats = [value for _, value, _ in course.records("tracked_stats")]
-    assert [len(each["step_times"]) for each in stats] == [75, 75, 75, 75]
+    assert [len(each["step_times"]) for each in stats] == [80, 80, 80, 60]
+    assert [each["real_tokens"] for each in stats] == [80 * 80, 80 * 80, 80 * 80, 60 * 80]
     assert [each["throughput"] * each["train_step_time"] for each in stats] == pytest.approx([8] * 4)
 
 
@@ -276,6 +279,7 @@ def test_a_trial_draws_by_its_seed_and_loads_before_its_clock_starts(
     )
     monkeypatch.setattr(train, "engine_of", lambda plan: module)
     monkeypatch.setattr(rows_of, "load", lambda plan, name: note(name) or f"rows to {name}")
+    monkeypatch.setattr(rows_of, "real_tokens", lambda rows, indices: 1)
     with mllog.Writer(course.path) as log:
         train.run(plan, trial, Rank(0, 0, 1, "", 0), log, tmp_path)
     assert calls == [

@@ -151,7 +151,7 @@ def test_evaluations_that_nothing_announces_take_what_the_steps_leave_over() -> 
     assert progress.eval_times_s == pytest.approx((EVAL_MS / 1000,) * 3)
 
 
-@pytest.mark.parametrize(("after_s", "is_stalled"), [(400, False), (700, True)])
+@pytest.mark.parametrize(("after_s", "is_stalled"), [(400, False), (575.9, False), (576.1, True), (700, True)])
 def test_the_first_evaluation_may_be_silent_for_as_long_as_training_was(after_s: float, is_stalled: bool) -> None:
     """192 steps of 3 s are 576 s."""
     events = trial(0.94)

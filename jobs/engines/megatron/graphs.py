@@ -22,6 +22,7 @@ from torch import Tensor
 from bench.contract.plan import Plan
 from jobs.engines.megatron.batches import MicroBatch
 from jobs.engines.megatron.fp8.layer import Fp8Layer
+from jobs.engines.megatron.fp8.transposed_weights import PrefetchedTransposes
 
 Pass = Callable[[MicroBatch], Tensor]
 """Adds the gradients of a micro-batch to main_grad, and returns the sum of its rows' losses."""
@@ -37,13 +38,29 @@ def training_pass(plan: Plan, chunk: DistributedDataParallel) -> Pass:
         (mean / plan.batch.gradient_accumulation_steps).backward()
         return total.detach()
 
-    return Captured(run, Seeds(chunk)) if plan.cuda_graph else run
+    def run_alone(batch: MicroBatch) -> Tensor:
+        loss = run(batch)
+        for transposes in prefetched(chunk):
+            transposes.join()
+        return loss
+
+    return Captured(run_alone, Seeds(chunk)) if plan.cuda_graph else run
 
 
 def summed_loss(chunk: DistributedDataParallel, batch: MicroBatch) -> Tensor:
     """Return the sum of the losses of the rows of a micro-batch."""
     losses_BS = chunk(batch.tokens, batch.position_ids, None, labels=batch.labels)
     return (losses_BS.float() * batch.weights).sum()
+
+
+def prefetched(chunk: torch.nn.Module) -> set[PrefetchedTransposes]:
+    """Return what transposes weights ahead, on a stream of its own; a captured pass must end with all streams joined.
+
+    Under adapters it transposes one weight that nothing asks for: the first layer needs no gradient of its input.
+    """
+    frozen = (getattr(module, "weights", None) for module in chunk.modules())
+    trained = (getattr(getattr(module, "linear_weights", None), "transposes", None) for module in chunk.modules())
+    return {weights for weights in (*frozen, *trained) if isinstance(weights, PrefetchedTransposes)}
 
 
 class Seeds:

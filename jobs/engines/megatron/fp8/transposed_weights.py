@@ -65,6 +65,11 @@ class PrefetchedTransposes:
         values = self.buffers[buffer][: weight.values.numel()].view(weight.values.T.shape)
         return Quantized(values.view(weight.values.dtype), weight.scale)
 
+    def join(self) -> None:
+        """Let the current stream wait for what was transposed ahead, and forget it."""
+        torch.cuda.current_stream().wait_stream(self.stream)
+        self.forget()
+
     def forget(self) -> None:
         """Follow a change of the weights: what was transposed ahead is done again."""
         self.linear_in_buffer = [None, None]

@@ -1,0 +1,46 @@
+"""What passes between the parts of bench cannot be changed on the way, and takes no field that it does not have."""
+
+import ast
+import dataclasses
+import typing
+from pathlib import Path
+from typing import Any
+
+import bench
+from bench.contract.schema import Config
+
+FOLLOWING = {"Progress", "Watched", "Curves"}
+"""These follow a log, record by record, and change."""
+CACHING = {"Subject", "Trials"}
+"""These keep what they have worked out, for which slots have no place."""
+
+
+def options() -> dict[str, set[str]]:
+    """Return what each dataclass of bench asks for, as its source says it."""
+    found = {}
+    for path in Path(bench.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            for call in node.decorator_list if isinstance(node, ast.ClassDef) else ():
+                if isinstance(call, ast.Call) and ast.unparse(call.func) == "dataclass":
+                    found[node.name] = {str(word.arg) for word in call.keywords if ast.literal_eval(word.value)}
+    return found
+
+
+def of_config(kind: Any) -> set[str]:
+    """Return the names of a config's class and of all classes below it."""
+    names = {kind.__name__}
+    for hint in typing.get_type_hints(kind).values():
+        for inner in (hint, *typing.get_args(hint)):
+            if dataclasses.is_dataclass(inner):
+                names |= of_config(inner)
+    return names
+
+
+def test_records_are_frozen_and_a_config_takes_no_unknown_key() -> None:
+    """Hydra fills the classes of a config, so that these cannot be frozen; without slots they would take any key."""
+    found, filled = options(), of_config(Config)
+    assert len(found) > 100 and {"Task", "Launch", "Slurm", "Config"} <= filled <= found.keys()
+    assert {name for name in filled if found[name] != {"slots", "kw_only"}} == set()
+    records = found.keys() - filled - FOLLOWING
+    assert {name for name in records if "frozen" not in found[name]} == set()
+    assert {name for name in records - CACHING if "slots" not in found[name]} == set()
