@@ -1,4 +1,4 @@
-"""A process that tokenises blocks and checksums files: `python -m jobs.data.worker PARENT`, as `jobs.data.workers` does.
+"""A process that tokenises blocks and checksums files: `python -m jobs.data.worker PARENT`, started by `workers.py`.
 
 It reads one JSON object a line: first its settings, then what to do; each of these gets one line of an answer. It ends
 with its input, and at once when the process that started it, PARENT by its id, is gone.
