@@ -154,7 +154,7 @@ def samples_figure(ours: Mapping[int, int], known: "Convergence", path: Path, *,
     axes.set_xlabel("samples to target")
     axes.set_ylabel("share of runs (%)")
     axes.margins(y=0.12)
-    axes.legend(frameon=False, fontsize=9)
+    axes.legend(loc="best", frameon=False, fontsize=9)  # by default, matplotlib warns on a busy machine
     save(figure, path)
 
 

@@ -55,7 +55,7 @@ class Words:
     def _cut(self, text: str) -> list[str]:
         """Return the pieces of a text; itself, where a piece would be empty or a text cannot be cut."""
         first, *others = _CUT.split(text)
-        if not first or "" in others or (self._odd and self._odd in text):
+        if "" in others or (self._odd and self._odd in text):
             return [text]
         return [first, *[self._space + word for word in others]] if self._space else [first, *others]
 

@@ -1,7 +1,7 @@
-"""A process that tokenises blocks and checksums files: `python -m jobs.data.worker`, started by `jobs.data.workers`.
+"""A process that tokenises blocks and checksums files: `python -m jobs.data.worker PARENT`, started by `workers.py`.
 
 It reads one JSON object a line: first its settings, then what to do; each of these gets one line of an answer. It ends
-with its input, and at once when the process that started it is gone.
+with its input, and at once when the process that started it, PARENT by its id, is gone.
 """
 
 import json
@@ -26,7 +26,7 @@ POLL_S = 0.5
 
 
 def main() -> None:
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_end_with, args=(int(sys.argv[1]),), daemon=True).start()
     try:
         for answer in answers(sys.stdin):
             print(answer, flush=True)

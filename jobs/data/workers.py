@@ -30,7 +30,7 @@ def started(num: int, settings: dict[str, Any]) -> Iterator[Ask]:
         ConfigError: the first error of an answer, in the order of the questions.
     """
     environment = os.environ | {"TOKENIZERS_PARALLELISM": "false"}
-    argv = [sys.executable, "-m", "jobs.data.worker"]
+    argv = [sys.executable, "-m", "jobs.data.worker", str(os.getpid())]
     processes = [
         subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
         for _ in range(num)

@@ -49,7 +49,7 @@ def test_the_value_of_a_secret_variable_is_one_wherever_it_stands(monkeypatch: p
 def test_nothing_that_is_shipped_holds_a_secret() -> None:
     for folder, suffix in (("conf", "yaml"), ("sbatch", "sbatch"), ("docs", "md"), ("containers", "*")):
         for path in (ROOT / folder).rglob(f"*.{suffix}"):
-            assert secrets.found(path.read_text()) == [], path
+            assert path.suffix == ".pyc" or secrets.found(path.read_text()) == [], path
     assert secrets.first(plans.dumps(compose.compose(["task=lora_tiny", "cluster=local"]))) == ""
 
 

@@ -8,7 +8,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from bench.contract.data import Data, DataSource
@@ -83,6 +83,7 @@ def config(**values: Any) -> Data:
     seed=st.integers(0, 3),
     answer_only=st.booleans(),
 )
+@example(listed=[(10, 0), (10, 0), (4, 0)], share=None, packing=True, seed=0, answer_only=False)
 def test_no_document_is_in_both_splits(
     listed: list[tuple[int, int]], share: float | None, packing: bool, seed: int, answer_only: bool
 ) -> None:
@@ -92,6 +93,12 @@ def test_no_document_is_in_both_splits(
     assert not (chosen.train & chosen.eval).any()
     left_out = [not packing and answer_only and prompt >= 8 for _, prompt in listed]
     assert (~(chosen.train | chosen.eval)).tolist() == left_out
+    sizes = [length for length, _ in listed]
+    counted = {"num_documents": len(sizes), "num_tokens": sum(sizes), "longest": max(sizes, default=0)}
+    if splits.are_enough(data, **counted):
+        assert (
+            splits.num_rows(documents[chosen.train], data) >= 1 and splits.num_rows(documents[chosen.eval], data) >= 2
+        )
     if share is not None:
         assert chosen.eval.sum() == round(left_out.count(False) * share)
     elif packing:

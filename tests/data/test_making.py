@@ -83,7 +83,7 @@ def test_what_was_killed_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytes
     done = sorted(work.glob("*.json"))
     times = {path: path.stat().st_mtime_ns for path in done[1:]}
     tokens = done[0].with_suffix(".tokens")
-    tokens.write_bytes(b"\1" + tokens.read_bytes()[1:])  # damaged: made anew
+    tokens.write_bytes(b"\xff" + tokens.read_bytes()[1:])  # damaged: made anew
     kept: list[bool] = []
 
     def look_instead_of_removing(folder: Path) -> None:
@@ -123,10 +123,33 @@ convert.main(["rows", {str(tmp_path / "plan.json")!r}, "--processes", "2"])
     process.kill()
     process.communicate()
     assert len(children) == 2
+    for child in children:
+        assert ends(child), "a worker outlived its parent"
+
+
+def ends(process: str) -> bool:
+    """Return whether a process ends within some seconds."""
     deadline = time.monotonic() + 20
-    while any(Path(f"/proc/{child}").exists() for child in children) and time.monotonic() < deadline:
+    while Path(f"/proc/{process}").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not any(Path(f"/proc/{child}").exists() for child in children), "a worker outlived its parent"
+    return not Path(f"/proc/{process}").exists()
+
+
+@pytest.mark.starts
+def test_a_worker_ends_with_its_parent_though_its_input_stays_open() -> None:
+    """As it does in the middle of a long block, when nobody reads the input."""
+    code = (
+        "import os, subprocess, sys; argv = [sys.executable, '-m', 'jobs.data.worker', str(os.getpid())]; "
+        "worker = subprocess.Popen(argv); print(worker.pid, flush=True); worker.wait()"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [sys.executable, "-c", code], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        worker = parent.stdout.readline().strip()
+        parent.kill()
+        assert ends(worker)
 
 
 @pytest.mark.starts
@@ -208,6 +231,7 @@ def test_bad_files_are_told_with_the_place(message: str, tmp_path: Path, monkeyp
     source, name, write = BAD[message]
     made = plan(tmp_path, f"data={source}", f"data.files='{name}'", *SIZES, *RECIPE)
     write(tmp_path / "cache" / name)
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1)
     with pytest.raises(ConfigError, match=message) as told:
         make_here(made, monkeypatch)
     assert str(tmp_path / "cache") in told.value.where or name in told.value.where

@@ -28,7 +28,7 @@ with warnings.catch_warnings():
     from jobs.engines.megatron import checkpoint, loop, model
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore:.*is deprecated", "ignore::FutureWarning"
+    "ignore::DeprecationWarning", "ignore:.*is deprecated", "ignore::FutureWarning", r"ignore:barrier\(\)"
 )  # what megatron-core calls
 
 STEPS, GBS, ROWS = 20, 4, 11

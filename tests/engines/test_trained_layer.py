@@ -23,7 +23,7 @@ with warnings.catch_warnings():
     from jobs.engines.megatron import model
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore:.*is deprecated", "ignore::FutureWarning"
+    "ignore::DeprecationWarning", "ignore:.*is deprecated", "ignore::FutureWarning", r"ignore:barrier\(\)"
 )  # what megatron-core calls
 
 BOUNDS = {"fp32": 1e-6, "bf16": 0.01, "fp8": 0.1}

@@ -9,6 +9,7 @@ import pytest
 
 from bench.console.result import speed_rows
 from bench.contract.mllog import Writer
+from bench.mlperf.reader import is_number
 from bench.mlperf.result import parse
 from bench.mlperf.speed import Spread, spread
 from helpers.paths import CORPUS
@@ -255,6 +256,11 @@ def test_ranks_count_where_the_run_script_is_in_doubt(written_log: MakeLog) -> N
     path = written_log(submission_platform="8xDGX", accelerator="NVIDIA H100", num_ranks=64)
     path.write_text(':::SYSJSON {"number_of_nodes": "1", "accelerators_per_node": "8"}\n' + path.read_text())
     assert parse(path).num_gpus == 64
+
+
+def test_numbers_that_fit_into_64_bits_are_numbers() -> None:
+    values = (2**63 - 1, 1 - 2**63, 2**63, -(2**63), 1e18, 1e19, True, float("nan"))
+    assert [is_number(value) for value in values] == [True, True, False, False, True, False, False, False]
 
 
 @pytest.mark.parametrize(("before_bytes", "num_gpus"), [(2**20 - 200, 64), (2**20 - 20, None)])

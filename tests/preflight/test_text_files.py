@@ -56,6 +56,12 @@ def test_files_that_can_be_read_are_fine(name: str, tmp_path: Path) -> None:
     assert checked.seen == "1 files, 0.00 GB"
 
 
+def add_token(tokenizer: Path, number: int) -> None:
+    content = json.loads(tokenizer.read_text())
+    content["added_tokens"].append(content["added_tokens"][0] | {"id": number, "content": "<more>"})
+    tokenizer.write_text(json.dumps(content))
+
+
 WRONG: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "no files of c4": ("CFG-06", lambda cache: (cache / "c4.jsonl").unlink()),
     "this file is empty": ("CFG-06", lambda cache: (cache / "c4.jsonl").write_bytes(b"")),
@@ -66,6 +72,7 @@ WRONG: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "the first record is not JSON": ("CFG-06", lambda cache: (cache / "c4.jsonl").write_bytes(b"text\n")),
     "no tokenizer.json": ("CFG-06", lambda cache: (cache / "tokenizer.json").unlink()),
     "not a tokenizer of": ("CFG-06", lambda cache: (cache / "tokenizer.json").write_text('{"model": {}}')),
+    "tokens go up to 600, and the model has 512": ("CFG-06", lambda cache: add_token(cache / "tokenizer.json", 600)),
     "tokens go up to 512, and the model has 512": (
         *("CFG-06",),
         lambda cache: write_tokenizer(cache, words=[*text_data.WORDS, *(f"w{i}" for i in range(494))]),

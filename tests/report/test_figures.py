@@ -173,6 +173,16 @@ def test_a_trial_without_evaluations_or_a_target_says_so(written_log: MakeLog, d
     assert (texts(axes), len(axes.lines)) == (["no evaluation in these logs"], 0)
 
 
+def test_each_trial_has_its_own_place_and_none_is_cut_off(written_log: MakeLog, drawn: list[Figure]) -> None:
+    trials = [parse(written_log(name=name)) for name in ("a", "b")]
+    step_time_figure(trials, Path("unused"), heading="x", note="", names=["a", "b"])
+    left = drawn[0].axes[0]
+    medians = [points(line) for line in left.lines if line.get_marker() == "o"]
+    assert medians == [[(place, trial.step_time_ms.median)] for place, trial in enumerate(trials) if trial.step_time_ms]
+    assert [label.get_text() for label in left.get_xticklabels()] == ["a", "b"]
+    assert left.get_xlim() == (-0.6, 1.6), "as much room on either side"
+
+
 def test_shares_are_those_of_our_runs_and_of_the_published(drawn: list[Figure]) -> None:
     known = samples_to_target("llama2_70b_lora", 8)
     assert known is not None and 3072 in dict(known.shares)

@@ -18,9 +18,9 @@ QUICK = "recipe.lr=3e-3"
 @pytest.fixture(scope="module", autouse=True)
 def three_trials(request: pytest.FixtureRequest, busy_user: User) -> Run | None:
     """The longest run of this file goes on beside the other tests."""
-    if not any(item.function is test_three_trials_over_two_nodes_make_a_score for item in request.session.items):
+    if not any(item.function is test_three_trials_over_two_nodes_are_proven for item in request.session.items):
         return None
-    return busy_user.launch("cluster=slurm_test", "task=lora_tiny", "trials=3", "cluster.ranks_per_node=1", QUICK)
+    return busy_user.launch(*SHORT, "task.training.max_steps=20", "trials=3", "launch.health=true")
 
 
 def minutes_to_target(log: Path) -> float:
@@ -128,16 +128,27 @@ def counting(tmp_path: Path, *commands: str) -> tuple[Path, Path]:
     return path, asked
 
 
-def test_three_trials_over_two_nodes_make_a_score(user: User, three_trials: Run) -> None:
-    """The nodes are measured, three seeds trained to the target, one rank a node, each judged, all scored."""
-    run = three_trials
-    user.end(run, "COMPLETED", timeout_s=900)
-    assert run.status["outcome"] == "proven" and run.outcomes == ["proven"] * 3, run.output()
-    assert [entry["seed"] for entry in run.ledger] == [1, 2, 3]
+def test_three_trials_over_two_nodes_are_proven(user: User, three_trials: Run) -> None:
+    """The nodes are measured, three seeds trained for some steps, one rank a node, each judged."""
+    require_proven(user, three_trials)
+
+
+@pytest.mark.slow
+def test_three_trials_over_two_nodes_make_a_score(user: User) -> None:
+    """The same, trained to the target, and scored."""
+    run = user.launch("cluster=slurm_test", "task=lora_tiny", "trials=3", "cluster.ranks_per_node=1", QUICK)
+    require_proven(user, run)
     assert all(entry["official"] == {"5.1.0": True, "6.1.0": True} for entry in run.ledger)
     score = json.loads(user.types("score", run.folder, "--json", code=1).stdout)
     counted = [score[key] for key in ("num_runs", "num_failed", "num_runs_required", "valid")]
     assert counted == [3, 0, 10, False], "a score takes ten"
     middle = sorted(minutes_to_target(run / f"result_{trial}.txt") for trial in range(3))[1]
     assert score["olympic_minutes"] == pytest.approx(middle)
+
+
+def require_proven(user: User, run: Run) -> None:
+    """Require that three trials of a run ended proven, on nodes that were measured."""
+    user.end(run, "COMPLETED", timeout_s=900)
+    assert run.status["outcome"] == "proven" and run.outcomes == ["proven"] * 3, run.output()
+    assert [entry["seed"] for entry in run.ledger] == [1, 2, 3]
     assert (run / "health.json").exists()

@@ -18,18 +18,20 @@ HAS_PTX = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")
 """Whether inline PTX can be used: not in Triton's interpreter."""
 FACTOR = tl.constexpr(tl.bfloat16 if HAS_PTX.value else tl.float32)
 """The type of a GEMM's operands: BF16 for tensor cores; the interpreter cannot multiply BF16."""
-_ROWS, _COLUMNS = 32, 128
-"""The size of a tile."""
-_PARTS = 8
-"""Split-K: a sum is computed in so many parts to have enough programs, and torch adds them up in a fixed order."""
+_COLUMNS = 128
+"""The width of a tile."""
+_PARTS, _PROGRAMS = 8, 1024
+"""Split-K: a sum is computed in up to so many parts to have so many programs; torch adds them up in a fixed order."""
 
 
 def down(x: Tensor | Quantized, a: Tensor, drop: Dropout) -> Tensor:
     values, scale, of_x = _values_and_scale(x)
     (num_rows, width), rank = values.shape, len(a)
-    parts = torch.empty(_PARTS, num_rows, rank, dtype=torch.float32, device=a.device)
-    grid = (triton.cdiv(num_rows, _ROWS), _PARTS)
-    args = (values, scale, a, parts, *mask(drop), num_rows, rank, width, _PARTS)
+    num_tiles = triton.cdiv(num_rows, rows_of_tile(rank))
+    num_parts = min(_PARTS, max(1, _PROGRAMS // num_tiles))
+    parts = torch.empty(num_parts, num_rows, rank, dtype=torch.float32, device=a.device)
+    grid = (num_tiles, num_parts)
+    args = (values, scale, a, parts, *mask(drop), num_rows, rank, width, num_parts)
     _down[grid](*args, **of_x, **_tile(rank, drop))
     return parts.sum(0).to(BF16)
 
@@ -46,7 +48,7 @@ def down_backward(low_grad: Tensor, x: Tensor | Quantized, drop: Dropout) -> Ten
 
 def add_down_gradient(grad: Tensor, low_grad: Tensor, a: Tensor, drop: Dropout) -> Tensor:
     (num_rows, width), rank = grad.shape, len(a)
-    grid = (triton.cdiv(num_rows, _ROWS), triton.cdiv(width, _COLUMNS))
+    grid = (triton.cdiv(num_rows, rows_of_tile(rank)), triton.cdiv(width, _COLUMNS))
     args = (grad, low_grad.contiguous(), a, *mask(drop), num_rows, width, rank)
     _add_down_gradient[grid](*args, **_tile(rank, drop))
     return grad
@@ -63,9 +65,14 @@ def _values_and_scale(x: Tensor | Quantized) -> tuple[Tensor, Tensor, dict[str, 
 
 
 def _tile(rank: int, drop: Dropout) -> dict[str, int]:
-    shape = {"ROWS": _ROWS, "COLUMNS": _COLUMNS, "RANK": padded(rank)}
-    num_stages = 4 if rank <= 64 else 2  # that many tiles of A must fit in shared memory
+    shape = {"ROWS": rows_of_tile(rank), "COLUMNS": _COLUMNS, "RANK": padded(rank)}
+    num_stages = 4 if rank <= 32 else 3 if rank <= 64 else 2  # that many tiles of A and x must fit in shared memory
     return shape | {"DROP": drop.threshold > 0, "num_warps": 4, "num_stages": num_stages}
+
+
+def rows_of_tile(rank: int) -> int:
+    """Return the height of a tile: each reads A anew, which must not take longer than to read x."""
+    return 32 if rank <= 32 else 64
 
 
 def padded(rank: int) -> int:

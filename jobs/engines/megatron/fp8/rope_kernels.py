@@ -11,8 +11,8 @@ from jobs.engines.megatron.fp8.lora_kernels import FACTOR, padded
 from jobs.engines.megatron.fp8.quantize import Lora, Quantized
 from jobs.engines.megatron.fp8.row_kernels import quantized_like, scale_of
 
-_ROWS = 16
-"""How many rows a program of the forward pass takes."""
+_ROWS, _ROWS_OF_LARGE_RANK = 16, 64
+"""How many rows a program of the forward pass takes. Each reads B anew, which must not take longer than to read qkv."""
 
 
 def rope(qkv: Tensor, freqs: Tensor, groups: int, lora: Lora | None = None) -> tuple[Tensor, Tensor, Tensor]:
@@ -26,8 +26,9 @@ def split_heads(
     q, k, v = (qkv.new_empty(num_rows, heads, dim) for heads in (groups * repeats, groups, groups))
     low, b, scale = lora or (qkv, qkv, 0.0)
     rank = low.shape[1] if lora else 0
-    options = {"ROWS": _ROWS, "HALF": dim // 2, "RANK": padded(rank), "num_warps": 4}
-    _rope[(triton.cdiv(num_rows, _ROWS), groups)](
+    rows = _ROWS_OF_LARGE_RANK if rank > 16 else _ROWS
+    options = {"ROWS": rows, "HALF": dim // 2, "RANK": padded(rank), "num_warps": 8 if rank > 16 else 4}
+    _rope[(triton.cdiv(num_rows, rows), groups)](
         qkv, bias, freqs, low, b, scale, q, k, v, num_rows, rank, repeats, **options
     )
     return q, k, v

@@ -41,7 +41,7 @@ def gelu_backward(grad: Tensor, saved: Operand) -> tuple[Operand, Operand]:
 
 
 def _chunks(width: int) -> dict[str, int]:
-    chunk = min(_CHUNK, triton.next_power_of_2(width))
+    chunk = max(min(_CHUNK, width & -width), 1024 if width > 1024 else triton.next_power_of_2(width))
     return {"CHUNK": chunk, "num_warps": max(1, chunk // 256)}
 
 
