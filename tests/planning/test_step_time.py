@@ -371,3 +371,34 @@ def test_a_4_bit_base_is_dequantised_in_both_passes() -> None:
         seconds.append(step.elementwise_s)
     weights = 80 * 8192 * (10240 + 8192 + 3 * 28672)
     assert seconds[0] - seconds[1] == pytest.approx(32 * 2 * (4.127 / 8 + 2) * weights / 3600e9, rel=1e-4)
+
+
+def test_with_few_tokens_a_weight_gradient_takes_as_long_as_its_sum() -> None:
+    """128 tokens of Llama-2-7B in FP8: each weight's FP32 gradient is read and written, 8 bytes at 4210 GB/s."""
+    config = unplanned("task=pretrain_7b", "precision=fp8", "data.seq_length=128", "recipe.global_batch_size=1")
+    layer, head = 4 * 4096**2 + 3 * 4096 * 11008, 32000 * 4096
+    step = step_time.estimate(config, split(config, tp=1, pp=1, cp=1, sp=False), NOTHING)
+    assert step
+    head_s = 6 * head * 128e-12 / step_time.rate_at(2 * head * 128e-12, [0.93, 1.66], [594, 686])
+    assert step.gemm_s == pytest.approx(32 * layer * (4 * 128e-12 / 1404 + 8 / 4210e9) + head_s, rel=1e-6)
+
+
+def test_rates_that_were_not_measured_are_those_of_their_like() -> None:
+    """A plan of an earlier version has none of these; 4096 tokens of attention, FP8 gradients, element-wise kernels."""
+    config = unplanned("task=pretrain_7b", "precision=fp8", "recipe.micro_batch_size=1", "recipe.global_batch_size=4")
+    assert config.cluster.gpu and config.cluster.gpu.rates
+    optional = ("fp8_weight_gradient_tflops", "attention_forward_4096_tflops", "attention_backward_4096_tflops")
+    for name in (*optional, "elementwise_gbs"):
+        setattr(config.cluster.gpu.rates, name, None)
+    step = step_time.estimate(config, split(config, tp=1, pp=1, cp=1, sp=False), NOTHING)
+    assert step
+    layers, head = 32 * (4 * 4096**2 + 3 * 4096 * 11008), 32000 * 4096
+    tflop = 32 * 2 * 16384 * 4096 * 4096 / 1e12
+    assert step.attention_s == pytest.approx(tflop * (1 / 503 + 2.5 / 417))
+    head_s = 6 * 16384e-12 * head / step_time.rate_at(2 * head * 4096e-12, [0.93, 1.66], [594, 686])
+    assert step.gemm_s == pytest.approx(6 * 16384e-12 * layers / 1404 + head_s, rel=1e-4)
+    per_token = (16 + 34 + 3 + 5) * 4096 + (4 + 5) * 12288 + (3.9 + 8) * 22016
+    updates = 4 * 24 * head + 38 * 6_738_415_616 + 5 * layers
+    transposed = 4 * 0.5 * 2 * layers
+    kernels = 16384 * (32 * per_token + 6 * 32000)
+    assert step.elementwise_s == pytest.approx((kernels + updates + transposed) / 4210e9, rel=1e-6)
