@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.backends import run_lock
-from bench.backends.local_checks import CHECKS
+from bench.backends.local_checks import CHECKS, VISIBLE, names_gpus, visible_gpus
 from bench.backends.protocol import Job, JobState
 from bench.contract import run_files
 from bench.contract.plan import Command, Plan
@@ -157,7 +157,10 @@ class LocalBackend:
         yield "a run on this machine has no script"
 
     def rank_environment(self, plan: Plan) -> dict[str, str]:
-        return plan.environment | rendezvous(plan) | {"PYTHONPATH": _python_path(), "PYTHONSAFEPATH": "1"}
+        """Return what ranks get beside this process's environment: submitit would show them GPUs 0, 1, … otherwise."""
+        gpus = {VISIBLE: ",".join(visible_gpus(plan) or [])} if names_gpus(plan) else {}
+        python = {"PYTHONPATH": _python_path(), "PYTHONSAFEPATH": "1"}
+        return plan.environment | gpus | rendezvous(plan) | python
 
     def states(self, ids: Sequence[str]) -> dict[str, Job]:
         """Return where runs stand; the id of a run on this machine is its folder."""

@@ -1,6 +1,8 @@
 """What a run on this machine needs of it: its packages, its GPUs, no container, and the port that the config names."""
 
 import importlib.util
+import itertools
+import os
 import re
 import socket
 import sys
@@ -12,6 +14,7 @@ from bench.contract.schema import Device, Runtime
 from bench.rules.check import CannotTellError, Check, Finding, Subject, broken
 
 DEVICES = "/dev"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 ENGINE = ("torch", "megatron.core", "numpy", "psutil")
 """What ranks import beside the standard library; the package's extra of this name brings them."""
 
@@ -85,9 +88,37 @@ def gpus(subject: Subject) -> Iterator[Finding | str]:
         yield broken("HW-03", what, "cluster.device=cuda", fix=fix)
 
 
+def visible_gpus(plan: Plan) -> list[str] | None:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES names, by number or UUID; None where it is not set.
+
+    Source: CUDA's programming guide, "CUDA environment variables": what comes after an invalid entry is not visible.
+    """
+    value = (os.environ | plan.environment).get(VISIBLE)
+    if value is None:
+        return None
+    return list(itertools.takewhile(lambda name: name not in ("", "-1"), map(str.strip, value.split(","))))
+
+
+def names_gpus(plan: Plan) -> bool:
+    """Return whether the ranks want GPUs, and CUDA_VISIBLE_DEVICES says which."""
+    return is_cuda_here(plan) and visible_gpus(plan) is not None
+
+
+def named_gpus(subject: Subject) -> Iterator[Finding | str]:
+    """Yield whether CUDA_VISIBLE_DEVICES names a GPU for each rank."""
+    wanted, named = subject.plan.config.cluster.ranks_per_node, visible_gpus(subject.plan)
+    assert named is not None
+    yield ",".join(named) or "none"
+    if len(set(named)) < wanted:
+        what = f"{VISIBLE}={','.join(named)} shows {len(set(named))} of the GPUs, and {wanted} ranks want one each"
+        few = f"cluster.ranks_per_node={len(set(named))}" if named else "cluster.device=cpu"
+        yield broken("HW-03", what, VISIBLE, fix=f"name {wanted} different GPUs, unset it for all, or set {few}")
+
+
 CHECKS = (
     Check("no container", ("PYX-04",), no_container),
     Check("packages of the ranks", ("RUN-08",), packages),
     Check("GPUs of this machine", ("HW-03",), gpus, is_cuda_here),
+    Check("GPUs that CUDA_VISIBLE_DEVICES names", ("HW-03",), named_gpus, names_gpus),
     Check("port", ("NCC-05",), port, insists_on_port),
 )

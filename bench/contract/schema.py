@@ -123,7 +123,7 @@ class Rates:
     fp8_tflops: list[float]
     attention_forward_tflops: float
     attention_backward_tflops: float
-    """Of causal attention in BF16; masked scores are not counted as work."""
+    """Of causal attention in BF16 in rows of 8192 tokens; masked scores are not counted as work."""
     copy_gbs: float
     """Device memory, bytes read plus bytes written."""
     busbw_mib: list[float]
@@ -133,6 +133,13 @@ class Rates:
     """Host time per kernel of an FP8 layer, with all of Python; kernels may run faster than the host launches them."""
     host_gbs: float | None = None
     """Between host and device memory, one way; both ways go on at once. None: not measured."""
+    fp8_weight_gradient_tflops: float | None = None
+    """Of the GEMMs that add FP8 weight gradients to FP32 ones. None: not measured, and fp8_tflops is taken."""
+    attention_forward_4096_tflops: float | None = None
+    attention_backward_4096_tflops: float | None = None
+    """In rows of 4096 tokens; shorter rows are extrapolated. None: not measured, and the rates at 8192 are taken."""
+    elementwise_gbs: float | None = None
+    """Device memory in the element-wise kernels of a step. None: not measured, and copy_gbs is taken."""
 
 
 @dataclass(slots=True, kw_only=True)

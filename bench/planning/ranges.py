@@ -1,5 +1,6 @@
 """Refuse numbers in the config that no run can have."""
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterable
@@ -99,7 +100,7 @@ def _check_rates(config: Config) -> None:
                 where="cluster.gpu.rates",
                 fix="list sizes in rising order, and one rate for each size",
             )
-    single = (rates.attention_forward_tflops, rates.attention_backward_tflops, rates.copy_gbs, rates.launch_us)
+    single = (rate for rate in dataclasses.asdict(rates).values() if isinstance(rate, int | float))
     all_rates = [*single, *itertools.chain(*itertools.chain(*tables.values()))]
     if not all(0 < number < math.inf for number in all_rates):
         raise ConfigError(

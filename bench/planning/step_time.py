@@ -1,6 +1,6 @@
 """Estimate the time of one optimizer step from measured rates, to compare layouts before anything runs.
 
-GEMMs and attention run at the rates of `schema.Rates`. Element-wise kernels run at the bandwidth of device memory:
+GEMMs and attention run at the rates of `schema.Rates`. Element-wise kernels run at the bandwidth that they reach:
 each reads its inputs and writes its outputs once. Collectives run at the bus bandwidth for their message size. A step
 is never faster than the host can launch its kernels. Nothing overlaps, with one exception: FP8 transposes weights
 during its GEMMs, and the GEMM rate, which was measured in a step, includes that cost. Not counted: data loading,
@@ -20,7 +20,7 @@ from bench.planning.activations import BYTES
 from bench.planning.memory import MAIN_GRADIENT_BYTES, MASTER_WEIGHT_BYTES, NF4_BYTES, moment_bytes
 from bench.planning.memory_traffic import Traffic, backward_traffic, forward_traffic
 from bench.planning.parallelism import num_microbatches, tokens
-from bench.planning.parameters import Linear, kv_size, linear_weights, linears, rank_parameters
+from bench.planning.parameters import Linear, kv_size, linear_weights, linears, lora_parameters, rank_parameters
 
 MIB = 2**20
 WAIT_SHARE = 0.06
@@ -104,11 +104,11 @@ class _Step:
         return Cost(**{name: round(value, DIGITS) for name, value in seconds.items()})
 
     def layer_forward(self) -> _Work:
-        gathered = _GATHERED_BYTES[self.config.precision]
+        gathered, rates = _GATHERED_BYTES[self.config.precision], self.rates
         return self.with_waiting(
             _Work(
-                gemm_s=self.gemm_s(linear_weights(self.config.model)),
-                attention_s=self.attention_s(self.rates.attention_forward_tflops),
+                gemm_s=self.gemm_s(linear_weights(self.config.model)) + self.adapters_s(),
+                attention_s=self.attention_s(rates.attention_forward_tflops, rates.attention_forward_4096_tflops),
                 elementwise_s=self.traffic_s(forward_traffic(self.config))
                 + self.merge_s(backward=False)
                 + self.dequantize_s(),
@@ -117,21 +117,18 @@ class _Step:
         )
 
     def layer_backward(self) -> _Work:
-        """Return the backward pass of one layer; frozen weights have no gradient GEMM.
-
-        That of trained weights adds to the FP32 gradients, which takes reading and writing them in each micro-batch.
-        """
+        """Return the backward pass of one layer; frozen weights have no gradient GEMM."""
         config, weights = self.config, linear_weights(self.config.model)
-        gathered = _GATHERED_BYTES[config.precision]
+        gathered, rates = _GATHERED_BYTES[config.precision], self.rates
         return self.with_waiting(
             _Work(
-                gemm_s=(1 if config.task.training.lora else 2) * self.gemm_s(weights),
-                attention_s=2.5 * self.attention_s(self.rates.attention_backward_tflops),
+                gemm_s=self.gemm_s(weights) + self.weight_gradient_s(weights) + 2 * self.adapters_s(),
+                attention_s=2.5
+                * self.attention_s(rates.attention_backward_tflops, rates.attention_backward_4096_tflops),
                 elementwise_s=self.traffic_s(backward_traffic(config))
                 + self.merge_s(backward=True)
                 + self.transpose_s(weights)
-                + self.dequantize_s()
-                + self.accumulate_s(weights),
+                + self.dequantize_s(),
                 communication_s=2 * self.tp_collectives_s(gathered) + 2 * self.kv_collective_s(),
             )
         )
@@ -166,13 +163,20 @@ class _Step:
         if self.config.task.training.trains is not Trains.qlora:
             return 0.0
         weights = linear_weights(self.config.model) / self.world.tp
-        return (NF4_BYTES + BYTES[self.config.precision]) * weights / self.rates.copy_gbs / 1e9
+        return (NF4_BYTES + BYTES[self.config.precision]) * weights / self.elementwise_gbs / 1e9
 
-    def accumulate_s(self, weights: int) -> float:
-        """Return the seconds in which a micro-batch's gradients of trained weights are added to the FP32 ones."""
-        if layer_of(self.config) is not Layer.trained:
+    def weight_gradient_s(self, weights: int) -> float:
+        """Return the seconds of the GEMMs that add a micro-batch's gradients of trained weights to the FP32 ones.
+
+        They take at least as long as reading and writing those; the measured rates include it.
+        """
+        if self.config.task.training.lora is not None:
             return 0.0
-        return 2 * MAIN_GRADIENT_BYTES * weights / self.world.tp / self.rates.copy_gbs / 1e9
+        added_s = 2 * MAIN_GRADIENT_BYTES * weights / self.world.tp / self.rates.copy_gbs / 1e9
+        rate = self.rates.fp8_weight_gradient_tflops
+        if self.config.precision is not Precision.fp8 or rate is None:
+            return max(self.gemm_s(weights), added_s)
+        return max(2 * tokens(self.config, self.world) * weights / self.world.tp / 1e12 / rate, added_s)
 
     def head(self) -> _Work:
         """Return the work of logits, loss and their gradients, in BF16; a trained head has one GEMM more."""
@@ -237,10 +241,21 @@ class _Step:
         rate = rate_at(size, self.rates.layer_tflop, self.rates.fp8_tflops if is_fp8 else self.rates.bf16_tflops)
         return per_weight * weights / 1e12 / rate
 
-    def attention_s(self, rate_tflops: float) -> float:
+    def adapters_s(self) -> float:
+        """Return the seconds of a forward pass's GEMMs of one layer's adapters, in BF16; a backward pass has twice."""
+        config = self.config
+        if (lora := config.task.training.lora) is None:
+            return 0.0
+        weights = lora_parameters(config.model, lora) // config.model.num_layers
+        size = 2 * tokens(config, self.world) * linear_weights(config.model) / self.world.tp / 1e12
+        rate = rate_at(size, self.rates.layer_tflop, self.rates.bf16_tflops)
+        return 2 * tokens(config, self.world) * weights / self.world.tp / 1e12 / rate
+
+    def attention_s(self, tflops: float, tflops_4096: float | None) -> float:
         """Return the seconds of one layer's causal attention forward; backward has 2.5 times the operations."""
-        tflop = 2 * self.config.data.seq_length * self.hidden_bytes(1) / self.world.tp / 1e12
-        return tflop / rate_tflops
+        length = self.config.data.seq_length
+        tflop = 2 * length * self.hidden_bytes(1) / self.world.tp / 1e12
+        return tflop / rate_at(length, [4096, 8192], [tflops_4096 or tflops, tflops])
 
     def merge_s(self, *, backward: bool) -> float:
         """Return the seconds in which context-parallel ranks split, concatenate and merge the chunks of attention.
@@ -273,9 +288,13 @@ class _Step:
         per_token += traffic.fc1 * projections["linear_fc1"].num_out / w.tp
         return self.bytes_s(per_token)
 
+    @property
+    def elementwise_gbs(self) -> float:
+        return self.rates.elementwise_gbs or self.rates.copy_gbs
+
     def bytes_s(self, per_token: float) -> float:
-        """Return the seconds in which device memory reads or writes so many bytes for every token of a micro-batch."""
-        return per_token * tokens(self.config, self.world) / self.rates.copy_gbs / 1e9
+        """Return the seconds in which kernels read or write so many bytes for every token of a micro-batch."""
+        return per_token * tokens(self.config, self.world) / self.elementwise_gbs / 1e9
 
     def hidden_bytes(self, size: int) -> float:
         """Return the bytes of a micro-batch's hidden states on this rank, at `size` bytes per number."""

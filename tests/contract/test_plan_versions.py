@@ -45,7 +45,9 @@ def test_a_slurm_plan_of_version_2_is_read_and_keeps_what_it_holds() -> None:
     assert data[0].items() <= data[1].items(), "how rows are made of files is new"
     clusters = (old["config"]["cluster"], new["config"]["cluster"])
     assert clusters[0].pop("scheduler") == clusters[1].pop("backend")
-    assert clusters[1]["gpu"]["rates"].pop("host_gbs") is None, "new, and not known of this GPU"
+    rates = clusters[1]["gpu"]["rates"]
+    added = {name: rates.pop(name) for name in set(rates) - set(clusters[0]["gpu"]["rates"])}
+    assert "host_gbs" in added and not any(added.values()), "new, and not known of this GPU"
     assert clusters[0] == clusters[1]
     training = plan.config.task.training
     assert (training.trains, training.starts_from) == (Trains.lora, StartsFrom.checkpoint)

@@ -84,6 +84,24 @@ def test_fp8_on_h200_is_a_replica_per_gpu() -> None:
     assert (w.dp, w.tp, w.pp, w.cp, w.sp) == (8, 1, 1, 1, False)
 
 
+@pytest.mark.parametrize(
+    ("task", "micro_batch_size"),
+    [
+        ("pretrain_7b precision=bf16", 1),
+        ("pretrain_7b precision=fp8", 1),
+        ("pretrain_8b", 1),
+        ("pretrain_gpt3_5b", 4),
+        ("pretrain_gpt3_126m", 32),
+        ("lora_8b", 8),
+        ("qlora_70b", 1),
+    ],
+)
+def test_the_micro_batch_of_one_h200_needs_no_recomputation(task: str, micro_batch_size: int) -> None:
+    """Two micro-batches of 7B in one would recompute some layers, and save nothing that the estimate can tell."""
+    made = compose.compose([*f"task={task}".split(), "cluster=dgxh200", "cluster.ranks_per_node=1"])
+    assert (made.batch.micro_batch_size, made.recompute) == (micro_batch_size, memory.NOTHING)
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
 def test_70b_in_fp8_on_part_of_a_machine(ranks: int) -> None:
     sizes = ("cluster=local", "cluster.device=cuda", "gpu@cluster.gpu=h200", f"cluster.ranks_per_node={ranks}")
@@ -209,6 +227,6 @@ def test_an_open_micro_batch_is_the_fastest_that_fits(precision: Precision) -> N
 def test_an_open_micro_batch_without_rates_is_the_largest_that_fits() -> None:
     config = compose.unplanned(["task=pretrain_7b", "cluster=dgxh200", "cluster.gpu.rates=null"])
     made = make_plan.make(config)
-    assert (made.world.dp, made.batch.micro_batch_size) == (8, 8)  # 32,768 tokens
+    assert (made.world.dp, made.batch.micro_batch_size) == (8, 16)  # 65,536 tokens
     rows_of_8 = make_plan.make(replace(config, data=replace(config.data, seq_length=8)))
     assert rows_of_8.batch.micro_batch_size == 16  # a replica's whole share

@@ -1,5 +1,6 @@
 """A run that wants GPUs is told when this machine has too few, and when a node has others."""
 
+import time
 from dataclasses import fields
 from pathlib import Path
 
@@ -7,7 +8,10 @@ import pytest
 
 from bench import preflight
 from bench.backends import local_checks
+from bench.backends.local import LocalBackend, started
 from bench.contract.node_facts import GpuFacts
+from bench.contract.plan import Command
+from bench.contract.run_files import RANK_LOGS
 from bench.contract.schema import Gpu
 from bench.planning import compose
 from bench.preflight.nodes import hardware
@@ -29,6 +33,45 @@ def test_gpus_are_counted(
     monkeypatch.setattr(local_checks, "DEVICES", str(tmp_path))
     plan = compose.compose(["cluster.device=cuda", f"cluster.ranks_per_node={wanted}"])
     assert [f.what for f in preflight.inspect(plan) if f.rule == "HW-03"] == what
+
+
+@pytest.mark.parametrize(
+    ("visible", "cpu", "seen", "what"),
+    [
+        ("2,3", False, "2,3", []),
+        ("GPU-8d1f,GPU-77aa,GPU-0c3e", False, "GPU-8d1f,GPU-77aa,GPU-0c3e", []),
+        ("5", False, "5", ["CUDA_VISIBLE_DEVICES=5 shows 1 of the GPUs, and 2 ranks want one each"]),
+        ("4,4", False, "4,4", ["CUDA_VISIBLE_DEVICES=4,4 shows 1 of the GPUs, and 2 ranks want one each"]),
+        ("1,-1,2", False, "1", ["CUDA_VISIBLE_DEVICES=1 shows 1 of the GPUs, and 2 ranks want one each"]),
+        ("", False, "", ["CUDA_VISIBLE_DEVICES= shows 0 of the GPUs, and 2 ranks want one each"]),
+        (None, False, None, []),
+        ("5", True, None, []),
+    ],
+)
+def test_ranks_get_the_gpus_that_the_user_names(
+    visible: str | None, cpu: bool, seen: str | None, what: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(8):
+        (tmp_path / f"nvidia{n}").touch()
+    monkeypatch.setattr(local_checks, "DEVICES", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    plan = compose.compose(["cluster.device=cpu" if cpu else "cluster.device=cuda", "cluster.ranks_per_node=2"])
+    assert LocalBackend().rank_environment(plan).get("CUDA_VISIBLE_DEVICES") == seen
+    assert [f.what for f in preflight.inspect(plan) if f.rule == "HW-03"] == what
+
+
+def test_the_gpus_that_a_user_names_win_over_submitits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank of a plan with GPUs prints what it sees, through submitit's own executor."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,7")
+    plan = compose.compose(["cluster.device=cuda", "cluster.ranks_per_node=1"])
+    argv = ["python", "-c", "import os; print('sees', os.environ['CUDA_VISIBLE_DEVICES'])"]
+    with started(plan, Command(name="see", argv=argv, log=None, limit_min=None), tmp_path) as running:
+        while running.are_running():
+            time.sleep(0.05)
+    running.check()
+    assert "sees 6,7" in "".join(path.read_text() for path in (tmp_path / RANK_LOGS).glob("*_log.out"))
 
 
 def test_a_run_on_cpus_wants_none() -> None:
