@@ -1,7 +1,6 @@
 """Whether the files that rows are to be made from can be read, fit the model, and there is room for the rows."""
 
 import gzip
-import hashlib
 import json
 import os
 import shutil
@@ -10,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.contract import data_files
+from bench.contract import data_files, file_content
 from bench.contract.data import DataSource
 from bench.contract.json_files import read_object
 from bench.contract.plan import Plan, expanded
@@ -69,7 +68,7 @@ def _other_tokenizer(rows: Path, tokenizer: Path | None) -> Iterator[Finding]:
     made_with = read_object(rows / data.MANIFEST).get("tokenizer")
     if tokenizer is None or not isinstance(made_with, dict):
         return
-    if hashlib.sha256(tokenizer.read_bytes()).hexdigest() != made_with.get("sha256"):
+    if file_content.sha256(tokenizer) != made_with.get("sha256"):
         what = f"these rows were made with another tokenizer, {made_with.get('file')}"
         fix = "set data.tokenizer or MODEL to that one, or remove the folder: the rows are then made anew"
         yield broken("CFG-06", what, f"{rows}, {tokenizer}", fix=fix)
