@@ -15,8 +15,8 @@ INT8: it would mean gradients and moments of 8 bits, which lose the small steps 
   for is the operands of GEMMs beside larger states (FP8), and frozen weights under adapters"""
 PLANNED = (
     "states: weights, gradients, master weights and moments; GiB on one GPU: with rows of 4,096 tokens, one a "
-    "micro-batch, all layers recomputed, and CUDA's own\nGPUs: the fewest in any split (tp, pp, and dp, which shards "
-    "only the optimizer), of {most} at most"
+    "micro-batch, all layers recomputed, and CUDA's own memory\nGPUs: the fewest on which a split fits, of {most} at "
+    "most; tp and pp split the model, dp shards only the optimizer's states"
 )
 
 

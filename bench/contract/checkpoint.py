@@ -106,6 +106,8 @@ def require(folder: Path, config: Config) -> None:
     what = f"precision is {config.precision.name}" if found is Stored.fp8 else f"trains is {trains.name}"
     if found is Stored.fp8 and trains is Trains.qlora:
         what = "4-bit weights are not made of FP8"
+    elif found is Stored.fp8 and trains is Trains.all:
+        what = "trains is all: only frozen weights may be in FP8"
     raise ConfigError(
         f"the weights are in {found.name.upper()}, and {what}",
         where=str(folder),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from bench.backends import local, run_lock
 from bench.console import messages
 from bench.console import trial as trial_sheets
+from bench.contract import checkpoint
 from bench.contract import plan as plans
 from bench.contract.plan import Command, Plan, Trial
 from bench.contract.run_files import STATUS
@@ -76,7 +77,10 @@ def _driven(plan: Plan, folder: Path, console: "Messages") -> int:
 def _next(plan: Plan, folder: Path, exit_code: int) -> str:
     """Return what one would type next; nothing for one trial, whose result is on the screen."""
     if exit_code:
-        return f"to have it explained: python -m bench why {short(folder)}"
+        words = f"to have it explained: python -m bench why {short(folder)}"
+        if any(checkpoint.newest(folder, trial.index) for trial in plan.trials):
+            words += f"\nto go on from the last checkpoint: python -m bench resume {short(folder)}"
+        return words
     if plan.config.task.training.target_eval_loss is None:
         return f"beside published systems: python -m bench report {short(folder)}"
     return f"what the trials are worth together: python -m bench score {short(folder)}" if plan.trials[1:] else ""

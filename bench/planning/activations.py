@@ -91,41 +91,36 @@ def fc1_bytes(config: Config, world: World) -> float:
 
 
 def _megatron_layer_bytes(config: Config, world: World) -> float:
-    """Return the bytes that megatron-core's BF16 or FP32 layer stores per token.
+    """Return the bytes that megatron-core's BF16 or FP32 layer, which is frozen under adapters, stores per token.
 
     Attention and SwiGLU are fused kernels; everything else is plain torch. p bytes per number, hidden width h, MLP
     width f.
 
     | stored tensor              | bytes             | split over | needed by                                        |
     | -------------------------- | ----------------- | ---------- | ------------------------------------------------ |
-    | inputs of the two norms    | 2 p h             | tp if sp   | backward of the norms, frozen or not             |
-    | inputs of qkv and fc1      | 2 p h             | tp if sp   | weight gradients: not stored if frozen           |
-    | q, k, v                    | see `_qkv_bytes_without_fp8` | | backward of attention                            |
-    | output of attention        | p h               | tp         | backward of attention, weight gradient of proj   |
+    | inputs of the two norms    | 2 p h             | tp if sp   | backward of the norms                            |
+    | q, k, v                    | `_megatron_qkv_bytes`          | backward of attention                            |
+    | output of attention        | p h               | tp         | backward of attention                            |
     | softmax statistics         | 4 heads           | tp         | backward of attention                            |
     | output of fc1              | p f, swiglu 2 p f | tp         | backward of the activation                       |
-    | input of fc2               | p f               | tp         | weight gradient: not stored if frozen            |
     | LoRA: dropout(x), its mask | (p + 1) width(x)  | as x       | gradient of A                                    |
     | LoRA: A dropout(x)         | p rank            | not split  | gradient of B                                    |
 
     Without dropout an adapter stores x itself; the input of proj is the output of attention, which is stored already.
-    A GPT layer in BF16 (f = 4 h) stores 32 h. That is the 34 h of Korthikanti et al. 2022 without their two dropout
-    masks.
     """
     model, lora, size, tp = config.model, config.task.training.lora, BYTES[config.precision], world.tp
+    assert lora is not None
     projections = linears(model)
-    stored = 2 * size * model.hidden_size / world.sequence_tp + _qkv_bytes_without_fp8(config, world)
+    stored = 2 * size * model.hidden_size / world.sequence_tp + _megatron_qkv_bytes(config, world)
     stored += size * (model.hidden_size + projections["linear_fc1"].num_out) / tp
     stored += 4 * model.num_attention_heads / tp
     for name, linear in projections.items():
         split = world.sequence_tp if linear.is_column else tp
         stored += linear.num_in * _stored_input_bytes(name, lora, size) / split
-    if lora:
-        stored += size * lora.rank * len(lora.target_modules)
-    return stored
+    return stored + size * lora.rank * len(lora.target_modules)
 
 
-def _qkv_bytes_without_fp8(config: Config, world: World) -> float:
+def _megatron_qkv_bytes(config: Config, world: World) -> float:
     """Return the bytes of q, k and v that a BF16 or FP32 layer stores per token. K or V width k, head width d.
 
     | stored tensor                                          | bytes       | split over |
@@ -147,8 +142,10 @@ def _qkv_bytes_without_fp8(config: Config, world: World) -> float:
     return size * (qkv / world.tp + angles)
 
 
-def _stored_input_bytes(name: str, lora: Lora | None, size: int) -> int:
-    """Return the bytes stored per number of a projection's input, for the gradient of its weights or its adapter."""
-    if lora is None or (name in lora.target_modules and not lora.dropout):
-        return 0 if name == "linear_proj" else size  # attention stores its output, which is the input of proj
-    return size + 1 if name in lora.target_modules else 0  # the output of dropout, and the mask
+def _stored_input_bytes(name: str, lora: Lora, size: int) -> int:
+    """Return the bytes stored per number of a projection's input, for the gradient of its adapter."""
+    if name not in lora.target_modules:
+        return 0
+    if lora.dropout:
+        return size + 1  # the output of dropout, and the mask
+    return 0 if name == "linear_proj" else size  # attention stores its output, which is the input of proj

@@ -240,6 +240,9 @@ def _wrong_key(error: Exception, text: str) -> ConfigError | None:
             where="cluster.environment",
             fix="put a + before each: +cluster.environment.NCCL_SOCKET_IFNAME=ib0",
         )
+    if existing := re.search(r"Could not append to config. An item is already at '([^']+)'", text):
+        what = f"a + adds a key, and there is one named {existing[1]} already"
+        return ConfigError(what, where="command line", fix=f"leave out the +: {existing[1]}=…")
     if override := re.search(r"Could not (?:override|append to config|delete from config)[^']*'([^']+)'", text):
         return _unknown(override[1], _keys()["Config"], where="command line", noun="key")
     return None

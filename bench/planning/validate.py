@@ -154,13 +154,15 @@ def _check_training(config: Config) -> None:
     training = config.task.training
     if (training.max_steps is None) == (training.epochs is None):
         raise ConfigError(
-            f"max_steps is {training.max_steps} and epochs is {training.epochs}: one of them says when the run ends",
+            f"max_steps is {training.max_steps or 'null'} and epochs is {training.epochs or 'null'}: exactly one of "
+            "them must say when the run ends",
             where="task.training.max_steps, task.training.epochs",
-            fix="set the one and leave the other null",
+            fix="set one of them, and the other one to null",
         )
     if (training.starts_from is StartsFrom.task) != (training.base is not None):
         raise ConfigError(
-            f"training starts from {training.starts_from.name}, and the task for its checkpoint is {training.base}",
+            f"training starts from {training.starts_from.name}, and the task for its checkpoint is "
+            f"{training.base or 'null'}",
             where="task.training.starts_from, task.training.base",
             fix="name a task in task.training.base with starts_from=task, or set base to null",
         )

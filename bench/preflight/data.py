@@ -123,7 +123,7 @@ def manifest(folder: Path) -> Iterator[Finding]:
         fix = "write it as a list of {path, bytes, sha256}"
         yield broken("CFG-06", f"{MANIFEST} cannot be read: {_reason(error)}", str(path), fix=fix)
         return
-    wrong = [why for entry in entries if (why := _difference(folder, *entry))]
+    wrong = [why for entry in entries if (why := difference(folder, *entry))]
     if wrong:
         more = f"; {len(wrong) - 1} more" if wrong[1:] else ""
         what = f"{len(wrong)} of {len(entries)} files are not as {MANIFEST} has them: {wrong[0]}{more}"
@@ -134,7 +134,7 @@ def _entries(manifest: Any) -> Any:
     return manifest["files"] if isinstance(manifest, dict) and "files" in manifest else manifest
 
 
-def _difference(folder: Path, name: str, size: int, digest: Any) -> str:
+def difference(folder: Path, name: str, size: int, digest: Any) -> str:
     """Return in what a file is not as described, or nothing."""
     path = folder / name
     if not path.is_file():

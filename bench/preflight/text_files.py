@@ -1,7 +1,6 @@
 """Whether the files that rows are to be made from can be read, fit the model, and there is room for the rows."""
 
 import gzip
-import hashlib
 import json
 import os
 import shutil
@@ -10,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.contract import data_files
+from bench.contract import data_files, file_content
 from bench.contract.data import DataSource
 from bench.contract.json_files import read_object
 from bench.contract.plan import Plan, expanded
@@ -38,6 +37,7 @@ def found(plan: Plan, *, root: Path, rows: Path) -> Iterator[Finding | str]:
         yield from data.rows(rows, plan.config.data)
         yield from data.manifest(rows)
         yield from _other_tokenizer(rows, tokenizer)
+        yield from _other_files(rows)
         yield f"made before: {rows}"
         return
     try:
@@ -69,10 +69,21 @@ def _other_tokenizer(rows: Path, tokenizer: Path | None) -> Iterator[Finding]:
     made_with = read_object(rows / data.MANIFEST).get("tokenizer")
     if tokenizer is None or not isinstance(made_with, dict):
         return
-    if hashlib.sha256(tokenizer.read_bytes()).hexdigest() != made_with.get("sha256"):
+    if file_content.sha256(tokenizer) != made_with.get("sha256"):
         what = f"these rows were made with another tokenizer, {made_with.get('file')}"
         fix = "set data.tokenizer or MODEL to that one, or remove the folder: the rows are then made anew"
         yield broken("CFG-06", what, f"{rows}, {tokenizer}", fix=fix)
+
+
+def _other_files(rows: Path) -> Iterator[Finding]:
+    """Yield the first file that is not what the rows were made from; files may be gone once there are rows."""
+    source = read_object(rows / data.MANIFEST).get("source")
+    for file in source.get("files", []) if isinstance(source, dict) else []:
+        path = Path(file["path"])
+        if path.is_file() and (why := data.difference(path.parent, path.name, file["bytes"], file["sha256"])):
+            fix = "remove the folder of the rows: they are then made anew; or bring back the file"
+            yield broken("CFG-06", f"these rows were made from another file: {why}", f"{rows}, {path}", fix=fix)
+            return
 
 
 def _room(plan: Plan, root: Path) -> Iterator[Finding]:

@@ -1,6 +1,5 @@
 """The files of a split of rows, written as rows come, and what a manifest says of a file."""
 
-import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -9,6 +8,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from bench.contract import file_content
 from jobs.data.layout import Rows
 
 DTYPES = {"tokens": "<i4", "counts": "|b1", "lengths": "<i4"}
@@ -57,6 +57,5 @@ def opened(folder: Path, name: str, *, num_rows: int, seq_length: int) -> Iterat
 
 def described(path: Path) -> dict[str, Any]:
     """Return a file's name, size and sha256, as a manifest lists them."""
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"path": path.name, "bytes": path.stat().st_size, "sha256": digest}
+    content = file_content.of(path)
+    return {"path": path.name, "bytes": content.bytes, "sha256": content.sha256}

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.contract import file_content
 from bench.contract.data import DataSource, PromptType
 from jobs.data import c4, dolly, fineweb_edu, pubmedqa, records
 from jobs.data import tokenizer as tokenizers
@@ -106,7 +107,7 @@ def _whole(folder: Path, number: int, block: Block) -> TokenBlock | None:
     """Return a block that was tokenised before, if it is whole and the same."""
     try:
         done = from_plain(json.loads(_path(folder, number, "json").read_text()))
-        same = all(_sha256(_path(folder, number, name)) == digest for name, digest in done.sha256.items())
+        same = all(file_content.sha256(_path(folder, number, name)) == digest for name, digest in done.sha256.items())
         return done if same and done.block == block else None
     except (OSError, ValueError, TypeError, KeyError):
         return None
@@ -128,8 +129,3 @@ def _mapped(path: Path, shape: tuple[int, ...]) -> np.ndarray:
 
 def _path(folder: Path, number: int, name: str) -> Path:
     return folder / f"{number:06}.{name}"
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -4,7 +4,6 @@ A rank copies its state and goes on training, while a thread writes the copy. A 
 has written, and the last two are kept. No collective is called from a thread: rank 0's looks for the others' records.
 """
 
-import hashlib
 import shutil
 import sys
 import threading
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.contract import checkpoint, codec, mllog, run_files
+from bench.contract import checkpoint, codec, file_content, mllog, run_files
 from bench.contract import plan as plans
 from bench.contract.checkpoint import KEPT, STEP
 from bench.contract.plan import Plan, Trial
@@ -229,9 +228,8 @@ def damage(found: Complete, share: slice) -> str:
         path = found.folder / entry["path"]
         if not path.is_file():
             return f"{path.name} is missing"
-        with path.open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != entry["sha256"]:
-                return f"{path.name} has another sha256"
+        if file_content.sha256(path) != entry["sha256"]:
+            return f"{path.name} has another sha256"
     return ""
 
 

@@ -1,7 +1,8 @@
-"""Convert weights, rows or adapters outside of any run: `python -m jobs.tasks.convert weights|rows|adapters PLAN …`.
+"""Convert weights or rows before a run, and adapters or a whole trained model after it.
 
-PLAN is the output of `python -m bench plan task=… cluster=… --json`, or the plan.json of a run folder; `export` takes a
-checkpoint instead of it. No GPU is used.
+`python -m jobs.tasks.convert weights|rows|adapters PLAN …` takes a plan: the output of `python -m bench plan task=…
+cluster=… --json`, or the plan.json of a run folder. `… convert export CHECKPOINT OUT` takes a checkpoint that a trial
+has saved. No GPU is used.
 """
 
 import argparse
@@ -174,7 +175,7 @@ def _add_weights(verbs: Any) -> None:
     default = f"default: {', '.join(FOLDERS.values())} inside of SOURCE"
     parser.add_argument("folder", type=Path, nargs="?", metavar="FOLDER", help=default)
     parser.set_defaults(stored=Stored.plain)
-    fp8 = "frozen linears in FP8, for precision=fp8 only: half the bytes"
+    fp8 = "frozen linears in FP8, for task.training.trains=lora with precision=fp8 only: half the bytes"
     nf4 = "frozen linears in 4 bits, for task.training.trains=qlora only: a quarter of the bytes"
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("--fp8", dest="stored", action="store_const", const=Stored.fp8, help=fp8)

@@ -66,7 +66,7 @@ def export(source: Path, folder: Path, *, tokenizer: Path | None = None, keep_fp
         (part / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         for path in copied:
             shutil.copy(path, part / path.name)
-    return f"{folder}: {config['architectures'][0]} in {config['torch_dtype']}, {num_bytes / 2**30:.2f} GiB"
+    return f"{folder}: {config['architectures'][0]} in {config['torch_dtype']}, {_size(num_bytes)}"
 
 
 def _say(line: str, to: TextIO = sys.stderr) -> None:
@@ -141,6 +141,10 @@ def _read(reader: Reader, weight: Weight) -> Tensor:
     return data[0]
 
 
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f} MiB"
+
+
 def _num_bytes(weight: Weight, dtype: torch.dtype) -> int:
     return sum(torch.Size(shape).numel() for shape in weight.sources.values()) * dtype.itemsize
 
@@ -157,7 +161,7 @@ def _require_room(folder: Path, num_bytes: int) -> None:
     there = next(path for path in folder.absolute().parents if path.exists())
     if num_bytes > (free := shutil.disk_usage(there).free):
         raise ConfigError(
-            f"{free / 2**30:.1f} GiB are free, and the model needs {num_bytes / 2**30:.1f}",
+            f"{_size(free)} are free, and the model needs {_size(num_bytes)}",
             where=str(there),
             fix="make room, or name another folder",
         )

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.contract import attempt, mllog
+from bench.contract import attempt, mllog, run_files
 from bench.contract import plan as plans
-from bench.errors import LogError
+from bench.errors import BenchError, LogError
 from bench.launch import run_local
 from bench.planning import compose
 from bench.runs import ledger, manifest
@@ -29,3 +29,22 @@ def test_a_log_that_the_ranks_found_is_named_for_what_it_is(
     status = statuses.read(run)
     assert status is not None and (status.rule, status.exit_code) == ("LOG-17", 1)
     assert ledger.read(run)[0].outcome is ledger.Outcome.aborted and manifest.read(run) is not None
+
+
+def test_a_run_that_was_cut_short_says_how_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only where there is a checkpoint to go on from."""
+    plan = compose.compose(["task=pretrain_tiny", "cluster=local", "task.training.checkpoint_every_steps=5"])
+
+    def cut_short(*ignored: object) -> None:
+        raise BenchError("a rank has failed", where="here", fix="see why")
+
+    monkeypatch.setattr(run_local, "_follow", cut_short)
+    for name, part in (("without", "step_5.part"), ("with", "step_5")):
+        run = tmp_path / name
+        (run / run_files.checkpoints(0) / part).mkdir(parents=True)
+        (run / "plan.json").write_text(plans.dumps(plan))
+        with pytest.raises(BenchError):
+            run_local.run(plan, run)
+        assert ("python -m bench resume" in capsys.readouterr().err) is (name == "with")

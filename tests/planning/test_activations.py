@@ -22,6 +22,7 @@ GPT = ("model.activation=gelu", "model.position=learned", "model.bias=true")
 LAYERS = {
     "llama_lora": ("task=lora_tiny", "model.num_query_groups=2"),
     "llama_lora_mha_without_dropout": ("task=lora_tiny", "model.num_query_groups=8", "task.training.lora.dropout=0"),
+    "gpt_gqa_lora": ("task=lora_tiny", "model.num_query_groups=2", *GPT),
     "llama": ("task=pretrain_tiny", "model.num_query_groups=2"),
     "gpt": ("task=pretrain_tiny", "model.num_query_groups=8", *GPT),
     "gpt_gqa": ("task=pretrain_tiny", "model.num_query_groups=2", *GPT),
@@ -34,7 +35,7 @@ FUSED = {
     "trained_gpt_fp8": ("task=pretrain_tiny", "model.num_query_groups=8", *GPT, "precision=fp8"),
 }
 """Of the hand-written layers, whose statistics of norms and scales of rows are counted."""
-CPU_MASK_BYTES = {"llama_lora": 2 * HIDDEN}
+CPU_MASK_BYTES = {"llama_lora": 2 * HIDDEN, "gpt_gqa_lora": 2 * HIDDEN}
 """Dropout on a CPU stores its masks, here of two inputs, in BF16; on a GPU as booleans, which the formula counts."""
 pytestmark = pytest.mark.trains
 

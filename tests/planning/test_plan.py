@@ -201,6 +201,8 @@ REFUSED = {
     "task.training.trains=qlora": "trains is qlora and precision is fp32: a 4-bit base is computed with in BF16",
     "precision=fp8 task.training.trains=qlora": "trains is qlora and precision is fp8",
     "precision=bf16 task.training.trains=qlora model.norm=LayerNorm": "a 4-bit base needs .* model.norm is LayerNorm",
+    "+trials=2": "a \\+ adds a key, and there is one named trials already",
+    "task.training.max_steps=null": "max_steps is null and epochs is null: exactly one",
     "task=pretrain_tiny task.training.trains=qlora": "trains is qlora, and task.training.lora is null",
     "task=lora70b cluster=dgx1 task.training.trains=all task.training.lora=null precision=bf16": (
         "GiB per GPU needed.*recipe.moments=bf16, recipe.offload_moments=true, or train adapters"

@@ -300,6 +300,9 @@ def test_a_checkpoint_is_known_by_its_metadata(tmp_path: Path) -> None:
     (quantised,) = data.checkpoint(tmp_path, config)
     assert "the weights are in FP8, and precision is fp32" in quantised.what and "precision=fp8" in quantised.fix
     assert list(data.checkpoint(tmp_path, compose.compose(["precision=fp8"]).config)) == []
+    whole = compose.compose(["precision=fp8", "task.training.trains=all", "task.training.lora=null"]).config
+    (trained,) = data.checkpoint(tmp_path, whole)
+    assert "the weights are in FP8, and trains is all" in trained.what and "without --fp8" in trained.fix
     four_bits = compose.compose(["precision=bf16", "task.training.trains=qlora"]).config
     (not_in_four,) = data.checkpoint(tmp_path, four_bits)
     assert "the weights are in FP8" in not_in_four.what and "without --fp8" in not_in_four.fix

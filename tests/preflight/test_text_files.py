@@ -115,6 +115,10 @@ def test_rows_that_were_made_are_looked_at_instead(tmp_path: Path, monkeypatch: 
     made = planned(tmp_path, "c4", "c4.jsonl")
     (tmp_path / "cache/c4.jsonl").write_bytes(lines([TEXT] * 9))
     make_here(made, monkeypatch)
+    for changed, why in (({"text": "elm"}, "has another sha256"), ({"text": "oak oak"}, "bytes instead of")):
+        (tmp_path / "cache/c4.jsonl").write_bytes(lines([changed] * 9))
+        (found,) = findings(made)
+        assert "these rows were made from another file: c4.jsonl" in found.what and why in found.what
     (tmp_path / "cache/c4.jsonl").unlink()
     assert findings(made) == []
     write_tokenizer(tmp_path / "cache", words=[*text_data.WORDS, "another"])

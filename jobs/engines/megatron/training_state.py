@@ -1,6 +1,5 @@
 """The training state of a rank in files: master weights, both moments, and the generators; not the data's order."""
 
-import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ import torch
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from torch import Tensor
 
-from bench.contract import json_files
+from bench.contract import file_content, json_files
 from bench.contract.checkpoint import MANIFEST
 from jobs.engines.megatron import checkpoint_optimizer, checkpoint_writer
 from jobs.engines.megatron.adam import State
@@ -98,9 +97,8 @@ def complete(folder: Path, about: dict[str, Any]) -> None:
     records = [json.loads(path.read_text()) for path in folder.glob("rank_*.json")]
     checkpoint_writer.close(folder, records)
     files = [{key: record[key] for key in ("path", "bytes", "sha256")} for record in records]
-    metadata = (folder / checkpoint_metadata.FILE).read_bytes()
-    digest = hashlib.sha256(metadata).hexdigest()
-    files.append({"path": checkpoint_metadata.FILE, "bytes": len(metadata), "sha256": digest})
+    metadata = file_content.of(folder / checkpoint_metadata.FILE)
+    files.append({"path": checkpoint_metadata.FILE, "bytes": metadata.bytes, "sha256": metadata.sha256})
     json_files.write(folder / MANIFEST, {"version": 1, **about, "files": files})
     for path in folder.glob("rank_*.json"):
         path.unlink()

@@ -28,10 +28,10 @@ class Fp8Weights:
         self.transposes = PrefetchedTransposes(linears, transpose, self.copies.__getitem__)
 
     def forward(self, linear: torch.nn.Module) -> Operand:
-        return Operand(*self.transposes.forward(linear))
+        return self.transposes.forward(linear)
 
     def backward(self, linear: torch.nn.Module) -> Operand:
-        return Operand(*self.transposes.backward(linear))
+        return self.transposes.backward(linear)
 
     @torch.no_grad()
     def refresh(self) -> None:

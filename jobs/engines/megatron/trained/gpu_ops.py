@@ -11,11 +11,11 @@ from torch import Tensor
 
 from jobs.engines.megatron.fp8 import gpu_ops as frozen_ops
 from jobs.engines.megatron.fp8 import rope_kernels, row_kernels
-from jobs.engines.megatron.fp8.quantize import BF16, Quantized
+from jobs.engines.megatron.fp8.quantize import BF16
+from jobs.engines.megatron.fp8.unquantized import Unquantized
 from jobs.engines.megatron.trained import gelu_kernels, gemm, norm_kernels, sum_kernels
 from jobs.engines.megatron.trained.fp8_weights import Fp8Weights
 from jobs.engines.megatron.trained.ops import NormGradients, NormStats, NormWeights, Operand
-from jobs.engines.megatron.trained.torch_ops import PlainWeights
 
 
 class Bf16GpuOps:
@@ -23,8 +23,8 @@ class Bf16GpuOps:
 
     dtype, to_fp8 = BF16, False
 
-    def linear_weights(self, linears: Sequence[torch.nn.Module]) -> "PlainWeights | Fp8Weights":
-        return PlainWeights()
+    def linear_weights(self, linears: Sequence[torch.nn.Module]) -> "Unquantized | Fp8Weights":
+        return Unquantized()
 
     def operand(self, x_MH: Tensor) -> Operand:
         return Operand(x_MH)
@@ -60,15 +60,13 @@ class Bf16GpuOps:
         return rope_kernels.split_heads(qkv_MO, bias_O, freqs_MD, groups, head_dim)
 
     def merge_heads(self, dq: Tensor, dk: Tensor, dv: Tensor, freqs_MD: Tensor | None) -> Operand:
-        return Operand(*rope_kernels.merge_heads(dq, dk, dv, freqs_MD, to_fp8=self.to_fp8))
+        return rope_kernels.merge_heads(dq, dk, dv, freqs_MD, to_fp8=self.to_fp8)
 
     def swiglu(self, gate_up_M2F: Tensor) -> tuple[Operand, Operand]:
-        out, saved = row_kernels.swiglu_quantize(gate_up_M2F, to_fp8=self.to_fp8, powers=True)
-        return Operand(*out), Operand(*saved)
+        return row_kernels.swiglu_quantize(gate_up_M2F, to_fp8=self.to_fp8, powers=True)
 
     def swiglu_backward(self, grad_MF: Tensor, saved: Operand) -> tuple[Operand, Operand]:
-        grad, again = row_kernels.swiglu_backward_again(grad_MF, Quantized(*saved))
-        return Operand(*grad), Operand(*again)
+        return row_kernels.swiglu_backward_again(grad_MF, saved)
 
     def gelu(self, x_MF: Tensor, bias_F: Tensor | None) -> tuple[Operand, Operand]:
         return gelu_kernels.gelu(x_MF, bias_F, to_fp8=self.to_fp8)
@@ -86,7 +84,7 @@ class Fp8GpuOps(Bf16GpuOps):
         return Fp8Weights(linears)
 
     def operand(self, x_MH: Tensor) -> Operand:
-        return Operand(*row_kernels.quantize(x_MH, powers=True))
+        return row_kernels.quantize(x_MH, powers=True)
 
     def matmul(self, x: Operand, weight: Operand) -> Tensor:
-        return frozen_ops.matmul(Quantized(*x), Quantized(*weight))
+        return frozen_ops.matmul(x, weight)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import gelu, silu
 
 from jobs.engines.megatron.fp8.quantize import BF16, FP8, LARGEST, SMALLEST_AMAX, amax, quantize_weight, weight_scale
+from jobs.engines.megatron.fp8.unquantized import Unquantized
 from jobs.engines.megatron.trained.ops import NormGradients, NormStats, NormWeights, Operand
 
 
@@ -20,8 +21,8 @@ class PlainTorchOps:
 
     dtype: torch.dtype
 
-    def linear_weights(self, linears: Sequence[torch.nn.Module]) -> "PlainWeights":
-        return PlainWeights()
+    def linear_weights(self, linears: Sequence[torch.nn.Module]) -> "Unquantized | Fp8Weights":
+        return Unquantized()
 
     def operand(self, x_MH: Tensor) -> Operand:
         return Operand(x_MH.to(self.dtype))
@@ -119,20 +120,6 @@ class Fp8TorchOps(PlainTorchOps):
 
     def add_weight_gradient(self, main_grad_OI: Tensor, grad: Operand, x: Operand) -> None:
         main_grad_OI.addmm_(in_fp32(with_one_scale(grad)).T, in_fp32(with_one_scale(x)))
-
-
-@dataclass(frozen=True)
-class PlainWeights:
-    """`LinearWeights` of weights that are the operands themselves."""
-
-    def forward(self, linear: torch.nn.Module) -> Operand:
-        return Operand(linear.weight)
-
-    def backward(self, linear: torch.nn.Module) -> Operand:
-        return Operand(linear.weight.T)
-
-    def refresh(self) -> None:
-        """Do nothing: there are no copies."""
 
 
 class Fp8Weights:
