@@ -60,7 +60,7 @@ def make(config: Config, base: Config | None = None) -> Plan:
     base_plan = None if base is None else _make_base(base)
     evaluation = _checked_evaluations(config)
     validate.check_memory(config, chosen.memory)
-    is_captured = cuda_graph.is_chosen(config, chosen)
+    is_captured, lora = cuda_graph.is_chosen(config, chosen), config.task.training.lora
     trials = [Trial(index=k, seed=config.seed_base + k, log=run_files.result(k)) for k in range(config.trials)]
     return Plan(
         version=PLAN_VERSION,
@@ -76,9 +76,7 @@ def make(config: Config, base: Config | None = None) -> Plan:
         memory=chosen.memory,
         cost=cuda_graph.without_waiting(chosen.cost) if chosen.cost and is_captured else chosen.cost,
         cuda_graph=is_captured,
-        tflop_per_sample=flops.tflop_per_sample(
-            config.model, config.task.training.lora, seq_length=config.data.seq_length
-        ),
+        tflop_per_sample=flops.tflop_per_sample(config.model, lora, seq_length=config.data.seq_length),
         peak_tflops=flops.peak_tflops(config),
         walltime_min=validate.walltime_min(config),
         data_dir=data_dir(config),

@@ -8,7 +8,6 @@ evaluation, embedding look-up (only its gradient).
 """
 
 import dataclasses
-import math
 from dataclasses import dataclass
 
 from bench.contract.layers import Layer, layer_of
@@ -17,12 +16,13 @@ from bench.contract.schema import Config, Device, Precision, Rates
 from bench.contract.task import Trains
 from bench.planning import launches
 from bench.planning.activations import BYTES
+from bench.planning.collectives import Collectives, hidden_bytes
 from bench.planning.memory import MAIN_GRADIENT_BYTES, MASTER_WEIGHT_BYTES, NF4_BYTES, moment_bytes
 from bench.planning.memory_traffic import Traffic, backward_traffic, forward_traffic
 from bench.planning.parallelism import num_microbatches, tokens
 from bench.planning.parameters import Linear, kv_size, linear_weights, linears, lora_parameters, rank_parameters
+from bench.planning.rates import rate_at
 
-MIB = 2**20
 WAIT_SHARE = 0.06
 """How long ranks that communicate in every layer or micro-batch wait for the slowest, over the layer's compute time.
 
@@ -73,7 +73,7 @@ def estimate(config: Config, world: World, recomputed: Recomputed) -> Cost | Non
         return None
     if config.recipe.offload_moments and gpu.rates.host_gbs is None:
         return None
-    return _Step(config, world, gpu.rates).cost(recomputed)
+    return _Step(config, world, gpu.rates, Collectives(config, world, gpu.rates)).cost(recomputed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +83,7 @@ class _Step:
     config: Config
     world: World
     rates: Rates
+    collectives: Collectives
 
     def cost(self, recomputed: Recomputed) -> Cost:
         """Return the seconds of the step. They hold for one pipeline stage, and every micro-batch costs the same."""
@@ -112,7 +113,7 @@ class _Step:
                 elementwise_s=self.traffic_s(forward_traffic(self.config))
                 + self.merge_s(backward=False)
                 + self.dequantize_s(),
-                communication_s=2 * self.tp_collectives_s(gathered) + self.kv_collective_s(),
+                communication_s=2 * self.collectives.around_linears_s(gathered) + self.collectives.keys_and_values_s(),
             )
         )
 
@@ -129,7 +130,8 @@ class _Step:
                 + self.merge_s(backward=True)
                 + self.transpose_s(weights)
                 + self.dequantize_s(),
-                communication_s=2 * self.tp_collectives_s(gathered) + 2 * self.kv_collective_s(),
+                communication_s=2 * self.collectives.around_linears_s(gathered)
+                + 2 * self.collectives.keys_and_values_s(),
             )
         )
 
@@ -148,7 +150,7 @@ class _Step:
         if recomputed.full:
             return layers * self.layer_forward().total_s
         traffic, projections = forward_traffic(self.config), linears(self.config.model)
-        gather_s = self.gather_s(_GATHERED_BYTES[self.config.precision]) if self.world.sp else 0.0
+        gather_s = self.collectives.gather_s(_GATHERED_BYTES[self.config.precision]) if self.world.sp else 0.0
 
         def linear_s(linear: Linear, per_number: float) -> float:
             elementwise_s = self.bytes_s(per_number * linear.num_out / self.world.tp)
@@ -195,9 +197,9 @@ class _Step:
         w = self.world
         if w.pp == 1:
             return _Work()
-        size = self.hidden_bytes(BYTES[self.config.precision]) / w.sequence_tp
+        size = hidden_bytes(self.config, self.world, BYTES[self.config.precision]) / w.sequence_tp
         apart = w.ranks_per_node if w.num_nodes > 1 else w.num_ranks // w.pp  # each sender has one network card
-        return _Work(communication_s=2 * w.vpp * size / self.bandwidth(size, ranks=w.pp, apart=apart))
+        return _Work(communication_s=2 * w.vpp * size / self.collectives.bandwidth(size, ranks=w.pp, apart=apart))
 
     def update(self) -> _Work:
         """Return the work that comes once a step: the reduction of gradients over the replicas, and Adam."""
@@ -207,7 +209,9 @@ class _Step:
         sharded = config.parallel.distributed_optimizer
         size = trained * MAIN_GRADIENT_BYTES
         gathered = BYTES[config.precision] if sharded else MAIN_GRADIENT_BYTES  # updated weights, or summed gradients
-        collectives_s = (1 + gathered / MAIN_GRADIENT_BYTES) * self.collective_s(size, ranks=replicas, apart=w.tp)
+        collectives_s = (1 + gathered / MAIN_GRADIENT_BYTES) * self.collectives.exchange_s(
+            size, ranks=replicas, apart=w.tp
+        )
         updated = trained / replicas if sharded else trained
         return _Work(elementwise_s=self.update_s(updated, trained), communication_s=collectives_s)
 
@@ -254,7 +258,7 @@ class _Step:
     def attention_s(self, tflops: float, tflops_4096: float | None) -> float:
         """Return the seconds of one layer's causal attention forward; backward has 2.5 times the operations."""
         length = self.config.data.seq_length
-        tflop = 2 * length * self.hidden_bytes(1) / self.world.tp / 1e12
+        tflop = 2 * length * hidden_bytes(self.config, self.world, 1) / self.world.tp / 1e12
         return tflop / rate_at(length, [4096, 8192], [tflops_4096 or tflops, tflops])
 
     def merge_s(self, *, backward: bool) -> float:
@@ -295,52 +299,3 @@ class _Step:
     def bytes_s(self, per_token: float) -> float:
         """Return the seconds in which kernels read or write so many bytes for every token of a micro-batch."""
         return per_token * tokens(self.config, self.world) / self.elementwise_gbs / 1e9
-
-    def hidden_bytes(self, size: int) -> float:
-        """Return the bytes of a micro-batch's hidden states on this rank, at `size` bytes per number."""
-        return size * self.config.model.hidden_size * tokens(self.config, self.world)
-
-    def tp_collectives_s(self, gathered: int) -> float:
-        """Return the seconds of the collectives around one pair of linears.
-
-        Under sp these are an all-gather of the inputs and a reduce-scatter of the outputs, otherwise one all-reduce.
-        """
-        return self.gather_s(gathered if self.world.sp else 2) + self.gather_s(2)
-
-    def gather_s(self, size: int) -> float:
-        return self.collective_s(self.hidden_bytes(size), ranks=self.world.tp, apart=1)
-
-    def kv_collective_s(self) -> float:
-        """Return the seconds in which the ranks of cp all-gather keys and values, or reduce-scatter their gradients."""
-        size = 2 * 2 * kv_size(self.config.model) / self.world.tp * tokens(self.config, self.world) * self.world.cp
-        return self.collective_s(size, ranks=self.world.cp, apart=self.world.tp)
-
-    def collective_s(self, size: float, *, ranks: int, apart: int) -> float:
-        """Return the seconds of an all-gather or reduce-scatter of a tensor of `size` bytes; an all-reduce is both."""
-        return (ranks - 1) / ranks * size / self.bandwidth(size, ranks=ranks, apart=apart) if ranks > 1 else 0.0
-
-    def bandwidth(self, size: float, *, ranks: int, apart: int) -> float:
-        """Return the bus bandwidth, in bytes/s, of a group whose rank numbers are `apart` from each other.
-
-        Rank numbers run over tp first, then cp, dp and pp. A group that spans nodes has the bandwidth of all network
-        cards that its ranks on one node have together, one card per rank.
-        """
-        bandwidth_gbs = rate_at(size / MIB, self.rates.busbw_mib, self.rates.busbw_gbs)
-        in_node = max(1, self.world.ranks_per_node // apart)
-        if ranks > in_node:
-            assert self.config.cluster.network_gbs is not None
-            bandwidth_gbs = min(bandwidth_gbs, self.config.cluster.network_gbs * in_node)
-        return bandwidth_gbs * 1e9
-
-
-def rate_at(size: float, sizes: list[float], rates: list[float]) -> float:
-    """Return the rate at a size, interpolated linearly on two logarithmic axes.
-
-    Below the smallest size the first segment is extrapolated; above the largest size its rate stays.
-    """
-    if size >= sizes[-1] or len(sizes) == 1:
-        return rates[-1]
-    right = next((i for i in range(1, len(sizes)) if size <= sizes[i]), len(sizes) - 1)
-    low, high = sizes[right - 1], sizes[right]
-    share = math.log(size / low) / math.log(high / low)
-    return rates[right - 1] * math.exp(share * math.log(rates[right] / rates[right - 1]))

@@ -15,6 +15,7 @@ from bench.planning import compose, step_time
 from bench.planning.memory import EVERYTHING, NOTHING
 from bench.planning.parallelism import split
 from bench.planning.parameters import rank_parameters
+from bench.planning.rates import rate_at
 
 LAYER_TFLOP = 2 * 8192 * 8192 * (10240 + 8192 + 3 * 28672) / 1e12
 HEAD_TFLOP = 2 * 8192 * 8192 * 32000 / 1e12
@@ -281,12 +282,10 @@ def test_sequence_parallel_is_never_slower_but_for_its_launches(tp: int, cp: int
 
 def test_rates_pass_through_what_was_measured_and_go_on_below_it() -> None:
     sizes, rates = [1.0, 4.0, 16.0], [10.0, 20.0, 30.0]
-    assert [step_time.rate_at(size, sizes, rates) for size in (*sizes, 2.0, 99.0)] == pytest.approx(
-        [10, 20, 30, 200**0.5, 30]
-    )
-    assert step_time.rate_at(0.25, sizes, rates) == pytest.approx(5.0)
-    assert step_time.rate_at(7.0, [1.0], [10.0]) == 10.0
-    samples = [step_time.rate_at(2**exponent, sizes, rates) for exponent in range(-6, 8)]
+    assert [rate_at(size, sizes, rates) for size in (*sizes, 2.0, 99.0)] == pytest.approx([10, 20, 30, 200**0.5, 30])
+    assert rate_at(0.25, sizes, rates) == pytest.approx(5.0)
+    assert rate_at(7.0, [1.0], [10.0]) == 10.0
+    samples = [rate_at(2**exponent, sizes, rates) for exponent in range(-6, 8)]
     assert all(low <= high for low, high in pairwise(samples))
 
 
@@ -379,7 +378,7 @@ def test_with_few_tokens_a_weight_gradient_takes_as_long_as_its_sum() -> None:
     layer, head = 4 * 4096**2 + 3 * 4096 * 11008, 32000 * 4096
     step = step_time.estimate(config, split(config, tp=1, pp=1, cp=1, sp=False), NOTHING)
     assert step
-    head_s = 6 * head * 128e-12 / step_time.rate_at(2 * head * 128e-12, [0.93, 1.66], [594, 686])
+    head_s = 6 * head * 128e-12 / rate_at(2 * head * 128e-12, [0.93, 1.66], [594, 686])
     assert step.gemm_s == pytest.approx(32 * layer * (4 * 128e-12 / 1404 + 8 / 4210e9) + head_s, rel=1e-6)
 
 
@@ -395,7 +394,7 @@ def test_rates_that_were_not_measured_are_those_of_their_like() -> None:
     layers, head = 32 * (4 * 4096**2 + 3 * 4096 * 11008), 32000 * 4096
     tflop = 32 * 2 * 16384 * 4096 * 4096 / 1e12
     assert step.attention_s == pytest.approx(tflop * (1 / 503 + 2.5 / 417))
-    head_s = 6 * 16384e-12 * head / step_time.rate_at(2 * head * 4096e-12, [0.93, 1.66], [594, 686])
+    head_s = 6 * 16384e-12 * head / rate_at(2 * head * 4096e-12, [0.93, 1.66], [594, 686])
     assert step.gemm_s == pytest.approx(6 * 16384e-12 * layers / 1404 + head_s, rel=1e-4)
     per_token = (16 + 34 + 3 + 5) * 4096 + (4 + 5) * 12288 + (3.9 + 8) * 22016
     updates = 4 * 24 * head + 38 * 6_738_415_616 + 5 * layers
