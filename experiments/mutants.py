@@ -160,7 +160,7 @@ def tried(mutant: Mutant | None, timeout_s: float, deselected: list[str]) -> str
     """Return the first fast test that fails with the mutant, or without any; else "timeout" or "survived"."""
     with tempfile.TemporaryDirectory(prefix="mutant-") as tmp:
         tree = _copied(Path(tmp))
-        rounds = [["tests"]]
+        rounds = [[str(path.relative_to(tree)) for path in sorted((tree / "tests").rglob("test_*.py"))]]
         if mutant is not None:
             _change(tree / mutant.file, mutant)
             rounds = _rounds(tree, Path(mutant.file))

@@ -16,6 +16,7 @@ from bench.contract.attempt import Binding
 from bench.contract.mllog import Writer
 from bench.planning import compose
 from helpers import cached_configs, ranks
+from helpers.written_log import ONCE
 
 pytest_plugins = ("helpers.cpu_report",)
 compose._composed = cached_configs.cached(compose._composed)
@@ -99,34 +100,6 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = ranks.compose(tmp, "cluster.ranks_per_node=1")
     ranks.run(made, ranks.write(made, tmp / "prepare"), "jobs.tasks.prepare", "plan.json")
     return tmp
-
-
-ONCE: dict[str, Any] = {
-    "cache_clear": True,
-    "submission_benchmark": "llama2_70b_lora",
-    "submission_division": "closed",
-    "submission_org": "example",
-    "submission_platform": "1xexample",
-    "submission_status": "onprem",
-    "target_accuracy": 0.925,
-    "seed": 7,
-    "initial_weights": "checkpoint",
-    "data_source": "prepared",
-    "global_batch_size": 8,
-    "gradient_accumulation_steps": 1,
-    "train_samples": 3901,
-    "eval_samples": 173,
-    "opt_base_learning_rate": 4e-4,
-    "opt_learning_rate_training_steps": 800,
-    "opt_adamw_weight_decay": 1e-4,
-    "opt_gradient_clip_norm": 0.3,
-    "lora_rank": 16,
-    "lora_alpha": 32,
-    **{f"lowest_numerical_precision_in_{part}": "bfloat16" for part in ("linear", "attn", "comm")},
-    **{f"{axis}_parallelism": 1 for axis in ("tensor", "pipeline", "context", "expert")},
-    "micro_batch_size": 1,
-    "config_filename": "config.yaml",
-}
 
 
 @pytest.fixture

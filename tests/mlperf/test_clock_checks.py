@@ -14,9 +14,9 @@ from bench.contract import mllog
 from bench.mlperf.reader import Event, read
 from bench.mlperf.result import parse
 from bench.runs import trial
-from conftest import ONCE
 from helpers import clock
 from helpers.paths import CORPUS, ROOT
+from helpers.written_log import ONCE
 
 WriteTrial = Callable[..., Path]
 EVERY, FIRST = 48, 192
