@@ -12,6 +12,7 @@ from torch import Tensor
 from jobs.engines.megatron.adam.marks import BLOCK
 from jobs.engines.megatron.adam.shards import Shard
 from jobs.engines.megatron.adam.update import Moments, Step
+from jobs.engines.megatron.hash_kernel import hash32
 
 
 def sum_of_squares(shards: list[Shard]) -> Tensor:
@@ -86,11 +87,4 @@ def _rounded(x, bits):
 
 @triton.jit
 def _random_bits(index, seed):
-    return _hash(_hash(index.to(tl.uint32) ^ seed.to(tl.uint32)) + (index >> 32).to(tl.uint32))
-
-
-@triton.jit
-def _hash(x):
-    x = (x ^ (x >> 16)) * 0x7FEB352D
-    x = (x ^ (x >> 15)) * 0x846CA68B
-    return x ^ (x >> 16)
+    return hash32(hash32(index.to(tl.uint32) ^ seed.to(tl.uint32)) + (index >> 32).to(tl.uint32))

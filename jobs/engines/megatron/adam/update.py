@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from jobs.engines.megatron.adam.shards import Shard
+from jobs.engines.megatron.hashing import hash32
 
 
 class Moments(NamedTuple):
@@ -44,7 +45,7 @@ class Step(NamedTuple):
 
     def seed(self, bucket: int) -> int:
         """Return the seed of a bucket's stochastic rounding: 31 bits, for which kernels are compiled once."""
-        return hash32(hash32(self.count) ^ bucket) & 0x7FFFFFFF
+        return int(hash32(hash32(torch.tensor(self.count)) ^ bucket)) & 0x7FFFFFFF
 
 
 def sum_of_squares(shards: list[Shard]) -> Tensor:
@@ -109,16 +110,4 @@ def rounded(x: Tensor, bits: Tensor) -> Tensor:
 
 def random_bits(index: Tensor, seed: int) -> Tensor:
     """Return 32 random bits for each index (int64); the GPU kernel computes the same."""
-    return _hash((_hash((index & 0xFFFFFFFF) ^ seed) + (index >> 32)) & 0xFFFFFFFF)
-
-
-def hash32(x: int) -> int:
-    """Return `_hash` of one number."""
-    return int(_hash(torch.tensor(x)))
-
-
-def _hash(x: Tensor) -> Tensor:
-    """Return 32 well-mixed bits. Source: Wellons, "Prospecting for Hash Functions", lowbias32."""
-    x = ((x ^ x >> 16) * 0x7FEB352D) & 0xFFFFFFFF
-    x = ((x ^ x >> 15) * 0x846CA68B) & 0xFFFFFFFF
-    return x ^ x >> 16
+    return hash32((hash32((index & 0xFFFFFFFF) ^ seed) + (index >> 32)) & 0xFFFFFFFF)

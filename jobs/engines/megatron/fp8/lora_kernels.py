@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from jobs.engines.megatron.fp8.quantize import BF16, Dropout, Quantized
+from jobs.engines.megatron.hash_kernel import hash32
 
 HAS_PTX = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")
 """Whether inline PTX can be used: not in Triton's interpreter."""
@@ -85,18 +86,11 @@ by_value = triton.jit(do_not_specialize=["seed", "threshold"])
 
 
 @triton.jit
-def _hash(x):
-    x = (x ^ (x >> 16)) * 0x7FEB352D
-    x = (x ^ (x >> 15)) * 0x846CA68B
-    return x ^ (x >> 16)
-
-
-@triton.jit
 def is_kept(row, column, width, seed, threshold):
     """Return which elements dropout keeps, as `Dropout.threshold` says; width is even."""
     if tl.constexpr(seed.dtype.is_ptr()):
         seed = tl.load(seed)
-    bits = _hash((row * (width // 2) + column // 2).to(tl.uint32) ^ seed.to(tl.uint32))
+    bits = hash32((row * (width // 2) + column // 2).to(tl.uint32) ^ seed.to(tl.uint32))
     return tl.where(column % 2 == 0, bits & 0xFFFF, bits >> 16) >= threshold.to(tl.uint32)
 
 

@@ -12,6 +12,7 @@ from torch.nn.functional import silu
 
 from jobs.engines.megatron.fp8.quantize import BF16, FP8, LARGEST, SMALLEST_AMAX, Adapted, Dropout, Lora, Quantized
 from jobs.engines.megatron.fp8.unquantized import Unquantized
+from jobs.engines.megatron.hashing import hash32
 
 
 @dataclass(frozen=True)
@@ -25,9 +26,7 @@ class TorchOps:
     def quantize(self, x_MH: Tensor) -> Quantized:
         if self.quantized_dtype is None:
             return Quantized(x_MH.to(self.output_dtype), None)
-        x_MH = x_MH.float()
-        scale_M = x_MH.abs().amax(1).clamp(min=SMALLEST_AMAX) / LARGEST
-        return Quantized((x_MH / scale_M[:, None]).to(self.quantized_dtype), scale_M)
+        return by_rows(x_MH, self.quantized_dtype)
 
     def matmul(self, x: Quantized, weight: Quantized) -> Tensor:
         y_MN = x.values.float() @ weight.values.float().T
@@ -65,7 +64,7 @@ class TorchOps:
         if adapted:
             grad_MH = grad_MH + _with_dropout(adapted.grad.float(), adapted.drop)
         grad_MH = grad_MH * weight_H
-        unit_MH = torch.where(weight_H == 0, 0, dequantize(normed) / weight_H)  # x / rms
+        unit_MH = torch.where(weight_H == 0, 0, in_fp32(normed) / weight_H)  # x / rms
         along_M = (grad_MH * unit_MH).mean(1)
         grad_MH = rstd_M[:, None] * (grad_MH - unit_MH * along_M[:, None])
         return (residual_MH.float() + grad_MH).to(residual_MH.dtype)
@@ -84,13 +83,13 @@ class TorchOps:
         if lora:
             qkv = qkv + lora.scale * (lora.low.float() @ lora.b.float().T)
         qkv = qkv.view(len(qkv), groups, -1, dim)
-        qk = _rotate(qkv[:, :, :-1], freqs_MD.cos(), freqs_MD.sin()).to(dtype)
+        qk = rotated(qkv[:, :, :-1], freqs_MD.cos(), freqs_MD.sin()).to(dtype)
         return qk[:, :, :-1].flatten(1, 2), qk[:, :, -1].contiguous(), qkv[:, :, -1].to(dtype).contiguous()
 
     def rope_backward(self, dq: Tensor, dk: Tensor, dv: Tensor, freqs_MD: Tensor) -> tuple[Tensor, Quantized]:
         groups = dk.shape[1]
         dqk = torch.cat([dq.unflatten(1, (groups, -1)), dk[:, :, None]], dim=2).float()
-        dqk = _rotate(dqk, freqs_MD.cos(), -freqs_MD.sin()).to(dq.dtype)
+        dqk = rotated(dqk, freqs_MD.cos(), -freqs_MD.sin()).to(dq.dtype)
         dqkv = torch.cat([dqk, dv[:, :, None]], dim=2).flatten(1)
         return dqkv, self.quantize(dqkv)
 
@@ -103,16 +102,14 @@ class TorchOps:
         return hidden, Quantized(gate_up, None) if is_plain else self.quantize(torch.cat([gate_MF, up_MF]))
 
     def swiglu_backward_quantize(self, grad_MF: Tensor, gate_up: Quantized) -> Quantized:
-        gate_MF, up_MF = dequantize(gate_up).chunk(2, dim=1 if gate_up.scale is None else 0)
-        grad_MF, sigmoid_MF = grad_MF.float(), gate_MF.sigmoid()
-        dgate_MF = grad_MF * up_MF * sigmoid_MF * (1 + gate_MF * (1 - sigmoid_MF))
-        return self.quantize(torch.cat([dgate_MF, grad_MF * gate_MF * sigmoid_MF], dim=1))
+        gate_MF, up_MF = in_fp32(gate_up).chunk(2, dim=1 if gate_up.scale is None else 0)
+        return self.quantize(swiglu_gradient(grad_MF, gate_MF, up_MF))
 
     def down(self, x: Tensor | Quantized, a_RI: Tensor, drop: Dropout) -> Tensor:
-        return (_with_dropout(_in_fp32(x), drop) @ a_RI.float().T).to(self.output_dtype)
+        return (_with_dropout(in_fp32(x), drop) @ a_RI.float().T).to(self.output_dtype)
 
     def down_backward(self, low_grad_MR: Tensor, x: Tensor | Quantized, drop: Dropout) -> Tensor:
-        return (low_grad_MR.float().T @ _with_dropout(_in_fp32(x), drop)).to(self.output_dtype)
+        return (low_grad_MR.float().T @ _with_dropout(in_fp32(x), drop)).to(self.output_dtype)
 
     def add_down_gradient(self, grad_MI: Tensor, low_grad_MR: Tensor, a_RI: Tensor, drop: Dropout) -> Tensor:
         return grad_MI.copy_(grad_MI.float() + _with_dropout(low_grad_MR.float() @ a_RI.float(), drop))
@@ -131,9 +128,25 @@ class OnDemand:
         return self.ops.transpose(linear.quantized)
 
 
-def dequantize(x: Quantized) -> Tensor:
+def by_rows(x_MH: Tensor, dtype: torch.dtype) -> Quantized:
+    """Return the rows in the dtype, each with its own scale."""
+    x_MH = x_MH.float()
+    scale_M = x_MH.abs().amax(1).clamp(min=SMALLEST_AMAX) / LARGEST
+    return Quantized((x_MH / scale_M[:, None]).to(dtype), scale_M)
+
+
+def in_fp32(x: Tensor | Quantized) -> Tensor:
     """Return the numbers in FP32."""
+    if isinstance(x, Tensor):
+        return x.float()
     return x.values.float() if x.scale is None else x.values.float() * x.scale[:, None]
+
+
+def swiglu_gradient(grad_MF: Tensor, gate_MF: Tensor, up_MF: Tensor) -> Tensor:
+    """Return the gradient of gate and up [M, 2 F] in FP32, from that of silu(gate) * up."""
+    grad_MF, sigmoid_MF = grad_MF.float(), gate_MF.sigmoid()
+    gate_grad_MF = grad_MF * up_MF * sigmoid_MF * (1 + gate_MF * (1 - sigmoid_MF))
+    return torch.cat([gate_grad_MF, grad_MF * gate_MF * sigmoid_MF], dim=1)
 
 
 def norm(x_MH: Tensor, weight_H: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -143,28 +156,18 @@ def norm(x_MH: Tensor, weight_H: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     return x_MH * rstd_M[:, None] * weight_H.float(), rstd_M
 
 
-def _in_fp32(x: Tensor | Quantized) -> Tensor:
-    return dequantize(x) if isinstance(x, Quantized) else x.float()
-
-
 def _with_dropout(x_MH: Tensor, drop: Dropout) -> Tensor:
     """Return dropout(x) by the mask that `Dropout` describes."""
     if not drop.threshold:
         return x_MH
     index = torch.arange(x_MH.numel(), device=x_MH.device).view_as(x_MH)
-    bits = _hash(index // 2 ^ drop.seed)
+    bits = hash32(index // 2 ^ drop.seed)
     bits = torch.where(index % 2 == 0, bits & 0xFFFF, bits >> 16)
     return torch.where(bits >= drop.threshold, x_MH * drop.scale, 0)
 
 
-def _hash(x: Tensor) -> Tensor:
-    """Return 32 well-mixed bits. Source: Wellons, "Prospecting for Hash Functions", lowbias32."""
-    x = ((x ^ x >> 16) * 0x7FEB352D) & 0xFFFFFFFF
-    x = ((x ^ x >> 15) * 0x846CA68B) & 0xFFFFFFFF
-    return x ^ x >> 16
-
-
-def _rotate(x: Tensor, cos_MD: Tensor, sin_MD: Tensor) -> Tensor:
-    """Return heads [M, G, R, D] rotated by the angles; coordinates i and i + D / 2 of a head are a plane's."""
+def rotated(x: Tensor, cos_MD: Tensor, sin_MD: Tensor) -> Tensor:
+    """Return heads [M, ..., D] rotated by the angles; coordinates i and i + D / 2 of a head are a plane's."""
+    cos, sin = (part.view(len(x), *[1] * (x.dim() - 2), -1) for part in (cos_MD, sin_MD))
     low, high = x.chunk(2, dim=-1)
-    return x * cos_MD[:, None, None] + torch.cat([-high, low], dim=-1) * sin_MD[:, None, None]
+    return x * cos + torch.cat([-high, low], dim=-1) * sin

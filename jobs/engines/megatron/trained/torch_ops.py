@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, silu
 
-from jobs.engines.megatron.fp8.quantize import BF16, FP8, LARGEST, SMALLEST_AMAX, amax, quantize_weight, weight_scale
+from jobs.engines.megatron.fp8.quantize import BF16, FP8, amax, quantize_weight, weight_scale
+from jobs.engines.megatron.fp8.torch_ops import by_rows, in_fp32, rotated, swiglu_gradient
 from jobs.engines.megatron.fp8.unquantized import Unquantized
 from jobs.engines.megatron.trained.ops import NormGradients, NormStats, NormWeights, Operand
 
@@ -71,13 +72,13 @@ class PlainTorchOps:
         qkv = _added(qkv_MO.float(), bias_O).view(len(qkv_MO), groups, -1, head_dim)
         q, k, v = qkv[:, :, :-2].flatten(1, 2), qkv[:, :, -2], qkv[:, :, -1]
         if freqs_MD is not None:
-            q, k = (_rotated(x, freqs_MD.cos(), freqs_MD.sin()) for x in (q, k))
+            q, k = (rotated(x, freqs_MD.cos(), freqs_MD.sin()) for x in (q, k))
         return q.to(self.dtype).contiguous(), k.to(self.dtype).contiguous(), v.to(self.dtype).contiguous()
 
     def merge_heads(self, dq: Tensor, dk: Tensor, dv: Tensor, freqs_MD: Tensor | None) -> Operand:
         grads = [x.float() for x in (dq, dk, dv)]
         if freqs_MD is not None:
-            grads[:2] = (_rotated(x, freqs_MD.cos(), -freqs_MD.sin()) for x in grads[:2])
+            grads[:2] = (rotated(x, freqs_MD.cos(), -freqs_MD.sin()) for x in grads[:2])
         groups = dk.shape[1]
         return self.operand(torch.cat([x.unflatten(1, (groups, -1)) for x in grads], dim=2).flatten(1))
 
@@ -87,10 +88,7 @@ class PlainTorchOps:
 
     def swiglu_backward(self, grad_MF: Tensor, saved: Operand) -> tuple[Operand, Operand]:
         gate_MF, up_MF = in_fp32(saved).chunk(2)
-        grad_MF, sigmoid_MF = grad_MF.float(), gate_MF.sigmoid()
-        gate_grad_MF = grad_MF * up_MF * sigmoid_MF * (1 + gate_MF * (1 - sigmoid_MF))
-        grad_M2F = torch.cat([gate_grad_MF, grad_MF * gate_MF * sigmoid_MF], dim=1)
-        return self.operand(grad_M2F), self.operand(silu(gate_MF) * up_MF)
+        return self.operand(swiglu_gradient(grad_MF, gate_MF, up_MF)), self.operand(silu(gate_MF) * up_MF)
 
     def gelu(self, x_MF: Tensor, bias_F: Tensor | None) -> tuple[Operand, Operand]:
         x_MF = _added(x_MF.float(), bias_F)
@@ -111,9 +109,7 @@ class Fp8TorchOps(PlainTorchOps):
         return Fp8Weights(linears)
 
     def operand(self, x_MH: Tensor) -> Operand:
-        x_MH = x_MH.float()
-        scale_M = x_MH.abs().amax(1).clamp(min=SMALLEST_AMAX) / LARGEST
-        return Operand((x_MH / scale_M[:, None]).to(FP8), scale_M)
+        return by_rows(x_MH, FP8)
 
     def matmul(self, x: Operand, weight: Operand) -> Tensor:
         return (in_fp32(x) @ in_fp32(weight).T).to(self.dtype)
@@ -144,13 +140,6 @@ class Fp8Weights:
             self.copies[linear] = Operand(quantize_weight(weight_OI, scale), scale)
 
 
-def in_fp32(x: Tensor | Operand) -> Tensor:
-    """Return the numbers in FP32."""
-    if isinstance(x, Tensor):
-        return x.float()
-    return x.values.float() if x.scale is None else x.values.float() * x.scale[:, None]
-
-
 def with_one_scale(x: Operand) -> Operand:
     """Return FP8 rows rounded again, with the largest of their scales [1]: a sum over rows cannot have one for each."""
     assert x.scale is not None
@@ -166,9 +155,3 @@ def _unit(x_MH: Tensor, stats: NormStats) -> Tensor:
     """Return a norm's output in FP32 before its weight and bias."""
     x_MH = x_MH.float() if stats.mean_M is None else x_MH.float() - stats.mean_M[:, None]
     return x_MH * stats.rstd_M[:, None]
-
-
-def _rotated(x: Tensor, cos_MD: Tensor, sin_MD: Tensor) -> Tensor:
-    """Return heads [M, N, D] rotated by the angles; coordinates i and i + D / 2 of a head are a plane's."""
-    low, high = x.chunk(2, dim=-1)
-    return x * cos_MD[:, None] + torch.cat([-high, low], dim=-1) * sin_MD[:, None]
