@@ -15,25 +15,21 @@ from typing import Any, NamedTuple
 
 import torch
 from megatron.core import parallel_state
-from megatron.core.transformer import TransformerLayer
 from torch import Tensor
 from torch.autograd import Function
 
 from jobs.engines.megatron.attention import attend, attend_backward
 from jobs.engines.megatron.fp8 import tensor_parallel
-from jobs.engines.megatron.fp8.ops import Fp8Ops, FrozenWeights
+from jobs.engines.megatron.fp8.ops import FrozenWeights
 from jobs.engines.megatron.fp8.quantize import Adapted, Dropout, Lora, Quantized
+from jobs.engines.megatron.own_layer import OwnLayer
 
 Seeds = list[int] | Tensor
 """Of the dropout of the two adapters: drawn by the host, or in the device's memory [2]."""
 
 
-class Fp8Layer(TransformerLayer):
-    """megatron-core's layer, its parts and their names, with a forward and a backward pass of our own.
-
-    ops: the operations that it computes with.
-    recompute_qkv, recompute_fc1: their outputs are not saved, but computed again in the backward pass.
-    """
+class Fp8Layer(OwnLayer):
+    """The layer; ops is an `Fp8Ops`."""
 
     weights: FrozenWeights
     """All layers of a rank share one; `model.build` sets it before the first pass."""
@@ -41,30 +37,12 @@ class Fp8Layer(TransformerLayer):
     device_seeds: Tensor | None = None
     """Drawn by `graphs` before each pass; None: each pass draws its own on the host."""
 
-    def __init__(self, *args, ops: Fp8Ops, recompute_qkv: bool = False, recompute_fc1: bool = False, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.ops = ops
-        self.recompute_qkv, self.recompute_fc1 = recompute_qkv, recompute_fc1
-
     def forward(self, hidden_states, attention_mask=None, rotary_pos_emb=None, **_unused):
         """Return the layer's output [S, B, H] and, as megatron-core expects, a context, which is None."""
         adapters = [getattr(part, name, None) for part in (self.qkv, self.proj) for name in ("lora_a", "lora_b")]
         keep = torch.is_grad_enabled()
         seeds = _seeds() if self.device_seeds is None else self.device_seeds
         return _LayerFunction.apply(self, keep, rotary_pos_emb, seeds, hidden_states, *adapters), None
-
-    @property
-    def backward_linears(self) -> list:
-        """The linears, in the order in which the backward pass needs their weights."""
-        return [self.mlp.linear_fc2, self.mlp.linear_fc1, self.proj, self.qkv]
-
-    @property
-    def qkv(self):
-        return self.self_attention.linear_qkv
-
-    @property
-    def proj(self):
-        return self.self_attention.linear_proj
 
 
 class Adapter(NamedTuple):

@@ -29,53 +29,25 @@ from typing import Any
 
 import torch
 from megatron.core import parallel_state
-from megatron.core.transformer import TransformerLayer
 from torch import Tensor
 from torch.autograd import Function
 from torch.nn import Parameter
 
 from jobs.engines.megatron.attention import attend, attend_backward
 from jobs.engines.megatron.fp8.tensor_parallel import Pending, TensorParallel
-from jobs.engines.megatron.trained.ops import (
-    LinearWeights,
-    NormStats,
-    NormWeights,
-    Operand,
-    TrainedOps,
-)
+from jobs.engines.megatron.own_layer import OwnLayer
+from jobs.engines.megatron.trained.ops import LinearWeights, NormStats, NormWeights, Operand
 
 
-class TrainedLayer(TransformerLayer):
-    """megatron-core's layer, its parts and their names, with a forward and a backward pass of our own.
-
-    ops: the operations that it computes with.
-    recompute_qkv, recompute_fc1: their outputs are not saved, but computed again in the backward pass.
-    """
+class TrainedLayer(OwnLayer):
+    """The layer; ops is a `TrainedOps`."""
 
     linear_weights: LinearWeights
-    """All layers of a rank share one; `model.build` sets it, and `Parts.refresh` follows what changes the weights."""
-
-    def __init__(self, *args, ops: TrainedOps, recompute_qkv: bool = False, recompute_fc1: bool = False, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.ops = ops
-        self.recompute_qkv, self.recompute_fc1 = recompute_qkv, recompute_fc1
+    """All layers of a rank share one; `model.build` sets it, and `Parts.refresh_weights` follows changes of weights."""
 
     def forward(self, hidden_states, attention_mask=None, rotary_pos_emb=None, **_unused):
         """Return the layer's output [S, B, H] and, as megatron-core expects, a context, which is None."""
         return _LayerFunction.apply(self, torch.is_grad_enabled(), rotary_pos_emb, hidden_states), None
-
-    @property
-    def backward_linears(self) -> list[torch.nn.Module]:
-        """The linears in the order of the backward pass."""
-        return [self.mlp.linear_fc2, self.mlp.linear_fc1, self.proj, self.qkv]
-
-    @property
-    def qkv(self):
-        return self.self_attention.linear_qkv
-
-    @property
-    def proj(self):
-        return self.self_attention.linear_proj
 
 
 @dataclass(slots=True)
