@@ -296,7 +296,7 @@ def gradients(plan: Plan, base: Weights, points: dict[str, Weights]) -> dict[str
         wrapped.train()
         wrapped.zero_grad_buffer()
         losses_BS = wrapped(batch.tokens, batch.position_ids, None, labels=batch.labels)
-        ((losses_BS.float() * batch.weights).sum() / plan.batch.micro_batch_size).backward()
+        (batch.summed(losses_BS) / plan.batch.micro_batch_size).backward()
         found[point] = {name: p.main_grad.clone() for name, p in chunk.named_parameters() if p.requires_grad}
     return found
 

@@ -148,7 +148,7 @@ def gradients(plan: Plan, weights: Weights) -> Weights:
     wrapped.zero_grad_buffer()
     batch = batches.micro_batch(plan, rows_of.load(plan, "train"), np.arange(plan.batch.micro_batch_size))
     losses_BS = wrapped(batch.tokens, batch.position_ids, None, labels=batch.labels)
-    ((losses_BS.float() * batch.weights).sum() / plan.batch.micro_batch_size).backward()
+    (batch.summed(losses_BS) / plan.batch.micro_batch_size).backward()
     return {name: p.main_grad.clone() for name, p in chunk.named_parameters() if "linear_" in name and p.dim() == 2}
 
 

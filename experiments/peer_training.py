@@ -17,6 +17,7 @@ import torch
 
 from bench.contract.task import Model
 from bench.planning import compose
+from jobs.weights import families
 
 
 def main() -> None:
@@ -69,21 +70,7 @@ def llama(m: Model) -> Any:
     """Return transformers' Llama with random BF16 weights on the GPU."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    config = LlamaConfig(
-        vocab_size=m.vocab_size,
-        hidden_size=m.hidden_size,
-        intermediate_size=m.ffn_hidden_size,
-        num_hidden_layers=m.num_layers,
-        num_attention_heads=m.num_attention_heads,
-        num_key_value_heads=m.num_query_groups,
-        max_position_embeddings=m.max_seq_length,
-        rms_norm_eps=m.norm_epsilon,
-        rope_parameters={"rope_type": "default", "rope_theta": float(m.rope_base)},
-        tie_word_embeddings=m.tied_embeddings,
-        attn_implementation="sdpa",
-        use_cache=False,
-        dtype=torch.bfloat16,
-    )
+    config = LlamaConfig(**families.of(m).config(m), attn_implementation="sdpa", use_cache=False, dtype=torch.bfloat16)
     with torch.device("cuda"):
         torch.set_default_dtype(torch.bfloat16)
         model = LlamaForCausalLM(config)

@@ -25,6 +25,10 @@ class MicroBatch:
     weights: Tensor
     position_ids: Tensor
 
+    def summed(self, losses_BS: Tensor) -> Tensor:
+        """Return the sum of the rows' losses in FP32, from those of their tokens."""
+        return (losses_BS.float() * self.weights).sum()
+
 
 def micro_batches(plan: Plan, rows: Rows, indices: np.ndarray) -> list[MicroBatch]:
     """Return this rank's share of the rows, cut into micro-batches; -1 is an empty row."""

@@ -49,8 +49,7 @@ def training_pass(plan: Plan, chunk: DistributedDataParallel) -> Pass:
 
 def summed_loss(chunk: DistributedDataParallel, batch: MicroBatch) -> Tensor:
     """Return the sum of the losses of the rows of a micro-batch."""
-    losses_BS = chunk(batch.tokens, batch.position_ids, None, labels=batch.labels)
-    return (losses_BS.float() * batch.weights).sum()
+    return batch.summed(chunk(batch.tokens, batch.position_ids, None, labels=batch.labels))
 
 
 def prefetched(chunk: torch.nn.Module) -> set[PrefetchedTransposes]:

@@ -143,7 +143,7 @@ def _forward_step(micro_batch_size: int, iterator: Iterator[MicroBatch], model: 
     output = model(batch.tokens, batch.position_ids, None, labels=batch.labels)
 
     def loss(losses_BS: Tensor) -> tuple[Tensor, Tensor]:
-        total = (losses_BS.float() * batch.weights).sum()
+        total = batch.summed(losses_BS)
         return total / micro_batch_size, total.detach()
 
     return output, loss
