@@ -3,6 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bench.results.comparison import Comparison
 
 
 class Mark(StrEnum):
@@ -88,3 +92,67 @@ class Publication:
     """Page and table."""
     hardware: str
     date: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """One measurement of all arms, or of some, whose rows and columns are labels."""
+
+    title: str
+    column: Column
+    row_labels: tuple[str, ...]
+    """Names of labels: each row is one combination of their values."""
+    column_labels: tuple[str, ...]
+    columns: tuple[tuple[str, ...], ...]
+    """The values of column_labels, for each column."""
+    rows: tuple[tuple[tuple[str, ...], tuple[str | None, ...]], ...]
+    """The values of row_labels, and for each column the arm whose number stands there; None where there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """What the runs of two arms say about each other."""
+
+    first: str
+    second: str
+    measurement: str
+    comparison: "Comparison | None"
+    reason: str = ""
+    """Why there is no comparison."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyResult:
+    """All that is to be shown of a study; nothing of it needs conf/ or a cluster."""
+
+    name: str
+    title: str
+    question: str
+    source: str
+    """The document and tables whose question it asks, or "ours"."""
+    folder: str
+    """Absolute; the runs of cells lie in it."""
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    """One for each arm, in the study's order."""
+    tables: tuple[Table, ...]
+    """None: the table of a study has one row for each arm, and one column for each measurement."""
+    differences: tuple[Difference, ...]
+    publications: tuple[Publication, ...]
+    cluster: str
+    command: str
+    """What one types to go on with it."""
+    commit: str
+    """Of the code that ran, by the logs; several are separated by commas, and it is empty where none says so."""
+    date: str
+    """Of the first and last run, as 2026-11-22 or 2026-11-22 to 2026-11-23; empty where there is none."""
+    hardware: str
+    """By the logs; empty where there is none."""
+    order: tuple[tuple[str, ...], ...]
+    """The arms of each block, in the order in which they run."""
+    margin: float
+    notes: tuple[str, ...] = ()
+    """What holds for all numbers: over which steps they are taken, how many runs are missing."""
+
+    def row(self, arm: str) -> Row:
+        return next(row for row in self.rows if row.arm == arm)
