@@ -69,6 +69,14 @@ CHECKPOINT = "checkpoint"
 ATTACHED_FILE = "attached_file"
 """A file that another program wrote: its path from the log's folder, {bytes} and {sha256}."""
 
+KERNELS_ASKED = "kernels_asked"
+"""The names of all points that the plan measures, with the {tolerance} by which the best may miss their limits."""
+KERNEL_MEASURED = "kernel_measured"
+"""A point's name, with all that the plan says of it, and {n, median_us, p10_us, p90_us} of the slowest {rank}; {ran} is
+what computed it."""
+KERNEL_FAILED = "kernel_failed"
+"""The name of a point that could not be measured, with the {reason}."""
+
 SUCCESS, ABORTED = "success", "aborted"
 """What run_stop's metadata.status may say."""
 

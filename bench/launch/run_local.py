@@ -81,7 +81,7 @@ def _next(plan: Plan, folder: Path, exit_code: int) -> str:
         if any(checkpoint.newest(folder, trial.index) for trial in plan.trials):
             words += f"\nto go on from the last checkpoint: python -m bench resume {short(folder)}"
         return words
-    if plan.config.task.training.target_eval_loss is None:
+    if plan.config.task.training is None or plan.config.training.target_eval_loss is None:
         return f"beside published systems: python -m bench report {short(folder)}"
     return f"what the trials are worth together: python -m bench score {short(folder)}" if plan.trials[1:] else ""
 

@@ -67,7 +67,7 @@ def run(
     if profile is not None and profile.exists():
         log.attach(profile)
     saving = None
-    if plan.config.task.training.checkpoint_every_steps is not None:
+    if plan.config.training.checkpoint_every_steps is not None:
         saving = Checkpoints(plan, trial, engine, folder, log, rank=who.rank)
         saving.resume()
     timing.forget_memory()
@@ -138,7 +138,7 @@ def train(
             log.start(mllog.BLOCK_START, **_place(plan, step))
             pace.restart(step)
     else:
-        has_target = plan.config.task.training.target_eval_loss is not None
+        has_target = plan.config.training.target_eval_loss is not None
         log.finish("aborted" if has_target else "success", **_place(plan, plan.max_steps))
     alive(SAVING, step, None)
     if saving is not None:
@@ -147,7 +147,7 @@ def train(
 
 def reaches_target(plan: Plan, engine: Engine, rows: "Rows", step: int, log: mllog.Writer, alive: Alive) -> bool:
     """Evaluate after a step; return whether the loss is at or below the target, if there is one."""
-    target = plan.config.task.training.target_eval_loss
+    target = plan.config.training.target_eval_loss
     alive(EVALUATION, step, None)
     loss = evaluate(plan, engine, rows, step, log)
     alive(TRAINING, step, None)
