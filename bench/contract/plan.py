@@ -257,6 +257,17 @@ def trial_commands(plan: Plan) -> list[Command]:
     return plan.commands[len(plan.commands) - len(plan.trials) :]
 
 
+def trial(plan: Plan, index: int) -> Trial:
+    """Return a trial by its number.
+
+    Raises:
+        ConfigError: the plan has no such trial.
+    """
+    if not 0 <= index < len(plan.trials):
+        raise ConfigError(f"no trial {index}", where="--trial", fix=f"the plan has trials 0 to {len(plan.trials) - 1}")
+    return plan.trials[index]
+
+
 def command(plan: Plan, name: str) -> Command | None:
     """Return the command of this name; None if the plan has none."""
     return next((command for command in plan.commands if command.name == name), None)

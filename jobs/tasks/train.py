@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from bench.contract import attempt, mllog, run_files
 from bench.contract import plan as plans
 from bench.contract.plan import Plan, Trial
-from bench.errors import ConfigError
 from jobs.engines import Engine, WarmUpTimes, engine_of
 from jobs.ranks import process_group, timing
 from jobs.ranks.guard import guarded
@@ -35,8 +34,8 @@ def main() -> None:
     folder = args.plan.resolve().parent
     who = from_environment()
     with guarded(folder / run_files.rank_error(f"trial {args.trial}", who.rank)) as guard:
-        plan = plans.load(args.plan)
-        trial = _trial(plan, args.trial)
+        plan = plans.required_training(plans.load(args.plan))
+        trial = plans.trial(plan, args.trial)
         is_writer = who.rank == 0
         log = mllog.Writer(folder / trial.log, attempt.load(folder, args.trial)) if is_writer else mllog.Writer(None)
         guard.finish = lambda: log.finish("aborted")
@@ -181,12 +180,6 @@ def evaluate(plan: Plan, engine: Engine, rows: "Rows", step: int, log: mllog.Wri
 def _place(plan: Plan, step: int) -> dict[str, int]:
     """Return the metadata by which the log says how far a trial is."""
     return {"samples_count": plans.samples(plan, step), "step": step}
-
-
-def _trial(plan: Plan, index: int) -> Trial:
-    if not 0 <= index < len(plan.trials):
-        raise ConfigError(f"no trial {index}", where="--trial", fix=f"the plan has trials 0 to {len(plan.trials) - 1}")
-    return plan.trials[index]
 
 
 if __name__ == "__main__":
