@@ -83,7 +83,7 @@ def _check_gemms(gemms: Gemms, config: Config) -> None:
     is_gpu = config.cluster.device is Device.cuda
     if gemms.precisions is not None:
         _check_precisions(gemms.precisions, is_gpu=is_gpu)
-    if GemmPrecision.fp8 in precisions(gemms, is_gpu=is_gpu):
+    if GemmPrecision.fp8 in precisions(gemms, config):
         for m, n, k in fp8_refused(gemms, config):
             raise ConfigError(
                 f"[{m}, {n}, {k}] cannot be multiplied in FP8: N and K must be multiples of {FP8_MULTIPLE}",
@@ -92,10 +92,15 @@ def _check_gemms(gemms: Gemms, config: Config) -> None:
             )
 
 
-def precisions(gemms: Gemms, *, is_gpu: bool) -> list[GemmPrecision]:
-    """Return what is multiplied in."""
-    of_device = [GemmPrecision.bf16, GemmPrecision.fp8] if is_gpu else [GemmPrecision.fp32, GemmPrecision.bf16]
-    return of_device if gemms.precisions is None else gemms.precisions
+def precisions(gemms: Gemms, config: Config) -> list[GemmPrecision]:
+    """Return what is multiplied in; the GPU of a cluster that names none is taken to have FP8."""
+    gpu = config.cluster.gpu
+    if gemms.precisions is not None:
+        return gemms.precisions
+    if config.cluster.device is not Device.cuda:
+        return [GemmPrecision.fp32, GemmPrecision.bf16]
+    has_fp8 = gpu is None or gpu.peak_fp8_tflops is not None
+    return [GemmPrecision.bf16, *([GemmPrecision.fp8] if has_fp8 else [])]
 
 
 def _check_precisions(chosen: list[GemmPrecision], *, is_gpu: bool) -> None:

@@ -75,7 +75,7 @@ def _gemms(gemms: Gemms, config: Config) -> Iterator[Point]:
     listed = [(m, n, k) for m, n, k in gemms.shapes]
     shapes = list(dict.fromkeys([*listed, *(kernel_checks.model_shapes(config) if gemms.of_model else ())]))
     sustained = [(m, n, k) for m, n, k in gemms.sustained]
-    for precision in kernel_checks.precisions(gemms, is_gpu=config.cluster.device is Device.cuda):
+    for precision in kernel_checks.precisions(gemms, config):
         for shape in shapes:
             yield _gemm(shape, precision, config, is_sustained=False)
         for shape in dict.fromkeys(sustained):
