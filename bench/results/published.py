@@ -7,10 +7,11 @@
     signs: {"-": out of memory}                     # texts in place of a number; "*" may stand behind one
     columns: [{measurement: throughput_per_gpu, unit: tokens/s, gpus: 8, labels: {}}, …]
     rows: [{labels: {model: 7B}, printed: ["7488.3", …]}, …]
+    figures: [{labels: {model: 70B}, measurement: step_time, unit: ms, printed: "375", value: 375000, reason: …}]
 
-A row and a column say together what a cell is: the labels of both, the measurement and unit of the row if it has them,
-else of the column. `gpus` says that so many GPUs reached the printed figures together: the value of a measurement per
-GPU (`…_per_gpu`) is one's share.
+A table has rows and columns; figures stand alone, as those in a text. Row and column say together what a cell is: the
+labels of both, the measurement and unit of the row if it has them, else of the column. `gpus` says that so many GPUs
+reached the printed figures together: the value of a measurement per GPU (`…_per_gpu`) is one's share.
 """
 
 import re
@@ -87,14 +88,23 @@ class _Row(_Cells, frozen=True, kw_only=True):
     """Why the labels are not the printed ones."""
 
 
+class _Alone(_Column, frozen=True, kw_only=True):
+    printed: str
+    value: float | None = None
+    reason: str = ""
+
+
 class _File(_Part, frozen=True, kw_only=True):
     title: str
     place: str
     hardware: str
     date: str
+    unit: str = ""
+    """Of cells that name none."""
     signs: dict[str, str] = {}
-    columns: tuple[_Column, ...]
-    rows: tuple[_Row, ...]
+    columns: tuple[_Column, ...] = ()
+    rows: tuple[_Row, ...] = ()
+    figures: tuple[_Alone, ...] = ()
 
 
 def read(path: Path) -> PublishedTable:
@@ -104,14 +114,16 @@ def read(path: Path) -> PublishedTable:
         ConfigError: it cannot be read, has an unknown or missing key, or a cell that is no number and is not explained.
     """
     file = _parsed(path)
-    rows = ((row, f"{path}: rows[{number}]") for number, row in enumerate(file.rows))
+    figures = [_alone(file, one, where=f"{path}: figures[{number}]") for number, one in enumerate(file.figures)]
+    for number, row in enumerate(file.rows):
+        figures += _of_row(file, row, where=f"{path}: rows[{number}]")
     return PublishedTable(
         name=path.stem,
         title=file.title,
         place=file.place,
         hardware=file.hardware,
         date=file.date,
-        figures=tuple(figure for row, where in rows for figure in _of_row(file, row, where=where)),
+        figures=tuple(figures),
     )
 
 
@@ -132,6 +144,16 @@ def _parsed(path: Path) -> _File:
         raise ConfigError(what, where=str(path), fix="see the head of bench/results/published.py") from error
 
 
+def _alone(file: _File, one: _Alone, *, where: str) -> Figure:
+    """Return a figure that stands in no table: a row of one column."""
+    if one.value is not None and not one.reason:
+        what = f"the value {one.value:g} is given for {one.printed!r}, and no reason"
+        raise ConfigError(what, where=where, fix="say why, or leave value out where the printed number is meant")
+    corrected = () if one.value is None else (_Correction(column=1, value=one.value, reason=one.reason),)
+    row = _Row(printed=(one.printed,), corrected=corrected, reason="" if corrected else one.reason)
+    return _of_row(msgspec.structs.replace(file, columns=(one,)), row, where=where)[0]
+
+
 def _of_row(file: _File, row: _Row, *, where: str) -> list[Figure]:
     """Return the figures of a row, which has a cell for each column."""
     count = len(file.columns)
@@ -142,15 +164,16 @@ def _of_row(file: _File, row: _Row, *, where: str) -> list[Figure]:
         raise ConfigError(f"column {wrong[0]} is corrected", where=where, fix=f"name a column from 1 to {count}")
     corrected = {one.column: one for one in row.corrected}
     cells = [
-        _cell(row, column, printed, where=where) for column, printed in zip(file.columns, row.printed, strict=True)
+        _cell(file, row, column, printed, where=where)
+        for column, printed in zip(file.columns, row.printed, strict=True)
     ]
     meant = [_meant(cell, file.signs, corrected.get(place), where=where) for place, cell in enumerate(cells, 1)]
     return [_per_gpu(figure, column.gpus) for figure, column in zip(meant, file.columns, strict=True)]
 
 
-def _cell(row: _Row, column: _Column, printed: str, *, where: str) -> Figure:
+def _cell(file: _File, row: _Row, column: _Column, printed: str, *, where: str) -> Figure:
     """Return what row and column say of a cell, without its value."""
-    measurement, unit = row.measurement or column.measurement, row.unit or column.unit
+    measurement, unit = row.measurement or column.measurement, row.unit or column.unit or file.unit
     if not measurement:
         raise ConfigError("no measurement is named", where=where, fix="name one in the row or in each column")
     return Figure(
