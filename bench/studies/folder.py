@@ -9,6 +9,7 @@ The logs in the run folders are the truth about what was measured.
 """
 
 import dataclasses
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -43,6 +44,12 @@ class Kept(Part, frozen=True, kw_only=True):
     config_dir: str | None = None
     study: Study
     publications: dict[str, PublishedTable]
+
+    @property
+    def command(self) -> str:
+        """What one types to go on with the study."""
+        site = [f"--config-dir {self.config_dir}"] if self.config_dir else []
+        return shlex.join(["python", "-m", "bench", "study", self.name, *self.words]) + "".join(f" {s}" for s in site)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,11 @@ def names(*, config_dir: Path | None = None) -> list[str]:
     return sorted(_files(STUDIES, config_dir))
 
 
+def titles(config_dir: Path | None = None) -> list[tuple[str, Study]]:
+    """Return all studies by name."""
+    return [(name, load(name, config_dir=config_dir)) for name in names(config_dir=config_dir)]
+
+
 def load(name: str, *, config_dir: Path | None = None) -> Study:
     """Return a study that contradicts itself nowhere.
 

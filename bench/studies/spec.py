@@ -4,11 +4,12 @@ YAML's scalars are read as text, and the type of a field says what the text mean
 """
 
 from collections.abc import Mapping
+from enum import Enum
 
 import msgspec
 
 
-class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A part of a file; a key that it does not know is an error."""
 
 
@@ -56,6 +57,15 @@ class MaxBatch(Part, frozen=True, kw_only=True):
     limit: int
 
 
+class Jobs(Enum):
+    """How runs are handed to a queue."""
+
+    each = "each"
+    """Every run is a job of its own: the fastest way, on whatever nodes there are."""
+    shared = "shared"
+    """Runs take turns on the same nodes, in one job: what is compared must not differ in its nodes."""
+
+
 class ColumnSpec(Part, frozen=True, kw_only=True):
     """One number of every arm."""
 
@@ -67,7 +77,7 @@ class ColumnSpec(Part, frozen=True, kw_only=True):
 
 
 class Pair(Part, frozen=True, kw_only=True):
-    """Two arms to compare, by their names; the comparison says how `second` differs from `first`."""
+    """Two arms to compare, by their names; the comparison says how `first` differs from `second`."""
 
     first: str
     second: str
@@ -98,6 +108,8 @@ class Study(Part, frozen=True, kw_only=True):
     cases: tuple[Case, ...] = ()
     runs: int = 3
     seed: int = 1
+    jobs: Jobs | None = None
+    """None: the arms of pairs share a job where they need the same nodes; every other run has one of its own."""
     margin: float = 0.02
     """Relative differences below it do not matter: two arms can be proven equivalent within it."""
     window: Window | None = None

@@ -96,7 +96,7 @@ def _cell(name: str, runs: ArmRuns) -> Cell:
 
 def _value(name: str, run: Standing, found: Measured, planned: PlannedArm) -> float | None:
     if name in BATCHES:
-        size = getattr(planned, name)
+        size: int | None = getattr(planned, name)
         tried, first = run.name.batch, planned.micro_batch_size
         return size if size is None or tried is None or not first else size * tried / first
     return found.numbers[name].value if name in found.numbers else None
