@@ -1,6 +1,6 @@
 """The tables of a study as data: what each arm measured, beside what is published; how arms compare."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -156,3 +156,46 @@ class StudyResult:
 
     def row(self, arm: str) -> Row:
         return next(row for row in self.rows if row.arm == arm)
+
+    def publications_of(self, table: Table, arms: Sequence[str | None]) -> list[Published]:
+        """Return the published figures beside the numbers of these arms."""
+        rows = [self.row(arm) for arm in arms if arm is not None]
+        return [one for row in rows for one in row.published.get(table.column.measurement, ())]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedArm:
+    """What the plan of an arm says, before it runs; numbers are None where there is no plan, or it cannot tell."""
+
+    name: str
+    mark: Mark = Mark.measured
+    """Of its cells, if it does not run: X or -."""
+    reason: str = ""
+    """Why it does not run."""
+    is_missing: bool = False
+    """It does not run since an engine, cluster, kind or task that it names does not exist."""
+    runs: bool = True
+    fingerprint: str = ""
+    """Differs whenever what it measures does."""
+    num_ranks: int | None = None
+    num_nodes: int | None = None
+    device: str = ""
+    layout: str = ""
+    micro_batch_size: int | None = None
+    global_batch_size: int | None = None
+    batches: tuple[int, ...] = ()
+    """Micro-batches in the order in which they are tried, where the study asks for the largest that fits."""
+    steps: int | None = None
+    step_time_ms: float | None = None
+    tokens_s_gpu: float | None = None
+    memory_gib: float | None = None
+    capacity_gib: float | None = None
+    walltime_min: int | None = None
+    """Of the job of one run."""
+
+    @property
+    def gpu_hours(self) -> float | None:
+        """Of the steps of one run, by the estimated step time; without starting, loading and evaluating."""
+        if self.step_time_ms is None or self.steps is None or self.num_ranks is None:
+            return None
+        return self.step_time_ms * self.steps * self.num_ranks / 3.6e6

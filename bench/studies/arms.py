@@ -27,12 +27,17 @@ class Arm:
     @property
     def slug(self) -> str:
         """Its name, as a part of a folder's."""
-        return _UNSAFE.sub("_", self.name).strip("_")
+        return slug(self.name)
 
     @property
     def all_labels(self) -> dict[str, str]:
         """Its labels and its name, which figures, cases and tables may ask for alike."""
         return {NAME_LABEL: self.name, **self.labels}
+
+
+def slug(name: str) -> str:
+    """Return an arm's name as a part of a folder's."""
+    return _UNSAFE.sub("_", name).strip("_")
 
 
 def of(study: Study, *, where: str) -> list[Arm]:

@@ -10,6 +10,9 @@ from bench.studies import arms as arms_of
 from bench.studies.arms import NAME_LABEL, Arm
 from bench.studies.spec import PublishedTable, Study, matches, plain_number
 
+_ALIKE = 0.85
+"""How much of a new name may be that of another one; above, it is taken for a misspelling."""
+
 
 def check(study: Study, *, where: str) -> None:
     """Raise ConfigError where a study names what it does not have, or has a number that makes no sense."""
@@ -39,6 +42,11 @@ def refuse_unknown(name: str, known: Sequence[str], *, noun: str, where: str) ->
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     offer = f"did you mean {near[0]}? " if near else ""
     raise ConfigError(f"no {noun} {name!r}", where=where, fix=f"{offer}there are: {', '.join(sorted(known)) or 'none'}")
+
+
+def alike(name: str, known: Sequence[str]) -> bool:
+    """Return whether a name is a misspelt one of these rather than a new one."""
+    return bool(difflib.get_close_matches(name, known, n=1, cutoff=_ALIKE))
 
 
 def _check_numbers(study: Study, *, where: str) -> None:

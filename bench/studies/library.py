@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
+
 from bench.errors import ConfigError
 from bench.planning.compose import CONF
 from bench.studies import checks, yaml_files
@@ -17,6 +19,11 @@ def names(*, config_dir: Path | None = None) -> list[str]:
     return sorted(_files(STUDIES, config_dir))
 
 
+def titles(config_dir: Path | None = None) -> list[tuple[str, Study]]:
+    """Return all studies by name."""
+    return [(name, load(name, config_dir=config_dir)) for name in names(config_dir=config_dir)]
+
+
 def load(name: str, *, config_dir: Path | None = None) -> Study:
     """Return a study that contradicts itself nowhere.
 
@@ -28,6 +35,11 @@ def load(name: str, *, config_dir: Path | None = None) -> Study:
     checks.check(study, where=str(path))
     publications(study, config_dir=config_dir)
     return study
+
+
+def with_runs(study: Study, runs: int) -> Study:
+    """Return the study with another number of runs of each arm."""
+    return msgspec.structs.replace(study, runs=runs)
 
 
 def publications(study: Study, *, config_dir: Path | None = None) -> dict[str, PublishedTable]:

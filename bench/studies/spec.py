@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import msgspec
 
 
-class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A part of a file; a key that it does not know is an error."""
 
 
@@ -67,7 +67,7 @@ class ColumnSpec(Part, frozen=True, kw_only=True):
 
 
 class Pair(Part, frozen=True, kw_only=True):
-    """Two arms to compare, by their names; the comparison says how `second` differs from `first`."""
+    """Two arms to compare, by their names; the comparison says how `first` differs from `second`."""
 
     first: str
     second: str
