@@ -1,5 +1,6 @@
 """What the GPUs of a trial under way do now, from the files that their samplers write beside the log."""
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -9,8 +10,8 @@ from pathlib import Path
 from bench.contract import run_files, telemetry
 from bench.contract.telemetry import Sample
 
-STALE_MS = 10_000
-"""A sample that is older says nothing of now."""
+STALE_MS = 60_000
+"""A sample that is older says nothing of now; the clocks of nodes are closer together than this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +40,14 @@ class Gpus:
 
     folder: Path
     trial: int
-    _read_s: float = -telemetry.EVERY_S
+    _read_s: float = -math.inf
     _hottest: Hottest | None = field(default=None)
 
-    def hottest(self) -> Hottest | None:
+    def hottest(self, now_ms: int) -> Hottest | None:
         """Return the hottest GPU now; None where none is sampled."""
         if time.monotonic() - self._read_s >= telemetry.EVERY_S:
             self._read_s = time.monotonic()
-            self._hottest = hottest(list(self._newest()))
+            self._hottest = hottest([sample for sample in self._newest() if sample.time_ms > now_ms - STALE_MS])
         return self._hottest
 
     def _newest(self) -> Iterator[Sample]:
@@ -56,11 +57,9 @@ class Gpus:
 
 
 def hottest(samples: list[Sample]) -> Hottest | None:
-    """Return the hottest GPU of the samples that are not older than the others; None where no temperature is known."""
-    now_ms = max((sample.time_ms for sample in samples), default=0)
-    found = [s for s in samples if s.time_ms > now_ms - STALE_MS]
-    known = [(s.temperature_c, s) for s in found if s.temperature_c is not None]
+    """Return the hottest GPU; None where no temperature is known."""
+    known = [(sample.temperature_c, sample) for sample in samples if sample.temperature_c is not None]
     if not known:
         return None
     temperature_c, top = max(known, key=lambda pair: pair[0])
-    return Hottest(len(found), top.gpu, top.power_w, top.sm_clock_mhz, temperature_c, top.throttle)
+    return Hottest(len(samples), top.gpu, top.power_w, top.sm_clock_mhz, temperature_c, top.throttle)

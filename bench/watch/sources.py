@@ -122,7 +122,7 @@ class Watched:
             planned=self.planned,
             outlook=prediction.look(progress, self.planned, now_ms),
             outcome=self.outcome,
-            hottest=self.gpus.hottest() if self.gpus and progress.phase in ("training", "evaluating") else None,
+            hottest=self.gpus.hottest(now_ms) if self.gpus and progress.phase in ("training", "evaluating") else None,
             note=note if self.has_begun else f"waiting for {waits_for}",
         )
 

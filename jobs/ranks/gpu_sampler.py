@@ -125,8 +125,9 @@ def moments(parent: int) -> Iterator[None]:
     due_s, is_over = time.monotonic(), False
     while not is_over and os.getppid() == parent:
         yield
-        due_s = max(due_s + telemetry.EVERY_S, time.monotonic())
-        is_over = bool(select.select([sys.stdin], [], [], due_s - time.monotonic())[0])
+        now_s = time.monotonic()
+        due_s = max(due_s + telemetry.EVERY_S, now_s)
+        is_over = bool(select.select([sys.stdin], [], [], due_s - now_s)[0])
     yield
 
 

@@ -80,7 +80,7 @@ class Sampler:
     def summary(self, log: mllog.Writer) -> dict[str, Any]:
         """End the process and return the record of this node."""
         try:
-            account = self._ended()
+            account = self.end()
             record = telemetry_summary.summary(list(telemetry.read(self.file)), log.moments)
             settings = {each["gpu"]: each for each in account["gpus"]}
             return account | record | {"gpus": [settings[each["gpu"]] | each for each in record["gpus"]]}
@@ -89,8 +89,8 @@ class Sampler:
         except OSError as error:
             return {mllog.NOT_MEASURED: f"the samples cannot be read: {error.strerror}"}
 
-    def _ended(self) -> dict[str, Any]:
-        """Return what the sampler says of the GPUs and their driver, after its last sample.
+    def end(self) -> dict[str, Any]:
+        """End the process; return what the sampler says of the GPUs and their driver, after its last sample.
 
         Raises:
             NotMeasured: it has not sampled to the end.

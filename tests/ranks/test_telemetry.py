@@ -150,10 +150,11 @@ def wait_for(is_so: Callable[[], bool], *, timeout_s: float = 60) -> None:
 
 
 @pytest.mark.starts
-def test_a_process_samples_until_it_is_told_to_end(fake: Fake, tmp_path: Path) -> None:
-    """GPU b is a part of a GPU; both have 400 W and a counter that says so too."""
-    fake(refused=["nvmlDeviceGetPowerUsage"])
-    record = sampled(tmp_path / "rank_logs/gpus.csv")
+@pytest.mark.parametrize(("every_s", "num_lines"), [(0.02, 20), (0.0, 2000)])
+def test_a_process_samples_until_it_is_told_to_end(fake: Fake, tmp_path: Path, every_s: float, num_lines: int) -> None:
+    """GPU b is a part of a GPU; both have a counter, and none says its power. With 0 s every sample is late."""
+    fake(refused=["nvmlDeviceGetPowerUsage"], every_s=every_s)
+    record = sampled(tmp_path / "rank_logs/gpus.csv", num_lines)
     assert record["driver"] == "999.1" and record["refused"] == {"power_w": "Not Supported"}
     assert [gpu["gpu"] for gpu in record["gpus"]] == [3, 5]
     for gpu in record["gpus"]:

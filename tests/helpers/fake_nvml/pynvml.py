@@ -1,7 +1,7 @@
 """NVML on a machine without a GPU: answers by the script in FAKE_NVML. Put this folder on the sampler's PYTHONPATH.
 
 The script: {gpus: {UUID: NVML index}, refused: [names of queries], ends: {name of a query: after how many calls}, how:
-"crash", "error" or "hang", no_driver: true}. Power is 400 W, energy grows by as much. Samples are 20 ms apart.
+"crash", "error" or "hang", no_driver: true, every_s: between two samples}. Power is 400 W, energy grows by as much.
 """
 
 import json
@@ -13,8 +13,8 @@ from types import SimpleNamespace
 
 from bench.contract import telemetry
 
-telemetry.EVERY_S = 0.02
 SCRIPT = json.loads(os.environ["FAKE_NVML"])
+telemetry.EVERY_S = SCRIPT.get("every_s", 0.02)
 NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
 CALLS: Counter[str] = Counter()
 
