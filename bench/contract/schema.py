@@ -263,6 +263,8 @@ class Launch:
     """Measure the nodes before the first trial, where the cluster says what is healthy."""
     profile: bool = False
     """Rank 0 lists the kernels of the last warm-up step in rank_logs/trial_K.profile; no timed step is traced."""
+    telemetry: bool = True
+    """One process a node samples power, clocks, temperature and memory of its GPUs once a second, for the log."""
     attempts: int = 3
     """How often one trial may be started, when a node, a time limit or another job ends it."""
     stall: Stall | None = field(default_factory=Stall)

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from bench.mlperf.result import Result
 from bench.mlperf.speed import Spread, spread
+from bench.results.hardware import of_telemetry
 from bench.results.measurement import Measurement
 
 
@@ -39,6 +40,8 @@ def _measured(result: Result) -> Iterator[Measurement]:
     ):
         if value is not None:
             yield Measurement(name=name, unit=unit, value=value)
+    if result.telemetry is not None:
+        yield from of_telemetry(result.telemetry)
 
 
 def _mean(name: str, unit: str, values: Spread | None) -> Iterator[Measurement]:

@@ -14,6 +14,7 @@ from jobs.engines import Engine, WarmUpTimes, engine_of
 from jobs.ranks import process_group, timing
 from jobs.ranks.guard import guarded
 from jobs.ranks.identity import Rank, from_environment
+from jobs.ranks.telemetry import Telemetry
 from jobs.ranks.watchdog import EVALUATION, LOADING, SAVING, TRAINING, Alive, Watchdog, nobody_asks
 from jobs.tasks.checkpoints import Checkpoints
 from jobs.tasks.describe import describe
@@ -52,6 +53,7 @@ def run(
     log.start(mllog.INIT_START)
     module = engine_of(plan)
     module.start_ranks(plan, who)
+    telemetry = Telemetry(plan, who, folder, trial.index)
     if watchdog is not None:
         watchdog.start(process_group.node_names(who))
     if who.rank == 0:  # it asks git
@@ -74,6 +76,7 @@ def run(
     log.start(mllog.RUN_START)
     train(plan, engine, trial, log, watchdog.alive if watchdog else nobody_asks, saving)
     timing.log_memory(plan, log)
+    telemetry.log(log)
     if saving is not None:
         saving.finish()
     if plans.keeps_adapters(plan.config):
