@@ -51,6 +51,8 @@ INITIAL_WEIGHTS, DATA_SOURCE, RANDOM = "initial_weights", "data_source", "random
 MODEL_TFLOP_PER_SAMPLE, ACCELERATOR_PEAK_TFLOPS = "model_tflop_per_sample", "accelerator_peak_tflops"
 PEAK_MEMORY = "peak_memory_gib"
 """Of the fullest rank from run_start to run_stop: {allocated, reserved}, and what the plan {estimated}."""
+MODULE_TIMES = "module_times"
+"""Where the time of the profiled warm-up steps of rank 0 goes: `bench.contract.modules.ModuleTimes`."""
 STEP_TIMES, REAL_TOKENS = "step_times", "real_tokens"
 """In tracked_stats: seconds of each step since the last such record, and the tokens of these steps without padding."""
 MONOTONIC_MS = "monotonic_ms"
