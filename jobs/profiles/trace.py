@@ -115,7 +115,10 @@ def kind_of(name: str) -> Kind:
 
 
 def _kernels(on_device: list[dict[str, Any]], timed: list[dict[str, Any]]) -> Iterator[Kernel]:
-    """Yield the kernels with the launches that share their correlation, or else the operation around the launch."""
+    """Yield the kernels with their launches, or where a launch is missing or of an unknown thread, its operation's begin.
+
+    A kernel and its launch share a correlation id, a kernel and the operation around its launch an external id.
+    """
     launches, operations = {}, {}
     for event in timed:
         args, moment = event.get("args", {}), Moment(event["tid"], event["ts"])
@@ -123,9 +126,12 @@ def _kernels(on_device: list[dict[str, Any]], timed: list[dict[str, Any]]) -> It
             launches[args["correlation"]] = moment
         elif event.get("cat") in ("cpu_op", "user_annotation") and "External id" in args:
             operations[args["External id"]] = moment
+    threads = {moment.thread for moment in operations.values()}
     for event in on_device:
         name, args, is_copy = event["name"], event["args"], event["cat"] == "gpu_memcpy"
-        launched = launches.get(args.get("correlation")) or operations.get(args.get("External id"))
+        launched, operation = launches.get(args.get("correlation")), operations.get(args.get("External id"))
+        if operation is not None and (launched is None or launched.thread not in threads):
+            launched = operation
         kind = Kind.copy if is_copy and _COPY.search(name) else kind_of(name)
         yield Kernel(name, kind, args["stream"], event["ts"], event["ts"] + event["dur"], launched)
 
