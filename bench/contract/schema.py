@@ -161,7 +161,8 @@ class Gpu:
     name: str
     memory_gib: float
     peak_bf16_tflops: float
-    peak_fp8_tflops: float
+    peak_fp8_tflops: float | None = None
+    """None: it does not multiply in FP8, and precision=fp8 is refused."""
     source: str
     rates: Rates | None = None
     """None: nothing was measured, and no step time is estimated."""

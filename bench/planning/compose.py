@@ -57,6 +57,32 @@ def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Plan
         return plan_of(config, [*search_path, *overrides])
 
 
+class UnknownChoiceError(ConfigError):
+    """A group of the config has no such choice, such as an engine of a later version."""
+
+    def __init__(self, name: str, known: list[str], *, group: str) -> None:
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        super().__init__(f"no choice {name!r}", where=group, fix=_offer(near, ", ".join(sorted(known))))
+        self.group, self.name, self.known = group, name, known
+
+
+def for_run(overrides: Sequence[str], *, config_dir: Path | None = None) -> tuple[Plan, str]:
+    """Return the plan of a command line's overrides, and what config.yaml holds of it.
+
+    Raises:
+        ConfigError: as `compose`.
+    """
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from omegaconf import OmegaConf
+
+    register()
+    words = [*([_search_path(config_dir)] if config_dir else []), *overrides]
+    with initialize_config_dir(str(CONF), version_base="1.3"), explained():
+        config = hydra_compose("launch", overrides=words)
+        return plan_of(typed(config), words), OmegaConf.to_yaml(config)
+
+
 def unplanned(overrides: Sequence[str], *, config_dir: Path | None = None) -> Config:
     """Return the config of a command line's overrides, of which nothing says that it can be planned."""
     from hydra import initialize_config_dir
@@ -216,7 +242,7 @@ def _wrong_choice(text: str) -> ConfigError | None:
     """Return what is wrong with the choice of a group, or with a key that was removed or renamed."""
     if (missing := re.search(r"Could not find '([^']+)'", text)) and "Available options" in text:
         options = re.findall(r"^\t(\S+)$", text, re.M)
-        return _unknown(missing[1].split("/")[-1], options, where=missing[1].rsplit("/", 1)[0], noun="choice")
+        return UnknownChoiceError(missing[1].split("/")[-1], options, group=missing[1].rsplit("/", 1)[0])
     if "Config group override must be" in text:
         return ConfigError("a group needs one choice", where="command line", fix="name one; --help lists them")
     if gone := re.search(r"missing \d+ required keyword-only argument.*?: '(\w+)'", text):
@@ -234,7 +260,7 @@ def _wrong_key(error: Exception, text: str) -> ConfigError | None:
         stray = re.fullmatch(r"'(\w+)' object has no attribute '(\w+)'", str(error))
         known = _keys().get(stray[1]) if stray else None
         if stray and known:
-            return _unknown(stray[2], known, where="command line", noun="key")
+            return _unknown_key(stray[2], known)
     if "'cluster.environment" in text:
         return ConfigError(
             "cluster.environment holds the names that a site adds",
@@ -245,7 +271,7 @@ def _wrong_key(error: Exception, text: str) -> ConfigError | None:
         what = f"a + adds a key, and there is one named {existing[1]} already"
         return ConfigError(what, where="command line", fix=f"leave out the +: {existing[1]}=…")
     if override := re.search(r"Could not (?:override|append to config|delete from config)[^']*'([^']+)'", text):
-        return _unknown(override[1], _keys()["Config"], where="command line", noun="key")
+        return _unknown_key(override[1], _keys()["Config"])
     return None
 
 
@@ -280,11 +306,14 @@ def _unquoted(override: str) -> ConfigError:
     )
 
 
-def _unknown(name: str, known: list[str], *, where: str, noun: str) -> ConfigError:
+def _unknown_key(name: str, known: list[str]) -> ConfigError:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    offer = f"did you mean {near[0]}? " if near else ""
-    listed = ", ".join(sorted(known)) if noun == "choice" else "all keys: python -m bench.launch --cfg job"
-    return ConfigError(f"no {noun} {name!r}", where=where, fix=f"{offer}{listed}")
+    fix = _offer(near, "all keys: python -m bench.launch --cfg job")
+    return ConfigError(f"no key {name!r}", where="command line", fix=fix)
+
+
+def _offer(near: list[str], others: str) -> str:
+    return f"did you mean {near[0]}? {others}" if near else others
 
 
 def _keys() -> dict[str, list[str]]:

@@ -10,7 +10,7 @@ evaluation, embedding look-up (only its gradient).
 import dataclasses
 from dataclasses import dataclass
 
-from bench.contract.layers import Layer, layer_of
+from bench.contract.layers import Layer, has_fp8_head, layer_of
 from bench.contract.plan import Cost, Recomputed, World
 from bench.contract.schema import Config, Device, Precision, Rates
 from bench.contract.task import Trains
@@ -35,6 +35,8 @@ DIGITS = 9
 """Decimal places of the seconds in a plan: rounded, they do not depend on the C library that computes logarithms."""
 HEAD_BYTES = 6
 """Per logit, in BF16: it is read once for the loss, then read again and overwritten by its gradient."""
+FP8_HEAD_BYTES = 5
+"""The same with a gradient in FP8."""
 TRAINED_HEAD_BYTES = 24
 """Per weight of embedding and head, in BF16, and micro-batch: the gradient of each is written, read and added to the
 FP32 one, of which the embedding's is first set to zero."""
@@ -181,14 +183,15 @@ class _Step:
         return max(2 * tokens(self.config, self.world) * weights / self.world.tp / 1e12 / rate, added_s)
 
     def head(self) -> _Work:
-        """Return the work of logits, loss and their gradients, in BF16; a trained head has one GEMM more."""
-        config = self.config
+        """Return the work of logits, loss and their gradients; a trained head has one GEMM more."""
+        config, is_fp8 = self.config, has_fp8_head(self.config)
         weights = config.model.vocab_size * config.model.hidden_size
         is_trained = config.task.training.lora is None
+        per_logit = FP8_HEAD_BYTES if is_fp8 else HEAD_BYTES
         gradients = TRAINED_HEAD_BYTES * weights / self.world.tp if is_trained else 0
         return _Work(
-            gemm_s=(3 if is_trained else 2) * self.gemm_s(weights, Precision.bf16),
-            elementwise_s=self.bytes_s(HEAD_BYTES * config.model.vocab_size / self.world.tp)
+            gemm_s=(3 if is_trained else 2) * self.gemm_s(weights, Precision.fp8 if is_fp8 else Precision.bf16),
+            elementwise_s=self.bytes_s(per_logit * config.model.vocab_size / self.world.tp)
             + gradients / self.rates.copy_gbs / 1e9,
         )
 

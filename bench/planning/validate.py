@@ -10,6 +10,10 @@ from bench.errors import ConfigError
 from bench.planning import data_checks, ranges, texts
 
 
+class DoesNotFitError(ConfigError):
+    """The plan's estimate is above the memory of the GPU."""
+
+
 def check(config: Config) -> None:
     """Raise ConfigError when the config contradicts itself in every layout."""
     texts.check(config)
@@ -49,7 +53,7 @@ def check_memory(config: Config, memory: Memory) -> None:
         return
     gpu = config.cluster.gpu
     assert gpu is not None
-    raise ConfigError(
+    raise DoesNotFitError(
         f"{memory.total_gib:.1f} GiB per GPU needed, and a {gpu.name} has {gpu.memory_gib:g}: weights "
         f"{memory.base_weights_gib + memory.adapter_weights_gib:.1f}, gradients {memory.gradients_gib:.1f}, "
         f"optimizer {memory.optimizer_gib:.1f}, activations {memory.activations_gib:.1f}, "
@@ -128,8 +132,9 @@ def _check_cluster(config: Config) -> None:
 
 
 def _check_precision(config: Config) -> None:
-    """Refuse what no layer of the engine computes; whole-model training takes every model in every precision."""
+    """Refuse what the GPU or no layer of the engine computes; a whole model is trained in every precision."""
     trains, precision = config.task.training.trains, config.precision
+    _check_gpu_precision(config)
     if trains is Trains.all:
         return
     if trains is Trains.qlora and precision is not Precision.bf16:
@@ -146,6 +151,16 @@ def _check_precision(config: Config) -> None:
             + _listed(f"{k} is {v}" for k, v in unmet.items()),
             where=f"precision, {_listed(unmet)}",
             fix="set precision=bf16 and task.training.trains=lora, or use RMSNorm, swiglu, rope and no bias",
+        )
+
+
+def _check_gpu_precision(config: Config) -> None:
+    gpu = config.cluster.gpu if config.cluster.device is Device.cuda else None
+    if config.precision is Precision.fp8 and gpu is not None and gpu.peak_fp8_tflops is None:
+        raise ConfigError(
+            f"precision is fp8, and {gpu.name} has no FP8",
+            where="precision, cluster.gpu.peak_fp8_tflops",
+            fix="set precision=bf16; for a GPU that has FP8, give its dense peak in cluster.gpu.peak_fp8_tflops",
         )
 
 

@@ -14,7 +14,7 @@ from megatron.core.transformer import ModuleSpec
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
-from bench.contract.layers import Layer, layer_of
+from bench.contract.layers import Layer, has_fp8_head, layer_of
 from bench.contract.modules import Part
 from bench.contract.plan import Plan
 from bench.contract.schema import Precision
@@ -22,6 +22,7 @@ from bench.contract.task import Activation, Position
 from jobs.engines.megatron import graphs, layer, lora
 from jobs.engines.megatron.adam import Adam
 from jobs.engines.megatron.fp8 import ops as fp8_ops
+from jobs.engines.megatron.fp8.head import Fp8Head
 from jobs.engines.megatron.fp8.layer import Fp8Layer
 from jobs.engines.megatron.fp8.ops import Fp8Ops
 from jobs.engines.megatron.loss import cross_entropy
@@ -61,6 +62,15 @@ class Parts:
 
 class _Model(GPTModel):
     """megatron-core's GPT model, with a loss that makes no FP32 copies of the logits."""
+
+    fp8_head: Fp8Head | None = None
+    """What computes logits and loss of training passes in FP8; `_chunk` sets it, on the last stage."""
+
+    def _postprocess(self, hidden_states, labels, **others):
+        """Return what megatron-core does: the hidden states, or on the last stage the loss [B, S]."""
+        if self.fp8_head is None or not torch.is_grad_enabled():
+            return super()._postprocess(hidden_states=hidden_states, labels=labels, **others)
+        return self.fp8_head.losses(hidden_states, labels)
 
     def compute_language_model_loss(self, labels, logits):
         """Return the loss [B, S] of logits [S, B, V / tp] and labels [B, S]."""
@@ -164,6 +174,8 @@ def _chunk(plan: Plan, config: layer.LayerConfig, ops: Ops | None, stage: int, s
         if first and plan.recompute.full:
             # Recomputed layers pass gradients on only if their input requires some; a frozen embedding does not.
             model.embedding.register_forward_hook(lambda module, args, out: out.requires_grad_())
+        if last and has_fp8_head(plan.config):
+            model.fp8_head = Fp8Head(model.output_layer, ops, config.sequence_parallel)
     return Float16Module(config, model) if config.bf16 else model
 
 

@@ -28,7 +28,8 @@ from jobs.engines.megatron.fp8.unquantized import Unquantized
 
 def matmul(x: Quantized, weight: Quantized) -> Tensor:
     """Return x weight^T by cuBLAS. Hopper's FP8 GEMMs need the summed dimension last in both operands."""
-    scale_N = weight.scale.expand(weight.values.shape[0]).contiguous()
+    num_out, known = len(weight.values), weight.scale.numel()
+    scale_N = weight.scale[:num_out] if known >= num_out else weight.scale[:1].expand(num_out).contiguous()
     return torch._scaled_mm(
         x.values,
         weight.values.T,
