@@ -54,6 +54,8 @@ PEAK_MEMORY = "peak_memory_gib"
 GPU_TELEMETRY, NOT_MEASURED = "gpu_telemetry", "not_measured"
 """Of each {node} from run_start to run_stop: power, clocks, temperature, memory and energy of its GPUs, or in their
 place the reason why they were {not_measured}. `jobs.ranks.telemetry` writes it, `bench.mlperf.telemetry` reads it."""
+MODULE_TIMES = "module_times"
+"""Where the time of the profiled warm-up steps of rank 0 goes: `bench.contract.modules.ModuleTimes`."""
 STEP_TIMES, REAL_TOKENS = "step_times", "real_tokens"
 """In tracked_stats: seconds of each step since the last such record, and the tokens of these steps without padding."""
 MONOTONIC_MS = "monotonic_ms"

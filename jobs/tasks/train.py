@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from bench.contract import attempt, mllog, run_files
 from bench.contract import plan as plans
 from bench.contract.plan import Plan, Trial
+from jobs import profiles
 from jobs.engines import Engine, WarmUpTimes, engine_of
 from jobs.ranks import process_group, timing
 from jobs.ranks.guard import guarded
@@ -61,12 +62,12 @@ def run(
     engine = module.build(plan, trial.seed)
     if plan.base_dir is not None:
         engine.load(Path(plan.base_dir), adapters=False)
-    profile = folder / run_files.profile(trial.index) if plan.config.launch.profile else None
+    profile = profiles.of_trial(plan, trial.index, folder)
     usual = engine.warm_up(plan.config.recipe.warmup_iterations, trial.seed, profile=profile)
     if watchdog is not None and usual is not None:
         expect(watchdog, usual, plan)
-    if profile is not None and profile.exists():
-        log.attach(profile)
+    if profile is not None:
+        profiles.log_files(profile, log)
     saving = None
     if plan.config.training.checkpoint_every_steps is not None:
         saving = Checkpoints(plan, trial, engine, folder, log, rank=who.rank)
