@@ -95,19 +95,5 @@ def test_a_calculated_arm_has_no_window(tmp_path: Path) -> None:
         library.load("mine", config_dir=written(tmp_path, f"{calculated}window: {{skip_steps: 1, steps: 1}}\n"))
 
 
-def test_a_published_value_that_is_not_the_printed_one_has_a_reason(tmp_path: Path) -> None:
-    table = "title: t\nplace: p. 3\nhardware: 8 GPUs\ndate: 2024\nfigures:\n"
-    figure = "  - {labels: {model: 7B}, measurement: throughput, printed: '640435', value: 64043.5"
-    (tmp_path / "published").mkdir()
-    (tmp_path / "published/theirs.yaml").write_text(f"{table}{figure}}}\n")
-    with pytest.raises(ConfigError, match=r"the value 64043.5 is not what is printed, '640435'"):
-        library.published("theirs", config_dir=tmp_path)
-    plain = "  - {labels: {model: 7B}, measurement: throughput, printed: '16,023.5±4'}"
-    dash = "  - {labels: {model: 7B}, measurement: throughput, printed: '-'}"
-    (tmp_path / "published/theirs.yaml").write_text(f"{table}{figure}, reason: the point is lost}}\n{plain}\n{dash}\n")
-    found = library.published("theirs", config_dir=tmp_path)
-    assert [found.value_of(one) for one in found.figures] == [64043.5, 16023.5, None]
-
-
 def test_every_study_that_is_shipped_loads() -> None:
     assert "tiny" in [name for name, _ in library.titles()]
