@@ -4,13 +4,15 @@ Standard library only: ranks use it.
 """
 
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.contract import file_content
 from bench.contract.data import Data, DataSource
 from bench.contract.schema import Config
-from bench.errors import ConfigError
+from bench.errors import BenchError, ConfigError
 
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 BYTES_PER_TOKEN = 9
@@ -144,6 +146,30 @@ def check_vocabulary(tokenizer: Path, ids: int, vocab_size: int) -> None:
             where=str(tokenizer),
             fix="choose the model= that this tokenizer belongs to, or set data.tokenizer",
             rule="CFG-06",
+        )
+
+
+def check_same_tokenizer(rows: Path, made_with: dict[str, Any], tokenizer: Path) -> None:
+    """Raise ConfigError when rows were made with another tokenizer, which their manifest describes."""
+    if file_content.sha256(tokenizer) != made_with.get("sha256"):
+        raise ConfigError(
+            f"these rows were made with another tokenizer, {made_with.get('file')}",
+            where=f"{rows}, {tokenizer}",
+            fix="set data.tokenizer or MODEL to that one, or remove the folder: the rows are then made anew",
+            rule="CFG-06",
+        )
+
+
+def check_room(root: Path, data: Data) -> None:
+    """Raise BenchError when the disk of a folder, which may not exist yet, has no room for the rows."""
+    there = next(path for path in (root, *root.absolute().parents) if path.exists())
+    needed, free = room_needed(data), shutil.disk_usage(there).free
+    if free < needed:
+        raise BenchError(
+            f"the rows need about {needed / 1e9:,.2f} GB while they are made, and {free / 1e9:,.2f} are free",
+            where=str(there),
+            fix="make room, or set fewer data.train_rows",
+            rule="CFG-08",
         )
 
 

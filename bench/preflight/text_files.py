@@ -3,17 +3,16 @@
 import gzip
 import json
 import os
-import shutil
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.contract import data_files, file_content
+from bench.contract import data_files
 from bench.contract.data import DataSource
 from bench.contract.json_files import read_object
 from bench.contract.plan import Plan, expanded
-from bench.errors import ConfigError
+from bench.errors import BenchError, ConfigError
 from bench.preflight import data
 from bench.rules.check import Finding, broken
 
@@ -38,6 +37,7 @@ def found(plan: Plan, *, root: Path, rows: Path) -> Iterator[Finding | str]:
         yield from data.manifest(rows)
         yield from _other_tokenizer(rows, tokenizer)
         yield from _other_files(rows)
+        yield from _new_files(rows, root, plan)
         yield f"made before: {rows}"
         return
     try:
@@ -69,10 +69,10 @@ def _other_tokenizer(rows: Path, tokenizer: Path | None) -> Iterator[Finding]:
     made_with = read_object(rows / data.MANIFEST).get("tokenizer")
     if tokenizer is None or not isinstance(made_with, dict):
         return
-    if file_content.sha256(tokenizer) != made_with.get("sha256"):
-        what = f"these rows were made with another tokenizer, {made_with.get('file')}"
-        fix = "set data.tokenizer or MODEL to that one, or remove the folder: the rows are then made anew"
-        yield broken("CFG-06", what, f"{rows}, {tokenizer}", fix=fix)
+    try:
+        data_files.check_same_tokenizer(rows, made_with, tokenizer)
+    except ConfigError as error:
+        yield broken("CFG-06", error.what, error.where, fix=error.fix)
 
 
 def _other_files(rows: Path) -> Iterator[Finding]:
@@ -86,15 +86,29 @@ def _other_files(rows: Path) -> Iterator[Finding]:
             return
 
 
+def _new_files(rows: Path, root: Path, plan: Plan) -> Iterator[Finding]:
+    """Yield the first file that would have been read for the rows, and was not there; files are read in their order."""
+    source = read_object(rows / data.MANIFEST).get("source")
+    read = [Path(file["path"]) for file in source.get("files", [])] if isinstance(source, dict) else []
+    try:
+        new = [path for path in data_files.find(root, plan.config.data) if path not in read and path < max(read)]
+    except (ConfigError, OSError, ValueError):  # the files may be gone once there are rows; older manifests list none
+        return
+    if new:
+        fix = "remove the folder of the rows: they are then made anew; or take the file away"
+        yield broken("CFG-06", f"these rows were made without {new[0].name}", f"{rows}, {new[0]}", fix=fix)
+
+
 def _room(plan: Plan, root: Path) -> Iterator[Finding]:
     there = next(path for path in (root, *root.absolute().parents) if path.exists())
-    needed, free = data_files.room_needed(plan.config.data), shutil.disk_usage(there).free
     if not os.access(there, os.W_OK | os.X_OK):
         fix = "let DATADIR be a folder that the job may write"
         yield broken("CFG-08", "rows cannot be written", str(there), fix=fix)
-    elif free < needed:
-        what = f"rows need about {needed / 1e9:,.2f} GB while they are made, and {free / 1e9:,.2f} are free"
-        yield broken("CFG-08", what, str(there), fix="make room, or set fewer data.train_rows")
+        return
+    try:
+        data_files.check_room(root, plan.config.data)
+    except BenchError as error:
+        yield broken("CFG-08", error.what, error.where, fix=error.fix)
 
 
 def _check_head(path: Path, source: DataSource) -> None:

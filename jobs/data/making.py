@@ -12,7 +12,6 @@ from typing import Any
 
 from bench.contract import codec, data_files
 from bench.contract.checkpoint import MANIFEST
-from bench.contract.data import Data
 from bench.contract.new_folder import appearing
 from bench.contract.plan import Plan, expanded, fingerprint
 from bench.errors import BenchError, ConfigError
@@ -62,14 +61,7 @@ def _tokenizer_file(plan: Plan) -> Path:
 def _found(plan: Plan, folder: Path) -> dict[str, Any]:
     """Return the manifest of rows that are there; refuse those that another tokenizer made."""
     manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
-    there = _tokenizer_file(plan)
-    if files.described(there)["sha256"] != manifest["tokenizer"]["sha256"]:
-        raise ConfigError(
-            f"these rows were made with another tokenizer, {manifest['tokenizer']['file']}",
-            where=f"{folder}, {there}",
-            fix="set data.tokenizer or MODEL to that one, or remove the folder: the rows are then made anew",
-            rule="CFG-06",
-        )
+    data_files.check_same_tokenizer(folder, manifest["tokenizer"], _tokenizer_file(plan))
     return manifest
 
 
@@ -81,7 +73,7 @@ def _made(plan: Plan, root: Path, folder: Path, processes: int) -> dict[str, Any
     data_files.check_vocabulary(by_file, by.num_ids, config.model.vocab_size)
     sample = Path(data_files.sample_dir(str(folder))) / samples.RECORDS
     sources = data_files.find(root, data) if data.sample is None else [sample / samples.FILES[data.source]]
-    _require_room(root, data)
+    data_files.check_room(root, data)
     state = _state(sources)
     described = _described_tokenizer(by_file, by)
     identity = fingerprint(token_blocks.VERSION, data.source, data.prompt_type, described, state)
@@ -103,18 +95,6 @@ def _made(plan: Plan, root: Path, folder: Path, processes: int) -> dict[str, Any
             (part / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
     shutil.rmtree(work)
     return manifest
-
-
-def _require_room(root: Path, data: Data) -> None:
-    there = next(path for path in (root, *root.absolute().parents) if path.exists())
-    needed, free = data_files.room_needed(data), shutil.disk_usage(there).free
-    if free < needed:
-        raise BenchError(
-            f"the rows need about {needed / 1e9:,.2f} GB while they are made, and {free / 1e9:,.2f} are free",
-            where=str(root),
-            fix="make room, or set fewer data.train_rows",
-            rule="CFG-08",
-        )
 
 
 def _state(sources: list[Path]) -> list[Any]:

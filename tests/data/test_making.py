@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.contract import mllog
+from bench.contract import data_files, mllog
 from bench.contract import plan as plans
 from bench.contract.plan import Plan
 from bench.errors import BenchError, ConfigError
@@ -302,7 +302,7 @@ def test_a_disk_that_fills_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         made.config.data.train_rows = 8000
         with pytest.raises(BenchError, match=r"CFG-08: the rows need about 0.00 GB"):
             making.make(made, processes=1)
-        monkeypatch.setattr(making, "_require_room", lambda root, data: None)
+        monkeypatch.setattr(data_files, "check_room", lambda root, data: None)
         with pytest.raises(BenchError, match="CFG-08: cannot read or write: No space left on device"):
             making.make(made, processes=1)
         assert not Path(str(made.data_dir)).exists()

@@ -11,6 +11,7 @@ import pytest
 
 from bench import preflight
 from bench.backends.slurm import script
+from bench.contract import data_files
 from bench.contract.plan import Plan
 from bench.errors import ConfigError
 from bench.planning import compose
@@ -106,9 +107,22 @@ def test_too_little_room_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     made = planned(tmp_path, "c4", "c4.jsonl")
     (tmp_path / "cache/c4.jsonl").write_bytes(lines([TEXT]))
     for free, rules in ((143, ["CFG-08"]), (144, [])):
-        monkeypatch.setattr(text_files.shutil, "disk_usage", lambda path, free=free: SimpleNamespace(free=free))
+        monkeypatch.setattr(data_files.shutil, "disk_usage", lambda path, free=free: SimpleNamespace(free=free))
         told = text_files.found(made, root=tmp_path / "cache", rows=tmp_path / "none")
         assert [found.rule for found in told if not isinstance(found, str)] == rules
+
+
+def test_a_file_that_comes_after_the_rows_were_made_is_found_if_it_would_have_been_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = planned(tmp_path, "c4", "*.jsonl")
+    (tmp_path / "cache/m.jsonl").write_bytes(lines([TEXT] * 9))
+    make_here(made, monkeypatch)
+    (tmp_path / "cache/n.jsonl").write_bytes(lines([TEXT]))  # the rows were full before it
+    assert findings(made) == []
+    (tmp_path / "cache/a.jsonl").write_bytes(lines([TEXT]))
+    (found,) = findings(made)
+    assert found.what == "these rows were made without a.jsonl"
 
 
 def test_rows_that_were_made_are_looked_at_instead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
