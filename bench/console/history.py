@@ -28,9 +28,7 @@ def list_sheet(root: Path, pasts: Sequence[Past], names: Sequence[str]) -> Sheet
         values = _values(past, of) if of else []
         ends = (values[-1], (max if of and higher_is_better(of) else min)(values)) if values else ()
         num_trials = sum(len(run.trials) for run in past.runs)
-        shown = [
-            "" if value is None else number(value, like=values) for value in (values[-1] if values else None, best)
-        ]
+        shown = [number(value, like=values) for value in ends] or ["", ""]
         days = _day(past.runs[0]), _day(past.runs[-1])
         counts = str(len(past.runs)), str(num_trials)
         rows.append((past.task, past.hardware, past.settings, *counts, *days, _title(of) if of else "", *shown))

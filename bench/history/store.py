@@ -15,7 +15,6 @@ from dataclasses import astuple, fields
 from functools import cache
 from pathlib import Path
 
-import bench
 from bench.contract.run_files import LEDGER, MANIFEST, PLAN, RESULTS
 from bench.errors import BenchError, ConfigError
 from bench.history import proven
@@ -87,7 +86,7 @@ def _stamp(folder: Path) -> str:
 @cache
 def _code() -> str:
     """Return the checksum of the code that decides what stands in the store: another version makes it anew."""
-    root = Path(bench.__file__).parent
+    root = Path(__file__).parents[1]
     digest = hashlib.sha256(_TABLES.encode())
     for file in sorted(path for package in _CODE for path in (root / package).rglob("*.py")):
         digest.update(file.read_bytes())

@@ -52,7 +52,12 @@ def test_a_planted_regression_fails_the_check(clock: Clock, root: Path, capsys: 
     assert "regression\t-5.0 % (-5.6 to -4.5 %), 1 run against 5 earlier ones" in said
     assert "1 no regression" in said, "other hardware has a past of its own"
     assert "commit not known → abc" in run(capsys, "lora_8b")
-    assert run(capsys, "--check", "6") and "no regression" in run(capsys, "--check", "6")
+    assert "no regression" in run(capsys, "--check", "6")
+    lines = [line.split("\t") for line in run(capsys).splitlines() if line.startswith("lora_8b")]
+    assert [(line[1], line[3], *line[-2:]) for line in lines] == [
+        ("8 × NVIDIA H200", "6", "95.000", "100.300"),
+        ("4 × NVIDIA H200", "5", "199.80", "200.60"),
+    ]
 
 
 def test_a_faster_step_is_no_regression_of_its_time(clock: Clock, root: Path) -> None:
