@@ -21,12 +21,13 @@ import msgspec
 from bench.backends import run_lock
 from bench.contract import json_files
 from bench.errors import ConfigError
+from bench.results.published import PublishedTable
 from bench.results.study import PlannedArm
 from bench.runs.folder import NOT_OTHERS, require_ours, short
 from bench.studies import arms as arms_of
 from bench.studies import yaml_files
 from bench.studies.arms import Arm
-from bench.studies.spec import Part, PublishedTable, Study
+from bench.studies.spec import Part, Study
 
 STUDIES = "studies"
 STUDY, ARMS, NOT_STARTED = "study.yaml", "arms.json", "not_started.json"

@@ -7,8 +7,10 @@ import msgspec
 
 from bench.errors import ConfigError
 from bench.planning.compose import CONF
+from bench.results import published as figures
+from bench.results.published import PublishedTable
 from bench.studies import checks, yaml_files
-from bench.studies.spec import PublishedTable, Study
+from bench.studies.spec import Study
 
 STUDIES, PUBLISHED = "study", "published"
 """Folders of conf/, and of the folder that --config-dir names."""
@@ -50,7 +52,7 @@ def publications(study: Study, *, config_dir: Path | None = None) -> dict[str, P
 def published(name: str, *, config_dir: Path | None = None) -> PublishedTable:
     """Return the published figures in conf/published/NAME.yaml."""
     path = _file(PUBLISHED, name, config_dir)
-    table = yaml_files.load(path, PublishedTable)
+    table = figures.read(path)
     checks.check_published(table, where=str(path))
     return table
 

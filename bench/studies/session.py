@@ -28,6 +28,8 @@ class Session:
     folder: Path
     backend: BackendName
     planned: Sequence[PlannedArm]
+    max_walltime_min: int | None
+    """Of a job on this cluster."""
     waits: bool
     """Whether jobs in a queue are followed to their end."""
 
@@ -76,6 +78,7 @@ def begin(name: str, words: Sequence[str], *, config_dir: Path | None = None, ru
         folder=folders.path(_logs(config), name=name, cluster=config.cluster.name),
         backend=config.cluster.backend,
         planned=plans.plan_arms(request),
+        max_walltime_min=config.cluster.slurm.max_walltime_min if config.cluster.slurm else None,
         waits=waits,
     )
 

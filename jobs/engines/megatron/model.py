@@ -15,6 +15,7 @@ from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
 from bench.contract.layers import Layer, has_fp8_head, layer_of
+from bench.contract.modules import Part
 from bench.contract.plan import Plan
 from bench.contract.schema import Precision
 from bench.contract.task import Activation, Position
@@ -27,6 +28,7 @@ from jobs.engines.megatron.fp8.ops import Fp8Ops
 from jobs.engines.megatron.loss import cross_entropy
 from jobs.engines.megatron.trained import ops as trained_ops
 from jobs.engines.megatron.trained.ops import LinearWeights, TrainedOps
+from jobs.profiles.ranges import named
 
 Ops = Fp8Ops | TrainedOps
 """The operations of the hand-written layers: with frozen linears, or those of whole-model training."""
@@ -73,7 +75,8 @@ class _Model(GPTModel):
     def compute_language_model_loss(self, labels, logits):
         """Return the loss [B, S] of logits [S, B, V / tp] and labels [B, S]."""
         num_rows, batch, _ = logits.shape
-        return cross_entropy(logits.flatten(0, 1), labels.T.flatten()).view(num_rows, batch).T.contiguous()
+        with named(Part.loss):
+            return cross_entropy(logits.flatten(0, 1), labels.T.flatten()).view(num_rows, batch).T.contiguous()
 
 
 def build(plan: Plan, seed: int, *, ops: Ops | None = None) -> Parts:
@@ -113,7 +116,7 @@ def layer_config(plan: Plan, ops: Ops | None) -> layer.LayerConfig:
     m, w, dtype = plan.config.model, plan.world, _dtype(plan, ops)
     full, is_swiglu = plan.recompute.full, m.activation is Activation.swiglu
     return layer.LayerConfig(
-        lora=plan.config.task.training.lora,
+        lora=plan.config.training.lora,
         num_layers=m.num_layers,
         hidden_size=m.hidden_size,
         ffn_hidden_size=m.ffn_hidden_size,
@@ -182,13 +185,13 @@ def _ops(plan: Plan, device: torch.device) -> Ops | None:
         return trained_ops.for_device(device, plan.config.precision)
     if layer_of(plan.config) is not Layer.frozen:
         return None
-    return fp8_ops.for_device(device, plan.config.precision, plan.config.task.training.trains)
+    return fp8_ops.for_device(device, plan.config.precision, plan.config.training.trains)
 
 
 def _layers(plan: Plan, ops: Ops | None, num_layers: int) -> list[ModuleSpec]:
     """Return the layers of a chunk; the first layers recompute what does not fit, evenly over a rank's chunks."""
     qkv, fc1 = (math.ceil(n / plan.world.vpp) for n in (plan.recompute.qkv_layers, plan.recompute.fc1_layers))
-    lora = plan.config.task.training.lora
+    lora = plan.config.training.lora
     spec = partial(layer.trained_spec, ops) if _is_trained(plan) else partial(layer.lora_spec, lora, ops)
     return [spec(recompute_qkv=i < qkv, recompute_fc1=i < fc1) for i in range(num_layers)]
 
