@@ -101,7 +101,7 @@ def test_samples_survive_their_file_and_a_line_that_was_cut_short(tmp_path: Path
     nothing = Sample(time_ms=1, monotonic_ms=2, gpu=0)
     full = samples(power_w=(1.5,) * 5, energy_j=(123456789.125,) * 5, throttle=((), ("idle",), None, ("0x800",), ()))
     path = tmp_path / "gpus.csv"
-    path.write_text(telemetry.header() + telemetry.lines([nothing, *full]) + "1,2,3,4")
+    path.write_text(telemetry.header() + telemetry.lines([nothing, *full, full[1]])[:-2])
     assert list(telemetry.read(path)) == [nothing, *full]
     assert telemetry.reasons(0x4 | 0x800) == ("software power cap", "0x800")
 
@@ -163,7 +163,7 @@ def test_a_process_samples_until_it_is_told_to_end(fake: Fake, tmp_path: Path, e
         assert gpu["memory_clock_mhz"]["median"] == 3201 and gpu["memory_gib"]["max"] == 100
         assert gpu["temperature_c"] == {"median": 60 + gpu["gpu"], "max": 60 + gpu["gpu"]}
         assert gpu["throttle"] == {"software power cap": 1, "software thermal slowdown": 1}
-        assert gpu["energy_j"] == gpu["training_energy_j"] > 0
+        assert 0 < gpu["training_energy_j"] <= gpu["energy_j"]
 
 
 @pytest.mark.starts

@@ -39,7 +39,7 @@ COOLER = GPU | {
 
 @pytest.fixture
 def gpu_log(tmp_path: Path) -> MakeLog:
-    """Write a run of two blocks of 1,152 samples together, in batches of 8 rows of 100 tokens, with these records."""
+    """Write a run of two blocks of 384 and 768 samples, in batches of 8 rows of 100 tokens, with these records."""
 
     def write(*records: tuple[str, object], name: str = "result_0.txt", seed: int = 1) -> Path:
         untargeted = {"submission_benchmark": None, "target_accuracy": None, "max_sequence_length": 100}
@@ -51,7 +51,7 @@ def gpu_log(tmp_path: Path) -> MakeLog:
                     log.event(key, value)
             log.stop(mllog.INIT_STOP)
             log.start(mllog.RUN_START)
-            for start, end in ((0, 768), (768, 1152)):
+            for start, end in ((0, 384), (768, 1536)):
                 log.start(mllog.BLOCK_START, samples_count=start)
                 log.stop(mllog.BLOCK_STOP, samples_count=end)
             log.finish(mllog.SUCCESS)
