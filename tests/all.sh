@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
-# All tests of the gate, in streams that go on side by side, since each of them waits a lot.  tests/all.sh PYTHON
-# Runs on a real Slurm go on from the beginning, and so do the fast tests: those that import torch in one process, since
-# that takes a while, the others on all cores. After them come those that train or ask a Slurm of their own, in two
-# streams of about equal length: in more, ranks would wait for each other's turns.
+# All tests of the gate, in streams, three at a time, since each of them waits a lot.  tests/all.sh PYTHON
+# The longest ones come first: runs on a real Slurm, the fast tests that import torch (in one process, since that takes
+# a while), all other fast tests on all cores. As each of them ends, those that train or ask a Slurm of their own begin.
 set -u
 python=$1
 gate="not slow and not faults"
@@ -15,28 +14,27 @@ trap 'rm -rf "$logs"' EXIT
 unset PYTHONDONTWRITEBYTECODE # or hundreds of processes would each compile all that they import
 "$python" -m compileall -q bench jobs tests/helpers
 code=0
+declare -A streams=()
 
-beside() { # NAME MARKS ARGUMENT...: a stream in the background, shown when it has ended
+beside() { # NAME MARKS ARGUMENT...: a stream in the background, begun when fewer than three others go on
   local name=$1 marks=$2
   shift 2
+  [ "${#streams[@]}" -lt 3 ] || shown
   "$python" -m pytest -m "$gate and $marks" --durations=20 "$@" >"$logs/$name" 2>&1 &
   streams[$!]=$name
 }
 
-shown() {
+shown() { # wait for the next stream that ends, and show what it said
   local pid
-  for pid in "${!streams[@]}"; do
-    wait "$pid" || code=$?
-    cat "$logs/${streams[$pid]}"
-  done
+  wait -n -p pid "${!streams[@]}" || code=$?
+  cat "$logs/${streams[$pid]}"
+  unset "streams[$pid]"
 }
 
-declare -A streams
 beside queued "(trains or slurm)" "${queued[@]}"
 beside torch "not trains" "${with_torch[@]}"
-"$python" -m pytest -q -n auto --dist worksteal -m "$gate and not trains" --ignore=tests/slurm \
-  "${with_torch[@]/#/--ignore=}" || code=$?
+beside fast "not trains" -q -n auto --dist worksteal --ignore=tests/slurm "${with_torch[@]/#/--ignore=}"
 beside started "(trains or slurm)" "${started[@]}"
 beside trained trains "${trained[@]}"
-shown
+while [ "${#streams[@]}" -gt 0 ]; do shown; done
 exit "$code"

@@ -33,7 +33,7 @@ TIMEOUTS_S = {"slurm": 1800, "trains": 900}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run what starts ranks last (all.sh says why), and give it time."""
+    """Run what starts ranks last, and give it time."""
     items.sort(key=lambda item: item.get_closest_marker("trains") is not None)
     for item in items:
         for mark, timeout_s in TIMEOUTS_S.items():

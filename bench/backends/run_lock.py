@@ -12,8 +12,8 @@ from bench.errors import ConfigError
 
 
 @contextmanager
-def driving(folder: Path) -> Iterator[None]:
-    """Hold a run's lock, which says that this process drives its commands.
+def driving(folder: Path, *, noun: str = "run", fix: str | None = None) -> Iterator[None]:
+    """Hold the lock of a run, or of a study, which says that this process drives it.
 
     Raises:
         ConfigError: another process does.
@@ -23,9 +23,9 @@ def driving(folder: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise ConfigError(
-                "another process drives this run",
+                f"another process drives this {noun}",
                 where=str(folder),
-                fix=f"python -m bench watch {folder}",
+                fix=fix or f"python -m bench watch {folder}",
                 rule="CFG-05",
             ) from error
         lock.truncate(0)

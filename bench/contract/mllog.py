@@ -54,6 +54,8 @@ PEAK_MEMORY = "peak_memory_gib"
 GPU_TELEMETRY, NOT_MEASURED = "gpu_telemetry", "not_measured"
 """Of each {node} from run_start to run_stop: power, clocks, temperature, memory and energy of its GPUs, or in their
 place the reason why they were {not_measured}. `jobs.ranks.telemetry` writes it, `bench.mlperf.telemetry` reads it."""
+MODULE_TIMES = "module_times"
+"""Where the time of the profiled warm-up steps of rank 0 goes: `bench.contract.modules.ModuleTimes`."""
 STEP_TIMES, REAL_TOKENS = "step_times", "real_tokens"
 """In tracked_stats: seconds of each step since the last such record, and the tokens of these steps without padding."""
 MONOTONIC_MS = "monotonic_ms"
@@ -71,6 +73,14 @@ CHECKPOINT = "checkpoint"
 """The training state after {step} was copied, and is written while training goes on: the seconds without training."""
 ATTACHED_FILE = "attached_file"
 """A file that another program wrote: its path from the log's folder, {bytes} and {sha256}."""
+
+KERNELS_ASKED = "kernels_asked"
+"""The names of all points that the plan measures, with the {tolerance} by which the best may miss their limits."""
+KERNEL_MEASURED = "kernel_measured"
+"""A point's name, with all that the plan says of it, and {n, median_us, p10_us, p90_us} of the slowest {rank}; {ran} is
+what computed it."""
+KERNEL_FAILED = "kernel_failed"
+"""The name of a point that could not be measured, with the {reason}."""
 
 SUCCESS, ABORTED = "success", "aborted"
 """What run_stop's metadata.status may say."""

@@ -10,12 +10,11 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import bench
-from bench import backends, preflight
+from bench import preflight
 from bench.contract import secrets
 from bench.contract.plan import Plan
 from bench.errors import BenchError, exit_code_of_signals, output_is_written
 from bench.planning.compose import CONF, compose, explained, plan_of, register, typed
-from bench.runs import folder as folders
 from bench.runs.summary import summary, with_overrides
 
 if TYPE_CHECKING:
@@ -105,23 +104,12 @@ def run(plan: Plan, config: "DictConfig", overrides: Sequence[str], made: list[P
     from omegaconf import OmegaConf
 
     from bench.console import plan as plan_sheets
-    from bench.launch import run_local, run_queued
-    from bench.watch import trackers
+    from bench.launch import start
 
     if plan.config.launch.dry_run:
         plan_sheets.show_plan(plan, preflight.inspect(plan))
         return 0
-    trackers.require(plan.config.launch.trackers)
-    findings = preflight.before_start(plan)
-    if not plan.config.launch.force:
-        preflight.require(findings)
-    folder = folders.make(plan, with_overrides(OmegaConf.to_yaml(config), overrides))
-    made.append(folder)
-    match backends.of(plan):
-        case backends.Queue() as queue:
-            return run_queued.run(queue, plan, folder, findings)
-        case _:
-            return run_local.run(plan, folder)
+    return start.run(plan, with_overrides(OmegaConf.to_yaml(config), overrides), made)
 
 
 if __name__ == "__main__":

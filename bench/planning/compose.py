@@ -12,9 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench.contract import old_plans
 from bench.contract.plan import Plan
 from bench.contract.schema import Config, DataSource
-from bench.contract.task import StartsFrom, Weights
+from bench.contract.task import Kind, StartsFrom, Weights
 from bench.errors import ConfigError
 from bench.planning import make_plan
 
@@ -56,6 +57,32 @@ def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Plan
         return plan_of(config, [*search_path, *overrides])
 
 
+class UnknownChoiceError(ConfigError):
+    """A group of the config has no such choice, such as an engine of a later version."""
+
+    def __init__(self, name: str, known: list[str], *, group: str) -> None:
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        super().__init__(f"no choice {name!r}", where=group, fix=_offer(near, ", ".join(sorted(known))))
+        self.group, self.name, self.known = group, name, known
+
+
+def for_run(overrides: Sequence[str], *, config_dir: Path | None = None) -> tuple[Plan, str]:
+    """Return the plan of a command line's overrides, and what config.yaml holds of it.
+
+    Raises:
+        ConfigError: as `compose`.
+    """
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from omegaconf import OmegaConf
+
+    register()
+    words = [*([_search_path(config_dir)] if config_dir else []), *overrides]
+    with initialize_config_dir(str(CONF), version_base="1.3"), explained():
+        config = hydra_compose("launch", overrides=words)
+        return plan_of(typed(config), words), OmegaConf.to_yaml(config)
+
+
 def unplanned(overrides: Sequence[str], *, config_dir: Path | None = None) -> Config:
     """Return the config of a command line's overrides, of which nothing says that it can be planned."""
     from hydra import initialize_config_dir
@@ -68,19 +95,23 @@ def unplanned(overrides: Sequence[str], *, config_dir: Path | None = None) -> Co
 
 def plan_of(config: Config, overrides: Sequence[str]) -> Plan:
     """Return the plan; Hydra must be initialized, since the base task is composed beside the task."""
-    if config.model.weights is Weights.random:
-        return make_plan.make(with_random_weights(config))
-    if config.task.training.base is None:
+    config = as_planned(config)
+    if config.task.training is None or config.task.training.base is None:
         return make_plan.make(config)
     shared = [word for word in overrides if word.lstrip("+~").split("=")[0].split(".")[0] in FOR_BASE_TOO]
-    return make_plan.make(config, _composed([f"task={config.task.training.base}", *shared]))
+    return make_plan.make(config, _composed([f"task={config.training.base}", *shared]))
+
+
+def as_planned(config: Config) -> Config:
+    """Return the config as its plan has it: what a run does not read is not in it."""
+    if config.task.kind is Kind.kernels:  # of the rows only their length counts
+        return dataclasses.replace(config, data=dataclasses.replace(config.data, source=DataSource.random))
+    return with_random_weights(config) if config.model.weights is Weights.random else config
 
 
 def with_random_weights(config: Config) -> Config:
     """Return the config of the same work with random weights and random rows: no target, checkpoint or data files."""
-    training = dataclasses.replace(
-        config.task.training, starts_from=StartsFrom.random, base=None, target_eval_loss=None
-    )
+    training = dataclasses.replace(config.training, starts_from=StartsFrom.random, base=None, target_eval_loss=None)
     return dataclasses.replace(
         config,
         task=dataclasses.replace(config.task, training=training, submittable=False),
@@ -120,7 +151,7 @@ def read(config_yaml: str) -> Config:
     from yaml import YAMLError
 
     try:
-        raw = OmegaConf.create(config_yaml)
+        raw = old_plans.with_named_profile(OmegaConf.to_container(OmegaConf.create(config_yaml)))
         return typed(typing.cast("DictConfig", OmegaConf.merge(OmegaConf.structured(Config), raw)))
     except (OmegaConfBaseException, YAMLError, ValueError, TypeError, AttributeError) as error:
         what = f"not a config of this version: {str(error).partition(chr(10))[0]}"
@@ -215,7 +246,7 @@ def _wrong_choice(text: str) -> ConfigError | None:
     """Return what is wrong with the choice of a group, or with a key that was removed or renamed."""
     if (missing := re.search(r"Could not find '([^']+)'", text)) and "Available options" in text:
         options = re.findall(r"^\t(\S+)$", text, re.M)
-        return _unknown(missing[1].split("/")[-1], options, where=missing[1].rsplit("/", 1)[0], noun="choice")
+        return UnknownChoiceError(missing[1].split("/")[-1], options, group=missing[1].rsplit("/", 1)[0])
     if "Config group override must be" in text:
         return ConfigError("a group needs one choice", where="command line", fix="name one; --help lists them")
     if gone := re.search(r"missing \d+ required keyword-only argument.*?: '(\w+)'", text):
@@ -233,7 +264,7 @@ def _wrong_key(error: Exception, text: str) -> ConfigError | None:
         stray = re.fullmatch(r"'(\w+)' object has no attribute '(\w+)'", str(error))
         known = _keys().get(stray[1]) if stray else None
         if stray and known:
-            return _unknown(stray[2], known, where="command line", noun="key")
+            return _unknown_key(stray[2], known)
     if "'cluster.environment" in text:
         return ConfigError(
             "cluster.environment holds the names that a site adds",
@@ -244,7 +275,7 @@ def _wrong_key(error: Exception, text: str) -> ConfigError | None:
         what = f"a + adds a key, and there is one named {existing[1]} already"
         return ConfigError(what, where="command line", fix=f"leave out the +: {existing[1]}=…")
     if override := re.search(r"Could not (?:override|append to config|delete from config)[^']*'([^']+)'", text):
-        return _unknown(override[1], _keys()["Config"], where="command line", noun="key")
+        return _unknown_key(override[1], _keys()["Config"])
     return None
 
 
@@ -279,11 +310,14 @@ def _unquoted(override: str) -> ConfigError:
     )
 
 
-def _unknown(name: str, known: list[str], *, where: str, noun: str) -> ConfigError:
+def _unknown_key(name: str, known: list[str]) -> ConfigError:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    offer = f"did you mean {near[0]}? " if near else ""
-    listed = ", ".join(sorted(known)) if noun == "choice" else "all keys: python -m bench.launch --cfg job"
-    return ConfigError(f"no {noun} {name!r}", where=where, fix=f"{offer}{listed}")
+    fix = _offer(near, "all keys: python -m bench.launch --cfg job")
+    return ConfigError(f"no key {name!r}", where="command line", fix=fix)
+
+
+def _offer(near: list[str], others: str) -> str:
+    return f"did you mean {near[0]}? {others}" if near else others
 
 
 def _keys() -> dict[str, list[str]]:

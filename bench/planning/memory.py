@@ -6,7 +6,7 @@ the others).
 
 from bisect import bisect_left
 
-from bench.contract.layers import Layer, layer_of
+from bench.contract.layers import Layer, has_fp8_head, layer_of
 from bench.contract.plan import Memory, Recomputed, World
 from bench.contract.schema import Config, Device, Gpu, Precision
 from bench.contract.task import MomentPrecision, Recompute, Trains
@@ -81,12 +81,12 @@ def gpu(config: Config) -> Gpu | None:
 
 def _stage(config: Config, world: World, recomputed: Recomputed, pp_rank: int) -> Memory:
     """Return the memory of a rank of one pipeline stage."""
-    model, lora, size = config.model, config.task.training.lora, BYTES[config.precision]
+    model, lora, size = config.model, config.training.lora, BYTES[config.precision]
     base, adapters = rank_parameters(model, lora, tp=world.tp, pp=world.pp, pp_rank=pp_rank)
     trainable = adapters if lora else base
     shards = world.dp * world.cp if config.parallel.distributed_optimizer else 1
     parts = {
-        "base_weights_gib": (base * size + _quantized_weights_bytes(config, world)) / GIB,
+        "base_weights_gib": (base * size + _quantized_weights_bytes(config, world, pp_rank)) / GIB,
         "adapter_weights_gib": adapters * size / GIB,
         "gradients_gib": trainable * MAIN_GRADIENT_BYTES / GIB,
         "optimizer_gib": _optimizer_bytes(config, trainable / shards) / GIB,
@@ -122,13 +122,17 @@ def _optimizer_bytes(config: Config, updated: float) -> float:
     return MASTER_WEIGHT_BYTES * updated + moment_bytes(config) * on_gpu
 
 
-def _quantized_weights_bytes(config: Config, world: World) -> float:
+def _quantized_weights_bytes(config: Config, world: World, pp_rank: int) -> float:
     """Return how many bytes more, or less, a stage needs than for weights in BF16.
 
     Frozen linears are stored in FP8 or in 4 bits only. Trained ones have FP8 copies, which the GEMMs read, beside them.
+    A head in FP8 has two, one of them transposed; an evaluation reads the head in BF16.
     """
     weights = config.model.num_layers // world.pp * linear_weights(config.model) // world.tp
-    if config.task.training.trains is Trains.qlora:
+    if has_fp8_head(config):
+        is_last = pp_rank == world.pp - 1
+        return 2 * config.model.vocab_size * config.model.hidden_size // world.tp * is_last - weights
+    if config.training.trains is Trains.qlora:
         return weights * (NF4_BYTES - BYTES[config.precision])
     if config.precision is not Precision.fp8:
         return 0
@@ -172,15 +176,16 @@ def _workspace_bytes(config: Config, world: World, recomputed: Recomputed, pp_ra
     """Return the bytes of temporary tensors, and on a GPU also CUDA's own memory.
 
     Temporary tensors are those of the layer at work or, on the last stage, the logits if these are larger. Logits exist
-    after the last layer's forward pass and before its backward pass; their gradient overwrites them. A head that is
-    trained also has a gradient in the model's precision, before that is added to the FP32 one.
+    after the last layer's forward pass and before its backward pass; their gradient overwrites them, but in FP8 lies
+    beside them. A head that is trained also has a gradient in the model's precision, before that is added to the FP32
+    one.
     """
     temporary = _transient_bytes(config, world, recomputed)
     if pp_rank == world.pp - 1:
         numbers = tokens(config, world) * config.model.vocab_size / world.tp
         if _has_trained_head(config, world, pp_rank):
             numbers += config.model.hidden_size * config.model.vocab_size / world.tp
-        temporary = max(temporary, numbers * BYTES[config.precision])
+        temporary = max(temporary, numbers * (BYTES[config.precision] + has_fp8_head(config)))
     if config.cluster.device is not Device.cuda:
         return temporary
     return temporary + (CUDA_ALLOWANCE_GIB * GIB + _weight_buffers_bytes(config, world))
@@ -192,7 +197,7 @@ def _weight_buffers_bytes(config: Config, world: World) -> float:
     FP8 GEMMs on Hopper need both operands with the summed axis last, so that weights are transposed for the backward
     pass. Weights of a 4-bit base are dequantised.
     """
-    is_4_bit = config.task.training.trains is Trains.qlora
+    is_4_bit = config.training.trains is Trains.qlora
     if config.precision is not Precision.fp8 and not is_4_bit:
         return 0.0
     size = BYTES[config.precision] if is_4_bit else 1

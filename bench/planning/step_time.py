@@ -10,7 +10,7 @@ evaluation, embedding look-up (only its gradient).
 import dataclasses
 from dataclasses import dataclass
 
-from bench.contract.layers import Layer, layer_of
+from bench.contract.layers import Layer, has_fp8_head, layer_of
 from bench.contract.plan import Cost, Recomputed, World
 from bench.contract.schema import Config, Device, Precision, Rates
 from bench.contract.task import Trains
@@ -35,6 +35,8 @@ DIGITS = 9
 """Decimal places of the seconds in a plan: rounded, they do not depend on the C library that computes logarithms."""
 HEAD_BYTES = 6
 """Per logit, in BF16: it is read once for the loss, then read again and overwritten by its gradient."""
+FP8_HEAD_BYTES = 5
+"""The same with a gradient in FP8."""
 TRAINED_HEAD_BYTES = 24
 """Per weight of embedding and head, in BF16, and micro-batch: the gradient of each is written, read and added to the
 FP32 one, of which the embedding's is first set to zero."""
@@ -162,7 +164,7 @@ class _Step:
 
     def dequantize_s(self) -> float:
         """Return the seconds in which a pass reads a layer's 4-bit weights and writes them in BF16."""
-        if self.config.task.training.trains is not Trains.qlora:
+        if self.config.training.trains is not Trains.qlora:
             return 0.0
         weights = linear_weights(self.config.model) / self.world.tp
         return (NF4_BYTES + BYTES[self.config.precision]) * weights / self.elementwise_gbs / 1e9
@@ -172,7 +174,7 @@ class _Step:
 
         They take at least as long as reading and writing those; the measured rates include it.
         """
-        if self.config.task.training.lora is not None:
+        if self.config.training.lora is not None:
             return 0.0
         added_s = 2 * MAIN_GRADIENT_BYTES * weights / self.world.tp / self.rates.copy_gbs / 1e9
         rate = self.rates.fp8_weight_gradient_tflops
@@ -181,14 +183,15 @@ class _Step:
         return max(2 * tokens(self.config, self.world) * weights / self.world.tp / 1e12 / rate, added_s)
 
     def head(self) -> _Work:
-        """Return the work of logits, loss and their gradients, in BF16; a trained head has one GEMM more."""
-        config = self.config
+        """Return the work of logits, loss and their gradients; a trained head has one GEMM more."""
+        config, is_fp8 = self.config, has_fp8_head(self.config)
         weights = config.model.vocab_size * config.model.hidden_size
-        is_trained = config.task.training.lora is None
+        is_trained = config.training.lora is None
+        per_logit = FP8_HEAD_BYTES if is_fp8 else HEAD_BYTES
         gradients = TRAINED_HEAD_BYTES * weights / self.world.tp if is_trained else 0
         return _Work(
-            gemm_s=(3 if is_trained else 2) * self.gemm_s(weights, Precision.bf16),
-            elementwise_s=self.bytes_s(HEAD_BYTES * config.model.vocab_size / self.world.tp)
+            gemm_s=(3 if is_trained else 2) * self.gemm_s(weights, Precision.fp8 if is_fp8 else Precision.bf16),
+            elementwise_s=self.bytes_s(per_logit * config.model.vocab_size / self.world.tp)
             + gradients / self.rates.copy_gbs / 1e9,
         )
 
@@ -204,8 +207,8 @@ class _Step:
     def update(self) -> _Work:
         """Return the work that comes once a step: the reduction of gradients over the replicas, and Adam."""
         config, w = self.config, self.world
-        base, adapters = rank_parameters(config.model, config.task.training.lora, tp=w.tp, pp=w.pp, pp_rank=w.pp - 1)
-        trained, replicas = adapters if config.task.training.lora else base, w.dp * w.cp
+        base, adapters = rank_parameters(config.model, config.training.lora, tp=w.tp, pp=w.pp, pp_rank=w.pp - 1)
+        trained, replicas = adapters if config.training.lora else base, w.dp * w.cp
         sharded = config.parallel.distributed_optimizer
         size = trained * MAIN_GRADIENT_BYTES
         gathered = BYTES[config.precision] if sharded else MAIN_GRADIENT_BYTES  # updated weights, or summed gradients
@@ -248,7 +251,7 @@ class _Step:
     def adapters_s(self) -> float:
         """Return the seconds of a forward pass's GEMMs of one layer's adapters, in BF16; a backward pass has twice."""
         config = self.config
-        if (lora := config.task.training.lora) is None:
+        if (lora := config.training.lora) is None:
             return 0.0
         weights = lora_parameters(config.model, lora) // config.model.num_layers
         size = 2 * tokens(config, self.world) * linear_weights(config.model) / self.world.tp / 1e12

@@ -4,25 +4,46 @@ from collections.abc import Iterable
 
 from bench.contract.layers import differs_from_llama
 from bench.contract.plan import Memory
-from bench.contract.schema import Config, Device, Precision
-from bench.contract.task import LORA_TARGETS, MomentPrecision, Position, StartsFrom, Trains
+from bench.contract.schema import Config, Device, Precision, ProfileKind
+from bench.contract.task import LORA_TARGETS, Kind, MomentPrecision, Position, StartsFrom, Task, Trains
 from bench.errors import ConfigError
-from bench.planning import data_checks, ranges, texts
+from bench.planning import data_checks, kernel_checks, ranges, texts
+
+
+class DoesNotFitError(ConfigError):
+    """The plan's estimate is above the memory of the GPU."""
 
 
 def check(config: Config) -> None:
     """Raise ConfigError when the config contradicts itself in every layout."""
     texts.check(config)
+    _check_kind(config.task)
     ranges.check(config)
-    data_checks.check(config.data)
-    _check_profile(config)
-    _check_training(config)
     _check_heads(config)
     _check_positions(config)
     _check_cluster(config)
+    _check_walltime(config)
+    if config.task.kind is Kind.kernels:
+        kernel_checks.check(config)
+        return
+    data_checks.check(config.data)
+    _check_profile(config)
+    _check_training(config)
     _check_lora(config)
     _check_precision(config)
-    _check_walltime(config)
+
+
+def _check_kind(task: Task) -> None:
+    """Refuse a task without the block of its kind, or with another one."""
+    for kind in Kind:
+        is_given = getattr(task, kind.block) is not None
+        if is_given != (kind is task.kind):
+            raise ConfigError(
+                f"task {task.name} is of kind {task.kind.name}, and task.{kind.block} is "
+                f"{'given' if is_given else 'missing'}",
+                where=f"task.kind, task.{kind.block}",
+                fix=f"set task.{kind.block}=null, or task.kind={kind.name}" if is_given else f"give task.{kind.block}",
+            )
 
 
 def check_evaluation(config: Config, *, every_steps: int, first_step: int, max_steps: int) -> None:
@@ -35,7 +56,7 @@ def check_evaluation(config: Config, *, every_steps: int, first_step: int, max_s
             where="recipe.eval_every_samples, recipe.global_batch_size",
             fix=f"evaluate at least every {rows // r.global_batch_size * r.global_batch_size} samples",
         )
-    if config.task.training.target_eval_loss is not None and first_step > max_steps:
+    if config.training.target_eval_loss is not None and first_step > max_steps:
         raise ConfigError(
             f"the first evaluation is at step {first_step}, after the last, {max_steps}: the target cannot be reached",
             where="task.training.max_steps, recipe.eval_every_samples, recipe.eval_skip",
@@ -49,7 +70,7 @@ def check_memory(config: Config, memory: Memory) -> None:
         return
     gpu = config.cluster.gpu
     assert gpu is not None
-    raise ConfigError(
+    raise DoesNotFitError(
         f"{memory.total_gib:.1f} GiB per GPU needed, and a {gpu.name} has {gpu.memory_gib:g}: weights "
         f"{memory.base_weights_gib + memory.adapter_weights_gib:.1f}, gradients {memory.gradients_gib:.1f}, "
         f"optimizer {memory.optimizer_gib:.1f}, activations {memory.activations_gib:.1f}, "
@@ -62,7 +83,7 @@ def check_memory(config: Config, memory: Memory) -> None:
 
 def _smaller_states(config: Config) -> str:
     """Return what else makes a whole model's training smaller: other moments, or adapters."""
-    if config.task.training.trains is not Trains.all:
+    if config.training.trains is not Trains.all:
         return ""
     choices = ["recipe.moments=bf16"] if config.recipe.moments is MomentPrecision.fp32 else []
     choices += ["recipe.offload_moments=true"] if not config.recipe.offload_moments else []
@@ -70,7 +91,7 @@ def _smaller_states(config: Config) -> str:
 
 
 def _check_profile(config: Config) -> None:
-    if config.launch.profile and not config.recipe.warmup_iterations:
+    if config.launch.profile is not ProfileKind.none and not config.recipe.warmup_iterations:
         raise ConfigError(
             "the profile shows the last warm-up step, and this recipe has no warm-up steps",
             where="launch.profile, recipe.warmup_iterations",
@@ -128,8 +149,9 @@ def _check_cluster(config: Config) -> None:
 
 
 def _check_precision(config: Config) -> None:
-    """Refuse what no layer of the engine computes; whole-model training takes every model in every precision."""
-    trains, precision = config.task.training.trains, config.precision
+    """Refuse what the GPU or no layer of the engine computes; a whole model is trained in every precision."""
+    trains, precision = config.training.trains, config.precision
+    _check_gpu_precision(config)
     if trains is Trains.all:
         return
     if trains is Trains.qlora and precision is not Precision.bf16:
@@ -149,9 +171,19 @@ def _check_precision(config: Config) -> None:
         )
 
 
+def _check_gpu_precision(config: Config) -> None:
+    gpu = config.cluster.gpu if config.cluster.device is Device.cuda else None
+    if config.precision is Precision.fp8 and gpu is not None and gpu.peak_fp8_tflops is None:
+        raise ConfigError(
+            f"precision is fp8, and {gpu.name} has no FP8",
+            where="precision, cluster.gpu.peak_fp8_tflops",
+            fix="set precision=bf16; for a GPU that has FP8, give its dense peak in cluster.gpu.peak_fp8_tflops",
+        )
+
+
 def _check_training(config: Config) -> None:
     """Refuse a training task whose trained weights, start or end are missing or contradict each other."""
-    training = config.task.training
+    training = config.training
     if (training.max_steps is None) == (training.epochs is None):
         raise ConfigError(
             f"max_steps is {training.max_steps or 'null'} and epochs is {training.epochs or 'null'}: exactly one of "
@@ -182,7 +214,7 @@ def _check_training(config: Config) -> None:
 
 
 def _check_lora(config: Config) -> None:
-    lora = config.task.training.lora
+    lora = config.training.lora
     if lora is None:
         return
     if unknown := sorted(set(lora.target_modules) - set(LORA_TARGETS)):

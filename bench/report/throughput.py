@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
+from bench.contract.plan import TrainingPlan
 from bench.mlperf import published
 from bench.mlperf.benchmarks import BENCHMARKS
 from bench.mlperf.published import System
@@ -93,13 +94,14 @@ def measure(trials: TrialSet) -> Throughput:
     found, gpus = [r for r in trials.results if r.valid], trials.num_gpus
     peaks = [r.peak_memory_gib for r in found if r.peak_memory_gib]
     shapes = {r.shape_of for r in found}
+    cost = trials.plan.cost if isinstance(trials.plan, TrainingPlan) else None
     return Throughput(
         num_runs=len(found),
         shape_of=shapes.pop() if len(shapes) == 1 else None,
         num_gpus=gpus,
         global_batch_size=trials.score.global_batch_size,
         step_time_ms=spread([time_ms for r in found for _, time_ms in r.step_times_ms]),
-        estimated_step_ms=1000 * trials.plan.cost.step_s if trials.plan and trials.plan.cost else None,
+        estimated_step_ms=1000 * cost.step_s if cost else None,
         eval_time_s=spread([time_s for r in found for time_s in r.eval_times_s]),
         samples_s=_median(r.throughput_samples_s for r in found),
         tokens_s_gpu=_median(r.tokens_s_gpu for r in found if gpus),

@@ -95,15 +95,17 @@ def find(folder: Path) -> Run:
     return _runs([folder])[0]
 
 
-def below(root: Path) -> list[Run]:
+def below(root: Path, *, ask: bool = True) -> list[Run]:
     """Return the runs below a folder, the oldest first; each backend is asked once, however many runs there are.
+
+    Without `ask` queues are not asked, and only the folders say where their runs stand.
 
     Raises:
         ConfigError: no such folder.
     """
     if not root.is_dir():
         raise ConfigError("no such folder", where=str(root), fix="name the folder of runs, or set LOGDIR")
-    return _runs([path.parent for name in (JOB, LEDGER) for path in root.glob(f"*/{name}")])
+    return _runs([path.parent for name in (JOB, LEDGER) for path in root.glob(f"*/{name}")], ask=ask)
 
 
 def wait(folder: Path, *, started: bool = False) -> Iterator[Job]:
@@ -139,13 +141,13 @@ def exit_code(folder: Path) -> int:
     return 0 if run.states and all(job.state is JobState.completed for job in run.states) else 1
 
 
-def _runs(found: Sequence[Path]) -> list[Run]:
+def _runs(found: Sequence[Path], *, ask: bool = True) -> list[Run]:
     raw = {path: json_files.read_object(path / JOB) for path in dict.fromkeys(sorted(found))}
     unasked = [_unasked(path, job) for path, job in raw.items()]
     asked: dict[Path, Run] = {}
     for name in {run.backend for run in unasked}:
         backend, runs = backends.get(name), [run for run in unasked if run.backend is name]
-        if not backend.is_here():
+        if not backend.is_here() or (isinstance(backend, backends.Queue) and not ask):
             asked |= {run.folder: replace(run, is_asked=False) for run in runs}
             continue
         if isinstance(backend, backends.Queue):

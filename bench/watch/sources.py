@@ -11,7 +11,7 @@ from typing import Protocol
 
 from bench.backends import JobState
 from bench.contract import plan as plans
-from bench.contract.plan import Command, Plan
+from bench.contract.plan import Command, Plan, TrainingPlan
 from bench.contract.run_files import JOB, JOB_OUTPUTS, PLAN, PREPARE_LOG, RESULTS, STATUS
 from bench.errors import BenchError, ConfigError, LogError
 from bench.mlperf import reader
@@ -272,11 +272,13 @@ def replay(path: Path, *, speed: float, trials: int = 1, walltime_min: float | N
 
 def planned(plan: Plan, command: Command) -> Planned:
     """Return what the plan says of a trial."""
+    if not isinstance(plan, TrainingPlan):
+        return Planned(title=plan.config.task.name, is_published=False, limit_min=command.limit_min)
     return Planned(
         title=plan.config.task.name,
         max_samples=plans.samples(plan, plan.max_steps),
         eval_samples=tuple(plans.samples(plan, at) for at in plan.evaluation.at_steps),
-        target=plan.config.task.training.target_eval_loss,
+        target=plan.config.training.target_eval_loss,
         is_published=plan.config.task.submittable,
         limit_min=command.limit_min,
         stall=None if command.name == plans.PREPARE else plan.config.launch.stall,

@@ -127,6 +127,17 @@ def test_a_job_that_recovered_from_one_fault_fails_for_the_other(run_folder: Pat
     assert "SLU-10" not in [clue.rule for clue in said.also]
 
 
+@pytest.mark.parametrize(("stamp_a", "stamp_b", "first"), [("10:05", "10:04", "b"), ("10:04", "10:05", "a")])
+def test_of_two_logs_the_one_that_failed_first_explains_the_run(
+    tmp_path: Path, stamp_a: str, stamp_b: str, first: str
+) -> None:
+    """However they write their times."""
+    logs = {"a": tmp_path / "a.log", "b": tmp_path / "b.log"}
+    logs["a"].write_text(f"[2026-11-22 {stamp_a}:00] torch.OutOfMemoryError: CUDA out of memory.\n")
+    logs["b"].write_text(f"2026-11-22T{stamp_b}:00 torch.OutOfMemoryError: CUDA out of memory.\n")
+    assert diagnosis.explain([*logs.values()]).file == str(logs[first])
+
+
 ECHO = "0: RuntimeError: [/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:49839\n"
 FAILED = "srun: error: dgx-0: task 0: Exited with exit code 1\n"
 TERMINATED = "srun: error: dgx-1: task 1: Exited with exit code 143\n"

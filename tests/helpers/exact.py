@@ -1,14 +1,15 @@
 """The frozen layer with FP32 instead of FP8 and BF16: `python -m tests.helpers.exact plan.json --train | --slope`.
 
 What is left of the hand-written passes is then their algebra, which must be that of autograd to FP32's precision. It is
-compared by training, and by the slope of the loss along the gradients, with dropout.
+compared by training, and by the slope of the loss along the gradients, with dropout. The head's passes are those that
+only large vocabularies have otherwise.
 """
 
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.contract import mllog
+from bench.contract import layers, mllog
 from bench.contract import plan as plans
 from bench.contract.schema import Precision
 from bench.contract.task import Trains
@@ -28,6 +29,7 @@ def main() -> None:
     plan, who = plans.load(path), from_environment()
     trial = plan.trials[0]
     start_ranks(plan, who)
+    layers.FP8_HEAD_VOCABULARY = 1
     from jobs.engines.megatron.engine import MegatronEngine
 
     engine = MegatronEngine(plan, trial.seed, ops=exact_ops(plan))

@@ -169,6 +169,14 @@ def test_a_fall_of_a_millisecond_is_an_error_in_a_log_of_ours(written_trial: Wri
     assert message(path) == f"time_ms falls by 1 ms between lines {stop - 1} and {stop}"
 
 
+def test_of_several_falls_the_largest_is_named(written_trial: WriteTrial) -> None:
+    path = written_trial()
+    shifted(path, -0.001, first_line=line_of(path, "eval_stop"))
+    largest = line_of(path, "eval_stop", nth=1)
+    shifted(path, -0.003, first_line=largest)
+    assert message(path).startswith(f"time_ms falls by 3 ms between lines {largest - 1} and {largest}")
+
+
 def test_records_without_a_monotonic_time_among_others_are_named(written_trial: WriteTrial) -> None:
     path = written_trial()
     lines = path.read_text().splitlines(keepends=True)

@@ -518,6 +518,19 @@ def test_one_fp8_layer_at_work_and_two_transposed_weights() -> None:
     assert at_work(some(80, 1)) == pytest.approx(usual + 8192 * 3 * 28672)
 
 
+def test_a_frozen_head_in_fp8_is_held_three_times_and_its_gradient_lies_beside_the_logits() -> None:
+    """The copies in FP8, one of them transposed, are split over tp, as the logits are."""
+    model = MODELS["llama31_8b"]
+    config = replace(make_config(model, Parallel(tp=2, pp=1, cp=1), lora=LORA, gpu=H200), precision=Precision.fp8)
+    in_bf16 = replace(config, precision=Precision.bf16)
+    fp8, bf16 = (memory.estimate(one, world_of(one, dp=1), NOTHING) for one in (config, in_bf16))
+    head, layers = 128_256 * 4096, 218_103_808 * 32
+    assert (fp8.base_weights_gib - bf16.base_weights_gib) * memory.GIB == pytest.approx((2 * head - layers) / 2)
+    buffers = 2 * 28672 * 4096 / 2
+    logits = [(one.workspace_gib - memory.CUDA_ALLOWANCE_GIB) * memory.GIB for one in (fp8, bf16)]
+    assert logits == pytest.approx([3 * 8192 * 128_256 / 2 + buffers, 2 * 8192 * 128_256 / 2])
+
+
 def test_context_parallel_ranks_hold_one_layers_keys_and_values_of_all() -> None:
     model = replace(MODELS["llama2_70b"], ffn_hidden_size=64, vocab_size=8)  # attention is the larger part
     needed = [

@@ -97,3 +97,13 @@ def test_a_gpu_of_another_kind_is_told_by_its_name_and_its_memory(
     sizes = {"name": name, "memory_mib": memory_mib}
     unknown = dict.fromkeys((field.name for field in fields(GpuFacts)), None)
     assert hardware._others(wanted, [GpuFacts(**unknown | sizes | {"index": 1})]) == other
+
+
+@pytest.mark.parametrize(
+    ("seen", "is_another"), [("NVIDIA GeForce RTX 4090", False), ("NVIDIA GeForce RTX 3090", True)]
+)
+def test_cards_of_one_size_are_told_apart_by_the_number_in_their_names(seen: str, is_another: bool) -> None:
+    wanted = Gpu(name="NVIDIA GeForce RTX 4090", memory_gib=23.65, peak_bf16_tflops=1, source="")
+    unknown = dict.fromkeys((field.name for field in fields(GpuFacts)), None)
+    facts = GpuFacts(**unknown | {"name": seen, "memory_mib": 24564, "index": 0})
+    assert (hardware._others(wanted, [facts]) is not None) is is_another

@@ -187,12 +187,12 @@ def test_what_is_no_number_over_samples_is_no_point(tmp_path: Path) -> None:
 def test_a_tracker_that_is_not_installed_is_refused_before_anything_starts(
     tmp_path: Path, written_log: MakeLog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from bench.launch.__main__ import run
+    from bench.launch import start
 
     monkeypatch.setattr(trackers, "find_spec", lambda name: None)
     plan = compose.compose(["launch.trackers=[tensorboard]", f"cluster.paths.logs={tmp_path / 'runs'}"])
     with pytest.raises(ConfigError, match=r"tensorboard is not installed[\s\S]*pip install 'runstop\[tensorboard\]'"):
-        run(plan, None, [], [])  # type: ignore[arg-type]
+        start.run(plan, "", [])
     assert not (tmp_path / "runs").exists()
     folder = run_folder(tmp_path, "tensorboard")  # but what others began can be watched without
     written_log(name="run/result_0.txt")

@@ -22,8 +22,8 @@ SLOWED = {
 
 Source: nvml.h, nvmlClocksEventReason*.
 """
-_MODEL = re.compile(r"\b[A-Z]+\d+[A-Z]*\b")
-"""H100 in `NVIDIA H100 SXM 80GB`."""
+_MODEL = re.compile(r"\b(?:[A-Z]+\d+[A-Z]*|RTX \d+)\b")
+"""H100 in `NVIDIA H100 SXM 80GB`, RTX 4090 in `NVIDIA GeForce RTX 4090`."""
 
 
 def gpus(plan: Plan, facts: Facts) -> Iterator[Finding]:

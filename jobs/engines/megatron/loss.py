@@ -1,14 +1,18 @@
 """Cross-entropy of logits that TP splits along the vocabulary: one pass forward, one backward, and no FP32 copy.
 
+With a head in FP8 (`fp8.head`) the backward pass returns the gradient of the logits in FP8.
+
 Shape letters: M tokens (S * B), V this TP rank's part of the vocabulary.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from megatron.core import parallel_state
 from torch import Tensor
 from torch.autograd import Function
+
+from jobs.engines.megatron.fp8.quantize import FP8, LARGEST, SMALLEST_AMAX, Quantized
 
 
 def cross_entropy(logits_MV: Tensor, labels_M: Tensor) -> Tensor:
@@ -19,25 +23,54 @@ def cross_entropy(logits_MV: Tensor, labels_M: Tensor) -> Tensor:
     return _CrossEntropy.apply(logits_MV, labels_M)
 
 
+class Statistics(NamedTuple):
+    """What the backward pass needs of each token beside its logits."""
+
+    labels_M: Tensor
+    """Indices into this TP rank's part of the vocabulary; those of other ranks' parts lie outside of it."""
+    lse_M: Tensor
+    """Log sum exp of all logits, in FP32."""
+    picked_M: Tensor
+    """The label's logit, in FP32."""
+
+    @property
+    def losses_M(self) -> Tensor:
+        return self.lse_M - self.picked_M
+
+
+def statistics(logits_MV: Tensor, labels_M: Tensor) -> Statistics:
+    """Return the statistics of logits, over the whole vocabulary."""
+    group = parallel_state.get_tensor_model_parallel_group()
+    labels_M = labels_M - group.rank() * logits_MV.shape[1]
+    lse_M, picked_M = _ops(logits_MV).forward(logits_MV, labels_M)
+    if group.size() > 1:
+        most_M = lse_M.clone()
+        torch.distributed.all_reduce(most_M, torch.distributed.ReduceOp.MAX, group=group)
+        sums = torch.stack([(lse_M - most_M).exp(), picked_M])
+        torch.distributed.all_reduce(sums, group=group)
+        lse_M, picked_M = most_M + sums[0].log(), sums[1]
+    return Statistics(labels_M, lse_M, picked_M)
+
+
+def quantized_gradient(logits_MV: Tensor, known: Statistics, grad_M: Tensor, *, dtype: torch.dtype = FP8) -> Quantized:
+    """Return the gradient of the logits in FP8, from those of the losses; the logits stay as they are.
+
+    The largest magnitude of a row is that of its label, 1 - p: the probabilities of all others add up to as much. So
+    each row's scale is known before the row is read, and it is the same on all TP ranks.
+    """
+    return _ops(logits_MV).quantized_gradient(logits_MV, known, grad_M.contiguous(), dtype)
+
+
 class _CrossEntropy(Function):
     @staticmethod
     def forward(ctx: Any, logits_MV: Tensor, labels_M: Tensor) -> Tensor:
-        group = parallel_state.get_tensor_model_parallel_group()
-        labels_M = labels_M - group.rank() * logits_MV.shape[1]
-        lse_M, picked_M = _ops(logits_MV).forward(logits_MV, labels_M)
-        if group.size() > 1:
-            most_M = lse_M.clone()
-            torch.distributed.all_reduce(most_M, torch.distributed.ReduceOp.MAX, group=group)
-            sums = torch.stack([(lse_M - most_M).exp(), picked_M])
-            torch.distributed.all_reduce(sums, group=group)
-            lse_M, picked_M = most_M + sums[0].log(), sums[1]
-        ctx.logits_MV, ctx.labels_M, ctx.lse_M = logits_MV, labels_M, lse_M
-        return lse_M - picked_M
+        ctx.logits_MV, ctx.known = logits_MV, statistics(logits_MV, labels_M)
+        return ctx.known.losses_M
 
     @staticmethod
     def backward(ctx: Any, grad_M: Tensor):
         logits_MV, ctx.logits_MV = ctx.logits_MV, None
-        _ops(logits_MV).backward_(logits_MV, ctx.labels_M, ctx.lse_M, grad_M.contiguous())
+        _ops(logits_MV).backward_(logits_MV, ctx.known.labels_M, ctx.known.lse_M, grad_M.contiguous())
         return logits_MV, None
 
 
@@ -63,6 +96,18 @@ class _TorchOps:
     @staticmethod
     def backward_(logits_MV: Tensor, labels_M: Tensor, lse_M: Tensor, grad_M: Tensor) -> None:
         """Overwrite the logits with their gradient."""
+        logits_MV.copy_(_TorchOps.gradient(logits_MV, labels_M, lse_M) * grad_M[:, None])
+
+    @staticmethod
+    def quantized_gradient(logits_MV: Tensor, known: Statistics, grad_M: Tensor, dtype: torch.dtype) -> Quantized:
+        """Return the gradient of the logits in the type, with the scales that `loss.quantized_gradient` describes."""
+        scale_M = (-torch.expm1(-known.losses_M) * grad_M.abs()).clamp(min=SMALLEST_AMAX) / LARGEST
+        grad_MV = _TorchOps.gradient(logits_MV, known.labels_M, known.lse_M) * (grad_M / scale_M)[:, None]
+        return Quantized(grad_MV.clamp(-LARGEST, LARGEST).to(dtype), scale_M)
+
+    @staticmethod
+    def gradient(logits_MV: Tensor, labels_M: Tensor, lse_M: Tensor) -> Tensor:
+        """Return the gradient of each token's own loss, in FP32."""
         column_V = torch.arange(logits_MV.shape[1], device=logits_MV.device)
         hit_MV = column_V == labels_M[:, None]
-        logits_MV.copy_((torch.exp(logits_MV.float() - lse_M[:, None]) - hit_MV.float()) * grad_M[:, None])
+        return torch.exp(logits_MV.float() - lse_M[:, None]) - hit_MV.float()

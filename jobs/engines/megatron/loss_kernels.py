@@ -5,6 +5,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from jobs.engines.megatron.fp8.quantize import FP8, LARGEST, SMALLEST_AMAX, Quantized
+
+_LARGEST, _SMALLEST_AMAX = tl.constexpr(LARGEST), tl.constexpr(SMALLEST_AMAX)
 _CHUNK = 4096
 
 
@@ -18,6 +21,15 @@ def forward(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 def backward_(logits: Tensor, labels: Tensor, lse: Tensor, grad: Tensor) -> None:
     num_rows, width = logits.shape
     _backward[(num_rows, triton.cdiv(width, _CHUNK))](logits, labels, lse, grad, WIDTH=width, CHUNK=_CHUNK, num_warps=8)
+
+
+def quantized_gradient(logits: Tensor, known: tuple[Tensor, ...], grad: Tensor, dtype: torch.dtype = FP8) -> Quantized:
+    num_rows, width = logits.shape
+    values = torch.empty(num_rows, width, dtype=dtype, device=logits.device)
+    scale = torch.empty(num_rows, dtype=torch.float32, device=logits.device)
+    grid = (num_rows, triton.cdiv(width, _CHUNK))
+    _quantized_gradient[grid](logits, *known, grad, values, scale, WIDTH=width, CHUNK=_CHUNK, num_warps=8)
+    return Quantized(values, scale)
 
 
 @triton.jit
@@ -49,3 +61,20 @@ def _backward(logits_ptr, labels_ptr, lse_ptr, grad_ptr, WIDTH: tl.constexpr, CH
     hit = tl.where(column == tl.load(labels_ptr + row), 1.0, 0.0)
     grad = (probability - hit) * tl.load(grad_ptr + row)
     tl.store(at, grad.to(logits_ptr.dtype.element_ty), column < WIDTH)
+
+
+@triton.jit
+def _quantized_gradient(
+    logits_ptr, labels_ptr, lse_ptr, picked_ptr, grad_ptr, q_ptr, scale_ptr, WIDTH: tl.constexpr, CHUNK: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
+    at, lse, grad = row * WIDTH + column, tl.load(lse_ptr + row), tl.load(grad_ptr + row)
+    largest = (1.0 - tl.exp(tl.load(picked_ptr + row) - lse)) * tl.abs(grad)
+    scale = tl.maximum(largest, _SMALLEST_AMAX) / _LARGEST
+    probability = tl.exp(tl.load(logits_ptr + at, column < WIDTH, other=0.0).to(tl.float32) - lse)
+    hit = tl.where(column == tl.load(labels_ptr + row), 1.0, 0.0)
+    scaled = tl.minimum(tl.maximum((probability - hit) * (grad / scale), -_LARGEST), _LARGEST)
+    tl.store(q_ptr + at, scaled.to(q_ptr.dtype.element_ty), column < WIDTH)
+    if tl.program_id(1) == 0:
+        tl.store(scale_ptr + row, scale)

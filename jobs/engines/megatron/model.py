@@ -14,18 +14,21 @@ from megatron.core.transformer import ModuleSpec
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
-from bench.contract.layers import Layer, layer_of
+from bench.contract.layers import Layer, has_fp8_head, layer_of
+from bench.contract.modules import Part
 from bench.contract.plan import Plan
 from bench.contract.schema import Precision
 from bench.contract.task import Activation, Position
 from jobs.engines.megatron import graphs, layer, lora
 from jobs.engines.megatron.adam import Adam
 from jobs.engines.megatron.fp8 import ops as fp8_ops
+from jobs.engines.megatron.fp8.head import Fp8Head
 from jobs.engines.megatron.fp8.layer import Fp8Layer
 from jobs.engines.megatron.fp8.ops import Fp8Ops
 from jobs.engines.megatron.loss import cross_entropy
 from jobs.engines.megatron.trained import ops as trained_ops
 from jobs.engines.megatron.trained.ops import LinearWeights, TrainedOps
+from jobs.profiles.ranges import named
 
 Ops = Fp8Ops | TrainedOps
 """The operations of the hand-written layers: with frozen linears, or those of whole-model training."""
@@ -60,10 +63,20 @@ class Parts:
 class _Model(GPTModel):
     """megatron-core's GPT model, with a loss that makes no FP32 copies of the logits."""
 
+    fp8_head: Fp8Head | None = None
+    """What computes logits and loss of training passes in FP8; `_chunk` sets it, on the last stage."""
+
+    def _postprocess(self, hidden_states, labels, **others):
+        """Return what megatron-core does: the hidden states, or on the last stage the loss [B, S]."""
+        if self.fp8_head is None or not torch.is_grad_enabled():
+            return super()._postprocess(hidden_states=hidden_states, labels=labels, **others)
+        return self.fp8_head.losses(hidden_states, labels)
+
     def compute_language_model_loss(self, labels, logits):
         """Return the loss [B, S] of logits [S, B, V / tp] and labels [B, S]."""
         num_rows, batch, _ = logits.shape
-        return cross_entropy(logits.flatten(0, 1), labels.T.flatten()).view(num_rows, batch).T.contiguous()
+        with named(Part.loss):
+            return cross_entropy(logits.flatten(0, 1), labels.T.flatten()).view(num_rows, batch).T.contiguous()
 
 
 def build(plan: Plan, seed: int, *, ops: Ops | None = None) -> Parts:
@@ -103,7 +116,7 @@ def layer_config(plan: Plan, ops: Ops | None) -> layer.LayerConfig:
     m, w, dtype = plan.config.model, plan.world, _dtype(plan, ops)
     full, is_swiglu = plan.recompute.full, m.activation is Activation.swiglu
     return layer.LayerConfig(
-        lora=plan.config.task.training.lora,
+        lora=plan.config.training.lora,
         num_layers=m.num_layers,
         hidden_size=m.hidden_size,
         ffn_hidden_size=m.ffn_hidden_size,
@@ -161,6 +174,8 @@ def _chunk(plan: Plan, config: layer.LayerConfig, ops: Ops | None, stage: int, s
         if first and plan.recompute.full:
             # Recomputed layers pass gradients on only if their input requires some; a frozen embedding does not.
             model.embedding.register_forward_hook(lambda module, args, out: out.requires_grad_())
+        if last and has_fp8_head(plan.config):
+            model.fp8_head = Fp8Head(model.output_layer, ops, config.sequence_parallel)
     return Float16Module(config, model) if config.bf16 else model
 
 
@@ -170,13 +185,13 @@ def _ops(plan: Plan, device: torch.device) -> Ops | None:
         return trained_ops.for_device(device, plan.config.precision)
     if layer_of(plan.config) is not Layer.frozen:
         return None
-    return fp8_ops.for_device(device, plan.config.precision, plan.config.task.training.trains)
+    return fp8_ops.for_device(device, plan.config.precision, plan.config.training.trains)
 
 
 def _layers(plan: Plan, ops: Ops | None, num_layers: int) -> list[ModuleSpec]:
     """Return the layers of a chunk; the first layers recompute what does not fit, evenly over a rank's chunks."""
     qkv, fc1 = (math.ceil(n / plan.world.vpp) for n in (plan.recompute.qkv_layers, plan.recompute.fc1_layers))
-    lora = plan.config.task.training.lora
+    lora = plan.config.training.lora
     spec = partial(layer.trained_spec, ops) if _is_trained(plan) else partial(layer.lora_spec, lora, ops)
     return [spec(recompute_qkv=i < qkv, recompute_fc1=i < fc1) for i in range(num_layers)]
 

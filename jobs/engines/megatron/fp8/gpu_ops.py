@@ -28,7 +28,8 @@ from jobs.engines.megatron.fp8.unquantized import Unquantized
 
 def matmul(x: Quantized, weight: Quantized) -> Tensor:
     """Return x weight^T by cuBLAS. Hopper's FP8 GEMMs need the summed dimension last in both operands."""
-    scale_N = weight.scale.expand(weight.values.shape[0]).contiguous()
+    num_out, known = len(weight.values), weight.scale.numel()
+    scale_N = weight.scale[:num_out] if known >= num_out else weight.scale[:1].expand(num_out).contiguous()
     return torch._scaled_mm(
         x.values,
         weight.values.T,
@@ -37,6 +38,10 @@ def matmul(x: Quantized, weight: Quantized) -> Tensor:
         out_dtype=BF16,
         use_fast_accum=True,
     )
+
+
+def add_matmul(sum_MN: Tensor, x: Quantized, weight: Quantized) -> Tensor:
+    return sum_MN.add_(matmul(x, weight))
 
 
 def transpose(weight: Quantized, out: Tensor | None = None) -> Quantized:
@@ -64,6 +69,7 @@ class GpuOps:
 
     quantize = staticmethod(quantize)
     matmul = staticmethod(matmul)
+    add_matmul = staticmethod(add_matmul)
     transpose = staticmethod(transpose)
     norm_quantize = staticmethod(norm_quantize)
     add_norm_quantize = staticmethod(add_norm_quantize)
@@ -109,6 +115,9 @@ class PlainGpuOps:
 
     def matmul(self, x: Quantized, weight: Quantized) -> Tensor:
         return x.values @ weight.values.T
+
+    def add_matmul(self, sum_MN: Tensor, x: Quantized, weight: Quantized) -> Tensor:
+        return sum_MN.addmm_(x.values, weight.values.T)  # in the GEMM, before it rounds
 
     def transpose(self, weight: Quantized) -> Quantized:
         return Quantized(weight.values.T, None)

@@ -29,8 +29,8 @@ class _Fp8Weight:
 
     @property
     def quantized(self) -> Quantized:
-        """The weight [O, I] of this TP rank, with its scale [1]."""
-        return Quantized(self.weight.view(self.weight_dtype), self.weight_scale)
+        """The weight [O, I] of this TP rank, with its scale, repeated as often as GEMMs ask for it."""
+        return Quantized(self.weight.view(self.weight_dtype), self.repeated_scale)
 
     def sharded_state_dict(self, prefix="", sharded_offsets=(), metadata=None):
         """Return the weight as checkpoints hold it.
@@ -57,6 +57,7 @@ class _Fp8Weight:
         weight, scale = (state_dict.pop(f"{prefix}{name}", None) for name in ("weight", STORED_SCALE))
         if weight is not None and scale is None:  # otherwise it was loaded in place
             self._store(weight.to(self.weight.device))
+        self._repeat_scale()
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _store(self, weight_OI: Tensor) -> None:
@@ -66,6 +67,11 @@ class _Fp8Weight:
         self.weight_scale = weight_scale(largest)
         values = quantize_weight(weight_OI, self.weight_scale, self.weight_dtype)
         self.weight = Parameter(values.view(torch.uint8), requires_grad=False)
+        self._repeat_scale()
+
+    def _repeat_scale(self) -> None:
+        """Store the scale for each row of the weight or of its transpose: FP8 GEMMs take no broadcast one."""
+        self.repeated_scale = self.weight_scale.expand(max(self.weight.shape)).contiguous()
 
 
 class Fp8ColumnParallelLinear(_Fp8Weight, ColumnParallelLinear):

@@ -20,7 +20,7 @@ STORED, STORED_SCALE = "weight_fp8", "weight_scale"
 
 
 class Quantized(NamedTuple):
-    """values * scale is the tensor: values in FP8 [M, N], scale in FP32 [M] (of a weight: [1]).
+    """values * scale is the tensor: values in FP8 [M, N], scale in FP32 [M] (of a weight: [1], or it repeated).
 
     Where nothing was quantised, values is the tensor itself and scale is None.
     """

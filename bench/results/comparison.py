@@ -1,0 +1,291 @@
+"""Compare two systems by the values of whole runs: signed, with confidence, and with one of a few verdicts.
+
+The values are compared as logarithms, so that the result depends neither on the unit nor on which system comes first.
+"""
+
+import math
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from bench.errors import ConfigError
+from bench.results.measurement import is_rate
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from bench.results.log_ratios import Estimate
+
+
+class Pairing(StrEnum):
+    """How the runs of two systems belong together."""
+
+    block = "paired by block"
+    """Value k of both systems is of block k, whose runs were made one after the other."""
+    order = "paired in order of time"
+    """The k-th run of one with the k-th run of the other: as good as blocks only where the runs took turns."""
+    none = "not paired"
+    """Two sets of runs, of any two sizes: Welch's t-test."""
+
+
+class Verdict(StrEnum):
+    """What the runs prove."""
+
+    equivalent = "equivalent"
+    """The difference lies within the margin."""
+    equivalent_different = "equivalent, different"
+    """There is a difference, and it lies within the margin."""
+    different = "different"
+    undecided = "undecided"
+    not_compared = "not compared"
+    """The values allow no comparison; the reason says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """What the runs of two systems prove about the ratio of the first to the second."""
+
+    names: tuple[str, str]
+    measurement: str
+    unit: str
+    higher_is_better: bool
+    pairing: Pairing
+    margin: float
+    """As a share: systems are equivalent if their ratio lies between 1 / (1 + margin) and 1 + margin."""
+    confidence: float
+    first: tuple[float, ...]
+    second: tuple[float, ...]
+    """One value a run. Where runs are paired, first[k] and second[k] are a pair."""
+    verdict: Verdict
+    reason: str = ""
+    """Why there is no comparison."""
+    ratio: float | None = None
+    """The geometric mean of the ratios of pairs, or the ratio of the geometric means of two sets."""
+    low: float | None = None
+    high: float | None = None
+    """The t-interval of the ratio."""
+    bootstrap: tuple[float, float] | None = None
+    """The BCa interval of the ratio, which supposes no normal distribution. None for fewer than six values."""
+    p_equivalent: float | None = None
+    """TOST: the p-value of the hypothesis that the ratio lies beyond the margin."""
+    spread: float | None = None
+    """The standard deviation from run to run, as a share: that of pairs' log ratios / √2, or of both sets pooled."""
+    num_more: int | None = None
+    """How many more pairs, or runs of each, decide an undecided comparison; None for more than 10,000."""
+    notes: tuple[str, ...] = ()
+    """What a reader must know beside the verdict."""
+
+    @property
+    def percent(self) -> float | None:
+        """The difference in percent of the second system's value, with its sign."""
+        return None if self.ratio is None else 100 * (self.ratio - 1)
+
+    @property
+    def is_better(self) -> bool | None:
+        """Whether the first system is the better one; None where no difference is proven."""
+        if self.ratio is None or self.verdict not in (Verdict.different, Verdict.equivalent_different):
+            return None
+        return (self.ratio > 1) == self.higher_is_better
+
+    @property
+    def text(self) -> str:
+        """The verdict in words, such as "fp8 is 26–28 % faster than bf16".
+
+        Faster and slower are of speed. So the step times and the rates of the same runs have the same verdict.
+        """
+        first, second = self.names
+        within = f"equivalent within {100 * self.margin:g} %"
+        match self.verdict:
+            case Verdict.not_compared:
+                return f"not compared: {self.reason}"
+            case Verdict.undecided:
+                return f"undecided: {_more(self)}"
+            case Verdict.equivalent:
+                return within
+            case Verdict.equivalent_different:
+                return f"{within}, {first} {_direction(self)} by {_range(self)} %"
+        if _is_speed(self.unit):
+            return f"{first} is {_range(self)} % {_direction(self)} than {second}"
+        return f"{first} has {_range(self)} % {_direction(self)} {self.measurement} than {second}"
+
+
+def compare(
+    first: Sequence[float],
+    second: Sequence[float],
+    *,
+    names: tuple[str, str],
+    measurement: str,
+    higher_is_better: bool,
+    unit: str = "",
+    margin: float = 0.02,
+    confidence: float = 0.95,
+    pairing: Pairing = Pairing.block,
+) -> Comparison:
+    """Return what run-level values prove about two systems. One value is of one run, never of a step of a run.
+
+    The interval is the t-interval of the log ratios. Equivalence is proven by two one-sided t-tests (TOST), each at the
+    level 1 - confidence. The BCa bootstrap of the same mean is a check.
+
+    Raises:
+        ConfigError: margin or confidence is no share, or runs are to be paired and their numbers differ.
+    """
+    _check(margin=margin, confidence=confidence)
+    asked = Comparison(
+        names=names,
+        measurement=measurement,
+        unit=unit,
+        higher_is_better=higher_is_better,
+        pairing=pairing,
+        margin=margin,
+        confidence=confidence,
+        first=tuple(map(float, first)),
+        second=tuple(map(float, second)),
+        verdict=Verdict.not_compared,
+    )
+    _check_pairs(asked)
+    reason = _why_not(asked)
+    return replace(asked, reason=reason) if reason else _judged(asked)
+
+
+def values_by_block(
+    first: Mapping[Hashable, float], second: Mapping[Hashable, float]
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the values of the blocks that both systems have, in the first one's order: a lost run loses its pair."""
+    blocks = [block for block in first if block in second]
+    return tuple(first[block] for block in blocks), tuple(second[block] for block in blocks)
+
+
+def _check(*, margin: float, confidence: float) -> None:
+    if not 0 < margin < 1:
+        raise ConfigError(f"a margin of {margin:g}", where="margin", fix="give a share, such as 0.02 for 2 %")
+    if not 0.5 < confidence < 1:
+        raise ConfigError(f"a confidence of {confidence:g}", where="confidence", fix="give a share, such as 0.95")
+
+
+def _check_pairs(asked: Comparison) -> None:
+    if asked.pairing is not Pairing.none and len(asked.first) != len(asked.second):
+        raise ConfigError(
+            f"{len(asked.first)} runs of {asked.names[0]} and {len(asked.second)} of {asked.names[1]} are no pairs",
+            where=asked.measurement,
+            fix="give the values of blocks that both have, or compare the runs unpaired",
+        )
+
+
+def _why_not(asked: Comparison) -> str:
+    """Return why the values cannot be compared, or nothing."""
+    of_each = tuple(zip(asked.names, (asked.first, asked.second), strict=True))
+    for name, values in of_each:
+        unusable = [value for value in values if not 0 < value < math.inf]
+        if unusable:
+            return f"ratios need positive numbers, and {name} has {unusable[0]:g}"
+        if not values:
+            return f"{name} has no value"
+    single = " and of ".join(name for name, values in of_each if len(values) == 1)
+    return f"n = 1 run of {single}, which does not say how far runs lie apart" if single else ""
+
+
+def _judged(asked: Comparison) -> Comparison:
+    """Return the comparison with its interval, its verdict, and what a reader must know beside them."""
+    import numpy as np
+
+    from bench.results import log_ratios
+
+    pairs, confidence, bound = asked.pairing is not Pairing.none, asked.confidence, math.log1p(asked.margin)
+    first, second = np.log(asked.first), np.log(asked.second)
+    samples = (first - second,) if pairs else (first, second)
+    estimate = (log_ratios.of_pairs if pairs else log_ratios.of_sets)(*samples, bound=bound, confidence=confidence)
+    deviations = [float(np.std(sample, ddof=1)) for sample in samples]
+    needed = log_ratios.num_needed(*deviations, bound=bound, confidence=confidence)
+    verdict = Verdict(str(verdicts(estimate, bound=bound, confidence=confidence)))
+    bootstrap = log_ratios.bootstrapped(*samples, confidence=confidence)
+    return replace(
+        asked,
+        verdict=verdict,
+        ratio=_ratio_of(estimate.difference),
+        low=_ratio_of(estimate.low),
+        high=_ratio_of(estimate.high),
+        bootstrap=None if bootstrap is None else (_ratio_of(bootstrap[0]), _ratio_of(bootstrap[1])),
+        p_equivalent=float(estimate.p_equivalent),
+        spread=math.hypot(*deviations) / math.sqrt(2),
+        num_more=max(1, needed - min(len(first), len(second))) if needed and verdict is Verdict.undecided else None,
+        notes=tuple(_notes(estimate, bootstrap)),
+    )
+
+
+def verdicts(estimate: "Estimate", *, bound: float, confidence: float) -> "NDArray[np.str_]":
+    """Return the verdict of each comparison of an estimate; `bound` is the margin as a log ratio.
+
+    A proven difference is equivalent only if its whole interval lies within the margin. TOST alone asks it of the
+    interval of confidence 1 - 2 alpha, which is narrower than the printed one, and "equivalent within 2 %, slower by
+    0.2–2.1 %" would contradict itself.
+    """
+    import numpy as np
+
+    is_equivalent = estimate.p_equivalent < 1 - confidence
+    is_different = (estimate.low > 0) | (estimate.high < 0)
+    is_within = np.maximum(-estimate.low, estimate.high) < bound
+    return np.select(
+        [is_different & is_equivalent & is_within, is_different, is_equivalent],
+        [Verdict.equivalent_different, Verdict.different, Verdict.equivalent],
+        Verdict.undecided,
+    )
+
+
+def _ratio_of(difference: float) -> float:
+    """Return the ratio of a difference of logarithms, as far as a float holds it."""
+    return math.exp(max(-_LARGEST, min(difference, _LARGEST)))
+
+
+_LARGEST = 700.0
+
+
+def _notes(estimate: "Estimate", bootstrap: tuple[float, float] | None) -> Iterator[str]:
+    if estimate.low == estimate.high:
+        yield "the ratios do not differ at all: a counted or a rounded value, of which no interval can be given"
+    if bootstrap is None:
+        return
+    beyond = max(estimate.low - bootstrap[0], bootstrap[1] - estimate.high)
+    if beyond > _BEYOND * (estimate.high - estimate.low) / 2:
+        low, high = (100 * math.expm1(end) for end in bootstrap)
+        yield (
+            f"the bootstrap disagrees ({low:+.2f} to {high:+.2f} %): the values are skewed or hold an outlier; "
+            "look at each of them"
+        )
+
+
+_BEYOND = 0.1
+"""BCa's interval of few values is narrower than the t-interval. Of normal values, one in 20 reaches this share of the
+half-width beyond it; of six values with one outlier all do."""
+
+
+def _more(comparison: Comparison) -> str:
+    count = "more than 10,000" if comparison.num_more is None else f"{comparison.num_more:,}"
+    one, many = ("run of each", "runs of each") if comparison.pairing is Pairing.none else ("pair", "pairs")
+    return f"{count} more {one if comparison.num_more == 1 else many}"
+
+
+def _is_speed(unit: str) -> bool:
+    return is_rate(unit) or unit in _TIMES
+
+
+_TIMES = ("ns", "us", "µs", "ms", "s", "min", "h")
+
+
+def _direction(comparison: Comparison) -> str:
+    assert comparison.ratio is not None
+    if _is_speed(comparison.unit):
+        return "faster" if (comparison.ratio > 1) != (comparison.unit in _TIMES) else "slower"
+    return "higher" if comparison.ratio > 1 else "lower"
+
+
+def _range(comparison: Comparison) -> str:
+    """Return the interval in percent, the smaller end first. A time's is that of its inverse, the speed."""
+    assert comparison.low is not None and comparison.high is not None
+    power = -1 if comparison.unit in _TIMES else 1
+    ends = sorted(abs(100 * (end**power - 1)) for end in (comparison.low, comparison.high))
+    width = ends[1] - ends[0]
+    decimals = 2 if width <= 0 else max(0, min(2, math.ceil(-math.log10(width / 3))))
+    low, high = (f"{end:,.{decimals}f}" for end in ends)
+    return low if low == high else f"{low}–{high}"

@@ -1,0 +1,120 @@
+"""Refuse a study that contradicts itself, before any of its arms is planned."""
+
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import NoReturn
+
+from bench.errors import ConfigError
+from bench.results import names
+from bench.results.published import PublishedTable
+from bench.studies import arms as arms_of
+from bench.studies.arms import NAME_LABEL, Arm
+from bench.studies.spec import Study, matches
+
+_ALIKE = 0.85
+"""How much of a new name may be that of another one; above, it is taken for a misspelling."""
+
+
+def check(study: Study, *, where: str) -> None:
+    """Raise ConfigError where a study names what it does not have, or has a number that makes no sense."""
+    _check_numbers(study, where=where)
+    arms = arms_of.of(study, where=where)
+    _check_columns(study, where=where)
+    _check_pairs(study, arms, where=where)
+    _check_tables(study, arms, where=where)
+    _check_shortened(study, arms, where=where)
+
+
+def check_published(table: PublishedTable, *, where: str) -> None:
+    """Raise ConfigError for a misspelt measurement."""
+    for figure in table.figures:
+        _check_measurement(figure.measurement, where=f"{where}: {figure.printed!r}")
+
+
+def refuse_unknown(name: str, known: Sequence[str], *, noun: str, where: str) -> NoReturn:
+    """Raise ConfigError for a name that does not exist, with those that do."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    offer = f"did you mean {near[0]}? " if near else ""
+    raise ConfigError(f"no {noun} {name!r}", where=where, fix=f"{offer}there are: {', '.join(sorted(known)) or 'none'}")
+
+
+def alike(name: str, known: Sequence[str]) -> bool:
+    """Return whether a name is a misspelt one of these rather than a new one."""
+    return bool(difflib.get_close_matches(name, known, n=1, cutoff=_ALIKE))
+
+
+def _check_numbers(study: Study, *, where: str) -> None:
+    window, batch = study.window, study.max_batch
+    wrong = {
+        f"runs is {study.runs}": study.runs < 1,
+        f"margin is {study.margin:g}": not 0 < study.margin < 1,
+        "window has no step": window is not None and (window.steps < 1 or window.skip_steps < 0),
+        f"max_batch.limit is {batch.limit if batch else 0}": batch is not None and batch.limit < 1,
+    }
+    for what, is_wrong in wrong.items():
+        if is_wrong:
+            raise ConfigError(what, where=where, fix="runs, steps and limit are 1 or more, margin lies between 0 and 1")
+
+
+def _check_columns(study: Study, *, where: str) -> None:
+    if not study.columns:
+        raise ConfigError("a study without columns", where=where, fix="name a measurement in columns")
+    measurements = [column.measurement for column in study.columns]
+    for number, name in enumerate(measurements):
+        _check_measurement(name, where=f"{where}: columns[{number}]")
+        if name in measurements[:number]:
+            raise ConfigError(f"two columns of {name}", where=f"{where}: columns[{number}]", fix="leave one out")
+
+
+def _check_measurement(name: str, *, where: str) -> None:
+    if meant := names.misspelt(name):
+        raise ConfigError(f"no measurement {name!r}", where=where, fix=f"did you mean {meant}?")
+
+
+def _check_pairs(study: Study, arms: Iterable[Arm], *, where: str) -> None:
+    known = [arm.name for arm in arms]
+    for number, pair in enumerate(study.pairs):
+        place = f"{where}: pairs[{number}]"
+        for name in (pair.first, pair.second):
+            if name not in known:
+                refuse_unknown(name, known, noun="arm", where=place)
+        if pair.first == pair.second:
+            raise ConfigError(f"{pair.first} is compared with itself", where=place, fix="name two arms")
+        _require_column(study, pair.measurement, where=place)
+
+
+def _check_tables(study: Study, arms: Sequence[Arm], *, where: str) -> None:
+    labels = {NAME_LABEL, *(name for arm in arms for name in arm.labels)}
+    for number, table in enumerate(study.tables):
+        place = f"{where}: tables[{number}]"
+        for name in (*table.rows, *table.columns, *table.match):
+            if name not in labels:
+                refuse_unknown(name, sorted(labels), noun="label", where=place)
+        _require_column(study, table.measurement, where=place)
+        if not any(matches(arm.all_labels, table.match) for arm in arms):
+            raise ConfigError(f"no arm is in the table {table.title!r}", where=place, fix="see the arms' labels")
+
+
+def _require_column(study: Study, measurement: str, *, where: str) -> None:
+    columns = [column.measurement for column in study.columns]
+    if measurement not in columns:
+        refuse_unknown(measurement, columns, noun="column of the measurement", where=where)
+
+
+def _check_shortened(study: Study, arms: Iterable[Arm], *, where: str) -> None:
+    for arm in arms:
+        short = arm.calculated
+        if short is None:
+            continue
+        if not 0 < short.steps < short.of_steps:
+            raise ConfigError(
+                f"{arm.name} is calculated from {short.steps} of {short.of_steps} steps",
+                where=where,
+                fix="run fewer steps than the times are scaled to, and at least one",
+            )
+        if study.window is not None:
+            raise ConfigError(
+                f"{arm.name} is calculated from {short.steps} steps, and window says how many steps each run has",
+                where=where,
+                fix="leave one of them out",
+            )

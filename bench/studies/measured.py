@@ -1,0 +1,96 @@
+"""What one proven run of a study measured: over its window of steps, and scaled where the run was shorter."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+from bench.contract import run_files
+from bench.errors import LogError
+from bench.mlperf import result as results
+from bench.mlperf.result import Result
+from bench.results import Measurement, of_training
+from bench.studies.arms import Arm
+from bench.studies.spec import Calculated, Window
+
+SCALED = ("time_of_steps", "run_time")
+"""Measurements that are proportional to the number of steps."""
+EPOCH = "epoch_time"
+"""Calculated from the time of all steps, where of_steps is the number of steps of an epoch."""
+_RATES = ("throughput", "throughput_per_gpu", "real_throughput_per_gpu", "arithmetic_per_gpu", "mfu")
+_FACTS = ("accelerator", "host_processor_model_name", "operating_system", "commit", "image")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Numbers of one run by the names of measurements, and the facts of what ran."""
+
+    numbers: Mapping[str, Measurement]
+    calculated: frozenset[str] = frozenset()
+    """Names of numbers that are scaled from a shorter run."""
+    facts: Mapping[str, str]
+
+
+def of_run(folder: Path, arm: Arm, *, window: Window | None) -> Measured:
+    """Return what the log of a run's trial proves.
+
+    Raises:
+        LogError: the log cannot be read, or does not list the steps of the window.
+    """
+    result = results.parse(folder / run_files.result(0))
+    numbers = {one.name: one for one in of_training(result)}
+    if window is not None:
+        numbers |= {one.name: one for one in of_window(result, numbers, window)}
+    calculated: frozenset[str] = frozenset()
+    if arm.calculated is not None:
+        scaled = _scaled(numbers, arm.calculated)
+        numbers, calculated = numbers | scaled, frozenset(scaled)
+    return Measured(numbers=numbers, calculated=calculated, facts=facts(result))
+
+
+def of_window(result: Result, numbers: Mapping[str, Measurement], window: Window) -> list[Measurement]:
+    """Return step time and rates over the steps after the first skip_steps, from the listed time of each step.
+
+    Rates count training only. Those of the whole run count the same work, so that they differ by one factor.
+    """
+    times_ms = _steps_ms(result, window)
+    step_ms, total_s = median(times_ms), sum(times_ms) / 1000
+    steps = Measurement(name="step_time", unit="ms", value=step_ms, n=len(times_ms))
+    found = [steps, Measurement(name="time_of_steps", unit="s", value=total_s, n=len(times_ms))]
+    assert result.global_batch_size is not None  # or there are no listed steps
+    samples_s = result.global_batch_size * len(times_ms) / total_s
+    if "throughput" in numbers:
+        factor = samples_s / numbers["throughput"].value
+        rates = (numbers[name] for name in _RATES if name in numbers)
+        found += [replace(rate, value=factor * rate.value, n=len(times_ms)) for rate in rates]
+    return found
+
+
+def _steps_ms(result: Result, window: Window) -> list[float]:
+    gbs, first, last = result.global_batch_size or 0, window.skip_steps + 1, window.skip_steps + window.steps
+    by_step = {round(samples / gbs): time_ms for samples, time_ms in result.step_times_ms} if gbs else {}
+    times_ms = [by_step[step] for step in range(first, last + 1) if step in by_step]
+    if len(times_ms) != window.steps:
+        raise LogError(
+            f"the log lists {len(times_ms)} of the {window.steps} steps from step {first} to {last}",
+            where=result.file,
+            fix="run it again: an attempt that went on from a checkpoint lists only its own steps",
+        )
+    return times_ms
+
+
+def _scaled(numbers: Mapping[str, Measurement], short: Calculated) -> dict[str, Measurement]:
+    """Return the times that of_steps steps would take."""
+    factor = short.of_steps / short.steps
+    found = {name: replace(numbers[name], value=factor * numbers[name].value) for name in SCALED if name in numbers}
+    if "time_of_steps" in found:
+        found[EPOCH] = replace(found["time_of_steps"], name=EPOCH)
+    return found
+
+
+def facts(result: Result) -> dict[str, str]:
+    """Return what a log says of the machine and of what ran on it."""
+    known = result.hyperparameters
+    logged = {name.replace("_", " "): str(known[name]) for name in _FACTS if name in known}
+    gpus = {"GPUs": str(result.num_gpus)} if result.num_gpus else {}
+    return {**gpus, **logged, **result.software}

@@ -1,0 +1,118 @@
+"""Read a study's folder: all that is to be shown of it, from its run folders' logs."""
+
+from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
+from time import localtime, strftime
+
+from bench.contract.run_files import result as log_of
+from bench.results.comparison import compare, values_by_block
+from bench.results.study import Column, Difference, Publication, StudyResult
+from bench.studies import arms as arms_of
+from bench.studies import folder as folders
+from bench.studies import order, standing, tables
+from bench.studies.folder import Kept
+from bench.studies.spec import Pair
+from bench.studies.tables import ArmRuns
+
+
+def read(folder: Path) -> StudyResult:
+    """Return a study's tables; nothing is composed, started or asked of the user.
+
+    Raises:
+        ConfigError: it is not a study's folder.
+    """
+    kept, planned = folders.kept(folder), folders.planned(folder)
+    study = kept.study
+    arms = [arm for arm in arms_of.of(study, where=folders.STUDY) if arm.name in planned]
+    standings = standing.of(folder, [(arm, planned[arm.name]) for arm in arms], num_runs=study.runs, ask=False)
+    found = [tables.read(arm, planned[arm.name], study, standings) for arm in arms]
+    columns = tables.columns(study)
+    return StudyResult(
+        name=kept.name,
+        title=study.title,
+        question=study.question,
+        source=study.source,
+        folder=str(folder.absolute()),
+        columns=columns,
+        rows=tuple(tables.row(runs, study, kept.publications) for runs in found),
+        tables=tuple(tables.pivot(table, arms, columns) for table in study.tables),
+        differences=tuple(_difference(pair, found, columns, margin=study.margin) for pair in study.pairs),
+        publications=tuple(
+            Publication(name=name, title=table.title, place=table.place, hardware=table.hardware, date=table.date)
+            for name, table in kept.publications.items()
+        ),
+        cluster=kept.cluster,
+        command=kept.command,
+        commit=_all_of(found, "commit"),
+        date=_dates(found),
+        hardware=_hardware(found),
+        order=tuple(order.blocks([arm.name for arm in arms], runs=study.runs, seed=study.seed)),
+        margin=study.margin,
+        notes=tuple(_notes(kept, found)),
+    )
+
+
+def _difference(pair: Pair, found: Sequence[ArmRuns], columns: Sequence[Column], *, margin: float) -> Difference:
+    """Return what the blocks that both arms have say about a pair."""
+    column = next(column for column in columns if column.measurement == pair.measurement)
+    by_arm = {runs.arm.name: runs for runs in found}
+    lacking = [f"{name}: {why}" for name in (pair.first, pair.second) if (why := _why_no_value(name, by_arm))]
+    first, second = ({} if lacking else _by_block(by_arm[name], pair.measurement) for name in (pair.first, pair.second))
+    values = values_by_block(first, second)
+    comparison = compare(
+        *values,
+        names=(pair.first, pair.second),
+        measurement=column.title,
+        unit=column.unit,
+        higher_is_better=column.higher_is_better,
+        margin=margin,
+    )
+    return Difference(
+        first=pair.first,
+        second=pair.second,
+        measurement=pair.measurement,
+        comparison=None if lacking else comparison,
+        reason="; ".join(lacking),
+    )
+
+
+def _why_no_value(name: str, by_arm: Mapping[str, ArmRuns]) -> str:
+    """Return why an arm has no number at all; empty where it has one."""
+    if name not in by_arm:
+        return "not planned yet"
+    runs = by_arm[name]
+    return (
+        runs.planned.reason if not runs.planned.runs else "" if runs.proven else "; ".join(set(runs.missing.values()))
+    )
+
+
+def _by_block(runs: ArmRuns, measurement: str) -> dict[Hashable, float]:
+    return {run.name.block: one.numbers[measurement].value for run, one in runs.proven if measurement in one.numbers}
+
+
+def _all_of(found: Sequence[ArmRuns], fact: str) -> str:
+    return ", ".join(dict.fromkeys(one.facts[fact] for runs in found for _, one in runs.proven if fact in one.facts))
+
+
+def _hardware(found: Sequence[ArmRuns]) -> str:
+    """Return the accelerators of the runs, or their processors where there are none."""
+    accelerators = _all_of(found, "accelerator")
+    return _all_of(found, "host processor model name") if accelerators in ("", "cpu") else accelerators
+
+
+def _dates(found: Sequence[ArmRuns]) -> str:
+    times = [(run.folder / log_of(0)).stat().st_mtime for runs in found for run, _ in runs.proven]
+    days = [strftime("%Y-%m-%d", localtime(time)) for time in (min(times), max(times))] if times else []
+    return " to ".join(dict.fromkeys(days))
+
+
+def _notes(kept: Kept, found: Sequence[ArmRuns]) -> list[str]:
+    study, notes = kept.study, []
+    missing = sum(len(runs.missing) for runs in found)
+    total = missing + sum(len(runs.proven) for runs in found)
+    if missing:
+        notes.append(f"{total - missing} of {total} runs are proven")
+    if study.window is not None:
+        steps, skipped = study.window.steps, study.window.skip_steps
+        notes.append(f"step times and rates are over {steps} steps, after {skipped} that are not counted")
+    return notes

@@ -1,0 +1,115 @@
+"""One call of `bench study`: the study, its arms as planned, its folder, and where its runs stand."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.contract.plan import expanded
+from bench.contract.schema import BackendName, Config
+from bench.errors import ConfigError
+from bench.results.study import PlannedArm
+from bench.studies import arms as arms_of
+from bench.studies import folder as folders
+from bench.studies import library, order, plans, standing
+from bench.studies.arms import Arm
+from bench.studies.folder import Kept
+from bench.studies.plans import Request
+from bench.studies.standing import Standing, Standings
+
+WAIT = "launch.wait"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """What one call works with."""
+
+    request: Request
+    kept: Kept
+    folder: Path
+    backend: BackendName
+    planned: Sequence[PlannedArm]
+    max_walltime_min: int | None
+    """Of a job on this cluster."""
+    waits: bool
+    """Whether jobs in a queue are followed to their end."""
+
+    @property
+    def blocks(self) -> list[tuple[str, ...]]:
+        """The arms of each block in their order, those that do not run included."""
+        study = self.request.study
+        return order.blocks([arm.name for arm in self.request.arms], runs=study.runs, seed=study.seed)
+
+    @property
+    def arms(self) -> list[tuple[Arm, PlannedArm]]:
+        return list(zip(self.request.arms, self.planned, strict=True))
+
+    def standings(self, *, ask: bool = True) -> Standings:
+        return standing.of(self.folder, self.arms, num_runs=self.request.study.runs, ask=ask)
+
+    def in_order(self, standings: Standings) -> Iterator[Standing]:
+        """Yield the runs of a study as they are to run."""
+        for block, names in enumerate(self.blocks):
+            yield from (standings.runs[name, block] for name in names if (name, block) in standings.runs)
+
+    def batch_of(self, run: Standing) -> list[str]:
+        """Return the overrides of a run's micro-batch, where the study searches the largest one."""
+        return plans.batch_overrides(self.request, run.name.arm, run.name.batch)
+
+
+def begin(name: str, words: Sequence[str], *, config_dir: Path | None = None, runs: int | None = None) -> Session:
+    """Return the session of a study, with every arm planned; nothing is written or started.
+
+    Raises:
+        ConfigError: the study, or a word of the command line, has a mistake.
+    """
+    request, waits = _request(name, words, config_dir=config_dir, runs=runs)
+    config = plans.check_words(request)
+    kept = Kept(
+        name=name,
+        cluster=config.cluster.name,
+        words=tuple(request.words),
+        config_dir=str(config_dir.resolve()) if config_dir else None,
+        study=request.study,
+        publications=library.publications(request.study, config_dir=config_dir),
+    )
+    return Session(
+        request=request,
+        kept=kept,
+        folder=folders.path(_logs(config), name=name, cluster=config.cluster.name),
+        backend=config.cluster.backend,
+        planned=plans.plan_arms(request),
+        max_walltime_min=config.cluster.slurm.max_walltime_min if config.cluster.slurm else None,
+        waits=waits,
+    )
+
+
+def folder_of(name: str, words: Sequence[str], *, config_dir: Path | None = None) -> Path:
+    """Return where a study on a cluster is kept, whether or not it is there yet."""
+    config = plans.check_words(_request(name, words, config_dir=config_dir)[0])
+    return folders.path(_logs(config), name=name, cluster=config.cluster.name)
+
+
+def _request(
+    name: str, words: Sequence[str], *, config_dir: Path | None = None, runs: int | None = None
+) -> tuple[Request, bool]:
+    """Return what is to be run, and whether it is to be followed to its end."""
+    study = library.load(name, config_dir=config_dir)
+    study = library.with_runs(study, runs) if runs is not None else study
+    of_runs, waits = _without_wait(words)
+    arms = arms_of.of(study, where=name)
+    return Request(study=study, arms=arms, words=of_runs, config_dir=config_dir), waits
+
+
+def _logs(config: Config) -> Path:
+    logs = expanded(config.cluster.paths.logs)
+    if logs is None:
+        raise ConfigError(
+            f"{config.cluster.paths.logs} is not set", where="cluster.paths.logs", fix="set LOGDIR", rule="CFG-06"
+        )
+    return Path(logs).absolute()
+
+
+def _without_wait(words: Sequence[str]) -> tuple[list[str], bool]:
+    """Return the overrides of runs, and whether the study is to be followed to its end: no single run is."""
+    waiting = [word for word in words if word.partition("=")[0] == WAIT]
+    return [word for word in words if word not in waiting], bool(waiting) and waiting[-1].lower() == f"{WAIT}=true"

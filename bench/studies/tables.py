@@ -1,0 +1,159 @@
+"""Make the rows and cells of a study from its run folders, beside the published figures, and turn them into tables."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+from bench.errors import LogError
+from bench.results.published import PublishedTable
+from bench.results.study import Cell, Column, Mark, PlannedArm, Published, Row, Table
+from bench.studies import measured
+from bench.studies.arms import Arm
+from bench.studies.measured import Measured
+from bench.studies.spec import Pivot, Study, matches
+from bench.studies.standing import Standing, Standings, State
+
+ESTIMATES = {
+    "estimated_step_time": "step_time_ms",
+    "estimated_throughput_per_gpu": "tokens_s_gpu",
+    "estimated_memory": "memory_gib",
+}
+"""Columns that the plan fills, and the field of a planned arm that has them."""
+BATCHES = ("micro_batch_size", "global_batch_size")
+"""Columns that the plan fills, once a run has proven that it works."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmRuns:
+    """One arm, and what its runs have proven."""
+
+    arm: Arm
+    planned: PlannedArm
+    proven: Sequence[tuple[Standing, Measured]]
+    missing: Mapping[int, str]
+    """Why a block has no number, by block."""
+    too_large: tuple[int, ...]
+    """Micro-batches with which a run was out of memory."""
+
+
+def read(arm: Arm, planned: PlannedArm, study: Study, standings: Standings) -> ArmRuns:
+    """Return what the runs of an arm have proven, and why others have not."""
+    proven: list[tuple[Standing, Measured]] = []
+    missing: dict[int, str] = {}
+    for block in range(study.runs if planned.runs else 0):
+        run = standings.runs[arm.name, block]
+        if run.state is not State.proven:
+            missing[block] = f"{run.state}{f': {run.reason}' if run.reason else ''}"
+            continue
+        try:
+            proven.append((run, measured.of_run(run.folder, arm, window=study.window)))
+        except LogError as error:
+            missing[block] = error.what
+    too_large = standings.too_large.get(arm.name, ())
+    return ArmRuns(arm=arm, planned=planned, proven=proven, missing=missing, too_large=too_large)
+
+
+def row(runs: ArmRuns, study: Study, publications: Mapping[str, PublishedTable]) -> Row:
+    """Return the row of an arm."""
+    names = [column.measurement for column in study.columns]
+    return Row(
+        arm=runs.arm.name,
+        labels=runs.arm.labels,
+        cells={name: _cell(name, runs) for name in names},
+        published={name: _published(runs.arm, name, publications) for name in names},
+        facts=agreed([one.facts for _, one in runs.proven]),
+    )
+
+
+def agreed(facts: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Return the facts in which all runs agree."""
+    return {name: text for name, text in (facts[0] if facts else {}).items() if all(f.get(name) == text for f in facts)}
+
+
+def _cell(name: str, runs: ArmRuns) -> Cell:
+    planned = runs.planned
+    if not planned.runs:
+        return Cell(mark=planned.mark, reason=planned.reason)
+    if name in ESTIMATES:
+        estimate = getattr(planned, ESTIMATES[name])
+        if estimate is None:
+            return Cell(mark=Mark.no_result, reason="the plan has no estimate: no rates of this GPU were measured")
+        return Cell(mark=Mark.estimated, value=estimate, reason="by the plan")
+    found = [(run, value) for run, one in runs.proven if (value := _value(name, run, one, planned)) is not None]
+    if not found:
+        return Cell(mark=Mark.no_result, reason=_why_none(name, runs))
+    values = tuple(value for _, value in found)
+    is_calculated = any(name in one.calculated for _, one in runs.proven)
+    return Cell(
+        mark=Mark.calculated if is_calculated else Mark.measured,
+        value=fmean(values),
+        deviation=stdev(values) if values[1:] else None,
+        values=values,
+        reason="; ".join(_remarks(runs, is_calculated=is_calculated)),
+        runs=tuple(run.folder.name for run, _ in found),
+    )
+
+
+def _value(name: str, run: Standing, found: Measured, planned: PlannedArm) -> float | None:
+    if name in BATCHES:
+        size: int | None = getattr(planned, name)
+        tried, first = run.name.batch, planned.micro_batch_size
+        return size if size is None or tried is None or not first else size * tried / first
+    return found.numbers[name].value if name in found.numbers else None
+
+
+def _why_none(name: str, runs: ArmRuns) -> str:
+    if runs.proven:
+        known = ", ".join(sorted(runs.proven[0][1].numbers))
+        return f"its runs did not measure it, but {known}"
+    return "; ".join(dict.fromkeys(runs.missing.values()))
+
+
+def _remarks(runs: ArmRuns, *, is_calculated: bool) -> list[str]:
+    short, total = runs.arm.calculated, len(runs.proven) + len(runs.missing)
+    remarks = []
+    if is_calculated and short is not None:
+        remarks.append(f"calculated from {short.steps:,} of {short.of_steps:,} steps")
+    if runs.too_large:
+        remarks.append(f"out of memory with micro-batches of {', '.join(map(str, runs.too_large))}")
+    if runs.missing:
+        causes = "; ".join(dict.fromkeys(runs.missing.values()))
+        remarks.append(f"{len(runs.missing)} of {total} runs have no number ({causes})")
+    return remarks
+
+
+def _published(arm: Arm, measurement: str, publications: Mapping[str, PublishedTable]) -> tuple[Published, ...]:
+    """Return the figures whose labels are all among the arm's."""
+    return tuple(
+        Published(publication=name, value=figure.value, printed=figure.printed, reason=figure.reason)
+        for name, table in publications.items()
+        for figure in table.figures
+        if figure.measurement == measurement and figure.labels and matches(arm.all_labels, figure.labels)
+    )
+
+
+def columns(study: Study) -> tuple[Column, ...]:
+    return tuple(
+        Column(measurement=c.measurement, title=c.title, unit=c.unit, higher_is_better=c.higher_is_better)
+        for c in study.columns
+    )
+
+
+def pivot(table: Pivot, arms: Sequence[Arm], all_columns: Sequence[Column]) -> Table:
+    """Return a table whose rows and columns are labels, in the order in which the arms have them."""
+    mine = [arm for arm in arms if matches(arm.all_labels, table.match)]
+    across = tuple(dict.fromkeys(_key(arm, table.columns) for arm in mine))
+    down = tuple(dict.fromkeys(_key(arm, table.rows) for arm in mine))
+    by_place = {(_key(arm, table.rows), _key(arm, table.columns)): arm.name for arm in reversed(mine)}
+    return Table(
+        title=table.title,
+        column=next(column for column in all_columns if column.measurement == table.measurement),
+        row_labels=table.rows,
+        column_labels=table.columns,
+        columns=across,
+        rows=tuple((key, tuple(by_place.get((key, place)) for place in across)) for key in down),
+    )
+
+
+def _key(arm: Arm, labels: Sequence[str]) -> tuple[str, ...]:
+    return tuple(arm.all_labels.get(label, "") for label in labels)

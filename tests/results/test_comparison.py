@@ -1,0 +1,198 @@
+"""Two systems are called different, equivalent or undecided as often as the theory of their tests says."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from bench.errors import ConfigError
+from bench.results import log_ratios
+from bench.results.comparison import Comparison, Pairing, Verdict, compare, values_by_block, verdicts
+from bench.results.log_ratios import Estimate
+
+NUM_SIMULATIONS = 2000
+TOLERANCE = 4 * math.sqrt(0.25 / NUM_SIMULATIONS)
+"""Four standard errors of a simulated rate, at most."""
+BOUND = math.log(1.02)
+TEST = {"bound": BOUND, "confidence": 0.95}
+DIFFERENT, BOTH = Verdict.different, Verdict.equivalent_different
+FASTER, SLOWER = (17809, 17912, 17755, 17850, 17941, 17802), (18010, 18055, 17893, 18021, 18102, 17903)
+
+
+def rates(first: Any, second: Any, **changes: Any) -> Comparison:
+    asked = {"names": ("A", "B"), "measurement": "throughput", "unit": "tokens/s", "higher_is_better": True}
+    return compare(first, second, **(asked | changes))
+
+
+def test_pairs_give_the_interval_and_the_p_value_of_statsmodels() -> None:
+    """statsmodels 0.15.0: ttost_paired and DescrStatsW.tconfint_mean of the logarithms; log bounds of 1.02."""
+    found = rates(FASTER, SLOWER)
+    assert found.ratio == pytest.approx(0.9915289249856433, rel=1e-12)
+    assert (found.low, found.high) == pytest.approx((0.98957707, 0.99348463), abs=5e-9)
+    assert found.p_equivalent == pytest.approx(1.300921303335818e-05, rel=1e-9)
+    assert found.verdict is Verdict.equivalent_different and found.is_better is False
+    assert found.text == "equivalent within 2 %, A slower by 0.7–1.0 %"
+
+
+def test_unpaired_sets_give_those_of_welch() -> None:
+    """statsmodels 0.15.0: ttost_ind and CompareMeans.tconfint_diff with usevar="unequal"."""
+    found = rates(FASTER, SLOWER[:4], pairing=Pairing.none)
+    assert (found.low, found.high) == pytest.approx((0.98565733, 0.99771553), abs=5e-9)
+    assert found.p_equivalent == pytest.approx(0.0016065090163891644, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("num_pairs", "half_widths"),
+    [(4, (0.68, 1.13, 2.25)), (6, (0.45, 0.74, 1.48)), (10, (0.30, 0.51, 1.01)), (20, (0.20, 0.33, 0.66))],
+)
+def test_the_interval_is_as_wide_as_the_table_of_half_widths_says(
+    num_pairs: int, half_widths: tuple[float, ...]
+) -> None:
+    """The table is in percent, for spreads from run to run of 0.3, 0.5 and 1.0 %."""
+    shape = np.linspace(-1, 1, num_pairs)
+    for spread, half_width in zip((0.003, 0.005, 0.01), half_widths, strict=True):
+        ratios = math.sqrt(2) * spread * shape / np.std(shape, ddof=1)
+        found = log_ratios.of_pairs(ratios, **TEST)
+        assert 100 * (found.high - found.low) / 2 == pytest.approx(half_width, abs=0.006)
+        assert rates(np.exp(ratios), np.ones(num_pairs)).spread == pytest.approx(spread)
+
+
+def simulated(difference: float, spread: float, num_pairs: int) -> Estimate:
+    """Return the estimates of many comparisons of a system that is slower by this difference."""
+    rng = np.random.default_rng(7)
+    first, second = rng.normal(0, spread, (2, NUM_SIMULATIONS, num_pairs))
+    return log_ratios.of_pairs(first + math.log1p(-difference) - second, **TEST)
+
+
+def power(difference: float, spread: float, num_pairs: int) -> tuple[float, float]:
+    """Return how likely the t-test proves a difference, and TOST equivalence.
+
+    Integrals over the distribution of the deviation (chi), given which the mean is normal.
+    """
+    error, freedom = math.sqrt(2 / num_pairs) * spread, num_pairs - 1
+    effect = math.log1p(-difference) / error
+    scales = np.sqrt(stats.chi2.ppf((np.arange(4000) + 0.5) / 4000, freedom) / freedom)
+    critical = stats.t.ppf(0.975, freedom) * scales
+    room = np.maximum(0, BOUND / error - stats.t.ppf(0.95, freedom) * scales)
+    different = stats.norm.cdf(-critical - effect) + stats.norm.sf(critical - effect)
+    return float(np.mean(different)), float(np.mean(stats.norm.cdf(room - effect) - stats.norm.cdf(-room - effect)))
+
+
+@pytest.mark.parametrize("spread", [0.003, 0.005, 0.01])
+@pytest.mark.parametrize("num_pairs", [3, 6, 10])
+def test_planted_differences_are_called_as_their_power_says(spread: float, num_pairs: int) -> None:
+    for difference in (0.0, 0.01, 0.05):
+        estimate = simulated(difference, spread, num_pairs)
+        called = verdicts(estimate, **TEST)
+        shares = {verdict: float(np.mean(called == verdict)) for verdict in Verdict}
+        rates_shown = ", ".join(f"{verdict} {rate:.3f}" for verdict, rate in shares.items() if rate)
+        print(f"{num_pairs} pairs, spread {spread:.1%}, {difference:.0%} slower: {rates_shown}")
+        different, equivalent = power(difference, spread, num_pairs)
+        assert shares[DIFFERENT] + shares[BOTH] == pytest.approx(different, abs=TOLERANCE)
+        assert np.mean(estimate.p_equivalent < 0.05) == pytest.approx(equivalent, abs=TOLERANCE)
+        assert np.mean(estimate.low > 0) <= 0.025 + TOLERANCE, "called faster"
+    assert shares[DIFFERENT] > 0.99 or num_pairs < 6, "six pairs find 5 % at each of these spreads"
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+@pytest.mark.parametrize("spread", [0.003, 0.01])
+def test_systems_that_differ_by_the_margin_are_rarely_called_equivalent(sign: int, spread: float) -> None:
+    for num_pairs in (2, 3, 6, 10):
+        called = verdicts(simulated(-math.expm1(sign * BOUND), spread, num_pairs), **TEST)
+        wrong = float(np.isin(called, (Verdict.equivalent, BOTH)).mean())
+        print(f"{num_pairs} pairs, spread {spread:.1%}, at the margin: {wrong:.3f} equivalent")
+        assert wrong <= 0.05 + TOLERANCE
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    pairs=st.lists(st.tuples(st.floats(0.5, 2), st.floats(0.5, 2)), min_size=2, max_size=5),
+    scale=st.sampled_from([1e-6, 3.7, 1e9]),
+    pairing=st.sampled_from(Pairing),
+)
+def test_neither_the_order_of_the_systems_nor_the_unit_matters(
+    pairs: list[tuple[float, float]], scale: float, pairing: Pairing
+) -> None:
+    first, second = zip(*pairs, strict=True)
+    found, swapped = rates(first, second, pairing=pairing), rates(second, first, pairing=pairing)
+    assert swapped.ratio == pytest.approx(1 / found.ratio)
+    assert (swapped.low, swapped.high) == pytest.approx((1 / found.high, 1 / found.low))
+    assert (swapped.verdict, swapped.num_more) == (found.verdict, found.num_more)
+    assert found.is_better is None or swapped.is_better is not found.is_better
+    scaled = rates([scale * one for one in first], [scale * one for one in second], pairing=pairing)
+    assert (scaled.ratio, scaled.low, scaled.high) == pytest.approx((found.ratio, found.low, found.high))
+    assert scaled.text == found.text
+    times = {"unit": "ms", "higher_is_better": False, "pairing": pairing}
+    assert rates([1 / one for one in first], [1 / one for one in second], **times).text == found.text
+
+
+def test_as_many_more_pairs_as_it_asks_for_decide_a_comparison() -> None:
+    """At the number that is asked for, no difference is undecided any more, and at one pair less some is."""
+    found = rates((100, 103, 98, 101, 95, 102), (101, 100, 99, 102, 98, 100))
+    assert found.verdict is Verdict.undecided and found.text == "undecided: 13 more pairs"
+    for num_pairs, decided in ((18, False), (19, True)):
+        shape = np.tile(np.linspace(-1, 1, num_pairs), (400, 1))
+        shape *= math.sqrt(2) * found.spread / np.std(shape[0], ddof=1)
+        estimate = log_ratios.of_pairs(shape + np.linspace(0, 2 * BOUND, 400)[:, None], **TEST)
+        assert np.all(verdicts(estimate, **TEST) != Verdict.undecided) == decided
+
+
+def test_an_outlier_makes_the_bootstrap_disagree() -> None:
+    steady = [100.2, 100.3, 99.9, 100.1, 99.8, 100.0, 99.7]
+    assert not rates(steady, [100] * 7).notes
+    (note,) = rates([*steady, 90], [100] * 8).notes
+    assert note.startswith("the bootstrap disagrees (")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "reason"),
+    [
+        ([95], [100], "n = 1 run of A and of B"),
+        ([95, 96], [100], "n = 1 run of B"),
+        ([], [100, 101], "A has no value"),
+        ([95, 0], [100, 101], "ratios need positive numbers, and A has 0"),
+        ([95, 96], [100, math.nan], "ratios need positive numbers, and B has nan"),
+    ],
+)
+def test_what_cannot_be_compared_has_a_reason_and_no_number(
+    first: list[float], second: list[float], reason: str
+) -> None:
+    found = rates(first, second, pairing=Pairing.none)
+    assert found.text.startswith(f"not compared: {reason}")
+    assert (found.ratio, found.low, found.high, found.num_more) == (None, None, None, None)
+
+
+def test_values_without_spread_are_compared_as_they_are() -> None:
+    assert rates([100, 100], [100, 100]).text == "equivalent within 2 %"
+    found = rates([90, 99], [100, 110])
+    assert (found.verdict, found.low, found.high) == (Verdict.different, pytest.approx(0.9), pytest.approx(0.9))
+    assert found.notes[0].startswith("the ratios do not differ at all")
+    assert rates([90, 90], [100, 100, 100], pairing=Pairing.none).text == "A is 10.00 % slower than B"
+
+
+def test_two_pairs_far_apart_are_undecided_whatever_they_hold() -> None:
+    assert rates((1e-300, 1e300), (1, 1)).text == "undecided: more than 10,000 more pairs"
+    assert rates((95, 94.9), (100, 99.7)).verdict is Verdict.different
+
+
+def test_what_is_no_speed_is_higher_or_lower() -> None:
+    memory = {"measurement": "peak_memory", "unit": "GiB", "higher_is_better": False}
+    found = rates((70, 70.1, 70.2), (80, 80.3, 80.1), **memory)
+    assert (found.text, found.is_better) == ("A has 12.1–12.9 % lower peak_memory than B", True)
+
+
+def test_a_block_that_one_system_lost_has_no_pair() -> None:
+    assert values_by_block({0: 1.0, 1: 2.0, 3: 4.0}, {3: 40.0, 0: 10.0, 2: 30.0}) == ((1.0, 4.0), (10.0, 40.0))
+
+
+def test_requests_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(ConfigError, match="2 runs of A and 3 of B are no pairs"):
+        rates((1, 2), (1, 2, 3))
+    with pytest.raises(ConfigError, match="a margin of 2"):
+        rates((1, 2), (1, 2), margin=2)
+    with pytest.raises(ConfigError, match="a confidence of 95"):
+        rates((1, 2), (1, 2), confidence=95)

@@ -1,0 +1,219 @@
+"""conf/published: the printed figures against the documents' own text, the meant ones against arithmetic by hand."""
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import yaml
+
+from bench.errors import ConfigError
+from bench.results import published
+from bench.results.published import Figure, PublishedTable
+from helpers.paths import ROOT
+
+PUBLISHED = ROOT / "conf" / "published"
+NAMES = sorted(path.stem for path in PUBLISHED.glob("*.yaml"))
+DOCUMENTS = ROOT.parent / "shared" / "seeds"
+PLATFORMS = ("a800", "rtx4090", "rtx3090_nvlink", "rtx3090")
+"""The columns of tables III, IV and IX: a file each, since each was measured on other hardware."""
+WIDE = {3: "III", 4: "IV", 9: "IX"}
+ANCHORS = {
+    "ironbyte_table_1": ("000", "Table №1."),
+    "ironbyte_table_2": ("000", "Table № 2."),
+    "ironbyte_table_3": ("000", "Table №3."),
+    "ironbyte_table_4": ("000", "Table №4."),
+    "ironbyte_slow_network": ("000", "<sup>2</sup>"),
+    "kubernetes_5b": ("002", "Training benchmarking: GPT-3 / 5B"),
+    "kubernetes_126m": ("002", "Training benchmarking: GPT-3 / 126M"),
+    "kubernetes_memory": ("002", "LLMs don't fit into a single GPU"),
+    "dissect_scaling": ("003", "2) *GPU Scaling Efficiency*"),
+    "dissect_serving": ("003", "**Latency.**"),
+    "roce_epoch_time": ("004", "## Additional Information"),
+} | {
+    f"dissect_table_{number}": ("003", f"TABLE {roman}:")
+    for number, roman in zip(
+        (2, 5, 6, 7, 8, 10, 11, 12, 13, 14, 15, 16),
+        ["II", "V", "VI", "VII", "VIII", "X", "XI", "XII", "XIII", "XIV", "XV", "XVI"],
+        strict=True,
+    )
+}
+"""The document of each file, and what stands there just before its figures."""
+
+
+def read(name: str) -> PublishedTable:
+    return published.read(PUBLISHED / f"{name}.yaml")
+
+
+def one(name: str, measurement: str, **labels: str) -> Figure:
+    (found,) = (
+        figure
+        for figure in read(name).figures
+        if figure.measurement == measurement and labels.items() <= figure.labels.items()
+    )
+    return found
+
+
+def lines_from(document: str, anchor: str) -> list[str]:
+    """Return a document's lines from the first one with the anchor, without standard deviations and markup."""
+    paths = sorted(DOCUMENTS.glob(f"{document}_*.txt"))
+    if not paths:
+        pytest.skip("the documents are not at hand")
+    lines = paths[0].read_text("utf-8").splitlines()
+    start = next(number for number, line in enumerate(lines) if anchor in line)
+    return [re.sub(r"<sub>.*?</sub>|</?\w+>|\*\*", " ", line) for line in lines[start:]]
+
+
+def rows_of(table: PublishedTable) -> Iterator[list[Figure]]:
+    """Yield the figures that stand in one row of the file."""
+    width = len(yaml.safe_load((PUBLISHED / f"{table.name}.yaml").read_text()).get("columns", "1"))
+    for start in range(0, len(table.figures), width):
+        yield list(table.figures[start : start + width])
+
+
+def are_in_order(wanted: Sequence[str], words: Sequence[str]) -> bool:
+    rest = iter(words)
+    return all(word in rest for word in wanted)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not re.match(r"dissect_table_[349]_", name)])
+def test_each_row_is_printed_in_one_line_of_its_document(name: str) -> None:
+    """Rows are looked for in their order, each in or below the line of the one before."""
+    document, anchor = ANCHORS[name]
+    lines = [[word.strip("().,") for word in line.split()] for line in lines_from(document, anchor)]
+    at = 0
+    for row in rows_of(read(name)):
+        wanted = [word.strip("().,") for figure in row for word in figure.printed.split()]
+        at = next((n for n, words in enumerate(lines) if n >= at and are_in_order(wanted, words)), len(lines))
+        assert at < len(lines), f"{wanted} is in no line of the document, or above the row before"
+
+
+@pytest.mark.parametrize("number", WIDE)
+def test_a_wide_table_has_the_rows_and_cells_of_its_document(number: int) -> None:
+    """The four platforms' files side by side are the table, row by row and cell by cell."""
+    width = 3 if number == 4 else 2
+    printed = []
+    for line in lines_from("003", f"TABLE {WIDE[number]}:")[1:]:
+        cells = [cell.strip() for cell in line.split("\t")]
+        if cells[0].startswith("TABLE"):
+            break
+        if len(cells) == 2 + 4 * width and cells[1] not in ("", "Method"):
+            printed.append(cells[1:])
+    files = [rows_of(read(f"dissect_table_{number}_{platform}")) for platform in PLATFORMS]
+    ours = [
+        [row[0][0].labels["method"], *(figure.printed for part in row for figure in part)]
+        for row in zip(*files, strict=True)
+    ]
+    assert ours == printed
+
+
+def test_a_gpus_share_is_the_printed_figure_over_the_gpus() -> None:
+    """By hand: 7488.3 tokens/s of 8 GPUs; 185090 of 32."""
+    naive = one("dissect_table_3_a800", "throughput_per_gpu", model="7B", method="Naive")
+    assert (naive.value, naive.unit) == (pytest.approx(936.0375), "tokens/s/GPU")
+    bare = one("kubernetes_5b", "throughput_per_gpu", system="bare metal", nodes="4")
+    assert bare.value == pytest.approx(5784.0625)
+    assert one("dissect_table_3_a800", "peak_memory", model="7B", method="Naive").value == 66.7
+
+
+def test_misprints_are_corrected_and_say_why() -> None:
+    known = {
+        ("dissect_table_4_a800", "throughput_per_gpu", "13B", "R+Z2+O"): ("640435", 6404.35 / 8, "no decimal point"),
+        ("dissect_table_9_a800", "throughput_per_gpu", "13B", "L+F+R+Z3"): ("1912.9", 1912.9 / 8, "the label 70B"),
+        ("dissect_table_9_a800", "throughput_per_gpu", "70B", "L+F+R+Z3"): ("967.3", 967.3 / 8, "of 8 GPUs"),
+    }
+    for (name, measurement, model, method), (printed, value, why) in known.items():
+        figure = one(name, measurement, model=model, method=method)
+        assert (figure.printed, figure.value) == (printed, pytest.approx(value)) and why in figure.reason
+    comma = one("ironbyte_table_2", "time_per_token", system="groups apart, side by side, 2 nodes")
+    assert (comma.printed, comma.value) == ("0,0079", 0.0079)
+
+
+def test_what_is_no_number_has_no_value_and_a_reason() -> None:
+    oom = one("dissect_table_3_rtx4090", "throughput_per_gpu", model="7B", method="Naive")
+    assert (oom.printed, oom.value, oom.reason) == ("-", None, "out of memory")
+    x = one("ironbyte_table_1", "run_time", work="70B pre-training, 100 steps", system="groups apart, 2 nodes")
+    assert x.value is None and "merging takes longer" in x.reason
+    star = one("ironbyte_table_3", "run_time", work="7B fine-tuning, 1 epoch", system="open source, 2 nodes, 80 Gbit/s")
+    assert (star.printed, star.value, star.reason) == ("3750*", 3750, "calculated by the document")
+
+
+@pytest.mark.parametrize("name", ["kubernetes_5b", "kubernetes_126m"])
+@pytest.mark.parametrize("nodes", ["1", "2", "4"])
+def test_the_difference_of_kubernetes_follows_from_its_two_rows(name: str, nodes: str) -> None:
+    bare, kubernetes = (
+        one(name, "throughput_per_gpu", system=system, nodes=nodes).value for system in ("bare metal", "Kubernetes")
+    )
+    assert bare and kubernetes
+    assert one(name, "slower_by", nodes=nodes).value == pytest.approx(100 * (1 - kubernetes / bare), abs=0.006)
+
+
+@pytest.mark.parametrize("name", ["ironbyte_table_1", "ironbyte_table_3"])
+def test_the_coefficients_of_ironbyte_follow_from_its_minutes(name: str) -> None:
+    """A coefficient is the time over that of the groups apart on as many nodes."""
+    coefficients = [figure for figure in read(name).figures if figure.measurement == "efficiency_coefficient"]
+    for figure in coefficients:
+        work, system = figure.labels["work"], figure.labels["system"]
+        base = "groups apart, 1 node" if "1 node" in system else "groups apart, 2 nodes"
+        times = [one(name, "run_time", work=work, system=which).value for which in (system, base)]
+        if figure.value is not None:
+            assert times[0] and times[1] and figure.value == pytest.approx(times[0] / times[1], abs=0.05)
+
+
+def test_the_parts_of_a_generation_step_add_up() -> None:
+    """Table X: three parts make up all of 51.11 ms, which is table XI's time too."""
+    parts = ("computation", "communication", "other")
+    times = [one("dissect_table_10", "part_time", part=part).value or 0 for part in parts]
+    shares = [one("dissect_table_10", "part_share", part=part).value or 0 for part in parts]
+    whole = sum(
+        one("dissect_table_11", "part_time", part=f"{where} layers").value or 0 for where in ("before the", "after the")
+    )
+    whole += one("dissect_table_11", "part_time", part="layers").value or 0
+    assert sum(times) == pytest.approx(51.11) == pytest.approx(whole)
+    assert shares == pytest.approx([100 * time / 51.11 for time in times], abs=0.01)
+
+
+GOOD = """\
+title: t
+place: p
+hardware: h
+date: d
+signs: {"-": out of memory}
+columns: [{measurement: peak_memory, unit: GB}]
+rows: [{labels: {model: 7B}, printed: ["1.5"]}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('["1.5"]', '["1.5", "2"]', "2 cells, and the table has 1 columns"),
+        ('["1.5"]', '["fast"]', "'fast' is not a number"),
+        ('["1.5"]', '["0,0079"]', "'0,0079' is not a number"),
+        ('["1.5"]', '["1210*"]', r"'1210\*' is not a number"),
+        ('["1.5"]', '["1"], corrected: [{column: 2, value: 1, reason: r}]', "column 2 is corrected"),
+        ("measurement: peak_memory, ", "", "no measurement is named"),
+        ("title: t", "titel: t", "unknown field `titel`"),
+        ("date: d\n", "", "missing required field `date`"),
+        ("[{labels", "[{", "expected"),
+        (
+            "rows: [",
+            'figures: [{measurement: a, printed: "1", value: 2}]\nrows: [',
+            "the value 2 is given for '1', and no",
+        ),
+        ("rows: [", "figures: [{measurement: a, printed: fast}]\nrows: [", "'fast' is not a number"),
+    ],
+)
+def test_a_wrong_file_is_refused(old: str, new: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "wrong.yaml"
+    path.write_text(GOOD)
+    assert published.read(path).figures[0].value == 1.5
+    path.write_text(GOOD.replace(old, new))
+    with pytest.raises(ConfigError, match=message) as refused:
+        published.read(path)
+    assert str(path) in refused.value.where
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        published.read(tmp_path / "none.yaml")
