@@ -9,7 +9,7 @@ from bench.contract import run_files
 from bench.errors import LogError
 from bench.mlperf import result as results
 from bench.mlperf.result import Result
-from bench.results import Measurement, of_training
+from bench.results import Measurement, hardware_facts, of_training
 from bench.studies.arms import Arm
 from bench.studies.spec import Calculated, Window
 
@@ -93,4 +93,4 @@ def facts(result: Result) -> dict[str, str]:
     known = result.hyperparameters
     logged = {name.replace("_", " "): str(known[name]) for name in _FACTS if name in known}
     gpus = {"GPUs": str(result.num_gpus)} if result.num_gpus else {}
-    return {**gpus, **logged, **result.software}
+    return {**gpus, **hardware_facts(result), **logged, **result.software}

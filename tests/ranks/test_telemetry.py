@@ -49,6 +49,11 @@ def test_energy_is_what_the_counter_gained_between_the_ends_of_run_and_blocks() 
     assert (gpu["energy_j"], gpu["training_energy_j"], gpu["energy_by"]) == (900, 800, "counter")
 
 
+def test_a_run_without_blocks_has_an_energy_and_none_of_training() -> None:
+    (gpu,) = summary(samples(energy_j=(800.0, 1200.0, 1600.0, 1800.0, 2000.0)), [RUN[0], RUN[-1]])["gpus"]
+    assert gpu["energy_j"] == 900 and "training_energy_j" not in gpu
+
+
 def test_without_a_counter_power_is_integrated() -> None:
     """By trapezoids 0, 400, 800, 1100 and 1300 J at the samples: 200 J at 1 s, 1100 at 3.5 s, 1200 at 4 s."""
     gpu = of_one(samples(power_w=(400.0, 400.0, 400.0, 200.0, 200.0)))
