@@ -11,6 +11,7 @@ from bench.contract.plan import Plan
 from bench.errors import LogError
 from bench.mlperf.result import Result
 from bench.preflight.nodes import Facts, load
+from bench.results import hardware_facts
 from bench.runs import manifest
 
 _OF_THE_MACHINE = ("accelerator", "num_ranks", "host_processor_model_name", "operating_system", "commit", "image")
@@ -33,6 +34,7 @@ def of_trial(result: Result, folder: Path, trial: int) -> dict[str, str]:
         "ranks": logged.get("num_ranks"),
         "processor": logged.get("host_processor_model_name"),
         **dict(_of_nodes(folder, trial)),
+        **hardware_facts(result),
         "operating system": logged.get("operating_system"),
         **result.software,
         "commit": logged.get("commit"),

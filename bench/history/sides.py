@@ -11,6 +11,7 @@ from bench.contract.run_files import LEDGER, PLAN, RESULTS
 from bench.errors import ConfigError
 from bench.history import proven
 from bench.history.proven import ProvenTrial, Runs
+from bench.results import clocks_apart
 from bench.results.comparison import Comparison, Pairing, compare, values_by_block
 from bench.results.measurement import MAIN, Measurement, higher_is_better
 from bench.runs import latest
@@ -211,6 +212,7 @@ def _differences(first: Side, second: Side) -> Iterator[tuple[str, str, str]]:
     for name in dict.fromkeys((*one, *other)):
         if one.get(name, "") != other.get(name, ""):
             yield name, one.get(name, ""), other.get(name, "")
+    yield from clocks_apart(*([trial.measurements for trial in side.trials] for side in (first, second)))
 
 
 def _joined(facts: Sequence[Mapping[str, str]]) -> dict[str, str]:
