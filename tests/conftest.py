@@ -104,7 +104,10 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def written_log(tmp_path: Path) -> Callable[..., Path]:
-    """Write a trial with one evaluation per loss, by the official schedule; a changed key that is None is left out."""
+    """Write a trial with one evaluation per loss, by the official schedule; a changed key that is None is left out.
+
+    `behind` is what stands behind run_stop.
+    """
 
     def write(
         *,
@@ -113,6 +116,7 @@ def written_log(tmp_path: Path) -> Callable[..., Path]:
         status: str = "success",
         binding: Binding | None = None,
         attached: Sequence[Path] = (),
+        behind: Mapping[str, Any] | None = None,
         **changes: Any,
     ) -> Path:
         path = tmp_path / name
@@ -135,6 +139,8 @@ def written_log(tmp_path: Path) -> Callable[..., Path]:
                 log.event(mllog.EVAL_ACCURACY, loss, **now)
                 log.stop(mllog.EVAL_STOP, **now)
             log.finish(status, samples_count=1152 + 384 * len(evals))
+            for key, value in (behind or {}).items():
+                log.event(key, value)
         return path
 
     return write

@@ -93,6 +93,7 @@ def _parse(args: argparse.Namespace) -> int:
 
 def _parse_one(log: Path, args: argparse.Namespace) -> bool:
     """Print what a log proves; return whether that is a valid trial, also to the official checker if it is asked."""
+    from bench.console import modules as module_sheets
     from bench.console import result as result_sheets
     from bench.console import sheet
     from bench.mlperf import official
@@ -112,6 +113,8 @@ def _parse_one(log: Path, args: argparse.Namespace) -> bool:
     else:
         more = [result_sheets.settings_row(result), ("log", str(log), "")]
         sheet.show(result_sheets.verdict_sheet(result, verdicts, more=more))
+        if result.module_times is not None:
+            sheet.show(module_sheets.sheet(result, result.module_times))
         if result.findings:
             sheet.show(result_sheets.findings_sheet(result.findings))
     return result.valid and all(verdict.passed is not False for verdict in verdicts)
@@ -212,6 +215,7 @@ def _add_report(verbs: verb.Verbs) -> None:
 
 def _report(args: argparse.Namespace) -> int:
     from bench import report
+    from bench.console import modules as module_sheets
     from bench.console import report as report_sheets
     from bench.console import sheet
     from bench.console import throughput as throughput_sheets
@@ -234,6 +238,9 @@ def _report(args: argparse.Namespace) -> int:
         for trials in (trials for trials in sets if not trials.has_target):
             for table in throughput_sheets.sheets(trials):
                 sheet.show(table)
+        for result in (result for trials in sets for result in trials.results):
+            if result.module_times is not None:
+                sheet.show(module_sheets.sheet(result, result.module_times))
     return 0 if all(claim(trials).num_valid for trials in sets) else 1
 
 

@@ -15,8 +15,11 @@ def upgraded(raw: Any, *, to: int) -> Any:
     Raises:
         ValueError: a version that cannot be read.
     """
-    if raw is None or raw["version"] == to:
-        return raw
+    if raw is None:
+        return None
+    if raw["version"] == to:
+        changed = {"config": with_named_profile(raw.get("config")), "base": upgraded(raw.get("base"), to=to)}
+        return raw | {key: value for key, value in changed.items() if key in raw}
     if raw["version"] != 2:
         raise ValueError(f"version {raw['version']}, and this is version {to}")
     new = raw | {"version": to, "base": upgraded(raw["base"], to=to)}
@@ -26,7 +29,7 @@ def upgraded(raw: Any, *, to: int) -> Any:
     return new
 
 
-def _config(old: dict[str, Any], *, has_checkpoint: bool) -> dict[str, Any]:
+def _config(old: dict[str, Any], *, has_checkpoint: bool) -> Any:
     cluster, recipe, task = dict(old["cluster"]), dict(old["recipe"]), dict(old["task"])
     cluster["backend"] = cluster.pop("scheduler")
     is_random = old["model"]["weights"] == "random"
@@ -42,4 +45,12 @@ def _config(old: dict[str, Any], *, has_checkpoint: bool) -> dict[str, Any]:
     }
     data = old["data"] | ({"source": "random"} if is_random else {})
     changed = {"cluster": cluster, "recipe": recipe, "task": task | {"kind": "train", "training": training}}
-    return old | changed | {"data": data, "engine": {"name": "megatron"}}
+    return with_named_profile(old | changed | {"data": data, "engine": {"name": "megatron"}})
+
+
+def with_named_profile(config: Any) -> Any:
+    """Return a config whose launch.profile is a name: it was a switch while there was one kind of profile."""
+    launch = config.get("launch") if isinstance(config, dict) else None
+    if not isinstance(launch, dict) or not isinstance(launch.get("profile"), bool):
+        return config
+    return config | {"launch": launch | {"profile": "kernels" if launch["profile"] else "none"}}

@@ -125,6 +125,21 @@ def profile(trial: int) -> str:
     return f"{RANK_LOGS}/trial_{trial}.profile"
 
 
+def telemetry(trial: int | str, node: str) -> str:
+    """Return the samples of a node's GPUs while a trial ran; `*` for every node."""
+    return f"{RANK_LOGS}/trial_{trial}.gpus_{node}.csv"
+
+
+def module_times(trial: int) -> str:
+    """Return where the time of a trial's profiled warm-up steps goes."""
+    return f"{RANK_LOGS}/trial_{trial}.modules.json"
+
+
+def trace(trial: int) -> str:
+    """Return the trace of the same steps, in Chrome's format; Perfetto shows it."""
+    return f"{RANK_LOGS}/trial_{trial}.trace.json.gz"
+
+
 def binding(trial: int | str) -> str:
     """Return the file in which rank 0 finds what to bind a trial's log to."""
     return f"{RANK_LOGS}/trial_{trial}.attempt"

@@ -80,6 +80,18 @@ class ContainerFlags(Enum):
     environment = "environment"
 
 
+class ProfileKind(Enum):
+    """What rank 0 profiles of the warm-up; no timed step is traced.
+
+    kernels: the last step's kernels, by time, in rank_logs/trial_K.profile.
+    modules: where the time of two more steps goes, in rank_logs/trial_K.modules.json, and their trace.
+    """
+
+    none = "none"
+    kernels = "kernels"
+    modules = "modules"
+
+
 class Tracker(Enum):
     """An experiment tracker that the curves of a log are written for."""
 
@@ -261,8 +273,9 @@ class Launch:
     """Start in spite of what preflight found; the run folder keeps that."""
     health: bool = True
     """Measure the nodes before the first trial, where the cluster says what is healthy."""
-    profile: bool = False
-    """Rank 0 lists the kernels of the last warm-up step in rank_logs/trial_K.profile; no timed step is traced."""
+    telemetry: bool = True
+    """One process a node samples power, clocks, temperature and memory of its GPUs once a second, for the log."""
+    profile: ProfileKind = ProfileKind.none
     attempts: int = 3
     """How often one trial may be started, when a node, a time limit or another job ends it."""
     stall: Stall | None = field(default_factory=Stall)

@@ -3,7 +3,7 @@
 import os
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bench.backends import local, run_lock
 from bench.console import messages
@@ -21,6 +21,7 @@ from bench.runs.folder import short
 from bench.runs.ledger import Outcome
 from bench.runs.status import Ending, Status
 from bench.watch import follow, sources, trackers
+from bench.watch.hardware import Gpus
 
 if TYPE_CHECKING:
     from bench.console.messages import Messages
@@ -126,8 +127,10 @@ def _follow(plan: Plan, command: Command, folder: Path, console: "Messages") -> 
     assert command.log is not None  # or there is nothing to follow
     with local.started(plan, command, folder) as running:
         expected = sources.planned(plan, command)
-        is_trial = command in plans.trial_commands(plan)
-        curves = trackers.curves(plan, folder, trial=Path(command.log).stem) if is_trial else None
         log, is_alive = folder / command.log, running.are_running
-        follow(log, expected, name=command.name, is_alive=is_alive, console=console, curves=curves)
+        more: dict[str, Any] = {}
+        if command in plans.trial_commands(plan):
+            more["curves"] = trackers.curves(plan, folder, trial=log.stem)
+            more["gpus"] = Gpus(folder, plans.trial_commands(plan).index(command))
+        follow(log, expected, name=command.name, is_alive=is_alive, console=console, **more)
     running.check()

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench.contract import old_plans
 from bench.contract.plan import Plan
 from bench.contract.schema import Config, DataSource
 from bench.contract.task import Kind, StartsFrom, Weights
@@ -150,7 +151,7 @@ def read(config_yaml: str) -> Config:
     from yaml import YAMLError
 
     try:
-        raw = OmegaConf.create(config_yaml)
+        raw = old_plans.with_named_profile(OmegaConf.to_container(OmegaConf.create(config_yaml)))
         return typed(typing.cast("DictConfig", OmegaConf.merge(OmegaConf.structured(Config), raw)))
     except (OmegaConfBaseException, YAMLError, ValueError, TypeError, AttributeError) as error:
         what = f"not a config of this version: {str(error).partition(chr(10))[0]}"

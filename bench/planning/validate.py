@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from bench.contract.layers import differs_from_llama
 from bench.contract.plan import Memory
-from bench.contract.schema import Config, Device, Precision
+from bench.contract.schema import Config, Device, Precision, ProfileKind
 from bench.contract.task import LORA_TARGETS, Kind, MomentPrecision, Position, StartsFrom, Task, Trains
 from bench.errors import ConfigError
 from bench.planning import data_checks, kernel_checks, ranges, texts
@@ -91,7 +91,7 @@ def _smaller_states(config: Config) -> str:
 
 
 def _check_profile(config: Config) -> None:
-    if config.launch.profile and not config.recipe.warmup_iterations:
+    if config.launch.profile is not ProfileKind.none and not config.recipe.warmup_iterations:
         raise ConfigError(
             "the profile shows the last warm-up step, and this recipe has no warm-up steps",
             where="launch.profile, recipe.warmup_iterations",

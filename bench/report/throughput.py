@@ -14,9 +14,10 @@ from bench.mlperf.published import System
 from bench.mlperf.rcp import rcp_record
 from bench.mlperf.result import NO_TARGET, PeakMemory
 from bench.mlperf.speed import Spread, spread
+from bench.mlperf.telemetry import Telemetry, joined
 from bench.report.compare import best_of_each, model
 from bench.report.numbers import number_text
-from bench.report.rows import TRAINING_ONLY, Row, measured_rows, memory_row, spread_row, value_text
+from bench.report.rows import TRAINING_ONLY, Row, measured_rows, memory_row, spread_row, telemetry_rows, value_text
 from bench.report.sets import TrialSet
 
 
@@ -51,6 +52,8 @@ class Throughput:
     mfu_counts: str
     peak_memory_gib: PeakMemory | None
     """The peak of the trial that needed most."""
+    telemetry: Telemetry | None
+    """What the GPUs did in all trials."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +114,7 @@ def measure(trials: TrialSet) -> Throughput:
         mfu=_median(r.mfu for r in found if gpus),
         mfu_counts=next((r.mfu_counts for r in found if r.mfu), ""),
         peak_memory_gib=max(peaks, key=lambda peak: peak.allocated, default=None),
+        telemetry=joined([r.telemetry for r in found if r.telemetry]),
     )
 
 
@@ -231,6 +235,7 @@ def rows(measured: Throughput, projection: Projection | None, why_not: str) -> l
         ),
         ("MFU (%)", value_text(mfu, "{:.1f}"), m.mfu_counts if mfu else "no GPUs, or no peak rate is known of them"),
         memory_row(m.peak_memory_gib),
+        *telemetry_rows(m.telemetry),
         spread_row("evaluation (s)", m.eval_time_s, "evaluation"),
         *measured_rows(("last training loss", m.train_loss, "{:.4f}", "")),
         ("projected minutes", "", f"none: {why_not}")

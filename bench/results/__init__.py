@@ -5,11 +5,20 @@ from pathlib import Path
 from bench.mlperf import result as results
 from bench.mlperf.result import Result
 from bench.results import kernels
+from bench.results.hardware import hardware_facts, not_the_same_machine
 from bench.results.kernels import KernelsResult, of_kernels
 from bench.results.measurement import Measurement
 from bench.results.training import of_training
 
-__all__ = ["KernelsResult", "Measurement", "of", "of_kernels", "of_training"]
+__all__ = [
+    "KernelsResult",
+    "Measurement",
+    "hardware_facts",
+    "not_the_same_machine",
+    "of",
+    "of_kernels",
+    "of_training",
+]
 
 
 def of(found: Path | Result | KernelsResult) -> tuple[Measurement, ...]:

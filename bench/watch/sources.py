@@ -19,6 +19,7 @@ from bench.mlperf.reader import Event, Follower, printable
 from bench.runs import ledger
 from bench.runs import run as runs
 from bench.watch import prediction, trackers
+from bench.watch.hardware import Gpus
 from bench.watch.lines import View
 from bench.watch.prediction import Planned
 from bench.watch.progress import Progress, Tracker
@@ -74,6 +75,8 @@ class Watched:
     """The outcome in the ledger, once the trial has ended."""
     curves: Curves | None = None
     """The curves that are written for experiment trackers."""
+    gpus: Gpus | None = None
+    """What samples the GPUs while it runs; None for a log alone."""
     _tracker: Tracker = field(default_factory=Tracker)
     _restarts: int = 0
 
@@ -119,6 +122,7 @@ class Watched:
             planned=self.planned,
             outlook=prediction.look(progress, self.planned, now_ms),
             outcome=self.outcome,
+            hottest=self.gpus.hottest(now_ms) if self.gpus and progress.phase in ("training", "evaluating") else None,
             note=note if self.has_begun else f"waiting for {waits_for}",
         )
 
@@ -238,6 +242,7 @@ def run_folder(folder: Path) -> WatchedTrials:
             Follower(folder / trial.log),
             planned(plan, command),
             curves=trackers.curves(plan, folder, trial=Path(trial.log).stem),
+            gpus=Gpus(folder, trial.index),
         )
         for trial, command in zip(plan.trials, plans.trial_commands(plan), strict=True)
     )

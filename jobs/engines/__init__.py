@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from bench.contract.plan import Plan
+from jobs.profiles import Profile
 from jobs.ranks.identity import Rank
 
 if TYPE_CHECKING:
@@ -64,8 +65,8 @@ class Engine(Protocol):
             ConfigError: it is not a checkpoint of this training.
         """
 
-    def warm_up(self, iterations: int, seed: int, *, profile: Path | None) -> WarmUpTimes | None:
-        """Train and evaluate on synthetic rows, then restore all state; `profile` gets the last step's kernels.
+    def warm_up(self, iterations: int, seed: int, *, profile: Profile | None) -> WarmUpTimes | None:
+        """Train and evaluate on synthetic rows, then restore all state; rank 0 writes what `profile` asks for.
 
         Return what that took; None without an iteration.
         """

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 from bench.contract import attempt, mllog, run_files
 from bench.contract import plan as plans
 from bench.contract.plan import Plan, Trial
+from jobs import profiles
 from jobs.engines import Engine, WarmUpTimes, engine_of
 from jobs.ranks import process_group, timing
 from jobs.ranks.guard import guarded
 from jobs.ranks.identity import Rank, from_environment
+from jobs.ranks.telemetry import Telemetry
 from jobs.ranks.watchdog import EVALUATION, LOADING, SAVING, TRAINING, Alive, Watchdog, nobody_asks
 from jobs.tasks.checkpoints import Checkpoints
 from jobs.tasks.describe import describe
@@ -52,6 +54,7 @@ def run(
     log.start(mllog.INIT_START)
     module = engine_of(plan)
     module.start_ranks(plan, who)
+    telemetry = Telemetry(plan, who, folder, trial.index)
     if watchdog is not None:
         watchdog.start(process_group.node_names(who))
     if who.rank == 0:  # it asks git
@@ -59,12 +62,12 @@ def run(
     engine = module.build(plan, trial.seed)
     if plan.base_dir is not None:
         engine.load(Path(plan.base_dir), adapters=False)
-    profile = folder / run_files.profile(trial.index) if plan.config.launch.profile else None
+    profile = profiles.of_trial(plan, trial.index, folder)
     usual = engine.warm_up(plan.config.recipe.warmup_iterations, trial.seed, profile=profile)
     if watchdog is not None and usual is not None:
         expect(watchdog, usual, plan)
-    if profile is not None and profile.exists():
-        log.attach(profile)
+    if profile is not None:
+        profiles.log_files(profile, log)
     saving = None
     if plan.config.training.checkpoint_every_steps is not None:
         saving = Checkpoints(plan, trial, engine, folder, log, rank=who.rank)
@@ -74,6 +77,7 @@ def run(
     log.start(mllog.RUN_START)
     train(plan, engine, trial, log, watchdog.alive if watchdog else nobody_asks, saving)
     timing.log_memory(plan, log)
+    telemetry.log(log)
     if saving is not None:
         saving.finish()
     if plans.keeps_adapters(plan.config):

@@ -133,7 +133,14 @@ def test_other_sizes_are_compared_with_no_benchmark(other: str) -> None:
 
 def test_a_profile_needs_a_warm_up_step() -> None:
     with pytest.raises(ConfigError, match="the profile shows the last warm-up step"):
-        compose.compose(["launch.profile=true", "recipe.warmup_iterations=0"])
+        compose.compose(["launch.profile=kernels", "recipe.warmup_iterations=0"])
+
+
+def test_a_profile_has_a_kind() -> None:
+    """It was a switch while there was one kind."""
+    expected = r"'True', expected one of \[none, kernels, modules\]\n  where: launch.profile"
+    with pytest.raises(ConfigError, match=expected):
+        compose.compose(["launch.profile=true"])
 
 
 def test_a_log_of_random_weights_proves_a_speed_and_no_time(speed_log: SpeedLog) -> None:
@@ -263,7 +270,7 @@ def test_a_run_on_this_machine_ends_proven_with_every_step_timed(spawn: Spawn, t
         "task=lora_tiny",
         RANDOM,
         "task.training.max_steps=20",
-        "launch.profile=true",
+        "launch.profile=kernels",
         f"launch.folder={tmp_path}/run",
     )
     process = spawn(

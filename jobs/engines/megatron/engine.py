@@ -11,6 +11,7 @@ from jobs.data.rows import Rows
 from jobs.engines import WarmUpTimes
 from jobs.engines.megatron import checkpoint, loop, model, training_state
 from jobs.engines.megatron.model import Ops
+from jobs.profiles import Profile
 
 
 class MegatronEngine:
@@ -42,7 +43,7 @@ class MegatronEngine:
         self._snapshots = self._snapshots or training_state.Snapshots(self.parts)
         return self._snapshots
 
-    def warm_up(self, iterations: int, seed: int, *, profile: Path | None) -> WarmUpTimes | None:
+    def warm_up(self, iterations: int, seed: int, *, profile: Profile | None) -> WarmUpTimes | None:
         return loop.warm_up(self.parts, iterations, seed, profile=profile)
 
     def train_step(self, rows: Rows, indices: np.ndarray, step: int) -> Tensor:

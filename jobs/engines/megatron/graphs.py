@@ -19,10 +19,12 @@ from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel
 from torch import Tensor
 
+from bench.contract.modules import Part, Phase
 from bench.contract.plan import Plan
 from jobs.engines.megatron.batches import MicroBatch
 from jobs.engines.megatron.fp8.layer import Fp8Layer
 from jobs.engines.megatron.fp8.transposed_weights import PrefetchedTransposes
+from jobs.profiles.ranges import named
 
 Pass = Callable[[MicroBatch], Tensor]
 """Adds the gradients of a micro-batch to main_grad, and returns the sum of its rows' losses."""
@@ -33,9 +35,11 @@ def training_pass(plan: Plan, chunk: DistributedDataParallel) -> Pass:
     """Return the pass of a plan without pipeline parallelism."""
 
     def run(batch: MicroBatch) -> Tensor:
-        total = summed_loss(chunk, batch)
-        mean = total / plan.batch.micro_batch_size * parallel_state.get_context_parallel_world_size()
-        (mean / plan.batch.gradient_accumulation_steps).backward()
+        with named(Phase.forward):
+            total = summed_loss(chunk, batch)
+            mean = total / plan.batch.micro_batch_size * parallel_state.get_context_parallel_world_size()
+        with named(Phase.backward):
+            (mean / plan.batch.gradient_accumulation_steps).backward()
         return total.detach()
 
     def run_alone(batch: MicroBatch) -> Tensor:
@@ -49,7 +53,9 @@ def training_pass(plan: Plan, chunk: DistributedDataParallel) -> Pass:
 
 def summed_loss(chunk: DistributedDataParallel, batch: MicroBatch) -> Tensor:
     """Return the sum of the losses of the rows of a micro-batch."""
-    return batch.summed(chunk(batch.tokens, batch.position_ids, None, labels=batch.labels))
+    losses_BS = chunk(batch.tokens, batch.position_ids, None, labels=batch.labels)
+    with named(Part.loss):
+        return batch.summed(losses_BS)
 
 
 def prefetched(chunk: torch.nn.Module) -> set[PrefetchedTransposes]:
@@ -107,6 +113,11 @@ class Captured:
     def __init__(self, run: Pass, seeds: Seeds) -> None:
         self.run, self.seeds = run, seeds
         self.inputs: list[Tensor] = []
+
+    def eager(self, batch: MicroBatch) -> Tensor:
+        """Compute a pass without the graph."""
+        self.seeds.draw()
+        return self.run(batch)
 
     def __call__(self, batch: MicroBatch) -> Tensor:
         self.seeds.draw()

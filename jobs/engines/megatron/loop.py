@@ -1,7 +1,7 @@
 """Train and evaluate: steps in, losses out. Logs, targets and clocks are not known here."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -14,13 +14,18 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 from torch.profiler import ProfilerActivity
 
+from bench.contract.modules import Part, Phase
 from bench.contract.plan import learning_rate
+from bench.contract.schema import ProfileKind
 from jobs.data import rows as rows_of
 from jobs.engines import WarmUpTimes
 from jobs.engines.megatron import batches
 from jobs.engines.megatron.batches import MicroBatch
-from jobs.engines.megatron.graphs import summed_loss
+from jobs.engines.megatron.graphs import Captured, summed_loss
 from jobs.engines.megatron.model import Parts, seed_all
+from jobs.engines.megatron.parts import parts_of
+from jobs.profiles import Profile, recording
+from jobs.profiles.ranges import named
 
 
 def train_step(engine: Parts, rows: rows_of.Rows, indices: np.ndarray, step: int) -> Tensor:
@@ -33,12 +38,15 @@ def train_step(engine: Parts, rows: rows_of.Rows, indices: np.ndarray, step: int
 
 def update(engine: Parts, rows: rows_of.Rows, indices: np.ndarray, lr: float) -> Tensor:
     """Update the weights as `train_step` does, at this learning rate."""
-    for chunk in engine.chunks:
-        chunk.train()
-        chunk.zero_grad_buffer()
+    with named(Phase.optimizer), named(Part.zero_gradients):
+        for chunk in engine.chunks:
+            chunk.train()
+            chunk.zero_grad_buffer()
     share = _forward(engine, rows, indices, forward_only=False)
-    engine.optimizer.step(lr)
-    engine.refresh_weights()
+    with named(Phase.optimizer):
+        engine.optimizer.step(lr)
+        with named(Part.weights):
+            engine.refresh_weights()
     return share
 
 
@@ -56,25 +64,43 @@ def evaluate(engine: Parts, rows: rows_of.Rows) -> float:
     return mean_loss(torch.stack(shares).sum(), engine.plan.config.data.eval_rows)
 
 
-def warm_up(engine: Parts, iterations: int, seed: int, *, profile: Path | None = None) -> WarmUpTimes | None:
+def warm_up(engine: Parts, iterations: int, seed: int, *, profile: Profile | None = None) -> WarmUpTimes | None:
     """Train and evaluate on synthetic rows, then reset optimizer and generators; return what that took.
 
-    The learning rate is zero, so that the weights stay as they are. Rank 0 writes the kernels of the last step to
-    `profile`.
+    The learning rate is zero, so that the weights stay as they are. Rank 0 profiles the last step, or three more behind
+    it; those of a plan with a CUDA graph come first, while there is room for activations outside of the graph's memory.
     """
     times = None
     rows = rows_of.synthetic(engine.plan)
     indices = np.arange(engine.plan.batch.global_batch_size)
+    step = partial(update, engine, rows, indices, lr=0.0)
+    kernels = profile.kernels if profile and profile.kind is ProfileKind.kernels else None
+    modules = profile if profile and profile.kind is ProfileKind.modules else None
+    if modules and engine.plan.cuda_graph:
+        _profile_modules(engine, step, modules)
     for left in reversed(range(iterations)):
         start_s = _device_time_s()
-        with profiled(None if left else profile):
-            update(engine, rows, indices, lr=0.0)
+        with profiled(None if left else kernels):
+            step()
         trained_s = _device_time_s()
         _forward(engine, rows, indices, forward_only=True)
         times = WarmUpTimes(step_s=trained_s - start_s, eval_batch_s=_device_time_s() - trained_s)
+    if modules and not engine.plan.cuda_graph:
+        _profile_modules(engine, step, modules)
     engine.optimizer.reset()
     seed_all(seed)
     return times
+
+
+def _profile_modules(engine: Parts, step: Callable[[], Tensor], profile: Profile) -> None:
+    """Profile where the time of a step goes. Kernels that a CUDA graph launches have no names, so none is used."""
+    graph = engine.training_pass
+    if isinstance(graph, Captured):
+        engine.training_pass = graph.eager
+        step()  # compiles the kernels
+    modules = parts_of(engine.chunks)
+    recording.record(step, profile, modules=modules, is_eager=engine.training_pass is not graph)
+    engine.training_pass = graph
 
 
 def _device_time_s() -> float:
@@ -101,7 +127,8 @@ def profiled(path: Path | None) -> Iterator[None]:
 
 def _forward(engine: Parts, rows: rows_of.Rows, indices: np.ndarray, *, forward_only: bool) -> Tensor:
     """Pass the batch forward and, in training, backward; return this rank's share of the sum of the rows' losses."""
-    micro_batches = batches.micro_batches(engine.plan, rows, indices)
+    with named(Phase.forward), named(Part.input):
+        micro_batches = batches.micro_batches(engine.plan, rows, indices)
     schedule = _one_after_the_other if engine.training_pass else _pipelined
     with torch.set_grad_enabled(not forward_only):
         reported = schedule(engine, micro_batches, forward_only=forward_only)
@@ -118,7 +145,8 @@ def _one_after_the_other(engine: Parts, micro_batches: list[MicroBatch], *, forw
         return [summed_loss(engine.chunks[0], batch) for batch in micro_batches]
     assert engine.training_pass is not None
     reported = [engine.training_pass(batch) for batch in micro_batches]
-    finalize_model_grads(engine.chunks)
+    with named(Phase.backward):
+        finalize_model_grads(engine.chunks)
     return reported
 
 
@@ -126,24 +154,27 @@ def _pipelined(engine: Parts, micro_batches: list[MicroBatch], *, forward_only: 
     """Run megatron-core's schedule; return the same as `_one_after_the_other`, on the last stage."""
     plan = engine.plan
     iterators: list[Iterator[MicroBatch]] = [iter(micro_batches) for _ in engine.chunks]
-    return get_forward_backward_func()(
-        forward_step_func=partial(_forward_step, plan.batch.micro_batch_size),
-        data_iterator=iterators if len(iterators) > 1 else iterators[0],
-        model=engine.chunks if len(engine.chunks) > 1 else engine.chunks[0],
-        num_microbatches=len(micro_batches),
-        seq_length=plan.config.data.seq_length,
-        micro_batch_size=plan.batch.micro_batch_size,
-        forward_only=forward_only,
-    )
+    with named(Phase.backward):  # what is not `_forward_step`
+        return get_forward_backward_func()(
+            forward_step_func=partial(_forward_step, plan.batch.micro_batch_size),
+            data_iterator=iterators if len(iterators) > 1 else iterators[0],
+            model=engine.chunks if len(engine.chunks) > 1 else engine.chunks[0],
+            num_microbatches=len(micro_batches),
+            seq_length=plan.config.data.seq_length,
+            micro_batch_size=plan.batch.micro_batch_size,
+            forward_only=forward_only,
+        )
 
 
 def _forward_step(micro_batch_size: int, iterator: Iterator[MicroBatch], model: torch.nn.Module):
     """Return the chunk's output and, for the last stage, how it becomes a loss; megatron-core's interface."""
     batch = next(iterator)
-    output = model(batch.tokens, batch.position_ids, None, labels=batch.labels)
+    with named(Phase.forward):
+        output = model(batch.tokens, batch.position_ids, None, labels=batch.labels)
 
     def loss(losses_BS: Tensor) -> tuple[Tensor, Tensor]:
-        total = batch.summed(losses_BS)
+        with named(Phase.forward), named(Part.loss):
+            total = batch.summed(losses_BS)
         return total / micro_batch_size, total.detach()
 
     return output, loss

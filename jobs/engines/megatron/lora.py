@@ -22,6 +22,9 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.nn.functional import dropout, linear
 
+from bench.contract.modules import Part
+from jobs.profiles.ranges import named
+
 ADAPTERS = ("lora_a", "lora_b")
 
 
@@ -90,12 +93,13 @@ class LoraColumnParallelLinear(_Adapter, ColumnParallelLinear):
 
     def forward(self, x_SBI, *args, **kwargs):
         y_SBO, bias = super().forward(x_SBI, *args, **kwargs)
-        low_SBR = linear(self.dropped(x_SBI, is_split=self.sequence_parallel), self.lora_a)
-        if self.sequence_parallel:
-            low_SBR = gather_from_sequence_parallel_region(low_SBR, group=self.tp_group)
-        else:
-            low_SBR = copy_to_tensor_model_parallel_region(low_SBR, group=self.tp_group)
-        return y_SBO + self.scale * linear(low_SBR, self.lora_b), bias
+        with named(Part.adapters):
+            low_SBR = linear(self.dropped(x_SBI, is_split=self.sequence_parallel), self.lora_a)
+            if self.sequence_parallel:
+                low_SBR = gather_from_sequence_parallel_region(low_SBR, group=self.tp_group)
+            else:
+                low_SBR = copy_to_tensor_model_parallel_region(low_SBR, group=self.tp_group)
+            return y_SBO + self.scale * linear(low_SBR, self.lora_b), bias
 
 
 class LoraRowParallelLinear(_Adapter, RowParallelLinear):
@@ -110,12 +114,13 @@ class LoraRowParallelLinear(_Adapter, RowParallelLinear):
 
     def forward(self, x_SBI):
         y_SBO, bias = super().forward(x_SBI)
-        low_SBR = linear(self.dropped(x_SBI, is_split=self.tp_group.size() > 1), self.lora_a)
-        if self.sequence_parallel:
-            low_SBR = reduce_scatter_to_sequence_parallel_region(low_SBR, group=self.tp_group)
-        else:
-            low_SBR = reduce_from_tensor_model_parallel_region(low_SBR, group=self.tp_group)
-        return y_SBO + self.scale * linear(low_SBR, self.lora_b), bias
+        with named(Part.adapters):
+            low_SBR = linear(self.dropped(x_SBI, is_split=self.tp_group.size() > 1), self.lora_a)
+            if self.sequence_parallel:
+                low_SBR = reduce_scatter_to_sequence_parallel_region(low_SBR, group=self.tp_group)
+            else:
+                low_SBR = reduce_from_tensor_model_parallel_region(low_SBR, group=self.tp_group)
+            return y_SBO + self.scale * linear(low_SBR, self.lora_b), bias
 
 
 def is_adapter(name: str) -> bool:

@@ -15,6 +15,7 @@ from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
 from bench.contract.layers import Layer, has_fp8_head, layer_of
+from bench.contract.modules import Part
 from bench.contract.plan import Plan
 from bench.contract.schema import Precision
 from bench.contract.task import Activation, Position
@@ -27,6 +28,7 @@ from jobs.engines.megatron.fp8.ops import Fp8Ops
 from jobs.engines.megatron.loss import cross_entropy
 from jobs.engines.megatron.trained import ops as trained_ops
 from jobs.engines.megatron.trained.ops import LinearWeights, TrainedOps
+from jobs.profiles.ranges import named
 
 Ops = Fp8Ops | TrainedOps
 """The operations of the hand-written layers: with frozen linears, or those of whole-model training."""
@@ -73,7 +75,8 @@ class _Model(GPTModel):
     def compute_language_model_loss(self, labels, logits):
         """Return the loss [B, S] of logits [S, B, V / tp] and labels [B, S]."""
         num_rows, batch, _ = logits.shape
-        return cross_entropy(logits.flatten(0, 1), labels.T.flatten()).view(num_rows, batch).T.contiguous()
+        with named(Part.loss):
+            return cross_entropy(logits.flatten(0, 1), labels.T.flatten()).view(num_rows, batch).T.contiguous()
 
 
 def build(plan: Plan, seed: int, *, ops: Ops | None = None) -> Parts:

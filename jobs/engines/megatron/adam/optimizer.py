@@ -9,12 +9,14 @@ from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel
 from torch import Tensor
 
+from bench.contract.modules import Part
 from bench.contract.plan import Plan
 from bench.contract.task import MomentPrecision
 from jobs.engines.megatron.adam import update as torch_update
 from jobs.engines.megatron.adam.offload import Streamed, pieces_of
 from jobs.engines.megatron.adam.shards import Place, shards_of
 from jobs.engines.megatron.adam.update import Step
+from jobs.profiles.ranges import named
 
 
 class State(NamedTuple):
@@ -57,13 +59,15 @@ class Adam:
         self.num_steps += 1
         r = self.recipe
         step = Step(self.num_steps, lr, r.adam_beta1, r.adam_beta2, r.adam_eps, r.weight_decay)
-        factor = (r.clip_grad / (self._norm() + 1e-6)).clamp(max=1.0)
+        with named(Part.gradient_norm):
+            factor = (r.clip_grad / (self._norm() + 1e-6)).clamp(max=1.0)
         update = partial(self.ops.update, factor=factor, step=step)
-        if self.streamed:
-            self.streamed.update(self.pieces, update)
-        else:
-            for piece in self.pieces:
-                update(*piece)
+        with named(Part.adamw):
+            if self.streamed:
+                self.streamed.update(self.pieces, update)
+            else:
+                for piece in self.pieces:
+                    update(*piece)
         self._share_weights()
 
     def states(self) -> list[State]:

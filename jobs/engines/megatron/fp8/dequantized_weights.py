@@ -9,7 +9,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from bench.contract.modules import Part
 from jobs.engines.megatron.fp8.quantize import BF16, Quantized
+from jobs.profiles.ranges import named
 from jobs.weights.nf4 import Nf4
 
 
@@ -64,7 +66,7 @@ class DequantizedWeights:
                 return buffer
         buffer = 1 - self.buffer_in_use
         self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream):
+        with named(Part.weights), torch.cuda.stream(self.stream):
             self.dequantize(weight, self.buffers[buffer])
             self.dequantized[buffer].record()
         self.absmax_of_buffer[buffer] = weight.absmax

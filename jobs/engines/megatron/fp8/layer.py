@@ -18,11 +18,13 @@ from megatron.core import parallel_state
 from torch import Tensor
 from torch.autograd import Function
 
+from bench.contract.modules import Part
 from jobs.engines.megatron.attention import attend, attend_backward
 from jobs.engines.megatron.fp8 import tensor_parallel
 from jobs.engines.megatron.fp8.ops import FrozenWeights
 from jobs.engines.megatron.fp8.quantize import Adapted, Dropout, Lora, Quantized
 from jobs.engines.megatron.own_layer import OwnLayer
+from jobs.profiles.ranges import named
 
 Seeds = list[int] | Tensor
 """Of the dropout of the two adapters: drawn by the host, or in the device's memory [2]."""
@@ -79,9 +81,9 @@ class _LayerFunction(Function):
         ctx.layer, ctx.freqs, ctx.seeds = layer, freqs, seeds
         ctx.save_for_backward(*weights)
         y_MH, saved_by_attention = layer_pass.attention(x_SBH.flatten(0, 1))
-        x_MH, y_MH, saved_by_mlp = layer_pass.mlp(x_SBH.flatten(0, 1), y_MH, keep=keep and not layer.recompute_fc1)
+        y_MH, saved_by_mlp = layer_pass.mlp(x_SBH.flatten(0, 1), y_MH, keep=keep and not layer.recompute_fc1)
         ctx.saved = SavedActivations(*saved_by_attention, *saved_by_mlp)
-        return x_MH.view_as(x_SBH) + y_MH.view_as(x_SBH)
+        return y_MH.view_as(x_SBH)
 
     @staticmethod
     def backward(ctx: Any, grad_SBH: Tensor):
@@ -110,10 +112,13 @@ class _LayerPass:
 
     def attention(self, x_MH: Tensor) -> tuple[Tensor, tuple]:
         """Return the output of attention, to be added to x, and the activations to save."""
-        normed, rstd_M = self.ops.norm_quantize(x_MH, self.layer.input_layernorm.weight, self.eps)
-        low_MR = self.tp.gather(self.ops.down(normed, self.qkv.a_RI, self.qkv.drop)) if self.qkv else None
+        with named(Part.norm):
+            normed, rstd_M = self.ops.norm_quantize(x_MH, self.layer.input_layernorm.weight, self.eps)
+        with named(Part.adapters):
+            low_MR = self.tp.gather(self.ops.down(normed, self.qkv.a_RI, self.qkv.drop)) if self.qkv else None
         qkv = self.heads(normed, low_MR)
-        attended, lse = attend(*qkv, scale=qkv[0].shape[-1] ** -0.5, group=self.cp_group)
+        with named(Part.attention):
+            attended, lse = attend(*qkv, scale=qkv[0].shape[-1] ** -0.5, group=self.cp_group)
         attended_MO = attended.flatten(2).flatten(0, 1)
         y_MH, proj_low_MR = self.project(attended_MO)
         saved_qkv = None if self.layer.recompute_qkv else qkv
@@ -121,42 +126,60 @@ class _LayerPass:
 
     def heads(self, normed: Quantized, low_MR: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return q [S, B, N, D], k and v [S, B, G, D], with RoPE applied to q and k."""
-        qkv_MO = self.ops.matmul(self.tp.gather_quantized(normed), self.weights.forward(self.layer.qkv))
+        with named(Part.qkv):
+            qkv_MO = self.ops.matmul(self.tp.gather_quantized(normed), self.weights.forward(self.layer.qkv))
         lora = Lora(low_MR, self.qkv.b_OR, self.qkv.scale) if self.qkv else None
-        q, k, v = self.ops.rope(qkv_MO, self.freqs_MD, self.layer.self_attention.num_query_groups_per_partition, lora)
+        groups = self.layer.self_attention.num_query_groups_per_partition
+        with named(Part.rope):
+            q, k, v = self.ops.rope(qkv_MO, self.freqs_MD, groups, lora)
         return self._unflat(q), self._unflat(k), self._unflat(v)
 
     def project(self, attended_MO: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the output projection [M, H], and its adapter's A dropout(x) [M, R]."""
-        y_MH = self.tp.reduce(self.ops.matmul(self.ops.quantize(attended_MO), self.weights.forward(self.layer.proj)))
+        with named(Part.output):
+            weight = self.weights.forward(self.layer.proj)
+            y_MH = self.tp.reduce(self.ops.matmul(self.ops.quantize(attended_MO), weight))
         if self.proj is None:
             return y_MH, None
-        low_MR = self.tp.reduce(self.ops.down(attended_MO, self.proj.a_RI, self.proj.drop))
-        return y_MH.addmm_(low_MR, self.proj.b_OR.T, alpha=self.proj.scale), low_MR
+        with named(Part.adapters):
+            low_MR = self.tp.reduce(self.ops.down(attended_MO, self.proj.a_RI, self.proj.drop))
+            return y_MH.addmm_(low_MR, self.proj.b_OR.T, alpha=self.proj.scale), low_MR
 
-    def mlp(self, x_MH: Tensor, y_MH: Tensor, *, keep: bool) -> tuple[Tensor, Tensor, tuple]:
-        """Return x + y, the output of the MLP, and the activations to save; keep: save gate and up too."""
-        x_MH, normed, rstd_M = self.ops.add_norm_quantize(x_MH, y_MH, self.layer.pre_mlp_layernorm.weight, self.eps)
-        hidden, gate_up = self.ops.swiglu_quantize(self.fc1(normed), keep=keep)
-        y_MH = self.tp.reduce(self.ops.matmul(hidden, self.weights.forward(self.layer.mlp.linear_fc2)))
-        return x_MH, y_MH, (normed, rstd_M, gate_up)
+    def mlp(self, x_MH: Tensor, y_MH: Tensor, *, keep: bool) -> tuple[Tensor, tuple]:
+        """Return x + y + MLP(x + y), and the activations to save; keep: save gate and up too."""
+        norm_weight = self.layer.pre_mlp_layernorm.weight
+        with named(Part.norm):
+            x_MH, normed, rstd_M = self.ops.add_norm_quantize(x_MH, y_MH, norm_weight, self.eps)
+        with named(Part.activation):
+            hidden, gate_up = self.ops.swiglu_quantize(self.fc1(normed), keep=keep)
+        with named(Part.fc2):
+            saved, weight = (normed, rstd_M, gate_up), self.weights.forward(self.layer.mlp.linear_fc2)
+            if self.tp.size == 1:
+                return self.ops.add_matmul(x_MH, hidden, weight), saved
+            return x_MH + self.tp.reduce(self.ops.matmul(hidden, weight)), saved
 
     def fc1(self, normed: Quantized) -> Tensor:
         """Return gate and up [M, O], gates first."""
-        return self.ops.matmul(self.tp.gather_quantized(normed), self.weights.forward(self.layer.mlp.linear_fc1))
+        with named(Part.fc1):
+            return self.ops.matmul(self.tp.gather_quantized(normed), self.weights.forward(self.layer.mlp.linear_fc1))
 
     def mlp_backward(self, grad_MH: Tensor, saved: SavedActivations) -> tuple[Tensor, Quantized]:
         """Return the gradient of x + y, the residual's included: this rank's rows, and all TP ranks' rows in FP8."""
         mlp, weights = self.layer.mlp, self.weights
-        gate_up = saved.gate_up or self.ops.swiglu_quantize(self.fc1(saved.mlp_normed))[1]
-        grad = self.tp.gather_quantized(self.ops.quantize(grad_MH))
-        hidden_grad = self.ops.matmul(grad, weights.backward(mlp.linear_fc2))
-        grad = self.ops.swiglu_backward_quantize(hidden_grad, gate_up)
+        with named(Part.activation):
+            gate_up = saved.gate_up or self.ops.swiglu_quantize(self.fc1(saved.mlp_normed))[1]
+        with named(Part.fc2):
+            grad = self.tp.gather_quantized(self.ops.quantize(grad_MH))
+            hidden_grad = self.ops.matmul(grad, weights.backward(mlp.linear_fc2))
+        with named(Part.activation):
+            grad = self.ops.swiglu_backward_quantize(hidden_grad, gate_up)
         saved.gate_up = gate_up = hidden_grad = None
-        normed_grad = self.tp.reduce(self.ops.matmul(grad, weights.backward(mlp.linear_fc1)))
-        grad_MH, grad = self.ops.norm_backward_quantize(
-            normed_grad, grad_MH, saved.mlp_normed, saved.mlp_rstd_M, self.layer.pre_mlp_layernorm.weight
-        )
+        with named(Part.fc1):
+            normed_grad = self.tp.reduce(self.ops.matmul(grad, weights.backward(mlp.linear_fc1)))
+        with named(Part.norm):
+            grad_MH, grad = self.ops.norm_backward_quantize(
+                normed_grad, grad_MH, saved.mlp_normed, saved.mlp_rstd_M, self.layer.pre_mlp_layernorm.weight
+            )
         return grad_MH, self.tp.gather_quantized(grad)
 
     def attention_backward(
@@ -167,33 +190,41 @@ class _LayerPass:
         q, k, v = saved.qkv or self.heads(saved.normed, saved.qkv_low_MR)
         out = self._unflat(saved.attended_MO.view(len(saved.attended_MO), -1, q.shape[-1]))
         options = {"scale": q.shape[-1] ** -0.5, "group": self.cp_group}
-        dq, dk, dv = attend_backward(attended_grad.view_as(q), q, k, v, out, saved.lse, **options)
+        with named(Part.attention):
+            dq, dk, dv = attend_backward(attended_grad.view_as(q), q, k, v, out, saved.lse, **options)
         del attended_grad, q, k, v, out
         saved.qkv = None
         flat = (x.flatten(0, 1) for x in (dq, dk, dv))
-        qkv_grad_MO, qkv_grad = self.ops.rope_backward(*flat, self.freqs_MD)
+        with named(Part.rope):
+            qkv_grad_MO, qkv_grad = self.ops.rope_backward(*flat, self.freqs_MD)
         low_grad_MR, qkv_grads = None, (None, None)
         if self.qkv:
-            low_grad_MR = self.tp.reduce(self.qkv.scale * (qkv_grad_MO @ self.qkv.b_OR))
-            b_grad_OR = self.qkv.scale * (qkv_grad_MO.T @ saved.qkv_low_MR)
-            qkv_grads = self.ops.down_backward(low_grad_MR, saved.normed, self.qkv.drop), b_grad_OR
+            with named(Part.adapters):
+                low_grad_MR = self.tp.reduce(self.qkv.scale * (qkv_grad_MO @ self.qkv.b_OR))
+                b_grad_OR = self.qkv.scale * (qkv_grad_MO.T @ saved.qkv_low_MR)
+                qkv_grads = self.ops.down_backward(low_grad_MR, saved.normed, self.qkv.drop), b_grad_OR
         if not is_needed:
             return None, *qkv_grads, *proj_grads
-        normed_grad = self.tp.reduce(self.ops.matmul(qkv_grad, self.weights.backward(self.layer.qkv)))
-        adapted = Adapted(low_grad_MR @ self.qkv.a_RI, self.qkv.drop) if self.qkv else None
+        with named(Part.qkv):
+            normed_grad = self.tp.reduce(self.ops.matmul(qkv_grad, self.weights.backward(self.layer.qkv)))
+        with named(Part.adapters):
+            adapted = Adapted(low_grad_MR @ self.qkv.a_RI, self.qkv.drop) if self.qkv else None
         weight_H = self.layer.input_layernorm.weight
-        dx_MH = self.ops.norm_backward(normed_grad, grad_MH, saved.normed, saved.rstd_M, weight_H, adapted)
+        with named(Part.norm):
+            dx_MH = self.ops.norm_backward(normed_grad, grad_MH, saved.normed, saved.rstd_M, weight_H, adapted)
         return dx_MH, *qkv_grads, *proj_grads
 
     def project_backward(self, grad_MH: Tensor, grad: Quantized, saved: SavedActivations) -> tuple:
         """Return the gradient of the attention's output [M, O], and those of the projection's A and B."""
-        attended_grad = self.ops.matmul(grad, self.weights.backward(self.layer.proj))
+        with named(Part.output):
+            attended_grad = self.ops.matmul(grad, self.weights.backward(self.layer.proj))
         if self.proj is None:
             return attended_grad, None, None
-        low_grad_MR = self.tp.gather(self.proj.scale * (grad_MH @ self.proj.b_OR))
-        b_grad_OR = self.proj.scale * (grad_MH.T @ saved.proj_low_MR)
-        a_grad_RI = self.ops.down_backward(low_grad_MR, saved.attended_MO, self.proj.drop)
-        attended_grad = self.ops.add_down_gradient(attended_grad, low_grad_MR, self.proj.a_RI, self.proj.drop)
+        with named(Part.adapters):
+            low_grad_MR = self.tp.gather(self.proj.scale * (grad_MH @ self.proj.b_OR))
+            b_grad_OR = self.proj.scale * (grad_MH.T @ saved.proj_low_MR)
+            a_grad_RI = self.ops.down_backward(low_grad_MR, saved.attended_MO, self.proj.drop)
+            attended_grad = self.ops.add_down_gradient(attended_grad, low_grad_MR, self.proj.a_RI, self.proj.drop)
         return attended_grad, a_grad_RI, b_grad_OR
 
     def _unflat(self, x: Tensor) -> Tensor:

@@ -8,7 +8,9 @@ from operator import attrgetter
 
 import torch
 
+from bench.contract.modules import Part
 from jobs.engines.megatron.fp8.quantize import Quantized
+from jobs.profiles.ranges import named
 
 
 class PrefetchedTransposes:
@@ -54,7 +56,7 @@ class PrefetchedTransposes:
     def _start(self, linear: torch.nn.Module) -> None:
         """Transpose into the next buffer, once the GEMMs that were launched so far have read it."""
         self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream):
+        with named(Part.weights), torch.cuda.stream(self.stream):
             self.transpose(self.stored(linear), self.buffers[self.next_buffer][: linear.weight.numel()])
             self.transposed[self.next_buffer].record()
         self.linear_in_buffer[self.next_buffer] = linear

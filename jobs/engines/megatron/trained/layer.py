@@ -33,10 +33,12 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import Parameter
 
+from bench.contract.modules import Part
 from jobs.engines.megatron.attention import attend, attend_backward
 from jobs.engines.megatron.fp8.tensor_parallel import Pending, TensorParallel
 from jobs.engines.megatron.own_layer import OwnLayer
 from jobs.engines.megatron.trained.ops import LinearWeights, NormStats, NormWeights, Operand
+from jobs.profiles.ranges import named
 
 
 class TrainedLayer(OwnLayer):
@@ -101,86 +103,104 @@ class _LayerPass:
 
     def attention(self, x_MH: Tensor, *, keep: bool) -> tuple[Tensor, tuple]:
         """Return the output of attention without proj's bias, to be added to x, and the activations to save."""
-        normed, stats = self.ops.norm(x_MH, self.norm_weights(self.layer.input_layernorm))
+        with named(Part.norm):
+            normed, stats = self.ops.norm(x_MH, self.norm_weights(self.layer.input_layernorm))
         qkv = self.heads(self.tp.gather_quantized(normed))
-        attended, lse = attend(*qkv, **self.attention_options)
+        with named(Part.attention):
+            attended, lse = attend(*qkv, **self.attention_options)
         attended_MO = attended.flatten(2).flatten(0, 1)
         saved_qkv = qkv if keep and not self.layer.recompute_qkv else None
         del normed, attended, qkv
-        y_MH = self.ops.matmul(self.ops.operand(attended_MO), self.weights.forward(self.layer.proj))
+        with named(Part.output):
+            y_MH = self.ops.matmul(self.ops.operand(attended_MO), self.weights.forward(self.layer.proj))
         return self.tp.reduce(y_MH), (stats, saved_qkv, attended_MO, lse)
 
     def heads(self, normed: Operand) -> tuple[Tensor, Tensor, Tensor]:
         """Return q [S, B, N, D], k and v [S, B, G, D], with RoPE applied to q and k."""
         attention, linear = self.layer.self_attention, self.layer.qkv
-        qkv_MO = self.ops.matmul(normed, self.weights.forward(linear))
+        with named(Part.qkv):
+            qkv_MO = self.ops.matmul(normed, self.weights.forward(linear))
         shape = attention.num_query_groups_per_partition, attention.hidden_size_per_attention_head
-        q, k, v = self.ops.split_heads(qkv_MO, linear.bias, self.freqs_MD, *shape)
+        with named(Part.rope):
+            q, k, v = self.ops.split_heads(qkv_MO, linear.bias, self.freqs_MD, *shape)
         return self._unflat(q), self._unflat(k), self._unflat(v)
 
     def mlp(self, x_MH: Tensor, y_MH: Tensor, *, keep: bool) -> tuple[Tensor, Tensor, tuple]:
         """Return x + y with proj's bias, the output of the MLP, and the activations to save."""
         norm_weights = self.norm_weights(self.layer.pre_mlp_layernorm)
-        x_MH, normed, stats = self.ops.add_norm(x_MH, y_MH, self.layer.proj.bias, norm_weights)
+        with named(Part.norm):
+            x_MH, normed, stats = self.ops.add_norm(x_MH, y_MH, self.layer.proj.bias, norm_weights)
         hidden, activation = self.activate(self.tp.gather_quantized(normed))
         if not keep or self.layer.recompute_fc1:
             activation = None
         del normed
-        y_MH = self.tp.reduce(self.ops.matmul(hidden, self.weights.forward(self.fc2)))
-        if self.fc2.bias is not None:
-            y_MH.add_(self.fc2.bias)
+        with named(Part.fc2):
+            y_MH = self.tp.reduce(self.ops.matmul(hidden, self.weights.forward(self.fc2)))
+            if self.fc2.bias is not None:
+                y_MH.add_(self.fc2.bias)
         return x_MH, y_MH, (x_MH, stats, activation)
 
     def activate(self, normed: Operand) -> tuple[Operand, Operand]:
         """Return the input of fc2, and what the backward pass of the activation function needs."""
-        fc1_MO = self.ops.matmul(normed, self.weights.forward(self.fc1))
-        if self.layer.config.gated_linear_unit:
-            return self.ops.swiglu(fc1_MO)
-        return self.ops.gelu(fc1_MO, self.fc1.bias)
+        with named(Part.fc1):
+            fc1_MO = self.ops.matmul(normed, self.weights.forward(self.fc1))
+        with named(Part.activation):
+            if self.layer.config.gated_linear_unit:
+                return self.ops.swiglu(fc1_MO)
+            return self.ops.gelu(fc1_MO, self.fc1.bias)
 
     def mlp_backward(self, grad_MH: Tensor, saved: SavedActivations) -> tuple[Tensor, Operand]:
         """Return the gradient of x + y, the residual's included: this rank's rows, and all TP ranks' as an operand."""
         norm = self.layer.pre_mlp_layernorm
-        self.add_bias_gradient(self.fc2.bias, grad_MH)
-        grad = self.tp.gather_quantized(self.ops.operand(grad_MH))
+        with named(Part.fc2):
+            self.add_bias_gradient(self.fc2.bias, grad_MH)
+            grad = self.tp.gather_quantized(self.ops.operand(grad_MH))
         normed = None
         if saved.activation is None:
             normed = self.normed_again(saved.mlp_input_MH, saved.mlp_stats, norm)
             saved.activation = self.activate(normed.wait())[1]
         fc1_grad, hidden = self.activation_backward(grad, saved)
-        self.ops.add_weight_gradient(main_grad(self.fc2.weight), grad, hidden)
+        with named(Part.fc2):
+            self.ops.add_weight_gradient(main_grad(self.fc2.weight), grad, hidden)
         del grad, hidden
         normed = normed or self.normed_again(saved.mlp_input_MH, saved.mlp_stats, norm)
-        normed_grad = self.linear_backward(self.fc1, fc1_grad, normed)
+        with named(Part.fc1):
+            normed_grad = self.linear_backward(self.fc1, fc1_grad, normed)
         del fc1_grad, normed
         grad_MH, grad = self.norm_backward(normed_grad, grad_MH, saved.mlp_input_MH, saved.mlp_stats, norm)
         return grad_MH, self.tp.gather_quantized(grad)
 
     def activation_backward(self, grad: Operand, saved: SavedActivations) -> tuple[Operand, Operand]:
         """Return the gradient of fc1's output, and the input of fc2 again; the activation is no longer saved."""
-        hidden_grad = self.ops.matmul(grad, self.weights.backward(self.fc2))
+        with named(Part.fc2):
+            hidden_grad = self.ops.matmul(grad, self.weights.backward(self.fc2))
         activation, saved.activation = saved.activation, None
         assert activation is not None
-        if self.layer.config.gated_linear_unit:
-            return self.ops.swiglu_backward(hidden_grad, activation)
-        return self.ops.gelu_backward(hidden_grad, activation)
+        with named(Part.activation):
+            if self.layer.config.gated_linear_unit:
+                return self.ops.swiglu_backward(hidden_grad, activation)
+            return self.ops.gelu_backward(hidden_grad, activation)
 
     def attention_backward(self, grad_MH: Tensor, grad: Operand, x_MH: Tensor, saved: SavedActivations) -> Tensor:
         """Return the gradient of the layer's input, from the gradients that `mlp_backward` returns."""
         norm = self.layer.input_layernorm
-        self.add_bias_gradient(self.layer.proj.bias, grad_MH)
-        attended_grad = self.ops.matmul(grad, self.weights.backward(self.layer.proj))
-        self.ops.add_weight_gradient(main_grad(self.layer.proj.weight), grad, self.ops.operand(saved.attended_MO))
+        with named(Part.output):
+            self.add_bias_gradient(self.layer.proj.bias, grad_MH)
+            attended_grad = self.ops.matmul(grad, self.weights.backward(self.layer.proj))
+            self.ops.add_weight_gradient(main_grad(self.layer.proj.weight), grad, self.ops.operand(saved.attended_MO))
         del grad
         normed = self.normed_again(x_MH, saved.stats, norm) if saved.qkv is None else None
         qkv, saved.qkv = saved.qkv or self.heads(normed.wait()), None
         out = self._unflat(saved.attended_MO.view(len(saved.attended_MO), -1, qkv[0].shape[-1]))
-        grads = attend_backward(attended_grad.view_as(out), *qkv, out, saved.lse, **self.attention_options)
+        with named(Part.attention):
+            grads = attend_backward(attended_grad.view_as(out), *qkv, out, saved.lse, **self.attention_options)
         del attended_grad, qkv, out
         normed = normed or self.normed_again(x_MH, saved.stats, norm)
-        qkv_grad = self.ops.merge_heads(*(x.flatten(0, 1) for x in grads), self.freqs_MD)
+        with named(Part.rope):
+            qkv_grad = self.ops.merge_heads(*(x.flatten(0, 1) for x in grads), self.freqs_MD)
         del grads
-        normed_grad = self.linear_backward(self.layer.qkv, qkv_grad, normed)
+        with named(Part.qkv):
+            normed_grad = self.linear_backward(self.layer.qkv, qkv_grad, normed)
         del qkv_grad, normed
         return self.norm_backward(normed_grad, grad_MH, x_MH, saved.stats, norm)[0]
 
@@ -204,15 +224,17 @@ class _LayerPass:
     ) -> tuple[Tensor, Operand]:
         """Add the gradients of a norm's weights; return residual + that of its input, and the same as an operand."""
         weights = self.norm_weights(norm)
-        dx_MH, dx, gradients = self.ops.norm_backward(grad_MH, residual_MH, x_MH, stats, weights)
-        main_grad(norm.weight).add_(gradients.weight_H)
-        if gradients.bias_H is not None:
-            main_grad(norm.bias).add_(gradients.bias_H)
+        with named(Part.norm):
+            dx_MH, dx, gradients = self.ops.norm_backward(grad_MH, residual_MH, x_MH, stats, weights)
+            main_grad(norm.weight).add_(gradients.weight_H)
+            if gradients.bias_H is not None:
+                main_grad(norm.bias).add_(gradients.bias_H)
         return dx_MH, dx
 
     def normed_again(self, x_MH: Tensor, stats: NormStats, norm: torch.nn.Module) -> Pending:
         """Start to compute the output of a norm again, the rows of all TP ranks."""
-        return self.tp.start_gather_quantized(self.ops.norm_again(x_MH, stats, self.norm_weights(norm)))
+        with named(Part.norm):
+            return self.tp.start_gather_quantized(self.ops.norm_again(x_MH, stats, self.norm_weights(norm)))
 
     def norm_weights(self, norm: torch.nn.Module) -> NormWeights:
         return NormWeights(norm.weight, getattr(norm, "bias", None), self.layer.config.layernorm_epsilon)

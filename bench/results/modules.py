@@ -1,0 +1,70 @@
+"""The measurements of a profile of modules: time by phase and by part, matrix products, communication, copies."""
+
+from collections.abc import Iterator
+
+from bench.contract.modules import MLP, NOT_COMPUTED, ModuleTimes, Part, Phase
+from bench.results.measurement import Measurement
+
+PHASES = (Phase.forward, Phase.backward, Phase.optimizer)
+OVERLAPPED = {"communication": Part.communication, "copies": Part.copies}
+"""What may run beside kernels that compute: how its measurements are called."""
+NAMES = (
+    "profiled_step_time",
+    *(f"{kind}_{phase}" for phase in PHASES for kind in ("time", "compute_time", "gemm_share")),
+    *(f"time_{part}" for part in (*Part, "mlp") if part not in OVERLAPPED.values()),
+    *(f"time_{phase}_{part}" for phase in PHASES for part in (*Part, "mlp") if part not in OVERLAPPED.values()),
+    "gemm_share",
+    *(f"{name}_{what}" for name in OVERLAPPED for what in ("total", "exposed", "share")),
+)
+"""Of all measurements that a profile may have; it has none of a part that does not occur."""
+
+
+def of_modules(times: ModuleTimes) -> Iterator[Measurement]:
+    """Yield what a profile measured, in milliseconds a step and in shares of the step or of a phase."""
+
+    def measured(name: str, unit: str, value: float) -> Measurement:
+        return Measurement(name=name, unit=unit, value=value, n=times.num_steps)
+
+    yield measured("profiled_step_time", "ms", times.step_ms)
+    for phase in PHASES:
+        rows = [row for row in times.rows if row.phase is phase]
+        yield measured(f"time_{phase}", "ms", sum(row.time_ms for row in rows))
+        computed_ms = sum(row.time_ms for row in rows if row.part not in NOT_COMPUTED)
+        yield measured(f"compute_time_{phase}", "ms", computed_ms)
+    for name, parts in _shown():
+        found = [row for row in times.rows if row.part in parts]
+        if found:
+            yield measured(f"time_{name}", "ms", sum(row.time_ms for row in found))
+        for phase in PHASES:
+            if in_phase := [row for row in found if row.phase is phase]:
+                yield measured(f"time_{phase}_{name}", "ms", sum(row.time_ms for row in in_phase))
+    for name, unit, value in (*_shares(times), *_overlapped(times)):
+        yield measured(name, unit, value)
+
+
+def _shown() -> Iterator[tuple[str, tuple[Part, ...]]]:
+    """Yield what each part's measurements are called; those of the MLP are given together too."""
+    for part in Part:
+        if part not in OVERLAPPED.values():
+            yield part.name, (part,)
+    yield "mlp", MLP
+
+
+def _shares(times: ModuleTimes) -> Iterator[tuple[str, str, float]]:
+    """Yield which share of the step, and of each phase, is matrix products."""
+    yield "gemm_share", "", sum(row.gemm_ms for row in times.rows) / times.step_ms
+    for phase in PHASES:
+        rows = [row for row in times.rows if row.phase is phase]
+        total_ms = sum(row.time_ms for row in rows)
+        if total_ms > 0:
+            yield f"gemm_share_{phase}", "", sum(row.gemm_ms for row in rows) / total_ms
+
+
+def _overlapped(times: ModuleTimes) -> Iterator[tuple[str, str, float]]:
+    """Yield all time of communication and of copies, what of it nothing hides, and the share of all of it in a step."""
+    for name, part in OVERLAPPED.items():
+        rows = [row for row in times.rows if row.part is part]
+        total_ms = sum(row.busy_ms for row in rows)
+        yield f"{name}_total", "ms", total_ms
+        yield f"{name}_exposed", "ms", sum(row.time_ms for row in rows)
+        yield f"{name}_share", "", total_ms / times.step_ms

@@ -1,0 +1,55 @@
+"""Profile some steps on rank 0, and write what they show."""
+
+import json
+from collections.abc import Callable, Iterable
+
+import torch
+from torch.profiler import ProfilerActivity
+
+from bench.contract import modules as names
+from bench.contract.modules import Part
+from jobs.profiles import Profile, ranges, table, trace
+
+NUM_STEPS = 3
+"""The first one only says where the second begins."""
+
+
+def record(
+    step: Callable[[], object],
+    profile: Profile,
+    *,
+    modules: Iterable[tuple[torch.nn.Module, Part]] = (),
+    is_eager: bool = False,
+) -> None:
+    """Make some steps without waiting in between, and let rank 0 write their table and their trace.
+
+    modules: those whose forward pass has no ranges of its own.
+    """
+    if torch.distributed.get_rank() == 0:
+        _record(step, profile, modules=modules, is_eager=is_eager)
+    else:
+        for _ in range(NUM_STEPS):
+            step()
+    torch.distributed.barrier()  # the others wait here while rank 0 writes, and not in the first timed step
+
+
+def _record(
+    step: Callable[[], object],
+    profile: Profile,
+    *,
+    modules: Iterable[tuple[torch.nn.Module, Part]],
+    is_eager: bool,
+) -> None:
+    on_gpu = torch.cuda.is_available()
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    with torch.profiler.profile(activities=activities) as profiler, ranges.switched_on(modules):
+        for _ in range(NUM_STEPS):
+            with ranges.step():
+                step()
+        if on_gpu:
+            torch.cuda.synchronize()
+    profile.trace.parent.mkdir(exist_ok=True)
+    profiler.export_chrome_trace(str(profile.trace))
+    times, kernels = table.module_times(trace.read(profile.trace), is_eager=is_eager)
+    content = {"times": names.plain(times), "kernels": kernels}
+    profile.modules.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")

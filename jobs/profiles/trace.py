@@ -1,0 +1,170 @@
+"""Read what torch.profiler wrote, in Chrome's format: kernels, who launched them, and the ranges of host threads.
+
+On a CPU there are no kernels. There the operations of the thread that trains stand for them, each with its own time,
+without that of the operations inside it, and the time in which gloo's threads are busy is communication.
+"""
+
+import gzip
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jobs.profiles.nesting import Nested, Span
+from jobs.profiles.ranges import STEP
+
+CPU_STREAM = -1
+"""Stands for the operations of the thread that trains; what other threads do has their numbers."""
+_ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+_LAUNCHES = ("cuda_runtime", "cuda_driver")
+_COMMUNICATION = re.compile(r"^(nccl|gloo:|c10d::)", re.IGNORECASE)
+_ATTENTION = re.compile(r"flash|fmha|sdpa|attention", re.IGNORECASE)
+_GEMM = re.compile(
+    r"gemm|gemv|nvjet|cutlass|xmma|cublas|splitK|matmul"  # cuBLAS, cuBLASLt and CUTLASS
+    r"|^_(down|down_backward|add_down_gradient)$"  # the adapters' own
+    r"|^aten::(mm|addmm|bmm|baddbmm|addmv|mv|_scaled_mm|_addmm_activation|mkldnn_linear)$",
+    re.IGNORECASE,
+)
+_COPY = re.compile(r"HtoD|DtoH|PtoP")
+
+
+class Kind(Enum):
+    """What a kernel does."""
+
+    gemm = "gemm"
+    compute = "compute"
+    communication = "communication"
+    copy = "copy"
+    """Between host and device, or between devices."""
+
+
+class Moment(NamedTuple):
+    """When a host thread did something."""
+
+    thread: int
+    at_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """What ran on a stream of the device; on a CPU, a piece of an operation."""
+
+    name: str
+    kind: Kind
+    stream: int
+    start_us: float
+    end_us: float
+    launched: Moment | None
+    """None: the trace does not say by whom."""
+    is_first: bool = True
+    """False for all pieces of an operation but the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What a profile holds."""
+
+    device: str
+    main_thread: int
+    """The one that trains; autograd has others."""
+    kernels: list[Kernel]
+    ranges: dict[int, Nested]
+    """By thread."""
+    operations: dict[int, Nested]
+    """By thread."""
+    forward_of: dict[Moment, Moment]
+    """Where an operation of the backward pass begins, and the operation of the forward pass that it derives."""
+
+
+def read(path: Path) -> Trace:
+    """Return what the file of a profile says, of a step or more."""
+    with gzip.open(path) as file:
+        return trace(json.load(file)["traceEvents"])
+
+
+def trace(events: list[dict[str, Any]]) -> Trace:
+    """Return what the events of a profile say."""
+    timed = [event for event in events if event.get("ph") == "X"]
+    ranges = [_span(event) for event in timed if event.get("cat") == "user_annotation"]
+    operations = [_span(event) for event in timed if event.get("cat") == "cpu_op"]
+    on_device = [event for event in timed if event.get("cat") in _ON_DEVICE]
+    main_thread = next(span.thread for span in ranges if span.name == STEP)
+    by_thread = _nested(operations)
+    on_cpu = [*_pieces(by_thread[main_thread]), *_gloo(ranges)] if not on_device else []
+    return Trace(
+        device="cuda" if on_device else "cpu",
+        main_thread=main_thread,
+        kernels=list(_kernels(on_device, timed)) if on_device else on_cpu,
+        ranges=_nested(ranges),
+        operations=by_thread,
+        forward_of=_forward_of(events),
+    )
+
+
+def kind_of(name: str) -> Kind:
+    """Return what a kernel of this name does."""
+    if _COMMUNICATION.search(name):
+        return Kind.communication
+    if _ATTENTION.search(name):
+        return Kind.compute
+    return Kind.gemm if _GEMM.search(name) else Kind.compute
+
+
+def _kernels(on_device: list[dict[str, Any]], timed: list[dict[str, Any]]) -> Iterator[Kernel]:
+    """Yield the kernels with their launches, with which they share a correlation id.
+
+    Where the launch is missing, or of a thread that has no operations, the operation around it stands in, with which
+    the kernel shares an external id.
+    """
+    launches, operations = {}, {}
+    for event in timed:
+        args, moment = event.get("args", {}), Moment(event["tid"], event["ts"])
+        if event.get("cat") in _LAUNCHES and "correlation" in args:
+            launches[args["correlation"]] = moment
+        elif event.get("cat") in ("cpu_op", "user_annotation") and "External id" in args:
+            operations[args["External id"]] = moment
+    threads = {moment.thread for moment in operations.values()}
+    for event in on_device:
+        name, args, is_copy = event["name"], event["args"], event["cat"] == "gpu_memcpy"
+        launched, operation = launches.get(args.get("correlation")), operations.get(args.get("External id"))
+        if operation is not None and (launched is None or launched.thread not in threads):
+            launched = operation
+        kind = Kind.copy if is_copy and _COPY.search(name) else kind_of(name)
+        yield Kernel(name, kind, args["stream"], event["ts"], event["ts"] + event["dur"], launched)
+
+
+def _pieces(operations: Nested) -> Iterator[Kernel]:
+    for span, pieces in operations.own_pieces():
+        for number, (start_us, end_us) in enumerate(pieces):
+            launched = Moment(span.thread, start_us)
+            yield Kernel(span.name, kind_of(span.name), CPU_STREAM, start_us, end_us, launched, number == 0)
+
+
+def _gloo(ranges: list[Span]) -> Iterator[Kernel]:
+    for span in ranges:
+        if kind_of(span.name) is Kind.communication:
+            yield Kernel(span.name, Kind.communication, span.thread, span.start_us, span.end_us, None)
+
+
+def _forward_of(events: list[dict[str, Any]]) -> dict[Moment, Moment]:
+    """Return torch's own links between operations of the forward and of the backward pass."""
+    ends: dict[str, dict[int, Moment]] = {"s": {}, "f": {}}
+    for event in events:
+        if event.get("cat") == "fwdbwd":
+            ends[event["ph"]][event["id"]] = Moment(event["tid"], event["ts"])
+    return {backward: ends["s"][link] for link, backward in ends["f"].items() if link in ends["s"]}
+
+
+def _span(event: dict[str, Any]) -> Span:
+    return Span(event["name"], event["tid"], event["ts"], event["ts"] + event["dur"])
+
+
+def _nested(spans: list[Span]) -> dict[int, Nested]:
+    by_thread = defaultdict(list)
+    for span in spans:
+        by_thread[span.thread].append(span)
+    return defaultdict(lambda: Nested(()), {thread: Nested(found) for thread, found in by_thread.items()})
