@@ -14,6 +14,6 @@ COPY jobs /opt/runstop/jobs
 COPY containers /opt/runstop/containers
 
 RUN set -eu; : "${COMMIT:?build it with containers/build.sh}"; . /opt/runstop/containers/pins.env; \
-    bash /opt/runstop/containers/install.sh "megatron-core==$MEGATRON_CORE" psutil "/opt/runstop[weights]"; \
+    bash /opt/runstop/containers/install.sh "megatron-core==$MEGATRON_CORE" psutil nvidia-ml-py "/opt/runstop[weights]"; \
     python3 /opt/runstop/containers/marker.py "$TRAIN_NAME" --base "$BASE" --commit "$COMMIT" \
         torch transformer-engine megatron-core mlperf-logging runstop

@@ -33,7 +33,7 @@ TIMEOUTS_S = {"slurm": 1800, "trains": 900}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run what starts ranks last (all.sh says why), and give it time."""
+    """Run what starts ranks last, and give it time."""
     items.sort(key=lambda item: item.get_closest_marker("trains") is not None)
     for item in items:
         for mark, timeout_s in TIMEOUTS_S.items():
@@ -104,7 +104,10 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def written_log(tmp_path: Path) -> Callable[..., Path]:
-    """Write a trial with one evaluation per loss, by the official schedule; a changed key that is None is left out."""
+    """Write a trial with one evaluation per loss, by the official schedule; a changed key that is None is left out.
+
+    `behind` is what stands behind run_stop.
+    """
 
     def write(
         *,
@@ -113,6 +116,7 @@ def written_log(tmp_path: Path) -> Callable[..., Path]:
         status: str = "success",
         binding: Binding | None = None,
         attached: Sequence[Path] = (),
+        behind: Mapping[str, Any] | None = None,
         **changes: Any,
     ) -> Path:
         path = tmp_path / name
@@ -135,6 +139,8 @@ def written_log(tmp_path: Path) -> Callable[..., Path]:
                 log.event(mllog.EVAL_ACCURACY, loss, **now)
                 log.stop(mllog.EVAL_STOP, **now)
             log.finish(status, samples_count=1152 + 384 * len(evals))
+            for key, value in (behind or {}).items():
+                log.event(key, value)
         return path
 
     return write

@@ -113,5 +113,21 @@ class Queue(Backend, Protocol):
             SubmitError: the backend refuses it, in its own words.
         """
 
+    def shares_nodes(self, plans: Sequence[Plan]) -> bool:
+        """Return whether runs of these plans can follow each other on the same nodes, in one job."""
+
+    def prepare_shared(self, plan: Plan, folder: Path, *, forced: Sequence[Finding] = ()) -> None:
+        """Write into a run's folder what a job needs that it shares with other runs."""
+
+    def submit_shared(self, runs: Sequence[tuple[Plan, Path]], folder: Path, *, name: str) -> str:
+        """Return the id of one job that now runs several prepared runs, one after another; `folder` is the job's own.
+
+        Raises:
+            SubmitError: as `submit`.
+        """
+
+    def note_shared(self, folder: Path) -> None:
+        """Enter the jobs of a shared job's folder into its runs', where that has not been done."""
+
     def without(self, plan: Plan, nodes: Sequence[str]) -> str:
         """Return the override, as one would paste it, that leaves nodes out beside those that are left out already."""

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from bench.console import checks
+from bench.console import checks, kernels
 from bench.console.sheet import Sheet, show
-from bench.contract.plan import Recomputed
+from bench.contract.plan import Recomputed, TrainingPlan
 from bench.contract.schema import DataSource, Device
 from bench.contract.task import Recompute, StartsFrom
 from bench.mlperf import published
@@ -36,6 +36,15 @@ def show_plan(plan: "Plan", findings: "Sequence[Finding]") -> None:
 
 def rows(plan: "Plan") -> list[tuple[str, str]]:
     """Return what the plan says, by name."""
+    own = _training_rows(plan) if isinstance(plan, TrainingPlan) else kernels.plan_rows(plan)
+    return [
+        *own,
+        ("commands", "; ".join(command.name for command in plan.commands)),
+        ("files", ", ".join(plan.files)),
+    ]
+
+
+def _training_rows(plan: TrainingPlan) -> list[tuple[str, str]]:
     return [
         ("model", _model(plan)),
         ("data", _data(plan)),
@@ -44,29 +53,23 @@ def rows(plan: "Plan") -> list[tuple[str, str]]:
         ("learning rate", f"{plan.config.recipe.lr:g}, cosine to 0 at step {plan.max_steps:,}"),
         ("precision", f"{plan.config.precision.name}, recompute {_recompute(plan)}"),
         ("evaluation", _evaluation(plan)),
-        ("trials", _trials(plan)),
-        ("time limit", _time_limit(plan)),
+        ("trials", trials_row(plan)),
+        ("time limit", time_limit(plan)),
         ("memory per GPU", _memory(plan)),
         ("step time", _step_time(plan)),
         ("training time", _training_time(plan)),
         ("division", f"{plan.submission.division}" + "".join(f"; {d}" for d in plan.submission.deviations)),
-        ("commands", "; ".join(command.name for command in plan.commands)),
-        ("files", ", ".join(plan.files)),
     ]
 
 
-def _model(plan: "Plan") -> str:
+def _model(plan: TrainingPlan) -> str:
     c, m = plan.config, plan.memory
-    lora = (
-        ""
-        if c.task.training.lora is None
-        else f" (LoRA rank {c.task.training.lora.rank}, alpha {c.task.training.lora.alpha})"
-    )
-    weights = ", random weights" if c.task.training.starts_from is StartsFrom.random else ""
+    lora = "" if c.training.lora is None else f" (LoRA rank {c.training.lora.rank}, alpha {c.training.lora.alpha})"
+    weights = ", random weights" if c.training.starts_from is StartsFrom.random else ""
     return f"{c.model.name}: {m.parameters:,} parameters, {m.trainable_parameters:,} of them trained{lora}{weights}"
 
 
-def _data(plan: "Plan") -> str:
+def _data(plan: TrainingPlan) -> str:
     data = plan.config.data
     name = "random rows, made up in memory" if data.source is DataSource.random else data.name
     return (
@@ -74,7 +77,7 @@ def _data(plan: "Plan") -> str:
     )
 
 
-def _ranks(plan: "Plan") -> str:
+def _ranks(plan: TrainingPlan) -> str:
     w, cluster = plan.world, plan.config.cluster
     vpp, sp = (f", vpp {w.vpp}" if w.vpp > 1 else ""), (", sp" if w.sp else "")
     device = cluster.gpu.name if cluster.gpu else cluster.device.name
@@ -82,13 +85,13 @@ def _ranks(plan: "Plan") -> str:
     return f"{w.num_ranks} = dp {w.dp} x tp {w.tp} x pp {w.pp} x cp {w.cp}{vpp}{sp}{_chosen(plan)}; {nodes}"
 
 
-def _chosen(plan: "Plan") -> str:
+def _chosen(plan: TrainingPlan) -> str:
     """Return which sizes the config left to the plan."""
     names = [name for name in layouts.CHOSEN if getattr(plan.config.parallel, name) is None]
     return f" ({', '.join(names)} chosen)" if names else ""
 
 
-def _batch(plan: "Plan") -> str:
+def _batch(plan: TrainingPlan) -> str:
     b = plan.batch
     is_chosen = plan.config.recipe.micro_batch_size is None and plan.config.cluster.device is Device.cuda
     micro = f"micro-batch {b.micro_batch_size}{' (chosen)' if is_chosen else ''}"
@@ -96,18 +99,18 @@ def _batch(plan: "Plan") -> str:
     return f"{b.global_batch_size} = {sizes}; {b.tokens_per_step:,} tokens a step"
 
 
-def _evaluation(plan: "Plan") -> str:
-    e, gbs, target = plan.evaluation, plan.batch.global_batch_size, plan.config.task.training.target_eval_loss
+def _evaluation(plan: TrainingPlan) -> str:
+    e, gbs, target = plan.evaluation, plan.batch.global_batch_size, plan.config.training.target_eval_loss
     until = "no target" if target is None else f"until the evaluation loss is at most {target:g}"
     return f"first after {e.first_step * gbs:,} samples, then every {e.every_steps * gbs:,}; {until}"
 
 
-def _trials(plan: "Plan") -> str:
+def trials_row(plan: "Plan") -> str:
     seeds = ", ".join(str(trial.seed) for trial in plan.trials)
     return f"{len(plan.trials)}, with seed{'s' if len(plan.trials) > 1 else ''} {seeds}"
 
 
-def _time_limit(plan: "Plan") -> str:
+def time_limit(plan: "Plan") -> str:
     """Return the job's time limit, and what it is made of."""
     c, total = plan.config, plan.walltime_min
     if total is None or c.walltime is None:
@@ -118,7 +121,7 @@ def _time_limit(plan: "Plan") -> str:
     return f"{total} min: {each}, and {total - c.trials * c.walltime} min to start, check and judge them"
 
 
-def _recompute(plan: "Plan") -> str:
+def _recompute(plan: TrainingPlan) -> str:
     found = recompute_words(plan.recompute, plan.config.model.num_layers // plan.world.pp)
     return f"{found} (as much as memory needs)" if plan.config.recipe.recompute is Recompute.fit else found
 
@@ -130,7 +133,7 @@ def recompute_words(recomputed: Recomputed, num_layers: int) -> str:
     return f"all {num_layers} layers" if recomputed.full else ", ".join(parts) or "none"
 
 
-def _step_time(plan: "Plan") -> str:
+def _step_time(plan: TrainingPlan) -> str:
     if plan.cost is None:
         return "not estimated: no rates are known for this hardware and precision"
     seconds = {name: getattr(plan.cost, field) for name, field in STEP_PARTS.items()}
@@ -138,7 +141,7 @@ def _step_time(plan: "Plan") -> str:
     return f"{plan.cost.step_s:.2f} s estimated: {parts}"
 
 
-def _training_time(plan: "Plan") -> str:
+def _training_time(plan: TrainingPlan) -> str:
     """Return the minutes that the estimated step time projects to, without evaluations: of these no time is known."""
     if plan.cost is None:
         return "not projected: there is no step time"
@@ -151,7 +154,7 @@ def _training_time(plan: "Plan") -> str:
     return f"{steps * plan.cost.step_s / 60:.1f} min projected: {timed}; evaluations not counted"
 
 
-def _memory(plan: "Plan") -> str:
+def _memory(plan: TrainingPlan) -> str:
     m = plan.memory
     unit, scale = ("GiB", 1) if m.total_gib >= 1 else ("MiB", 1024)
     parts = ", ".join(

@@ -60,9 +60,9 @@ def state_bytes(num_weights: int, moments: MomentPrecision) -> int:
 
 def wanted(config: Config) -> Stored:
     """Return how the engine holds the linears, which is the smallest way to store them."""
-    if config.task.training.trains is Trains.qlora:
+    if config.training.trains is Trains.qlora:
         return Stored.nf4
-    is_frozen = config.task.training.trains is not Trains.all
+    is_frozen = config.training.trains is not Trains.all
     return Stored.fp8 if config.precision is Precision.fp8 and is_frozen else Stored.plain
 
 
@@ -100,7 +100,7 @@ def require(folder: Path, config: Config) -> None:
         ConfigError: it was converted for another model, or to FP8 or NF4 and the run does not take that.
     """
     require_model(folder, config.model)
-    found, trains = stored(folder), config.task.training.trains
+    found, trains = stored(folder), config.training.trains
     if found is Stored.plain or found is wanted(config):
         return
     what = f"precision is {config.precision.name}" if found is Stored.fp8 else f"trains is {trains.name}"

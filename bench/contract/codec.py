@@ -8,11 +8,15 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+LEFT_OUT_IF_NONE = {"left out of JSON": "if None"}
+"""The metadata of a field that is None by default, and that JSON has only where it is not."""
+
 
 def plain(value: Any) -> Any:
     """Return dataclasses, enums, tuples and lists as what JSON holds."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        values = ((f, getattr(value, f.name)) for f in dataclasses.fields(value))
+        return {f.name: plain(v) for f, v in values if v is not None or f.metadata != LEFT_OUT_IF_NONE}
     if isinstance(value, Enum):
         return value.name
     if isinstance(value, list | tuple):

@@ -19,7 +19,7 @@ class Layer(Enum):
 
 def layer_of(config: Config) -> Layer:
     """Return the layer that a config is computed with."""
-    if config.task.training.trains is Trains.all:
+    if config.training.trains is Trains.all:
         return Layer.trained
     is_fused = config.precision is not Precision.fp32 and not differs_from_llama(config.model)
     return Layer.frozen if is_fused else Layer.megatron

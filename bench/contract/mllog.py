@@ -51,6 +51,9 @@ INITIAL_WEIGHTS, DATA_SOURCE, RANDOM = "initial_weights", "data_source", "random
 MODEL_TFLOP_PER_SAMPLE, ACCELERATOR_PEAK_TFLOPS = "model_tflop_per_sample", "accelerator_peak_tflops"
 PEAK_MEMORY = "peak_memory_gib"
 """Of the fullest rank from run_start to run_stop: {allocated, reserved}, and what the plan {estimated}."""
+GPU_TELEMETRY, NOT_MEASURED = "gpu_telemetry", "not_measured"
+"""Of each {node} from run_start to run_stop: power, clocks, temperature, memory and energy of its GPUs, or in their
+place the reason why they were {not_measured}. `jobs.ranks.telemetry` writes it, `bench.mlperf.telemetry` reads it."""
 MODULE_TIMES = "module_times"
 """Where the time of the profiled warm-up steps of rank 0 goes: `bench.contract.modules.ModuleTimes`."""
 STEP_TIMES, REAL_TOKENS = "step_times", "real_tokens"
@@ -71,9 +74,18 @@ CHECKPOINT = "checkpoint"
 ATTACHED_FILE = "attached_file"
 """A file that another program wrote: its path from the log's folder, {bytes} and {sha256}."""
 
+KERNELS_ASKED = "kernels_asked"
+"""The names of all points that the plan measures, with the {tolerance} by which the best may miss their limits."""
+KERNEL_MEASURED = "kernel_measured"
+"""A point's name, with all that the plan says of it, and {n, median_us, p10_us, p90_us} of the slowest {rank}; {ran} is
+what computed it."""
+KERNEL_FAILED = "kernel_failed"
+"""The name of a point that could not be measured, with the {reason}."""
+
 SUCCESS, ABORTED = "success", "aborted"
 """What run_stop's metadata.status may say."""
 
+_MOMENTS = (RUN_START, BLOCK_START, BLOCK_STOP, RUN_STOP)
 _TOKEN = b":::MLLOG"
 _PACKAGE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
@@ -84,7 +96,7 @@ Clocks = Callable[[], tuple[int, int]]
 
 class Writer:
     """The log of one trial; safe to use from several threads and from signal handlers. None, for a rank that does not
-    write the log, takes everything and keeps nothing.
+    write the log, takes everything and writes nothing.
 
     A log that is bound to an attempt begins with that attempt's nonce. From run_stop on, its last record is always the
     checksum of everything before it, so that a changed or shortened log shows that it is one.
@@ -94,7 +106,7 @@ class Writer:
     """
 
     def __init__(self, path: Path | None, binding: Binding | None = None, clocks: Clocks | None = None) -> None:
-        self._read_clocks_ms = clocks or _clocks_ms
+        self._read_clocks_ms = clocks or clocks_ms
         try:  # unbuffered: a line is one write; exclusive: no link is followed
             self._file = FileIO(os.devnull, "w") if path is None else FileIO(path, "x")
         except FileExistsError as error:
@@ -109,6 +121,8 @@ class Writer:
         self._folder = None if path is None else path.parent
         self._binding = None if path is None else binding
         self._sha256, self._bytes = hashlib.sha256(), 0
+        self.moments: list[tuple[str, int]] = []
+        """When the run and each of its blocks started and stopped, by key, in milliseconds of the monotonic clock."""
         if binding and self._binding:
             file, number = os.fstat(self._file.fileno()), {"trial": binding.trial, "attempt": binding.attempt}
             self.event(RUN_ATTEMPT, binding.nonce, **number, inode=file.st_ino, uid=file.st_uid)
@@ -185,6 +199,8 @@ class Writer:
 
     def _line(self, event_type: str, key: str, value: Any, metadata: dict[str, Any]) -> bytes:
         time_ms, monotonic_ms = self._read_clocks_ms()
+        if key in _MOMENTS:
+            self.moments.append((key, monotonic_ms))
         record = {
             "namespace": "",
             "time_ms": time_ms,
@@ -199,7 +215,7 @@ class Writer:
             raise ValueError(f"{key} = {value!r} with {metadata!r} cannot be logged: {error}") from error
 
 
-def _clocks_ms() -> tuple[int, int]:
+def clocks_ms() -> tuple[int, int]:
     """Return the wall clock and the monotonic clock, read at one moment: the tightest of three readings.
 
     The monotonic clock is CLOCK_BOOTTIME: CLOCK_MONOTONIC stops while a laptop is suspended and the wall clock does

@@ -6,11 +6,12 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from bench.contract import codec, old_plans, run_files
-from bench.contract.schema import Config, DataSource, Runtime
-from bench.contract.task import StartsFrom
+from bench.contract.kernels import Point
+from bench.contract.schema import Config, DataSource, Runtime, not_of_kind
+from bench.contract.task import Kind, StartsFrom
 from bench.errors import ConfigError
 
 
@@ -148,8 +149,8 @@ class Command:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """A run, worked out. Paths in `files` are relative to the run folder."""
+class TrainingPlan:
+    """A run that trains, worked out. Paths in `files` are relative to the run folder."""
 
     version: int
     name: str
@@ -177,7 +178,7 @@ class Plan:
     """Rows, made or checked by the prepare command."""
     base_dir: str | None
     """Checkpoint that training starts from; None starts from random numbers."""
-    base: "Plan | None"
+    base: "TrainingPlan | None"
     """The run that makes base_dir; None: the site provides it."""
     environment: dict[str, str]
     """What is set for every rank: ours, then cluster.environment. Secrets are passed by name, by the site."""
@@ -186,7 +187,52 @@ class Plan:
     files: list[str]
 
 
-def learning_rate(plan: Plan, step: int) -> float:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelsPlan:
+    """A run that measures kernels and links, worked out. It reads no rows and starts from no checkpoint."""
+
+    version: int
+    name: str
+    config: Config
+    world: World
+    """All ranks are equal: tp of the shapes that are measured is parallel.tp."""
+    trials: list[Trial]
+    points: list[Point]
+    """What is measured, in this order."""
+    walltime_min: int | None
+    environment: dict[str, str]
+    """What is set for every rank: ours, then cluster.environment."""
+    commands: list[Command]
+    """In their order; the trials come last."""
+    files: list[str]
+    data_dir: ClassVar[None] = None
+    base_dir: ClassVar[None] = None
+    base: ClassVar[None] = None
+
+
+Plan = TrainingPlan | KernelsPlan
+"""The plan of a run, by the kind of its task."""
+
+
+def required_training(plan: Plan) -> TrainingPlan:
+    """Return the plan as that of a run that trains.
+
+    Raises:
+        ConfigError: its task is of another kind.
+    """
+    if isinstance(plan, TrainingPlan):
+        return plan
+    raise not_of_kind(plan.config.task, Kind.train)
+
+
+def required_kernels(plan: Plan) -> KernelsPlan:
+    """Return the plan as that of a run that measures kernels; raises like `required_training`."""
+    if isinstance(plan, KernelsPlan):
+        return plan
+    raise not_of_kind(plan.config.task, Kind.kernels)
+
+
+def learning_rate(plan: TrainingPlan, step: int) -> float:
     """Return the learning rate of the update that ends step `step` (from 1): linear warm-up, then a cosine to 0."""
     recipe, done = plan.config.recipe, step - 1
     if done < recipe.lr_warmup_steps:
@@ -197,11 +243,11 @@ def learning_rate(plan: Plan, step: int) -> float:
 
 def keeps_adapters(config: Config) -> bool:
     """Return whether a trial keeps the adapters that it trained; on random weights they are worth nothing."""
-    training = config.task.training
+    training = config.training
     return training.lora is not None and training.starts_from is not StartsFrom.random
 
 
-def samples(plan: Plan, step: int) -> int:
+def samples(plan: TrainingPlan, step: int) -> int:
     """Return the rows trained on after `step` steps."""
     return step * plan.batch.global_batch_size
 
@@ -211,6 +257,17 @@ def trial_commands(plan: Plan) -> list[Command]:
     return plan.commands[len(plan.commands) - len(plan.trials) :]
 
 
+def trial(plan: Plan, index: int) -> Trial:
+    """Return a trial by its number.
+
+    Raises:
+        ConfigError: the plan has no such trial.
+    """
+    if not 0 <= index < len(plan.trials):
+        raise ConfigError(f"no trial {index}", where="--trial", fix=f"the plan has trials 0 to {len(plan.trials) - 1}")
+    return plan.trials[index]
+
+
 def command(plan: Plan, name: str) -> Command | None:
     """Return the command of this name; None if the plan has none."""
     return next((command for command in plan.commands if command.name == name), None)
@@ -218,6 +275,8 @@ def command(plan: Plan, name: str) -> Command | None:
 
 def is_prepared(plan: Plan) -> bool:
     """Return whether the prepare command would find nothing to do, or there is none."""
+    if command(plan, PREPARE) is None:
+        return True
     rows = plan.data_dir if plan.config.data.source.is_made else None
     made = [rows, None if plan.base is None else plan.base_dir]
     return all(Path(path).is_dir() for path in made if path is not None)
@@ -235,10 +294,10 @@ def expanded(text: str | None) -> str | None:
 
 def named_paths(config: Config) -> dict[str, str | None]:
     """Return what a run reads and writes, by the variable that usually names it."""
-    named = {"LOGDIR": config.cluster.paths.logs}
-    if config.data.source is not DataSource.random:
+    named, trains = {"LOGDIR": config.cluster.paths.logs}, config.task.kind is Kind.train
+    if trains and config.data.source is not DataSource.random:
         named = {"DATADIR": config.cluster.paths.data} | named
-    if config.task.training.starts_from is not StartsFrom.random or config.data.needs_model_folder:
+    if trains and (config.training.starts_from is not StartsFrom.random or config.data.needs_model_folder):
         named["MODEL"] = config.cluster.paths.model
     if config.container.runtime is Runtime.pyxis and config.container.image:
         named["CONT"] = config.container.image
@@ -257,7 +316,8 @@ def loads(text: str, *, where: str = run_files.PLAN) -> Plan:
         ConfigError: not JSON, another version, or a missing, unknown or mistyped field.
     """
     try:
-        return codec.typed(Plan, old_plans.upgraded(json.loads(text), to=PLAN_VERSION))
+        raw = old_plans.upgraded(json.loads(text), to=PLAN_VERSION)
+        return codec.typed(KernelsPlan, raw) if "points" in raw else codec.typed(TrainingPlan, raw)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(
             f"not a plan that can be read: {error!r}",

@@ -125,6 +125,11 @@ def profile(trial: int) -> str:
     return f"{RANK_LOGS}/trial_{trial}.profile"
 
 
+def telemetry(trial: int | str, node: str) -> str:
+    """Return the samples of a node's GPUs while a trial ran; `*` for every node."""
+    return f"{RANK_LOGS}/trial_{trial}.gpus_{node}.csv"
+
+
 def module_times(trial: int) -> str:
     """Return where the time of a trial's profiled warm-up steps goes."""
     return f"{RANK_LOGS}/trial_{trial}.modules.json"

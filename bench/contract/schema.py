@@ -10,7 +10,8 @@ from enum import Enum
 from bench.contract.data import Data as Data
 from bench.contract.data import DataSource as DataSource
 from bench.contract.stall import Stall
-from bench.contract.task import Model, Recipe, Task
+from bench.contract.task import Kind, Model, Recipe, Task, Training
+from bench.errors import ConfigError
 
 PORTS = range(61000, 65536)
 """Where ranks meet unless they are told: above Linux' ephemeral ports, so that no other program takes one by chance.
@@ -272,6 +273,8 @@ class Launch:
     """Start in spite of what preflight found; the run folder keeps that."""
     health: bool = True
     """Measure the nodes before the first trial, where the cluster says what is healthy."""
+    telemetry: bool = True
+    """One process a node samples power, clocks, temperature and memory of its GPUs once a second, for the log."""
     profile: ProfileKind = ProfileKind.none
     attempts: int = 3
     """How often one trial may be started, when a node, a time limit or another job ends it."""
@@ -299,3 +302,23 @@ class Config:
     precision: Precision
     walltime: int | None
     """Minutes one trial may take; None: no limit on a laptop, and required by Slurm."""
+
+    @property
+    def training(self) -> Training:
+        """Return what the task trains.
+
+        Raises:
+            ConfigError: it is of another kind, and trains nothing.
+        """
+        if self.task.training is None:
+            raise not_of_kind(self.task, Kind.train)
+        return self.task.training
+
+
+def not_of_kind(task: Task, kind: Kind) -> ConfigError:
+    """Return the error of asking a task for what only tasks of another kind have."""
+    return ConfigError(
+        f"task {task.name} is of kind {task.kind.name}, and this is for tasks of kind {kind.name}",
+        where="task.kind",
+        fix=f"name a task of kind {kind.name}, or the run of one",
+    )

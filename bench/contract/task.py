@@ -1,7 +1,10 @@
-"""What is trained: the task, its model and its recipe; `bench.contract.schema` puts them into a config."""
+"""What is measured: the task, its model and its recipe; `bench.contract.schema` puts them into a config."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
+
+from bench.contract.codec import LEFT_OUT_IF_NONE
+from bench.contract.kernels import Kernels
 
 LORA_TARGETS = ("linear_qkv", "linear_proj")
 """The projections that the engine can put adapters on, by megatron-core's names."""
@@ -33,6 +36,12 @@ class Kind(Enum):
     """What a task measures; it decides which program the ranks run."""
 
     train = "train"
+    kernels = "kernels"
+
+    @property
+    def block(self) -> str:
+        """Return the key of what a task of this kind says of itself; it has no other kind's."""
+        return {Kind.train: "training", Kind.kernels: "kernels"}[self]
 
 
 class Trains(Enum):
@@ -113,7 +122,9 @@ class Task:
     """MLPerf's name, which decides the official rules; None where there are none."""
     submittable: bool
     """False for smoke runs and tiny models: org and platform in the log then say so."""
-    training: Training
+    training: Training | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    kernels: Kernels | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    """A task has the block of its kind, and no other."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from bench.contract import mllog
-from bench.contract.plan import Plan
+from bench.contract.plan import Plan, TrainingPlan, required_training
 from bench.contract.schema import Config, Runtime
 from bench.contract.task import Recompute
 from bench.diagnosis.log_scan import Clue
@@ -37,10 +37,12 @@ def without_image(clue: Clue, plan: Plan | None) -> Clue:
 
 def less_memory(plan: Plan) -> str | None:
     """Return the smallest legal changes that need less memory than the plan and fit by its own estimate, or None."""
+    if not isinstance(plan, TrainingPlan):
+        return None
     now, fitting = plan.memory.total_gib, []
     for key, changed in _changes(plan):
         try:
-            needed = make_plan.make(changed).memory
+            needed = required_training(make_plan.make(changed)).memory
         except ConfigError:
             continue
         if needed.fits is not False and needed.total_gib < now:

@@ -101,12 +101,12 @@ def _queued(
     run = runs.find(folder)
     _check_ended(run)  # once more: another process may have resumed it since
     left = 1 if run.elements else sum(not outcome.is_result for outcome in run.outcomes) or 1
-    with ledger.reopened(folder), _without_reserve(folder):
+    with ledger.reopened(folder), without_reserve(folder):
         return queue.resume(folder, trials_left=left, walltime_min=walltime_min, arguments=arguments)
 
 
 @contextmanager
-def _without_reserve(folder: Path) -> Iterator[None]:
+def without_reserve(folder: Path) -> Iterator[None]:
     """Set aside the reserve of a batch script that was killed; it goes for good once the block has succeeded."""
     reserve, aside = folder / RESERVE, folder / f"{RESERVE}.old"
     is_left = reserve.exists()

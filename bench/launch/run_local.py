@@ -3,7 +3,7 @@
 import os
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bench.backends import local, run_lock
 from bench.console import messages
@@ -12,6 +12,7 @@ from bench.contract import checkpoint
 from bench.contract import plan as plans
 from bench.contract.plan import Command, Plan, Trial
 from bench.contract.run_files import STATUS
+from bench.contract.task import Kind
 from bench.errors import BenchError, Stopped, with_rule, written
 from bench.runs import ledger, manifest
 from bench.runs import status as statuses
@@ -20,6 +21,7 @@ from bench.runs.folder import short
 from bench.runs.ledger import Outcome
 from bench.runs.status import Ending, Status
 from bench.watch import follow, sources, trackers
+from bench.watch.hardware import Gpus
 
 if TYPE_CHECKING:
     from bench.console.messages import Messages
@@ -81,7 +83,9 @@ def _next(plan: Plan, folder: Path, exit_code: int) -> str:
         if any(checkpoint.newest(folder, trial.index) for trial in plan.trials):
             words += f"\nto go on from the last checkpoint: python -m bench resume {short(folder)}"
         return words
-    if plan.config.task.training.target_eval_loss is None:
+    if plan.config.task.kind is Kind.kernels:
+        return f"every point, and its figures: python -m bench report {short(folder)} -o FOLDER"
+    if plan.config.training.target_eval_loss is None:
         return f"beside published systems: python -m bench report {short(folder)}"
     return f"what the trials are worth together: python -m bench score {short(folder)}" if plan.trials[1:] else ""
 
@@ -123,8 +127,10 @@ def _follow(plan: Plan, command: Command, folder: Path, console: "Messages") -> 
     assert command.log is not None  # or there is nothing to follow
     with local.started(plan, command, folder) as running:
         expected = sources.planned(plan, command)
-        is_trial = command in plans.trial_commands(plan)
-        curves = trackers.curves(plan, folder, trial=Path(command.log).stem) if is_trial else None
         log, is_alive = folder / command.log, running.are_running
-        follow(log, expected, name=command.name, is_alive=is_alive, console=console, curves=curves)
+        more: dict[str, Any] = {}
+        if command in plans.trial_commands(plan):
+            more["curves"] = trackers.curves(plan, folder, trial=log.stem)
+            more["gpus"] = Gpus(folder, plans.trial_commands(plan).index(command))
+        follow(log, expected, name=command.name, is_alive=is_alive, console=console, **more)
     running.check()

@@ -30,11 +30,11 @@ def deviations(config: Config) -> list[str]:
 
     Source: MLPerf training rules, llama2_70b_lora: fixed model, rows, LoRA, AdamW, clipping, target and schedule.
     """
-    if config.task.training.target_eval_loss is None:
+    if config.training.target_eval_loss is None:
         return [f"task {config.task.name} has no target here: it measures speed, not a time to train"]
     if config.task.benchmark != NAME or not config.task.submittable:
         return [f"task {config.task.name} is not an MLPerf benchmark"]
-    training, r, rules = config.task.training, config.recipe, LLAMA2_70B_LORA.fixed
+    training, r, rules = config.training, config.recipe, LLAMA2_70B_LORA.fixed
     found: list[tuple[str, object, object]] = [
         *_sizes(config),
         ("data", config.data.name, "gov_report"),
@@ -60,7 +60,7 @@ def has_benchmark_shape(config: Config) -> bool:
 
 def _sizes(config: Config) -> list[tuple[str, object, object]]:
     """Return the fixed values that decide how much work a step and an evaluation are, as (key, value, rule's value)."""
-    lora, m, d, rules = config.task.training.lora, config.model, config.data, LLAMA2_70B_LORA.fixed
+    lora, m, d, rules = config.training.lora, config.model, config.data, LLAMA2_70B_LORA.fixed
     return [
         *((f"model.{key}", getattr(m, key), want) for key, want in LLAMA2_70B.items()),
         ("data.seq_length", d.seq_length, rules["max_sequence_length"]),

@@ -10,11 +10,12 @@ from typing import Any
 
 from bench.contract import mllog, modules
 from bench.contract.modules import ModuleTimes
-from bench.mlperf import compliance, reader, speed
+from bench.mlperf import compliance, reader, speed, telemetry
 from bench.mlperf import log as logs
 from bench.mlperf.log import Log, number
 from bench.mlperf.reader import is_number
 from bench.mlperf.speed import Spread
+from bench.mlperf.telemetry import Telemetry
 from bench.rules.finding import Finding, errors
 
 NO_TARGET = "no target: this measures speed, never a time to train or a score"
@@ -130,6 +131,8 @@ class Result:
     mfu: float | None
     """tflops_gpu over the peak that the log names: model FLOPs utilization, 0 to 1."""
     peak_memory_gib: PeakMemory | None
+    telemetry: Telemetry | None
+    """What the GPUs did meanwhile; None where nobody looked, as on CPUs."""
     module_times: ModuleTimes | None
     """Where the time of profiled warm-up steps went; None without such a profile."""
     system: dict[str, Any]
@@ -187,6 +190,7 @@ def result(log: Log, file: str, system: dict[str, Any]) -> Result:
         **speed.times(log, trial),
         **speed.rates(log, trial, system),
         peak_memory_gib=_peak_memory(log),
+        telemetry=telemetry.of(log),
         module_times=modules.found(log.value(mllog.MODULE_TIMES)),
         system=system,
         software=_software(log),

@@ -57,7 +57,7 @@ def rates(log: Log, trial: Log, system: dict[str, Any]) -> dict[str, Any]:
     doubt = gpu_count.doubt(log, system)
     num_gpus = gpu_count.num_gpus(log, {} if doubt else system)
     per_gpu = throughput / num_gpus if throughput and num_gpus else None
-    tokens = _sequence_length(log)
+    tokens = sequence_length(log)
     tflop_per_sample, tflops_gpu, mfu = _flops(log, per_gpu)
     return {
         "throughput_samples_s": throughput,
@@ -92,7 +92,8 @@ def _flops(log: Log, samples_s_gpu: float | None) -> tuple[float | None, float |
     return work, rate, rate / peak if rate and peak and peak > 0 else None
 
 
-def _sequence_length(log: Log) -> float | None:
+def sequence_length(log: Log) -> float | None:
+    """Return the tokens of a sample; None if neither the log nor its benchmark says it."""
     logged = number(log.value("max_sequence_length"))
     known = log.benchmark.sequence_length if log.benchmark else None
     return logged if logged and logged > 0 else known

@@ -38,7 +38,7 @@ def _frozen_layer_bytes(config: Config, world: World) -> float:
     A 4-bit base is computed with in BF16. The residual stream is not stored, because a norm's backward pass uses the
     norm's output. Dropout masks are not stored either: the backward pass generates them again from their seeds.
     """
-    model, lora, tp = config.model, config.task.training.lora, world.tp
+    model, lora, tp = config.model, config.training.lora, world.tp
     assert lora is not None
     row = quantized_bytes(config) * model.hidden_size / world.sequence_tp + _scale_bytes(config)
     attention = (2 * model.hidden_size + 4 * model.num_attention_heads) / tp
@@ -108,7 +108,7 @@ def _megatron_layer_bytes(config: Config, world: World) -> float:
 
     Without dropout an adapter stores x itself; the input of proj is the output of attention, which is stored already.
     """
-    model, lora, size, tp = config.model, config.task.training.lora, BYTES[config.precision], world.tp
+    model, lora, size, tp = config.model, config.training.lora, BYTES[config.precision], world.tp
     assert lora is not None
     projections = linears(model)
     stored = 2 * size * model.hidden_size / world.sequence_tp + _megatron_qkv_bytes(config, world)

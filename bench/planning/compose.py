@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from bench.contract import old_plans
 from bench.contract.plan import Plan
 from bench.contract.schema import Config, DataSource
-from bench.contract.task import StartsFrom, Weights
+from bench.contract.task import Kind, StartsFrom, Weights
 from bench.errors import ConfigError
 from bench.planning import make_plan
 
@@ -95,19 +95,23 @@ def unplanned(overrides: Sequence[str], *, config_dir: Path | None = None) -> Co
 
 def plan_of(config: Config, overrides: Sequence[str]) -> Plan:
     """Return the plan; Hydra must be initialized, since the base task is composed beside the task."""
-    if config.model.weights is Weights.random:
-        return make_plan.make(with_random_weights(config))
-    if config.task.training.base is None:
+    config = as_planned(config)
+    if config.task.training is None or config.task.training.base is None:
         return make_plan.make(config)
     shared = [word for word in overrides if word.lstrip("+~").split("=")[0].split(".")[0] in FOR_BASE_TOO]
-    return make_plan.make(config, _composed([f"task={config.task.training.base}", *shared]))
+    return make_plan.make(config, _composed([f"task={config.training.base}", *shared]))
+
+
+def as_planned(config: Config) -> Config:
+    """Return the config as its plan has it: what a run does not read is not in it."""
+    if config.task.kind is Kind.kernels:  # of the rows only their length counts
+        return dataclasses.replace(config, data=dataclasses.replace(config.data, source=DataSource.random))
+    return with_random_weights(config) if config.model.weights is Weights.random else config
 
 
 def with_random_weights(config: Config) -> Config:
     """Return the config of the same work with random weights and random rows: no target, checkpoint or data files."""
-    training = dataclasses.replace(
-        config.task.training, starts_from=StartsFrom.random, base=None, target_eval_loss=None
-    )
+    training = dataclasses.replace(config.training, starts_from=StartsFrom.random, base=None, target_eval_loss=None)
     return dataclasses.replace(
         config,
         task=dataclasses.replace(config.task, training=training, submittable=False),

@@ -16,7 +16,7 @@ def is_chosen(config: Config, layout: Layout) -> bool:
     """
     w, cost = layout.world, layout.cost
     can_capture = w.tp == w.pp == w.cp == 1 and not layout.recompute.full
-    can_capture &= config.task.training.trains is not Trains.qlora
+    can_capture &= config.training.trains is not Trains.qlora
     return can_capture and cost is not None and cost.host_s > 0
 
 

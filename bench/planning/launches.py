@@ -32,5 +32,5 @@ def of_layer(config: Config, world: World) -> int:
         kernels = (TRAINED_FP8 if is_fp8 else TRAINED_BF16) + BIASES * config.model.bias
     else:
         kernels = FROZEN_FP8 if is_fp8 else FROZEN_BF16
-        kernels += DEQUANTIZE * (config.task.training.trains is Trains.qlora)
+        kernels += DEQUANTIZE * (config.training.trains is Trains.qlora)
     return kernels + TP * (world.tp > 1) + SP * world.sp + CP * (world.cp > 1)

@@ -15,19 +15,21 @@ from bench.contract.plan import (
     Batch,
     Command,
     Evaluation,
+    KernelsPlan,
     Plan,
     Submission,
+    TrainingPlan,
     Trial,
     World,
     fingerprint,
 )
 from bench.contract.schema import Config, DataSource, Device
-from bench.contract.task import StartsFrom
+from bench.contract.task import Kind, StartsFrom
 from bench.errors import ConfigError
 from bench.mlperf import closed_division
 from bench.mlperf.benchmarks import LLAMA2_70B_LORA
-from bench.planning import cuda_graph, flops, layouts, validate
-from bench.planning.parallelism import num_microbatches
+from bench.planning import cuda_graph, flops, kernel_points, layouts, validate
+from bench.planning.parallelism import num_microbatches, split
 
 PROBE_MIN = 10
 """The time limit of a job that only looks at its nodes."""
@@ -54,15 +56,19 @@ def make(config: Config, base: Config | None = None) -> Plan:
         ConfigError: the request is impossible; the message gives the legal values.
     """
     validate.check(config)
+    return _kernels(config) if config.task.kind is Kind.kernels else _training(config, base)
+
+
+def _training(config: Config, base: Config | None) -> TrainingPlan:
     chosen = layouts.choose(config)
     steps = max_steps(config)
     validate.check_steps(config, steps)
     base_plan = None if base is None else _make_base(base)
     evaluation = _checked_evaluations(config)
     validate.check_memory(config, chosen.memory)
-    is_captured, lora = cuda_graph.is_chosen(config, chosen), config.task.training.lora
-    trials = [Trial(index=k, seed=config.seed_base + k, log=run_files.result(k)) for k in range(config.trials)]
-    return Plan(
+    is_captured, lora = cuda_graph.is_chosen(config, chosen), config.training.lora
+    trials = _trials(config)
+    return TrainingPlan(
         version=PLAN_VERSION,
         name=f"{config.task.name}-{config.cluster.name}",
         config=config,
@@ -88,6 +94,26 @@ def make(config: Config, base: Config | None = None) -> Plan:
     )
 
 
+def _kernels(config: Config) -> KernelsPlan:
+    trials = _trials(config)
+    return KernelsPlan(
+        version=PLAN_VERSION,
+        name=f"{config.task.name}-{config.cluster.name}",
+        config=config,
+        world=split(config, tp=1, pp=1, cp=1, sp=False),
+        trials=trials,
+        points=kernel_points.points(config),
+        walltime_min=validate.walltime_min(config),
+        environment=_environment(config),
+        commands=commands(config, trials),
+        files=files(config, trials),
+    )
+
+
+def _trials(config: Config) -> list[Trial]:
+    return [Trial(index=k, seed=config.seed_base + k, log=run_files.result(k)) for k in range(config.trials)]
+
+
 def _checked_evaluations(config: Config) -> Evaluation:
     """Return the evaluation schedule; raises ConfigError for one that the run cannot keep."""
     schedule = evaluations(config)
@@ -96,10 +122,10 @@ def _checked_evaluations(config: Config) -> Evaluation:
     return schedule
 
 
-def _make_base(base: Config) -> "Plan":
+def _make_base(base: Config) -> TrainingPlan:
     """Return the plan of the base task; its errors name the task, because the user did not ask for it by name."""
     try:
-        return make(base)
+        return plans.required_training(make(base))
     except ConfigError as error:
         name = base.task.name
         raise ConfigError(
@@ -112,7 +138,7 @@ def _make_base(base: Config) -> "Plan":
 
 def max_steps(config: Config) -> int:
     """Return the maximum number of optimizer steps; an epoch leaves out its incomplete last batch."""
-    training = config.task.training
+    training = config.training
     if training.max_steps is not None:
         return training.max_steps
     assert training.epochs is not None
@@ -143,7 +169,7 @@ def evaluations(config: Config) -> Evaluation:
     first = every * (skip + 1)
     last = max_steps(config)
     at_steps = list(range(first, last + 1, every))
-    if config.task.training.target_eval_loss is None and at_steps[-1:] != [last]:
+    if config.training.target_eval_loss is None and at_steps[-1:] != [last]:
         at_steps.append(last)
     return Evaluation(every_steps=every, first_step=at_steps[0] if at_steps else first, at_steps=at_steps)
 
@@ -151,7 +177,7 @@ def evaluations(config: Config) -> Evaluation:
 def submission(config: Config) -> Submission:
     """Return what the log will say about the submission; org and platform mark a run that may not be submitted."""
     task, cluster = config.task, config.cluster
-    has_target = task.training.target_eval_loss is not None
+    has_target = config.training.target_eval_loss is not None
     deviations = closed_division.deviations(config)
     is_submittable = task.submittable and config.model.name == "llama2_70b"
     mark = "" if is_submittable else f" ({task.name}: {NOT_A_SUBMISSION})"
@@ -179,27 +205,25 @@ def data_dir(config: Config) -> str | None:
     return f"{root}/{config.data.name}-{fingerprint(config.data, config.model.vocab_size)}"
 
 
-def base_dir(config: Config, base: Plan | None) -> str | None:
+def base_dir(config: Config, base: TrainingPlan | None) -> str | None:
     """Return the folder of the checkpoint that training starts from; None for random weights."""
     root = config.cluster.paths.model
-    if root is None or config.task.training.starts_from is StartsFrom.random:
+    if root is None or config.training.starts_from is StartsFrom.random:
         return None
     if base is None:
         return root
     b = base.config
-    return f"{root}/{b.task.name}-{fingerprint(b.model, b.data, b.recipe, b.task.training, b.seed_base, b.precision)}"
+    return f"{root}/{b.task.name}-{fingerprint(b.model, b.data, b.recipe, b.training, b.seed_base, b.precision)}"
 
 
 def commands(config: Config, trials: list[Trial]) -> list[Command]:
     """Return what every rank runs, in order: what looks at the nodes, what prepares the trials' files, the trials."""
     prepare, limit = _command(PREPARE, "tasks.prepare", log=run_files.PREPARE_LOG), config.walltime
+    module = f"tasks.{config.task.kind.name}"
     return [
         *node_commands(config, health=config.launch.health),
         *([prepare] if needs_preparing(config) else []),
-        *(
-            _command(f"trial {t.index}", "tasks.train", "--trial", f"{t.index}", log=t.log, limit_min=limit)
-            for t in trials
-        ),
+        *(_command(f"trial {t.index}", module, "--trial", f"{t.index}", log=t.log, limit_min=limit) for t in trials),
     ]
 
 
@@ -230,14 +254,14 @@ def probe(plan: Plan, *, num_nodes: int, health: bool) -> Plan:
 
 def needs_preparing(config: Config) -> bool:
     """Return whether rows or a base checkpoint have to be made before the first trial."""
-    return config.data.source.is_made or config.task.training.starts_from is StartsFrom.task
+    if config.task.kind is not Kind.train:
+        return False
+    return config.data.source.is_made or config.training.starts_from is StartsFrom.task
 
 
 def files(config: Config, trials: list[Trial]) -> list[str]:
     """Return what the run folder will hold."""
-    made = [] if config.data.source is DataSource.random else [run_files.loss_figure("{}")]
-    made += [f"{run_files.adapters('{}')}/"] if plans.keeps_adapters(config) else []
-    made += [] if config.task.training.checkpoint_every_steps is None else [f"{run_files.checkpoints('{}')}/"]
+    made = _made_by_training(config) if config.task.kind is Kind.train else []
     own = [(t.log, *(name.format(t.index) for name in made)) for t in trials]
     looked = [f"{run_files.FACTS}/", *([run_files.HEALTH] if config.cluster.health else [])]
     return [
@@ -251,6 +275,13 @@ def files(config: Config, trials: list[Trial]) -> list[str]:
         run_files.LEDGER,
         run_files.STATUS,
     ]
+
+
+def _made_by_training(config: Config) -> list[str]:
+    """Return what a trial leaves besides its log, by names with {} for its number."""
+    made = [] if config.data.source is DataSource.random else [run_files.loss_figure("{}")]
+    made += [f"{run_files.adapters('{}')}/"] if plans.keeps_adapters(config) else []
+    return made + ([] if config.training.checkpoint_every_steps is None else [f"{run_files.checkpoints('{}')}/"])
 
 
 def _environment(config: Config) -> dict[str, str]:

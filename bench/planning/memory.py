@@ -81,7 +81,7 @@ def gpu(config: Config) -> Gpu | None:
 
 def _stage(config: Config, world: World, recomputed: Recomputed, pp_rank: int) -> Memory:
     """Return the memory of a rank of one pipeline stage."""
-    model, lora, size = config.model, config.task.training.lora, BYTES[config.precision]
+    model, lora, size = config.model, config.training.lora, BYTES[config.precision]
     base, adapters = rank_parameters(model, lora, tp=world.tp, pp=world.pp, pp_rank=pp_rank)
     trainable = adapters if lora else base
     shards = world.dp * world.cp if config.parallel.distributed_optimizer else 1
@@ -132,7 +132,7 @@ def _quantized_weights_bytes(config: Config, world: World, pp_rank: int) -> floa
     if has_fp8_head(config):
         is_last = pp_rank == world.pp - 1
         return 2 * config.model.vocab_size * config.model.hidden_size // world.tp * is_last - weights
-    if config.task.training.trains is Trains.qlora:
+    if config.training.trains is Trains.qlora:
         return weights * (NF4_BYTES - BYTES[config.precision])
     if config.precision is not Precision.fp8:
         return 0
@@ -197,7 +197,7 @@ def _weight_buffers_bytes(config: Config, world: World) -> float:
     FP8 GEMMs on Hopper need both operands with the summed axis last, so that weights are transposed for the backward
     pass. Weights of a 4-bit base are dequantised.
     """
-    is_4_bit = config.task.training.trains is Trains.qlora
+    is_4_bit = config.training.trains is Trains.qlora
     if config.precision is not Precision.fp8 and not is_4_bit:
         return 0.0
     size = BYTES[config.precision] if is_4_bit else 1

@@ -119,7 +119,7 @@ def _gpu_counts() -> list[int]:
 
 def _config(config: Config, way: Way, num_gpus: int) -> Config:
     lora = None if way.trains is Trains.all else LORA
-    training = replace(config.task.training, trains=way.trains, lora=lora)
+    training = replace(config.training, trains=way.trains, lora=lora)
     per_node = min(num_gpus, PER_NODE)
     return replace(
         config,

@@ -141,7 +141,7 @@ def _check_fp8_gemms(config: Config, world: World) -> None:
 
 def _check_4_bit_blocks(config: Config, world: World) -> None:
     """Raise ConfigError when a block of the 4-bit base would have parts on two ranks."""
-    if config.task.training.trains is not Trains.qlora:
+    if config.training.trains is not Trains.qlora:
         return
     for name, linear in linears(config.model).items():
         columns = linear.num_in if linear.is_column else linear.num_in // world.tp

@@ -36,7 +36,7 @@ def _check_upper_limits(config: Config) -> None:
             raise ConfigError(f"{beta} is not in [0, 1)", where=key, fix=f"set {key} to 0 or more, below 1")
     largest = {
         "trials": (config.trials, MAX_TRIALS),
-        "task.training.max_steps": (config.task.training.max_steps, MAX_STEPS),
+        "task.training.max_steps": (config.training.max_steps if config.task.training else None, MAX_STEPS),
     }
     for key, (count, limit) in largest.items():
         if count is not None and count > limit:
@@ -66,7 +66,7 @@ def _positive(config: Config) -> dict[str, float | None]:
         **_values("parallel", config.parallel, ("tp", "pp", "cp", "vpp")),
         **_values("cluster", config.cluster, ("num_nodes", "ranks_per_node")),
         **_values("recipe", config.recipe, recipe),
-        **_values("task.training", config.task.training, ends),
+        **(_values("task.training", config.training, ends) if config.task.training else {}),
         **_values("data", config.data, ("seq_length", "train_rows", "eval_rows", "sample")),
         **(_values("launch.stall", config.launch.stall, ("factor", "floor_s")) if config.launch.stall else {}),
         "trials": config.trials,

@@ -164,7 +164,7 @@ class _Step:
 
     def dequantize_s(self) -> float:
         """Return the seconds in which a pass reads a layer's 4-bit weights and writes them in BF16."""
-        if self.config.task.training.trains is not Trains.qlora:
+        if self.config.training.trains is not Trains.qlora:
             return 0.0
         weights = linear_weights(self.config.model) / self.world.tp
         return (NF4_BYTES + BYTES[self.config.precision]) * weights / self.elementwise_gbs / 1e9
@@ -174,7 +174,7 @@ class _Step:
 
         They take at least as long as reading and writing those; the measured rates include it.
         """
-        if self.config.task.training.lora is not None:
+        if self.config.training.lora is not None:
             return 0.0
         added_s = 2 * MAIN_GRADIENT_BYTES * weights / self.world.tp / self.rates.copy_gbs / 1e9
         rate = self.rates.fp8_weight_gradient_tflops
@@ -186,7 +186,7 @@ class _Step:
         """Return the work of logits, loss and their gradients; a trained head has one GEMM more."""
         config, is_fp8 = self.config, has_fp8_head(self.config)
         weights = config.model.vocab_size * config.model.hidden_size
-        is_trained = config.task.training.lora is None
+        is_trained = config.training.lora is None
         per_logit = FP8_HEAD_BYTES if is_fp8 else HEAD_BYTES
         gradients = TRAINED_HEAD_BYTES * weights / self.world.tp if is_trained else 0
         return _Work(
@@ -207,8 +207,8 @@ class _Step:
     def update(self) -> _Work:
         """Return the work that comes once a step: the reduction of gradients over the replicas, and Adam."""
         config, w = self.config, self.world
-        base, adapters = rank_parameters(config.model, config.task.training.lora, tp=w.tp, pp=w.pp, pp_rank=w.pp - 1)
-        trained, replicas = adapters if config.task.training.lora else base, w.dp * w.cp
+        base, adapters = rank_parameters(config.model, config.training.lora, tp=w.tp, pp=w.pp, pp_rank=w.pp - 1)
+        trained, replicas = adapters if config.training.lora else base, w.dp * w.cp
         sharded = config.parallel.distributed_optimizer
         size = trained * MAIN_GRADIENT_BYTES
         gathered = BYTES[config.precision] if sharded else MAIN_GRADIENT_BYTES  # updated weights, or summed gradients
@@ -251,7 +251,7 @@ class _Step:
     def adapters_s(self) -> float:
         """Return the seconds of a forward pass's GEMMs of one layer's adapters, in BF16; a backward pass has twice."""
         config = self.config
-        if (lora := config.task.training.lora) is None:
+        if (lora := config.training.lora) is None:
             return 0.0
         weights = lora_parameters(config.model, lora) // config.model.num_layers
         size = 2 * tokens(config, self.world) * linear_weights(config.model) / self.world.tp / 1e12

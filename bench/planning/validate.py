@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from bench.contract.layers import differs_from_llama
 from bench.contract.plan import Memory
 from bench.contract.schema import Config, Device, Precision, ProfileKind
-from bench.contract.task import LORA_TARGETS, MomentPrecision, Position, StartsFrom, Trains
+from bench.contract.task import LORA_TARGETS, Kind, MomentPrecision, Position, StartsFrom, Task, Trains
 from bench.errors import ConfigError
-from bench.planning import data_checks, ranges, texts
+from bench.planning import data_checks, kernel_checks, ranges, texts
 
 
 class DoesNotFitError(ConfigError):
@@ -17,16 +17,33 @@ class DoesNotFitError(ConfigError):
 def check(config: Config) -> None:
     """Raise ConfigError when the config contradicts itself in every layout."""
     texts.check(config)
+    _check_kind(config.task)
     ranges.check(config)
-    data_checks.check(config.data)
-    _check_profile(config)
-    _check_training(config)
     _check_heads(config)
     _check_positions(config)
     _check_cluster(config)
+    _check_walltime(config)
+    if config.task.kind is Kind.kernels:
+        kernel_checks.check(config)
+        return
+    data_checks.check(config.data)
+    _check_profile(config)
+    _check_training(config)
     _check_lora(config)
     _check_precision(config)
-    _check_walltime(config)
+
+
+def _check_kind(task: Task) -> None:
+    """Refuse a task without the block of its kind, or with another one."""
+    for kind in Kind:
+        is_given = getattr(task, kind.block) is not None
+        if is_given != (kind is task.kind):
+            raise ConfigError(
+                f"task {task.name} is of kind {task.kind.name}, and task.{kind.block} is "
+                f"{'given' if is_given else 'missing'}",
+                where=f"task.kind, task.{kind.block}",
+                fix=f"set task.{kind.block}=null, or task.kind={kind.name}" if is_given else f"give task.{kind.block}",
+            )
 
 
 def check_evaluation(config: Config, *, every_steps: int, first_step: int, max_steps: int) -> None:
@@ -39,7 +56,7 @@ def check_evaluation(config: Config, *, every_steps: int, first_step: int, max_s
             where="recipe.eval_every_samples, recipe.global_batch_size",
             fix=f"evaluate at least every {rows // r.global_batch_size * r.global_batch_size} samples",
         )
-    if config.task.training.target_eval_loss is not None and first_step > max_steps:
+    if config.training.target_eval_loss is not None and first_step > max_steps:
         raise ConfigError(
             f"the first evaluation is at step {first_step}, after the last, {max_steps}: the target cannot be reached",
             where="task.training.max_steps, recipe.eval_every_samples, recipe.eval_skip",
@@ -66,7 +83,7 @@ def check_memory(config: Config, memory: Memory) -> None:
 
 def _smaller_states(config: Config) -> str:
     """Return what else makes a whole model's training smaller: other moments, or adapters."""
-    if config.task.training.trains is not Trains.all:
+    if config.training.trains is not Trains.all:
         return ""
     choices = ["recipe.moments=bf16"] if config.recipe.moments is MomentPrecision.fp32 else []
     choices += ["recipe.offload_moments=true"] if not config.recipe.offload_moments else []
@@ -133,7 +150,7 @@ def _check_cluster(config: Config) -> None:
 
 def _check_precision(config: Config) -> None:
     """Refuse what the GPU or no layer of the engine computes; a whole model is trained in every precision."""
-    trains, precision = config.task.training.trains, config.precision
+    trains, precision = config.training.trains, config.precision
     _check_gpu_precision(config)
     if trains is Trains.all:
         return
@@ -166,7 +183,7 @@ def _check_gpu_precision(config: Config) -> None:
 
 def _check_training(config: Config) -> None:
     """Refuse a training task whose trained weights, start or end are missing or contradict each other."""
-    training = config.task.training
+    training = config.training
     if (training.max_steps is None) == (training.epochs is None):
         raise ConfigError(
             f"max_steps is {training.max_steps or 'null'} and epochs is {training.epochs or 'null'}: exactly one of "
@@ -197,7 +214,7 @@ def _check_training(config: Config) -> None:
 
 
 def _check_lora(config: Config) -> None:
-    lora = config.task.training.lora
+    lora = config.training.lora
     if lora is None:
         return
     if unknown := sorted(set(lora.target_modules) - set(LORA_TARGETS)):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from bench.contract import checkpoint as checkpoints
-from bench.contract.plan import Plan, expanded, named_paths
+from bench.contract.plan import Plan, TrainingPlan, expanded, named_paths
 from bench.contract.schema import DataSource, Runtime
 from bench.contract.task import StartsFrom
 from bench.contract.texts import quoted, steering
@@ -95,7 +95,7 @@ def text(subject: Subject) -> Iterator[Finding | str]:
 
 def takes_checkpoint(plan: Plan) -> bool:
     """Return whether the site has to bring the checkpoint that is fine-tuned."""
-    return plan.config.task.training.starts_from is StartsFrom.checkpoint
+    return isinstance(plan, TrainingPlan) and plan.config.training.starts_from is StartsFrom.checkpoint
 
 
 def checkpoint(subject: Subject) -> Iterator[Finding | str]:
@@ -130,7 +130,7 @@ def outputs(subject: Subject) -> Iterator[Finding | str]:
 
 def _checkpoints_mib(plan: Plan) -> int:
     """Return what the checkpoints of a trial take on disk; those of trials that ended are kept as well."""
-    if plan.config.task.training.checkpoint_every_steps is None:
+    if not isinstance(plan, TrainingPlan) or plan.config.training.checkpoint_every_steps is None:
         return 0
     size = checkpoints.state_bytes(plan.memory.trainable_parameters, plan.config.recipe.moments)
     return (checkpoints.KEPT * len(plan.trials) + 1) * size // 2**20

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from bench.contract.plan import Plan
+from bench.contract.plan import Plan, required_training
 from bench.mlperf.benchmarks import BENCHMARKS
 from bench.rules.check import Finding, Subject, broken
 
@@ -15,7 +15,7 @@ def apply(plan: Plan) -> bool:
 
 def schedule(subject: Subject) -> Iterator[Finding | str]:
     """Yield whether evaluations do not stand where the benchmark's rules have them."""
-    plan = subject.plan
+    plan = required_training(subject.plan)
     known = BENCHMARKS[str(plan.config.task.benchmark)]
     assert known.schedule is not None
     gbs = plan.batch.global_batch_size
@@ -34,7 +34,7 @@ def reference(subject: Subject) -> Iterator[Finding | str]:
     from bench.mlperf.official import RULESETS
     from bench.mlperf.rcp import rcp_record
 
-    gbs = subject.plan.batch.global_batch_size
+    gbs = required_training(subject.plan).batch.global_batch_size
     point = rcp_record(str(subject.plan.config.task.benchmark), gbs, RULESETS[-1])
     if point is None:
         what = f"no reference convergence point for a global batch size of {gbs} (ruleset {RULESETS[-1]})"

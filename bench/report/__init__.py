@@ -1,8 +1,7 @@
 """Results as something to hand on: one self-contained HTML page, CSV tables and PNG figures."""
 
 import re
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,11 +9,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from bench.contract import secrets
-from bench.contract.new_folder import existing
-from bench.errors import ConfigError
 from bench.mlperf.reader import printable
-from bench.report import page
-from bench.report.numbers import minutes_text, number_text
+from bench.report import output_folder, page, template
 from bench.report.sets import TrialSet
 from bench.results import Measurement, of_training
 from bench.rules.finding import Finding
@@ -24,8 +20,6 @@ if TYPE_CHECKING:
 
 
 PAGE, TEMPLATE = "report.html", "report.html.j2"
-_MARK = '<meta name="generator" content="runstop'
-"""Stands in every page of ours, so that no other is overwritten."""
 _FILES = re.compile(
     r"report\.html|(trials|evaluations|step_times|measurements)\.csv"
     r"|(sets|(convergence|step_time|samples|published)(_\d+)?)\.png"
@@ -39,36 +33,8 @@ def write(sets: Sequence[TrialSet], out: Path, *, title: str | None = None) -> P
     Raises:
         ConfigError: the folder cannot be made or written, or holds files of these names that are not ours.
     """
-    try:
-        with existing(out):
-            _require_ours(out)
-            with tempfile.TemporaryDirectory(prefix=".part-", dir=out, ignore_cleanup_errors=True) as scratch:
-                part, replaced = Path(scratch, "new"), Path(scratch, "replaced")
-                part.mkdir()
-                replaced.mkdir()
-                _write(sets, part, title=title)
-                _move_all(part, out, replaced)
-    except OSError as error:
-        what = f"the report cannot be written: {error.strerror}"
-        raise ConfigError(what, where=str(out), fix="name another folder") from error
+    output_folder.write(out, lambda part: _write(sets, part, title=title), page=PAGE, names=_FILES)
     return out / PAGE
-
-
-def _move_all(part: Path, out: Path, replaced: Path) -> None:
-    """Give all files their place, and what they replace another; if one cannot be moved, all of them go back."""
-    moved: list[tuple[Path, Path]] = []
-    try:
-        for path in sorted(part.iterdir(), key=lambda path: path.name != PAGE):  # the page says whose the rest is
-            moves = [(path, out / path.name)]
-            if moves[0][1].exists():
-                moves.insert(0, (out / path.name, replaced / path.name))
-            for here, there in moves:
-                here.rename(there)
-                moved.append((here, there))
-    except BaseException:
-        for here, there in reversed(moved):
-            there.rename(here)
-        raise
 
 
 def _write(sets: Sequence[TrialSet], out: Path, *, title: str | None) -> None:
@@ -78,14 +44,8 @@ def _write(sets: Sequence[TrialSet], out: Path, *, title: str | None) -> None:
     (out / PAGE).write_text(_render(context), encoding="utf-8")
 
 
-def _require_ours(out: Path) -> None:
-    """Raise ConfigError for files of the names that a report has, unless a page of ours lies beside them."""
-    taken = sorted(path.name for path in out.iterdir() if _FILES.fullmatch(path.name))
-    if PAGE in taken and _MARK in (out / PAGE).read_text(errors="replace"):
-        return
-    if taken:
-        names = ", ".join(taken)
-        raise ConfigError(f"{names} not of our making, and not overwritten", where=str(out), fix="name another folder")
+def _render(context: Mapping[str, Any]) -> str:
+    return template.page(TEMPLATE, context)
 
 
 def trial_rows(sets: Sequence[TrialSet]) -> list[page.Row]:
@@ -188,33 +148,3 @@ def _counted(trials: TrialSet, file: str) -> str:
 
 def _finding_text(finding: Finding) -> str:
     return f"{finding.rule}{f' line {finding.line}' if finding.line else ''}: {finding.what}"
-
-
-def _render(context: dict[str, Any]) -> str:
-    """Return the page. Text from logs is escaped, and cannot steer what shows it; None is blank."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    def finalize(value: Any) -> Any:
-        return "" if value is None else printable(secrets.masked(value)) if type(value) is str else value
-
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        finalize=finalize,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    forms: dict[str, Callable[[float], str]] = {
-        "minutes": minutes_text,
-        "number": number_text,
-        "count": "{:,.0f}".format,
-        "ratio": "{:.3f}".format,
-        "value": "{:#.4g}".format,
-    }
-    environment.filters |= {name: _blank_or(form) for name, form in forms.items()}
-    return environment.get_template(TEMPLATE).render(context)
-
-
-def _blank_or(form: Callable[[float], str]) -> Callable[[float | None], str]:
-    return lambda value: "" if value is None else form(value)

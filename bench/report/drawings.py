@@ -1,31 +1,36 @@
 """The figures of the page: which ones a set has data for, and what their captions say."""
 
 import base64
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.mlperf import forecast, published
-from bench.report import figures, throughput
+from bench.report import curves, figures, throughput
+from bench.report.bars import bar_chart
 from bench.report.canvas import footer
 from bench.report.compare import Claim, Entry
 from bench.report.figures import Bar
+from bench.report.interactive import Chart
+from bench.report.palette import COLORS
 from bench.report.sets import TrialSet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """A figure as it is embedded in the page."""
+    """A figure as it is embedded in the page: a picture for paper, and on a screen its charts instead."""
 
     file: str
     caption: str
     uri: str
+    charts: Mapping[str, Chart]
+    """By the id that the page finds them by. Where there are none, the picture is shown on screens, too."""
 
 
 def draw_training(
     trials: TrialSet, claimed: Claim, entries: Sequence[Entry], out: Path, *, mark: str
-) -> Iterator[tuple[str, Path, str]]:
-    """Draw the figures that the trials have data for; yield each figure's key, file and caption."""
+) -> Iterator[tuple[str, Shown]]:
+    """Draw the figures that the trials have data for; yield each figure with its key."""
     s, note = trials.score, footer(trials.hardware, len(trials.results))
     benchmark, gbs = None if trials.pretends else s.benchmark, s.global_batch_size
     heading = f"{trials.measured}, {trials.name}"
@@ -35,7 +40,12 @@ def draw_training(
     figures.convergence_figure(trials.results, path, heading=heading, note=note, band=band)
     shade = " Shaded: where published runs of this benchmark and batch size lie." if band else ""
     bad = "" if all(r.valid for r in trials.results) else " Red and dotted: not a valid trial."
-    yield "convergence", path, f"Every evaluation of every trial; the large dot is its last.{bad}{shade}"
+    charts = {
+        "evaluation": curves.evaluation_chart([trials], band=band),
+        "training_loss": curves.training_chart([trials]),
+    }
+    caption = f"Every evaluation of every trial.{bad}{shade}"
+    yield "convergence", shown(path, caption, charts, mark=mark)
 
     yield from _draw_step_times(trials, out, mark=mark)
 
@@ -44,14 +54,13 @@ def draw_training(
         path = out / f"samples{mark}.png"
         figures.samples_figure(s.samples_distribution, known, path, heading=heading, note=note)
         source = f"Published: {known.kind}, {known.source}."
-        yield "samples", path, f"Trials by the samples they took to the target. {source}"
+        yield "samples", shown(path, f"Trials by the samples they took to the target. {source}")
 
     if entries:
-        path = out / f"published{mark}.png"
-        yield "published", path, _draw_published(trials, claimed, entries, path, note=note)
+        yield "published", _draw_published(trials, claimed, entries, out, mark=mark)
 
 
-def _draw_step_times(trials: TrialSet, out: Path, *, mark: str) -> Iterator[tuple[str, Path, str]]:
+def _draw_step_times(trials: TrialSet, out: Path, *, mark: str) -> Iterator[tuple[str, Shown]]:
     if not any(r.step_times_ms for r in trials.results):
         return
     path, note = out / f"step_time{mark}.png", footer(trials.hardware, len(trials.results))
@@ -60,12 +69,16 @@ def _draw_step_times(trials: TrialSet, out: Path, *, mark: str) -> Iterator[tupl
     measured = (
         "Each measurement is one step, where the log lists them, else the mean over the steps between two log lines."
     )
-    yield "step_time", path, measured
+    charts = {
+        "step_time": curves.step_time_chart([trials]),
+        "step_time_distribution": curves.step_time_distribution([trials]),
+    }
+    yield "step_time", shown(path, measured, charts, mark=mark)
 
 
 def draw_throughput(
     trials: TrialSet, lines: Sequence[throughput.Speed], out: Path, *, mark: str
-) -> Iterator[tuple[str, Path, str]]:
+) -> Iterator[tuple[str, Shown]]:
     """Draw the figures of a run on random weights, which has neither losses nor minutes."""
     yield from _draw_step_times(trials, out, mark=mark)
     if lines:
@@ -75,12 +88,15 @@ def draw_throughput(
             f"{trials.measured}: beside published systems",
             footer(trials.hardware, len(trials.results)),
         )
-        figures.bars_figure(bars, path, heading=heading, note=note, what="samples/s while training")
-        yield "published", path, "Samples per second while training; dark, this set's."
+        what = "samples/s while training"
+        figures.bars_figure(bars, path, heading=heading, note=note, what=what)
+        caption = "Samples per second while training; dark, this set's."
+        yield "published", shown(path, caption, {"published": bar_chart(bars, what=what)}, mark=mark)
 
 
-def _draw_published(trials: TrialSet, claimed: Claim, entries: Sequence[Entry], path: Path, *, note: str) -> str:
-    """Draw published systems and, if it has a time, this set; return the caption."""
+def _draw_published(trials: TrialSet, claimed: Claim, entries: Sequence[Entry], out: Path, *, mark: str) -> Shown:
+    """Draw published systems and, if it has a time, this set."""
+    path, note = out / f"published{mark}.png", footer(trials.hardware, len(trials.results))
     with_ours, dark = (" and this set", "; dark, this set's") if claimed.minutes is not None else ("", "")
     heading = f"{trials.measured}, {trials.num_gpus} GPUs: published systems{with_ours}"
     bars = [_bar(trials, claimed) if entry.ours else Bar(name=entry.name, value=entry.minutes) for entry in entries]
@@ -88,16 +104,19 @@ def _draw_published(trials: TrialSet, claimed: Claim, entries: Sequence[Entry], 
     drawn = [bar for bar in bars if bar.value <= longest] or bars
     figures.bars_figure(drawn, path, heading=heading, note=note)
     beyond = f" Not drawn: {len(bars) - len(drawn)} above {longest:.0f} min." if len(drawn) < len(bars) else ""
-    return f"Official minutes of published systems{dark}.{beyond}"
+    caption = f"Official minutes of published systems{dark}.{beyond}"
+    return shown(path, caption, {"published": bar_chart(drawn, what="minutes to target")}, mark=mark)
 
 
 _MAX_BAR_RATIO = 2.5
 """A published time far beyond this set's would press all other bars together; the table has it."""
 
 
-def shown(path: Path, caption: str) -> Shown:
+def shown(path: Path, caption: str, charts: Mapping[str, Chart] | None = None, *, mark: str = "") -> Shown:
+    """Return a figure that was drawn, with those of its charts that show something."""
     data = base64.b64encode(path.read_bytes()).decode()
-    return Shown(file=path.name, caption=caption, uri=f"data:image/png;base64,{data}")
+    kept = {f"{name}{mark}": chart for name, chart in (charts or {}).items() if chart["views"]}
+    return Shown(file=path.name, caption=caption, uri=f"data:image/png;base64,{data}", charts=kept)
 
 
 def draw_compared(drawn: Sequence[tuple[TrialSet, Claim]], out: Path) -> Shown:
@@ -106,10 +125,19 @@ def draw_compared(drawn: Sequence[tuple[TrialSet, Claim]], out: Path) -> Shown:
     note = footer(where, sum(len(trials.results) for trials in sets))
     bars = [_bar(trials, claimed) for trials, claimed in drawn]
     figures.bars_figure(bars, out / "sets.png", heading=f"{sets[0].measured}: sets compared", note=note)
-    return shown(
-        out / "sets.png",
-        "Minutes from zero; in brackets, and as a whisker where it can be seen, the 90 % interval of a score.",
-    )
+    caption = "Minutes from zero; in brackets, and as a whisker where it can be seen, the 90 % interval of a score."
+    return shown(out / "sets.png", caption, {"sets": bar_chart(bars, what="minutes to target", colors=COLORS)})
+
+
+def overlaid(sets: Sequence[TrialSet]) -> dict[str, Chart]:
+    """Return the curves of all sets on the same axes; only those that have points."""
+    charts = {
+        "evaluations": curves.evaluation_chart(sets),
+        "training_losses": curves.training_chart(sets),
+        "step_times": curves.step_time_chart(sets),
+        "step_time_distributions": curves.step_time_distribution(sets),
+    }
+    return {name: chart for name, chart in charts.items() if chart["views"]}
 
 
 def _bar(trials: TrialSet, claimed: Claim) -> Bar:

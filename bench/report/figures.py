@@ -168,7 +168,7 @@ def bars_figure(bars: Sequence[Bar], path: Path, *, heading: str, note: str, wha
         end = bar.value
         if bar.interval:
             end = max(end, bar.interval[1])
-            if bar.interval[1] - bar.interval[0] > _LEAST_WHISKER * longest:
+            if bar.interval[1] - bar.interval[0] > LEAST_WHISKER * longest:
                 axes.plot(bar.interval, [row, row], color=INTERVAL_COLOR, linewidth=2, marker="|", markersize=10)
         axes.annotate(
             _bar_text(bar),
@@ -198,7 +198,7 @@ def _bar_text(bar: Bar) -> str:
     return " ".join(filter(None, (minutes_text(bar.value), between, bar.remark)))
 
 
-_LEAST_WHISKER = 0.02
+LEAST_WHISKER = 0.02
 """Of the longest bar: a shorter whisker is no more than a speck, and the interval stands in words anyway."""
 
 

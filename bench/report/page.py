@@ -10,7 +10,7 @@ from typing import Any
 from bench import rules
 from bench.contract import file_content
 from bench.mlperf.result import NO_TARGET, UNVERIFIED
-from bench.report import drawings, system, throughput
+from bench.report import drawings, interactive, system, throughput
 from bench.report.compare import Claim, best_of_each, claim, peers, ranked, standings
 from bench.report.differences import differences
 from bench.report.numbers import minutes_text, number_text
@@ -46,12 +46,16 @@ def context(sets: Sequence[TrialSet], rows: Sequence[Sequence[Row]], out: Path, 
         _section(trials, rows[number], out, mark=f"_{number + 1}" if len(sets) > 1 else "")
         for number, trials in enumerate(sets)
     ]
-    return {
+    compared = _compared(sets, out) if len(sets) > 1 else None
+    figures = [*([compared["figure"]] if compared else []), *(f for s in sections for f in s["figures"].values())]
+    charts = {name: chart for figure in figures if figure for name, chart in figure.charts.items()}
+    return interactive.context() | {
         "title": title or _title(sets),
         "unverified": UNVERIFIED,
         "ratio_text": throughput.RATIO,
         "sections": sections,
-        "compared": _compared(sets, out) if len(sets) > 1 else None,
+        "compared": compared,
+        "charts": charts | (compared["curves"] if compared else {}),
         "versions": {name: version(name) for name in ("runstop", "mlperf-logging")},
     }
 
@@ -79,7 +83,7 @@ def _section(trials: TrialSet, rows: Sequence[Row], out: Path, *, mark: str) -> 
         "cards": throughput.cards(speed) if speed is not None else _cards(trials, claimed, rows),
         "rows": rows,
         "blanks": _blanks(rows),
-        "figures": {key: drawings.shown(path, text) for key, path, text in drawn},
+        "figures": dict(drawn),
         "ranked": entries,
         "best": best_of_each(systems),
         "standings": standings(trials, claimed, systems),
@@ -199,8 +203,12 @@ def _compared(sets: Sequence[TrialSet], out: Path) -> dict[str, Any]:
         for trials, claimed, same in zip(sets, claims, alike, strict=True)
     ]
     drawn = [(t, c) for t, c, same in zip(sets, claims, alike, strict=True) if same and c.minutes is not None]
-    return {"rows": rows, "all_alike": all(alike), "figure": drawings.draw_compared(drawn, out) if drawn else None} | {
-        "differences": differences(sets)
+    return {
+        "rows": rows,
+        "all_alike": all(alike),
+        "figure": drawings.draw_compared(drawn, out) if drawn else None,
+        "curves": drawings.overlaid([trials for trials, same in zip(sets, alike, strict=True) if same]),
+        "differences": differences(sets),
     }
 
 

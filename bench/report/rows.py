@@ -1,7 +1,10 @@
 """Rows of a table of measurements: what was measured, its value, and a remark."""
 
+from statistics import median
+
 from bench.mlperf.result import PeakMemory
 from bench.mlperf.speed import Spread
+from bench.mlperf.telemetry import Telemetry
 
 Row = tuple[str, str, str]
 """What was measured, its value, and a remark."""
@@ -16,6 +19,40 @@ def memory_row(peak: PeakMemory | None) -> Row:
     reserved = "" if peak.reserved is None else f"{peak.reserved:,.1f} reserved"
     estimated = "" if peak.estimated is None else f"the plan estimated {peak.estimated:,.1f}"
     return name, f"{peak.allocated:,.1f}", "; ".join(filter(None, ("fullest GPU", reserved, estimated)))
+
+
+def telemetry_rows(telemetry: Telemetry | None) -> list[Row]:
+    """Return what the GPUs did meanwhile; no rows where nobody looked, as on CPUs."""
+    if telemetry is None:
+        return []
+    t, n = telemetry, telemetry.num_gpus
+    found = [_level_row(t, *row) for row in _LEVELS if t.levels(row[0])]
+    if n:
+        shares = [f"{name} {100 * share:.0f} %" for name, share in t.throttle.items() if share]
+        found += [("clocks held down", ", ".join(shares) or "never", "share of time")] if t.throttle_is_known else []
+        found += measured_rows(
+            ("energy of the run (J)", t.energy_j, "{:,.0f}", f"{n} GPUs, run_start to run_stop"),
+            ("energy of a step (J)", t.energy_per_step_j, "{:,.1f}", f"{n} GPUs; {TRAINING_ONLY}"),
+            ("energy of a token (J)", t.energy_per_token_j, "{:,.4g}", f"{n} GPUs; {TRAINING_ONLY}"),
+        )
+    why = "; ".join([*t.missing, *(f"no {name.rpartition('_')[0]}: {reason}" for name, reason in t.refused.items())])
+    return found + ([("not measured of the GPUs", "", why)] if why else [])
+
+
+_LEVELS = (
+    ("power_w", "power of a GPU (W)"),
+    ("sm_clock_mhz", "SM clock (MHz)"),
+    ("memory_clock_mhz", "memory clock (MHz)"),
+    ("temperature_c", "GPU temperature (°C)"),
+    ("memory_gib", "GPU memory used (GiB)"),
+)
+
+
+def _level_row(telemetry: Telemetry, name: str, title: str) -> Row:
+    medians = [level.median for level in telemetry.levels(name)]
+    between = f"; GPUs {min(medians):,.0f} to {max(medians):,.0f}" if len(medians) > 1 else ""
+    limit = f"; limit {t:,.0f}" if name == "power_w" and (t := telemetry.power_limit_w) else ""
+    return title, f"{median(medians):,.0f}", f"median; highest {telemetry.peak(name):,.0f}{between}{limit}"
 
 
 def spread_row(name: str, s: Spread | None, what: str) -> Row:

@@ -7,15 +7,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
+from bench.contract.plan import TrainingPlan
 from bench.mlperf import published
 from bench.mlperf.benchmarks import BENCHMARKS
 from bench.mlperf.published import System
 from bench.mlperf.rcp import rcp_record
 from bench.mlperf.result import NO_TARGET, PeakMemory
 from bench.mlperf.speed import Spread, spread
+from bench.mlperf.telemetry import Telemetry, joined
 from bench.report.compare import best_of_each, model
 from bench.report.numbers import number_text
-from bench.report.rows import TRAINING_ONLY, Row, measured_rows, memory_row, spread_row, value_text
+from bench.report.rows import TRAINING_ONLY, Row, measured_rows, memory_row, spread_row, telemetry_rows, value_text
 from bench.report.sets import TrialSet
 
 
@@ -50,6 +52,8 @@ class Throughput:
     mfu_counts: str
     peak_memory_gib: PeakMemory | None
     """The peak of the trial that needed most."""
+    telemetry: Telemetry | None
+    """What the GPUs did in all trials."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,13 +94,14 @@ def measure(trials: TrialSet) -> Throughput:
     found, gpus = [r for r in trials.results if r.valid], trials.num_gpus
     peaks = [r.peak_memory_gib for r in found if r.peak_memory_gib]
     shapes = {r.shape_of for r in found}
+    cost = trials.plan.cost if isinstance(trials.plan, TrainingPlan) else None
     return Throughput(
         num_runs=len(found),
         shape_of=shapes.pop() if len(shapes) == 1 else None,
         num_gpus=gpus,
         global_batch_size=trials.score.global_batch_size,
         step_time_ms=spread([time_ms for r in found for _, time_ms in r.step_times_ms]),
-        estimated_step_ms=1000 * trials.plan.cost.step_s if trials.plan and trials.plan.cost else None,
+        estimated_step_ms=1000 * cost.step_s if cost else None,
         eval_time_s=spread([time_s for r in found for time_s in r.eval_times_s]),
         samples_s=_median(r.throughput_samples_s for r in found),
         tokens_s_gpu=_median(r.tokens_s_gpu for r in found if gpus),
@@ -109,6 +114,7 @@ def measure(trials: TrialSet) -> Throughput:
         mfu=_median(r.mfu for r in found if gpus),
         mfu_counts=next((r.mfu_counts for r in found if r.mfu), ""),
         peak_memory_gib=max(peaks, key=lambda peak: peak.allocated, default=None),
+        telemetry=joined([r.telemetry for r in found if r.telemetry]),
     )
 
 
@@ -229,6 +235,7 @@ def rows(measured: Throughput, projection: Projection | None, why_not: str) -> l
         ),
         ("MFU (%)", value_text(mfu, "{:.1f}"), m.mfu_counts if mfu else "no GPUs, or no peak rate is known of them"),
         memory_row(m.peak_memory_gib),
+        *telemetry_rows(m.telemetry),
         spread_row("evaluation (s)", m.eval_time_s, "evaluation"),
         *measured_rows(("last training loss", m.train_loss, "{:.4f}", "")),
         ("projected minutes", "", f"none: {why_not}")

@@ -7,14 +7,15 @@
     signs: {"-": out of memory}                     # texts in place of a number; "*" may stand behind one
     columns: [{measurement: throughput_per_gpu, unit: tokens/s, gpus: 8, labels: {}}, …]
     rows: [{labels: {model: 7B}, printed: ["7488.3", …]}, …]
+    figures: [{labels: {model: 70B}, measurement: step_time, unit: ms, printed_in: s, printed: "375"}]
 
-A row and a column say together what a cell is: the labels of both, the measurement and unit of the row if it has them,
-else of the column. `gpus` says that so many GPUs reached the printed figures together: the value of a measurement per
-GPU (`…_per_gpu`) is one's share.
+A table has rows and columns; figures stand alone, as those in a text. Row and column say together what a cell is: the
+labels of both, the measurement and unit of the row if it has them, else of the column. `gpus` says that so many GPUs
+reached the printed figures together: the value of a measurement per GPU (`…_per_gpu`) is one's share.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -24,6 +25,8 @@ from bench.errors import ConfigError
 
 _NUMBER = re.compile(r"~?(\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+\.?\d*)(?:%|GB)?")
 """A number, with ~ for `about` before it or a unit behind it, or without."""
+FACTORS = {("s", "ms"): 1000, ("ms", "us"): 1000, ("%", ""): 0.01}
+"""From a document's unit to the unit of the value."""
 CALCULATED = "*"
 """Behind a number that the document calculated from a shorter run."""
 
@@ -62,29 +65,36 @@ class PublishedTable(msgspec.Struct, frozen=True, kw_only=True):
     """In the order of the document: by rows."""
 
 
-class _Cells(_Part, frozen=True, kw_only=True):
+class _Given(_Part, frozen=True, kw_only=True):
+    """What a row, a column or a figure says of its cells."""
+
     labels: dict[str, str] = {}
     measurement: str = ""
     unit: str = ""
-
-
-class _Column(_Cells, frozen=True, kw_only=True):
+    printed_in: str = ""
+    """The document's unit, where it is another one."""
     gpus: int | None = None
+    reason: str = ""
+    """Why the labels are not the printed ones, or `value` is not the printed number."""
+
+
+class _Cell(_Given, frozen=True, kw_only=True):
+    printed: str
+    value: float | None = None
+    """As the printed one should be."""
 
 
 class _Correction(_Part, frozen=True, kw_only=True):
     column: int
     """From 1."""
     value: float
-    """In the unit of the cell, of all its GPUs."""
+    """As the printed one should be."""
     reason: str
 
 
-class _Row(_Cells, frozen=True, kw_only=True):
+class _Row(_Given, frozen=True, kw_only=True):
     printed: tuple[str, ...]
     corrected: tuple[_Correction, ...] = ()
-    reason: str = ""
-    """Why the labels are not the printed ones."""
 
 
 class _File(_Part, frozen=True, kw_only=True):
@@ -92,9 +102,12 @@ class _File(_Part, frozen=True, kw_only=True):
     place: str
     hardware: str
     date: str
+    unit: str = ""
+    """Of cells that name none."""
     signs: dict[str, str] = {}
-    columns: tuple[_Column, ...]
-    rows: tuple[_Row, ...]
+    columns: tuple[_Given, ...] = ()
+    rows: tuple[_Row, ...] = ()
+    figures: tuple[_Cell, ...] = ()
 
 
 def read(path: Path) -> PublishedTable:
@@ -104,14 +117,17 @@ def read(path: Path) -> PublishedTable:
         ConfigError: it cannot be read, has an unknown or missing key, or a cell that is no number and is not explained.
     """
     file = _parsed(path)
-    rows = ((row, f"{path}: rows[{number}]") for number, row in enumerate(file.rows))
+    cells = [(cell, f"{path}: figures[{number}]") for number, cell in enumerate(file.figures)]
+    for number, row in enumerate(file.rows):
+        where = f"{path}: rows[{number}]"
+        cells += [(cell, where) for cell in _of_row(row, file.columns, where=where)]
     return PublishedTable(
         name=path.stem,
         title=file.title,
         place=file.place,
         hardware=file.hardware,
         date=file.date,
-        figures=tuple(figure for row, where in rows for figure in _of_row(file, row, where=where)),
+        figures=tuple(_figure(cell, file, where=where) for cell, where in cells),
     )
 
 
@@ -132,49 +148,69 @@ def _parsed(path: Path) -> _File:
         raise ConfigError(what, where=str(path), fix="see the head of bench/results/published.py") from error
 
 
-def _of_row(file: _File, row: _Row, *, where: str) -> list[Figure]:
-    """Return the figures of a row, which has a cell for each column."""
-    count = len(file.columns)
-    if len(row.printed) != count:
-        what = f"{len(row.printed)} cells, and the table has {count} columns"
+def _of_row(row: _Row, columns: Sequence[_Given], *, where: str) -> list[_Cell]:
+    """Return the cells of a row, one for each column."""
+    if len(row.printed) != len(columns):
+        what = f"{len(row.printed)} cells, and the table has {len(columns)} columns"
         raise ConfigError(what, where=where, fix="give one text a column")
-    if wrong := [one.column for one in row.corrected if not 1 <= one.column <= count]:
-        raise ConfigError(f"column {wrong[0]} is corrected", where=where, fix=f"name a column from 1 to {count}")
+    if wrong := [one.column for one in row.corrected if not 1 <= one.column <= len(columns)]:
+        fix = f"name a column from 1 to {len(columns)}"
+        raise ConfigError(f"column {wrong[0]} is corrected", where=where, fix=fix)
     corrected = {one.column: one for one in row.corrected}
-    cells = [
-        _cell(row, column, printed, where=where) for column, printed in zip(file.columns, row.printed, strict=True)
+    return [
+        _cell(row, column, printed, corrected.get(place))
+        for place, (column, printed) in enumerate(zip(columns, row.printed, strict=True), 1)
     ]
-    meant = [_meant(cell, file.signs, corrected.get(place), where=where) for place, cell in enumerate(cells, 1)]
-    return [_per_gpu(figure, column.gpus) for figure, column in zip(meant, file.columns, strict=True)]
 
 
-def _cell(row: _Row, column: _Column, printed: str, *, where: str) -> Figure:
-    """Return what row and column say of a cell, without its value."""
-    measurement, unit = row.measurement or column.measurement, row.unit or column.unit
-    if not measurement:
-        raise ConfigError("no measurement is named", where=where, fix="name one in the row or in each column")
-    return Figure(
-        labels=column.labels | row.labels, measurement=measurement, printed=printed, unit=unit, reason=row.reason
+def _cell(row: _Row, column: _Given, printed: str, corrected: _Correction | None) -> _Cell:
+    return _Cell(
+        labels=column.labels | row.labels,
+        measurement=row.measurement or column.measurement,
+        unit=row.unit or column.unit,
+        printed_in=row.printed_in or column.printed_in,
+        gpus=row.gpus or column.gpus,
+        reason=_joined(row.reason, corrected.reason if corrected else ""),
+        printed=printed,
+        value=corrected.value if corrected else None,
     )
 
 
-def _meant(cell: Figure, signs: Mapping[str, str], corrected: _Correction | None, *, where: str) -> Figure:
-    """Return the cell with the value that is meant, and with why that is not what is printed."""
-    if cell.printed in signs:
-        return msgspec.structs.replace(cell, reason=signs[cell.printed])
-    digits = cell.printed.removesuffix(CALCULATED) if CALCULATED in signs else cell.printed
-    value = corrected.value if corrected else number(digits)
+def _figure(cell: _Cell, file: _File, *, where: str) -> Figure:
+    """Return a cell with the value that is meant, and why that is not what is printed."""
+    if not cell.measurement:
+        raise ConfigError("no measurement is named", where=where, fix="name one in the row or in each column")
+    if cell.value is not None and not cell.reason:
+        what = f"the value {cell.value:g} is given for {cell.printed!r}, and no reason"
+        raise ConfigError(what, where=where, fix="say why, or leave value out where the printed number is meant")
+    unit = cell.unit or file.unit
+    made = Figure(labels=cell.labels, measurement=cell.measurement, printed=cell.printed, unit=unit)
+    if cell.printed in file.signs:
+        return msgspec.structs.replace(made, reason=file.signs[cell.printed])
+    is_calculated = CALCULATED in file.signs and cell.printed.endswith(CALCULATED)
+    value = cell.value if cell.value is not None else number(cell.printed.rstrip(CALCULATED if is_calculated else ""))
     if value is None:
-        raise ConfigError(
-            f"{cell.printed!r} is not a number", where=where, fix="explain it in signs, or give its value in corrected"
-        )
-    reasons = (cell.reason, corrected.reason if corrected else "", signs[CALCULATED] if digits != cell.printed else "")
-    return msgspec.structs.replace(cell, value=value, reason="; ".join(filter(None, reasons)))
+        fix = "explain it in signs, or give its value and the reason"
+        raise ConfigError(f"{cell.printed!r} is not a number", where=where, fix=fix)
+    reason = _joined(cell.reason, file.signs[CALCULATED] if is_calculated else "")
+    return _converted(msgspec.structs.replace(made, value=value, reason=reason), cell, where=where)
 
 
-def _per_gpu(figure: Figure, gpus: int | None) -> Figure:
-    """Return one GPU's share, where the measurement is per GPU and the printed figure is of several."""
-    if gpus is None or figure.value is None or not figure.measurement.endswith("_per_gpu"):
-        return figure
-    reason = "; ".join(filter(None, (figure.reason, f"of {gpus} GPUs together")))
-    return msgspec.structs.replace(figure, value=figure.value / gpus, unit=f"{figure.unit}/GPU", reason=reason)
+def _converted(figure: Figure, cell: _Cell, *, where: str) -> Figure:
+    """Return a figure in its own unit, and one GPU's share where the measurement is per GPU."""
+    value, unit, reason = figure.value or 0.0, figure.unit, figure.reason
+    if cell.printed_in:
+        if (cell.printed_in, unit) not in FACTORS:
+            known = ", ".join(f"{ours or 'a share'} printed in {theirs}" for theirs, ours in FACTORS)
+            what = f"no way from {cell.printed_in!r} to {unit!r}"
+            raise ConfigError(what, where=where, fix=f"there are {known}")
+        value *= FACTORS[cell.printed_in, unit]
+        reason = _joined(reason, f"printed in {cell.printed_in}")
+    if cell.gpus is not None and figure.measurement.endswith("_per_gpu"):
+        value, unit = value / cell.gpus, f"{unit}/GPU"
+        reason = _joined(reason, f"of {cell.gpus} GPUs together")
+    return msgspec.structs.replace(figure, value=value, unit=unit, reason=reason)
+
+
+def _joined(*reasons: str) -> str:
+    return "; ".join(filter(None, reasons))

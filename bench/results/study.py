@@ -1,6 +1,6 @@
 """The tables of a study as data: what each arm measured, beside what is published; how arms compare."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -156,6 +156,11 @@ class StudyResult:
 
     def row(self, arm: str) -> Row:
         return next(row for row in self.rows if row.arm == arm)
+
+    def publications_of(self, table: Table, arms: Sequence[str | None]) -> list[Published]:
+        """Return the published figures beside the numbers of these arms."""
+        rows = [self.row(arm) for arm in arms if arm is not None]
+        return [one for row in rows for one in row.published.get(table.column.measurement, ())]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

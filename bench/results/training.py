@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from bench.mlperf.result import Result
 from bench.mlperf.speed import Spread, spread
+from bench.results.hardware import of_telemetry
 from bench.results.measurement import Measurement
 from bench.results.modules import of_modules
 
@@ -40,6 +41,8 @@ def _measured(result: Result) -> Iterator[Measurement]:
     ):
         if value is not None:
             yield Measurement(name=name, unit=unit, value=value)
+    if result.telemetry is not None:
+        yield from of_telemetry(result.telemetry)
     if result.module_times is not None:
         yield from of_modules(result.module_times)
 

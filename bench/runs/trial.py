@@ -7,13 +7,15 @@ from typing import Any
 
 from bench.contract import file_content, mllog
 from bench.contract import plan as plans
-from bench.contract.plan import Plan, Trial
+from bench.contract.plan import KernelsPlan, Plan, TrainingPlan, Trial
 from bench.errors import LogError
 from bench.mlperf import log as logs
 from bench.mlperf import provenance_checks, reader
 from bench.mlperf import result as results
 from bench.mlperf.official import RULESETS, Verdict, official_verdict
 from bench.mlperf.result import Result, parse
+from bench.results import KernelsResult
+from bench.results import kernels as kernel_results
 from bench.rules.finding import Finding, broken
 from bench.runs import ledger
 from bench.runs.ledger import Outcome
@@ -26,10 +28,14 @@ class Judged:
     result: Result
     verdicts: list[Verdict]
     not_as_planned: list[str]
+    kernels: KernelsResult | None = None
+    """What a trial of a kernels task measured."""
 
     @property
     def proven(self) -> bool:
         """Whether the log proves that the trial did what its task asks."""
+        if self.kernels is not None:
+            return self.result.valid and self.kernels.proven and not self.not_as_planned
         reached = self.result.target is None or self.result.converged
         passed = not any(verdict.passed is False for verdict in self.verdicts)
         return self.result.valid and reached and passed and not self.not_as_planned
@@ -41,24 +47,42 @@ def judge(log: Path, plan: Plan | None = None, trial: Trial | None = None) -> Ju
     result = results.result(records, str(log), reader.system(log))
     rulesets = RULESETS if result.has_target else ()  # MLPerf has no rules for runs without a target
     verdicts = [official_verdict(log, ruleset=ruleset) for ruleset in rulesets]
+    kernels = kernel_results.read(records)
     if plan is None or trial is None:
-        return Judged(result, verdicts, [])
+        return Judged(result, verdicts, [], kernels)
+    if isinstance(plan, TrainingPlan):
+        differing = _differs_from_training(plan, trial, result)
+    else:
+        differing = _differs_from_points(plan, trial, result, kernels)
+    differing += [missing.titled for missing in provenance_checks.missing_attachments(records)]
+    return Judged(result, verdicts, differing, kernels)
+
+
+def _differs_from_points(plan: KernelsPlan, trial: Trial, result: Result, kernels: KernelsResult | None) -> list[str]:
+    """Return in what a log differs from the planned trial of a kernels task."""
+    asked = [] if kernels is None else [one.point for one in kernels.measured]
+    missing = {name for name, _ in kernels.missing} if kernels else set()
+    unasked = [point.name for point in plan.points if point not in asked and point.name not in missing]
+    differing = [f"{name} is not measured as planned" for name in unasked]
+    return differing + ([] if result.seed == trial.seed else [f"seed is {result.seed}, planned {trial.seed}"])
+
+
+def _differs_from_training(plan: TrainingPlan, trial: Trial, result: Result) -> list[str]:
+    """Return in what a log differs from the planned trial of a training task."""
     planned = {
         "seed": (result.seed, trial.seed),
         "submission_benchmark": (result.benchmark, plan.submission.benchmark),
         "submission_division": (result.division, plan.submission.division),
-        "target_accuracy": (result.target, plan.config.task.training.target_eval_loss),
+        "target_accuracy": (result.target, plan.config.training.target_eval_loss),
         "global_batch_size": (result.global_batch_size, plan.batch.global_batch_size),
     }
-    start, source = plan.config.task.training.starts_from, plan.config.data.source
+    start, source = plan.config.training.starts_from, plan.config.data.source
     for key, want in ((mllog.INITIAL_WEIGHTS, start), (mllog.DATA_SOURCE, source)):
         planned[key] = (result.hyperparameters.get(key), want.name)
     if not result.has_target:
         last = result.evaluations[-1].samples if result.evaluations else None
         planned["samples trained on"] = (last, plans.samples(plan, plan.max_steps))
-    differing = [f"{key} is {got}, planned {want}" for key, (got, want) in planned.items() if got != want]
-    differing += [missing.titled for missing in provenance_checks.missing_attachments(records)]
-    return Judged(result, verdicts, differing)
+    return [f"{key} is {got}, planned {want}" for key, (got, want) in planned.items() if got != want]
 
 
 def foreign(folder: Path, trial: Trial, *, may_have_moved: bool = False) -> Finding | None:

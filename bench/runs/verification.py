@@ -13,7 +13,6 @@ from bench.contract import codec, file_content, run_files
 from bench.contract.file_content import Content
 from bench.contract.plan import Plan
 from bench.contract.run_files import CONFIG, LEDGER, MANIFEST, PLAN, SCRIPT
-from bench.contract.task import Weights
 from bench.errors import BenchError, ConfigError, LogError
 from bench.images import identity
 from bench.mlperf import log as logs
@@ -188,7 +187,7 @@ def _config(config_yaml: str, plan: Plan) -> Compared:
         config = compose.read(config_yaml)
     except ConfigError as error:
         return _told(what, error.what)
-    config = compose.with_random_weights(config) if config.model.weights is Weights.random else config
+    config = compose.as_planned(config)
     asked, planned = _leaves(codec.plain(config)), _leaves(codec.plain(plan.config))
     differing = (
         f"{key} is {planned.get(key)!r:.40}, and {asked.get(key)!r:.40} was asked for"

@@ -9,6 +9,7 @@ The logs in the run folders are the truth about what was measured.
 """
 
 import dataclasses
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,12 +21,13 @@ import msgspec
 from bench.backends import run_lock
 from bench.contract import json_files
 from bench.errors import ConfigError
+from bench.results.published import PublishedTable
 from bench.results.study import PlannedArm
 from bench.runs.folder import NOT_OTHERS, require_ours, short
 from bench.studies import arms as arms_of
 from bench.studies import yaml_files
 from bench.studies.arms import Arm
-from bench.studies.spec import Part, PublishedTable, Study
+from bench.studies.spec import Part, Study
 
 STUDIES = "studies"
 STUDY, ARMS, NOT_STARTED = "study.yaml", "arms.json", "not_started.json"
@@ -42,6 +44,12 @@ class Kept(Part, frozen=True, kw_only=True):
     config_dir: str | None = None
     study: Study
     publications: dict[str, PublishedTable]
+
+    @property
+    def command(self) -> str:
+        """What one types to go on with the study."""
+        site = [f"--config-dir {self.config_dir}"] if self.config_dir else []
+        return shlex.join(["python", "-m", "bench", "study", self.name, *self.words]) + "".join(f" {s}" for s in site)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,10 @@ import msgspec
 
 from bench.errors import ConfigError
 from bench.planning.compose import CONF
+from bench.results import published as figures
+from bench.results.published import PublishedTable
 from bench.studies import checks, yaml_files
-from bench.studies.spec import PublishedTable, Study
+from bench.studies.spec import Study
 
 STUDIES, PUBLISHED = "study", "published"
 """Folders of conf/, and of the folder that --config-dir names."""
@@ -17,6 +19,11 @@ STUDIES, PUBLISHED = "study", "published"
 def names(*, config_dir: Path | None = None) -> list[str]:
     """Return the names of all studies."""
     return sorted(_files(STUDIES, config_dir))
+
+
+def titles(config_dir: Path | None = None) -> list[tuple[str, Study]]:
+    """Return all studies by name."""
+    return [(name, load(name, config_dir=config_dir)) for name in names(config_dir=config_dir)]
 
 
 def load(name: str, *, config_dir: Path | None = None) -> Study:
@@ -45,7 +52,7 @@ def publications(study: Study, *, config_dir: Path | None = None) -> dict[str, P
 def published(name: str, *, config_dir: Path | None = None) -> PublishedTable:
     """Return the published figures in conf/published/NAME.yaml."""
     path = _file(PUBLISHED, name, config_dir)
-    table = yaml_files.load(path, PublishedTable)
+    table = figures.read(path)
     checks.check_published(table, where=str(path))
     return table
 

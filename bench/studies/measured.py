@@ -29,8 +29,6 @@ class Measured:
     calculated: frozenset[str] = frozenset()
     """Names of numbers that are scaled from a shorter run."""
     facts: Mapping[str, str]
-    date: str = ""
-    hardware: str = ""
 
 
 def of_run(folder: Path, arm: Arm, *, window: Window | None) -> Measured:
@@ -61,10 +59,10 @@ def of_window(result: Result, numbers: Mapping[str, Measurement], window: Window
     found = [steps, Measurement(name="time_of_steps", unit="s", value=total_s, n=len(times_ms))]
     assert result.global_batch_size is not None  # or there are no listed steps
     samples_s = result.global_batch_size * len(times_ms) / total_s
-    whole = numbers.get("throughput")
-    for name in _RATES if whole is not None else ():
-        if name in numbers:
-            found.append(replace(numbers[name], value=numbers[name].value * samples_s / whole.value, n=len(times_ms)))
+    if "throughput" in numbers:
+        factor = samples_s / numbers["throughput"].value
+        rates = (numbers[name] for name in _RATES if name in numbers)
+        found += [replace(rate, value=factor * rate.value, n=len(times_ms)) for rate in rates]
     return found
 
 
@@ -92,6 +90,7 @@ def _scaled(numbers: Mapping[str, Measurement], short: Calculated) -> dict[str, 
 
 def facts(result: Result) -> dict[str, str]:
     """Return what a log says of the machine and of what ran on it."""
-    logged = {name.replace("_", " "): str(result.hyperparameters[name]) for name in _FACTS if name in result.hyperparameters}
+    known = result.hyperparameters
+    logged = {name.replace("_", " "): str(known[name]) for name in _FACTS if name in known}
     gpus = {"GPUs": str(result.num_gpus)} if result.num_gpus else {}
     return {**gpus, **logged, **result.software}

@@ -9,8 +9,9 @@ because it does not fit the memory or cannot be split over the ranks.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from bench.contract.plan import Plan, fingerprint
+from bench.contract.plan import Plan, TrainingPlan, fingerprint
 from bench.contract.schema import Config
 from bench.errors import ConfigError
 from bench.planning import compose
@@ -134,7 +135,7 @@ def _of_arm(error: ConfigError, arm: Arm) -> ConfigError:
 
 def of_plan(name: str, plan: Plan) -> PlannedArm:
     """Return what is kept of an arm's plan."""
-    w, config, cost = plan.world, plan.config, plan.cost
+    w, config = plan.world, plan.config
     split = {"dp": w.dp, "tp": w.tp, "pp": w.pp, "cp": w.cp}
     gpu = config.cluster.gpu
     return PlannedArm(
@@ -144,19 +145,28 @@ def of_plan(name: str, plan: Plan) -> PlannedArm:
         num_nodes=w.num_nodes,
         device=gpu.name if gpu and config.cluster.device.name == "cuda" else config.cluster.device.name,
         layout=" ".join(f"{axis} {size}" for axis, size in split.items() if size > 1) or "1 rank",
-        micro_batch_size=plan.batch.micro_batch_size,
-        global_batch_size=plan.batch.global_batch_size,
-        steps=plan.max_steps,
-        step_time_ms=1000 * cost.step_s if cost else None,
-        tokens_s_gpu=plan.batch.tokens_per_step / cost.step_s / w.num_ranks if cost else None,
-        memory_gib=plan.memory.total_gib,
-        capacity_gib=plan.memory.capacity_gib,
         walltime_min=plan.walltime_min,
+        **(_of_training(plan) if isinstance(plan, TrainingPlan) else {}),
     )
+
+
+def _of_training(plan: TrainingPlan) -> dict[str, Any]:
+    """Return what is kept of the plan of a training arm alone."""
+    cost = plan.cost
+    return {
+        "micro_batch_size": plan.batch.micro_batch_size,
+        "global_batch_size": plan.batch.global_batch_size,
+        "steps": plan.max_steps,
+        "step_time_ms": 1000 * cost.step_s if cost else None,
+        "tokens_s_gpu": plan.batch.tokens_per_step / cost.step_s / plan.world.num_ranks if cost else None,
+        "memory_gib": plan.memory.total_gib,
+        "capacity_gib": plan.memory.capacity_gib,
+    }
 
 
 def _fingerprint(plan: Plan) -> str:
     """Return what differs whenever an arm measures something else; paths, account and folders are left out."""
     c = plan.config
     parts = (c.task, c.model, c.data, c.recipe, c.parallel, c.engine, c.container, c.precision.name, c.cluster.name)
-    return fingerprint(*parts, plan.world, plan.batch, plan.max_steps)
+    work = (plan.batch, plan.max_steps) if isinstance(plan, TrainingPlan) else (plan.points,)
+    return fingerprint(*parts, plan.world, *work)

@@ -1,6 +1,6 @@
 """Read a study's folder: all that is to be shown of it, from its run folders' logs."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from time import localtime, strftime
 
@@ -42,7 +42,7 @@ def read(folder: Path) -> StudyResult:
             for name, table in kept.publications.items()
         ),
         cluster=kept.cluster,
-        command=_command(kept),
+        command=kept.command,
         commit=_all_of(found, "commit"),
         date=_dates(found),
         hardware=_hardware(found),
@@ -53,11 +53,12 @@ def read(folder: Path) -> StudyResult:
 
 
 def _difference(pair: Pair, found: Sequence[ArmRuns], columns: Sequence[Column], *, margin: float) -> Difference:
+    """Return what the blocks that both arms have say about a pair."""
     column = next(column for column in columns if column.measurement == pair.measurement)
-    first, second = (_by_block(next(one for one in found if one.arm.name == name), pair.measurement)
-                     for name in (pair.first, pair.second))  # fmt: skip
+    by_arm = {runs.arm.name: runs for runs in found}
+    lacking = [f"{name}: {why}" for name in (pair.first, pair.second) if (why := _why_no_value(name, by_arm))]
+    first, second = ({} if lacking else _by_block(by_arm[name], pair.measurement) for name in (pair.first, pair.second))
     values = values_by_block(first, second)
-    made = Difference(first=pair.first, second=pair.second, measurement=pair.measurement, comparison=None)
     comparison = compare(
         *values,
         names=(pair.first, pair.second),
@@ -66,18 +67,27 @@ def _difference(pair: Pair, found: Sequence[ArmRuns], columns: Sequence[Column],
         higher_is_better=column.higher_is_better,
         margin=margin,
     )
-    return made
+    return Difference(
+        first=pair.first,
+        second=pair.second,
+        measurement=pair.measurement,
+        comparison=None if lacking else comparison,
+        reason="; ".join(lacking),
+    )
 
 
-def _by_block(runs: ArmRuns, measurement: str) -> dict[int, float]:
-    return {
-        run.name.block: one.numbers[measurement].value for run, one in runs.proven if measurement in one.numbers
-    }
+def _why_no_value(name: str, by_arm: Mapping[str, ArmRuns]) -> str:
+    """Return why an arm has no number at all; empty where it has one."""
+    if name not in by_arm:
+        return "not planned yet"
+    runs = by_arm[name]
+    return (
+        runs.planned.reason if not runs.planned.runs else "" if runs.proven else "; ".join(set(runs.missing.values()))
+    )
 
 
-def _command(kept: Kept) -> str:
-    site = [f"--config-dir {kept.config_dir}"] if kept.config_dir else []
-    return " ".join(["python -m bench study", kept.name, *kept.words, *site])
+def _by_block(runs: ArmRuns, measurement: str) -> dict[Hashable, float]:
+    return {run.name.block: one.numbers[measurement].value for run, one in runs.proven if measurement in one.numbers}
 
 
 def _all_of(found: Sequence[ArmRuns], fact: str) -> str:
@@ -86,7 +96,8 @@ def _all_of(found: Sequence[ArmRuns], fact: str) -> str:
 
 def _hardware(found: Sequence[ArmRuns]) -> str:
     """Return the accelerators of the runs, or their processors where there are none."""
-    return _all_of(found, "accelerator") or _all_of(found, "host processor model name")
+    accelerators = _all_of(found, "accelerator")
+    return _all_of(found, "host processor model name") if accelerators in ("", "cpu") else accelerators
 
 
 def _dates(found: Sequence[ArmRuns]) -> str:

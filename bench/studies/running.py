@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from bench.runs.summary import with_overrides
 from bench.studies import folder as folders
 from bench.studies import plans
 from bench.studies.session import Session
-from bench.studies.standing import Standing, State
+from bench.studies.standing import Standing
 
 
 def run(session: Session) -> None:
@@ -24,7 +25,7 @@ def run(session: Session) -> None:
     console, tried = messages.to_stderr(), set[Path]()
     while True:
         standings = session.standings()
-        left = [run for run in session.in_order(standings) if not run.is_done and run.state is not State.active]
+        left = [run for run in session.in_order(standings) if not run.is_done and not run.has_job]
         todo = next((run for run in left if run.folder not in tried), None)
         if todo is None:
             return
@@ -32,15 +33,15 @@ def run(session: Session) -> None:
         done, total = sum(run.is_done for run in standings.runs.values()), len(standings.runs)
         block = f"block {todo.name.block + 1} of {session.request.study.runs}"
         console.print(f"\n{session.kept.name}: {done} of {total} runs are done; {block}, {todo.name.arm.name}")
-        _attempt(session, todo)
+        attempt(session, todo, begin_or_resume)
 
 
-def _attempt(session: Session, todo: Standing) -> None:
-    """Run one arm in one block; what stops it is printed and kept, unless it stops the study."""
+def attempt(session: Session, todo: Standing, work: Callable[[Session, Standing], None]) -> None:
+    """Run or queue one arm in one block; what stops it is printed and kept, unless it stops the study."""
     reasons = folders.not_started(session.folder)
     try:
         with redirect_stdout(sys.stderr):  # stdout is for the study's table
-            begin_or_resume(session, todo)
+            work(session, todo)
         reasons.pop(todo.folder.name, None)
     except BenchError as error:
         print(secrets.masked(str(error)), file=sys.stderr)
@@ -85,7 +86,12 @@ def plan_in(folder: Path) -> contract_plans.Plan | None:
 
 def start_anew(session: Session, todo: Standing) -> None:
     """Plan, check and start a run in its folder."""
+    start.run(*planned(session, todo), [])
+
+
+def planned(session: Session, todo: Standing) -> tuple[contract_plans.Plan, str]:
+    """Return the plan of a run, and its config.yaml."""
     batch = session.batch_of(todo)
     plan, config_yaml = plans.for_run(session.request, todo.name.arm, batch, folder=todo.folder, block=todo.name.block)
     words = [*session.request.overrides(todo.name.arm, batch), f"launch.folder={short(todo.folder)}"]
-    start.run(plan, with_overrides(config_yaml, words), [])
+    return plan, with_overrides(config_yaml, words)

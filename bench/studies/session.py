@@ -28,6 +28,8 @@ class Session:
     folder: Path
     backend: BackendName
     planned: Sequence[PlannedArm]
+    max_walltime_min: int | None
+    """Of a job on this cluster."""
     waits: bool
     """Whether jobs in a queue are followed to their end."""
 
@@ -58,30 +60,44 @@ def begin(name: str, words: Sequence[str], *, config_dir: Path | None = None, ru
     """Return the session of a study, with every arm planned; nothing is written or started.
 
     Raises:
-        ConfigError: the study, or a word of the command line, has a mistake; or none of its arms can run.
+        ConfigError: the study, or a word of the command line, has a mistake.
     """
-    study = library.load(name, config_dir=config_dir)
-    if runs is not None:
-        study = library.with_runs(study, runs)
-    kept_words, waits = _without_wait(words)
-    arms = arms_of.of(study, where=name)
-    request = Request(study=study, arms=arms, words=kept_words, config_dir=config_dir)
+    request, waits = _request(name, words, config_dir=config_dir, runs=runs)
     config = plans.check_words(request)
+    kept = Kept(
+        name=name,
+        cluster=config.cluster.name,
+        words=tuple(request.words),
+        config_dir=str(config_dir.resolve()) if config_dir else None,
+        study=request.study,
+        publications=library.publications(request.study, config_dir=config_dir),
+    )
     return Session(
         request=request,
-        kept=Kept(
-            name=name,
-            cluster=config.cluster.name,
-            words=tuple(kept_words),
-            config_dir=str(config_dir.resolve()) if config_dir else None,
-            study=study,
-            publications=library.publications(study, config_dir=config_dir),
-        ),
+        kept=kept,
         folder=folders.path(_logs(config), name=name, cluster=config.cluster.name),
         backend=config.cluster.backend,
         planned=plans.plan_arms(request),
+        max_walltime_min=config.cluster.slurm.max_walltime_min if config.cluster.slurm else None,
         waits=waits,
     )
+
+
+def folder_of(name: str, words: Sequence[str], *, config_dir: Path | None = None) -> Path:
+    """Return where a study on a cluster is kept, whether or not it is there yet."""
+    config = plans.check_words(_request(name, words, config_dir=config_dir)[0])
+    return folders.path(_logs(config), name=name, cluster=config.cluster.name)
+
+
+def _request(
+    name: str, words: Sequence[str], *, config_dir: Path | None = None, runs: int | None = None
+) -> tuple[Request, bool]:
+    """Return what is to be run, and whether it is to be followed to its end."""
+    study = library.load(name, config_dir=config_dir)
+    study = library.with_runs(study, runs) if runs is not None else study
+    of_runs, waits = _without_wait(words)
+    arms = arms_of.of(study, where=name)
+    return Request(study=study, arms=arms, words=of_runs, config_dir=config_dir), waits
 
 
 def _logs(config: Config) -> Path:

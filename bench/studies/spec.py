@@ -1,14 +1,15 @@
-"""What conf/study/NAME.yaml and conf/published/NAME.yaml hold, as types that check every key of them.
+"""What conf/study/NAME.yaml holds, as types that check every key of it.
 
 YAML's scalars are read as text, and the type of a field says what the text means: `batch: 8` is the label "8".
 """
 
 from collections.abc import Mapping
+from enum import Enum
 
 import msgspec
 
 
-class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A part of a file; a key that it does not know is an error."""
 
 
@@ -56,6 +57,15 @@ class MaxBatch(Part, frozen=True, kw_only=True):
     limit: int
 
 
+class Jobs(Enum):
+    """How runs are handed to a queue."""
+
+    each = "each"
+    """Every run is a job of its own: the fastest way, on whatever nodes there are."""
+    shared = "shared"
+    """Runs take turns on the same nodes, in one job: what is compared must not differ in its nodes."""
+
+
 class ColumnSpec(Part, frozen=True, kw_only=True):
     """One number of every arm."""
 
@@ -67,7 +77,7 @@ class ColumnSpec(Part, frozen=True, kw_only=True):
 
 
 class Pair(Part, frozen=True, kw_only=True):
-    """Two arms to compare, by their names; the comparison says how `second` differs from `first`."""
+    """Two arms to compare, by their names; the comparison says how `first` differs from `second`."""
 
     first: str
     second: str
@@ -98,6 +108,8 @@ class Study(Part, frozen=True, kw_only=True):
     cases: tuple[Case, ...] = ()
     runs: int = 3
     seed: int = 1
+    jobs: Jobs | None = None
+    """None: the arms of pairs share a job where they need the same nodes; every other run has one of its own."""
     margin: float = 0.02
     """Relative differences below it do not matter: two arms can be proven equivalent within it."""
     window: Window | None = None
@@ -107,44 +119,6 @@ class Study(Part, frozen=True, kw_only=True):
     tables: tuple[Pivot, ...] = ()
     published: tuple[str, ...] = ()
     """Names of files in conf/published."""
-
-
-class Figure(Part, frozen=True, kw_only=True):
-    """One number, X or - of a publication."""
-
-    labels: dict[str, str]
-    measurement: str
-    printed: str
-    """As the document has it."""
-    value: float | None = None
-    """What is meant; left out where `printed` is a plain number, or says that there is none."""
-    reason: str = ""
-    """Why the value is not the printed one."""
-
-
-class PublishedTable(Part, frozen=True, kw_only=True):
-    """Published figures of one table, and what they were measured on."""
-
-    title: str
-    place: str
-    """Document, page, table."""
-    hardware: str
-    date: str
-    unit: str = ""
-    figures: tuple[Figure, ...]
-
-    def value_of(self, figure: Figure) -> float | None:
-        """Return the number that is meant; None for what the document marks as missing or not advisable."""
-        return figure.value if figure.value is not None else plain_number(figure.printed)
-
-
-def plain_number(printed: str) -> float | None:
-    """Return 16023.5 for "16,023.5", also behind a document's marks (*, ~) and before a deviation or %; else None."""
-    digits = printed.strip().lstrip("*~").rstrip("*%").split("±")[0].strip().replace(",", "")
-    try:
-        return float(digits)
-    except ValueError:
-        return None
 
 
 Matching = Mapping[str, str | tuple[str, ...]]

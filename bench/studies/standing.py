@@ -43,6 +43,8 @@ class Standing:
     state: State
     reason: str = ""
     """Why it failed, waits or was not started."""
+    has_job: bool = False
+    """A job is queued or at work that has this run among its own; another call leaves it alone."""
     is_closed: bool = True
     """Its last word is written; a proven run without one is opened once more to write it."""
 
@@ -104,13 +106,13 @@ def _standing(name: RunName, folder: Path, known: Mapping[Path, Run], why: Mappi
     if run is None:
         return Standing(name=name, folder=folder, state=State.not_run, reason=why.get(folder.name, ""))
     state, reason = _state(run)
-    is_closed = run.status is not None and not run.is_active
-    return Standing(name=name, folder=folder, state=state, reason=reason, is_closed=is_closed)
+    is_closed = run.status is not None
+    return Standing(name=name, folder=folder, state=state, reason=reason, has_job=run.is_active, is_closed=is_closed)
 
 
 def _state(run: Run) -> tuple[State, str]:
     """Return where a run stands, and why."""
-    if run.is_active:
+    if run.is_active and run.status is None:  # with a last word, its job works on other runs
         reason = run.state.reason if run.state else ""
         return State.active, f"{run.word}{f', {reason}' if reason else ''}"
     if run.outcomes and all(outcome is Outcome.proven for outcome in run.outcomes):

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 
 from bench.errors import LogError
+from bench.results.published import PublishedTable
 from bench.results.study import Cell, Column, Mark, PlannedArm, Published, Row, Table
 from bench.studies import measured
 from bench.studies.arms import Arm
 from bench.studies.measured import Measured
-from bench.studies.spec import Pivot, PublishedTable, Study, matches
+from bench.studies.spec import Pivot, Study, matches
 from bench.studies.standing import Standing, Standings, State
 
 ESTIMATES = {
@@ -95,7 +96,7 @@ def _cell(name: str, runs: ArmRuns) -> Cell:
 
 def _value(name: str, run: Standing, found: Measured, planned: PlannedArm) -> float | None:
     if name in BATCHES:
-        size = getattr(planned, name)
+        size: int | None = getattr(planned, name)
         tried, first = run.name.batch, planned.micro_batch_size
         return size if size is None or tried is None or not first else size * tried / first
     return found.numbers[name].value if name in found.numbers else None
@@ -124,7 +125,7 @@ def _remarks(runs: ArmRuns, *, is_calculated: bool) -> list[str]:
 def _published(arm: Arm, measurement: str, publications: Mapping[str, PublishedTable]) -> tuple[Published, ...]:
     """Return the figures whose labels are all among the arm's."""
     return tuple(
-        Published(publication=name, value=table.value_of(figure), printed=figure.printed, reason=figure.reason)
+        Published(publication=name, value=figure.value, printed=figure.printed, reason=figure.reason)
         for name, table in publications.items()
         for figure in table.figures
         if figure.measurement == measurement and figure.labels and matches(arm.all_labels, figure.labels)

@@ -15,7 +15,11 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 class _Texts(yaml.BaseLoader):
-    """Reads every scalar as text, and refuses a key that stands twice in one mapping."""
+    """Reads every scalar but null as text, and refuses a key that stands twice in one mapping."""
+
+    def construct_scalar(self, node: yaml.ScalarNode) -> Any:
+        is_null = node.style is None and node.value in ("", "~", "null")
+        return None if is_null else super().construct_scalar(node)
 
     def construct_mapping(self, node: yaml.Node, deep: bool = False) -> Any:
         assert isinstance(node, yaml.MappingNode)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from bench.mlperf.reader import Follower
 from bench.mlperf.result import UNVERIFIED
+from bench.watch.hardware import Gpus
 from bench.watch.lines import View, current, evaluation_line, line, warning_lines
 from bench.watch.prediction import Planned
 from bench.watch.screen import picture
@@ -63,9 +64,10 @@ def follow(
     is_alive: Callable[[], bool],
     console: "Console",
     curves: Curves | None = None,
+    gpus: Gpus | None = None,
 ) -> None:
     """Show one trial until it is no longer alive and its log is read to the end; what was shown last stays."""
-    trial = Watched(name, Follower(log), expected, curves=curves)
+    trial = Watched(name, Follower(log), expected, curves=curves, gpus=gpus)
     job = WatchedTrials((trial,), is_over=lambda: not is_alive(), ends_with_logs=False)
     watch(job, How(), console=console, poll_s=LAUNCHED_POLL_S)
 

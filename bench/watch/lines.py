@@ -6,6 +6,7 @@ from typing import Any
 
 from bench.mlperf.reader import printable
 from bench.watch.alarm import clock
+from bench.watch.hardware import Hottest
 from bench.watch.prediction import Outlook, Planned, goal, reached
 from bench.watch.progress import Evaluated, Progress
 
@@ -27,6 +28,8 @@ class View:
     """The outcome in the ledger of the run."""
     note: str | None = None
     """A remark about its log: it does not exist yet, or it began anew."""
+    hottest: Hottest | None = None
+    """The hottest GPU, while the trial runs."""
 
     @property
     def is_reached(self) -> bool:
@@ -60,6 +63,7 @@ class View:
             "note": self.note,
             "is_reached": self.is_reached,
             "target": wanted and wanted.value,
+            "hottest_gpu": self.hottest and asdict(self.hottest),
         }
         return identity | progress | more | asdict(self.outlook)
 
@@ -98,6 +102,9 @@ def facts(view: View) -> Iterator[tuple[str, str]]:
     progress, seen = view.progress, view.outlook
     if view.note:
         yield NOTE, printable(view.note)
+    if progress.points_asked is not None:
+        latest = f"; last {printable(progress.last_point)}" if progress.last_point and view.is_running else ""
+        yield "measured", f"{progress.points_done} of {progress.points_asked} points{latest}"
     if progress.samples is not None:
         step = "" if progress.step is None else f", step {progress.step:,}"
         yield "trained", f"{progress.samples:,} samples{step}"
@@ -108,11 +115,13 @@ def facts(view: View) -> Iterator[tuple[str, str]]:
         yield "step time", _pace(view)
     if text := _evaluations(view):
         yield "evaluation", text
+    if view.hottest is not None:
+        yield "GPUs", view.hottest.text()
     if progress.phase == "stopped":
         return
     if seen.next_samples is not None:
         yield "next", _next(view)
-    if (forecast := _forecast(seen)) is not None:
+    if progress.points_asked is None and (forecast := _forecast(seen)) is not None:
         yield "forecast", forecast
     if seen.samples_range is not None and seen.basis:
         yield BASIS, seen.basis

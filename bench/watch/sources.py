@@ -11,7 +11,7 @@ from typing import Protocol
 
 from bench.backends import JobState
 from bench.contract import plan as plans
-from bench.contract.plan import Command, Plan
+from bench.contract.plan import Command, Plan, TrainingPlan
 from bench.contract.run_files import JOB, JOB_OUTPUTS, PLAN, PREPARE_LOG, RESULTS, STATUS
 from bench.errors import BenchError, ConfigError, LogError
 from bench.mlperf import reader
@@ -19,6 +19,7 @@ from bench.mlperf.reader import Event, Follower, printable
 from bench.runs import ledger
 from bench.runs import run as runs
 from bench.watch import prediction, trackers
+from bench.watch.hardware import Gpus
 from bench.watch.lines import View
 from bench.watch.prediction import Planned
 from bench.watch.progress import Progress, Tracker
@@ -74,6 +75,8 @@ class Watched:
     """The outcome in the ledger, once the trial has ended."""
     curves: Curves | None = None
     """The curves that are written for experiment trackers."""
+    gpus: Gpus | None = None
+    """What samples the GPUs while it runs; None for a log alone."""
     _tracker: Tracker = field(default_factory=Tracker)
     _restarts: int = 0
 
@@ -119,6 +122,7 @@ class Watched:
             planned=self.planned,
             outlook=prediction.look(progress, self.planned, now_ms),
             outcome=self.outcome,
+            hottest=self.gpus.hottest(now_ms) if self.gpus and progress.phase in ("training", "evaluating") else None,
             note=note if self.has_begun else f"waiting for {waits_for}",
         )
 
@@ -238,6 +242,7 @@ def run_folder(folder: Path) -> WatchedTrials:
             Follower(folder / trial.log),
             planned(plan, command),
             curves=trackers.curves(plan, folder, trial=Path(trial.log).stem),
+            gpus=Gpus(folder, trial.index),
         )
         for trial, command in zip(plan.trials, plans.trial_commands(plan), strict=True)
     )
@@ -267,11 +272,13 @@ def replay(path: Path, *, speed: float, trials: int = 1, walltime_min: float | N
 
 def planned(plan: Plan, command: Command) -> Planned:
     """Return what the plan says of a trial."""
+    if not isinstance(plan, TrainingPlan):
+        return Planned(title=plan.config.task.name, is_published=False, limit_min=command.limit_min)
     return Planned(
         title=plan.config.task.name,
         max_samples=plans.samples(plan, plan.max_steps),
         eval_samples=tuple(plans.samples(plan, at) for at in plan.evaluation.at_steps),
-        target=plan.config.task.training.target_eval_loss,
+        target=plan.config.training.target_eval_loss,
         is_published=plan.config.task.submittable,
         limit_min=command.limit_min,
         stall=None if command.name == plans.PREPARE else plan.config.launch.stall,

@@ -1,7 +1,6 @@
 """Measure all-reduce among ranks, GEMMs and memory copies of one rank, and how far apart clocks are.
 
-Times are medians after a warm-up. On a GPU they are taken between events on its stream, and the host does not wait for
-the device in between.
+Times are medians after a warm-up, of calls one right after another (`jobs.kernels.timing.laps`).
 """
 
 import functools
@@ -9,13 +8,13 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import distributed
 
 from bench.contract.node_facts import AllReduceRate, PairRate
+from jobs.kernels import timing
 
 MEETING_S = 120
 """The longest wait for another rank, at the start and in every collective."""
@@ -146,24 +145,7 @@ def _group(ranks: list[int] | None) -> distributed.ProcessGroup | None:
 
 def _median_s(call: Callable[[], object], device: torch.device, agree: Callable[[float], float] = float) -> float:
     """Return the median seconds of a call; `agree` gives all ranks of a group the same time and number of repeats."""
-    _laps(call, 1, device)
-    expected_s = agree(_laps(call, 1, device)[0])
+    timing.laps(call, 1, device)
+    expected_s = agree(timing.laps(call, 1, device)[0])
     repeats = min(MAX_REPEATS, max(MIN_REPEATS, int(REPEAT_S / expected_s)))
-    return agree(statistics.median(_laps(call, repeats, device)))
-
-
-def _laps(call: Callable[[], object], repeats: int, device: torch.device) -> list[float]:
-    """Return the seconds of each of several consecutive calls."""
-    if device.type == "cpu":
-        times = [time.perf_counter()]
-        for _ in range(repeats):
-            call()
-            times.append(time.perf_counter())
-        return [b - a for a, b in pairwise(times)]
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
-    marks[0].record()
-    for mark in marks[1:]:
-        call()
-        mark.record()
-    torch.cuda.synchronize(device)
-    return [a.elapsed_time(b) / 1e3 for a, b in pairwise(marks)]
+    return agree(statistics.median(timing.laps(call, repeats, device)))

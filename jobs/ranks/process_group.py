@@ -1,7 +1,7 @@
 """Join all ranks of a plan in one process group: gloo on CPUs, NCCL on GPUs."""
 
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from bench.contract.plan import Plan
 from bench.contract.schema import Device
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import torch
 
 
+T = TypeVar("T")
 SLOWER = 4
 """How many times the limits of the first steps a time-out outlasts: limits grow where the run becomes slower."""
 
@@ -57,13 +58,18 @@ def join(plan: Plan, who: Rank, *, timeout_s: float | None = None) -> "torch.dev
 
 def node_names(who: Rank) -> list[str]:
     """Return the node of each rank; all ranks ask together, after they have joined."""
+    return gathered(who, node_name())
+
+
+def gathered(who: Rank, value: T) -> list[T]:
+    """Return the value of each rank; all ranks call this together, after they have joined."""
     if who.world_size == 1:
-        return [node_name()]
+        return [value]
     import torch
 
-    names = [""] * who.world_size
-    torch.distributed.all_gather_object(names, node_name())
-    return names
+    values = [value] * who.world_size
+    torch.distributed.all_gather_object(values, value)
+    return values
 
 
 def outlast(limit_s: float) -> None:

@@ -38,7 +38,7 @@ class Checkpoints:
 
     def __init__(self, plan: Plan, trial: Trial, engine: Engine, run: Path, log: mllog.Writer, *, rank: int) -> None:
         self._plan, self._trial, self._engine, self._log, self._rank = plan, trial, engine, log, rank
-        self._every = plan.config.task.training.checkpoint_every_steps or plan.max_steps
+        self._every = plan.config.training.checkpoint_every_steps or plan.max_steps
         self._folder = run / run_files.checkpoints(trial.index)
         self._thread: threading.Thread | None = None
         self._has_written = threading.Event()
@@ -196,7 +196,7 @@ def _must_be_same(plan: Plan, trial: Trial) -> dict[str, Any]:
         "global_batch_size": plan.batch.global_batch_size,
         "train_rows": config.data.train_rows,
         "seq_length": config.data.seq_length,
-        "trains": config.task.training.trains.name,
+        "trains": config.training.trains.name,
         "max_steps": plan.max_steps,
     }
 

@@ -121,7 +121,7 @@ def adapters(plan: Plan, args: argparse.Namespace) -> str:
     """
     from jobs.weights import adapters
 
-    if (lora := plan.config.task.training.lora) is None:
+    if (lora := plan.config.training.lora) is None:
         raise ConfigError(
             f"{plan.name} trains no adapters", where="task.training.lora", fix="name the plan of a LoRA run"
         )

@@ -24,7 +24,7 @@ def describe(plan: Plan, trial: Trial, versions: Mapping[str, str], log: mllog.W
     """Log the keys that rulesets 5.1.0 and 6.1.0 ask for, the hardware and the versions; None is left out."""
     shape_of = plan.submission.shape_of
     shape = {} if shape_of is None else {"shape_of": shape_of}
-    log.event(mllog.INITIAL_WEIGHTS, plan.config.task.training.starts_from.name, **shape)
+    log.event(mllog.INITIAL_WEIGHTS, plan.config.training.starts_from.name, **shape)
     log.event(mllog.DATA_SOURCE, plan.config.data.source.name)
     described = (
         submission(plan, trial)
@@ -51,7 +51,7 @@ def submission(plan: Plan, trial: Trial) -> Facts:
         mllog.SUBMISSION_ORG: s.org,
         mllog.SUBMISSION_PLATFORM: s.platform,
         mllog.SUBMISSION_STATUS: s.status,
-        mllog.TARGET_ACCURACY: plan.config.task.training.target_eval_loss,
+        mllog.TARGET_ACCURACY: plan.config.training.target_eval_loss,
         mllog.SEED: trial.seed,
     }
 
@@ -87,7 +87,7 @@ def optimizer(plan: Plan) -> Facts:
 
 def lora(plan: Plan) -> Facts:
     """Return the adapters' size, if there are adapters."""
-    adapters = plan.config.task.training.lora
+    adapters = plan.config.training.lora
     if adapters is None:
         return {}
     return {mllog.LORA_RANK: adapters.rank, mllog.LORA_ALPHA: adapters.alpha, "lora_dropout": adapters.dropout}

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from bench.contract import attempt, mllog, run_files
 from bench.contract import plan as plans
 from bench.contract.plan import Plan, Trial
-from bench.errors import ConfigError
 from jobs import profiles
 from jobs.engines import Engine, WarmUpTimes, engine_of
 from jobs.ranks import process_group, timing
 from jobs.ranks.guard import guarded
 from jobs.ranks.identity import Rank, from_environment
+from jobs.ranks.telemetry import Telemetry
 from jobs.ranks.watchdog import EVALUATION, LOADING, SAVING, TRAINING, Alive, Watchdog, nobody_asks
 from jobs.tasks.checkpoints import Checkpoints
 from jobs.tasks.describe import describe
@@ -36,8 +36,8 @@ def main() -> None:
     folder = args.plan.resolve().parent
     who = from_environment()
     with guarded(folder / run_files.rank_error(f"trial {args.trial}", who.rank)) as guard:
-        plan = plans.load(args.plan)
-        trial = _trial(plan, args.trial)
+        plan = plans.required_training(plans.load(args.plan))
+        trial = plans.trial(plan, args.trial)
         is_writer = who.rank == 0
         log = mllog.Writer(folder / trial.log, attempt.load(folder, args.trial)) if is_writer else mllog.Writer(None)
         guard.finish = lambda: log.finish("aborted")
@@ -54,6 +54,7 @@ def run(
     log.start(mllog.INIT_START)
     module = engine_of(plan)
     module.start_ranks(plan, who)
+    telemetry = Telemetry(plan, who, folder, trial.index)
     if watchdog is not None:
         watchdog.start(process_group.node_names(who))
     if who.rank == 0:  # it asks git
@@ -68,7 +69,7 @@ def run(
     if profile is not None:
         profiles.log_files(profile, log)
     saving = None
-    if plan.config.task.training.checkpoint_every_steps is not None:
+    if plan.config.training.checkpoint_every_steps is not None:
         saving = Checkpoints(plan, trial, engine, folder, log, rank=who.rank)
         saving.resume()
     timing.forget_memory()
@@ -76,6 +77,7 @@ def run(
     log.start(mllog.RUN_START)
     train(plan, engine, trial, log, watchdog.alive if watchdog else nobody_asks, saving)
     timing.log_memory(plan, log)
+    telemetry.log(log)
     if saving is not None:
         saving.finish()
     if plans.keeps_adapters(plan.config):
@@ -139,7 +141,7 @@ def train(
             log.start(mllog.BLOCK_START, **_place(plan, step))
             pace.restart(step)
     else:
-        has_target = plan.config.task.training.target_eval_loss is not None
+        has_target = plan.config.training.target_eval_loss is not None
         log.finish("aborted" if has_target else "success", **_place(plan, plan.max_steps))
     alive(SAVING, step, None)
     if saving is not None:
@@ -148,7 +150,7 @@ def train(
 
 def reaches_target(plan: Plan, engine: Engine, rows: "Rows", step: int, log: mllog.Writer, alive: Alive) -> bool:
     """Evaluate after a step; return whether the loss is at or below the target, if there is one."""
-    target = plan.config.task.training.target_eval_loss
+    target = plan.config.training.target_eval_loss
     alive(EVALUATION, step, None)
     loss = evaluate(plan, engine, rows, step, log)
     alive(TRAINING, step, None)
@@ -182,12 +184,6 @@ def evaluate(plan: Plan, engine: Engine, rows: "Rows", step: int, log: mllog.Wri
 def _place(plan: Plan, step: int) -> dict[str, int]:
     """Return the metadata by which the log says how far a trial is."""
     return {"samples_count": plans.samples(plan, step), "step": step}
-
-
-def _trial(plan: Plan, index: int) -> Trial:
-    if not 0 <= index < len(plan.trials):
-        raise ConfigError(f"no trial {index}", where="--trial", fix=f"the plan has trials 0 to {len(plan.trials) - 1}")
-    return plan.trials[index]
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ class Clock:
 def turned(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Return a clock of its own for every log that is written from here on."""
     clock = Clock()
-    monkeypatch.setattr(mllog, "_clocks_ms", clock.read_ms)
+    monkeypatch.setattr(mllog, "clocks_ms", clock.read_ms)
     return clock
 
 

@@ -53,8 +53,12 @@ def test_the_checker_does_not_mind_what_binds_a_log_to_its_run(
     written_log: MakeLog, tmp_path: Path, ruleset: str
 ) -> None:
     (tmp_path / "requests").write_text("0.1\n")
-    log = written_log(binding=Binding(nonce="f" * 32, trial=0, attempt=1), attached=[tmp_path / "requests"])
-    assert all(key in log.read_text() for key in ("run_attempt", "attached_file", "log_sha256"))
+    log = written_log(
+        binding=Binding(nonce="f" * 32, trial=0, attempt=1),
+        attached=[tmp_path / "requests"],
+        behind={"gpu_telemetry": {"gpus": [{"gpu": 0, "power_w": {"median": 690.5, "max": 701.0}}]}},
+    )
+    assert all(key in log.read_text() for key in ("run_attempt", "attached_file", "log_sha256", "gpu_telemetry"))
     verdict = official_verdict(log, ruleset=ruleset)
     assert (verdict.passed, verdict.messages) == (True, ())
 

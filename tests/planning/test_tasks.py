@@ -16,7 +16,8 @@ from bench.planning import compose, make_plan
 
 CONF = Path(compose.CONF)
 OWN = {"lora70b", "lora70b_quick", "lora_tiny", "pretrain_tiny"}
-TASKS = sorted(p.stem for p in (CONF / "task").glob("*.yaml") if p.stem not in OWN and "tiny" not in p.stem)
+KERNELS = {"node", "gemm", "memcpy", "collectives", "attention"}
+TASKS = sorted(p.stem for p in (CONF / "task").glob("*.yaml") if p.stem not in OWN | KERNELS and "tiny" not in p.stem)
 REFUSED_ON_ONE_GPU = {"finetune_70b_pubmedqa", "lora_70b", "pretrain_13b", "pretrain_70b"}
 SIZES = {"one GPU": (1, 1), "1 node": (1, 8), "2 nodes": (2, 8), "4 nodes": (4, 8)}
 

@@ -1,7 +1,9 @@
 """A report claims no more than its logs prove, stands alone, and lets no log write into it."""
 
+import base64
 import csv
 import dataclasses
+import hashlib
 import json
 import re
 import shutil
@@ -9,8 +11,10 @@ from collections.abc import Callable, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import pytest
+from plotly.offline import get_plotlyjs
 
 from bench import report
 from bench.cli import main
@@ -23,6 +27,7 @@ from bench.mlperf.result import UNVERIFIED
 from bench.planning.compose import compose
 from bench.report import compare, page, system
 from bench.report.differences import differences
+from bench.report.output_folder import MARK
 from bench.report.sets import load
 from helpers.failing_disk import contents, failing
 from helpers.paths import CORPUS
@@ -35,21 +40,53 @@ with_corpus = pytest.mark.skipif(not CORPUS.is_dir(), reason="the corpus of real
 
 
 class Page(HTMLParser):
-    """What a browser would show, and what it would load."""
+    """What a browser would show, what it would load, and what it would run."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.tags: list[str] = []
         self.loads: list[str] = []
+        self.policy: str | None = None
         self.text = ""
+        self.runs: list[str] = []
+        """Texts of the scripts."""
+        self.charts: dict[str, Any] = {}
+        self._parts: list[str] | None = None
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._parts = None
+        if tag == "script":
+            self._parts = []
+            self._is_data = attrs == [("type", "application/json"), ("id", "charts")]
+        if ("http-equiv", "Content-Security-Policy") in attrs:
+            self.policy = dict(attrs)["content"]
         self.tags.append(tag)
         self.loads += [value or "" for name, value in attrs if name in ("src", "href", "srcset")]
 
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "script":
+            script = "".join(self._parts or ())
+            if self._is_data:
+                self.charts = json.loads(script)
+            else:
+                self.runs.append(script)
+            self._parts = None
+
     def handle_data(self, data: str) -> None:
-        self.text += data
+        if self._parts is not None:
+            self._parts.append(data)
+        elif self.tags[-1:] != ["style"]:
+            self.text += data
+
+    @property
+    def runs_only_ours(self) -> bool:
+        """Whether the scripts are the plotting library and our own, and its policy allows these two and no address."""
+        ours = [get_plotlyjs(), (Path(report.__file__).parent / "page.js").read_text()]
+        hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in self.runs]
+        allowed = " ".join(f"'sha256-{digest}'" for digest in hashes)
+        start = "default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; "
+        return self.runs == ours and self.policy == f"{start}script-src {allowed}"
 
 
 @pytest.fixture
@@ -76,7 +113,7 @@ def test_a_report_whose_disk_fails_is_the_old_one_or_none(
     def writes(content: str, *names: str) -> Callable[..., None]:
         def write(sets: object, folder: Path, *, title: str | None) -> None:
             for name in names:
-                (folder / name).write_text(f"{report._MARK} {content}")
+                (folder / name).write_text(f"{MARK} {content}")
 
         return write
 
@@ -139,7 +176,7 @@ def test_a_page_stands_alone_and_comes_out_the_same_twice(trial_set: MakeSet) ->
     assert {path.name: path.read_bytes() for path in (folder.parent / "out").iterdir()} == first
     assert page.loads
     assert all(url.startswith("data:image/png;base64,") for url in page.loads)
-    assert "script" not in page.tags
+    assert page.runs_only_ours
     assert UNVERIFIED in page.text
     assert {"report.html", "trials.csv", "evaluations.csv", "step_times.csv", "convergence.png"} <= first.keys()
 
@@ -196,7 +233,7 @@ def test_a_log_cannot_write_into_the_page(trial_set: MakeSet) -> None:
     evil = '=1+1"><script>alert(1)</script><img src=http://x>\x1b[2J\u202e{{ 7 * 7 }}'
     folder = trial_set("set", [{"submission_platform": evil, "config_filename": evil, "submission_org": evil}])
     page = write(folder)
-    assert "script" not in page.tags
+    assert page.runs_only_ours
     assert all(url.startswith("data:") for url in page.loads)
     assert "alert(1)" in page.text
     assert "49" not in page.text.split("alert(1)")[1][:40]

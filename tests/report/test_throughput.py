@@ -138,7 +138,8 @@ def test_a_profile_needs_a_warm_up_step() -> None:
 
 def test_a_profile_has_a_kind() -> None:
     """It was a switch while there was one kind."""
-    with pytest.raises(ConfigError, match=r"'True', expected one of \[none, kernels, modules\]\n  where: launch.profile"):
+    expected = r"'True', expected one of \[none, kernels, modules\]\n  where: launch.profile"
+    with pytest.raises(ConfigError, match=expected):
         compose.compose(["launch.profile=true"])
 
 

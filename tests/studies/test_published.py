@@ -66,7 +66,7 @@ def lines_from(document: str, anchor: str) -> list[str]:
 
 def rows_of(table: PublishedTable) -> Iterator[list[Figure]]:
     """Yield the figures that stand in one row of the file."""
-    width = len(yaml.safe_load((PUBLISHED / f"{table.name}.yaml").read_text())["columns"])
+    width = len(yaml.safe_load((PUBLISHED / f"{table.name}.yaml").read_text()).get("columns", "1"))
     for start in range(0, len(table.figures), width):
         yield list(table.figures[start : start + width])
 
@@ -196,6 +196,12 @@ rows: [{labels: {model: 7B}, printed: ["1.5"]}]
         ("title: t", "titel: t", "unknown field `titel`"),
         ("date: d\n", "", "missing required field `date`"),
         ("[{labels", "[{", "expected"),
+        (
+            "rows: [",
+            'figures: [{measurement: a, printed: "1", value: 2}]\nrows: [',
+            "the value 2 is given for '1', and no",
+        ),
+        ("rows: [", "figures: [{measurement: a, printed: fast}]\nrows: [", "'fast' is not a number"),
     ],
 )
 def test_a_wrong_file_is_refused(old: str, new: str, message: str, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,9 @@ from scipy import stats
 
 from bench import cli, watch
 from bench.contract import plan as plans
+from bench.contract import run_files, telemetry
 from bench.contract.stall import Stall
+from bench.contract.telemetry import Sample
 from bench.mlperf import reader
 from bench.mlperf import result as results
 from bench.mlperf.reader import Event
@@ -413,6 +416,30 @@ def test_a_run_folder_is_shown_from_what_it_holds(written_log: MakeLog, tmp_path
     assert job.views()[0].planned.limit_min == 10
     (folder / "status.json").write_text("{}")
     assert job.is_over()
+
+
+def test_the_hottest_gpu_is_shown_while_a_trial_trains(written_log: MakeLog, tmp_path: Path) -> None:
+    """The files of three nodes: one is two minutes old, as that of a node whose sampler has died."""
+    folder, now_ms = tmp_path / "run", time.time_ns() // 1_000_000
+    (folder / "rank_logs").mkdir(parents=True)
+    (folder / "plan.json").write_text(plans.dumps(compose.compose(["task=lora_tiny", "cluster=local"])))
+    (folder / "result_0.txt").write_text(written_log().read_text().split('"run_stop"')[0])
+    for node, at_ms, temperatures in (("a", now_ms, (60, 61)), ("b", now_ms, (55, 71)), ("c", now_ms - 120_000, (90,))):
+        found = [
+            Sample(
+                time_ms=at_ms, monotonic_ms=0, gpu=gpu, power_w=690.4, temperature_c=value, throttle=("power brake",)
+            )
+            for gpu, value in enumerate(temperatures)
+        ]
+        (folder / run_files.telemetry(0, node)).write_text(telemetry.header() + telemetry.lines(found))
+    job = sources.run_folder(folder)
+    job.poll()
+    (view,) = job.views()
+    assert "GPUs 71 °C, 690 W, held down by power brake (hottest of 4: GPU 1)" in line(view)
+    assert view.to_json()["hottest_gpu"]["temperature_c"] == 71
+    (folder / "result_0.txt").write_text(written_log(name="whole").read_text())
+    job.poll()
+    assert job.views()[0].hottest is None, "it is over"
 
 
 def test_a_replay_ends_as_the_log_does(written_log: MakeLog) -> None:

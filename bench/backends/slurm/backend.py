@@ -81,5 +81,17 @@ class SlurmBackend:
     ) -> str:
         return jobs.resume(folder, trials_left=trials_left, walltime_min=walltime_min, arguments=arguments)
 
+    def shares_nodes(self, plans: Sequence[Plan]) -> bool:
+        return all(script.resources(plan) == script.resources(plans[0]) for plan in plans)
+
+    def prepare_shared(self, plan: Plan, folder: Path, *, forced: Sequence[Finding] = ()) -> None:
+        jobs.note(plan, folder, forced=forced)
+
+    def submit_shared(self, runs: Sequence[tuple[Plan, Path]], folder: Path, *, name: str) -> str:
+        return jobs.submit_shared(runs, folder, name=name)
+
+    def note_shared(self, folder: Path) -> None:
+        jobs.note_shared(folder)
+
     def without(self, plan: Plan, nodes: Sequence[str]) -> str:
         return excluding(plan, nodes)

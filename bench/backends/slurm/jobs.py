@@ -34,6 +34,12 @@ def submit(plan: Plan, folder: Path, *, forced: Sequence[Finding] = ()) -> str:
     Raises:
         SubmitError: Slurm refuses it, in its own words.
     """
+    job = note(plan, folder, forced=forced)
+    return _submitted(folder, job)
+
+
+def note(plan: Plan, folder: Path, *, forced: Sequence[Finding] = ()) -> dict[str, Any]:
+    """Write a run's script and job.json into its folder, and return the latter; no job has it yet."""
     text = script.script(plan)
     secrets.refuse([text], where=SCRIPT)
     site = {name: value for name in script.variables(plan) if (value := os.environ.get(name))}
@@ -53,7 +59,44 @@ def submit(plan: Plan, folder: Path, *, forced: Sequence[Finding] = ()) -> str:
     with (folder / SCRIPT).open("x") as file:
         file.write(text)
     json_files.write(folder / JOB, job)
-    return _submitted(folder, job)
+    return job
+
+
+def submit_shared(runs: Sequence[tuple[Plan, Path]], folder: Path, *, name: str) -> str:
+    """Return the id of one job that runs several runs one after another, each by the script in its folder.
+
+    `folder` is the job's own, beside theirs. Its job.json lists the runs, whose own get the job's id.
+
+    Raises:
+        SubmitError: Slurm refuses it; or its answer is lost.
+    """
+    plans, names = [plan for plan, _ in runs], [run.name for _, run in runs]
+    with (folder / SCRIPT).open("x") as file:
+        file.write(script.together(plans, names, name=name))
+    environment: dict[str, str] = {}
+    for _, run in runs:
+        environment |= json_files.read_object(run / JOB).get("environment") or {}
+    job: dict[str, Any] = {"backend": BackendName.slurm.name, "jobs": [], "runs": names}
+    job |= {"arguments": sbatch_arguments(plans[0], folder), "environment": environment}
+    json_files.write(folder / JOB, job)
+    number = _submitted(folder, job)
+    note_shared(folder)
+    return number
+
+
+def note_shared(folder: Path) -> None:
+    """Enter the jobs of a shared job's folder into job.json of its runs; each once, whatever was cut short before."""
+    shared = json_files.read_object(folder / JOB)
+    known = [str(entry["id"]) for entry in shared.get("jobs") or []]
+    if (folder / SUBMISSION).exists():
+        known += [job for job in client.submitted(folder) if job not in known]
+    for run in (folder.parent / name for name in shared.get("runs") or []):
+        held = json_files.read_object(run / JOB)
+        entries = held.get("jobs") or []
+        new = [job for job in known if job not in [str(entry["id"]) for entry in entries]]
+        if held and new:
+            added = [{"id": job, "submitted": time.time(), "shared": folder.name} for job in new]
+            json_files.write(run / JOB, held | {"jobs": [*entries, *added]})
 
 
 def resume(folder: Path, *, trials_left: int, walltime_min: int | None, arguments: Sequence[str]) -> str:

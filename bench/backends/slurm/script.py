@@ -9,7 +9,7 @@ $DATADIR, $MODEL, $LOGDIR and $CONT; account, QOS and reservation only ever stan
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from bench.contract import data_files, run_files
@@ -19,6 +19,7 @@ from bench.contract.schema import ContainerFlags, DataSource, GpuRequest, Runtim
 from bench.contract.texts import steering
 
 BODY = Path(__file__).with_name("job.sh")
+TOGETHER = Path(__file__).with_name("together.sh")
 SIGNAL_S = 120
 """How long before the time limit the script is told; Slurm may tell it up to a minute earlier."""
 FILES = {
@@ -44,9 +45,42 @@ def script(plan: Plan) -> str:
     return "\n".join([*header(plan), "set -euo pipefail", "", *settings(plan), "", BODY.read_text(), *_plan(plan), ""])
 
 
+def resources(plan: Plan) -> list[str]:
+    """Return the lines of the header that say which nodes a run needs; runs with the same ones can share them."""
+    slurm, w = plan.config.cluster.slurm or Slurm(), plan.world
+    return [
+        *_directive("partition", slurm.partition),
+        *_directive("nodes", w.num_nodes),
+        *_directive("ntasks-per-node", w.ranks_per_node),
+        *_directive("cpus-per-task", slurm.cpus_per_rank),
+        *_gpus(slurm, w.ranks_per_node),
+        *_directive("exclusive", slurm.exclusive),
+        *_directive("mem", 0 if slurm.exclusive else None),
+    ]
+
+
+def together(plans: Sequence[Plan], runs: Sequence[str], *, name: str) -> str:
+    """Return the script of one job that runs several scripts, one after another; `runs` are folders beside its own."""
+    limit = sum(plan.walltime_min or 0 for plan in plans)
+    return "\n".join(
+        [
+            "#!/usr/bin/env bash",
+            _comment(f"{name}: {len(runs)} runs, one after another on the same nodes"),
+            *_directive("job-name", name),
+            *resources(plans[0]),
+            *_directive("time", limit),
+            *_at_the_end(),
+            f"runs=({' '.join(map(_word, runs))})",
+            f"status_file={_word(run_files.STATUS)}",
+            f"script_file={_word(run_files.SCRIPT)}",
+            "",
+            TOGETHER.read_text(),
+        ]
+    )
+
+
 def header(plan: Plan) -> list[str]:
     """Return the lines that sbatch reads: each resource, once."""
-    slurm, w = plan.config.cluster.slurm or Slurm(), plan.world
     names = " ".join(f"{name}=…" for name in variables(plan))
     return [
         "#!/usr/bin/env bash",
@@ -57,15 +91,16 @@ def header(plan: Plan) -> list[str]:
             f"Start it: {names} sbatch [--account=…] FILE [FOLDER OF AN EARLIER RUN]"
         ),
         *_directive("job-name", plan.name),
-        *_directive("partition", slurm.partition),
-        *_directive("nodes", w.num_nodes),
-        *_directive("ntasks-per-node", w.ranks_per_node),
-        *_directive("cpus-per-task", slurm.cpus_per_rank),
-        *_gpus(slurm, w.ranks_per_node),
-        *_directive("exclusive", slurm.exclusive),
-        *_directive("mem", 0 if slurm.exclusive else None),
+        *resources(plan),
         *_directive("time", plan.walltime_min),
         *_directive("array", f"0-{len(plan.trials) - 1}" if plan.config.launch.array else None),
+        *_at_the_end(),
+    ]
+
+
+def _at_the_end() -> list[str]:
+    """Return how Slurm starts a job again, and tells it that its time is nearly up."""
+    return [
         *_directive("requeue", True),
         *_directive("open-mode", "append"),
         *_directive("signal", f"B:USR1@{SIGNAL_S}"),

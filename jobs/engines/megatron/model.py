@@ -116,7 +116,7 @@ def layer_config(plan: Plan, ops: Ops | None) -> layer.LayerConfig:
     m, w, dtype = plan.config.model, plan.world, _dtype(plan, ops)
     full, is_swiglu = plan.recompute.full, m.activation is Activation.swiglu
     return layer.LayerConfig(
-        lora=plan.config.task.training.lora,
+        lora=plan.config.training.lora,
         num_layers=m.num_layers,
         hidden_size=m.hidden_size,
         ffn_hidden_size=m.ffn_hidden_size,
@@ -185,13 +185,13 @@ def _ops(plan: Plan, device: torch.device) -> Ops | None:
         return trained_ops.for_device(device, plan.config.precision)
     if layer_of(plan.config) is not Layer.frozen:
         return None
-    return fp8_ops.for_device(device, plan.config.precision, plan.config.task.training.trains)
+    return fp8_ops.for_device(device, plan.config.precision, plan.config.training.trains)
 
 
 def _layers(plan: Plan, ops: Ops | None, num_layers: int) -> list[ModuleSpec]:
     """Return the layers of a chunk; the first layers recompute what does not fit, evenly over a rank's chunks."""
     qkv, fc1 = (math.ceil(n / plan.world.vpp) for n in (plan.recompute.qkv_layers, plan.recompute.fc1_layers))
-    lora = plan.config.task.training.lora
+    lora = plan.config.training.lora
     spec = partial(layer.trained_spec, ops) if _is_trained(plan) else partial(layer.lora_spec, lora, ops)
     return [spec(recompute_qkv=i < qkv, recompute_fc1=i < fc1) for i in range(num_layers)]
 

@@ -81,9 +81,9 @@ class _LayerFunction(Function):
         ctx.layer, ctx.freqs, ctx.seeds = layer, freqs, seeds
         ctx.save_for_backward(*weights)
         y_MH, saved_by_attention = layer_pass.attention(x_SBH.flatten(0, 1))
-        x_MH, y_MH, saved_by_mlp = layer_pass.mlp(x_SBH.flatten(0, 1), y_MH, keep=keep and not layer.recompute_fc1)
+        y_MH, saved_by_mlp = layer_pass.mlp(x_SBH.flatten(0, 1), y_MH, keep=keep and not layer.recompute_fc1)
         ctx.saved = SavedActivations(*saved_by_attention, *saved_by_mlp)
-        return x_MH.view_as(x_SBH) + y_MH.view_as(x_SBH)
+        return y_MH.view_as(x_SBH)
 
     @staticmethod
     def backward(ctx: Any, grad_SBH: Tensor):
@@ -145,16 +145,18 @@ class _LayerPass:
             low_MR = self.tp.reduce(self.ops.down(attended_MO, self.proj.a_RI, self.proj.drop))
             return y_MH.addmm_(low_MR, self.proj.b_OR.T, alpha=self.proj.scale), low_MR
 
-    def mlp(self, x_MH: Tensor, y_MH: Tensor, *, keep: bool) -> tuple[Tensor, Tensor, tuple]:
-        """Return x + y, the output of the MLP, and the activations to save; keep: save gate and up too."""
+    def mlp(self, x_MH: Tensor, y_MH: Tensor, *, keep: bool) -> tuple[Tensor, tuple]:
+        """Return x + y + MLP(x + y), and the activations to save; keep: save gate and up too."""
         norm_weight = self.layer.pre_mlp_layernorm.weight
         with named(Part.norm):
             x_MH, normed, rstd_M = self.ops.add_norm_quantize(x_MH, y_MH, norm_weight, self.eps)
         with named(Part.activation):
             hidden, gate_up = self.ops.swiglu_quantize(self.fc1(normed), keep=keep)
         with named(Part.fc2):
-            y_MH = self.tp.reduce(self.ops.matmul(hidden, self.weights.forward(self.layer.mlp.linear_fc2)))
-        return x_MH, y_MH, (normed, rstd_M, gate_up)
+            saved, weight = (normed, rstd_M, gate_up), self.weights.forward(self.layer.mlp.linear_fc2)
+            if self.tp.size == 1:
+                return self.ops.add_matmul(x_MH, hidden, weight), saved
+            return x_MH + self.tp.reduce(self.ops.matmul(hidden, weight)), saved
 
     def fc1(self, normed: Quantized) -> Tensor:
         """Return gate and up [M, O], gates first."""

@@ -23,6 +23,8 @@ _COLUMNS = 128
 """The width of a tile."""
 _PARTS, _PROGRAMS = 8, 1024
 """Split-K: a sum is computed in up to so many parts to have so many programs; torch adds them up in a fixed order."""
+_PARTS_OF_LARGE_RANK = 16
+"""The same of A's gradient where the rank is above 32: fewer programs leave a GPU waiting for memory."""
 
 
 def down(x: Tensor | Quantized, a: Tensor, drop: Dropout) -> Tensor:
@@ -40,9 +42,10 @@ def down(x: Tensor | Quantized, a: Tensor, drop: Dropout) -> Tensor:
 def down_backward(low_grad: Tensor, x: Tensor | Quantized, drop: Dropout) -> Tensor:
     values, scale, of_x = _values_and_scale(x)
     (num_rows, width), rank = values.shape, low_grad.shape[1]
-    parts = torch.empty(_PARTS, rank, width, dtype=torch.float32, device=low_grad.device)
-    grid = (triton.cdiv(width, _COLUMNS), _PARTS)
-    args = (low_grad.contiguous(), values, scale, parts, *mask(drop), width, rank, num_rows, _PARTS)
+    num_parts = _PARTS_OF_LARGE_RANK if rank > 32 else _PARTS
+    parts = torch.empty(num_parts, rank, width, dtype=torch.float32, device=low_grad.device)
+    grid = (triton.cdiv(width, _COLUMNS), num_parts)
+    args = (low_grad.contiguous(), values, scale, parts, *mask(drop), width, rank, num_rows, num_parts)
     _down_backward[grid](*args, **of_x, **_tile(rank, drop))
     return parts.sum(0).to(BF16)
 
@@ -67,8 +70,9 @@ def _values_and_scale(x: Tensor | Quantized) -> tuple[Tensor, Tensor, dict[str, 
 
 def _tile(rank: int, drop: Dropout) -> dict[str, int]:
     shape = {"ROWS": rows_of_tile(rank), "COLUMNS": _COLUMNS, "RANK": padded(rank)}
-    num_stages = 4 if rank <= 32 else 3 if rank <= 64 else 2  # that many tiles of A and x must fit in shared memory
-    return shape | {"DROP": drop.threshold > 0, "num_warps": 4, "num_stages": num_stages}
+    # So many tiles of A and x must fit in shared memory, and of a larger rank those of two programs.
+    num_warps, num_stages = (4, 4) if rank <= 32 else (8, 2)
+    return shape | {"DROP": drop.threshold > 0, "num_warps": num_warps, "num_stages": num_stages}
 
 
 def rows_of_tile(rank: int) -> int:

@@ -1,7 +1,9 @@
-"""RoPE in Triton, forward and backward. A program of the forward pass takes a tile of one group's heads, and first adds
-the output of the adapter's B and the linear's bias; one of the backward pass takes a row. Without angles, the heads are
-split and merged only.
+"""RoPE in Triton, forward and backward. A program of the forward pass takes a tile of the heads of one or more groups,
+and first adds the output of the adapter's B and the linear's bias; one of the backward pass takes a row. Without
+angles, the heads are split and merged only.
 """
+
+from typing import Any
 
 import triton
 import triton.language as tl
@@ -13,6 +15,11 @@ from jobs.engines.megatron.fp8.row_kernels import quantized_like, scale_of
 
 _ROWS, _ROWS_OF_LARGE_RANK = 16, 64
 """How many rows a program of the forward pass takes. Each reads B anew, which must not take longer than to read qkv."""
+_PROGRAMS = 512
+"""How many programs of the forward pass there are at least where B is large, if there are so many groups of all tiles.
+More groups in one program share its sines and cosines, which are a third of its instructions otherwise."""
+_REGISTERS = 128
+"""Of a thread where B is large: two programs fit on a multiprocessor."""
 
 
 def rope(qkv: Tensor, freqs: Tensor, groups: int, lora: Lora | None = None) -> tuple[Tensor, Tensor, Tensor]:
@@ -26,12 +33,20 @@ def split_heads(
     q, k, v = (qkv.new_empty(num_rows, heads, dim) for heads in (groups * repeats, groups, groups))
     low, b, scale = lora or (qkv, qkv, 0.0)
     rank = low.shape[1] if lora else 0
-    rows = _ROWS_OF_LARGE_RANK if rank > 16 else _ROWS
-    options = {"ROWS": rows, "HALF": dim // 2, "RANK": padded(rank), "num_warps": 8 if rank > 16 else 4}
-    _rope[(triton.cdiv(num_rows, rows), groups)](
-        qkv, bias, freqs, low, b, scale, q, k, v, num_rows, rank, repeats, **options
-    )
+    options = _tile(num_rows, groups, rank) | {"HALF": dim // 2, "RANK": padded(rank)}
+    grid = (triton.cdiv(num_rows, options["ROWS"]), groups // options["GROUPS"])
+    _rope[grid](qkv, bias, freqs, low, b, scale, q, k, v, num_rows, rank, repeats, **options)
     return q, k, v
+
+
+def _tile(num_rows: int, groups: int, rank: int) -> dict[str, Any]:
+    """Return the rows and groups that a program of the forward pass takes, and how it is compiled."""
+    if rank <= 16:
+        return {"ROWS": _ROWS, "GROUPS": 1, "STAGES": None, "num_warps": 4}
+    most = max(1, groups * triton.cdiv(num_rows, _ROWS_OF_LARGE_RANK) // _PROGRAMS)
+    per_program = max(n for n in range(1, groups + 1) if groups % n == 0 and n <= most)
+    shape = {"ROWS": _ROWS_OF_LARGE_RANK, "GROUPS": per_program, "STAGES": 3}
+    return shape | {"num_warps": 8, "maxnreg": _REGISTERS}
 
 
 def rope_backward(
@@ -108,10 +123,11 @@ def _half_head(
 @triton.jit
 def _rope(
     qkv_ptr, bias_ptr, freqs_ptr, low_ptr, b_ptr, lora_scale, q_ptr, k_ptr, v_ptr, num_rows, rank,
-    repeats: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr, RANK: tl.constexpr,
+    repeats: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr, STAGES: tl.constexpr, HALF: tl.constexpr,
+    RANK: tl.constexpr,
 ):  # fmt: skip
-    row, group = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.program_id(1)
-    groups, plane, inside = tl.num_programs(1), tl.arange(0, HALF)[None, :], (row < num_rows)[:, None]
+    row, first = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.program_id(1) * GROUPS
+    groups, plane, inside = tl.num_programs(1) * GROUPS, tl.arange(0, HALF)[None, :], (row < num_rows)[:, None]
     width = groups * (repeats + 2) * (2 * HALF)
     if freqs_ptr is not None:
         angle = tl.load(freqs_ptr + row[:, None] * (2 * HALF) + plane, inside, other=0.0)
@@ -120,7 +136,8 @@ def _rope(
     if RANK:
         r = tl.arange(0, RANK)[None, :]
         low = tl.load(low_ptr + row[:, None] * rank + r, inside & (r < rank), other=0.0).to(FACTOR)
-    for head in range(repeats + 2):
+    for index in tl.range(0, GROUPS * (repeats + 2), num_stages=STAGES):
+        group, head = first + index // (repeats + 2), index % (repeats + 2)
         begin = (group * (repeats + 2) + head) * (2 * HALF)
         x = _half_head(qkv_ptr, bias_ptr, low, b_ptr, lora_scale, begin, row, num_rows, width, rank, HALF, RANK)
         y = _half_head(qkv_ptr, bias_ptr, low, b_ptr, lora_scale, begin + HALF, row, num_rows, width, rank, HALF, RANK)

@@ -1,0 +1,102 @@
+"""The verb that runs studies, and shows where they stand."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bench.cli import verb
+
+if TYPE_CHECKING:
+    from bench.results.study import StudyResult
+    from bench.studies import Session
+
+
+def _add_study(verbs: verb.Verbs) -> None:
+    parser = verb.add(
+        verbs,
+        _study,
+        help="run what a study lacks, and show its tables beside what is published",
+        example="tiny cluster=local --dry-run",
+    )
+    name = parser.add_argument(
+        "name", nargs="?", metavar="NAME", help="of a file in conf/study, or the folder of a study (default: list them)"
+    )
+    name.completer = _names  # type: ignore[attr-defined]
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of every run, as for bench.launch")
+    parser.add_argument("--config-dir", type=Path, help="a site's own conf/ files, its study/ and published/ too")
+    parser.add_argument("--runs", type=verb.count, metavar="N", help="of each arm (default: as the study says)")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--dry-run", action="store_true", help="show the arms as planned, and start nothing")
+    what.add_argument("--table", action="store_true", help="only read what there is")
+    what.add_argument("--list", action="store_true", help="list the studies")
+    verb.takes_json(parser)
+
+
+def _study(args: argparse.Namespace) -> int:
+    from bench import studies
+
+    if args.list or args.name is None:
+        return _list(args)
+    if (Path(args.name) / studies.STUDY).exists():
+        _show(studies.read(Path(args.name)), args)
+        return 0
+    if args.table:
+        _show(studies.read(studies.folder_of(args.name, args.overrides, config_dir=args.config_dir)), args)
+        return 0
+    session = studies.begin(args.name, args.overrides, config_dir=args.config_dir, runs=args.runs)
+    if args.dry_run:
+        return _dry_run(session, args)
+    code = studies.go_on(session)
+    _show(studies.read(session.folder), args)
+    return code
+
+
+def _list(args: argparse.Namespace) -> int:
+    from bench import studies
+    from bench.console import sheet
+    from bench.console.sheet import Sheet
+
+    rows = [(name, one.title, one.question, one.source) for name, one in studies.titles(args.config_dir)]
+    columns = ("study", "title", "question", "source")
+    if args.json:
+        print(json.dumps([dict(zip(columns, row, strict=True)) for row in rows]))
+    else:
+        sheet.show(Sheet("studies", rows, columns, caption="python -m bench study NAME cluster=… --dry-run"))
+    return 0
+
+
+def _dry_run(session: "Session", args: argparse.Namespace) -> int:
+    from dataclasses import asdict
+
+    from bench.console import sheet
+    from bench.console import study as study_sheets
+
+    if args.json:
+        arms = [asdict(arm) | {"gpu_hours": arm.gpu_hours} for arm in session.planned]
+        print(json.dumps({"folder": str(session.folder), "arms": arms, "order": session.blocks}))
+    else:
+        sheet.show(study_sheets.plan_sheet(session.kept.name, session.planned, session.blocks))
+    return 0
+
+
+def _show(result: "StudyResult", args: argparse.Namespace) -> None:
+    from dataclasses import asdict
+
+    from bench.console import sheet
+    from bench.console import study as study_sheets
+
+    if args.json:
+        print(json.dumps(asdict(result), allow_nan=False))
+        return
+    for table in study_sheets.sheets(result):
+        sheet.show(table)
+
+
+def _names(prefix: str, **ignored: object) -> list[str]:
+    from bench.studies import library
+
+    return [name for name in library.names() if name.startswith(prefix)]
+
+
+VERBS = (_add_study,)

@@ -1,0 +1,169 @@
+"""Show a study: its tables beside what is published, its comparisons, and what its arms are planned to take."""
+
+from collections.abc import Iterator, Sequence
+
+from bench.console.sheet import Sheet
+from bench.report.cells import cell_text, published_text
+from bench.report.numbers import number_text
+from bench.results.study import Column, Difference, PlannedArm, StudyResult, Table
+
+MARKS = {
+    "*": "* calculated from a shorter run",
+    "~": "~ estimated by the plan, nothing ran",
+    "X": "X not advisable",
+    "-": "- no result",
+}
+
+
+def sheets(result: StudyResult) -> Iterator[Sheet]:
+    """Yield the tables of a study, and why cells are empty or marked."""
+    yield from [_pivot(result, table) for table in result.tables] or [_arms(result)]
+    remarks = list(dict.fromkeys(_remarks(result)))
+    if remarks:
+        yield Sheet("remarks", remarks, columns=("arm", "column", "why"))
+    if result.differences:
+        yield _differences(result.differences, margin=result.margin)
+    if result.publications:
+        rows = [(one.name, one.title, one.place, one.hardware, one.date) for one in result.publications]
+        yield Sheet("published", rows, columns=("name", "title", "where", "hardware", "date"))
+
+
+def _arms(result: StudyResult) -> Sheet:
+    """Return one row for each arm, one column for each measurement, and the published figures beside it."""
+    published = {
+        (column.measurement, one.publication): f"{column.title}, {one.publication}"
+        for column in result.columns
+        for row in result.rows
+        for one in row.published.get(column.measurement, ())
+    }
+    rows = []
+    for row in result.rows:
+        cells = [row.cells[column.measurement] for column in result.columns]
+        figures = {(name, one.publication): published_text(one) for name, ones in row.published.items() for one in ones}
+        n = max((cell.n for cell in cells), default=0)
+        rows.append((row.arm, *map(cell_text, cells), str(n), *(figures.get(key, "") for key in published)))
+    columns = ("arm", *map(_heading, result.columns), "runs", *published.values())
+    return Sheet(f"{result.name}: {result.title}", rows, columns, caption=_caption(result))
+
+
+def _pivot(result: StudyResult, table: Table) -> Sheet:
+    """Return one table of labels; below each number of ours stands what is published."""
+    rows: list[tuple[str, ...]] = []
+    for key, arms in table.rows:
+        rows.append((*key, *(_number(result, table, arm) for arm in arms)))
+        for name in dict.fromkeys(one.publication for one in result.publications_of(table, arms)):
+            figures = (_figure(result, table, arm, name) for arm in arms)
+            rows.append((*key[:-1], f"  {name}", *figures))
+    across = [" ".join(key) for key in table.columns]
+    title = f"{table.title}: {_heading(table.column)}"
+    return Sheet(title, rows, (*table.row_labels, *across), caption=_caption(result))
+
+
+def _number(result: StudyResult, table: Table, arm: str | None) -> str:
+    return "" if arm is None else cell_text(result.row(arm).cells[table.column.measurement])
+
+
+def _figure(result: StudyResult, table: Table, arm: str | None, publication: str) -> str:
+    ones = () if arm is None else result.row(arm).published.get(table.column.measurement, ())
+    return ", ".join(published_text(one) for one in ones if one.publication == publication)
+
+
+def _heading(column: Column) -> str:
+    return f"{column.title} ({column.unit})" if column.unit else column.title
+
+
+def _caption(result: StudyResult) -> str:
+    marks = {str(cell.mark) for row in result.rows for cell in row.cells.values()}
+    lines = [
+        "mean ± sample deviation over runs" if any(c.n > 1 for r in result.rows for c in r.cells.values()) else "",
+        *(text for mark, text in MARKS.items() if mark in marks),
+        *result.notes,
+        " · ".join(filter(None, (result.hardware, result.date, result.commit and f"commit {result.commit[:12]}"))),
+        result.command,
+    ]
+    return "\n".join(filter(None, lines))
+
+
+def _remarks(result: StudyResult) -> Iterator[tuple[str, str, str]]:
+    """Yield why cells have a mark; once for all columns of an arm where they have the same reason."""
+    for row in result.rows:
+        reasons = [row.cells[column.measurement].reason for column in result.columns]
+        if len(set(reasons)) == 1 and reasons[0]:
+            yield row.arm, "all", reasons[0]
+            continue
+        for column, reason in zip(result.columns, reasons, strict=True):
+            if reason:
+                yield row.arm, column.title, reason
+    for row in result.rows:
+        for column in result.columns:
+            for one in row.published.get(column.measurement, ()):
+                if one.reason:
+                    yield row.arm, f"{column.title}, {one.publication}", one.reason
+
+
+def _differences(found: Sequence[Difference], *, margin: float) -> Sheet:
+    rows = []
+    for one in found:
+        comparison = one.comparison
+        verdict = comparison.text if comparison else f"not compared: {one.reason}"
+        pairs = str(len(comparison.first)) if comparison else ""
+        rows.append((f"{one.first} / {one.second}", one.measurement, pairs, _percent(one), verdict))
+    caption = f"difference of run-level values, paired by block; 95 % confidence; margin {100 * margin:g} %"
+    return Sheet("comparisons", rows, ("arms", "measurement", "pairs", "difference (%)", "verdict"), caption)
+
+
+def _percent(one: Difference) -> str:
+    c = one.comparison
+    if c is None or c.ratio is None or c.low is None or c.high is None:
+        return ""
+    mean, low, high = (100 * (ratio - 1) for ratio in (c.ratio, c.low, c.high))
+    return f"{mean:+.2f} ({low:+.2f} to {high:+.2f})"
+
+
+def plan_sheet(name: str, arms: Sequence[PlannedArm], blocks: Sequence[Sequence[str]]) -> Sheet:
+    """Return what the arms of a study would take, before anything runs."""
+    rows = [
+        (
+            arm.name,
+            "runs" if arm.runs else str(arm.mark),
+            arm.layout,
+            str(arm.num_ranks or ""),
+            _of(arm.micro_batch_size, arm.global_batch_size),
+            _text(arm.step_time_ms),
+            _memory(arm),
+            _text(arm.gpu_hours),
+            str(arm.walltime_min or ""),
+            arm.reason,
+        )
+        for arm in arms
+    ]
+    columns = ("arm", "runs", "layout", "ranks", "batch", "step time (ms)", "memory (GiB)", "GPU-hours", "limit (min)")
+    order = [f"block {number}: {', '.join(block)}" for number, block in enumerate(blocks, 1)]
+    return Sheet(
+        f"{name}: {len(rows)} arms", rows, (*columns, "why"), caption="\n".join([_total(arms, blocks), *order])
+    )
+
+
+def _total(arms: Sequence[PlannedArm], blocks: Sequence[Sequence[str]]) -> str:
+    running = [arm for arm in arms if arm.runs]
+    hours = [arm.gpu_hours for arm in running]
+    known = sum(hour for hour in hours if hour is not None) * len(blocks)
+    unknown = sum(hour is None for hour in hours)
+    total = f"{len(running) * len(blocks)} runs; step time, memory and GPU-hours of one run are estimates of the plan"
+    if known:
+        total += f"; {number_text(known)} GPU-hours of steps in all"
+    return total + (f"; {unknown} arms have no estimate" if unknown else "")
+
+
+def _of(micro: int | None, whole: int | None) -> str:
+    return f"{micro} of {whole}" if micro and whole else ""
+
+
+def _text(number: float | None) -> str:
+    return "" if number is None else number_text(number)
+
+
+def _memory(arm: PlannedArm) -> str:
+    if arm.memory_gib is None:
+        return ""
+    return f"{arm.memory_gib:.1f}" + (f" of {arm.capacity_gib:g}" if arm.capacity_gib else "")

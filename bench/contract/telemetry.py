@@ -1,0 +1,128 @@
+"""What NVML said of a node's GPUs while a trial ran: a CSV file with a line for each GPU and second.
+
+One process a node writes it, the ranks summarise it into the log, and `watch` reads its end. A number that a driver
+does not give is left blank. Standard library only: ranks use it.
+"""
+
+import csv
+import io
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+EVERY_S = 1.0
+"""Between two samples."""
+REASONS = {
+    0x1: "idle",
+    0x2: "clocks setting",
+    0x4: "software power cap",
+    0x8: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+    0x100: "display clocks setting",
+    0x200: "board limit",
+    0x400: "reliability",
+}
+"""Why clocks are not at their highest, by NVML's bits. Source: nvml.h, nvmlClocksEventReason*."""
+NO_REASON = "none"
+_BETWEEN = "; "
+_TAIL_BYTES = 8192
+"""More than the samples of one moment take: a line has some 80 bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One GPU at one moment; None is what its driver does not give. The fields are the columns of the file."""
+
+    time_ms: int
+    monotonic_ms: int
+    """By the clock of the log's monotonic_ms."""
+    gpu: int
+    """As nvidia-smi counts the GPUs of the node."""
+    power_w: float | None = None
+    """Of the whole board; NVML's mean over the last second on A100, H100 and later."""
+    sm_clock_mhz: float | None = None
+    memory_clock_mhz: float | None = None
+    temperature_c: float | None = None
+    memory_gib: float | None = None
+    """Used by all processes."""
+    energy_j: float | None = None
+    """Since the driver was loaded."""
+    throttle: tuple[str, ...] | None = None
+    """Why the clocks are not at their highest; empty where they are."""
+
+
+COLUMNS = tuple(field.name for field in fields(Sample))
+WHOLE = ("time_ms", "monotonic_ms", "gpu")
+NUMBERS = tuple(name for name in COLUMNS if name not in (*WHOLE, "throttle"))
+
+
+def reasons(bits: int) -> tuple[str, ...]:
+    """Return NVML's bits as words; a bit that is not known stays a number."""
+    known = tuple(name for bit, name in REASONS.items() if bits & bit)
+    rest = bits & ~sum(REASONS)
+    return (*known, hex(rest)) if rest else known
+
+
+def header() -> str:
+    """Return the first line of a file."""
+    return ",".join(COLUMNS) + "\n"
+
+
+def lines(samples: Iterable[Sample]) -> str:
+    """Return samples as lines of a file."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(
+        [_cell(getattr(sample, name)) for name in COLUMNS] for sample in samples
+    )
+    return text.getvalue()
+
+
+def read(path: Path) -> Iterator[Sample]:
+    """Yield the samples of a file in their order; a line that was cut short is left out.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open(newline="", errors="replace") as file:
+        yield from _parsed(file)
+
+
+def newest(path: Path) -> list[Sample]:
+    """Return the latest sample of each GPU, from the end of a file that may still be written; empty if there is none.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        start = max(0, file.seek(0, io.SEEK_END) - _TAIL_BYTES)
+        file.seek(start)
+        tail = file.read().decode(errors="replace").splitlines(keepends=True)
+    latest = {sample.gpu: sample for sample in _parsed(tail[1:] if start else tail)}  # the first line may be cut
+    return [sample for _, sample in sorted(latest.items())]
+
+
+def _parsed(text: Iterable[str]) -> Iterator[Sample]:
+    for cells in csv.reader(line for line in text if line.endswith("\n")):
+        if len(cells) == len(COLUMNS) and cells[0] != COLUMNS[0]:
+            with suppress(ValueError):  # something else has written to the file
+                yield _sample(dict(zip(COLUMNS, cells, strict=True)))
+
+
+def _sample(row: dict[str, str]) -> Sample:
+    numbers = {name: float(row[name]) if row[name] else None for name in NUMBERS}
+    throttle = row["throttle"]
+    active = None if not throttle else () if throttle == NO_REASON else tuple(throttle.split(_BETWEEN))
+    time_ms, monotonic_ms, gpu = (int(row[name]) for name in WHOLE)
+    return Sample(time_ms=time_ms, monotonic_ms=monotonic_ms, gpu=gpu, throttle=active, **numbers)
+
+
+def _cell(value: float | tuple[str, ...] | None) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, tuple):
+        return _BETWEEN.join(value) or NO_REASON
+    return f"{value:.3f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)

@@ -1,0 +1,83 @@
+"""Bars from zero as an interactive chart; matplotlib draws the same ones for paper (`figures.bars_figure`)."""
+
+from collections.abc import Sequence
+
+from bench.report.figures import LEAST_WHISKER, Bar
+from bench.report.interactive import Chart, Trace, axis, chart, text, view
+from bench.report.numbers import number_text
+from bench.report.palette import COLORS, INTERVAL_COLOR, PUBLISHED_COLOR
+
+_ROW_PIXELS, _FRAME_PIXELS = 26, 70
+_ROOM = 1.12
+"""Of the longest bar, for the numbers behind the bars."""
+
+
+def bar_chart(bars: Sequence[Bar], *, what: str, colors: Sequence[str] = COLORS[:1]) -> Chart:
+    """Return horizontal bars in the order given; published ones are hatched, and an interval is a whisker.
+
+    `colors` are those of our bars; they start anew where there are too few.
+    """
+    height = _FRAME_PIXELS + _ROW_PIXELS * len(bars)
+    scale = axis(what, range=[0, _ROOM * max(map(_end, bars)) or 1])
+    return chart(view("", [_trace(bars, what, colors), _numbers(bars)], height=height, xaxis=scale, yaxis=_names(bars)))
+
+
+def _end(bar: Bar) -> float:
+    return max(bar.value, *(bar.interval or (bar.value,)))
+
+
+def _numbers(bars: Sequence[Bar]) -> Trace:
+    """Return the numbers behind the bars and their whiskers."""
+    return {
+        "mode": "text",
+        "x": [_end(bar) for bar in bars],
+        "y": list(range(len(bars))),
+        "text": [f" <b>{number_text(bar.value)}</b>" if bar.ours else f" {number_text(bar.value)}" for bar in bars],
+        "textposition": "middle right",
+        "textfont": {"size": 11.5},
+        "hoverinfo": "skip",
+        "showlegend": False,
+    }
+
+
+def _names(bars: Sequence[Bar]) -> dict[str, object]:
+    """Return an axis with a place for each bar, which may share its name with another."""
+    labels = [f"<b>{text(bar.name, limit=54)}</b>" if bar.ours else text(bar.name, limit=54) for bar in bars]
+    places = list(range(len(bars)))
+    return {"tickvals": places, "ticktext": labels, "range": [len(bars) - 0.4, -0.6], "showgrid": False, "ticks": ""}
+
+
+def _trace(bars: Sequence[Bar], what: str, colors: Sequence[str]) -> Trace:
+    intervals = [bar.interval if _is_visible(bar, bars) else None for bar in bars]
+    hatch = {"shape": ["" if bar.ours else "/" for bar in bars], "fgcolor": "#fff", "size": 5, "solidity": 0.3}
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "x": [bar.value for bar in bars],
+        "y": list(range(len(bars))),
+        "marker": {
+            "color": [colors[n % len(colors)] if bar.ours else PUBLISHED_COLOR for n, bar in enumerate(bars)],
+            "pattern": hatch,
+        },
+        "error_x": {
+            "array": [ends[1] - bar.value if ends else 0 for bar, ends in zip(bars, intervals, strict=True)],
+            "arrayminus": [bar.value - ends[0] if ends else 0 for bar, ends in zip(bars, intervals, strict=True)],
+            "color": INTERVAL_COLOR,
+            "thickness": 1.5,
+        },
+        "customdata": [_hover(bar) for bar in bars],
+        "hovertemplate": f"%{{customdata}}<extra>{text(what)}</extra>",
+        "showlegend": False,
+    }
+
+
+def _is_visible(bar: Bar, bars: Sequence[Bar]) -> bool:
+    """Return whether a bar has an interval that is more than a speck."""
+    return bar.interval is not None and bar.interval[1] - bar.interval[0] > LEAST_WHISKER * max(map(_end, bars))
+
+
+def _hover(bar: Bar) -> str:
+    ends = [number_text(end) for end in bar.interval or ()]
+    interval = f", 90 % interval {ends[0]} to {ends[1]}" if ends else ""
+    whose = "" if bar.ours else ", published"
+    return f"{text(bar.name)}<br><b>{number_text(bar.value)}</b>{interval}{whose} {text(bar.remark)}".rstrip()

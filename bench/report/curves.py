@@ -1,0 +1,225 @@
+"""The interactive curves of a page: what the trials of one set, or of several on the same axes, went through."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from bench.mlperf.benchmarks import BENCHMARKS
+from bench.mlperf.result import Evaluation, Result
+from bench.report.interactive import Chart, Trace, axis, chart, text, view
+from bench.report.palette import BAND_COLOR, COLORS, INVALID_COLOR
+from bench.report.sets import TrialSet
+
+_MOST_POINTS = 1500
+"""Of one curve. A longer one shows the lowest and the highest value of each stretch."""
+_MOST_AT_ONCE = 6
+"""Up to so many curves, the pointer reads all of them; of more, the nearest."""
+_MOST_METRICS, _WIDE_RANGE = 3, 3.0
+
+Points = list[tuple[float, float]]
+
+
+class Trial(NamedTuple):
+    """One trial, and how it is drawn."""
+
+    trials: TrialSet
+    name: str
+    result: Result
+    color: str
+    is_first: bool
+    """Of its set: it stands for the set in the legend where there are several sets."""
+    is_alone: bool
+    """Whether its set is the only one, so that the legend lists trials."""
+
+
+def evaluation_chart(sets: Sequence[TrialSet], *, band: Sequence[tuple[float, float, float]] = ()) -> Chart:
+    """Return the evaluations of all trials, by samples and by minutes; a view for each metric.
+
+    `band` is (samples, low, high): where published runs of this benchmark and batch size lie.
+    """
+    metrics = {e.metric for trials in sets for r in trials.results for e in r.evaluations}
+    chosen = sorted(metrics, key=str)[:_MOST_METRICS]
+    views = [view for metric in chosen for view in _evaluations(sets, metric)]
+    if views and None in metrics:
+        views[0]["traces"][:0] = _band(band)
+    return chart(*views)
+
+
+def _band(band: Sequence[tuple[float, float, float]]) -> list[Trace]:
+    """Return the lower and the upper edge of a shaded area."""
+    samples = [samples for samples, _, _ in band]
+    edge = {"x": samples, "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
+    upper = {"fill": "tonexty", "fillcolor": BAND_COLOR, "name": "published runs", "showlegend": True}
+    return (
+        [edge | {"y": [low for _, low, _ in band]}, edge | {"y": [high for *_, high in band]} | upper] if band else []
+    )
+
+
+def _evaluations(sets: Sequence[TrialSet], metric: str | None) -> Iterator[Chart]:
+    def evaluations(result: Result) -> list[Evaluation]:
+        return [e for e in result.evaluations if e.metric == metric]
+
+    def by_samples(result: Result) -> Points:
+        return [(e.samples, e.value) for e in evaluations(result) if e.samples is not None]
+
+    def by_minutes(result: Result) -> Points:
+        start_ms = result.run_start_ms
+        return [((e.time_ms - start_ms) / 60_000, e.value) for e in evaluations(result)] if start_ms is not None else []
+
+    name = "" if metric is None else f"{metric}, "
+    target = _target_line(sets, metric)
+    shown = {"yaxis": axis(metric or "evaluation"), **target}
+    for title, points, label, unit in (
+        ("by samples", by_samples, "samples trained on", "%{x:,} samples"),
+        ("by minutes", by_minutes, "minutes since run_start", "%{x:.2f} min"),
+    ):
+        traces = _curves(sets, points, hover=f"%{{y:.5g}} at {unit}", mode="lines+markers")
+        yield view(f"{text(name)}{title}", traces, xaxis=axis(label), **shown, **_pointer(traces))
+
+
+def training_chart(sets: Sequence[TrialSet]) -> Chart:
+    """Return the training losses of all trials."""
+
+    def points(result: Result) -> Points:
+        return [(samples, loss) for samples, loss in result.train_losses if samples is not None]
+
+    traces = _curves(sets, points, hover="%{y:.5g} at %{x:,} samples")
+    shown = {"xaxis": axis("samples trained on"), "yaxis": axis("training loss")}
+    return chart(view("", traces, **shown, **_pointer(traces)))
+
+
+def step_time_chart(sets: Sequence[TrialSet]) -> Chart:
+    """Return the step times of all trials along the run."""
+
+    def points(result: Result) -> Points:
+        return list(result.step_times_ms)
+
+    traces = _curves(sets, points, hover="%{y:,.1f} ms at %{x:,} samples")
+    shown = {"xaxis": axis("samples trained on"), "yaxis": axis("step time (ms)", **_wide([t["y"] for t in traces]))}
+    return chart(view("", traces, **shown, **_pointer(traces)))
+
+
+def step_time_distribution(sets: Sequence[TrialSet]) -> Chart:
+    """Return how many of its steps each trial did within a time: a cumulative distribution."""
+
+    def points(result: Result) -> Points:
+        return distribution([time_ms for _, time_ms in result.step_times_ms])
+
+    traces = _curves(sets, points, hover="%{y:.1f} % within %{x:,.1f} ms", shape="hv")
+    times = axis("step time (ms)", **_wide([trace["x"] for trace in traces]))
+    return chart(view("", traces, xaxis=times, yaxis=axis("steps within this time (%)", range=[0, 102])))
+
+
+def _wide(values: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """Return a logarithmic axis where the longest time is many times the shortest, so that both can be seen."""
+    times = [time for of_one in values for time in of_one]
+    is_wide = bool(times) and 0 < _WIDE_RANGE * min(times) < max(times)
+    return {"type": "log", "dtick": "D1" if max(times) < 10 * min(times) else "D2"} if is_wide else {}
+
+
+def _pointer(traces: Sequence[Trace]) -> dict[str, Any]:
+    return {"hovermode": "x unified"} if 1 < len(traces) <= _MOST_AT_ONCE else {}
+
+
+def distribution(values: Sequence[float]) -> Points:
+    """Return (value, percentage of the values that are at most as large) in ascending order."""
+    ordered = sorted(value for value in values if math.isfinite(value))
+    every = max(1, math.ceil(len(ordered) / _MOST_POINTS))
+    places = sorted({*range(0, len(ordered), every), len(ordered) - 1} if ordered else ())
+    return [(ordered[place], 100 * (place + 1) / len(ordered)) for place in places]
+
+
+def _curves(
+    sets: Sequence[TrialSet],
+    points: Callable[[Result], Points],
+    *,
+    hover: str,
+    mode: str = "lines",
+    shape: str = "linear",
+) -> list[Trace]:
+    """Return one trace for each trial that has points."""
+    trials = list(_trials(sets))
+    drawn = [(trial, thinned(points(trial.result))) for trial in trials]
+    return [
+        {
+            "x": [number(x) for x, _ in curve],
+            "y": [number(y) for _, y in curve],
+            "mode": mode,
+            "line": {"color": _color(trial), "width": 1.6, "dash": _dash(trial), "shape": shape},
+            "marker": {"color": _color(trial), "size": 6},
+            "opacity": 0.9 if len(drawn) <= _MOST_AT_ONCE else 0.7,
+            "hovertemplate": f"{hover}<extra>{_name(trial)}</extra>",
+            **_legend(trial),
+        }
+        for trial, curve in drawn
+        if curve
+    ]
+
+
+def _trials(sets: Sequence[TrialSet]) -> Iterator[Trial]:
+    """Yield all trials; colours tell sets apart, and where there is one set only, its trials."""
+    is_alone = len(sets) == 1
+    for number_of_set, trials in enumerate(sets):
+        for place, (name, result) in enumerate(zip(trials.trial_names, trials.results, strict=True)):
+            color = COLORS[(place if is_alone else number_of_set) % len(COLORS)]
+            yield Trial(trials, name, result, color, is_first=place == 0, is_alone=is_alone)
+
+
+def _legend(trial: Trial) -> dict[str, Any]:
+    if trial.is_alone:
+        return {"name": _name(trial)}
+    return {
+        "name": text(trial.trials.name),
+        "legendgroup": text(trial.trials.name),
+        "showlegend": trial.is_first,
+    }
+
+
+def _name(trial: Trial) -> str:
+    name = f"trial {text(trial.name)}" if trial.is_alone else f"{text(trial.trials.name)}, trial {text(trial.name)}"
+    return name if trial.result.valid else f"{name} (not valid)"
+
+
+def _color(trial: Trial) -> str:
+    return INVALID_COLOR if trial.is_alone and not trial.result.valid else trial.color
+
+
+def _dash(trial: Trial) -> str:
+    return "solid" if trial.result.valid else "dot"
+
+
+def thinned(points: Points) -> Points:
+    """Return at most _MOST_POINTS finite points, with the lowest and the highest of each stretch."""
+    points = [point for point in points if all(map(math.isfinite, point))]
+    if len(points) <= _MOST_POINTS:
+        return points
+    length = math.ceil(2 * len(points) / _MOST_POINTS)
+    kept: Points = []
+    for start in range(0, len(points), length):
+        stretch = range(start, min(start + length, len(points)))
+        ends = (min(stretch, key=lambda n: points[n][1]), max(stretch, key=lambda n: points[n][1]))
+        kept += [points[n] for n in sorted({*ends})]
+    return kept
+
+
+def number(value: float) -> float:
+    """Return a number with six digits, which no reader of a curve can tell from the logged one."""
+    return float(f"{value:.6g}")
+
+
+def _target_line(sets: Sequence[TrialSet], metric: str | None) -> dict[str, Any]:
+    """Return the line of the target that the sets share; nothing where they have several, or none."""
+    targets = {_target(result, metric) for trials in sets for result in trials.results}
+    if len(targets) != 1 or None in targets:
+        return {}
+    (target,) = targets
+    line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": target, "y1": target}
+    label = {"text": f"target {target:g}", "textposition": "start", "font": {"color": INVALID_COLOR, "size": 11}}
+    return {"shapes": [line | {"line": {"color": INVALID_COLOR, "width": 1.2, "dash": "dash"}, "label": label}]}
+
+
+def _target(result: Result, metric: str | None) -> float | None:
+    if metric is None:
+        return result.target
+    known = BENCHMARKS.get(result.benchmark or "")
+    return next((goal.value for goal in known.goals if goal.metric == metric), None) if known else None

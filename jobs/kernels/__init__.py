@@ -1,0 +1,1 @@
+"""Measure kernels and links: what is called (one file a family), and how it is timed."""

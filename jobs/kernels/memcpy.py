@@ -1,0 +1,55 @@
+"""Memory copies of one rank: between host and device, within the device, and to the next GPU of the node."""
+
+import torch
+
+from bench.contract.kernels import Copy, Point
+from bench.errors import SubmitError
+from jobs.kernels.prepared import Prepared
+
+BLOCK = 2**20
+"""Random bytes that fill host memory again and again: drawing 1 GiB of them would take seconds."""
+
+
+def prepare(point: Point, device: torch.device) -> Prepared:
+    """Return the copy of a point, from a buffer of random bytes."""
+    (size,) = point.sizes
+    way = Copy[point.operation]
+    if way is Copy.host_to_device:
+        source, target = _on_host(size, point), _empty(size, device)
+    elif way is Copy.device_to_host:
+        source, target = _random(size, device), _on_host(size, point)
+    else:
+        source, target = _random(size, device), _empty(size, _next(device) if way is Copy.peer else device)
+    return Prepared(lambda: target.copy_(source, non_blocking=True), ran="torch.Tensor.copy_")
+
+
+def _empty(size: int, device: torch.device) -> torch.Tensor:
+    return torch.empty(size, dtype=torch.uint8, device=device)
+
+
+def _random(size: int, device: torch.device) -> torch.Tensor:
+    return torch.randint(256, (size,), dtype=torch.uint8, device=device)
+
+
+def _on_host(size: int, point: Point) -> torch.Tensor:
+    buffer = torch.empty(size, dtype=torch.uint8, pin_memory=point.variant == "pinned")
+    block = torch.randint(256, (min(size, BLOCK),), dtype=torch.uint8)
+    for start in range(0, size, BLOCK):
+        part = buffer[start : start + BLOCK]
+        part.copy_(block[: len(part)])
+    return buffer
+
+
+def _next(device: torch.device) -> torch.device:
+    """Return the GPU after this one; every rank copies to it at the same time, so that each link carries one way."""
+    count = torch.cuda.device_count()
+    assert device.index is not None
+    other = (device.index + 1) % count
+    if count < 2 or not torch.cuda.can_device_access_peer(device.index, other):
+        raise SubmitError(
+            f"GPU {device.index} sees {count} GPUs, and none that it can copy to without the host",
+            where="cluster.slurm.gpu_request",
+            fix="let every rank see all GPUs of its node, or measure without task.kernels.memcpy",
+            rule="HW-03",
+        )
+    return torch.device("cuda", other)

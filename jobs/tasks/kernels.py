@@ -1,0 +1,110 @@
+"""Measure kernels and links, once per rank: `python -m jobs.tasks.kernels PLAN --trial K`. It writes the log."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench.contract import attempt, codec, mllog, run_files
+from bench.contract import plan as plans
+from bench.contract.kernels import Kernels
+from bench.contract.plan import KernelsPlan, Trial
+from bench.errors import ConfigError
+from jobs.ranks import process_group
+from jobs.ranks.guard import guarded
+from jobs.ranks.identity import Rank, from_environment
+from jobs.tasks import describe
+
+if TYPE_CHECKING:
+    from jobs.kernels.measure import Outcome
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m jobs.tasks.kernels", description=__doc__)
+    parser.add_argument("plan", type=Path, help="plan.json of a run folder; the log is written beside it")
+    parser.add_argument("--trial", type=int, required=True, help="which of the plan's trials")
+    args = parser.parse_args()
+    folder, who = args.plan.resolve().parent, from_environment()
+    with guarded(folder / run_files.rank_error(f"trial {args.trial}", who.rank)) as guard:
+        plan = plans.required_kernels(plans.load(args.plan))
+        trial = plans.trial(plan, args.trial)
+        is_writer = who.rank == 0
+        log = mllog.Writer(folder / trial.log, attempt.load(folder, args.trial)) if is_writer else mllog.Writer(None)
+        guard.finish = lambda: log.finish(mllog.ABORTED)
+        run(plan, trial, who, log)
+
+
+def run(plan: KernelsPlan, trial: Trial, who: Rank, log: mllog.Writer) -> None:
+    """Join the ranks, describe what is measured, and measure every point from run_start to run_stop."""
+    kernels = required(plan)
+    log.start(mllog.INIT_START)
+    device = process_group.join(plan, who)
+    import torch
+    from torch import distributed
+
+    from jobs.kernels import measure
+
+    torch.manual_seed(trial.seed + who.rank)
+    if who.rank == 0:  # it asks git
+        describe_kernels(plan, trial, kernels, log)
+    measure.gathered(None)
+    log.stop(mllog.INIT_STOP)
+    log.start(mllog.RUN_START)
+    for outcome in measure.outcomes(plan.points, kernels, device):
+        write(outcome, log)
+    measure.gathered(None)
+    log.finish(mllog.SUCCESS)
+    distributed.destroy_process_group()
+
+
+def required(plan: KernelsPlan) -> Kernels:
+    """Return what the task says of kernels.
+
+    Raises:
+        ConfigError: it says nothing.
+    """
+    if plan.config.task.kernels is None:
+        raise ConfigError("the plan names no kernels", where="task.kernels", fix="plan it anew")
+    return plan.config.task.kernels
+
+
+def describe_kernels(plan: KernelsPlan, trial: Trial, kernels: Kernels, log: mllog.Writer) -> None:
+    """Log what is measured, on what, and with which software."""
+    cluster = plan.config.cluster
+    described = {
+        mllog.SUBMISSION_ORG: cluster.org,
+        mllog.SUBMISSION_PLATFORM: cluster.platform,
+        mllog.SEED: trial.seed,
+        mllog.CONFIG_FILENAME: f"task/{plan.config.task.name}.yaml",
+        **describe.system(plan),
+        "software": versions(),
+    }
+    for key, value in described.items():
+        if value is not None:
+            log.event(key, value)
+    log.event(mllog.KERNELS_ASKED, [point.name for point in plan.points], tolerance=kernels.tolerance)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what computes the kernels."""
+    import torch
+
+    found = {"torch": torch.__version__}
+    if torch.cuda.is_available():
+        found |= {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    return found
+
+
+def write(outcome: "Outcome", log: mllog.Writer) -> None:
+    """Log what came of a point."""
+    name = outcome.point.name
+    if outcome.measured is None:
+        log.event(mllog.KERNEL_FAILED, name, reason=outcome.reason)
+        return
+    about: dict[str, Any] = codec.plain(outcome.point)
+    about.pop("name")
+    log.event(mllog.KERNEL_MEASURED, name, **about, **outcome.measured)
+
+
+if __name__ == "__main__":
+    main()

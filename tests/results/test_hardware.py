@@ -1,0 +1,137 @@
+"""What the GPUs did meanwhile, from the records in a log: measurements, rows, and facts that tell machines apart."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.console.result import speed_rows
+from bench.contract import mllog
+from bench.mlperf.result import parse
+from bench.report import sets, throughput
+from bench.results import hardware_facts, not_the_same_machine, of_training
+from helpers.written_log import ONCE
+
+MakeLog = Callable[..., Path]
+GPU: dict[str, Any] = {
+    "gpu": 0,
+    "power_w": {"median": 650.0, "max": 701.0},
+    "sm_clock_mhz": {"median": 1755, "max": 1980},
+    "memory_clock_mhz": {"median": 3201, "max": 3201},
+    "temperature_c": {"median": 61, "max": 66},
+    "memory_gib": {"median": 120.0, "max": 121.0},
+    "throttle": {"software power cap": 0.75},
+    "power_limit_w": 700.0,
+    "max_sm_clock_mhz": 1980,
+    "energy_j": 30_000.0,
+    "training_energy_j": 24_000.0,
+}
+COOLER = GPU | {
+    "gpu": 1,
+    "power_w": {"median": 640.0, "max": 690.0},
+    "temperature_c": {"median": 55, "max": 58},
+    "throttle": {},
+    "energy_j": 28_000.0,
+    "training_energy_j": 22_080.0,
+}
+
+
+@pytest.fixture
+def gpu_log(tmp_path: Path) -> MakeLog:
+    """Write a run of two blocks of 1,152 samples together, in batches of 8 rows of 100 tokens, with these records."""
+
+    def write(*records: tuple[str, object], name: str = "result_0.txt", seed: int = 1) -> Path:
+        untargeted = {"submission_benchmark": None, "target_accuracy": None, "max_sequence_length": 100}
+        sizes = {"num_ranks": 2, "accelerator": "NVIDIA H200", "seed": seed}
+        with mllog.Writer(tmp_path / name) as log:
+            log.start(mllog.INIT_START)
+            for key, value in (ONCE | untargeted | sizes).items():
+                if value is not None:
+                    log.event(key, value)
+            log.stop(mllog.INIT_STOP)
+            log.start(mllog.RUN_START)
+            for start, end in ((0, 768), (768, 1152)):
+                log.start(mllog.BLOCK_START, samples_count=start)
+                log.stop(mllog.BLOCK_STOP, samples_count=end)
+            log.finish(mllog.SUCCESS)
+            for node, value in records:
+                log.event(mllog.GPU_TELEMETRY, value, node=node)
+        return tmp_path / name
+
+    return write
+
+
+def measured(log: Path) -> dict[str, tuple[float, str, int]]:
+    return {m.name: (m.value, m.unit, m.n) for m in of_training(parse(log))}
+
+
+def test_measurements_are_over_gpus_and_energy_is_of_all_of_them(gpu_log: MakeLog) -> None:
+    """58,000 J in all; 46,080 J of training over 144 steps of 8 rows of 100 tokens are 320 J a step, 0.4 J a token."""
+    found = measured(gpu_log(("dgx01", {"gpus": [GPU]}), ("dgx02", {"gpus": [COOLER]})))
+    assert found["gpu_power"] == (645, "W", 2) and found["peak_gpu_power"] == (701, "W", 2)
+    assert found["sm_clock"] == (1755, "MHz", 2) and found["memory_clock"] == (3201, "MHz", 2)
+    assert found["gpu_temperature"] == (58, "°C", 2) and found["peak_gpu_temperature"] == (66, "°C", 2)
+    assert found["peak_gpu_memory_used"] == (121, "GiB", 2)
+    assert found["throttle_software_power_cap"] == (0.375, "", 2)
+    assert found["energy"] == (58_000, "J", 2)
+    assert found["energy_per_step"] == (320, "J", 2)
+    assert found["energy_per_token"] == (pytest.approx(0.4), "J", 2)
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        ({"not_measured": "the sampler got signal 9"}, "dgx02: the sampler got signal 9"),
+        ({"gpus": [{**COOLER, "energy_j": None, "training_energy_j": None}]}, ""),
+    ],
+)
+def test_energy_is_that_of_all_gpus_or_none(gpu_log: MakeLog, other: object, why: str) -> None:
+    log = gpu_log(("dgx01", {"gpus": [GPU], "refused": {"energy_j": "Not Supported"}}), ("dgx02", other))
+    assert "sm_clock" in measured(log) and not [name for name in measured(log) if "energy" in name]
+    rows = {name: remark for name, _, remark in speed_rows(parse(log))}
+    assert rows["not measured of the GPUs"] == "; ".join(filter(None, [why, "no energy: Not Supported"]))
+
+
+def test_a_quantity_that_one_gpu_does_not_say_is_not_measured(gpu_log: MakeLog) -> None:
+    found = measured(gpu_log(("dgx01", {"gpus": [GPU, {"gpu": 1, "power_w": {"median": 1.0, "max": 2.0}}]})))
+    assert "gpu_power" in found and not {"sm_clock", "gpu_temperature", "peak_sm_clock"} & set(found)
+
+
+@pytest.mark.parametrize("value", [7, None, [], {"gpus": 7}, {"gpus": [7, {}, {"gpu": "0"}]}, {"gpus": {"gpu": 0}}])
+def test_a_record_of_something_else_measures_nothing(gpu_log: MakeLog, value: object) -> None:
+    assert not {"gpu_power", "energy", "sm_clock"} & set(measured(gpu_log(("dgx01", value))))
+
+
+def test_a_log_without_records_is_as_it_was(gpu_log: MakeLog) -> None:
+    result = parse(gpu_log())
+    assert result.telemetry is None and hardware_facts(result) == {}
+    assert not [row for row in speed_rows(result) if "GPU" in row[0] or "clock" in row[0]]
+
+
+def test_runs_at_other_clocks_are_not_on_the_same_machine(gpu_log: MakeLog) -> None:
+    """Another power is the effect of another program; a clock within 2 % is the same."""
+    close = GPU | {"sm_clock_mhz": {"median": 1780, "max": 1980}, "power_w": {"median": 400.0, "max": 500.0}}
+    slow = GPU | {"sm_clock_mhz": {"median": 1404, "max": 1410}, "power_limit_w": 500.0}
+    one, same, other = (
+        parse(gpu_log(("n", {"gpus": [gpu]}), name=f"{name}.txt")) for name, gpu in enumerate((GPU, close, slow))
+    )
+    assert not_the_same_machine(one, same) == ()
+    assert not_the_same_machine(one, other) == (
+        "median SM clock (MHz) 1,755 and 1,404 (-20.0%)",
+        "power limit (W) 700 and 500 (-28.6%)",
+    )
+    assert hardware_facts(one)["median power (W)"] == 650
+
+
+def test_a_report_says_what_the_gpus_of_all_trials_did(gpu_log: MakeLog) -> None:
+    """Two trials on the same two GPUs: energy is a mean over trials, a step's over all steps."""
+    first = gpu_log(("n", {"gpus": [GPU, COOLER]}), seed=1)
+    second = [gpu | {"energy_j": 1000.0, "training_energy_j": 0.0} for gpu in (GPU, COOLER)]
+    gpu_log(("n", {"gpus": second}), name="result_1.txt", seed=2)
+    (trials,) = sets.load([first.parent])
+    rows = {name: (value, remark) for name, value, remark in throughput.compared(trials).rows}
+    assert rows["power of a GPU (W)"] == ("645", "median; highest 701; GPUs 640 to 650; limit 700")
+    assert rows["clocks held down"] == ("software power cap 38 %", "share of time")
+    assert rows["energy of the run (J)"] == ("30,000", "2 GPUs, run_start to run_stop")
+    assert rows["energy of a step (J)"][0] == "160.0"
