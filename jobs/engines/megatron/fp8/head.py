@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from bench.contract.modules import Part
 from jobs.engines.megatron.fp8.ops import Fp8Ops
 from jobs.engines.megatron.fp8.quantize import Quantized, amax, quantize_weight, weight_scale
 from jobs.engines.megatron.fp8.tensor_parallel import TensorParallel
 from jobs.engines.megatron.loss import quantized_gradient, statistics
+from jobs.profiles.ranges import named
 
 _ROWS = 4096
 """Of the weight that are quantised at once: an FP32 copy of all of them would be 2 GB."""
@@ -62,14 +64,18 @@ class Fp8Head:
 class _Losses(Function):
     @staticmethod
     def forward(ctx: Any, head: Fp8Head, hidden_MH: Tensor, labels_M: Tensor) -> Tensor:
-        hidden = head.tp.gather_quantized(head.ops.quantize(hidden_MH))
-        logits_MV = head.ops.matmul(hidden, head.weights()[0])
-        ctx.head, ctx.logits_MV, ctx.known = head, logits_MV, statistics(logits_MV, labels_M)
-        return ctx.known.losses_M
+        with named(Part.head):
+            hidden = head.tp.gather_quantized(head.ops.quantize(hidden_MH))
+            logits_MV = head.ops.matmul(hidden, head.weights()[0])
+        with named(Part.loss):
+            ctx.head, ctx.logits_MV, ctx.known = head, logits_MV, statistics(logits_MV, labels_M)
+            return ctx.known.losses_M
 
     @staticmethod
     def backward(ctx: Any, grad_M: Tensor):
         head, logits_MV, ctx.logits_MV = ctx.head, ctx.logits_MV, None
-        grad = quantized_gradient(logits_MV, ctx.known, grad_M, dtype=head.ops.quantized_dtype)
+        with named(Part.loss):
+            grad = quantized_gradient(logits_MV, ctx.known, grad_M, dtype=head.ops.quantized_dtype)
         del logits_MV
-        return None, head.tp.reduce(head.ops.matmul(grad, head.weights()[1])), None
+        with named(Part.head):
+            return None, head.tp.reduce(head.ops.matmul(grad, head.weights()[1])), None
