@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from bench.cli import images, judging, running, studying, verb, verifying
+from bench.cli import comparing, images, judging, running, studying, verb, verifying
 from bench.contract import secrets
 from bench.errors import BenchError, exit_code_of_signals, output_is_written
 
@@ -80,7 +80,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     _add_launch(verbs)
-    for add in (*running.VERBS, *studying.VERBS, *images.VERBS, *judging.VERBS, *verifying.VERBS):
+    groups = (running, studying, images, judging, comparing, verifying)
+    for add in (add for group in groups for add in group.VERBS):
         add(verbs)
     for each in verbs.choices.values():
         _complete_overrides(each)

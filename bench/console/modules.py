@@ -36,8 +36,9 @@ def _line(title: str, rows: list[TimeRow], times: ModuleTimes) -> tuple[str, ...
 
 def _caption(result: Result, times: ModuleTimes) -> str:
     """Return how the table was measured, and how far the profiled steps are from the timed ones."""
-    unit = "kernels" if times.device == "cuda" else "operations of the thread that trains"
-    lines = [f"Rank 0, mean of {times.num_steps} profiled warm-up steps, by their {unit}. Each moment counts once."]
+    lines = [f"Rank 0, mean of {times.num_steps} profiled warm-up steps; each moment counts once."]
+    if times.device == "cpu":
+        lines.append("On a CPU the operations of the thread that trains stand for kernels.")
     if times.is_eager:
         lines.append("The host launched every kernel: those of the run's CUDA graph cannot be told apart.")
     if result.step_time_ms is not None:

@@ -136,6 +136,8 @@ class Point:
 
     name: str
     """Of all of it, unique in the plan: `gemm bf16 4096 x 11008 x 4096`."""
+    kernel: str
+    """What points have in common that are held against one limit: `gemm bf16`."""
     family: str
     """gemm, memcpy, collectives or attention."""
     operation: str

@@ -18,7 +18,8 @@ def upgraded(raw: Any, *, to: int) -> Any:
     if raw is None:
         return None
     if raw["version"] == to:
-        return raw | {"config": with_named_profile(raw["config"]), "base": upgraded(raw["base"], to=to)}
+        changed = {"config": with_named_profile(raw.get("config")), "base": upgraded(raw.get("base"), to=to)}
+        return raw | {key: value for key, value in changed.items() if key in raw}
     if raw["version"] != 2:
         raise ValueError(f"version {raw['version']}, and this is version {to}")
     new = raw | {"version": to, "base": upgraded(raw["base"], to=to)}

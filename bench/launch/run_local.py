@@ -12,6 +12,7 @@ from bench.contract import checkpoint
 from bench.contract import plan as plans
 from bench.contract.plan import Command, Plan, Trial
 from bench.contract.run_files import STATUS
+from bench.contract.task import Kind
 from bench.errors import BenchError, Stopped, with_rule, written
 from bench.runs import ledger, manifest
 from bench.runs import status as statuses
@@ -82,7 +83,9 @@ def _next(plan: Plan, folder: Path, exit_code: int) -> str:
         if any(checkpoint.newest(folder, trial.index) for trial in plan.trials):
             words += f"\nto go on from the last checkpoint: python -m bench resume {short(folder)}"
         return words
-    if plan.config.task.training is None or plan.config.training.target_eval_loss is None:
+    if plan.config.task.kind is Kind.kernels:
+        return f"every point, and its figures: python -m bench report {short(folder)} -o FOLDER"
+    if plan.config.training.target_eval_loss is None:
         return f"beside published systems: python -m bench report {short(folder)}"
     return f"what the trials are worth together: python -m bench score {short(folder)}" if plan.trials[1:] else ""
 

@@ -35,6 +35,12 @@ from bench.contract.schema import Config, Device, Gpu
 from bench.planning import kernel_checks
 
 TFLOPS, GBS = "TFLOP/s", "GB/s"
+COPIES = {
+    Copy.host_to_device: "host to device",
+    Copy.device_to_host: "device to host",
+    Copy.device: "within device",
+    Copy.peer: "to next device",
+}
 BACKWARD = 2.5
 """The operations of attention's backward pass over those of its forward pass."""
 BUS_SHARE: dict[Collective, Callable[[int], float]] = {
@@ -87,8 +93,10 @@ def _gemm(shape: tuple[int, int, int], precision: GemmPrecision, config: Config,
     gpu, known = _gpu(config), limits(config)
     peaks = {GemmPrecision.bf16: gpu.peak_bf16_tflops, GemmPrecision.fp8: gpu.peak_fp8_tflops} if gpu else {}
     best = {GemmPrecision.bf16: known.bf16_tflops, GemmPrecision.fp8: known.fp8_tflops} if known else {}
+    kernel = f"gemm {precision.name}{' sustained' if is_sustained else ''}"
     return Point(
-        name=f"gemm {precision.name} {m} x {n} x {k}{' sustained' if is_sustained else ''}",
+        name=f"{kernel} {m} x {n} x {k}",
+        kernel=kernel,
         family="gemm",
         operation="gemm",
         variant=precision.name,
@@ -116,9 +124,8 @@ def _copies(copies: Copies, config: Config) -> Iterator[Point]:
     for way, memory, limit in ways:
         for size in copies.sizes_bytes:
             work = 2.0 * size if way is Copy.device else float(size)
-            words = way.name.replace("_", " ") + (f" {memory}" if memory != "device" else "")
-            name = f"copy {words} {size} bytes"
-            yield _of_bytes(name, "memcpy", way.name, memory, size=size, ranks=1, work=work, limit=limit)
+            kernel = f"copy {COPIES[way]}{f' {memory}' if memory != 'device' else ''}"
+            yield _of_bytes(kernel, "memcpy", way.name, memory, size=size, ranks=1, work=work, limit=limit)
 
 
 def _gpu_is_there(config: Config) -> bool:
@@ -126,10 +133,11 @@ def _gpu_is_there(config: Config) -> bool:
 
 
 def _of_bytes(
-    name: str, family: str, operation: str, variant: str, *, size: int, ranks: int, work: float, limit: float | None
+    kernel: str, family: str, operation: str, variant: str, *, size: int, ranks: int, work: float, limit: float | None
 ) -> Point:
     return Point(
-        name=name,
+        name=f"{kernel} {size} bytes",
+        kernel=kernel,
         family=family,
         operation=operation,
         variant=variant,
@@ -149,10 +157,10 @@ def _collectives(collectives: Collectives, config: Config) -> Iterator[Point]:
     for operation in collectives.operations:
         for count in kernel_checks.group_sizes(collectives, num_ranks):
             for size in collectives.sizes_bytes:
-                name = f"{operation.name.replace('_', '-')} of {count} ranks {size} bytes"
+                kernel = f"{operation.name.replace('_', '-')} of {count} ranks"
                 limit, work = _bus_limit(operation, count, config), BUS_SHARE[operation](count) * size
                 yield _of_bytes(
-                    name, "collectives", operation.name, dtype, size=size, ranks=count, work=work, limit=limit
+                    kernel, "collectives", operation.name, dtype, size=size, ranks=count, work=work, limit=limit
                 )
 
 
@@ -191,6 +199,7 @@ def _of_attention(
     scores = batch * heads * length * (length + 1) / 2
     return Point(
         name=f"attention {way} {backend.name} {batch} x {length}, {heads} heads of {head}, {groups} of keys",
+        kernel=f"attention {way}",
         family="attention",
         operation=way,
         variant=backend.name,

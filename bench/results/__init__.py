@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from bench.mlperf import log as logs
 from bench.mlperf import result as results
 from bench.mlperf.result import Result
 from bench.results import kernels
@@ -29,7 +28,6 @@ def of(found: Path | Result | KernelsResult) -> tuple[Measurement, ...]:
         LogError: the log cannot be opened.
     """
     if isinstance(found, Path):
-        log = logs.read(found)
-        of_log = kernels.read(log)
+        of_log = kernels.of_file(found)
         found = results.parse(found) if of_log is None else of_log
     return of_kernels(found) if isinstance(found, KernelsResult) else of_training(found)

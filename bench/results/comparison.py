@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from bench.errors import ConfigError
+from bench.results.measurement import is_rate
 
 if TYPE_CHECKING:
     import numpy as np
@@ -266,7 +267,7 @@ def _more(comparison: Comparison) -> str:
 
 
 def _is_speed(unit: str) -> bool:
-    return "/s" in unit or unit in _TIMES
+    return is_rate(unit) or unit in _TIMES
 
 
 _TIMES = ("ns", "us", "µs", "ms", "s", "min", "h")
@@ -285,6 +286,6 @@ def _range(comparison: Comparison) -> str:
     power = -1 if comparison.unit in _TIMES else 1
     ends = sorted(abs(100 * (end**power - 1)) for end in (comparison.low, comparison.high))
     width = ends[1] - ends[0]
-    decimals = 2 if width <= 0 else max(0, min(2, -math.floor(math.log10(width))))
+    decimals = 2 if width <= 0 else max(0, min(2, math.ceil(-math.log10(width / 3))))
     low, high = (f"{end:,.{decimals}f}" for end in ends)
     return low if low == high else f"{low}–{high}"

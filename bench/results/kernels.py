@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from bench.contract import codec, mllog
 from bench.contract.kernels import Point
+from bench.mlperf import log as logs
 from bench.mlperf.log import Log, number
 from bench.mlperf.reader import Event
 from bench.results.measurement import Measurement
@@ -128,6 +130,11 @@ def read(log: Log) -> KernelsResult | None:
     )
 
 
+def of_file(path: Path) -> KernelsResult | None:
+    """Return what the log in a file says of kernels; raises LogError if it cannot be opened."""
+    return read(logs.read(path))
+
+
 def _measured(event: Event) -> Measured | None:
     """Return the measurement of a record; None for one that is damaged."""
     m: dict[str, Any] = event.metadata
@@ -148,18 +155,10 @@ def _measured(event: Event) -> Measured | None:
 def _bests(measured: Sequence[Measured], tolerance: float | None) -> Iterator[Best]:
     by_kernel: dict[str, list[Measured]] = {}
     for one in measured:
-        by_kernel.setdefault(kernel(one.point), []).append(one)
+        by_kernel.setdefault(one.point.kernel, []).append(one)
     for name, points in by_kernel.items():
         best = max(points, key=lambda one: one.rate)
         limit, reached = best.point.limit, None
         if limit is not None and tolerance is not None:
             reached = best.rate >= (1 - tolerance) * limit
         yield Best(kernel=name, measured=best, reached=reached)
-
-
-def kernel(point: Point) -> str:
-    """Return what points have in common that are held against one limit."""
-    ranks = f" of {point.ranks} ranks" if point.ranks > 1 else ""
-    words = f"{point.family if point.family == 'attention' else ''} {point.operation}".strip().replace("_", "-")
-    variant = f" {point.variant}" if point.family in ("gemm", "memcpy") and point.variant != "device" else ""
-    return f"{words}{variant}{ranks}{' sustained' if point.is_sustained else ''}"

@@ -16,3 +16,16 @@ class Measurement:
     p10: float | None = None
     p90: float | None = None
     """A tenth of the repetitions lies below the one, a tenth above the other; None where there is one number only."""
+
+
+def higher_is_better(measurement: Measurement) -> bool:
+    """Return whether more of it is better, as of rates and shares of a peak. Of times and sizes less is."""
+    return is_rate(measurement.unit) or measurement.name in _SHARES
+
+
+def is_rate(unit: str) -> bool:
+    """Return whether a unit is something per second, such as tokens/s/GPU."""
+    return "/s/" in f"{unit}/"
+
+
+_SHARES = ("mfu",)

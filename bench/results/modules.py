@@ -8,6 +8,15 @@ from bench.results.measurement import Measurement
 PHASES = (Phase.forward, Phase.backward, Phase.optimizer)
 OVERLAPPED = {"communication": Part.communication, "copies": Part.copies}
 """What may run beside kernels that compute: how its measurements are called."""
+NAMES = (
+    "profiled_step_time",
+    *(f"{kind}_{phase}" for phase in PHASES for kind in ("time", "compute_time", "gemm_share")),
+    *(f"time_{part}" for part in (*Part, "mlp") if part not in OVERLAPPED.values()),
+    *(f"time_{phase}_{part}" for phase in PHASES for part in (*Part, "mlp") if part not in OVERLAPPED.values()),
+    "gemm_share",
+    *(f"{name}_{what}" for name in OVERLAPPED for what in ("total", "exposed", "share")),
+)
+"""Of all measurements that a profile may have; it has none of a part that does not occur."""
 
 
 def of_modules(times: ModuleTimes) -> Iterator[Measurement]:

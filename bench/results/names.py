@@ -5,6 +5,8 @@ A kind may measure more, under names of its own, such as one for every size of a
 
 import difflib
 
+from bench.results.modules import NAMES as MODULES
+
 TRAINING = (
     "time_to_train",
     "run_time",
@@ -28,7 +30,7 @@ PROVEN_BATCH = ("micro_batch_size", "global_batch_size")
 """Of a study: the batch of its plan, which proven runs have trained with."""
 ESTIMATED = ("estimated_step_time", "estimated_throughput_per_gpu", "estimated_memory")
 """Of a study: by the plan, before anything runs."""
-KNOWN = (*TRAINING, *PROVEN_BATCH, *ESTIMATED)
+KNOWN = (*TRAINING, *MODULES, *PROVEN_BATCH, *ESTIMATED)
 _ALIKE = 0.85
 
 

@@ -18,7 +18,7 @@ KEPT = 256
 SMOOTHED = 5
 """Training losses whose median is taken for the loss: single batches jump."""
 
-Phase = Literal["waiting", "preparing", "training", "evaluating", "stopped"]
+Phase = Literal["waiting", "preparing", "training", "evaluating", "measuring", "stopped"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,10 @@ class Progress:
     """Time of the latest record."""
     status: str | None = None
     """The status in run_stop: success or aborted."""
+    points_asked: int | None = None
+    """Of a kernels task: how many points it measures; None for tasks of other kinds."""
+    points_done: int = 0
+    last_point: str | None = None
     samples: int | None = None
     train_loss: float | None = None
     lr: float | None = None
@@ -171,6 +175,17 @@ def _trained(now: Progress, stretch: Stretch, time_ms: int) -> None:
 
 def _run_start(now: Progress, event: Event) -> None:
     now.phase, now.run_start_ms, now.place = "training", event.time_ms, Place(0, event.time_ms)
+    if now.points_asked is not None:
+        now.phase, now.place = "measuring", None
+
+
+def _asked(now: Progress, event: Event) -> None:
+    now.points_asked = len(event.value) if isinstance(event.value, list) else None
+
+
+def _point(now: Progress, event: Event) -> None:
+    now.points_done += 1
+    now.last_point = event.value if isinstance(event.value, str) else None
 
 
 def _resumed(now: Progress, event: Event) -> None:
@@ -261,6 +276,9 @@ def _run_stop(now: Progress, event: Event) -> None:
 
 
 _TAKE: dict[str, Callable[[Progress, Event], None]] = {
+    mllog.KERNELS_ASKED: _asked,
+    mllog.KERNEL_MEASURED: _point,
+    mllog.KERNEL_FAILED: _point,
     mllog.RUN_START: _run_start,
     mllog.RESUMED: _resumed,
     mllog.BLOCK_START: _block_start,

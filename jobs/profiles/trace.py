@@ -115,9 +115,10 @@ def kind_of(name: str) -> Kind:
 
 
 def _kernels(on_device: list[dict[str, Any]], timed: list[dict[str, Any]]) -> Iterator[Kernel]:
-    """Yield the kernels with their launches; one without, or of an unknown thread, with its operation's begin instead.
+    """Yield the kernels with their launches, with which they share a correlation id.
 
-    A kernel and its launch share a correlation id, a kernel and the operation around its launch an external id.
+    Where the launch is missing, or of a thread that has no operations, the operation around it stands in, with which
+    the kernel shares an external id.
     """
     launches, operations = {}, {}
     for event in timed:

@@ -55,6 +55,7 @@ VERBS = [
     "score",
     "report",
     "pack",
+    "compare",
 ]
 
 

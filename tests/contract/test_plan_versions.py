@@ -4,12 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from bench.contract import plan as plans
 from bench.contract.plan import Command
-from bench.contract.schema import BackendName
+from bench.contract.schema import BackendName, ProfileKind
 from bench.contract.task import StartsFrom, Trains
 from bench.errors import ConfigError
+from bench.planning import compose
 
 HERE = Path(__file__).parent
 TRAIN = ["python", "-m", "jobs.tasks.train", "plan.json", "--trial"]
@@ -29,6 +31,7 @@ def test_a_local_plan_of_version_2_is_read_with_its_base() -> None:
     assert (base.trains, base.starts_from) == (Trains.all, StartsFrom.random)
     assert plan.base.config.cluster.backend is BackendName.local
     assert [command.name for command in plan.base.commands] == ["prepare", "trial 0"]
+    assert (plan.config.launch.profile, plan.base.config.launch.profile) == (ProfileKind.none, ProfileKind.none)
 
 
 def test_a_slurm_plan_of_version_2_is_read_and_keeps_what_it_holds() -> None:
@@ -52,6 +55,22 @@ def test_a_slurm_plan_of_version_2_is_read_and_keeps_what_it_holds() -> None:
     training = plan.config.task.training
     assert (training.trains, training.starts_from) == (Trains.lora, StartsFrom.checkpoint)
     assert (training.target_eval_loss, training.max_steps, plan.max_steps) == (0.925, 1024, 1024)
+
+
+@pytest.mark.parametrize(("written", "meant"), [(True, ProfileKind.kernels), (False, ProfileKind.none)])
+def test_a_profile_that_was_a_switch_is_read_as_its_kind(written: bool, meant: ProfileKind) -> None:
+    """In plan.json, its base's too, and in config.yaml."""
+    plan = json.loads(plans.dumps(plans.load(HERE / "plan_version_2_local.json")))
+    for one in (plan, plan["base"]):
+        one["config"]["launch"]["profile"] = written
+    read = plans.loads(json.dumps(plan))
+    assert read.base is not None
+    assert (read.config.launch.profile, read.base.config.launch.profile) == (meant, meant)
+    config = compose.unplanned([])
+    config_yaml = OmegaConf.to_yaml(OmegaConf.structured(config)).replace(
+        "profile: none", f"profile: {written}".lower()
+    )
+    assert compose.read(config_yaml).launch.profile is meant
 
 
 @pytest.mark.parametrize("name", ["local", "slurm"])

@@ -1,15 +1,21 @@
 """Passes that one CUDA graph launches, beside those that the host launches, with a stand-in for the graph."""
 
+import json
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from bench.contract import modules
+from bench.contract.modules import Part
+from bench.contract.schema import ProfileKind
 from helpers import ranks
+from jobs.profiles import Profile
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what megatron-core imports is full of deprecated calls
@@ -71,3 +77,24 @@ def test_a_captured_pass_trains_as_the_host_does(monkeypatch: pytest.MonkeyPatch
     for weight, expected in zip(captured.chunks[0].parameters(), plain.chunks[0].parameters(), strict=True):
         assert torch.equal(weight, expected)
     assert loop.evaluate(captured, drawn_rows(6)) == loop.evaluate(plain, drawn_rows(6))
+
+
+def test_a_profile_of_modules_takes_the_host_and_leaves_the_graph(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It comes before the graph is captured, and what is trained afterwards is what is trained without it."""
+    rows, losses = drawn_rows(8), []
+    for name in ("plain", "profiled"):
+        graph, engine = Graph(), engine_of(*TASKS["adapters"])
+        monkeypatch.setattr(graphs, "captured", graph.capture)
+        engine.plan = replace(engine.plan, cuda_graph=True)
+        engine.training_pass = graphs.training_pass(engine.plan, engine.chunks[0])
+        files = (tmp_path / "kernels", tmp_path / "modules.json", tmp_path / "trace.json.gz")
+        profile = Profile(ProfileKind.modules, *files) if name == "profiled" else None
+        loop.warm_up(engine, 2, seed=7, profile=profile)
+        assert graph.num_replays == 3, "two micro-batches a step, of which the first is computed by the host"
+        losses.append([loop.train_step(engine, rows, np.arange(4), step) for step in (1, 2)])
+    assert losses[0] == losses[1]
+    times = modules.found(json.loads(files[1].read_text())["times"])
+    assert times is not None and times.is_eager and {Part.fc1, Part.adapters} <= {row.part for row in times.rows}
+    assert not files[0].exists()

@@ -136,6 +136,13 @@ def test_a_profile_needs_a_warm_up_step() -> None:
         compose.compose(["launch.profile=kernels", "recipe.warmup_iterations=0"])
 
 
+def test_a_profile_has_a_kind() -> None:
+    """It was a switch while there was one kind."""
+    expected = r"'True', expected one of \[none, kernels, modules\]\n  where: launch.profile"
+    with pytest.raises(ConfigError, match=expected):
+        compose.compose(["launch.profile=true"])
+
+
 def test_a_log_of_random_weights_proves_a_speed_and_no_time(speed_log: SpeedLog) -> None:
     result = parse(speed_log())
     assert result.valid and not result.has_target and result.has_random_rows

@@ -69,7 +69,7 @@ class _Losses(Function):
             logits_MV = head.ops.matmul(hidden, head.weights()[0])
         with named(Part.loss):
             ctx.head, ctx.logits_MV, ctx.known = head, logits_MV, statistics(logits_MV, labels_M)
-            return ctx.known.losses_M
+        return ctx.known.losses_M
 
     @staticmethod
     def backward(ctx: Any, grad_M: Tensor):

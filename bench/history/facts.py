@@ -1,0 +1,115 @@
+"""What a trial ran on and with: hardware, software and settings, as its log, its plan and its nodes say."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from bench.contract import codec, run_files
+from bench.contract.node_facts import GpuFacts
+from bench.contract.plan import Plan
+from bench.errors import LogError
+from bench.mlperf.result import Result
+from bench.preflight.nodes import Facts, load
+from bench.runs import manifest
+
+_OF_THE_MACHINE = ("accelerator", "num_ranks", "host_processor_model_name", "operating_system", "commit", "image")
+"""Keys of a log that say what ran and where; all others are settings."""
+_HARDWARE = ("accelerator", "GPUs", "ranks", "nodes, number", "processor")
+_NOT_SETTINGS = (
+    *("launch.", "trials", "walltime", "seed_base", "cluster.paths.", "cluster.org", "cluster.platform"),
+    *("cluster.status", "cluster.slurm", "cluster.health", "cluster.master_port"),
+)
+"""Beginnings of keys that do not change what is measured."""
+_TEXTS = ("summary", "source", "description")
+
+
+def of_trial(result: Result, folder: Path, trial: int) -> dict[str, str]:
+    """Return the hardware and the software of a trial by name; what is not known is left out."""
+    logged = result.hyperparameters
+    known = {
+        "accelerator": logged.get("accelerator"),
+        "GPUs": result.num_gpus,
+        "ranks": logged.get("num_ranks"),
+        "processor": logged.get("host_processor_model_name"),
+        **dict(_of_nodes(folder, trial)),
+        "operating system": logged.get("operating_system"),
+        **result.software,
+        "commit": logged.get("commit"),
+        "image": logged.get("image"),
+        **_of_image(folder),
+    }
+    return {name: str(value) for name, value in known.items() if value not in (None, "")}
+
+
+def hardware(facts: Mapping[str, str]) -> str:
+    """Return what a machine must have in common with another one for their speeds to be one history."""
+    return ", ".join(f"{name} {facts[name]}" for name in _HARDWARE if name in facts and not _is_idle(name, facts))
+
+
+def _is_idle(name: str, facts: Mapping[str, str]) -> bool:
+    """Whether the processor only drives GPUs, of which there are others."""
+    return name == "processor" and "GPUs" in facts
+
+
+def _of_nodes(folder: Path, trial: int) -> Iterator[tuple[str, str]]:
+    """Yield what the ranks found on their nodes, where they looked."""
+    element = "" if (folder / run_files.facts()).is_dir() else f"_{trial}"
+    with suppress(LogError):
+        found = load(folder, element=element)
+        if found.ranks:
+            yield "nodes, number", str(len({rank.node for rank in found.ranks}))
+            yield "nodes", _all(rank.node for rank in found.ranks)
+            yield from found.ranks[0].software.packages.items()
+        yield from _of_gpus([gpu for machine in found.machines.values() for gpu in machine.gpus or ()])
+        yield from _of_health(found)
+
+
+def _of_gpus(gpus: list[GpuFacts]) -> Iterator[tuple[str, str]]:
+    """Yield what tells GPUs of one name apart."""
+    yield "driver", _all(gpu.driver for gpu in gpus)
+    yield "highest SM clock (MHz)", _all(gpu.max_sm_clock_mhz for gpu in gpus)
+    yield "throttled before the run", _all(gpu.throttle for gpu in gpus)
+
+
+def _of_health(found: Facts) -> Iterator[tuple[str, str]]:
+    if found.health is not None and "nccl" in found.health.software:
+        yield "NCCL", found.health.software["nccl"]
+
+
+def _all(values: Iterable[Any]) -> str:
+    """Return the different values, sorted, without those that are not known."""
+    return ", ".join(sorted({str(value) for value in values if value is not None}))
+
+
+def _of_image(folder: Path) -> dict[str, str]:
+    known = manifest.read(folder)
+    if known is None or known.image is None:
+        return {}
+    return {"container image": str(known.image.get("name", "")), "image sha256": str(known.image.get("sha256", ""))}
+
+
+def logged_settings(result: Result) -> dict[str, str]:
+    """Return the settings that a log names."""
+    return {key: str(value) for key, value in result.hyperparameters.items() if key not in _OF_THE_MACHINE}
+
+
+def planned_settings(plan: Plan | None) -> dict[str, str]:
+    """Return what a plan says of what is measured: what was asked for, and how the ranks were split."""
+    if plan is None:
+        return {}
+    split = {f"parallel.{name}": getattr(plan.world, name) for name in ("tp", "pp", "cp", "sp")}
+    config = dict(_flat(codec.plain(plan.config))) | split
+    return {
+        name: str(value)
+        for name, value in config.items()
+        if not name.startswith(_NOT_SETTINGS) and name.rpartition(".")[2] not in _TEXTS
+    }
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

@@ -1,0 +1,48 @@
+"""Run folders with proven trials of planted speeds, as a finished run leaves them."""
+
+from pathlib import Path
+from typing import Any
+
+from bench.contract import mllog
+from bench.contract import plan as plans
+from bench.contract.mllog import Writer
+from bench.contract.plan import Plan
+from bench.runs import ledger, trial
+from bench.runs.ledger import Outcome
+from helpers.clock import Clock
+from helpers.written_log import ONCE
+
+NUM_SAMPLES = 1_000_000
+"""Trained on by each trial: so many that milliseconds do not round the speed."""
+_SILENT = dict.fromkeys(("submission_benchmark", "target_accuracy", "cache_clear"))
+
+
+def plant(folder: Path, clock: Clock, *samples_s: float, plan: Plan | None = None, **changes: Any) -> Path:
+    """Write a run with one proven trial of each speed, one after the other by this clock; return its folder."""
+    folder.mkdir(parents=True)
+    if plan is not None:
+        (folder / "plan.json").write_text(plans.dumps(plan))
+    for number, speed in enumerate(samples_s):
+        _log(folder / f"result_{number}.txt", clock, speed, ONCE | _SILENT | {"seed": number} | changes)
+    entries = [ledger.Entry(trial=k, seed=k, outcome=Outcome.running) for k in range(len(samples_s))]
+    ledger._write(folder, entries)
+    for number in range(len(samples_s)):
+        ledger.end(folder, number, Outcome.proven, **trial.content(folder / f"result_{number}.txt"))
+    return folder
+
+
+def _log(path: Path, clock: Clock, samples_s: float, once: dict[str, Any]) -> None:
+    with Writer(path) as log:
+        log.start(mllog.INIT_START)
+        for key, value in once.items():
+            if value is not None:
+                log.event(key, value)
+        log.stop(mllog.INIT_STOP)
+        clock.now_s += 60
+        log.start(mllog.RUN_START)
+        log.start(mllog.BLOCK_START, samples_count=0)
+        clock.now_s += NUM_SAMPLES / samples_s
+        log.event(mllog.TRAIN_LOSS, 1.0, samples_count=NUM_SAMPLES)
+        log.stop(mllog.BLOCK_STOP, samples_count=NUM_SAMPLES)
+        log.finish("success", samples_count=NUM_SAMPLES)
+        clock.now_s += 60

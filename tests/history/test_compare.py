@@ -1,0 +1,127 @@
+"""`compare` as a user meets it: two sets of runs of planted speeds, how they are paired, and what else differs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.cli import main
+from bench.planning.compose import compose
+from helpers.clock import Clock, turned
+from helpers.planted_runs import plant
+
+H200 = {"num_ranks": 8, "accelerator": "NVIDIA H200", "max_sequence_length": 4096}
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Clock:
+    monkeypatch.chdir(tmp_path)
+    return turned(monkeypatch)
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> str:
+    with pytest.raises(SystemExit) as stop:
+        main(["compare", *argv])
+    said = capsys.readouterr()
+    assert stop.value.code == code, said
+    return said.out + said.err
+
+
+def as_json(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> dict[str, Any]:
+    found = json.loads(run(capsys, *argv, "--json", code=code))
+    assert isinstance(found, dict)
+    return found
+
+
+def test_runs_that_took_turns_are_paired_in_order_of_time(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    """The machine slows down by 10 % meanwhile, and fp8 stays 5 % faster: unpaired, the drift hides that."""
+    for block, speed in enumerate((100.0, 97.0, 94.0, 91.0)):
+        pair = [("bf16", speed), ("fp8", speed * (1.05 + 0.001 * (block % 2)))]
+        for name, samples_s in pair if block % 2 else reversed(pair):
+            plant(Path(f"{name}-{block}"), clock, samples_s, **H200)
+    found = as_json(capsys, "fp8-*", "bf16-*")
+    assert (found["pairing"], found["text"]) == ("paired in order of time", "fp8-* is 4.96–5.14 % faster than bf16-*")
+    assert found["first"] == pytest.approx([105 * 512, 0.97 * 105.1 * 512, 0.94 * 105 * 512, 0.91 * 105.1 * 512])
+    assert (found["measurement"], found["unit"], found["is_better"]) == ("throughput_per_gpu", "tokens/s/GPU", True)
+    assert found["differences"] == {}
+    unpaired = as_json(capsys, "fp8-*", "bf16-*", "--pairing", "none", code=1)
+    assert unpaired["verdict"] == "undecided" and unpaired["num_more"] > 4
+
+
+def test_arms_of_a_study_are_paired_by_block(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    study = Path("studies/tiny-local")
+    study.mkdir(parents=True)
+    (study / "study.yaml").touch()
+    for block, speed in ((1, 100.0), (2, 90.0), (3, 80.0)):
+        plant(study / f"new.{block}", clock, speed * (0.995 + block / 1e4), **H200)
+        if block != 2:
+            plant(study / f"new_other.{block}", clock, 1.0, **H200)
+            plant(study / f"old.{block}", clock, speed, **H200)
+    found = as_json(capsys, f"{study}/new", f"{study}/old")
+    assert (found["pairing"], len(found["first"])) == ("paired by block", 2), "the pair of block 2 is not complete"
+    assert found["ratio"] == pytest.approx(0.9952, abs=1e-6)
+    assert "name one of them: studies/tiny-local/ARM, of new, new_other, old" in run(capsys, str(study), "x", code=2)
+
+
+def test_one_run_of_several_trials_is_compared_by_its_trials_with_a_warning(
+    clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plant(Path("old"), clock, 100.0, 100.4, 99.8, **H200 | {"commit": "aaa"})
+    plant(Path("new"), clock, 90.0, 90.3, 90.1, **H200 | {"commit": "bbb"})
+    said = run(capsys, "new", "old", "--margin", "1")
+    assert "verdict: new is 9.4–10.5 % slower than old" in said
+    assert "the 3 values of old are trials of one run" in said
+    assert "commit\tbbb\taaa" in said
+
+
+def test_runs_of_several_trials_count_once_each(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, speed in (("a1", 100.0), ("a2", 101.0), ("b1", 90.0), ("b2", 91.0)):
+        plant(Path(name), clock, speed - 1, speed, speed + 1, **H200)
+    found = as_json(capsys, "a*", "b*")
+    assert found["first"] == pytest.approx([512 * 100, 512 * 101], rel=1e-4)
+    assert found["pairing"] == "not paired", "the runs did not take turns"
+
+
+def test_settings_of_plans_are_compared_and_what_the_site_chose_is_not(
+    clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["task=lora_tiny", "cluster=local"]
+    plant(Path("old"), clock, 100.0, 100.1, plan=compose([*words, "trials=2"]))
+    plant(Path("new"), clock, 100.0, 100.1, plan=compose([*words, "recipe.clip_grad=0.5", "walltime=7"]))
+    assert as_json(capsys, "new", "old")["differences"] == {"recipe.clip_grad": ["0.5", "0.3"]}
+
+
+def test_what_proves_nothing_is_left_out_and_said(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a", "b"):
+        plant(Path(name), clock, 100.0, 101.0, 100.1, **H200)
+    with Path("a/result_1.txt").open("a") as log:
+        log.write("\n")
+    found = as_json(capsys, "a", "b", "--margin", "5")
+    assert len(found["first"]) == 2
+    assert "left out: a/result_1.txt: the log has changed since its trial ended" in found["notes"]
+
+
+def test_one_run_each_is_never_compared(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a", "b"):
+        plant(Path(name), clock, 100.0, **H200)
+    assert "verdict: not compared: n = 1 run of a and of b" in run(capsys, "a", "b", code=1)
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["a"], "1 sets of runs, and two are compared"),
+        (["a", "missing"], "no runs here"),
+        (["a", "a"], "a run is on both sides"),
+        (["a", "b", "--measurement", "speed"], "speed was not measured on both sides"),
+        (["a", "b", "--pairing", "order"], "2 runs of a and 1 of b are no pairs"),
+        (["a", "empty"], "no proven trial"),
+    ],
+)
+def test_bad_requests_are_refused(argv: list[str], said: str, clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    plant(Path("a/1"), clock, 100.0, **H200)
+    plant(Path("a/2"), clock, 100.0, **H200)
+    plant(Path("b"), clock, 100.0, **H200)
+    plant(Path("empty"), clock)
+    assert said in run(capsys, *argv, code=2)

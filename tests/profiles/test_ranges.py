@@ -1,0 +1,29 @@
+"""Ranges name what runs while a profile is on, and nothing else."""
+
+from collections.abc import Callable
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from bench.contract.modules import Part, Phase
+from jobs.profiles import ranges
+
+
+def recorded(work: Callable[[], object]) -> set[str]:
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        work()
+    return {event.name for event in profiler.events() if ranges.meant(event.name) or event.name == ranges.STEP}
+
+
+def test_ranges_are_recorded_while_they_are_switched_on() -> None:
+    linear, x = torch.nn.Linear(2, 2), torch.ones(1, 2)
+
+    def work() -> None:
+        with ranges.step(), ranges.named(Phase.forward), ranges.named(Part.qkv):
+            linear(x)
+
+    assert recorded(work) == set()
+    with ranges.switched_on([(linear, Part.head)]):
+        assert recorded(work) == {"step", "phase: forward", "part: qkv", "part: head"}
+    assert recorded(work) == set()
+    assert ranges.named(Part.qkv) is ranges.step(), "nothing is made where nothing is profiled"
