@@ -146,6 +146,7 @@ def of_plan(name: str, plan: Plan) -> PlannedArm:
     gpu = config.cluster.gpu
     return PlannedArm(
         name=name,
+        backend=config.cluster.backend.name,
         fingerprint=_fingerprint(plan),
         num_ranks=w.num_ranks,
         num_nodes=w.num_nodes,

@@ -28,6 +28,11 @@ SETTINGS: dict[str, Any] = ONCE | {
 def proven(folder: Path, step_times_s: Sequence[float], **changes: Any) -> None:
     """Write a run that has ended proven, with one record that lists all of its steps."""
     folder.mkdir(parents=True)
+    prove(folder, step_times_s, **changes)
+
+
+def prove(folder: Path, step_times_s: Sequence[float], **changes: Any) -> None:
+    """Write into a run's folder what it leaves there when it has ended proven."""
     with Writer(folder / "result_0.txt") as log:
         log.start(mllog.INIT_START)
         for key, value in (SETTINGS | changes).items():
@@ -50,6 +55,11 @@ def proven(folder: Path, step_times_s: Sequence[float], **changes: Any) -> None:
 def failed(folder: Path, rule: str, what: str) -> None:
     """Write a run that failed for a reason."""
     folder.mkdir(parents=True)
+    fail(folder, rule, what)
+
+
+def fail(folder: Path, rule: str, what: str) -> None:
+    """Write into a run's folder what it leaves there when it has failed."""
     ended(folder, "aborted", Status(outcome=Ending.failed, exit_code=1, rule=rule, what=what))
 
 
