@@ -7,7 +7,7 @@ from bench.contract import mllog
 from bench.contract.plan import KernelsPlan
 from bench.mlperf.reader import printable
 from bench.mlperf.result import Result
-from bench.report.rows import value_text
+from bench.report.rows import telemetry_rows, value_text
 from bench.results.kernels import Best, KernelsResult, Measured
 
 FAMILIES = {"memcpy": "memory copies", "collectives": "collectives", "attention": "attention", "gemm": "GEMMs"}
@@ -46,9 +46,11 @@ def _verdict(result: Result, kernels: KernelsResult, more: Sequence[Row]) -> She
         ("run_start → run_stop (min)", value_text(result.minutes, "{:.2f}"), ""),
         ("points measured", f"{done} of {asked}", ""),
         ("valid trial", "yes" if proven else "no", shown),
+        *telemetry_rows(result.telemetry),
         ("software", ", ".join(f"{name} {version}" for name, version in result.software.items()), ""),
     ]
-    return Sheet(title(result), [*rows, *more], caption="n = 1 run")
+    meanwhile = [] if result.telemetry is None else telemetry_rows(result.telemetry)
+    return Sheet(title(result), [*rows, *meanwhile, *more], caption="n = 1 run")
 
 
 def title(result: Result) -> str:

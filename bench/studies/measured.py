@@ -94,5 +94,4 @@ def facts(result: Result) -> dict[str, str]:
     known = result.hyperparameters
     logged = {name.replace("_", " "): str(known[name]) for name in _FACTS if name in known}
     gpus = {"GPUs": str(result.num_gpus)} if result.num_gpus else {}
-    clocks = {name: f"{value:,.0f}" for name, value in hardware_facts(result).items()}
-    return {**gpus, **logged, **result.software, **clocks}
+    return {**gpus, **hardware_facts(result), **logged, **result.software}

@@ -12,6 +12,7 @@ from bench.errors import ConfigError
 from jobs.ranks import process_group
 from jobs.ranks.guard import guarded
 from jobs.ranks.identity import Rank, from_environment
+from jobs.ranks.telemetry import Telemetry
 from jobs.tasks import describe
 
 if TYPE_CHECKING:
@@ -30,14 +31,15 @@ def main() -> None:
         is_writer = who.rank == 0
         log = mllog.Writer(folder / trial.log, attempt.load(folder, args.trial)) if is_writer else mllog.Writer(None)
         guard.finish = lambda: log.finish(mllog.ABORTED)
-        run(plan, trial, who, log)
+        run(plan, trial, who, log, folder)
 
 
-def run(plan: KernelsPlan, trial: Trial, who: Rank, log: mllog.Writer) -> None:
+def run(plan: KernelsPlan, trial: Trial, who: Rank, log: mllog.Writer, folder: Path) -> None:
     """Join the ranks, describe what is measured, and measure every point from run_start to run_stop."""
     kernels = required(plan)
     log.start(mllog.INIT_START)
     device = process_group.join(plan, who)
+    telemetry = Telemetry(plan, who, folder, trial.index)
     import torch
     from torch import distributed
 
@@ -53,6 +55,7 @@ def run(plan: KernelsPlan, trial: Trial, who: Rank, log: mllog.Writer) -> None:
         write(outcome, log)
     measure.gathered(None)
     log.finish(mllog.SUCCESS)
+    telemetry.log(log)
     distributed.destroy_process_group()
 
 

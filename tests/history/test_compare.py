@@ -92,6 +92,15 @@ def test_settings_of_plans_are_compared_and_what_the_site_chose_is_not(
     assert as_json(capsys, "new", "old")["differences"] == {"recipe.clip_grad": ["0.5", "0.3"]}
 
 
+def test_other_clocks_are_named_beside_the_verdict(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    """The GPUs of the one run had another power limit, and so another clock."""
+    for name, clock_mhz, limit_w in (("old", 1980, 700), ("new", 1500, 400)):
+        gpu = {"gpu": 0, "sm_clock_mhz": {"median": clock_mhz, "max": 1980}, "power_limit_w": limit_w}
+        plant(Path(name), clock, 100.0, 100.1, **H200 | {"gpu_telemetry": {"gpus": [gpu]}})
+    found = as_json(capsys, "new", "old")["differences"]
+    assert found == {"GPU power limit (W)": ["400", "700"], "median SM clock (MHz)": ["1500", "1980"]}
+
+
 def test_what_proves_nothing_is_left_out_and_said(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("a", "b"):
         plant(Path(name), clock, 100.0, 101.0, 100.1, **H200)
