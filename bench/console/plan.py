@@ -36,7 +36,10 @@ def show_plan(plan: "Plan", findings: "Sequence[Finding]") -> None:
 
 def rows(plan: "Plan") -> list[tuple[str, str]]:
     """Return what the plan says, by name."""
-    own = _training_rows(plan) if isinstance(plan, TrainingPlan) else kernels.plan_rows(plan)
+    if isinstance(plan, TrainingPlan):
+        own = _training_rows(plan)
+    else:
+        own = [*kernels.plan_rows(plan), ("trials", trials_row(plan)), ("time limit", time_limit(plan))]
     return [
         *own,
         ("commands", "; ".join(command.name for command in plan.commands)),
@@ -130,6 +133,8 @@ def recompute_words(recomputed: Recomputed, num_layers: int) -> str:
     """Return what a rank with so many layers recomputes."""
     counts = {"qkv": recomputed.qkv_layers, "fc1": recomputed.fc1_layers}
     parts = [f"{name} in {count} of {num_layers} layers" for name, count in counts.items() if count]
+    if count := recomputed.offloaded_layers:
+        parts.append(f"none; activations of {count} of {num_layers} layers in the host's memory")
     return f"all {num_layers} layers" if recomputed.full else ", ".join(parts) or "none"
 
 

@@ -13,14 +13,12 @@ from bench.history import proven
 from bench.history.proven import ProvenTrial, Runs
 from bench.results import clocks_apart
 from bench.results.comparison import Comparison, Pairing, compare, values_by_block
-from bench.results.measurement import Measurement, higher_is_better
+from bench.results.measurement import MAIN, Measurement, higher_is_better
 from bench.runs import latest
 
 STUDY = "study.yaml"
 """Lies in a study's folder, beside the run folders ARM.BLOCK."""
 _BLOCK = re.compile(r"(?P<arm>.+?)(\.b\d+)?\.(?P<block>\d+)")
-_MAIN = ("throughput_per_gpu", "throughput", "step_time")
-"""The measurement that runs are compared by, the first one that both have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +144,7 @@ def _common(first: Side, second: Side, name: str | None) -> tuple[Measurement, M
     """Return the measurement by which the sides are compared, as each has it."""
     one, other = (_measured(side) for side in (first, second))
     common = [each for each in one if each in other and one[each].unit == other[each].unit]
-    chosen = next((each for each in ([name] if name else (*_MAIN, *common)) if each in common), None)
+    chosen = next((each for each in ([name] if name else (*MAIN, *common)) if each in common), None)
     if chosen is None:
         known = ", ".join(common) or "nothing"
         what = f"{name} was not measured on both sides" if name else "the sides have no measurement in common"

@@ -32,9 +32,14 @@ from bench.contract.kernels import (
     Point,
 )
 from bench.contract.schema import Config, Device, Gpu
+from bench.errors import ConfigError
 from bench.planning import kernel_checks
 
 TFLOPS, GBS = "TFLOP/s", "GB/s"
+LEAST_CALLS = 5
+"""Of every point, with those that warm up. Source: jobs/kernels/timing.py."""
+CPU_FLOPS, MAX_CPU_S = 50e9, 1800
+"""What a rank of one thread computes a second, by which a list of GPU sizes is told from one for CPUs. Assumed."""
 COPIES = {
     Copy.host_to_device: "host to device",
     Copy.device_to_host: "device to host",
@@ -54,15 +59,33 @@ BUS_SHARE: dict[Collective, Callable[[int], float]] = {
 
 
 def points(config: Config) -> list[Point]:
-    """Return what is measured, in the order in which it is: links first, and what heats the device last."""
+    """Return what is measured, in the order in which it is: links first, and what heats the device last.
+
+    Raises:
+        ConfigError: a CPU would take longer than MAX_CPU_S.
+    """
     kernels = config.task.kernels
     assert kernels is not None  # validate has seen to it
-    return [
+    found = [
         *(_copies(kernels.memcpy, config) if kernels.memcpy else ()),
         *(_collectives(kernels.collectives, config) if kernels.collectives else ()),
         *(_attention(kernels.attention, config) if kernels.attention else ()),
         *(_gemms(kernels.gemm, config) if kernels.gemm else ()),
     ]
+    if config.cluster.device is Device.cpu:
+        _check_cpu_time(found)
+    return found
+
+
+def _check_cpu_time(found: list[Point]) -> None:
+    work = sum(point.work for point in found if point.unit == TFLOPS) * LEAST_CALLS
+    if work / CPU_FLOPS > MAX_CPU_S:
+        raise ConfigError(
+            f"GEMMs and attention of {work / 1e12:,.0f} TFLOP on a CPU would take about "
+            f"{work / CPU_FLOPS / 3600:,.1f} hours, by {CPU_FLOPS / 1e9:g} GFLOP/s",
+            where="task.kernels.gemm.shapes, task.kernels.attention, cluster.device",
+            fix="choose task=kernels_tiny, name smaller shapes, or set cluster.device=cuda",
+        )
 
 
 def limits(config: Config) -> Limits | None:
@@ -136,7 +159,7 @@ def _of_bytes(
     kernel: str, family: str, operation: str, variant: str, *, size: int, ranks: int, work: float, limit: float | None
 ) -> Point:
     return Point(
-        name=f"{kernel} {size} bytes",
+        name=f"{kernel} {size_text(size)}",
         kernel=kernel,
         family=family,
         operation=operation,
@@ -149,6 +172,14 @@ def _of_bytes(
         peak=None,
         limit=limit,
     )
+
+
+def size_text(size: int) -> str:
+    """Return a number of bytes in the largest binary unit that it is a multiple of."""
+    for factor, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if size % factor == 0:
+            return f"{size // factor} {unit}"
+    return f"{size} bytes"
 
 
 def _collectives(collectives: Collectives, config: Config) -> Iterator[Point]:

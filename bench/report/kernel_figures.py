@@ -106,8 +106,10 @@ def _over_bytes(curves: Sequence[Curve], path: Path, heading: str, note: str) ->
     _plot(right, curves, _rates)
     for axes in (left, right):
         axes.set_xscale("log", base=2)
-    left.set_yscale("log")
     first = curves[0].points[0][1]
+    left.set_yscale("log")
+    if first.point.family == "memcpy":  # the host's link and the device's memory are two orders of magnitude apart
+        right.set_yscale("log")
     _label(left, "latency", "bytes", "microseconds")
     _label(right, "bandwidth" if first.point.family == "memcpy" else "bus bandwidth", "bytes", first.point.unit)
     save(figure, path)
@@ -178,7 +180,7 @@ def _label(axes: "Axes", title: str, horizontal: str, vertical: str) -> None:
     axes.set_ylabel(vertical)
     if axes.get_yscale() == "linear":
         axes.set_ylim(bottom=0)
-    axes.legend(fontsize=6.5, frameon=False)
+    axes.legend(fontsize=6.5, edgecolor="none", framealpha=0.8)
 
 
 Figure = Callable[[Sequence[Measured], Path, str, str], bool]

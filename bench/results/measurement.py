@@ -18,6 +18,10 @@ class Measurement:
     """A tenth of the repetitions lies below the one, a tenth above the other; None where there is one number only."""
 
 
+MAIN = ("throughput_per_gpu", "throughput", "step_time")
+"""What a trial is compared by, the first one that it has."""
+
+
 def higher_is_better(measurement: Measurement) -> bool:
     """Return whether more of it is better, as of rates and shares of a peak. Of times and sizes less is."""
     return is_rate(measurement.unit) or measurement.name in _SHARES

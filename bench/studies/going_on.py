@@ -5,7 +5,7 @@ import sys
 from bench import backends
 from bench.errors import ConfigError, Stopped
 from bench.studies import folder as folders
-from bench.studies import running
+from bench.studies import queued, running
 from bench.studies.session import Session
 from bench.studies.standing import State
 
@@ -19,19 +19,17 @@ def go_on(session: Session) -> int:
     _check_some_run(session)
     with folders.opened(session.folder, session.kept, session.planned):
         try:
-            match backends.get(session.backend):
-                case backends.Queue() as queue:
-                    from bench.studies import queued
-
-                    queued.run(session, queue)
-                case _:
-                    running.run(session)
+            for name in session.backends:
+                match backends.get(name):
+                    case backends.Queue() as queue:
+                        queued.run(session, queue, name)
+                    case _:
+                        running.run(session, name)
         except Stopped:
             print(f"stopped; to go on: {session.kept.command}", file=sys.stderr)
             raise
-    states = [run.state for run in session.standings(ask=False).runs.values()]
-    fine = (State.proven, State.active) if session.backend.has_queue else (State.proven,)
-    return 0 if all(state in fine for state in states) else 1
+    states = [run.state for run in session.standings().runs.values()]
+    return 0 if all(state in (State.proven, State.active) for state in states) else 1
 
 
 def _check_some_run(session: Session) -> None:

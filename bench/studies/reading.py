@@ -81,9 +81,9 @@ def _why_no_value(name: str, by_arm: Mapping[str, ArmRuns]) -> str:
     if name not in by_arm:
         return "not planned yet"
     runs = by_arm[name]
-    return (
-        runs.planned.reason if not runs.planned.runs else "" if runs.proven else "; ".join(set(runs.missing.values()))
-    )
+    if not runs.planned.runs:
+        return runs.planned.reason
+    return "" if runs.proven else "; ".join(dict.fromkeys(runs.missing.values()))
 
 
 def _by_block(runs: ArmRuns, measurement: str) -> dict[Hashable, float]:

@@ -38,6 +38,7 @@ SHOWN = (
     *(("lora70b", cluster) for cluster in ("dgx1", "dgx2", "dgx8", "dgxh200")),
     ("lora_tiny", "slurm_test"),
     ("pretrain_tiny", "dgx1"),
+    ("attention", "dgx1"),
 )
 """What people would run: task and cluster of each script in sbatch/."""
 

@@ -27,8 +27,10 @@ ANCHORS = {
     "kubernetes_5b": ("002", "Training benchmarking: GPT-3 / 5B"),
     "kubernetes_126m": ("002", "Training benchmarking: GPT-3 / 126M"),
     "kubernetes_memory": ("002", "LLMs don't fit into a single GPU"),
-    "dissect_scaling": ("003", "2) *GPU Scaling Efficiency*"),
-    "dissect_serving": ("003", "**Latency.**"),
+    "dissect_scaling_rtx4090": ("003", "2) *GPU Scaling Efficiency*"),
+    "dissect_scaling_rtx3090": ("003", "2) *GPU Scaling Efficiency*"),
+    "dissect_serving_rtx3090": ("003", "**Latency.**"),
+    "dissect_serving_rtx4090": ("003", "**Latency.**"),
     "roce_epoch_time": ("004", "## Additional Information"),
 } | {
     f"dissect_table_{number}": ("003", f"TABLE {roman}:")
@@ -125,7 +127,7 @@ def test_misprints_are_corrected_and_say_why() -> None:
     for (name, measurement, model, method), (printed, value, why) in known.items():
         figure = one(name, measurement, model=model, method=method)
         assert (figure.printed, figure.value) == (printed, pytest.approx(value)) and why in figure.reason
-    comma = one("ironbyte_table_2", "time_per_token", system="groups apart, side by side, 2 nodes")
+    comma = one("ironbyte_table_2", "time_per_token", system="groups", order="side by side", nodes="2")
     assert (comma.printed, comma.value) == ("0,0079", 0.0079)
 
 

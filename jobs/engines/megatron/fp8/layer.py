@@ -82,13 +82,14 @@ class _LayerFunction(Function):
         ctx.save_for_backward(*weights)
         y_MH, saved_by_attention = layer_pass.attention(x_SBH.flatten(0, 1))
         y_MH, saved_by_mlp = layer_pass.mlp(x_SBH.flatten(0, 1), y_MH, keep=keep and not layer.recompute_fc1)
-        ctx.saved = SavedActivations(*saved_by_attention, *saved_by_mlp)
+        if keep:
+            layer.keep(ctx, SavedActivations(*saved_by_attention, *saved_by_mlp))
         return y_MH.view_as(x_SBH)
 
     @staticmethod
     def backward(ctx: Any, grad_SBH: Tensor):
         layer_pass = _LayerPass(ctx.layer, ctx.freqs, grad_SBH.shape[1], ctx.seeds, ctx.saved_tensors)
-        saved, ctx.saved = ctx.saved, None
+        saved = ctx.layer.kept(ctx)
         grad_MH, grad = layer_pass.mlp_backward(grad_SBH.contiguous().flatten(0, 1), saved)
         is_needed = ctx.needs_input_grad[4]
         dx_MH, *adapter_grads = layer_pass.attention_backward(grad_MH, grad, saved, is_needed=is_needed)

@@ -1,0 +1,148 @@
+"""The points of a kernels task, their work by hand arithmetic, and what cannot be measured is refused."""
+
+import pytest
+import yaml
+
+from bench.contract import plan as plans
+from bench.contract.kernels import Point
+from bench.contract.plan import KernelsPlan
+from bench.errors import ConfigError
+from bench.planning import compose
+from helpers.paths import ROOT
+
+FULL = ("node", "gemm", "memcpy", "collectives", "attention")
+
+
+def planned(*overrides: str) -> KernelsPlan:
+    plan = compose.compose(overrides)
+    assert isinstance(plan, KernelsPlan)
+    return plan
+
+
+def by_name(*overrides: str) -> dict[str, Point]:
+    points = planned(*overrides).points
+    found = {point.name: point for point in points}
+    assert len(found) == len(points), "names are unique"
+    return found
+
+
+@pytest.mark.parametrize("task", FULL)
+def test_every_task_is_planned_for_a_node_and_its_plan_is_read_as_it_was_written(task: str) -> None:
+    plan = planned(f"task={task}", "cluster=dgxh200")
+    assert plans.loads(plans.dumps(plan)) == plan
+    families = {"memcpy", "collectives", "attention", "gemm"} if task == "node" else {task}
+    assert {point.family for point in plan.points} == families
+    assert plan.commands[-1].argv == ["python", "-m", "jobs.tasks.kernels", "plan.json", "--trial", "0"]
+    assert [file for file in plan.files if file.startswith(("result", "loss", "prepare"))] == ["result_0.txt"]
+
+
+def test_the_work_of_a_point_is_that_of_the_field() -> None:
+    """7B on 8 ranks of one node; a causal row of 4,096 tokens has 4,096 x 4,097 / 2 scores."""
+    found = by_name("task=node", "cluster=dgxh200")
+    assert found["gemm bf16 666 x 11008 x 4096"].work == 60_058_238_976  # 2 x 666 x 11,008 x 4,096
+    scores = 4 * 32 * 8_390_656
+    assert found["attention forward cudnn 4 x 4096, 32 heads of 128, 32 of keys"].work == 4 * 128 * scores
+    assert found["attention backward cudnn 4 x 4096, 32 heads of 128, 32 of keys"].work == 2.5 * 4 * 128 * scores
+    assert found["copy host to device pinned 64 MiB"].work == 67_108_864
+    assert found["copy within device 64 MiB"].work == 2 * 67_108_864
+    mib = 2**20
+    assert found["all-reduce of 8 ranks 1 MiB"].work == 1.75 * mib
+    assert found["all-reduce of 2 ranks 1 MiB"].work == mib
+    assert found["all-gather of 8 ranks 1 MiB"].work == found["all-to-all of 8 ranks 1 MiB"].work == 0.875 * mib
+    assert found["reduce-scatter of 4 ranks 1 MiB"].work == 0.75 * mib
+    assert found["reduce of 4 ranks 1 MiB"].work == mib
+
+
+def test_the_layers_of_the_given_plan_are_measured_as_a_rank_has_them() -> None:
+    """Llama-2-70B: hidden 8,192, FFN 28,672, 8 of 64 heads for keys; tp 2 halves outputs, then inputs."""
+    given = ("model=llama2_70b", "parallel.tp=2", "recipe.micro_batch_size=2", "data.seq_length=1024")
+    found = by_name("task=gemm", "cluster=dgxh200", *given, "task.kernels.gemm.shapes=[]")
+    shapes = {tuple(point.sizes) for point in found.values() if not point.is_sustained}
+    assert shapes == {(2048, 5120, 8192), (2048, 8192, 4096), (2048, 28672, 8192), (2048, 8192, 14336)}
+    heads = by_name("task=attention", "cluster=dgxh200", *given)[
+        "attention forward flash 2 x 8192, 32 heads of 128, 4 of keys"
+    ]
+    assert heads.sizes == [2, 32, 4, 8192, 128]
+
+
+def test_points_have_the_peak_and_the_best_rate_known_of_their_gpu_and_of_no_other() -> None:
+    alone = by_name("task=node", "cluster=dgxh200", "cluster.ranks_per_node=1")
+    assert not any(point.family == "collectives" for point in alone.values()), "one rank has nobody to talk to"
+    assert alone["copy host to device pinned 1 GiB"].limit == 55.4
+    assert alone["copy host to device pageable 1 GiB"].limit is None
+    fp8, hot = alone["gemm fp8 8192 x 8192 x 8192"], alone["gemm fp8 sustained 8192 x 8192 x 8192"]
+    assert (fp8.peak, fp8.limit, hot.peak, hot.limit) == (1978.9, 1453, 1978.9, None)
+    node = by_name("task=node", "cluster=dgxh200")
+    assert node["copy host to device pinned 1 GiB"].limit is None, "of a GPU that copies alone"
+    assert node["copy to next device 1 GiB"].limit == 396
+    assert node["all-reduce of 8 ranks 4 GiB"].limit == 367
+    assert node["all-reduce of 4 ranks 4 GiB"].limit is None
+    assert not any(point.limit for point in by_name("task=node", "cluster=dgx1").values())
+
+
+def test_limits_are_of_gpus_that_conf_describes() -> None:
+    known = {yaml.safe_load(path.read_text())["name"] for path in (ROOT / "conf/gpu").glob("*.yaml")}
+    kernels = planned("task=node", "cluster=dgxh200").config.task.kernels
+    assert kernels is not None and {limits.gpu for limits in kernels.limits} <= known
+
+
+def test_a_gpu_without_fp8_multiplies_in_bf16_and_a_cpu_in_fp32_too() -> None:
+    old = by_name("task=gemm", "cluster=dgx1", "gpu@cluster.gpu=a100")
+    assert {point.variant for point in old.values()} == {"bf16"}
+    assert {point.variant for point in by_name("task=kernels_tiny").values() if point.family == "gemm"} == {
+        "fp32",
+        "bf16",
+    }
+
+
+TINY = "task=kernels_tiny"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "what", "where"),
+    [
+        (["task=collectives", "cluster.ranks_per_node=1"], "a collective needs two ranks", "cluster.ranks_per_node"),
+        ([TINY, "task.kernels.collectives.ranks=[3]"], "3 ranks cannot take part in a job of 2", "collectives.ranks"),
+        ([TINY, "task.kernels.collectives.sizes_bytes=[1028]"], "1,028 bytes cannot be measured", "sizes_bytes"),
+        ([TINY, "task.kernels.collectives.operations=[]"], "no collective is named", "operations"),
+        ([TINY, "task.kernels.memcpy.sizes_bytes=[0]"], "0 bytes cannot be measured", "memcpy.sizes_bytes"),
+        ([TINY, "task.kernels.memcpy.sizes_bytes=[]"], "no sizes are named", "memcpy.sizes_bytes"),
+        ([TINY, "task.kernels.gemm.shapes=[[64, 64]]"], r"\[64, 64\] is not M, N and K", "gemm.shapes"),
+        ([TINY, "task.kernels.gemm.shapes=[[64, 0, 64]]"], "is not M, N and K", "gemm.shapes"),
+        ([TINY, "task.kernels.gemm.shapes=[[262144, 262144, 1]]"], "more than 2\\^34 numbers", "gemm.shapes"),
+        ([TINY, "task.kernels.gemm.precisions=[fp8]"], "GEMMs in fp8 on a CPU", "gemm.precisions"),
+        (
+            ["task=gemm", "cluster=dgx1", "task.kernels.gemm.shapes=[[64, 100, 64]]"],
+            "cannot be multiplied in FP8: N and K must be multiples of 16",
+            "gemm.shapes",
+        ),
+        ([TINY, "task.kernels.attention.seq_lengths=[60]"], "rows of 60 tokens do not make up 256", "seq_lengths"),
+        ([TINY, "task.kernels.attention.backends=[cudnn]"], "no backend cudnn on a CPU", "attention.backends"),
+        ([TINY, "parallel.tp=3"], "tp 3 does not divide the 4 attention heads", "parallel.tp"),
+        ([TINY, "task.kernels.repeats=2"], "2 runs", "task.kernels.repeats"),
+        ([TINY, "task.kernels.tolerance=1.5"], "1.5 is not a share of a limit", "task.kernels.tolerance"),
+        (["task=gemm", "task.kernels.gemm=null"], "nothing is to be measured", "task.kernels"),
+        (
+            ["task=gemm"],
+            "GEMMs and attention of .* TFLOP on a CPU would take about .* hours",
+            "task.kernels.gemm.shapes",
+        ),
+        ([TINY, "task.kind=train"], "is of kind train, and task.training is missing", "task.kind, task.training"),
+        (["task=lora_tiny", "task.kind=kernels"], "is of kind kernels, and task.training is given", "task.training"),
+        (["task=lora_tiny", "task.training=null"], "is of kind train, and task.training is missing", "task.training"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(overrides: list[str], what: str, where: str) -> None:
+    with pytest.raises(ConfigError, match=what) as error:
+        compose.compose(overrides)
+    assert where in error.value.where and error.value.fix
+
+
+def test_a_config_of_another_kind_has_no_training() -> None:
+    plan = planned(TINY)
+    with pytest.raises(ConfigError, match="kernels_tiny is of kind kernels, and this is for tasks of kind train"):
+        _ = plan.config.training
+    with pytest.raises(ConfigError, match="kernels_tiny is of kind kernels"):
+        plans.required_training(plan)
+    with pytest.raises(ConfigError, match="lora_tiny is of kind train, and this is for tasks of kind kernels"):
+        plans.required_kernels(compose.compose(["task=lora_tiny"]))

@@ -1,0 +1,74 @@
+"""The figures of a kernels task show the rates of its points, and only figures that have data are drawn."""
+
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+
+from bench.contract.plan import KernelsPlan
+from bench.planning import compose
+from bench.report import kernel_figures, kernels
+from bench.results import kernels as kernel_results
+from helpers import kernels_log
+
+SEED = ["gemm", "memcpy", "all_gather", "reduce_scatter", "collectives", "attention"]
+
+
+def planned(*overrides: str) -> KernelsPlan:
+    plan = compose.compose([*overrides, "cluster=dgxh200"])
+    assert isinstance(plan, KernelsPlan)
+    return plan
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, Figure]:
+    """Keep each figure that is saved, by the name of its file."""
+    kept: dict[str, Figure] = {}
+
+    def save(figure: Figure, path: Path) -> None:
+        kept[path.stem] = figure
+        path.touch()
+
+    monkeypatch.setattr(kernel_figures, "save", save)
+    return kept
+
+
+def test_rates_are_drawn_over_m_bytes_and_lengths(tmp_path: Path, drawn: dict[str, Figure]) -> None:
+    """Every point takes 1 ms: a GEMM of M rows has 2 M N K / 1e9 TFLOP/s, a copy bytes / 1e6 GB/s."""
+    log = kernels_log.write(planned("task=node"), tmp_path / "result_0.txt", time_us=lambda point: 1000.0)
+    found = kernel_results.of_file(log)
+    assert found is not None
+    files = kernel_figures.draw(found, tmp_path, heading="h", note="n")
+    assert [path.stem for path in files] == list(drawn) == SEED
+    bf16 = curves(drawn["gemm"], 0)
+    m, rates = bf16["N16384 K16384"]
+    assert m == [4096, 8192, 12288, 16384]
+    assert rates == [pytest.approx(2 * rows * 16384 * 16384 / 1e9) for rows in m]
+    assert bf16["unaligned N11008 K4096"][0] == [666, 4109, 6157, 8205, 10253, 12301, 14349, 16397]
+    assert bf16["peak"][1] == [989.4] * 2 and bf16["best known"][1] == [794.5] * 2
+    assert not any("sustained" in name for name in bf16), "hot ones are no part of the document's figure"
+    sizes, latencies = curves(drawn["memcpy"], 0)["device to host pinned"]
+    assert latencies == [1000.0] * len(sizes) and sizes[0] == 1024 and sizes[-1] == 2**30
+    assert curves(drawn["memcpy"], 1)["device to host pinned"][1] == [pytest.approx(size / 1e6) for size in sizes]
+    assert list(curves(drawn["all_gather"], 1)) == [f"all-gather of {n} ranks" for n in (2, 4, 8)]
+    assert {name.split(" of ")[1] for name in curves(drawn["collectives"], 1)} == {"8 ranks"}, "all of them"
+    lengths, _ = curves(drawn["attention"], 0)["math"]
+    assert lengths == [512, 1024, 2048, 4096] and curves(drawn["attention"], 1)["cudnn"][0][-1] == 16384
+
+
+def curves(figure: Figure, panel: int) -> dict[str, tuple[list[float], list[float]]]:
+    lines = figure.axes[panel].get_lines()
+    return {str(line.get_label()): (list(line.get_xdata()), list(line.get_ydata())) for line in lines}
+
+
+def test_a_report_has_every_point_and_the_figures_of_what_was_measured(tmp_path: Path) -> None:
+    plan = planned("task=attention")
+    (tmp_path / "run").mkdir()
+    kernels_log.write(plan, tmp_path / "run/result_0.txt")
+    (trial,) = kernels.load([tmp_path / "run"])
+    files = kernels.write([trial], tmp_path / "out", heading="attention")
+    assert [path.name for path in files] == ["kernels.csv", "attention.png"]
+    header, *rows = files[0].read_text().splitlines()
+    assert header.startswith("trial,point,kernel,variant,ranks,latency_us") and len(rows) == len(plan.points)
+    assert rows[0].startswith('run/result_0,"attention forward math 32 x 512, 32 heads of 128, 32 of keys",attention')
+    assert files[1].read_bytes().startswith(b"\x89PNG")
