@@ -11,7 +11,7 @@ from bench.errors import LogError
 from bench.history import facts
 from bench.mlperf import result as results
 from bench.mlperf.result import Result
-from bench.results import Measurement, of_training
+from bench.results import Measurement, of
 from bench.runs import ledger
 from bench.runs.folder import plan_in
 from bench.runs.ledger import Outcome
@@ -100,7 +100,7 @@ def _trial(log: Path, number: int, plan: Plan | None, *, sha256: str | None) -> 
         log_sha256=found,
         began_ms=result.run_start_ms,
         task=_task(result, plan),
-        measurements={one.name: one for one in of_training(result)},
+        measurements={one.name: one for one in of(log)},
         facts=facts.of_trial(result, log.parent, number),
         logged=facts.logged_settings(result),
         planned=facts.planned_settings(plan),

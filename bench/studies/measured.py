@@ -9,7 +9,7 @@ from bench.contract import run_files
 from bench.errors import LogError
 from bench.mlperf import result as results
 from bench.mlperf.result import Result
-from bench.results import Measurement, of_training
+from bench.results import Measurement, of
 from bench.studies.arms import Arm
 from bench.studies.spec import Calculated, Window
 
@@ -37,8 +37,8 @@ def of_run(folder: Path, arm: Arm, *, window: Window | None) -> Measured:
     Raises:
         LogError: the log cannot be read, or does not list the steps of the window.
     """
-    result = results.parse(folder / run_files.result(0))
-    numbers = {one.name: one for one in of_training(result)}
+    log = folder / run_files.result(0)
+    result, numbers = results.parse(log), {one.name: one for one in of(log)}
     if window is not None:
         numbers |= {one.name: one for one in of_window(result, numbers, window)}
     calculated: frozenset[str] = frozenset()
