@@ -36,7 +36,10 @@ def show_plan(plan: "Plan", findings: "Sequence[Finding]") -> None:
 
 def rows(plan: "Plan") -> list[tuple[str, str]]:
     """Return what the plan says, by name."""
-    own = _training_rows(plan) if isinstance(plan, TrainingPlan) else kernels.plan_rows(plan)
+    if isinstance(plan, TrainingPlan):
+        own = _training_rows(plan)
+    else:
+        own = [*kernels.plan_rows(plan), ("trials", trials_row(plan)), ("time limit", time_limit(plan))]
     return [
         *own,
         ("commands", "; ".join(command.name for command in plan.commands)),

@@ -136,9 +136,11 @@ def _pointer(traces: Sequence[Trace]) -> dict[str, Any]:
 def distribution(values: Sequence[float]) -> Points:
     """Return (value, percentage of the values that are at most as large) in ascending order."""
     ordered = sorted(value for value in values if math.isfinite(value))
-    every = max(1, math.ceil(len(ordered) / _MOST_POINTS))
-    places = sorted({*range(0, len(ordered), every), len(ordered) - 1} if ordered else ())
-    return [(ordered[0], 0.0)] * bool(ordered) + [(ordered[n], 100 * (n + 1) / len(ordered)) for n in places]
+    if not ordered:
+        return []
+    every = math.ceil(len(ordered) / _MOST_POINTS)
+    places = sorted({*range(0, len(ordered), every), len(ordered) - 1})
+    return [(ordered[0], 0.0), *((ordered[n], 100 * (n + 1) / len(ordered)) for n in places)]
 
 
 def _curves(

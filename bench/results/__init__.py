@@ -5,7 +5,7 @@ from pathlib import Path
 from bench.mlperf import result as results
 from bench.mlperf.result import Result
 from bench.results import kernels
-from bench.results.hardware import clocks_apart, hardware_facts
+from bench.results.hardware import clocks_apart, hardware_facts, of_telemetry
 from bench.results.kernels import KernelsResult, of_kernels
 from bench.results.measurement import Measurement
 from bench.results.training import of_training
@@ -27,7 +27,11 @@ def of(found: Path | Result | KernelsResult) -> tuple[Measurement, ...]:
     Raises:
         LogError: the log cannot be opened.
     """
-    if isinstance(found, Path):
-        of_log = kernels.of_file(found)
-        found = results.parse(found) if of_log is None else of_log
-    return of_kernels(found) if isinstance(found, KernelsResult) else of_training(found)
+    if isinstance(found, KernelsResult):
+        return of_kernels(found)
+    if isinstance(found, Result):
+        return of_training(found)
+    result, of_log = results.parse(found), kernels.of_file(found)
+    if of_log is None:
+        return of_training(result)
+    return of_kernels(of_log) + tuple(of_telemetry(result.telemetry) if result.telemetry else ())

@@ -20,6 +20,9 @@ FACTORS = {
     Collective.reduce: "1",
 }
 """Of the bytes over the time is the bus bandwidth, by nccl-tests, for n ranks."""
+_ALL_GATHER = getattr(distributed, "all_gather_single", distributed.all_gather_into_tensor)
+_REDUCE_SCATTER = getattr(distributed, "reduce_scatter_single", distributed.reduce_scatter_tensor)
+"""By their names in torch 2.13, which deprecates the others, and before."""
 
 
 def prepare(point: Point, device: torch.device, group: ProcessGroup | None) -> Prepared:
@@ -31,8 +34,8 @@ def prepare(point: Point, device: torch.device, group: ProcessGroup | None) -> P
     share = torch.randn(count // point.ranks, dtype=dtype, device=device)
     calls = {
         Collective.all_reduce: lambda: distributed.all_reduce(whole, group=group),
-        Collective.all_gather: lambda: distributed.all_gather_into_tensor(whole, share, group=group),
-        Collective.reduce_scatter: lambda: distributed.reduce_scatter_tensor(share, whole, group=group),
+        Collective.all_gather: lambda: _ALL_GATHER(whole, share, group=group),
+        Collective.reduce_scatter: lambda: _REDUCE_SCATTER(share, whole, group=group),
         Collective.reduce: lambda: distributed.reduce(whole, dst=0, group=group),
         Collective.all_to_all: lambda: distributed.all_to_all_single(other, whole, group=group),
     }

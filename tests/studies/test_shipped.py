@@ -5,6 +5,9 @@ from functools import cache
 
 import pytest
 
+from bench.contract.plan import KernelsPlan
+from bench.planning import compose
+from bench.results import names
 from bench.results.study import Mark, PlannedArm
 from bench.studies import arms as arms_of
 from bench.studies import library, plans
@@ -20,6 +23,8 @@ EXPECTED = {
     "dissect_finetuning": ("cluster=dgxh200", {"": 10, HUGGINGFACE: 41}),
     "dissect_frameworks": ("cluster=dgxh200", {"": 3, HUGGINGFACE: 2, NOT_THERE("engine nemo"): 2}),
     "dissect_max_batch": ("cluster=dgxh200", {"": 6, HUGGINGFACE: 38}),
+    "dissect_kernels": ("cluster=dgxh200", {"": 4}),
+    "dissect_modules": ("cluster=dgxh200", {"": 3, HUGGINGFACE: 8}),
     "dissect_pretraining": ("cluster=dgxh200", {"": 6, HUGGINGFACE: 38}),
     "dissect_scaling": ("cluster=dgxh200", {"": 7, HUGGINGFACE: 7}),
     "dissect_serving": ("cluster=dgxh200", {NOT_THERE(f"task serve_{size}"): 5 for size in ("7b", "13b", "70b")}),
@@ -41,6 +46,14 @@ EXPECTED = {
     ),
 }
 """The cluster that a study is meant for, and its arms by why they do not run; "" for those that do."""
+
+
+LATER = {
+    *("generation_time", "time_per_token", "generation_throughput", "output_throughput"),
+    *(f"latency_p{share}" for share in (50, 60, 99, 100)),
+    *(f"time_{way}_{part}" for way in ("forward", "backward") for part in ("scores", "softmax", "values")),
+}
+"""Columns that no kind or engine of this version measures."""
 
 
 @cache
@@ -83,6 +96,18 @@ def test_every_arm_is_planned_or_says_why_not(name: str) -> None:
     assert found == wanted
     marks = {arm.mark for arm in arms if "merging the groups" in arm.reason}
     assert marks == ({Mark.not_advisable} if name == "ironbyte" else set())
+
+
+def test_every_column_is_something_that_is_measured() -> None:
+    kernels = set(names.KNOWN)
+    for task in ("gemm", "memcpy", "collectives", "attention"):
+        plan = compose.compose([f"task={task}", "cluster=dgxh200"])
+        assert isinstance(plan, KernelsPlan)
+        kernels |= {
+            text for point in plan.points for text in (f"best {point.kernel}", point.name, f"{point.name} latency")
+        }
+    columns = {column.measurement for name in STUDIES for column in loaded(name)[0].columns}
+    assert columns - kernels == LATER
 
 
 @pytest.mark.parametrize("name", [name for name in STUDIES if loaded(name)[0].published])

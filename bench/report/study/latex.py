@@ -53,7 +53,9 @@ def _table(grid: Grid, result: StudyResult, layout: Layout) -> Iterator[str]:
 
 
 def _row(cells: list[str]) -> str:
-    return f"    {' & '.join(cells)} \\\\"
+    """Return a row. In its beginning, a bracket or a star would belong to the end of the row before."""
+    guard = "{}" if cells[0].startswith(("[", "*")) else ""
+    return f"    {guard}{' & '.join(cells)} \\\\"
 
 
 def _cells(line: Line) -> list[str]:
