@@ -12,6 +12,7 @@ import pytest
 from bench.cli import main
 from bench.history import past, store
 from bench.history.past import Change, judge
+from bench.planning.compose import compose
 from bench.results.measurement import Measurement
 from helpers.clock import Clock, turned
 from helpers.planted_runs import plant
@@ -54,7 +55,7 @@ def test_a_planted_regression_fails_the_check(clock: Clock, root: Path, capsys: 
     assert "commit not known → abc" in run(capsys, "lora_8b")
     assert "no regression" in run(capsys, "--check", "6")
     lines = [line.split("\t") for line in run(capsys).splitlines() if line.startswith("lora_8b")]
-    assert [(line[1], line[3], *line[-2:]) for line in lines] == [
+    assert [(line[1], line[3], *line[-3:-1]) for line in lines] == [
         ("8 × NVIDIA H200", "6", "95.000", "100.300"),
         ("4 × NVIDIA H200", "5", "199.80", "200.60"),
     ]
@@ -155,6 +156,16 @@ def test_a_folder_where_nothing_can_be_written_has_a_history(
     monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
     assert len(store.trials(root)) == 1
     assert "cannot be written" in caplog.text and not list(root.glob("*sqlite*")) + list(root.glob(".*sqlite*"))
+
+
+def test_settings_have_pasts_of_their_own_and_are_told_apart(
+    clock: Clock, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number, (clip, seed) in enumerate([(0.3, 1), (0.3, 9), (0.5, 1)]):
+        words = ["task=lora_tiny", "cluster=local", f"recipe.clip_grad={clip}", f"seed_base={seed}"]
+        plant(root / f"run{number}", clock, 100.0, plan=compose(words))
+    lines = [line.split("\t") for line in run(capsys).splitlines() if line.startswith("lora_tiny")]
+    assert [(line[3], line[-1]) for line in lines] == [("1", "recipe.clip_grad=0.5"), ("2", "recipe.clip_grad=0.3")]
 
 
 def test_json_has_every_value(clock: Clock, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
