@@ -85,7 +85,10 @@ def _caption(result: StudyResult) -> str:
 
 
 def _remarks(result: StudyResult) -> Iterator[tuple[str, str, str]]:
-    """Yield why cells have a mark; once for all columns of an arm where they have the same reason."""
+    """Yield why cells have a mark; once for all columns of an arm where they have the same reason.
+
+    Those of published figures stand once for all arms with the same one.
+    """
     for row in result.rows:
         reasons = [row.cells[column.measurement].reason for column in result.columns]
         if len(set(reasons)) == 1 and reasons[0]:
@@ -94,11 +97,14 @@ def _remarks(result: StudyResult) -> Iterator[tuple[str, str, str]]:
         for column, reason in zip(result.columns, reasons, strict=True):
             if reason:
                 yield row.arm, column.title, reason
+    of_published: dict[tuple[str, str], list[str]] = {}
     for row in result.rows:
         for column in result.columns:
             for one in row.published.get(column.measurement, ()):
                 if one.reason:
-                    yield row.arm, f"{column.title}, {one.publication}", one.reason
+                    of_published.setdefault((f"{column.title}, {one.publication}", one.reason), []).append(row.arm)
+    for (what, reason), arms in of_published.items():
+        yield arms[0] if len(arms) == 1 else f"{len(arms)} arms", what, reason
 
 
 def _differences(found: Sequence[Difference], *, margin: float) -> Sheet:
