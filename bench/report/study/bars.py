@@ -4,11 +4,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from bench.report.cells import cell_text
+from bench.report.cells import cell_text, meant
 from bench.report.interactive import text
 from bench.report.numbers import number_text
 from bench.report.palette import COLORS, pale
-from bench.report.study.layout import column_heading, heading, letters_of
+from bench.report.study.layout import column_heading, heading, letters_of, remark
 from bench.results.study import Cell, Column, Mark, Published, Row, StudyResult, Table
 
 CONFIDENCE = 0.95
@@ -145,9 +145,9 @@ def _measured(cell: Cell, unit: str) -> Bar:
 
 
 def _published(figure: Published, unit: str) -> Bar:
-    shown = number_text(figure.value) if figure.reason and figure.value is not None else figure.printed
-    reason = f'<br>printed as "{text(figure.printed)}": {text(figure.reason)}' if figure.reason else ""
-    return Bar(value=figure.value, text=shown, details=f"<b>{text(shown)}</b> {text(unit)}, published{reason}")
+    shown, why = meant(figure), remark(figure)
+    details = f"<b>{text(shown)}</b> {text(unit)}, published" + (f"<br>{text(why)}" if why else "")
+    return Bar(value=figure.value, text=shown, details=details)
 
 
 def half_width_of_mean(values: Sequence[float]) -> float:

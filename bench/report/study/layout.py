@@ -8,8 +8,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from bench.contract import run_files
-from bench.report.cells import cell_text
-from bench.report.numbers import number_text
+from bench.report.cells import cell_text, meant
 from bench.results.study import Cell, Column, Mark, Publication, Published, Row, StudyResult, Table
 
 KINDS = {
@@ -202,6 +201,11 @@ def _figure(writer: _Writer, figures: Sequence[Published]) -> Entry | None:
     """Return what a publication has for one place: as printed, or corrected with a footnote."""
     if not figures:
         return None
-    texts = [one.printed if not one.reason or one.value is None else number_text(one.value) for one in figures]
-    notes = [note for one in figures if one.reason for note in writer.note(f'printed as "{one.printed}": {one.reason}')]
-    return Entry(kind="published", text="; ".join(texts), number=figures[0].value, notes=tuple(notes))
+    notes = [note for one in figures for note in writer.note(remark(one))]
+    return Entry(kind="published", text="; ".join(map(meant, figures)), number=figures[0].value, notes=tuple(notes))
+
+
+def remark(figure: Published) -> str:
+    """Return what a reader must know of a published figure; empty where it stands as it is printed."""
+    is_changed = figure.reason and meant(figure) != figure.printed
+    return f'printed as "{figure.printed}": {figure.reason}' if is_changed else figure.reason
