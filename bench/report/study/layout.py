@@ -3,7 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -140,11 +140,21 @@ def _pivot(writer: _Writer, table: Table) -> Grid:
         lines.append(Line(labels=labels, entries=tuple(_entry(writer, cell, usual) for cell in cells)))
         lines += _published(writer, labels, [(row, name) for row in rows])
     return Grid(
-        title=f"{table.title}: {heading(table.column)}",
+        title=_title(table),
         label_headings=table.row_labels,
         headings=tuple(", ".join(map(column_heading, table.column_labels, column)) for column in table.columns),
         lines=tuple(lines),
         caption=_caption(usual),
+    )
+
+
+def _title(table: Table) -> str:
+    """Return the title of a table and what it measures, which for many is the same."""
+    name, of_column = table.title, table.column.title
+    return (
+        heading(replace(table.column, title=name))
+        if name.lower() == of_column.lower()
+        else f"{name}: {heading(table.column)}"
     )
 
 
@@ -194,7 +204,7 @@ def _published(writer: _Writer, labels: tuple[str, ...], places: Sequence[tuple[
     found = [row.published.get(name, ()) if row else () for row, name in places]
     for name in dict.fromkeys(one.publication for figures in found for one in figures):
         entries = [_figure(writer, [one for one in figures if one.publication == name]) for figures in found]
-        yield Line(labels=labels, entries=tuple(entries), publication=letters.get(name, name))
+        yield Line(labels=labels, entries=tuple(entries), publication=letters[name])
 
 
 def _figure(writer: _Writer, figures: Sequence[Published]) -> Entry | None:
