@@ -87,14 +87,12 @@ def _dry_run(session: "Session", args: argparse.Namespace) -> int:
 
 
 def _show(result: "StudyResult", args: argparse.Namespace) -> None:
-    from dataclasses import asdict
-
     from bench.console import sheet
     from bench.console import study as study_sheets
 
     written = _written(result, args.out) if args.out else None
     if args.json:
-        print(json.dumps(asdict(result), allow_nan=False))
+        print(study_sheets.to_json(result))
         return
     for table in study_sheets.sheets(result):
         sheet.show(table)

@@ -1,6 +1,8 @@
 """Show a study: its tables beside what is published, its comparisons, and what its arms are planned to take."""
 
+import json
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 
 from bench.console.sheet import Sheet
 from bench.report.cells import cell_text, published_text
@@ -26,6 +28,15 @@ def sheets(result: StudyResult) -> Iterator[Sheet]:
     if result.publications:
         rows = [(one.name, one.title, one.place, one.hardware, one.date) for one in result.publications]
         yield Sheet("published", rows, columns=("name", "title", "where", "hardware", "date"))
+
+
+def to_json(result: StudyResult) -> str:
+    """Return a study as one object of strict JSON, with each verdict in words."""
+    content = asdict(result)
+    for raw, one in zip(content["differences"], result.differences, strict=True):
+        if one.comparison is not None:
+            raw["comparison"] |= {"text": one.comparison.text, "is_better": one.comparison.is_better}
+    return json.dumps(content, allow_nan=False)
 
 
 def _arms(result: StudyResult) -> Sheet:

@@ -154,10 +154,9 @@ class _LayerPass:
         with named(Part.activation):
             hidden, gate_up = self.ops.swiglu_quantize(self.fc1(normed), keep=keep)
         with named(Part.fc2):
-            saved, weight = (normed, rstd_M, gate_up), self.weights.forward(self.layer.mlp.linear_fc2)
-            if self.tp.size == 1:
-                return self.ops.add_matmul(x_MH, hidden, weight), saved
-            return x_MH + self.tp.reduce(self.ops.matmul(hidden, weight)), saved
+            y_MH = self.tp.reduce(self.ops.matmul(hidden, self.weights.forward(self.layer.mlp.linear_fc2)))
+        with named(Part.residual):
+            return x_MH + y_MH, (normed, rstd_M, gate_up)
 
     def fc1(self, normed: Quantized) -> Tensor:
         """Return gate and up [M, O], gates first."""
