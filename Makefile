@@ -22,7 +22,7 @@ mutants: .venv/test-installed  ## how many small defects, drawn at random, the f
 
 packages:  ## Debian packages that some tests skip without (as root); those of the Slurm tests install their own
 	apt-get update -qq
-	apt-get install -qq -y --no-install-recommends shellcheck squashfs-tools
+	apt-get install -qq -y --no-install-recommends shellcheck squashfs-tools chromium chromium-driver
 
 lint: .venv/test-installed  ## style, types, who may import whom
 	$(BIN)/ruff check .

@@ -1,9 +1,15 @@
 """The verbs that compare runs: two systems with each other, and a task with its own past."""
 
 import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bench.cli import verb
 from bench.errors import ConfigError
+
+if TYPE_CHECKING:
+    from bench.history.past import Past
 
 _PAIRINGS = ("auto", "block", "order", "none")
 
@@ -39,6 +45,7 @@ def _compare(args: argparse.Namespace) -> int:
     from bench.console import sheet
     from bench.history import sides
     from bench.results.comparison import Pairing, Verdict
+    from bench.studies.sides import side
 
     if len(args.sides) != 2:
         raise ConfigError(
@@ -47,7 +54,7 @@ def _compare(args: argparse.Namespace) -> int:
             fix="quote patterns, so that the shell leaves them as they are: 'runs/*bf16*' 'runs/*fp8*'",
         )
     compared = sides.compared(
-        *(sides.side(text) for text in args.sides),
+        *(side(text) for text in args.sides),
         measurement=args.measurement,
         pairing=None if args.pairing == "auto" else Pairing[args.pairing],
         margin=args.margin / 100,
@@ -60,4 +67,69 @@ def _compare(args: argparse.Namespace) -> int:
     return 1 if compared.comparison.verdict in (Verdict.undecided, Verdict.not_compared) else 0
 
 
-VERBS = (_add_compare,)
+def _add_history(verbs: verb.Verbs) -> None:
+    parser = verb.add(
+        verbs,
+        _history,
+        help="list what a task measured in the past, and check whether its newest runs are worse",
+        example="lora_8b --check 2",
+    )
+    parser.add_argument("task", nargs="?", metavar="TASK", help="(default: a list of all tasks)")
+    parser.add_argument("--folder", type=Path, metavar="DIR", help="of run folders (default: LOGDIR, else runs)")
+    parser.add_argument("--measurement", metavar="NAME", help="(default: throughput per GPU, else throughput)")
+    parser.add_argument("--rebuild", action="store_true", help="read every log again")
+    parser.add_argument(
+        "--check",
+        type=verb.positive,
+        metavar="PERCENT",
+        help="exit with 1 if the newest runs are proven to be worse than the ones before, and by more than this",
+    )
+    parser.add_argument("--newest", type=verb.count, default=1, metavar="N", help="runs that are checked (default: 1)")
+    parser.add_argument(
+        "--earlier", type=verb.count, default=10, metavar="N", help="runs before them that count (default: 10)"
+    )
+    verb.takes_json(parser, "one JSON object per run, or per check")
+
+
+def _history(args: argparse.Namespace) -> int:
+    from bench.console import history as history_sheets
+    from bench.console import sheet
+    from bench.history import past as history
+    from bench.history import store
+    from bench.runs import latest
+
+    root = args.folder or latest.root()
+    pasts = history.of_task(history.pasts(store.trials(root, rebuild=args.rebuild)), args.task, where=root)
+    history.check_measured(pasts, args.measurement)
+    if args.check:
+        return _check(pasts, args)
+    if args.json:
+        for past in pasts:
+            for run in past.runs:
+                print(history_sheets.run_json(past, run))
+    elif args.task:
+        for past in pasts:
+            for of in history_sheets.shown_of(past, args.measurement):
+                sheet.show(history_sheets.past_sheet(past, of))
+    else:
+        sheet.show(history_sheets.list_sheet(root, pasts, args.measurement))
+    return 0
+
+
+def _check(pasts: "Sequence[Past]", args: argparse.Namespace) -> int:
+    """Print whether the newest runs are worse than the ones before; return 1 if one of them is."""
+    from bench.console import history as history_sheets
+    from bench.console import sheet
+    from bench.history.past import Change, judge
+
+    how = {"tolerance": args.check / 100, "newest": args.newest, "earlier": args.earlier}
+    judgements = [judge(past, of, **how) for past in pasts for of in past.measurements(args.measurement)]
+    if args.json:
+        for judgement in judgements:
+            print(history_sheets.judgement_json(judgement))
+    else:
+        sheet.show(history_sheets.judgement_sheet(judgements, tolerance=args.check / 100))
+    return 1 if any(judgement.change is Change.regression for judgement in judgements) else 0
+
+
+VERBS = (_add_compare, _add_history)

@@ -45,13 +45,13 @@ def _values_row(c: Comparison, place: int) -> Row:
     values = (c.first, c.second)[place]
     if not values:
         return c.names[place], "", "no value"
-    deviation = f" ± {_number(stdev(values), like=values)}" if values[1:] else ""
-    listed = ", ".join(_number(value, like=values) for value in values[:MOST_VALUES])
+    deviation = f" ± {number(stdev(values), like=values)}" if values[1:] else ""
+    listed = ", ".join(number(value, like=values) for value in values[:MOST_VALUES])
     more = f" and {len(values) - MOST_VALUES} more" if values[MOST_VALUES:] else ""
-    return c.names[place], f"{_number(fmean(values), like=values)}{deviation}", f"n = {len(values)}: {listed}{more}"
+    return c.names[place], f"{number(fmean(values), like=values)}{deviation}", f"n = {len(values)}: {listed}{more}"
 
 
-def _number(value: float, *, like: Sequence[float]) -> str:
+def number(value: float, *, like: Sequence[float]) -> str:
     """Return a value with as many decimals as show five digits of values like these."""
     size = abs(fmean(like))
     return f"{value:,.{max(0, 4 - math.floor(math.log10(size))) if 0 < size < math.inf else 2}f}"

@@ -46,10 +46,10 @@ def _verdict(result: Result, kernels: KernelsResult, more: Sequence[Row]) -> She
         ("run_start → run_stop (min)", value_text(result.minutes, "{:.2f}"), ""),
         ("points measured", f"{done} of {asked}", ""),
         ("valid trial", "yes" if proven else "no", shown),
+        *telemetry_rows(result.telemetry),
         ("software", ", ".join(f"{name} {version}" for name, version in result.software.items()), ""),
     ]
-    meanwhile = [] if result.telemetry is None else telemetry_rows(result.telemetry)
-    return Sheet(title(result), [*rows, *meanwhile, *more], caption="n = 1 run")
+    return Sheet(title(result), [*rows, *more], caption="n = 1 run")
 
 
 def title(result: Result) -> str:

@@ -53,6 +53,6 @@ def _row(layout: Layout, num_layers: int) -> tuple[str, ...]:
 
 def _recomputed(recomputed: Recomputed, num_layers: int) -> str:
     """Return which of a rank's layers are recomputed, short enough for a column."""
-    counts = {"qkv": recomputed.qkv_layers, "fc1": recomputed.fc1_layers}
+    counts = {"qkv": recomputed.qkv_layers, "fc1": recomputed.fc1_layers, "offloaded": recomputed.offloaded_layers}
     parts = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
     return f"all {num_layers}" if recomputed.full else f"{parts} of {num_layers}" if parts else "none"

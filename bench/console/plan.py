@@ -133,6 +133,8 @@ def recompute_words(recomputed: Recomputed, num_layers: int) -> str:
     """Return what a rank with so many layers recomputes."""
     counts = {"qkv": recomputed.qkv_layers, "fc1": recomputed.fc1_layers}
     parts = [f"{name} in {count} of {num_layers} layers" for name, count in counts.items() if count]
+    if count := recomputed.offloaded_layers:
+        parts.append(f"none; activations of {count} of {num_layers} layers in the host's memory")
     return f"all {num_layers} layers" if recomputed.full else ", ".join(parts) or "none"
 
 

@@ -60,6 +60,8 @@ class Recomputed:
     full: bool
     qkv_layers: int
     fc1_layers: int
+    offloaded_layers: int = 0
+    """How many layers of a rank keep what they save for the backward pass in the host's memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

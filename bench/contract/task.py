@@ -177,6 +177,9 @@ class Recipe:
     moments: MomentPrecision = MomentPrecision.fp32
     offload_moments: bool = False
     """Keep Adam's moments in host memory; each step copies them to the GPU and back, which costs time."""
+    offload_activations: bool = False
+    """Keep the activations of some layers in host memory until the backward pass, instead of recomputing them: as few
+    layers as memory needs with recompute=fit, and all of them with recompute=none."""
 
     def micro_batch(self, dp: int) -> int:
         """Return the samples of one forward pass when dp replicas share the global batch; without a size, all."""

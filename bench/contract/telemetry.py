@@ -98,10 +98,9 @@ def newest(path: Path) -> list[Sample]:
         OSError: it cannot be read.
     """
     with path.open("rb") as file:
-        start = max(0, file.seek(0, io.SEEK_END) - _TAIL_BYTES)
-        file.seek(start)
+        file.seek(max(0, file.seek(0, io.SEEK_END) - _TAIL_BYTES))
         tail = file.read().decode(errors="replace").splitlines(keepends=True)
-    latest = {sample.gpu: sample for sample in _parsed(tail[1:] if start else tail)}  # the first line may be cut
+    latest = {sample.gpu: sample for sample in _parsed(tail[1:])}  # the first line is the header, or cut short
     return [sample for _, sample in sorted(latest.items())]
 
 

@@ -134,7 +134,15 @@ def explain(paths: Sequence[Path]) -> Explanation:
     if best is not None:
         best, seen = _first_cause(best, seen, bad)
         best = _with_its_line(best, seen)
-    return _explanation(name, best, seen, bad, plan)
+    return _with_resuming(_explanation(name, best, seen, bad, plan), folder)
+
+
+def _with_resuming(found: Explanation, folder: Path | None) -> Explanation:
+    """Return the explanation of a failure; for a run with checkpoints it says how to go on from them."""
+    words = fixes.going_on(folder) if folder else None
+    if words is None or "bench resume" in (found.fix or ""):
+        return found
+    return replace(found, fix=f"{found.fix}; {words}")
 
 
 def _first_cause(best: Clue, seen: list[Clue], logs: Iterable[_Log]) -> tuple[Clue, list[Clue]]:

@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from pathlib import Path
 
-from bench.contract import mllog
+from bench.contract import checkpoint, mllog
 from bench.contract.plan import Plan, TrainingPlan, required_training
 from bench.contract.schema import Config, Runtime
 from bench.contract.task import Recompute
@@ -16,6 +17,8 @@ from bench.errors import ConfigError
 from bench.mlperf.reader import Event, is_number
 from bench.mlperf.result import Result
 from bench.planning import make_plan
+from bench.runs import ledger
+from bench.runs.folder import short
 
 MARGIN_MIN = 5
 """What starting and stopping take, as in the walltime of a job."""
@@ -118,6 +121,14 @@ def how_far(reached: Reached | None, result: Result) -> str:
     if result.target is not None:
         parts.append(f"target {result.target:g}")
     return ", ".join(parts)
+
+
+def going_on(folder: Path) -> str | None:
+    """Return how a run goes on that has checkpoints of trials without a result; None for one that has none."""
+    unfinished = [entry.trial for entry in ledger.found(folder) if not entry.outcome.is_result]
+    if all(checkpoint.newest(folder, trial) is None for trial in unfinished):
+        return None
+    return f"to go on from the last checkpoint: python -m bench resume {short(folder)}"
 
 
 def total_samples(result: Result) -> float | None:

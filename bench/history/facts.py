@@ -11,11 +11,12 @@ from bench.contract.plan import Plan
 from bench.errors import LogError
 from bench.mlperf.result import Result
 from bench.preflight.nodes import Facts, load
+from bench.results import hardware_facts
 from bench.runs import manifest
 
 _OF_THE_MACHINE = ("accelerator", "num_ranks", "host_processor_model_name", "operating_system", "commit", "image")
 """Keys of a log that say what ran and where; all others are settings."""
-_HARDWARE = ("accelerator", "GPUs", "ranks", "nodes, number", "processor")
+_NODES = "number of nodes"
 _NOT_SETTINGS = (
     *("launch.", "trials", "walltime", "seed_base", "cluster.paths.", "cluster.org", "cluster.platform"),
     *("cluster.status", "cluster.slurm", "cluster.health", "cluster.master_port"),
@@ -33,6 +34,7 @@ def of_trial(result: Result, folder: Path, trial: int) -> dict[str, str]:
         "ranks": logged.get("num_ranks"),
         "processor": logged.get("host_processor_model_name"),
         **dict(_of_nodes(folder, trial)),
+        **hardware_facts(result),
         "operating system": logged.get("operating_system"),
         **result.software,
         "commit": logged.get("commit"),
@@ -44,12 +46,13 @@ def of_trial(result: Result, folder: Path, trial: int) -> dict[str, str]:
 
 def hardware(facts: Mapping[str, str]) -> str:
     """Return what a machine must have in common with another one for their speeds to be one history."""
-    return ", ".join(f"{name} {facts[name]}" for name in _HARDWARE if name in facts and not _is_idle(name, facts))
-
-
-def _is_idle(name: str, facts: Mapping[str, str]) -> bool:
-    """Whether the processor only drives GPUs, of which there are others."""
-    return name == "processor" and "GPUs" in facts
+    if "GPUs" in facts:
+        text = f"{facts['GPUs']} × {facts.get('accelerator', 'GPU')}"
+    else:
+        text = (
+            f"{facts.get('ranks', 'unknown')} rank(s) on {facts.get('processor', facts.get('accelerator', 'unknown'))}"
+        )
+    return f"{text}, {facts[_NODES]} nodes" if facts.get(_NODES, "1") != "1" else text
 
 
 def _of_nodes(folder: Path, trial: int) -> Iterator[tuple[str, str]]:
@@ -58,7 +61,7 @@ def _of_nodes(folder: Path, trial: int) -> Iterator[tuple[str, str]]:
     with suppress(LogError):
         found = load(folder, element=element)
         if found.ranks:
-            yield "nodes, number", str(len({rank.node for rank in found.ranks}))
+            yield _NODES, str(len({rank.node for rank in found.ranks}))
             yield "nodes", _all(rank.node for rank in found.ranks)
             yield from found.ranks[0].software.packages.items()
         yield from _of_gpus([gpu for machine in found.machines.values() for gpu in machine.gpus or ()])

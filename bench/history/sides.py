@@ -11,15 +11,14 @@ from bench.contract.run_files import LEDGER, PLAN, RESULTS
 from bench.errors import ConfigError
 from bench.history import proven
 from bench.history.proven import ProvenTrial, Runs
+from bench.results import clocks_apart
 from bench.results.comparison import Comparison, Pairing, compare, values_by_block
-from bench.results.measurement import Measurement, higher_is_better
+from bench.results.measurement import MAIN, Measurement, higher_is_better
 from bench.runs import latest
 
 STUDY = "study.yaml"
 """Lies in a study's folder, beside the run folders ARM.BLOCK."""
 _BLOCK = re.compile(r"(?P<arm>.+?)(\.b\d+)?\.(?P<block>\d+)")
-_MAIN = ("throughput_per_gpu", "throughput", "step_time")
-"""The measurement that runs are compared by, the first one that both have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,16 +78,16 @@ def _folders(path: Path) -> list[Path]:
         matches = Path(path.anchor or ".").glob(str(path.relative_to(path.anchor)))
         return [folder for match in sorted(matches) for folder in _folders(match)]
     if not path.is_dir():
-        return sorted(one for one in path.parent.glob(f"{glob.escape(path.name)}.*") if _arm(one) == path.name)
+        return sorted(one for one in path.parent.glob(f"{glob.escape(path.name)}.*") if arm_of(one) == path.name)
     if any((path / name).exists() for name in (LEDGER, PLAN)) or any(path.glob(RESULTS)):
         return [path]
     if (path / STUDY).exists():
-        arms = ", ".join(sorted({arm for one in path.iterdir() if (arm := _arm(one))}))
+        arms = ", ".join(sorted({arm for one in path.iterdir() if (arm := arm_of(one))}))
         raise ConfigError("a study has several arms", where=str(path), fix=f"name one of them: {path}/ARM, of {arms}")
     return sorted({file.parent for name in (LEDGER, RESULTS) for file in path.glob(f"*/{name}")})
 
 
-def _arm(folder: Path) -> str:
+def arm_of(folder: Path) -> str:
     """Return the arm that a folder of a study is a run of; empty for a folder that is none."""
     match = _BLOCK.fullmatch(folder.name)
     return match["arm"] if match and (folder.parent / STUDY).exists() else ""
@@ -126,7 +125,7 @@ def compared(
     return Compared(
         sides=(first, second),
         comparison=found,
-        differences=tuple(_differences(first, second)),
+        differences=(*_differences(first, second), *_clocks(first, second)),
         notes=tuple(_notes(first, second, pairing)),
     )
 
@@ -145,7 +144,7 @@ def _common(first: Side, second: Side, name: str | None) -> tuple[Measurement, M
     """Return the measurement by which the sides are compared, as each has it."""
     one, other = (_measured(side) for side in (first, second))
     common = [each for each in one if each in other and one[each].unit == other[each].unit]
-    chosen = next((each for each in ([name] if name else (*_MAIN, *common)) if each in common), None)
+    chosen = next((each for each in ([name] if name else (*MAIN, *common)) if each in common), None)
     if chosen is None:
         known = ", ".join(common) or "nothing"
         what = f"{name} was not measured on both sides" if name else "the sides have no measurement in common"
@@ -158,7 +157,7 @@ def _measured(side: Side) -> dict[str, Measurement]:
 
 
 def _pairing(first: Side, second: Side) -> Pairing:
-    studies = {folder.parent if _arm(folder) else None for side in (first, second) for folder in side.folders}
+    studies = {folder.parent if arm_of(folder) else None for side in (first, second) for folder in side.folders}
     if len(studies) == 1 and None not in studies:
         return Pairing.block
     began = {trial.folder: trial.began_ms for side in (second, first) for trial in reversed(side.trials)}
@@ -215,6 +214,10 @@ def _differences(first: Side, second: Side) -> Iterator[tuple[str, str, str]]:
             yield name, one.get(name, ""), other.get(name, "")
 
 
+def _clocks(first: Side, second: Side) -> list[tuple[str, str, str]]:
+    return list(clocks_apart(*([trial.measurements for trial in side.trials] for side in (first, second))))
+
+
 def _joined(facts: Sequence[Mapping[str, str]]) -> dict[str, str]:
     """Return the different values of each fact over the trials of a side."""
     names = dict.fromkeys(name for of_one in facts for name in of_one)
@@ -222,6 +225,8 @@ def _joined(facts: Sequence[Mapping[str, str]]) -> dict[str, str]:
 
 
 def _notes(first: Side, second: Side, pairing: Pairing) -> Iterator[str]:
+    for title, one, other in _clocks(first, second):
+        yield f"{title}: {one} and {other}; at different clocks these are not the same machine"
     for side in (first, second):
         if len(side.folders) == 1 and len(side.trials) > 1 and pairing is Pairing.none:
             yield (

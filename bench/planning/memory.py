@@ -17,6 +17,9 @@ from bench.planning.parameters import kv_size, linear_weights, linears, lora_par
 GIB = 2**30
 OFFLOADED_PIECE = 2**25
 """Weights whose moments are in one of two buffers. Source: jobs/engines/megatron/adam/offload.py."""
+OFFLOADED_AT_A_TIME = 2
+"""Offloaded layers whose activations are on the GPU: one is at work while another's are copied. Source:
+jobs/engines/megatron/offload.py."""
 MAIN_GRADIENT_BYTES = 4
 MASTER_WEIGHT_BYTES = 4
 NF4_BYTES = (4 + 8 / 64 + 32 / (64 * 256)) / 8
@@ -53,25 +56,33 @@ def recompute(config: Config, world: World) -> Recomputed:
 
     `fit` recomputes as little as leaves FIT_MARGIN_GIB free, and nothing if the GPU is not known. In hand-written
     layers it first recomputes the output of qkv, which frees most memory for its time, then that of fc1, each in as few
-    layers as suffice. If that is not enough, and in megatron-core's layers, it recomputes whole layers.
+    layers as suffice; or it offloads the activations of as few layers as suffice, where the recipe says so. If that is
+    not enough, and in megatron-core's layers, it recomputes whole layers.
     """
-    requested, device = config.recipe.recompute, gpu(config)
+    requested, device, offloads = config.recipe.recompute, gpu(config), config.recipe.offload_activations
+    num_layers = 0 if layer_of(config) is Layer.megatron else config.model.num_layers // world.pp
     if requested is not Recompute.fit:
-        return EVERYTHING if requested is Recompute.full else NOTHING
+        return EVERYTHING if requested is Recompute.full else offloaded(num_layers if offloads else 0)
     if device is None:
         return NOTHING
     limit_gib = device.memory_gib - FIT_MARGIN_GIB
-    num_layers = 0 if layer_of(config) is Layer.megatron else config.model.num_layers // world.pp
 
     def fits(recomputed: Recomputed) -> bool:
         return estimate(config, world, recomputed).total_gib <= limit_gib
 
     by_qkv = [Recomputed(full=False, qkv_layers=n, fc1_layers=0) for n in range(1, num_layers + 1)]
     by_fc1 = [Recomputed(full=False, qkv_layers=num_layers, fc1_layers=n) for n in range(1, num_layers + 1)]
-    for choices in ([NOTHING], by_qkv, by_fc1):  # in each list, every further layer needs less memory
+    by_offload = [offloaded(n) for n in range(1, num_layers + 1)]
+    # In each list, every further layer needs less memory.
+    for choices in ([NOTHING], by_offload) if offloads else ([NOTHING], by_qkv, by_fc1):
         if choices and fits(choices[-1]):
             return choices[bisect_left(choices, True, key=fits)]
     return EVERYTHING
+
+
+def offloaded(num_layers: int) -> Recomputed:
+    """Return that a rank offloads the activations of so many layers, and recomputes nothing."""
+    return Recomputed(full=False, qkv_layers=0, fc1_layers=0, offloaded_layers=num_layers)
 
 
 def gpu(config: Config) -> Gpu | None:
@@ -142,8 +153,9 @@ def _quantized_weights_bytes(config: Config, world: World, pp_rank: int) -> floa
 def _activation_bytes(config: Config, world: World, recomputed: Recomputed, pp_rank: int) -> float:
     """Return the bytes that the layers of a stage store for the backward pass.
 
-    If whole layers are recomputed, these are the inputs of all layers and all activations of one. A head that is
-    trained stores the final norm's input and its own, which are not counted with a frozen one.
+    If whole layers are recomputed, these are the inputs of all layers and all activations of one. Of offloaded layers,
+    those of two are on the GPU at a time. A head that is trained stores the final norm's input and its own, which are
+    not counted with a frozen one.
     """
     layer, in_flight = layer_bytes(config, world), _layers_in_flight(config, world, pp_rank)
     hidden = BYTES[config.precision] * config.model.hidden_size / world.sequence_tp
@@ -151,7 +163,9 @@ def _activation_bytes(config: Config, world: World, recomputed: Recomputed, pp_r
     if recomputed.full:
         return head + tokens(config, world) * (in_flight * hidden + layer - hidden)
     freed = recomputed.qkv_layers * qkv_bytes(config, world) + recomputed.fc1_layers * fc1_bytes(config, world)
-    return head + tokens(config, world) * in_flight * (layer - freed * world.pp / config.model.num_layers)
+    stored = in_flight * (layer - freed * world.pp / config.model.num_layers)
+    in_host = in_flight * layer * recomputed.offloaded_layers * world.pp / config.model.num_layers
+    return head + tokens(config, world) * (stored - in_host + min(OFFLOADED_AT_A_TIME * layer, in_host))
 
 
 def _has_trained_head(config: Config, world: World, pp_rank: int) -> bool:

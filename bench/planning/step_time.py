@@ -15,13 +15,14 @@ from bench.contract.plan import Cost, Recomputed, World
 from bench.contract.schema import Config, Device, Precision, Rates
 from bench.contract.task import Trains
 from bench.planning import launches
-from bench.planning.activations import BYTES
+from bench.planning.activations import BYTES, layer_bytes
 from bench.planning.collectives import Collectives, hidden_bytes
 from bench.planning.memory import MAIN_GRADIENT_BYTES, MASTER_WEIGHT_BYTES, NF4_BYTES, moment_bytes
 from bench.planning.memory_traffic import Traffic, backward_traffic, forward_traffic
 from bench.planning.parallelism import num_microbatches, tokens
 from bench.planning.parameters import Linear, kv_size, linear_weights, linears, lora_parameters, rank_parameters
 from bench.planning.rates import rate_at
+from bench.planning.work import Work
 
 WAIT_SHARE = 0.06
 """How long ranks that communicate in every layer or micro-batch wait for the slowest, over the layer's compute time.
@@ -42,26 +43,6 @@ TRAINED_HEAD_BYTES = 24
 FP32 one, of which the embedding's is first set to zero."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """Seconds of one part of a step, by kind of work."""
-
-    gemm_s: float = 0.0
-    attention_s: float = 0.0
-    elementwise_s: float = 0.0
-    communication_s: float = 0.0
-
-    @property
-    def total_s(self) -> float:
-        return self.gemm_s + self.attention_s + self.elementwise_s + self.communication_s
-
-    def __add__(self, other: "_Work") -> "_Work":
-        return _Work(*(a + b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)))
-
-    def __mul__(self, count: float) -> "_Work":
-        return _Work(*(count * seconds for seconds in dataclasses.astuple(self)))
-
-
 _GATHERED_BYTES = {Precision.fp8: 1, Precision.bf16: 2}
 """Per number that tensor-parallel ranks all-gather under sp; what they sum is always BF16."""
 
@@ -73,7 +54,8 @@ def estimate(config: Config, world: World, recomputed: Recomputed) -> Cost | Non
         return None
     if world.num_nodes > 1 and config.cluster.network_gbs is None:
         return None
-    if config.recipe.offload_moments and gpu.rates.host_gbs is None:
+    offloads = config.recipe.offload_moments or recomputed.offloaded_layers
+    if offloads and gpu.rates.host_gbs is None:
         return None
     return _Step(config, world, gpu.rates, Collectives(config, world, gpu.rates)).cost(recomputed)
 
@@ -96,6 +78,7 @@ class _Step:
         layers_s = layers * (forward.total_s + backward.total_s) + recompute_s
         idle_microbatches = (self.world.pp - 1) / self.world.vpp  # while the pipeline fills and drains
         bubble_s = idle_microbatches * layers_s
+        work += Work(elementwise_s=count * self.offload_s(recomputed, layers, forward, backward))
         step_s = work.total_s + count * recompute_s + bubble_s
         host_s = max(0.0, (count + idle_microbatches) * self.launch_s(layers) - step_s)
         seconds = dataclasses.asdict(work) | {
@@ -106,10 +89,10 @@ class _Step:
         }
         return Cost(**{name: round(value, DIGITS) for name, value in seconds.items()})
 
-    def layer_forward(self) -> _Work:
+    def layer_forward(self) -> Work:
         gathered, rates = _GATHERED_BYTES[self.config.precision], self.rates
         return self.with_waiting(
-            _Work(
+            Work(
                 gemm_s=self.gemm_s(linear_weights(self.config.model)) + self.adapters_s(),
                 attention_s=self.attention_s(rates.attention_forward_tflops, rates.attention_forward_4096_tflops),
                 elementwise_s=self.traffic_s(forward_traffic(self.config))
@@ -119,12 +102,12 @@ class _Step:
             )
         )
 
-    def layer_backward(self) -> _Work:
+    def layer_backward(self) -> Work:
         """Return the backward pass of one layer; frozen weights have no gradient GEMM."""
         config, weights = self.config, linear_weights(self.config.model)
         gathered, rates = _GATHERED_BYTES[config.precision], self.rates
         return self.with_waiting(
-            _Work(
+            Work(
                 gemm_s=self.gemm_s(weights) + self.weight_gradient_s(weights) + 2 * self.adapters_s(),
                 attention_s=2.5
                 * self.attention_s(rates.attention_backward_tflops, rates.attention_backward_4096_tflops),
@@ -137,11 +120,11 @@ class _Step:
             )
         )
 
-    def with_waiting(self, layer: _Work) -> _Work:
+    def with_waiting(self, layer: Work) -> Work:
         """Return a layer's work and the wait for other ranks; pure data parallelism synchronizes only once a step."""
         if self.world.tp * self.world.cp * self.world.pp == 1:
             return layer
-        return layer + _Work(communication_s=WAIT_SHARE * (layer.total_s - layer.communication_s))
+        return layer + Work(communication_s=WAIT_SHARE * (layer.total_s - layer.communication_s))
 
     def launch_s(self, layers: int) -> float:
         """Return the seconds in which the host launches the kernels of these layers, without those of recomputation."""
@@ -156,11 +139,23 @@ class _Step:
 
         def linear_s(linear: Linear, per_number: float) -> float:
             elementwise_s = self.bytes_s(per_number * linear.num_out / self.world.tp)
-            return self.with_waiting(_Work(self.gemm_s(linear.weights), 0.0, elementwise_s, gather_s)).total_s
+            return self.with_waiting(Work(self.gemm_s(linear.weights), 0.0, elementwise_s, gather_s)).total_s
 
         qkv_s = linear_s(projections["linear_qkv"], traffic.qkv)
         fc1_s = linear_s(projections["linear_fc1"], traffic.fc1)
         return recomputed.qkv_layers * qkv_s + recomputed.fc1_layers * fc1_s
+
+    def offload_s(self, recomputed: Recomputed, layers: int, forward: Work, backward: Work) -> float:
+        """Return the seconds in which a micro-batch waits for activations on their way to the host and back.
+
+        They are copied while the layers are computed; what takes longer is waited for.
+        """
+        if not recomputed.offloaded_layers:
+            return 0.0
+        assert self.rates.host_gbs is not None
+        size = recomputed.offloaded_layers * layer_bytes(self.config, self.world) * tokens(self.config, self.world)
+        copy_s = size / self.rates.host_gbs / 1e9
+        return sum(max(0.0, copy_s - layers * one.total_s) for one in (forward, backward))
 
     def dequantize_s(self) -> float:
         """Return the seconds in which a pass reads a layer's 4-bit weights and writes them in BF16."""
@@ -182,29 +177,29 @@ class _Step:
             return max(self.gemm_s(weights), added_s)
         return max(2 * tokens(self.config, self.world) * weights / self.world.tp / 1e12 / rate, added_s)
 
-    def head(self) -> _Work:
+    def head(self) -> Work:
         """Return the work of logits, loss and their gradients; a trained head has one GEMM more."""
         config, is_fp8 = self.config, has_fp8_head(self.config)
         weights = config.model.vocab_size * config.model.hidden_size
         is_trained = config.training.lora is None
         per_logit = FP8_HEAD_BYTES if is_fp8 else HEAD_BYTES
         gradients = TRAINED_HEAD_BYTES * weights / self.world.tp if is_trained else 0
-        return _Work(
+        return Work(
             gemm_s=(3 if is_trained else 2) * self.gemm_s(weights, Precision.fp8 if is_fp8 else Precision.bf16),
             elementwise_s=self.bytes_s(per_logit * config.model.vocab_size / self.world.tp)
             + gradients / self.rates.copy_gbs / 1e9,
         )
 
-    def pipeline_transfer(self) -> _Work:
+    def pipeline_transfer(self) -> Work:
         """Return the sends between stages per micro-batch: activations and their gradients, for each model chunk."""
         w = self.world
         if w.pp == 1:
-            return _Work()
+            return Work()
         size = hidden_bytes(self.config, self.world, BYTES[self.config.precision]) / w.sequence_tp
         apart = w.ranks_per_node if w.num_nodes > 1 else w.num_ranks // w.pp  # each sender has one network card
-        return _Work(communication_s=2 * w.vpp * size / self.collectives.bandwidth(size, ranks=w.pp, apart=apart))
+        return Work(communication_s=2 * w.vpp * size / self.collectives.bandwidth(size, ranks=w.pp, apart=apart))
 
-    def update(self) -> _Work:
+    def update(self) -> Work:
         """Return the work that comes once a step: the reduction of gradients over the replicas, and Adam."""
         config, w = self.config, self.world
         base, adapters = rank_parameters(config.model, config.training.lora, tp=w.tp, pp=w.pp, pp_rank=w.pp - 1)
@@ -216,7 +211,7 @@ class _Step:
             size, ranks=replicas, apart=w.tp
         )
         updated = trained / replicas if sharded else trained
-        return _Work(elementwise_s=self.update_s(updated, trained), communication_s=collectives_s)
+        return Work(elementwise_s=self.update_s(updated, trained), communication_s=collectives_s)
 
     def update_s(self, updated: float, trained: int) -> float:
         """Return the seconds of an update: per trained parameter, its gradient is set to zero at the step's start.

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 
-from bench.contract.layers import differs_from_llama
+from bench.contract.layers import Layer, differs_from_llama, layer_of
 from bench.contract.plan import Memory
 from bench.contract.schema import Config, Device, Precision, ProfileKind
-from bench.contract.task import LORA_TARGETS, Kind, MomentPrecision, Position, StartsFrom, Task, Trains
+from bench.contract.task import LORA_TARGETS, Kind, MomentPrecision, Position, Recompute, StartsFrom, Task, Trains
 from bench.errors import ConfigError
 from bench.planning import data_checks, kernel_checks, ranges, texts
 
@@ -31,6 +31,7 @@ def check(config: Config) -> None:
     _check_training(config)
     _check_lora(config)
     _check_precision(config)
+    _check_offload(config)
 
 
 def _check_kind(task: Task) -> None:
@@ -113,6 +114,23 @@ def check_steps(config: Config, max_steps: int) -> None:
             f"{warmup} warm-up steps leave nothing of the run's {max_steps} steps",
             where="recipe.lr_warmup_steps",
             fix=f"warm up for fewer than {max_steps} steps",
+        )
+
+
+def _check_offload(config: Config) -> None:
+    if not config.recipe.offload_activations:
+        return
+    if config.recipe.recompute is Recompute.full:
+        raise ConfigError(
+            "recompute=full stores no activations of layers that could be offloaded",
+            where="recipe.offload_activations, recipe.recompute",
+            fix="set recipe.recompute=fit, or recipe.offload_activations=false",
+        )
+    if layer_of(config) is Layer.megatron:
+        raise ConfigError(
+            "only the hand-written layers offload activations, and this model is computed with megatron-core's",
+            where="recipe.offload_activations, precision",
+            fix="set precision=bf16 for adapters of a Llama, or recipe.offload_activations=false",
         )
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from bench.contract import secrets
-from bench.mlperf.reader import printable
 from bench.report import output_folder, page, template
+from bench.report.data_frames import frame
 from bench.report.sets import TrialSet
+from bench.report.study import write_study
 from bench.results import Measurement, of_training
 from bench.rules.finding import Finding
 
@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
+__all__ = ["csv", "frames", "trial_rows", "write", "write_study"]
 PAGE, TEMPLATE = "report.html", "report.html.j2"
 _FILES = re.compile(
     r"report\.html|(trials|evaluations|step_times|measurements)\.csv"
-    r"|(sets|(convergence|step_time|samples|published)(_\d+)?)\.png"
+    r"|(sets|(convergence|step_time|modules|samples|published)(_\d+)?)\.png"
 )
 """Names of what a report consists of."""
 
@@ -38,8 +39,8 @@ def write(sets: Sequence[TrialSet], out: Path, *, title: str | None = None) -> P
 
 
 def _write(sets: Sequence[TrialSet], out: Path, *, title: str | None) -> None:
-    for name, frame in frames(sets).items():
-        frame.to_csv(out / f"{name}.csv", index=False, lineterminator="\n")
+    for name, table in frames(sets).items():
+        table.to_csv(out / f"{name}.csv", index=False, lineterminator="\n")
     context = page.context(sets, [_rows(trials) for trials in sets], out, title=title)
     (out / PAGE).write_text(_render(context), encoding="utf-8")
 
@@ -107,26 +108,11 @@ def frames(sets: Sequence[TrialSet]) -> "dict[str, DataFrame]":
     step_times = [(s, name, *measured) for s, name, r in runs for measured in r.step_times_ms]
     measurements = [(s, name, *astuple(measurement)) for s, name, r in runs for measurement in of_training(r)]
     return {
-        "trials": _frame([tuple(row.values()) for row in rows], list(rows[0])),
-        "evaluations": _frame(evaluations, ["set", "trial", "samples", "time", "metric", "value", "line"]),
-        "step_times": _frame(step_times, ["set", "trial", "samples", "step_time_ms"]),
-        "measurements": _frame(measurements, ["set", "trial", *(field.name for field in fields(Measurement))]),
+        "trials": frame([tuple(row.values()) for row in rows], list(rows[0])),
+        "evaluations": frame(evaluations, ["set", "trial", "samples", "time", "metric", "value", "line"]),
+        "step_times": frame(step_times, ["set", "trial", "samples", "step_time_ms"]),
+        "measurements": frame(measurements, ["set", "trial", *(field.name for field in fields(Measurement))]),
     }
-
-
-def _frame(rows: Sequence[Sequence[Any]], columns: Sequence[str]) -> "DataFrame":
-    """Return a data frame in which whole numbers stay whole where some are missing."""
-    from pandas import DataFrame
-
-    return DataFrame([[_inert(value) for value in row] for row in rows], columns=columns).convert_dtypes()
-
-
-def _inert(value: Any) -> Any:
-    """Return what neither a terminal nor a spreadsheet takes for an order: logs are not ours."""
-    if not isinstance(value, str):
-        return value
-    text = printable(secrets.masked(value))
-    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
 
 
 def _date(time_ms: int | None) -> str | None:

@@ -49,7 +49,13 @@ def _names(bars: Sequence[Bar]) -> dict[str, object]:
 
 def _trace(bars: Sequence[Bar], what: str, colors: Sequence[str]) -> Trace:
     intervals = [bar.interval if _is_visible(bar, bars) else None for bar in bars]
-    hatch = {"shape": ["" if bar.ours else "/" for bar in bars], "fgcolor": "#fff", "size": 5, "solidity": 0.3}
+    hatch = {
+        "shape": ["" if bar.ours else "/" for bar in bars],
+        "fillmode": "overlay",
+        "fgcolor": "#fff",
+        "size": 5,
+        "solidity": 0.3,
+    }
     return {
         "type": "bar",
         "orientation": "h",
@@ -60,8 +66,8 @@ def _trace(bars: Sequence[Bar], what: str, colors: Sequence[str]) -> Trace:
             "pattern": hatch,
         },
         "error_x": {
-            "array": [ends[1] - bar.value if ends else 0 for bar, ends in zip(bars, intervals, strict=True)],
-            "arrayminus": [bar.value - ends[0] if ends else 0 for bar, ends in zip(bars, intervals, strict=True)],
+            "array": [ends[1] - bar.value if ends else None for bar, ends in zip(bars, intervals, strict=True)],
+            "arrayminus": [bar.value - ends[0] if ends else None for bar, ends in zip(bars, intervals, strict=True)],
             "color": INTERVAL_COLOR,
             "thickness": 1.5,
         },

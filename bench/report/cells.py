@@ -1,22 +1,32 @@
 """The cells of a study's tables as text."""
 
+import math
+
 from bench.report.numbers import digits, number_text
 from bench.results.study import Cell, Mark, Published
 
+_MOST_DECIMALS = 6
+
 
 def cell_text(cell: Cell) -> str:
-    """Return a mark, or a number with its deviation over runs: "* 1,234.5 ± 6.7"; the deviation has two digits."""
+    """Return a mark, or a number and its deviation over runs, neither with more digits than the spread allows.
+
+    The deviation has two digits, whole numbers all of theirs: "* 1,234.5 ± 6.7".
+    """
     if cell.value is None:
         return str(cell.mark)
-    decimals = digits(cell.value)
     number = number_text(cell.value)
     if cell.deviation is not None:
-        number += f" ± {cell.deviation:,.{max(decimals, _decimals_of_two_digits(cell.deviation))}f}"
+        decimals = _decimals(cell.deviation, cell.value)
+        number = f"{cell.value:,.{decimals}f} ± {cell.deviation:,.{decimals}f}"
     return f"{cell.mark} {number}".strip() if cell.mark is not Mark.measured else number
 
 
-def _decimals_of_two_digits(deviation: float) -> int:
-    return 0 if deviation >= 10 or deviation == 0 else 1 if deviation >= 1 else 2
+def _decimals(deviation: float, value: float) -> int:
+    """Return how many decimals show two digits of a deviation; without one, four digits of the value."""
+    if deviation == 0:
+        return digits(value)
+    return max(0, min(_MOST_DECIMALS, 1 - math.floor(math.log10(deviation))))
 
 
 def published_text(figure: Published) -> str:

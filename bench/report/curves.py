@@ -2,13 +2,12 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from bench.mlperf.benchmarks import BENCHMARKS
 from bench.mlperf.result import Evaluation, Result
 from bench.report.interactive import Chart, Trace, axis, chart, text, view
 from bench.report.palette import BAND_COLOR, COLORS, INVALID_COLOR
-from bench.report.sets import TrialSet
 
 _MOST_POINTS = 1500
 """Of one curve. A longer one shows the lowest and the highest value of each stretch."""
@@ -19,10 +18,23 @@ _MOST_METRICS, _WIDE_RANGE = 3, 3.0
 Points = list[tuple[float, float]]
 
 
+class Runs(Protocol):
+    """What has curves: the trials of a set, or the runs of an arm."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def trial_names(self) -> Sequence[str]: ...
+
+    @property
+    def results(self) -> Sequence[Result]: ...
+
+
 class Trial(NamedTuple):
     """One trial, and how it is drawn."""
 
-    trials: TrialSet
+    trials: Runs
     name: str
     result: Result
     color: str
@@ -32,7 +44,7 @@ class Trial(NamedTuple):
     """Whether its set is the only one, so that the legend lists trials."""
 
 
-def evaluation_chart(sets: Sequence[TrialSet], *, band: Sequence[tuple[float, float, float]] = ()) -> Chart:
+def evaluation_chart(sets: Sequence[Runs], *, band: Sequence[tuple[float, float, float]] = ()) -> Chart:
     """Return the evaluations of all trials, by samples and by minutes; a view for each metric.
 
     `band` is (samples, low, high): where published runs of this benchmark and batch size lie.
@@ -55,7 +67,7 @@ def _band(band: Sequence[tuple[float, float, float]]) -> list[Trace]:
     )
 
 
-def _evaluations(sets: Sequence[TrialSet], metric: str | None) -> Iterator[Chart]:
+def _evaluations(sets: Sequence[Runs], metric: str | None) -> Iterator[Chart]:
     def evaluations(result: Result) -> list[Evaluation]:
         return [e for e in result.evaluations if e.metric == metric]
 
@@ -77,7 +89,7 @@ def _evaluations(sets: Sequence[TrialSet], metric: str | None) -> Iterator[Chart
         yield view(f"{text(name)}{title}", traces, xaxis=axis(label), **shown, **_pointer(traces))
 
 
-def training_chart(sets: Sequence[TrialSet]) -> Chart:
+def training_chart(sets: Sequence[Runs]) -> Chart:
     """Return the training losses of all trials."""
 
     def points(result: Result) -> Points:
@@ -88,7 +100,7 @@ def training_chart(sets: Sequence[TrialSet]) -> Chart:
     return chart(view("", traces, **shown, **_pointer(traces)))
 
 
-def step_time_chart(sets: Sequence[TrialSet]) -> Chart:
+def step_time_chart(sets: Sequence[Runs]) -> Chart:
     """Return the step times of all trials along the run."""
 
     def points(result: Result) -> Points:
@@ -99,7 +111,7 @@ def step_time_chart(sets: Sequence[TrialSet]) -> Chart:
     return chart(view("", traces, **shown, **_pointer(traces)))
 
 
-def step_time_distribution(sets: Sequence[TrialSet]) -> Chart:
+def step_time_distribution(sets: Sequence[Runs]) -> Chart:
     """Return how many of its steps each trial did within a time: a cumulative distribution."""
 
     def points(result: Result) -> Points:
@@ -124,13 +136,15 @@ def _pointer(traces: Sequence[Trace]) -> dict[str, Any]:
 def distribution(values: Sequence[float]) -> Points:
     """Return (value, percentage of the values that are at most as large) in ascending order."""
     ordered = sorted(value for value in values if math.isfinite(value))
-    every = max(1, math.ceil(len(ordered) / _MOST_POINTS))
-    places = sorted({*range(0, len(ordered), every), len(ordered) - 1} if ordered else ())
-    return [(ordered[place], 100 * (place + 1) / len(ordered)) for place in places]
+    if not ordered:
+        return []
+    every = math.ceil(len(ordered) / _MOST_POINTS)
+    places = sorted({*range(0, len(ordered), every), len(ordered) - 1})
+    return [(ordered[0], 0.0), *((ordered[n], 100 * (n + 1) / len(ordered)) for n in places)]
 
 
 def _curves(
-    sets: Sequence[TrialSet],
+    sets: Sequence[Runs],
     points: Callable[[Result], Points],
     *,
     hover: str,
@@ -156,7 +170,7 @@ def _curves(
     ]
 
 
-def _trials(sets: Sequence[TrialSet]) -> Iterator[Trial]:
+def _trials(sets: Sequence[Runs]) -> Iterator[Trial]:
     """Yield all trials; colours tell sets apart, and where there is one set only, its trials."""
     is_alone = len(sets) == 1
     for number_of_set, trials in enumerate(sets):
@@ -207,7 +221,7 @@ def number(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-def _target_line(sets: Sequence[TrialSet], metric: str | None) -> dict[str, Any]:
+def _target_line(sets: Sequence[Runs], metric: str | None) -> dict[str, Any]:
     """Return the line of the target that the sets share; nothing where they have several, or none."""
     targets = {_target(result, metric) for trials in sets for result in trials.results}
     if len(targets) != 1 or None in targets:

@@ -7,3 +7,12 @@ PUBLISHED_COLOR = "#b4bfc9"
 """Of what somebody else has measured; its bars are hatched, too."""
 BAND_COLOR = "rgba(180, 191, 201, 0.35)"
 INTERVAL_COLOR = "#30363c"
+
+
+def pale(color: str) -> str:
+    """Return a colour mixed with white, for a published figure beside a measured one."""
+    parts = (int(color[place : place + 2], 16) for place in (1, 3, 5))
+    return "#" + "".join(f"{round(255 - _STRENGTH * (255 - part)):02x}" for part in parts)
+
+
+_STRENGTH = 0.45

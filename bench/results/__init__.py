@@ -5,7 +5,7 @@ from pathlib import Path
 from bench.mlperf import result as results
 from bench.mlperf.result import Result
 from bench.results import kernels
-from bench.results.hardware import hardware_facts, not_the_same_machine, of_telemetry
+from bench.results.hardware import clocks_apart, hardware_facts, of_telemetry
 from bench.results.kernels import KernelsResult, of_kernels
 from bench.results.measurement import Measurement
 from bench.results.training import of_training
@@ -13,8 +13,8 @@ from bench.results.training import of_training
 __all__ = [
     "KernelsResult",
     "Measurement",
+    "clocks_apart",
     "hardware_facts",
-    "not_the_same_machine",
     "of",
     "of_kernels",
     "of_training",

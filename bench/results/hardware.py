@@ -1,12 +1,15 @@
 """What the GPUs did while a trial ran, as measurements and as facts by which two runs are told apart."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
 
 from bench.mlperf.result import Result
 from bench.mlperf.speed import spread
 from bench.mlperf.telemetry import Telemetry
 from bench.results.measurement import Measurement
 
+Measurements = Mapping[str, Measurement]
+"""Of one run, by name."""
 _MEDIANS = (
     ("gpu_power", "W", "power_w"),
     ("sm_clock", "MHz", "sm_clock_mhz"),
@@ -20,9 +23,8 @@ _PEAKS = (
     ("peak_gpu_memory_used", "GiB", "memory_gib"),
 )
 TOLERANCE = 0.02
-"""Clocks and limits that are no farther apart count as the same; it is the margin of comparisons."""
-_EFFECT = "median power (W)"
-"""At the same clocks another program takes another power: that is no other machine."""
+"""Clocks that are no farther apart count as the same; it is the margin of comparisons."""
+_CLOCKS = {"sm_clock": "median SM clock (MHz)", "memory_clock": "median memory clock (MHz)"}
 
 
 def of_telemetry(telemetry: Telemetry) -> Iterator[Measurement]:
@@ -43,25 +45,18 @@ def of_telemetry(telemetry: Telemetry) -> Iterator[Measurement]:
             yield Measurement(name=name, unit=unit, value=value, n=n)
 
 
-def hardware_facts(result: Result) -> Mapping[str, float]:
-    """Return what two runs on the same machine have in common, by title with unit; empty where nobody looked."""
-    t = result.telemetry
-    if t is None:
-        return {}
-    facts = {
-        "median SM clock (MHz)": t.median("sm_clock_mhz"),
-        "median memory clock (MHz)": t.median("memory_clock_mhz"),
-        "power limit (W)": t.power_limit_w,
-        _EFFECT: t.median("power_w"),
-    }
-    return {name: value for name, value in facts.items() if value is not None}
+def hardware_facts(result: Result) -> dict[str, str]:
+    """Return how the GPUs of a trial were set up, by title with unit; empty where nobody looked."""
+    limit_w = result.telemetry and result.telemetry.power_limit_w
+    return {"GPU power limit (W)": f"{limit_w:.0f}"} if limit_w else {}
 
 
-def not_the_same_machine(first: Result, second: Result) -> tuple[str, ...]:
-    """Return how the GPUs of two runs were run differently: other clocks, or another power limit. Empty: alike."""
-    one, other = hardware_facts(first), hardware_facts(second)
-    return tuple(
-        f"{name} {one[name]:,.0f} and {other[name]:,.0f} ({other[name] / one[name] - 1:+.1%})"
-        for name in one
-        if name in other and name != _EFFECT and one[name] > 0 and abs(other[name] / one[name] - 1) > TOLERANCE
-    )
+def clocks_apart(first: Sequence[Measurements], second: Sequence[Measurements]) -> Iterator[tuple[str, str, str]]:
+    """Yield the clocks at which the runs of two systems differ by more than TOLERANCE: the title and both clocks.
+
+    Runs at different clocks are not those of one machine. Power does not count: it follows from what is run.
+    """
+    for name, title in _CLOCKS.items():
+        one, other = (median([run[name].value for run in runs if name in run] or [0.0]) for runs in (first, second))
+        if min(one, other) > 0 and max(one, other) / min(one, other) > 1 + TOLERANCE:
+            yield title, f"{one:.0f}", f"{other:.0f}"

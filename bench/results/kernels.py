@@ -8,8 +8,11 @@ from typing import Any
 from bench.contract import codec, mllog
 from bench.contract.kernels import Point
 from bench.mlperf import log as logs
+from bench.mlperf import telemetry
 from bench.mlperf.log import Log, number
 from bench.mlperf.reader import Event
+from bench.mlperf.telemetry import Telemetry
+from bench.results.hardware import of_telemetry
 from bench.results.measurement import Measurement
 
 MIN_RUNS = 3
@@ -69,6 +72,8 @@ class KernelsResult:
     """Name of each point that was asked for and not measured, and why."""
     bests: tuple[Best, ...]
     tolerance: float | None
+    telemetry: Telemetry | None = None
+    """What the GPUs did meanwhile; None where nobody looked, as on CPUs."""
 
     @property
     def proven(self) -> bool:
@@ -93,7 +98,7 @@ def _share(best: Best) -> str:
 
 
 def of_kernels(result: KernelsResult) -> tuple[Measurement, ...]:
-    """Return the best rate of each kernel, then rate and latency of each point."""
+    """Return the best rate of each kernel, then rate and latency of each point, then what the GPUs did meanwhile."""
     return tuple(_measurements(result))
 
 
@@ -105,6 +110,8 @@ def _measurements(result: KernelsResult) -> Iterator[Measurement]:
         yield Measurement(
             name=f"{one.point.name} latency", unit="us", value=one.latency_us, n=one.n, p10=one.p10_us, p90=one.p90_us
         )
+    if result.telemetry is not None:
+        yield from of_telemetry(result.telemetry)
 
 
 def _rate(name: str, one: Measured) -> Measurement:
@@ -127,6 +134,7 @@ def read(log: Log) -> KernelsResult | None:
         missing=tuple((name, str(failed.get(name) or "no record")) for name in names if name not in found),
         bests=tuple(_bests(measured, tolerance)),
         tolerance=tolerance,
+        telemetry=telemetry.of(log),
     )
 
 

@@ -5,7 +5,7 @@ The tests work on the last axis of an array, so that thousands of simulated comp
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +59,16 @@ def of_sets(first_N: Floats, second_M: Floats, *, bound: float, confidence: floa
         below = stats.ttest_ind(first_N - bound, second_M, alternative="less", **welch).pvalue
     p = np.maximum(above, below)
     return Estimate(difference=difference, low=interval.low, high=interval.high, p_equivalent=p)
+
+
+def of_one(one: float, others: Sequence[float], confidence: float) -> tuple[float, float]:
+    """Return how far a logarithm lies from the mean of others, and how far one more of them would at this confidence.
+
+    The latter is the half-width of the t prediction interval: s √(1 + 1 / n) of the others.
+    """
+    n = len(others)
+    quantile = float(stats.t.ppf((1 + confidence) / 2, n - 1))
+    return one - float(np.mean(others)), quantile * float(np.std(others, ddof=1)) * math.sqrt(1 + 1 / n)
 
 
 def _is_constant(values_N: Floats) -> bool:

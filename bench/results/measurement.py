@@ -18,6 +18,12 @@ class Measurement:
     """A tenth of the repetitions lies below the one, a tenth above the other; None where there is one number only."""
 
 
+MAIN = ("throughput_per_gpu", "throughput", "step_time")
+"""What a trial is compared by, the first one that it has."""
+BEST = "best "
+"""Begins the name of the best rate of a kernel: these are what kernels are compared by."""
+
+
 def higher_is_better(measurement: Measurement) -> bool:
     """Return whether more of it is better, as of rates and shares of a peak. Of times and sizes less is."""
     return is_rate(measurement.unit) or measurement.name in _SHARES

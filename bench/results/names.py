@@ -26,11 +26,16 @@ TRAINING = (
     "evaluation_loss",
 )
 """Of `bench.results.training`."""
+HARDWARE = (
+    *("gpu_power", "sm_clock", "memory_clock", "gpu_temperature", "peak_gpu_power", "peak_sm_clock"),
+    *("peak_gpu_temperature", "peak_gpu_memory_used", "energy", "energy_per_step", "energy_per_token"),
+)
+"""Of `bench.results.hardware`."""
 PROVEN_BATCH = ("micro_batch_size", "global_batch_size")
 """Of a study: the batch of its plan, which proven runs have trained with."""
 ESTIMATED = ("estimated_step_time", "estimated_throughput_per_gpu", "estimated_memory")
 """Of a study: by the plan, before anything runs."""
-KNOWN = (*TRAINING, *MODULES, *PROVEN_BATCH, *ESTIMATED)
+KNOWN = (*TRAINING, *HARDWARE, *MODULES, *PROVEN_BATCH, *ESTIMATED)
 _ALIKE = 0.85
 
 

@@ -175,6 +175,8 @@ class PlannedArm:
     is_missing: bool = False
     """It does not run since an engine, cluster, kind or task that it names does not exist."""
     runs: bool = True
+    backend: str = ""
+    """The name of what starts its ranks."""
     fingerprint: str = ""
     """Differs whenever what it measures does."""
     num_ranks: int | None = None

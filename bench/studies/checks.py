@@ -39,8 +39,9 @@ def refuse_unknown(name: str, known: Sequence[str], *, noun: str, where: str) ->
 
 
 def alike(name: str, known: Sequence[str]) -> bool:
-    """Return whether a name is a misspelt one of these rather than a new one."""
-    return bool(difflib.get_close_matches(name, known, n=1, cutoff=_ALIKE))
+    """Return whether a name is a misspelt one of these rather than a new one, such as one with a word more."""
+    is_longer = any(name.startswith(f"{one}_") for one in known)
+    return not is_longer and bool(difflib.get_close_matches(name, known, n=1, cutoff=_ALIKE))
 
 
 def _check_numbers(study: Study, *, where: str) -> None:

@@ -9,7 +9,7 @@ from bench.contract import run_files
 from bench.errors import LogError
 from bench.mlperf import result as results
 from bench.mlperf.result import Result
-from bench.results import Measurement, of
+from bench.results import Measurement, hardware_facts, of
 from bench.studies.arms import Arm
 from bench.studies.spec import Calculated, Window
 
@@ -38,7 +38,8 @@ def of_run(folder: Path, arm: Arm, *, window: Window | None) -> Measured:
         LogError: the log cannot be read, or does not list the steps of the window.
     """
     log = folder / run_files.result(0)
-    result, numbers = results.parse(log), {one.name: one for one in of(log)}
+    result = results.parse(log)
+    numbers = {one.name: one for one in of(log)}
     if window is not None:
         numbers |= {one.name: one for one in of_window(result, numbers, window)}
     calculated: frozenset[str] = frozenset()
@@ -93,4 +94,4 @@ def facts(result: Result) -> dict[str, str]:
     known = result.hyperparameters
     logged = {name.replace("_", " "): str(known[name]) for name in _FACTS if name in known}
     gpus = {"GPUs": str(result.num_gpus)} if result.num_gpus else {}
-    return {**gpus, **logged, **result.software}
+    return {**gpus, **hardware_facts(result), **logged, **result.software}

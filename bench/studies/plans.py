@@ -25,6 +25,7 @@ OPTIONAL_GROUPS = ("engine", "cluster", "container")
 """Groups whose choices differ between versions and sites."""
 OPTIONAL_KEYS = ("engine.name", "task.kind", "cluster.backend", "container.runtime")
 """Keys with a fixed set of values that grows with versions."""
+CLUSTER = "cluster="
 OF_THE_STUDY = {
     "trials": "the study's runs are its trials: runs in the study, or --runs",
     "launch.folder": "each run has its own folder, below LOGDIR/studies",
@@ -45,8 +46,13 @@ class Request:
     config_dir: Path | None = None
 
     def overrides(self, arm: Arm, batch: Sequence[str] = ()) -> list[str]:
-        """Return all overrides of an arm's runs but the folder and the seed; `batch` are those of its micro-batch."""
-        return [*arm.overrides, *self.words, *batch, *_length(self.study, arm), "trials=1"]
+        """Return all overrides of an arm's runs but the folder and the seed; `batch` are those of its micro-batch.
+
+        An arm that names a cluster runs there: the command line's cluster is that of all others.
+        """
+        has_own = any(word.startswith(CLUSTER) for word in arm.overrides)
+        words = [word for word in self.words if not (has_own and word.startswith(CLUSTER))]
+        return [*arm.overrides, *words, *batch, *_length(self.study, arm), "trials=1"]
 
 
 def check_words(request: Request) -> Config:
@@ -140,6 +146,7 @@ def of_plan(name: str, plan: Plan) -> PlannedArm:
     gpu = config.cluster.gpu
     return PlannedArm(
         name=name,
+        backend=config.cluster.backend.name,
         fingerprint=_fingerprint(plan),
         num_ranks=w.num_ranks,
         num_nodes=w.num_nodes,

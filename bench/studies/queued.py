@@ -14,6 +14,7 @@ from bench.contract import plan as contract_plans
 from bench.contract import secrets
 from bench.contract.plan import Plan
 from bench.contract.run_files import JOB, PLAN, SUBMISSION
+from bench.contract.schema import BackendName
 from bench.errors import BenchError, ConfigError, written
 from bench.launch import again
 from bench.runs import folder as run_folders
@@ -29,7 +30,7 @@ SHARED = "job."
 """Begins the name of a folder of a job that runs share."""
 
 
-def run(session: Session, queue: Queue) -> None:
+def run(session: Session, queue: Queue, backend: BackendName) -> None:
     """Queue what is missing, each run at most once a call, and follow the jobs to their end where that is asked for."""
     console, tried = messages.to_stderr(), set[Path]()
     said = ""
@@ -37,7 +38,7 @@ def run(session: Session, queue: Queue) -> None:
         for folder in _shared_folders(session.folder):
             queue.note_shared(folder)
         standings = session.standings()
-        todo = [run for run in session.in_order(standings) if not run.is_done and not run.has_job]
+        todo = session.left(standings, backend)
         _submit(session, queue, [run for run in todo if run.folder not in tried])
         is_new = any(run.folder not in tried for run in todo)
         tried |= {run.folder for run in todo}

@@ -46,7 +46,7 @@ def read(folder: Path) -> StudyResult:
         commit=_all_of(found, "commit"),
         date=_dates(found),
         hardware=_hardware(found),
-        order=tuple(order.blocks([arm.name for arm in arms], runs=study.runs, seed=study.seed)),
+        order=tuple(order.blocks(list(planned.values()), runs=study.runs, seed=study.seed)),
         margin=study.margin,
         notes=tuple(_notes(kept, found)),
     )
@@ -81,9 +81,9 @@ def _why_no_value(name: str, by_arm: Mapping[str, ArmRuns]) -> str:
     if name not in by_arm:
         return "not planned yet"
     runs = by_arm[name]
-    return (
-        runs.planned.reason if not runs.planned.runs else "" if runs.proven else "; ".join(set(runs.missing.values()))
-    )
+    if not runs.planned.runs:
+        return runs.planned.reason
+    return "" if runs.proven else "; ".join(dict.fromkeys(runs.missing.values()))
 
 
 def _by_block(runs: ArmRuns, measurement: str) -> dict[Hashable, float]:

@@ -10,6 +10,7 @@ from bench.console import messages
 from bench.contract import plan as contract_plans
 from bench.contract import secrets
 from bench.contract.run_files import LEDGER, PLAN
+from bench.contract.schema import BackendName
 from bench.errors import BenchError, ConfigError
 from bench.launch import run_local, start
 from bench.runs.folder import require_ours, short
@@ -20,13 +21,12 @@ from bench.studies.session import Session
 from bench.studies.standing import Standing
 
 
-def run(session: Session) -> None:
+def run(session: Session, backend: BackendName) -> None:
     """Run what is missing, each run at most once a call; one that fails leaves its reason, and the rest goes on."""
     console, tried = messages.to_stderr(), set[Path]()
     while True:
         standings = session.standings()
-        left = [run for run in session.in_order(standings) if not run.is_done and not run.has_job]
-        todo = next((run for run in left if run.folder not in tried), None)
+        todo = next((run for run in session.left(standings, backend) if run.folder not in tried), None)
         if todo is None:
             return
         tried.add(todo.folder)

@@ -1,6 +1,6 @@
 """One call of `bench study`: the study, its arms as planned, its folder, and where its runs stand."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +26,6 @@ class Session:
     request: Request
     kept: Kept
     folder: Path
-    backend: BackendName
     planned: Sequence[PlannedArm]
     max_walltime_min: int | None
     """Of a job on this cluster."""
@@ -35,9 +34,8 @@ class Session:
 
     @property
     def blocks(self) -> list[tuple[str, ...]]:
-        """The arms of each block in their order, those that do not run included."""
-        study = self.request.study
-        return order.blocks([arm.name for arm in self.request.arms], runs=study.runs, seed=study.seed)
+        """The arms of each block in their order."""
+        return order.blocks(self.planned, runs=self.request.study.runs, seed=self.request.study.seed)
 
     @property
     def arms(self) -> list[tuple[Arm, PlannedArm]]:
@@ -46,10 +44,18 @@ class Session:
     def standings(self, *, ask: bool = True) -> Standings:
         return standing.of(self.folder, self.arms, num_runs=self.request.study.runs, ask=ask)
 
-    def in_order(self, standings: Standings) -> Iterator[Standing]:
-        """Yield the runs of a study as they are to run."""
-        for block, names in enumerate(self.blocks):
-            yield from (standings.runs[name, block] for name in names if (name, block) in standings.runs)
+    @property
+    def backends(self) -> list[BackendName]:
+        """Who starts the ranks of the arms: one for most studies. Queues come first, since they need no waiting."""
+        names = {BackendName[arm.backend] for arm in self.planned if arm.runs}
+        return sorted(names, key=lambda name: (not name.has_queue, name.name))
+
+    def left(self, standings: Standings, backend: BackendName) -> list[Standing]:
+        """Return the runs that a backend is to begin or to go on with, in order."""
+        mine = {arm.name for arm in self.planned if arm.backend == backend.name}
+        ordered = ((name, block) for block, names in enumerate(self.blocks) for name in names if name in mine)
+        found = [standings.runs[key] for key in ordered if key in standings.runs]
+        return [run for run in found if not run.is_done and not run.has_job]
 
     def batch_of(self, run: Standing) -> list[str]:
         """Return the overrides of a run's micro-batch, where the study searches the largest one."""
@@ -76,7 +82,6 @@ def begin(name: str, words: Sequence[str], *, config_dir: Path | None = None, ru
         request=request,
         kept=kept,
         folder=folders.path(_logs(config), name=name, cluster=config.cluster.name),
-        backend=config.cluster.backend,
         planned=plans.plan_arms(request),
         max_walltime_min=config.cluster.slurm.max_walltime_min if config.cluster.slurm else None,
         waits=waits,

@@ -23,10 +23,14 @@ class _Texts(yaml.BaseLoader):
 
     def construct_mapping(self, node: yaml.Node, deep: bool = False) -> Any:
         assert isinstance(node, yaml.MappingNode)
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for number, key in enumerate(keys):
-            if key in keys[:number]:
-                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} stands twice", node.start_mark)
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} stands twice", key_node.start_mark
+                )
+            seen.add(key)
         return super().construct_mapping(node, deep=deep)
 
 

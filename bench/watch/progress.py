@@ -155,7 +155,10 @@ _FACTS: dict[str, tuple[str, type[int] | type[float] | type[str]]] = {
 def _fact(value: Any, kind: type[int] | type[float] | type[str]) -> int | float | str | None:
     if kind is str:
         return value if isinstance(value, str) else None
-    return kind(value) if is_number(value) and value >= (1 if kind is int else 5e-324) else None
+    if not is_number(value):
+        return None
+    found = int(value) if kind is int else float(value)
+    return found if found > 0 else None
 
 
 def _next_trial(ended: Progress, key: str) -> Progress:

@@ -46,5 +46,4 @@ class Nested:
                 inside[parent].append(span)
         for span, children in zip(self.spans, inside, strict=True):
             bounds = [span.start_us, *(at for child in children for at in (child.start_us, child.end_us)), span.end_us]
-            pieces = zip(bounds[::2], bounds[1::2], strict=True)
-            yield span, [(start, end) for start, end in pieces if end > start]
+            yield span, list(zip(bounds[::2], bounds[1::2], strict=True))

@@ -26,12 +26,14 @@ def summary(samples: Sequence[Sample], moments: Sequence[tuple[str, int]]) -> Re
     """Return what the log says of one node: {samples, longest_gap_s, gpus}.
 
     `moments` is when the run and its blocks started and stopped. Energy is that of the run and, as training_energy_j,
-    of its blocks, which leave out loading and evaluations.
+    of its blocks, if it has any, which leave out loading and evaluations.
 
     Raises:
         NotMeasured: no GPU was sampled while the run went on, or not until its end.
     """
-    run = spans(moments, mllog.RUN_START, mllog.RUN_STOP)[0]
+    run = next(iter(spans(moments, mllog.RUN_START, mllog.RUN_STOP)), None)
+    if run is None:
+        raise NotMeasured("no run_start with a run_stop")
     blocks = spans(moments, mllog.BLOCK_START, mllog.BLOCK_STOP)
     by_gpu: dict[int, list[Sample]] = {}
     for sample in samples:
@@ -47,16 +49,9 @@ def summary(samples: Sequence[Sample], moments: Sequence[tuple[str, int]]) -> Re
 
 
 def spans(moments: Sequence[tuple[str, int]], start: str, stop: str) -> list[Span]:
-    """Return each start with the stop that follows it.
-
-    Raises:
-        NotMeasured: there is none.
-    """
+    """Return each start with the stop that follows it."""
     marks = [(key, time_ms) for key, time_ms in moments if key in (start, stop)]
-    found = [(began, ended) for (key, began), (after, ended) in pairwise(marks) if (key, after) == (start, stop)]
-    if not found:
-        raise NotMeasured(f"no {start} with a {stop}")
-    return found
+    return [(began, ended) for (key, began), (after, ended) in pairwise(marks) if (key, after) == (start, stop)]
 
 
 def longest_gap_s(samples: Sequence[Sample], run: Span) -> float:
@@ -100,7 +95,8 @@ def _energy(samples: Sequence[Sample], run: Span, blocks: Sequence[Span]) -> Rec
     of_run, *of_blocks = (float(np.diff(np.interp(span, times_ms, energy_j))[0]) for span in (run, *blocks))
     if of_run < 0:  # the driver was loaded anew
         return {}
-    return {"energy_j": round(of_run, 3), "training_energy_j": round(sum(of_blocks), 3), "energy_by": by}
+    of_training = {"training_energy_j": round(sum(of_blocks), 3)} if blocks else {}
+    return {"energy_j": round(of_run, 3), "energy_by": by} | of_training
 
 
 def _covers(series: Sequence[tuple[int, float]], run: Span) -> bool:

@@ -56,6 +56,7 @@ VERBS = [
     "report",
     "pack",
     "compare",
+    "history",
 ]
 
 

@@ -17,6 +17,8 @@ from bench.errors import ConfigError
 from bench.planning import compose
 from bench.rules import RULES
 from bench.rules.signs import Weight
+from bench.runs import ledger
+from bench.runs.ledger import Outcome
 from helpers.paths import CORPUS
 from helpers.types import MakeLog
 
@@ -451,6 +453,23 @@ def test_the_rank_that_failed_first_is_believed(run_folder: Path) -> None:
     assert diagnosis.explain([run_folder]).rule == "RUN-05"
     account(run_folder, 3, 10.0, "this trial has a log already \ud800", rule="CFG-05")
     assert diagnosis.explain([run_folder]).rule == "CFG-05"
+
+
+def test_a_run_with_checkpoints_says_how_to_go_on(tmp_path: Path, written_log: MakeLog) -> None:
+    """Its launcher was killed: there is no last word, and its ranks have closed the log."""
+    plan = compose.compose(["task=pretrain_tiny", "cluster=local", "task.training.checkpoint_every_steps=2"])
+    run = tmp_path / "run"
+    (run / "rank_logs").mkdir(parents=True)
+    ledger.create(run, plan)
+    ledger.begin(run, plan.trials[0], attempts=1)
+    written_log(evals=(), status="aborted").rename(run / "result_0.txt")
+    words = f"to go on from the last checkpoint: python -m bench resume {run}"
+    assert words not in str(diagnosis.explain([run]).fix)
+    (run / "checkpoints/trial_0/step_4").mkdir(parents=True)
+    said = diagnosis.explain([run])
+    assert said.rule is not None and str(said.fix).endswith(f"; {words}")
+    ledger.end(run, 0, Outcome.not_proven)
+    assert words not in str(diagnosis.explain([run]).fix), "its trial has its result"
 
 
 def test_out_of_memory_says_which_split_would_fit(run_folder: Path) -> None:

@@ -47,6 +47,7 @@ LAYOUTS = {
     ("nf4", "tp2"): ("parallel.tp=2",),
     ("nf4", "pp2_full"): ("parallel.pp=2", "recipe.recompute=full"),
 }
+PARTLY = Recomputed(full=False, qkv_layers=3, fc1_layers=1, offloaded_layers=2)
 
 
 def composed(base: str, folder: Path, *overrides: str) -> Plan:
@@ -193,7 +194,7 @@ def in_layouts(folder: Path) -> dict[tuple[str, str], list[float]]:
     for (base, layout), split in LAYOUTS.items():
         plan = composed(base, folder, "cluster.ranks_per_node=2", *split)
         if layout == "tp2_sp":
-            plan = replace(plan, recompute=Recomputed(full=False, qkv_layers=3, fc1_layers=1))
+            plan = replace(plan, recompute=PARTLY)
         plans[base, layout] = plan
     folders = {key: ranks.write(plan, folder / "_".join(key)) for key, plan in plans.items()}
     ranks.run(next(iter(plans.values())), folder, "tests.helpers.curves", "--exact", *map(str, folders.values()))

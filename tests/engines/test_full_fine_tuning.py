@@ -53,9 +53,10 @@ LAYOUTS = {
     "tp2": ("parallel.tp=2",),
     "tp2_sp": ("parallel.tp=2", "parallel.sp=true", "recipe.micro_batch_size=4"),
     "cp2": ("parallel.cp=2", "recipe.micro_batch_size=4"),
-    "pp2": ("parallel.pp=2",),
+    "pp2": ("parallel.pp=2", "recipe.offload_activations=true"),
     "pp2_vpp2_full": ("parallel.pp=2", "parallel.vpp=2", "recipe.recompute=full"),
 }
+PARTLY = Recomputed(full=False, qkv_layers=3, fc1_layers=1, offloaded_layers=2)
 
 
 @dataclass(frozen=True)
@@ -274,7 +275,7 @@ def trained(folder: Path) -> dict[tuple[str, str], Path]:
         for layout, split in LAYOUTS.items():
             plan = composed(shape, folder, "cluster.ranks_per_node=2", *split)
             if layout == "tp2_sp":
-                plan = replace(plan, recompute=Recomputed(full=False, qkv_layers=3, fc1_layers=1))
+                plan = replace(plan, recompute=PARTLY)
             plans[shape, layout] = plan
     fp8 = composed("llama", folder, "cluster.ranks_per_node=2", *LAYOUTS["tp2_sp"], "precision=fp8")
     plans["llama", "fp8_tp2_sp"] = fp8

@@ -217,7 +217,7 @@ def test_swiglu(ops: TrainedOps, width: int) -> None:
 
 
 @pytest.mark.parametrize("has_bias", [False, True], ids=["plain", "bias"])
-@pytest.mark.parametrize("width", [200, WIDE])
+@pytest.mark.parametrize("width", [200, 256, WIDE])
 def test_gelu(ops: TrainedOps, width: int, has_bias: bool) -> None:
     given, bias = random(FEW, width), random(width) if has_bias else None
     grad = random(FEW, width).flip(0)

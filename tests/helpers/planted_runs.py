@@ -18,7 +18,10 @@ _SILENT = dict.fromkeys(("submission_benchmark", "target_accuracy", "cache_clear
 
 
 def plant(folder: Path, clock: Clock, *samples_s: float, plan: Plan | None = None, **changes: Any) -> Path:
-    """Write a run with one proven trial of each speed, one after the other by this clock; return its folder."""
+    """Write a run with one proven trial of each speed, one after the other by this clock; return its folder.
+
+    `gpu_telemetry` is what the GPUs did meanwhile, which stands behind run_stop.
+    """
     folder.mkdir(parents=True)
     if plan is not None:
         (folder / "plan.json").write_text(plans.dumps(plan))
@@ -32,6 +35,7 @@ def plant(folder: Path, clock: Clock, *samples_s: float, plan: Plan | None = Non
 
 
 def _log(path: Path, clock: Clock, samples_s: float, once: dict[str, Any]) -> None:
+    telemetry = once.pop(mllog.GPU_TELEMETRY, None)
     with Writer(path) as log:
         log.start(mllog.INIT_START)
         for key, value in once.items():
@@ -45,4 +49,6 @@ def _log(path: Path, clock: Clock, samples_s: float, once: dict[str, Any]) -> No
         log.event(mllog.TRAIN_LOSS, 1.0, samples_count=NUM_SAMPLES)
         log.stop(mllog.BLOCK_STOP, samples_count=NUM_SAMPLES)
         log.finish("success", samples_count=NUM_SAMPLES)
+        if telemetry is not None:
+            log.event(mllog.GPU_TELEMETRY, telemetry, node="n")
         clock.now_s += 60

@@ -571,6 +571,32 @@ def test_recomputing_more_layers_never_stores_more(config: Config, dp: int) -> N
     assert all(less <= more * (1 + 1e-9) for more, less in pairwise(stored_gib))
 
 
+@given(config=fused_configs(), dp=sizes, share=st.floats(-0.1, 1.1))
+def test_fit_offloads_no_more_layers_than_needed(config: Config, dp: int, share: float) -> None:
+    world, most = world_of(config, dp=dp), config.model.num_layers // config.parallel.pp
+
+    def needed(num_offloaded: int) -> float:
+        return memory.estimate(config, world, memory.offloaded(num_offloaded)).total_gib
+
+    room = share * needed(0) + (1 - share) * needed(most)
+    limited = with_memory(config, room)
+    found = memory.recompute(replace(limited, recipe=replace(limited.recipe, offload_activations=True)), world)
+    if found.full:
+        assert needed(most) > room
+        return
+    assert (found.qkv_layers, found.fc1_layers) == (0, 0) and needed(found.offloaded_layers) <= room * (1 + 1e-12)
+    assert not found.offloaded_layers or needed(found.offloaded_layers - 1) > room
+
+
+def test_of_offloaded_layers_two_are_on_the_gpu() -> None:
+    config = trained("llama2_7b", Precision.bf16, offload_activations=True)
+    world, per_token = world_of(config, dp=1), 2 * (2 * 4096 + 3 * 4096 + 4096 + 2 * 11008) + 2 * 4 + 4 * 32
+    assert memory.recompute(config, world) == memory.offloaded(32), "recompute=none: all of them"
+    for num_offloaded, on_gpu in ((0, 32), (1, 32), (2, 32), (3, 31), (32, 2)):
+        stored = memory.estimate(config, world, memory.offloaded(num_offloaded)).activations_gib * memory.GIB
+        assert stored == pytest.approx(8192 * (on_gpu * per_token + 2 * 4096 * 2))
+
+
 @pytest.mark.parametrize(("room", "full"), [(1.0, False), (0.999, True)])
 def test_fit_in_megatrons_layers_is_all_or_nothing(room: float, full: bool) -> None:
     config = make_config(replace(MODELS["llama31_8b"], bias=True), Parallel(tp=1, pp=1, cp=1), lora=LORA, gpu=H200)

@@ -218,6 +218,8 @@ REFUSED = {
     "task=lora70b cluster=dgx1 cluster.gpu.rates.copy_gbs=0": "every rate must be above 0 and finite",
     "task=lora70b cluster=dgx1 cluster.gpu.rates.launch_us=-1": "every rate must be above 0 and finite",
     "task=lora70b cluster=dgx1 parallel.tp=0": "0 is not above 0 and finite",
+    "recipe.offload_activations=true precision=bf16 recipe.recompute=full": "stores no activations of layers",
+    "recipe.offload_activations=true": "only the hand-written layers offload activations",
     "recipe.lr_warmup_steps=2000": "2000 warm-up steps leave nothing",
 }
 

@@ -4,7 +4,8 @@ Kernels of the stream that computes (7), by their end; all times in microseconds
 
       20 fill | 25–45 QKV | 45–60 attention | 66–70 no range | 70–90 QKV backward | 100–104 norm | 112–120 AdamW
 
-Beside it: a copy to the device (stream 8) at 50–66, a transpose (stream 30) at 85–95, NCCL (stream 20) at 93–110.
+Beside it: a copy to the device (stream 8) at 50–66 and one to the host (9) at 84–92, a transpose (30) at 85–95, NCCL
+at 93–105 (stream 20) and 100–110 (21).
 """
 
 from typing import Any
@@ -63,7 +64,10 @@ def step_of_a_gpu() -> list[Event]:
         *(launch(6, 50, AUTOGRAD), kernel(6, 70, 90, name="nvjet_tss_128x256")),
         *(named(Part.fc2, 56, 60, AUTOGRAD), named(Part.weights, 56.5, 58, AUTOGRAD)),
         *(launch(7, 57, AUTOGRAD), kernel(7, 85, 95, stream=30, name="_transpose")),
-        *(launch(8, 62, AUTOGRAD), kernel(8, 93, 110, stream=20, name="ncclDevKernel_AllReduce_Sum_f32_RING_LL")),
+        *(launch(8, 62, AUTOGRAD), kernel(8, 93, 105, stream=20, name="ncclDevKernel_AllReduce_Sum_f32_RING_LL")),
+        *(launch(11, 62.5, AUTOGRAD), kernel(11, 100, 110, stream=21, name="ncclDevKernel_AllReduce_Sum_f32_RING_LL")),
+        launch(12, 63, AUTOGRAD),
+        kernel(12, 84, 92, stream=9, name="Memcpy DtoH (Device -> Pinned)", category="gpu_memcpy"),
         *(named(Part.norm, 64, 68, AUTOGRAD), launch(9, 65, AUTOGRAD), kernel(9, 100, 104, name="_norm_backward")),
         *(named(Phase.optimizer, 80, 100), named(Part.adamw, 82, 90)),
         *(launch(10, 85), kernel(10, 112, 120, name="_update")),
@@ -87,15 +91,22 @@ def test_every_moment_of_a_step_counts_once_and_where_it_belongs() -> None:
         (Phase.backward, Part.qkv): 20,  # autograd's own, by the operation of the forward pass
         (Phase.backward, Part.weights): 3,  # 90–93; before that hidden, and from 93 on communication counts
         (Phase.backward, Part.communication): 13,  # 93–100 and 104–110
+        (Phase.backward, Part.copies): 0,  # the transpose goes first
         (Phase.backward, Part.norm): 4,
         (Phase.optimizer, Part.gap): 2,  # 110–112, before AdamW
         (Phase.optimizer, Part.adamw): 8,
     }
     gemm_us = {place: round(1000 * row.gemm_ms, 9) for place, row in found.items() if row.gemm_ms}
     assert gemm_us == {(Phase.forward, Part.qkv): 20, (Phase.backward, Part.qkv): 20}, "attention is none"
-    hidden = ((Phase.forward, Part.copies), (Phase.backward, Part.weights), (Phase.backward, Part.communication))
-    assert [round(1000 * found[place].busy_ms, 9) for place in hidden] == [16, 10, 17], "with what is hidden"
-    assert all(row.launches == (part is not Part.gap) for (_, part), row in found.items())
+    busy_us = {place: round(1000 * row.busy_ms, 9) for place, row in found.items() if row.busy_ms > row.time_ms + 1e-9}
+    assert busy_us == {
+        (Phase.forward, Part.copies): 16,
+        (Phase.backward, Part.weights): 10,
+        (Phase.backward, Part.communication): 17,  # 93–110, though two kernels run at 100–105
+        (Phase.backward, Part.copies): 8,
+    }
+    launches = {Part.gap: 0, Part.communication: 2}
+    assert all(row.launches == launches.get(part, 1) for (_, part), row in found.items())
 
 
 def test_steps_are_averaged_and_the_first_one_only_says_where_the_second_begins() -> None:
@@ -112,12 +123,11 @@ def test_steps_are_averaged_and_the_first_one_only_says_where_the_second_begins(
     assert kernels == [{"phase": "forward", "part": "qkv", "kernel": "gemm", "time_ms": 0.025, "launches": 1}]
 
 
-def test_an_operation_stands_in_for_a_launch_that_is_missing() -> None:
-    """As of a kernel whose launch is of an interface that the profiler does not record."""
-    events = [
-        event for event in step_of_a_gpu() if event.get("args", {}).get("correlation") != 9 or event["cat"] == "kernel"
-    ]
-    assert (Phase.backward, Part.norm) not in rows(events) and (Phase.other, Part.unnamed) in rows(events)
+@pytest.mark.parametrize("launches", [[], [launch(9, 65, 4711)]], ids=["missing", "of an unknown thread"])
+def test_an_operation_stands_in_for_a_launch_that_nobody_made(launches: list[Event]) -> None:
+    """As of a kernel that is launched through an interface that the profiler does not record."""
+    events = [event for event in step_of_a_gpu() if event != launch(9, 65, AUTOGRAD)] + launches
+    assert (Phase.backward, Part.norm) not in rows(events)
     events.append(span("cpu_op", "NormBackward", 65, 67, AUTOGRAD, **{"External id": 77}))
     next(event for event in events if event["name"] == "_norm_backward")["args"]["External id"] = 77
     assert round(1000 * rows(events)[Phase.backward, Part.norm].time_ms, 9) == 4

@@ -108,6 +108,13 @@ def test_systems_that_differ_by_the_margin_are_rarely_called_equivalent(sign: in
         assert wrong <= 0.05 + TOLERANCE
 
 
+def test_a_difference_is_not_called_equivalent_with_an_interval_beyond_the_margin() -> None:
+    """Mean 0.011, deviation 0.00423: ± 2.920 / √3 of it is within log 1.02, as TOST asks, ± 4.303 / √3 is not."""
+    found = rates(np.exp([0.011 - 0.00423, 0.011, 0.011 + 0.00423]), [1, 1, 1])
+    assert found.p_equivalent is not None and found.p_equivalent < 0.05
+    assert found.text == "A is 0.0–2.2 % faster than B"
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     pairs=st.lists(st.tuples(st.floats(0.5, 2), st.floats(0.5, 2)), min_size=2, max_size=5),

@@ -54,7 +54,7 @@ def lora_spec(lora: Lora, fp8_ops: Fp8Ops | None, **recomputed: bool) -> ModuleS
     """Return the parts of a frozen layer, with adapters where LoRA targets them.
 
     fp8_ops: the operations of the hand-written layer; None: the layer is megatron-core's.
-    recomputed: arguments of the hand-written layer.
+    recomputed: arguments of the hand-written layer, which say what it does not keep.
     """
     column, adapted_column, row, adapted_row = _frozen_linears(fp8_ops) if fp8_ops else _LINEARS
     submodules = _submodules(

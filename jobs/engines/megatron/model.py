@@ -26,6 +26,8 @@ from jobs.engines.megatron.fp8.head import Fp8Head
 from jobs.engines.megatron.fp8.layer import Fp8Layer
 from jobs.engines.megatron.fp8.ops import Fp8Ops
 from jobs.engines.megatron.loss import cross_entropy
+from jobs.engines.megatron.offload import HostActivations, is_offloaded
+from jobs.engines.megatron.own_layer import OwnLayer
 from jobs.engines.megatron.trained import ops as trained_ops
 from jobs.engines.megatron.trained.ops import LinearWeights, TrainedOps
 from jobs.profiles.ranges import named
@@ -168,6 +170,7 @@ def _chunk(plan: Plan, config: layer.LayerConfig, ops: Ops | None, stage: int, s
         rope_scaling_factor=m.rope_scaling_factor,
         vp_stage=stage if plan.world.vpp > 1 else None,
     ).to(torch.cuda.current_device())
+    _share_host_memory(model)
     if config.lora is not None:
         lora.freeze_base(model)
         lora.init_adapters(model, seed)
@@ -190,10 +193,23 @@ def _ops(plan: Plan, device: torch.device) -> Ops | None:
 
 def _layers(plan: Plan, ops: Ops | None, num_layers: int) -> list[ModuleSpec]:
     """Return the layers of a chunk; the first layers recompute what does not fit, evenly over a rank's chunks."""
-    qkv, fc1 = (math.ceil(n / plan.world.vpp) for n in (plan.recompute.qkv_layers, plan.recompute.fc1_layers))
+    of_rank = plan.recompute.qkv_layers, plan.recompute.fc1_layers, plan.recompute.offloaded_layers
+    qkv, fc1, offloaded = (math.ceil(n / plan.world.vpp) for n in of_rank)
     lora = plan.config.training.lora
     spec = partial(layer.trained_spec, ops) if _is_trained(plan) else partial(layer.lora_spec, lora, ops)
-    return [spec(recompute_qkv=i < qkv, recompute_fc1=i < fc1) for i in range(num_layers)]
+    return [
+        spec(recompute_qkv=i < qkv, recompute_fc1=i < fc1, offload=is_offloaded(i, offloaded, num_layers))
+        for i in range(num_layers)
+    ]
+
+
+def _share_host_memory(model: GPTModel) -> None:
+    """Give the layers of a chunk what keeps the activations of some of them in the host's memory."""
+    layers = [one for one in model.decoder.layers if isinstance(one, OwnLayer)]
+    if any(one.offload for one in layers):
+        host = HostActivations(torch.device(torch.cuda.current_device()))
+        for one in layers:
+            one.host = host
 
 
 def _shared_weights(chunks: list[GPTModel], ops: Ops | None) -> LinearWeights | None:

@@ -40,10 +40,6 @@ def matmul(x: Quantized, weight: Quantized) -> Tensor:
     )
 
 
-def add_matmul(sum_MN: Tensor, x: Quantized, weight: Quantized) -> Tensor:
-    return sum_MN.add_(matmul(x, weight))
-
-
 def transpose(weight: Quantized, out: Tensor | None = None) -> Quantized:
     num_rows, num_columns = weight.values.shape
     if out is None:
@@ -69,7 +65,6 @@ class GpuOps:
 
     quantize = staticmethod(quantize)
     matmul = staticmethod(matmul)
-    add_matmul = staticmethod(add_matmul)
     transpose = staticmethod(transpose)
     norm_quantize = staticmethod(norm_quantize)
     add_norm_quantize = staticmethod(add_norm_quantize)
@@ -115,9 +110,6 @@ class PlainGpuOps:
 
     def matmul(self, x: Quantized, weight: Quantized) -> Tensor:
         return x.values @ weight.values.T
-
-    def add_matmul(self, sum_MN: Tensor, x: Quantized, weight: Quantized) -> Tensor:
-        return sum_MN.addmm_(x.values, weight.values.T)  # in the GEMM, before it rounds
 
     def transpose(self, weight: Quantized) -> Quantized:
         return Quantized(weight.values.T, None)

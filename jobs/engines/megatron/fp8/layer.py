@@ -82,13 +82,14 @@ class _LayerFunction(Function):
         ctx.save_for_backward(*weights)
         y_MH, saved_by_attention = layer_pass.attention(x_SBH.flatten(0, 1))
         y_MH, saved_by_mlp = layer_pass.mlp(x_SBH.flatten(0, 1), y_MH, keep=keep and not layer.recompute_fc1)
-        ctx.saved = SavedActivations(*saved_by_attention, *saved_by_mlp)
+        if keep:
+            layer.keep(ctx, SavedActivations(*saved_by_attention, *saved_by_mlp))
         return y_MH.view_as(x_SBH)
 
     @staticmethod
     def backward(ctx: Any, grad_SBH: Tensor):
         layer_pass = _LayerPass(ctx.layer, ctx.freqs, grad_SBH.shape[1], ctx.seeds, ctx.saved_tensors)
-        saved, ctx.saved = ctx.saved, None
+        saved = ctx.layer.kept(ctx)
         grad_MH, grad = layer_pass.mlp_backward(grad_SBH.contiguous().flatten(0, 1), saved)
         is_needed = ctx.needs_input_grad[4]
         dx_MH, *adapter_grads = layer_pass.attention_backward(grad_MH, grad, saved, is_needed=is_needed)
@@ -153,10 +154,9 @@ class _LayerPass:
         with named(Part.activation):
             hidden, gate_up = self.ops.swiglu_quantize(self.fc1(normed), keep=keep)
         with named(Part.fc2):
-            saved, weight = (normed, rstd_M, gate_up), self.weights.forward(self.layer.mlp.linear_fc2)
-            if self.tp.size == 1:
-                return self.ops.add_matmul(x_MH, hidden, weight), saved
-            return x_MH + self.tp.reduce(self.ops.matmul(hidden, weight)), saved
+            y_MH = self.tp.reduce(self.ops.matmul(hidden, self.weights.forward(self.layer.mlp.linear_fc2)))
+        with named(Part.residual):
+            return x_MH + y_MH, (normed, rstd_M, gate_up)
 
     def fc1(self, normed: Quantized) -> Tensor:
         """Return gate and up [M, O], gates first."""

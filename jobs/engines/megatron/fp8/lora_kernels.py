@@ -20,11 +20,9 @@ HAS_PTX = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")
 FACTOR = tl.constexpr(tl.bfloat16 if HAS_PTX.value else tl.float32)
 """The type of a GEMM's operands: BF16 for tensor cores; the interpreter cannot multiply BF16."""
 _COLUMNS = 128
-"""The width of a tile."""
+"""The width of a tile; where a large rank is multiplied, half of it, so that more programs fit on a multiprocessor."""
 _PARTS, _PROGRAMS = 8, 1024
 """Split-K: a sum is computed in up to so many parts to have so many programs; torch adds them up in a fixed order."""
-_PARTS_OF_LARGE_RANK = 16
-"""The same of A's gradient where the rank is above 32: fewer programs leave a GPU waiting for memory."""
 
 
 def down(x: Tensor | Quantized, a: Tensor, drop: Dropout) -> Tensor:
@@ -42,19 +40,19 @@ def down(x: Tensor | Quantized, a: Tensor, drop: Dropout) -> Tensor:
 def down_backward(low_grad: Tensor, x: Tensor | Quantized, drop: Dropout) -> Tensor:
     values, scale, of_x = _values_and_scale(x)
     (num_rows, width), rank = values.shape, low_grad.shape[1]
-    num_parts = _PARTS_OF_LARGE_RANK if rank > 32 else _PARTS
-    parts = torch.empty(num_parts, rank, width, dtype=torch.float32, device=low_grad.device)
-    grid = (triton.cdiv(width, _COLUMNS), num_parts)
-    args = (low_grad.contiguous(), values, scale, parts, *mask(drop), width, rank, num_rows, num_parts)
-    _down_backward[grid](*args, **of_x, **_tile(rank, drop))
+    parts, tile = torch.empty(_PARTS, rank, width, dtype=torch.float32, device=low_grad.device), _tile(rank, drop)
+    grid = (triton.cdiv(width, tile["COLUMNS"]), _PARTS)
+    args = (low_grad.contiguous(), values, scale, parts, *mask(drop), width, rank, num_rows, _PARTS)
+    _down_backward[grid](*args, **of_x, **tile)
     return parts.sum(0).to(BF16)
 
 
 def add_down_gradient(grad: Tensor, low_grad: Tensor, a: Tensor, drop: Dropout) -> Tensor:
     (num_rows, width), rank = grad.shape, len(a)
+    tile = _tile(rank, drop) | {"COLUMNS": _COLUMNS, "num_warps": 4 if rank <= 32 else 8}
     grid = (triton.cdiv(num_rows, rows_of_tile(rank)), triton.cdiv(width, _COLUMNS))
     args = (grad, low_grad.contiguous(), a, *mask(drop), num_rows, width, rank)
-    _add_down_gradient[grid](*args, **_tile(rank, drop))
+    _add_down_gradient[grid](*args, **tile)
     return grad
 
 
@@ -69,10 +67,8 @@ def _values_and_scale(x: Tensor | Quantized) -> tuple[Tensor, Tensor, dict[str, 
 
 
 def _tile(rank: int, drop: Dropout) -> dict[str, int]:
-    shape = {"ROWS": rows_of_tile(rank), "COLUMNS": _COLUMNS, "RANK": padded(rank)}
-    # So many tiles of A and x must fit in shared memory, and of a larger rank those of two programs.
-    num_warps, num_stages = (4, 4) if rank <= 32 else (8, 2)
-    return shape | {"DROP": drop.threshold > 0, "num_warps": num_warps, "num_stages": num_stages}
+    shape = {"ROWS": rows_of_tile(rank), "COLUMNS": _COLUMNS if rank <= 32 else _COLUMNS // 2, "RANK": padded(rank)}
+    return shape | {"DROP": drop.threshold > 0, "num_warps": 4, "num_stages": 4}
 
 
 def rows_of_tile(rank: int) -> int:

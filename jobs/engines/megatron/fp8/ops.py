@@ -47,9 +47,6 @@ class Fp8Ops(Protocol):
     def matmul(self, x: Quantized, weight: Quantized) -> Tensor:
         """Return x weight^T [M, N] in BF16, for a weight [N, K] with one scale."""
 
-    def add_matmul(self, sum_MN: Tensor, x: Quantized, weight: Quantized) -> Tensor:
-        """Return sum + x weight^T in BF16; the sum may be overwritten."""
-
     def transpose(self, weight: Quantized) -> Quantized:
         """Return the weight [N, K] as [K, N], contiguous."""
 

@@ -34,9 +34,6 @@ class TorchOps:
             y_MN *= x.scale[:, None] * weight.scale[0]
         return y_MN.to(self.output_dtype)
 
-    def add_matmul(self, sum_MN: Tensor, x: Quantized, weight: Quantized) -> Tensor:
-        return sum_MN + self.matmul(x, weight)
-
     def transpose(self, weight: Quantized) -> Quantized:
         return Quantized(weight.values.T.contiguous(), weight.scale)
 

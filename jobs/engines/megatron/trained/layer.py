@@ -54,8 +54,9 @@ class TrainedLayer(OwnLayer):
 
 @dataclass(slots=True)
 class SavedActivations:
-    """What the forward pass saves beside the layer's input; qkv and activation are None if they are recomputed."""
+    """What the forward pass saves for the backward pass; qkv and activation are None if they are recomputed."""
 
+    input_MH: Tensor
     stats: NormStats
     qkv: tuple[Tensor, Tensor, Tensor] | None
     attended_MO: Tensor
@@ -75,16 +76,15 @@ class _LayerFunction(Function):
         x_MH, y_MH, saved_by_mlp = layer_pass.mlp(x_SBH.flatten(0, 1), y_MH, keep=keep)
         if keep:
             ctx.layer, ctx.freqs = layer, freqs
-            ctx.save_for_backward(x_SBH)
-            ctx.saved = SavedActivations(*saved_by_attention, *saved_by_mlp)
+            layer.keep(ctx, SavedActivations(x_SBH.flatten(0, 1), *saved_by_attention, *saved_by_mlp))
         return x_MH.view_as(x_SBH) + y_MH.view_as(x_SBH)
 
     @staticmethod
     def backward(ctx: Any, grad_SBH: Tensor):
         layer_pass = _LayerPass(ctx.layer, ctx.freqs, grad_SBH.shape[1])
-        (x_SBH,), saved, ctx.saved = ctx.saved_tensors, ctx.saved, None
+        saved = ctx.layer.kept(ctx)
         grad_MH, grad = layer_pass.mlp_backward(grad_SBH.contiguous().flatten(0, 1), saved)
-        dx_MH = layer_pass.attention_backward(grad_MH, grad, x_SBH.flatten(0, 1), saved)
+        dx_MH = layer_pass.attention_backward(grad_MH, grad, saved)
         return None, None, None, dx_MH.view_as(grad_SBH)
 
 
@@ -181,9 +181,9 @@ class _LayerPass:
                 return self.ops.swiglu_backward(hidden_grad, activation)
             return self.ops.gelu_backward(hidden_grad, activation)
 
-    def attention_backward(self, grad_MH: Tensor, grad: Operand, x_MH: Tensor, saved: SavedActivations) -> Tensor:
+    def attention_backward(self, grad_MH: Tensor, grad: Operand, saved: SavedActivations) -> Tensor:
         """Return the gradient of the layer's input, from the gradients that `mlp_backward` returns."""
-        norm = self.layer.input_layernorm
+        norm, x_MH = self.layer.input_layernorm, saved.input_MH
         with named(Part.output):
             self.add_bias_gradient(self.layer.proj.bias, grad_MH)
             attended_grad = self.ops.matmul(grad, self.weights.backward(self.layer.proj))

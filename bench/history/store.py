@@ -1,0 +1,167 @@
+"""What all proven trials below a folder measured, in one SQLite file beside the runs: LOGDIR/history.sqlite.
+
+The logs stay the truth. The file is brought up to date when somebody asks for it, not by runs as they end: so runs that
+were copied here are in it, no job waits for a lock of a shared file system, and nothing is lost with it. It is replaced
+as a whole, so that several may do so at once, and a file that is damaged or of other code is made anew.
+"""
+
+import hashlib
+import json
+import logging
+import sqlite3
+import tempfile
+from contextlib import closing, suppress
+from dataclasses import astuple, fields
+from functools import cache
+from pathlib import Path
+
+from bench.contract.run_files import LEDGER, MANIFEST, PLAN, RESULTS
+from bench.errors import BenchError, ConfigError
+from bench.history import proven
+from bench.history.proven import ProvenTrial, Runs
+from bench.results import Measurement
+
+STORE = "history.sqlite"
+_RUNS = (f"*/{LEDGER}", f"studies/*/*/{LEDGER}")
+_CODE = ("contract", "history", "mlperf", "results")
+"""The packages that decide what stands in the store."""
+_TABLES = """
+CREATE TABLE made (code TEXT NOT NULL);
+CREATE TABLE runs (folder TEXT PRIMARY KEY, stamp TEXT NOT NULL, left_out TEXT NOT NULL);
+CREATE TABLE trials (
+    folder TEXT NOT NULL REFERENCES runs, trial INTEGER NOT NULL, log_sha256 TEXT NOT NULL, began_ms INTEGER NOT NULL,
+    task TEXT NOT NULL, facts TEXT NOT NULL, logged TEXT NOT NULL, planned TEXT NOT NULL, PRIMARY KEY (folder, trial)
+);
+CREATE TABLE measurements (
+    folder TEXT NOT NULL, trial INTEGER NOT NULL, name TEXT NOT NULL, unit TEXT NOT NULL, value REAL NOT NULL,
+    n INTEGER NOT NULL, p10 REAL, p90 REAL, PRIMARY KEY (folder, trial, name)
+);
+"""
+_MODE = 0o644
+_log = logging.getLogger(__name__)
+Known = dict[str, tuple[str, Runs]]
+"""By run folder, from the root: by which files it was read, and what it proves."""
+
+
+def trials(root: Path, *, rebuild: bool = False) -> tuple[ProvenTrial, ...]:
+    """Return every proven trial below a folder, the oldest first; a trial that was copied counts once.
+
+    Raises:
+        ConfigError: no such folder.
+    """
+    if not root.is_dir():
+        raise ConfigError("no such folder", where=str(root), fix="name the folder of runs, or set LOGDIR")
+    known = {} if rebuild else _read(root)
+    current: Known = {}
+    for folder in sorted({path.parent for pattern in _RUNS for path in root.glob(pattern)}):
+        name, stamp = str(folder.relative_to(root)), _stamp(folder)
+        current[name] = known[name] if name in known and known[name][0] == stamp else (stamp, _runs(folder))
+    if rebuild or current != known:
+        _write(root, current)
+    every = sorted(
+        (trial for _, runs in current.values() for trial in runs.trials),
+        key=lambda trial: (trial.began_ms, str(trial.folder), trial.trial),
+    )
+    return tuple({trial.log_sha256: trial for trial in reversed(every)}.values())[::-1]
+
+
+def _runs(folder: Path) -> Runs:
+    try:
+        return proven.in_folder(folder)
+    except BenchError as error:
+        return Runs(trials=(), left_out=(f"{folder.name}: {error.what}",))
+
+
+def _stamp(folder: Path) -> str:
+    """Return what changes with any file that a run is read from."""
+    files = [folder / LEDGER, folder / PLAN, folder / MANIFEST, *sorted(folder.glob(RESULTS))]
+    found = []
+    for file in files:
+        with suppress(OSError):
+            state = file.stat()
+            found.append(f"{file.name} {state.st_mtime_ns} {state.st_size}")
+    return "; ".join(found)
+
+
+@cache
+def _code() -> str:
+    """Return the checksum of the code that decides what stands in the store: another version makes it anew."""
+    root = Path(__file__).parents[1]
+    digest = hashlib.sha256(_TABLES.encode())
+    for file in sorted(path for package in _CODE for path in (root / package).rglob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def _read(root: Path) -> Known:
+    """Return what the store holds; nothing where there is none, or none that is of this code and whole."""
+    path = root / STORE
+    if not path.exists():
+        return {}
+    try:
+        # It is never changed in place, so that no lock is needed, which shared file systems do not always have.
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as store:
+            if store.execute("SELECT code FROM made").fetchall() != [(_code(),)]:
+                raise ValueError("of another version")
+            return _known(store, root)
+    except (sqlite3.Error, ValueError, TypeError, KeyError) as error:
+        _log.warning("%s is made anew from the logs: %s", path, error)
+        return {}
+
+
+def _known(store: sqlite3.Connection, root: Path) -> Known:
+    measured: dict[tuple[str, int], dict[str, Measurement]] = {}
+    names = [column.name for column in fields(Measurement)]
+    for folder, trial, *values in store.execute(f"SELECT folder, trial, {', '.join(names)} FROM measurements"):
+        one = Measurement(**dict(zip(names, values, strict=True)))
+        measured.setdefault((folder, trial), {})[one.name] = one
+    of_run: dict[str, list[ProvenTrial]] = {}
+    columns = "folder, trial, log_sha256, began_ms, task, facts, logged, planned"
+    for folder, trial, sha256, began_ms, task, *texts in store.execute(f"SELECT {columns} FROM trials ORDER BY trial"):
+        facts, logged, planned = map(json.loads, texts)
+        of_run.setdefault(folder, []).append(
+            ProvenTrial(
+                folder=root / folder,
+                trial=trial,
+                log_sha256=sha256,
+                began_ms=began_ms,
+                task=task,
+                measurements=measured.get((folder, trial), {}),
+                facts=facts,
+                logged=logged,
+                planned=planned,
+            )
+        )
+    return {
+        folder: (stamp, Runs(trials=tuple(of_run.get(folder, ())), left_out=tuple(json.loads(left_out))))
+        for folder, stamp, left_out in store.execute("SELECT folder, stamp, left_out FROM runs")
+    }
+
+
+def _write(root: Path, known: Known) -> None:
+    """Replace the store in one step; where this user may not write, there is none."""
+    part = None
+    try:
+        with tempfile.NamedTemporaryFile(dir=root, prefix=f".{STORE}.", delete=False) as file:
+            part = Path(file.name)
+        part.chmod(_MODE)
+        with closing(sqlite3.connect(part)) as store, store:
+            store.executescript(_TABLES)
+            store.execute("INSERT INTO made VALUES (?)", (_code(),))
+            for folder, (stamp, runs) in known.items():
+                store.execute("INSERT INTO runs VALUES (?, ?, ?)", (folder, stamp, json.dumps(runs.left_out)))
+                for trial in runs.trials:
+                    _insert(store, folder, trial)
+        part.replace(root / STORE)
+    except (OSError, sqlite3.Error) as error:
+        _log.warning("%s cannot be written, and will be made anew the next time: %s", root / STORE, error)
+        if part is not None:
+            part.unlink(missing_ok=True)
+
+
+def _insert(store: sqlite3.Connection, folder: str, trial: ProvenTrial) -> None:
+    texts = (json.dumps(dict(each)) for each in (trial.facts, trial.logged, trial.planned))
+    values = (folder, trial.trial, trial.log_sha256, trial.began_ms, trial.task, *texts)
+    store.execute("INSERT INTO trials VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
+    rows = [(folder, trial.trial, *astuple(one)) for one in trial.measurements.values()]
+    store.executemany("INSERT INTO measurements VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)

@@ -1,0 +1,42 @@
+"""A study as something to hand on: its tables as Markdown, CSV, LaTeX and a page, its figures as PNG."""
+
+import re
+from functools import partial
+from pathlib import Path
+
+from bench.report import output_folder, template
+from bench.report.study import page
+from bench.report.study.latex import latex
+from bench.report.study.layout import laid_out
+from bench.report.study.markdown import markdown
+from bench.report.study.records import csv
+from bench.results.study import StudyResult
+
+PAGE = "index.html"
+_FILES = re.compile(r"index\.html|table\.(md|csv|tex)|(bars|scaling)_\d+\.png|(pairs|step_time_distribution)\.png")
+"""Names of what is written of a study."""
+
+
+def write_study(result: StudyResult, out: Path) -> list[Path]:
+    """Write the tables, the page and the figures into a folder and return their paths; same input, same bytes.
+
+    Links to the runs of a study are relative, so that its folder and `out` may be moved together.
+
+    Raises:
+        ConfigError: the folder cannot be made or written, or holds files of these names that are not ours.
+    """
+    output_folder.write(out, partial(_write, result, out), page=PAGE, names=_FILES)
+    return [out / name for name in ("table.md", "table.csv", "table.tex", PAGE)] + sorted(out.glob("*.png"))
+
+
+def _write(result: StudyResult, out: Path, part: Path) -> None:
+    """Write all files into `part`, with the links that they need in `out`."""
+    layout = laid_out(result, out.resolve())
+    documents = {
+        "table.md": markdown(result, layout),
+        "table.csv": csv(result),
+        "table.tex": latex(result, layout),
+        PAGE: template.page("study/study.html.j2", page.context(result, layout, part)),
+    }
+    for name, content in documents.items():
+        (part / name).write_text(content, encoding="utf-8")

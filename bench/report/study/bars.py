@@ -1,0 +1,161 @@
+"""What the bars of a study show: the means of arms, their intervals, and published figures beside them."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from bench.report.cells import cell_text
+from bench.report.interactive import text
+from bench.report.numbers import number_text
+from bench.report.palette import COLORS, pale
+from bench.report.study.layout import column_heading, heading, letters_of
+from bench.results.study import Cell, Column, Mark, Published, Row, StudyResult, Table
+
+CONFIDENCE = 0.95
+_GROUP_GAP = 0.7
+"""Between groups, in bars."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """One bar. Without a value its text stands in its place."""
+
+    value: float | None
+    text: str
+    details: str
+    """What the pointer shows."""
+    half_width: float = 0.0
+    """Of the interval of the mean; zero where there is none."""
+    values: tuple[float, ...] = ()
+    """Of each run."""
+    is_measured: bool = True
+
+    @property
+    def end(self) -> float:
+        """Where the bar, its whisker and its dots end."""
+        return max([(self.value or 0.0) + self.half_width, *self.values])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """Bars of one look, one for each group."""
+
+    name: str
+    color: str
+    is_published: bool
+    bars: tuple[Bar | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bars:
+    """Groups of bars side by side."""
+
+    title: str
+    what: str
+    groups: tuple[str, ...]
+    series: tuple[Series, ...]
+
+    @property
+    def has_published(self) -> bool:
+        return any(series.is_published for series in self.series)
+
+    def places(self) -> Iterator[tuple[int, Series, Bar, float]]:
+        """Yield each bar from top to bottom with the number of its group and its height, counted in bars."""
+        y = 0.0
+        for group in range(len(self.groups)):
+            drawn = [(series, bar) for series in self.series if (bar := series.bars[group]) is not None]
+            for place, (series, bar) in enumerate(drawn):
+                yield group, series, bar, y + place
+            y += max(1, len(drawn)) + _GROUP_GAP
+
+    def ticks(self) -> dict[str, float]:
+        """Return the height of each group's middle, by the group's name."""
+        heights: dict[int, list[float]] = {}
+        for group, _, _, y in self.places():
+            heights.setdefault(group, []).append(y)
+        return {self.groups[group]: (ys[0] + ys[-1]) / 2 for group, ys in heights.items()}
+
+
+def sentence(text: str) -> str:
+    """Return a text that begins with a capital."""
+    return text[:1].upper() + text[1:]
+
+
+def bars_of(result: StudyResult) -> tuple[Bars, ...]:
+    """Return the bars of each table: groups are its lines. Without tables, those of each measurement by arm."""
+    if result.tables:
+        found = [_of_table(result, table) for table in result.tables]
+    else:
+        found = [_of_column(result, column) for column in result.columns]
+    return tuple(bars for bars in found if any(bar and bar.value is not None for s in bars.series for bar in s.bars))
+
+
+def _of_column(result: StudyResult, column: Column) -> Bars:
+    groups = tuple(row.arm for row in result.rows)
+    series = _series(result, column, "measured", list(result.rows), COLORS[0])
+    return Bars(title=sentence(column.title), what=heading(column), groups=groups, series=tuple(series))
+
+
+def _of_table(result: StudyResult, table: Table) -> Bars:
+    series: list[Series] = []
+    for place, labels in enumerate(table.columns):
+        rows = [result.row(arm) if (arm := arms[place]) is not None else None for _, arms in table.rows]
+        series += _series(
+            result,
+            table.column,
+            ", ".join(map(column_heading, table.column_labels, labels)),
+            rows,
+            COLORS[place % len(COLORS)],
+        )
+    groups = tuple(", ".join(labels) for labels, _ in table.rows)
+    return Bars(title=table.title, what=heading(table.column), groups=groups, series=tuple(series))
+
+
+def _series(result: StudyResult, column: Column, name: str, rows: Sequence[Row | None], color: str) -> Iterator[Series]:
+    """Yield what was measured, and what each publication has for the same arms."""
+    key, unit = column.measurement, column.unit
+    cells = [row.cells.get(key) if row else None for row in rows]
+    if any(cells):
+        bars = tuple(_measured(cell, unit) if cell else None for cell in cells)
+        yield Series(name=name, color=color, is_published=False, bars=bars)
+    figures = [row.published.get(key, ()) if row else () for row in rows]
+    letters, hardware = letters_of(result), {one.name: one.hardware for one in result.publications}
+    for publication in dict.fromkeys(one.publication for of_row in figures for one in of_row):
+        chosen = [next((one for one in of_row if one.publication == publication), None) for of_row in figures]
+        published = tuple(_published(one, unit) if one else None for one in chosen)
+        title = f"published [{letters.get(publication, publication)}]"
+        full = f"{title}, {hardware.get(publication, '')}" if name == "measured" else f"{name}, {title}"
+        yield Series(name=full, color=pale(color), is_published=True, bars=published)
+
+
+def _measured(cell: Cell, unit: str) -> Bar:
+    half_width = half_width_of_mean(cell.values)
+    details = [f"<b>{text(cell_text(cell))}</b> {text(unit)}", f"n = {cell.n}" if cell.n else "", text(cell.reason)]
+    if half_width:
+        details.append(f"95 % interval of the mean ± {number_text(half_width)}")
+        details.append("runs: " + ", ".join(number_text(value) for value in cell.values))
+    return Bar(
+        value=cell.value,
+        text=cell_text(cell) if cell.value is None or cell.mark is not Mark.measured else number_text(cell.value),
+        details="<br>".join(filter(None, details)),
+        half_width=half_width,
+        values=cell.values,
+        is_measured=cell.mark is Mark.measured,
+    )
+
+
+def _published(figure: Published, unit: str) -> Bar:
+    shown = number_text(figure.value) if figure.reason and figure.value is not None else figure.printed
+    reason = f'<br>printed as "{text(figure.printed)}": {text(figure.reason)}' if figure.reason else ""
+    return Bar(value=figure.value, text=shown, details=f"<b>{text(shown)}</b> {text(unit)}, published{reason}")
+
+
+def half_width_of_mean(values: Sequence[float]) -> float:
+    """Return the half-width of the 95 % t-interval of the mean of runs; zero for fewer than two."""
+    if len(values) < 2:
+        return 0.0
+    from statistics import stdev
+
+    from scipy import stats
+
+    return float(stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * stdev(values) / math.sqrt(len(values))

@@ -1,0 +1,207 @@
+"""The tables of a study as every format shows them: lines of entries, numbered footnotes, lettered publications."""
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import quote
+
+from bench.contract import run_files
+from bench.report.cells import cell_text
+from bench.report.numbers import number_text
+from bench.results.study import Cell, Column, Mark, Publication, Published, Row, StudyResult, Table
+
+KINDS = {
+    Mark.measured: "measured",
+    Mark.calculated: "calculated",
+    Mark.estimated: "estimated",
+    Mark.not_advisable: "none",
+    Mark.no_result: "none",
+}
+LEGEND = {
+    Mark.calculated: "calculated from a shorter run",
+    Mark.estimated: "estimated by the plan, nothing ran",
+    Mark.not_advisable: "not advisable",
+    Mark.no_result: "no result",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """What stands in one place of a table."""
+
+    kind: str
+    """measured, calculated, estimated, published, or none."""
+    text: str
+    number: float | None = None
+    """What the entry is sorted by."""
+    notes: tuple[int, ...] = ()
+    """Numbers of footnotes."""
+    runs: tuple[str, ...] = ()
+    """Addresses of the logs that the number is taken from, relative to where the tables are written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One line of a table: an arm or a combination of labels, or below it what a publication has for it."""
+
+    labels: tuple[str, ...]
+    entries: tuple[Entry | None, ...]
+    publication: str = ""
+    """The letter of the publication."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """One table."""
+
+    title: str
+    label_headings: tuple[str, ...]
+    headings: tuple[str, ...]
+    lines: tuple[Line, ...]
+    caption: str
+    """What its numbers are: means of how many runs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """All tables of a study, with what their numbers and letters refer to."""
+
+    grids: tuple[Grid, ...]
+    footnotes: tuple[str, ...]
+    publications: tuple[tuple[str, Publication], ...]
+    marks: tuple[tuple[str, str], ...]
+    """Those that occur, and what they mean."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Writer:
+    """Lays the tables of one study out, and numbers what they refer to in the order of its occurrence."""
+
+    result: StudyResult
+    out: Path
+    footnotes: dict[str, int] = field(default_factory=dict)
+    marks: set[Mark] = field(default_factory=set)
+
+    def note(self, text: str) -> tuple[int, ...]:
+        return (self.footnotes.setdefault(text, len(self.footnotes) + 1),) if text else ()
+
+
+def laid_out(result: StudyResult, out: Path) -> Layout:
+    """Return the tables of a study; `out` is the folder that they will be written to, which links start from."""
+    writer = _Writer(result, out)
+    grids = tuple(_pivot(writer, table) for table in result.tables) or (_arms(writer),)
+    letters = letters_of(result)
+    return Layout(
+        grids=grids,
+        footnotes=tuple(writer.footnotes),
+        publications=tuple((letters[one.name], one) for one in result.publications),
+        marks=tuple((str(mark), meaning) for mark, meaning in LEGEND.items() if mark in writer.marks),
+    )
+
+
+def letters_of(result: StudyResult) -> dict[str, str]:
+    """Return the letter of each publication: P1, P2, …"""
+    return {one.name: f"P{number}" for number, one in enumerate(result.publications, 1)}
+
+
+def heading(column: Column) -> str:
+    return f"{column.title} ({column.unit})" if column.unit else column.title
+
+
+def _arms(writer: _Writer) -> Grid:
+    """Return the table with a line for each arm and a column for each measurement."""
+    result = writer.result
+    names = [column.measurement for column in result.columns]
+    usual = _usual_count(cell for row in result.rows for cell in row.cells.values())
+    lines: list[Line] = []
+    for row in result.rows:
+        cells = [row.cells.get(name) for name in names]
+        lines.append(Line(labels=(row.arm,), entries=tuple(_entry(writer, cell, usual) for cell in cells)))
+        lines += _published(writer, (row.arm,), [(row, name) for name in names])
+    return Grid(
+        title=result.title,
+        label_headings=("",),
+        headings=tuple(map(heading, result.columns)),
+        lines=tuple(lines),
+        caption=_caption(usual),
+    )
+
+
+def _pivot(writer: _Writer, table: Table) -> Grid:
+    """Return a table of one measurement, whose lines and columns are labels."""
+    result, name = writer.result, table.column.measurement
+    arms = {arm: result.row(arm) for _, of_line in table.rows for arm in of_line if arm is not None}
+    usual = _usual_count(row.cells[name] for row in arms.values() if name in row.cells)
+    lines: list[Line] = []
+    for labels, of_line in table.rows:
+        rows = [arms[arm] if arm is not None else None for arm in of_line]
+        cells = [row.cells.get(name) if row else None for row in rows]
+        lines.append(Line(labels=labels, entries=tuple(_entry(writer, cell, usual) for cell in cells)))
+        lines += _published(writer, labels, [(row, name) for row in rows])
+    return Grid(
+        title=f"{table.title}: {heading(table.column)}",
+        label_headings=table.row_labels,
+        headings=tuple(", ".join(map(column_heading, table.column_labels, column)) for column in table.columns),
+        lines=tuple(lines),
+        caption=_caption(usual),
+    )
+
+
+def column_heading(name: str, value: str) -> str:
+    """Return a label's value; a bare number is told what it counts."""
+    return f"{name} = {value}" if value.isdigit() else value
+
+
+def _usual_count(cells: Iterable[Cell]) -> int | None:
+    """Return the number of runs that most numbers stand for; the others say theirs."""
+    counts = Counter(cell.n for cell in cells if cell.n)
+    return max(counts, key=lambda n: (counts[n], n)) if counts else None
+
+
+def _caption(usual: int | None) -> str:
+    if usual is None:
+        return "Nothing was measured."
+    if usual == 1:
+        return "One run each (n = 1) unless n is given."
+    return f"Mean ± standard deviation of n = {usual} runs unless n is given."
+
+
+def _entry(writer: _Writer, cell: Cell | None, usual: int | None) -> Entry | None:
+    if cell is None:
+        return None
+    writer.marks.add(cell.mark)
+    count = f" (n = {cell.n})" if cell.n and cell.n != usual else ""
+    return Entry(
+        kind=KINDS[cell.mark],
+        text=f"{cell_text(cell)}{count}",
+        number=cell.value,
+        notes=writer.note(cell.reason),
+        runs=tuple(_address(writer, run) for run in cell.runs),
+    )
+
+
+def _address(writer: _Writer, run: str) -> str:
+    """Return the relative address of a run's log, or of its folder where it left none."""
+    folder = Path(writer.result.folder, run)
+    log = folder / run_files.result(0)
+    return quote(os.path.relpath(log if log.exists() else folder, writer.out))
+
+
+def _published(writer: _Writer, labels: tuple[str, ...], places: Sequence[tuple[Row | None, str]]) -> Iterator[Line]:
+    """Yield a line for each publication that has figures for these places."""
+    letters = letters_of(writer.result)
+    found = [row.published.get(name, ()) if row else () for row, name in places]
+    for name in dict.fromkeys(one.publication for figures in found for one in figures):
+        entries = [_figure(writer, [one for one in figures if one.publication == name]) for figures in found]
+        yield Line(labels=labels, entries=tuple(entries), publication=letters.get(name, name))
+
+
+def _figure(writer: _Writer, figures: Sequence[Published]) -> Entry | None:
+    """Return what a publication has for one place: as printed, or corrected with a footnote."""
+    if not figures:
+        return None
+    texts = [one.printed if not one.reason or one.value is None else number_text(one.value) for one in figures]
+    notes = [note for one in figures if one.reason for note in writer.note(f'printed as "{one.printed}": {one.reason}')]
+    return Entry(kind="published", text="; ".join(texts), number=figures[0].value, notes=tuple(notes))

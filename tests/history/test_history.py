@@ -1,0 +1,179 @@
+"""`history`: a planted regression is found, and the store is what the logs say, whatever happened to it."""
+
+import json
+import shutil
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from bench.cli import main
+from bench.history import past, store
+from bench.history.past import Change, judge
+from bench.results.measurement import Measurement
+from helpers.clock import Clock, turned
+from helpers.planted_runs import plant
+
+H200 = {"num_ranks": 8, "accelerator": "NVIDIA H200", "config_filename": "task/lora_8b.yaml"}
+STEADY = (100.0, 100.3, 99.8, 100.1, 99.9)
+SPEED = Measurement(name="throughput", unit="samples/s", value=1)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Clock:
+    monkeypatch.setenv("LOGDIR", str(tmp_path / "runs"))
+    return turned(monkeypatch)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "runs"
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> str:
+    with pytest.raises(SystemExit) as stop:
+        main(["history", *argv])
+    said = capsys.readouterr()
+    assert stop.value.code == code, said
+    return said.out + said.err
+
+
+def test_a_planted_regression_fails_the_check(clock: Clock, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Five runs with a deviation of 0.19 % and one that is 5 % slower: s √(1 + 1/5) t(4) is 0.59 %."""
+    for number, speed in enumerate(STEADY):
+        plant(root / f"run{number}", clock, speed, **H200)
+        plant(root / f"other{number}", clock, 2 * speed, **H200 | {"num_ranks": 4})
+    said = run(capsys, "lora_8b", "--check", "2")
+    assert "2 no regression" in said
+    plant(root / "run9", clock, 95.0, **H200 | {"commit": "abc"})
+    said = run(capsys, "lora_8b", "--check", "2", "--measurement", "throughput", code=1)
+    assert "regression\t-5.0 % (-5.6 to -4.5 %), 1 run against 5 earlier ones" in said
+    assert "1 no regression" in said, "other hardware has a past of its own"
+    assert "commit not known → abc" in run(capsys, "lora_8b")
+    assert "no regression" in run(capsys, "--check", "6")
+    lines = [line.split("\t") for line in run(capsys).splitlines() if line.startswith("lora_8b")]
+    assert [(line[1], line[3], *line[-2:]) for line in lines] == [
+        ("8 × NVIDIA H200", "6", "95.000", "100.300"),
+        ("4 × NVIDIA H200", "5", "199.80", "200.60"),
+    ]
+
+
+def test_a_faster_step_is_no_regression_of_its_time(clock: Clock, root: Path) -> None:
+    for number, speed in enumerate((*STEADY, 120.0)):
+        plant(root / f"run{number}", clock, speed, **H200)
+    (of,) = past.pasts(store.trials(root))
+    (step,) = of.measurements("step_time")
+    assert judge(of, step, tolerance=0.02).change is Change.none
+    assert judge(of, SPEED, tolerance=0.02).text.startswith("+20.0 %")
+
+
+def test_a_change_that_is_not_proven_is_undecided_and_one_earlier_run_is_not_judged(clock: Clock, root: Path) -> None:
+    def change(*speeds: float, **how: int) -> Change:
+        shutil.rmtree(root, ignore_errors=True)
+        for number, speed in enumerate(speeds):
+            plant(root / f"run{number}", clock, speed, **H200)
+        (of,) = past.pasts(store.trials(root))
+        return judge(of, SPEED, tolerance=0.02, **how).change
+
+    assert change(100, 90) is Change.not_judged
+    assert change(100, 103, 98, 94) is Change.undecided
+    assert change(*STEADY, 95.0, 95.2, newest=2) is Change.regression
+    assert change(50, 60, *STEADY, 95.0, earlier=5) is Change.regression, "the two oldest do not count"
+    assert change(50, 60, *STEADY, 95.0) is Change.undecided
+
+
+def test_trials_of_one_run_are_one_value(clock: Clock, root: Path) -> None:
+    for number, speed in enumerate(STEADY):
+        plant(root / f"run{number}", clock, speed - 1, speed + 1, **H200)
+    (of,) = past.pasts(store.trials(root))
+    assert judge(of, SPEED, tolerance=0.02).text.endswith("1 run against 4 earlier ones")
+
+
+def test_a_store_that_is_rebuilt_is_the_one_that_grew(clock: Clock, root: Path) -> None:
+    plant(root / "a", clock, 100.0, 101.0, **H200)
+    store.trials(root)
+    plant(root / "studies/tiny-local/new.1", clock, 90.0, **H200)
+    plant(root / "b", clock, 102.0, **H200)
+    store.trials(root)
+    shutil.rmtree(root / "b")
+    plant(root / "c", clock, 103.0, **H200)
+    grown = store.trials(root)
+    assert [trial.folder.name for trial in grown] == ["a", "a", "new.1", "c"]
+    assert grown == store.trials(root) == store.trials(root, rebuild=True) == store.trials(root)
+    with closing(sqlite3.connect(root / store.STORE)) as found:
+        rows = dict(
+            found.execute("SELECT folder, max(value) FROM measurements WHERE name = 'throughput' GROUP BY folder")
+        )
+    assert rows == pytest.approx({"a": 101, "c": 103, "studies/tiny-local/new.1": 90})
+
+
+def test_a_run_that_goes_on_is_read_again(clock: Clock, root: Path) -> None:
+    plant(root / "a", clock, 100.0, **H200)
+    assert len(store.trials(root)) == 1
+    shutil.rmtree(root / "a")
+    plant(root / "a", clock, 100.0, 101.0, **H200)
+    assert len(store.trials(root)) == 2
+
+
+@pytest.mark.parametrize("damage", ["cut", "text", "old", "empty", "column"])
+def test_a_damaged_or_old_store_is_made_anew(damage: str, clock: Clock, root: Path) -> None:
+    plant(root / "a", clock, 100.0, 101.0, **H200)
+    whole, path = store.trials(root), root / store.STORE
+    if damage in ("old", "column"):
+        change = "UPDATE made SET code = 'old'" if damage == "old" else "ALTER TABLE trials DROP COLUMN facts"
+        with closing(sqlite3.connect(path)) as found, found:
+            found.execute(change)
+    else:
+        path.write_bytes({"cut": path.read_bytes()[:5000], "text": b"no database at all", "empty": b""}[damage])
+    assert store.trials(root) == whole
+    assert store._read(root), "it was written again"
+
+
+def test_many_may_ask_at_once(clock: Clock, root: Path) -> None:
+    for number, speed in enumerate(STEADY):
+        plant(root / f"run{number}", clock, speed, **H200)
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: store.trials(root, rebuild=True), range(16)))
+    assert all(answer == answers[0] for answer in answers)
+    assert [path.name for path in root.glob(".*sqlite*")] == [] and len(store._read(root)) == 5
+
+
+def test_a_copied_run_counts_once_and_a_changed_log_not_at_all(clock: Clock, root: Path) -> None:
+    plant(root / "a", clock, 100.0, 101.0, **H200)
+    shutil.copytree(root / "a", root / "copy")
+    with (root / "copy/result_0.txt").open("a") as log:
+        log.write("\n")
+    assert [(trial.folder.name, trial.trial) for trial in store.trials(root)] == [("a", 0), ("a", 1)]
+
+
+def test_a_folder_where_nothing_can_be_written_has_a_history(
+    clock: Clock, root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    plant(root / "a", clock, 100.0, **H200)
+    monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
+    assert len(store.trials(root)) == 1
+    assert "cannot be written" in caplog.text and not list(root.glob("*sqlite*")) + list(root.glob(".*sqlite*"))
+
+
+def test_json_has_every_value(clock: Clock, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plant(root / "a", clock, 100.0, 101.0, **H200)
+    found = json.loads(run(capsys, "--json"))
+    assert (found["task"], found["hardware"]) == ("lora_8b", "8 × NVIDIA H200")
+    assert found["measurements"]["throughput"] == pytest.approx([100, 101])
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["lora_70b"], "no proven run of lora_70b"),
+        (["--measurement", "speed"], "speed was not measured"),
+        (["--folder", "/nowhere"], "no such folder"),
+    ],
+)
+def test_bad_requests_are_refused(
+    argv: list[str], said: str, clock: Clock, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plant(root / "a", clock, 100.0, **H200)
+    assert said in run(capsys, *argv, code=2)

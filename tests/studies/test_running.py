@@ -1,0 +1,156 @@
+"""What one call of a study does, and the next one: run folders are written by a stand-in for the ranks."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from test_spec import COLUMNS, written
+
+from bench import studies
+from bench.contract import plan as contract_plans
+from bench.contract.plan import Plan
+from bench.errors import ConfigError, Stopped, SubmitError
+from bench.launch import run_local
+from bench.results.study import StudyResult
+from bench.studies import library
+from helpers import study_runs
+
+STUDY = f"""
+title: t
+question: q
+source: s
+{COLUMNS}
+overrides: [task=pretrain_tiny, model.weights=random, cluster.ranks_per_node=1]
+arms: {{a: {{overrides: [precision=fp32]}}, b: {{overrides: [precision=bf16]}}}}
+runs: 2
+"""
+
+
+class Ranks:
+    """In place of `run_local.run`: notes each run, and ends it as the test says; proven unless it says otherwise."""
+
+    def __init__(self) -> None:
+        self.began: list[str] = []
+        self.seeds: dict[str, int] = {}
+        self.ends: dict[str, BaseException | str] = {}
+
+    def run(self, plan: Plan, folder: Path) -> int:
+        self.began.append(folder.name)
+        self.seeds[folder.name] = plan.trials[0].seed
+        end = self.ends.get(folder.name)
+        if isinstance(end, str):
+            study_runs.fail(folder, end, "it failed")
+            raise SubmitError("it failed", where=str(folder), fix="none", rule=end)
+        if end is not None:
+            raise end
+        study_runs.prove(folder, [1.0, 2.0])
+        return 0
+
+
+@pytest.fixture
+def ranks(monkeypatch: pytest.MonkeyPatch) -> Ranks:
+    made = Ranks()
+    monkeypatch.setattr(run_local, "run", made.run)
+    return made
+
+
+Call = Callable[..., tuple[int, StudyResult]]
+
+
+@pytest.fixture
+def call(tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> Call:
+    monkeypatch.setattr(library, "CONF", tmp_path)
+
+    def call(study: str = STUDY, *words: str, runs: int | None = None) -> tuple[int, StudyResult]:
+        written(tmp_path, study)
+        paths = [f"cluster.paths.{name}={tmp_path}" for name in ("logs", "data", "model")]
+        session = studies.begin("mine", [*words, *paths], runs=runs)
+        code = studies.go_on(session)
+        return code, studies.read(session.folder)
+
+    return call
+
+
+def test_a_failed_run_is_tried_once_a_call_and_the_rest_goes_on(call: Call, ranks: Ranks) -> None:
+    ranks.ends["a.1"] = "RUN-02"
+    code, result = call()
+    assert code == 1 and sorted(ranks.began) == ["a.1", "a.2", "b.1", "b.2"]
+    assert result.row("a").cells["step_time"].reason == "1 of 2 runs have no number (failed: RUN-02: it failed)"
+    del ranks.ends["a.1"]
+    ranks.began.clear()
+    code, result = call()
+    assert (code, ranks.began) == (0, ["a.1"])
+    assert all(cell.n == 2 for row in result.rows for cell in row.cells.values())
+    ranks.began.clear()
+    assert call()[0] == 0 and not ranks.began, "what is proven is never run again"
+
+
+def test_both_arms_of_a_block_have_one_seed_and_more_runs_can_follow(call: Call, ranks: Ranks) -> None:
+    call(STUDY, "seed_base=5")
+    assert ranks.seeds == {"a.1": 5, "b.1": 5, "a.2": 6, "b.2": 6}
+    ranks.began.clear()
+    call(STUDY, "seed_base=5", runs=4)
+    assert sorted(ranks.began) == ["a.3", "a.4", "b.3", "b.4"]
+
+
+def test_a_stop_ends_the_call_and_the_next_one_goes_on_with_the_same_plan(call: Call, ranks: Ranks) -> None:
+    ranks.ends |= dict.fromkeys(("a.1", "b.1"), Stopped(15))
+    with pytest.raises(Stopped):
+        call()
+    (cut_short,) = ranks.began
+    ranks.ends.clear()
+    assert call()[0] == 0 and ranks.began.count(cut_short) == 2 and len(ranks.began) == 5
+
+
+def test_what_a_kill_left_of_a_folder_is_made_anew(call: Call, ranks: Ranks, tmp_path: Path) -> None:
+    """The plan was being written: nothing had run there."""
+    folder = tmp_path / "studies/mine-local/a.1"
+    (folder / "rank_logs").mkdir(parents=True)
+    (folder / "plan.json").write_text('{"version": ')
+    assert call()[0] == 0 and contract_plans.load(folder / "plan.json").trials[0].seed == 1
+
+
+def test_out_of_memory_leads_to_the_next_smaller_batch_for_all_blocks(call: Call, ranks: Ranks) -> None:
+    searched = STUDY.replace("arms:", "max_batch: {limit: 16}\narms:")
+    ranks.ends |= {"b.b16.1": "RUN-01", "b.b14.2": "RUN-01"}
+    code, result = call(searched)
+    assert code == 0 and {"b.b16.1", "b.b14.1", "b.b14.2", "b.b13.1", "b.b13.2"} <= set(ranks.began)
+    cell = result.row("b").cells["step_time"]
+    assert cell.runs == ("b.b13.1", "b.b13.2") and "micro-batches of 16, 14" in cell.reason
+    assert result.row("a").cells["step_time"].runs == ("a.b16.1", "a.b16.2")
+
+
+def test_a_run_that_cannot_start_says_why(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bench.launch import start
+
+    def refuse(*ignored: object) -> int:
+        raise ConfigError("no rows in DATADIR", where="here", fix="make them")
+
+    monkeypatch.setattr(start, "run", refuse)
+    code, result = call()
+    assert code == 1 and result.row("a").cells["step_time"].reason == "not run: no rows in DATADIR"
+
+
+@pytest.mark.parametrize(
+    ("there", "now", "message"),
+    [
+        ("precision=bf16", "recipe.lr=1", r"arm 'b' is now without precision=bf16, with recipe.lr=1"),
+        ("runs: 2", "window: {skip_steps: 30, steps: 1}\nruns: 2", r"arm 'a' is now with window="),
+    ],
+)
+def test_a_study_whose_arms_have_changed_is_refused(call: Call, there: str, now: str, message: str) -> None:
+    call()
+    with pytest.raises(
+        ConfigError, match=rf"the study has changed since its runs were made: {message}[\s\S]*move .* away"
+    ):
+        call(STUDY.replace(there, now))
+    with pytest.raises(ConfigError, match=r"arm 'a' is now with recipe.lr=1"):
+        call(STUDY, "recipe.lr=1")
+    call(STUDY.replace("runs: 2", "runs: 2\nmargin: 0.1"), "launch.attempts=2")  # nothing of what is measured
+
+
+def test_a_study_of_which_no_arm_runs_still_has_its_table(call: Call, ranks: Ranks) -> None:
+    """It stands beside what is published, with the reasons."""
+    code, result = call(STUDY.replace("precision=", "engine=accelerate,precision="))
+    assert code == 1 and not ranks.began
+    assert [row.cells["step_time"].reason for row in result.rows] == ["engine accelerate is not there"] * 2

@@ -1,0 +1,131 @@
+"""The shipped studies: each loads, each arm is planned or says why not, each published figure stands beside an arm."""
+
+from collections import Counter
+from functools import cache
+
+import pytest
+
+from bench.contract.plan import KernelsPlan
+from bench.planning import compose
+from bench.results import names
+from bench.results.study import Mark, PlannedArm
+from bench.studies import arms as arms_of
+from bench.studies import library, plans
+from bench.studies.arms import Arm
+from bench.studies.plans import Request
+from bench.studies.spec import Study, matches
+
+STUDIES = library.names()
+NOT_THERE = "{} is not there".format
+HUGGINGFACE = NOT_THERE("engine huggingface")
+ONE_H200 = ["cluster=local", "cluster.device=cuda", "cluster.ranks_per_node=1", "gpu@cluster.gpu=h200"]
+EXPECTED = {
+    "dissect_finetuning": ("cluster=dgxh200", {"": 10, HUGGINGFACE: 41}),
+    "dissect_frameworks": ("cluster=dgxh200", {"": 3, HUGGINGFACE: 2, NOT_THERE("engine nemo"): 2}),
+    "dissect_max_batch": ("cluster=dgxh200", {"": 6, HUGGINGFACE: 38}),
+    "dissect_kernels": ("cluster=dgxh200", {"": 4}),
+    "dissect_modules": ("cluster=dgxh200", {"": 3, HUGGINGFACE: 8}),
+    "dissect_pretraining": ("cluster=dgxh200", {"": 6, HUGGINGFACE: 38}),
+    "dissect_scaling": ("cluster=dgxh200", {"": 7, HUGGINGFACE: 7}),
+    "dissect_serving": ("cluster=dgxh200", {NOT_THERE(f"task serve_{size}"): 5 for size in ("7b", "13b", "70b")}),
+    "kubernetes_overhead": ("cluster=dgx8", {"": 6, NOT_THERE("cluster k8s"): 6}),
+    "layouts": ("cluster=dgxh200", {"": 23, "144.4 GiB per GPU needed": 1}),
+    "roce": ("cluster=dgx2", {"": 5, "118.0 GiB per GPU needed": 1, HUGGINGFACE: 6}),
+    "slow_network": (
+        "cluster=dgx2",
+        {"": 1, NOT_THERE("task pretrain_7b_apart"): 9, NOT_THERE("cluster net_10_gbit"): 2}
+        | {NOT_THERE(f"cluster net_{gbit}_gbit"): 1 for gbit in (1, 80)},
+    ),
+    "ironbyte": (
+        "cluster=dgx2",
+        {"": 16, HUGGINGFACE: 16, NOT_THERE("cluster net_80_gbit"): 8}
+        | {NOT_THERE(f"task generate_{size}"): 4 for size in ("7b", "70b")}
+        | {NOT_THERE(f"task {task}_apart"): 3 for task in ("qlora_70b", "finetune_70b_dolly", "pretrain_7b")}
+        | {NOT_THERE("task finetune_7b_dolly_apart"): 2}
+        | {"so few steps take less time than merging the groups": 5},
+    ),
+}
+"""The cluster that a study is meant for, and its arms by why they do not run; "" for those that do."""
+
+
+LATER = {
+    *("generation_time", "time_per_token", "generation_throughput", "output_throughput"),
+    *(f"latency_p{share}" for share in (50, 60, 99, 100)),
+    *(f"time_{way}_{part}" for way in ("forward", "backward") for part in ("scores", "softmax", "values")),
+}
+"""Columns that no kind or engine of this version measures."""
+
+
+@cache
+def loaded(name: str) -> tuple[Study, tuple[Arm, ...]]:
+    study = library.load(name)
+    return study, tuple(arms_of.of(study, where=name))
+
+
+def planned(name: str, *words: str) -> list[PlannedArm]:
+    study, arms = loaded(name)
+    return plans.plan_arms(Request(study=study, arms=arms, words=words))
+
+
+def test_they_are_those_of_the_documents_and_ours() -> None:
+    parts = ("frameworks", "pretraining", "max_batch", "finetuning", "modules", "kernels", "serving", "scaling")
+    of_documents = {"ironbyte", "slow_network", "kubernetes_overhead", "roce", *(f"dissect_{part}" for part in parts)}
+    assert set(STUDIES) == {*of_documents, "layouts", "h200_fp8", "tiny"}
+
+
+def test_bf16_and_fp8_on_one_h200_are_planned_for_it() -> None:
+    bf16, fp8 = planned("h200_fp8", *ONE_H200)
+    assert (bf16.steps, bf16.micro_batch_size, bf16.global_batch_size) == (12, 4, 8)
+    assert bf16.step_time_ms and fp8.step_time_ms and fp8.step_time_ms < bf16.step_time_ms
+
+
+def test_an_arm_with_a_cluster_of_its_own_does_not_run_on_that_of_the_command_line() -> None:
+    study, arms = loaded("slow_network")
+    two = [arm for arm in arms if arm.name in ("one node", "10 Gbit/s synchronous")]
+    one_node, ten_gbit = plans.plan_arms(Request(study=study, arms=two, words=["cluster=dgx2"]))
+    assert one_node.runs and one_node.num_ranks == 8
+    assert (ten_gbit.runs, ten_gbit.reason) == (False, "cluster net_10_gbit is not there")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXPECTED)
+def test_every_arm_is_planned_or_says_why_not(name: str) -> None:
+    cluster, wanted = EXPECTED[name]
+    arms = planned(name, cluster)
+    found = Counter(next((why for why in wanted if why and arm.reason.startswith(why)), arm.reason) for arm in arms)
+    assert found == wanted
+    marks = {arm.mark for arm in arms if "merging the groups" in arm.reason}
+    assert marks == ({Mark.not_advisable} if name == "ironbyte" else set())
+
+
+def test_every_column_is_something_that_is_measured() -> None:
+    kernels = set(names.KNOWN)
+    for task in ("gemm", "memcpy", "collectives", "attention"):
+        plan = compose.compose([f"task={task}", "cluster=dgxh200"])
+        assert isinstance(plan, KernelsPlan)
+        kernels |= {
+            text for point in plan.points for text in (f"best {point.kernel}", point.name, f"{point.name} latency")
+        }
+    columns = {column.measurement for name in STUDIES for column in loaded(name)[0].columns}
+    assert columns - kernels == LATER
+
+
+@pytest.mark.parametrize("name", [name for name in STUDIES if loaded(name)[0].published])
+def test_every_figure_of_a_column_stands_beside_an_arm(name: str) -> None:
+    """A figure that no arm has the labels of would never be seen."""
+    study, arms = loaded(name)
+    columns = {column.measurement for column in study.columns}
+    shown = set()
+    for publication, table in library.publications(study).items():
+        for figure in table.figures:
+            if figure.measurement in columns and figure.printed != "No solution":
+                shown.add(publication)
+                assert any(matches(arm.all_labels, figure.labels) for arm in arms), (publication, figure)
+    assert set(study.published) - shown <= NOTHING_MEASURES
+
+
+NOTHING_MEASURES = {
+    *("dissect_scaling_rtx4090", "dissect_scaling_rtx3090"),
+    *("dissect_table_8", "dissect_table_10", "dissect_table_11"),
+}
+"""Publications without a figure of any column: ratios of arms, and parts of programs that are not measured alone."""

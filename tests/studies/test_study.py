@@ -1,0 +1,80 @@
+"""`bench study tiny`, as its user runs it: killed, interrupted, started twice, and gone on with to its table."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.paths import ROOT
+
+Spawn = Callable[..., "subprocess.Popen[str]"]
+ARGV = [sys.executable, "-m", "bench", "study", "tiny", "cluster=local"]
+RUNS = [f"{arm}.{block}" for arm in ("bf16", "fp32") for block in (1, 2, 3)]
+
+
+def typed(tmp_path: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    environment = os.environ | {"LOGDIR": str(tmp_path)}
+    return subprocess.run([*ARGV, *words], env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def until(is_so: Callable[[], bool], process: "subprocess.Popen[str]") -> None:
+    """Wait for something that a process does."""
+    deadline = time.monotonic() + 600
+    while not is_so():
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0]
+        time.sleep(0.05)
+
+
+def attempts(folder: Path) -> dict[str, list[str]]:
+    """Return the outcome of each attempt at each run."""
+    found = {path.parent.name: json.loads(path.read_text()) for path in folder.glob("*/ledger.json")}
+    return {name: [one["outcome"] for one in entries[0].get("attempts", [])] for name, entries in found.items()}
+
+
+def proven(folder: Path) -> set[str]:
+    return {name for name, outcomes in attempts(folder).items() if outcomes[-1:] == ["proven"]}
+
+
+@pytest.mark.trains
+def test_it_is_killed_twice_and_gives_the_table_with_all_runs(tmp_path: Path, spawn: Spawn) -> None:
+    """SIGKILL to the whole process group in the second run, Ctrl-C in the fourth; what was proven is left alone."""
+    folder = tmp_path / "studies/tiny-local"
+    killed = spawn(ARGV, {"LOGDIR": str(tmp_path)})
+    until(lambda: len(proven(folder)) == 1 and len(list(folder.glob("*/result_0.txt"))) == 2, killed)
+    second = typed(tmp_path)
+    assert second.returncode == 2 and "another process drives this study" in second.stderr
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait()
+    interrupted = spawn(ARGV, {"LOGDIR": str(tmp_path)})
+    until(lambda: len(proven(folder)) == 3 and len(list(folder.glob("*/result_0.txt"))) == 4, interrupted)
+    before = logs(folder)
+    interrupted.send_signal(signal.SIGINT)
+    assert interrupted.wait(120) == 130
+    assert "3 of 6 runs are proven" in typed(tmp_path, "--table").stdout
+    done = typed(tmp_path, "--json")
+    assert done.returncode == 0, done.stderr
+    require_whole(json.loads(done.stdout))
+    found = attempts(folder)
+    assert sorted(found) == RUNS and all(outcomes.count("proven") == 1 for outcomes in found.values())
+    assert sum(len(outcomes) for outcomes in found.values()) == 8, "two attempts were cut short"
+    assert {name: text for name, text in logs(folder).items() if name in before} == before
+
+
+def logs(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name / "result_0.txt").read_bytes() for name in proven(folder)}
+
+
+def require_whole(result: dict[str, Any]) -> None:
+    for row in result["rows"]:
+        assert all(len(cell["values"]) == 3 and not cell["reason"] for cell in row["cells"].values())
+        assert sorted(row["cells"]["step_time"]["runs"]) == [f"{row['arm']}.{block}" for block in (1, 2, 3)]
+    (difference,) = result["differences"]
+    assert difference["comparison"]["verdict"] in ("different", "undecided", "equivalent", "equivalent, different")
+    assert result["notes"] == ["step times and rates are over 20 steps, after 5 that are not counted"]

@@ -1,0 +1,188 @@
+"""The tables of a study are what the logs in its folder prove, by hand-computed numbers."""
+
+import json
+import math
+from dataclasses import asdict
+from pathlib import Path
+from statistics import fmean, stdev
+
+import pytest
+from test_spec import written
+
+from bench import studies
+from bench.console import study as study_sheets
+from bench.contract import json_files
+from bench.results.comparison import Verdict
+from bench.results.study import Cell, Mark, PlannedArm, StudyResult
+from bench.studies import folder as folders
+from bench.studies import library
+from bench.studies.folder import Kept
+from helpers.study_runs import failed, proven
+
+STUDY = """
+title: t
+question: q
+source: s
+axes: {model: {7B: [], 13B: []}, method: {Naive: [], Z3: []}}
+cases:
+  - {match: {arm: 13B Naive}, not_advisable: it swaps}
+  - {match: {arm: 13B Z3}, calculated: {steps: 4, of_steps: 100}}
+columns:
+  - {measurement: step_time, title: step time, unit: ms, higher_is_better: false}
+  - {measurement: throughput_per_gpu, title: speed, unit: tokens/s/GPU, higher_is_better: true}
+  - {measurement: time_of_steps, title: time, unit: s, higher_is_better: false}
+  - {measurement: epoch_time, title: epoch, unit: s, higher_is_better: false}
+  - {measurement: estimated_step_time, title: estimate, unit: ms, higher_is_better: false}
+  - {measurement: micro_batch_size, title: batch, higher_is_better: true}
+pairs:
+  - {first: 7B Naive, second: 7B Z3, measurement: step_time}
+  - {first: 7B Naive, second: 13B Naive, measurement: step_time}
+tables: [{title: speeds, rows: [method], columns: [model], measurement: throughput_per_gpu}]
+published: [theirs]
+"""
+THEIRS = """
+title: theirs
+place: p. 1, table 1
+hardware: 8 GPUs
+date: "2024"
+columns: [{measurement: throughput_per_gpu, unit: tokens/s/GPU, labels: {}}]
+rows:
+  - {labels: {model: 7B, method: Naive}, printed: ["100"]}
+  - {labels: {model: 13B}, printed: ["50"]}
+"""
+ARMS = ("7B Naive", "7B Z3", "13B Naive", "13B Z3")
+
+
+def study_folder(tmp_path: Path, text: str = STUDY, **arms: PlannedArm) -> Path:
+    """Write a study's folder as a call leaves it that has planned every arm."""
+    config_dir = written(tmp_path, text)
+    (tmp_path / "published").mkdir(exist_ok=True)
+    (tmp_path / "published/theirs.yaml").write_text(THEIRS)
+    study = library.load("mine", config_dir=config_dir)
+    made = library.publications(study, config_dir=config_dir)
+    kept = Kept(name="mine", cluster="here", words=("cluster=here",), study=study, publications=made)
+    planned = [arms.get(name, PlannedArm(name=name, micro_batch_size=8, step_time_ms=1500.0)) for name in ARMS]
+    swaps = PlannedArm(name="13B Naive", mark=Mark.not_advisable, reason="it swaps", runs=False)
+    planned = [swaps if arm.name == "13B Naive" else arm for arm in planned]
+    folder = tmp_path / "mine-here"
+    with folders.opened(folder, kept, planned):
+        pass
+    return folder
+
+
+def cells(result: StudyResult, arm: str) -> dict[str, Cell]:
+    return dict(result.row(arm).cells)
+
+
+def test_cells_are_means_over_runs_of_what_their_logs_prove(tmp_path: Path) -> None:
+    folder = study_folder(tmp_path)
+    seconds = [[1.0, 1.0, 2.0, 2.0], [2.0, 2.0, 4.0, 4.0], [1.5, 1.5, 1.5, 1.5]]
+    for block, times in enumerate(seconds, 1):
+        proven(folder / f"7B_Naive.{block}", times)
+        proven(folder / f"7B_Z3.{block}", [2 * time for time in times])
+        proven(folder / f"13B_Z3.{block}", times)
+    failed(folder / "7B_Z3.4", "RUN-02", "a rank was killed")
+    result = studies.read(folder)
+    steps = cells(result, "7B Naive")["step_time"]
+    assert (steps.mark, steps.values, steps.n) == (Mark.measured, (1500.0, 3000.0, 1500.0), 3)
+    assert steps.value == pytest.approx(2000) and steps.deviation == pytest.approx(math.sqrt(750000))
+    assert steps.runs == ("7B_Naive.1", "7B_Naive.2", "7B_Naive.3")
+    assert cells(result, "13B Naive") == dict.fromkeys(
+        steps_of(result), Cell(mark=Mark.not_advisable, reason="it swaps")
+    )
+    short = cells(result, "13B Z3")
+    for name in ("time_of_steps", "epoch_time"):
+        assert (short[name].mark, short[name].values) == (Mark.calculated, (150.0, 300.0, 150.0))
+        assert short[name].reason == "calculated from 4 of 100 steps"
+    assert short["step_time"].mark is Mark.measured, "the time of a step is no different in a short run"
+    estimate = cells(result, "7B Z3")["estimated_step_time"]
+    assert (estimate.mark, estimate.value) == (Mark.estimated, 1500.0)
+    assert cells(result, "7B Z3")["micro_batch_size"].values == (8, 8, 8)
+    assert cells(result, "7B Naive")["epoch_time"].reason.startswith("its runs did not measure it, but ")
+    assert (result.hardware, result.commit, result.command) == ("GPU", "abc", "python -m bench study mine cluster=here")
+
+
+def steps_of(result: StudyResult) -> list[str]:
+    return [column.measurement for column in result.columns]
+
+
+def test_a_window_counts_its_steps_alone(tmp_path: Path) -> None:
+    """The first two of five steps, which are slow, do not count; a log that lists fewer steps has no number."""
+    text = STUDY.replace("  - {match: {arm: 13B Z3}, calculated: {steps: 4, of_steps: 100}}\n", "")
+    folder = study_folder(tmp_path, f"{text}window: {{skip_steps: 2, steps: 3}}\nruns: 2\n")
+    proven(folder / "7B_Naive.1", [9.0, 9.0, 1.0, 2.0, 5.0])
+    proven(folder / "7B_Naive.2", [9.0, 9.0, 1.0, 2.0])
+    found = cells(studies.read(folder), "7B Naive")
+    assert found["step_time"].values == (2000.0,) and found["time_of_steps"].values == (8.0,)
+    assert found["throughput_per_gpu"].values == pytest.approx((4 * 3 * 10 / 8 / 2,))
+    assert "the log lists 2 of the 3 steps from step 3 to 5" in found["step_time"].reason
+
+
+def test_a_number_that_is_missing_has_its_reason(tmp_path: Path) -> None:
+    folder = study_folder(tmp_path)
+    failed(folder / "7B_Naive.1", "RUN-02", "a rank was killed")
+    proven(folder / "7B_Z3.2", [1.0])
+    folders.note_not_started(folder, {"7B_Naive.2": "no rows in DATADIR"})
+    result = studies.read(folder)
+    missing, one = cells(result, "7B Naive")["step_time"], cells(result, "7B Z3")["step_time"]
+    assert (missing.mark, missing.value) == (Mark.no_result, None)
+    assert missing.reason == "failed: RUN-02: a rank was killed; not run: no rows in DATADIR; not run"
+    assert (one.values, one.deviation, one.reason) == ((1000.0,), None, "2 of 3 runs have no number (not run)")
+    pair, never = result.differences
+    assert pair.comparison is None and "a rank was killed" in pair.reason
+    assert never.reason.startswith("7B Naive: failed") and never.reason.endswith("13B Naive: it swaps")
+
+
+def test_pairs_are_the_blocks_that_both_arms_have(tmp_path: Path) -> None:
+    """The second arm lacks block 2. In the others its steps are 10 % longer, up to a few thousandths."""
+    folder = study_folder(tmp_path, STUDY + "runs: 4\n")
+    for block, (first, second) in enumerate([(1.0, 1.1), (5.0, None), (1.0, 1.102), (1.0, 1.098)], 1):
+        proven(folder / f"7B_Naive.{block}", [first])
+        if second is not None:
+            proven(folder / f"7B_Z3.{block}", [second])
+    comparison = studies.read(folder).differences[0].comparison
+    assert comparison is not None and comparison.verdict is Verdict.different and comparison.is_better
+    assert comparison.first == (1000.0, 1000.0, 1000.0) and comparison.second == (1100.0, 1102.0, 1098.0)
+    assert comparison.ratio == pytest.approx(1 / 1.1, abs=1e-4)
+
+
+def test_published_figures_stand_beside_the_arms_that_have_their_labels(tmp_path: Path) -> None:
+    """The log tracks one sample of 10 tokens a second, on two GPUs."""
+    folder = study_folder(tmp_path)
+    proven(folder / "7B_Naive.1", [1.0])
+    result = studies.read(folder)
+    by_arm = {row.arm: [one.value for one in row.published["throughput_per_gpu"]] for row in result.rows}
+    assert by_arm == {"7B Naive": [100.0], "7B Z3": [], "13B Naive": [50.0], "13B Z3": [50.0]}
+    (table,) = result.tables
+    assert table.columns == (("7B",), ("13B",))
+    assert table.rows == ((("Naive",), ("7B Naive", "13B Naive")), (("Z3",), ("7B Z3", "13B Z3")))
+    shown = list(study_sheets.sheets(result))[0]
+    assert shown.columns == ("method", "7B", "13B")
+    assert [tuple(row) for row in shown.rows] == [
+        ("Naive", "5.00", "X"), ("  theirs", "100", "50"), ("Z3", "-", "-"), ("  theirs", "", "50"),
+    ]  # fmt: skip
+    assert "X not advisable" in shown.caption and "1 of 9 runs are proven" in shown.caption
+
+
+def test_a_micro_batch_that_ran_out_of_memory_gives_way_to_the_next(tmp_path: Path) -> None:
+    """Of 16, 14 and 13: 16 failed in the second block, so that every run is of 14, and the first one counts no more."""
+    searched = PlannedArm(name="7B Naive", micro_batch_size=16, global_batch_size=32, batches=(16, 14, 13))
+    folder = study_folder(tmp_path, f"{STUDY}max_batch: {{limit: 16}}\nruns: 2\n", **{"7B Naive": searched})
+    proven(folder / "7B_Naive.b16.1", [1.0])
+    failed(folder / "7B_Naive.b16.2", "RUN-01", "a GPU ran out of memory")
+    proven(folder / "7B_Naive.b14.1", [2.0])
+    found = cells(studies.read(folder), "7B Naive")
+    assert (found["micro_batch_size"].values, found["step_time"].values) == ((14,), (2000.0,))
+    assert found["step_time"].runs == ("7B_Naive.b14.1",)
+    assert found["step_time"].reason.startswith("out of memory with micro-batches of 16; 1 of 2 runs")
+
+
+def test_the_result_is_strict_json_and_means_what_statistics_says(tmp_path: Path) -> None:
+    folder = study_folder(tmp_path)
+    for block, seconds in enumerate((1.0, 1.3, 1.1), 1):
+        proven(folder / f"7B_Naive.{block}", [seconds])
+    result = studies.read(folder)
+    text = json.dumps(asdict(result), allow_nan=False)
+    (cell,) = [row["cells"]["step_time"] for row in json.loads(text)["rows"] if row["arm"] == "7B Naive"]
+    assert (cell["value"], cell["deviation"]) == pytest.approx((fmean(cell["values"]), stdev(cell["values"])))
+    assert json_files.read(folder / folders.ARMS)[0]["name"] == "7B Naive"
