@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from bench.mlperf.score import Score, score
     from bench.planning.compose import compose as plan
     from bench.report import write as write_report
+    from bench.report import write_study
     from bench.report.sets import load as load_sets
+    from bench.results.study import StudyResult
+    from bench.studies import read as read_study
     from bench.watch.lines import View
     from bench.watch.replay import replay
 
@@ -53,6 +56,9 @@ _PUBLIC = {
     "explain": "bench.diagnosis:explain",
     "load_sets": "bench.report.sets:load",
     "write_report": "bench.report:write",
+    "StudyResult": "bench.results.study:StudyResult",
+    "read_study": "bench.studies:read",
+    "write_study": "bench.report:write_study",
 }
 """Each public name, and where it is defined."""
 
@@ -67,6 +73,7 @@ __all__ = (  # in the order of docs/api.md; a literal, so that editors and type 
     "Plan",
     "Result",
     "Score",
+    "StudyResult",
     "SubmitError",
     "System",
     "Verdict",
@@ -79,10 +86,12 @@ __all__ = (  # in the order of docs/api.md; a literal, so that editors and type 
     "plan",
     "published_systems",
     "read_log",
+    "read_study",
     "replay",
     "samples_to_target",
     "score",
     "write_report",
+    "write_study",
 )
 
 

@@ -45,6 +45,7 @@ def _compare(args: argparse.Namespace) -> int:
     from bench.console import sheet
     from bench.history import sides
     from bench.results.comparison import Pairing, Verdict
+    from bench.studies.sides import side
 
     if len(args.sides) != 2:
         raise ConfigError(
@@ -53,7 +54,7 @@ def _compare(args: argparse.Namespace) -> int:
             fix="quote patterns, so that the shell leaves them as they are: 'runs/*bf16*' 'runs/*fp8*'",
         )
     compared = sides.compared(
-        *(sides.side(text) for text in args.sides),
+        *(side(text) for text in args.sides),
         measurement=args.measurement,
         pairing=None if args.pairing == "auto" else Pairing[args.pairing],
         margin=args.margin / 100,
@@ -99,29 +100,30 @@ def _history(args: argparse.Namespace) -> int:
 
     root = args.folder or latest.root()
     pasts = history.of_task(history.pasts(store.trials(root, rebuild=args.rebuild)), args.task, where=root)
-    names = history.names(pasts, args.measurement)
+    history.check_measured(pasts, args.measurement)
     if args.check:
-        return _check(pasts, names, args)
+        return _check(pasts, args)
     if args.json:
         for past in pasts:
             for run in past.runs:
                 print(history_sheets.run_json(past, run))
     elif args.task:
         for past in pasts:
-            sheet.show(history_sheets.past_sheet(past, names))
+            for of in history_sheets.shown_of(past, args.measurement):
+                sheet.show(history_sheets.past_sheet(past, of))
     else:
-        sheet.show(history_sheets.list_sheet(root, pasts, names))
+        sheet.show(history_sheets.list_sheet(root, pasts, args.measurement))
     return 0
 
 
-def _check(pasts: "Sequence[Past]", names: Sequence[str], args: argparse.Namespace) -> int:
+def _check(pasts: "Sequence[Past]", args: argparse.Namespace) -> int:
     """Print whether the newest runs are worse than the ones before; return 1 if one of them is."""
     from bench.console import history as history_sheets
     from bench.console import sheet
     from bench.history.past import Change, judge
 
     how = {"tolerance": args.check / 100, "newest": args.newest, "earlier": args.earlier}
-    judgements = [judge(past, of, **how) for past in pasts if (of := past.measurement(names))]
+    judgements = [judge(past, of, **how) for past in pasts for of in past.measurements(args.measurement)]
     if args.json:
         for judgement in judgements:
             print(history_sheets.judgement_json(judgement))

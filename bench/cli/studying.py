@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.cli import verb
+from bench.errors import ConfigError
 
 if TYPE_CHECKING:
     from bench.results.study import StudyResult
@@ -30,12 +31,17 @@ def _add_study(verbs: verb.Verbs) -> None:
     what.add_argument("--dry-run", action="store_true", help="show the arms as planned, and start nothing")
     what.add_argument("--table", action="store_true", help="only read what there is")
     what.add_argument("--list", action="store_true", help="list the studies")
+    parser.add_argument(
+        "-o", "--out", type=Path, metavar="DIR", help="folder that gets index.html, table.md, .csv, .tex and figures"
+    )
     verb.takes_json(parser)
 
 
 def _study(args: argparse.Namespace) -> int:
     from bench import studies
 
+    if args.out and (args.dry_run or args.list or args.name is None):
+        raise ConfigError("no tables to write", where="--out", fix="name a study, without --dry-run and --list")
     if args.list or args.name is None:
         return _list(args)
     if (Path(args.name) / studies.STUDY).exists():
@@ -81,16 +87,24 @@ def _dry_run(session: "Session", args: argparse.Namespace) -> int:
 
 
 def _show(result: "StudyResult", args: argparse.Namespace) -> None:
-    from dataclasses import asdict
-
     from bench.console import sheet
     from bench.console import study as study_sheets
 
+    written = _written(result, args.out) if args.out else None
     if args.json:
-        print(json.dumps(asdict(result), allow_nan=False))
+        print(study_sheets.to_json(result))
         return
     for table in study_sheets.sheets(result):
         sheet.show(table)
+    if written is not None:
+        print(f"\n{written}")
+
+
+def _written(result: "StudyResult", out: Path) -> Path:
+    """Write a study's tables, figures and page; return the page."""
+    from bench import report
+
+    return next(path for path in report.write_study(result, out) if path.suffix == ".html")
 
 
 def _names(prefix: str, **ignored: object) -> list[str]:

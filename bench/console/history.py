@@ -20,11 +20,10 @@ _NO_CHANGE = ("nodes",)
 """Facts that differ from run to run and say nothing of speed."""
 
 
-def list_sheet(root: Path, pasts: Sequence[Past], names: Sequence[str]) -> Sheet:
-    """Return one line for each task, hardware and settings; the measurement is the first of these names that it has."""
+def list_sheet(root: Path, pasts: Sequence[Past], name: str | None) -> Sheet:
+    """Return one line for each task, hardware, settings and measurement: that of this name, or the main ones."""
     rows = []
-    for past in pasts:
-        of = past.measurement(names)
+    for past, of in ((each, of) for each in pasts for of in shown_of(each, name)):
         values = _values(past, of) if of else []
         ends = (values[-1], (max if of and higher_is_better(of) else min)(values)) if values else ()
         num_trials = sum(len(run.trials) for run in past.runs)
@@ -36,9 +35,13 @@ def list_sheet(root: Path, pasts: Sequence[Past], names: Sequence[str]) -> Sheet
     return Sheet(f"proven runs in {short(root)}", rows, columns=_TASKS, caption=caption)
 
 
-def past_sheet(past: Past, names: Sequence[str]) -> Sheet:
-    """Return the runs of a past, the newest first."""
-    of = past.measurement(names)
+def shown_of(past: Past, name: str | None) -> Sequence[Measurement | None]:
+    """Return what is shown of a past; None, once, where it has nothing of this name, and no main measurement."""
+    return past.measurements(name) or (None,)
+
+
+def past_sheet(past: Past, of: Measurement | None) -> Sheet:
+    """Return the runs of a past by one measurement, the newest first."""
     like = _values(past, of) if of else []
     rows = []
     for run, before in zip(reversed(past.runs), [*reversed(past.runs[:-1]), None], strict=True):

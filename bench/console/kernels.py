@@ -49,8 +49,7 @@ def _verdict(result: Result, kernels: KernelsResult, more: Sequence[Row]) -> She
         *telemetry_rows(result.telemetry),
         ("software", ", ".join(f"{name} {version}" for name, version in result.software.items()), ""),
     ]
-    meanwhile = [] if result.telemetry is None else telemetry_rows(result.telemetry)
-    return Sheet(title(result), [*rows, *meanwhile, *more], caption="n = 1 run")
+    return Sheet(title(result), [*rows, *more], caption="n = 1 run")
 
 
 def title(result: Result) -> str:

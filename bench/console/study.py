@@ -1,6 +1,8 @@
 """Show a study: its tables beside what is published, its comparisons, and what its arms are planned to take."""
 
+import json
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 
 from bench.console.sheet import Sheet
 from bench.report.cells import cell_text, published_text
@@ -26,6 +28,15 @@ def sheets(result: StudyResult) -> Iterator[Sheet]:
     if result.publications:
         rows = [(one.name, one.title, one.place, one.hardware, one.date) for one in result.publications]
         yield Sheet("published", rows, columns=("name", "title", "where", "hardware", "date"))
+
+
+def to_json(result: StudyResult) -> str:
+    """Return a study as one object of strict JSON, with each verdict in words."""
+    content = asdict(result)
+    for raw, one in zip(content["differences"], result.differences, strict=True):
+        if one.comparison is not None:
+            raw["comparison"] |= {"text": one.comparison.text, "is_better": one.comparison.is_better}
+    return json.dumps(content, allow_nan=False)
 
 
 def _arms(result: StudyResult) -> Sheet:
@@ -85,7 +96,10 @@ def _caption(result: StudyResult) -> str:
 
 
 def _remarks(result: StudyResult) -> Iterator[tuple[str, str, str]]:
-    """Yield why cells have a mark; once for all columns of an arm where they have the same reason."""
+    """Yield why cells have a mark; once for all columns of an arm where they have the same reason.
+
+    Those of published figures stand once for all arms with the same one.
+    """
     for row in result.rows:
         reasons = [row.cells[column.measurement].reason for column in result.columns]
         if len(set(reasons)) == 1 and reasons[0]:
@@ -94,11 +108,14 @@ def _remarks(result: StudyResult) -> Iterator[tuple[str, str, str]]:
         for column, reason in zip(result.columns, reasons, strict=True):
             if reason:
                 yield row.arm, column.title, reason
+    of_published: dict[tuple[str, str], list[str]] = {}
     for row in result.rows:
         for column in result.columns:
             for one in row.published.get(column.measurement, ()):
                 if one.reason:
-                    yield row.arm, f"{column.title}, {one.publication}", one.reason
+                    of_published.setdefault((f"{column.title}, {one.publication}", one.reason), []).append(row.arm)
+    for (what, reason), arms in of_published.items():
+        yield arms[0] if len(arms) == 1 else f"{len(arms)} arms", what, reason
 
 
 def _differences(found: Sequence[Difference], *, margin: float) -> Sheet:

@@ -27,6 +27,9 @@ class Part(StrEnum):
     qkv = "qkv"
     rope = "rope"
     attention = "attention"
+    scores = "scores"
+    softmax = "softmax"
+    values = "values"
     output = "output"
     fc1 = "fc1"
     activation = "activation"
@@ -52,6 +55,9 @@ TITLES = {
     Part.qkv: "QKV projection",
     Part.rope: "RoPE and heads",
     Part.attention: "attention (fused: products and softmax)",
+    Part.scores: "attention: Q x K",
+    Part.softmax: "attention: softmax",
+    Part.values: "attention: P x V",
     Part.output: "output projection",
     Part.fc1: "MLP: first linear",
     Part.activation: "MLP: activation",
@@ -70,6 +76,8 @@ TITLES = {
     Part.gap: "nothing runs: the host is waited for",
 }
 """How a table names them."""
+ATTENTION = (Part.attention, Part.scores, Part.softmax, Part.values)
+"""The first one where a kernel does all of it, the others where it is not fused."""
 MLP = (Part.fc1, Part.activation, Part.fc2)
 NOT_COMPUTED = (Part.communication, Part.copies, Part.gap)
 """Rows that are not kernels which compute."""

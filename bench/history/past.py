@@ -12,7 +12,7 @@ from bench.errors import ConfigError
 from bench.history import facts
 from bench.history.proven import ProvenTrial
 from bench.results.comparison import Pairing, compare
-from bench.results.measurement import MAIN, Measurement, higher_is_better
+from bench.results.measurement import BEST, MAIN, Measurement, higher_is_better
 
 CONFIDENCE = 0.95
 
@@ -43,10 +43,11 @@ class Past:
     """A checksum of all settings, by which two pasts of a task are told apart."""
     runs: tuple[PastRun, ...]
 
-    def measurement(self, names: Sequence[str]) -> Measurement | None:
-        """Return the first of these that the newest run has; None if it has none of them."""
+    def measurements(self, name: str | None = None) -> list[Measurement]:
+        """Return what the newest run has of this name, or its main measurement; of kernels the best rate of each."""
         newest = self.runs[-1].trials[-1].measurements
-        return next((newest[name] for name in names if name in newest), None)
+        bests = [one for each, one in newest.items() if each.startswith(BEST)]
+        return [newest[each] for each in ((name,) if name else MAIN) if each in newest][:1] or ([] if name else bests)
 
 
 class Change(StrEnum):
@@ -103,18 +104,11 @@ def of_task(every: Sequence[Past], task: str | None, *, where: Path) -> list[Pas
     return found
 
 
-def names(pasts: Sequence[Past], name: str | None) -> tuple[str, ...]:
-    """Return the measurement that is asked for, or the main ones.
-
-    Raises:
-        ConfigError: no run has measured it.
-    """
-    if name is None:
-        return MAIN
+def check_measured(pasts: Sequence[Past], name: str | None) -> None:
+    """Raise ConfigError if no run has measured what is asked for."""
     known = dict.fromkeys(each for past in pasts for run in past.runs for t in run.trials for each in t.measurements)
-    if name not in known:
+    if name not in (None, *known):
         raise ConfigError(f"{name} was not measured", where="--measurement", fix=f"name one of {', '.join(known)}")
-    return (name,)
 
 
 def judge(past: Past, measurement: Measurement, *, tolerance: float, newest: int = 1, earlier: int = 10) -> Judgement:

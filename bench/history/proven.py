@@ -11,10 +11,10 @@ from bench.errors import LogError
 from bench.history import facts
 from bench.mlperf import result as results
 from bench.mlperf.result import Result
-from bench.results import Measurement, of_training
+from bench.results import Measurement, of
 from bench.runs import ledger
 from bench.runs.folder import plan_in
-from bench.runs.ledger import Outcome
+from bench.runs.ledger import Entry, Outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +49,9 @@ def in_folder(folder: Path) -> Runs:
     trials: list[ProvenTrial] = []
     left_out: list[str] = []
     plan = plan_in(folder)
-    for number, (log, sha256) in sorted(_logs(folder, plan, left_out).items()):
+    for number, (log, entry) in sorted(_logs(folder, plan, left_out).items()):
         try:
-            trials.append(_trial(log, number, plan, sha256=sha256))
+            trials.append(_trial(log, number, plan, entry=entry))
         except LogError as error:
             left_out.append(f"{folder.name}/{log.name}: {error.what}")
     return Runs(trials=tuple(trials), left_out=tuple(left_out))
@@ -60,37 +60,37 @@ def in_folder(folder: Path) -> Runs:
 def in_log(log: Path) -> Runs:
     """Return what a single log proves."""
     try:
-        return Runs(trials=(_trial(log, 0, plan_in(log.parent), sha256=None),), left_out=())
+        return Runs(trials=(_trial(log, 0, plan_in(log.parent), entry=None),), left_out=())
     except LogError as error:
         return Runs(trials=(), left_out=(f"{log.name}: {error.what}",))
 
 
-def _logs(folder: Path, plan: Plan | None, left_out: list[str]) -> dict[int, tuple[Path, str | None]]:
-    """Return the log of each trial that counts, with the checksum that the ledger has of it."""
+def _logs(folder: Path, plan: Plan | None, left_out: list[str]) -> dict[int, tuple[Path, Entry | None]]:
+    """Return the log of each trial that counts, with what the ledger says of it."""
     if not (folder / LEDGER).exists():
         return {number: (log, None) for number, log in enumerate(sorted(folder.glob(RESULTS)))}
     names = {trial.index: trial.log for trial in plan.trials} if plan else {}
-    found = {}
+    found: dict[int, tuple[Path, Entry | None]] = {}
     for entry in ledger.read(folder):
         if entry.outcome is Outcome.proven:
             name = names.get(entry.trial, run_files.result(entry.trial))
-            found[entry.trial] = (folder / name, entry.log_sha256)
+            found[entry.trial] = (folder / name, entry)
         else:
             left_out.append(f"{folder.name}: trial {entry.trial} is {entry.outcome}")
     return found
 
 
-def _trial(log: Path, number: int, plan: Plan | None, *, sha256: str | None) -> ProvenTrial:
-    """Return a trial; one that its ledger knows is proven, and of another log only a valid one is.
+def _trial(log: Path, number: int, plan: Plan | None, *, entry: Entry | None) -> ProvenTrial:
+    """Return a trial that its ledger calls proven; without a ledger, one that is valid.
 
     Raises:
         LogError: it proves nothing, or has changed since it was proven.
     """
     result = results.parse(log)
     found = file_content.sha256(log)
-    if sha256 not in (None, found):
+    if entry is not None and entry.log_sha256 not in (None, found):
         raise LogError("the log has changed since its trial ended", where=str(log), fix="restore it", rule="LOG-18")
-    if sha256 is None and not result.valid:
+    if entry is None and not result.valid:
         raise LogError("not a valid trial", where=str(log), fix=f"python -m bench parse {log}")
     if result.run_start_ms is None:
         raise LogError("no run_start", where=str(log), fix=f"python -m bench parse {log}")
@@ -100,7 +100,7 @@ def _trial(log: Path, number: int, plan: Plan | None, *, sha256: str | None) -> 
         log_sha256=found,
         began_ms=result.run_start_ms,
         task=_task(result, plan),
-        measurements={one.name: one for one in of_training(result)},
+        measurements={one.name: one for one in of(log)},
         facts=facts.of_trial(result, log.parent, number),
         logged=facts.logged_settings(result),
         planned=facts.planned_settings(plan),

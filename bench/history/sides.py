@@ -78,16 +78,16 @@ def _folders(path: Path) -> list[Path]:
         matches = Path(path.anchor or ".").glob(str(path.relative_to(path.anchor)))
         return [folder for match in sorted(matches) for folder in _folders(match)]
     if not path.is_dir():
-        return sorted(one for one in path.parent.glob(f"{glob.escape(path.name)}.*") if _arm(one) == path.name)
+        return sorted(one for one in path.parent.glob(f"{glob.escape(path.name)}.*") if arm_of(one) == path.name)
     if any((path / name).exists() for name in (LEDGER, PLAN)) or any(path.glob(RESULTS)):
         return [path]
     if (path / STUDY).exists():
-        arms = ", ".join(sorted({arm for one in path.iterdir() if (arm := _arm(one))}))
+        arms = ", ".join(sorted({arm for one in path.iterdir() if (arm := arm_of(one))}))
         raise ConfigError("a study has several arms", where=str(path), fix=f"name one of them: {path}/ARM, of {arms}")
     return sorted({file.parent for name in (LEDGER, RESULTS) for file in path.glob(f"*/{name}")})
 
 
-def _arm(folder: Path) -> str:
+def arm_of(folder: Path) -> str:
     """Return the arm that a folder of a study is a run of; empty for a folder that is none."""
     match = _BLOCK.fullmatch(folder.name)
     return match["arm"] if match and (folder.parent / STUDY).exists() else ""
@@ -125,7 +125,7 @@ def compared(
     return Compared(
         sides=(first, second),
         comparison=found,
-        differences=tuple(_differences(first, second)),
+        differences=(*_differences(first, second), *_clocks(first, second)),
         notes=tuple(_notes(first, second, pairing)),
     )
 
@@ -157,7 +157,7 @@ def _measured(side: Side) -> dict[str, Measurement]:
 
 
 def _pairing(first: Side, second: Side) -> Pairing:
-    studies = {folder.parent if _arm(folder) else None for side in (first, second) for folder in side.folders}
+    studies = {folder.parent if arm_of(folder) else None for side in (first, second) for folder in side.folders}
     if len(studies) == 1 and None not in studies:
         return Pairing.block
     began = {trial.folder: trial.began_ms for side in (second, first) for trial in reversed(side.trials)}
@@ -212,7 +212,10 @@ def _differences(first: Side, second: Side) -> Iterator[tuple[str, str, str]]:
     for name in dict.fromkeys((*one, *other)):
         if one.get(name, "") != other.get(name, ""):
             yield name, one.get(name, ""), other.get(name, "")
-    yield from clocks_apart(*([trial.measurements for trial in side.trials] for side in (first, second)))
+
+
+def _clocks(first: Side, second: Side) -> list[tuple[str, str, str]]:
+    return list(clocks_apart(*([trial.measurements for trial in side.trials] for side in (first, second))))
 
 
 def _joined(facts: Sequence[Mapping[str, str]]) -> dict[str, str]:
@@ -222,6 +225,8 @@ def _joined(facts: Sequence[Mapping[str, str]]) -> dict[str, str]:
 
 
 def _notes(first: Side, second: Side, pairing: Pairing) -> Iterator[str]:
+    for title, one, other in _clocks(first, second):
+        yield f"{title}: {one} and {other}; at different clocks these are not the same machine"
     for side in (first, second):
         if len(side.folders) == 1 and len(side.trials) > 1 and pairing is Pairing.none:
             yield (

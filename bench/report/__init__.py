@@ -23,7 +23,7 @@ __all__ = ["csv", "frames", "trial_rows", "write", "write_study"]
 PAGE, TEMPLATE = "report.html", "report.html.j2"
 _FILES = re.compile(
     r"report\.html|(trials|evaluations|step_times|measurements)\.csv"
-    r"|(sets|(convergence|step_time|samples|published)(_\d+)?)\.png"
+    r"|(sets|(convergence|step_time|modules|samples|published)(_\d+)?)\.png"
 )
 """Names of what a report consists of."""
 

@@ -12,6 +12,7 @@ from bench.report.canvas import footer
 from bench.report.compare import Claim, Entry
 from bench.report.figures import Bar
 from bench.report.interactive import Chart
+from bench.report.module_figure import module_figure
 from bench.report.palette import COLORS
 from bench.report.sets import TrialSet
 
@@ -48,6 +49,7 @@ def draw_training(
     yield "convergence", shown(path, caption, charts, mark=mark)
 
     yield from _draw_step_times(trials, out, mark=mark)
+    yield from _draw_modules(trials, out, mark=mark)
 
     known = published.samples_to_target(benchmark, gbs) if benchmark and gbs else None
     if known and s.samples_distribution:
@@ -76,11 +78,21 @@ def _draw_step_times(trials: TrialSet, out: Path, *, mark: str) -> Iterator[tupl
     yield "step_time", shown(path, measured, charts, mark=mark)
 
 
+def _draw_modules(trials: TrialSet, out: Path, *, mark: str) -> Iterator[tuple[str, Shown]]:
+    named = zip(trials.trial_names, trials.results, strict=True)
+    profiles = [(name, result.module_times) for name, result in named if result.module_times is not None]
+    if profiles:
+        path, heading = out / f"modules{mark}.png", f"{trials.measured}, {trials.name}"
+        module_figure(profiles, path, heading=heading, note=footer(trials.hardware, len(profiles)))
+        yield "modules", shown(path, "Profiled warm-up steps of rank 0; each moment counts once.")
+
+
 def draw_throughput(
     trials: TrialSet, lines: Sequence[throughput.Speed], out: Path, *, mark: str
 ) -> Iterator[tuple[str, Shown]]:
     """Draw the figures of a run on random weights, which has neither losses nor minutes."""
     yield from _draw_step_times(trials, out, mark=mark)
+    yield from _draw_modules(trials, out, mark=mark)
     if lines:
         path = out / f"published{mark}.png"
         bars = [Bar(name=line.name, value=line.samples_s, ours=line.ours) for line in lines]

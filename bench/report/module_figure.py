@@ -1,12 +1,11 @@
 """Draw where the time of a step goes: one stacked bar for each phase, with the parts that take longest."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.contract.modules import TITLES, ModuleTimes, Part, Phase
-from bench.report.canvas import INK, canvas, footer, save
-from bench.report.sets import TrialSet
+from bench.report.canvas import INK, canvas, save
 from bench.results.modules import PHASES
 
 if TYPE_CHECKING:
@@ -16,6 +15,9 @@ COLORS = {
     Part.qkv: "#1f5a8c",
     Part.output: "#5b8db8",
     Part.attention: "#e08a00",
+    Part.scores: "#e08a00",
+    Part.softmax: "#ffb84d",
+    Part.values: "#b36e00",
     Part.rope: "#f2c879",
     Part.fc1: "#0b6e4f",
     Part.activation: "#8fc9ae",
@@ -34,16 +36,6 @@ OTHER, OTHER_COLOR = "all other parts", "#9aa3ab"
 _LEAST_SHARE, _LEAST_TO_LABEL = 0.01, 0.06
 """Of the longest bar: what is less belongs to the other parts; what is less has no number in it."""
 _BAR_INCHES, _MARGIN_INCHES = 0.42, 1.9
-
-
-def draw_modules(trials: TrialSet, out: Path, *, mark: str) -> Iterator[tuple[str, Path, str]]:
-    """Draw the profiles of a set, if it has any; yield the figure's key, file and caption."""
-    named = zip(trials.trial_names, trials.results, strict=True)
-    profiles = [(name, result.module_times) for name, result in named if result.module_times is not None]
-    if profiles:
-        path, heading = out / f"modules{mark}.png", f"{trials.measured}, {trials.name}"
-        module_figure(profiles, path, heading=heading, note=footer(trials.hardware, len(profiles)))
-        yield "modules", path, "Where the time of profiled warm-up steps of rank 0 goes; each moment counts once."
 
 
 def module_figure(profiles: Sequence[tuple[str, ModuleTimes]], path: Path, *, heading: str, note: str) -> None:

@@ -15,6 +15,7 @@ from bench.report.compare import Claim, best_of_each, claim, peers, ranked, stan
 from bench.report.differences import differences
 from bench.report.numbers import minutes_text, number_text
 from bench.report.sets import TrialSet
+from bench.results import module_table
 
 Row = dict[str, Any]
 
@@ -53,6 +54,7 @@ def context(sets: Sequence[TrialSet], rows: Sequence[Sequence[Row]], out: Path, 
         "title": title or _title(sets),
         "unverified": UNVERIFIED,
         "ratio_text": throughput.RATIO,
+        "module_columns": module_table.COLUMNS,
         "sections": sections,
         "compared": compared,
         "charts": charts | (compared["curves"] if compared else {}),
@@ -84,6 +86,7 @@ def _section(trials: TrialSet, rows: Sequence[Row], out: Path, *, mark: str) -> 
         "rows": rows,
         "blanks": _blanks(rows),
         "figures": dict(drawn),
+        "module_tables": list(_module_tables(trials)),
         "ranked": entries,
         "best": best_of_each(systems),
         "standings": standings(trials, claimed, systems),
@@ -97,6 +100,14 @@ def _section(trials: TrialSet, rows: Sequence[Row], out: Path, *, mark: str) -> 
         if trials.plan
         else [],
     }
+
+
+def _module_tables(trials: TrialSet) -> Iterator[dict[str, Any]]:
+    """Yield where the time of the profiled steps of each trial went."""
+    for name, result in zip(trials.trial_names, trials.results, strict=True):
+        if (times := result.module_times) is not None:
+            lines = module_table.lines(times)
+            yield {"trial": name, "lines": lines, "notes": " ".join(module_table.notes(result, times))}
 
 
 def _cards(trials: TrialSet, claimed: Claim, rows: Sequence[Row]) -> list[dict[str, str]]:

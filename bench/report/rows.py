@@ -29,7 +29,7 @@ def telemetry_rows(telemetry: Telemetry | None) -> list[Row]:
     found = [_level_row(t, *row) for row in _LEVELS if t.levels(row[0])]
     if n:
         shares = [f"{name} {100 * share:.0f} %" for name, share in t.throttle.items() if share]
-        found += [("clocks held down", ", ".join(shares) or "never", "share of time")] if t.throttle_is_known else []
+        found += [("clocks held down by", ", ".join(shares) or "never", "share of time")] if t.throttle_is_known else []
         found += measured_rows(
             ("energy of the run (J)", t.energy_j, "{:,.0f}", f"{n} GPUs, run_start to run_stop"),
             ("energy of a step (J)", t.energy_per_step_j, "{:,.1f}", f"{n} GPUs; {TRAINING_ONLY}"),
@@ -50,7 +50,7 @@ _LEVELS = (
 
 def _level_row(telemetry: Telemetry, name: str, title: str) -> Row:
     medians = [level.median for level in telemetry.levels(name)]
-    between = f"; GPUs {min(medians):,.0f} to {max(medians):,.0f}" if len(medians) > 1 else ""
+    between = f"; GPUs {min(medians):,.0f} to {max(medians):,.0f}" if min(medians) < max(medians) else ""
     limit = f"; limit {t:,.0f}" if name == "power_w" and (t := telemetry.power_limit_w) else ""
     return title, f"{median(medians):,.0f}", f"median; highest {telemetry.peak(name):,.0f}{between}{limit}"
 

@@ -22,7 +22,8 @@ def system_rows(trials: TrialSet) -> Iterator[tuple[str, str]]:
     logged = {key: value for r in reversed(trials.results) for key, value in r.hyperparameters.items()}
     yield from ((key.replace("_", " "), str(logged[key])[:200]) for key in _OF_THE_MACHINE if key in logged)
     yield from next((r.software.items() for r in trials.results if r.software), ())
-    meanwhile = joined([r.telemetry for r in trials.results if r.telemetry])
+    # Without a target these rows stand among what was measured.
+    meanwhile = joined([r.telemetry for r in trials.results if r.telemetry and trials.has_target])
     yield from ((name, f"{value} ({remark})" if value else remark) for name, value, remark in telemetry_rows(meanwhile))
     yield from _found_by_ranks(Path(trials.results[0].file).parent)
     if trials.plan is not None:

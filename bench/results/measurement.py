@@ -20,6 +20,8 @@ class Measurement:
 
 MAIN = ("throughput_per_gpu", "throughput", "step_time")
 """What a trial is compared by, the first one that it has."""
+BEST = "best "
+"""Begins the name of the best rate of a kernel: these are what kernels are compared by."""
 
 
 def higher_is_better(measurement: Measurement) -> bool:

@@ -2,17 +2,23 @@
 
 from collections.abc import Iterator
 
-from bench.contract.modules import MLP, NOT_COMPUTED, ModuleTimes, Part, Phase
+from bench.contract.modules import ATTENTION, MLP, NOT_COMPUTED, ModuleTimes, Part, Phase
 from bench.results.measurement import Measurement
 
 PHASES = (Phase.forward, Phase.backward, Phase.optimizer)
 OVERLAPPED = {"communication": Part.communication, "copies": Part.copies}
 """What may run beside kernels that compute: how its measurements are called."""
+GROUPS = {"attention": ("attention", ATTENTION), "mlp": ("MLP", MLP)}
+"""Parts that are measured together, too: the name of their measurements, their title, and which they are."""
+_SHOWN: dict[str, tuple[Part, ...]] = {
+    **{part.name: (part,) for part in Part if part not in OVERLAPPED.values()},
+    **{name: parts for name, (_, parts) in GROUPS.items()},
+}
 NAMES = (
     "profiled_step_time",
     *(f"{kind}_{phase}" for phase in PHASES for kind in ("time", "compute_time", "gemm_share")),
-    *(f"time_{part}" for part in (*Part, "mlp") if part not in OVERLAPPED.values()),
-    *(f"time_{phase}_{part}" for phase in PHASES for part in (*Part, "mlp") if part not in OVERLAPPED.values()),
+    *(f"time_{name}" for name in _SHOWN),
+    *(f"time_{phase}_{name}" for phase in PHASES for name in _SHOWN),
     "gemm_share",
     *(f"{name}_{what}" for name in OVERLAPPED for what in ("total", "exposed", "share")),
 )
@@ -31,7 +37,7 @@ def of_modules(times: ModuleTimes) -> Iterator[Measurement]:
         yield measured(f"time_{phase}", "ms", sum(row.time_ms for row in rows))
         computed_ms = sum(row.time_ms for row in rows if row.part not in NOT_COMPUTED)
         yield measured(f"compute_time_{phase}", "ms", computed_ms)
-    for name, parts in _shown():
+    for name, parts in _SHOWN.items():
         found = [row for row in times.rows if row.part in parts]
         if found:
             yield measured(f"time_{name}", "ms", sum(row.time_ms for row in found))
@@ -40,14 +46,6 @@ def of_modules(times: ModuleTimes) -> Iterator[Measurement]:
                 yield measured(f"time_{phase}_{name}", "ms", sum(row.time_ms for row in in_phase))
     for name, unit, value in (*_shares(times), *_overlapped(times)):
         yield measured(name, unit, value)
-
-
-def _shown() -> Iterator[tuple[str, tuple[Part, ...]]]:
-    """Yield what each part's measurements are called; those of the MLP are given together too."""
-    for part in Part:
-        if part not in OVERLAPPED.values():
-            yield part.name, (part,)
-    yield "mlp", MLP
 
 
 def _shares(times: ModuleTimes) -> Iterator[tuple[str, str, float]]:

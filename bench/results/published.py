@@ -48,7 +48,7 @@ class Figure(_Part, frozen=True, kw_only=True):
     value: float | None = None
     """What is meant, per GPU where the measurement is; None for a sign in place of a number."""
     reason: str = ""
-    """Why there is no value, or why it is not the printed number."""
+    """Why there is no value, or why it is not the printed number, beyond its unit."""
 
 
 class PublishedTable(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +57,7 @@ class PublishedTable(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """Of the file in conf/published."""
     title: str
+    """It ends with the units of the print, where values have others."""
     place: str
     """Document, page, table."""
     hardware: str
@@ -123,7 +124,7 @@ def read(path: Path) -> PublishedTable:
         cells += [(cell, where) for cell in _of_row(row, file.columns, where=where)]
     return PublishedTable(
         name=path.stem,
-        title=file.title,
+        title=file.title + _printed([cell for cell, _ in cells]),
         place=file.place,
         hardware=file.hardware,
         date=file.date,
@@ -198,18 +199,25 @@ def _figure(cell: _Cell, file: _File, *, where: str) -> Figure:
 
 def _converted(figure: Figure, cell: _Cell, *, where: str) -> Figure:
     """Return a figure in its own unit, and one GPU's share where the measurement is per GPU."""
-    value, unit, reason = figure.value or 0.0, figure.unit, figure.reason
+    value, unit = figure.value or 0.0, figure.unit
     if cell.printed_in:
         if (cell.printed_in, unit) not in FACTORS:
             known = ", ".join(f"{ours or 'a share'} printed in {theirs}" for theirs, ours in FACTORS)
             what = f"no way from {cell.printed_in!r} to {unit!r}"
             raise ConfigError(what, where=where, fix=f"there are {known}")
         value *= FACTORS[cell.printed_in, unit]
-        reason = _joined(reason, f"printed in {cell.printed_in}")
     if cell.gpus is not None and figure.measurement.endswith("_per_gpu"):
         value, unit = value / cell.gpus, f"{unit}/GPU"
-        reason = _joined(reason, f"of {cell.gpus} GPUs together")
-    return msgspec.structs.replace(figure, value=value, unit=unit, reason=reason)
+    return msgspec.structs.replace(figure, value=value, unit=unit)
+
+
+def _printed(cells: Sequence[_Cell]) -> str:
+    """Return how the print differs from the values in all of its cells, for the title: GPUs together, other units."""
+    gpus = sorted({cell.gpus for cell in cells if cell.gpus is not None and cell.measurement.endswith("_per_gpu")})
+    units = dict.fromkeys(cell.printed_in for cell in cells if cell.printed_in)
+    together = [f"for {', '.join(map(str, gpus))} GPUs together"] if gpus else []
+    said = [*together, *([f"in {' and '.join(units)}"] if units else [])]
+    return f" (printed {', and '.join(said)})" if said else ""
 
 
 def _joined(*reasons: str) -> str:

@@ -77,7 +77,8 @@ def kept(folder: Path) -> Kept:
         ConfigError: it is not a study's folder.
     """
     if not (folder / STUDY).exists():
-        raise ConfigError("no study in this folder", where=str(folder), fix="python -m bench study --list")
+        fix = "leave out --table to start it, or name the cluster on which it ran; --list shows the studies"
+        raise ConfigError("no study in this folder", where=str(folder), fix=fix)
     return yaml_files.load(folder / STUDY, Kept)
 
 

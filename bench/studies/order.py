@@ -3,10 +3,13 @@
 import random
 from collections.abc import Sequence
 
+from bench.results.study import PlannedArm
 
-def blocks(arms: Sequence[str], *, runs: int, seed: int) -> list[tuple[str, ...]]:
+
+def blocks(arms: Sequence[PlannedArm], *, runs: int, seed: int) -> list[tuple[str, ...]]:
     """Return the arms of each block in their order: drawn in every other block, and turned round in the next one.
 
+    All arms are drawn, those too that do not run and are left out: the others' order is the same once these can run.
     Over two blocks each arm comes as often before another one as after it, so that what drifts with time (heat, other
     jobs) does not favour one of a pair. More runs leave the order of the earlier blocks as it is.
     """
@@ -15,7 +18,8 @@ def blocks(arms: Sequence[str], *, runs: int, seed: int) -> list[tuple[str, ...]
         if block % 2:
             found.append(found[-1][::-1])
             continue
-        drawn = list(arms)
+        drawn = [arm.name for arm in arms]
         random.Random(f"{seed} {block}").shuffle(drawn)
         found.append(tuple(drawn))
-    return found
+    running = {arm.name for arm in arms if arm.runs}
+    return [tuple(name for name in block if name in running) for block in found]

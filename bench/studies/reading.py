@@ -46,7 +46,7 @@ def read(folder: Path) -> StudyResult:
         commit=_all_of(found, "commit"),
         date=_dates(found),
         hardware=_hardware(found),
-        order=tuple(order.blocks([arm.name for arm in arms], runs=study.runs, seed=study.seed)),
+        order=tuple(order.blocks(list(planned.values()), runs=study.runs, seed=study.seed)),
         margin=study.margin,
         notes=tuple(_notes(kept, found)),
     )

@@ -34,9 +34,8 @@ class Session:
 
     @property
     def blocks(self) -> list[tuple[str, ...]]:
-        """The arms of each block in their order, those that do not run included."""
-        study = self.request.study
-        return order.blocks([arm.name for arm in self.request.arms], runs=study.runs, seed=study.seed)
+        """The arms of each block in their order."""
+        return order.blocks(self.planned, runs=self.request.study.runs, seed=self.request.study.seed)
 
     @property
     def arms(self) -> list[tuple[Arm, PlannedArm]]:

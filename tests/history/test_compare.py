@@ -4,10 +4,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from bench.cli import main
 from bench.planning.compose import compose
+from bench.studies import STUDY, folder, yaml_files
+from bench.studies.spec import Arm, ColumnSpec, Study, Window
+from helpers import study_runs
 from helpers.clock import Clock, turned
 from helpers.planted_runs import plant
 
@@ -49,10 +53,20 @@ def test_runs_that_took_turns_are_paired_in_order_of_time(clock: Clock, capsys: 
     assert unpaired["verdict"] == "undecided" and unpaired["num_more"] > 4
 
 
+def study_folder(*arms: str, window: Window | None = None) -> Path:
+    """Write the folder of a study as it is before its first run."""
+    column = ColumnSpec(measurement="step_time", title="step", unit="ms", higher_is_better=False)
+    arms_of = {name: Arm() for name in arms}
+    study = Study(title="t", question="q", source="ours", columns=(column,), arms=arms_of, window=window)
+    path = Path("studies/tiny-local")
+    path.mkdir(parents=True)
+    kept = folder.Kept(name="tiny", cluster="local", words=(), study=study, publications={})
+    yaml_files.dump(path / STUDY, msgspec.to_builtins(kept))
+    return path
+
+
 def test_arms_of_a_study_are_paired_by_block(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
-    study = Path("studies/tiny-local")
-    study.mkdir(parents=True)
-    (study / "study.yaml").touch()
+    study = study_folder("new", "new_other", "old")
     for block, speed in ((1, 100.0), (2, 90.0), (3, 80.0)):
         plant(study / f"new.{block}", clock, speed * (0.995 + block / 1e4), **H200)
         if block != 2:
@@ -62,6 +76,18 @@ def test_arms_of_a_study_are_paired_by_block(clock: Clock, capsys: pytest.Captur
     assert (found["pairing"], len(found["first"])) == ("paired by block", 2), "the pair of block 2 is not complete"
     assert found["ratio"] == pytest.approx(0.9952, abs=1e-6)
     assert "name one of them: studies/tiny-local/ARM, of new, new_other, old" in run(capsys, str(study), "x", code=2)
+
+
+def test_arms_of_a_study_have_the_numbers_of_its_tables(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    """Over the steps of its window, not over the whole run; a run without all of them is left out."""
+    study = study_folder("new", "old", window=Window(skip_steps=1, steps=2))
+    for block, second in ((1, 2.0), (2, 2.002)):
+        study_runs.proven(study / f"old.{block}", [9.0, second, second])
+        study_runs.proven(study / f"new.{block}", [5.0, 1.01 * second, 1.01 * second])
+    study_runs.proven(study / "new.3", [5.0, 1.0])
+    found = as_json(capsys, f"{study}/new", f"{study}/old", "--measurement", "step_time")
+    assert found["first"] == pytest.approx([2020, 2022.02]) and found["second"] == pytest.approx([2000, 2002])
+    assert "left out: new.3: the log lists 1 of the 2 steps from step 2 to 3" in found["notes"]
 
 
 def test_one_run_of_several_trials_is_compared_by_its_trials_with_a_warning(
@@ -97,8 +123,10 @@ def test_other_clocks_are_named_beside_the_verdict(clock: Clock, capsys: pytest.
     for name, clock_mhz, limit_w in (("old", 1980, 700), ("new", 1500, 400)):
         gpu = {"gpu": 0, "sm_clock_mhz": {"median": clock_mhz, "max": 1980}, "power_limit_w": limit_w}
         plant(Path(name), clock, 100.0, 100.1, **H200 | {"gpu_telemetry": {"gpus": [gpu]}})
-    found = as_json(capsys, "new", "old")["differences"]
-    assert found == {"GPU power limit (W)": ["400", "700"], "median SM clock (MHz)": ["1500", "1980"]}
+    found = as_json(capsys, "new", "old")
+    clocks = {"GPU power limit (W)": ["400", "700"], "median SM clock (MHz)": ["1500", "1980"]}
+    assert found["differences"] == clocks
+    assert "median SM clock (MHz): 1500 and 1980; at different clocks these are not the same machine" in found["notes"]
 
 
 def test_what_proves_nothing_is_left_out_and_said(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:

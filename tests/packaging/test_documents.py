@@ -25,18 +25,21 @@ NOT_BROKEN = ("|", "    ")
 def test_every_public_function_has_an_example_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "notebooks"))
     import example_logs
+    import example_study
 
     text = (ROOT / "docs" / "api.md").read_text()
     examples = re.findall(r"```python\n(.*?)```", text, re.S)
     named: dict[str, Any] = {"bench": bench, "log": example_logs.trial("", tmp_path)}
     (tmp_path / "ten").mkdir()
     named["folder"] = example_logs.trials("", tmp_path / "ten")
+    named["study"] = example_study.study(tmp_path / "studies")
     for example in examples:
         exec(compile(example, "docs/api.md", "exec"), named)
     functions = {name for name in bench.__all__ if not isinstance(getattr(bench, name), type)} | {"Follower"}
     shown = {name for name in functions if f"bench.{name}(" in "".join(examples)}
     assert shown == functions
-    sys.modules.pop("example_logs")
+    for name in ("example_logs", "example_study"):
+        sys.modules.pop(name)
 
 
 @pytest.mark.parametrize("name", WRITTEN)

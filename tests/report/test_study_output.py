@@ -15,7 +15,7 @@ from scipy import stats
 from bench import report
 from bench.errors import ConfigError
 from bench.report.cells import cell_text
-from bench.report.study import bar_pictures, scaling
+from bench.report.study import bar_pictures, pairs, scaling
 from bench.report.study.bars import bars_of
 from bench.report.study.scaling import scalings_of
 from bench.results.study import Cell, Mark
@@ -89,7 +89,7 @@ def test_a_page_links_each_number_with_its_runs_and_comes_out_the_same_twice(wri
     first = {path.name: path.read_bytes() for path in written.iterdir()}
     report.write_study(study_results.precisions(tmp_path / "study"), written)
     assert {path.name: path.read_bytes() for path in written.iterdir()} == first
-    assert {"index.html", "table.md", "table.csv", "table.tex", "bars_1.png", "bars_2.png"} == first.keys()
+    assert {"index.html", "table.md", "table.csv", "table.tex", "bars_1.png", "bars_2.png", "pairs.png"} == first.keys()
 
 
 def test_a_page_of_somebody_else_is_not_overwritten(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_whiskers_are_the_t_interval_of_the_mean(tmp_path: Path) -> None:
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     """Collect what would be saved, to be asked what it shows."""
     found: list[Figure] = []
-    for module in (bar_pictures, scaling):
+    for module in (bar_pictures, pairs, scaling):
         monkeypatch.setattr(module, "save", lambda figure, path: found.append(figure))
     return found
 
@@ -153,6 +153,22 @@ def test_paper_and_page_show_the_same_bars(tmp_path: Path, drawn: list[Figure]) 
     }
     assert on_page == {(17_326.25, ""), (23_420.0, ""), (64_043.5, "/"), (9_120.5, ".")}
     assert [text.strip() for text in view["traces"][-1]["text"]] == [text.get_text() for text in axes.texts]
+
+
+def test_a_difference_shows_its_pairs_its_interval_and_the_margin(tmp_path: Path, drawn: list[Figure]) -> None:
+    """By hand: of four pairs, the t-interval of the mean of the logarithms of their ratios."""
+    (one,) = pairs.apart(study_results.precisions(tmp_path))
+    ratios = [23_401 / 17_310, 23_466 / 17_342, 23_380 / 17_298, 23_433 / 17_355]
+    logs = np.log(ratios)
+    low, high = stats.t.interval(0.95, 3, loc=logs.mean(), scale=logs.std(ddof=1) / 2)
+    assert one.pairs == pytest.approx([100 * (ratio - 1) for ratio in ratios])
+    assert (one.low, one.high) == pytest.approx((100 * np.expm1(low), 100 * np.expm1(high)))
+    assert one.margin == pytest.approx((-1.9608, 2.0), abs=1e-4)
+    points, mean_of_pairs = pairs.pairs_chart([one])["views"][0]["traces"]
+    assert points["x"] == list(one.pairs) and mean_of_pairs["x"][0] + mean_of_pairs["error_x"]["array"][0] == one.high
+    pairs.draw_pairs([one], tmp_path, note="")
+    (axes,) = drawn[0].axes
+    assert [list(line.get_xdata()) for line in axes.lines][1:3] == [list(one.pairs), [one.percent]]
 
 
 def test_the_ideal_keeps_the_rate_of_each_gpu(tmp_path: Path, drawn: list[Figure]) -> None:

@@ -131,6 +131,7 @@ def test_a_report_says_what_the_gpus_of_all_trials_did(gpu_log: MakeLog) -> None
     (trials,) = sets.load([first.parent])
     rows = {name: (value, remark) for name, value, remark in throughput.compared(trials).rows}
     assert rows["power of a GPU (W)"] == ("645", "median; highest 701; GPUs 640 to 650; limit 700")
-    assert rows["clocks held down"] == ("software power cap 38 %", "share of time")
+    assert rows["SM clock (MHz)"] == ("1,755", "median; highest 1,980")
+    assert rows["clocks held down by"] == ("software power cap 38 %", "share of time")
     assert rows["energy of the run (J)"] == ("30,000", "2 GPUs, run_start to run_stop")
     assert rows["energy of a step (J)"][0] == "160.0"

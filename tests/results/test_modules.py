@@ -1,18 +1,20 @@
 """The measurements, the table and the picture of a profile that is written by hand."""
 
 import io
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
 
+from bench import report
 from bench.console import modules as module_sheets
 from bench.console import sheet
 from bench.contract.modules import ModuleTimes, Part, Phase, TimeRow
 from bench.contract.modules import plain as plain_times
 from bench.mlperf.result import Result, parse
-from bench.report import module_figure
+from bench.report import module_figure, sets
 from bench.results import names, of_training
 from bench.results.modules import NAMES
 from helpers.types import MakeLog
@@ -104,6 +106,16 @@ def test_the_table_says_what_it_adds_up_to_and_how_it_was_measured(written_log: 
     names_of_parts = list(cells)
     assert names_of_parts.index("MLP: all of it") == names_of_parts.index("MLP: activation") + 1
     assert "CUDA graph cannot be told apart" in out.getvalue() and "mean of 2 profiled" in out.getvalue()
+
+
+def test_the_page_has_the_figure_and_the_table(written_log: MakeLog, tmp_path: Path) -> None:
+    profiled(written_log)
+    page = report.write(sets.load([tmp_path]), tmp_path / "out").read_text()
+    _, _, section = page.partition("Where the time of a step goes</h3>")
+    assert (tmp_path / "out" / "modules.png").stat().st_size > 10_000 and "modules.png" in section
+    cells = re.findall("<td[^>]*>([^<]*)</td>", section.partition("</table>")[0])
+    assert cells[-8:] == ["the whole step", "50.000", "100.000", "49.000", "200.000", "100.0", "100.000", "20"]
+    assert "mean of 2 profiled warm-up steps" in section
 
 
 def test_bars_are_stacked_to_the_time_of_their_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

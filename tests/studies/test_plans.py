@@ -109,10 +109,12 @@ def test_the_largest_batch_is_the_last_that_the_plan_takes(planned: Planned) -> 
 
 
 def test_each_arm_of_a_pair_is_first_as_often_as_last() -> None:
-    arms = ["a", "b", "c"]
+    arms = [PlannedArm(name=name) for name in "abc"]
     drawn = {order.blocks(arms, runs=2, seed=seed)[0] for seed in range(50)}
     assert len(drawn) == 6, "every order is drawn"
     for seed in range(5):
         found = order.blocks(arms, runs=6, seed=seed)
         assert found[:4] == order.blocks(arms, runs=4, seed=seed), "more runs leave the earlier blocks as they are"
         assert sum(block.index("a") < block.index("b") for block in found) == 3
+        without = order.blocks([arms[0], arms[1], PlannedArm(name="c", runs=False)], runs=6, seed=seed)
+        assert without == [tuple(name for name in block if name != "c") for block in found]

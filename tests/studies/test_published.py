@@ -115,6 +115,11 @@ def test_a_gpus_share_is_the_printed_figure_over_the_gpus() -> None:
     assert (naive.value, naive.unit) == (pytest.approx(936.0375), "tokens/s/GPU")
     bare = one("kubernetes_5b", "throughput_per_gpu", system="bare metal", nodes="4")
     assert bare.value == pytest.approx(5784.0625)
+    assert read("kubernetes_5b").title.endswith("(printed for 8, 16, 32 GPUs together)")
+    copies = one("dissect_table_14", "copies_total", model="7B", method="Z3")
+    assert (copies.value, copies.unit) == (638, "ms") and read("dissect_table_14").title.endswith(
+        "(printed in s and %)"
+    )
     assert one("dissect_table_3_a800", "peak_memory", model="7B", method="Naive").value == 66.7
 
 
@@ -122,7 +127,7 @@ def test_misprints_are_corrected_and_say_why() -> None:
     known = {
         ("dissect_table_4_a800", "throughput_per_gpu", "13B", "R+Z2+O"): ("640435", 6404.35 / 8, "no decimal point"),
         ("dissect_table_9_a800", "throughput_per_gpu", "13B", "L+F+R+Z3"): ("1912.9", 1912.9 / 8, "the label 70B"),
-        ("dissect_table_9_a800", "throughput_per_gpu", "70B", "L+F+R+Z3"): ("967.3", 967.3 / 8, "of 8 GPUs"),
+        ("dissect_table_9_a800", "throughput_per_gpu", "70B", "L+F+R+Z3"): ("967.3", 967.3 / 8, ""),
     }
     for (name, measurement, model, method), (printed, value, why) in known.items():
         figure = one(name, measurement, model=model, method=method)

@@ -55,6 +55,10 @@ class Bars:
     groups: tuple[str, ...]
     series: tuple[Series, ...]
 
+    @property
+    def has_published(self) -> bool:
+        return any(series.is_published for series in self.series)
+
     def places(self) -> Iterator[tuple[int, Series, Bar, float]]:
         """Yield each bar from top to bottom with the number of its group and its height, counted in bars."""
         y = 0.0

@@ -12,6 +12,7 @@ from bench.report.study.bar_pictures import bars_chart, draw_bars
 from bench.report.study.bars import bars_of
 from bench.report.study.layout import Layout
 from bench.report.study.logs import ArmRuns, charts_of, draw_distributions, runs_of
+from bench.report.study.pairs import apart, draw_pairs, pairs_chart
 from bench.report.study.scaling import draw_scaling, scaling_chart, scalings_of
 from bench.report.study.statements import NOT_LOGGED, own_facts, provenance, shared_facts, statements
 from bench.results.study import StudyResult
@@ -56,10 +57,19 @@ def draw(result: StudyResult, runs: Sequence[ArmRuns], out: Path) -> list[Shown]
     parts = (result.hardware or NOT_LOGGED, f"n = {num_runs(result)} runs", result.date, result.commit)
     note = ", ".join(filter(None, parts))
     found: list[Shown] = []
+    if pairs := apart(result):
+        draw_pairs(pairs, out / "pairs.png", note=note)
+        found.append(shown(out / "pairs.png", _PAIRS, {"pairs": pairs_chart(pairs)}))
     for number, bars in enumerate(bars_of(result), 1):
         path = out / f"bars_{number}.png"
         draw_bars(bars, path, note=note)
-        found.append(shown(path, f"{bars.title}. {_BARS}", {f"bars_{number}": bars_chart(bars)}))
+        found.append(
+            shown(
+                path,
+                f"{bars.title}. {_BARS}{_HATCHED if bars.has_published else ''}",
+                {f"bars_{number}": bars_chart(bars)},
+            )
+        )
     for number, scaling in enumerate(scalings_of(result), 1):
         path = out / f"scaling_{number}.png"
         draw_scaling(scaling, path, note=note)
@@ -69,5 +79,7 @@ def draw(result: StudyResult, runs: Sequence[ArmRuns], out: Path) -> list[Shown]
     return found
 
 
-_BARS = "Bars from zero; whiskers: 95 % interval of the mean over runs; hatched and pale: published, on other hardware."
+_PAIRS = "Circles: pairs of runs; diamond and whisker: their mean and its interval; shaded: what counts as equivalent."
+_BARS = "Bars from zero; circles: runs; whiskers: 95 % interval of their mean."
+_HATCHED = " Hatched and pale: published, on other hardware."
 _IDEAL = "Dashed: the ideal, which keeps the rate of each GPU at the smallest count."
