@@ -12,7 +12,8 @@ import pytest
 from matplotlib.figure import Figure
 from scipy import stats
 
-from bench import report
+from bench import report, studies
+from bench.cli import main
 from bench.errors import ConfigError
 from bench.report import cells
 from bench.report.cells import cell_text
@@ -223,3 +224,18 @@ def test_a_published_figure_is_told_in_the_unit_of_its_column(
     reason = remark.rpartition(": ")[2]
     figure = Published(publication="paper", printed=printed, value=value, reason=reason)
     assert (cells.meant(figure), layout.remark(figure)) == (text, remark)
+
+
+def test_the_verb_writes_what_it_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / studies.STUDY).touch()
+    monkeypatch.setattr(studies, "read", study_results.precisions)
+    out = tmp_path / "out"
+    for words, code in (([str(tmp_path), "--out", str(out)], 0), (["--list", "--out", str(out)], 2)):
+        with pytest.raises(SystemExit) as stop:
+            main(["study", *words])
+        assert stop.value.code == code
+    printed = capsys.readouterr()
+    assert printed.out.endswith(f"{out / 'index.html'}\n") and (out / "table.md").exists()
+    assert "no tables to write" in printed.err
