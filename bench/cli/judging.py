@@ -5,18 +5,10 @@ import json
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from bench.cli import inputs, verb
+from bench.cli import inputs, kernel_reading, verb
 from bench.contract import secrets
 from bench.errors import LogError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from bench.mlperf.result import Result
-    from bench.report.kernels import KernelsTrial
-    from bench.results import KernelsResult
 
 
 def _add_watch(verbs: verb.Verbs) -> None:
@@ -104,7 +96,7 @@ def _parse_one(log: Path, args: argparse.Namespace) -> bool:
 
     with inputs.plain([log]) as (file,):
         if (found := kernel_results.of_file(file)) is not None:
-            return _parse_kernels(replace(results.parse(file), file=str(log)), found, as_json=args.json)
+            return kernel_reading.parse(replace(results.parse(file), file=str(log)), found, as_json=args.json)
         result = with_gpus(replace(results.parse(file), file=str(log)), args.num_gpus)
         verdicts = [official.official_verdict(file, ruleset=args.official)] if args.official else []
     if args.json:
@@ -118,24 +110,6 @@ def _parse_one(log: Path, args: argparse.Namespace) -> bool:
         if result.findings:
             sheet.show(result_sheets.findings_sheet(result.findings))
     return result.valid and all(verdict.passed is not False for verdict in verdicts)
-
-
-def _parse_kernels(result: "Result", kernels: "KernelsResult", *, as_json: bool) -> bool:
-    """Print what the log of a kernels task proves, point by point; return whether it was done."""
-    from bench.console import kernels as kernel_sheets
-    from bench.console import sheet
-    from bench.results import of
-
-    is_proven = result.valid and kernels.proven
-    if as_json:
-        about = {"file": result.file, "kind": "kernels", "minutes": result.minutes, "status": result.status}
-        problems = [*(f.what for f in result.findings if f.severity == "error"), *kernels.problems]
-        measured = {"valid": is_proven, "problems": problems, "measurements": [asdict(one) for one in of(kernels)]}
-        print(json.dumps(about | measured))
-    else:
-        for table in (*kernel_sheets.sheets(result, kernels), kernel_sheets.points_sheet(kernels)):
-            sheet.show(table)
-    return is_proven
 
 
 def _add_why(verbs: verb.Verbs) -> None:
@@ -225,7 +199,7 @@ def _report(args: argparse.Namespace) -> int:
 
     folders = verb.run_folders(args.runs)
     if of_kernels := kernels.load(folders):
-        return _report_kernels(of_kernels, args)
+        return kernel_reading.report(of_kernels, args)
     sets = load(folders, num_gpus=args.num_gpus)
     page = report.write(sets, args.out, title=args.title) if args.out else None
     if args.json:
@@ -242,30 +216,6 @@ def _report(args: argparse.Namespace) -> int:
             if result.module_times is not None:
                 sheet.show(module_sheets.sheet(result, result.module_times))
     return 0 if all(claim(trials).num_valid for trials in sets) else 1
-
-
-def _report_kernels(trials: "Sequence[KernelsTrial]", args: argparse.Namespace) -> int:
-    """Print every point of kernels tasks, and write their table and figures where a folder is named."""
-    from bench.console import kernels as kernel_sheets
-    from bench.console import sheet
-    from bench.report import kernel_rows, kernels
-    from bench.results import of
-
-    if args.json:
-        for trial in trials:
-            measured = [asdict(one) for one in of(trial.kernels)]
-            print(json.dumps({"trial": trial.name, "valid": trial.is_proven, "measurements": measured}))
-    elif args.csv:
-        print(kernels.csv_text(trials), end="")
-    else:
-        for trial in trials:
-            for table in kernel_sheets.sheets(trial.result, trial.kernels):
-                sheet.show(table)
-            sheet.show(kernel_sheets.points_sheet(trial.kernels))
-    if args.out:
-        heading = args.title or kernel_rows.title(trials[-1].result)
-        print(kernels.write(trials, args.out, heading=heading), file=sys.stderr)
-    return 0 if all(trial.is_proven for trial in trials) else 1
 
 
 def _add_rules(verbs: verb.Verbs) -> None:

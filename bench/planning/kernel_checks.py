@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from bench.contract.kernels import AttentionBackend, Attentions, Collectives, Copies, GemmPrecision, Gemms, Kernels
-from bench.contract.schema import Config, Device
+from bench.contract.schema import Config, Device, ProfileKind
 from bench.errors import ConfigError
 from bench.planning.parameters import linears
 
@@ -17,6 +17,12 @@ def check(config: Config) -> None:
     """Raise ConfigError on the first size that no device can measure, or this one cannot."""
     kernels = config.task.kernels
     assert kernels is not None  # validate has seen to it
+    if config.launch.profile is not ProfileKind.none:
+        raise ConfigError(
+            f"profile {config.launch.profile.name} is of a training step, and this task makes none",
+            where="launch.profile",
+            fix="set launch.profile=none: every kernel has its own record in the log",
+        )
     _check_amounts(kernels)
     _check_tp(config)
     if kernels.gemm is not None:

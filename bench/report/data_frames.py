@@ -13,10 +13,10 @@ def frame(rows: Sequence[Sequence[Any]], columns: Sequence[str]) -> "DataFrame":
     """Return a data frame in which whole numbers stay whole where some are missing."""
     from pandas import DataFrame
 
-    return DataFrame([[_inert(value) for value in row] for row in rows], columns=columns).convert_dtypes()
+    return DataFrame([[inert(value) for value in row] for row in rows], columns=columns).convert_dtypes()
 
 
-def _inert(value: Any) -> Any:
+def inert(value: Any) -> Any:
     """Return a value as it may be written: logs are not ours."""
     if not isinstance(value, str):
         return value

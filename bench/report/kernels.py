@@ -14,6 +14,7 @@ from bench.mlperf import log as logs
 from bench.mlperf import result as results
 from bench.mlperf.result import Result
 from bench.report import drawings, interactive, kernel_figures, kernel_rows, output_folder, template
+from bench.report.data_frames import inert
 from bench.results import kernels as kernel_results
 from bench.results.kernels import KernelsResult, Measured
 
@@ -121,7 +122,7 @@ def csv_text(trials: Sequence[KernelsTrial]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(_COLUMNS)
     for trial in trials:
-        writer.writerows([trial.name, *_row(one)] for one in trial.kernels.measured)
+        writer.writerows([inert(value) for value in (trial.name, *_row(one))] for one in trial.kernels.measured)
     return text.getvalue()
 
 

@@ -122,6 +122,7 @@ TINY = "task=kernels_tiny"
         ([TINY, "task.kernels.repeats=2"], "2 runs", "task.kernels.repeats"),
         ([TINY, "task.kernels.tolerance=1.5"], "1.5 is not a share of a limit", "task.kernels.tolerance"),
         (["task=gemm", "task.kernels.gemm=null"], "nothing is to be measured", "task.kernels"),
+        ([TINY, "launch.profile=kernels"], "profile kernels is of a training step", "launch.profile"),
         (
             ["task=gemm"],
             "GEMMs and attention of .* TFLOP on a CPU would take about .* hours",

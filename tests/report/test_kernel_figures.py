@@ -86,6 +86,13 @@ def test_a_report_has_a_page_every_point_and_the_figures_of_what_was_measured(tm
         kernels.write([trial], tmp_path / "other", heading="h")
 
 
+def test_a_log_gives_a_spreadsheet_no_formula(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    log = kernels_log.write(planned("task=attention"), tmp_path / "run/result_0.txt")
+    log.write_text(log.read_text().replace('"ran": "made up"', '"ran": "=1+1"'))
+    assert ",'=1+1\n" in kernels.csv_text(kernels.load([tmp_path / "run"]))
+
+
 def test_runs_of_different_kinds_are_not_one_report(tmp_path: Path, written_log: Callable[..., Path]) -> None:
     training = written_log()
     (tmp_path / "run").mkdir()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from booted import Cluster
 from user import SHORT, Run, User, submitted, training, until
 
 pytestmark = pytest.mark.slurm
@@ -152,3 +153,19 @@ def require_proven(user: User, run: Run) -> None:
     assert run.status["outcome"] == "proven" and run.outcomes == ["proven"] * 3, run.output()
     assert [entry["seed"] for entry in run.ledger] == [1, 2, 3]
     assert (run / "health.json").exists()
+
+
+@pytest.mark.slow
+def test_a_kernels_task_is_proven_on_two_nodes(cluster: Cluster, tmp_path: Path) -> None:
+    """It reads no rows and needs no checkpoint: DATADIR and MODEL are not mounted, asked for or looked at."""
+    few = ("task.kernels.repeats=3", "task.kernels.point_s=0.01", "task.kernels.sustained_s=0.05")
+    user = User(cluster, tmp_path / "no_cache", tmp_path)
+    done = user.types(
+        *("task=kernels_tiny", "cluster=slurm_test", "cluster.ranks_per_node=1", *few, "launch.wait=true"),
+        module="bench.launch",
+    )
+    run = submitted(done.stdout, user.home)[0]
+    assert run.outcomes == ["proven"], run.output()
+    assert "points measured: 36 of 36" in done.stdout and "all-reduce of 2 ranks" in done.stdout
+    measured = [entry["value"] for entry in logged(run / "result_0.txt") if entry["key"] == "kernel_measured"]
+    assert len(measured) == 36 and not (tmp_path / "no_cache").exists()

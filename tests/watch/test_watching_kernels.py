@@ -1,0 +1,30 @@
+"""A kernels trial under way: how many of its points are measured, and the last of them."""
+
+from pathlib import Path
+
+from bench.contract.plan import KernelsPlan
+from bench.mlperf import reader
+from bench.planning import compose
+from bench.watch import prediction, sources
+from bench.watch.lines import View, line
+from bench.watch.progress import Tracker
+from helpers import kernels_log
+
+
+def test_the_points_of_a_kernels_trial_are_counted(tmp_path: Path) -> None:
+    plan = compose.compose(["task=kernels_tiny"])
+    assert isinstance(plan, KernelsPlan)
+    first, second, third, *_ = (point.name for point in plan.points)
+    events = reader.read(kernels_log.write(plan, tmp_path / "result_0.txt", failed=[second]))[0]
+    planned = sources.planned(plan, plan.commands[-1])
+
+    def shown(until: str) -> str:
+        tracker = Tracker()
+        tracker.take(events[: 1 + next(n for n, e in enumerate(events) if until in (e.key, e.value))])
+        outlook = prediction.look(tracker.progress, planned, tracker.progress.last_ms or 0)
+        return line(View(name="trial 0", progress=tracker.progress, planned=planned, outlook=outlook))
+
+    assert shown("init_stop").startswith("trial 0  preparing  measured 0 of 36 points  walltime ")
+    assert "measuring" in shown(third) and f"measured 3 of 36 points; last {third}" in shown(third)
+    assert "forecast" not in shown(third) and "stopped: success" in shown("run_stop")
+    assert "measured 36 of 36 points" in shown("run_stop")
