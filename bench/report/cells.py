@@ -29,8 +29,23 @@ def _decimals(deviation: float, value: float) -> int:
     return max(0, min(_MOST_DECIMALS, 1 - math.floor(math.log10(deviation))))
 
 
-def published_text(figure: Published) -> str:
-    """Return a published figure as its document has it, with what is meant where that is misprinted."""
-    if not figure.reason or figure.value is None:
+def meant(figure: Published) -> str:
+    """Return a published figure in the unit of its column: as its document has it, where that is the same number."""
+    if figure.value is None or figure.printed == "" or _is_printed(figure.value, figure.printed):
         return figure.printed
-    return f"{number_text(figure.value)} (printed {figure.printed!r})"
+    return number_text(figure.value)
+
+
+def _is_printed(value: float, printed: str) -> bool:
+    try:
+        number = float(printed.partition("±")[0].strip(" *~%").replace(",", ""))
+    except ValueError:
+        return False
+    return math.isclose(number, value, rel_tol=1e-9)
+
+
+def published_text(figure: Published) -> str:
+    """Return a published figure, with what its document has where that is corrected."""
+    if not figure.reason or meant(figure) == figure.printed:
+        return meant(figure)
+    return f"{meant(figure)} (printed {figure.printed!r})"

@@ -14,11 +14,12 @@ from scipy import stats
 
 from bench import report
 from bench.errors import ConfigError
+from bench.report import cells
 from bench.report.cells import cell_text
-from bench.report.study import bar_pictures, pairs, scaling
+from bench.report.study import bar_pictures, layout, pairs, scaling
 from bench.report.study.bars import bars_of
 from bench.report.study.scaling import scalings_of
-from bench.results.study import Cell, Mark
+from bench.results.study import Cell, Mark, Published
 from helpers import study_results
 from helpers.page import Page
 
@@ -142,7 +143,7 @@ def test_paper_and_page_show_the_same_bars(tmp_path: Path, drawn: list[Figure]) 
     (axes,) = drawn[0].axes
     shown = {(bar.get_width(), bar.get_hatch()) for bar in axes.patches if bar.get_width()}
     assert shown == {(17_326.25, None), (23_420.0, None), (64_043.5, "////"), (9_120.5, "....")}
-    assert [text.get_text() for text in axes.texts] == ["17,326", "64,044", "23,420", "* 9,120", "X", "-", "-"]
+    assert [text.get_text() for text in axes.texts] == ["17,326", "64,044", "23,420", "* 9,120", "X", "-"]
     view = bar_pictures.bars_chart(bars)["views"][0]
     on_page = {
         (x, shape)
@@ -203,3 +204,22 @@ def test_a_study_of_which_nothing_ran_gives_reasons_and_published_figures(tmp_pa
     assert "| bf16 | -<sup>1</sup> | -<sup>1</sup> |" in lines and "1. not run yet" in lines
     assert "Nothing was measured. -: no result." in lines and "- hardware: not logged" in lines
     assert [path.name for path in (tmp_path / "out").glob("*.png")] == ["bars_1.png"], "of what is published"
+
+
+@pytest.mark.parametrize(
+    ("printed", "value", "text", "remark"),
+    [
+        ("7,694.1", 7694.1, "7,694.1", ""),
+        ("7694.1", 961.7625, "961.8", ""),
+        ("640435", 64_043.5, "64,044", 'printed as "640435": a digit too many'),
+        ("-", None, "-", "out of memory"),
+        ("1.5±0.1", 1.5, "1.5±0.1", ""),
+    ],
+)
+def test_a_published_figure_is_told_in_the_unit_of_its_column(
+    printed: str, value: float | None, text: str, remark: str
+) -> None:
+    """As printed where that is the same number; the unit of the print is told with the document."""
+    reason = remark.rpartition(": ")[2]
+    figure = Published(publication="paper", printed=printed, value=value, reason=reason)
+    assert (cells.meant(figure), layout.remark(figure)) == (text, remark)

@@ -36,7 +36,7 @@ def bars_chart(bars: Bars) -> Chart:
 
 def _bars(series: Series, bars: Bars) -> Trace:
     drawn = [(bars.groups[group], bar, y) for group, of, bar, y in bars.places() if of is series]
-    shape = ["/" if series.is_published else "" if bar.is_measured else "." for _, bar, _ in drawn]
+    shape = [_HATCHES[_hatch(series, bar)][0] for _, bar, _ in drawn]
     return {
         "type": "bar",
         "orientation": "h",
@@ -85,10 +85,10 @@ def draw_bars(bars: Bars, path: Path, *, note: str) -> None:
     rows = -(-len(bars.series) // _columns(bars)) if len(bars.series) > 1 else 0
     figure, (axes,) = canvas(_FRAME_INCHES + _BAR_INCHES * (low + 1.3 * rows), bars.title, note)
     for series in bars.series:
-        axes.barh([0], [0], color=series.color, label=series.name, **_look(series, is_measured=True))
+        first = next(bar for bar in series.bars if bar)
+        axes.barh([0], [0], color=series.color, label=series.name, **_look(series, first))
     for _, series, bar, y in places:
-        look = _look(series, is_measured=bar.is_measured)
-        axes.barh([y], [bar.value or 0], _THICKNESS, color=series.color, **look)
+        axes.barh([y], [bar.value or 0], _THICKNESS, color=series.color, **_look(series, bar))
         if bar.half_width:
             axes.errorbar([bar.value or 0], [y], xerr=bar.half_width, color=INTERVAL_COLOR, capsize=2.5, linewidth=1.1)
         if len(bar.values) > 1:
@@ -113,7 +113,17 @@ def _columns(bars: Bars) -> int:
     return max(1, min(3, _LEGEND_LETTERS // (6 + max(len(series.name) for series in bars.series))))
 
 
-def _look(series: Series, *, is_measured: bool) -> dict[str, Any]:
-    """Return what tells published and calculated bars from measured ones, in grey too."""
-    hatch = "////" if series.is_published else None if is_measured else "...."
+def _look(series: Series, bar: Bar) -> dict[str, Any]:
+    hatch = _HATCHES[_hatch(series, bar)][1]
     return {"hatch": hatch, "edgecolor": "#ffffff", "linewidth": 0} if hatch else {}
+
+
+_HATCHES = (("", ""), (".", "...."), ("/", "////"), ("\\", r"\\\\"), ("x", "xxxx"), ("-", "----"), ("|", "||||"))
+"""Of plotly and of matplotlib: what was measured, what was calculated or estimated, and publications in turn."""
+
+
+def _hatch(series: Series, bar: Bar) -> int:
+    """Return which hatch tells a bar from others of its colour, in grey too."""
+    if series.publication is None:
+        return 0 if bar.is_measured else 1
+    return 2 + series.publication % (len(_HATCHES) - 2)

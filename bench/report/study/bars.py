@@ -4,11 +4,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from bench.report.cells import cell_text
+from bench.report.cells import cell_text, meant
 from bench.report.interactive import text
 from bench.report.numbers import number_text
 from bench.report.palette import COLORS, pale
-from bench.report.study.layout import column_heading, heading, letters_of
+from bench.report.study.layout import column_heading, heading, letters_of, remark
 from bench.results.study import Cell, Column, Mark, Published, Row, StudyResult, Table
 
 CONFIDENCE = 0.95
@@ -42,8 +42,9 @@ class Series:
 
     name: str
     color: str
-    is_published: bool
     bars: tuple[Bar | None, ...]
+    publication: int | None = None
+    """The place of its publication among those of the study; None for what was measured here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +58,7 @@ class Bars:
 
     @property
     def has_published(self) -> bool:
-        return any(series.is_published for series in self.series)
+        return any(series.publication is not None for series in self.series)
 
     def places(self) -> Iterator[tuple[int, Series, Bar, float]]:
         """Yield each bar from top to bottom with the number of its group and its height, counted in bars."""
@@ -117,15 +118,16 @@ def _series(result: StudyResult, column: Column, name: str, rows: Sequence[Row |
     cells = [row.cells.get(key) if row else None for row in rows]
     if any(cells):
         bars = tuple(_measured(cell, unit) if cell else None for cell in cells)
-        yield Series(name=name, color=color, is_published=False, bars=bars)
+        yield Series(name=name, color=color, bars=bars)
     figures = [row.published.get(key, ()) if row else () for row in rows]
     letters, hardware = letters_of(result), {one.name: one.hardware for one in result.publications}
     for publication in dict.fromkeys(one.publication for of_row in figures for one in of_row):
         chosen = [next((one for one in of_row if one.publication == publication), None) for of_row in figures]
-        published = tuple(_published(one, unit) if one else None for one in chosen)
-        title = f"published [{letters.get(publication, publication)}]"
-        full = f"{title}, {hardware.get(publication, '')}" if name == "measured" else f"{name}, {title}"
-        yield Series(name=full, color=pale(color), is_published=True, bars=published)
+        published = tuple(_published(one, unit) if one and one.value is not None else None for one in chosen)
+        title = f"published [{letters[publication]}]"
+        full = f"{title}, {hardware[publication]}" if name == "measured" else f"{name}, {title}"
+        if any(published):
+            yield Series(name=full, color=pale(color), bars=published, publication=list(letters).index(publication))
 
 
 def _measured(cell: Cell, unit: str) -> Bar:
@@ -145,9 +147,9 @@ def _measured(cell: Cell, unit: str) -> Bar:
 
 
 def _published(figure: Published, unit: str) -> Bar:
-    shown = number_text(figure.value) if figure.reason and figure.value is not None else figure.printed
-    reason = f'<br>printed as "{text(figure.printed)}": {text(figure.reason)}' if figure.reason else ""
-    return Bar(value=figure.value, text=shown, details=f"<b>{text(shown)}</b> {text(unit)}, published{reason}")
+    shown, why = meant(figure), remark(figure)
+    details = f"<b>{text(shown)}</b> {text(unit)}, published" + (f"<br>{text(why)}" if why else "")
+    return Bar(value=figure.value, text=shown, details=details)
 
 
 def half_width_of_mean(values: Sequence[float]) -> float:

@@ -3,13 +3,12 @@
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import quote
 
 from bench.contract import run_files
-from bench.report.cells import cell_text
-from bench.report.numbers import number_text
+from bench.report.cells import cell_text, meant
 from bench.results.study import Cell, Column, Mark, Publication, Published, Row, StudyResult, Table
 
 KINDS = {
@@ -141,11 +140,21 @@ def _pivot(writer: _Writer, table: Table) -> Grid:
         lines.append(Line(labels=labels, entries=tuple(_entry(writer, cell, usual) for cell in cells)))
         lines += _published(writer, labels, [(row, name) for row in rows])
     return Grid(
-        title=f"{table.title}: {heading(table.column)}",
+        title=_title(table),
         label_headings=table.row_labels,
         headings=tuple(", ".join(map(column_heading, table.column_labels, column)) for column in table.columns),
         lines=tuple(lines),
         caption=_caption(usual),
+    )
+
+
+def _title(table: Table) -> str:
+    """Return the title of a table and what it measures, which for many is the same."""
+    name, of_column = table.title, table.column.title
+    return (
+        heading(replace(table.column, title=name))
+        if name.lower() == of_column.lower()
+        else f"{name}: {heading(table.column)}"
     )
 
 
@@ -195,13 +204,18 @@ def _published(writer: _Writer, labels: tuple[str, ...], places: Sequence[tuple[
     found = [row.published.get(name, ()) if row else () for row, name in places]
     for name in dict.fromkeys(one.publication for figures in found for one in figures):
         entries = [_figure(writer, [one for one in figures if one.publication == name]) for figures in found]
-        yield Line(labels=labels, entries=tuple(entries), publication=letters.get(name, name))
+        yield Line(labels=labels, entries=tuple(entries), publication=letters[name])
 
 
 def _figure(writer: _Writer, figures: Sequence[Published]) -> Entry | None:
     """Return what a publication has for one place: as printed, or corrected with a footnote."""
     if not figures:
         return None
-    texts = [one.printed if not one.reason or one.value is None else number_text(one.value) for one in figures]
-    notes = [note for one in figures if one.reason for note in writer.note(f'printed as "{one.printed}": {one.reason}')]
-    return Entry(kind="published", text="; ".join(texts), number=figures[0].value, notes=tuple(notes))
+    notes = [note for one in figures for note in writer.note(remark(one))]
+    return Entry(kind="published", text="; ".join(map(meant, figures)), number=figures[0].value, notes=tuple(notes))
+
+
+def remark(figure: Published) -> str:
+    """Return what a reader must know of a published figure; empty where it stands as it is printed."""
+    is_changed = figure.reason and meant(figure) != figure.printed
+    return f'printed as "{figure.printed}": {figure.reason}' if is_changed else figure.reason

@@ -35,6 +35,7 @@ def context(result: StudyResult, layout: Layout, out: Path) -> dict[str, Any]:
         "result": result,
         "layout": layout,
         "statements": statements(result),
+        "hardware": {letter: publication.hardware for letter, publication in layout.publications},
         "figures": figures,
         "curves": {name: CURVES[name] for name in curves},
         "charts": dict(charts) | curves,
