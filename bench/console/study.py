@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from bench.console.sheet import Sheet
+from bench.contract.schema import BackendName
 from bench.report.cells import cell_text, published_text
 from bench.report.numbers import number_text
 from bench.results.study import Column, Difference, PlannedArm, StudyResult, Table
@@ -169,6 +170,8 @@ def _total(arms: Sequence[PlannedArm], blocks: Sequence[Sequence[str]]) -> str:
     total = f"{len(running) * len(blocks)} runs; step time, memory and GPU-hours of one run are estimates of the plan"
     if known:
         total += f"; {number_text(known)} GPU-hours of steps in all"
+    limit_min = sum(arm.walltime_min or 0 for arm in running if arm.backend != BackendName.local.name) * len(blocks)
+    total += f"; time limits of {limit_min / 60:,.1f} h in all" if limit_min else ""
     return total + (f"; {unknown} arms have no estimate" if unknown else "")
 
 

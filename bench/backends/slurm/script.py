@@ -65,6 +65,7 @@ def together(plans: Sequence[Plan], runs: Sequence[str], *, name: str) -> str:
     return "\n".join(
         [
             "#!/usr/bin/env bash",
+            "# shellcheck disable=SC2317  # traps call a function",
             _comment(f"{name}: {len(runs)} runs, one after another on the same nodes"),
             *_directive("job-name", name),
             *resources(plans[0]),
