@@ -248,7 +248,7 @@ def _report_kernels(trials: "Sequence[KernelsTrial]", args: argparse.Namespace) 
     """Print every point of kernels tasks, and write their table and figures where a folder is named."""
     from bench.console import kernels as kernel_sheets
     from bench.console import sheet
-    from bench.report import kernels
+    from bench.report import kernel_rows, kernels
     from bench.results import of
 
     if args.json:
@@ -263,9 +263,8 @@ def _report_kernels(trials: "Sequence[KernelsTrial]", args: argparse.Namespace) 
                 sheet.show(table)
             sheet.show(kernel_sheets.points_sheet(trial.kernels))
     if args.out:
-        heading = args.title or kernel_sheets.title(trials[-1].result)
-        files = kernels.write(trials, args.out, heading=heading)
-        print(f"written to {args.out}: {', '.join(path.name for path in files)}", file=sys.stderr)
+        heading = args.title or kernel_rows.title(trials[-1].result)
+        print(kernels.write(trials, args.out, heading=heading), file=sys.stderr)
     return 0 if all(trial.is_proven for trial in trials) else 1
 
 

@@ -9,11 +9,14 @@ from time import localtime, strftime
 
 from bench.console.comparison import number
 from bench.console.sheet import Sheet
-from bench.history.past import CONFIDENCE, Judgement, Past, PastRun
+from bench.history.past import CONFIDENCE, Judgement, Past, PastRun, apart
 from bench.results.measurement import Measurement, higher_is_better
 from bench.runs.folder import short
 
-_TASKS = ("task", "hardware", "settings", "runs", "trials", "first", "last", "measurement", "last value", "best value")
+_TASKS = (
+    *("task", "hardware", "settings", "runs", "trials", "first", "last", "measurement", "last value", "best value"),
+    "what tells these settings apart",
+)
 _RUNS = ("began", "run", "trials", "value", "± of trials", "changed since the run before")
 _JUDGED = ("task", "hardware", "settings", "measurement", "verdict", "change")
 _NO_CHANGE = ("nodes",)
@@ -30,7 +33,8 @@ def list_sheet(root: Path, pasts: Sequence[Past], name: str | None) -> Sheet:
         shown = [number(value, like=values) for value in ends] or ["", ""]
         days = _day(past.runs[0]), _day(past.runs[-1])
         counts = str(len(past.runs)), str(num_trials)
-        rows.append((past.task, past.hardware, past.settings, *counts, *days, _title(of) if of else "", *shown))
+        measured = (_title(of) if of else "", *shown)
+        rows.append((past.task, past.hardware, past.settings, *counts, *days, *measured, apart(past, pasts)))
     caption = "python -m bench history TASK lists its runs"
     return Sheet(f"proven runs in {short(root)}", rows, columns=_TASKS, caption=caption)
 
@@ -56,8 +60,13 @@ def past_sheet(past: Past, of: Measurement | None) -> Sheet:
                 _changes(before, run) if before else "",
             )
         )
+    filled = [place for place in range(len(_RUNS)) if place < 4 or any(row[place] for row in rows)]
     measured = f": {_title(of)}, {'higher' if higher_is_better(of) else 'lower'} is better" if of else ""
-    return Sheet(f"{past.task} on {past.hardware}, settings {past.settings}{measured}", rows, columns=_RUNS)
+    return Sheet(
+        f"{past.task} on {past.hardware}, settings {past.settings}{measured}",
+        [tuple(row[place] for place in filled) for row in rows],
+        columns=[_RUNS[place] for place in filled],
+    )
 
 
 def judgement_sheet(judgements: Sequence[Judgement], *, tolerance: float) -> Sheet:
@@ -117,4 +126,5 @@ def _changes(before: PastRun, run: PastRun) -> str:
 def _short(value: str | None) -> str:
     """Return a value of a fact; of a checksum, as much as is said aloud."""
     text = value or "not known"
-    return f"{text[:10]}…" if len(text) > 24 and " " not in text else text
+    tail = "-dirty" if text.endswith("-dirty") else ""
+    return f"{text[:10]}…{tail}" if len(text) > 24 and " " not in text else text

@@ -148,7 +148,7 @@ def plan_sheet(name: str, arms: Sequence[PlannedArm], blocks: Sequence[Sequence[
             _of(arm.micro_batch_size, arm.global_batch_size),
             _text(arm.step_time_ms),
             _memory(arm),
-            _text(arm.gpu_hours),
+            "" if arm.gpu_hours is None else f"{arm.gpu_hours:,.3g}",
             str(arm.walltime_min or ""),
             arm.reason,
         )

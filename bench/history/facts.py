@@ -85,11 +85,11 @@ def _all(values: Iterable[Any]) -> str:
     return ", ".join(sorted({str(value) for value in values if value is not None}))
 
 
-def _of_image(folder: Path) -> dict[str, str]:
+def _of_image(folder: Path) -> dict[str, Any]:
     known = manifest.read(folder)
     if known is None or known.image is None:
         return {}
-    return {"container image": str(known.image.get("name", "")), "image sha256": str(known.image.get("sha256", ""))}
+    return {"container image": known.image.get("name"), "image sha256": known.image.get("sha256")}
 
 
 def logged_settings(result: Result) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """A task's past: its runs on the same hardware with the same settings, and whether the newest ones are worse."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -42,6 +42,11 @@ class Past:
     settings: str
     """A checksum of all settings, by which two pasts of a task are told apart."""
     runs: tuple[PastRun, ...]
+
+    @property
+    def settings_by_name(self) -> Mapping[str, str]:
+        newest = self.runs[-1].trials[-1]
+        return newest.planned or newest.logged
 
     def measurements(self, name: str | None = None) -> list[Measurement]:
         """Return what the newest run has of this name, or its main measurement; of kernels the best rate of each."""
@@ -86,6 +91,17 @@ def pasts(trials: Iterable[ProvenTrial]) -> list[Past]:
         for (task, hardware, settings), runs in found.items()
     ]
     return sorted(every, key=lambda past: (past.task, -past.runs[-1].began_ms))
+
+
+def apart(past: Past, others: Iterable[Past]) -> str:
+    """Return the settings that tell a past from others of its task on any hardware; empty where there are none."""
+    same = [other.settings_by_name for other in others if other.task == past.task]
+    own = past.settings_by_name
+    found = [f"{name}={value}" for name, value in own.items() if any(value != other.get(name, value) for other in same)]
+    return " ".join(found[:_MOST]) + (f" and {len(found) - _MOST} more" if found[_MOST:] else "")
+
+
+_MOST = 4
 
 
 def of_task(every: Sequence[Past], task: str | None, *, where: Path) -> list[Past]:

@@ -102,7 +102,8 @@ def _read(root: Path) -> Known:
         # It is never changed in place, so that no lock is needed, which shared file systems do not always have.
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as store:
             if store.execute("SELECT code FROM made").fetchall() != [(_code(),)]:
-                raise ValueError("of another version")
+                _log.info("%s is of another version, and is made anew from the logs", path)
+                return {}
             return _known(store, root)
     except (sqlite3.Error, ValueError, TypeError, KeyError) as error:
         _log.warning("%s is made anew from the logs: %s", path, error)

@@ -14,7 +14,8 @@ from bench import preflight
 from bench.contract import secrets
 from bench.contract.plan import Plan
 from bench.errors import BenchError, exit_code_of_signals, output_is_written
-from bench.planning.compose import CONF, compose, explained, plan_of, register, typed
+from bench.planning.compose import CONF, compose, plan_of, register, typed
+from bench.planning.compose_errors import explained
 from bench.runs.summary import summary, with_overrides
 
 if TYPE_CHECKING:

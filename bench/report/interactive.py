@@ -22,9 +22,12 @@ Chart = dict[str, Any]
 Trace = dict[str, Any]
 
 
-def context() -> dict[str, Any]:
-    """Return what the base template needs: both scripts, and the policy that lets no other run or load anything."""
-    scripts = (_library(), _own_script())
+def context(*, has_charts: bool = True) -> dict[str, Any]:
+    """Return what the base template needs: both scripts, and the policy that lets no other run or load anything.
+
+    A page without charts does without the plotting library.
+    """
+    scripts = (_library(), _own_script()) if has_charts else (_own_script(),)
     hashes = " ".join(f"'sha256-{_sha256(script)}'" for script in scripts)
     policy = f"default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; script-src {hashes}"
     return {"policy": policy, "scripts": scripts}

@@ -192,3 +192,5 @@ _FIGURES: dict[str, Figure] = {
     "collectives": collective_figure(["all_gather", "reduce_scatter", "reduce", "all_reduce", "all_to_all"]),
     "attention": attention_figure,
 }
+NAMES = tuple(_FIGURES)
+"""Of the figures' files."""

@@ -1,21 +1,25 @@
-"""What kernels tasks measured as files to hand on: every point as CSV, and the figures."""
+"""What kernels tasks measured as files to hand on: a page, every point as CSV, and the figures."""
 
 import csv
 import io
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
-from bench.contract.new_folder import existing
 from bench.errors import ConfigError
 from bench.mlperf import log as logs
 from bench.mlperf import result as results
 from bench.mlperf.result import Result
-from bench.report import kernel_figures
+from bench.report import drawings, interactive, kernel_figures, kernel_rows, output_folder, template
 from bench.results import kernels as kernel_results
 from bench.results.kernels import KernelsResult, Measured
 
-TABLE = "kernels.csv"
+PAGE, TABLE, TEMPLATE = "report.html", "kernels.csv", "kernels.html.j2"
+_FILES = re.compile(rf"report\.html|kernels\.csv|({'|'.join(kernel_figures.NAMES)})\.png")
+"""Names of what such a report consists of."""
 _COLUMNS = (
     *("trial", "point", "kernel", "variant", "ranks", "latency_us", "p10_us", "p90_us", "n"),
     *("rate", "unit", "share_of_peak", "limit", "rank", "ran"),
@@ -36,39 +40,79 @@ class KernelsTrial:
 
 
 def load(paths: Sequence[Path]) -> list[KernelsTrial]:
-    """Return the trials of kernels tasks among run folders and logs, in their order; those of other kinds are left.
+    """Return the trials of run folders and logs of kernels tasks, in their order; none if they are of other kinds.
 
     Raises:
+        ConfigError: some are of one kind, and some of another.
         LogError: a log cannot be read.
     """
-    found = []
+    found, others = [], []
     for path in paths:
         for file in sorted(path.glob("result_*.txt")) if path.is_dir() else [path]:
             kernels = kernel_results.read(logs.read(file)) if file.is_file() else None
-            if kernels is not None:
+            if kernels is None:
+                others.append(str(path))
+            else:
                 name = f"{file.parent.name}/{file.stem}" if path.is_dir() else str(file)
                 found.append(KernelsTrial(name, results.parse(file), kernels))
+    if found and others:
+        raise ConfigError(
+            "runs that measure kernels, and runs that do not, are not shown on one page",
+            where=", ".join(dict.fromkeys(others)),
+            fix="report them apart",
+        )
     return found
 
 
-def write(trials: Sequence[KernelsTrial], out: Path, *, heading: str) -> list[Path]:
-    """Write the table of all trials and the figures of the last one that measured anything; return the files.
+def write(trials: Sequence[KernelsTrial], out: Path, *, heading: str) -> Path:
+    """Write the page, the table of every point and the figures into a folder; return the page's path.
+
+    The figures are those of the last trial that measured anything.
 
     Raises:
-        ConfigError: the folder cannot be made or written.
+        ConfigError: the folder cannot be made or written, or holds files of these names that are not ours.
     """
-    try:
-        with existing(out):
-            table = out / TABLE
-            table.write_text(csv_text(trials), encoding="utf-8")
-            drawn = next((one for one in reversed(trials) if one.kernels.measured), None)
-            if drawn is None:
-                return [table]
-            note = f"{drawn.result.platform or 'platform not logged'}, n = 1 run; shaded: 10th to 90th percentile"
-            return [table, *kernel_figures.draw(drawn.kernels, out, heading=heading, note=note)]
-    except OSError as error:
-        what = f"the figures cannot be written: {error.strerror}"
-        raise ConfigError(what, where=str(out), fix="name another folder") from error
+    output_folder.write(out, lambda part: _write(trials, part, heading=heading), page=PAGE, names=_FILES)
+    return out / PAGE
+
+
+def _write(trials: Sequence[KernelsTrial], out: Path, *, heading: str) -> None:
+    (out / TABLE).write_text(csv_text(trials), encoding="utf-8")
+    drawn = next((one for one in reversed(trials) if one.kernels.measured), None)
+    files = []
+    if drawn is not None:
+        note = f"{drawn.result.platform or 'platform not logged'}, n = 1 run; shaded: 10th to 90th percentile"
+        files = kernel_figures.draw(drawn.kernels, out, heading=heading, note=note)
+    context = {
+        "title": heading,
+        "sections": [_section(trial) for trial in trials],
+        "figures": [drawings.shown(file, f"{drawn.name if drawn else ''}:") for file in files],
+        "charts": {},
+        "versions": {"runstop": version("runstop")},
+    }
+    (out / PAGE).write_text(template.page(TEMPLATE, context | interactive.context(has_charts=False)), encoding="utf-8")
+
+
+def _section(trial: KernelsTrial) -> dict[str, Any]:
+    """Return what the page says of a trial."""
+    kernels, minutes = trial.kernels, trial.result.minutes
+    asked = len(kernels.measured) + len(kernels.missing)
+    verdict = "every point was measured, and no limit missed" if trial.is_proven else "not proven"
+    took = "" if minutes is None else f" in {minutes:.2f} min"
+    bests = [kernel_rows.best_row(best) for best in kernels.bests]
+    points = [kernel_rows.point_row(one) for one in kernels.measured]
+    errors = [finding.what for finding in trial.result.findings if finding.severity == "error"]
+    return {
+        "name": trial.name,
+        "lead": f"{len(kernels.measured)} of {asked} points measured{took}: {verdict}.",
+        "problems": [*errors, *kernels.problems],
+        "bests": _grid(kernel_rows.BEST_COLUMNS, bests, kernel_rows.bests_caption(kernels)),
+        "points": _grid(kernel_rows.POINT_COLUMNS, points, kernel_rows.POINTS_CAPTION),
+    }
+
+
+def _grid(columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -> dict[str, Any]:
+    return {"columns": columns, "rows": rows, "caption": caption, "words": ("unit", "within", "of", "ran")}
 
 
 def csv_text(trials: Sequence[KernelsTrial]) -> str:

@@ -159,7 +159,7 @@ def values_by_block(
 
 def _check(*, margin: float, confidence: float) -> None:
     if not 0 < margin < 1:
-        raise ConfigError(f"a margin of {margin:g}", where="margin", fix="give a share, such as 0.02 for 2 %")
+        raise ConfigError(f"a margin of {100 * margin:g} %", where="margin", fix="name one between 0 and 100 %")
     if not 0.5 < confidence < 1:
         raise ConfigError(f"a confidence of {confidence:g}", where="confidence", fix="give a share, such as 0.95")
 

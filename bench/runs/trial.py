@@ -175,5 +175,5 @@ def facts(judged: Judged) -> dict[str, Any]:
         "samples_to_target": judged.result.samples_to_target,
         "eval_final": judged.result.eval_final,
         "official": {verdict.ruleset: verdict.passed for verdict in judged.verdicts},
-        "not_as_planned": judged.not_as_planned,
+        "not_as_planned": judged.not_as_planned + (judged.kernels.problems if judged.kernels else []),
     }

@@ -15,7 +15,7 @@ from bench.contract.plan import Plan, TrainingPlan, fingerprint
 from bench.contract.schema import Config
 from bench.errors import ConfigError
 from bench.planning import compose
-from bench.planning.compose import UnknownChoiceError
+from bench.planning.compose_errors import UnknownChoiceError
 from bench.results.study import Mark, PlannedArm
 from bench.studies import batches, checks
 from bench.studies.arms import Arm

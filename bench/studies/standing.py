@@ -133,5 +133,8 @@ def _explained(run: Run) -> tuple[str | None, str]:
     with suppress(BenchError):
         found = diagnosis.explain([run.folder])
         if found.rule not in (None, diagnosis.UNKNOWN):
-            return found.rule, with_rule(found.rule, found.title)
-    return None, (status.what if status else None) or "see python -m bench why " + short(run.folder)
+            return found.rule, with_rule(
+                found.rule, f"{found.title}: {found.evidence}" if found.evidence else found.title
+            )
+    words = (status.what or "").strip().splitlines() if status else []  # of a traceback the last line
+    return None, words[-1] if words else f"see python -m bench why {short(run.folder)}"

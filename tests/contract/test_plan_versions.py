@@ -41,7 +41,8 @@ def test_a_slurm_plan_of_version_2_is_read_and_keeps_what_it_holds() -> None:
     assert [command.name for command in plan.commands] == ["prepare", "trial 0"], "node facts were the script's own"
     old, new = json.loads(path.read_text()), json.loads(plans.dumps(plan))
     changed = {key for key in old | new if old.get(key) != new.get(key)}
-    assert changed == {"version", "steps", "commands", "max_steps", "config", "cuda_graph"}
+    assert changed == {"version", "steps", "commands", "max_steps", "config", "cuda_graph", "recompute"}
+    assert new["recompute"] == old["recompute"] | {"offloaded_layers": 0}, "activations in host memory are new"
     changed = {key for key in old["config"] | new["config"] if old["config"].get(key) != new["config"].get(key)}
     assert changed == {"task", "recipe", "cluster", "engine", "launch", "data"}, "launch.trackers is new"
     data = (old["config"]["data"], new["config"]["data"])

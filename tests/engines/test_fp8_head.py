@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from bench.contract import layers
 from bench.contract.layers import has_fp8_head
 from bench.planning import compose
 from helpers import ranks
@@ -15,7 +16,9 @@ from jobs.engines.megatron.fp8.torch_ops import TorchOps, in_fp32
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what megatron-core imports is full of deprecated calls
-    from jobs.engines.megatron import loss
+    from test_engine_units import composed, drawn_rows, one_rank  # noqa: F401
+
+    from jobs.engines.megatron import loop, loss, model
     from jobs.engines.megatron.fp8 import head
 
 DEVICE = ranks.DEVICE
@@ -33,8 +36,9 @@ class Part:
         return 0
 
 
-@pytest.fixture(autouse=True)
-def one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the loss find a TP group of one rank, without a process group."""
     monkeypatch.setattr(loss.parallel_state, "get_tensor_model_parallel_group", Part)
     torch.manual_seed(0)
 
@@ -52,7 +56,7 @@ def implementations() -> list[str]:
     return ["torch", "triton"] if sys.platform == "linux" else ["torch"]
 
 
-@pytest.mark.usefixtures("interpreter_that_rounds")
+@pytest.mark.usefixtures("interpreter_that_rounds", "alone")
 @pytest.mark.parametrize("implementation", implementations())
 def test_gradient_of_logits_is_that_of_torch_rounded_to_fp8(implementation: str) -> None:
     """A row's scale is the largest magnitude in it, and each number is off by what FP8 rounds."""
@@ -93,6 +97,7 @@ def rounded(x: Tensor, scale: Tensor) -> Tensor:
     return torch.maximum(HALF_ULP * x.abs(), 2.0**-10 * scale)
 
 
+@pytest.mark.usefixtures("alone")
 def test_losses_and_gradients_are_within_what_fp8_rounds() -> None:
     """Each logit and each number of the gradient, by the sum of what rounding may add to each of its products."""
     num_rows, batch, width, vocabulary = 16, 2, 64, 4096
@@ -124,6 +129,7 @@ def test_losses_and_gradients_are_within_what_fp8_rounds() -> None:
     assert error.norm() < 0.05 * wanted.norm(), "4 % are the rounding of weights and gradients together"
 
 
+@pytest.mark.usefixtures("alone")
 def test_a_weight_that_is_loaded_is_quantised_again() -> None:
     layer = output_layer(torch.randn(256, 64))
     computed = head.Fp8Head(layer, ops_of_device(), sp=False)
@@ -132,6 +138,19 @@ def test_a_weight_that_is_loaded_is_quantised_again() -> None:
     after = in_fp32(computed.weights()[0]._replace(scale=None))
     assert torch.equal(after, -before) and before.abs().max() == 448
     assert torch.equal(computed.weights()[1].values.float(), after.T)
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="one gloo rank in the tests' own process")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*is deprecated", "ignore::FutureWarning")
+def test_training_takes_it_and_an_evaluation_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    trained, evaluated = [], []
+    for least in (10**9, 1):
+        monkeypatch.setattr(layers, "FP8_HEAD_VOCABULARY", least)
+        engine = model.build(composed("precision=fp8", "task.training.lora.dropout=0"), seed=1)
+        evaluated.append(loop.evaluate(engine, drawn_rows(6)))
+        trained.append(loop._forward(engine, drawn_rows(10), loop.np.arange(4), forward_only=False).item())
+    assert evaluated[0] == evaluated[1]
+    assert 1e-6 < abs(trained[0] - trained[1]) < 0.05 * trained[0]
 
 
 @pytest.mark.parametrize(

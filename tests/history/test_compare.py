@@ -1,5 +1,6 @@
 """`compare` as a user meets it: two sets of runs of planted speeds, how they are paired, and what else differs."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -8,12 +9,16 @@ import msgspec
 import pytest
 
 from bench.cli import main
+from bench.contract import node_facts
+from bench.contract.node_facts import GpuFacts, RankFacts, Results, Software
 from bench.planning.compose import compose
+from bench.runs import manifest
 from bench.studies import STUDY, folder, yaml_files
 from bench.studies.spec import Arm, ColumnSpec, Study, Window
 from helpers import study_runs
 from helpers.clock import Clock, turned
 from helpers.planted_runs import plant
+from jobs.node_checks import hardware
 
 H200 = {"num_ranks": 8, "accelerator": "NVIDIA H200", "max_sequence_length": 4096}
 
@@ -127,6 +132,31 @@ def test_other_clocks_are_named_beside_the_verdict(clock: Clock, capsys: pytest.
     clocks = {"GPU power limit (W)": ["400", "700"], "median SM clock (MHz)": ["1500", "1980"]}
     assert found["differences"] == clocks
     assert "median SM clock (MHz): 1500 and 1980; at different clocks these are not the same machine" in found["notes"]
+
+
+def found_on_nodes(folder: Path, driver: str, digest: str, *nodes: str) -> None:
+    """Write what ranks found on their nodes, and the image that the job was started with."""
+    unknown = {field.name: None for field in dataclasses.fields(GpuFacts)}
+    gpu = GpuFacts(**unknown | {"name": "NVIDIA H200", "driver": driver, "max_sm_clock_mhz": 1980})
+    here = hardware.machine(results=Results("/results", 1, None), paths=())
+    machine = dataclasses.replace(here, gpus=(gpu,))
+    software = Software(None, True, "Rocky 9.4", "3.12.3", "python3", {"nvidia-nccl-cu12": "2.27.5"})
+    (folder / "facts").mkdir()
+    for rank, node in enumerate(nodes):
+        known = RankFacts(rank, 0, len(nodes), node, node, None, 0, software, None, 8, 0, (), (), machine)
+        (folder / f"facts/rank_{rank}.json").write_text(node_facts.dumps(known))
+    (folder / "job.json").write_text(json.dumps({"image": {"name": "runstop.sqsh", "sha256": digest}}))
+    manifest.write(folder)
+
+
+def test_drivers_images_and_nodes_that_differ_are_named(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, *found in (("old", "570.86", "aaa", "dgx-1", "dgx-2"), ("new", "580.12", "bbb", "dgx-2", "dgx-3")):
+        found_on_nodes(plant(Path(name), clock, 100.0, 100.1, **H200), *found)
+    assert as_json(capsys, "new", "old")["differences"] == {
+        "nodes": ["dgx-2, dgx-3", "dgx-1, dgx-2"],
+        "driver": ["580.12", "570.86"],
+        "image sha256": ["bbb", "aaa"],
+    }
 
 
 def test_what_proves_nothing_is_left_out_and_said(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:

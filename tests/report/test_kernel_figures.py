@@ -1,11 +1,13 @@
 """The figures of a kernels task show the rates of its points, and only figures that have data are drawn."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
 
 from bench.contract.plan import KernelsPlan
+from bench.errors import ConfigError
 from bench.planning import compose
 from bench.report import kernel_figures, kernels
 from bench.results import kernels as kernel_results
@@ -46,7 +48,7 @@ def test_rates_are_drawn_over_m_bytes_and_lengths(tmp_path: Path, drawn: dict[st
     assert rates == [pytest.approx(2 * rows * 16384 * 16384 / 1e9) for rows in m]
     assert bf16["unaligned N11008 K4096"][0] == [666, 4109, 6157, 8205, 10253, 12301, 14349, 16397]
     assert bf16["peak"][1] == [989.4] * 2 and bf16["best known"][1] == [794.5] * 2
-    assert not any("sustained" in name for name in bf16), "hot ones are no part of the document's figure"
+    assert "N8192 K8192" not in bf16, "the sustained point of that shape is no part of the document's figure"
     sizes, latencies = curves(drawn["memcpy"], 0)["device to host pinned"]
     assert latencies == [1000.0] * len(sizes) and sizes[0] == 1024 and sizes[-1] == 2**30
     assert curves(drawn["memcpy"], 1)["device to host pinned"][1] == [pytest.approx(size / 1e6) for size in sizes]
@@ -61,14 +63,34 @@ def curves(figure: Figure, panel: int) -> dict[str, tuple[list[float], list[floa
     return {str(line.get_label()): (list(line.get_xdata()), list(line.get_ydata())) for line in lines}
 
 
-def test_a_report_has_every_point_and_the_figures_of_what_was_measured(tmp_path: Path) -> None:
+def test_a_report_has_a_page_every_point_and_the_figures_of_what_was_measured(tmp_path: Path) -> None:
     plan = planned("task=attention")
     (tmp_path / "run").mkdir()
-    kernels_log.write(plan, tmp_path / "run/result_0.txt")
+    slow = plan.points[0].name
+    kernels_log.write(plan, tmp_path / "run/result_0.txt", failed=[slow])
     (trial,) = kernels.load([tmp_path / "run"])
-    files = kernels.write([trial], tmp_path / "out", heading="attention")
-    assert [path.name for path in files] == ["kernels.csv", "attention.png"]
-    header, *rows = files[0].read_text().splitlines()
-    assert header.startswith("trial,point,kernel,variant,ranks,latency_us") and len(rows) == len(plan.points)
-    assert rows[0].startswith('run/result_0,"attention forward math 32 x 512, 32 heads of 128, 32 of keys",attention')
-    assert files[1].read_bytes().startswith(b"\x89PNG")
+    page = kernels.write([trial], tmp_path / "out", heading="attention <b>")
+    assert sorted(path.name for path in page.parent.iterdir()) == ["attention.png", "kernels.csv", "report.html"]
+    header, *rows = (tmp_path / "out/kernels.csv").read_text().splitlines()
+    assert header.startswith("trial,point,kernel,variant,ranks,latency_us") and len(rows) == len(plan.points) - 1
+    assert rows[0].startswith('run/result_0,"attention backward math 32 x 512, 32 heads of 128, 32 of keys",attention')
+    text = page.read_text()
+    assert f"{len(plan.points) - 1} of {len(plan.points)} points measured" in text
+    assert f"<li>{slow} was not measured: rank 0: no such kernel</li>" in text
+    assert text.count("<tr><td class=") == 2 + len(plan.points) - 1, "the best forward and backward, and every point"
+    assert "attention &lt;b&gt;" in text and "data:image/png;base64," in text and text.count("<script>") == 1
+    assert page == kernels.write([trial], tmp_path / "out", heading="again"), "over our own page"
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/kernels.csv").write_text("mine")
+    with pytest.raises(ConfigError, match="kernels.csv not of our making"):
+        kernels.write([trial], tmp_path / "other", heading="h")
+
+
+def test_runs_of_different_kinds_are_not_one_report(tmp_path: Path, written_log: Callable[..., Path]) -> None:
+    training = written_log()
+    (tmp_path / "run").mkdir()
+    kernels_log.write(planned("task=attention"), tmp_path / "run/result_0.txt")
+    assert kernels.load([training]) == []
+    with pytest.raises(ConfigError, match="are not shown on one page") as error:
+        kernels.load([tmp_path / "run", training])
+    assert str(training) == error.value.where

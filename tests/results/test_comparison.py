@@ -199,7 +199,7 @@ def test_a_block_that_one_system_lost_has_no_pair() -> None:
 def test_requests_that_make_no_sense_are_refused() -> None:
     with pytest.raises(ConfigError, match="2 runs of A and 3 of B are no pairs"):
         rates((1, 2), (1, 2, 3))
-    with pytest.raises(ConfigError, match="a margin of 2"):
+    with pytest.raises(ConfigError, match="a margin of 200 %"):
         rates((1, 2), (1, 2), margin=2)
     with pytest.raises(ConfigError, match="a confidence of 95"):
         rates((1, 2), (1, 2), confidence=95)

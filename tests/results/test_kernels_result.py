@@ -73,6 +73,7 @@ def test_a_log_with_a_missing_point_is_not_proven(plan: KernelsPlan, tmp_path: P
     log = kernels_log.write(plan, tmp_path / "result_0.txt", time_us=at_share(1), **{how: [COPY]})
     judged = trials.judge(log, plan, plan.trials[0])
     assert judged.result.valid and not judged.proven and judged.kernels is not None
+    assert trials.facts(judged)["not_as_planned"] == judged.kernels.problems, "so that `why` finds it in the ledger"
     why = {"without": "no record", "failed": "rank 0: no such kernel"}[how]
     assert judged.kernels.missing == ((COPY, why),)
     assert f"{COPY} was not measured: {why}" in judged.kernels.problems

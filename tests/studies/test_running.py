@@ -1,5 +1,6 @@
 """What one call of a study does, and the next one: run folders are written by a stand-in for the ranks."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,10 +9,12 @@ from test_spec import COLUMNS, written
 
 from bench import studies
 from bench.contract import plan as contract_plans
+from bench.contract import run_files
 from bench.contract.plan import Plan
 from bench.errors import ConfigError, Stopped, SubmitError
 from bench.launch import run_local
 from bench.results.study import StudyResult
+from bench.runs.status import Ending, Status
 from bench.studies import library
 from helpers import study_runs
 
@@ -118,6 +121,30 @@ def test_out_of_memory_leads_to_the_next_smaller_batch_for_all_blocks(call: Call
     cell = result.row("b").cells["step_time"]
     assert cell.runs == ("b.b13.1", "b.b13.2") and "micro-batches of 16, 14" in cell.reason
     assert result.row("a").cells["step_time"].runs == ("a.b16.1", "a.b16.2")
+
+
+def test_out_of_memory_is_known_by_the_traceback_of_a_rank(
+    call: Call, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On this machine no rule stands in status.json, and what does is all of a traceback."""
+
+    def run(plan: Plan, folder: Path) -> int:
+        if plan.batch.micro_batch_size < 16:  # type: ignore[union-attr]
+            return ranks.run(plan, folder)
+        last = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+        if folder.name.startswith("b"):
+            last = "RuntimeError: the shapes differ"
+        what = f"Traceback (most recent call last):\n  File x\n{last}"
+        account = {"time": 1.0, "exit_code": 1, "rule": None, "what": what, "where": "x", "fix": "y"}
+        (folder / run_files.rank_error("trial 0", 0)).write_text(json.dumps(account))
+        study_runs.ended(folder, "aborted", Status(outcome=Ending.failed, exit_code=1, what=what))
+        raise SubmitError(what, where="x", fix="y")
+
+    monkeypatch.setattr(run_local, "run", run)
+    code, result = call(STUDY.replace("arms:", "max_batch: {limit: 16}\narms:"))
+    assert code == 1 and result.row("a").cells["step_time"].runs == ("a.b14.1", "a.b14.2")
+    reason = "failed: RUN-13: a Python exception ended a rank: RuntimeError: the shapes differ"
+    assert result.row("b").cells["step_time"].reason.startswith(reason)
 
 
 def test_a_run_that_cannot_start_says_why(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
