@@ -19,7 +19,15 @@ def bar_chart(bars: Sequence[Bar], *, what: str, colors: Sequence[str] = COLORS[
     """
     height = _FRAME_PIXELS + _ROW_PIXELS * len(bars)
     scale = axis(what, range=[0, _ROOM * max(map(_end, bars)) or 1])
-    return chart(view("", [_trace(bars, what, colors), _numbers(bars)], height=height, xaxis=scale, yaxis=_names(bars)))
+    return chart(
+        view(
+            "",
+            [_trace(bars, what, colors), _whiskers(bars), _numbers(bars)],
+            height=height,
+            xaxis=scale,
+            yaxis=_names(bars),
+        )
+    )
 
 
 def _end(bar: Bar) -> float:
@@ -48,7 +56,6 @@ def _names(bars: Sequence[Bar]) -> dict[str, object]:
 
 
 def _trace(bars: Sequence[Bar], what: str, colors: Sequence[str]) -> Trace:
-    intervals = [bar.interval if _is_visible(bar, bars) else None for bar in bars]
     hatch = {
         "shape": ["" if bar.ours else "/" for bar in bars],
         "fillmode": "overlay",
@@ -65,21 +72,31 @@ def _trace(bars: Sequence[Bar], what: str, colors: Sequence[str]) -> Trace:
             "color": [colors[n % len(colors)] if bar.ours else PUBLISHED_COLOR for n, bar in enumerate(bars)],
             "pattern": hatch,
         },
-        "error_x": {
-            "array": [ends[1] - bar.value if ends else None for bar, ends in zip(bars, intervals, strict=True)],
-            "arrayminus": [bar.value - ends[0] if ends else None for bar, ends in zip(bars, intervals, strict=True)],
-            "color": INTERVAL_COLOR,
-            "thickness": 1.5,
-        },
         "customdata": [_hover(bar) for bar in bars],
         "hovertemplate": f"%{{customdata}}<extra>{text(what)}</extra>",
         "showlegend": False,
     }
 
 
-def _is_visible(bar: Bar, bars: Sequence[Bar]) -> bool:
-    """Return whether a bar has an interval that is more than a speck."""
-    return bar.interval is not None and bar.interval[1] - bar.interval[0] > LEAST_WHISKER * max(map(_end, bars))
+def _whiskers(bars: Sequence[Bar]) -> Trace:
+    """Return the intervals that are more than a speck."""
+    least = LEAST_WHISKER * max(map(_end, bars))
+    seen = [(row, bar.value, bar.interval) for row, bar in enumerate(bars) if bar.interval]
+    wide = [(row, value, low, high) for row, value, (low, high) in seen if high - low > least]
+    return {
+        "mode": "markers",
+        "x": [value for _, value, *_ in wide],
+        "y": [row for row, *_ in wide],
+        "marker": {"size": 0.1, "color": INTERVAL_COLOR},
+        "error_x": {
+            "array": [high - value for _, value, _, high in wide],
+            "arrayminus": [value - low for _, value, low, _ in wide],
+            "color": INTERVAL_COLOR,
+            "thickness": 1.5,
+        },
+        "hoverinfo": "skip",
+        "showlegend": False,
+    }
 
 
 def _hover(bar: Bar) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import bench
 from bench.contract.schema import Config
 
-FOLLOWING = {"Progress", "Watched", "Curves"}
+FOLLOWING = {"Progress", "Watched", "Curves", "Gpus"}
 """These follow a log, record by record, and change."""
 CACHING = {"Subject", "Trials"}
 """These keep what they have worked out, for which slots have no place."""

@@ -16,6 +16,7 @@ from bench.mlperf.published import samples_to_target
 from bench.mlperf.result import UNVERIFIED, parse
 from bench.mlperf.speed import Spread
 from bench.report import figures
+from bench.report.bars import bar_chart
 from bench.report.canvas import EVAL_COLOR, QUIET_COLOR, TARGET_COLOR, footer
 from bench.report.figures import (
     Bar,
@@ -103,6 +104,25 @@ def test_an_interval_stands_in_words_and_is_a_whisker_where_it_can_be_seen(drawn
     ]
     assert [len(narrow.lines), len(wide.lines)] == [0, 1]
     assert list(wide.lines[0].get_xdata()) == [27.0, 31.0]
+
+
+def test_a_page_shows_the_bars_that_the_paper_shows() -> None:
+    """Ours and published ones apart, with a whisker only where it can be seen."""
+    bars = [
+        Bar(name="<b>", value=30.0, interval=(29.9, 30.1), ours=True),
+        Bar(name="theirs", value=20.0),
+        Bar(name="wide", value=29.0, interval=(27.0, 32.0), ours=True, remark="(n = 3, no score)"),
+    ]
+    (shown,) = bar_chart(bars, what="minutes")["views"]
+    drawn, whiskers, numbers = shown["traces"]
+    assert (drawn["x"], drawn["marker"]["pattern"]["shape"]) == ([30.0, 20.0, 29.0], ["", "/", ""])
+    assert (whiskers["y"], whiskers["error_x"]["array"], whiskers["error_x"]["arrayminus"]) == ([2], [3.0], [2.0])
+    assert numbers["text"] == [" <b>30.00</b>", " 20.00", " <b>29.00</b>"] and numbers["x"] == [30.1, 20.0, 32.0]
+    assert drawn["customdata"] == [
+        "&lt;b&gt;<br><b>30.00</b>, 90 % interval 29.90 to 30.10",
+        "theirs<br><b>20.00</b>, published",
+        "wide<br><b>29.00</b>, 90 % interval 27.00 to 32.00 (n = 3, no score)",
+    ]
 
 
 def test_bars_and_shares(tmp_path: Path) -> None:
