@@ -51,7 +51,6 @@ EXPECTED = {
 LATER = {
     *("generation_time", "time_per_token", "generation_throughput", "output_throughput"),
     *(f"latency_p{share}" for share in (50, 60, 99, 100)),
-    *(f"time_{way}_{part}" for way in ("forward", "backward") for part in ("scores", "softmax", "values")),
 }
 """Columns that no kind or engine of this version measures."""
 
