@@ -59,7 +59,6 @@ def _trace(bars: Sequence[Bar], what: str, colors: Sequence[str]) -> Trace:
     hatch = {
         "shape": ["" if bar.ours else "/" for bar in bars],
         "fillmode": "overlay",
-        "fgcolor": "#fff",
         "size": 5,
         "solidity": 0.3,
     }
