@@ -9,7 +9,7 @@ from bench.results import names
 from bench.results.published import PublishedTable
 from bench.studies import arms as arms_of
 from bench.studies.arms import NAME_LABEL, Arm
-from bench.studies.spec import Study, matches
+from bench.studies.spec import Pivot, Study, matches
 
 _ALIKE = 0.85
 """How much of a new name may be that of another one; above, it is taken for a misspelling."""
@@ -92,8 +92,26 @@ def _check_tables(study: Study, arms: Sequence[Arm], *, where: str) -> None:
             if name not in labels:
                 refuse_unknown(name, sorted(labels), noun="label", where=place)
         _require_column(study, table.measurement, where=place)
-        if not any(matches(arm.all_labels, table.match) for arm in arms):
-            raise ConfigError(f"no arm is in the table {table.title!r}", where=place, fix="see the arms' labels")
+        _check_places(table, arms, where=place)
+
+
+def _check_places(table: Pivot, arms: Sequence[Arm], *, where: str) -> None:
+    """Raise ConfigError if a table has no row, or if an arm would hide another one behind its number."""
+    if not table.rows:
+        raise ConfigError(f"no label names the rows of {table.title!r}", where=where, fix="add one, such as arm")
+    first: dict[tuple[str, ...], str] = {}
+    for arm in arms:
+        if not matches(arm.all_labels, table.match):
+            continue
+        place = tuple(arm.all_labels.get(label, "") for label in (*table.rows, *table.columns))
+        if (other := first.setdefault(place, arm.name)) != arm.name:
+            raise ConfigError(
+                f"the arms {other!r} and {arm.name!r} have the same place in the table {table.title!r}",
+                where=where,
+                fix="name in rows or columns the label in which they differ, or leave one out with match",
+            )
+    if not first:
+        raise ConfigError(f"no arm is in the table {table.title!r}", where=where, fix="see the arms' labels")
 
 
 def _require_column(study: Study, measurement: str, *, where: str) -> None:

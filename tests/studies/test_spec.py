@@ -61,6 +61,11 @@ COLUMNS = "columns: [{measurement: step_time, title: step, higher_is_better: fal
             "tables: [{title: t, rows: [size], columns: [], measurement: step_time}]",
             r"no label 'size'[\s\S]*tables\[0\]",
         ),
+        (
+            "tables: [{title: t, rows: [model], columns: [], measurement: step_time}]",
+            r"'7B Naive' and '7B Z3' have the same place in the table 't'[\s\S]*tables\[0\]",
+        ),
+        ("tables: [{title: t, rows: [], columns: [arm], measurement: step_time}]", r"no label names the rows of 't'"),
         ("published: [nowhere]", r"no published file 'nowhere'"),
     ],
 )
