@@ -61,10 +61,15 @@ def _check_columns(study: Study, *, where: str) -> None:
     if not study.columns:
         raise ConfigError("a study without columns", where=where, fix="name a measurement in columns")
     measurements = [column.measurement for column in study.columns]
-    for number, name in enumerate(measurements):
-        _check_measurement(name, where=f"{where}: columns[{number}]")
+    for number, column in enumerate(study.columns):
+        name, place = column.measurement, f"{where}: columns[{number}]"
+        _check_measurement(name, where=place)
         if name in measurements[:number]:
-            raise ConfigError(f"two columns of {name}", where=f"{where}: columns[{number}]", fix="leave one out")
+            raise ConfigError(f"two columns of {name}", where=place, fix="leave one out")
+        unit = names.UNITS.get(name, column.unit)
+        if column.unit not in ("", unit):
+            fix = f"set unit: {unit}" if unit else "leave unit out"
+            raise ConfigError(f"{name} is in {unit or 'no unit'}, not in {column.unit!r}", where=place, fix=fix)
 
 
 def _check_measurement(name: str, *, where: str) -> None:
