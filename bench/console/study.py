@@ -156,7 +156,7 @@ def plan_sheet(name: str, arms: Sequence[PlannedArm], blocks: Sequence[Sequence[
         for arm in arms
     ]
     columns = ("arm", "runs", "layout", "ranks", "batch", "step time (ms)", "memory (GiB)", "GPU-hours", "limit (min)")
-    order = [f"block {number}: {', '.join(block)}" for number, block in enumerate(blocks, 1) if block]
+    order = [f"block {number}: {' · '.join(block)}" for number, block in enumerate(blocks, 1) if block]
     return Sheet(
         f"{name}: {len(rows)} arms", rows, (*columns, "why"), caption="\n".join([_total(arms, blocks), *order])
     )
@@ -166,9 +166,11 @@ def _total(arms: Sequence[PlannedArm], blocks: Sequence[Sequence[str]]) -> str:
     by_name = {arm.name: arm for arm in arms}
     left = [by_name[name] for block in blocks for name in block]
     num_done = sum(arm.runs for arm in arms) * len(blocks) - len(left)
+    if not left:
+        return f"nothing is left to run: {num_done} of {num_done} runs are done" if num_done else "no arm can run"
     known = sum(arm.gpu_hours for arm in left if arm.gpu_hours is not None)
     unknown = len({arm.name for arm in left if arm.gpu_hours is None})
-    total = f"{len(left)} runs{f', besides {num_done} that are done' if num_done else ''}"
+    total = f"{len(left)} of {len(left) + num_done} runs are left"
     total += "; step time, memory and GPU-hours of one run are estimates of the plan"
     if known:
         total += f"; {number_text(known)} GPU-hours of steps in all"

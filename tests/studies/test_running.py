@@ -8,6 +8,7 @@ import pytest
 from test_spec import COLUMNS, written
 
 from bench import studies
+from bench.console import study as study_sheets
 from bench.contract import plan as contract_plans
 from bench.contract import run_files
 from bench.contract.plan import Plan
@@ -61,10 +62,11 @@ def paths(folder: Path) -> list[str]:
     return [f"cluster.paths.{name}={folder}" for name in ("logs", "data", "model")]
 
 
-def left(folder: Path) -> list[tuple[str, ...]]:
-    """Return what another call would begin or go on with."""
+def left(folder: Path) -> list[str]:
+    """Return what a dry run says of the runs that another call would begin or go on with."""
     session = studies.begin("mine", paths(folder))
-    return session.blocks_left(session.standings())
+    blocks = session.blocks_left(session.standings())
+    return study_sheets.plan_sheet("mine", session.planned, blocks).caption.splitlines()
 
 
 Call = Callable[..., tuple[int, StudyResult]]
@@ -87,7 +89,8 @@ def test_a_failed_run_is_tried_once_a_call_and_the_rest_goes_on(call: Call, rank
     ranks.ends["a.1"] = "RUN-02"
     code, result = call()
     assert code == 1 and sorted(ranks.began) == ["a.1", "a.2", "b.1", "b.2"]
-    assert left(tmp_path) == [("a",), ()], "a dry run shows what the next call begins"
+    total, *blocks = left(tmp_path)
+    assert total.startswith("1 of 4 runs are left; ") and blocks == ["block 1: a"]
     assert result.row("a").cells["step_time"].reason == "1 of 2 runs have no number (failed: RUN-02: it failed)"
     del ranks.ends["a.1"]
     ranks.began.clear()
@@ -96,6 +99,7 @@ def test_a_failed_run_is_tried_once_a_call_and_the_rest_goes_on(call: Call, rank
     assert all(cell.n == 2 for row in result.rows for cell in row.cells.values())
     ranks.began.clear()
     assert call()[0] == 0 and not ranks.began, "what is proven is never run again"
+    assert left(tmp_path) == ["nothing is left to run: 4 of 4 runs are done"]
 
 
 def test_both_arms_of_a_block_have_one_seed_and_more_runs_can_follow(call: Call, ranks: Ranks) -> None:
