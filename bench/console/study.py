@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from bench.console.sheet import Sheet
 from bench.contract.schema import BackendName
@@ -20,7 +20,9 @@ MARKS = {
 
 def sheets(result: StudyResult) -> Iterator[Sheet]:
     """Yield the tables of a study, and why cells are empty or marked."""
-    yield from [_pivot(result, table) for table in result.tables] or [_arms(result)]
+    *others, last = [_pivot(result, table) for table in result.tables] or [_arms(result)]
+    yield from others
+    yield replace(last, caption=_caption(result))
     remarks = list(dict.fromkeys(_remarks(result)))
     if remarks:
         yield Sheet("remarks", remarks, columns=("arm", "column", "why"))
@@ -55,7 +57,7 @@ def _arms(result: StudyResult) -> Sheet:
         n = max((cell.n for cell in cells), default=0)
         rows.append((row.arm, *map(cell_text, cells), str(n), *(figures.get(key, "") for key in published)))
     columns = ("arm", *map(_heading, result.columns), "runs", *published.values())
-    return Sheet(f"{result.name}: {result.title}", rows, columns, caption=_caption(result))
+    return Sheet(f"{result.name}: {result.title}", rows, columns)
 
 
 def _pivot(result: StudyResult, table: Table) -> Sheet:
@@ -68,7 +70,7 @@ def _pivot(result: StudyResult, table: Table) -> Sheet:
             rows.append((*key[:-1], f"  {name}", *figures))
     across = [" ".join(key) for key in table.columns]
     title = f"{table.title}: {_heading(table.column)}"
-    return Sheet(title, rows, (*table.row_labels, *across), caption=_caption(result))
+    return Sheet(title, rows, (*table.row_labels, *across))
 
 
 def _number(result: StudyResult, table: Table, arm: str | None) -> str:
