@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.contract import mllog, modules
 from bench.contract.modules import ModuleTimes
-from bench.mlperf import compliance, reader, speed, telemetry
+from bench.mlperf import compliance, reader, settings, speed, telemetry
 from bench.mlperf import log as logs
 from bench.mlperf.log import Log, number
 from bench.mlperf.reader import is_number
@@ -193,8 +193,8 @@ def result(log: Log, file: str, system: dict[str, Any]) -> Result:
         telemetry=telemetry.of(log),
         module_times=modules.found(log.value(mllog.MODULE_TIMES)),
         system=system,
-        software=_software(log),
-        hyperparameters=_hyperparameters(log),
+        software=settings.software(log),
+        hyperparameters=settings.hyperparameters(log),
         trials=tuple(_span(span) for span in log.trials()),
         findings=findings,
         valid=not errors(findings),
@@ -274,25 +274,6 @@ def _peak_memory(log: Log) -> PeakMemory | None:
     return PeakMemory(
         allocated=allocated, reserved=number(peak.get("reserved")), estimated=number(peak.get("estimated"))
     )
-
-
-def _software(log: Log) -> dict[str, str]:
-    versions = log.value("software")
-    return {str(name): str(v) for name, v in versions.items()} if isinstance(versions, dict) else {}
-
-
-_SERIES = (
-    *("submission_", mllog.CACHE_CLEAR, mllog.SEED, mllog.TRACKED_STATS, mllog.EVAL_ACCURACY, mllog.TRAIN_LOSS),
-    *(mllog.RUN_ATTEMPT, mllog.LOG_SHA256, mllog.ATTACHED_FILE),
-    *(mllog.RESUMED, mllog.CHECKPOINT, mllog.DAMAGED_CHECKPOINT),
-)
-
-
-def _hyperparameters(log: Log) -> dict[str, Any]:
-    """Return the settings with one value in the whole log, because some logs record them after run_start."""
-    points = (key for key, found in log.by_key.items() if found[0].event_type == "POINT_IN_TIME")
-    values = {key: log.value(key) for key in points if not key.startswith(_SERIES)}
-    return {key: value for key, value in values.items() if is_number(value) or isinstance(value, str | bool)}
 
 
 def _span(trial: Log) -> Span:

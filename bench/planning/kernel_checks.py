@@ -86,9 +86,8 @@ def _check_gemms(gemms: Gemms, config: Config) -> None:
         m, n, k = shape
         if max(m * n, m * k, n * k) > MAX_ELEMENTS:
             raise ConfigError(f"{shape} has a matrix of more than 2^34 numbers", where=where, fix="make it smaller")
-    is_gpu = config.cluster.device is Device.cuda
     if gemms.precisions is not None:
-        _check_precisions(gemms.precisions, is_gpu=is_gpu)
+        _check_precisions(gemms.precisions, config)
     if GemmPrecision.fp8 in precisions(gemms, config):
         for m, n, k in fp8_refused(gemms, config):
             raise ConfigError(
@@ -109,12 +108,15 @@ def precisions(gemms: Gemms, config: Config) -> list[GemmPrecision]:
     return [GemmPrecision.bf16, *([GemmPrecision.fp8] if has_fp8 else [])]
 
 
-def _check_precisions(chosen: list[GemmPrecision], *, is_gpu: bool) -> None:
-    if not chosen or (GemmPrecision.fp8 in chosen and not is_gpu):
+def _check_precisions(chosen: list[GemmPrecision], config: Config) -> None:
+    is_gpu, gpu = config.cluster.device is Device.cuda, config.cluster.gpu
+    has_fp8 = is_gpu and (gpu is None or gpu.peak_fp8_tflops is not None)
+    if not chosen or (GemmPrecision.fp8 in chosen and not has_fp8):
+        device = (gpu.name if gpu else "GPU") if is_gpu else "CPU"
         raise ConfigError(
-            f"GEMMs in {', '.join(one.name for one in chosen) or 'no precision'} on a {'GPU' if is_gpu else 'CPU'}",
+            f"GEMMs in {', '.join(one.name for one in chosen) or 'no precision'} on a {device}",
             where="task.kernels.gemm.precisions",
-            fix=f"choose from {'bf16, fp8 and fp32' if is_gpu else 'fp32 and bf16'}, or set it to null",
+            fix=f"choose from {'bf16, fp8 and fp32' if has_fp8 else 'fp32 and bf16'}, or set it to null",
         )
 
 
@@ -139,7 +141,7 @@ def _check_copies(copies: Copies) -> None:
     _check_sizes(copies.sizes_bytes, "task.kernels.memcpy.sizes_bytes", multiple=1)
 
 
-def _check_sizes(sizes: list[int], where: str, *, multiple: int) -> None:
+def _check_sizes(sizes: list[int], where: str, *, multiple: int, otherwise: str = "") -> None:
     if not sizes:
         raise ConfigError("no sizes are named", where=where, fix="list bytes, such as [1024, 1048576]")
     for size in sizes:
@@ -147,7 +149,7 @@ def _check_sizes(sizes: list[int], where: str, *, multiple: int) -> None:
             raise ConfigError(
                 f"{size:,} bytes cannot be measured",
                 where=where,
-                fix=f"use a multiple of {multiple} up to {2 * MAX_ELEMENTS:,}",
+                fix=f"use a multiple of {multiple} up to {2 * MAX_ELEMENTS:,}{otherwise}",
             )
 
 
@@ -166,7 +168,10 @@ def _check_collectives(collectives: Collectives, num_ranks: int) -> None:
             raise ConfigError(
                 f"{count} ranks cannot take part in a job of {num_ranks}", where=where, fix=f"use 2 to {num_ranks}"
             )
-        _check_sizes(collectives.sizes_bytes, "task.kernels.collectives.sizes_bytes", multiple=4 * count)
+        other = f", or name other numbers than {count} in task.kernels.collectives.ranks"
+        _check_sizes(
+            collectives.sizes_bytes, "task.kernels.collectives.sizes_bytes", multiple=4 * count, otherwise=other
+        )
 
 
 def group_sizes(collectives: Collectives, num_ranks: int) -> list[int]:

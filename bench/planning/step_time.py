@@ -1,6 +1,6 @@
 """Estimate the time of one optimizer step from measured rates, to compare layouts before anything runs.
 
-GEMMs and attention run at the rates of `schema.Rates`. Element-wise kernels run at the bandwidth that they reach:
+GEMMs and attention run at the rates of `gpu.Rates`. Element-wise kernels run at the bandwidth that they reach:
 each reads its inputs and writes its outputs once. Collectives run at the bus bandwidth for their message size. A step
 is never faster than the host can launch its kernels. Nothing overlaps, with one exception: FP8 transposes weights
 during its GEMMs, and the GEMM rate, which was measured in a step, includes that cost. Not counted: data loading,

@@ -61,7 +61,8 @@ def _outcome(point: Point, kernels: Kernels, device: torch.device, group: Proces
     except (RuntimeError, BenchError) as error:  # torch has no such kernel here, or not enough memory
         if point.family == "collectives":
             raise  # the other ranks may be in it
-        reason = f"rank {distributed.get_rank()}: {str(error).splitlines()[0][:200]}"
+        words = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = f"rank {distributed.get_rank()}: {words[:200]}"
     told = gathered((reason, expected_s), group)
     reason = next((words for words, _ in told if words), "")
     if prepared is None or reason:

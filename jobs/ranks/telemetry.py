@@ -108,4 +108,7 @@ class Sampler:
             raise NotMeasured(f"the sampler got signal {-code} ({signal.strsignal(-code)})")
         if code:
             raise NotMeasured((errors.strip().splitlines() or [f"exit code {code}"])[-1])
-        return dict(json.loads(printed.splitlines()[-1]))
+        try:
+            return dict(json.loads(printed.splitlines()[-1]))
+        except (ValueError, IndexError, TypeError):
+            raise NotMeasured("the sampler ended without an account of the GPUs") from None

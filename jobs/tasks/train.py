@@ -117,11 +117,7 @@ def train(
     alive(LOADING, done, None)
     train_rows, eval_rows = rows_of.load(plan, "train"), rows_of.load(plan, "eval")
     order = itertools.islice(rows_of.train_order(plan, trial.seed), done, None)
-    if done:
-        log.event(mllog.RESUMED, done, **_place(plan, done))
-    pace = timing.Pace(plan, log, done)
-    log.start(mllog.BLOCK_START, **_place(plan, done))
-    alive(TRAINING, done, None)
+    pace = begin(plan, log, done, alive)
     for step in range(done + 1, plan.max_steps + 1):
         indices = next(order)
         share = engine.train_step(train_rows, indices, step)
@@ -141,11 +137,20 @@ def train(
             log.start(mllog.BLOCK_START, **_place(plan, step))
             pace.restart(step)
     else:
-        has_target = plan.config.training.target_eval_loss is not None
-        log.finish("aborted" if has_target else "success", **_place(plan, plan.max_steps))
+        log.finish("success" if plan.config.training.target_eval_loss is None else "aborted", **_place(plan, step))
     alive(SAVING, step, None)
     if saving is not None:
         saving.save(step)
+
+
+def begin(plan: Plan, log: mllog.Writer, done: int, alive: Alive) -> timing.Pace:
+    """Log that training begins, or goes on after some steps, and return what measures its pace."""
+    if done:
+        log.event(mllog.RESUMED, done, **_place(plan, done))
+    pace = timing.Pace(plan, log, done)
+    log.start(mllog.BLOCK_START, **_place(plan, done))
+    alive(TRAINING, done, None)
+    return pace
 
 
 def reaches_target(plan: Plan, engine: Engine, rows: "Rows", step: int, log: mllog.Writer, alive: Alive) -> bool:

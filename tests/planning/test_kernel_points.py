@@ -118,6 +118,11 @@ TINY = "task=kernels_tiny"
         ),
         ([TINY, "task.kernels.attention.seq_lengths=[60]"], "rows of 60 tokens do not make up 256", "seq_lengths"),
         ([TINY, "task.kernels.attention.backends=[cudnn]"], "no backend cudnn on a CPU", "attention.backends"),
+        (
+            ["task=gemm", "cluster=dgxh200", "gpu@cluster.gpu=a100", "task.kernels.gemm.precisions=[fp8]"],
+            "GEMMs in fp8 on a NVIDIA A100 SXM 80GB",
+            "gemm.precisions",
+        ),
         ([TINY, "parallel.tp=3"], "tp 3 does not divide the 4 attention heads", "parallel.tp"),
         ([TINY, "task.kernels.repeats=2"], "2 runs", "task.kernels.repeats"),
         ([TINY, "task.kernels.tolerance=1.5"], "1.5 is not a share of a limit", "task.kernels.tolerance"),
@@ -137,6 +142,11 @@ def test_what_cannot_be_measured_is_refused(overrides: list[str], what: str, whe
     with pytest.raises(ConfigError, match=what) as error:
         compose.compose(overrides)
     assert where in error.value.where and error.value.fix
+
+
+def test_a_size_that_is_listed_twice_is_measured_once() -> None:
+    sizes = ("task.kernels.memcpy.sizes_bytes=[1024,1024]", "task.kernels.collectives.sizes_bytes=[1024,1024]")
+    assert by_name(TINY, *sizes).keys() == by_name(TINY, *(word.replace(",1024", "") for word in sizes)).keys()
 
 
 def test_a_config_of_another_kind_has_no_training() -> None:

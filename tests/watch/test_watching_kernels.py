@@ -1,8 +1,12 @@
 """A kernels trial under way: how many of its points are measured, and the last of them."""
 
+import time
 from pathlib import Path
 
+from bench.contract import plan as plans
+from bench.contract import run_files, telemetry
 from bench.contract.plan import KernelsPlan
+from bench.contract.telemetry import Sample
 from bench.mlperf import reader
 from bench.planning import compose
 from bench.watch import prediction, sources
@@ -28,3 +32,17 @@ def test_the_points_of_a_kernels_trial_are_counted(tmp_path: Path) -> None:
     assert "measuring" in shown(third) and f"measured 3 of 36 points; last {third}" in shown(third)
     assert "forecast" not in shown(third) and "stopped: success" in shown("run_stop")
     assert "measured 36 of 36 points" in shown("run_stop")
+
+
+def test_the_hottest_gpu_is_shown_while_kernels_are_measured(tmp_path: Path) -> None:
+    plan = compose.compose(["task=kernels_tiny"])
+    assert isinstance(plan, KernelsPlan)
+    whole = kernels_log.write(plan, tmp_path / "result_0.txt").read_text()
+    (tmp_path / "result_0.txt").write_text(whole.split('"run_stop"')[0])
+    (tmp_path / "plan.json").write_text(plans.dumps(plan))
+    (tmp_path / "rank_logs").mkdir()
+    now = Sample(time_ms=time.time_ns() // 1_000_000, monotonic_ms=0, gpu=2, temperature_c=64)
+    (tmp_path / run_files.telemetry(0, "n1")).write_text(telemetry.header() + telemetry.lines([now]))
+    job = sources.run_folder(tmp_path)
+    job.poll()
+    assert "GPUs 64 °C (hottest of 1: GPU 2)" in line(job.views()[0])
