@@ -45,6 +45,7 @@ def _study(args: argparse.Namespace) -> int:
     if args.list or args.name is None:
         return _list(args)
     if (Path(args.name) / studies.STUDY).exists():
+        _check_only_read(args)
         _show(studies.read(Path(args.name)), args)
         return 0
     if args.table:
@@ -56,6 +57,17 @@ def _study(args: argparse.Namespace) -> int:
     code = studies.go_on(session)
     _show(studies.read(session.folder), args)
     return code
+
+
+def _check_only_read(args: argparse.Namespace) -> None:
+    """Raise ConfigError where a study's folder is named, and something else is asked for than to read it."""
+    given = {"--dry-run": args.dry_run, "--runs": args.runs, **dict.fromkeys(args.overrides, True)}
+    if unused := [name for name, is_given in given.items() if is_given]:
+        raise ConfigError(
+            f"{unused[0]} with the folder of a study, which is only read",
+            where=args.name,
+            fix="name the study instead, to run or to plan it",
+        )
 
 
 def _list(args: argparse.Namespace) -> int:
@@ -78,11 +90,12 @@ def _dry_run(session: "Session", args: argparse.Namespace) -> int:
     from bench.console import sheet
     from bench.console import study as study_sheets
 
+    blocks = session.blocks_left(session.standings(ask=False))
     if args.json:
         arms = [asdict(arm) | {"gpu_hours": arm.gpu_hours} for arm in session.planned]
-        print(json.dumps({"folder": str(session.folder), "arms": arms, "order": session.blocks}))
+        print(json.dumps({"folder": str(session.folder), "arms": arms, "order": blocks}))
     else:
-        sheet.show(study_sheets.plan_sheet(session.kept.name, session.planned, session.blocks))
+        sheet.show(study_sheets.plan_sheet(session.kept.name, session.planned, blocks))
     return 0
 
 

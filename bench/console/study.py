@@ -123,7 +123,7 @@ def _differences(found: Sequence[Difference], *, margin: float) -> Sheet:
     rows = []
     for one in found:
         comparison = one.comparison
-        verdict = comparison.text if comparison else f"not compared: {one.reason}"
+        verdict = "; ".join((comparison.text, *comparison.notes)) if comparison else f"not compared: {one.reason}"
         pairs = str(len(comparison.first)) if comparison else ""
         rows.append((f"{one.first} / {one.second}", one.measurement, pairs, _percent(one), verdict))
     caption = f"difference of run-level values, paired by block; 95 % confidence; margin {100 * margin:g} %"
@@ -139,7 +139,7 @@ def _percent(one: Difference) -> str:
 
 
 def plan_sheet(name: str, arms: Sequence[PlannedArm], blocks: Sequence[Sequence[str]]) -> Sheet:
-    """Return what the arms of a study would take, before anything runs."""
+    """Return what the arms of a study would take; `blocks` are the arms that have no result in each block yet."""
     rows = [
         (
             arm.name,
@@ -156,21 +156,23 @@ def plan_sheet(name: str, arms: Sequence[PlannedArm], blocks: Sequence[Sequence[
         for arm in arms
     ]
     columns = ("arm", "runs", "layout", "ranks", "batch", "step time (ms)", "memory (GiB)", "GPU-hours", "limit (min)")
-    order = [f"block {number}: {', '.join(block)}" for number, block in enumerate(blocks, 1)]
+    order = [f"block {number}: {', '.join(block)}" for number, block in enumerate(blocks, 1) if block]
     return Sheet(
         f"{name}: {len(rows)} arms", rows, (*columns, "why"), caption="\n".join([_total(arms, blocks), *order])
     )
 
 
 def _total(arms: Sequence[PlannedArm], blocks: Sequence[Sequence[str]]) -> str:
-    running = [arm for arm in arms if arm.runs]
-    hours = [arm.gpu_hours for arm in running]
-    known = sum(hour for hour in hours if hour is not None) * len(blocks)
-    unknown = sum(hour is None for hour in hours)
-    total = f"{len(running) * len(blocks)} runs; step time, memory and GPU-hours of one run are estimates of the plan"
+    by_name = {arm.name: arm for arm in arms}
+    left = [by_name[name] for block in blocks for name in block]
+    num_done = sum(arm.runs for arm in arms) * len(blocks) - len(left)
+    known = sum(arm.gpu_hours for arm in left if arm.gpu_hours is not None)
+    unknown = len({arm.name for arm in left if arm.gpu_hours is None})
+    total = f"{len(left)} runs{f', besides {num_done} that are done' if num_done else ''}"
+    total += "; step time, memory and GPU-hours of one run are estimates of the plan"
     if known:
         total += f"; {number_text(known)} GPU-hours of steps in all"
-    limit_min = sum(arm.walltime_min or 0 for arm in running if arm.backend != BackendName.local.name) * len(blocks)
+    limit_min = sum(arm.walltime_min or 0 for arm in left if arm.backend != BackendName.local.name)
     total += f"; time limits of {limit_min / 60:,.1f} h in all" if limit_min else ""
     return total + (f"; {unknown} arms have no estimate" if unknown else "")
 

@@ -87,9 +87,7 @@ def _trial(log: Path, number: int, plan: Plan | None, *, entry: Entry | None) ->
         LogError: it proves nothing, or has changed since it was proven.
     """
     result = results.parse(log)
-    found = file_content.sha256(log)
-    if entry is not None and entry.log_sha256 not in (None, found):
-        raise LogError("the log has changed since its trial ended", where=str(log), fix="restore it", rule="LOG-18")
+    found = checksum(log, entry)
     if entry is None and not result.valid:
         raise LogError("not a valid trial", where=str(log), fix=f"python -m bench parse {log}")
     if result.run_start_ms is None:
@@ -105,6 +103,18 @@ def _trial(log: Path, number: int, plan: Plan | None, *, entry: Entry | None) ->
         logged=facts.logged_settings(result),
         planned=facts.planned_settings(plan),
     )
+
+
+def checksum(log: Path, entry: Entry | None) -> str:
+    """Return the checksum of a log.
+
+    Raises:
+        LogError: it is not the one that the ledger has of the log.
+    """
+    found = file_content.sha256(log)
+    if entry is not None and entry.log_sha256 not in (None, found):
+        raise LogError("the log has changed since its trial ended", where=str(log), fix="restore it", rule="LOG-18")
+    return found
 
 
 def _task(result: Result, plan: Plan | None) -> str:

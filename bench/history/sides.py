@@ -82,8 +82,8 @@ def _folders(path: Path) -> list[Path]:
     if any((path / name).exists() for name in (LEDGER, PLAN)) or any(path.glob(RESULTS)):
         return [path]
     if (path / STUDY).exists():
-        arms = ", ".join(sorted({arm for one in path.iterdir() if (arm := arm_of(one))}))
-        raise ConfigError("a study has several arms", where=str(path), fix=f"name one of them: {path}/ARM, of {arms}")
+        fix = f"name one of them: {path}/ARM, of {_arms_with_runs(path)}"
+        raise ConfigError("a study has several arms", where=str(path), fix=fix)
     return sorted({file.parent for name in (LEDGER, RESULTS) for file in path.glob(f"*/{name}")})
 
 
@@ -93,8 +93,14 @@ def arm_of(folder: Path) -> str:
     return match["arm"] if match and (folder.parent / STUDY).exists() else ""
 
 
+def _arms_with_runs(study: Path) -> str:
+    return ", ".join(sorted({arm for one in study.iterdir() if (arm := arm_of(one))})) or "none"
+
+
 def _no_runs(path: Path) -> ConfigError:
     fix = "name a run folder, a quoted pattern ('runs/*fp8*'), a folder of runs, or STUDY/ARM"
+    if (path.parent / STUDY).exists():
+        fix = f"name an arm as its folders do; those with runs are {_arms_with_runs(path.parent)}"
     return ConfigError("no runs here", where=str(path), fix=fix)
 
 

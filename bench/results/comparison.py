@@ -181,7 +181,7 @@ def _why_not(asked: Comparison) -> str:
         if unusable:
             return f"ratios need positive numbers, and {name} has {unusable[0]:g}"
         if not values:
-            return f"{name} has no value"
+            return f"{name} has no value" if asked.pairing is Pairing.none else "there is no pair with a value of each"
     single = " and of ".join(name for name, values in of_each if len(values) == 1)
     return f"n = 1 run of {single}, which does not say how far runs lie apart" if single else ""
 

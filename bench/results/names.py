@@ -7,25 +7,25 @@ import difflib
 
 from bench.results.modules import NAMES as MODULES
 
-TRAINING = (
-    "time_to_train",
-    "run_time",
-    "samples_to_target",
-    "step_time",
-    "evaluation_time",
-    "epoch_time",
-    "time_of_steps",
-    "initialization_time",
-    "throughput",
-    "throughput_per_gpu",
-    "real_throughput_per_gpu",
-    "arithmetic_per_gpu",
-    "mfu",
-    "peak_memory",
-    "training_loss",
-    "evaluation_loss",
-)
-"""Of `bench.results.training`."""
+TRAINING = {
+    "time_to_train": "min",
+    "run_time": "min",
+    "samples_to_target": "samples",
+    "step_time": "ms",
+    "evaluation_time": "s",
+    "epoch_time": "s",
+    "time_of_steps": "s",
+    "initialization_time": "s",
+    "throughput": "samples/s",
+    "throughput_per_gpu": "tokens/s/GPU",
+    "real_throughput_per_gpu": "tokens/s/GPU",
+    "arithmetic_per_gpu": "TFLOP/s/GPU",
+    "mfu": "",
+    "peak_memory": "GiB",
+    "training_loss": "",
+    "evaluation_loss": "",
+}
+"""Of `bench.results.training`, with their units."""
 HARDWARE = (
     *("gpu_power", "sm_clock", "memory_clock", "gpu_temperature", "peak_gpu_power", "peak_sm_clock"),
     *("peak_gpu_temperature", "peak_gpu_memory_used", "energy", "energy_per_step", "energy_per_token"),
@@ -33,8 +33,13 @@ HARDWARE = (
 """Of `bench.results.hardware`."""
 PROVEN_BATCH = ("micro_batch_size", "global_batch_size")
 """Of a study: the batch of its plan, which proven runs have trained with."""
-ESTIMATED = ("estimated_step_time", "estimated_throughput_per_gpu", "estimated_memory")
-"""Of a study: by the plan, before anything runs."""
+ESTIMATED = {
+    "estimated_step_time": "ms",
+    "estimated_throughput_per_gpu": "tokens/s/GPU",
+    "estimated_memory": "GiB",
+}
+"""Of a study, with their units: by the plan, before anything runs."""
+UNITS = {**TRAINING, **ESTIMATED}
 KNOWN = (*TRAINING, *HARDWARE, *MODULES, *PROVEN_BATCH, *ESTIMATED)
 _ALIKE = 0.85
 

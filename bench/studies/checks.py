@@ -9,7 +9,7 @@ from bench.results import names
 from bench.results.published import PublishedTable
 from bench.studies import arms as arms_of
 from bench.studies.arms import NAME_LABEL, Arm
-from bench.studies.spec import Study, matches
+from bench.studies.spec import Pivot, Study, matches
 
 _ALIKE = 0.85
 """How much of a new name may be that of another one; above, it is taken for a misspelling."""
@@ -61,10 +61,15 @@ def _check_columns(study: Study, *, where: str) -> None:
     if not study.columns:
         raise ConfigError("a study without columns", where=where, fix="name a measurement in columns")
     measurements = [column.measurement for column in study.columns]
-    for number, name in enumerate(measurements):
-        _check_measurement(name, where=f"{where}: columns[{number}]")
+    for number, column in enumerate(study.columns):
+        name, place = column.measurement, f"{where}: columns[{number}]"
+        _check_measurement(name, where=place)
         if name in measurements[:number]:
-            raise ConfigError(f"two columns of {name}", where=f"{where}: columns[{number}]", fix="leave one out")
+            raise ConfigError(f"two columns of {name}", where=place, fix="leave one out")
+        unit = names.UNITS.get(name, column.unit)
+        if column.unit not in ("", unit):
+            fix = f"set unit: {unit}" if unit else "leave unit out"
+            raise ConfigError(f"{name} is in {unit or 'no unit'}, not in {column.unit!r}", where=place, fix=fix)
 
 
 def _check_measurement(name: str, *, where: str) -> None:
@@ -92,8 +97,26 @@ def _check_tables(study: Study, arms: Sequence[Arm], *, where: str) -> None:
             if name not in labels:
                 refuse_unknown(name, sorted(labels), noun="label", where=place)
         _require_column(study, table.measurement, where=place)
-        if not any(matches(arm.all_labels, table.match) for arm in arms):
-            raise ConfigError(f"no arm is in the table {table.title!r}", where=place, fix="see the arms' labels")
+        _check_places(table, arms, where=place)
+
+
+def _check_places(table: Pivot, arms: Sequence[Arm], *, where: str) -> None:
+    """Raise ConfigError if a table has no row, or if an arm would hide another one behind its number."""
+    if not table.rows:
+        raise ConfigError(f"no label names the rows of {table.title!r}", where=where, fix="add one, such as arm")
+    first: dict[tuple[str, ...], str] = {}
+    for arm in arms:
+        if not matches(arm.all_labels, table.match):
+            continue
+        place = tuple(arm.all_labels.get(label, "") for label in (*table.rows, *table.columns))
+        if (other := first.setdefault(place, arm.name)) != arm.name:
+            raise ConfigError(
+                f"the arms {other!r} and {arm.name!r} have the same place in the table {table.title!r}",
+                where=where,
+                fix="name in rows or columns the label in which they differ, or leave one out with match",
+            )
+    if not first:
+        raise ConfigError(f"no arm is in the table {table.title!r}", where=where, fix="see the arms' labels")
 
 
 def _require_column(study: Study, measurement: str, *, where: str) -> None:

@@ -42,14 +42,17 @@ class Kept(Part, frozen=True, kw_only=True):
     cluster: str
     words: tuple[str, ...]
     config_dir: str | None = None
+    runs: int | None = None
+    """Of each arm, where the command line said so; `study` has them, too."""
     study: Study
     publications: dict[str, PublishedTable]
 
     @property
     def command(self) -> str:
         """What one types to go on with the study."""
-        site = [f"--config-dir {self.config_dir}"] if self.config_dir else []
-        return shlex.join(["python", "-m", "bench", "study", self.name, *self.words]) + "".join(f" {s}" for s in site)
+        runs = ["--runs", str(self.runs)] if self.runs else []
+        site = ["--config-dir", self.config_dir] if self.config_dir else []
+        return shlex.join(["python", "-m", "bench", "study", self.name, *self.words, *runs, *site])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,6 +58,8 @@ def published(name: str, *, config_dir: Path | None = None) -> PublishedTable:
 
 
 def _files(group: str, config_dir: Path | None) -> Mapping[str, Path]:
+    if config_dir is not None and not config_dir.is_dir():
+        raise ConfigError("no such folder", where=f"--config-dir {config_dir}", fix="name the folder that has study/")
     folders = [CONF / group, *([config_dir / group] if config_dir else [])]
     return {path.stem: path for folder in folders for path in sorted(folder.glob("*.yaml"))}
 
@@ -66,6 +68,4 @@ def _file(group: str, name: str, config_dir: Path | None) -> Path:
     files = _files(group, config_dir)
     if name not in files:
         checks.refuse_unknown(name, list(files), noun=f"{group} file" if group == PUBLISHED else group, where=group)
-    if config_dir is not None and not config_dir.is_dir():
-        raise ConfigError("no such folder", where=f"--config-dir {config_dir}", fix="name the folder that has study/")
     return files[name]

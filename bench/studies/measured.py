@@ -7,9 +7,11 @@ from statistics import median
 
 from bench.contract import run_files
 from bench.errors import LogError
+from bench.history import proven
 from bench.mlperf import result as results
 from bench.mlperf.result import Result
 from bench.results import Measurement, hardware_facts, of
+from bench.runs import ledger
 from bench.studies.arms import Arm
 from bench.studies.spec import Calculated, Window
 
@@ -35,10 +37,11 @@ def of_run(folder: Path, arm: Arm, *, window: Window | None) -> Measured:
     """Return what the log of a run's trial proves.
 
     Raises:
-        LogError: the log cannot be read, or does not list the steps of the window.
+        LogError: the log cannot be read, has changed since its trial ended, or does not list the steps of the window.
     """
     log = folder / run_files.result(0)
     result = results.parse(log)
+    proven.checksum(log, next((entry for entry in ledger.found(folder) if entry.trial == 0), None))
     numbers = {one.name: one for one in of(log)}
     if window is not None:
         numbers |= {one.name: one for one in of_window(result, numbers, window)}

@@ -1,6 +1,6 @@
 """Read a study's folder: all that is to be shown of it, from its run folders' logs."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from time import localtime, strftime
 
@@ -115,4 +115,13 @@ def _notes(kept: Kept, found: Sequence[ArmRuns]) -> list[str]:
     if study.window is not None:
         steps, skipped = study.window.steps, study.window.skip_steps
         notes.append(f"step times and rates are over {steps} steps, after {skipped} that are not counted")
-    return notes
+    return [*notes, *_other_units(kept)]
+
+
+def _other_units(kept: Kept) -> Iterator[str]:
+    """Yield which published figures are in another unit than the column in which they stand."""
+    for column in kept.study.columns:
+        figures = [figure for table in kept.publications.values() for figure in table.figures]
+        units = {one.unit for one in figures if one.measurement == column.measurement and one.value is not None}
+        if column.unit and (others := sorted(units - {column.unit})):
+            yield f"{column.title}: published in {', '.join(others)}, not in {column.unit}"

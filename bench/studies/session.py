@@ -44,6 +44,11 @@ class Session:
     def standings(self, *, ask: bool = True) -> Standings:
         return standing.of(self.folder, self.arms, num_runs=self.request.study.runs, ask=ask)
 
+    def blocks_left(self, standings: Standings) -> list[tuple[str, ...]]:
+        """Return the arms of each block that lack a result there, in their order."""
+        done = {key for key, run in standings.runs.items() if run.is_done}
+        return [tuple(name for name in names if (name, block) not in done) for block, names in enumerate(self.blocks)]
+
     @property
     def backends(self) -> list[BackendName]:
         """Who starts the ranks of the arms: one for most studies. Queues come first, since they need no waiting."""
@@ -75,6 +80,7 @@ def begin(name: str, words: Sequence[str], *, config_dir: Path | None = None, ru
         cluster=config.cluster.name,
         words=tuple(request.words),
         config_dir=str(config_dir.resolve()) if config_dir else None,
+        runs=runs,
         study=request.study,
         publications=library.publications(request.study, config_dir=config_dir),
     )

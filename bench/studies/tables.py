@@ -144,7 +144,7 @@ def pivot(table: Pivot, arms: Sequence[Arm], all_columns: Sequence[Column]) -> T
     mine = [arm for arm in arms if matches(arm.all_labels, table.match)]
     across = tuple(dict.fromkeys(_key(arm, table.columns) for arm in mine))
     down = tuple(dict.fromkeys(_key(arm, table.rows) for arm in mine))
-    by_place = {(_key(arm, table.rows), _key(arm, table.columns)): arm.name for arm in reversed(mine)}
+    by_place = {(_key(arm, table.rows), _key(arm, table.columns)): arm.name for arm in mine}
     return Table(
         title=table.title,
         column=next(column for column in all_columns if column.measurement == table.measurement),

@@ -81,6 +81,7 @@ def test_arms_of_a_study_are_paired_by_block(clock: Clock, capsys: pytest.Captur
     assert (found["pairing"], len(found["first"])) == ("paired by block", 2), "the pair of block 2 is not complete"
     assert found["ratio"] == pytest.approx(0.9952, abs=1e-6)
     assert "name one of them: studies/tiny-local/ARM, of new, new_other, old" in run(capsys, str(study), "x", code=2)
+    assert "those with runs are new, new_other, old" in run(capsys, f"{study}/New arm", f"{study}/old", code=2)
 
 
 def test_arms_of_a_study_have_the_numbers_of_its_tables(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:

@@ -232,10 +232,14 @@ def test_the_verb_writes_what_it_shows(
     (tmp_path / studies.STUDY).touch()
     monkeypatch.setattr(studies, "read", study_results.precisions)
     out = tmp_path / "out"
-    for words, code in (([str(tmp_path), "--out", str(out)], 0), (["--list", "--out", str(out)], 2)):
+    several = ["--out", str(out)]
+    for words, code in (
+        ([str(tmp_path), *several], 0), (["--list", *several], 2), ([str(tmp_path), "cluster=dgx2"], 2),
+    ):  # fmt: skip
         with pytest.raises(SystemExit) as stop:
             main(["study", *words])
         assert stop.value.code == code
     printed = capsys.readouterr()
     assert printed.out.endswith(f"{out / 'index.html'}\n") and (out / "table.md").exists()
     assert "no tables to write" in printed.err
+    assert "cluster=dgx2 with the folder of a study, which is only read" in printed.err

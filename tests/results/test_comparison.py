@@ -173,6 +173,11 @@ def test_what_cannot_be_compared_has_a_reason_and_no_number(
     assert (found.ratio, found.low, found.high, found.num_more) == (None, None, None, None)
 
 
+def test_systems_without_a_block_in_common_have_no_pair() -> None:
+    values = values_by_block({1: 95.0}, {2: 100.0})
+    assert rates(*values, pairing=Pairing.block).text == "not compared: there is no pair with a value of each"
+
+
 def test_values_without_spread_are_compared_as_they_are() -> None:
     assert rates([100, 100], [100, 100]).text == "equivalent within 2 %"
     found = rates([90, 99], [100, 110])

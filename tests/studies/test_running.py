@@ -57,6 +57,16 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Ranks:
     return made
 
 
+def paths(folder: Path) -> list[str]:
+    return [f"cluster.paths.{name}={folder}" for name in ("logs", "data", "model")]
+
+
+def left(folder: Path) -> list[tuple[str, ...]]:
+    """Return what another call would begin or go on with."""
+    session = studies.begin("mine", paths(folder))
+    return session.blocks_left(session.standings())
+
+
 Call = Callable[..., tuple[int, StudyResult]]
 
 
@@ -66,18 +76,18 @@ def call(tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> Call:
 
     def call(study: str = STUDY, *words: str, runs: int | None = None) -> tuple[int, StudyResult]:
         written(tmp_path, study)
-        paths = [f"cluster.paths.{name}={tmp_path}" for name in ("logs", "data", "model")]
-        session = studies.begin("mine", [*words, *paths], runs=runs)
+        session = studies.begin("mine", [*words, *paths(tmp_path)], runs=runs)
         code = studies.go_on(session)
         return code, studies.read(session.folder)
 
     return call
 
 
-def test_a_failed_run_is_tried_once_a_call_and_the_rest_goes_on(call: Call, ranks: Ranks) -> None:
+def test_a_failed_run_is_tried_once_a_call_and_the_rest_goes_on(call: Call, ranks: Ranks, tmp_path: Path) -> None:
     ranks.ends["a.1"] = "RUN-02"
     code, result = call()
     assert code == 1 and sorted(ranks.began) == ["a.1", "a.2", "b.1", "b.2"]
+    assert left(tmp_path) == [("a",), ()], "a dry run shows what the next call begins"
     assert result.row("a").cells["step_time"].reason == "1 of 2 runs have no number (failed: RUN-02: it failed)"
     del ranks.ends["a.1"]
     ranks.began.clear()
@@ -92,8 +102,9 @@ def test_both_arms_of_a_block_have_one_seed_and_more_runs_can_follow(call: Call,
     call(STUDY, "seed_base=5")
     assert ranks.seeds == {"a.1": 5, "b.1": 5, "a.2": 6, "b.2": 6}
     ranks.began.clear()
-    call(STUDY, "seed_base=5", runs=4)
+    _, result = call(STUDY, "seed_base=5", runs=4)
     assert sorted(ranks.began) == ["a.3", "a.4", "b.3", "b.4"]
+    assert result.command.endswith(" --runs 4"), "what is shown to go on asks for no fewer runs"
 
 
 def test_a_stop_ends_the_call_and_the_next_one_goes_on_with_the_same_plan(call: Call, ranks: Ranks) -> None:

@@ -61,6 +61,11 @@ COLUMNS = "columns: [{measurement: step_time, title: step, higher_is_better: fal
             "tables: [{title: t, rows: [size], columns: [], measurement: step_time}]",
             r"no label 'size'[\s\S]*tables\[0\]",
         ),
+        (
+            "tables: [{title: t, rows: [model], columns: [], measurement: step_time}]",
+            r"'7B Naive' and '7B Z3' have the same place in the table 't'[\s\S]*tables\[0\]",
+        ),
+        ("tables: [{title: t, rows: [], columns: [arm], measurement: step_time}]", r"no label names the rows of 't'"),
         ("published: [nowhere]", r"no published file 'nowhere'"),
     ],
 )
@@ -78,6 +83,7 @@ def test_what_is_wrong_is_named_with_its_place(tmp_path: Path, wrong: str, messa
             r"no measurement 'step_tme'[\s\S]*did you mean step_time\?",
         ),
         ("model: 13B, method: [", "model: 13b, method: [", r"matches no arm: model: 13b[\s\S]*cases\[0\]"),
+        ("title: step,", "title: step, unit: s,", r"step_time is in ms, not in 's'[\s\S]*set unit: ms"),
         (COLUMNS, "columns: []", r"a study without columns"),
         ("not_advisable: too slow", "calculated: {steps: 9, of_steps: 9}", r"calculated from 9 of 9 steps"),
         ("question: which?", "", r"question is missing"),

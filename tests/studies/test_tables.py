@@ -45,10 +45,12 @@ title: theirs
 place: p. 1, table 1
 hardware: 8 GPUs
 date: "2024"
-columns: [{measurement: throughput_per_gpu, unit: tokens/s/GPU, labels: {}}]
+columns:
+  - {measurement: throughput_per_gpu, unit: tokens/s/GPU, labels: {}}
+  - {measurement: time_of_steps, unit: min, labels: {}}
 rows:
-  - {labels: {model: 7B, method: Naive}, printed: ["100"]}
-  - {labels: {model: 13B}, printed: ["50"]}
+  - {labels: {model: 7B, method: Naive}, printed: ["100", "3"]}
+  - {labels: {model: 13B}, printed: ["50", "4"]}
 """
 ARMS = ("7B Naive", "7B Z3", "13B Naive", "13B Z3")
 
@@ -133,6 +135,16 @@ def test_a_number_that_is_missing_has_its_reason(tmp_path: Path) -> None:
     assert never.reason.startswith("7B Naive: failed") and never.reason.endswith("13B Naive: it swaps")
 
 
+def test_a_log_that_was_edited_after_its_run_has_no_number(tmp_path: Path) -> None:
+    folder = study_folder(tmp_path)
+    proven(folder / "7B_Naive.1", [1.0])
+    ledger = folder / "7B_Naive.1/ledger.json"
+    entries = [entry | {"log_sha256": "0" * 64, "log_bytes": 1} for entry in json.loads(ledger.read_text())]
+    ledger.write_text(json.dumps(entries))
+    cell = cells(studies.read(folder), "7B Naive")["step_time"]
+    assert cell.value is None and cell.reason.startswith("the log has changed since its trial ended")
+
+
 def test_pairs_are_the_blocks_that_both_arms_have(tmp_path: Path) -> None:
     """The second arm lacks block 2. In the others its steps are 10 % longer, up to a few thousandths."""
     folder = study_folder(tmp_path, STUDY + "runs: 4\n")
@@ -162,6 +174,7 @@ def test_published_figures_stand_beside_the_arms_that_have_their_labels(tmp_path
         ("Naive", "5.00", "X"), ("  theirs", "100", "50"), ("Z3", "-", "-"), ("  theirs", "", "50"),
     ]  # fmt: skip
     assert "X not advisable" in shown.caption and "1 of 9 runs are proven" in shown.caption
+    assert "time: published in min, not in s" in shown.caption
 
 
 def test_a_micro_batch_that_ran_out_of_memory_gives_way_to_the_next(tmp_path: Path) -> None:
