@@ -62,7 +62,7 @@ def points(config: Config) -> list[Point]:
     """Return what is measured, in the order in which it is: links first, and what heats the device last.
 
     Raises:
-        ConfigError: a CPU would take longer than MAX_CPU_S.
+        ConfigError: a family names nothing, or a CPU would take longer than MAX_CPU_S.
     """
     kernels = config.task.kernels
     assert kernels is not None  # validate has seen to it
@@ -72,10 +72,25 @@ def points(config: Config) -> list[Point]:
         *(_attention(kernels.attention, config) if kernels.attention else ()),
         *(_gemms(kernels.gemm, config) if kernels.gemm else ()),
     ]
+    _check_families(found, config)
     once = list({point.name: point for point in found}.values())  # a size may be listed twice
     if config.cluster.device is Device.cpu:
         _check_cpu_time(once)
     return once
+
+
+def _check_families(found: list[Point], config: Config) -> None:
+    """Refuse a family of which nothing would be measured; in a job of one rank collectives are left out."""
+    has_points = {point.family for point in found}
+    if config.cluster.num_nodes * config.cluster.ranks_per_node == 1:
+        has_points.add("collectives")
+    for family in ("memcpy", "collectives", "attention", "gemm"):
+        if getattr(config.task.kernels, family) is not None and family not in has_points:
+            raise ConfigError(
+                f"task.kernels.{family} names nothing to measure",
+                where=f"task.kernels.{family}",
+                fix=f"fill its lists, or set task.kernels.{family}=null",
+            )
 
 
 def _check_cpu_time(found: list[Point]) -> None:

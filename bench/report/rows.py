@@ -28,14 +28,16 @@ def telemetry_rows(telemetry: Telemetry | None) -> list[Row]:
     t, n = telemetry, telemetry.num_gpus
     found = [_level_row(t, *row) for row in _LEVELS if t.levels(row[0])]
     if n:
+        gpus = "1 GPU" if n == 1 else f"{n} GPUs"
         shares = [f"{name} {100 * share:.0f} %" for name, share in t.throttle.items() if share]
         found += [("clocks held down by", ", ".join(shares) or "never", "share of time")] if t.throttle_is_known else []
         found += measured_rows(
-            ("energy of the run (J)", t.energy_j, "{:,.0f}", f"{n} GPUs, run_start to run_stop"),
-            ("energy of a step (J)", t.energy_per_step_j, "{:,.1f}", f"{n} GPUs; {TRAINING_ONLY}"),
-            ("energy of a token (J)", t.energy_per_token_j, "{:,.4g}", f"{n} GPUs; {TRAINING_ONLY}"),
+            ("energy of the run (J)", t.energy_j, "{:,.0f}", f"{gpus}, run_start to run_stop"),
+            ("energy of a step (J)", t.energy_per_step_j, "{:,.1f}", f"{gpus}; {TRAINING_ONLY}"),
+            ("energy of a token (J)", t.energy_per_token_j, "{:,.4g}", f"{gpus}; {TRAINING_ONLY}"),
         )
-    why = "; ".join([*t.missing, *(f"no {name.rpartition('_')[0]}: {reason}" for name, reason in t.refused.items())])
+    refused = (f"no {_quantity(name)}: {reason}" for name, reason in t.refused.items())
+    why = "; ".join([*t.missing, *refused])
     return found + ([("not measured of the GPUs", "", why)] if why else [])
 
 
@@ -46,6 +48,11 @@ _LEVELS = (
     ("temperature_c", "GPU temperature (°C)"),
     ("memory_gib", "GPU memory used (GiB)"),
 )
+
+
+def _quantity(name: str) -> str:
+    """Return the name of a measured quantity in words, without its unit: of sm_clock_mhz, sm clock."""
+    return (name.rpartition("_")[0] or name).replace("_", " ")
 
 
 def _level_row(telemetry: Telemetry, name: str, title: str) -> Row:

@@ -116,7 +116,7 @@ def facts(view: View) -> Iterator[tuple[str, str]]:
     if text := _evaluations(view):
         yield "evaluation", text
     if view.hottest is not None:
-        yield "GPUs", view.hottest.text()
+        yield "GPUs", printable(view.hottest.text())
     if progress.phase == "stopped":
         return
     if seen.next_samples is not None:

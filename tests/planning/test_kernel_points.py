@@ -123,6 +123,8 @@ TINY = "task=kernels_tiny"
             "GEMMs in fp8 on a NVIDIA A100 SXM 80GB",
             "gemm.precisions",
         ),
+        ([TINY, "task.kernels.collectives.ranks=[]"], "collectives names nothing to measure", "collectives"),
+        ([TINY, "task.kernels.attention.backends=[]"], "attention names nothing to measure", "attention"),
         ([TINY, "parallel.tp=3"], "tp 3 does not divide the 4 attention heads", "parallel.tp"),
         ([TINY, "task.kernels.repeats=2"], "2 runs", "task.kernels.repeats"),
         ([TINY, "task.kernels.tolerance=1.5"], "1.5 is not a share of a limit", "task.kernels.tolerance"),

@@ -98,6 +98,13 @@ def test_a_quantity_that_one_gpu_does_not_say_is_not_measured(gpu_log: MakeLog) 
     assert "gpu_power" in found and not {"sm_clock", "gpu_temperature", "peak_sm_clock"} & set(found)
 
 
+def test_what_a_driver_refuses_is_named_in_words(gpu_log: MakeLog) -> None:
+    refused = {"throttle": "Not Supported", "max_sm_clock_mhz": "Unknown Error"}
+    rows = {name: remark for name, _, remark in speed_rows(parse(gpu_log(("n1", {"gpus": [GPU], "refused": refused}))))}
+    assert rows["not measured of the GPUs"] == "no throttle: Not Supported; no max sm clock: Unknown Error"
+    assert rows["energy of the run (J)"] == "1 GPU, run_start to run_stop"
+
+
 @pytest.mark.parametrize("value", [7, None, [], {"gpus": 7}, {"gpus": [7, {}, {"gpu": "0"}]}, {"gpus": {"gpu": 0}}])
 def test_a_record_of_something_else_measures_nothing(gpu_log: MakeLog, value: object) -> None:
     assert not {"gpu_power", "energy", "sm_clock"} & set(measured(gpu_log(("dgx01", value))))

@@ -41,8 +41,10 @@ def test_the_hottest_gpu_is_shown_while_kernels_are_measured(tmp_path: Path) -> 
     (tmp_path / "result_0.txt").write_text(whole.split('"run_stop"')[0])
     (tmp_path / "plan.json").write_text(plans.dumps(plan))
     (tmp_path / "rank_logs").mkdir()
-    now = Sample(time_ms=time.time_ns() // 1_000_000, monotonic_ms=0, gpu=2, temperature_c=64)
+    now = Sample(time_ms=time.time_ns() // 1_000_000, monotonic_ms=0, gpu=2, temperature_c=64, throttle=("a\x1b[2J",))
     (tmp_path / run_files.telemetry(0, "n1")).write_text(telemetry.header() + telemetry.lines([now]))
     job = sources.run_folder(tmp_path)
     job.poll()
-    assert "GPUs 64 °C (hottest of 1: GPU 2)" in line(job.views()[0])
+    shown = line(job.views()[0])
+    assert "GPUs 64 °C, held down by a" in shown and "(hottest of 1: GPU 2)" in shown
+    assert "\x1b" not in shown, "text of a file cannot steer the terminal"
