@@ -9,9 +9,8 @@ from bench.contract.plan import Plan
 from bench.contract.run_files import LEDGER, RESULTS
 from bench.errors import LogError
 from bench.history import facts
-from bench.mlperf import result as results
 from bench.mlperf.result import Result
-from bench.results import Measurement, of
+from bench.results import Measurement, read
 from bench.runs import ledger
 from bench.runs.folder import plan_in
 from bench.runs.ledger import Entry, Outcome
@@ -86,7 +85,7 @@ def _trial(log: Path, number: int, plan: Plan | None, *, entry: Entry | None) ->
     Raises:
         LogError: it proves nothing, or has changed since it was proven.
     """
-    result = results.parse(log)
+    result, measurements = read(log)
     found = checksum(log, entry)
     if entry is None and not result.valid:
         raise LogError("not a valid trial", where=str(log), fix=f"python -m bench parse {log}")
@@ -98,7 +97,7 @@ def _trial(log: Path, number: int, plan: Plan | None, *, entry: Entry | None) ->
         log_sha256=found,
         began_ms=result.run_start_ms,
         task=_task(result, plan),
-        measurements={one.name: one for one in of(log)},
+        measurements={one.name: one for one in measurements},
         facts=facts.of_trial(result, log.parent, number),
         logged=facts.logged_settings(result),
         planned=facts.planned_settings(plan),

@@ -44,6 +44,17 @@ class Trial(NamedTuple):
     """Whether its set is the only one, so that the legend lists trials."""
 
 
+def overlaid(sets: Sequence[Runs]) -> dict[str, Chart]:
+    """Return the curves of all sets on the same axes; only those that have points."""
+    charts = {
+        "evaluations": evaluation_chart(sets),
+        "training_losses": training_chart(sets),
+        "step_times": step_time_chart(sets),
+        "step_time_distributions": step_time_distribution(sets),
+    }
+    return {name: chart for name, chart in charts.items() if chart["views"]}
+
+
 def evaluation_chart(sets: Sequence[Runs], *, band: Sequence[tuple[float, float, float]] = ()) -> Chart:
     """Return the evaluations of all trials, by samples and by minutes; a view for each metric.
 

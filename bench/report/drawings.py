@@ -141,17 +141,6 @@ def draw_compared(drawn: Sequence[tuple[TrialSet, Claim]], out: Path) -> Shown:
     return shown(out / "sets.png", caption, {"sets": bar_chart(bars, what="minutes to target", colors=COLORS)})
 
 
-def overlaid(sets: Sequence[TrialSet]) -> dict[str, Chart]:
-    """Return the curves of all sets on the same axes; only those that have points."""
-    charts = {
-        "evaluations": curves.evaluation_chart(sets),
-        "training_losses": curves.training_chart(sets),
-        "step_times": curves.step_time_chart(sets),
-        "step_time_distributions": curves.step_time_distribution(sets),
-    }
-    return {name: chart for name, chart in charts.items() if chart["views"]}
-
-
 def _bar(trials: TrialSet, claimed: Claim) -> Bar:
     minutes = claimed.minutes or 0.0
     return Bar(name=trials.name, value=minutes, interval=claimed.interval, ours=True, remark=claimed.remark)

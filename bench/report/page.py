@@ -10,7 +10,7 @@ from typing import Any
 from bench import rules
 from bench.contract import file_content
 from bench.mlperf.result import NO_TARGET, UNVERIFIED
-from bench.report import drawings, interactive, system, throughput
+from bench.report import curves, drawings, interactive, system, throughput
 from bench.report.compare import Claim, best_of_each, claim, peers, ranked, standings
 from bench.report.differences import differences
 from bench.report.numbers import minutes_text, number_text
@@ -218,7 +218,7 @@ def _compared(sets: Sequence[TrialSet], out: Path) -> dict[str, Any]:
         "rows": rows,
         "all_alike": all(alike),
         "figure": drawings.draw_compared(drawn, out) if drawn else None,
-        "curves": drawings.overlaid([trials for trials, same in zip(sets, alike, strict=True) if same]),
+        "curves": curves.overlaid([trials for trials, same in zip(sets, alike, strict=True) if same]),
         "differences": differences(sets),
     }
 

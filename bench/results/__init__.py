@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+from bench.mlperf import log as logs
+from bench.mlperf import reader
 from bench.mlperf import result as results
 from bench.mlperf.result import Result
 from bench.results import kernels
-from bench.results.hardware import clocks_apart, hardware_facts, of_telemetry
+from bench.results.hardware import clocks_apart, hardware_facts
 from bench.results.kernels import KernelsResult, of_kernels
 from bench.results.measurement import Measurement
 from bench.results.training import of_training
@@ -18,6 +20,7 @@ __all__ = [
     "of",
     "of_kernels",
     "of_training",
+    "read",
 ]
 
 
@@ -31,7 +34,15 @@ def of(found: Path | Result | KernelsResult) -> tuple[Measurement, ...]:
         return of_kernels(found)
     if isinstance(found, Result):
         return of_training(found)
-    result, of_log = results.parse(found), kernels.of_file(found)
-    if of_log is None:
-        return of_training(result)
-    return of_kernels(of_log) + tuple(of_telemetry(result.telemetry) if result.telemetry else ())
+    return read(found)[1]
+
+
+def read(path: Path) -> tuple[Result, tuple[Measurement, ...]]:
+    """Return what a log proves, and what its trial measured.
+
+    Raises:
+        LogError: the log cannot be opened.
+    """
+    log = logs.read(path)
+    result, of_log = results.result(log, str(path), reader.system(path)), kernels.read(log)
+    return result, of_training(result) if of_log is None else of_kernels(of_log)

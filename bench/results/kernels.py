@@ -13,7 +13,7 @@ from bench.mlperf.log import Log, number
 from bench.mlperf.reader import Event
 from bench.mlperf.telemetry import Telemetry
 from bench.results.hardware import of_telemetry
-from bench.results.measurement import Measurement
+from bench.results.measurement import BEST, Measurement
 
 MIN_RUNS = 3
 PER_UNIT = {"TFLOP/s": 1e12, "GB/s": 1e9}
@@ -104,7 +104,7 @@ def of_kernels(result: KernelsResult) -> tuple[Measurement, ...]:
 
 def _measurements(result: KernelsResult) -> Iterator[Measurement]:
     for best in result.bests:
-        yield _rate(f"best {best.kernel}", best.measured)
+        yield _rate(f"{BEST}{best.kernel}", best.measured)
     for one in result.measured:
         yield _rate(one.point.name, one)
         yield Measurement(

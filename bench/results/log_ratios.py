@@ -77,6 +77,7 @@ def _is_constant(values_N: Floats) -> bool:
 
 def _exactly(difference: float, *, bound: float) -> Estimate:
     """Return the estimate of values without any spread, for which there is no t-test: the interval is a point."""
+    difference = 0.0 if abs(difference) < _NO_SPREAD else difference
     p = 0.0 if abs(difference) < bound else 1.0
     return Estimate(difference=difference, low=difference, high=difference, p_equivalent=p)
 

@@ -8,9 +8,8 @@ from statistics import median
 from bench.contract import run_files
 from bench.errors import LogError
 from bench.history import proven
-from bench.mlperf import result as results
 from bench.mlperf.result import Result
-from bench.results import Measurement, hardware_facts, of
+from bench.results import Measurement, hardware_facts, read
 from bench.runs import ledger
 from bench.studies.arms import Arm
 from bench.studies.spec import Calculated, Window
@@ -40,9 +39,9 @@ def of_run(folder: Path, arm: Arm, *, window: Window | None) -> Measured:
         LogError: the log cannot be read, has changed since its trial ended, or does not list the steps of the window.
     """
     log = folder / run_files.result(0)
-    result = results.parse(log)
+    result, measurements = read(log)
     proven.checksum(log, next((entry for entry in ledger.found(folder) if entry.trial == 0), None))
-    numbers = {one.name: one for one in of(log)}
+    numbers = {one.name: one for one in measurements}
     if window is not None:
         numbers |= {one.name: one for one in of_window(result, numbers, window)}
     calculated: frozenset[str] = frozenset()

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from bench.contract import run_files, telemetry
@@ -41,7 +41,7 @@ class Gpus:
     folder: Path
     trial: int
     _read_s: float = -math.inf
-    _hottest: Hottest | None = field(default=None)
+    _hottest: Hottest | None = None
 
     def hottest(self, now_ms: int) -> Hottest | None:
         """Return the hottest GPU now; None where none is sampled."""

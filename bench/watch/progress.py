@@ -131,9 +131,8 @@ class Tracker:
         now.phase = "preparing" if now.phase == "waiting" else now.phase
         if now.phase == "stopped" and key != mllog.EVAL_ACCURACY:  # some evaluate when the clock has stopped
             return
-        if (
-            stretch and stretch.time_ms > 0 and key != mllog.EVAL_ACCURACY
-        ):  # without eval_start, that training holds the evaluation as well
+        # An evaluation without eval_start lies within the training that it ends.
+        if stretch and stretch.time_ms > 0 and key != mllog.EVAL_ACCURACY:
             _trained(now, stretch, event.time_ms)
         if key in _FACTS and (fact := _fact(event.value, _FACTS[key][1])) is not None:
             setattr(now, _FACTS[key][0], fact)

@@ -8,7 +8,7 @@ ranges: their kernels belong where the forward pass launched the operation.
 """
 
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from bench.contract.modules import Part, Phase
@@ -20,20 +20,8 @@ STEP = "step"
 """The range of one optimizer step."""
 _LABELS: dict[str, Phase | Part] = {f"{type(what).__name__.lower()}: {what.name}": what for what in (*Phase, *Part)}
 _NAMES = {what: name for name, what in _LABELS.items()}
+_NOTHING = nullcontext()
 _is_on = False
-
-
-class _Nothing:
-    """What a range is where nothing is profiled."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-
-_NOTHING = _Nothing()
 
 
 def named(what: Phase | Part) -> AbstractContextManager[Any]:

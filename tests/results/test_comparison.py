@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -116,6 +116,7 @@ def test_a_difference_is_not_called_equivalent_with_an_interval_beyond_the_margi
 
 
 @settings(max_examples=40, deadline=None)
+@example(pairs=[(0.5, 0.5), (0.5, math.nextafter(0.5, 1))], scale=3.7, pairing=Pairing.none)
 @given(
     pairs=st.lists(st.tuples(st.floats(0.5, 2), st.floats(0.5, 2)), min_size=2, max_size=5),
     scale=st.sampled_from([1e-6, 3.7, 1e9]),

@@ -9,7 +9,6 @@ from bench.errors import LogError
 from bench.mlperf.result import Result, parse
 from bench.report import curves
 from bench.report.canvas import canvas, save
-from bench.report.interactive import Chart
 from bench.report.palette import COLORS
 from bench.results.study import StudyResult
 
@@ -43,17 +42,6 @@ def _read(log: Path) -> Result | None:
         return parse(log) if log.exists() else None
     except LogError:
         return None
-
-
-def charts_of(runs: Sequence[ArmRuns]) -> dict[str, Chart]:
-    """Return the curves that the runs have points for, each with the arms on the same axes."""
-    charts = {
-        "step_time_distributions": curves.step_time_distribution(runs),
-        "step_times": curves.step_time_chart(runs),
-        "training_losses": curves.training_chart(runs),
-        "evaluations": curves.evaluation_chart(runs),
-    }
-    return {name: chart for name, chart in charts.items() if chart["views"]}
 
 
 def draw_distributions(runs: Sequence[ArmRuns], path: Path, *, note: str) -> None:

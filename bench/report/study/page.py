@@ -5,13 +5,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from bench.report import interactive
+from bench.report import curves, interactive
 from bench.report.drawings import Shown, shown
 from bench.report.interactive import Chart
 from bench.report.study.bar_pictures import bars_chart, draw_bars
 from bench.report.study.bars import bars_of
 from bench.report.study.layout import Layout
-from bench.report.study.logs import ArmRuns, charts_of, draw_distributions, runs_of
+from bench.report.study.logs import ArmRuns, draw_distributions, runs_of
 from bench.report.study.pairs import apart, draw_pairs, pairs_chart
 from bench.report.study.scaling import draw_scaling, scaling_chart, scalings_of
 from bench.report.study.statements import NOT_LOGGED, own_facts, provenance, shared_facts, statements
@@ -23,12 +23,13 @@ CURVES = {
     "training_losses": "Training loss",
     "evaluations": "Evaluations",
 }
+"""The titles of the curves, in the order of the page."""
 
 
 def context(result: StudyResult, layout: Layout, out: Path) -> dict[str, Any]:
     """Return the values that the template needs; this also draws the figures into the folder."""
     runs = runs_of(result)
-    figures, curves = draw(result, runs, out), charts_of(runs)
+    figures, overlaid = draw(result, runs, out), curves.overlaid(runs)
     charts: Mapping[str, Chart] = {name: chart for figure in figures for name, chart in figure.charts.items()}
     return interactive.context() | {
         "title": result.title,
@@ -37,8 +38,8 @@ def context(result: StudyResult, layout: Layout, out: Path) -> dict[str, Any]:
         "statements": statements(result),
         "hardware": {letter: publication.hardware for letter, publication in layout.publications},
         "figures": figures,
-        "curves": {name: CURVES[name] for name in curves},
-        "charts": dict(charts) | curves,
+        "curves": {name: title for name, title in CURVES.items() if name in overlaid},
+        "charts": dict(charts) | overlaid,
         "provenance": list(provenance(result)),
         "facts": shared_facts(result),
         "own_facts": own_facts(result),

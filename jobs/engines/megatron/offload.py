@@ -52,12 +52,19 @@ class HostActivations:
         if item is None or item.on_host is None or item.on_device is not None:
             return
         self._let_go()
-        item.on_device = mapped(item.on_host, lambda x: torch.empty_like(x, device=self.device))
+        copies: list[tuple[Tensor, Tensor]] = []
+
+        def place_of(x: Tensor) -> Tensor:
+            copies.append((torch.empty_like(x, device=self.device), x))
+            return copies[-1][0]
+
+        item.on_device = mapped(item.on_host, place_of)
         item.copied_in = self.library.Event()
         self.to_device.wait_stream(self.library.current_stream())  # whose kernels may still use this memory
         with self.library.stream(self.to_device):
             item.copied_out.wait()
-            copy_all(item.on_host, item.on_device)
+            for on_device, on_host in copies:
+                on_device.copy_(on_host, non_blocking=True)
             item.copied_in.record()
 
     def take(self, item: Offloaded) -> Any:
@@ -89,14 +96,6 @@ def mapped(saved: Any, function: Callable[[Tensor], Tensor]) -> Any:
     if is_dataclass(saved) and not isinstance(saved, type):
         return type(saved)(*(mapped(getattr(saved, field.name), function) for field in fields(saved)))
     return saved
-
-
-def copy_all(source: Any, target: Any) -> None:
-    """Copy every tensor of a structure to its place in another one."""
-    targets: list[Tensor] = []
-    mapped(target, lambda x: targets.append(x) or x)
-    remaining = iter(targets)
-    mapped(source, lambda x: next(remaining).copy_(x, non_blocking=True))
 
 
 def is_offloaded(index: int, num_offloaded: int, num_layers: int) -> bool:
