@@ -1,8 +1,10 @@
 """Measure the points of a plan, each on all of its ranks together; what the slowest of them took counts."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from functools import partial
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -13,9 +15,10 @@ from bench.contract.kernels import Kernels, Point
 from bench.errors import BenchError
 from jobs.kernels import attention, collectives, gemm, memcpy, timing
 from jobs.kernels.prepared import Prepared
+from jobs.ranks.watchdog import MEASURING, Alive, nobody_asks
 
 MEETING_S = 120
-"""The longest wait for another rank in a collective."""
+"""The longest wait for another rank in a collective, where no watchdog ends the trial."""
 _LOCAL = {"memcpy": memcpy.prepare, "attention": attention.prepare, "gemm": gemm.prepare}
 _BACK_TO_BACK = ("memcpy", "collectives")
 """Families of calls as short as their launch, which are launched one right after another, as nccl-tests and nvbandwidth
@@ -31,24 +34,53 @@ class Outcome:
     reason: str = ""
 
 
-def outcomes(points: list[Point], kernels: Kernels, device: torch.device) -> Iterator[Outcome]:
-    """Yield what came of each point that this rank takes part in, in their order."""
+def outcomes(
+    points: list[Point],
+    kernels: Kernels,
+    device: torch.device,
+    *,
+    alive: Alive = nobody_asks,
+    meeting_s: float = MEETING_S,
+) -> Iterator[Outcome]:
+    """Yield what came of each point that this rank takes part in, in their order.
+
+    `alive` is told when a point begins, and when all of its ranks have met; nothing is told while it is timed.
+    """
     rank, world = distributed.get_rank(), distributed.get_world_size()
     groups: dict[int, ProcessGroup | None] = {world: None, 1: None}
-    for point in points:
-        if point.ranks > rank or point.ranks == 1:
+    for number, point in enumerate(points):
+        if _takes_part(rank, point):
+            beat = partial(alive, MEASURING, number, None)
+            beat()
             if point.ranks not in groups:
-                groups[point.ranks] = _first_ranks(point.ranks)
-            yield _outcome(point, kernels, device, groups[point.ranks])
+                groups[point.ranks] = _first_ranks(point.ranks, meeting_s)
+            yield _outcome(point, kernels, device, groups[point.ranks], beat=beat)
 
 
-def _first_ranks(count: int) -> ProcessGroup | None:
+def _takes_part(rank: int, point: Point) -> bool:
+    return point.ranks > rank or point.ranks == 1
+
+
+def longest_silence_s(points: Sequence[Point], kernels: Kernels, rank: int) -> float:
+    """Return how long nothing is heard of a rank by the plan: the longest row of points without it, and one more."""
+    rows = [len(list(row)) for takes_part, row in groupby(points, partial(_takes_part, rank)) if not takes_part]
+    return (1 + max(rows, default=0)) * max(kernels.point_s, (1 + timing.HEATING) * kernels.sustained_s)
+
+
+def _first_ranks(count: int, meeting_s: float) -> ProcessGroup | None:
     """Return a group of the first ranks, which only they have to create."""
-    limit = timedelta(seconds=MEETING_S)
+    limit = timedelta(seconds=meeting_s)
     return distributed.new_group(list(range(count)), timeout=limit, use_local_synchronization=True)
 
 
-def _outcome(point: Point, kernels: Kernels, device: torch.device, group: ProcessGroup | None) -> Outcome:
+def _outcome(
+    point: Point,
+    kernels: Kernels,
+    device: torch.device,
+    group: ProcessGroup | None,
+    *,
+    beat: Callable[[], object],
+) -> Outcome:
     prepared: Prepared | None = None
     expected_s, reason = 0.0, ""
     try:
@@ -64,6 +96,7 @@ def _outcome(point: Point, kernels: Kernels, device: torch.device, group: Proces
         words = (str(error).splitlines() or [type(error).__name__])[0]
         reason = f"rank {distributed.get_rank()}: {words[:200]}"
     told = gathered((reason, expected_s), group)
+    beat()
     reason = next((words for words, _ in told if words), "")
     if prepared is None or reason:
         return Outcome(point, reason=reason)

@@ -120,7 +120,8 @@ def _first(reports: Mapping[int, Report]) -> Report:
 
 def _for_how_long(report: Report) -> str:
     usual = "" if report.usual_s is None else f", where {report.usual_s:.3g} s is usual"
-    return f"no progress for {report.silent_s:,.0f} s in {report.phase} after step {report.step}{usual}"
+    noun = "point" if report.phase == "measuring" else "step"
+    return f"no progress for {report.silent_s:,.0f} s in {report.phase} after {noun} {report.step}{usual}"
 
 
 def _places(ranks: Sequence[int], nodes: Sequence[str]) -> str:

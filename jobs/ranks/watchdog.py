@@ -29,6 +29,8 @@ from jobs.ranks.stall_report import Report
 
 STARTING, LOADING, TRAINING, EVALUATION, SAVING = "starting", "loading", "training", "evaluation", "saving"
 """What a rank does. How long starting, loading and saving take was not measured before: they have no limit."""
+MEASURING = "measuring"
+"""Kernels; their steps are points, and the plan says how long one takes."""
 POLL_S, POLLS = 1.0, 8
 """Seconds between two looks of the thread, and how many there are at least until the smallest limit."""
 Alive = Callable[[str, int, Any], object]
@@ -116,6 +118,11 @@ class Watchdog:
         self._beats.measured(TRAINING, step_s)
         self._beats.measured(EVALUATION, eval_s)
         return self._stall.limit_s(max(step_s, eval_s))
+
+    def expect_points(self, seconds: float) -> float:
+        """Take how long a rank that measures kernels is silent by the plan at most; return the limit."""
+        self._beats.measured(MEASURING, seconds)
+        return self._stall.limit_s(seconds)
 
     def _watch(self) -> None:
         """Look again and again. Time in which this process was stopped itself, as in a suspended job, hardly counts."""

@@ -13,6 +13,7 @@ from jobs.ranks import process_group
 from jobs.ranks.guard import guarded
 from jobs.ranks.identity import Rank, from_environment
 from jobs.ranks.telemetry import Telemetry
+from jobs.ranks.watchdog import SAVING, Watchdog, nobody_asks
 from jobs.tasks import describe
 
 if TYPE_CHECKING:
@@ -31,10 +32,14 @@ def main() -> None:
         is_writer = who.rank == 0
         log = mllog.Writer(folder / trial.log, attempt.load(folder, args.trial)) if is_writer else mllog.Writer(None)
         guard.finish = lambda: log.finish(mllog.ABORTED)
-        run(plan, trial, who, log, folder)
+        stall, command = plan.config.launch.stall, f"trial {trial.index}"
+        watchdog = Watchdog(who, stall, folder, command, guard.fail) if stall else None
+        run(plan, trial, who, log, folder, watchdog=watchdog)
 
 
-def run(plan: KernelsPlan, trial: Trial, who: Rank, log: mllog.Writer, folder: Path) -> None:
+def run(
+    plan: KernelsPlan, trial: Trial, who: Rank, log: mllog.Writer, folder: Path, *, watchdog: Watchdog | None = None
+) -> None:
     """Join the ranks, describe what is measured, and measure every point from run_start to run_stop."""
     kernels = required(plan)
     log.start(mllog.INIT_START)
@@ -49,14 +54,28 @@ def run(plan: KernelsPlan, trial: Trial, who: Rank, log: mllog.Writer, folder: P
     if who.rank == 0:  # it asks git
         describe_kernels(plan, trial, kernels, log)
     measure.gathered(None)
+    alive, meeting_s = nobody_asks, float(measure.MEETING_S)
+    if watchdog is not None:
+        alive, meeting_s = watchdog.alive, watched(watchdog, plan, kernels, who)
     log.stop(mllog.INIT_STOP)
     log.start(mllog.RUN_START)
-    for outcome in measure.outcomes(plan.points, kernels, device):
+    for outcome in measure.outcomes(plan.points, kernels, device, alive=alive, meeting_s=meeting_s):
         write(outcome, log)
+    alive(SAVING, len(plan.points), None)
     measure.gathered(None)
     log.finish(mllog.SUCCESS)
     telemetry.log(log)
     distributed.destroy_process_group()
+
+
+def watched(watchdog: Watchdog, plan: KernelsPlan, kernels: Kernels, who: Rank) -> float:
+    """Let a watchdog watch this rank; return how long collectives may take, so that it comes before their time-out."""
+    from jobs.kernels import measure
+
+    watchdog.start(process_group.node_names(who))
+    limit_s = watchdog.expect_points(measure.longest_silence_s(plan.points, kernels, who.rank))
+    process_group.outlast(limit_s)
+    return process_group.SLOWER * limit_s
 
 
 def required(plan: KernelsPlan) -> Kernels:

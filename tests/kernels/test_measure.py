@@ -91,10 +91,15 @@ def test_a_rank_takes_part_in_the_groups_of_the_first_ranks_that_it_is_in(
     monkeypatch: pytest.MonkeyPatch, calls: list[str]
 ) -> None:
     monkeypatch.setattr(measure, "gathered", lambda value, group=None: [value])
-    monkeypatch.setattr(measure, "_first_ranks", lambda count: None)
-    points = [point(f"{n} ranks", family="collectives", ranks=n) for n in (2, 3, 4)] + [point("own")]
-    done = [outcome.point.name for outcome in measure.outcomes(points, KERNELS, CPU)]
+    monkeypatch.setattr(measure, "_first_ranks", lambda count, meeting_s: None)
+    points = [point(f"{n} ranks", family="collectives", ranks=n) for n in (2, 2, 3, 4)] + [point("own")]
+    told: list[tuple[str, int]] = []
+    alive = lambda phase, number, _: told.append((phase, number))  # noqa: E731
+    done = [outcome.point.name for outcome in measure.outcomes(points, KERNELS, CPU, alive=alive)]
     assert done == ["3 ranks", "4 ranks", "own"] and set(calls) == set(done)
+    assert told == [("measuring", number) for number in (2, 2, 3, 3, 4, 4)], "begun, and met"
+    silences = [measure.longest_silence_s(points, KERNELS, rank) for rank in (0, 2, 3)]
+    assert silences == [1.25, 3 * 1.25, 4 * 1.25], "1 s sustained, after 0.25; two and three points without the rank"
 
 
 @pytest.mark.usefixtures("second_of_four", "calls")

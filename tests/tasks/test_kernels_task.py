@@ -64,3 +64,17 @@ def test_the_log_says_who_computed_what_and_on_what(measured: tuple[KernelsPlan,
     assert {one.rank for one in found.measured} <= {0, 1}
     assert (result.hyperparameters["num_ranks"], result.hyperparameters["accelerator"]) == (2, "cpu")
     assert "torch" in result.software and result.status == "success" and result.has_target is False
+
+
+def test_a_kernel_that_hangs_ends_the_trial_with_the_line_where_it_stands(tmp_path: Path) -> None:
+    plan = compose.compose(["task=kernels_tiny", *SHORT, "launch.stall.floor_s=2"])
+    assert isinstance(plan, KernelsPlan)
+    before = next(number for number, point in enumerate(plan.points) if point.family == "gemm")
+    folder = ranks.write(plan, tmp_path / "run")
+    (folder / "rank_logs").mkdir()  # as a launcher does
+    ended = ranks.ended(plan, folder, "tests.helpers.hanging_kernels", "plan.json", "--trial", "0")
+    assert [code for code, _ in ended][0] == 1, ended
+    said = ended[0][1]
+    assert "rank 1 on " in said and "stood at tests/helpers/hanging_kernels.py" in said and "time.sleep(600)" in said
+    assert f"in measuring after point {before}, where 0.0625 s is usual" in said
+    assert results.parse(folder / "result_0.txt").status == "aborted"
