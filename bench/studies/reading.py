@@ -6,12 +6,14 @@ from time import localtime, strftime
 
 from bench.contract.run_files import result as log_of
 from bench.results.comparison import compare, values_by_block
-from bench.results.study import Column, Difference, Publication, StudyResult
+from bench.results.study import Column, Difference, PlannedArm, Publication, StudyResult
 from bench.studies import arms as arms_of
 from bench.studies import coefficients, order, standing, tables
 from bench.studies import folder as folders
+from bench.studies.arms import Arm
 from bench.studies.folder import Kept
-from bench.studies.spec import Pair
+from bench.studies.spec import Pair, Study
+from bench.studies.standing import State
 from bench.studies.tables import ArmRuns
 
 
@@ -49,7 +51,7 @@ def read(folder: Path) -> StudyResult:
         hardware=_hardware(found),
         order=tuple(order.blocks(list(planned.values()), runs=study.runs, seed=study.seed)),
         margin=study.margin,
-        notes=tuple(_notes(kept, found)),
+        notes=(*_notes(kept, found), *_further_runs(folder, arms, planned, study)),
     )
 
 
@@ -115,6 +117,17 @@ def _notes(kept: Kept, found: Sequence[ArmRuns]) -> list[str]:
         steps, skipped = study.window.steps, study.window.skip_steps
         notes.append(f"step times and rates are over {steps} steps, after {skipped} that are not counted")
     return [*notes, *_other_units(kept)]
+
+
+def _further_runs(folder: Path, arms: Sequence[Arm], planned: Mapping[str, PlannedArm], study: Study) -> Iterator[str]:
+    """Yield how many proven runs lie in blocks beyond those that the study counts: `--runs` asked for them once."""
+    last = max((int(path.suffix[1:]) for path in folder.glob("*.*/") if path.suffix[1:].isdigit()), default=0)
+    if last <= study.runs:
+        return
+    every = standing.of(folder, [(arm, planned[arm.name]) for arm in arms], num_runs=last, ask=False)
+    further = sum(block >= study.runs and run.state is State.proven for (_, block), run in every.runs.items())
+    if further:
+        yield f"{further} proven runs of further blocks are not counted: --runs {last} counts them"
 
 
 def _other_units(kept: Kept) -> Iterator[str]:

@@ -8,6 +8,7 @@ from torch.profiler import ProfilerActivity
 
 from bench.contract import modules as names
 from bench.contract.modules import Part
+from bench.errors import ConfigError
 from jobs.profiles import Profile, ranges, table, trace
 
 NUM_STEPS = 3
@@ -50,6 +51,23 @@ def _record(
             torch.cuda.synchronize()
     profile.trace.parent.mkdir(exist_ok=True)
     profiler.export_chrome_trace(str(profile.trace))
-    times, kernels = table.module_times(trace.read(profile.trace), is_eager=is_eager)
+    found = trace.read(profile.trace)
+    require_kernels(found, on_gpu=on_gpu)
+    times, kernels = table.module_times(found, is_eager=is_eager)
     content = {"times": names.plain(times), "kernels": kernels}
     profile.modules.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+
+def require_kernels(found: trace.Trace, *, on_gpu: bool) -> None:
+    """Do nothing if the profile of a GPU has its kernels, or if there is no GPU.
+
+    Raises:
+        ConfigError: CUPTI recorded none, so that operations of the host would be taken for the GPU's time.
+    """
+    if on_gpu and found.device == "cpu":
+        raise ConfigError(
+            "torch.profiler recorded no kernel of this GPU, so that nothing says where its time goes",
+            where="launch.profile=modules; CUPTI",
+            fix="end other profilers on this GPU (dcgm, nsys); let users profile (the driver's option "
+            "NVreg_RestrictProfilingToAdminUsers=0, CAP_SYS_ADMIN in a container); or leave out launch.profile",
+        )

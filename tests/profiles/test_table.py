@@ -14,7 +14,8 @@ import pytest
 
 from bench.contract import modules
 from bench.contract.modules import Part, Phase
-from jobs.profiles import table, trace
+from bench.errors import ConfigError
+from jobs.profiles import recording, table, trace
 from jobs.profiles.trace import Kind
 
 MAIN, AUTOGRAD, GLOO = 11, 12, 13
@@ -177,3 +178,12 @@ def test_a_cpu_is_measured_by_its_operations_without_those_inside_them() -> None
 )
 def test_kernels_are_known_by_their_names(kind: Kind, names: tuple[str, ...]) -> None:
     assert {trace.kind_of(name) for name in names} == {kind}
+
+
+def test_a_gpu_whose_kernels_were_not_recorded_is_refused() -> None:
+    """Operations of the host would be taken for its time; on a CPU that is what they are."""
+    of_host = trace.trace([named("step", 0, 10), span("cpu_op", "aten::mm", 1, 5)])
+    recording.require_kernels(of_host, on_gpu=False)
+    recording.require_kernels(trace.trace(step_of_a_gpu()), on_gpu=True)
+    with pytest.raises(ConfigError, match=r"recorded no kernel of this GPU[\s\S]*launch.profile=modules[\s\S]*fix:"):
+        recording.require_kernels(of_host, on_gpu=True)

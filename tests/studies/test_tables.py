@@ -199,3 +199,14 @@ def test_the_result_is_strict_json_and_means_what_statistics_says(tmp_path: Path
     (cell,) = [row["cells"]["step_time"] for row in json.loads(text)["rows"] if row["arm"] == "7B Naive"]
     assert (cell["value"], cell["deviation"]) == pytest.approx((fmean(cell["values"]), stdev(cell["values"])))
     assert json_files.read(folder / folders.ARMS)[0]["name"] == "7B Naive"
+
+
+def test_proven_runs_beyond_those_that_count_are_named(tmp_path: Path) -> None:
+    """As after --runs 5, and a call without it: three count, and a failed one is not worth a word."""
+    folder = study_folder(tmp_path)
+    for block in (1, 2, 3, 4):
+        proven(folder / f"7B_Naive.{block}", [1.0])
+    failed(folder / "7B_Naive.5", "RUN-02", "a rank was killed")
+    result = studies.read(folder)
+    assert cells(result, "7B Naive")["step_time"].n == 3
+    assert "1 proven runs of further blocks are not counted: --runs 5 counts them" in result.notes
