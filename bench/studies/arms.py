@@ -41,7 +41,7 @@ def slug(name: str) -> str:
 
 
 def of(study: Study, *, where: str) -> list[Arm]:
-    """Return the arms in the order of the file: those that are listed, then the combinations of the axes.
+    """Return the arms in the order of the file: those that are listed, and the combinations of the axes.
 
     Raises:
         ConfigError: there is none, two have the same name or folder, or a case matches none.
@@ -62,8 +62,16 @@ def of(study: Study, *, where: str) -> list[Arm]:
 
 
 def _every(study: Study) -> Iterator[Arm]:
+    parts = (_of_axes, _listed) if study.axes_first else (_listed, _of_axes)
+    return itertools.chain.from_iterable(part(study) for part in parts)
+
+
+def _listed(study: Study) -> Iterator[Arm]:
     for name, arm in study.arms.items():
         yield Arm(name=name, labels=arm.labels, overrides=(*study.overrides, *arm.overrides))
+
+
+def _of_axes(study: Study) -> Iterator[Arm]:
     if not study.axes:
         return
     for choices in itertools.product(*(axis.items() for axis in study.axes.values())):

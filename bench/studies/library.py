@@ -33,7 +33,7 @@ def load(name: str, *, config_dir: Path | None = None) -> Study:
         ConfigError: there is none of this name, or its file, or one that it names, is wrong.
     """
     path = _file(STUDIES, name, config_dir)
-    study = yaml_files.load(path, Study)
+    study = msgspec.structs.replace(yaml_files.load(path, Study), axes_first=yaml_files.is_before(path, "axes", "arms"))
     checks.check(study, where=str(path))
     publications(study, config_dir=config_dir)
     return study

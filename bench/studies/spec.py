@@ -122,6 +122,8 @@ class Study(Part, frozen=True, kw_only=True):
     arms: dict[str, Arm] = {}
     axes: dict[str, dict[str, tuple[str, ...]]] = {}
     """Overrides by axis and choice: there is an arm for every combination, named after its choices."""
+    axes_first: bool = False
+    """Whether the arms of the axes come before those of `arms`; by the order of the file, which need not say it."""
     cases: tuple[Case, ...] = ()
     runs: int = 3
     seed: int = 1

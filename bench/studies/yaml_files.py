@@ -52,6 +52,12 @@ def load(path: Path, kind: type[T]) -> T:
         raise _explained(str(error), path, kind) from error
 
 
+def is_before(path: Path, first: str, second: str) -> bool:
+    """Return whether a file has both keys, and the first one before the other."""
+    keys = list(yaml.load(path.read_text(), Loader=_Texts))  # noqa: S506  # a BaseLoader: texts only
+    return {first, second} <= set(keys) and keys.index(first) < keys.index(second)
+
+
 def dump(path: Path, content: Mapping[str, Any]) -> None:
     """Replace a YAML file in one step."""
     part = path.with_suffix(".part")

@@ -37,6 +37,14 @@ def test_arms_are_the_combinations_of_the_axes_with_what_the_cases_say(tmp_path:
     assert found[3].overrides == ("task=pretrain_tiny", "task=lora_13b", "precision=bf16")
 
 
+def test_arms_stand_in_the_order_of_the_file(tmp_path: Path) -> None:
+    listed, axes = "arms: {alone: {}}\n", "axes: {model: {7B: []}}\n"
+    for parts, expected in (((listed, axes), ["alone", "7B"]), ((axes, listed), ["7B", "alone"])):
+        text = "title: t\nquestion: q\nsource: s\n" + "".join(parts) + COLUMNS
+        study = library.load("mine", config_dir=written(tmp_path, text))
+        assert [arm.name for arm in arms.of(study, where="mine")] == expected
+
+
 COLUMNS = "columns: [{measurement: step_time, title: step, higher_is_better: false}]"
 
 
@@ -52,7 +60,7 @@ COLUMNS = "columns: [{measurement: step_time, title: step, higher_is_better: fal
         ("window: {skip_steps: 3, steps: 0}", r"window has no step"),
         ("max_batch: {limit: 0}", r"max_batch.limit is 0"),
         ("title: again", r"the key 'title' stands twice, line 13"),
-        ("arms: {7B_Naive: {}}", r"'7B_Naive' and '7B Naive' would share a folder"),
+        ("arms: {7B_Naive: {}}", r"'7B Naive' and '7B_Naive' would share a folder"),
         ("arms: {'!': {}}", r"'!' names no folder"),
         ("pairs: [{first: 7B Z3, second: 7B z3, measurement: step_time}]", r"no arm '7B z3'[\s\S]*mean 7B Z3\?"),
         ("pairs: [{first: 7B Z3, second: 7B Z3, measurement: step_time}]", r"compared with itself"),
