@@ -18,6 +18,10 @@ def get(name: BackendName) -> Backend:
             from bench.backends.slurm.backend import SlurmBackend
 
             return SlurmBackend()
+        case BackendName.ray:
+            from bench.backends.ray.backend import RayBackend
+
+            return RayBackend()
 
 
 def of(plan: Plan) -> Backend:

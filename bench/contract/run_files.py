@@ -40,12 +40,17 @@ RESULTS = "result_*.txt"
 JOB_OUTPUTS = "slurm-*.out"
 JOB_OUTPUT, ELEMENT_OUTPUT = "slurm-%j.out", "slurm-%A_%a.out"
 """In sbatch's spelling: the output of a job, and of an element of an array."""
+RAY_JOB = "ray_job.json"
+"""What was asked of a Ray cluster: the body of its POST /api/jobs/."""
+RAY_OUTPUT = "ray.out"
+"""What the drivers of its Ray jobs say: which nodes they took, and why they lost them."""
 ELEMENT_VARIABLE = "BENCH_ELEMENT"
 """Set by the batch script for its ranks: _3 in element 3 of a job array."""
 
 OF_BACKEND: dict[BackendName, tuple[str, ...]] = {
     BackendName.local: (),
     BackendName.slurm: (SCRIPT, JOB, JOB_OUTPUTS),
+    BackendName.ray: (RAY_JOB, JOB, RAY_OUTPUT),
 }
 """What only the runs of one backend have."""
 
