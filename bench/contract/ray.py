@@ -25,7 +25,7 @@ class RaySubmission(Enum):
 
 @dataclass(slots=True, kw_only=True)
 class KubeRay:
-    """The Ray cluster that KubeRay makes for one run, from a manifest; cluster.kubernetes says what its pods are like."""
+    """The Ray cluster that KubeRay makes for one run, from a manifest; cluster.kubernetes says what its pods are."""
 
     submission: RaySubmission = RaySubmission.sidecar
     head_works: bool = False
@@ -43,7 +43,7 @@ class Ray:
     resources: dict[str, float] = field(default_factory=dict)
     """More that each node must have, such as accelerator_type:H100: 0.001."""
     environment: list[str] = field(default_factory=list)
-    """Names of variables that the job gets from whoever submits; everybody who reads the dashboard sees their values."""
+    """Names of variables that the job gets from whoever submits it; whoever reads the dashboard sees their values."""
     code: RayCode = RayCode.uploaded
     placement_timeout_min: int = 30
     """How long a job waits for all of its nodes at once."""

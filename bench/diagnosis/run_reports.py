@@ -12,13 +12,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bench.backends import JobState
 from bench.contract import json_files
 from bench.contract.run_files import JOB, LEDGER, RANK_LOGS, STATUS
 from bench.diagnosis import log_scan
 from bench.diagnosis.log_scan import Clue, Scan
+from bench.errors import BenchError
 from bench.mlperf.reader import is_number
 from bench.rules import RULES
 from bench.rules.signs import Weight
+from bench.runs import run as runs
 
 _START_AGAIN = (
     "`python -m bench resume RUN` goes on with it: trials that were finished stay. Ctrl-C sends SIGINT; "
@@ -38,6 +41,17 @@ def all_of(folder: Path) -> Iterator[Scan]:
     yield from of_ledger(folder)
     yield from of_ranks(folder)
     yield from of_launcher(folder)
+    yield from of_backend(folder)
+
+
+def of_backend(folder: Path) -> Iterator[Scan]:
+    """Yield what a backend says of a job that failed and left no last word, or one that it was told to end."""
+    if not (folder / JOB).exists() or status(folder).get("outcome") not in (None, "interrupted"):
+        return
+    with suppress(BenchError):
+        job = runs.find(folder).state
+        if job is not None and job.state is JobState.failed and job.reason:
+            yield replace(log_scan.read_text(job.reason, file=str(folder / JOB)), lines=(job.reason,))
 
 
 def of_ranks(folder: Path) -> list[Scan]:

@@ -11,16 +11,16 @@ CAUSES: dict[str, tuple[bytes, ...]] = {
     ),
     "RAY-05": (
         rb"\bOutOfMemoryError: Task was killed due to the node running low on memory",
-        rb"killed (?:\d+ )?(?:worker\(s\) |workers? )?(?:\(tasks / actors\) )?due to (?:memory pressure|the node running low)",
-        rb"Workers \(tasks / actors\) killed due to memory pressure \(OOM\)",
+        rb"[Ww]orkers \(tasks / actors\) killed due to memory pressure \(OOM\)",
     ),
     "RAY-07": (
         rb"\bRuntimeEnvSetupError\b|RUNTIME_ENV_SETUP_FAILURE",
         rb"runtime_env setup failed|Failed to set up runtime environment",
     ),
     "RAY-08": (
-        rb"JOB_SUPERVISOR_ACTOR_(?:DIED|UNKNOWN_FAILURE|START_FAILURE|START_TIMEOUT)|[Jj]ob supervisor actor (?:died|failed)",
-        rb"Job entrypoint command failed with exit code -(?:9|11|6)\b",
+        rb"JOB_SUPERVISOR_ACTOR_(?:DIED|UNKNOWN_FAILURE|START_FAILURE|START_TIMEOUT)",
+        rb"[Jj]ob supervisor actor (?:died|failed)",
+        rb"Job entrypoint command failed with exit code (?:-(?:9|11|6)|137|139|134)\b",
     ),
     "RAY-04": (
         rb"actor (?:died|is dead) because its node has died",

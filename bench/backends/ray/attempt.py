@@ -1,4 +1,4 @@
-"""One attempt of a run on nodes that are taken: a runner on each, until the lead's ends, a node is lost, or a signal."""
+"""One attempt of a run on nodes that are taken: a runner on each, until the lead's ends or a node is lost."""
 
 import secrets
 import time
@@ -19,7 +19,7 @@ TOKEN, NODE = "RUNSTOP_TOKEN", "RUNSTOP_NODE"
 POLL_S = 1.0
 ANSWER_S = 60.0
 OTHERS_S = 120.0
-"""How long the lead may take to notice that another node is lost, and to write it down; and the others, that it ended."""
+"""How long the lead may take to notice that another node is lost and to write it down, and the others to end too."""
 
 
 @dataclass(slots=True)

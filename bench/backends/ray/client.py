@@ -50,6 +50,7 @@ def connect(address: str) -> Any:
         raise ConfigError("Ray is not installed here", where="cluster.backend=ray", fix="pip install 'runstop[ray]'")
     from ray.job_submission import JobSubmissionClient
 
+    logging.getLogger("ray").setLevel(logging.WARNING)  # it tells of each package that it sends
     require_listening(address)
     try:
         return JobSubmissionClient(address)
@@ -115,7 +116,7 @@ def as_job(id: str, details: Any) -> Job:
         id=id,
         state=STATES.get(word, JobState.running),
         word=word,
-        reason=reason(details.error_type, details.message),
+        reason="" if word == "RUNNING" else reason(details.error_type, details.message),
         exit_code="" if code is None else (f"0:{-code}" if code < 0 else f"{code}:0"),
         elapsed_s=elapsed_s,
         start=time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(start_ms / 1000)) if start_ms else "",
@@ -135,7 +136,8 @@ def submitted(address: str, folder: str) -> list[str]:
     Raises:
         SubmitError: the cluster cannot be asked.
     """
-    return [id for id, details in _of(connect(address).list_jobs(), address, folder) if as_job(id, details).state.is_active]
+    mine = _of(connect(address).list_jobs(), address, folder)
+    return [id for id, details in mine if as_job(id, details).state.is_active]
 
 
 def _of(listed: Iterable[Any], address: str, folder: str) -> Iterable[tuple[str, Any]]:

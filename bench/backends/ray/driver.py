@@ -7,6 +7,7 @@ the same nodes.
 
 import argparse
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -64,7 +65,7 @@ def _drive(job: Job, runs: list[Path]) -> int:
     import ray
 
     all_plans = [_plan(job, run) for run in runs]
-    ray.init(address="auto", logging_level="warning")
+    ray.init(address="auto", logging_level=logging.WARNING)
     codes = []
     with stopped_by_signals():  # ray.init has set handlers of its own
         try:
@@ -107,7 +108,7 @@ def _run(job: Job, plan: Plan) -> int:
             if is_last or lost.rule in FINAL:
                 return _close(job, plan, str(lost))
         if code != START_AGAIN:
-            return code
+            return code if (job.run / STATUS).exists() else _close(job, plan, f"the run ended with exit code {code}")
     raise AssertionError("the last attempt's runner does not ask for another one")
 
 
@@ -133,7 +134,7 @@ def _close(job: Job, plan: Plan, what: str) -> int:
 
 
 def _environment() -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if os.path.isabs(path))}
+    return os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if Path(path).is_absolute())}
 
 
 def _own_id() -> str:
