@@ -5,11 +5,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from bench.backends.ray.group import Group, LostError, explained
 from bench.backends.ray.node import Ended
-from bench.contract.plan import Plan
 from bench.contract.run_files import PLAN, STATUS
 
 START_AGAIN = 75
@@ -56,19 +55,29 @@ class Runners:
         self.wait(OTHERS_S)
 
 
-def run(group: Group, plan: Plan, words: Sequence[str], folder: Path, say: Callable[[str], None]) -> int:
+class Driver(Protocol):
+    """Who runs attempts: the job."""
+
+    run: Path
+
+    def say(self, text: str) -> None: ...
+    def check(self) -> None: ...
+
+
+def run(group: Group, words: Sequence[str], driver: Driver) -> int:
     """Return the exit code of the lead's runner; START_AGAIN is one.
 
     Raises:
         LostError: the run cannot go on on these nodes.
+        Stopped: the job was told to end, and all runners have ended.
     """
+    folder, say = driver.run, driver.say
     runners = started(group, words, folder)
     try:
-        while 0 not in runners.ended and 0 not in runners.lost:
+        while not (runners.lost or runners.ended):
+            driver.check()
             runners.look()
-            if runners.lost or runners.ended:
-                runners.wait(OTHERS_S, until=lambda: 0 in runners.ended or 0 in runners.lost)
-                break
+        runners.wait(OTHERS_S, until=lambda: 0 in runners.ended or 0 in runners.lost)
         runners.wait(OTHERS_S if 0 in runners.ended else 0)
     finally:
         runners.stop()

@@ -25,6 +25,8 @@ STATES = {
     "STOPPED": JobState.cancelled,
 }
 """Source: ray.job_submission.JobStatus."""
+CHATTY = ("ray.dashboard.modules.dashboard_sdk", "ray._private.runtime_env.packaging")
+"""Loggers that tell of each package that is sent."""
 _log = logging.getLogger(__name__)
 
 
@@ -50,7 +52,8 @@ def connect(address: str) -> Any:
         raise ConfigError("Ray is not installed here", where="cluster.backend=ray", fix="pip install 'runstop[ray]'")
     from ray.job_submission import JobSubmissionClient
 
-    logging.getLogger("ray").setLevel(logging.WARNING)  # it tells of each package that it sends
+    for name in CHATTY:
+        logging.getLogger(name).setLevel(logging.WARNING)
     require_listening(address)
     try:
         return JobSubmissionClient(address)
@@ -126,8 +129,9 @@ def as_job(id: str, details: Any) -> Job:
 def reason(error_type: str | None, message: str | None) -> str:
     """Return what Ray says of a job on one line: the kind of its error, and the first words about it."""
     kind = str(getattr(error_type, "value", error_type or "")).rpartition(".")[2]
-    text = " ".join((message or "").split())
-    return ": ".join(part for part in (kind, text[:MAX_REASON]) if part)
+    text, _, log = " ".join((message or "").split()).partition(", last available logs")
+    end = f"… {log[-MAX_REASON:]}" if log else ""
+    return ": ".join(part for part in (kind, text[:MAX_REASON], end) if part)
 
 
 def submitted(address: str, folder: str) -> list[str]:

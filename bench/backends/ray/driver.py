@@ -9,6 +9,7 @@ import argparse
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -23,7 +24,7 @@ from bench.backends.ray.group import Group, LostError
 from bench.contract import plan as plans
 from bench.contract.plan import Plan
 from bench.contract.run_files import PLAN, RAY_OUTPUT, STATUS
-from bench.errors import BenchError, Stopped, exit_code_of_signals, stopped_by_signals
+from bench.errors import BenchError, Stopped
 from bench.rules.registry import RULES
 
 JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
@@ -41,6 +42,22 @@ class Job:
     limit_min: float | None
     run: Path
     group: Group | None = None
+    signum: int | None = None
+    """Of the signal that has told this process to end. Ray's calls swallow what a signal's handler raises."""
+
+    def listen(self) -> None:
+        """Take note of signals; Ray's own handlers are set before."""
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, self._told)
+
+    def _told(self, signum: int, frame: object) -> None:
+        self.signum = signum
+
+    def check(self) -> None:
+        """Raise Stopped if this process has been told to end."""
+        if self.signum is not None:
+            signum, self.signum = self.signum, None  # what ends the run must not be ended itself
+            raise Stopped(signum)
 
     def say(self, text: str) -> None:
         print(text, flush=True)
@@ -53,12 +70,13 @@ def main() -> None:
     args = _parser().parse_args()
     runs = [path.absolute() for path in args.runs]
     job = Job(args.job or _own_id(), args.plan, args.limit_min, runs[0])
-    with exit_code_of_signals():
-        try:
-            sys.exit(_drive(job, runs))
-        except BenchError as error:
-            job.say(str(error))
-            sys.exit(error.exit_code)
+    try:
+        sys.exit(_drive(job, runs))
+    except BenchError as error:
+        job.say(str(error))
+        sys.exit(error.exit_code)
+    except Stopped as stop:
+        sys.exit(stop.exit_code)
 
 
 def _drive(job: Job, runs: list[Path]) -> int:
@@ -66,13 +84,13 @@ def _drive(job: Job, runs: list[Path]) -> int:
 
     all_plans = [_plan(job, run) for run in runs]
     ray.init(address="auto", logging_level=logging.WARNING)
+    job.listen()
     codes = []
-    with stopped_by_signals():  # ray.init has set handlers of its own
+    for job.run, plan in zip(runs, all_plans, strict=True):
         try:
-            for job.run, plan in zip(runs, all_plans, strict=True):
-                codes.append(_run(job, plan))
+            codes.append(_run(job, plan))
         except Stopped:
-            job.say("the job is told to end")
+            job.say(f"{time.strftime('%F %T')} the job was told to end")
             if not (job.run / STATUS).exists():
                 _close(job, plan, "SLU-08: the job was cancelled")
             raise
@@ -97,9 +115,9 @@ def _run(job: Job, plan: Plan) -> int:
         is_last = number + 1 == plan.config.launch.attempts
         try:
             if job.group is None:
-                job.group = groups.take(plan, job.say)
+                job.group = groups.take(plan, job.say, check=job.check)
             job.say(f"job {job.id}, attempt {number}, on {', '.join(job.group.names)}")
-            code = attempts.run(job.group, plan, _words(job, number, is_last=is_last), job.run, job.say)
+            code = attempts.run(job.group, _words(job, number, is_last=is_last), job)
         except LostError as lost:
             job.say(f"{time.strftime('%F %T')} {lost}")
             if job.group is not None:

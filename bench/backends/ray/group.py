@@ -52,8 +52,8 @@ def bundle(plan: Plan) -> dict[str, float]:
     return {"CPU": float(ray.cpus_per_node)} | gpus | {name: float(count) for name, count in ray.resources.items()}
 
 
-def take(plan: Plan, say: Callable[[str], None]) -> Group:
-    """Return the nodes of a run, once all of them are free.
+def take(plan: Plan, say: Callable[[str], None], *, check: Callable[[], None]) -> Group:
+    """Return the nodes of a run, once all of them are free; `check` may raise while they are not.
 
     Raises:
         LostError: they are not free in time, or an actor does not start on one of them.
@@ -64,10 +64,13 @@ def take(plan: Plan, say: Callable[[str], None]) -> Group:
     wanted = bundle(plan)
     placement = placement_group([wanted] * plan.world.num_nodes, strategy="STRICT_SPREAD")
     try:
-        _wait(placement, plan, say)
+        _wait(placement, plan, say, check)
         actors = [_actor(placement, number, plan) for number in range(plan.world.num_nodes)]
+        asked, until_s = [actor.where.remote() for actor in actors], time.monotonic() + STARTS_S
+        while ray.wait(asked, num_returns=len(asked), timeout=POLL_S)[1] and time.monotonic() < until_s:
+            check()
         try:
-            places = ray.get([actor.where.remote() for actor in actors], timeout=STARTS_S)
+            places = ray.get(asked, timeout=POLL_S)
         except ray.exceptions.RayError as error:
             raise explained(error, "a node's actor does not start") from error
     except BaseException:
@@ -103,10 +106,11 @@ def _actor(placement: Any, number: int, plan: Plan) -> Any:
     return ray.remote(Node).options(**options).remote(kept)
 
 
-def _wait(placement: Any, plan: Plan, say: Callable[[str], None]) -> None:
+def _wait(placement: Any, plan: Plan, say: Callable[[str], None], check: Callable[[], None]) -> None:
     limit_s = 60.0 * (plan.config.cluster.ray or Ray()).placement_timeout_min
     started_s, is_said = time.monotonic(), False
     while not placement.wait(POLL_S):
+        check()
         waited_s = time.monotonic() - started_s
         words = f"{plan.world.num_nodes} nodes with {shown(bundle(plan))} each; {_there(plan)}"
         if waited_s > limit_s:

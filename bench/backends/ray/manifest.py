@@ -1,4 +1,5 @@
 """STUB"""
+
 from bench.contract.plan import Plan
 from bench.errors import ConfigError
 

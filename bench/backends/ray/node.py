@@ -7,15 +7,19 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from bench.contract.schema import PORTS
 
 PACKAGES = Path(__file__).parents[3]
 LAST_LINES = 20
+POLL_S = 0.2
 SET_BY_RAY = ("OMP_NUM_THREADS",)
 """What Ray sets for a worker where nobody has: as many threads as the actor has CPUs, and one without."""
 
@@ -43,7 +47,7 @@ class Node:
     def __init__(self, kept: Sequence[str]) -> None:
         """`kept` names variables that the user passes on, whatever else sets them."""
         self._kept = frozenset(kept)
-        self._keeper: subprocess.Popen[str] | None = None
+        self._keeper: subprocess.Popen[bytes] | None = None
 
     def where(self) -> Place:
         """Return where this actor is."""
@@ -66,27 +70,36 @@ class Node:
 
     def run(self, words: Sequence[str], environment: Mapping[str, str]) -> Ended:
         """Run a command under a keeper. What it prints goes on to Ray's logs."""
-        self._keeper = subprocess.Popen(
-            [sys.executable, "-m", "bench.backends.ray.keeper", sys.executable, *words],
-            env=inherited(os.environ, self._kept) | {"PYTHONPATH": _python_path()} | dict(environment),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
         last = deque[str](maxlen=LAST_LINES)
-        assert self._keeper.stdout is not None
-        for line in self._keeper.stdout:
-            last.append(line.rstrip("\n"))
-            print(line, end="", flush=True)
+        with tempfile.NamedTemporaryFile(buffering=0) as output:  # a pipe would break with this actor
+            self._keeper = subprocess.Popen(
+                [sys.executable, "-m", "bench.backends.ray.keeper", sys.executable, *words],
+                env=inherited(os.environ, self._kept) | {"PYTHONPATH": _python_path()} | dict(environment),
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            with Path(output.name).open(errors="replace") as printed:
+                for line in _lines(printed, self._keeper):
+                    last.append(line.rstrip("\n"))
+                    print(line, end="", flush=True)
         return Ended(self._keeper.wait(), tuple(last))
 
     def stop(self) -> None:
         """Tell the command to end: `run` returns once it has."""
         if self._keeper is not None and self._keeper.poll() is None:
             self._keeper.send_signal(signal.SIGTERM)
+
+
+def _lines(printed: TextIO, process: "subprocess.Popen[bytes]") -> Iterator[str]:
+    """Yield what a process writes into a file, until it has ended and all of that is read."""
+    while True:
+        has_ended = process.poll() is not None  # asked first: what was written last is then read too
+        yield from printed
+        if has_ended:
+            return
+        time.sleep(POLL_S)
 
 
 def inherited(environment: Mapping[str, str], kept: frozenset[str]) -> dict[str, str]:
