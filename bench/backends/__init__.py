@@ -18,6 +18,10 @@ def get(name: BackendName) -> Backend:
             from bench.backends.slurm.backend import SlurmBackend
 
             return SlurmBackend()
+        case BackendName.kubernetes:
+            from bench.backends.kubernetes.backend import KubernetesBackend
+
+            return KubernetesBackend()
 
 
 def of(plan: Plan) -> Backend:

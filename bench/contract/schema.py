@@ -7,10 +7,12 @@ every override. Slots make an unknown key an error instead of a stray attribute.
 from dataclasses import dataclass, field
 from enum import Enum
 
+from bench.contract.codec import LEFT_OUT_IF_NONE
 from bench.contract.data import Data as Data
 from bench.contract.data import DataSource as DataSource
 from bench.contract.gpu import Gpu as Gpu
 from bench.contract.gpu import Rates as Rates
+from bench.contract.kubernetes import Kubernetes
 from bench.contract.stall import Stall
 from bench.contract.task import Kind, Model, Recipe, Task, Training
 from bench.errors import ConfigError
@@ -52,6 +54,7 @@ class BackendName(Enum):
 
     local = "local"
     slurm = "slurm"
+    kubernetes = "kubernetes"
 
     @property
     def has_queue(self) -> bool:
@@ -189,6 +192,7 @@ class Cluster:
     network_gbs: float | None = None
     """What one GPU can send to another node, in 1e9 bytes/s, for estimates of the step time."""
     slurm: Slurm | None = None
+    kubernetes: Kubernetes | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
     health: Health | None = None
     drop_caches: str | None = None
     """Command that empties a node's page cache before each trial; None: caches stay, and the log says so."""
