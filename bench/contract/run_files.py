@@ -37,6 +37,8 @@ SUBMISSION = ".submission"
 is lost it stays, and says that the queue may have a job of this run that nobody has noted."""
 RESERVE = ".reserve"
 """Space kept for the last word on a disk that fills up."""
+RUNNER_OUTPUT = f"{RANK_LOGS}/runner.out"
+"""What the process printed that led a run without srun."""
 RESULTS = "result_*.txt"
 JOB_OUTPUTS = "slurm-*.out"
 JOB_OUTPUT, ELEMENT_OUTPUT = "slurm-%j.out", "slurm-%A_%a.out"
@@ -115,6 +117,11 @@ def stack(command: str, rank: int | str) -> str:
 def output(command: str) -> str:
     """Return where the ranks of a command print to, on backends that do not keep a file for each rank."""
     return f"{RANK_LOGS}/{label(command)}.out"
+
+
+def rank_output(command: str, rank: int | str) -> str:
+    """Return where one rank of a command prints to, on backends that keep a file for each; `*` for every rank."""
+    return f"{RANK_LOGS}/{label(command)}_rank_{rank}.out"
 
 
 def caches(trial: int | str) -> str:
