@@ -13,6 +13,7 @@ from bench.contract.data import DataSource as DataSource
 from bench.contract.gpu import Gpu as Gpu
 from bench.contract.gpu import Rates as Rates
 from bench.contract.kubernetes import Kubernetes
+from bench.contract.huggingface import HuggingFace as HuggingFace
 from bench.contract.stall import Stall
 from bench.contract.task import Kind, Model, Recipe, Task, Training
 from bench.errors import ConfigError
@@ -44,9 +45,11 @@ class Precision(Enum):
 
 
 class EngineName(Enum):
-    """What trains: ours, on megatron-core."""
+    """What trains: ours on megatron-core, Hugging Face's libraries, or NeMo by its own loop."""
 
     megatron = "megatron"
+    huggingface = "huggingface"
+    nemo = "nemo"
 
 
 class BackendName(Enum):
@@ -110,6 +113,8 @@ class Engine:
     """What trains the model."""
 
     name: EngineName
+    huggingface: HuggingFace | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    """Settings of the engine of this name, and of no other."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -260,6 +265,11 @@ class Config:
     precision: Precision
     walltime: int | None
     """Minutes one trial may take; None: no limit on a laptop, and required by Slurm."""
+
+    @property
+    def huggingface(self) -> HuggingFace | None:
+        """Return the settings of engine=huggingface; None with another engine."""
+        return self.engine.huggingface if self.engine.name is EngineName.huggingface else None
 
     @property
     def training(self) -> Training:

@@ -19,11 +19,12 @@ from pathlib import Path
 
 from bench.backends import run_lock
 from bench.backends.kubernetes.pod_template import plan_file
+from bench.backends.nodes.ending import START_AGAIN
 from bench.contract import json_files, run_files
 from bench.contract.kubernetes import Discovery
 
-START_AGAIN, RETRYABLE = 75, 138
-"""Of the runner, and what stands for it here: Kubeflow's training operator starts pods again from 128 on."""
+RETRYABLE = 138
+"""What stands for the runner's START_AGAIN here: Kubeflow's training operator starts pods again from 128 on."""
 STARTS = 10
 """How often a runner is started in one pod, at most; attempts at a trial are counted by the run's ledger."""
 LEAD, TOKEN = ".lead", "RUNSTOP_TOKEN"
@@ -45,11 +46,11 @@ def main() -> None:
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda number, frame: told.append(number))
     code = START_AGAIN
-    for _ in range(STARTS):
+    for number in range(STARTS):
         if (ended := exit_code_of_ended(run, job)) is not None:
             print(f"this job has given the run its last word: exit code {ended}", flush=True)
             sys.exit(ended)
-        code = _run(_words(args, run, job, told), run, told)
+        code = _run([*_words(args, run, job, told), "--attempt", str(number)], run, told)
         if code != START_AGAIN:
             break
     sys.exit(RETRYABLE if code == START_AGAIN else code)
