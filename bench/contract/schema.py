@@ -12,8 +12,8 @@ from bench.contract.data import Data as Data
 from bench.contract.data import DataSource as DataSource
 from bench.contract.gpu import Gpu as Gpu
 from bench.contract.gpu import Rates as Rates
-from bench.contract.kubernetes import Kubernetes
 from bench.contract.huggingface import HuggingFace as HuggingFace
+from bench.contract.kubernetes import Kubernetes
 from bench.contract.stall import Stall
 from bench.contract.task import Kind, Model, Recipe, Task, Training
 from bench.errors import ConfigError

@@ -14,6 +14,7 @@ from bench.backends.kubernetes.names import JobId
 from bench.backends.kubernetes.pod_template import Object
 from bench.contract import json_files, secrets
 from bench.contract import plan as plans
+from bench.contract.kubernetes import ObjectKind
 from bench.contract.plan import Plan
 from bench.contract.run_files import JOB, KUBERNETES_MANIFEST, PLAN, SUBMISSION
 from bench.contract.schema import BackendName
@@ -72,7 +73,7 @@ def cancel(job: JobId) -> None:
     Raises:
         SubmitError: the API server refuses, or does not answer.
     """
-    for kind in DELETED if job.kind is not states.ObjectKind.job else ("Job",):
+    for kind in DELETED if job.kind is not ObjectKind.job else ("Job",):
         with suppress(_NoSuchKindError):
             for made in _listed(job, kind):
                 client.delete(kind, job.namespace, made["metadata"]["name"], context=job.context)

@@ -1,7 +1,8 @@
 """The pod that is one node of a run, as data: its container, what it gets, what it sees and where it may run.
 
 Every value of the config stands in it as a value of its own. Nothing is put together as text, and no shell reads any
-of it. Kubernetes itself expands $(NAME) in arguments and in variables: `literal` takes that away from values of the config.
+of it. Kubernetes itself expands $(NAME) in arguments and in variables: `literal` keeps it from doing that to values of
+the config.
 """
 
 from collections.abc import Iterator, Mapping

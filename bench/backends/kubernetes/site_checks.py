@@ -1,8 +1,10 @@
 """What a cluster says of a run: its version, its kinds, whether this user may, whether it takes the very manifest."""
 
+import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from bench.backends.kubernetes import client, names, yaml_text
@@ -25,9 +27,7 @@ def ask_all(plan: Plan, script: str) -> Subject:
     made = [one for one in yaml_text.load_all(script) if isinstance(one, dict)]
     kinds = list(dict.fromkeys(one["kind"] for one in made))
 
-    def get(path: str) -> Callable[[], Any]:
-        return lambda: client.request("GET", path, context=k.context)
-
+    get = partial(partial, client.request, "GET", context=k.context)
     questions: dict[str, Callable[[], Any]] = {
         "version": get("/version"),
         "nodes": get("/api/v1/nodes"),
@@ -37,11 +37,10 @@ def ask_all(plan: Plan, script: str) -> Subject:
         questions[f"claim {claim}"] = get(client.path_of("PersistentVolumeClaim", k.namespace, claim))
     for kind in kinds:
         questions[f"kind {kind}"] = get(PATHS[kind][0])
-    for kind in (*kinds, "Pod"):
-        for verb in VERBS if kind != "Pod" else ("list",):
-            questions[f"may {verb} {kind}"] = lambda verb=verb, kind=kind: _may(k.context, k.namespace, verb, kind)
+    for verb, kind in [*itertools.product(VERBS, kinds), ("list", "Pod")]:
+        questions[f"may {verb} {kind}"] = partial(_may, k.context, k.namespace, verb, kind)
     for one in made:
-        questions[_dry(one)] = lambda one=one: client.create(one, context=k.context, dry_run=True)
+        questions[_dry(one)] = partial(client.create, one, context=k.context, dry_run=True)
     with ThreadPoolExecutor(4) as pool:
         answers = {name: pool.submit(_answered, ask) for name, ask in questions.items()}
     return Subject(plan, script, (), answers)

@@ -4,10 +4,12 @@ An object that works on a run says that it is active, complete or failed, and wh
 for, on which nodes they are, and how their containers ended.
 """
 
+import re
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from bench.backends.kubernetes import client, names
@@ -24,24 +26,23 @@ KINDS = {
 }
 COMPLETE, FAILED = ("Complete", "Completed", "Succeeded"), ("Failed",)
 """The types of conditions, of any kind of object, that say that it has ended."""
-WAITING_RULES = {
-    "ImagePullBackOff": "KUB-01",
-    "ErrImagePull": "KUB-01",
-    "ErrImageNeverPull": "KUB-01",
-    "InvalidImageName": "KUB-01",
-    "CrashLoopBackOff": "KUB-05",
-    "CreateContainerConfigError": "KUB-10",
-    "CreateContainerError": "KUB-10",
-    "RunContainerError": "KUB-10",
+RULE_OF = {
+    **dict.fromkeys(("ImagePullBackOff", "ErrImagePull", "ErrImageNeverPull", "InvalidImageName"), "KUB-01"),
+    **dict.fromkeys(("CreateContainerConfigError", "CreateContainerError", "RunContainerError"), "KUB-10"),
+    **dict.fromkeys(("ContainerCannotRun", "StartError", "FailedMount"), "KUB-10"),
+    **dict.fromkeys(("Evicted", "Preempting", "PreemptionByScheduler"), "KUB-04"),
     "Unschedulable": "KUB-02",
     "OOMKilled": "KUB-03",
-    "Evicted": "KUB-04",
-    "Preempting": "KUB-04",
+    "CrashLoopBackOff": "KUB-05",
     "DeadlineExceeded": "KUB-09",
     "FailedCreate": "KUB-11",
     "NodeLost": "KUB-13",
 }
 """The rules behind what Kubernetes calls the reason of a state."""
+CLAIM = re.compile(r"persistentvolumeclaim|PersistentVolumeClaim|volume")
+"""What a scheduler's words are about where it waits for a volume."""
+LOST_S = 10.0
+"""How long after its grace a pod that was told to end may still be there; then nobody on its node answers."""
 
 
 def states(ids: Sequence[str]) -> dict[str, Job]:
@@ -56,13 +57,26 @@ def states(ids: Sequence[str]) -> dict[str, Job]:
         wanted[job.context, job.namespace, job.kind][job.name] = text
     found: dict[str, Job] = {}
     for (context, namespace, kind), by_name in wanted.items():
-        objects = _by_run(client.listed(KINDS[kind], namespace, context=context, selector=_ours()), by_name)
-        is_waiting = any(not _has_ended(some) for some in objects.values())
-        pods = (
-            _by_run(client.listed("Pod", namespace, context=context, selector=_ours()), by_name) if is_waiting else {}
-        )
-        found |= {by_name[name]: _job(by_name[name], some, pods.get(name, [])) for name, some in objects.items()}
+        listed = partial(client.listed, namespace=namespace, context=context, selector=f"{names.MANAGED}={names.OURS}")
+        objects = _by_run(listed(KINDS[kind]), by_name)
+        open_ones = {name for name, some in objects.items() if not _is_complete(some)}
+        pods = _by_run(listed("Pod"), open_ones) if open_ones else {}
+        refused = _refusals(namespace, context) if open_ones - set(pods) else {}
+        for name, some in objects.items():
+            told = next((refused[one] for one in map(_name, some) if one in refused), ("", ""))
+            found[by_name[name]] = _job(by_name[name], some, pods.get(name, []), told)
     return found
+
+
+def _name(made: Object) -> str:
+    return str(made["metadata"]["name"])
+
+
+def _refusals(namespace: str, context: str | None) -> dict[str, tuple[str, str]]:
+    """Return for which objects no pods may be made, and why: a quota, or a rule of the cluster."""
+    query = {"fieldSelector": "reason=FailedCreate"}
+    events = client.request("GET", client.path_of("Event", namespace), context=context, query=query)["items"]
+    return {one["involvedObject"]["name"]: ("FailedCreate", _words(one.get("message"))) for one in events}
 
 
 def active(job: JobId) -> bool:
@@ -79,14 +93,17 @@ def objects_of(job: JobId, kind: str) -> list[Object]:
 def explained(pods: Iterable[Mapping[str, Any]]) -> tuple[str, str]:
     """Return the reason for which pods wait or have failed, as Kubernetes calls it, and its words; or nothing."""
     found = [reason for pod in pods if (reason := _reason_of_pod(pod))[0]]
-    return next((one for one in found if one[0] in WAITING_RULES), found[0] if found else ("", ""))
+    return next((one for one in found if one[0] in RULE_OF), found[0] if found else ("", ""))
 
 
-def _ours() -> str:
-    return f"{names.MANAGED}={names.OURS}"
+def rule_of(word: str, message: str) -> str:
+    """Return the rule behind a reason."""
+    if word == "Unschedulable" and CLAIM.search(message):
+        return "KUB-08"
+    return RULE_OF.get(word, "")
 
 
-def _by_run(objects: Iterable[Object], wanted: Mapping[str, str]) -> dict[str, list[Object]]:
+def _by_run(objects: Iterable[Object], wanted: Container[str]) -> dict[str, list[Object]]:
     found: dict[str, list[Object]] = defaultdict(list)
     for one in objects:
         name = one["metadata"].get("labels", {}).get(names.RUN)
@@ -95,9 +112,8 @@ def _by_run(objects: Iterable[Object], wanted: Mapping[str, str]) -> dict[str, l
     return dict(found)
 
 
-def _has_ended(objects: Iterable[Object]) -> bool:
-    conditions = [_end(one) for one in objects]
-    return all(conditions) or any(condition and condition["type"] in FAILED for condition in conditions)
+def _is_complete(objects: Iterable[Object]) -> bool:
+    return all((end := _end(one)) is not None and end["type"] in COMPLETE for one in objects)
 
 
 def _end(made: Object) -> Object | None:
@@ -106,23 +122,24 @@ def _end(made: Object) -> Object | None:
     return next((c for c in conditions if c["type"] in (*COMPLETE, *FAILED) and c["status"] == "True"), None)
 
 
-def _job(id: str, objects: Sequence[Object], pods: Sequence[Object]) -> Job:
-    """Return the state of a job from all of its objects (one, or one a node) and their pods."""
+def _job(id: str, objects: Sequence[Object], pods: Sequence[Object], refused: tuple[str, str]) -> Job:
+    """Return the state of a job from all of its objects (one, or one a node), their pods, and why there are none."""
     ends = [end for one in objects if (end := _end(one))]
     failed = next((end for end in ends if end["type"] in FAILED), None)
     nodes = ",".join(sorted({node for pod in pods if (node := (pod.get("spec") or {}).get("nodeName"))}))
     known: dict[str, Any] = {"id": id, "nodes": nodes, "start": min(map(_started, objects)), **_times(objects, ends)}
+    word, message = explained(pods)
+    word, message = (word, message) if word or pods else refused
+    known |= {"reason": message, "rule": rule_of(word, message)}
     if failed:
-        word = str(failed.get("reason") or "Failed")
-        return Job(state=JobState.failed, word=word, reason=_words(failed.get("message")), **known)
+        known["reason"] = message or _words(failed.get("message"))
+        return Job(state=JobState.failed, word=word or str(failed.get("reason") or "Failed"), **known)
     if len(ends) == len(objects):
         return Job(state=JobState.completed, word="Complete", **known)
-    reason, message = explained(pods)
     if _running(pods):
-        return Job(state=JobState.running, word="Running", reason=reason, **known)
+        return Job(state=JobState.running, word=word if known["rule"] else "Running", **known)
     suspended = any((one.get("spec") or {}).get("suspend") for one in objects)
-    word = reason or ("Suspended" if suspended else "Pending")
-    return Job(state=JobState.queued, word=word, reason=message, **known)
+    return Job(state=JobState.queued, word=word or ("Suspended" if suspended else "Pending"), **known)
 
 
 def _running(pods: Iterable[Object]) -> bool:
@@ -151,15 +168,18 @@ def _seconds(stamp: str) -> float:
 def _reason_of_pod(pod: Mapping[str, Any]) -> tuple[str, str]:
     """Return why a pod waits, or how it failed."""
     status = pod.get("status") or {}
+    told = _seconds(str(pod["metadata"].get("deletionTimestamp") or ""))
+    if told and time.time() > told + LOST_S:
+        return "NodeLost", f"{(pod.get('spec') or {}).get('nodeName')} does not end {pod['metadata']['name']}"
+    if status.get("reason"):
+        return str(status["reason"]), _words(status.get("message"))
     for container in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
         for state in (container.get("state") or {}, container.get("lastState") or {}):
             waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
             if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
                 return str(waiting["reason"]), _words(waiting.get("message"))
-            if ended.get("reason") not in (None, "Completed", "Error"):
+            if ended.get("reason") not in (None, "Completed"):
                 return str(ended["reason"]), _words(ended.get("message"))
-    if status.get("reason"):
-        return str(status["reason"]), _words(status.get("message"))
     for condition in status.get("conditions") or []:
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             return str(condition.get("reason") or ""), _words(condition.get("message"))
@@ -167,4 +187,5 @@ def _reason_of_pod(pod: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _words(text: Any) -> str:
-    return " ".join(str(text or "").split())[:300]
+    """Return a message on one line; of the end of a container's output, its end."""
+    return " ".join(str(text or "").split())[-400:]
