@@ -22,6 +22,10 @@ def get(name: BackendName) -> Backend:
             from bench.backends.ray.backend import RayBackend
 
             return RayBackend()
+        case BackendName.kubernetes:
+            from bench.backends.kubernetes.backend import KubernetesBackend
+
+            return KubernetesBackend()
 
 
 def of(plan: Plan) -> Backend:

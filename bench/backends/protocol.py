@@ -41,6 +41,8 @@ class Job:
     limit_s: int | None = None
     start: str = ""
     """When it started, or is expected to."""
+    rule: str = ""
+    """The rule that explains the state, where the backend itself knows one."""
 
 
 class Backend(Protocol):

@@ -18,6 +18,7 @@ MANIFEST = "manifest.json"
 JOB = "job.json"
 """What was handed to the backend, and every job that worked on the run."""
 SCRIPT = "job.sbatch"
+KUBERNETES_MANIFEST = "kubernetes.yaml"
 RANK_LOGS = "rank_logs"
 ATTEMPTS = "attempts"
 """Folder of what was cut short: attempts/2.1/ is the first attempt of trial 2."""
@@ -53,6 +54,7 @@ OF_BACKEND: dict[BackendName, tuple[str, ...]] = {
     BackendName.local: (),
     BackendName.slurm: (SCRIPT, JOB, JOB_OUTPUTS),
     BackendName.ray: (RAY_JOB, JOB, RAY_OUTPUT),
+    BackendName.kubernetes: (KUBERNETES_MANIFEST, JOB),
 }
 """What only the runs of one backend have."""
 

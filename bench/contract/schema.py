@@ -13,6 +13,7 @@ from bench.contract.data import DataSource as DataSource
 from bench.contract.gpu import Gpu as Gpu
 from bench.contract.gpu import Rates as Rates
 from bench.contract.huggingface import HuggingFace as HuggingFace
+from bench.contract.kubernetes import Kubernetes
 from bench.contract.ray import Ray
 from bench.contract.stall import Stall
 from bench.contract.task import Kind, Model, Recipe, Task, Training
@@ -58,6 +59,7 @@ class BackendName(Enum):
     local = "local"
     slurm = "slurm"
     ray = "ray"
+    kubernetes = "kubernetes"
 
     @property
     def has_queue(self) -> bool:
@@ -198,6 +200,7 @@ class Cluster:
     """What one GPU can send to another node, in 1e9 bytes/s, for estimates of the step time."""
     slurm: Slurm | None = None
     ray: Ray | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    kubernetes: Kubernetes | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
     health: Health | None = None
     drop_caches: str | None = None
     """Command that empties a node's page cache before each trial; None: caches stay, and the log says so."""

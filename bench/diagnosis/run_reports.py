@@ -12,16 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench.backends import JobState
+from bench.backends import Job, JobState
 from bench.contract import json_files
 from bench.contract.run_files import JOB, LEDGER, RANK_LOGS, STATUS
 from bench.diagnosis import log_scan
 from bench.diagnosis.log_scan import Clue, Scan
-from bench.errors import BenchError
 from bench.mlperf.reader import is_number
 from bench.rules import RULES
 from bench.rules.signs import Weight
-from bench.runs import run as runs
 
 _START_AGAIN = (
     "`python -m bench resume RUN` goes on with it: trials that were finished stay. Ctrl-C sends SIGINT; "
@@ -41,17 +39,6 @@ def all_of(folder: Path) -> Iterator[Scan]:
     yield from of_ledger(folder)
     yield from of_ranks(folder)
     yield from of_launcher(folder)
-    yield from of_backend(folder)
-
-
-def of_backend(folder: Path) -> Iterator[Scan]:
-    """Yield what a backend says of a job that failed and left no last word, or one that it was told to end."""
-    if not (folder / JOB).exists() or status(folder).get("outcome") not in (None, "interrupted"):
-        return
-    with suppress(BenchError):
-        job = runs.find(folder).state
-        if job is not None and job.state is JobState.failed and job.reason:
-            yield replace(log_scan.read_text(job.reason, file=str(folder / JOB)), lines=(job.reason,))
 
 
 def of_ranks(folder: Path) -> list[Scan]:
@@ -109,6 +96,17 @@ def _own_explanation(last: dict[str, Any], file: str) -> list[Scan]:
     place, line = last.get("file"), last.get("line")
     file, line = (place, line) if isinstance(place, str) and isinstance(line, int) else (file, 1)
     return [_only(Clue(rule, Weight.HINT, file, line, evidence, last.get("fix")))]
+
+
+def of_queue(job: Job | None, file: str) -> list[Scan]:
+    """Return what a job's backend says of why the job waits or has failed."""
+    if job is None or job.state not in (JobState.queued, JobState.running, JobState.failed):
+        return []
+    text = log_scan.shown(f"{job.word}: {job.reason}".encode())
+    if job.rule in RULES:
+        return [_only(Clue(job.rule, Weight.CAUSE, file, 1, text))]
+    scan = log_scan.read_text(job.reason, file=file) if job.state is JobState.failed else None
+    return [scan] if scan is not None and scan.clues else []
 
 
 def of_ledger(folder: Path) -> list[Scan]:

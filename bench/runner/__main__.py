@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TextIO
 
 from bench.backends.nodes import channel, member
-from bench.backends.nodes.ending import CutShortError, Ending
+from bench.backends.nodes.ending import START_AGAIN, CutShortError, Ending
 from bench.contract import run_files
 from bench.contract.plan import Plan
 from bench.errors import BenchError, ConfigError
@@ -89,6 +89,11 @@ def _member(args: argparse.Namespace) -> int:
     except CutShortError as error:
         print(error, file=sys.stderr, flush=True)
         return 128 + ending.signum
+    except ConfigError:
+        raise
+    except BenchError as error:  # the lead is gone, or not there yet
+        print(error, file=sys.stderr, flush=True)
+        return START_AGAIN if args.restarts else error.exit_code
 
 
 def _require_node(plan: Plan, node: int) -> None:

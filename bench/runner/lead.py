@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.backends.local import TIME_IS_UP, free_port
-from bench.backends.nodes.ending import STOPPED, TIME_IS_NEAR, CutShortError, Ending
+from bench.backends.nodes.ending import START_AGAIN, STOPPED, TIME_IS_NEAR, CutShortError, Ending
 from bench.backends.nodes.nodes import NodeLostError, Nodes
 from bench.contract import plan as plans
 from bench.contract import run_files, secrets
@@ -23,8 +23,6 @@ from bench.runs import status as statuses
 from bench.runs.status import Ending as Outcome
 from bench.runs.status import Status
 
-START_AGAIN = 75
-"""Exit code of a run that was cut short, and goes on when the same command is started again (sysexits' EX_TEMPFAIL)."""
 RESERVE_BYTES = 2**18
 LEAST_FREE_BYTES = 2**20
 SETTLE_S = 3.0

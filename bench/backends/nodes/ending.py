@@ -5,6 +5,8 @@ import time
 from dataclasses import dataclass
 
 STOPPED = "SLU-08: the run was cancelled"
+START_AGAIN = 75
+"""Exit code of a run that was cut short, and goes on when the same command is started again (sysexits' EX_TEMPFAIL)."""
 TIME_IS_NEAR = "SLU-07: the time limit is near"
 
 
