@@ -23,13 +23,25 @@ class RaySubmission(Enum):
     http = "HTTPMode"
 
 
+class RayObject(Enum):
+    """What a manifest makes: a run with a cluster of its own, or a cluster that stays, for runs that are sent to it."""
+
+    rayjob = "rayjob"
+    raycluster = "raycluster"
+
+
 @dataclass(slots=True, kw_only=True)
 class KubeRay:
-    """The Ray cluster that KubeRay makes for one run, from a manifest; cluster.kubernetes says what its pods are."""
+    """The Ray cluster that KubeRay makes from a manifest; cluster.kubernetes says what its pods are."""
 
+    object: RayObject = RayObject.rayjob
     submission: RaySubmission = RaySubmission.sidecar
     head_works: bool = False
     """The head's pod is one of the run's nodes; else it has no GPU, and every node is a worker's pod."""
+    head_resources: dict[str, str] = field(default_factory=lambda: {"cpu": "4", "memory": "16Gi"})
+    """Of the head's pod where it does not work."""
+    keep_s: int = 60
+    """How long the cluster of a run stays once that has ended, with all that it holds."""
 
 
 @dataclass(slots=True, kw_only=True)

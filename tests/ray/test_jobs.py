@@ -121,7 +121,7 @@ def test_an_answer_that_is_lost_makes_no_second_job(clusters: Clusters, tmp_path
     plan = planned()
     folder = folders.make(plan, "")
     clusters.fails = ConnectionError("reset by peer")
-    with pytest.raises(SubmitError, match="may have it all the same"):
+    with pytest.raises(SubmitError, match="may have the job all the same"):
         jobs.submit(plan, folder)
     assert (folder / SUBMISSION).exists() and runs.find(folder).is_active
     clusters.fails = None
@@ -170,9 +170,9 @@ def test_a_cluster_without_an_address_is_refused_with_what_to_set(monkeypatch: p
 
 
 def test_each_node_must_have_what_its_ranks_take() -> None:
-    plan = compose.compose(["task=lora70b", "cluster=ray", "cluster.ray.resources={accelerator_type:H100: 0.001}"])
-    assert group.bundle(plan) == {"CPU": 16.0, "GPU": 8.0, "accelerator_type:H100": 0.001}
-    nodes = [{"CPU": 64.0, "GPU": 8.0, "accelerator_type:H100": 1.0}, {"CPU": 64.0, "GPU": 4.0}, {"CPU": 64.0}]
+    plan = compose.compose(["task=lora70b", "cluster=ray", "+cluster.ray.resources.rdma=1"])
+    assert group.bundle(plan) == {"CPU": 16.0, "GPU": 8.0, "rdma": 1.0}
+    nodes = [{"CPU": 64.0, "GPU": 8.0, "rdma": 4.0}, {"CPU": 64.0, "GPU": 4.0}, {"CPU": 64.0}]
     assert group.num_large(nodes, group.bundle(plan)) == 1
 
 
