@@ -11,10 +11,11 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 BIN = Path(sys.executable).parent
 CPUS = 2
@@ -23,7 +24,6 @@ WORKERS = 300
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_enable_worker_prestart": "0",  # a worker costs a second of CPU time, and these jobs want four
     "RAY_prestart_worker_first_driver": "0",
     "RAY_health_check_period_ms": "1000",
@@ -47,13 +47,18 @@ class Cluster:
         words = ["--head", f"--port={self.port}", "--dashboard-host=127.0.0.1", f"--dashboard-port={self.port + 1}"]
         words += [f"--ray-client-server-port={self.port + 2}", f"--temp-dir={self.folder}"]
         self._start("head", words)
-        until(lambda: self._answers("/api/version"), 120)
+        self._until(lambda: bool(self._answers("/api/version")))
 
     def start_node(self, name: str = "second") -> None:
         """Start a node, and wait until the cluster has it."""
         before = self.num_alive()
         self._start(name, [f"--address=127.0.0.1:{self.port}"])
-        until(lambda: self.num_alive() > before, 120)
+        self._until(lambda: self.num_alive() > before)
+
+    def _until(self, happens: Callable[[], bool]) -> None:
+        """Wait for something that ends well only if all nodes start."""
+        until(lambda: happens() or any(node.poll() is not None for node in self.nodes.values()), 120, self.logs)
+        assert all(node.poll() is None for node in self.nodes.values()), self.logs()
 
     def kill_node(self, name: str) -> None:
         """Cut a node's power: every process on it dies at once, what runners have started as well."""
@@ -76,9 +81,9 @@ class Cluster:
         with (self.folder / f"{name}.log").open("ab") as log:
             self.nodes[name] = subprocess.Popen(argv, env=env, stdout=log, stderr=log, start_new_session=True)
 
-    def _answers(self, page: str) -> "dict[str, dict[str, dict[str, list[dict[str, str]]]]] | None":
+    def _answers(self, page: str) -> Any:
         with suppress(OSError, ValueError), urllib.request.urlopen(self.address + page, timeout=5) as answer:
-            return dict(json.load(answer))
+            return json.load(answer)
         return None
 
     def logs(self) -> str:
@@ -101,9 +106,8 @@ def running() -> Iterator[Cluster]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def until(happens: object, timeout_s: float, what: object = lambda: "") -> None:
-    """Wait for something."""
-    assert callable(happens) and callable(what)
+def until(happens: Callable[[], Any], timeout_s: float, what: Callable[[], str] = str) -> None:
+    """Wait for something; `what` says how things stand if it does not happen."""
     deadline = time.monotonic() + timeout_s
     while not happens():
         assert time.monotonic() < deadline, f"not within {timeout_s} s\n{what()}"
