@@ -24,7 +24,7 @@ from bench.backends.ray.group import Group, LostError
 from bench.contract import plan as plans
 from bench.contract.plan import Plan
 from bench.contract.run_files import PLAN, RAY_OUTPUT, STATUS
-from bench.errors import BenchError, Stopped
+from bench.errors import BenchError, Stopped, with_rule
 from bench.rules.registry import RULES
 
 JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
@@ -92,7 +92,7 @@ def _drive(job: Job, runs: list[Path]) -> int:
         except Stopped:
             job.say(f"{time.strftime('%F %T')} the job was told to end")
             if not (job.run / STATUS).exists():
-                _close(job, plan, "SLU-08: the job was cancelled")
+                _close(job, plan, with_rule("SLU-08", "the job was cancelled"))
             raise
     return max(codes)
 

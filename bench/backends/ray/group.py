@@ -10,6 +10,7 @@ from bench.backends.ray.node import Node, Place
 from bench.contract.plan import Plan
 from bench.contract.ray import Ray
 from bench.contract.schema import Device
+from bench.errors import with_rule
 from bench.rules.registry import RULES
 
 STARTS_S = 600.0
@@ -25,7 +26,7 @@ class LostError(Exception):
     """A node is gone, or cannot be had: rule and reason, as `why` reads them."""
 
     def __init__(self, rule: str, what: str) -> None:
-        super().__init__(f"{rule}: {what}")
+        super().__init__(with_rule(rule, what))
         self.rule = rule
 
 
@@ -58,8 +59,9 @@ def take(plan: Plan, say: Callable[[str], None], *, check: Callable[[], None]) -
     Raises:
         LostError: they are not free in time, or an actor does not start on one of them.
     """
-    import ray
     from ray.util.placement_group import placement_group
+
+    import ray
 
     wanted = bundle(plan)
     placement = placement_group([wanted] * plan.world.num_nodes, strategy="STRICT_SPREAD")
@@ -89,8 +91,9 @@ def release(group: Group) -> None:
 
 
 def _actor(placement: Any, number: int, plan: Plan) -> Any:
-    import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    import ray
 
     wanted = bundle(plan)
     place = PlacementGroupSchedulingStrategy(placement, placement_group_bundle_index=number)
