@@ -65,8 +65,9 @@ def _training(config: Config, base: Config | None) -> TrainingPlan:
     validate.check_steps(config, steps)
     base_plan = None if base is None else _make_base(base)
     evaluation = _checked_evaluations(config)
-    validate.check_memory(config, chosen.memory)
     is_captured, lora = cuda_graph.is_chosen(config, chosen), config.training.lora
+    needed = cuda_graph.memory_of(config, chosen) if is_captured else chosen.memory
+    validate.check_memory(config, needed)
     trials = _trials(config)
     return TrainingPlan(
         version=PLAN_VERSION,
@@ -79,7 +80,7 @@ def _training(config: Config, base: Config | None) -> TrainingPlan:
         submission=submission(config),
         trials=trials,
         recompute=chosen.recompute,
-        memory=chosen.memory,
+        memory=needed,
         cost=cuda_graph.without_waiting(chosen.cost) if chosen.cost and is_captured else chosen.cost,
         cuda_graph=is_captured,
         tflop_per_sample=flops.tflop_per_sample(config.model, lora, seq_length=config.data.seq_length),
