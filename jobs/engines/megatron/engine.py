@@ -12,6 +12,7 @@ from jobs.engines import WarmUpTimes
 from jobs.engines.megatron import checkpoint, loop, model, training_state
 from jobs.engines.megatron.model import Ops
 from jobs.profiles import Profile
+from jobs.weights import checkpoint_writer
 
 
 class MegatronEngine:
@@ -34,7 +35,7 @@ class MegatronEngine:
         return self._snapshotting().take()
 
     def complete(self, folder: Path, about: dict[str, Any]) -> None:
-        training_state.complete(folder, about)
+        checkpoint_writer.complete(folder, about)
 
     def load_state(self, folder: Path, *, step: int, seed: int, same_layout: bool) -> None:
         training_state.load(self.parts, folder, step=step, seed=seed, same_layout=same_layout)
