@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bench.contract.plan import Plan
 from jobs.data.rows import Rows
-from jobs.engines import WarmUpTimes
+from jobs.engines import Fact, WarmUpTimes
 from jobs.engines.megatron import checkpoint, loop, model, training_state
 from jobs.engines.megatron.model import Ops
 from jobs.profiles import Profile
@@ -46,6 +46,9 @@ class MegatronEngine:
 
     def warm_up(self, iterations: int, seed: int, *, profile: Profile | None) -> WarmUpTimes | None:
         return loop.warm_up(self.parts, iterations, seed, profile=profile)
+
+    def facts(self) -> list[Fact]:
+        return []
 
     def train_step(self, rows: Rows, indices: np.ndarray, step: int) -> Tensor:
         return loop.train_step(self.parts, rows, indices, step)
