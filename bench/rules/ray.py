@@ -50,4 +50,9 @@ RAY: Texts = {
         "a node does not see the run folder",
         "put LOGDIR on a file system that is mounted at the same path here and on every node of the cluster",
     ),
+    "RAY-10": (
+        "the Ray cluster of this run is made from a manifest, which somebody applies",
+        "`python -m bench render … > run.yaml` and `kubectl apply -f run.yaml`; for a cluster that is there choose "
+        "cluster=ray",
+    ),
 }

@@ -63,6 +63,11 @@ class Cluster:
     def kill_node(self, name: str) -> None:
         """Cut a node's power: every process on it dies at once, what runners have started as well."""
         process = self.nodes.pop(name)
+        import sys
+
+            try:
+                f = Path(f"/proc/{q}/stat").read_text().rpartition(")")[2].split()
+            except OSError:
         for pid in [*_descendants(process.pid), process.pid]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -3,8 +3,10 @@
 import json
 from collections.abc import Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
+from bench.backends.kubernetes import config_checks
 from bench.backends.local_checks import no_container
 from bench.backends.ray import client, group, manifest, request
 from bench.contract import secrets as known_secrets
@@ -63,6 +65,12 @@ def one_job(subject: Subject) -> Iterator[Finding]:
         yield broken("CFG-09", "a Ray job is no array of trials", "launch.array", fix=fix)
 
 
+def by_hand(subject: Subject) -> Iterator[Finding | str]:
+    """Yield that nothing here starts this run."""
+    fix = "`python -m bench render …` with the same words writes it; `kubectl apply -f FILE` starts the run"
+    yield broken("RAY-10", "bench.launch has no cluster to send this run to", "cluster.ray.kuberay", fix=fix)
+
+
 def version(subject: Subject) -> Iterator[Finding | str]:
     """Yield how the cluster's Ray differs from the client's."""
     import ray
@@ -98,6 +106,8 @@ def _answer(subject: Subject, name: str) -> Any:
 def reachable(subject: Subject) -> Iterator[Finding | str]:
     """Yield whether the cluster answers."""
     answer = subject.answers["version"].result()
+    if block(subject.plan).address is None:
+        raise CannotTellError(answer.err)
     if answer.exit_code:
         yield broken("RAY-01", answer.err, "cluster.ray.address")
     else:
@@ -136,6 +146,8 @@ LAPTOP = (
     Check("no container", ("PYX-04",), no_container, is_there),
     Check("variables that are passed on", ("CFG-06", "CFG-07"), passed_on),
     Check("one job", ("CFG-09",), one_job),
+    *(replace(check, applies=is_made) for check in config_checks.CHECKS),
+    Check("manifest", ("RAY-10",), by_hand, is_made),
 )
 LOGIN = (
     Check("cluster", ("RAY-01",), reachable, is_there),

@@ -90,13 +90,14 @@ def address(plan: Plan) -> str:
     ray = settings(plan)
     if ray.address is None:
         raise ConfigError(
-            "no address of a Ray cluster" + (": KubeRay makes one from a manifest" if ray.kuberay else ""),
+            "no address of a Ray cluster",
             where="cluster.ray.address",
-            fix="`python -m bench render … | kubectl apply -f -` starts the run"
-            if ray.kuberay
-            else "set cluster.ray.address=http://HEAD:8265, or export RAY_API_SERVER_ADDRESS",
+            fix="set cluster.ray.address=http://HEAD:8265, or export RAY_API_SERVER_ADDRESS",
             rule="RAY-01",
         )
+    if not re.match(r"https?://[^/]", ray.address):
+        what, fix = f"{ray.address!r:.80} is not the address of a dashboard", "write it as http://HEAD:8265"
+        raise ConfigError(what, where="cluster.ray.address", fix=fix, rule="RAY-01")
     return ray.address.rstrip("/")
 
 
