@@ -19,7 +19,7 @@ from typing import Any
 
 BIN = Path(sys.executable).parent
 CPUS = 2
-WORKERS = 300
+WORKERS = 100
 """Ports of a node's workers; each node has its own."""
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -38,6 +38,7 @@ class Cluster:
     folder: Path
     port: int
     nodes: "dict[str, subprocess.Popen[bytes]]" = field(default_factory=dict)
+    num_started: int = 0
 
     @property
     def address(self) -> str:
@@ -50,10 +51,9 @@ class Cluster:
         self._until(lambda: bool(self._answers("/api/version")))
 
     def start_node(self, name: str = "second") -> None:
-        """Start a node, and wait until the cluster has it."""
-        before = self.num_alive()
+        """Start a node, and wait until the cluster has it, and knows of those that are gone."""
         self._start(name, [f"--address=127.0.0.1:{self.port}"])
-        self._until(lambda: self.num_alive() > before)
+        self._until(lambda: self.num_alive() == len(self.nodes))
 
     def _until(self, happens: Callable[[], bool]) -> None:
         """Wait for something that ends well only if all nodes start."""
@@ -63,11 +63,6 @@ class Cluster:
     def kill_node(self, name: str) -> None:
         """Cut a node's power: every process on it dies at once, what runners have started as well."""
         process = self.nodes.pop(name)
-        import sys
-
-            try:
-                f = Path(f"/proc/{q}/stat").read_text().rpartition(")")[2].split()
-            except OSError:
         for pid in [*_descendants(process.pid), process.pid]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -78,10 +73,11 @@ class Cluster:
         return sum(node["state"] == "ALIVE" for node in found["data"]["result"]["result"]) if found else 0
 
     def _start(self, name: str, words: Sequence[str]) -> None:
-        first = self.port + 100 + WORKERS * len(self.nodes)
+        number, self.num_started = self.num_started, self.num_started + 1
+        first = self.port + 100 + WORKERS * number
         argv = [BIN / "ray", "start", "--block", f"--num-cpus={CPUS}", "--object-store-memory=80000000", *words]
         argv += [f"--min-worker-port={first}", f"--max-worker-port={first + WORKERS - 1}", "--disable-usage-stats"]
-        argv += [f"--dashboard-agent-listen-port={self.port + 10 + len(self.nodes)}"]
+        argv += [f"--dashboard-agent-listen-port={self.port + 10 + number}"]
         env = os.environ | QUIET | {"PATH": f"{BIN}:{os.environ['PATH']}"}
         with (self.folder / f"{name}.log").open("ab") as log:
             self.nodes[name] = subprocess.Popen(argv, env=env, stdout=log, stderr=log, start_new_session=True)
@@ -100,7 +96,7 @@ class Cluster:
 def running() -> Iterator[Cluster]:
     """Boot a cluster in a folder of its own, for as long as the block takes."""
     folder = Path(tempfile.mkdtemp(prefix="bench-ray-", dir="/tmp"))  # not tmp_path: Unix sockets need it short
-    booted = Cluster(folder, free_ports(100 + 4 * WORKERS))
+    booted = Cluster(folder, free_ports(100 + 20 * WORKERS))
     try:
         booted.start_head()
         booted.start_node()

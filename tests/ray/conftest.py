@@ -32,6 +32,6 @@ def somebody(cluster: Cluster, prepared: Path, tmp_path: Path, monkeypatch: pyte
     paths = {"DATADIR": f"{prepared}/cache", "MODEL": f"{prepared}/cache", "LOGDIR": f"{tmp_path}/runs"}
     for name, value in (paths | {"RAY_API_SERVER_ADDRESS": cluster.address}).items():
         monkeypatch.setenv(name, value)
-    if cluster.num_alive() < 2:
+    if len(cluster.nodes) < 2:
         cluster.start_node()
     return Somebody(cluster, tmp_path, dict(os.environ))

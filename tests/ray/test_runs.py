@@ -85,7 +85,6 @@ def test_a_run_goes_on_where_a_lost_node_is_replaced(somebody: Somebody) -> None
     somebody.cluster.start_node("third")
     somebody.until_ended(run, 400)
     assert run.status["outcome"] == "proven", run.output()
-    somebody.cluster.kill_node("third")
 
 
 def _actors(run: Run) -> list[int]:
