@@ -125,7 +125,7 @@ def test_an_answer_that_is_lost_makes_no_second_job(clusters: Clusters, tmp_path
         jobs.submit(plan, folder)
     assert (folder / SUBMISSION).exists() and runs.find(folder).is_active
     clusters.fails = None
-    job = jobs.resume(folder, trials_left=1, walltime_min=None, arguments=())
+    job = jobs.resume(folder, walltime_min=None, arguments=())
     assert len(clusters.jobs[ADDRESS]) == 1 and not (folder / SUBMISSION).exists()
     assert [entry["id"] for entry in json.loads((folder / JOB).read_text())["jobs"]] == [job]
 
@@ -157,7 +157,7 @@ def test_a_folder_of_any_name_is_one_word_of_the_entrypoint(clusters: Clusters, 
     import shlex
 
     folder = tmp_path / "it's $(touch here); `x`\n"
-    body = request.body(planned(), [folder], 1, limit_min=60)
+    body = request.body(planned(), folder, [folder], 1)
     assert shlex.split(body["entrypoint"])[-1] == str(folder)
     assert set(body["submission_id"]) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
     assert request.submission_id(folder, 1) != request.submission_id(tmp_path / "other" / folder.name, 1)

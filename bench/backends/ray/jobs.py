@@ -16,9 +16,6 @@ from bench.contract.texts import strings
 from bench.errors import BenchError, ConfigError, SubmitError
 from bench.rules.check import Finding
 
-WALLTIME = "BENCH_WALLTIME"
-"""Minutes of each trial, where a run goes on with others than planned."""
-
 
 def submit(plan: Plan, folder: Path, *, forced: Sequence[Finding] = ()) -> str:
     """Return the id of the job that now runs the plan in its folder; `forced` findings are kept beside it.
@@ -26,7 +23,7 @@ def submit(plan: Plan, folder: Path, *, forced: Sequence[Finding] = ()) -> str:
     Raises:
         SubmitError: Ray refuses it; or its answer is lost.
     """
-    return _submitted(plan, folder, [folder], note(plan, folder, forced=forced), limit_min=plan.walltime_min)
+    return _submitted(plan, folder, [folder], note(plan, folder, forced=forced))
 
 
 def note(plan: Plan, folder: Path, *, forced: Sequence[Finding] = ()) -> dict[str, Any]:
@@ -43,7 +40,7 @@ def submit_shared(runs: Sequence[tuple[Plan, Path]], folder: Path) -> str:
     plan, names = runs[0][0], [run.name for _, run in runs]
     job = {"backend": BackendName.ray.name, "jobs": [], "address": request.address(plan), "runs": names}
     json_files.write(folder / JOB, job)
-    number = _submitted(plan, folder, [run for _, run in runs], job, limit_min=plan.walltime_min)
+    number = _submitted(plan, folder, [run for _, run in runs], job)
     note_shared(folder)
     return number
 
@@ -60,21 +57,21 @@ def note_shared(folder: Path) -> None:
             json_files.write(run / JOB, held | {"jobs": [*entries, *new]})
 
 
-def resume(folder: Path, *, trials_left: int, walltime_min: int | None, arguments: Sequence[str]) -> str:
+def resume(folder: Path, *, walltime_min: int | None, arguments: Sequence[str]) -> str:
     """Return the id of a job that goes on with a run.
 
     Raises:
-        ConfigError: words for another backend's command.
+        ConfigError: words for another backend's command, or another limit.
         SubmitError: Ray refuses the job; nothing in the folder has changed then.
     """
     if arguments:
         what = f"{' '.join(arguments)} is for sbatch, and a Ray job has no such options"
         raise ConfigError(what, where="--sbatch", fix="leave it out")
     plan, job = plans.load(folder / PLAN), json_files.read_object(folder / JOB)
-    more, limit_min = {}, plan.walltime_min
     if walltime_min is not None:
-        more, limit_min = {WALLTIME: str(walltime_min)}, 5 + trials_left * (walltime_min + 5)
-    return _submitted(plan, folder, [folder], job, more=more, limit_min=limit_min)
+        what = f"trials of a Ray job have the limit of their plan, which is {plan.config.walltime} min"
+        raise ConfigError(what, where="--walltime", fix=f"start a new run with walltime={walltime_min}")
+    return _submitted(plan, folder, [folder], job)
 
 
 def submitted(folder: Path) -> list[str]:
@@ -87,23 +84,14 @@ def submitted(folder: Path) -> list[str]:
     return client.submitted(str(address), str(folder.absolute())) if address else []
 
 
-def _submitted(
-    plan: Plan,
-    folder: Path,
-    runs: Sequence[Path],
-    job: Mapping[str, Any],
-    *,
-    more: Mapping[str, str] | None = None,
-    limit_min: float | None,
-) -> str:
+def _submitted(plan: Plan, folder: Path, runs: Sequence[Path], job: Mapping[str, Any]) -> str:
     """Submit a job, and keep `job` with its id once Ray has taken it.
 
     Before Ray is asked, a note says that it will be. The note stays where its answer is lost. The job's name is made
     of the folder and of how many jobs it has had, so that asking again cannot make a second one.
     """
     entries = job.get("jobs") or []
-    body = request.body(plan, runs, len(entries) + 1, more=more, limit_min=limit_min)
-    body["metadata"][request.FOLDER] = str(folder.absolute())
+    body = request.body(plan, folder, runs, len(entries) + 1)
     for place, _, text in strings(body, RAY_JOB):
         secrets.refuse([text], where=place)
     id = request.job_id(body["submission_id"], request.address(plan))

@@ -92,8 +92,7 @@ def _job(plan: Plan, name: str) -> Object:
 
 
 def _entrypoint(plan: Plan, name: str) -> str:
-    limit_min = max(1.0, (plan.walltime_min or 0) - request.LIMIT_MARGIN_MIN)
-    words = ["--plan", pod_template.plan_file(), "--limit-min", f"{limit_min:g}", folder(plan, name)]
+    words = ["--plan", pod_template.plan_file(), *request.limit(plan), folder(plan, name)]
     return shlex.join([*request.DRIVER, *words])
 
 

@@ -4,7 +4,7 @@ import hashlib
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,24 +61,27 @@ def page(job: str) -> str:
     return f"{address}/#/jobs/{submission}"
 
 
-def body(
-    plan: Plan, folders: Sequence[Path], number: int, *, more: Mapping[str, str] | None = None, limit_min: float | None
-) -> dict[str, Any]:
-    """Return the request for a job that runs the plans in these folders; `more` are variables for it.
+def body(plan: Plan, folder: Path, runs: Sequence[Path], number: int) -> dict[str, Any]:
+    """Return the request for a job of a folder, its number from 1, that runs the plans in the folders of `runs`.
 
     Raises:
         ConfigError: the cluster has no address, or a variable that it names is not set.
     """
-    ray, first = settings(plan), folders[0].absolute()
-    submission = submission_id(first, number)
-    limit = [] if limit_min is None else ["--limit-min", f"{max(1.0, limit_min - LIMIT_MARGIN_MIN):g}"]
-    words = [*DRIVER, "--job", job_id(submission, address(plan)), *limit, *(str(path.absolute()) for path in folders)]
+    submission = submission_id(folder.absolute(), number)
+    words = [*DRIVER, "--job", job_id(submission, address(plan)), *limit(plan), *(str(run.absolute()) for run in runs)]
     return {
         "entrypoint": shlex.join(words),
         "submission_id": submission,
-        "runtime_env": _runtime_env(ray, more or {}),
-        "metadata": {FOLDER: str(first)},
+        "runtime_env": _runtime_env(settings(plan)),
+        "metadata": {FOLDER: str(folder.absolute())},
     }
+
+
+def limit(plan: Plan) -> list[str]:
+    """Return the words that tell a driver how long a run may take, all of its trials together."""
+    if plan.walltime_min is None:
+        return []
+    return ["--limit-min", f"{max(1.0, plan.walltime_min - LIMIT_MARGIN_MIN):g}"]
 
 
 def address(plan: Plan) -> str:
@@ -101,12 +104,12 @@ def address(plan: Plan) -> str:
     return ray.address.rstrip("/")
 
 
-def _runtime_env(ray: Ray, more: Mapping[str, str]) -> dict[str, Any]:
+def _runtime_env(ray: Ray) -> dict[str, Any]:
     """Return what Ray sets up for the job on every node."""
     if missing := [name for name in ray.environment if name not in os.environ]:
         what, fix = f"{', '.join(missing)} is not set", "export it, or leave it out of cluster.ray.environment"
         raise ConfigError(what, where="cluster.ray.environment", fix=fix, rule="CFG-06")
-    environment = {name: os.environ[name] for name in ray.environment} | dict(more) | SETTINGS
+    environment = {name: os.environ[name] for name in ray.environment} | SETTINGS
     if ray.code is RayCode.installed:
         return {"env_vars": environment}
     packages = [str(PACKAGES / name) for name in ("bench", "jobs")]
