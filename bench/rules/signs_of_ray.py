@@ -10,7 +10,7 @@ CAUSES: dict[str, tuple[bytes, ...]] = {
         rb"Changing the ray version is not allowed",
     ),
     "RAY-05": (
-        rb"\bOutOfMemoryError: Task was killed due to the node running low on memory",
+        rb"\b(?:was|were) killed due to the node running low on memory",
         rb"[Ww]orkers \(tasks / actors\) killed due to memory pressure \(OOM\)",
     ),
     "RAY-07": (

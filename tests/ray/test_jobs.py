@@ -12,6 +12,7 @@ from bench.backends.ray import client, group, jobs, node, request
 from bench.backends.ray.backend import RayBackend
 from bench.contract.plan import Plan
 from bench.contract.run_files import JOB, RAY_JOB, SUBMISSION
+from bench.diagnosis import run_reports
 from bench.errors import ConfigError, SubmitError
 from bench.planning import compose
 from bench.runs import folder as folders
@@ -114,6 +115,33 @@ def test_a_failure_is_told_with_its_kind_its_first_words_and_the_end_of_its_log(
     assert job.reason.startswith("JOB_ENTRYPOINT_COMMAND_ERROR: Job entrypoint command failed with exit code 1: …")
     assert job.reason.endswith("No module named bench") and len(job.reason) < 2 * client.MAX_REASON + 100
     assert client.as_job("a", Details("a", "FAILED", driver_exit_code=-9)).exit_code == "0:9"
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "rule"),
+    [
+        ("JOB_ENTRYPOINT_COMMAND_ERROR", "Job entrypoint command failed with exit code 137, last …", "RAY-08"),
+        (
+            "JOB_SUPERVISOR_ACTOR_UNKNOWN_FAILURE",
+            "Unexpected error occurred: 1 worker(s) were killed due to the node running low on memory.\nMemory on the "
+            "node (IP: 192.0.2.2) was 2.51GB used / 23.54GB limit (0.106426)",
+            "RAY-05",
+        ),
+        (
+            "RUNTIME_ENV_SETUP_FAILURE",
+            f"runtime_env setup failed: Failed to set up runtime environment.\n{'Traceback ' * 99}\n"
+            "OSError: Failed to download runtime_env file package gcs://_ray_pkg_0.zip from the GCS",
+            "RAY-07",
+        ),
+    ],
+    ids=["driver killed", "out of memory", "package lost"],
+)
+def test_what_ray_says_of_a_job_that_failed_is_explained(kind: str, message: str, rule: str) -> None:
+    """These are Ray 2.60's own words."""
+    job = client.as_job("a", Details("a", "FAILED", message, kind))
+    (scan,) = run_reports.of_queue(job, JOB)
+    assert scan.clues[0].rule == rule
+    assert job.reason[-20:] in " ".join(message.split())
 
 
 def test_an_answer_that_is_lost_makes_no_second_job(clusters: Clusters, tmp_path: Path) -> None:

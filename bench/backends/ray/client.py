@@ -127,11 +127,12 @@ def as_job(id: str, details: Any) -> Job:
 
 
 def reason(error_type: str | None, message: str | None) -> str:
-    """Return what Ray says of a job on one line: the kind of its error, and the first words about it."""
+    """Return what Ray says of a job on one line: the kind of its error, and the first and last words about it."""
     kind = str(getattr(error_type, "value", error_type or "")).rpartition(".")[2]
-    text, _, log = " ".join((message or "").split()).partition(", last available logs")
-    end = f"… {log[-MAX_REASON:]}" if log else ""
-    return ": ".join(part for part in (kind, text[:MAX_REASON], end) if part)
+    text, _, rest = " ".join((message or "").split()).partition(", last available logs")
+    text, rest = text[:MAX_REASON], text[MAX_REASON:] + rest
+    end = f"… {rest[-MAX_REASON:]}" if rest else ""
+    return ": ".join(part for part in (kind, text, end) if part)
 
 
 def submitted(address: str, folder: str) -> list[str]:
