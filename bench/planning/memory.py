@@ -169,7 +169,7 @@ def _activation_bytes(config: Config, world: World, recomputed: Recomputed, pp_r
 
 
 def _has_trained_head(config: Config, world: World, pp_rank: int) -> bool:
-    return pp_rank == world.pp - 1 and layer_of(config) is Layer.trained
+    return pp_rank == world.pp - 1 and config.training.trains is Trains.all
 
 
 def _layers_in_flight(config: Config, world: World, pp_rank: int) -> float:
