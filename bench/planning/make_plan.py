@@ -28,7 +28,7 @@ from bench.contract.task import Kind, StartsFrom
 from bench.errors import ConfigError
 from bench.mlperf import closed_division
 from bench.mlperf.benchmarks import LLAMA2_70B_LORA
-from bench.planning import cuda_graph, flops, kernel_points, layouts, validate
+from bench.planning import cuda_graph, deepspeed, flops, kernel_points, layouts, validate
 from bench.planning.parallelism import num_microbatches, split
 
 PROBE_MIN = 10
@@ -68,12 +68,13 @@ def _training(config: Config, base: Config | None) -> TrainingPlan:
     validate.check_memory(config, chosen.memory)
     is_captured, lora = cuda_graph.is_chosen(config, chosen), config.training.lora
     trials = _trials(config)
+    batch = batches(layouts.with_micro_batch(config, chosen.micro_batch_size), chosen.world)
     return TrainingPlan(
         version=PLAN_VERSION,
         name=f"{config.task.name}-{config.cluster.name}",
         config=config,
         world=chosen.world,
-        batch=batches(layouts.with_micro_batch(config, chosen.micro_batch_size), chosen.world),
+        batch=batch,
         evaluation=evaluation,
         max_steps=steps,
         submission=submission(config),
@@ -81,6 +82,7 @@ def _training(config: Config, base: Config | None) -> TrainingPlan:
         recompute=chosen.recompute,
         memory=chosen.memory,
         cost=cuda_graph.without_waiting(chosen.cost) if chosen.cost and is_captured else chosen.cost,
+        deepspeed=deepspeed.settings(config, batch),
         cuda_graph=is_captured,
         tflop_per_sample=flops.tflop_per_sample(config.model, lora, seq_length=config.data.seq_length),
         peak_tflops=flops.peak_tflops(config),
