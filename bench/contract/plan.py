@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -102,6 +102,8 @@ class TrainingPlan:
     memory: Memory
     cost: Cost | None
     """None where rates of the GPU are not known."""
+    deepspeed: dict[str, Any] | None = field(default=None, metadata=codec.LEFT_OUT_IF_NONE)
+    """What DeepSpeed is given, complete: nothing in it is "auto". None with other engines and strategies."""
     cuda_graph: bool = False
     """Whether one CUDA graph launches the kernels of a micro-batch, captured once, instead of the host."""
     tflop_per_sample: float

@@ -7,10 +7,12 @@ every override. Slots make an unknown key an error instead of a stray attribute.
 from dataclasses import dataclass, field
 from enum import Enum
 
+from bench.contract.codec import LEFT_OUT_IF_NONE
 from bench.contract.data import Data as Data
 from bench.contract.data import DataSource as DataSource
 from bench.contract.gpu import Gpu as Gpu
 from bench.contract.gpu import Rates as Rates
+from bench.contract.huggingface import HuggingFace as HuggingFace
 from bench.contract.stall import Stall
 from bench.contract.task import Kind, Model, Recipe, Task, Training
 from bench.errors import ConfigError
@@ -42,9 +44,11 @@ class Precision(Enum):
 
 
 class EngineName(Enum):
-    """What trains: ours, on megatron-core."""
+    """What trains: ours on megatron-core, Hugging Face's libraries, or NeMo by its own loop."""
 
     megatron = "megatron"
+    huggingface = "huggingface"
+    nemo = "nemo"
 
 
 class BackendName(Enum):
@@ -107,6 +111,8 @@ class Engine:
     """What trains the model."""
 
     name: EngineName
+    huggingface: HuggingFace | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    """Settings of the engine of this name, and of no other."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -256,6 +262,11 @@ class Config:
     precision: Precision
     walltime: int | None
     """Minutes one trial may take; None: no limit on a laptop, and required by Slurm."""
+
+    @property
+    def huggingface(self) -> HuggingFace | None:
+        """Return the settings of engine=huggingface; None with another engine."""
+        return self.engine.huggingface if self.engine.name is EngineName.huggingface else None
 
     @property
     def training(self) -> Training:
