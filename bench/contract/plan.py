@@ -241,7 +241,7 @@ def named_paths(config: Config) -> dict[str, str | None]:
         named = {"DATADIR": config.cluster.paths.data} | named
     if trains and (config.training.starts_from is not StartsFrom.random or config.data.needs_model_folder):
         named["MODEL"] = config.cluster.paths.model
-    if config.container.runtime is Runtime.pyxis and config.container.image:
+    if config.container.runtime is not Runtime.none and config.container.image:
         named["CONT"] = config.container.image
     return named
 

@@ -27,8 +27,6 @@ PREPARE_LOG = "prepare.txt"
 LEDGER_LOCK = ".ledger.lock"
 RUN_LOCK = ".run.lock"
 """Locked by the process that drives a run on its own machine, for as long as it does."""
-COMMAND_LOCK = f"{RANK_LOGS}/launcher.lock"
-"""Locked while the ranks of one command run; they end when the lock is gone."""
 OWNER = ".owner"
 """The id of the job that works in the folder."""
 SUBMISSION = ".submission"
@@ -47,6 +45,7 @@ ELEMENT_VARIABLE = "BENCH_ELEMENT"
 
 OF_BACKEND: dict[BackendName, tuple[str, ...]] = {
     BackendName.local: (),
+    BackendName.ssh: (),
     BackendName.slurm: (SCRIPT, JOB, JOB_OUTPUTS),
 }
 """What only the runs of one backend have."""
@@ -120,6 +119,11 @@ def output(command: str) -> str:
 def rank_output(command: str, rank: int | str) -> str:
     """Return where one rank of a command prints to, on backends that keep a file for each; `*` for every rank."""
     return f"{RANK_LOGS}/{label(command)}_rank_{rank}.out"
+
+
+def host_errors(host: str) -> str:
+    """Return where the process that starts ranks on a host says what went wrong."""
+    return f"{RANK_LOGS}/host_{host}.err"
 
 
 def caches(trial: int | str) -> str:

@@ -32,12 +32,13 @@ class LostError(Exception):
 class Channel:
     """One side of a connection. Any thread may send; one receives."""
 
-    def __init__(self, incoming: int, outgoing: int) -> None:
+    def __init__(self, incoming: int, outgoing: int, *, is_noisy: bool = False) -> None:
+        """`is_noisy`: a login shell may say something before the other side does."""
         self.incoming, self._outgoing = incoming, outgoing
         self._sending = threading.Lock()
         self._unread, self._messages = b"", deque[dict[str, Any]]()
         self._heard_s = time.monotonic()
-        self._is_lost = False
+        self._is_lost, self._is_noisy = False, is_noisy
         for descriptor in {incoming, outgoing}:
             os.set_blocking(descriptor, False)
 
@@ -105,18 +106,28 @@ class Channel:
                     return
                 self._heard_s = time.monotonic()
                 *lines, self._unread = (self._unread + data).split(b"\n")
-                self._messages.extend(map(_message, lines))
+                for line in lines:
+                    self._take(line)
                 if len(self._unread) > LONGEST_LINE:
                     raise ValueError("a line without end")
         except BlockingIOError:
             return
-        except (OSError, ValueError, KeyError, TypeError):  # what no runner sends
+        except (OSError, ValueError):  # what no runner sends
             self._is_lost = True
+
+    def _take(self, line: bytes) -> None:
+        try:
+            self._messages.append(_message(line))
+            self._is_noisy = False
+        except ValueError:
+            if not self._is_noisy:
+                raise
 
 
 def _message(line: bytes) -> dict[str, Any]:
     message: dict[str, Any] = json.loads(line)
-    message["kind"]  # noqa: B018 - KeyError, or TypeError of what is no object
+    if not isinstance(message, dict) or not isinstance(message.get("kind"), str):
+        raise ValueError("no message")
     return message
 
 

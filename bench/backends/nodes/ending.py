@@ -4,8 +4,10 @@ import signal
 import time
 from dataclasses import dataclass
 
-STOPPED = "SLU-08: the run was cancelled"
-TIME_IS_NEAR = "SLU-07: the time limit is near"
+from bench.errors import with_rule
+
+STOPPED = with_rule("SLU-08", "the run was cancelled")
+TIME_IS_NEAR = with_rule("SLU-07", "the time limit is near")
 
 
 class CutShortError(Exception):

@@ -65,9 +65,10 @@ def join(lead: tuple[str, int], number: int, *, token: str, within_s: float, che
             last = str(error)
             time.sleep(RETRY_S)
     raise BenchError(
-        f"HST-02: node {number} could not join the lead within {within_s:.0f} s: {last}",
+        f"node {number} could not join the lead within {within_s:.0f} s: {last}",
         where="{}:{}".format(*lead),
         fix="see whether node 0 runs, and whether this port of it can be reached from here",
+        rule="HST-02",
     )
 
 
@@ -83,6 +84,14 @@ def introduce(channel: Channel, number: int, *, token: str) -> Channel:
     if not channels.is_proven(welcome.get("proof"), token, mine, "lead"):
         what = "who answers as the lead does not know the token of this run"
         raise ConfigError(what, where="--lead", fix="see what listens there; start the run anew", rule="HST-03")
+    return channel
+
+
+def by_streams(number: int) -> Channel:
+    """Return a connection with whoever started this process: its standard streams, which ranks do not inherit."""
+    channel = Channel(os.dup(0), os.dup(1))
+    os.dup2(2, 1)
+    channel.send("join", node=number, name=node_name())
     return channel
 
 
@@ -141,7 +150,8 @@ def follow(node: Node, message: dict[str, Any]) -> None:
                 clear(node, command)
             master = (str(message["host"]), int(message["port"]))
             node.told = {}
-            node.ranks = Ranks(node.plan, command, node.folder, node=node.number, master=master)
+            environment = processes.environment(node.plan.environment, master)
+            node.ranks = Ranks(node.plan, command, node.folder, node=node.number, environment=environment)
         case "stop":
             if node.ranks is not None:
                 node.ranks.stop()
