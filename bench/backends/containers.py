@@ -10,6 +10,7 @@ from pathlib import Path
 
 from bench.backends import mounts
 from bench.contract.plan import Plan, expanded
+from bench.contract.run_files import NODE_VARIABLE
 from bench.contract.schema import Device, Runtime
 from bench.rules.check import Finding, Subject, broken
 
@@ -47,7 +48,7 @@ def line(plan: Plan, folder: Path, command: Sequence[str], *, name: str) -> str:
             _INFINIBAND,
             shlex.join(_GPUS[engine] if plan.config.cluster.device is Device.cuda else []),
             shlex.join(f"--mount={text}" for text in _mounts(plan, folder)),
-            shlex.join([f"--workdir={folder}", "--env=PYTHONSAFEPATH=1", f"--env=RUNSTOP_NODE={name}"]),
+            shlex.join([f"--workdir={folder}", "--env=PYTHONSAFEPATH=1", f"--env={NODE_VARIABLE}={name}"]),
             shlex.join([*(container.arguments or []), "--entrypoint=", expanded(container.image) or "", *command]),
         ]
     )

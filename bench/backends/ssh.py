@@ -20,6 +20,7 @@ from bench.backends.nodes.processes import python_paths
 from bench.contract import hosts
 from bench.contract.hosts import Ssh
 from bench.contract.plan import Plan
+from bench.contract.run_files import NODE_VARIABLE
 from bench.rules import RULES
 from bench.rules.check import Answer, Check, Finding, Subject, Tier, broken
 
@@ -59,7 +60,7 @@ def command(plan: Plan, folder: Path, number: int, name: str) -> list[str]:
         member = opened.member_words(folder, number, python="python")
         return on_host(plan, name, containers.line(plan, folder, member, name=name))
     member = opened.member_words(folder, number, python=_python(plan))
-    variables = [f"{key}={value}" for key, value in (python_paths() | {"RUNSTOP_NODE": name}).items()]
+    variables = [f"{key}={value}" for key, value in (python_paths() | {NODE_VARIABLE: name}).items()]
     return on_host(plan, name, shlex.join(["exec", "env", *variables, *member]))
 
 

@@ -40,6 +40,8 @@ RESULTS = "result_*.txt"
 JOB_OUTPUTS = "slurm-*.out"
 JOB_OUTPUT, ELEMENT_OUTPUT = "slurm-%j.out", "slurm-%A_%a.out"
 """In sbatch's spelling: the output of a job, and of an element of an array."""
+NODE_VARIABLE = "RUNSTOP_NODE"
+"""Set by whoever starts the processes of a node without Slurm: the name that users know it by."""
 ELEMENT_VARIABLE = "BENCH_ELEMENT"
 """Set by the batch script for its ranks: _3 in element 3 of a job array."""
 

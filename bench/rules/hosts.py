@@ -1,4 +1,4 @@
-"""Texts of the rules about nodes without Slurm, which ssh, another scheduler or a person starts, and their containers."""
+"""Texts of the rules about nodes without Slurm: those that ssh, another scheduler or a person starts."""
 
 HOSTS: dict[str, tuple[str, str]] = {
     "HST-01": (

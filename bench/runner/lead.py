@@ -74,13 +74,15 @@ def drive(lead: Lead, join: Callable[[], None]) -> int:
             trial(lead, index)
     except FailedError as error:
         return finish(lead, error.exit_code, error.what)
+    except CutShortError as error:
+        return leave(lead, str(error))
+    except NodeLostError as error:
+        return leave(lead, _settled(lead, with_rule(error.rule, error.what)))
     except BenchError as error:
         print(secrets.masked(str(error)), file=sys.stderr, flush=True)
         return finish(lead, error.exit_code, with_rule(error.rule, error.what))
     except OSError as error:
         return finish(lead, 1, with_rule("CFG-08", f"cannot write: {error.strerror}"))
-    except (CutShortError, NodeLostError) as error:
-        return leave(lead, _settled(lead, str(error)))
     return finish(lead, 0, "every trial ended")
 
 

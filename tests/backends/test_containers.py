@@ -33,7 +33,8 @@ def test_the_line_of_podman_mounts_what_pyxis_does_and_gives_all_gpus() -> None:
     assert containers.line(plan, Path("/runs/a b"), ["python", "-m", "bench.runner"], name="rig0") == (
         "exec podman run --rm --interactive --network=host --ipc=host --security-opt=label=disable "
         '$([ "$(id -u)" = 0 ] || echo --userns=keep-id) $([ ! -e /dev/infiniband ] || echo --device=/dev/infiniband) '
-        "--device nvidia.com/gpu=all --mount=type=bind,src=/data,dst=/data,readonly "
+        "--device nvidia.com/gpu=all --mount=type=bind,src=/data,dst=/data "
+        "--mount=type=bind,src=/models,dst=/models,readonly "
         "'--mount=type=bind,src=/runs/a b,dst=/runs/a b' --mount=type=bind,src=/opt/x,dst=/x,readonly "
         "'--workdir=/runs/a b' --env=PYTHONSAFEPATH=1 --env=RUNSTOP_NODE=rig0 --entrypoint= quay.io/me/bench:1 "
         "python -m bench.runner"
@@ -41,7 +42,7 @@ def test_the_line_of_podman_mounts_what_pyxis_does_and_gives_all_gpus() -> None:
 
 
 def test_the_line_of_docker_runs_as_the_user_and_raises_limits() -> None:
-    plan = planned("container=docker", "container.image=me/bench:1", "container.arguments=[--shm-size=16g]")
+    plan = planned("container=docker", "container.image=me/bench:1", "container.arguments=['--shm-size=16g']")
     line = containers.line(plan, Path("/runs/a"), ["true"], name="rig0")
     assert " --gpus all " in line and '--user="$(id -u):$(id -g)" --env=HOME=/tmp' in line
     assert line.endswith("--shm-size=16g --entrypoint= me/bench:1 true") and "--ulimit=memlock=-1" in line
@@ -81,14 +82,16 @@ def test_hostile_names_stay_words_of_the_line() -> None:
 @podman.needs_podman
 @pytest.mark.starts
 def test_a_container_reads_the_data_and_writes_the_results(tmp_path: Path) -> None:
-    data, run = tmp_path / "data", tmp_path / "run"
-    data.mkdir(), run.mkdir()
-    plan = planned("cluster.device=cpu", *podman.overrides(tmp_path), f"cluster.paths.data={data}")
-    script = f"touch {run}/here; touch {data}/there; [ -e /run/.containerenv ] && echo inside; echo $RUNSTOP_NODE"
+    data, model, run = (tmp_path / name for name in ("data", "model", "run"))
+    for folder in (data, model, run):
+        folder.mkdir()
+    paths = (f"cluster.paths.data={data}", f"cluster.paths.model={model}")
+    plan = planned("cluster.device=cpu", *podman.overrides(tmp_path), *paths)
+    script = f"touch {run}/here; touch {model}/there; [ -e /run/.containerenv ] && echo inside; echo $RUNSTOP_NODE"
     line = containers.line(plan, run, ["sh", "-c", script], name="rig7")
     done = subprocess.run(["sh", "-c", line], capture_output=True, text=True)
     assert done.stdout.split() == ["inside", "rig7"], done.stderr
-    assert (run / "here").exists() and not (data / "there").exists() and "Read-only file system" in done.stderr
+    assert (run / "here").exists() and not (model / "there").exists() and "Read-only file system" in done.stderr
 
 
 @podman.needs_podman

@@ -23,8 +23,6 @@ JOIN_S = 900.0
 """How long the lead may take to be there: its image may have to be pulled."""
 RETRY_S = 0.5
 POLL_S = 0.2
-NODE = "RUNSTOP_NODE"
-"""The environment variable with the name that this node has for its users; without it, the host name."""
 
 
 @dataclass(slots=True)
@@ -45,7 +43,7 @@ class Node:
 
 def node_name() -> str:
     """Return the name of this node, as findings have it."""
-    return os.environ.get("SLURMD_NODENAME") or os.environ.get(NODE) or socket.gethostname()
+    return os.environ.get("SLURMD_NODENAME") or os.environ.get(run_files.NODE_VARIABLE) or socket.gethostname()
 
 
 def join(lead: tuple[str, int], number: int, *, token: str, within_s: float, check: Callable[[], None]) -> Channel:

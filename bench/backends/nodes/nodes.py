@@ -17,17 +17,23 @@ from bench.backends.nodes.processes import GRACE_S, Ranks
 from bench.backends.nodes.sharing import marked
 from bench.contract import run_files
 from bench.contract.plan import Command, Plan
-from bench.errors import BenchError, ConfigError, with_rule
+from bench.errors import BenchError, ConfigError
 
 POLL_S = 0.1
+LEAVES_S = 10.0
+"""How long nodes may take to end, once they know that the run has."""
 STOPS_S = GRACE_S + 50
 """How long a node may take to end its ranks, and to send what they wrote."""
 Check = Callable[[], None]
 """Called while the lead waits; raises what ends the waiting."""
 
 
-class NodeLostError(Exception):
+class NodeLostError(BenchError):
     """A node is gone, or was told to end."""
+
+    def __init__(self, node: str, why: object) -> None:
+        fix = "see what ended it: its machine, its network, or a person"
+        super().__init__(f"{node} is gone: {why}", where=node, fix=fix, rule="HST-01")
 
 
 @dataclass(slots=True)
@@ -41,7 +47,7 @@ class Member:
     codes: dict[int, int] = field(default_factory=dict)
 
     def lost(self, why: object) -> NodeLostError:
-        return NodeLostError(with_rule("HST-01", f"node {self.number} ({self.name}) is gone: {why}"))
+        return NodeLostError(f"node {self.number} ({self.name})", why)
 
 
 class Nodes:
@@ -163,10 +169,16 @@ class Nodes:
         return [answer["value"] for _, answer in self._answers("answer", check=check)]
 
     def bye(self, exit_code: int) -> None:
-        """Let the other nodes end, with the exit code of the run."""
+        """Let the other nodes end, with the exit code of the run, and close the connections."""
         for member in self.members:
             with suppress(LostError):
                 member.channel.send("bye", exit_code=exit_code)
+        until_s = time.monotonic() + LEAVES_S
+        for member in self.members:
+            with suppress(LostError):  # closed with something unread, a connection would lose what was said last
+                while time.monotonic() < until_s:
+                    member.channel.received(POLL_S)
+            member.channel.close()
 
     def _has_stopped(self, member: Member) -> bool:
         messages = self._received(member, wait_s=POLL_S)

@@ -1,5 +1,6 @@
 """Nodes whose processes are started from here, by ssh or in a container; their standard streams are the connection."""
 
+import os
 import re
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -85,10 +86,13 @@ def _start(name: str, words: Sequence[str], folder: Path) -> Opened:
 def _member(number: int, node: Opened) -> Member:
     """Return a node once it has said its first word."""
     assert node.process.stdin is not None and node.process.stdout is not None
-    channel = Channel(node.process.stdout.fileno(), node.process.stdin.fileno(), is_noisy=True)
+    channel = Channel(os.dup(node.process.stdout.fileno()), os.dup(node.process.stdin.fileno()), is_noisy=True)
+    node.process.stdin.close()
+    node.process.stdout.close()
     try:
         said = channel.next(OPENS_S, "join")
     except LostError as error:
+        channel.close()
         with suppress(subprocess.TimeoutExpired):
             node.process.wait(ENDS_S)
         what, rule = recognised(node.errors.read_text(errors="replace"), str(error))
@@ -98,11 +102,10 @@ def _member(number: int, node: Opened) -> Member:
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Close the streams, at whose end the node ends itself; then see that the process is gone."""
+    """See that the process is gone; its streams are closed, at whose end it ends itself."""
     for stream in (process.stdin, process.stdout):
         assert stream is not None
-        with suppress(OSError):
-            stream.close()
+        stream.close()  # of one that has not said its first word
     for end in (process.terminate, process.kill):
         with suppress(subprocess.TimeoutExpired):
             process.wait(ENDS_S)

@@ -54,12 +54,12 @@ class Running:
         """Raise the reason if a rank failed: its node is gone, the signal that killed it, or its own account.
 
         Raises:
+            NodeLostError: a node is gone.
             SubmitError: with the exit code that the rank's error asks for.
         """
         codes, name, logs = self._exit_codes, self._command.name, self._folder / run_files.RANK_LOGS
         if self.lost is not None:
-            where, fix = ", ".join(self._nodes.names), "see what ended it: its machine, its network, or a person"
-            raise SubmitError(str(self.lost).partition(": ")[2], where=where, fix=fix, rule="HST-01")
+            raise self.lost
         if self._is_late:
             what, fix = f"{name} took longer than its walltime", "raise walltime (minutes per trial), or set it to null"
             raise SubmitError(what, where="walltime", fix=fix, rule="SLU-07")
