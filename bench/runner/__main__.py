@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TextIO
 
 from bench.backends.nodes import channel, member, sharing
-from bench.backends.nodes.ending import CutShortError, Ending
-from bench.contract.plan import Plan
-from bench.errors import BenchError, ConfigError
+from bench.backends.nodes.ending import START_AGAIN, CutShortError, Ending, NodeLostError
+from bench.backends.nodes.nodes import Nodes
+from bench.errors import BenchError
 from bench.runner import folder
 
 
@@ -50,14 +50,12 @@ def main() -> None:
 
 
 def _lead(args: argparse.Namespace) -> int:
-    from bench.backends.nodes.nodes import Nodes
     from bench.runner import lead as leads
 
     run: Path = args.run.absolute()
     ending = Ending(limit_s=None if args.limit_min is None else time.monotonic() + 60 * args.limit_min)
     ending.listen()
     with folder.opened(run, args.plan) as plan, folder.output(run) as file:
-        _require_node(plan, args.node)
         token = channel.token() if plan.world.num_nodes > 1 else ""
         nodes = Nodes(plan, run, args.lead[0], own=plan.environment)
         job = args.job or str(run)
@@ -89,12 +87,15 @@ def _member(args: argparse.Namespace) -> int:
     except CutShortError as error:
         print(error, file=sys.stderr, flush=True)
         return 128 + ending.signum
+    except NodeLostError as error:
+        print(error, file=sys.stderr, flush=True)
+        return START_AGAIN if args.restarts else 1
 
 
-def _require_node(plan: Plan, node: int) -> None:
-    if not 0 <= node < plan.world.num_nodes:
-        last = plan.world.num_nodes - 1
-        raise ConfigError(f"no node {node}", where="--node", fix=f"the plan has nodes 0 to {last}")
+def _number(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not 0, 1, 2, …")
+    return int(text)
 
 
 def _address(text: str) -> tuple[str, int]:
@@ -109,7 +110,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m bench.runner", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="the run folder")
-    parser.add_argument("--node", type=int, required=True, metavar="K", help="which node this is, from 0")
+    parser.add_argument("--node", type=_number, required=True, metavar="K", help="which node this is, from 0")
     parser.add_argument("--lead", type=_address, default=("127.0.0.1", 0), metavar="HOST:PORT", help="of node 0")
     parser.add_argument("--plan", type=Path, metavar="FILE", help="a plan.json for a folder that has none yet (node 0)")
     parser.add_argument("--job", metavar="ID", help="what the backend calls this job; without it, RUN")

@@ -24,6 +24,8 @@ def opened(run: Path, plan_file: Path | None) -> Iterator[Plan]:
     Raises:
         ConfigError: another process works in it, it is not this user's, or it has no plan.
     """
+    if plan_file is None:
+        plans.load(run / run_files.PLAN)  # or nothing is made
     with written(run):
         run.mkdir(mode=folders.NOT_OTHERS, parents=True, exist_ok=True)
         folders.require_ours(run)

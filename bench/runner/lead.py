@@ -12,8 +12,8 @@ from pathlib import Path
 
 from bench.backends.local import master_port
 from bench.backends.nodes import running
-from bench.backends.nodes.ending import STOPPED, TIME_IS_NEAR, CutShortError, Ending
-from bench.backends.nodes.nodes import NodeLostError, Nodes
+from bench.backends.nodes.ending import START_AGAIN, STOPPED, TIME_IS_NEAR, CutShortError, Ending, NodeLostError
+from bench.backends.nodes.nodes import Nodes
 from bench.backends.nodes.sharing import require_prepared
 from bench.contract import plan as plans
 from bench.contract import run_files, secrets
@@ -24,8 +24,6 @@ from bench.runs import status as statuses
 from bench.runs.status import Ending as Outcome
 from bench.runs.status import Status
 
-START_AGAIN = 75
-"""Exit code of a run that was cut short, and goes on when the same command is started again (sysexits' EX_TEMPFAIL)."""
 RESERVE_BYTES = 2**18
 LEAST_FREE_BYTES = 2**20
 IN_STATUS = ("SLU-07",)

@@ -123,13 +123,23 @@ def test_two_nodes_train_judge_and_gather_what_only_one_of_them_wrote(nodes: Nod
 
 def test_a_node_with_another_token_is_refused_and_the_run_waits_for_the_right_one(nodes: Nodes) -> None:
     two = nodes(*SHORT)
-    lead, stranger = two.start(0, "--join-s", "8"), two.start(1, token="of another run")
+    lead, stranger = two.start(0), two.start(1, token="of another run")
     (refused,) = outputs(stranger)
     assert stranger.returncode == 2 and "HST-03: the lead refuses node 1: its token is not that of this run" in refused
+    lead.send_signal(signal.SIGTERM)
     (said,) = outputs(lead)
-    assert "refused: 'rig1' does not know the token" in said and "HST-02: node 1 has not joined within 8 s" in said
+    assert lead.returncode == 143 and "refused: 'rig1' does not know the token" in said
     status = statuses.read(two.lead)
-    assert lead.returncode == 1 and status is not None and (status.outcome, status.rule) == (Ending.failed, "HST-02")
+    assert status is not None and (status.outcome, status.rule) == (Ending.interrupted, "SLU-08")
+
+
+def test_a_node_that_never_joins_ends_the_run(nodes: Nodes) -> None:
+    two = nodes(*SHORT)
+    lead = two.start(0, "--join-s", "0.2")
+    (said,) = outputs(lead)
+    assert lead.returncode == 1 and "HST-02: node 1 has not joined within 0 s" in said
+    status = statuses.read(two.lead)
+    assert status is not None and (status.outcome, status.rule) == (Ending.failed, "HST-02")
 
 
 @pytest.mark.trains

@@ -12,7 +12,7 @@ from typing import Any
 from bench.backends.nodes import channel as channels
 from bench.backends.nodes import files, processes
 from bench.backends.nodes.channel import Channel, LostError
-from bench.backends.nodes.ending import CutShortError
+from bench.backends.nodes.ending import CutShortError, NodeLostError
 from bench.backends.nodes.processes import Ranks
 from bench.contract import plan as plans
 from bench.contract import run_files
@@ -98,7 +98,7 @@ def obey(channel: Channel, number: int, folder: Path, *, check: Callable[[], Non
 
     Raises:
         CutShortError: of `check`; the lead is told.
-        BenchError: the lead is gone. No rank of this node runs any more.
+        NodeLostError: the lead is gone. No rank of this node runs any more.
     """
     channels.beat([channel])
     node: Node | None = None
@@ -119,9 +119,7 @@ def obey(channel: Channel, number: int, folder: Path, *, check: Callable[[], Non
             channel.send("leaving", why=str(error))
         raise
     except LostError as error:
-        raise BenchError(
-            f"the lead is gone: {error}", where="--lead", fix="see what ended node 0", rule="HST-01"
-        ) from None
+        raise NodeLostError("the lead", error) from None
     finally:
         if node is not None and node.ranks is not None:
             node.ranks.stop()

@@ -12,6 +12,7 @@ from typing import Any
 from bench.backends.nodes import channel as channels
 from bench.backends.nodes import files, processes
 from bench.backends.nodes.channel import Channel, LostError
+from bench.backends.nodes.ending import NodeLostError
 from bench.backends.nodes.member import node_name
 from bench.backends.nodes.processes import GRACE_S, Ranks
 from bench.backends.nodes.sharing import marked
@@ -26,14 +27,6 @@ STOPS_S = GRACE_S + 50
 """How long a node may take to end its ranks, and to send what they wrote."""
 Check = Callable[[], None]
 """Called while the lead waits; raises what ends the waiting."""
-
-
-class NodeLostError(BenchError):
-    """A node is gone, or was told to end."""
-
-    def __init__(self, node: str, why: object) -> None:
-        fix = "see what ended it: its machine, its network, or a person"
-        super().__init__(f"{node} is gone: {why}", where=node, fix=fix, rule="HST-01")
 
 
 @dataclass(slots=True)
@@ -106,9 +99,9 @@ class Nodes:
     def add(self, member: Member) -> None:
         """Take in a node that is known for what it is."""
         self.members.append(member)
-        if not self._beating:
-            channels.beat(self._beating)
         self._beating.append(member.channel)
+        if len(self._beating) == 1:
+            channels.beat(self._beating)
 
     def send_plan(self, *, check: Check) -> None:
         """Give every node the plan, and learn whether its run folder is the lead's."""

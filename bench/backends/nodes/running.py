@@ -7,7 +7,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench.backends.nodes.nodes import NodeLostError, Nodes
+from bench.backends.nodes.ending import NodeLostError
+from bench.backends.nodes.nodes import Nodes
 from bench.contract import run_files
 from bench.contract.plan import Command
 from bench.errors import BenchError, SubmitError
