@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench.backends import containers
+from bench.backends import containers, nemo_environment
 from bench.contract.plan import Plan
 from bench.contract.schema import Device
 from bench.rules.check import CannotTellError, Check, Finding, Subject, broken
@@ -122,6 +122,7 @@ CHECKS = (
     Check("container", ("PYX-04", "PYX-12", "HST-08", "CFG-06"), containers.checks),
     Check("engine of containers", ("HST-08",), engine, containers.is_ours),
     Check("packages of the ranks", ("RUN-08",), packages, lambda plan: not containers.is_ours(plan)),
+    nemo_environment.CHECK,
     Check("GPUs of this machine", ("HW-03",), gpus, is_cuda_here),
     Check("GPUs that CUDA_VISIBLE_DEVICES names", ("HW-03",), named_gpus, names_gpus),
     Check("port", ("NCC-05",), port, insists_on_port),

@@ -8,7 +8,7 @@ from bench.contract.plan import Memory
 from bench.contract.schema import BackendName, Config, Device, Precision, ProfileKind
 from bench.contract.task import LORA_TARGETS, Kind, MomentPrecision, Position, Recompute, StartsFrom, Task, Trains
 from bench.errors import ConfigError
-from bench.planning import data_checks, kernel_checks, ranges, texts
+from bench.planning import data_checks, kernel_checks, nemo, ranges, texts
 
 
 class DoesNotFitError(ConfigError):
@@ -33,6 +33,7 @@ def check(config: Config) -> None:
     _check_lora(config)
     _check_precision(config)
     _check_offload(config)
+    nemo.check(config)
 
 
 def _check_kind(task: Task) -> None:
