@@ -50,7 +50,9 @@ def booted(folder: Path) -> Iterator[Hosts]:
         config += f"Host {name}\n  HostName {address}\n  Port {port}\n"
         known += f"[{address}]:{port} {(folder / f'{name}.pub').read_text()}"
     identity = f"  IdentityFile {folder}/user\n  IdentitiesOnly yes\n  UserKnownHostsFile {folder}/known_hosts\n"
-    (folder / "config").write_text(f"{config}Host *\n{identity}  GlobalKnownHostsFile /dev/null\n")
+    (folder / "config").write_text(
+        f"{config}Host *\n{identity}  GlobalKnownHostsFile /dev/null\n  StrictHostKeyChecking no\n"
+    )
     (folder / "known_hosts").write_text(known)
     try:
         yield Hosts(folder / "config", folder / "known_hosts", {name: p.pid for name, p in processes.items()})

@@ -194,6 +194,34 @@ def test_a_run_that_is_told_to_end_says_so_and_keeps_what_it_has(nodes: Nodes) -
     assert again.runs.find(two.lead).word == "interrupted"
 
 
+@pytest.mark.trains
+@pytest.mark.faults
+def test_a_rank_that_is_killed_ends_those_of_all_nodes(nodes: Nodes) -> None:
+    two = nodes(*LONG)
+    lead, member = two.both("--restarts")
+    two.trains()
+    ranks = two.ranks()
+    next(rank for rank in ranks if rank.environ().get("RANK") == "1").kill()
+    said = outputs(lead, member)
+    assert (lead.returncode, member.returncode) == (137, 137), said
+    _, left = psutil.wait_procs(ranks, timeout=30)
+    status = statuses.read(two.lead)
+    assert not left and status is not None and status.outcome is Ending.failed
+    assert explain([two.lead]).rule == "RUN-02" and two.ledger[0]["outcome"] == "aborted"
+
+
+@pytest.mark.trains
+@pytest.mark.faults
+def test_a_start_whose_time_is_up_before_it_has_finished_anything_is_not_repeated(nodes: Nodes) -> None:
+    two = nodes(*LONG)
+    lead, member = two.both("--restarts", "--limit-min", "0.7")
+    said = outputs(lead, member)
+    status = statuses.read(two.lead)
+    assert (lead.returncode, member.returncode) == (1, 1), said
+    assert status is not None and (status.outcome, status.rule) == (Ending.failed, "SLU-07")
+    assert "has finished nothing" in said[0]
+
+
 def test_the_parts_of_files_that_a_node_sends_stay_in_the_folders_that_are_taken(tmp_path: Path) -> None:
     from bench.backends.nodes import files
     from bench.errors import BenchError
