@@ -5,14 +5,12 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from secrets import token_hex
 from typing import TextIO
 
 from bench.backends import run_lock
-from bench.backends.nodes.nodes import Nodes
 from bench.contract import plan as plans
 from bench.contract import run_files
-from bench.contract.plan import Plan, TrainingPlan
+from bench.contract.plan import Plan
 from bench.errors import ConfigError, written
 from bench.runs import folder as folders
 
@@ -26,6 +24,8 @@ def opened(run: Path, plan_file: Path | None) -> Iterator[Plan]:
     Raises:
         ConfigError: another process works in it, it is not this user's, or it has no plan.
     """
+    if plan_file is None:
+        plans.load(run / run_files.PLAN)  # or nothing is made
     with written(run):
         run.mkdir(mode=folders.NOT_OTHERS, parents=True, exist_ok=True)
         folders.require_ours(run)
@@ -61,28 +61,3 @@ def output(run: Path) -> Iterator[TextIO]:
     """Yield the file in which a runner keeps what it prints."""
     with (run / run_files.RUNNER_OUTPUT).open("a") as file:
         yield file
-
-
-@contextmanager
-def marked(run: Path) -> Iterator[str]:
-    """Yield the name of a file by which other nodes see whether this folder is theirs too."""
-    marker = run / f".lead-{token_hex(8)}"
-    marker.touch()
-    try:
-        yield marker.name
-    finally:
-        marker.unlink()
-
-
-def require_shared(plan: Plan, nodes: Nodes) -> None:
-    """Raise ConfigError if the plan needs a run folder that all nodes share, and they do not: checkpoints do."""
-    if nodes.share_folder or not isinstance(plan, TrainingPlan):
-        return
-    if plan.config.training.checkpoint_every_steps is not None:
-        own = [member.name for member in nodes.members if not member.is_shared]
-        raise ConfigError(
-            f"checkpoints are written by all nodes into the run folder, and {', '.join(own)} has another one",
-            where="task.training.checkpoint_every_steps",
-            fix="put LOGDIR on a file system that every node shares, or set it to null",
-            rule="HST-09",
-        )

@@ -1,7 +1,6 @@
 """Node 0: drive a plan's commands over all nodes, in the order and with the endings of a batch script (job.sh)."""
 
 import shutil
-import signal
 import sys
 import time
 import traceback
@@ -11,13 +10,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.backends.local import TIME_IS_UP, free_port
-from bench.backends.nodes.ending import START_AGAIN, STOPPED, TIME_IS_NEAR, CutShortError, Ending
-from bench.backends.nodes.nodes import NodeLostError, Nodes
+from bench.backends.local import master_port
+from bench.backends.nodes import running
+from bench.backends.nodes.ending import START_AGAIN, STOPPED, TIME_IS_NEAR, CutShortError, Ending, NodeLostError
+from bench.backends.nodes.nodes import Nodes
+from bench.backends.nodes.sharing import require_prepared
 from bench.contract import plan as plans
 from bench.contract import run_files, secrets
 from bench.contract.plan import Command, Plan
-from bench.errors import BenchError
+from bench.errors import BenchError, with_rule
 from bench.launch import in_job
 from bench.runs import status as statuses
 from bench.runs.status import Ending as Outcome
@@ -25,6 +26,8 @@ from bench.runs.status import Status
 
 RESERVE_BYTES = 2**18
 LEAST_FREE_BYTES = 2**20
+IN_STATUS = ("SLU-07",)
+"""What no rank's own log says; `why` finds all else there."""
 SETTLE_S = 3.0
 """Where a whole job is told to end, other nodes may hear of it so much earlier than this one."""
 
@@ -69,13 +72,15 @@ def drive(lead: Lead, join: Callable[[], None]) -> int:
             trial(lead, index)
     except FailedError as error:
         return finish(lead, error.exit_code, error.what)
+    except CutShortError as error:
+        return leave(lead, str(error))
+    except NodeLostError as error:
+        return leave(lead, _settled(lead, with_rule(error.rule, error.what)))
     except BenchError as error:
         print(secrets.masked(str(error)), file=sys.stderr, flush=True)
-        return finish(lead, error.exit_code, f"{error.rule}: {error.what}" if error.rule else error.what)
+        return finish(lead, error.exit_code, with_rule(error.rule, error.what))
     except OSError as error:
-        return finish(lead, 1, f"CFG-08: cannot write: {error.strerror}")
-    except (CutShortError, NodeLostError) as error:
-        return leave(lead, _settled(lead, str(error)))
+        return finish(lead, 1, with_rule("CFG-08", f"cannot write: {error.strerror}"))
     return finish(lead, 0, "every trial ended")
 
 
@@ -115,15 +120,10 @@ def before_trials(lead: Lead, command: Command) -> None:
 
 def prepare(lead: Lead, command: Command) -> None:
     """Make what is not there yet; afterwards every node must have it, at the same path."""
-    paths = plans.to_prepare(lead.plan)
     if not plans.is_prepared(lead.plan):
         run_command(lead, command)
         lead.gain = True
-    found = lead.nodes.ask("exist", check=lead.ending.check, paths=paths)
-    for name, there in zip(lead.nodes.names[1:], found, strict=True):
-        if missing := [path for path in paths if path not in there]:
-            here = lead.nodes.names[0]
-            raise FailedError(1, f"HST-10: {missing[0]} was prepared on {here}, and {name} does not have it")
+    require_prepared(lead.nodes, lead.ending.check)
 
 
 def trial(lead: Lead, index: int) -> None:
@@ -150,39 +150,17 @@ def run_command(lead: Lead, command: Command) -> None:
         FailedError: a rank failed, or its time was up.
         NodeLostError: a node is gone, which explains how the ranks ended.
     """
-    for old in lead.run.glob(run_files.rank_error(command.name, "*")):
-        old.unlink()
-    lead.nodes.start(command, lead.plan.config.cluster.master_port or free_port())
-    lost = None
+    with running.started(lead.nodes, command, lead.run, port=master_port(lead.plan)) as ranks:
+        while ranks.are_running():
+            lead.ending.check()
+    if ranks.lost is not None:
+        raise ranks.lost
     try:
-        failure = _failure(lead, command)
-    finally:
-        lost = lead.nodes.stop()
-    if failure is not None:
-        raise lost or failure
-
-
-def _failure(lead: Lead, command: Command) -> FailedError | None:
-    """Wait for a command's ranks; return how they failed."""
-    until_s = time.monotonic() + 60 * command.limit_min if command.limit_min else None
-    while True:
-        lead.ending.check()
-        codes = lead.nodes.exit_codes()
-        for rank, code in sorted(codes.items()):
-            if code > 128:
-                print(f"rank {rank} got {_signal(code)} during {command.name}", flush=True)
-        if any(codes.values()):
-            return FailedError(max(codes.values()), f"{command.name} failed")
-        if len(codes) == lead.plan.world.num_ranks:
-            return None
-        if until_s is not None and time.monotonic() > until_s:
-            return FailedError(TIME_IS_UP, f"SLU-07: {command.name} took longer than its walltime")
-
-
-def _signal(code: int) -> str:
-    with suppress(ValueError):
-        return signal.Signals(code - 128).name
-    return f"signal {code - 128}"
+        ranks.check()
+    except BenchError as error:
+        print(secrets.masked(str(error)), file=sys.stderr, flush=True)
+        what = with_rule(error.rule, error.what) if error.rule in IN_STATUS else f"{command.name} failed"
+        raise FailedError(ranks.exit_code, what) from None
 
 
 def _settled(lead: Lead, why: str) -> str:
@@ -214,11 +192,13 @@ def leave(lead: Lead, why: str) -> int:
 def finish(lead: Lead, exit_code: int, what: str) -> int:
     """Write the last word; nothing failed is not yet success, which the ledger must prove."""
     if shutil.disk_usage(lead.run).free <= LEAST_FREE_BYTES:
-        what = f"CFG-08: no space left for results: {what}"
+        what = with_rule("CFG-08", f"no space left for results: {what}")
     (lead.run / run_files.RESERVE).unlink(missing_ok=True)
     try:
         code = ask(lead, in_job.close, exit_code=exit_code, what=what, trials=lead.trial_numbers)
     except OSError as error:
-        print(f"CFG-08: {run_files.STATUS} cannot be written: {error.strerror}", file=sys.stderr, flush=True)
+        print(
+            with_rule("CFG-08", f"{run_files.STATUS} cannot be written: {error.strerror}"), file=sys.stderr, flush=True
+        )
         code = 1
     return exit_code or code

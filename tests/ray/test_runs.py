@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,15 @@ def test_a_run_over_two_nodes_is_followed_to_its_verdict(somebody: Somebody) -> 
     assert listed["state"] == "proven"
     assert json.loads(somebody.types("verify", folder, "--json").stdout)["verified"]
     assert not run.processes()
+
+
+@pytest.mark.slow
+def test_the_tiny_task_reaches_its_target_over_two_nodes(somebody: Somebody, tmp_path: Path) -> None:
+    """With a base of its own, trained on both nodes as well; the official checkers pass its log."""
+    env = somebody.env | {"MODEL": str(tmp_path / "model")}
+    words = ("task=lora_tiny", "cluster=ray_test", "launch.wait=true")
+    done = replace(somebody, env=env).types(*words, module="bench.launch")
+    assert "target reached: yes" in done.stdout and "official rules 5.1.0, open: passed" in done.stdout, done
 
 
 def test_cancel_ends_the_ranks(somebody: Somebody) -> None:

@@ -32,12 +32,13 @@ class LostError(Exception):
 class Channel:
     """One side of a connection. Any thread may send; one receives."""
 
-    def __init__(self, incoming: int, outgoing: int) -> None:
+    def __init__(self, incoming: int, outgoing: int, *, is_noisy: bool = False) -> None:
+        """`is_noisy`: a login shell may say something before the other side does."""
         self.incoming, self._outgoing = incoming, outgoing
         self._sending = threading.Lock()
         self._unread, self._messages = b"", deque[dict[str, Any]]()
         self._heard_s = time.monotonic()
-        self._is_lost = False
+        self._is_lost, self._is_noisy, self._is_closed = False, is_noisy, False
         for descriptor in {incoming, outgoing}:
             os.set_blocking(descriptor, False)
 
@@ -49,6 +50,8 @@ class Channel:
         """
         left = memoryview(json.dumps({"kind": kind} | content).encode() + b"\n")
         with self._sending:
+            if self._is_closed:
+                raise LostError("the connection is closed")
             while left:
                 try:
                     left = left[os.write(self._outgoing, left) :]
@@ -89,11 +92,17 @@ class Channel:
                 return messages[0]
         raise LostError(f"does not answer within {within_s:.0f} s")
 
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
     def close(self) -> None:
-        self._is_lost = True
-        for descriptor in {self.incoming, self._outgoing}:
-            with suppress(OSError):
-                os.close(descriptor)
+        """Close the descriptors, which are this channel's own; nothing is sent to who gets their numbers next."""
+        with self._sending:
+            if not self._is_closed:
+                self._is_lost = self._is_closed = True
+                for descriptor in {self.incoming, self._outgoing}:
+                    os.close(descriptor)
 
     def _read(self) -> None:
         """Take in what is there now."""
@@ -105,18 +114,28 @@ class Channel:
                     return
                 self._heard_s = time.monotonic()
                 *lines, self._unread = (self._unread + data).split(b"\n")
-                self._messages.extend(map(_message, lines))
+                for line in lines:
+                    self._take(line)
                 if len(self._unread) > LONGEST_LINE:
                     raise ValueError("a line without end")
         except BlockingIOError:
             return
-        except (OSError, ValueError, KeyError, TypeError):  # what no runner sends
+        except (OSError, ValueError):  # what no runner sends
             self._is_lost = True
+
+    def _take(self, line: bytes) -> None:
+        try:
+            self._messages.append(_message(line))
+            self._is_noisy = False
+        except ValueError:
+            if not self._is_noisy:
+                raise
 
 
 def _message(line: bytes) -> dict[str, Any]:
     message: dict[str, Any] = json.loads(line)
-    message["kind"]  # noqa: B018 - KeyError, or TypeError of what is no object
+    if not isinstance(message, dict) or not isinstance(message.get("kind"), str):
+        raise ValueError("no message")
     return message
 
 
@@ -128,10 +147,10 @@ def of_socket(connection: socket.socket) -> Channel:
 
 
 def beat(channels: list[Channel]) -> None:
-    """Tell the other sides from a thread that this process lives, whatever it does, until it ends."""
+    """Tell the other sides from a thread that this process lives, whatever it does, until all of them are closed."""
 
     def beating() -> None:
-        while True:
+        while not all(channel.is_closed for channel in channels):
             for channel in list(channels):
                 with suppress(LostError):
                     channel.send("beat")

@@ -4,14 +4,24 @@ import signal
 import time
 from dataclasses import dataclass
 
-STOPPED = "SLU-08: the run was cancelled"
+from bench.errors import BenchError, with_rule
+
 START_AGAIN = 75
 """Exit code of a run that was cut short, and goes on when the same command is started again (sysexits' EX_TEMPFAIL)."""
-TIME_IS_NEAR = "SLU-07: the time limit is near"
+STOPPED = with_rule("SLU-08", "the run was cancelled")
+TIME_IS_NEAR = with_rule("SLU-07", "the time limit is near")
 
 
 class CutShortError(Exception):
     """The run ends before its work is done."""
+
+
+class NodeLostError(BenchError):
+    """A node is gone, or was told to end."""
+
+    def __init__(self, node: str, why: object) -> None:
+        fix = "see what ended it: its machine, its network, or a person"
+        super().__init__(f"{node} is gone: {why}", where=node, fix=fix, rule="HST-01")
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from typing import Any
 from bench.backends.nodes import channel as channels
 from bench.backends.nodes import files, processes
 from bench.backends.nodes.channel import Channel, LostError
-from bench.backends.nodes.ending import CutShortError
+from bench.backends.nodes.ending import CutShortError, NodeLostError
 from bench.backends.nodes.processes import Ranks
 from bench.contract import plan as plans
 from bench.contract import run_files
@@ -23,8 +23,6 @@ JOIN_S = 900.0
 """How long the lead may take to be there: its image may have to be pulled."""
 RETRY_S = 0.5
 POLL_S = 0.2
-NODE = "RUNSTOP_NODE"
-"""The environment variable with the name that this node has for its users; without it, the host name."""
 
 
 @dataclass(slots=True)
@@ -45,7 +43,7 @@ class Node:
 
 def node_name() -> str:
     """Return the name of this node, as findings have it."""
-    return os.environ.get("SLURMD_NODENAME") or os.environ.get(NODE) or socket.gethostname()
+    return os.environ.get("SLURMD_NODENAME") or os.environ.get(run_files.NODE_VARIABLE) or socket.gethostname()
 
 
 def join(lead: tuple[str, int], number: int, *, token: str, within_s: float, check: Callable[[], None]) -> Channel:
@@ -65,9 +63,10 @@ def join(lead: tuple[str, int], number: int, *, token: str, within_s: float, che
             last = str(error)
             time.sleep(RETRY_S)
     raise BenchError(
-        f"HST-02: node {number} could not join the lead within {within_s:.0f} s: {last}",
+        f"node {number} could not join the lead within {within_s:.0f} s: {last}",
         where="{}:{}".format(*lead),
         fix="see whether node 0 runs, and whether this port of it can be reached from here",
+        rule="HST-02",
     )
 
 
@@ -86,12 +85,20 @@ def introduce(channel: Channel, number: int, *, token: str) -> Channel:
     return channel
 
 
+def by_streams(number: int) -> Channel:
+    """Return a connection with whoever started this process: its standard streams, which ranks do not inherit."""
+    channel = Channel(os.dup(0), os.dup(1))
+    os.dup2(2, 1)
+    channel.send("join", node=number, name=node_name())
+    return channel
+
+
 def obey(channel: Channel, number: int, folder: Path, *, check: Callable[[], None]) -> int:
     """Do what the lead says until it says that the run has ended; return the exit code that it gives.
 
     Raises:
         CutShortError: of `check`; the lead is told.
-        BenchError: the lead is gone. No rank of this node runs any more.
+        NodeLostError: the lead is gone. No rank of this node runs any more.
     """
     channels.beat([channel])
     node: Node | None = None
@@ -112,9 +119,7 @@ def obey(channel: Channel, number: int, folder: Path, *, check: Callable[[], Non
             channel.send("leaving", why=str(error))
         raise
     except LostError as error:
-        raise BenchError(
-            f"the lead is gone: {error}", where="--lead", fix="see what ended node 0", rule="HST-01"
-        ) from None
+        raise NodeLostError("the lead", error) from None
     finally:
         if node is not None and node.ranks is not None:
             node.ranks.stop()
@@ -141,7 +146,8 @@ def follow(node: Node, message: dict[str, Any]) -> None:
                 clear(node, command)
             master = (str(message["host"]), int(message["port"]))
             node.told = {}
-            node.ranks = Ranks(node.plan, command, node.folder, node=node.number, master=master)
+            environment = processes.environment(node.plan.environment, master)
+            node.ranks = Ranks(node.plan, command, node.folder, node=node.number, environment=environment)
         case "stop":
             if node.ranks is not None:
                 node.ranks.stop()

@@ -12,20 +12,21 @@ from typing import Any
 from bench.backends.nodes import channel as channels
 from bench.backends.nodes import files, processes
 from bench.backends.nodes.channel import Channel, LostError
+from bench.backends.nodes.ending import NodeLostError
 from bench.backends.nodes.member import node_name
 from bench.backends.nodes.processes import GRACE_S, Ranks
+from bench.backends.nodes.sharing import marked
+from bench.contract import run_files
 from bench.contract.plan import Command, Plan
 from bench.errors import BenchError, ConfigError
 
 POLL_S = 0.1
+LEAVES_S = 10.0
+"""How long nodes may take to end, once they know that the run has."""
 STOPS_S = GRACE_S + 50
 """How long a node may take to end its ranks, and to send what they wrote."""
 Check = Callable[[], None]
 """Called while the lead waits; raises what ends the waiting."""
-
-
-class NodeLostError(Exception):
-    """A node is gone, or was told to end."""
 
 
 @dataclass(slots=True)
@@ -39,36 +40,34 @@ class Member:
     codes: dict[int, int] = field(default_factory=dict)
 
     def lost(self, why: object) -> NodeLostError:
-        return NodeLostError(f"HST-01: node {self.number} ({self.name}) is gone: {why}")
+        return NodeLostError(f"node {self.number} ({self.name})", why)
 
 
 class Nodes:
-    """The lead's own node, and the others once they have joined."""
+    """The nodes of a run: the lead's own, where it runs ranks itself, and those that have joined it.
 
-    def __init__(self, plan: Plan, folder: Path, lead: tuple[str, int]) -> None:
-        self.plan, self._folder, self._lead = plan, folder, lead
+    `own` is what ranks of the lead's own node find in their environment; None: all nodes are others.
+    """
+
+    def __init__(self, plan: Plan, folder: Path, host: str, *, own: Mapping[str, str] | None) -> None:
+        self.plan, self._folder, self._host, self._own = plan, folder, host, own
         self.members: list[Member] = []
         self._ranks: Ranks | None = None
         self._beating: list[Channel] = []
 
     @property
     def names(self) -> list[str]:
-        """The names of all nodes, the lead's first."""
-        return [node_name(), *(member.name for member in self.members)]
+        """The names of all nodes, in the order of their ranks."""
+        return [*([node_name()] if self._own is not None else []), *(member.name for member in self.members)]
 
-    @property
-    def share_folder(self) -> bool:
-        """Whether every node sees what the others write into the run folder."""
-        return all(member.is_shared for member in self.members)
-
-    def join(self, *, token: str, within_s: float, check: Check) -> None:
+    def join(self, port: int, *, token: str, within_s: float, check: Check) -> None:
         """Wait until every other node has joined, and has proven that it knows the token.
 
         Raises:
             BenchError: one has not.
         """
         wanted, until_s = set(range(1, self.plan.world.num_nodes)), time.monotonic() + within_s
-        with listening(self._lead) as listener:
+        with listening((self._host, port)) as listener:
             while missing := wanted - {member.number for member in self.members}:
                 check()
                 if time.monotonic() > until_s:
@@ -93,27 +92,34 @@ class Nodes:
             channel.send("refused", what=f"the run waits for nodes {sorted(missing)}")
         else:
             channel.send("welcome", proof=channels.proof(token, str(said.get("challenge")), "lead"))
-            self.members.append(Member(int(number), name, channel))
-            if not self._beating:
-                channels.beat(self._beating)
-            self._beating.append(channel)
-            return
+            return self.add(Member(int(number), name, channel))
         channel.close()
+        return None
 
-    def send_plan(self, text: str, marker: str, *, check: Check) -> None:
-        """Give every node the plan, and learn whether its run folder is the lead's, in which `marker` lies."""
-        for member in self.members:
-            self._tell(member, "plan", text=text, marker=marker)
-        for member, answer in self._answers("ready", check=check):
-            member.is_shared = bool(answer["is_shared"])
+    def add(self, member: Member) -> None:
+        """Take in a node that is known for what it is."""
+        self.members.append(member)
+        self._beating.append(member.channel)
+        if len(self._beating) == 1:
+            channels.beat(self._beating)
+
+    def send_plan(self, *, check: Check) -> None:
+        """Give every node the plan, and learn whether its run folder is the lead's."""
+        text = (self._folder / run_files.PLAN).read_text()
+        with marked(self._folder) as marker:
+            for member in self.members:
+                self._tell(member, "plan", text=text, marker=marker)
+            for member, answer in self._answers("ready", check=check):
+                member.is_shared = bool(answer["is_shared"])
 
     def start(self, command: Command, port: int) -> None:
         """Start a command's ranks on every node."""
-        host = self._lead[0]
         for member in self.members:
             member.codes = {}
-            self._tell(member, "start", command=command.name, host=host, port=port)
-        self._ranks = Ranks(self.plan, command, self._folder, node=0, master=(host, port))
+            self._tell(member, "start", command=command.name, host=self._host, port=port)
+        if self._own is not None:
+            environment = processes.environment(self._own, (self._host, port))
+            self._ranks = Ranks(self.plan, command, self._folder, node=0, environment=environment)
 
     def exit_codes(self) -> dict[int, int]:
         """Return those of the ranks that have ended, of all nodes, after a moment.
@@ -126,8 +132,7 @@ class Nodes:
         for member in self.members:
             for message in self._received(member):
                 self._take(member, message)
-        assert self._ranks is not None
-        codes = self._ranks.exit_codes()
+        codes = self._ranks.exit_codes() if self._ranks is not None else {}
         for member in self.members:
             codes |= member.codes
         return codes
@@ -157,10 +162,16 @@ class Nodes:
         return [answer["value"] for _, answer in self._answers("answer", check=check)]
 
     def bye(self, exit_code: int) -> None:
-        """Let the other nodes end, with the exit code of the run."""
+        """Let the other nodes end, with the exit code of the run, and close the connections."""
         for member in self.members:
             with suppress(LostError):
                 member.channel.send("bye", exit_code=exit_code)
+        until_s = time.monotonic() + LEAVES_S
+        for member in self.members:
+            with suppress(LostError):  # closed with something unread, a connection would lose what was said last
+                while time.monotonic() < until_s:
+                    member.channel.received(POLL_S)
+            member.channel.close()
 
     def _has_stopped(self, member: Member) -> bool:
         messages = self._received(member, wait_s=POLL_S)
@@ -205,7 +216,7 @@ class Nodes:
     def drop_caches(self, words: Sequence[str], *, check: Check) -> list[str]:
         """Have every node drop its page cache; return what each says of it."""
         others = self.ask("drop_caches", check=check, words=list(words))
-        return [processes.drop_caches(words, node_name()), *others]
+        return [*([processes.drop_caches(words, node_name())] if self._own is not None else []), *others]
 
 
 def listening(address: tuple[str, int]) -> socket.socket:

@@ -23,7 +23,9 @@ NOT_INHERITED = ("RUNSTOP_TOKEN", "SUBMITIT_LOCAL_GLOBALID")
 class Ranks:
     """The processes of one command on this node."""
 
-    def __init__(self, plan: Plan, command: Command, folder: Path, *, node: int, master: tuple[str, int]) -> None:
+    def __init__(
+        self, plan: Plan, command: Command, folder: Path, *, node: int, environment: Mapping[str, str]
+    ) -> None:
         (folder / run_files.RANK_LOGS).mkdir(exist_ok=True)
         count = plan.world.ranks_per_node
         words = [sys.executable if command.argv[0] == "python" else command.argv[0], *command.argv[1:]]
@@ -32,9 +34,8 @@ class Ranks:
             for local_rank in range(count):
                 rank = node * count + local_rank
                 own = {"RANK": f"{rank}", "LOCAL_RANK": f"{local_rank}", "WORLD_SIZE": f"{plan.world.num_ranks}"}
-                shared = environment(plan.environment, master)
                 output = folder / run_files.rank_output(command.name, rank)
-                self._processes[rank] = start(words, folder, shared | own, output)
+                self._processes[rank] = start(words, folder, {**environment, **own}, output)
         except BaseException:
             self.stop()
             raise
@@ -83,15 +84,16 @@ def start(
         )
 
 
-def environment(planned: Mapping[str, str], master: tuple[str, int]) -> dict[str, str]:
-    """Return what all ranks of this node find: this process's environment, the plan's, and where rank 0 listens.
-
-    An empty or relative entry of PYTHONPATH would be the run folder, in which they start.
-    """
+def environment(own: Mapping[str, str], master: tuple[str, int]) -> dict[str, str]:
+    """Return what all ranks of this node find: this process's environment, their own, and where rank 0 listens."""
     inherited = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
-    entries = filter(os.path.isabs, inherited.get("PYTHONPATH", "").split(os.pathsep))
-    python = {"PYTHONPATH": os.pathsep.join([str(PACKAGES), *entries]), "PYTHONSAFEPATH": "1"}
-    return inherited | dict(planned) | {"MASTER_ADDR": master[0], "MASTER_PORT": str(master[1])} | python
+    return inherited | dict(own) | {"MASTER_ADDR": master[0], "MASTER_PORT": str(master[1])} | python_paths()
+
+
+def python_paths() -> dict[str, str]:
+    """Return where ranks import from; an empty or relative entry would be the run folder, in which they start."""
+    entries = filter(os.path.isabs, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    return {"PYTHONPATH": os.pathsep.join([str(PACKAGES), *entries]), "PYTHONSAFEPATH": "1"}
 
 
 def drop_caches(words: Sequence[str], node: str) -> str:

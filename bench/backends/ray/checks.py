@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from bench.backends.kubernetes import config_checks
-from bench.backends.local_checks import no_container
 from bench.backends.ray import client, group, manifest, request
 from bench.contract import secrets as known_secrets
 from bench.contract.plan import Plan
 from bench.contract.ray import Ray
+from bench.contract.schema import Runtime
 from bench.errors import BenchError
 from bench.rules.check import Answer, CannotTellError, Check, Finding, Subject, Tier, broken
 
@@ -40,6 +40,14 @@ def address(subject: Subject) -> Iterator[Finding | str]:
         yield request.address(subject.plan)
     except BenchError as error:
         yield broken("RAY-01", error.what, error.where, fix=error.fix)
+
+
+def no_container(subject: Subject) -> Iterator[Finding]:
+    """Yield whether ranks should run in a container: theirs is that of the Ray node, if that has one."""
+    container = subject.plan.config.container
+    if container.runtime is not Runtime.none:
+        fix = "choose container=none; the nodes of a Ray cluster bring torch and the engine themselves"
+        yield broken("PYX-04", "actors of Ray start no container", f"container={container.name}", fix=fix)
 
 
 def passed_on(subject: Subject) -> Iterator[Finding | str]:
