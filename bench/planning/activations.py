@@ -1,9 +1,10 @@
 """How many bytes of activations one layer stores per token for its backward pass, on one rank."""
 
 from bench.contract.layers import Layer, layer_of
-from bench.contract.plan import World
+from bench.contract.plan import Recomputed, World
 from bench.contract.schema import Config, Precision
 from bench.contract.task import Activation, Lora, Norm, Position
+from bench.planning.parallelism import tokens
 from bench.planning.parameters import kv_size, linears
 
 SCALE_BYTES = 4
@@ -69,6 +70,16 @@ def _trained_layer_bytes(config: Config, world: World) -> float:
     return norms + (qkv_bytes(config, world) + fc1_bytes(config, world)) + attention
 
 
+def hidden_bytes(config: Config, world: World) -> float:
+    """Return the bytes of the hidden states of a micro-batch between two layers, on one rank."""
+    return tokens(config, world) * BYTES[config.precision] * config.model.hidden_size / world.sequence_tp
+
+
+def stores_inputs(config: Config, recomputed: Recomputed) -> bool:
+    """Return whether a layer stores its own input; the hand-written frozen one stores the norm's output instead."""
+    return recomputed.full or layer_of(config) is not Layer.frozen
+
+
 def quantized_bytes(config: Config) -> int:
     """Return the bytes of one number of a GEMM's operand."""
     return 1 if config.precision is Precision.fp8 else BYTES[config.precision]
@@ -91,7 +102,7 @@ def fc1_bytes(config: Config, world: World) -> float:
 
 
 def _megatron_layer_bytes(config: Config, world: World) -> float:
-    """Return the bytes that megatron-core's BF16 or FP32 layer, which is frozen under adapters, stores per token.
+    """Return the bytes that megatron-core's BF16 or FP32 layer, frozen under adapters or trained, stores per token.
 
     Attention and SwiGLU are fused kernels; everything else is plain torch. p bytes per number, hidden width h, MLP
     width f.
@@ -105,11 +116,11 @@ def _megatron_layer_bytes(config: Config, world: World) -> float:
     | output of fc1              | p f, swiglu 2 p f | tp         | backward of the activation                       |
     | LoRA: dropout(x), its mask | (p + 1) width(x)  | as x       | gradient of A                                    |
     | LoRA: A dropout(x)         | p rank            | not split  | gradient of B                                    |
+    | trained: x                 | p width(x)        | as x       | gradient of the projection's weight              |
 
     Without dropout an adapter stores x itself; the input of proj is the output of attention, which is stored already.
     """
     model, lora, size, tp = config.model, config.training.lora, BYTES[config.precision], world.tp
-    assert lora is not None
     projections = linears(model)
     stored = 2 * size * model.hidden_size / world.sequence_tp + _megatron_qkv_bytes(config, world)
     stored += size * (model.hidden_size + projections["linear_fc1"].num_out) / tp
@@ -117,7 +128,7 @@ def _megatron_layer_bytes(config: Config, world: World) -> float:
     for name, linear in projections.items():
         split = world.sequence_tp if linear.is_column else tp
         stored += linear.num_in * _stored_input_bytes(name, lora, size) / split
-    return stored + size * lora.rank * len(lora.target_modules)
+    return stored + (size * lora.rank * len(lora.target_modules) if lora else 0)
 
 
 def _megatron_qkv_bytes(config: Config, world: World) -> float:
@@ -142,8 +153,10 @@ def _megatron_qkv_bytes(config: Config, world: World) -> float:
     return size * (qkv / world.tp + angles)
 
 
-def _stored_input_bytes(name: str, lora: Lora, size: int) -> int:
-    """Return the bytes stored per number of a projection's input, for the gradient of its adapter."""
+def _stored_input_bytes(name: str, lora: Lora | None, size: int) -> int:
+    """Return the bytes stored per number of a projection's input, for the gradient of its adapter or of its weight."""
+    if lora is None:
+        return 0 if name == "linear_proj" else size
     if name not in lora.target_modules:
         return 0
     if lora.dropout:

@@ -17,17 +17,14 @@ from bench.contract.plan import Plan
 from bench.contract.schema import Config, DataSource
 from bench.contract.task import Kind, StartsFrom, Weights
 from bench.errors import ConfigError
-from bench.planning import make_plan
+from bench.planning import deepspeed, make_plan
 from bench.planning.compose_errors import explained
+from bench.planning.conf_folder import CONF as CONF
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 _log = logging.getLogger(__name__)
-
-_PACKAGE = Path(__file__).parents[1]
-CONF = next(d for d in (_PACKAGE / "conf", _PACKAGE.parent / "conf") if d.is_dir())
-"""Inside the package once installed, beside it in a checkout."""
 
 FOR_BASE_TOO = ("model", "cluster", "gpu@cluster", "container", "walltime", "hydra")
 """Overrides of these also apply to the task that makes the base checkpoint; hydra.searchpath is the site's folder."""
@@ -173,6 +170,9 @@ def typed(config: "DictConfig") -> Config:
         setattr(paths, name, _absolute(getattr(paths, name)))
     typed_config.data.tokenizer = _absolute(typed_config.data.tokenizer)
     typed_config.launch.folder = _absolute(typed_config.launch.folder)
+    peer = typed_config.engine.huggingface
+    if peer is not None and deepspeed.is_path(peer.deepspeed_json):
+        peer.deepspeed_json = _absolute(peer.deepspeed_json)
     return typed_config
 
 
