@@ -28,7 +28,7 @@ from bench.contract.task import Kind, StartsFrom
 from bench.errors import ConfigError
 from bench.mlperf import closed_division
 from bench.mlperf.benchmarks import LLAMA2_70B_LORA
-from bench.planning import cuda_graph, flops, kernel_points, layouts, nemo, validate
+from bench.planning import cuda_graph, deepspeed, flops, kernel_points, layouts, nemo, validate
 from bench.planning.parallelism import num_microbatches, split
 
 PROBE_MIN = 10
@@ -65,23 +65,26 @@ def _training(config: Config, base: Config | None) -> TrainingPlan:
     validate.check_steps(config, steps)
     base_plan = None if base is None else _make_base(base)
     evaluation = _checked_evaluations(config)
-    validate.check_memory(config, chosen.memory)
     is_captured, lora = config.nemo is None and cuda_graph.is_chosen(config, chosen), config.training.lora
+    needed = cuda_graph.memory_of(config, chosen) if is_captured else chosen.memory
+    validate.check_memory(config, needed)
     cost = chosen.cost if config.nemo is None else None  # rates are those of our kernels
     trials = _trials(config)
+    batch = batches(layouts.with_micro_batch(config, chosen.micro_batch_size), chosen.world)
     return TrainingPlan(
         version=PLAN_VERSION,
         name=f"{config.task.name}-{config.cluster.name}",
         config=config,
         world=chosen.world,
-        batch=batches(layouts.with_micro_batch(config, chosen.micro_batch_size), chosen.world),
+        batch=batch,
         evaluation=evaluation,
         max_steps=steps,
         submission=submission(config),
         trials=trials,
         recompute=chosen.recompute,
-        memory=chosen.memory,
+        memory=needed,
         cost=cuda_graph.without_waiting(cost) if cost and is_captured else cost,
+        deepspeed=deepspeed.settings(config, batch),
         cuda_graph=is_captured,
         tflop_per_sample=flops.tflop_per_sample(config.model, lora, seq_length=config.data.seq_length),
         peak_tflops=flops.peak_tflops(config),

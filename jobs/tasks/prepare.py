@@ -148,7 +148,7 @@ def rank_0_says(choice: bool) -> bool:
     """Return rank 0's choice on every rank; this is a barrier too."""
     import torch
 
-    flag = torch.tensor([int(choice)], device=torch.cuda.current_device())
+    flag = torch.tensor([int(choice)], device=process_group.device())
     torch.distributed.broadcast(flag, src=0)
     return bool(flag.item())
 

@@ -66,6 +66,8 @@ def run(
     usual = engine.warm_up(plan.config.recipe.warmup_iterations, trial.seed, profile=profile)
     if watchdog is not None and usual is not None:
         expect(watchdog, usual, plan)
+    for key, value, metadata in engine.facts():
+        log.event(key, value, **metadata)
     if profile is not None:
         profiles.log_files(profile, log)
     saving = None
