@@ -79,7 +79,7 @@ class TorchPlacement:
         self._optimizer.zero_grad()
 
     def restart(self, num_steps: int = 0) -> None:
-        optimizers.restart(self._optimizer, num_steps)
+        optimizers.restart(self._optimizer, self._trained.values(), num_steps)
 
     def shards(self) -> list[Shard]:
         ranks, rank = self._plan.world.num_ranks, torch.distributed.get_rank()
