@@ -59,6 +59,8 @@ class HuggingFace:
     strategy: Strategy = Strategy.ddp
     zero_stage: int = 0
     """With strategy=deepspeed: 0 shards nothing, 1 optimizer states, 2 gradients too, 3 weights too."""
+    num_gpus: int = 1
+    """With strategy=balanced: over how many GPUs of the node the one process lays the layers."""
     offload_optimizer: bool = False
     """Master weights and moments in host memory, where the CPU updates them."""
     offload_parameters: bool = False

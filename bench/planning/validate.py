@@ -7,7 +7,7 @@ from bench.contract.plan import Memory
 from bench.contract.schema import Config, Device, Precision, ProfileKind
 from bench.contract.task import LORA_TARGETS, Kind, MomentPrecision, Position, Recompute, StartsFrom, Task, Trains
 from bench.errors import ConfigError
-from bench.planning import data_checks, kernel_checks, ranges, texts
+from bench.planning import data_checks, kernel_checks, peer_checks, ranges, texts
 
 
 class DoesNotFitError(ConfigError):
@@ -30,6 +30,7 @@ def check(config: Config) -> None:
     _check_profile(config)
     _check_training(config)
     _check_lora(config)
+    peer_checks.check(config)
     _check_precision(config)
     _check_offload(config)
 
@@ -76,10 +77,17 @@ def check_memory(config: Config, memory: Memory) -> None:
         f"{memory.base_weights_gib + memory.adapter_weights_gib:.1f}, gradients {memory.gradients_gib:.1f}, "
         f"optimizer {memory.optimizer_gib:.1f}, activations {memory.activations_gib:.1f}, "
         f"workspace {memory.workspace_gib:.1f}",
-        where="parallel.tp, parallel.pp, parallel.cp, recipe.recompute",
-        fix="raise parallel.tp (weights), parallel.cp (activations) or the number of GPUs, "
-        "or set recipe.recompute=full" + _smaller_states(config),
+        **(_smaller(config) if config.huggingface is None else peer_checks.smaller(config.huggingface)),
     )
+
+
+def _smaller(config: Config) -> dict[str, str]:
+    """Return where a config says how much memory it takes, and what makes that less."""
+    return {
+        "where": "parallel.tp, parallel.pp, parallel.cp, recipe.recompute",
+        "fix": "raise parallel.tp (weights), parallel.cp (activations) or the number of GPUs, "
+        "or set recipe.recompute=full" + _smaller_states(config),
+    }
 
 
 def _smaller_states(config: Config) -> str:

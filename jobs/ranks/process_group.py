@@ -73,6 +73,14 @@ def device() -> "torch.device":
     return torch.device("cpu")
 
 
+def leave() -> None:
+    """Leave the process group together."""
+    import torch
+
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
 def node_names(who: Rank) -> list[str]:
     """Return the node of each rank; all ranks ask together, after they have joined."""
     return gathered(who, node_name())
