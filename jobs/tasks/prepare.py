@@ -17,7 +17,7 @@ from bench.contract.plan import Plan
 from bench.contract.schema import DataSource
 from bench.errors import ConfigError
 from jobs.data.locking import alone
-from jobs.engines import EngineModule, engine_of
+from jobs.engines import engine_of
 from jobs.ranks import process_group
 from jobs.ranks.guard import guarded
 from jobs.ranks.identity import Rank, from_environment
@@ -53,7 +53,7 @@ def main() -> None:
 
 @contextmanager
 def started(plan: Plan, who: Rank) -> Iterator[None]:
-    """Join the process groups for the body: those of the engine that trains the base, or for rows one that only waits."""
+    """Join the groups of the engine that trains the base, or where only rows are made one that waits for them."""
     if plan.base is None:
         process_group.join(plan, who)
         yield
@@ -83,7 +83,7 @@ def prepare(plan: Plan, who: Rank, log: mllog.Writer) -> None:
             if needed is not None and needed.data_dir is not None:
                 make_rows(needed)
     if plan.base is not None and rank_0_says(not Path(str(plan.base_dir)).exists()):
-        make_base(plan.base, Path(str(plan.base_dir)), log, engine_of(plan))
+        make_base(plan.base, Path(str(plan.base_dir)), log)
 
 
 def make_rows(plan: Plan) -> None:
@@ -133,9 +133,9 @@ def _make_grammar_rows(plan: Plan, folder: Path) -> None:
             rows_of.save(part, name, *rows)
 
 
-def make_base(plan: Plan, folder: Path, log: mllog.Writer, module: EngineModule) -> None:
-    """Train the base task from scratch, with the engine of the run that needs it, and save its weights."""
-    trial = plan.trials[0]
+def make_base(plan: Plan, folder: Path, log: mllog.Writer) -> None:
+    """Train the base task from scratch and save its weights."""
+    trial, module = plan.trials[0], engine_of(plan)
     describe(plan, trial, module.versions(), log)
     engine = module.build(plan, trial.seed)
     log.stop(mllog.INIT_STOP)

@@ -1,7 +1,8 @@
 """Train several plans of engine=huggingface: `python -m tests.helpers.peer FOLDER …`, once for all of their ranks.
 
 The libraries are imported once, and this process forks the ranks. Each folder gets its log, with all losses, and from
-every rank held_R.json: what it holds of the model while no layer is at work.
+every rank held_R.json: what it holds of the model while no layer is at work. A folder may have adapters to begin with,
+in `given`; their evaluation loss is written first.
 """
 
 import json
@@ -67,6 +68,7 @@ def learn(plan: Plan, folder: Path, rank: int) -> None:
     """Train from the plan's base, or go on from a checkpoint, and save adapters if there are any."""
     import torch
 
+    from jobs.data import rows as rows_of
     from jobs.engines.huggingface.engine import HuggingFaceEngine
     from jobs.tasks.checkpoints import Checkpoints
     from jobs.tasks.train import train
@@ -78,6 +80,8 @@ def learn(plan: Plan, folder: Path, rank: int) -> None:
     if (folder / "given").is_dir():
         engine.load(folder / "given", adapters=True)
     engine.warm_up(plan.config.recipe.warmup_iterations, trial.seed, profile=None)
+    if (folder / "given").is_dir():
+        (folder / f"given_{rank}.txt").write_text(str(engine.evaluate(rows_of.load(plan, "eval"))))
     log = mllog.Writer(folder / trial.log if rank == 0 else None)
     if plan.config.training.checkpoint_every_steps is not None:
         saving = Checkpoints(plan, trial, engine, folder, log, rank=rank)

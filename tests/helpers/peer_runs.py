@@ -43,18 +43,20 @@ def composed(folder: Path, *overrides: str, peer: bool = True) -> Plan:
 
 
 def made_by_megatron(folder: Path) -> None:
-    """Make rows and a base with our engine, and its runs, megatron_all and megatron_lora."""
+    """Make rows and a base with our engine, and its runs, megatron_all and megatron_lora with its adapters_0."""
     first = ranks.compose(folder, *SHORT, "cluster.ranks_per_node=1")
     ranks.run(first, ranks.write(first, folder / "prepare"), "jobs.tasks.prepare", "plan.json")
     plans = {trains: composed(folder, *overrides, peer=False) for trains, overrides in TRAINS.items()}
-    runs = [ranks.write(plan, folder / f"megatron_{trains}") for trains, plan in plans.items()]
-    ranks.run(plans["all"], folder, "tests.helpers.curves", *map(str, runs))
+    for trains, plan in plans.items():
+        run = ranks.write(plan, folder / f"megatron_{trains}")
+        ranks.run(plan, run, "jobs.tasks.train", "plan.json", "--trial", "0")
 
 
 def trained(plans: dict[str, Plan], folder: Path) -> None:
     """Train plans of the peer in one start of their ranks, in folders of their names, one after the other."""
     for name, plan in plans.items():
-        ranks.write(plan, folder / name)
+        if not (folder / name / "plan.json").exists():
+            ranks.write(plan, folder / name)
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "tests.helpers.peer", *(str(folder / name) for name in plans)]
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=800, check=False)

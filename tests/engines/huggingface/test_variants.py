@@ -4,10 +4,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from bench.contract import mllog
+from bench.mlperf.result import parse
 from helpers import ranks
 from helpers.peer_runs import BLOCK, FSDP2, TRAINS, ZERO, composed, facts, losses, needed, trained
+from jobs.data.targets import targets
+from jobs.tasks import convert
 
 needed()
 pytestmark = [pytest.mark.trains, pytest.mark.slow, pytest.mark.skipif(ranks.DEVICE != "cpu", reason="gloo ranks")]
@@ -60,3 +64,56 @@ def test_bf16_learns_close_to_fp32(name: str, folder: Path) -> None:
         "pure": ("bfloat16", "bfloat16", "bfloat16"),
     }
     assert tuple(types.metadata[key] for key in ("weights", "master", "moments")) == wanted[types.value]
+
+
+GOES_ON = {
+    "fsdp2": (FSDP2,),
+    "zero3": (ZERO, f"{BLOCK}.zero_stage=3"),
+    "zero2": (ZERO, f"{BLOCK}.zero_stage=2"),
+    "ddp": (),
+    "zero1": (ZERO, f"{BLOCK}.zero_stage=1"),
+    "zero0": (ZERO,),
+}
+"""In this order each goes on from the checkpoint of the one before, at step 8; the first from one of its own."""
+
+
+@pytest.fixture(scope="module")
+def resumed(runs: Path) -> Path:
+    """A whole run of FSDP2 that saves its state, and runs of every strategy that go on with it."""
+    saving = ("task.training.checkpoint_every_steps=8", *TRAINS["all"])
+    plans = {f"on_{name}": composed(runs, *saving, *overrides) for name, overrides in GOES_ON.items()}
+    plans = {"saved": composed(runs, *saving, FSDP2), "saved_zero3": composed(runs, *saving, *GOES_ON["zero3"])} | plans
+    for name, plan in plans.items():
+        ranks.write(plan, runs / name)
+    for name in ("on_fsdp2", "on_zero3", "on_zero2"):
+        (runs / name / "checkpoints").symlink_to(runs / "saved" / "checkpoints")
+    for name in ("on_ddp", "on_zero1", "on_zero0"):
+        (runs / name / "checkpoints").symlink_to(runs / "saved_zero3" / "checkpoints")
+    trained(plans, runs)
+    return runs
+
+
+@pytest.mark.parametrize("name", GOES_ON)
+def test_a_checkpoint_goes_on_in_every_strategy(name: str, resumed: Path) -> None:
+    """Both saved runs end at step 20 and keep steps 16 and 20, and what has ended is not gone on with."""
+    expected, log = losses(resumed / "megatron_all"), facts(resumed / f"on_{name}")
+    assert log[mllog.RESUMED].value == 16
+    np.testing.assert_allclose(losses(resumed / f"on_{name}"), expected[16:], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["saved", "saved_zero3"])
+def test_a_checkpoint_becomes_a_hugging_face_folder(name: str, resumed: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    from jobs.data import rows as rows_of
+
+    step = resumed / name / "checkpoints" / "trial_0" / "step_20"
+    assert convert.main(["export", str(step), str(tmp_path / "out")]) == 0
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    rows = rows_of.load(composed(resumed, *TRAINS["all"]), "eval")
+    tokens, labels, weights = targets(rows, np.arange(11))
+    with torch.no_grad():
+        each = torch.nn.functional.cross_entropy(model(tokens).logits.transpose(1, 2), labels, reduction="none")
+    assert (each * weights).sum().item() / 11 == pytest.approx(
+        parse(resumed / name / "result_0.txt").eval_final, abs=1e-4
+    )
