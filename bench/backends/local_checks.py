@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from bench.backends import nemo_environment
 from bench.contract.plan import Plan
 from bench.contract.schema import Device, Runtime
 from bench.rules.check import CannotTellError, Check, Finding, Subject, broken
@@ -118,6 +119,7 @@ def named_gpus(subject: Subject) -> Iterator[Finding | str]:
 CHECKS = (
     Check("no container", ("PYX-04",), no_container),
     Check("packages of the ranks", ("RUN-08",), packages),
+    nemo_environment.CHECK,
     Check("GPUs of this machine", ("HW-03",), gpus, is_cuda_here),
     Check("GPUs that CUDA_VISIBLE_DEVICES names", ("HW-03",), named_gpus, names_gpus),
     Check("port", ("NCC-05",), port, insists_on_port),
