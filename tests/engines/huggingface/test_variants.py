@@ -23,6 +23,11 @@ SAME = {
     "recomputed_ddp": ("all", "recipe.recompute=full"),
     "recomputed_fsdp2": ("lora", FSDP2, "recipe.recompute=full"),
     "recomputed_zero3": ("lora", ZERO, f"{BLOCK}.zero_stage=3", f"{BLOCK}.activation_checkpointing=true"),
+    "offloaded_zero2": ("all", ZERO, f"{BLOCK}.zero_stage=2", f"{BLOCK}.offload_optimizer=true"),
+    "offloaded_zero3": (
+        *("all", ZERO, f"{BLOCK}.zero_stage=3"),
+        *(f"{BLOCK}.offload_optimizer=true", f"{BLOCK}.offload_parameters=true"),
+    ),
     "eager": ("all", f"{BLOCK}.attention=eager"),
 }
 """What changes where numbers lie or when they are computed, and none of them."""
