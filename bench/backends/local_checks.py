@@ -4,29 +4,21 @@ import importlib.util
 import itertools
 import os
 import re
+import shutil
 import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench.backends import nemo_environment
+from bench.backends import containers, nemo_environment
 from bench.contract.plan import Plan
-from bench.contract.schema import Device, Runtime
+from bench.contract.schema import Device
 from bench.rules.check import CannotTellError, Check, Finding, Subject, broken
 
 DEVICES = "/dev"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 ENGINE = ("torch", "megatron.core", "numpy", "psutil")
 """What ranks import beside the standard library; the package's extra of this name brings them."""
-
-
-def no_container(subject: Subject) -> Iterator[Finding]:
-    """Yield whether the ranks should run in a container, which needs a backend that starts one."""
-    container = subject.plan.config.container
-    if container.runtime is not Runtime.none:
-        fix = "choose container=none, or a cluster whose backend starts containers"
-        what = f"backend {subject.plan.config.cluster.backend.name} starts no container"
-        yield broken("PYX-04", what, f"container={container.name}", fix=fix)
 
 
 def insists_on_port(plan: Plan) -> bool:
@@ -46,6 +38,16 @@ def port(subject: Subject) -> Iterator[Finding]:
             what = f"port {wanted} cannot be used: {error.strerror}"
             fix = "choose another, or null to have a free one picked"
             yield broken("NCC-05", what, "cluster.master_port", fix=fix)
+
+
+def engine(subject: Subject) -> Iterator[Finding | str]:
+    """Yield whether the program that starts the container is missing on this machine."""
+    name = subject.plan.config.container.runtime.name
+    if (path := shutil.which(name)) is None:
+        fix = f"install {name}, or choose another container"
+        yield broken("HST-08", f"{name} is not installed on this machine", f"container={name}", fix=fix)
+    else:
+        yield path
 
 
 def packages(subject: Subject) -> Iterator[Finding | str]:
@@ -117,8 +119,9 @@ def named_gpus(subject: Subject) -> Iterator[Finding | str]:
 
 
 CHECKS = (
-    Check("no container", ("PYX-04",), no_container),
-    Check("packages of the ranks", ("RUN-08",), packages),
+    Check("container", ("PYX-04", "PYX-12", "HST-08", "CFG-06"), containers.checks),
+    Check("engine of containers", ("HST-08",), engine, containers.is_ours),
+    Check("packages of the ranks", ("RUN-08",), packages, lambda plan: not containers.is_ours(plan)),
     nemo_environment.CHECK,
     Check("GPUs of this machine", ("HW-03",), gpus, is_cuda_here),
     Check("GPUs that CUDA_VISIBLE_DEVICES names", ("HW-03",), named_gpus, names_gpus),
