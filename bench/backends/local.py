@@ -19,6 +19,7 @@ from typing import Any
 from bench.backends import run_lock
 from bench.backends.local_checks import CHECKS, VISIBLE, names_gpus, visible_gpus
 from bench.backends.protocol import Job, JobState
+from bench.contract import plan as plans
 from bench.contract import run_files
 from bench.contract.plan import Command, Plan
 from bench.contract.schema import PORTS, Device
@@ -188,10 +189,11 @@ def started(plan: Plan, command: Command, folder: Path) -> Iterator[Ranks]:
 
     for old in folder.glob(run_files.rank_error(command.name, "*")):
         old.unlink()
+    num_gpus = plan.world.ranks_per_node * plans.gpus_per_rank(plan.config)
     executor = submitit.LocalExecutor(folder=folder / run_files.RANK_LOGS)
     executor.update_parameters(
         tasks_per_node=plan.world.num_ranks,
-        gpus_per_node=plan.world.ranks_per_node if plan.config.cluster.device is Device.cuda else 0,
+        gpus_per_node=num_gpus if plan.config.cluster.device is Device.cuda else 0,
         timeout_min=(command.limit_min or NO_LIMIT_MIN) + SIGNAL_DELAY_S / 60,
         signal_delay_s=SIGNAL_DELAY_S,
     )
