@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from bench.backends import nemo_environment
 from bench.contract import plan as plans
 from bench.contract import transport
 from bench.contract.huggingface import Attention, HuggingFace, Strategy
@@ -176,6 +177,7 @@ def _names(folder: str) -> list[str]:
 CHECKS = (
     Check("no container", ("PYX-04",), no_container),
     Check("packages of the ranks", ("RUN-08",), packages),
+    nemo_environment.CHECK,
     Check("GPUs of this machine", ("HW-03",), gpus, is_cuda_here),
     Check("GPUs that CUDA_VISIBLE_DEVICES names", ("HW-03",), named_gpus, names_gpus),
     Check("network that NCCL is told to use", ("NCC-01", "NCC-02"), network, asks_for_network),

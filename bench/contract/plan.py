@@ -184,9 +184,12 @@ def gpus_per_rank(config: Config) -> int:
 
 
 def keeps_adapters(config: Config) -> bool:
-    """Return whether a trial keeps the adapters that it trained; on random weights they are worth nothing."""
+    """Return whether a trial keeps the adapters that it trained; on random weights they are worth nothing.
+
+    NeMo would write them in a format of its own, which nothing here reads.
+    """
     training = config.training
-    return training.lora is not None and training.starts_from is not StartsFrom.random
+    return config.nemo is None and training.lora is not None and training.starts_from is not StartsFrom.random
 
 
 def samples(plan: TrainingPlan, step: int) -> int:

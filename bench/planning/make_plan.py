@@ -28,7 +28,7 @@ from bench.contract.task import Kind, StartsFrom
 from bench.errors import ConfigError
 from bench.mlperf import closed_division
 from bench.mlperf.benchmarks import LLAMA2_70B_LORA
-from bench.planning import cuda_graph, deepspeed, environment, flops, kernel_points, layouts, validate
+from bench.planning import cuda_graph, deepspeed, environment, flops, kernel_points, layouts, nemo, validate
 from bench.planning.parallelism import num_microbatches, split
 
 PROBE_MIN = 10
@@ -49,14 +49,15 @@ def make(config: Config, base: Config | None = None) -> Plan:
 
 
 def _training(config: Config, base: Config | None) -> TrainingPlan:
-    chosen = layouts.choose(config)
+    chosen = layouts.choose(nemo.restricted(config))
     steps = max_steps(config)
     validate.check_steps(config, steps)
     base_plan = None if base is None else _make_base(base)
     evaluation = _checked_evaluations(config)
-    is_captured, lora = cuda_graph.is_chosen(config, chosen), config.training.lora
+    is_captured, lora = config.nemo is None and cuda_graph.is_chosen(config, chosen), config.training.lora
     needed = cuda_graph.memory_of(config, chosen) if is_captured else chosen.memory
     validate.check_memory(config, needed)
+    cost = chosen.cost if config.nemo is None else None  # rates are those of our kernels
     trials = _trials(config)
     batch = batches(layouts.with_micro_batch(config, chosen.micro_batch_size), chosen.world)
     return TrainingPlan(
@@ -71,7 +72,7 @@ def _training(config: Config, base: Config | None) -> TrainingPlan:
         trials=trials,
         recompute=chosen.recompute,
         memory=needed,
-        cost=cuda_graph.without_waiting(chosen.cost) if chosen.cost and is_captured else chosen.cost,
+        cost=cuda_graph.without_waiting(cost) if cost and is_captured else cost,
         deepspeed=deepspeed.settings(config, batch),
         cuda_graph=is_captured,
         tflop_per_sample=flops.tflop_per_sample(config.model, lora, seq_length=config.data.seq_length),
@@ -211,7 +212,7 @@ def base_dir(config: Config, base: TrainingPlan | None) -> str | None:
 def commands(config: Config, trials: list[Trial]) -> list[Command]:
     """Return what every rank runs, in order: what looks at the nodes, what prepares the trials' files, the trials."""
     prepare, limit = _command(PREPARE, "tasks.prepare", log=run_files.PREPARE_LOG), config.walltime
-    module, python = trial_program(config)
+    module, python = nemo.trial_program(config)
     return [
         *node_commands(config, health=config.launch.health),
         *([prepare] if needs_preparing(config) else []),
@@ -220,13 +221,6 @@ def commands(config: Config, trials: list[Trial]) -> list[Command]:
             for t in trials
         ),
     ]
-
-
-def trial_program(config: Config) -> tuple[str, str]:
-    """Return the module of `jobs` that runs a trial, and its interpreter; NeMo's is that of another environment."""
-    if config.nemo is not None and config.task.kind is Kind.train:
-        return "nemo.train", config.nemo.python
-    return f"tasks.{config.task.kind.name}", "python"
 
 
 def node_commands(config: Config, *, health: bool) -> list[Command]:

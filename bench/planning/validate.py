@@ -7,7 +7,7 @@ from bench.contract.plan import Memory
 from bench.contract.schema import Config, Device, Precision, ProfileKind
 from bench.contract.task import LORA_TARGETS, Kind, MomentPrecision, Position, Recompute, StartsFrom, Task, Trains
 from bench.errors import ConfigError
-from bench.planning import data_checks, kernel_checks, peer_checks, ranges, texts
+from bench.planning import data_checks, kernel_checks, nemo, peer_checks, ranges, texts
 
 
 class DoesNotFitError(ConfigError):
@@ -33,6 +33,7 @@ def check(config: Config) -> None:
     peer_checks.check(config)
     _check_precision(config)
     _check_offload(config)
+    nemo.check(config)
 
 
 def _check_kind(task: Task) -> None:

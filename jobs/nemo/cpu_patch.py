@@ -23,7 +23,7 @@ def install() -> None:
 def install_adapters() -> None:
     """Let NeMo put adapters on megatron-core's linears: it compares classes with those of Transformer Engine.
 
-    Where there is none, megatron-core has stand-ins for them that are no classes, and NeMo takes them for the real ones.
+    Where there is none, megatron-core has stand-ins that are no classes, and NeMo takes them for the real ones.
     """
     from nemo.collections.llm.peft import lora, utils
 

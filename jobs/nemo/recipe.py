@@ -1,4 +1,4 @@
-"""NeMo's own recipes with the numbers of a plan: LoRA, fine-tuning and pre-training of Llama 2, pre-training of GPT-3."""
+"""NeMo's own recipes with the numbers of a plan: LoRA, fine- and pre-training of Llama 2, pre-training of GPT-3."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -131,6 +131,7 @@ def _set_adapters(plan: TrainingPlan, peft: Any) -> None:
     cpu_patch.install_adapters()
     peft.dim, peft.alpha, peft.dropout = lora.rank, lora.alpha, lora.dropout
     peft.target_modules = list(lora.target_modules)
+    peft.lora_A_init_method = "kaiming"  # as LoRA's authors do, and our engine; NeMo's default is Xavier
 
 
 class _Schedule(LRSchedulerModule):

@@ -93,7 +93,7 @@ def _micro_batch(rows: Rows, indices: np.ndarray) -> Batch:
 
 
 class RowLoss(MaskedTokenLossReduction):
-    """The mean over rows of each row's mean, as in our own engine and in the log; NeMo's is one mean over all tokens."""
+    """The mean over rows of each row's mean, as in our own engine and the log; NeMo's is one mean over all tokens."""
 
     def forward(self, batch: Batch, forward_out: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         weights_BS = batch["loss_mask"]

@@ -1,4 +1,4 @@
-"""Run one trial with NeMo, once per rank: `python -m jobs.nemo.train PLAN --trial K`. It reads the plan, writes the log."""
+"""Run one trial with NeMo, once per rank: `python -m jobs.nemo.train PLAN --trial K`. It reads the plan and logs."""
 
 import argparse
 import os

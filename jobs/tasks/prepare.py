@@ -53,7 +53,7 @@ def main() -> None:
 
 @contextmanager
 def started(plan: Plan, who: Rank) -> Iterator[None]:
-    """Join the process groups for the body: those of the engine that trains the base, or for rows one that only waits."""
+    """Join the groups of the engine that trains the base, or where only rows are made one that waits for them."""
     if plan.base is None:
         process_group.join(plan, who)
         yield
