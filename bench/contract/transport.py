@@ -107,10 +107,14 @@ def together(found: Iterable[Used]) -> Used:
     )
 
 
+def _is_kind(net: str, wanted: str) -> bool:
+    """Return whether a network is the one that was asked for; a plugin's name (IBext_v8) begins with what it is."""
+    return net.lower().startswith(wanted.lower())
+
+
 def contradiction(wanted: Asked, used: Used) -> str | None:
     """Return in which point NCCL did something else than it was asked; None where its log shows nothing of that."""
-    others = [net for net in used.nets if wanted.net is not None and net.lower() != wanted.net.lower()]
-    if others:
+    if others := [net for net in used.nets if wanted.net is not None and not _is_kind(net, wanted.net)]:
         return f"{NET} should be {wanted.net}, and NCCL joined nodes by {', '.join(others)}"
     if wanted.without_p2p and P2P in used.local:
         return f"{P2P_DISABLE} is 1, and NCCL joined GPUs of a node by P2P"
