@@ -22,7 +22,8 @@ mutants: .venv/test-installed  ## how many small defects, drawn at random, the f
 
 packages:  ## Debian packages that some tests skip without (as root); those of the Slurm tests install their own
 	apt-get update -qq
-	apt-get install -qq -y --no-install-recommends shellcheck squashfs-tools chromium chromium-driver
+	apt-get install -qq -y --no-install-recommends shellcheck squashfs-tools chromium chromium-driver openssh-client \
+	  openssh-server podman runc
 
 lint: .venv/test-installed  ## style, types, who may import whom
 	$(BIN)/ruff check .

@@ -4,17 +4,18 @@ import importlib.util
 import itertools
 import os
 import re
+import shutil
 import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench.backends import nemo_environment
+from bench.backends import containers, nemo_environment
 from bench.contract import plan as plans
 from bench.contract import transport
 from bench.contract.huggingface import Attention, HuggingFace, Strategy
 from bench.contract.plan import Plan
-from bench.contract.schema import Config, Device, Runtime
+from bench.contract.schema import Config, Device
 from bench.contract.task import Kind, Trains
 from bench.rules.check import CannotTellError, Check, Finding, Subject, broken
 
@@ -25,15 +26,6 @@ RANKS = ("torch", "numpy", "psutil")
 FLASH, FLASH_PIP = "flash_attn", "pip install flash-attn --no-build-isolation"
 ENGINE = ("torch", "megatron.core", "numpy", "psutil")
 """What ranks import beside the standard library; the package's extra of this name brings them."""
-
-
-def no_container(subject: Subject) -> Iterator[Finding]:
-    """Yield whether the ranks should run in a container, which needs a backend that starts one."""
-    container = subject.plan.config.container
-    if container.runtime is not Runtime.none:
-        fix = "choose container=none, or a cluster whose backend starts containers"
-        what = f"backend {subject.plan.config.cluster.backend.name} starts no container"
-        yield broken("PYX-04", what, f"container={container.name}", fix=fix)
 
 
 def insists_on_port(plan: Plan) -> bool:
@@ -53,6 +45,16 @@ def port(subject: Subject) -> Iterator[Finding]:
             what = f"port {wanted} cannot be used: {error.strerror}"
             fix = "choose another, or null to have a free one picked"
             yield broken("NCC-05", what, "cluster.master_port", fix=fix)
+
+
+def engine(subject: Subject) -> Iterator[Finding | str]:
+    """Yield whether the program that starts the container is missing on this machine."""
+    name = subject.plan.config.container.runtime.name
+    if (path := shutil.which(name)) is None:
+        fix = f"install {name}, or choose another container"
+        yield broken("HST-08", f"{name} is not installed on this machine", f"container={name}", fix=fix)
+    else:
+        yield path
 
 
 def packages(subject: Subject) -> Iterator[Finding | str]:
@@ -175,8 +177,9 @@ def _names(folder: str) -> list[str]:
 
 
 CHECKS = (
-    Check("no container", ("PYX-04",), no_container),
-    Check("packages of the ranks", ("RUN-08",), packages),
+    Check("container", ("PYX-04", "PYX-12", "HST-08", "CFG-06"), containers.checks),
+    Check("engine of containers", ("HST-08",), engine, containers.is_ours),
+    Check("packages of the ranks", ("RUN-08",), packages, lambda plan: not containers.is_ours(plan)),
     nemo_environment.CHECK,
     Check("GPUs of this machine", ("HW-03",), gpus, is_cuda_here),
     Check("GPUs that CUDA_VISIBLE_DEVICES names", ("HW-03",), named_gpus, names_gpus),

@@ -218,13 +218,18 @@ def command(plan: Plan, name: str) -> Command | None:
     return next((command for command in plan.commands if command.name == name), None)
 
 
-def is_prepared(plan: Plan) -> bool:
-    """Return whether the prepare command would find nothing to do, or there is none."""
+def to_prepare(plan: Plan) -> list[str]:
+    """Return the folders that the prepare command makes."""
     if command(plan, PREPARE) is None:
-        return True
+        return []
     rows = plan.data_dir if plan.config.data.source.is_made else None
     made = [rows, None if plan.base is None else plan.base_dir]
-    return all(Path(path).is_dir() for path in made if path is not None)
+    return [path for path in made if path is not None]
+
+
+def is_prepared(plan: Plan) -> bool:
+    """Return whether the prepare command would find nothing to do, or there is none."""
+    return all(Path(path).is_dir() for path in to_prepare(plan))
 
 
 def expanded(text: str | None) -> str | None:
@@ -244,7 +249,7 @@ def named_paths(config: Config) -> dict[str, str | None]:
         named = {"DATADIR": config.cluster.paths.data} | named
     if trains and (config.training.starts_from is not StartsFrom.random or config.data.needs_model_folder):
         named["MODEL"] = config.cluster.paths.model
-    if config.container.runtime is Runtime.pyxis and config.container.image:
+    if config.container.runtime is not Runtime.none and config.container.image:
         named["CONT"] = config.container.image
     return named
 

@@ -12,6 +12,7 @@ from bench.contract.data import Data as Data
 from bench.contract.data import DataSource as DataSource
 from bench.contract.gpu import Gpu as Gpu
 from bench.contract.gpu import Rates as Rates
+from bench.contract.hosts import Ssh
 from bench.contract.huggingface import HuggingFace as HuggingFace
 from bench.contract.nemo import Nemo as Nemo
 from bench.contract.stall import Stall
@@ -56,11 +57,17 @@ class BackendName(Enum):
     """Who starts the ranks."""
 
     local = "local"
+    ssh = "ssh"
     slurm = "slurm"
 
     @property
     def has_queue(self) -> bool:
-        """Whether jobs wait for nodes that somebody else hands out; they need a time limit and look at their nodes."""
+        """Whether jobs wait for nodes that somebody else hands out; they need a time limit."""
+        return self not in (BackendName.local, BackendName.ssh)
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether ranks run on other machines than this one, whose nodes are looked at before the first trial."""
         return self is not BackendName.local
 
 
@@ -78,6 +85,8 @@ class Runtime(Enum):
 
     none = "none"
     pyxis = "pyxis"
+    docker = "docker"
+    podman = "podman"
 
 
 class ContainerFlags(Enum):
@@ -198,6 +207,9 @@ class Cluster:
     """What one GPU can send to another node, in 1e9 bytes/s, for estimates of the step time."""
     slurm: Slurm | None = None
     health: Health | None = None
+    hosts: list[str] | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    """Of backend ssh, in the order of their ranks: rig0, or rig0:2x4 for two groups of four GPUs."""
+    ssh: Ssh | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
     drop_caches: str | None = None
     """Command that empties a node's page cache before each trial; None: caches stay, and the log says so."""
     environment: dict[str, str] = field(default_factory=dict)
@@ -214,10 +226,12 @@ class Container:
     name: str
     runtime: Runtime
     image: str | None = None
-    """A .sqsh file, or a registry reference for Pyxis."""
+    """A .sqsh file, or a registry reference for Pyxis; for docker and podman what their `run` takes."""
     mounts: list[str] = field(default_factory=list)
     """More than those, as SRC[:DST[:FLAG+FLAG]]."""
     flags: ContainerFlags = ContainerFlags.arguments
+    arguments: list[str] | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    """More for `docker run` or `podman run`, such as --shm-size=16g."""
 
 
 @dataclass(slots=True, kw_only=True)

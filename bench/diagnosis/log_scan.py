@@ -74,9 +74,9 @@ _TROUBLE = re.compile(
     rb"\b(?:ERROR|FATAL|CRITICAL|[Ee]rror|[Ff]atal)\b\]?:? |Exited with exit code [1-9]|\bBroken pipe|Connection reset"
 )
 _EXITED = re.compile(rb"Exited with exit code [1-9]")
-_RESTART = re.compile(rb"^job \d+(?:_\d+)?, (?:life|restart|attempt) [1-9]\d*, on ")
+_RESTART = re.compile(rb"^job [^\s,]{1,200}, (?:life|restart|attempt) [1-9]\d*, on ")
 """How the batch script begins when Slurm has started its job anew."""
-_SCRIPT = re.compile(rb"^(?:\d{4}-\d\d-\d\d \d\d:\d\d:\d\d )?(?P<rule>(?:SLU-|CFG-)\d\d): ")
+_SCRIPT = re.compile(rb"^(?:\d{4}-\d\d-\d\d \d\d:\d\d:\d\d )?(?P<rule>(?:SLU-|CFG-|HST-)\d\d): ")
 """How the batch script says why it ends, or that it refuses to start."""
 _TASK_ENDS = re.compile(rb"srun: error: .{1,80}: tasks? [\d,-]{1,200}: ")
 """Slurm on tasks that have ended."""

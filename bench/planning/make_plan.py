@@ -224,8 +224,8 @@ def commands(config: Config, trials: list[Trial]) -> list[Command]:
 
 
 def node_commands(config: Config, *, health: bool) -> list[Command]:
-    """Return what looks at nodes that a queue hands out, and measures them where somebody said what is healthy."""
-    if not config.cluster.backend.has_queue:
+    """Return what looks at nodes other than this machine, and measures them where somebody said what is healthy."""
+    if not config.cluster.backend.is_elsewhere:
         return []
     check = [_command(NODE_CHECK, "node_checks.health")] if health and config.cluster.health else []
     return [_command(NODE_FACTS, "node_checks.facts"), *check]
@@ -266,7 +266,7 @@ def files(config: Config, trials: list[Trial]) -> list[str]:
         run_files.CONFIG,
         run_files.PLAN,
         *run_files.OF_BACKEND[config.cluster.backend],
-        *(looked if config.cluster.backend.has_queue else []),
+        *(looked if config.cluster.backend.is_elsewhere else []),
         *([run_files.PREPARE_LOG] if needs_preparing(config) else []),
         *itertools.chain(*own),
         f"{run_files.RANK_LOGS}/",

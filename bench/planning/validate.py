@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable
 
+from bench.contract.hosts import require_even
 from bench.contract.layers import Layer, differs_from_llama, layer_of
 from bench.contract.plan import Memory
-from bench.contract.schema import Config, Device, Precision, ProfileKind
+from bench.contract.schema import BackendName, Config, Device, Precision, ProfileKind
 from bench.contract.task import LORA_TARGETS, Kind, MomentPrecision, Position, Recompute, StartsFrom, Task, Trains
 from bench.errors import ConfigError
 from bench.planning import data_checks, kernel_checks, nemo, peer_checks, ranges, texts
@@ -165,13 +166,18 @@ def _check_positions(config: Config) -> None:
 
 def _check_cluster(config: Config) -> None:
     c = config.cluster
-    if not c.backend.has_queue and c.num_nodes != 1:
+    if c.backend is BackendName.ssh:
+        require_even(c.hosts or [], num_nodes=c.num_nodes, ranks_per_node=c.ranks_per_node)
+    elif c.hosts:
+        what, fix = "hosts are for backend ssh", "choose cluster=hosts, or leave them out"
+        raise ConfigError(f"{what}, and this one is {c.backend.name}", where="cluster.hosts", fix=fix)
+    if not c.backend.is_elsewhere and c.num_nodes != 1:
         raise ConfigError(
             f"{c.num_nodes} nodes, and backend {c.backend.name} starts ranks on this machine only",
             where="cluster.num_nodes",
             fix="set cluster.num_nodes=1, or choose a cluster with a queue",
         )
-    if c.device is Device.cuda and c.gpu is None and c.backend.has_queue:
+    if c.device is Device.cuda and c.gpu is None and c.backend.is_elsewhere:
         raise ConfigError("the GPU type is not given", where="cluster.gpu", fix="name it, its memory and peak rates")
 
 

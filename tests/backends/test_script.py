@@ -16,6 +16,7 @@ import pytest
 
 from bench import backends
 from bench.backends import local
+from bench.backends.nodes import running
 from bench.backends.slurm import script
 from bench.contract import plan as plans
 from bench.contract.plan import Plan
@@ -155,11 +156,12 @@ def test_a_silent_node_is_waited_for_no_longer_than_slurm_needs(config: str, wai
 def test_the_local_runner_runs_the_argv_of_its_plan(tmp_path: Path) -> None:
     plan = saying(compose.compose(["task=lora_tiny", "cluster=local", f"launch.folder={tmp_path}"]))
     (tmp_path / "rank_logs").mkdir()
-    with local.started(plan, plan.commands[-1], tmp_path) as ranks:
+    here, command = local.LocalBackend(), plan.commands[-1]
+    with here.nodes(plan, tmp_path) as nodes, running.started(nodes, command, tmp_path, port=1) as ranks:
         while ranks.are_running():
             pass
     ranks.check()
-    said = [path.read_text() for path in (tmp_path / "rank_logs").glob("*_log.out")]
+    said = [path.read_text() for path in (tmp_path / "rank_logs").glob("*_rank_*.out")]
     assert sum("trial 0|$HOME 'x\"" in text for text in said) == 2
 
 

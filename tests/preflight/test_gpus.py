@@ -1,6 +1,5 @@
 """A run that wants GPUs is told when this machine has too few, and when a node has others."""
 
-import time
 from dataclasses import fields
 from pathlib import Path
 
@@ -8,7 +7,8 @@ import pytest
 
 from bench import preflight
 from bench.backends import local_checks
-from bench.backends.local import LocalBackend, started
+from bench.backends.local import LocalBackend
+from bench.backends.nodes.running import started
 from bench.contract.node_facts import GpuFacts
 from bench.contract.plan import Command
 from bench.contract.run_files import RANK_LOGS
@@ -62,16 +62,17 @@ def test_ranks_get_the_gpus_that_the_user_names(
     assert [f.what for f in preflight.inspect(plan) if f.rule == "HW-03"] == what
 
 
-def test_the_gpus_that_a_user_names_win_over_submitits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank of a plan with GPUs prints what it sees, through submitit's own executor."""
+def test_ranks_see_the_gpus_that_a_user_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank of a plan with GPUs prints what it sees."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,7")
     plan = compose.compose(["cluster.device=cuda", "cluster.ranks_per_node=1"])
     argv = ["python", "-c", "import os; print('sees', os.environ['CUDA_VISIBLE_DEVICES'])"]
-    with started(plan, Command(name="see", argv=argv, log=None, limit_min=None), tmp_path) as running:
+    command = Command(name="see", argv=argv, log=None, limit_min=None)
+    with LocalBackend().nodes(plan, tmp_path) as nodes, started(nodes, command, tmp_path, port=1) as running:
         while running.are_running():
-            time.sleep(0.05)
+            pass
     running.check()
-    assert "sees 6,7" in "".join(path.read_text() for path in (tmp_path / RANK_LOGS).glob("*_log.out"))
+    assert "sees 6,7" in "".join(path.read_text() for path in (tmp_path / RANK_LOGS).glob("*_rank_*.out"))
 
 
 def test_a_run_on_cpus_wants_none() -> None:

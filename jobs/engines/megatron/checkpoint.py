@@ -37,6 +37,7 @@ def save(engine: Parts, folder: Path, *, adapters: bool) -> None:
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
     torch.distributed.barrier()
+    part.mkdir(parents=True, exist_ok=True)  # the run folder may be each node's own
     filesystem_async._results_queue = SimpleQueue()
     dist_checkpointing.save(_sharded(engine, adapters, Stored.plain), str(part))
     torch.distributed.barrier()
