@@ -14,6 +14,7 @@ from bench.contract.gpu import Gpu as Gpu
 from bench.contract.gpu import Rates as Rates
 from bench.contract.huggingface import HuggingFace as HuggingFace
 from bench.contract.kubernetes import Kubernetes
+from bench.contract.nemo import Nemo as Nemo
 from bench.contract.stall import Stall
 from bench.contract.task import Kind, Model, Recipe, Task, Training
 from bench.errors import ConfigError
@@ -114,6 +115,7 @@ class Engine:
 
     name: EngineName
     huggingface: HuggingFace | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    nemo: Nemo | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
     """Settings of the engine of this name, and of no other."""
 
 
@@ -270,6 +272,11 @@ class Config:
     def huggingface(self) -> HuggingFace | None:
         """Return the settings of engine=huggingface; None with another engine."""
         return self.engine.huggingface if self.engine.name is EngineName.huggingface else None
+
+    @property
+    def nemo(self) -> Nemo | None:
+        """Return the settings of engine=nemo; None with another engine."""
+        return self.engine.nemo if self.engine.name is EngineName.nemo else None
 
     @property
     def training(self) -> Training:

@@ -1,9 +1,10 @@
 """How many bytes of activations one layer stores per token for its backward pass, on one rank."""
 
 from bench.contract.layers import Layer, layer_of
-from bench.contract.plan import World
+from bench.contract.plan import Recomputed, World
 from bench.contract.schema import Config, Precision
 from bench.contract.task import Activation, Lora, Norm, Position
+from bench.planning.parallelism import tokens
 from bench.planning.parameters import kv_size, linears
 
 SCALE_BYTES = 4
@@ -67,6 +68,16 @@ def _trained_layer_bytes(config: Config, world: World) -> float:
     norms = 2 * (size * model.hidden_size / world.sequence_tp + stats)
     attention = (size * model.hidden_size + 4 * model.num_attention_heads) / world.tp
     return norms + (qkv_bytes(config, world) + fc1_bytes(config, world)) + attention
+
+
+def hidden_bytes(config: Config, world: World) -> float:
+    """Return the bytes of the hidden states of a micro-batch between two layers, on one rank."""
+    return tokens(config, world) * BYTES[config.precision] * config.model.hidden_size / world.sequence_tp
+
+
+def stores_inputs(config: Config, recomputed: Recomputed) -> bool:
+    """Return whether a layer stores its own input; the hand-written frozen one stores the norm's output instead."""
+    return recomputed.full or layer_of(config) is not Layer.frozen
 
 
 def quantized_bytes(config: Config) -> int:

@@ -2,10 +2,11 @@
 
 import dataclasses
 
-from bench.contract.plan import Cost
+from bench.contract.plan import Cost, Memory
 from bench.contract.schema import Config
 from bench.contract.task import Trains
-from bench.planning.layouts import Layout
+from bench.planning import memory
+from bench.planning.layouts import Layout, with_micro_batch
 
 
 def is_chosen(config: Config, layout: Layout) -> bool:
@@ -25,3 +26,9 @@ def is_chosen(config: Config, layout: Layout) -> bool:
 def without_waiting(cost: Cost) -> Cost:
     """Return the cost of a step in which the GPU does not wait for the host."""
     return dataclasses.replace(cost, host_s=0.0, step_s=cost.step_s - cost.host_s)
+
+
+def memory_of(config: Config, layout: Layout) -> Memory:
+    """Return the memory of a layout whose passes a graph launches."""
+    sized = with_micro_batch(config, layout.micro_batch_size)
+    return memory.estimate(sized, layout.world, layout.recompute, has_graph=True)

@@ -65,8 +65,9 @@ def _training(config: Config, base: Config | None) -> TrainingPlan:
     validate.check_steps(config, steps)
     base_plan = None if base is None else _make_base(base)
     evaluation = _checked_evaluations(config)
-    validate.check_memory(config, chosen.memory)
     is_captured, lora = cuda_graph.is_chosen(config, chosen), config.training.lora
+    needed = cuda_graph.memory_of(config, chosen) if is_captured else chosen.memory
+    validate.check_memory(config, needed)
     trials = _trials(config)
     return TrainingPlan(
         version=PLAN_VERSION,
@@ -79,7 +80,7 @@ def _training(config: Config, base: Config | None) -> TrainingPlan:
         submission=submission(config),
         trials=trials,
         recompute=chosen.recompute,
-        memory=chosen.memory,
+        memory=needed,
         cost=cuda_graph.without_waiting(chosen.cost) if chosen.cost and is_captured else chosen.cost,
         cuda_graph=is_captured,
         tflop_per_sample=flops.tflop_per_sample(config.model, lora, seq_length=config.data.seq_length),
@@ -219,12 +220,22 @@ def base_dir(config: Config, base: TrainingPlan | None) -> str | None:
 def commands(config: Config, trials: list[Trial]) -> list[Command]:
     """Return what every rank runs, in order: what looks at the nodes, what prepares the trials' files, the trials."""
     prepare, limit = _command(PREPARE, "tasks.prepare", log=run_files.PREPARE_LOG), config.walltime
-    module = f"tasks.{config.task.kind.name}"
+    module, python = trial_program(config)
     return [
         *node_commands(config, health=config.launch.health),
         *([prepare] if needs_preparing(config) else []),
-        *(_command(f"trial {t.index}", module, "--trial", f"{t.index}", log=t.log, limit_min=limit) for t in trials),
+        *(
+            _command(f"trial {t.index}", module, "--trial", f"{t.index}", log=t.log, limit_min=limit, python=python)
+            for t in trials
+        ),
     ]
+
+
+def trial_program(config: Config) -> tuple[str, str]:
+    """Return the module of `jobs` that runs a trial, and its interpreter; NeMo's is that of another environment."""
+    if config.nemo is not None and config.task.kind is Kind.train:
+        return "nemo.train", config.nemo.python
+    return f"tasks.{config.task.kind.name}", "python"
 
 
 def node_commands(config: Config, *, health: bool) -> list[Command]:
@@ -235,8 +246,10 @@ def node_commands(config: Config, *, health: bool) -> list[Command]:
     return [_command(NODE_FACTS, "node_checks.facts"), *check]
 
 
-def _command(name: str, module: str, *words: str, log: str | None = None, limit_min: int | None = None) -> Command:
-    argv = ["python", "-m", f"jobs.{module}", run_files.PLAN, *words]
+def _command(
+    name: str, module: str, *words: str, log: str | None = None, limit_min: int | None = None, python: str = "python"
+) -> Command:
+    argv = [python, "-m", f"jobs.{module}", run_files.PLAN, *words]
     return Command(name=name, argv=argv, log=log, limit_min=limit_min)
 
 

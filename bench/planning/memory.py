@@ -5,14 +5,16 @@ the others).
 """
 
 from bisect import bisect_left
+from dataclasses import replace
 
 from bench.contract.layers import Layer, has_fp8_head, layer_of
 from bench.contract.plan import Memory, Recomputed, World
 from bench.contract.schema import Config, Device, Gpu, Precision
 from bench.contract.task import MomentPrecision, Recompute, Trains
-from bench.planning.activations import BYTES, fc1_bytes, layer_bytes, qkv_bytes, quantized_bytes
+from bench.planning import workspace
+from bench.planning.activations import BYTES, fc1_bytes, hidden_bytes, layer_bytes, qkv_bytes, stores_inputs
 from bench.planning.parallelism import num_microbatches, tokens
-from bench.planning.parameters import kv_size, linear_weights, linears, lora_parameters, parameters, rank_parameters
+from bench.planning.parameters import linear_weights, lora_parameters, parameters, rank_parameters
 
 GIB = 2**30
 OFFLOADED_PIECE = 2**25
@@ -33,8 +35,6 @@ CUDA_ALLOWANCE_GIB = 2.5
 Source: docs/results/2026-11-21-fp8.md: nvidia-smi showed 3.7 GiB more than the peak on a GPU with free memory, and 1.7
 GiB of them were outside torch.
 """
-HIDDEN_BYTES = 8
-"""Per number of a hidden state in the layer at work: gradients of the residual and of a norm, BF16 and FP8. Assumed."""
 FIT_MARGIN_GIB = 1.0
 """How much memory recompute=fit leaves free, because all of this is an estimate. Assumed."""
 
@@ -42,13 +42,14 @@ NOTHING = Recomputed(full=False, qkv_layers=0, fc1_layers=0)
 EVERYTHING = Recomputed(full=True, qkv_layers=0, fc1_layers=0)
 
 
-def estimate(config: Config, world: World, recomputed: Recomputed) -> Memory:
+def estimate(config: Config, world: World, recomputed: Recomputed, *, has_graph: bool = False) -> Memory:
     """Return the memory of one GPU of the pipeline stage that needs most.
 
-    The distributed optimizer shards its states over dp * cp ranks.
+    The distributed optimizer shards its states over dp * cp ranks. has_graph: a CUDA graph launches the passes.
     """
     stages = [_stage(config, world, recomputed, pp_rank) for pp_rank in range(world.pp)]
-    return max(stages, key=lambda stage: stage.total_gib)
+    fullest = max(stages, key=lambda stage: stage.total_gib)
+    return _with_evaluation(config, world, fullest) if has_graph else fullest
 
 
 def recompute(config: Config, world: World) -> Recomputed:
@@ -119,6 +120,17 @@ def _stage(config: Config, world: World, recomputed: Recomputed, pp_rank: int) -
     )
 
 
+def _with_evaluation(config: Config, world: World, stage: Memory) -> Memory:
+    """Return the memory where a CUDA graph launches the passes of training.
+
+    What these need stays the graph's, so that the temporary tensors of an evaluation lie beside it.
+    """
+    evaluation_gib = max(workspace.forward_bytes(config, world), workspace.logits_bytes(config, world)) / GIB
+    total_gib = stage.total_gib + evaluation_gib
+    fits = None if stage.capacity_gib is None else total_gib <= stage.capacity_gib
+    return replace(stage, workspace_gib=stage.workspace_gib + evaluation_gib, total_gib=total_gib, fits=fits)
+
+
 def moment_bytes(config: Config) -> int:
     """Return the bytes of both of Adam's moments of one parameter."""
     return 4 if config.recipe.moments is MomentPrecision.bf16 else 8
@@ -151,21 +163,39 @@ def _quantized_weights_bytes(config: Config, world: World, pp_rank: int) -> floa
 
 
 def _activation_bytes(config: Config, world: World, recomputed: Recomputed, pp_rank: int) -> float:
-    """Return the bytes that the layers of a stage store for the backward pass.
+    """Return the bytes that a stage stores for the backward pass: its layers, and what lies between it and others.
 
     If whole layers are recomputed, these are the inputs of all layers and all activations of one. Of offloaded layers,
-    those of two are on the GPU at a time. A head that is trained stores the final norm's input and its own, which are
-    not counted with a frozen one.
+    those of two are on the GPU at a time. A head that is trained stores the final norm's input and its own; those of a
+    frozen one are counted in `_head_bytes`.
     """
     layer, in_flight = layer_bytes(config, world), _layers_in_flight(config, world, pp_rank)
-    hidden = BYTES[config.precision] * config.model.hidden_size / world.sequence_tp
-    head = 2 * hidden * tokens(config, world) if _has_trained_head(config, world, pp_rank) else 0
+    hidden, count = hidden_bytes(config, world), tokens(config, world)
+    beside = _between_stages_bytes(config, world, recomputed, pp_rank)
+    if _has_trained_head(config, world, pp_rank):
+        beside += 2 * hidden
     if recomputed.full:
-        return head + tokens(config, world) * (in_flight * hidden + layer - hidden)
+        return beside + in_flight * hidden + count * layer - hidden
     freed = recomputed.qkv_layers * qkv_bytes(config, world) + recomputed.fc1_layers * fc1_bytes(config, world)
     stored = in_flight * (layer - freed * world.pp / config.model.num_layers)
     in_host = in_flight * layer * recomputed.offloaded_layers * world.pp / config.model.num_layers
-    return head + tokens(config, world) * (stored - in_host + min(OFFLOADED_AT_A_TIME * layer, in_host))
+    return beside + count * (stored - in_host + min(OFFLOADED_AT_A_TIME * layer, in_host))
+
+
+def _between_stages_bytes(config: Config, world: World, recomputed: Recomputed, pp_rank: int) -> float:
+    """Return the bytes of the inputs and outputs of a stage that a pipeline holds for the micro-batches in flight.
+
+    The last stage's output is the loss, and the first one's input, unless there are several chunks, its tokens. Where
+    the first layer stores its input, that is counted with the layer.
+
+    Source: megatron-core 0.16.1, pipeline_parallel.schedules, whose lists input_tensors and output_tensors live until
+    the backward pass, since deallocate_pipeline_outputs is off.
+    """
+    if world.pp == 1:
+        return 0.0
+    has_input = (pp_rank > 0 or world.vpp > 1) and not stores_inputs(config, recomputed)
+    has_output = pp_rank < world.pp - 1 or world.vpp > 1
+    return (has_input + has_output) * _chunks_in_flight(config, world, pp_rank) * hidden_bytes(config, world)
 
 
 def _has_trained_head(config: Config, world: World, pp_rank: int) -> bool:
@@ -173,7 +203,12 @@ def _has_trained_head(config: Config, world: World, pp_rank: int) -> bool:
 
 
 def _layers_in_flight(config: Config, world: World, pp_rank: int) -> float:
-    """Return of how many layers a stage stores activations at once; each layer counts once per micro-batch.
+    """Return of how many layers a stage stores activations at once; each layer counts once per micro-batch."""
+    return _chunks_in_flight(config, world, pp_rank) * config.model.num_layers / (world.pp * world.vpp)
+
+
+def _chunks_in_flight(config: Config, world: World, pp_rank: int) -> int:
+    """Return of how many micro-batches a stage stores activations at once, of each of its vpp chunks by itself.
 
     A stage computes its warm-up micro-batches and one more before the first backward pass: min(pp - pp_rank,
     micro-batches) times its layers in the 1F1B schedule. In the interleaved schedule, with enough micro-batches, the
@@ -183,66 +218,18 @@ def _layers_in_flight(config: Config, world: World, pp_rank: int) -> float:
     """
     pp, vpp = world.pp, world.vpp
     ahead = pp - pp_rank - 1 if vpp == 1 else 2 * (pp - pp_rank - 1) + (vpp - 1) * pp
-    return min(ahead + 1, num_microbatches(config, world) * vpp) * config.model.num_layers / (pp * vpp)
+    return min(ahead + 1, num_microbatches(config, world) * vpp)
 
 
 def _workspace_bytes(config: Config, world: World, recomputed: Recomputed, pp_rank: int) -> float:
     """Return the bytes of temporary tensors, and on a GPU also CUDA's own memory.
 
-    Temporary tensors are those of the layer at work or, on the last stage, the logits if these are larger. Logits exist
-    after the last layer's forward pass and before its backward pass; their gradient overwrites them, but in FP8 lies
-    beside them. A head that is trained also has a gradient in the model's precision, before that is added to the FP32
-    one.
+    Temporary tensors are those of the layer at work or, on the last stage, of the head if these are larger: it works
+    after the last layer's forward pass and before its backward pass.
     """
-    temporary = _transient_bytes(config, world, recomputed)
+    temporary = workspace.layer_bytes(config, world, recomputed)
     if pp_rank == world.pp - 1:
-        numbers = tokens(config, world) * config.model.vocab_size / world.tp
-        if _has_trained_head(config, world, pp_rank):
-            numbers += config.model.hidden_size * config.model.vocab_size / world.tp
-        temporary = max(temporary, numbers * (BYTES[config.precision] + has_fp8_head(config)))
+        temporary = max(temporary, workspace.head_bytes(config, world, recomputed))
     if config.cluster.device is not Device.cuda:
         return temporary
-    return temporary + (CUDA_ALLOWANCE_GIB * GIB + _weight_buffers_bytes(config, world))
-
-
-def _weight_buffers_bytes(config: Config, world: World) -> float:
-    """Return the bytes of the two buffers for weights that a GEMM cannot read as they are stored.
-
-    FP8 GEMMs on Hopper need both operands with the summed axis last, so that weights are transposed for the backward
-    pass. Weights of a 4-bit base are dequantised.
-    """
-    is_4_bit = config.training.trains is Trains.qlora
-    if config.precision is not Precision.fp8 and not is_4_bit:
-        return 0.0
-    size = BYTES[config.precision] if is_4_bit else 1
-    return 2 * size * max(linear.weights for linear in linears(config.model).values()) / world.tp
-
-
-def _transient_bytes(config: Config, world: World, recomputed: Recomputed) -> float:
-    """Return the peak bytes of temporary tensors in one layer, beside the stored activations; an estimate.
-
-    p bytes per number, q bytes per quantized number (1 in FP8, else p), o width of the fc1 output, w width of the qkv
-    output; all are split over tp:
-
-    | phase                 | bytes per token                                                                        |
-    | --------------------- | -------------------------------------------------------------------------------------- |
-    | forward of the MLP    | output of fc1 p o, output of the activation q f                                        |
-    | backward of the MLP   | gradients of the activation p f and of fc1 q o; p o more if fc1 is recomputed; for the |
-    |                       | weights' gradients also the activation q f and, in FP8, transposed operands of fc1 o   |
-    | backward of attention | gradients of attention p h and of qkv p w; p w more if qkv is recomputed; with cp also |
-    |                       | k and v of every cp rank and their gradients, 4 p k cp                                 |
-
-    In FP8, transposed operands of h more, not split over tp, are in HIDDEN_BYTES. The buffers for weights are counted
-    in `_weight_buffers_bytes`.
-    """
-    model, size, quantized = config.model, BYTES[config.precision], quantized_bytes(config)
-    fc1, qkv = linears(model)["linear_fc1"], linears(model)["linear_qkv"]
-    forward = size * fc1.num_out + quantized * model.ffn_hidden_size
-    mlp = size * model.ffn_hidden_size + (quantized + (size if recomputed.fc1_layers else 0)) * fc1.num_out
-    if layer_of(config) is Layer.trained:
-        mlp += quantized * model.ffn_hidden_size + (fc1.num_out if config.precision is Precision.fp8 else 0)
-    attention = size * (model.hidden_size + (2 if recomputed.qkv_layers else 1) * qkv.num_out)
-    if world.cp > 1:
-        attention += 4 * size * kv_size(model) * world.cp
-    count = tokens(config, world)
-    return max(forward, mlp, attention) * count / world.tp + HIDDEN_BYTES * model.hidden_size * count
+    return temporary + (CUDA_ALLOWANCE_GIB * GIB + workspace.weight_buffers_bytes(config, world))

@@ -2,8 +2,9 @@
 
 import math
 import time
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bench.contract import mllog
 from bench.contract import plan as plans
@@ -79,6 +80,15 @@ def finite(loss: float, what: str, step: int) -> float:
     )
 
 
+def device_time_s() -> float:
+    """Return the time, once the device has done what was launched."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
 def forget_memory() -> None:
     """Count memory peaks from here on: those of loading and warm-up are not those of training."""
     import torch
@@ -88,10 +98,22 @@ def forget_memory() -> None:
 
 
 def peaks_gib() -> tuple[float, float]:
-    """Return the peaks of allocated and of reserved memory on this rank's GPU."""
+    """Return the peaks of allocated and of reserved memory on this rank's GPU.
+
+    What CUDA graphs hold for their tensors counts as allocated, although torch says otherwise: the tensors are gone
+    for torch once they are captured, and come back at every launch. Where the capture itself lies in the peak, they
+    would count twice, but never for more than what is reserved.
+    """
     import torch
 
-    return torch.cuda.max_memory_allocated() / GIB, torch.cuda.max_memory_reserved() / GIB
+    reserved = torch.cuda.max_memory_reserved()
+    allocated = torch.cuda.max_memory_allocated() + held_by_graphs(torch.cuda.memory_snapshot())
+    return min(allocated, reserved) / GIB, reserved / GIB
+
+
+def held_by_graphs(segments: Sequence[Mapping[str, Any]]) -> int:
+    """Return the bytes of torch's memory pools of CUDA graphs that no tensor has; the usual pool is (0, 0)."""
+    return sum(s["total_size"] - s["allocated_size"] for s in segments if tuple(s["segment_pool_id"]) != (0, 0))
 
 
 def log_memory(plan: Plan, log: mllog.Writer) -> None:

@@ -410,22 +410,26 @@ def test_lora_without_dropout_stores_its_inputs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pp", "vpp", "num_microbatches", "expected"),
+    ("pp", "vpp", "num_microbatches", "expected", "passed_on"),
     [
-        (1, 1, 8, 1.0),
-        (4, 1, 8, 1.0),
-        (4, 1, 2, 2 / 4),  # fewer micro-batches than stages
-        (4, 2, 8, 1 + 3 / 8),
-        (4, 4, 8, 1 + 3 / 16),
-        (2, 2, 2, 1.0),  # every chunk of every micro-batch is in flight
+        (1, 1, 8, 1.0, 0),
+        (4, 1, 8, 1.0, 4),  # the outputs of four micro-batches
+        (4, 1, 2, 2 / 4, 4),  # fewer micro-batches than stages: the second stage, with inputs too, is the fullest
+        (4, 2, 8, 1 + 3 / 8, 22),  # the inputs and outputs of 11 chunks
+        (4, 4, 8, 1 + 3 / 16, 38),
+        (2, 2, 2, 1.0, 8),  # every chunk of every micro-batch is in flight
     ],
 )
-def test_pipeline_depth_on_the_first_stage(pp: int, vpp: int, num_microbatches: int, expected: float) -> None:
-    """In units of one micro-batch's activations in the whole model."""
+def test_pipeline_depth_on_the_first_stage(
+    pp: int, vpp: int, num_microbatches: int, expected: float, passed_on: int
+) -> None:
+    """In units of one micro-batch's activations in the whole model; beside these, hidden states between stages."""
     model = replace(MODELS["llama2_7b"], vocab_size=32)  # a small head leaves the first stage the fullest
     flat = estimate(make_config(model, Parallel(tp=1, pp=1, cp=1), lora=LORA, global_batch_size=1), dp=1)
     split = make_config(model, Parallel(tp=1, pp=pp, cp=1, vpp=vpp), lora=LORA, global_batch_size=num_microbatches)
-    assert estimate(split, dp=1).activations_gib / flat.activations_gib == pytest.approx(expected)
+    hidden_gib = 8192 * 4096 * 2 / memory.GIB
+    stored_gib = estimate(split, dp=1).activations_gib - passed_on * hidden_gib
+    assert stored_gib / flat.activations_gib == pytest.approx(expected)
 
 
 def test_optimizer_and_gradients_of_full_training() -> None:
@@ -519,7 +523,8 @@ def test_one_fp8_layer_at_work_and_two_transposed_weights() -> None:
 
 
 def test_a_frozen_head_in_fp8_is_held_three_times_and_its_gradient_lies_beside_the_logits() -> None:
-    """The copies in FP8, one of them transposed, are split over tp, as the logits are."""
+    """The copies in FP8, one of them transposed, are split over tp, as the logits are. Hidden states lie beside these:
+    in BF16 the embedding's output and the final norm's input and output, in FP8, going back, the norm's input."""
     model = MODELS["llama31_8b"]
     config = replace(make_config(model, Parallel(tp=2, pp=1, cp=1), lora=LORA, gpu=H200), precision=Precision.fp8)
     in_bf16 = replace(config, precision=Precision.bf16)
@@ -528,7 +533,9 @@ def test_a_frozen_head_in_fp8_is_held_three_times_and_its_gradient_lies_beside_t
     assert (fp8.base_weights_gib - bf16.base_weights_gib) * memory.GIB == pytest.approx((2 * head - layers) / 2)
     buffers = 2 * 28672 * 4096 / 2
     logits = [(one.workspace_gib - memory.CUDA_ALLOWANCE_GIB) * memory.GIB for one in (fp8, bf16)]
-    assert logits == pytest.approx([3 * 8192 * 128_256 / 2 + buffers, 2 * 8192 * 128_256 / 2])
+    hidden = 2 * 8192 * 4096
+    expected = [3 * 8192 * 128_256 / 2 + hidden + buffers, 2 * 8192 * 128_256 / 2 + 3 * hidden]
+    assert logits == pytest.approx(expected)
 
 
 def test_context_parallel_ranks_hold_one_layers_keys_and_values_of_all() -> None:
