@@ -1,0 +1,65 @@
+"""Objects of operators: a real API server takes them, by the definitions that the operators' projects publish."""
+
+import json
+import subprocess
+from collections.abc import Iterator
+
+import definitions
+import pytest
+import yaml
+from kube_cluster import Cluster, User
+
+from helpers.paths import ROOT
+
+pytestmark = [pytest.mark.trains, pytest.mark.kubernetes]
+
+
+@pytest.fixture(scope="module")
+def defined(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    if not definitions.FOLDER.is_dir():
+        pytest.skip(f"the definitions are not in {definitions.FOLDER}")
+    folder = tmp_path_factory.mktemp("definitions")
+    for name, text in definitions.all_of_them():
+        (folder / f"{name}.yaml").write_text(text)
+        cluster.kubectl("create", "--validate=false", "--filename", folder / f"{name}.yaml")
+        cluster.kubectl("wait", "--for=condition=Established", f"crd/{name}")
+    yield cluster
+    for name, _ in definitions.all_of_them():
+        cluster.kubectl("delete", "crd", name)
+
+
+def create(cluster: Cluster, text: str) -> "subprocess.CompletedProcess[str]":
+    argv = ["kubectl", "create", "--dry-run=server", "--output", "json", "--filename", "-"]
+    return subprocess.run(argv, input=text, env=cluster.env, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("kind", ["jobset", "pytorchjob", "trainjob"])
+def test_the_api_server_takes_an_object_and_leaves_no_field_out(defined: Cluster, kind: str) -> None:
+    for made in yaml.safe_load_all((ROOT / f"manifests/lora70b_{kind}.yaml").read_text()):
+        done = create(defined, yaml.safe_dump(made))
+        assert done.returncode == 0, done.stderr
+        assert missing(made, json.loads(done.stdout)) == []
+
+
+def missing(wanted: object, found: object, where: str = "") -> list[str]:
+    """Return what an object has, and the server's does not: it prunes unknown fields without a word."""
+    if isinstance(wanted, dict) and isinstance(found, dict):
+        gone = [f"{where}.{key}" for key in wanted.keys() - found.keys()]
+        there = wanted.keys() & found.keys()
+        return gone + [m for key in there for m in missing(wanted[key], found[key], f"{where}.{key}")]
+    if isinstance(wanted, list) and isinstance(found, list) and len(wanted) == len(found):
+        return [m for n, v in enumerate(wanted) for m in missing(v, found[n], f"{where}[{n}]")]
+    return [] if wanted == found else [where]
+
+
+def test_the_api_server_refuses_what_the_definition_does_not_allow(defined: Cluster) -> None:
+    """Or the test above would say nothing."""
+    *_, jobset = yaml.safe_load_all((ROOT / "manifests/lora70b_jobset.yaml").read_text())
+    jobset["spec"]["failurePolicy"]["rules"][0]["action"] = "Panic"
+    assert "Unsupported value" in create(defined, yaml.safe_dump(jobset)).stderr
+
+
+def test_the_doctor_knows_the_kind_now(defined: Cluster, user: User) -> None:
+    words = ["cluster.kubernetes.object=pytorchjob", "cluster.kubernetes.discovery=service"]
+    said = user.types("doctor", *user.overrides, *words, "--tier", "login", "--json").stdout
+    assert json.loads(said)["fine"] and "PyTorchJob kubeflow.org/v1" in said
