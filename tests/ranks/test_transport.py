@@ -53,9 +53,7 @@ def logged(plan: TrainingPlan, nccl: str, folder: Path) -> list[dict[str, object
         (["NCCL_P2P_DISABLE=1"], SHM_LOG, "none", "SHM"),
     ],
 )
-def test_what_nccl_used_stands_in_the_log(
-    settings: list[str], nccl: str, net: str, local: str, tmp_path: Path
-) -> None:
+def test_what_nccl_used_stands_in_the_log(settings: list[str], nccl: str, net: str, local: str, tmp_path: Path) -> None:
     plan = planned(*settings)
     assert plan.environment["NCCL_DEBUG"] == "INFO"
     (record,) = logged(plan, nccl, tmp_path)
