@@ -235,3 +235,11 @@ def test_a_file_that_cannot_be_read_is_refused(content: str | None, what: str, t
         path.write_text(content)
     with pytest.raises(ConfigError, match=what):
         planned(*PUBMEDQA, *deepspeed(3, f"{BLOCK}.deepspeed_json={path}"), "recipe.micro_batch_size=24")
+
+
+def test_the_plan_says_how_the_engine_computes() -> None:
+    from bench.console import plan as sheets
+
+    rows = dict(sheets.rows(planned("task=qlora_7b", *EIGHT, *ROWS_350, *deepspeed(2))))
+    assert rows["engine"] == "huggingface: deepspeed of stage 2, sdpa attention, BF16 as deepspeed"
+    assert rows["step time"] == "not estimated: there is no model of the time of engine=huggingface"
