@@ -69,12 +69,12 @@ def _set_model(plan: TrainingPlan, config: Any) -> None:
     config.vocab_size, config.seq_length = m.vocab_size, m.max_seq_length
     config.layernorm_epsilon, config.rotary_base = m.norm_epsilon, m.rope_base
     config.add_bias_linear, config.share_embeddings_and_output_weights = m.bias, m.tied_embeddings
+    config.use_transformer_engine_full_layer_spec = False  # GPT-3's recipe asks for one that NeMo 2.7.3 has no more
     if plan.recompute.full:
         config.recompute_granularity, config.recompute_method, config.recompute_num_layers = "full", "uniform", 1
     if plan.config.cluster.device is Device.cuda:
         return
     config.transformer_layer_spec = local_layer_spec
-    config.use_transformer_engine_full_layer_spec = False
     if m.norm is Norm.LayerNorm:
         config.layernorm_zero_centered_gamma = False  # the same function, with weights around 1 instead of 0
     for fusion in _FUSIONS:
