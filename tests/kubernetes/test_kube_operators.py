@@ -3,11 +3,12 @@
 import json
 import subprocess
 from collections.abc import Iterator
+from typing import Any
 
 import definitions
 import pytest
 import yaml
-from kube_cluster import Cluster, User
+from kube_cluster import Cluster, User, until
 
 from helpers.paths import ROOT
 
@@ -19,13 +20,19 @@ def defined(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
     if not definitions.FOLDER.is_dir():
         pytest.skip(f"the definitions are not in {definitions.FOLDER}")
     folder = tmp_path_factory.mktemp("definitions")
-    for name, text in definitions.all_of_them():
-        (folder / f"{name}.yaml").write_text(text)
-        cluster.kubectl("create", "--validate=false", "--filename", folder / f"{name}.yaml")
-        cluster.kubectl("wait", "--for=condition=Established", f"crd/{name}")
-    yield cluster
-    for name, _ in definitions.all_of_them():
-        cluster.kubectl("delete", "crd", name)
+    try:
+        for name, text in definitions.all_of_them():
+            (folder / f"{name}.yaml").write_text(text)
+            cluster.kubectl("create", "--validate=false", "--filename", folder / f"{name}.yaml")
+        until(lambda: all(is_established(one) for one in cluster.get("customresourcedefinitions")), 60)
+        yield cluster
+    finally:
+        cluster.kubectl("delete", "customresourcedefinitions", "--all")
+
+
+def is_established(definition: dict[str, Any]) -> bool:
+    conditions = definition.get("status", {}).get("conditions") or []
+    return any(one["type"] == "Established" and one["status"] == "True" for one in conditions)
 
 
 def create(cluster: Cluster, text: str) -> "subprocess.CompletedProcess[str]":
