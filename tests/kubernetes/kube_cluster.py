@@ -43,9 +43,9 @@ class Cluster:
         done = subprocess.run([SCRIPT, *verb], env=self.env, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, f"{SCRIPT.name} {' '.join(verb)}: exit code {done.returncode}\n{done.stderr}"
 
-    def kubectl(self, *words: object, check: bool = True) -> str:
+    def kubectl(self, *words: object, check: bool = True, stdin: str = "") -> str:
         argv = ["kubectl", *map(str, words)]
-        done = subprocess.run(argv, env=self.env, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(argv, env=self.env, input=stdin, capture_output=True, text=True, timeout=120, check=False)
         assert not check or done.returncode == 0, f"{argv}: {done.stderr}"
         return done.stdout
 

@@ -7,8 +7,10 @@ from typing import Any
 
 import definitions
 import pytest
+import small_operator
 import yaml
-from kube_cluster import Cluster, User, until
+from kube_cluster import Cluster, User, pods_of, until
+from small_operator import InvalidError, SmallOperator
 
 from helpers.paths import ROOT
 
@@ -70,3 +72,32 @@ def test_the_doctor_knows_the_kind_now(defined: Cluster, user: User) -> None:
     words = ["cluster.kubernetes.object=pytorchjob", "cluster.kubernetes.discovery=service"]
     said = user.types("doctor", *user.overrides, *words, "--tier", "login", "--json").stdout
     assert json.loads(said)["fine"] and "PyTorchJob kubeflow.org/v1" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["jobset", "pytorchjob", "trainjob"])
+def test_an_object_of_an_operator_becomes_a_run(defined: Cluster, user: User, kind: str) -> None:
+    """By the small operator of these tests, which is none of the real ones; this cluster has no DNS for them."""
+    operator = SmallOperator(defined.kubectl)
+    operator.start()
+    try:
+        run = user.launch(f"cluster.kubernetes.object={kind}", "launch.force=true")
+        user.end(run, "proven")
+        until(lambda: not user.state(run)["active"], 60)
+    finally:
+        operator.end()
+    assert run.job.startswith(f"{kind}/default/")
+    assert {pod["status"]["phase"] for pod in pods_of(defined, run)} == {"Succeeded"}
+
+
+def test_the_small_operator_refuses_what_the_real_ones_refuse() -> None:
+    """Or a run by it would say little of the object."""
+    *_, pytorchjob = yaml.safe_load_all((ROOT / "manifests/lora70b_pytorchjob.yaml").read_text())
+    pytorchjob["spec"]["pytorchReplicaSpecs"]["Master"]["replicas"] = 2
+    with pytest.raises(InvalidError, match="one Master"):
+        list(small_operator.pods_of(pytorchjob, dict))
+    *_, jobset = yaml.safe_load_all((ROOT / "manifests/lora70b_jobset.yaml").read_text())
+    assert [made["metadata"]["name"][-4:] for made in small_operator.pods_of(jobset, dict)] == ["-0-0", "-0-1"]
+    del jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["completionMode"]
+    with pytest.raises(InvalidError, match="Indexed"):
+        list(small_operator.pods_of(jobset, dict))

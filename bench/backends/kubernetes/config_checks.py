@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench.backends.kubernetes import names
-from bench.contract.kubernetes import Discovery, ObjectKind
+from bench.contract.kubernetes import ObjectKind
 from bench.contract.plan import Plan
 from bench.contract.schema import Device, Runtime
 from bench.rules.check import Check, Finding, Subject, broken
@@ -130,9 +130,6 @@ def shape(subject: Subject) -> Iterator[Finding]:
         yield broken(
             "KUB-15", "a number is out of range", f"{WHERE}: shm_gib, grace_s, keep_h", fix="set it to 1 or more"
         )
-    if k.object is not ObjectKind.job and k.discovery is Discovery.file:
-        fix = "set it to service: the operators of these objects need the cluster's DNS"
-        yield broken("KUB-15", "only Jobs find each other by a file", f"{WHERE}.discovery", fix=fix)
     if k.object in (ObjectKind.jobset, ObjectKind.trainjob) and not names.at_least(plan, "1.27"):
         fix = "set it to what `kubectl version` says, or choose object=job"
         yield broken("KUB-16", f"{k.object.name} needs Kubernetes 1.27", f"{WHERE}.version", fix=fix)
