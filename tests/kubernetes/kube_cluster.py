@@ -43,9 +43,9 @@ class Cluster:
         done = subprocess.run([SCRIPT, *verb], env=self.env, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, f"{SCRIPT.name} {' '.join(verb)}: exit code {done.returncode}\n{done.stderr}"
 
-    def kubectl(self, *words: object, check: bool = True) -> str:
+    def kubectl(self, *words: object, check: bool = True, stdin: str = "") -> str:
         argv = ["kubectl", *map(str, words)]
-        done = subprocess.run(argv, env=self.env, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(argv, env=self.env, input=stdin, capture_output=True, text=True, timeout=120, check=False)
         assert not check or done.returncode == 0, f"{argv}: {done.stderr}"
         return done.stdout
 
@@ -168,8 +168,8 @@ class User:
         return next(one for one in map(json.loads, said.splitlines()) if one["run"] == str(run.folder))
 
     def end(self, run: Run, outcome: str, timeout_s: float = 600) -> None:
-        """Wait for the last word of a run."""
-        until(lambda: run.outcome, timeout_s, run)
+        """Wait for the last word of a run; one that was interrupted may go on by itself."""
+        until(lambda: run.outcome not in {"", "interrupted"} - {outcome}, timeout_s, run)
         assert run.outcome == outcome, f"{run.json('status.json')}\n{run.output()}"
 
 

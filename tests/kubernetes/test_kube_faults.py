@@ -1,6 +1,8 @@
 """Runs on a real Kubernetes are broken in every way that we know: where they stand, what `why` says, what is kept."""
 
+import re
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 
@@ -8,7 +10,7 @@ import pytest
 from kube_cluster import Cluster, Run, User, pods_of, trains, until
 
 pytestmark = [pytest.mark.trains, pytest.mark.kubernetes, pytest.mark.faults]
-LONG = ("task.training.max_steps=240", "launch.telemetry=false")
+LONG = ("task.training.max_steps=160", "launch.telemetry=false")
 """A trial that is still at work when its fault comes."""
 
 
@@ -91,14 +93,9 @@ def test_time_is_up(user: User) -> None:
 
 def test_the_deadline_of_a_pod(user: User, cluster: Cluster) -> None:
     """Beyond the run's own limit, which its runner keeps by itself, there is that of its pods."""
-    user.types("render", *user.overrides, *LONG)
-    said = user.types("render", *user.overrides, *LONG).stdout
-    text = "".join(f"{line}\n" for line in said.splitlines())
-    lines = [
-        "      activeDeadlineSeconds: 15" if "activeDeadlineSeconds" in line else line for line in text.splitlines()
-    ]
+    text = user.types("render", *user.overrides, *LONG).stdout
     path = user.home / "short.yaml"
-    path.write_text("\n".join(lines) + "\n")
+    path.write_text(re.sub(r"activeDeadlineSeconds: \d+", "activeDeadlineSeconds: 15", text))
     cluster.kubectl("apply", "--filename", path)
     until(lambda: [*user.home.glob("runs/*/job.json")], 120)
     folder = next(user.home.glob("runs/*/job.json")).parent
@@ -132,7 +129,7 @@ def test_a_kubelet_stops_and_comes_back(user: User, training: Run, cluster: Clus
 def test_a_user_without_rights_is_told_which(user: User, cluster: Cluster) -> None:
     config = (cluster.folder / "kubeconfig-somebody").read_text()
     (user.home / "kubeconfig").write_text(config)
-    argv = ["python", "-m", "bench", "doctor", *user.overrides, "--tier", "login"]
+    argv = [sys.executable, "-m", "bench", "doctor", *user.overrides, "--tier", "login"]
     done = subprocess.run(
         argv, env=user.env | {"KUBECONFIG": str(user.home / "kubeconfig")}, capture_output=True, text=True, check=False
     )

@@ -3,11 +3,14 @@
 import json
 import subprocess
 from collections.abc import Iterator
+from typing import Any
 
 import definitions
 import pytest
+import small_operator
 import yaml
-from kube_cluster import Cluster, User
+from kube_cluster import Cluster, User, pods_of, until
+from small_operator import InvalidError, SmallOperator
 
 from helpers.paths import ROOT
 
@@ -19,13 +22,19 @@ def defined(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
     if not definitions.FOLDER.is_dir():
         pytest.skip(f"the definitions are not in {definitions.FOLDER}")
     folder = tmp_path_factory.mktemp("definitions")
-    for name, text in definitions.all_of_them():
-        (folder / f"{name}.yaml").write_text(text)
-        cluster.kubectl("create", "--validate=false", "--filename", folder / f"{name}.yaml")
-        cluster.kubectl("wait", "--for=condition=Established", f"crd/{name}")
-    yield cluster
-    for name, _ in definitions.all_of_them():
-        cluster.kubectl("delete", "crd", name)
+    try:
+        for name, text in definitions.all_of_them():
+            (folder / f"{name}.yaml").write_text(text)
+            cluster.kubectl("create", "--validate=false", "--filename", folder / f"{name}.yaml")
+        until(lambda: all(is_established(one) for one in cluster.get("customresourcedefinitions")), 60)
+        yield cluster
+    finally:
+        cluster.kubectl("delete", "customresourcedefinitions", "--all")
+
+
+def is_established(definition: dict[str, Any]) -> bool:
+    conditions = definition.get("status", {}).get("conditions") or []
+    return any(one["type"] == "Established" and one["status"] == "True" for one in conditions)
 
 
 def create(cluster: Cluster, text: str) -> "subprocess.CompletedProcess[str]":
@@ -63,3 +72,32 @@ def test_the_doctor_knows_the_kind_now(defined: Cluster, user: User) -> None:
     words = ["cluster.kubernetes.object=pytorchjob", "cluster.kubernetes.discovery=service"]
     said = user.types("doctor", *user.overrides, *words, "--tier", "login", "--json").stdout
     assert json.loads(said)["fine"] and "PyTorchJob kubeflow.org/v1" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["jobset", "pytorchjob", "trainjob"])
+def test_an_object_of_an_operator_becomes_a_run(defined: Cluster, user: User, kind: str) -> None:
+    """By the small operator of these tests, which is none of the real ones; this cluster has no DNS for them."""
+    operator = SmallOperator(defined.kubectl)
+    operator.start()
+    try:
+        run = user.launch(f"cluster.kubernetes.object={kind}", "launch.force=true")
+        user.end(run, "proven")
+        until(lambda: not user.state(run)["active"], 60)
+    finally:
+        operator.end()
+    assert run.job.startswith(f"{kind}/default/")
+    assert {pod["status"]["phase"] for pod in pods_of(defined, run)} == {"Succeeded"}
+
+
+def test_the_small_operator_refuses_what_the_real_ones_refuse() -> None:
+    """Or a run by it would say little of the object."""
+    *_, pytorchjob = yaml.safe_load_all((ROOT / "manifests/lora70b_pytorchjob.yaml").read_text())
+    pytorchjob["spec"]["pytorchReplicaSpecs"]["Master"]["replicas"] = 2
+    with pytest.raises(InvalidError, match="one Master"):
+        list(small_operator.pods_of(pytorchjob, dict))
+    *_, jobset = yaml.safe_load_all((ROOT / "manifests/lora70b_jobset.yaml").read_text())
+    assert [made["metadata"]["name"][-4:] for made in small_operator.pods_of(jobset, dict)] == ["-0-0", "-0-1"]
+    del jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["completionMode"]
+    with pytest.raises(InvalidError, match="Indexed"):
+        list(small_operator.pods_of(jobset, dict))
