@@ -11,8 +11,9 @@ test: .venv/test-installed  ## the gate: real training runs, a real Slurm, the o
 fast: .venv/test-installed  ## tests that neither train nor start programs, on all cores
 	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not trains and not slurm and not slow and not starts" --ignore=tests/slurm
 
-faults: .venv/test-installed  ## runs on a real Slurm are broken in every way that we know; prints what came out
+faults: .venv/test-installed  ## runs on a real Slurm, on hosts and by the runner are broken in every way that we know
 	$(BIN)/python tests/slurm/faults.py
+	$(BIN)/python -m pytest -q -m faults tests/runner tests/backends
 
 slow: .venv/test-installed  ## tests that are too long for the gate
 	$(BIN)/python -m pytest -m slow
@@ -22,7 +23,8 @@ mutants: .venv/test-installed  ## how many small defects, drawn at random, the f
 
 packages:  ## Debian packages that some tests skip without (as root); those of the Slurm tests install their own
 	apt-get update -qq
-	apt-get install -qq -y --no-install-recommends shellcheck squashfs-tools chromium chromium-driver
+	apt-get install -qq -y --no-install-recommends shellcheck squashfs-tools chromium chromium-driver openssh-client \
+	  openssh-server podman runc
 
 lint: .venv/test-installed  ## style, types, who may import whom
 	$(BIN)/ruff check .

@@ -1,10 +1,10 @@
 """Who starts the ranks: the protocol of a backend, and the one place that chooses one."""
 
-from bench.backends.protocol import Backend, Job, JobState, Queue
+from bench.backends.protocol import Backend, Here, Job, JobState, Queue
 from bench.contract.plan import Plan
 from bench.contract.schema import BackendName
 
-__all__ = ["Backend", "Job", "JobState", "Queue", "get", "of"]
+__all__ = ["Backend", "Here", "Job", "JobState", "Queue", "get", "of"]
 
 
 def get(name: BackendName) -> Backend:
@@ -14,10 +14,22 @@ def get(name: BackendName) -> Backend:
             from bench.backends import local
 
             return local.LocalBackend()
+        case BackendName.ssh:
+            from bench.backends import ssh
+
+            return ssh.SshBackend()
         case BackendName.slurm:
             from bench.backends.slurm.backend import SlurmBackend
 
             return SlurmBackend()
+        case BackendName.ray:
+            from bench.backends.ray.backend import RayBackend
+
+            return RayBackend()
+        case BackendName.kubernetes:
+            from bench.backends.kubernetes.backend import KubernetesBackend
+
+            return KubernetesBackend()
 
 
 def of(plan: Plan) -> Backend:

@@ -1,11 +1,13 @@
 """What every backend does, in neutral words."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from bench.backends.nodes.nodes import Nodes
 from bench.contract.plan import Plan
 from bench.rules.check import Check, Finding, Subject, Tier
 
@@ -41,6 +43,8 @@ class Job:
     limit_s: int | None = None
     start: str = ""
     """When it started, or is expected to."""
+    rule: str = ""
+    """The rule that explains the state, where the backend itself knows one."""
 
 
 class Backend(Protocol):
@@ -82,6 +86,14 @@ class Backend(Protocol):
         Raises:
             SubmitError: the backend refuses.
         """
+
+
+@runtime_checkable
+class Here(Backend, Protocol):
+    """A backend whose runs are driven by the process that asks for them."""
+
+    def nodes(self, plan: Plan, folder: Path) -> AbstractContextManager[Nodes]:
+        """Hold the nodes that run a plan's commands; at the end of the block nothing of the run is left on them."""
 
 
 @runtime_checkable

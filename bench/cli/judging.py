@@ -129,7 +129,7 @@ def _why(args: argparse.Namespace) -> int:
     from bench.console import explanation as explanation_sheets
     from bench.console import sheet
 
-    explanations = [diagnosis.explain(paths) for paths in diagnosis.runs(verb.run_folders(args.runs))]
+    explanations = [diagnosis.explain(paths, ask=True) for paths in diagnosis.runs(verb.run_folders(args.runs))]
     for explanation in explanations:
         if args.json:
             print(json.dumps(explanation.to_json()))

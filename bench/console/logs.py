@@ -11,7 +11,7 @@ from bench.runs.folder import short
 
 POLL_S = 1.0
 _PATTERNS = (
-    "slurm-*.out",
+    "*.out",
     "*.err",
     f"{RANK_LOGS}/*.out",
     f"{RANK_LOGS}/*.err",

@@ -155,7 +155,7 @@ def plan_sheet(name: str, arms: Sequence[PlannedArm], blocks: Sequence[Sequence[
             _memory(arm),
             "" if arm.gpu_hours is None else f"{arm.gpu_hours:,.3g}",
             str(arm.walltime_min or ""),
-            arm.reason,
+            "; ".join(filter(None, (arm.note, arm.reason))),
         )
         for arm in arms
     ]

@@ -7,10 +7,10 @@ from bench.contract.task import Activation, Model, Norm, Position, Trains
 
 
 class Layer(Enum):
-    """The layers of the megatron engine."""
+    """The layers of the megatron engine, and of NeMo."""
 
     megatron = "megatron"
-    """megatron-core's own, with adapters beside its linears."""
+    """megatron-core's own, with adapters beside its linears; NeMo has no others."""
     frozen = "frozen"
     """Hand-written, for Llama under adapters: the base is frozen, in FP8, BF16 or 4 bits."""
     trained = "trained"
@@ -19,6 +19,8 @@ class Layer(Enum):
 
 def layer_of(config: Config) -> Layer:
     """Return the layer that a config is computed with."""
+    if config.nemo is not None:
+        return Layer.megatron
     if config.training.trains is Trains.all:
         return Layer.trained
     is_fused = config.precision is not Precision.fp32 and not differs_from_llama(config.model)

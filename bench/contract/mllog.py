@@ -74,6 +74,21 @@ CHECKPOINT = "checkpoint"
 ATTACHED_FILE = "attached_file"
 """A file that another program wrote: its path from the log's folder, {bytes} and {sha256}."""
 
+STRATEGY = "strategy"
+"""Of a peer of this project's engine: how it placed the model, with the {engine} and its settings, and {rank_bytes}, of
+each rank the weights that it holds while no layer is at work."""
+ATTENTION_BACKEND = "attention_backend"
+"""The kernel that attention took (flash, efficient, cudnn, math, eager, flash_attention_2), with what was {asked}."""
+BF16_MODE = "bf16_mode"
+"""What BF16 means (deepspeed, autocast, pure), with the types of {weights}, {gradients}, {master} and {moments}."""
+COMPILE_TIME = "compile_time_s"
+"""What compiling took before run_start."""
+NCCL_TRANSPORT = "nccl_transport"
+"""How NCCL's own log says that ranks of different nodes are joined (IB, Socket; none where all share a node), how those
+of one node are, {local} (P2P, SHM), the {lines} that say so, and the {interfaces} that it found."""
+NUM_GPUS = "num_gpus"
+"""Of all ranks, where a rank has several."""
+
 KERNELS_ASKED = "kernels_asked"
 """The names of all points that the plan measures, with the {tolerance} by which the best may miss their limits."""
 KERNEL_MEASURED = "kernel_measured"

@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -102,6 +102,8 @@ class TrainingPlan:
     memory: Memory
     cost: Cost | None
     """None where rates of the GPU are not known."""
+    deepspeed: dict[str, Any] | None = field(default=None, metadata=codec.LEFT_OUT_IF_NONE)
+    """What DeepSpeed is given, complete: nothing in it is "auto". None with other engines and strategies."""
     cuda_graph: bool = False
     """Whether one CUDA graph launches the kernels of a micro-batch, captured once, instead of the host."""
     tflop_per_sample: float
@@ -176,10 +178,18 @@ def learning_rate(plan: TrainingPlan, step: int) -> float:
     return recipe.lr * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 
 
+def gpus_per_rank(config: Config) -> int:
+    """Return how many GPUs one rank computes on: several only where one process lays a model over those of a node."""
+    return config.huggingface.num_gpus if config.huggingface else 1
+
+
 def keeps_adapters(config: Config) -> bool:
-    """Return whether a trial keeps the adapters that it trained; on random weights they are worth nothing."""
+    """Return whether a trial keeps the adapters that it trained; on random weights they are worth nothing.
+
+    NeMo would write them in a format of its own, which nothing here reads.
+    """
     training = config.training
-    return training.lora is not None and training.starts_from is not StartsFrom.random
+    return config.nemo is None and training.lora is not None and training.starts_from is not StartsFrom.random
 
 
 def samples(plan: TrainingPlan, step: int) -> int:
@@ -208,13 +218,18 @@ def command(plan: Plan, name: str) -> Command | None:
     return next((command for command in plan.commands if command.name == name), None)
 
 
-def is_prepared(plan: Plan) -> bool:
-    """Return whether the prepare command would find nothing to do, or there is none."""
+def to_prepare(plan: Plan) -> list[str]:
+    """Return the folders that the prepare command makes."""
     if command(plan, PREPARE) is None:
-        return True
+        return []
     rows = plan.data_dir if plan.config.data.source.is_made else None
     made = [rows, None if plan.base is None else plan.base_dir]
-    return all(Path(path).is_dir() for path in made if path is not None)
+    return [path for path in made if path is not None]
+
+
+def is_prepared(plan: Plan) -> bool:
+    """Return whether the prepare command would find nothing to do, or there is none."""
+    return all(Path(path).is_dir() for path in to_prepare(plan))
 
 
 def expanded(text: str | None) -> str | None:
@@ -234,7 +249,7 @@ def named_paths(config: Config) -> dict[str, str | None]:
         named = {"DATADIR": config.cluster.paths.data} | named
     if trains and (config.training.starts_from is not StartsFrom.random or config.data.needs_model_folder):
         named["MODEL"] = config.cluster.paths.model
-    if config.container.runtime is Runtime.pyxis and config.container.image:
+    if config.container.runtime is not Runtime.none and config.container.image:
         named["CONT"] = config.container.image
     return named
 

@@ -18,6 +18,7 @@ MANIFEST = "manifest.json"
 JOB = "job.json"
 """What was handed to the backend, and every job that worked on the run."""
 SCRIPT = "job.sbatch"
+KUBERNETES_MANIFEST = "kubernetes.yaml"
 RANK_LOGS = "rank_logs"
 ATTEMPTS = "attempts"
 """Folder of what was cut short: attempts/2.1/ is the first attempt of trial 2."""
@@ -27,8 +28,6 @@ PREPARE_LOG = "prepare.txt"
 LEDGER_LOCK = ".ledger.lock"
 RUN_LOCK = ".run.lock"
 """Locked by the process that drives a run on its own machine, for as long as it does."""
-COMMAND_LOCK = f"{RANK_LOGS}/launcher.lock"
-"""Locked while the ranks of one command run; they end when the lock is gone."""
 OWNER = ".owner"
 """The id of the job that works in the folder."""
 SUBMISSION = ".submission"
@@ -36,16 +35,27 @@ SUBMISSION = ".submission"
 is lost it stays, and says that the queue may have a job of this run that nobody has noted."""
 RESERVE = ".reserve"
 """Space kept for the last word on a disk that fills up."""
+RUNNER_OUTPUT = f"{RANK_LOGS}/runner.out"
+"""What the process printed that led a run without srun."""
 RESULTS = "result_*.txt"
 JOB_OUTPUTS = "slurm-*.out"
 JOB_OUTPUT, ELEMENT_OUTPUT = "slurm-%j.out", "slurm-%A_%a.out"
 """In sbatch's spelling: the output of a job, and of an element of an array."""
+RAY_JOB = "ray_job.json"
+"""What was asked of a Ray cluster: the body of its POST /api/jobs/."""
+RAY_OUTPUT = "ray.out"
+"""What the drivers of its Ray jobs say: which nodes they took, and why they lost them."""
+NODE_VARIABLE = "RUNSTOP_NODE"
+"""Set by whoever starts the processes of a node without Slurm: the name that users know it by."""
 ELEMENT_VARIABLE = "BENCH_ELEMENT"
 """Set by the batch script for its ranks: _3 in element 3 of a job array."""
 
 OF_BACKEND: dict[BackendName, tuple[str, ...]] = {
     BackendName.local: (),
+    BackendName.ssh: (),
     BackendName.slurm: (SCRIPT, JOB, JOB_OUTPUTS),
+    BackendName.ray: (RAY_JOB, JOB, RAY_OUTPUT),
+    BackendName.kubernetes: (KUBERNETES_MANIFEST, JOB),
 }
 """What only the runs of one backend have."""
 
@@ -113,6 +123,16 @@ def stack(command: str, rank: int | str) -> str:
 def output(command: str) -> str:
     """Return where the ranks of a command print to, on backends that do not keep a file for each rank."""
     return f"{RANK_LOGS}/{label(command)}.out"
+
+
+def rank_output(command: str, rank: int | str) -> str:
+    """Return where one rank of a command prints to, on backends that keep a file for each; `*` for every rank."""
+    return f"{RANK_LOGS}/{label(command)}_rank_{rank}.out"
+
+
+def host_errors(host: str) -> str:
+    """Return where the process that starts ranks on a host says what went wrong."""
+    return f"{RANK_LOGS}/host_{host}.err"
 
 
 def caches(trial: int | str) -> str:

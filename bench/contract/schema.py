@@ -7,10 +7,16 @@ every override. Slots make an unknown key an error instead of a stray attribute.
 from dataclasses import dataclass, field
 from enum import Enum
 
+from bench.contract.codec import LEFT_OUT_IF_NONE
 from bench.contract.data import Data as Data
 from bench.contract.data import DataSource as DataSource
 from bench.contract.gpu import Gpu as Gpu
 from bench.contract.gpu import Rates as Rates
+from bench.contract.hosts import Ssh
+from bench.contract.huggingface import HuggingFace as HuggingFace
+from bench.contract.kubernetes import Kubernetes
+from bench.contract.nemo import Nemo as Nemo
+from bench.contract.ray import Ray
 from bench.contract.stall import Stall
 from bench.contract.task import Kind, Model, Recipe, Task, Training
 from bench.errors import ConfigError
@@ -42,20 +48,30 @@ class Precision(Enum):
 
 
 class EngineName(Enum):
-    """What trains: ours, on megatron-core."""
+    """What trains: ours on megatron-core, Hugging Face's libraries, or NeMo by its own loop."""
 
     megatron = "megatron"
+    huggingface = "huggingface"
+    nemo = "nemo"
 
 
 class BackendName(Enum):
     """Who starts the ranks."""
 
     local = "local"
+    ssh = "ssh"
     slurm = "slurm"
+    ray = "ray"
+    kubernetes = "kubernetes"
 
     @property
     def has_queue(self) -> bool:
-        """Whether jobs wait for nodes that somebody else hands out; they need a time limit and look at their nodes."""
+        """Whether jobs wait for nodes that somebody else hands out; they need a time limit."""
+        return self not in (BackendName.local, BackendName.ssh)
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether ranks run on other machines than this one, whose nodes are looked at before the first trial."""
         return self is not BackendName.local
 
 
@@ -73,6 +89,8 @@ class Runtime(Enum):
 
     none = "none"
     pyxis = "pyxis"
+    docker = "docker"
+    podman = "podman"
 
 
 class ContainerFlags(Enum):
@@ -107,6 +125,9 @@ class Engine:
     """What trains the model."""
 
     name: EngineName
+    huggingface: HuggingFace | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    nemo: Nemo | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    """Settings of the engine of this name, and of no other."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -189,7 +210,12 @@ class Cluster:
     network_gbs: float | None = None
     """What one GPU can send to another node, in 1e9 bytes/s, for estimates of the step time."""
     slurm: Slurm | None = None
+    ray: Ray | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    kubernetes: Kubernetes | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
     health: Health | None = None
+    hosts: list[str] | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    """Of backend ssh, in the order of their ranks: rig0, or rig0:2x4 for two groups of four GPUs."""
+    ssh: Ssh | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
     drop_caches: str | None = None
     """Command that empties a node's page cache before each trial; None: caches stay, and the log says so."""
     environment: dict[str, str] = field(default_factory=dict)
@@ -206,10 +232,12 @@ class Container:
     name: str
     runtime: Runtime
     image: str | None = None
-    """A .sqsh file, or a registry reference for Pyxis."""
+    """A .sqsh file, or a registry reference for Pyxis; for docker and podman what their `run` takes."""
     mounts: list[str] = field(default_factory=list)
     """More than those, as SRC[:DST[:FLAG+FLAG]]."""
     flags: ContainerFlags = ContainerFlags.arguments
+    arguments: list[str] | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    """More for `docker run` or `podman run`, such as --shm-size=16g."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -256,6 +284,16 @@ class Config:
     precision: Precision
     walltime: int | None
     """Minutes one trial may take; None: no limit on a laptop, and required by Slurm."""
+
+    @property
+    def huggingface(self) -> HuggingFace | None:
+        """Return the settings of engine=huggingface; None with another engine."""
+        return self.engine.huggingface if self.engine.name is EngineName.huggingface else None
+
+    @property
+    def nemo(self) -> Nemo | None:
+        """Return the settings of engine=nemo; None with another engine."""
+        return self.engine.nemo if self.engine.name is EngineName.nemo else None
 
     @property
     def training(self) -> Training:

@@ -101,14 +101,16 @@ def runs(paths: Sequence[Path]) -> list[list[Path]]:
     for path in paths:
         if not path.is_dir() and not path.is_file():
             raise ConfigError("no such file", where=str(path), fix="name a run folder, or the logs of one run")
-        if path.is_dir() and not _files(path) and not run_reports.status(path):
+        if path.is_dir() and not _files(path) and not run_reports.status(path) and not _was_submitted(path):
             raise ConfigError("no logs in this folder", where=str(path), fix=f"name one with {', '.join(LOGS)}")
     files = [path for path in paths if not path.is_dir()]
     return [*([path] for path in paths if path.is_dir()), *([files] if files else [])]
 
 
-def explain(paths: Sequence[Path]) -> Explanation:
+def explain(paths: Sequence[Path], *, ask: bool = False) -> Explanation:
     """Return what is the matter with the run that left these files, or this one folder, behind.
+
+    With `ask` the backend of the run's job is asked, too: some know why a job waits, or has failed.
 
     Raises:
         ConfigError: a file cannot be read.
@@ -117,6 +119,7 @@ def explain(paths: Sequence[Path]) -> Explanation:
     name = str(folder) if folder else ", ".join(map(str, paths))
     status, plan = (run_reports.status(folder), plan_in(folder)) if folder else ({}, None)
     reported = [_Log(scan) for scan in run_reports.all_of(folder)] if folder else []
+    reported += [_Log(scan) for scan in _of_queue(folder)] if folder and ask else []
     is_over = bool(status) or (folder is not None and _is_gone(folder))
     logs = [_read(path, is_over=is_over) for path in (_files(folder) if folder else paths)]
     if status.get("outcome") in ("proven", "fine") or not (reported or status) and _all_fine(logs, plan):
@@ -260,6 +263,19 @@ def _moment(log: _Log) -> str:
     """Return when the first clue says that it happened; those that do not say come last."""
     found = _STAMP.search(log.scan.clues[0].text) if log.scan.clues else None
     return found[0].replace(" ", "T") if found else "~"
+
+
+def _was_submitted(folder: Path) -> bool:
+    return (folder / run_files.JOB).exists()
+
+
+def _of_queue(folder: Path) -> list[Scan]:
+    """Return what the backend of a run's job says of it, where it can be asked."""
+    if not _was_submitted(folder):
+        return []
+    with suppress(BenchError):
+        return run_reports.of_queue(run_folders.find(folder).state, str(folder / run_files.JOB))
+    return []
 
 
 def _is_gone(folder: Path) -> bool:

@@ -74,10 +74,10 @@ _TROUBLE = re.compile(
     rb"\b(?:ERROR|FATAL|CRITICAL|[Ee]rror|[Ff]atal)\b\]?:? |Exited with exit code [1-9]|\bBroken pipe|Connection reset"
 )
 _EXITED = re.compile(rb"Exited with exit code [1-9]")
-_RESTART = re.compile(rb"^job \d+(?:_\d+)?, (?:life|restart|attempt) [1-9]\d*, on ")
-"""How the batch script begins when Slurm has started its job anew."""
-_SCRIPT = re.compile(rb"^(?:\d{4}-\d\d-\d\d \d\d:\d\d:\d\d )?(?P<rule>(?:SLU-|CFG-)\d\d): ")
-"""How the batch script says why it ends, or that it refuses to start."""
+_RESTART = re.compile(rb"^job [^\s,]{1,400}, (?:life|restart|attempt) [1-9]\d*, on ")
+"""How a batch script, a runner or a driver on Ray begins when its job has been started anew."""
+_SCRIPT = re.compile(rb"^(?:\d{4}-\d\d-\d\d \d\d:\d\d:\d\d )?(?P<rule>(?:SLU-|CFG-|HST-|RAY-)\d\d): ")
+"""How one of them says why it ends, or that it refuses to start."""
 _TASK_ENDS = re.compile(rb"srun: error: .{1,80}: tasks? [\d,-]{1,200}: ")
 """Slurm on tasks that have ended."""
 _STEP_ENDS = re.compile(rb"srun: .{0,40}Terminating (?:StepId|job step)|STEP .{1,60} CANCELLED|srun: Job step aborted")

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bench.backends import Job, JobState
 from bench.contract import json_files
 from bench.contract.run_files import JOB, LEDGER, RANK_LOGS, STATUS
 from bench.diagnosis import log_scan
@@ -95,6 +96,17 @@ def _own_explanation(last: dict[str, Any], file: str) -> list[Scan]:
     place, line = last.get("file"), last.get("line")
     file, line = (place, line) if isinstance(place, str) and isinstance(line, int) else (file, 1)
     return [_only(Clue(rule, Weight.HINT, file, line, evidence, last.get("fix")))]
+
+
+def of_queue(job: Job | None, file: str) -> list[Scan]:
+    """Return what a job's backend says of why the job waits or has failed."""
+    if job is None or job.state not in (JobState.queued, JobState.running, JobState.failed):
+        return []
+    text = log_scan.shown(f"{job.word}: {job.reason}".encode())
+    if job.rule in RULES:
+        return [_only(Clue(job.rule, Weight.CAUSE, file, 1, text))]
+    scan = log_scan.read_text(job.reason, file=file) if job.state is JobState.failed else None
+    return [scan] if scan is not None and scan.clues else []
 
 
 def of_ledger(folder: Path) -> list[Scan]:

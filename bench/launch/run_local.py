@@ -1,19 +1,25 @@
-"""Drive a plan's commands on this machine: prepare, train each trial, judge its log, write down what happened."""
+"""Drive a plan's commands from here, on this machine or hosts: prepare, train and judge each trial, write it down."""
 
 import os
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.backends import local, run_lock
+from bench import backends, preflight
+from bench.backends import run_lock
+from bench.backends.local import master_port
+from bench.backends.nodes import running
+from bench.backends.nodes.nodes import Nodes
+from bench.backends.nodes.sharing import require_prepared
 from bench.console import messages
 from bench.console import trial as trial_sheets
-from bench.contract import checkpoint
+from bench.contract import checkpoint, run_files
 from bench.contract import plan as plans
 from bench.contract.plan import Command, Plan, Trial
 from bench.contract.run_files import STATUS
 from bench.contract.task import Kind
 from bench.errors import BenchError, Stopped, with_rule, written
+from bench.preflight import nodes as node_checks
 from bench.runs import ledger, manifest
 from bench.runs import status as statuses
 from bench.runs import trial as trials
@@ -50,7 +56,10 @@ def _driven(plan: Plan, folder: Path, console: "Messages") -> int:
     status = Status(outcome=Ending.failed, exit_code=1)
     try:
         ledger.create(folder, plan)
-        proven = _work(plan, folder, console)
+        here = backends.of(plan)
+        assert isinstance(here, backends.Here), here
+        with here.nodes(plan, folder) as nodes:
+            proven = _work(nodes, folder, console)
         status = Status(outcome=Ending.proven if proven else Ending.not_proven, exit_code=0 if proven else 1)
     except Stopped as stop:
         status = Status(outcome=Ending.interrupted, exit_code=stop.exit_code)
@@ -90,8 +99,12 @@ def _next(plan: Plan, folder: Path, exit_code: int) -> str:
     return f"what the trials are worth together: python -m bench score {short(folder)}" if plan.trials[1:] else ""
 
 
-def _work(plan: Plan, folder: Path, console: "Messages") -> bool:
+def _work(nodes: Nodes, folder: Path, console: "Messages") -> bool:
     """Run the plan's commands; return whether every trial is proven."""
+    plan = nodes.plan
+    for command in plan.commands[: len(plan.commands) - len(plan.trials)]:
+        if command.name != plans.PREPARE:
+            _look(nodes, command, folder, console)
     prepare = plans.command(plan, plans.PREPARE)
     if prepare is None:
         console.print("nothing to prepare")
@@ -99,20 +112,39 @@ def _work(plan: Plan, folder: Path, console: "Messages") -> bool:
         console.print("prepared before: rows and base checkpoint are there")
     else:
         console.print("preparing (not timed): rows, then the base checkpoint")
-        _follow(plan.base or plan, prepare, folder, console)
+        _follow(nodes, prepare, folder, console)
+    require_prepared(nodes)
     for trial, command in zip(plan.trials, plans.trial_commands(plan), strict=True):
-        _trial(plan, trial, command, folder, console)
+        _trial(nodes, trial, command, folder, console)
     return all(entry.outcome is Outcome.proven for entry in ledger.read(folder))
 
 
-def _trial(plan: Plan, trial: Trial, command: Command, folder: Path, console: "Messages") -> None:
+def _look(nodes: Nodes, command: Command, folder: Path, console: "Messages") -> None:
+    """Look at the nodes, or measure them; an error ends the run before it costs anything."""
+    console.print(f"{command.name}: {len(nodes.names)} nodes, {', '.join(nodes.names)}", markup=False)
+    for old in (folder / run_files.FACTS).glob("rank_*.json") if command.name == plans.NODE_FACTS else ():
+        old.unlink()
+    with running.started(nodes, command, folder, port=master_port(nodes.plan)) as ranks:
+        while ranks.are_running():
+            pass
+    ranks.check()
+    if command.name == plans.NODE_FACTS:
+        findings = node_checks.judge(nodes.plan, node_checks.load(folder))
+        for finding in findings:
+            console.print(str(finding), markup=False)
+        if not nodes.plan.config.launch.force:
+            preflight.require(findings)
+
+
+def _trial(nodes: Nodes, trial: Trial, command: Command, folder: Path, console: "Messages") -> None:
     """Run and judge a trial, unless its result is there already."""
+    plan = nodes.plan
     trials.settle(folder, plan, trial)
     if not ledger.begin(folder, trial, attempts=1, job=f"{socket.gethostname()}-{os.getpid()}"):
         console.print(f"trial {trial.index}, seed {trial.seed}: was finished before")
         return
     try:
-        _follow(plan, command, folder, console)
+        _follow(nodes, command, folder, console)
     except BaseException as error:
         trials.close(folder, plan, trial, failed=True)
         if isinstance(error, BenchError) and error.rule == "CFG-05":  # the ranks found a log; this says whose it is
@@ -123,14 +155,16 @@ def _trial(plan: Plan, trial: Trial, command: Command, folder: Path, console: "M
     trial_sheets.show(folder, trial, judged)
 
 
-def _follow(plan: Plan, command: Command, folder: Path, console: "Messages") -> None:
+def _follow(nodes: Nodes, command: Command, folder: Path, console: "Messages") -> None:
+    """Run a command, and show how far its log has come."""
     assert command.log is not None  # or there is nothing to follow
-    with local.started(plan, command, folder) as running:
-        expected = sources.planned(plan, command)
-        log, is_alive = folder / command.log, running.are_running
+    plan, is_trial = nodes.plan, command.name != plans.PREPARE
+    with running.started(nodes, command, folder, port=master_port(plan)) as ranks:
+        expected = sources.planned(plan if is_trial else plan.base or plan, command)
+        log, is_alive = folder / command.log, ranks.are_running
         more: dict[str, Any] = {}
-        if command in plans.trial_commands(plan):
+        if is_trial:
             more["curves"] = trackers.curves(plan, folder, trial=log.stem)
             more["gpus"] = Gpus(folder, plans.trial_commands(plan).index(command))
         follow(log, expected, name=command.name, is_alive=is_alive, console=console, **more)
-    running.check()
+    ranks.check()

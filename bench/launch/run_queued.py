@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from bench.backends import Queue
 from bench.console import messages
 from bench.console import trial as trial_sheets
+from bench.contract import json_files
 from bench.contract.plan import Plan
-from bench.contract.run_files import STATUS, SUBMISSION
+from bench.contract.run_files import JOB, STATUS, SUBMISSION
 from bench.errors import BenchError, written
 from bench.preflight import Finding
 from bench.runs import run as runs
@@ -40,6 +41,8 @@ def run(queue: Queue, plan: Plan, folder: Path, findings: Sequence[Finding]) -> 
     print(f"job {job}: {plan.name} on {plan.world.num_ranks} ranks, results in {short(folder)}")
     for verb, what in (("watch", "its progress"), ("why", "what went wrong"), ("cancel", "end it")):
         console.print(f"  python -m bench {verb} {short(folder)}   # {what}", markup=False)
+    if page := json_files.read_object(folder / JOB).get("page"):
+        console.print(f"  {page}   # its page", markup=False)
     return follow(plan, folder, console) if plan.config.launch.wait else 0
 
 

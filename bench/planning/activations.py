@@ -102,7 +102,7 @@ def fc1_bytes(config: Config, world: World) -> float:
 
 
 def _megatron_layer_bytes(config: Config, world: World) -> float:
-    """Return the bytes that megatron-core's BF16 or FP32 layer, which is frozen under adapters, stores per token.
+    """Return the bytes that megatron-core's BF16 or FP32 layer, frozen under adapters or trained, stores per token.
 
     Attention and SwiGLU are fused kernels; everything else is plain torch. p bytes per number, hidden width h, MLP
     width f.
@@ -116,11 +116,11 @@ def _megatron_layer_bytes(config: Config, world: World) -> float:
     | output of fc1              | p f, swiglu 2 p f | tp         | backward of the activation                       |
     | LoRA: dropout(x), its mask | (p + 1) width(x)  | as x       | gradient of A                                    |
     | LoRA: A dropout(x)         | p rank            | not split  | gradient of B                                    |
+    | trained: x                 | p width(x)        | as x       | gradient of the projection's weight              |
 
     Without dropout an adapter stores x itself; the input of proj is the output of attention, which is stored already.
     """
     model, lora, size, tp = config.model, config.training.lora, BYTES[config.precision], world.tp
-    assert lora is not None
     projections = linears(model)
     stored = 2 * size * model.hidden_size / world.sequence_tp + _megatron_qkv_bytes(config, world)
     stored += size * (model.hidden_size + projections["linear_fc1"].num_out) / tp
@@ -128,7 +128,7 @@ def _megatron_layer_bytes(config: Config, world: World) -> float:
     for name, linear in projections.items():
         split = world.sequence_tp if linear.is_column else tp
         stored += linear.num_in * _stored_input_bytes(name, lora, size) / split
-    return stored + size * lora.rank * len(lora.target_modules)
+    return stored + (size * lora.rank * len(lora.target_modules) if lora else 0)
 
 
 def _megatron_qkv_bytes(config: Config, world: World) -> float:
@@ -153,8 +153,10 @@ def _megatron_qkv_bytes(config: Config, world: World) -> float:
     return size * (qkv / world.tp + angles)
 
 
-def _stored_input_bytes(name: str, lora: Lora, size: int) -> int:
-    """Return the bytes stored per number of a projection's input, for the gradient of its adapter."""
+def _stored_input_bytes(name: str, lora: Lora | None, size: int) -> int:
+    """Return the bytes stored per number of a projection's input, for the gradient of its adapter or of its weight."""
+    if lora is None:
+        return 0 if name == "linear_proj" else size
     if name not in lora.target_modules:
         return 0
     if lora.dropout:

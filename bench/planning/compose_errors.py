@@ -4,6 +4,7 @@ import dataclasses
 import difflib
 import re
 import shlex
+import traceback
 import typing
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,11 +40,25 @@ def explained() -> Iterator[None]:
 
     try:
         yield
+    except AssertionError as error:
+        if "Unexpected type for root: NoneType" not in str(error):
+            raise
+        raise _below_null(error) from error
     except (HydraException, OmegaConfBaseException, AttributeError, ValueError, TypeError) as error:
         known = _explain(error)
         if known is None:
             raise
         raise known from error
+
+
+def _below_null(error: AssertionError) -> ConfigError:
+    """Return that a key was set below one that is null: OmegaConf does not say which, but Hydra's frame has it."""
+    frames = (frame.f_locals for frame, _ in traceback.walk_tb(error.__traceback__))
+    key = next((str(names["override"].key_or_group) for names in frames if "override" in names), "a key")
+    block = key.rpartition(".")[0]
+    group, _, name = block.partition(".")
+    choose = f"engine={name}" if group == "engine" else f"a file of {group} that has {block}"
+    return ConfigError(f"{key} cannot be set, since {block} is null here", where=key, fix=f"choose {choose}")
 
 
 def _explain(error: Exception) -> ConfigError | None:

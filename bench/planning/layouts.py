@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from bench.contract.plan import Cost, Memory, Recomputed, World
 from bench.contract.schema import Config
 from bench.errors import ConfigError
-from bench.planning import memory, step_time
+from bench.planning import memory, peer_memory, step_time
 from bench.planning.parallelism import check, divisors, split
 
 CHOSEN = ("tp", "pp", "cp", "sp")
@@ -84,24 +84,30 @@ def _micro_batch_sizes(config: Config, world: World) -> list[int]:
 def _best_size(layouts: list[Layout]) -> Layout:
     """Return the best of layouts that differ in the size of a micro-batch only.
 
-    That is the fastest that fits; one that recomputes must be faster by LEAST_GAIN than those that do not.
+    That is the fastest that fits; one that recomputes must be faster by LEAST_GAIN than those that do not. If no step
+    time can be estimated, it is the largest that fits, without recomputation where one does.
     """
     best = min(layouts, key=_rank)
-    if best.memory.fits is False or best.cost is None:
+    if best.memory.fits is False:
         return best
+    if best.cost is None:
+        return min(layouts, key=lambda one: (one.memory.fits is False, one.recompute.full))
     limit_s = (1 + LEAST_GAIN) * best.cost.step_s
     plain = [one for one in layouts if one.memory.fits and one.recompute == memory.NOTHING]
     return min((one for one in plain if one.cost and one.cost.step_s <= limit_s), key=_rank, default=best)
 
 
 def _layout(config: Config, world: World) -> Layout:
-    recomputed = memory.recompute(config, world)
+    """Return a layout by the estimates of the config's engine; of the peer's steps there is no model of the time."""
+    is_peer = config.huggingface is not None
+    estimator = peer_memory if is_peer else memory
+    recomputed = estimator.recompute(config, world)
     return Layout(
         world=world,
         micro_batch_size=config.recipe.micro_batch(world.dp),
         recompute=recomputed,
-        memory=memory.estimate(config, world, recomputed),
-        cost=step_time.estimate(config, world, recomputed),
+        memory=estimator.estimate(config, world, recomputed),
+        cost=None if is_peer else step_time.estimate(config, world, recomputed),
     )
 
 
@@ -109,6 +115,8 @@ def _splits(config: Config) -> Iterator[World]:
     """Yield the splits that the config leaves open, simplest first: tp rises before cp, and cp before pp."""
     p, num_ranks = config.parallel, config.cluster.num_nodes * config.cluster.ranks_per_node
     sizes = divisors(num_ranks)
+    if config.huggingface is not None:
+        sizes = [1]
     pps, cps, tps = ([size] if size is not None else sizes for size in (p.pp, p.cp, p.tp))
     for pp, cp, tp in itertools.product(pps, cps, tps):
         for sp in [p.sp] if p.sp is not None else [True, False] if tp > 1 else [False]:

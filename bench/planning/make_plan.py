@@ -23,27 +23,16 @@ from bench.contract.plan import (
     World,
     fingerprint,
 )
-from bench.contract.schema import Config, DataSource, Device
+from bench.contract.schema import Config, DataSource
 from bench.contract.task import Kind, StartsFrom
 from bench.errors import ConfigError
 from bench.mlperf import closed_division
 from bench.mlperf.benchmarks import LLAMA2_70B_LORA
-from bench.planning import cuda_graph, flops, kernel_points, layouts, validate
+from bench.planning import cuda_graph, deepspeed, environment, flops, kernel_points, layouts, nemo, validate
 from bench.planning.parallelism import num_microbatches, split
 
 PROBE_MIN = 10
 """The time limit of a job that only looks at its nodes."""
-ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "CUDA_DEVICE_MAX_CONNECTIONS": "1",
-    "PYTHONUNBUFFERED": "1",
-    "PYTHONSAFEPATH": "1",
-}
-"""Set for every rank. Each has one OpenMP thread, because the ranks of a node share its cores. Ranks start in the run
-folder, and with PYTHONSAFEPATH (Python 3.11 and later) nothing is imported from there."""
-CUDA_ENVIRONMENT = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-"""Set on GPUs too: freed memory can then be used for tensors of another size."""
-
 assert LLAMA2_70B_LORA.schedule is not None
 RULES = LLAMA2_70B_LORA.schedule
 """How many evaluations are skipped at the start if the recipe does not say."""
@@ -60,28 +49,31 @@ def make(config: Config, base: Config | None = None) -> Plan:
 
 
 def _training(config: Config, base: Config | None) -> TrainingPlan:
-    chosen = layouts.choose(config)
+    chosen = layouts.choose(nemo.restricted(config))
     steps = max_steps(config)
     validate.check_steps(config, steps)
     base_plan = None if base is None else _make_base(base)
     evaluation = _checked_evaluations(config)
-    is_captured, lora = cuda_graph.is_chosen(config, chosen), config.training.lora
+    is_captured, lora = config.nemo is None and cuda_graph.is_chosen(config, chosen), config.training.lora
     needed = cuda_graph.memory_of(config, chosen) if is_captured else chosen.memory
     validate.check_memory(config, needed)
+    cost = chosen.cost if config.nemo is None else None  # rates are those of our kernels
     trials = _trials(config)
+    batch = batches(layouts.with_micro_batch(config, chosen.micro_batch_size), chosen.world)
     return TrainingPlan(
         version=PLAN_VERSION,
         name=f"{config.task.name}-{config.cluster.name}",
         config=config,
         world=chosen.world,
-        batch=batches(layouts.with_micro_batch(config, chosen.micro_batch_size), chosen.world),
+        batch=batch,
         evaluation=evaluation,
         max_steps=steps,
         submission=submission(config),
         trials=trials,
         recompute=chosen.recompute,
         memory=needed,
-        cost=cuda_graph.without_waiting(chosen.cost) if chosen.cost and is_captured else chosen.cost,
+        cost=cuda_graph.without_waiting(cost) if cost and is_captured else cost,
+        deepspeed=deepspeed.settings(config, batch),
         cuda_graph=is_captured,
         tflop_per_sample=flops.tflop_per_sample(config.model, lora, seq_length=config.data.seq_length),
         peak_tflops=flops.peak_tflops(config),
@@ -89,7 +81,7 @@ def _training(config: Config, base: Config | None) -> TrainingPlan:
         data_dir=data_dir(config),
         base_dir=base_dir(config, base_plan),
         base=base_plan,
-        environment=_environment(config),
+        environment=environment.of(config),
         commands=commands(config, trials),
         files=files(config, trials),
     )
@@ -105,7 +97,7 @@ def _kernels(config: Config) -> KernelsPlan:
         trials=trials,
         points=kernel_points.points(config),
         walltime_min=validate.walltime_min(config),
-        environment=_environment(config),
+        environment=environment.of(config),
         commands=commands(config, trials),
         files=files(config, trials),
     )
@@ -220,24 +212,29 @@ def base_dir(config: Config, base: TrainingPlan | None) -> str | None:
 def commands(config: Config, trials: list[Trial]) -> list[Command]:
     """Return what every rank runs, in order: what looks at the nodes, what prepares the trials' files, the trials."""
     prepare, limit = _command(PREPARE, "tasks.prepare", log=run_files.PREPARE_LOG), config.walltime
-    module = f"tasks.{config.task.kind.name}"
+    module, python = nemo.trial_program(config)
     return [
         *node_commands(config, health=config.launch.health),
         *([prepare] if needs_preparing(config) else []),
-        *(_command(f"trial {t.index}", module, "--trial", f"{t.index}", log=t.log, limit_min=limit) for t in trials),
+        *(
+            _command(f"trial {t.index}", module, "--trial", f"{t.index}", log=t.log, limit_min=limit, python=python)
+            for t in trials
+        ),
     ]
 
 
 def node_commands(config: Config, *, health: bool) -> list[Command]:
-    """Return what looks at nodes that a queue hands out, and measures them where somebody said what is healthy."""
-    if not config.cluster.backend.has_queue:
+    """Return what looks at nodes other than this machine, and measures them where somebody said what is healthy."""
+    if not config.cluster.backend.is_elsewhere:
         return []
     check = [_command(NODE_CHECK, "node_checks.health")] if health and config.cluster.health else []
     return [_command(NODE_FACTS, "node_checks.facts"), *check]
 
 
-def _command(name: str, module: str, *words: str, log: str | None = None, limit_min: int | None = None) -> Command:
-    argv = ["python", "-m", f"jobs.{module}", run_files.PLAN, *words]
+def _command(
+    name: str, module: str, *words: str, log: str | None = None, limit_min: int | None = None, python: str = "python"
+) -> Command:
+    argv = [python, "-m", f"jobs.{module}", run_files.PLAN, *words]
     return Command(name=name, argv=argv, log=log, limit_min=limit_min)
 
 
@@ -269,7 +266,7 @@ def files(config: Config, trials: list[Trial]) -> list[str]:
         run_files.CONFIG,
         run_files.PLAN,
         *run_files.OF_BACKEND[config.cluster.backend],
-        *(looked if config.cluster.backend.has_queue else []),
+        *(looked if config.cluster.backend.is_elsewhere else []),
         *([run_files.PREPARE_LOG] if needs_preparing(config) else []),
         *itertools.chain(*own),
         f"{run_files.RANK_LOGS}/",
@@ -283,8 +280,3 @@ def _made_by_training(config: Config) -> list[str]:
     made = [] if config.data.source is DataSource.random else [run_files.loss_figure("{}")]
     made += [f"{run_files.adapters('{}')}/"] if plans.keeps_adapters(config) else []
     return made + ([] if config.training.checkpoint_every_steps is None else [f"{run_files.checkpoints('{}')}/"])
-
-
-def _environment(config: Config) -> dict[str, str]:
-    of_device = CUDA_ENVIRONMENT if config.cluster.device is Device.cuda else {}
-    return ENVIRONMENT | of_device | config.cluster.environment

@@ -199,7 +199,7 @@ def _between_stages_bytes(config: Config, world: World, recomputed: Recomputed, 
 
 
 def _has_trained_head(config: Config, world: World, pp_rank: int) -> bool:
-    return pp_rank == world.pp - 1 and layer_of(config) is Layer.trained
+    return pp_rank == world.pp - 1 and config.training.trains is Trains.all
 
 
 def _layers_in_flight(config: Config, world: World, pp_rank: int) -> float:

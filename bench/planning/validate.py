@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable
 
+from bench.contract.hosts import require_even
 from bench.contract.layers import Layer, differs_from_llama, layer_of
 from bench.contract.plan import Memory
-from bench.contract.schema import Config, Device, Precision, ProfileKind
+from bench.contract.schema import BackendName, Config, Device, Precision, ProfileKind
 from bench.contract.task import LORA_TARGETS, Kind, MomentPrecision, Position, Recompute, StartsFrom, Task, Trains
 from bench.errors import ConfigError
-from bench.planning import data_checks, kernel_checks, ranges, texts
+from bench.planning import data_checks, kernel_checks, nemo, peer_checks, ranges, texts
 
 
 class DoesNotFitError(ConfigError):
@@ -30,8 +31,10 @@ def check(config: Config) -> None:
     _check_profile(config)
     _check_training(config)
     _check_lora(config)
+    peer_checks.check(config)
     _check_precision(config)
     _check_offload(config)
+    nemo.check(config)
 
 
 def _check_kind(task: Task) -> None:
@@ -76,10 +79,17 @@ def check_memory(config: Config, memory: Memory) -> None:
         f"{memory.base_weights_gib + memory.adapter_weights_gib:.1f}, gradients {memory.gradients_gib:.1f}, "
         f"optimizer {memory.optimizer_gib:.1f}, activations {memory.activations_gib:.1f}, "
         f"workspace {memory.workspace_gib:.1f}",
-        where="parallel.tp, parallel.pp, parallel.cp, recipe.recompute",
-        fix="raise parallel.tp (weights), parallel.cp (activations) or the number of GPUs, "
-        "or set recipe.recompute=full" + _smaller_states(config),
+        **(_smaller(config) if config.huggingface is None else peer_checks.smaller(config.huggingface)),
     )
+
+
+def _smaller(config: Config) -> dict[str, str]:
+    """Return where a config says how much memory it takes, and what makes that less."""
+    return {
+        "where": "parallel.tp, parallel.pp, parallel.cp, recipe.recompute",
+        "fix": "raise parallel.tp (weights), parallel.cp (activations) or the number of GPUs, "
+        "or set recipe.recompute=full" + _smaller_states(config),
+    }
 
 
 def _smaller_states(config: Config) -> str:
@@ -156,13 +166,18 @@ def _check_positions(config: Config) -> None:
 
 def _check_cluster(config: Config) -> None:
     c = config.cluster
-    if not c.backend.has_queue and c.num_nodes != 1:
+    if c.backend is BackendName.ssh:
+        require_even(c.hosts or [], num_nodes=c.num_nodes, ranks_per_node=c.ranks_per_node)
+    elif c.hosts:
+        what, fix = "hosts are for backend ssh", "choose cluster=hosts, or leave them out"
+        raise ConfigError(f"{what}, and this one is {c.backend.name}", where="cluster.hosts", fix=fix)
+    if not c.backend.is_elsewhere and c.num_nodes != 1:
         raise ConfigError(
             f"{c.num_nodes} nodes, and backend {c.backend.name} starts ranks on this machine only",
             where="cluster.num_nodes",
             fix="set cluster.num_nodes=1, or choose a cluster with a queue",
         )
-    if c.device is Device.cuda and c.gpu is None and c.backend.has_queue:
+    if c.device is Device.cuda and c.gpu is None and c.backend.is_elsewhere:
         raise ConfigError("the GPU type is not given", where="cluster.gpu", fix="name it, its memory and peak rates")
 
 

@@ -101,7 +101,7 @@ def _failed(folder: Path, tier: Tier) -> Finding:
     """Return why a job failed that found nothing wrong."""
     from bench import diagnosis
 
-    said = diagnosis.explain([folder])
+    said = diagnosis.explain([folder], ask=True)
     rule = RULES[said.rule if said.rule in RULES else "RUN-10"]
     found = preflight.broken(rule.id, f"the job failed: {said.evidence or said.title}", str(folder), fix=said.fix)
     return replace(found, tier=tier)

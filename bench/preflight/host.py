@@ -138,7 +138,7 @@ def _checkpoints_mib(plan: Plan) -> int:
 
 def leaves_this_machine(plan: Plan) -> bool:
     """Return whether the ranks run on other machines than this one."""
-    return plan.config.cluster.backend.has_queue
+    return plan.config.cluster.backend.is_elsewhere
 
 
 def shared(subject: Subject) -> Iterator[Finding | str]:

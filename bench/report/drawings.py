@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.mlperf import forecast, published
+from bench.mlperf import published
 from bench.report import curves, figures, throughput
 from bench.report.bars import bar_chart
 from bench.report.canvas import footer
@@ -32,6 +32,8 @@ def draw_training(
     trials: TrialSet, claimed: Claim, entries: Sequence[Entry], out: Path, *, mark: str
 ) -> Iterator[tuple[str, Shown]]:
     """Draw the figures that the trials have data for; yield each figure with its key."""
+    from bench.mlperf import forecast
+
     s, note = trials.score, footer(trials.hardware, len(trials.results))
     benchmark, gbs = None if trials.pretends else s.benchmark, s.global_batch_size
     heading = f"{trials.measured}, {trials.name}"

@@ -177,6 +177,8 @@ class PlannedArm:
     """Of its cells, if it does not run: X or -."""
     reason: str = ""
     """Why it does not run."""
+    note: str = ""
+    """What the study says of it."""
     is_missing: bool = False
     """It does not run since an engine, cluster, kind or task that it names does not exist."""
     runs: bool = True

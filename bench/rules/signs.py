@@ -8,7 +8,7 @@ Where several fit one line, the first one listed wins.
 from dataclasses import dataclass
 from enum import IntEnum
 
-from bench.rules import signs_of_cluster, signs_of_training
+from bench.rules import signs_of_cluster, signs_of_hosts, signs_of_ray, signs_of_training
 from bench.rules.signs_of_ends import DEATHS, ECHOES, ENDS, HINTS
 
 
@@ -43,7 +43,7 @@ class Sign:
 
 
 _FAMILIES = {
-    Weight.CAUSE: signs_of_cluster.CAUSES | signs_of_training.CAUSES,
+    Weight.CAUSE: signs_of_cluster.CAUSES | signs_of_hosts.CAUSES | signs_of_ray.CAUSES | signs_of_training.CAUSES,
     Weight.DEATH: DEATHS,
     Weight.ECHO: ECHOES,
     Weight.END: ENDS,

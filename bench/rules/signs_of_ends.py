@@ -65,6 +65,7 @@ ENDS: dict[str, tuple[bytes, ...]] = {
 HINTS: dict[str, tuple[bytes, ...]] = {
     "NCC-01": (rb"Bootstrap ?: ?Using (?:\[0\])?(?:lo|docker\d|virbr\d):",),
     "RUN-05": (rb"loss.{0,2}[=:] ?(?:nan|NaN)\b",),
+    "KUB-14": (rb"NCCL INFO Bootstrap ?: ?Using (?:\[0\])?(?:cni\d|flannel|cali|tunl|kube-)[\w.]{0,20}:",),
     "NCC-02": (rb"NCCL INFO Using network Socket|NET/IB : No device found",),
     "MPI-02": (rb"PMIX ERROR: ",),
     "SLU-04": (rb"Slurm accounting storage is disabled|Bypassing sacct error",),

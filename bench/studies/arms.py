@@ -23,6 +23,7 @@ class Arm:
     """Of the study, of the arm, then of the cases that match, each over the ones before."""
     not_advisable: str | None = None
     calculated: Calculated | None = None
+    note: str | None = None
 
     @property
     def slug(self) -> str:
@@ -91,6 +92,7 @@ def _with_cases(arm: Arm, cases: tuple[Case, ...]) -> Arm | None:
         overrides=tuple(itertools.chain(arm.overrides, *(case.overrides for case in mine))),
         not_advisable=next((case.not_advisable for case in reversed(mine) if case.not_advisable), None),
         calculated=next((case.calculated for case in reversed(mine) if case.calculated), None),
+        note=next((case.note for case in reversed(mine) if case.note), None),
     )
 
 

@@ -74,7 +74,7 @@ def plan_arms(request: Request) -> list[PlannedArm]:
     Raises:
         ConfigError: the study or the command line has a mistake.
     """
-    return [_planned(request, arm) for arm in request.arms]
+    return [replace(_planned(request, arm), note=arm.note or "") for arm in request.arms]
 
 
 def for_run(request: Request, arm: Arm, batch: Sequence[str], *, folder: Path, block: int) -> tuple[Plan, str]:

@@ -38,6 +38,8 @@ class Case(Part, frozen=True, kw_only=True):
     """Why there is an X in place of a number: the arm does not run."""
     leave_out: bool = False
     """There is no such arm."""
+    note: str | None = None
+    """What the row must say of itself, beside its numbers."""
     calculated: Calculated | None = None
 
 

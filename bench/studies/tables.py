@@ -1,7 +1,7 @@
 """Make the rows and cells of a study from its run folders, beside the published figures, and turn them into tables."""
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 
 from bench.errors import LogError
@@ -64,7 +64,7 @@ def row(runs: ArmRuns, study: Study, publications: Mapping[str, PublishedTable])
     return Row(
         arm=runs.arm.name,
         labels=runs.arm.labels,
-        cells={name: _cell(name, runs) for name in names},
+        cells={name: _noted(_cell(name, runs), runs.arm.note) for name in names},
         published={name: _published(runs.arm, name, publications) for name in names} | coefficients,
         facts=agreed([one.facts for _, one in runs.proven]),
     )
@@ -73,6 +73,11 @@ def row(runs: ArmRuns, study: Study, publications: Mapping[str, PublishedTable])
 def agreed(facts: Sequence[Mapping[str, str]]) -> dict[str, str]:
     """Return the facts in which all runs agree."""
     return {name: text for name, text in (facts[0] if facts else {}).items() if all(f.get(name) == text for f in facts)}
+
+
+def _noted(cell: Cell, note: str | None) -> Cell:
+    """Return a cell whose remark begins with what the study says of its arm."""
+    return cell if note is None else replace(cell, reason="; ".join(filter(None, (note, cell.reason))))
 
 
 def _cell(name: str, runs: ArmRuns) -> Cell:

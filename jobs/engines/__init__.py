@@ -1,6 +1,6 @@
 """The protocol of a training engine; `jobs.tasks` knows no engine by name."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     import numpy as np
 
     from jobs.data.rows import Rows
+
+
+Fact = tuple[str, Any, dict[str, Any]]
+"""A key of the log, its value and its metadata."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,9 @@ class Engine(Protocol):
 
         Return what that took; None without an iteration.
         """
+
+    def facts(self) -> Sequence[Fact]:
+        """Return what the log must say of how this engine computes, as the warm-up has shown it."""
 
     def train_step(self, rows: "Rows", indices: "np.ndarray", step: int) -> Any:
         """Launch the update by one global batch, without waiting for the device; return the argument of `mean_loss`."""

@@ -1,7 +1,9 @@
 """Profile some steps on rank 0, and write what they show."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from torch.profiler import ProfilerActivity
@@ -71,3 +73,19 @@ def require_kernels(found: trace.Trace, *, on_gpu: bool) -> None:
             fix="end other profilers on this GPU (dcgm, nsys); let users profile (the driver's option "
             "NVreg_RestrictProfilingToAdminUsers=0, CAP_SYS_ADMIN in a container); or leave out launch.profile",
         )
+
+
+@contextmanager
+def kernels_to(path: Path | None) -> Iterator[None]:
+    """Let rank 0 profile the block, and write its kernels to the path, longest first; None: nothing is profiled."""
+    if path is None or torch.distributed.get_rank() != 0:
+        yield
+        return
+    on_gpu = torch.cuda.is_available()
+    activity = ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU
+    with torch.profiler.profile(activities=[activity]) as profiler:
+        yield
+        if on_gpu:
+            torch.cuda.synchronize()
+    sort_by = "self_device_time_total" if on_gpu else "self_cpu_time_total"
+    path.write_text(profiler.key_averages().table(sort_by=sort_by, row_limit=-1, max_name_column_width=120) + "\n")

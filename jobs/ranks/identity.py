@@ -6,6 +6,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from bench.contract.run_files import NODE_VARIABLE
 from bench.contract.schema import PORTS
 from bench.errors import SubmitError
 
@@ -55,8 +56,8 @@ def from_environment(env: Mapping[str, str] = os.environ) -> Rank:
 
 
 def node_name(env: Mapping[str, str] = os.environ) -> str:
-    """Return the name that Slurm gives this node, which --exclude takes; without Slurm, the host name."""
-    return env.get("SLURMD_NODENAME") or socket.gethostname()
+    """Return the name that Slurm gives this node, which --exclude takes; else that of who started it, or the host's."""
+    return env.get("SLURMD_NODENAME") or env.get(NODE_VARIABLE) or socket.gethostname()
 
 
 def _port(env: Mapping[str, str]) -> int:

@@ -17,8 +17,10 @@ SLOWER = 4
 """How many times the limits of the first steps a time-out outlasts: limits grow where the run becomes slower."""
 
 
-def join(plan: Plan, who: Rank, *, timeout_s: float | None = None) -> "torch.device":
+def join(plan: Plan, who: Rank, *, timeout_s: float | None = None, also_on_cpu: bool = False) -> "torch.device":
     """Return the device of this rank, after all ranks have joined.
+
+    also_on_cpu: collectives take tensors in host memory too, by gloo, beside those on GPUs.
 
     NCCL's communicators are created when they are first used. A group that is bound to its device would split one for
     each of megatron-core's groups instead, which needs all of their ranks and took 6 GiB of an H200.
@@ -39,7 +41,7 @@ def join(plan: Plan, who: Rank, *, timeout_s: float | None = None) -> "torch.dev
 
     try:
         torch.distributed.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo",
+            _backend(device, also_on_cpu),
             init_method=f"tcp://{who.master_addr}:{who.master_port}",
             rank=who.rank,
             world_size=who.world_size,
@@ -54,6 +56,29 @@ def join(plan: Plan, who: Rank, *, timeout_s: float | None = None) -> "torch.dev
             rule="NCC-05",
         ) from error
     return device
+
+
+def _backend(device: "torch.device", also_on_cpu: bool) -> str:
+    if device.type != "cuda":
+        return "gloo"
+    return "cpu:gloo,cuda:nccl" if also_on_cpu else "nccl"
+
+
+def device() -> "torch.device":
+    """Return what this rank computes on, after all ranks have joined."""
+    import torch
+
+    if "nccl" in torch.distributed.get_backend_config():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def leave() -> None:
+    """Leave the process group together."""
+    import torch
+
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
 
 
 def node_names(who: Rank) -> list[str]:

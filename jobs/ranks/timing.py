@@ -80,6 +80,15 @@ def finite(loss: float, what: str, step: int) -> float:
     )
 
 
+def device_time_s() -> float:
+    """Return the time, once the device has done what was launched."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
 def forget_memory() -> None:
     """Count memory peaks from here on: those of loading and warm-up are not those of training."""
     import torch

@@ -19,6 +19,7 @@ from bench.contract.checkpoint import KEPT, STEP
 from bench.contract.plan import Plan, Trial
 from bench.errors import BenchError, ConfigError
 from jobs.engines import Engine, Snapshot
+from jobs.ranks import process_group
 
 POLL_S = 0.05
 UNFINISHED = ".part"
@@ -237,7 +238,7 @@ def _sum(value: int) -> int:
     """Return the sum of the ranks' numbers; all of them ask."""
     import torch
 
-    total = torch.tensor(int(value), dtype=torch.int64, device=torch.cuda.current_device())
+    total = torch.tensor(int(value), dtype=torch.int64, device=process_group.device())
     torch.distributed.all_reduce(total)
     return int(total)
 

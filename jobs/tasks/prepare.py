@@ -47,11 +47,22 @@ def main() -> None:
         log.event(mllog.CACHE_CLEAR, False, reason="not timed")
         log.start(mllog.INIT_START)
         _show_progress(who)
-        module = engine_of(plan)
-        module.start_ranks(plan.base or plan, who)
-        with cache_locked(plan, who):
+        with started(plan, who), cache_locked(plan, who):
             prepare(plan, who, log)
-        module.end_ranks()
+
+
+@contextmanager
+def started(plan: Plan, who: Rank) -> Iterator[None]:
+    """Join the groups of the engine that trains the base, or where only rows are made one that waits for them."""
+    if plan.base is None:
+        process_group.join(plan, who)
+        yield
+        process_group.leave()
+        return
+    module = engine_of(plan.base)
+    module.start_ranks(plan.base, who)
+    yield
+    module.end_ranks()
 
 
 def _show_progress(who: Rank) -> None:
@@ -137,7 +148,7 @@ def rank_0_says(choice: bool) -> bool:
     """Return rank 0's choice on every rank; this is a barrier too."""
     import torch
 
-    flag = torch.tensor([int(choice)], device=torch.cuda.current_device())
+    flag = torch.tensor([int(choice)], device=process_group.device())
     torch.distributed.broadcast(flag, src=0)
     return bool(flag.item())
 

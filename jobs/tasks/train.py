@@ -12,7 +12,7 @@ from bench.contract import plan as plans
 from bench.contract.plan import Plan, Trial
 from jobs import profiles
 from jobs.engines import Engine, WarmUpTimes, engine_of
-from jobs.ranks import process_group, timing
+from jobs.ranks import process_group, timing, transport
 from jobs.ranks.guard import guarded
 from jobs.ranks.identity import Rank, from_environment
 from jobs.ranks.telemetry import Telemetry
@@ -66,6 +66,9 @@ def run(
     usual = engine.warm_up(plan.config.recipe.warmup_iterations, trial.seed, profile=profile)
     if watchdog is not None and usual is not None:
         expect(watchdog, usual, plan)
+    transport.log_used(plan, who, folder, log)
+    for key, value, metadata in engine.facts():
+        log.event(key, value, **metadata)
     if profile is not None:
         profiles.log_files(profile, log)
     saving = None
@@ -127,17 +130,17 @@ def train(
         is_saved = saving is not None and saving.is_due(step)
         if not (is_saved or step in plan.evaluation.at_steps or step == plan.max_steps):
             continue
-        log.stop(mllog.BLOCK_STOP, **_place(plan, step))
+        log.stop(mllog.BLOCK_STOP, **place(plan, step))
         if step in plan.evaluation.at_steps and reaches_target(plan, engine, eval_rows, step, log, alive):
-            log.finish("success", **_place(plan, step))
+            log.finish("success", **place(plan, step))
             break
         if saving is not None and is_saved:
             save(plan, saving, step, log, alive)
         if step < plan.max_steps:
-            log.start(mllog.BLOCK_START, **_place(plan, step))
+            log.start(mllog.BLOCK_START, **place(plan, step))
             pace.restart(step)
     else:
-        log.finish("success" if plan.config.training.target_eval_loss is None else "aborted", **_place(plan, step))
+        log.finish("success" if plan.config.training.target_eval_loss is None else "aborted", **place(plan, step))
     alive(SAVING, step, None)
     if saving is not None:
         saving.save(step)
@@ -146,9 +149,9 @@ def train(
 def begin(plan: Plan, log: mllog.Writer, done: int, alive: Alive) -> timing.Pace:
     """Log that training begins, or goes on after some steps, and return what measures its pace."""
     if done:
-        log.event(mllog.RESUMED, done, **_place(plan, done))
+        log.event(mllog.RESUMED, done, **place(plan, done))
     pace = timing.Pace(plan, log, done)
-    log.start(mllog.BLOCK_START, **_place(plan, done))
+    log.start(mllog.BLOCK_START, **place(plan, done))
     alive(TRAINING, done, None)
     return pace
 
@@ -167,7 +170,7 @@ def save(plan: Plan, saving: Checkpoints, step: int, log: mllog.Writer, alive: A
     alive(SAVING, step, None)
     since_s = time.perf_counter()
     saving.save(step)
-    log.event(mllog.CHECKPOINT, time.perf_counter() - since_s, **_place(plan, step))
+    log.event(mllog.CHECKPOINT, time.perf_counter() - since_s, **place(plan, step))
     alive(TRAINING, step, None)
 
 
@@ -177,16 +180,24 @@ def evaluate(plan: Plan, engine: Engine, rows: "Rows", step: int, log: mllog.Wri
     Raises:
         BenchError: the loss is not a finite number.
     """
-    place = _place(plan, step)
-    log.start(mllog.EVAL_START, **place)
-    loss = timing.finite(engine.evaluate(rows), "evaluation", step)
-    epochs = place["samples_count"] / plan.config.data.train_rows  # ruleset 5.1.0's open division asks for it
-    log.event(mllog.EVAL_ACCURACY, loss, **place, epoch_num=epochs)
-    log.stop(mllog.EVAL_STOP, **place)
+    log.start(mllog.EVAL_START, **place(plan, step))
+    return log_evaluation(plan, engine.evaluate(rows), step, log)
+
+
+def log_evaluation(plan: Plan, loss: float, step: int, log: mllog.Writer) -> float:
+    """Log the loss of an evaluation after a step, and that it is over; return the loss.
+
+    Raises:
+        BenchError: the loss is not a finite number.
+    """
+    at = place(plan, step)
+    epochs = at["samples_count"] / plan.config.data.train_rows  # ruleset 5.1.0's open division asks for it
+    log.event(mllog.EVAL_ACCURACY, timing.finite(loss, "evaluation", step), **at, epoch_num=epochs)
+    log.stop(mllog.EVAL_STOP, **at)
     return loss
 
 
-def _place(plan: Plan, step: int) -> dict[str, int]:
+def place(plan: Plan, step: int) -> dict[str, int]:
     """Return the metadata by which the log says how far a trial is."""
     return {"samples_count": plans.samples(plan, step), "step": step}
 

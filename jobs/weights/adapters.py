@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
 from torch import Tensor
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint.api import CheckpointException
@@ -19,8 +20,10 @@ from bench.contract.new_folder import appearing
 from bench.contract.task import Lora, Model
 from bench.errors import ConfigError
 from jobs.weights import checkpoint_metadata
-from jobs.weights.tensor_map import separate
+from jobs.weights.tensor_map import interleave, separate
 
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+IN_PEFT = "base_model.model.model."
 PREFIX = "decoder.layers.self_attention."
 MODULES = {"linear_qkv": ["q_proj", "k_proj", "v_proj"], "linear_proj": ["o_proj"]}
 
@@ -35,10 +38,61 @@ def export(adapters: Path, folder: Path, *, model: Model, lora: Lora, base: str 
     """
     if folder.exists():
         raise ConfigError("this folder exists", where=str(folder), fix="name a new one")
-    tensors = {f"base_model.model.model.{name}": x for name, x in split(read(adapters, model, lora), model)}
+    write(folder, load(adapters, model, lora), lora=lora, base=base)
+
+
+def write(folder: Path, tensors: dict[str, Tensor], *, lora: Lora, base: str | None) -> None:
+    """Write a PEFT folder of adapters by PEFT's names; it appears when it is complete."""
     with appearing(folder) as part:
-        (part / "adapter_model.safetensors").write_bytes(save(tensors, metadata={"format": "pt"}))
-        (part / "adapter_config.json").write_text(json.dumps(described(lora, base), indent=2) + "\n")
+        (part / WEIGHTS).write_bytes(save(tensors, metadata={"format": "pt"}))
+        (part / CONFIG).write_text(json.dumps(described(lora, base), indent=2) + "\n")
+
+
+def load(adapters: Path, model: Model, lora: Lora) -> dict[str, Tensor]:
+    """Return the adapters of a checkpoint or of a PEFT folder, by PEFT's names.
+
+    Raises:
+        ConfigError: they are not the adapters of this plan.
+    """
+    if not (adapters / CONFIG).is_file():
+        return {f"{IN_PEFT}{name}": x for name, x in split(read(adapters, model, lora), model)}
+    try:
+        found = json.loads((adapters / CONFIG).read_text())
+        tensors = load_file(adapters / WEIGHTS)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise _not_these(adapters, str(error)) from error
+    wanted = described(lora, None)
+    differing = [key for key in ("r", "lora_alpha") if found.get(key) != wanted[key]]
+    if differing or sorted(found.get("target_modules") or ()) != sorted(wanted["target_modules"]):
+        raise _not_these(adapters, f"its {CONFIG} has r {found.get('r')}, {found.get('target_modules')}")
+    return tensors
+
+
+def fused(tensors: dict[str, Tensor], model: Model, lora: Lora, folder: Path) -> dict[str, Tensor]:
+    """Return adapters by PEFT's names as those of megatron-core's linears, [L, R, I] and [L, O, R].
+
+    Raises:
+        ConfigError: one is missing, or q, k and v of a layer have different A, as PEFT alone trains them.
+    """
+    found: dict[str, Tensor] = {}
+    for linear in lora.target_modules:
+        try:
+            for letter in "AB":
+                per_layer = [_fused(tensors, i, linear, letter, model) for i in range(model.num_layers)]
+                found[f"{PREFIX}{linear}.lora_{letter.lower()}"] = torch.stack(per_layer)
+        except (KeyError, ValueError, RuntimeError) as error:
+            raise _not_these(folder, str(error)) from error
+    return found
+
+
+def _fused(tensors: dict[str, Tensor], layer: int, linear: str, letter: str, model: Model) -> Tensor:
+    names = (f"{IN_PEFT}layers.{layer}.self_attn.{module}.lora_{letter}.weight" for module in MODULES[linear])
+    parts = [tensors[name] for name in names]
+    if letter == "B":
+        return interleave(*parts, groups=model.num_query_groups) if parts[1:] else parts[0]
+    if not all(torch.equal(parts[0], part) for part in parts):
+        raise ValueError("q, k and v have different A, and an adapter of linear_qkv has one")
+    return parts[0]
 
 
 def read(adapters: Path, model: Model, lora: Lora) -> dict[str, Tensor]:
@@ -54,11 +108,7 @@ def read(adapters: Path, model: Model, lora: Lora) -> dict[str, Tensor]:
         if any(x.shape[0] != model.num_layers or lora.rank not in x.shape[1:] for x in tensors.values()):
             raise ValueError(f"they do not have {model.num_layers} layers and rank {lora.rank}")
     except (OSError, KeyError, ValueError, AttributeError, CheckpointException) as error:
-        raise ConfigError(
-            f"no adapters of this plan: {error}",
-            where=str(adapters),
-            fix="name the plan.json of a run folder, and a trial that was trained there",
-        ) from error
+        raise _not_these(adapters, str(error)) from error
     return tensors
 
 
@@ -92,3 +142,11 @@ def described(lora: Lora, base: str | None) -> dict[str, Any]:
         "bias": "none",
         "fan_in_fan_out": False,
     }
+
+
+def _not_these(folder: Path, reason: str) -> ConfigError:
+    return ConfigError(
+        f"no adapters of this plan: {reason}",
+        where=str(folder),
+        fix="name the plan.json of a run folder, and a trial that was trained there",
+    )

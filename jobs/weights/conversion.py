@@ -26,10 +26,9 @@ from bench.contract.checkpoint import FOLDERS, MANIFEST, Stored
 from bench.contract.plan import fingerprint
 from bench.contract.task import Model
 from bench.errors import ConfigError
-from jobs.engines.megatron import checkpoint_writer
 from jobs.engines.megatron.fp8 import quantize
 from jobs.ranks.progress import Progress
-from jobs.weights import config, nf4, tensor_map
+from jobs.weights import checkpoint_writer, config, nf4, tensor_map
 from jobs.weights.source import Source, open_source, sha256
 
 VERSION = 1

@@ -9,8 +9,8 @@ from typing import Any
 import bench
 from bench.contract.schema import Config
 
-FOLLOWING = {"Progress", "Watched", "Curves", "Gpus"}
-"""These follow a log, record by record, and change."""
+FOLLOWING = {"Progress", "Watched", "Curves", "Gpus", "Lead", "Member", "Node", "Ending"}
+"""These follow a log, record by record, or the nodes of a run, and change."""
 CACHING = {"Subject", "Trials"}
 """These keep what they have worked out, for which slots have no place."""
 

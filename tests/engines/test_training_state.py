@@ -23,10 +23,10 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what megatron-core imports is full of deprecated calls
     from test_engine_units import TINY, composed, drawn_rows, one_rank  # noqa: F401
 
-    from jobs.engines.megatron import checkpoint_optimizer
     from jobs.engines.megatron.engine import MegatronEngine
     from jobs.tasks import checkpoints
     from jobs.tasks.checkpoints import Checkpoints
+    from jobs.weights import boxes as boxes_of
     from jobs.weights import checkpoint_reader
 
 pytestmark = [
@@ -70,8 +70,8 @@ def test_a_flat_range_is_cut_into_boxes_that_hold_it_in_order(shape: list[int], 
     begin = data.draw(st.integers(0, prod(shape)))
     end = data.draw(st.integers(begin, prod(shape)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoint_optimizer, "MOST_ELEMENTS", data.draw(st.sampled_from([2, 7, 1000])))
-        boxes = list(checkpoint_optimizer.flat_range(tuple(shape), begin, end))
+        patch.setattr(boxes_of, "MOST_ELEMENTS", data.draw(st.sampled_from([2, 7, 1000])))
+        boxes = list(boxes_of.flat_range(tuple(shape), begin, end))
     cut = [whole[tuple(slice(o, o + n) for o, n in zip(*box, strict=True))] for box in boxes]
     assert [number for box in cut for number in box.flatten().tolist()] == list(range(begin, end))
     assert all(list(box.shape) == list(extent) for box, (_, extent) in zip(cut, boxes, strict=True))

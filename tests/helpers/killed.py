@@ -16,8 +16,8 @@ def main() -> None:
     plan, step = sys.argv[1:]
     cpu_patch.install()
     from jobs.engines.megatron import training_state
-    from jobs.engines.megatron.checkpoint_writer import Piece
     from jobs.tasks import train
+    from jobs.weights.checkpoint_writer import Piece
 
     write, pieces = training_state.Snapshot.write, training_state.Snapshot._pieces
     doomed: list[bool] = []

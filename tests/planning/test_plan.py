@@ -32,6 +32,7 @@ def test_json_gives_back_every_shipped_plan(task: str, cluster: str) -> None:
     fitting = [LAPTOP] if "70b" in task and cluster in ("local", "slurm_test") else []
     # Eight nodes are more than tiny's batch has samples.
     small = ["walltime=60", "cluster.num_nodes=1"] if "tiny" in task else []
+    small += ["cluster.hosts=[rig0]"] if small and cluster == "hosts" else []
     original = made(f"task={task}", f"cluster={cluster}", *fitting, *small)
     assert plans.loads(plans.dumps(original)) == original
     w = original.world

@@ -17,8 +17,8 @@ torch = pytest.importorskip("torch")
 with warnings.catch_warnings(action="ignore"):  # megatron-core's imports warn
     from torch.distributed import checkpoint as distributed
 
-    from jobs.engines.megatron import checkpoint, checkpoint_writer
-    from jobs.weights import adapters, checkpoint_metadata
+    from jobs.engines.megatron import checkpoint
+    from jobs.weights import adapters, checkpoint_metadata, checkpoint_writer
 
 TENSORS = {"a": torch.ones(2, 3), "b": torch.ones(4, dtype=torch.bfloat16), "c": torch.ones(4).to(torch.float8_e4m3fn)}
 

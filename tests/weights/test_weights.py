@@ -104,7 +104,7 @@ def test_fused_qkv_of_mlperf_becomes_the_same_checkpoint(made: Callable, tmp_pat
 
 KILLED = """
 import os, signal, sys
-from jobs.engines.megatron import checkpoint_writer
+from jobs.weights import checkpoint_writer
 from jobs.tasks import convert
 
 write = checkpoint_writer.write

@@ -161,7 +161,10 @@ def container(subject: Subject) -> Iterator[Finding]:
     c = subject.plan.config.container
     if c.runtime is Runtime.none:
         return
-    if not c.image:
+    if c.runtime is not Runtime.pyxis:
+        what = f"backend slurm starts no container with {c.runtime.name}"
+        yield broken("PYX-04", what, f"container={c.name}", fix="choose container=pyxis or none")
+    elif not c.image:
         fix = "set container.image, or export CONT=…"
         yield broken("PYX-04", "no image is named", "container.image", fix=fix)
     elif (full := expanded(c.image)) and (spelling := reference.misspelled(full)):

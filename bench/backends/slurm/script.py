@@ -12,10 +12,11 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from bench.contract import data_files, run_files
+from bench.backends import mounts
 from bench.contract import plan as plans
+from bench.contract import run_files
 from bench.contract.plan import Plan
-from bench.contract.schema import ContainerFlags, DataSource, GpuRequest, Runtime, Slurm
+from bench.contract.schema import ContainerFlags, GpuRequest, Runtime, Slurm
 from bench.contract.texts import steering
 
 BODY = Path(__file__).with_name("job.sh")
@@ -53,7 +54,7 @@ def resources(plan: Plan) -> list[str]:
         *_directive("nodes", w.num_nodes),
         *_directive("ntasks-per-node", w.ranks_per_node),
         *_directive("cpus-per-task", slurm.cpus_per_rank),
-        *_gpus(slurm, w.ranks_per_node),
+        *_gpus(slurm, w.ranks_per_node * plans.gpus_per_rank(plan.config)),
         *_directive("exclusive", slurm.exclusive),
         *_directive("mem", 0 if slurm.exclusive else None),
     ]
@@ -248,14 +249,7 @@ def _container(plan: Plan) -> list[str]:
 
 def _mounts(plan: Plan) -> Iterable[str]:
     """Yield what ranks see of the file system, at the paths it has outside."""
-    paths = plan.config.cluster.paths
-    data = plan.config.data
-    made = {paths.data} if data.source.is_made else set()
-    made |= {paths.data, paths.model} if plan.base or data.source is DataSource.grammar else set()
-    needs_model = plan.base_dir or data.needs_model_folder
-    needed = [paths.data if plan.data_dir else None, paths.model if needs_model else None, *data_files.outside(data)]
-    for path in dict.fromkeys(filter(None, needed)):
-        yield f"{path}:{path}" if path in made else f"{path}:{path}:ro"
+    yield from mounts.of_files(plan)
     yield "$run:$run"
     yield from plan.config.container.mounts
 

@@ -19,7 +19,6 @@ from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit, log_expit
 
 from bench.mlperf.published import DATA, Convergence, samples_to_target, schedule
 
@@ -60,11 +59,15 @@ class Curve:
 
     def below(self, noise: Array) -> Array:
         """Return the probability that the noise of an evaluation lies below."""
+        from scipy.special import expit
+
         probability: Array = expit(noise / self.noise_scale)
         return probability
 
     def log_density(self, noise: Array) -> Array:
         """Return the logarithm of the density of the noise of an evaluation, less a constant."""
+        from scipy.special import log_expit
+
         scaled = noise / self.noise_scale
         density: Array = log_expit(scaled) + log_expit(-scaled)
         return density

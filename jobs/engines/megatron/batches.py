@@ -9,6 +9,7 @@ from torch import Tensor
 
 from bench.contract.plan import Plan
 from jobs.data.rows import Rows
+from jobs.data.targets import targets
 from jobs.engines.megatron.attention import positions
 
 
@@ -38,11 +39,7 @@ def micro_batches(plan: Plan, rows: Rows, indices: np.ndarray) -> list[MicroBatc
 
 def micro_batch(plan: Plan, rows: Rows, indices: np.ndarray) -> MicroBatch:
     """Return this context-parallel rank's part of the rows, on the device."""
-    tokens = torch.from_numpy(rows.tokens[indices].astype(np.int64))
-    counts = torch.from_numpy(rows.counts[indices].astype(np.float32)) * torch.from_numpy(indices >= 0)[:, None]
-    labels, weights = tokens.roll(-1, dims=1), counts.roll(-1, dims=1)
-    weights[:, -1] = 0  # the last token's successor lies outside the row
-    weights /= weights.sum(dim=1, keepdim=True).clamp(min=1)
+    tokens, labels, weights = targets(rows, indices)
     mine = positions(tokens.shape[1], plan.world.cp, parallel_state.get_context_parallel_rank())
     device = torch.cuda.current_device()
     parts = (x[:, mine].to(device, non_blocking=True) for x in (tokens, labels, weights))

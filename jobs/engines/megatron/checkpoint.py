@@ -21,6 +21,7 @@ from jobs.engines.megatron.lora import is_adapter
 from jobs.engines.megatron.model import Parts
 from jobs.weights import checkpoint_metadata
 
+PEFT = "adapter_config.json"
 _LAYER = re.compile(r"decoder\.layers\.\d+\.")
 
 
@@ -36,6 +37,7 @@ def save(engine: Parts, folder: Path, *, adapters: bool) -> None:
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
     torch.distributed.barrier()
+    part.mkdir(parents=True, exist_ok=True)  # the run folder may be each node's own
     filesystem_async._results_queue = SimpleQueue()
     dist_checkpointing.save(_sharded(engine, adapters, Stored.plain), str(part))
     torch.distributed.barrier()
@@ -47,11 +49,16 @@ def save(engine: Parts, folder: Path, *, adapters: bool) -> None:
 def load(engine: Parts, folder: Path, *, adapters: bool) -> None:
     """Load the adapters, or all other weights, whatever layout saved them; of a Hugging Face folder, its conversion.
 
+    Adapters may lie in a PEFT folder too, as other engines save them.
+
     Raises:
         ConfigError: the folder is not a checkpoint of this model, or is one in FP8 or NF4 that the run does not take;
             or its metadata could run code.
     """
     config = engine.plan.config
+    if adapters and (folder / PEFT).is_file():
+        _load_peft(engine, folder)
+        return
     folder = folder if adapters else checkpoint.located(folder, config)
     checkpoint.require(folder, config)
     checkpoint_metadata.require_plain(folder)
@@ -72,6 +79,21 @@ def load(engine: Parts, folder: Path, *, adapters: bool) -> None:
         ) from error
     engine.optimizer.reset()
     engine.refresh_weights()
+
+
+def _load_peft(engine: Parts, folder: Path) -> None:
+    """Load the adapters of a PEFT folder: each rank takes its parts of the whole tensors."""
+    from jobs.weights import adapters as peft
+
+    model, lora = engine.plan.config.model, engine.plan.config.training.lora
+    assert lora is not None, "the plan trains adapters"
+    whole = peft.fused(peft.load(folder, model, lora), model, lora, folder)
+    for state in _sharded(engine, True, Stored.plain).values():
+        for tensor in state.values():
+            extent = (*(1 for _ in range(tensor.prepend_axis_num)), *tensor.local_shape)
+            box = tuple(slice(begin, begin + n) for begin, n in zip(tensor.global_offset, extent, strict=True))
+            tensor.data.detach().copy_(whole[tensor.key][box].view(tensor.local_shape))
+    engine.optimizer.reset()
 
 
 def _sharded(engine: Parts, adapters: bool, stored: Stored) -> dict[str, dict[str, Any]]:

@@ -18,12 +18,10 @@ from torch.nn import Parameter
 from bench.contract.checkpoint import Stored
 from jobs.engines.megatron.adam import Place
 from jobs.engines.megatron.model import Parts
+from jobs.weights.boxes import Shape, flat_range
 
 NAMES = {"master": "", "exp_avg": "optimizer.state.exp_avg.", "exp_avg_sq": "optimizer.state.exp_avg_sq."}
 """What stands before a weight's key, by the tensors of a shard. Source: megatron-core 0.16.1, DistributedOptimizer."""
-MOST_ELEMENTS = 2**25
-"""Of a box, for at most 128 MiB in FP32: who writes or reads one holds it in memory."""
-Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,23 +82,3 @@ def _boxes(place: Place, tensors: Sequence[ShardedTensor], is_sharded: bool) -> 
             here = place.start + at - first
             yield Box(tensor.key, tensor.global_shape, place_in_whole, (*layers, *shape), here, is_saved)
             at += prod(shape)
-
-
-def flat_range(shape: Shape, begin: int, end: int) -> Iterator[tuple[Shape, Shape]]:
-    """Yield, in order, offset and shape of the boxes that elements `begin` to `end` of a row-major tensor make up."""
-    if len(shape) == 1:
-        yield from (((at,), (min(end - at, MOST_ELEMENTS),)) for at in range(begin, end, MOST_ELEMENTS))
-        return
-    size = prod(shape[1:])
-    row = begin // size
-    if begin % size or end < (row + 1) * size:  # a part of one row, up to its end or less
-        stop = min(end, (row + 1) * size)
-        inside = flat_range(shape[1:], begin - row * size, stop - row * size)
-        yield from (((row, *offset), (1, *extent)) for offset, extent in inside)
-        begin = stop
-    whole_rows, most = range(-(-begin // size), end // size), max(1, MOST_ELEMENTS // size)
-    for first in whole_rows[::most]:
-        yield (first, *(0 for _ in shape[1:])), (min(most, whole_rows.stop - first), *shape[1:])
-    begin = max(begin, whole_rows.stop * size)
-    if begin < end:
-        yield from flat_range(shape, begin, end)

@@ -8,10 +8,11 @@ from torch import Tensor
 
 from bench.contract.plan import Plan
 from jobs.data.rows import Rows
-from jobs.engines import WarmUpTimes
+from jobs.engines import Fact, WarmUpTimes
 from jobs.engines.megatron import checkpoint, loop, model, training_state
 from jobs.engines.megatron.model import Ops
 from jobs.profiles import Profile
+from jobs.weights import checkpoint_writer
 
 
 class MegatronEngine:
@@ -34,7 +35,7 @@ class MegatronEngine:
         return self._snapshotting().take()
 
     def complete(self, folder: Path, about: dict[str, Any]) -> None:
-        training_state.complete(folder, about)
+        checkpoint_writer.complete(folder, about)
 
     def load_state(self, folder: Path, *, step: int, seed: int, same_layout: bool) -> None:
         training_state.load(self.parts, folder, step=step, seed=seed, same_layout=same_layout)
@@ -45,6 +46,9 @@ class MegatronEngine:
 
     def warm_up(self, iterations: int, seed: int, *, profile: Profile | None) -> WarmUpTimes | None:
         return loop.warm_up(self.parts, iterations, seed, profile=profile)
+
+    def facts(self) -> list[Fact]:
+        return []
 
     def train_step(self, rows: Rows, indices: np.ndarray, step: int) -> Tensor:
         return loop.train_step(self.parts, rows, indices, step)

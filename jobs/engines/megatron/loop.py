@@ -1,10 +1,7 @@
 """Train and evaluate: steps in, losses out. Logs, targets and clocks are not known here."""
 
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -12,7 +9,6 @@ from megatron.core import parallel_state
 from megatron.core.distributed import finalize_model_grads
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
-from torch.profiler import ProfilerActivity
 
 from bench.contract.modules import Part, Phase
 from bench.contract.plan import learning_rate
@@ -26,6 +22,7 @@ from jobs.engines.megatron.model import Parts, seed_all
 from jobs.engines.megatron.parts import parts_of
 from jobs.profiles import Profile, recording
 from jobs.profiles.ranges import named
+from jobs.ranks.timing import device_time_s
 
 
 def train_step(engine: Parts, rows: rows_of.Rows, indices: np.ndarray, step: int) -> Tensor:
@@ -79,12 +76,12 @@ def warm_up(engine: Parts, iterations: int, seed: int, *, profile: Profile | Non
     if modules and engine.plan.cuda_graph:
         _profile_modules(engine, step, modules)
     for left in reversed(range(iterations)):
-        start_s = _device_time_s()
-        with profiled(None if left else kernels):
+        start_s = device_time_s()
+        with recording.kernels_to(None if left else kernels):
             step()
-        trained_s = _device_time_s()
+        trained_s = device_time_s()
         _forward(engine, rows, indices, forward_only=True)
-        times = WarmUpTimes(step_s=trained_s - start_s, eval_batch_s=_device_time_s() - trained_s)
+        times = WarmUpTimes(step_s=trained_s - start_s, eval_batch_s=device_time_s() - trained_s)
     if modules and not engine.plan.cuda_graph:
         _profile_modules(engine, step, modules)
     engine.optimizer.reset()
@@ -101,28 +98,6 @@ def _profile_modules(engine: Parts, step: Callable[[], Tensor], profile: Profile
     modules = parts_of(engine.chunks)
     recording.record(step, profile, modules=modules, is_eager=engine.training_pass is not graph)
     engine.training_pass = graph
-
-
-def _device_time_s() -> float:
-    """Return the time, once the device has done what was launched."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter()
-
-
-@contextmanager
-def profiled(path: Path | None) -> Iterator[None]:
-    """Let rank 0 profile the block, and write its kernels to the path, longest first; None: nothing is profiled."""
-    if path is None or torch.distributed.get_rank() != 0:
-        yield
-        return
-    on_gpu = torch.cuda.is_available()
-    activity = ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU
-    with torch.profiler.profile(activities=[activity]) as profiler:
-        yield
-        torch.cuda.synchronize()
-    sort_by = "self_device_time_total" if on_gpu else "self_cpu_time_total"
-    path.write_text(profiler.key_averages().table(sort_by=sort_by, row_limit=-1, max_name_column_width=120) + "\n")
 
 
 def _forward(engine: Parts, rows: rows_of.Rows, indices: np.ndarray, *, forward_only: bool) -> Tensor:

@@ -4,9 +4,6 @@ Tensor-parallel ranks exchange activations of the LoRA rank's width only. The ba
 checkpoints load unchanged. Shape letters: S sequence, B batch, I input, O output, R rank.
 """
 
-import hashlib
-import math
-
 import torch
 from megatron.core.tensor_parallel import (
     ColumnParallelLinear,
@@ -24,6 +21,7 @@ from torch.nn.functional import dropout, linear
 
 from bench.contract.modules import Part
 from jobs.profiles.ranges import named
+from jobs.weights.drawn import drawn
 
 ADAPTERS = ("lora_a", "lora_b")
 
@@ -46,10 +44,8 @@ class _Adapter:
             weight.sequence_parallel = self.config.sequence_parallel and name == split_sequence
 
     def init_adapter(self, seed: int, name: str) -> None:
-        """Draw A (Kaiming uniform, as LoRA's authors do) by seed and name, the same in every layout."""
-        generator = torch.Generator().manual_seed(int(hashlib.sha256(f"{seed} {name}".encode()).hexdigest()[:12], 16))
-        whole = torch.empty(self.config.lora.rank, self.input_size)
-        torch.nn.init.kaiming_uniform_(whole, a=math.sqrt(5), generator=generator)
+        """Draw A by seed and name, the same in every layout."""
+        whole = drawn((self.config.lora.rank, self.input_size), "A", seed=seed, name=name)
         if "lora_a" in self.tp_axis:
             whole = whole.chunk(self.tp_group.size(), dim=1)[self.tp_group.rank()]
         self.lora_a.data.copy_(whole)

@@ -1,25 +1,22 @@
 """The training state of a rank in files: master weights, both moments, and the generators; not the data's order."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from torch import Tensor
 
-from bench.contract import file_content, json_files
-from bench.contract.checkpoint import MANIFEST
-from jobs.engines.megatron import checkpoint_optimizer, checkpoint_writer
+from bench.contract import json_files
+from jobs.engines.megatron import checkpoint_optimizer
 from jobs.engines.megatron.adam import State
 from jobs.engines.megatron.checkpoint_optimizer import NAMES, Box
-from jobs.engines.megatron.checkpoint_writer import Piece
 from jobs.engines.megatron.model import Parts, seed_all
-from jobs.weights import checkpoint_metadata
+from jobs.weights import checkpoint_writer
 from jobs.weights.checkpoint_reader import Reader, Wanted
+from jobs.weights.checkpoint_writer import Piece
 
 GENERATORS = "rng_state."
 ROOM = 0.8
@@ -90,18 +87,6 @@ class Snapshots:
                 state._replace(**{name: _host_memory(getattr(state, name)) for name in NAMES}) for state in states
             ]
         return self._copies
-
-
-def complete(folder: Path, about: dict[str, Any]) -> None:
-    """Turn a folder into a checkpoint, once every rank has written to it; `about` goes into its manifest."""
-    records = [json.loads(path.read_text()) for path in folder.glob("rank_*.json")]
-    checkpoint_writer.close(folder, records)
-    files = [{key: record[key] for key in ("path", "bytes", "sha256")} for record in records]
-    metadata = file_content.of(folder / checkpoint_metadata.FILE)
-    files.append({"path": checkpoint_metadata.FILE, "bytes": metadata.bytes, "sha256": metadata.sha256})
-    json_files.write(folder / MANIFEST, {"version": 1, **about, "files": files})
-    for path in folder.glob("rank_*.json"):
-        path.unlink()
 
 
 def load(engine: Parts, folder: Path, *, step: int, seed: int, same_layout: bool) -> None:

@@ -24,6 +24,10 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from bench.contract import file_content, json_files
+from bench.contract.checkpoint import MANIFEST
+from jobs.weights import checkpoint_metadata
+
 BACKEND = {"sharded_backend": "torch_dist", "sharded_backend_version": 1}
 COMMON = {"common_backend": "torch", "common_backend_version": 1}
 
@@ -97,3 +101,15 @@ def close(folder: Path, files: Iterable[dict[str, Any]]) -> None:
     (folder / ".metadata").write_bytes(pickle.dumps(Metadata(tensors, storage_data=storage)))
     torch.save({}, folder / "common.pt")
     (folder / "metadata.json").write_text(json.dumps(BACKEND | COMMON))
+
+
+def complete(folder: Path, about: dict[str, Any]) -> None:
+    """Turn a folder into a checkpoint, once every rank has written to it; `about` goes into its manifest."""
+    records = [json.loads(path.read_text()) for path in folder.glob("rank_*.json")]
+    close(folder, records)
+    files = [{key: record[key] for key in ("path", "bytes", "sha256")} for record in records]
+    metadata = file_content.of(folder / checkpoint_metadata.FILE)
+    files.append({"path": checkpoint_metadata.FILE, "bytes": metadata.bytes, "sha256": metadata.sha256})
+    json_files.write(folder / MANIFEST, {"version": 1, **about, "files": files})
+    for path in folder.glob("rank_*.json"):
+        path.unlink()

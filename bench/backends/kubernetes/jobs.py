@@ -1,0 +1,148 @@
+"""Hand a run's objects to the API server, the first time and again, with what job.json keeps of it; end them."""
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bench.backends.kubernetes import client, manifest, names, states
+from bench.backends.kubernetes.client import ApiError, NoServerError
+from bench.backends.kubernetes.manifest import Named
+from bench.backends.kubernetes.names import JobId
+from bench.backends.kubernetes.pod_template import Object
+from bench.contract import json_files, secrets
+from bench.contract import plan as plans
+from bench.contract.kubernetes import ObjectKind
+from bench.contract.plan import Plan
+from bench.contract.run_files import JOB, KUBERNETES_MANIFEST, PLAN, SUBMISSION
+from bench.contract.schema import BackendName
+from bench.errors import BenchError, ConfigError, SubmitError
+from bench.planning import validate
+from bench.rules.check import Finding
+
+DELETED = ("PyTorchJob", "TrainJob", "TrainingRuntime", "JobSet", "Job")
+"""Kinds, in the order in which they go: what owns others first."""
+
+
+def submit(plan: Plan, folder: Path, *, forced: Sequence[Finding] = ()) -> str:
+    """Return the id of the job that now runs the plan; `forced` findings are kept beside it.
+
+    Raises:
+        SubmitError: the API server refuses an object, in its own words; those that it had taken are gone again.
+    """
+    made = {"backend": BackendName.kubernetes.name, "jobs": [], "image": {"name": names.settings(plan).image}}
+    if forced:
+        made["forced"] = [f"{finding.rule}: {finding.what}" for finding in forced]
+    json_files.write(folder / JOB, made)
+    return _submitted(plan, folder, made)
+
+
+def resume(folder: Path, *, trials_left: int, walltime_min: int | None, arguments: Sequence[str]) -> str:
+    """Return the id of a job that goes on with a run.
+
+    Raises:
+        ConfigError: it has no plan, or arguments for a command that there is not.
+        SubmitError: the API server refuses it; nothing in the folder has changed then.
+    """
+    if arguments:
+        raise ConfigError(
+            f"{' '.join(arguments)} is for sbatch, and this run is on Kubernetes", where="--sbatch", fix="leave it out"
+        )
+    plan = plans.load(folder / PLAN)
+    if walltime_min is not None:
+        plan = replace(plan, walltime_min=validate.job_min(trials_left, walltime_min))
+    return _submitted(plan, folder, json_files.read_object(folder / JOB))
+
+
+def submitted(folder: Path) -> list[str]:
+    """Return the ids of active jobs that were submitted for a run folder.
+
+    Raises:
+        SubmitError: the API server cannot be asked.
+    """
+    note = json_files.read_object(folder / SUBMISSION)
+    job = names.read_id(str(note["job"])) if "job" in note else None
+    return [str(job)] if job and states.active(job) else []
+
+
+def cancel(job: JobId) -> None:
+    """Delete what works on a run; its pods are told to end. The plan stays, for whoever asks what ran.
+
+    Raises:
+        SubmitError: the API server refuses, or does not answer.
+    """
+    for kind in DELETED if job.kind is not ObjectKind.job else ("Job",):
+        with suppress(_NoSuchKindError):
+            for made in _listed(job, kind):
+                client.delete(kind, job.namespace, made["metadata"]["name"], context=job.context)
+
+
+class _NoSuchKindError(Exception):
+    """The cluster has no such kind."""
+
+
+def _listed(job: JobId, kind: str) -> list[Object]:
+    try:
+        return states.objects_of(job, kind)
+    except ApiError as error:
+        if error.status == 404:
+            raise _NoSuchKindError from error
+        raise
+
+
+def _submitted(plan: Plan, folder: Path, held: Mapping[str, Any]) -> str:
+    """Create a job's objects, and keep its id. A note says so before: where an answer is lost it names the job."""
+    entries = held.get("jobs") or []
+    name = names.of_folder(folder, len(entries) + 1)
+    job = names.job_id(plan, name)
+    named = Named(name=name, folder=names.in_pods(plan, folder), annotations={names.FOLDER: str(folder)})
+    objects = manifest.objects(plan, named)
+    text = manifest.written(plan, objects)
+    secrets.refuse([text], where=KUBERNETES_MANIFEST)
+    json_files.write(folder / SUBMISSION, {"since": time.time(), "job": str(job)})
+    try:
+        _create(objects, job)
+    except NoServerError as error:
+        if not _is_there(job):
+            what = f"{error.what}; the job may have been made all the same"
+            fix = f"`python -m bench runs` shows it if there is one; else python -m bench resume {folder}"
+            raise SubmitError(what, where=error.where, fix=fix, rule=error.rule) from error
+    except BenchError:
+        (folder / SUBMISSION).unlink(missing_ok=True)
+        raise
+    (folder / KUBERNETES_MANIFEST).write_text(text)
+    json_files.write(folder / JOB, {**held, "jobs": [*entries, {"id": str(job), "submitted": time.time()}]})
+    (folder / SUBMISSION).unlink(missing_ok=True)
+    return str(job)
+
+
+def _create(objects: Sequence[Object], job: JobId) -> None:
+    """Create all objects, or none: where one is refused, those before it are deleted again."""
+    done: list[Object] = []
+    try:
+        for made in objects:
+            client.create(made, context=job.context)
+            done.append(made)
+    except ApiError as error:
+        for made in reversed(done):
+            with suppress(SubmitError):
+                client.delete(made["kind"], job.namespace, made["metadata"]["name"], context=job.context)
+        raise _refused(error, made) from error
+
+
+def _refused(error: ApiError, made: Object) -> SubmitError:
+    """Return what the API server said of an object."""
+    kind = made["kind"]
+    if error.status == 404 and error.message.startswith("404"):
+        what = f"this cluster has no {kind} ({made['apiVersion']})"
+        fix = "have its operator installed, or choose another cluster.kubernetes.object; `job` needs none"
+        return SubmitError(what, where="cluster.kubernetes.object", fix=fix, rule="KUB-06")
+    return SubmitError(error.what, where=f"{kind} {made['metadata']['name']}", fix=error.fix, rule=error.rule)
+
+
+def _is_there(job: JobId) -> bool:
+    with suppress(SubmitError):
+        return states.active(job)
+    return False

@@ -1,0 +1,223 @@
+"""The pod that is one node of a run, as data: its container, what it gets, what it sees and where it may run.
+
+Every value of the config stands in it as a value of its own. Nothing is put together as text, and no shell reads any
+of it. Kubernetes itself expands $(NAME) in arguments and in variables: `literal` keeps it from doing that to values of
+the config.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bench.backends.kubernetes import names
+from bench.contract.kubernetes import Discovery, Toleration, Volume
+from bench.contract.plan import Plan, TrainingPlan
+from bench.contract.run_files import PLAN
+from bench.contract.schema import Device
+
+Object = dict[str, Any]
+PLAN_FOLDER = "/etc/runstop"
+ENTRY = ("python", "-m", "bench.backends.kubernetes.entry")
+HOME = "/tmp"
+"""Of a user whom no image knows: caches and temporary files lie there."""
+LAST_WORDS_S = 120
+"""What a pod has beyond the run's time limit, at which its runner ends in order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Which job the pod belongs to, and how it knows which node of the run it is."""
+
+    name: str
+    """Of the job."""
+    folder: str
+    """Of the run, in the pod."""
+    node: str
+    """A number, or the variable that the object's controller sets to it."""
+    lead: str
+    """The host name of the first pod."""
+    container: str = "runstop"
+    """Some controllers look for a container of one name."""
+
+
+def template(plan: Plan, place: Place, **spec: Any) -> Object:
+    """Return a pod template; `spec` is more for the pod, such as its host name."""
+    annotations = {"k8s.v1.cni.cncf.io/networks": ", ".join(names.settings(plan).networks)}
+    more = {names.NODE: place.node} if place.node.isdecimal() else {}
+    metadata: Object = {"labels": names.labels(place.name, more)}
+    if names.settings(plan).networks:
+        metadata["annotations"] = annotations
+    return {"metadata": metadata, "spec": _pod(plan, place) | spec}
+
+
+def literal(text: str) -> str:
+    """Return a text of which Kubernetes expands nothing."""
+    return text.replace("$", "$$")
+
+
+def _pod(plan: Plan, place: Place) -> Object:
+    cluster = names.settings(plan)
+    pod: Object = {
+        "restartPolicy": "Never",
+        "activeDeadlineSeconds": _limit_s(plan) + LAST_WORDS_S,
+        "terminationGracePeriodSeconds": cluster.grace_s,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": _user(plan),
+        "containers": [_container(plan, place)],
+        "volumes": [*_volumes(plan, place)],
+    }
+    optional: Object = {
+        "hostNetwork": cluster.host_network or None,
+        "dnsPolicy": "ClusterFirstWithHostNet" if cluster.host_network else None,
+        "serviceAccountName": cluster.service_account,
+        "priorityClassName": cluster.priority_class,
+        "nodeSelector": cluster.node_selector,
+        "tolerations": [_toleration(one) for one in cluster.tolerations],
+        "affinity": _affinity(plan, place),
+        "imagePullSecrets": [{"name": cluster.pull_secret}] if cluster.pull_secret else None,
+    }
+    return pod | {key: value for key, value in optional.items() if value}
+
+
+def _limit_s(plan: Plan) -> int:
+    """Return how long a run may take. The deadline is its pods': a job that waits for nodes does not spend it."""
+    assert plan.walltime_min is not None  # validate wants it where there is a queue
+    return 60 * plan.walltime_min
+
+
+def _user(plan: Plan) -> Object:
+    cluster = names.settings(plan)
+    group = cluster.run_as_user if cluster.run_as_group is None else cluster.run_as_group
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": cluster.run_as_user,
+        "runAsGroup": group,
+        "fsGroup": group,
+        "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def _container(plan: Plan, place: Place) -> Object:
+    cluster = names.settings(plan)
+    asked = resources(plan)
+    return {
+        "name": place.container,
+        "image": cluster.image or "",
+        "imagePullPolicy": "IfNotPresent",
+        "command": [*ENTRY],
+        "args": [literal(place.folder), "--node", place.node, "--lead", _lead(plan, place), *_limit(plan)],
+        "workingDir": HOME,
+        "env": [*_environment(plan, place)],
+        "resources": {"requests": asked, "limits": asked} if asked else {},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"], **({"add": cluster.capabilities} if cluster.capabilities else {})},
+        },
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [*_mounts(plan)],
+    }
+
+
+def _limit(plan: Plan) -> list[str]:
+    return ["--limit-s", f"{_limit_s(plan):d}"]
+
+
+def _lead(plan: Plan, place: Place) -> str:
+    cluster = names.settings(plan)
+    return f"{place.lead if cluster.discovery is Discovery.service else Discovery.file.name}:{cluster.port}"
+
+
+def _environment(plan: Plan, place: Place) -> Iterator[Object]:
+    """Yield what the runner finds in its environment; what ranks get stands in the plan."""
+    values = {"RUNSTOP_JOB": literal(str(names.job_id(plan, place.name))), "HOME": HOME, "USER": names.OURS}
+    yield from ({"name": name, "value": value} for name, value in values.items())
+    for name, field in (
+        ("RUNSTOP_NODE_NAME", "spec.nodeName"),
+        ("RUNSTOP_POD_IP", "status.podIP"),
+        ("RUNSTOP_POD_UID", "metadata.uid"),
+    ):
+        yield {"name": name, "valueFrom": {"fieldRef": {"fieldPath": field}}}
+
+
+def resources(plan: Plan) -> dict[str, str]:
+    """Return what a pod asks for and may take, which is the same: GPUs, then what the cluster's settings say."""
+    cluster, is_cuda = names.settings(plan), plan.config.cluster.device is Device.cuda
+    gpus = {cluster.gpu_resource: str(plan.world.ranks_per_node)} if is_cuda and cluster.gpu_resource else {}
+    return gpus | cluster.resources
+
+
+def _toleration(one: Toleration) -> Object:
+    said = {"key": one.key, "operator": "Exists" if one.value is None else "Equal"}
+    return said | {key: text for key, text in (("value", one.value), ("effect", one.effect)) if text is not None}
+
+
+def _affinity(plan: Plan, place: Place) -> Object:
+    """Return where pods may not run: two of them on one node, and nodes that are left out."""
+    found: Object = {}
+    if plan.world.num_nodes > 1:
+        others = {"labelSelector": {"matchLabels": {names.RUN: place.name}}, "topologyKey": "kubernetes.io/hostname"}
+        found["podAntiAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": [others]}
+    if left_out := names.settings(plan).exclude_nodes:
+        expression = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": left_out}
+        terms = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
+        found["nodeAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": terms}
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Mounted:
+    name: str
+    volume: Volume
+    path: str
+    is_read_only: bool
+
+
+def _mounted(plan: Plan) -> list[_Mounted]:
+    """Return the run's own folders, each path once: what is written is writable wherever else it stands."""
+    cluster, paths = names.settings(plan), plan.config.cluster.paths
+    trains = isinstance(plan, TrainingPlan)
+    makes_rows = trains and plan.data_dir is not None and plan.config.data.source.is_made
+    wanted = (
+        ("results", cluster.results, paths.logs, False),
+        ("model", cluster.model, paths.model if plan.base_dir else None, plan.base is None),
+        ("data", cluster.data, paths.data if plan.data_dir else None, not makes_rows),
+    )
+    found: dict[str, _Mounted] = {}
+    for name, volume, path, is_read_only in wanted:
+        if volume is not None and path:
+            earlier = found.get(path)
+            is_read_only = is_read_only and (earlier is None or earlier.is_read_only)
+            found[path] = _Mounted(earlier.name if earlier else name, volume, path, is_read_only)
+    return sorted(found.values(), key=lambda one: one.path)
+
+
+def _volumes(plan: Plan, place: Place) -> Iterator[Object]:
+    shm: Mapping[str, str] = {"medium": "Memory", "sizeLimit": f"{names.settings(plan).shm_gib:d}Gi"}
+    yield {"name": "plan", "configMap": {"name": place.name}}
+    yield {"name": "shm", "emptyDir": dict(shm)}
+    yield {"name": "tmp", "emptyDir": {}}
+    for one in _mounted(plan):
+        if one.volume.claim is not None:
+            yield {
+                "name": one.name,
+                "persistentVolumeClaim": {"claimName": one.volume.claim, "readOnly": one.is_read_only},
+            }
+        else:
+            yield {"name": one.name, "hostPath": {"path": one.volume.host_path or "", "type": "Directory"}}
+
+
+def _mounts(plan: Plan) -> Iterator[Object]:
+    yield {"name": "plan", "mountPath": PLAN_FOLDER, "readOnly": True}
+    yield {"name": "shm", "mountPath": "/dev/shm"}
+    yield {"name": "tmp", "mountPath": HOME}
+    for one in _mounted(plan):
+        mount: Object = {"name": one.name, "mountPath": one.path, "readOnly": one.is_read_only}
+        yield mount | ({"subPath": one.volume.sub_path} if one.volume.sub_path else {})
+
+
+def plan_file() -> str:
+    """Return where a pod finds the plan."""
+    return f"{PLAN_FOLDER}/{PLAN}"

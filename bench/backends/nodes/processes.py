@@ -1,0 +1,106 @@
+"""The ranks of one command on one node: children of this process, each with its output in a file."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from bench.contract import run_files
+from bench.contract.plan import Command, Plan
+
+GRACE_S = 10.0
+"""How long a rank may take to end once it is told to."""
+POLL_S = 0.05
+PACKAGES = Path(__file__).parents[3]
+NOT_INHERITED = ("RUNSTOP_TOKEN", "SUBMITIT_LOCAL_GLOBALID")
+"""The token is the runner's own; the other one would be taken for the rank's number."""
+
+
+class Ranks:
+    """The processes of one command on this node."""
+
+    def __init__(
+        self, plan: Plan, command: Command, folder: Path, *, node: int, environment: Mapping[str, str]
+    ) -> None:
+        (folder / run_files.RANK_LOGS).mkdir(exist_ok=True)
+        count = plan.world.ranks_per_node
+        words = [sys.executable if command.argv[0] == "python" else command.argv[0], *command.argv[1:]]
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        try:
+            for local_rank in range(count):
+                rank = node * count + local_rank
+                own = {"RANK": f"{rank}", "LOCAL_RANK": f"{local_rank}", "WORLD_SIZE": f"{plan.world.num_ranks}"}
+                output = folder / run_files.rank_output(command.name, rank)
+                self._processes[rank] = start(words, folder, {**environment, **own}, output)
+        except BaseException:
+            self.stop()
+            raise
+
+    def exit_codes(self) -> dict[int, int]:
+        """Return those of the ranks that have ended, by rank; 128 and more for a signal."""
+        codes = {rank: _exit_code(process.pid) for rank, process in self._processes.items()}
+        return {rank: code for rank, code in codes.items() if code is not None}
+
+    def stop(self) -> None:
+        """End what still runs, with all that it has started, and wait until it has ended."""
+        pids = [process.pid for process in self._processes.values()]
+        for pid in pids:
+            os.kill(pid, signal.SIGTERM)  # one that has ended is still there: it is reaped below
+        until_s = time.monotonic() + GRACE_S
+        while time.monotonic() < until_s and any(_exit_code(pid) is None for pid in pids):
+            time.sleep(POLL_S)
+        for process in self._processes.values():
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        self._processes.clear()
+
+
+def _exit_code(pid: int) -> int | None:
+    """Return the exit code of a child that has ended, and leave it where it is, so that its number stays its own."""
+    ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if ended is None:
+        return None
+    return ended.si_status if ended.si_code == os.CLD_EXITED else 128 + ended.si_status
+
+
+def start(
+    words: Sequence[str], folder: Path, environment: Mapping[str, str], output: Path
+) -> "subprocess.Popen[bytes]":
+    """Return a process in a group of its own, which Ctrl-C in a terminal does not reach; only `stop` ends it."""
+    with output.open("ab") as file:
+        return subprocess.Popen(
+            words,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            process_group=0,
+        )
+
+
+def environment(own: Mapping[str, str], master: tuple[str, int]) -> dict[str, str]:
+    """Return what all ranks of this node find: this process's environment, their own, and where rank 0 listens."""
+    inherited = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
+    return inherited | dict(own) | {"MASTER_ADDR": master[0], "MASTER_PORT": str(master[1])} | python_paths()
+
+
+def python_paths() -> dict[str, str]:
+    """Return where ranks import from; an empty or relative entry would be the run folder, in which they start."""
+    entries = filter(os.path.isabs, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    return {"PYTHONPATH": os.pathsep.join([str(PACKAGES), *entries]), "PYTHONSAFEPATH": "1"}
+
+
+def drop_caches(words: Sequence[str], node: str) -> str:
+    """Drop this node's page cache; return what the trial's log is to say of it."""
+    try:
+        subprocess.run(["sync"], check=True, capture_output=True)
+        subprocess.run(words, check=True, capture_output=True, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.CalledProcessError):
+        return f"{node} kept"
+    return f"{node} cleared"

@@ -1,0 +1,175 @@
+"""The driver of a Ray job: `python -m bench.backends.ray.driver RUN…`, run by Ray on its head.
+
+It takes the nodes of a run, starts `bench.runner` on each of them, and ends with the exit code of the run. Where a node
+is lost it takes nodes anew and starts the run's next attempt there, as Slurm does. Several runs follow each other on
+the same nodes.
+"""
+
+import argparse
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.backends.ray import attempt as attempts
+from bench.backends.ray import group as groups
+from bench.backends.ray.attempt import START_AGAIN
+from bench.backends.ray.group import Group, LostError
+from bench.contract import plan as plans
+from bench.contract.plan import Plan
+from bench.contract.run_files import PLAN, RAY_OUTPUT, STATUS
+from bench.errors import BenchError, Stopped, with_rule
+from bench.rules.registry import RULES
+
+JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+"""Set by Ray for a driver: its runtime_env and metadata. Source: ray/_private/runtime_env/constants.py."""
+FINAL = ("RAY-02", "RAY-03", "RAY-07", "RAY-09")
+"""Rules that other nodes would break as well, or that say that there are none."""
+
+
+@dataclass(slots=True)
+class Job:
+    """This job; what it says goes to Ray's log, and into the folder of the run under way."""
+
+    id: str
+    plan_file: Path | None
+    limit_min: float | None
+    run: Path
+    group: Group | None = None
+    signum: int | None = None
+    """Of the signal that has told this process to end. Ray's calls swallow what a signal's handler raises."""
+
+    def listen(self) -> None:
+        """Take note of signals; Ray's own handlers are set before."""
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, self._told)
+
+    def _told(self, signum: int, frame: object) -> None:
+        self.signum = signum
+
+    def check(self) -> None:
+        """Raise Stopped if this process has been told to end."""
+        if self.signum is not None:
+            signum, self.signum = self.signum, None  # what ends the run must not be ended itself
+            raise Stopped(signum)
+
+    def say(self, text: str) -> None:
+        print(text, flush=True)
+        if self.run.is_dir():
+            with suppress(OSError), (self.run / RAY_OUTPUT).open("a") as file:
+                file.write(f"{text}\n")
+
+
+def main() -> None:
+    args = _parser().parse_args()
+    runs = [path.absolute() for path in args.runs]
+    job = Job(args.job or _own_id(), args.plan, args.limit_min, runs[0])
+    try:
+        sys.exit(_drive(job, runs))
+    except BenchError as error:
+        job.say(str(error))
+        sys.exit(error.exit_code)
+    except Stopped as stop:
+        sys.exit(stop.exit_code)
+
+
+def _drive(job: Job, runs: list[Path]) -> int:
+    import ray
+
+    all_plans = [_plan(job, run) for run in runs]
+    ray.init(address="auto", logging_level=logging.WARNING)
+    job.listen()
+    codes = []
+    for job.run, plan in zip(runs, all_plans, strict=True):
+        try:
+            codes.append(_run(job, plan))
+        except Stopped:
+            job.say(f"{time.strftime('%F %T')} the job was told to end")
+            if not (job.run / STATUS).exists():
+                _close(job, plan, with_rule("SLU-08", "the job was cancelled"))
+            raise
+    return max(codes)
+
+
+def _plan(job: Job, run: Path) -> Plan:
+    """Return the plan of a run.
+
+    Raises:
+        BenchError: this host does not see its folder.
+    """
+    if job.plan_file is None and not run.is_dir():
+        what, fix = "the head does not see the run folder", RULES["RAY-09"].fix
+        raise BenchError(what, where=str(run), fix=fix, rule="RAY-09")
+    return plans.load(job.plan_file or run / PLAN)
+
+
+def _run(job: Job, plan: Plan) -> int:
+    """Return the exit code of a run, after as many attempts as lost nodes make necessary."""
+    for number in range(plan.config.launch.attempts):
+        is_last = number + 1 == plan.config.launch.attempts
+        try:
+            if job.group is None:
+                job.group = groups.take(plan, job.say, check=job.check)
+            job.say(f"job {job.id}, attempt {number}, on {', '.join(job.group.names)}")
+            code = attempts.run(job.group, _words(job, number, is_last=is_last), job)
+        except LostError as lost:
+            job.say(f"{time.strftime('%F %T')} {lost}")
+            if job.group is not None:
+                groups.release(job.group)
+            job.group, code = None, START_AGAIN
+            if is_last or lost.rule in FINAL:
+                return _close(job, plan, str(lost))
+        if code != START_AGAIN:
+            return code if (job.run / STATUS).exists() else _close(job, plan, f"the run ended with exit code {code}")
+    raise AssertionError("the last attempt's runner does not ask for another one")
+
+
+def _words(job: Job, number: int, *, is_last: bool) -> list[str]:
+    """Return what the runner of every node gets besides the run folder, its number and the lead's address."""
+    return [
+        *("--job", job.id, "--attempt", str(number)),
+        *([] if is_last else ["--restarts"]),
+        *([] if job.limit_min is None else ["--limit-min", f"{job.limit_min:g}"]),
+        *([] if job.plan_file is None else ["--plan", str(job.plan_file)]),
+    ]
+
+
+def _close(job: Job, plan: Plan, what: str) -> int:
+    """Write the last word of a run that no runner can write; return its exit code."""
+    if not job.run.is_dir():
+        return 1
+    trials = " ".join(str(trial.index) for trial in plan.trials)
+    for words in (["open", "--job", job.id], ["close", "--exit-code", "1", "--what", what, "--trials", trials]):
+        argv = [sys.executable, "-m", "bench.launch.in_job", str(job.run), *words]
+        subprocess.run(argv, cwd=job.run, env=_environment(), stdin=subprocess.DEVNULL, check=False)
+    return 1
+
+
+def _environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if Path(path).is_absolute())}
+
+
+def _own_id() -> str:
+    """Return how Ray calls this job where its entrypoint does not say it, as in a manifest."""
+    with suppress(ValueError, TypeError, AttributeError):
+        return str(json.loads(os.environ.get(JOB_CONFIG, "")).get("metadata", {}).get("job_submission_id") or "ray")
+    return "ray"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m bench.backends.ray.driver", description=__doc__)
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run folders, as every node sees them")
+    parser.add_argument("--job", help="the id of this job (default: as Ray calls it)")
+    parser.add_argument("--plan", type=Path, help="the plan of a run folder that is still to be made")
+    parser.add_argument("--limit-min", type=float, metavar="MIN", help="end each run in order after so long")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

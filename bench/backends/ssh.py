@@ -1,0 +1,145 @@
+"""Hosts without a scheduler as a backend: ssh starts a process on each of them, which has the ranks as children.
+
+The process that asks for the run drives it, as on one machine: when it ends, or loses a host, the ranks of all end.
+"""
+
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from bench.backends import containers
+from bench.backends.local import LocalBackend
+from bench.backends.nodes import opened
+from bench.backends.nodes.nodes import Nodes
+from bench.backends.nodes.processes import python_paths
+from bench.contract import hosts
+from bench.contract.hosts import Ssh
+from bench.contract.plan import Plan
+from bench.contract.run_files import NODE_VARIABLE
+from bench.rules import RULES
+from bench.rules.check import Answer, Check, Finding, Subject, Tier, broken
+
+_OPTIONS = {"BatchMode": "yes", "StrictHostKeyChecking": "yes", "ConnectTimeout": "10"}
+_ALIVE = {"ServerAliveInterval": "5", "ServerAliveCountMax": "3"}
+"""A host whose power or network is gone is noticed after 15 s."""
+ASKING_S = 60
+NO_SUCH = 127
+
+
+class SshBackend(LocalBackend):
+    """Differs from one machine in where the ranks are, and in what can be asked before they start."""
+
+    tiers: tuple[Tier, ...] = ("laptop", "login")
+
+    def checks(self, plan: Plan) -> Mapping[Tier, tuple[Check, ...]]:
+        return {"laptop": LAPTOP, "login": LOGIN}
+
+    def subject(self, plan: Plan, tier: Tier) -> Subject:
+        return Subject(plan, "", answers=_ask_all(plan) if tier == "login" else {})
+
+    def rank_environment(self, plan: Plan) -> dict[str, str]:
+        return dict(plan.environment)
+
+    @contextmanager
+    def nodes(self, plan: Plan, folder: Path) -> Iterator[Nodes]:
+        """Yield the nodes that run a plan's commands: a process on each host, or in a container there."""
+        names = _names(plan)
+        commands = {name: command(plan, folder, number, name) for number, name in enumerate(names)}
+        with opened.opened(plan, folder, _address(names[0], plan), commands) as nodes:
+            yield nodes
+
+
+def command(plan: Plan, folder: Path, number: int, name: str) -> list[str]:
+    """Return the command that starts a node's process on its host."""
+    if containers.is_ours(plan):
+        member = opened.member_words(folder, number, python="python")
+        return on_host(plan, name, containers.line(plan, folder, member, name=name))
+    member = opened.member_words(folder, number, python=_python(plan))
+    variables = [f"{key}={value}" for key, value in (python_paths() | {NODE_VARIABLE: name}).items()]
+    return on_host(plan, name, shlex.join(["exec", "env", *variables, *member]))
+
+
+def on_host(plan: Plan, name: str, line: str) -> list[str]:
+    """Return the command that has a host's shell run a line; this machine needs no ssh to reach itself."""
+    if name in ("localhost", socket.gethostname(), socket.gethostname().partition(".")[0]):
+        return ["sh", "-c", line]
+    return ["ssh", "-T", *_options(plan), "--", name, line]
+
+
+def _options(plan: Plan) -> list[str]:
+    """Return the options of ssh: those of the cluster first, since ssh takes the first value of each."""
+    ours = [word for key, value in (_OPTIONS | _ALIVE).items() for word in ("-o", f"{key}={value}")]
+    return [*(plan.config.cluster.ssh or Ssh()).options, *ours]
+
+
+def _names(plan: Plan) -> list[str]:
+    return [hosts.parsed(text).name for text in plan.config.cluster.hosts or []]
+
+
+def _python(plan: Plan) -> str:
+    return (plan.config.cluster.ssh or Ssh()).python or sys.executable
+
+
+def _address(name: str, plan: Plan) -> str:
+    """Return where ssh finds a host, which is where the ranks of the others look for rank 0."""
+    answer = _asked(["ssh", "-G", *_options(plan), "--", name])
+    found = [line.partition(" ")[2] for line in answer.out.splitlines() if line.startswith("hostname ")]
+    return found[0] if found else name.rpartition("@")[2]
+
+
+def _ask_all(plan: Plan) -> dict[str, Future[Answer]]:
+    """Ask every host at once whether it can be reached, and has what starts ranks."""
+    container = plan.config.container
+    variables = [f"{key}={value}" for key, value in python_paths().items()]
+    line = shlex.join(["env", *variables, _python(plan), "-c", "import bench.runner"])
+    if containers.is_ours(plan):
+        engine = container.runtime.name
+        line = f"command -v {engine} >/dev/null || {{ echo {engine}: command not found >&2; exit {NO_SUCH}; }}"
+    with ThreadPoolExecutor(max_workers=32) as pool:
+        return {name: pool.submit(_asked, on_host(plan, name, line)) for name in _names(plan)}
+
+
+def _asked(words: Sequence[str]) -> Answer:
+    try:
+        done = subprocess.run(
+            words, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=ASKING_S, check=False
+        )
+    except FileNotFoundError as error:
+        return Answer(NO_SUCH, "", f"{error.filename}: command not found on this machine")
+    except subprocess.TimeoutExpired:
+        return Answer(1, "", f"no answer within {ASKING_S} s")
+    return Answer(done.returncode, done.stdout, done.stderr)
+
+
+def reached(subject: Subject) -> Iterator[Finding | str]:
+    """Yield the hosts that cannot be reached, or have nothing to start ranks with."""
+    for name, future in subject.answers.items():
+        answer = future.result()
+        if answer.exit_code == 0:
+            yield name
+            continue
+        what, rule = opened.recognised(answer.err, f"exit code {answer.exit_code}")
+        yield broken(rule or "HST-07", f"{name}: {what}", "cluster.hosts", fix=RULES[rule or "HST-07"].fix)
+
+
+def groups(subject: Subject) -> Iterator[Finding]:
+    """Yield whether the hosts' groups of GPUs are not the replicas of the model."""
+    plan, world = subject.plan, subject.plan.world
+    size = world.tp * world.pp * world.cp
+    for host in map(hosts.parsed, plan.config.cluster.hosts or []):
+        if host.group_size not in (None, size):
+            what = f"{host.name} has groups of {host.group_size} GPUs, and a replica of the model takes {size}"
+            fix = f"let parallel.tp x pp x cp be {host.group_size}, or leave the groups out"
+            yield broken("HST-11", what, "cluster.hosts", fix=fix)
+
+
+LAPTOP = (
+    Check("container", ("PYX-04", "PYX-12", "HST-08", "CFG-06"), containers.checks),
+    Check("groups of GPUs", ("HST-11",), groups),
+)
+LOGIN = (Check("hosts", ("HST-04", "HST-05", "HST-06", "HST-07", "HST-08"), reached),)

@@ -1,0 +1,6 @@
+"""Where the shipped configs are: inside the package once installed, beside it in a checkout."""
+
+from pathlib import Path
+
+_PACKAGE = Path(__file__).parents[1]
+CONF = next(d for d in (_PACKAGE / "conf", _PACKAGE.parent / "conf") if d.is_dir())

@@ -1,0 +1,220 @@
+"""What DeepSpeed is given: a user's file, one of conf/deepspeed or DeepSpeed's own defaults, filled in from the plan.
+
+Nothing in it stays "auto", and it says the same as the rest of the plan, or is refused.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.contract.huggingface import MOST_ZERO_STAGE, Strategy
+from bench.contract.plan import Batch
+from bench.contract.schema import Config, Precision
+from bench.errors import ConfigError
+from bench.planning.conf_folder import CONF
+
+FOLDER = CONF / "deepspeed"
+AUTO = "auto"
+ZERO = "zero_optimization"
+BUCKET = 500_000_000
+"""Numbers in a bucket of gradients, as DeepSpeed has it by itself. Source: DeepSpeed 0.19.8, runtime/zero/config.py."""
+MOST_LIVE, SUB_GROUP = 1_000_000_000, 1_000_000_000
+"""Of stage 3: numbers gathered at once, and numbers that the optimizer updates at once. Source: as BUCKET."""
+OURS = ("optimizer", "scheduler")
+"""Blocks of a file that would replace the recipe's AdamW and learning rates."""
+
+
+def is_path(name: str | None) -> bool:
+    """Return whether a deepspeed_json is a file of the user's own, and not the name of one in conf/deepspeed."""
+    return name is not None and ("/" in name or name.endswith(".json"))
+
+
+def settings(config: Config, batch: Batch) -> dict[str, Any] | None:
+    """Return what DeepSpeed is given; None with another strategy.
+
+    Raises:
+        ConfigError: the file cannot be read, or says something else than the config.
+    """
+    peer = config.huggingface
+    if peer is None or peer.strategy is not Strategy.deepspeed:
+        return None
+    name = peer.deepspeed_json
+    own = _read(name) if name else {}
+    wanted = _wanted(config, batch)
+    for key in OURS:
+        if key in own:
+            raise ConfigError(
+                f"{name} has a block {key!r}, and the recipe says how weights are updated, for all engines alike",
+                where="engine.huggingface.deepspeed_json, recipe",
+                fix=f"leave {key!r} out of the file, and set recipe.lr and the others",
+            )
+    _check(own, wanted, name or "")
+    merged = _merged(own, wanted)
+    merged[ZERO] |= _sizes(config, merged[ZERO])
+    return merged
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What decides how much memory ZeRO takes beside its states, in numbers."""
+
+    bucket: int
+    num_buckets: int
+    most_live: int
+    sub_group: int
+
+
+def sizes(config: Config) -> Sizes:
+    """Return the sizes of ZeRO's buffers; raises like `settings`.
+
+    Two buckets take turns where communication overlaps, in the stages below 3.
+    """
+    peer = config.huggingface
+    assert peer is not None
+    own = _read(peer.deepspeed_json).get(ZERO, {}) if peer.deepspeed_json else {}
+    zero = own | _sizes(config, own)
+    overlaps = bool(zero.get("overlap_comm", False)) and peer.zero_stage < MOST_ZERO_STAGE
+    return Sizes(
+        bucket=int(zero.get("reduce_bucket_size", BUCKET)),
+        num_buckets=2 if overlaps else 1,
+        most_live=int(zero.get("stage3_max_live_parameters", MOST_LIVE)),
+        sub_group=int(zero.get("sub_group_size", SUB_GROUP)),
+    )
+
+
+def _wanted(config: Config, batch: Batch) -> dict[str, Any]:
+    """Return what the config says, by DeepSpeed's keys."""
+    peer, is_bf16 = config.huggingface, config.precision is Precision.bf16
+    assert peer is not None
+    zero: dict[str, Any] = {"stage": peer.zero_stage}
+    if peer.offload_optimizer:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    if peer.offload_parameters:
+        zero["offload_param"] = {"device": "cpu", "pin_memory": True}
+    return {
+        "train_batch_size": batch.global_batch_size,
+        "train_micro_batch_size_per_gpu": batch.micro_batch_size,
+        "gradient_accumulation_steps": batch.gradient_accumulation_steps,
+        "gradient_clipping": config.recipe.clip_grad,
+        "bf16": {"enabled": is_bf16},
+        "fp16": {"enabled": False},
+        "zero_allow_untested_optimizer": True,
+        "steps_per_print": 2**31 - 1,
+        ZERO: zero,
+    }
+
+
+def _sizes(config: Config, zero: dict[str, Any]) -> dict[str, Any]:
+    """Return the sizes in numbers that a file leaves to its user, as transformers fills them in.
+
+    Source: transformers 5.23, integrations/deepspeed.py, trainer_config_finalize.
+    """
+    hidden = config.model.hidden_size
+    by_model = {
+        "reduce_bucket_size": hidden * hidden,
+        "stage3_prefetch_bucket_size": int(0.9 * hidden * hidden),
+        "stage3_param_persistence_threshold": 10 * hidden,
+    }
+    return {key: size for key, size in by_model.items() if zero.get(key) == AUTO}
+
+
+def _check(own: dict[str, Any], wanted: dict[str, Any], name: str) -> None:
+    """Raise ConfigError where a file says something else than the config, or what nobody can fill in."""
+    offloads = [
+        {key: value for key, value in part.get(ZERO, {}).items() if key.startswith("offload_")}
+        for part in (own, wanted)
+    ]
+    for key in sorted({*offloads[0], *offloads[1]}):
+        here, there = (_device(offload.get(key)) for offload in offloads)
+        if own and here != there:
+            raise _differs(name, f"{ZERO}.{key}", here, there)
+    for key, here, there in _both(own, wanted):
+        if key not in ("steps_per_print", "zero_allow_untested_optimizer") and here != there:
+            raise _differs(name, key, here, there)
+
+
+def _device(offload: Any) -> str:
+    return str(offload.get("device", "none")) if isinstance(offload, dict) else "none"
+
+
+def _both(own: dict[str, Any], wanted: dict[str, Any], place: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield the keys that both have and that the file does not leave open, with both values."""
+    for key, there in wanted.items():
+        here = own.get(key, AUTO)
+        if key.startswith("offload_") or here == AUTO:
+            continue
+        if isinstance(here, dict) and isinstance(there, dict):
+            yield from _both(here, there, f"{place}{key}.")
+        else:
+            yield f"{place}{key}", here, there
+
+
+KEYS = {
+    f"{ZERO}.stage": "engine.huggingface.zero_stage",
+    f"{ZERO}.offload_optimizer": "engine.huggingface.offload_optimizer",
+    f"{ZERO}.offload_param": "engine.huggingface.offload_parameters",
+    "train_batch_size": "recipe.global_batch_size",
+    "train_micro_batch_size_per_gpu": "recipe.micro_batch_size",
+    "gradient_accumulation_steps": "recipe.global_batch_size, recipe.micro_batch_size",
+    "gradient_clipping": "recipe.clip_grad",
+    "bf16.enabled": "precision",
+    "fp16.enabled": "precision",
+}
+"""What decides in the config what DeepSpeed's key says."""
+
+
+def _differs(name: str, key: str, here: Any, there: Any) -> ConfigError:
+    return ConfigError(
+        f"{name} says {key} {here}, and the config {there}",
+        where=f"engine.huggingface.deepspeed_json, {KEYS.get(key, key)}",
+        fix=f"make both the same, or write {AUTO!r} into the file",
+    )
+
+
+def _merged(own: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Return a file's settings with what it leaves open."""
+    found = dict(own)
+    for key, value in other.items():
+        mine = found.get(key, AUTO)
+        found[key] = (
+            _merged(mine, value)
+            if isinstance(mine, dict) and isinstance(value, dict)
+            else (value if mine == AUTO else mine)
+        )
+    return found
+
+
+def _read(name: str) -> dict[str, Any]:
+    path = Path(name) if is_path(name) else FOLDER / f"{name}.json"
+    where = f"engine.huggingface.deepspeed_json={name}"
+    known = ", ".join(sorted(file.stem for file in FOLDER.glob("*.json")))
+    try:
+        found = json.loads(path.read_text())
+    except OSError as error:
+        fix = f"name a file with its path, or one of {known}"
+        raise ConfigError(f"cannot be read: {error.strerror}", where=where, fix=fix) from error
+    except ValueError as error:
+        raise ConfigError(f"is not JSON: {error}", where=where, fix="write one JSON object") from error
+    if not isinstance(found, dict) or not isinstance(found.get(ZERO, {}), dict):
+        raise ConfigError("is no JSON object of DeepSpeed's settings", where=where, fix=f"see conf/deepspeed: {known}")
+    _refuse_left_open(found, where)
+    return found
+
+
+FILLED_IN = (
+    *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"),
+    *("bf16.enabled", "fp16.enabled", f"{ZERO}.stage", f"{ZERO}.reduce_bucket_size"),
+    *(f"{ZERO}.stage3_prefetch_bucket_size", f"{ZERO}.stage3_param_persistence_threshold"),
+)
+"""The keys that may be "auto"."""
+
+
+def _refuse_left_open(found: dict[str, Any], where: str, place: str = "") -> None:
+    for key, value in found.items():
+        if isinstance(value, dict):
+            _refuse_left_open(value, where, f"{place}{key}.")
+        elif value == AUTO and f"{place}{key}" not in FILLED_IN:
+            what, fix = f"nothing says what {place}{key} is, which is {AUTO!r}", "write a value into the file"
+            raise ConfigError(what, where=where, fix=fix)

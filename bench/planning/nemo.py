@@ -1,0 +1,98 @@
+"""engine=nemo: what NeMo's recipes cannot do, and which program runs its trials."""
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+
+from bench.contract.layers import differs_from_llama
+from bench.contract.schema import Config, Device, EngineName, Precision, ProfileKind, Runtime
+from bench.contract.task import Activation, Kind, Model, MomentPrecision, Norm, Position, StartsFrom, Trains
+from bench.errors import ConfigError
+
+Refusal = tuple[bool, str, str, str]
+"""Whether it holds, what is refused, the key, and what helps."""
+
+
+def check(config: Config) -> None:
+    """Refuse what NeMo's recipes cannot do, and a block that does not go with the engine's name.
+
+    Raises:
+        ConfigError: with the first of them.
+    """
+    if (config.engine.name is EngineName.nemo) != (config.engine.nemo is not None):
+        is_given = config.engine.nemo is not None
+        raise ConfigError(
+            f"the engine is {config.engine.name.name}, and engine.nemo is {'given' if is_given else 'missing'}",
+            where="engine.name, engine.nemo",
+            fix="choose engine=nemo or another one as a whole, not engine.name=…",
+        )
+    if config.engine.nemo is None or config.task.kind is not Kind.train:
+        return
+    for is_refused, what, where, fix in (*_model(config), *_recipe(config), *_layout(config), *_launch(config)):
+        if is_refused:
+            raise ConfigError(f"engine=nemo: {what}", where=where, fix=f"{fix}, or choose engine=megatron")
+
+
+def _model(config: Config) -> Iterator[Refusal]:
+    m, training = config.model, config.training
+    is_gpt, is_llama = _is_gpt(m), not differs_from_llama(m)
+    parts = f"{m.norm.name}, {m.activation.name}, {m.position.name} positions, bias={str(m.bias).lower()}"
+    what = f"its recipes are of Llama 2 and GPT-3, and this is neither: {parts}"
+    yield not (is_gpt or is_llama), what, "model", "choose a model= of one of them"
+    scaled = m.rope_scaling_factor != 1
+    yield scaled, "its recipe of Llama 2 does not scale RoPE", "model.rope_scaling_factor", "choose a Llama-2 model"
+    is_pre_training = training.trains is Trains.all and training.starts_from is StartsFrom.random
+    what = "its recipe of GPT-3 is for pre-training from random weights"
+    yield is_gpt and not is_pre_training, what, "task.training", "choose a task that pre-trains"
+    what = "its recipe has no adapters on a base of 4 bits"
+    yield training.trains is Trains.qlora, what, "task.training.trains", "set task.training.trains=lora"
+
+
+def _is_gpt(m: Model) -> bool:
+    return (m.norm, m.activation, m.position, m.bias) == (Norm.LayerNorm, Activation.gelu, Position.learned, True)
+
+
+def _recipe(config: Config) -> Iterator[Refusal]:
+    r = config.recipe
+    what = "FP8 of Transformer Engine was not tried with its recipes"
+    yield config.precision is Precision.fp8, what, "precision", "set precision=bf16"
+    what = "Adam's moments are in FP32, in the memory of the GPU"
+    yield r.moments is not MomentPrecision.fp32, what, "recipe.moments", "set recipe.moments=fp32"
+    yield r.offload_moments, what, "recipe.offload_moments", "set recipe.offload_moments=false"
+    is_saved = config.training.checkpoint_every_steps is not None
+    where = "task.training.checkpoint_every_steps"
+    yield is_saved, "no training state is saved, and no trial goes on from one", where, f"set {where}=null"
+
+
+def _layout(config: Config) -> Iterator[Refusal]:
+    p = config.parallel
+    yield (p.cp or 1) > 1, "the sequence is not split", "parallel.cp", "set parallel.cp=1"
+    yield p.vpp > 1, "pipelines are not interleaved", "parallel.vpp", "set parallel.vpp=1"
+    is_cpu = config.cluster.device is Device.cpu
+    what = "sequence parallelism needs Transformer Engine, which needs a GPU"
+    yield is_cpu and bool(p.sp), what, "parallel.sp", "set parallel.sp=false"
+
+
+def _launch(config: Config) -> Iterator[Refusal]:
+    is_profiled = config.launch.profile is not ProfileKind.none
+    yield is_profiled, "its steps are not profiled", "launch.profile", "set launch.profile=none"
+    assert config.engine.nemo is not None
+    python = config.engine.nemo.python
+    is_known = python == "python" or PurePosixPath(python).is_absolute()
+    fix = "give the full path of the environment's python, or `python`"
+    yield not is_known, f"{python!r} is no full path, and ranks start elsewhere", "engine.nemo.python, NEMO_PYTHON", fix
+
+
+def restricted(config: Config) -> Config:
+    """Return the config with what it leaves open narrowed down to what NeMo's recipes can do."""
+    if config.nemo is None:
+        return config
+    p, is_cpu = config.parallel, config.cluster.device is Device.cpu
+    return dataclasses.replace(config, parallel=dataclasses.replace(p, cp=1, sp=False if is_cpu else p.sp))
+
+
+def trial_program(config: Config) -> tuple[str, str]:
+    """Return the module of `jobs` that runs a trial, and its interpreter. An image has one, which is right for all."""
+    if config.nemo is None or config.task.kind is not Kind.train:
+        return f"tasks.{config.task.kind.name}", "python"
+    return "nemo.train", config.nemo.python if config.container.runtime is Runtime.none else "python"

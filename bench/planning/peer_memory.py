@@ -1,0 +1,260 @@
+"""Estimate the GPU memory of a step of engine=huggingface, by strategy.
+
+A step has two full moments: the backward pass begins, with all activations, and the optimizer steps, with all
+gradients. The parts of the estimate are those of the fuller one, so that they add up.
+"""
+
+import math
+from dataclasses import dataclass
+
+from bench.contract.huggingface import MOST_ZERO_STAGE, Bf16, HuggingFace, Strategy
+from bench.contract.plan import Memory, Recomputed, World
+from bench.contract.schema import Config, Device, Precision
+from bench.contract.task import Recompute, Trains
+from bench.planning import deepspeed
+from bench.planning.memory import CUDA_ALLOWANCE_GIB, EVERYTHING, FIT_MARGIN_GIB, GIB, NF4_BYTES, NOTHING, gpu
+from bench.planning.parallelism import num_microbatches, tokens
+from bench.planning.parameters import linear_weights, linears, lora_parameters, parameters
+from bench.planning.peer_activations import (
+    LOSS_BYTES,
+    compute_bytes,
+    is_autocast,
+    layer_bytes,
+    residual_bytes,
+    transient_bytes,
+)
+
+GATHERED_LAYERS = 3
+"""Of FSDP2: a layer at work, the next one's weights in the buffer that they arrive in, and as unpacked. Assumed."""
+HOST_LAYERS = 2
+"""With offloaded activations: those of a layer at work, and of the one whose copies are under way. Assumed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class States:
+    """Bytes of one rank between two steps, and of what comes and goes."""
+
+    base: float
+    adapters: float
+    optimizer: float
+    """Master weights and moments."""
+    gradients: float
+    """When the optimizer steps."""
+    early_gradients: float
+    """What exists of them, on all ranks or whole, when the last backward pass begins."""
+    copies: float = 0.0
+    """Of weights in BF16, from the forward to the backward pass."""
+    buffers: float
+    """Gathered weights, and buckets of gradients."""
+    step: float = 0.0
+    """What the optimizer's step needs beside all that."""
+
+
+def estimate(config: Config, world: World, recomputed: Recomputed) -> Memory:
+    """Return the memory of one GPU."""
+    peer = config.huggingface
+    assert peer is not None
+    states = _states(config, peer, world)
+    activations = states.copies + _activation_bytes(config, peer, world, recomputed)
+    head = tokens(config, world) * config.model.vocab_size * LOSS_BYTES
+    work = max(head, tokens(config, world) * transient_bytes(config, peer) + _dequantized_bytes(config))
+    is_at_step = states.gradients + states.step > states.early_gradients + activations + work
+    own = CUDA_ALLOWANCE_GIB * GIB if config.cluster.device is Device.cuda else 0
+    parts = {
+        "base_weights_gib": states.base,
+        "adapter_weights_gib": states.adapters,
+        "gradients_gib": states.gradients if is_at_step else states.early_gradients,
+        "optimizer_gib": states.optimizer,
+        "activations_gib": 0.0 if is_at_step else activations,
+        "workspace_gib": own + states.buffers + (states.step if is_at_step else work),
+    }
+    in_gib = {name: size / GIB for name, size in parts.items()}
+    total_gib, device = sum(in_gib.values()), gpu(config)
+    every, trained = counts(config)
+    shards = weight_shards(peer, world)
+    return Memory(
+        **in_gib,
+        total_gib=total_gib,
+        capacity_gib=device.memory_gib if device else None,
+        fits=total_gib <= device.memory_gib if device else None,
+        parameters=every,
+        trainable_parameters=trained,
+        rank_parameters=math.ceil(every / shards),
+        rank_trainable_parameters=math.ceil(trained / shards),
+    )
+
+
+def recompute(config: Config, world: World) -> Recomputed:
+    """Return whether every layer is computed again: as the engine's block says, or the recipe; `fit`: if it must be."""
+    peer = config.huggingface
+    assert peer is not None
+    if peer.activation_checkpointing is not None:
+        return EVERYTHING if peer.activation_checkpointing else NOTHING
+    requested, device = config.recipe.recompute, gpu(config)
+    if requested is not Recompute.fit or device is None:
+        return EVERYTHING if requested is Recompute.full else NOTHING
+    fits = estimate(config, world, NOTHING).total_gib <= device.memory_gib - FIT_MARGIN_GIB
+    return NOTHING if fits else EVERYTHING
+
+
+def counts(config: Config) -> tuple[int, int]:
+    """Return how many parameters there are, and how many are trained."""
+    base, lora = parameters(config.model), config.training.lora
+    adapters = lora_parameters(config.model, lora) if lora else 0
+    return base + adapters, adapters if lora else base
+
+
+def weight_shards(peer: HuggingFace, world: World) -> int:
+    """Return over how many ranks, or GPUs of the one process, the weights lie."""
+    if peer.strategy is Strategy.balanced:
+        return peer.num_gpus
+    if not peer.is_sharded:
+        return 1
+    return min(world.ranks_per_node, world.num_ranks) if peer.strategy is Strategy.fsdp2_hybrid else world.num_ranks
+
+
+def _states(config: Config, peer: HuggingFace, world: World) -> States:
+    if peer.strategy is Strategy.deepspeed:
+        return _zero(config, peer, world)
+    if peer.strategy in (Strategy.fsdp2, Strategy.fsdp2_hybrid):
+        return _fsdp2(config, peer, world)
+    return _replicated(config, peer, world)
+
+
+def _trained_bytes(config: Config, peer: HuggingFace) -> int:
+    """Return the bytes of a trained weight, as of its gradient and of each of its moments where torch updates it."""
+    return 4 if config.precision is Precision.fp32 or peer.bf16_mode is Bf16.autocast else 2
+
+
+def _base_bytes(config: Config, size: int) -> float:
+    """Return the bytes of the base: trained in numbers of this size, or frozen, in 4 bits all but what is no linear."""
+    base, training = parameters(config.model), config.training
+    if training.trains is Trains.all:
+        return float(size * base)
+    in_4_bits = config.model.num_layers * linear_weights(config.model) if training.trains is Trains.qlora else 0
+    return compute_bytes(config) * (base - in_4_bits) + NF4_BYTES * in_4_bits
+
+
+def _adapter_bytes(config: Config, size: int) -> float:
+    lora = config.training.lora
+    return float(size * lora_parameters(config.model, lora)) if lora else 0.0
+
+
+def _is_accumulating(config: Config, world: World) -> bool:
+    return num_microbatches(config, world) > 1
+
+
+def _replicated(config: Config, peer: HuggingFace, world: World) -> States:
+    """Weights, gradients and both moments of one size, p; DDP sums gradients in buckets, copies of all of them.
+
+    Under autocast the BF16 copies of all linears' weights are kept from the forward to the backward pass.
+    """
+    size, trained, over = _trained_bytes(config, peer), counts(config)[1], weight_shards(peer, world)
+    buckets = size * trained if world.dp > 1 else 0
+    return States(
+        base=_base_bytes(config, size) / over,
+        adapters=_adapter_bytes(config, size) / over,
+        optimizer=2 * size * trained / over,
+        gradients=size * trained / over,
+        early_gradients=size * trained / over if _is_accumulating(config, world) else 0.0,
+        copies=2 * trained / over if is_autocast(config, peer) else 0.0,
+        buffers=buckets,
+    )
+
+
+def _fsdp2(config: Config, peer: HuggingFace, world: World) -> States:
+    """Shards of weights, gradients and moments; gathered are layers, and what belongs to none, in the products' type.
+
+    Gradients of micro-batches before the last one are not summed over ranks, and lie whole on each rank.
+    """
+    size, trained, over = _trained_bytes(config, peer), counts(config)[1], weight_shards(peer, world)
+    on_gpu = 0 if peer.offload_parameters else 1
+    p, model = compute_bytes(config), config.model
+    layers = (model.num_layers * linear_weights(model)) or 1
+    root = parameters(model) - layers
+    gathered = p * (GATHERED_LAYERS * layers / model.num_layers + root)
+    share = trained / parameters(model) if config.training.lora else 1.0
+    reduced = 2 * p * share * layers / model.num_layers
+    whole = p * trained if _is_accumulating(config, world) else 0
+    return States(
+        base=on_gpu * _base_bytes(config, size) / over,
+        adapters=on_gpu * _adapter_bytes(config, size) / over,
+        optimizer=on_gpu * 2 * size * trained / over,
+        gradients=on_gpu * size * trained / over,
+        early_gradients=whole,
+        buffers=gathered + reduced,
+    )
+
+
+def _zero(config: Config, peer: HuggingFace, world: World) -> States:
+    """ZeRO: s the bytes of a weight and of a gradient, t trained weights, N ranks, o 1 or with offload 0.
+
+    | bytes                    | stage 0     | 1               | 2               | 3                          |
+    | ------------------------ | ----------- | --------------- | --------------- | -------------------------- |
+    | weights                  | s           | s               | s               | s / N; offloaded 0         |
+    | master weights           | 4 t, FP32 0 | 4 o t / N       | 4 o t / N       | 4 o t / N                  |
+    | moments                  | 8 t         | 8 o t / N       | 8 o t / N       | 8 o t / N                  |
+    | gradients                | s t         | s t             | s o t / N       | s o t / N                  |
+    | in the step              | 4 t, FP32 0 | (4 + s) o t / N | (4 + s) o t / N | 4 o of a sub-group         |
+    | buckets                  | one         | one or two      | one or two      | one; what is gathered      |
+
+    Source: DeepSpeed 0.19.8, runtime/fp16/unfused_optimizer.py, runtime/zero/stage_1_and_2.py and stage3.py.
+    """
+    sizes, size, stage = deepspeed.sizes(config), compute_bytes(config), peer.zero_stage
+    trained, shards = counts(config)[1], world.num_ranks if stage else 1
+    on_gpu = 0 if peer.offload_optimizer else 1
+    weight_bytes = 0 if peer.offload_parameters else 1 / weight_shards(peer, world)
+    has_copies = size < 4 or stage > 0
+    own = trained / shards
+    gradients = size * (trained if stage < 2 else own) * (on_gpu if stage else 1)
+    is_kept = _is_accumulating(config, world) or stage == MOST_ZERO_STAGE
+    return States(
+        base=weight_bytes * _base_bytes(config, size),
+        adapters=weight_bytes * _adapter_bytes(config, size),
+        optimizer=(8 + 4 * has_copies) * own * on_gpu,
+        gradients=gradients,
+        early_gradients=gradients if is_kept else 0.0,
+        buffers=_zero_buffers(config, sizes, stage),
+        step=_zero_step(sizes, own, size=size, stage=stage) * on_gpu,
+    )
+
+
+def _zero_buffers(config: Config, sizes: deepspeed.Sizes, stage: int) -> float:
+    """Return the bytes of buckets, and of the weights that stage 3 has gathered."""
+    size, (every, trained) = compute_bytes(config), counts(config)
+    if stage == 0:
+        return float(size * min(sizes.bucket, trained))
+    live = min(every, sizes.most_live) if stage == MOST_ZERO_STAGE else 0
+    return float(size * (sizes.bucket * sizes.num_buckets + live))
+
+
+def _zero_step(sizes: deepspeed.Sizes, own: float, *, size: int, stage: int) -> float:
+    """Return the bytes of gradients in FP32, and of the copy that they are made from."""
+    if stage == MOST_ZERO_STAGE:
+        return 4 * min(own, sizes.sub_group)
+    if stage:
+        return (4 + size) * own
+    return 4 * own if size < 4 else 0.0
+
+
+def _activation_bytes(config: Config, peer: HuggingFace, world: World, recomputed: Recomputed) -> float:
+    """Return the bytes that layers store for the backward pass on the GPU when it begins.
+
+    If layers are computed again, these are the inputs of all of them, and all of the one at work. What lies in host
+    memory is on the GPU for a layer or two.
+    """
+    count, num_layers = tokens(config, world), config.model.num_layers
+    over = peer.num_gpus if peer.strategy is Strategy.balanced else 1
+    layer, hidden = layer_bytes(config, peer), residual_bytes(config, peer) * config.model.hidden_size
+    whole = num_layers / over
+    if recomputed.full:
+        stored = hidden * (min(whole, 1) if peer.offload_activations else whole)
+        return count * (stored + layer)
+    return count * layer * (min(whole, HOST_LAYERS) if peer.offload_activations else whole)
+
+
+def _dequantized_bytes(config: Config) -> float:
+    """Return the bytes of the one linear of a 4-bit base that is at work in BF16."""
+    if config.training.trains is not Trains.qlora:
+        return 0.0
+    return 2.0 * max(linear.weights for linear in linears(config.model).values())

@@ -1,0 +1,22 @@
+"""The engine on Hugging Face's libraries: transformers' models, placed by Accelerate, FSDP2 or DeepSpeed, PEFT's LoRA.
+
+Importing this module imports none of them: what is not installed is refused first, with how to install it.
+"""
+
+from typing import TYPE_CHECKING
+
+from bench.contract.plan import Plan
+from jobs.engines.huggingface.groups import end_ranks, start_ranks
+from jobs.engines.huggingface.packages import versions
+
+if TYPE_CHECKING:
+    from jobs.engines.huggingface.engine import HuggingFaceEngine
+
+__all__ = ["build", "end_ranks", "start_ranks", "versions"]
+
+
+def build(plan: Plan, seed: int) -> "HuggingFaceEngine":
+    """Return the engine of a plan, with random weights drawn from the seed; the ranks have been started."""
+    from jobs.engines.huggingface.engine import HuggingFaceEngine
+
+    return HuggingFaceEngine(plan, seed)

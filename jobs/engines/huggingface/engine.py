@@ -1,0 +1,117 @@
+"""Implement the protocol of `jobs.engines` with the functions of this package."""
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bench.contract.huggingface import Strategy
+from bench.contract.plan import Plan
+from jobs.data.rows import Rows
+from jobs.engines import Fact, WarmUpTimes
+from jobs.engines.huggingface import adapters, facts, folders, placement, shards, sources, state
+from jobs.engines.huggingface import model as models
+from jobs.engines.huggingface.loop import Loop, mean_loss
+from jobs.engines.huggingface.packages import settings
+from jobs.engines.huggingface.placement import Placement
+from jobs.profiles import Profile
+from jobs.ranks import process_group
+from jobs.weights import checkpoint_writer
+from jobs.weights.checkpoint_reader import Reader
+
+
+class _Sources:
+    """Weights of the base, and of the adapters, from where they were loaded or else drawn."""
+
+    def __init__(self, drawn: sources.Source) -> None:
+        self.base, self.adapters = drawn, drawn
+
+    def read(self, name: str, shape: sources.Shape) -> Tensor:
+        return (self.adapters if adapters.is_adapter(name) else self.base).read(name, shape)
+
+
+class HuggingFaceEngine:
+    """This rank's part of the model and its optimizer; see `jobs.engines.Engine`.
+
+    Weights that were drawn or loaded take memory when the model is placed on the ranks: with its first use.
+    """
+
+    def __init__(self, plan: Plan, seed: int) -> None:
+        self.plan, self._seed, self._device = plan, seed, process_group.device()
+        self._seed_all(seed)
+        if settings(plan).strategy is Strategy.deepspeed:
+            from jobs.engines.huggingface import zero
+
+            self._strategy, self._model = zero, zero.build(plan)
+        else:
+            self._strategy, self._model = placement, models.build(plan)
+        self._sources = _Sources(sources.Drawn(plan, seed, self._device))
+        self._facts: list[Fact] = []
+
+    @cached_property
+    def placement(self) -> Placement:
+        """The model as its strategy lays it on the ranks."""
+        placed = self._strategy.place(self.plan, self._model, self._sources, self._device)
+        if settings(self.plan).compile:
+            for layer in models.layers(placed.model):
+                layer.compile()
+        return placed
+
+    @cached_property
+    def loop(self) -> Loop:
+        return Loop(self.plan, self.placement, self._device)
+
+    def load(self, folder: Path, *, adapters: bool) -> None:
+        assert "placement" not in self.__dict__, "weights are loaded before the model is placed on the ranks"
+        if adapters:
+            self._sources.adapters = sources.Adapters(folder, self.plan)
+        else:
+            self._sources.base = sources.of_folder(folder, self.plan)
+
+    def save(self, folder: Path, *, adapters: bool) -> None:
+        (folders.save_adapters if adapters else folders.save_model)(self.plan, self.placement.model, folder)
+
+    def state_bytes(self) -> int:
+        return state.num_bytes(self.placement.shards())
+
+    def snapshot(self) -> state.Snapshot:
+        return state.take(self.plan, self.placement.shards())
+
+    def complete(self, folder: Path, about: dict[str, Any]) -> None:
+        checkpoint_writer.complete(folder, about)
+
+    def load_state(self, folder: Path, *, step: int, seed: int, same_layout: bool) -> None:
+        reader = Reader(folder)
+        shards.fill(self.placement.model, sources.Trained(reader), self._device, only_trained=True)
+        state.load(reader, self.placement.shards())
+        self.placement.restart(step)
+        if same_layout:
+            state.restore_generators(reader)
+        else:
+            self._seed_all(seed + step)
+
+    def warm_up(self, iterations: int, seed: int, *, profile: Profile | None) -> WarmUpTimes | None:
+        times = self.loop.warm_up(iterations, profile)
+        self.placement.restart()
+        self._seed_all(seed)
+        self._facts = facts.of(self.loop, times)
+        return times[-1] if times else None
+
+    def facts(self) -> list[Fact]:
+        return self._facts
+
+    def train_step(self, rows: Rows, indices: np.ndarray, step: int) -> Tensor:
+        return self.loop.train_step(rows, indices, step)
+
+    def mean_loss(self, share: Tensor) -> float:
+        return mean_loss(share, self.plan.batch.global_batch_size, self.plan)
+
+    def evaluate(self, rows: Rows) -> float:
+        return self.loop.evaluate(rows)
+
+    def _seed_all(self, seed: int) -> None:
+        """Seed this rank's generators; replicas draw different dropout masks."""
+        torch.manual_seed(seed + 1000 * torch.distributed.get_rank())

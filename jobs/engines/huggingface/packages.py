@@ -1,0 +1,60 @@
+"""Which libraries a plan needs beside torch, and their versions."""
+
+import sys
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+
+from bench.contract.huggingface import Attention, HuggingFace, Strategy
+from bench.contract.plan import Plan
+from bench.contract.task import Trains
+from bench.errors import ConfigError
+
+EXTRA, FLASH_ATTENTION = "pip install 'runstop[peer]'", "pip install flash-attn --no-build-isolation"
+LOGGED = ("torch", "transformers", "accelerate", "peft", "deepspeed", "bitsandbytes", "flash_attn")
+
+
+def settings(plan: Plan) -> HuggingFace:
+    """Return the engine's settings; a plan without the block has the defaults."""
+    return plan.config.engine.huggingface or HuggingFace()
+
+
+def require(plan: Plan) -> None:
+    """Do nothing if everything is installed that the plan needs.
+
+    Raises:
+        ConfigError: with what is missing, what needs it, and how to install it.
+    """
+    for name, needed_by in needed(plan).items():
+        if find_spec(name) is None:
+            raise ConfigError(
+                f"{needed_by} needs {name}, which is not installed here",
+                where=sys.executable,
+                fix=FLASH_ATTENTION if name == "flash_attn" else EXTRA,
+            )
+
+
+def needed(plan: Plan) -> dict[str, str]:
+    """Return the modules that a plan needs, each with the setting that needs it."""
+    chosen, trains = settings(plan), plan.config.training.trains
+    found = dict.fromkeys(("transformers", "accelerate"), "engine=huggingface")
+    if trains is not Trains.all:
+        found["peft"] = f"task.training.trains={trains.name}"
+    if trains is Trains.qlora:
+        found["bitsandbytes"] = "task.training.trains=qlora"
+    if chosen.strategy is Strategy.deepspeed:
+        found["deepspeed"] = "engine.huggingface.strategy=deepspeed"
+    if chosen.attention is Attention.flash_attention_2:
+        found["flash_attn"] = "engine.huggingface.attention=flash_attention_2"
+    return found
+
+
+def versions() -> Mapping[str, str]:
+    """Return the versions of what is installed; which of it a run uses follows from its settings."""
+    found = {}
+    for name in LOGGED:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,209 @@
+"""Lay the model on the ranks with torch: replicas (DDP), shards (FSDP2), or layers on a node's GPUs (balanced)."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy
+from torch.distributed.tensor import DTensor, Replicate
+from torch.nn import Module
+from torch.nn.utils import clip_grad_norm_
+from transformers import PreTrainedModel
+
+from bench.contract.huggingface import Strategy
+from bench.contract.modules import Part
+from bench.contract.plan import Plan
+from jobs.engines.huggingface import adapters
+from jobs.engines.huggingface import model as models
+from jobs.engines.huggingface import optimizer as optimizers
+from jobs.engines.huggingface.packages import settings
+from jobs.engines.huggingface.shards import Shard, fill, rows_of
+from jobs.engines.huggingface.sources import Source, canonical
+from jobs.profiles.ranges import named
+
+
+class Placement(Protocol):
+    """The model on this rank and its optimizer, however they are laid out."""
+
+    model: PreTrainedModel
+    """Transformers' own; its parameters may be shards."""
+    module: Module
+    """What is called."""
+
+    def accumulating(self, *, is_last: bool) -> AbstractContextManager[Any]:
+        """Return the context of a micro-batch; gradients are summed over ranks after the last one of a step."""
+
+    def pass_backward(self, loss: Tensor) -> None:
+        """Add to the gradients those of the mean loss of a micro-batch's rows."""
+
+    def update(self, lr: float) -> None:
+        """Clip the gradients, update the weights, and forget the gradients."""
+
+    def shards(self) -> list[Shard]:
+        """Return what this rank updates: master weights and moments, which may be overwritten between two steps."""
+
+    def restart(self, num_steps: int = 0) -> None:
+        """Go on as after so many steps; with 0, from moments that are zero."""
+
+
+class TorchPlacement:
+    """Weights that torch's own AdamW updates; they are their own master weights."""
+
+    def __init__(self, plan: Plan, model: PreTrainedModel, module: Module) -> None:
+        self.model, self.module, self._plan = model, module, plan
+        self._trained = adapters.trained(model)
+        self._optimizer = optimizers.adamw(plan, list(self._trained.values()))
+        self.restart()
+
+    @contextmanager
+    def accumulating(self, *, is_last: bool) -> Iterator[None]:
+        if isinstance(self.module, FSDPModule):
+            self.module.set_requires_gradient_sync(is_last)
+        waits = getattr(self.module, "no_sync", None)
+        with waits() if waits and not is_last else nullcontext():
+            yield
+
+    def pass_backward(self, loss: Tensor) -> None:
+        (loss / self._plan.batch.gradient_accumulation_steps).backward()
+
+    def update(self, lr: float) -> None:
+        with named(Part.gradient_norm):
+            clip_grad_norm_(self._trained.values(), self._plan.config.recipe.clip_grad)
+        optimizers.set_rate(self._optimizer, lr)
+        with named(Part.adamw):
+            self._optimizer.step()
+        self._optimizer.zero_grad()
+
+    def restart(self, num_steps: int = 0) -> None:
+        optimizers.restart(self._optimizer, self._trained.values(), num_steps)
+
+    def shards(self) -> list[Shard]:
+        ranks, rank = self._plan.world.num_ranks, torch.distributed.get_rank()
+        found = []
+        for number, (name, parameter) in enumerate(self._trained.items()):
+            state = {"master": parameter} | {key: self._optimizer.state[parameter][key] for key in optimizers.MOMENTS}
+            begin, is_saved = 0, number % ranks == rank
+            if isinstance(parameter, DTensor):
+                begin, is_saved = rows_of(parameter) * parameter[:1].numel(), _is_first_copy(parameter)
+            flat = {key: _local(tensor).view(-1) for key, tensor in state.items()}
+            found.append(Shard(canonical(name), tuple(parameter.shape), begin, flat, is_saved))
+        return [shard for shard in found if shard.size]
+
+
+def place(plan: Plan, model: PreTrainedModel, source: Source, device: torch.device) -> TorchPlacement:
+    """Give the model memory and weights as the strategy lays them out."""
+    return {
+        Strategy.ddp: _replicated,
+        Strategy.fsdp2: _sharded,
+        Strategy.fsdp2_hybrid: _sharded,
+        Strategy.balanced: _balanced,
+    }[settings(plan).strategy](plan, model, source, device)
+
+
+def _replicated(plan: Plan, model: PreTrainedModel, source: Source, device: torch.device) -> TorchPlacement:
+    models.give_memory(model, device)
+    fill(model, source, device)
+    return TorchPlacement(plan, model, _prepared(plan, model, device))
+
+
+def _prepared(plan: Plan, model: PreTrainedModel, device: torch.device) -> Module:
+    """Return the model as Accelerate prepares it: under autocast, and in torch's DDP where there are several ranks."""
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+    from accelerate.utils import patch_environment
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    alone = {} if plan.world.num_ranks > 1 else {"LOCAL_RANK": "-1", "WORLD_SIZE": "1"}
+    with patch_environment(**alone):
+        precision = "bf16" if models.is_autocast(plan) else "no"
+        accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision=precision)
+        return accelerator.prepare_model(model, device_placement=False)
+
+
+def _balanced(plan: Plan, model: PreTrainedModel, source: Source, device: torch.device) -> TorchPlacement:
+    """Spread the layers evenly over all GPUs that this process sees; on a CPU there is one device."""
+    from accelerate import dispatch_model, infer_auto_device_map
+    from accelerate.utils import get_balanced_memory
+
+    if device.type == "cpu":
+        return _replicated(plan, model, source, device)
+    whole = model._no_split_modules
+    room = get_balanced_memory(model, no_split_module_classes=whole)
+    devices = infer_auto_device_map(model, max_memory=room, no_split_module_classes=whole)
+    models.give_memory(model, {name: torch.device("cuda", index) for name, index in devices.items()})
+    fill(model, source, device)
+    dispatch_model(model, devices, force_hooks=True)
+    return TorchPlacement(plan, model, _prepared(plan, model, device))
+
+
+def _sharded(plan: Plan, model: PreTrainedModel, source: Source, device: torch.device) -> TorchPlacement:
+    """Shard the model as Accelerate does for FSDP2, while it has no memory; then each rank fills its shards.
+
+    Accelerate's own way in never reaches its FSDP2 on CPUs, and leaves plain replicas there. So its function that
+    shards is called here, on every device.
+    """
+    from accelerate.utils import FullyShardedDataParallelPlugin
+    from accelerate.utils.fsdp_utils import fsdp2_prepare_model
+
+    chosen = settings(plan)
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        reshard_after_forward=True,
+        cpu_offload=_offload(plan, device),
+        auto_wrap_policy="transformer_based_wrap",
+        cpu_ram_efficient_loading=False,
+    )
+    if models.is_autocast(plan):
+        plugin.set_mixed_precision("bf16")
+    buffers = {name: buffer.to(device) for name, buffer in model.named_buffers()}
+    fsdp2_prepare_model(_accelerator(plan, plugin, device), model)
+    model.to_empty(device="cpu" if chosen.offload_parameters else device)
+    adapters.tie(model)
+    for name, buffer in buffers.items():
+        owner, _, key = name.rpartition(".")
+        model.get_submodule(owner)._buffers[key] = buffer
+    fill(model, source, device)
+    return TorchPlacement(plan, model, model)
+
+
+def _offload(plan: Plan, device: torch.device) -> OffloadPolicy:
+    if not settings(plan).offload_parameters:
+        return OffloadPolicy()
+    return CPUOffloadPolicy(pin_memory=device.type == "cuda")
+
+
+def _accelerator(plan: Plan, plugin: Any, device: torch.device) -> Any:
+    """Return what `fsdp2_prepare_model` reads of an Accelerator."""
+    mesh = _mesh(plan, device)
+    return SimpleNamespace(
+        state=SimpleNamespace(fsdp_plugin=plugin),
+        torch_device_mesh=mesh,
+        parallelism_config=SimpleNamespace(fsdp_dim_names=mesh.mesh_dim_names),
+        device=device,
+        mixed_precision="bf16" if models.is_autocast(plan) else "no",
+        is_main_process=torch.distributed.get_rank() == 0,
+    )
+
+
+def _mesh(plan: Plan, device: torch.device) -> DeviceMesh:
+    """Return all ranks in one row; hybrid: a row for each node, whose ranks share the shards."""
+    world = plan.world
+    if settings(plan).strategy is Strategy.fsdp2:
+        return init_device_mesh(device.type, (world.num_ranks,), mesh_dim_names=("dp_shard",))
+    shape = (world.num_ranks // world.ranks_per_node, world.ranks_per_node)
+    return init_device_mesh(device.type, shape, mesh_dim_names=("dp_replicate", "dp_shard"))
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+
+
+def _is_first_copy(parameter: DTensor) -> bool:
+    """Return whether no rank before this one holds the same shard."""
+    mesh, place = parameter.device_mesh, parameter.device_mesh.get_coordinate()
+    assert place is not None and mesh is not None
+    return not any(at for at, kind in zip(place, parameter.placements, strict=True) if isinstance(kind, Replicate))

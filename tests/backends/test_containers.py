@@ -1,0 +1,119 @@
+"""Ranks in an image without Slurm: the line of shell that starts it, and a real podman."""
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bench import preflight
+from bench.backends import containers
+from bench.contract.plan import Plan
+from bench.planning import compose
+from bench.runs import status as statuses
+from helpers import podman, sshd
+
+Spawn = Callable[..., "subprocess.Popen[str]"]
+SHORT = (
+    *("model.weights=random", "task.training.max_steps=12", "recipe.log_every_steps=1", "launch.health=false"),
+    *("task.training.target_eval_loss=null", "task.benchmark=null", "recipe.eval_every_samples=96"),
+    *("recipe.eval_skip=0", "data.eval_rows=16"),
+)
+
+
+def planned(*overrides: str) -> Plan:
+    paths = ("cluster.paths.data=/data", "cluster.paths.model=/models", "cluster.paths.logs=/runs")
+    return compose.compose(["task=lora_8b", "cluster=hosts", *paths, *overrides])
+
+
+def test_the_line_of_podman_mounts_what_pyxis_does_and_gives_all_gpus() -> None:
+    plan = planned("container=podman", "container.image=quay.io/me/bench:1", "container.mounts=[/opt/x:/x:ro]")
+    assert containers.line(plan, Path("/runs/a b"), ["python", "-m", "bench.runner"], name="rig0") == (
+        "exec podman run --rm --interactive --network=host --ipc=host --security-opt=label=disable "
+        '$([ "$(id -u)" = 0 ] || echo --userns=keep-id) $([ ! -e /dev/infiniband ] || echo --device=/dev/infiniband) '
+        "--device nvidia.com/gpu=all --mount=type=bind,src=/data,dst=/data "
+        "--mount=type=bind,src=/models,dst=/models,readonly "
+        "'--mount=type=bind,src=/runs/a b,dst=/runs/a b' --mount=type=bind,src=/opt/x,dst=/x,readonly "
+        "'--workdir=/runs/a b' --env=PYTHONSAFEPATH=1 --env=RUNSTOP_NODE=rig0 --entrypoint= quay.io/me/bench:1 "
+        "python -m bench.runner"
+    )
+
+
+def test_the_line_of_docker_runs_as_the_user_and_raises_limits() -> None:
+    plan = planned("container=docker", "container.image=me/bench:1", "container.arguments=['--shm-size=16g']")
+    line = containers.line(plan, Path("/runs/a"), ["true"], name="rig0")
+    assert " --gpus all " in line and '--user="$(id -u):$(id -g)" --env=HOME=/tmp' in line
+    assert line.endswith("--shm-size=16g --entrypoint= me/bench:1 true") and "--ulimit=memlock=-1" in line
+    assert "--gpus" not in containers.line(
+        planned("container=docker", "container.image=me/bench:1", "cluster.device=cpu"), Path("/r"), [], name="rig0"
+    )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "rule", "what"),
+    [
+        (("container=podman", "container.image=null"), "HST-08", "no image is named"),
+        (("container=pyxis", "container.image=a.sqsh"), "PYX-04", "backend ssh starts no container with pyxis"),
+        (("container=docker", "container.image=a", "container.mounts=[a:/b]"), "PYX-12", "is not SRC:DST:ro"),
+        (("container=docker", "container.image=a", "container.mounts=['/a:/b:ro+nosuid']"), "PYX-12", "is none of ro"),
+        (("container=docker", "container.image=a", "container.mounts=['/a,b:/b']"), "PYX-12", "comma"),
+        (("container=docker", "container.image=a", "container.mounts=[$NO_SUCH_PLACE]"), "CFG-06", "not set"),
+        (("cluster=dgx2", "container=docker", "container.image=a"), "PYX-04", "slurm starts no container with docker"),
+    ],
+)
+def test_containers_that_cannot_start_are_refused(overrides: tuple[str, ...], rule: str, what: str) -> None:
+    found = [item for item in preflight.inspect(planned(*overrides)) if item.rule == rule]
+    assert any(what in item.what for item in found), found
+
+
+def test_hostile_names_stay_words_of_the_line() -> None:
+    """A shell that reads the line finds each value as it stands, and runs nothing else."""
+    image, mount = "$(touch /tmp/x)`id`;reboot", "/a b;c:/d'e:ro"
+    plan = planned("container=docker", "cluster.device=cpu")
+    plan.config.container.image, plan.config.container.mounts = "me/bench", [mount]
+    plan.config.container.arguments = [image, "--label=$HOME"]
+    words = shlex.split(containers.line(plan, Path("/r;x"), ["a;b"], name="rig0"))
+    assert {image, "--label=$HOME", "a;b", "--workdir=/r;x"} <= set(words)
+    assert "--mount=type=bind,src=/a b;c,dst=/d'e,readonly" in words
+
+
+@podman.needs_podman
+@pytest.mark.starts
+def test_a_container_reads_the_data_and_writes_the_results(tmp_path: Path) -> None:
+    data, model, run = (tmp_path / name for name in ("data", "model", "run"))
+    for folder in (data, model, run):
+        folder.mkdir()
+    paths = (f"cluster.paths.data={data}", f"cluster.paths.model={model}")
+    plan = planned("cluster.device=cpu", *podman.overrides(tmp_path), *paths)
+    script = f"touch {run}/here; touch {model}/there; [ -e /run/.containerenv ] && echo inside; echo $RUNSTOP_NODE"
+    line = containers.line(plan, run, ["sh", "-c", script], name="rig7")
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True)
+    assert done.stdout.split() == ["inside", "rig7"], done.stderr
+    assert (run / "here").exists() and not (model / "there").exists() and "Read-only file system" in done.stderr
+
+
+@podman.needs_podman
+@pytest.mark.starts
+@pytest.mark.trains
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["here", "on hosts"])
+def test_a_run_in_an_image_is_proven(tmp_path: Path, spawn: Spawn, where: str) -> None:
+    paths = {name: str(tmp_path / "cache") for name in ("DATADIR", "MODEL", "LOGDIR")}
+    (tmp_path / "cache").mkdir()
+    words = [*SHORT, *podman.overrides(tmp_path), f"launch.folder={tmp_path}/run"]
+    if where == "here":
+        output = ended(spawn, paths, "cluster=local", *words)
+    else:
+        with sshd.booted(tmp_path / "sshd") as hosts:
+            output = ended(spawn, paths, *hosts.overrides, *words)
+    status = statuses.read(tmp_path / "run")
+    assert status is not None and status.outcome == "proven", output
+
+
+def ended(spawn: Spawn, paths: dict[str, str], *words: str) -> str:
+    process = spawn([sys.executable, "-m", "bench.launch", "task=lora_tiny", *words], paths)
+    output = process.communicate(timeout=600)[0]
+    assert process.returncode == 0, output
+    return output

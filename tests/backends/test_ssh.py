@@ -1,0 +1,163 @@
+"""Hosts without a scheduler: two real sshd on this machine."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bench import preflight
+from bench.backends import ssh
+from bench.contract import hosts
+from bench.contract.hosts import Host
+from bench.diagnosis import explain
+from bench.errors import ConfigError
+from bench.launch import again
+from bench.planning import compose
+from bench.rules import RULES
+from bench.runs import run as runs
+from bench.runs import status as statuses
+from helpers import sshd
+from helpers.sshd import Hosts
+
+SHORT = (
+    *("model.weights=random", "task.training.max_steps=12", "recipe.log_every_steps=1", "launch.health=false"),
+    *("task.training.target_eval_loss=null", "task.benchmark=null", "recipe.eval_every_samples=96"),
+    *("recipe.eval_skip=0", "data.eval_rows=16"),
+)
+Spawn = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture(scope="module")
+def rigs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    with sshd.booted(tmp_path_factory.mktemp("sshd")) as hosts:
+        yield hosts
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.mark.parametrize(
+    ("text", "host"),
+    [
+        ("rig0", Host("rig0")),
+        ("me@rig0.site", Host("me@rig0.site")),
+        ("rig0.IRONBYTE:2x4", Host("rig0.IRONBYTE", 2, 4)),
+    ],
+)
+def test_hosts_are_written_as_users_and_documents_write_them(text: str, host: Host) -> None:
+    assert hosts.parsed(text) == host and host.num_ranks in (None, 8)
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["cluster.hosts=['-oProxyCommand=x',rig1]"], "is not a host"),
+        (["cluster.hosts=['rig0;reboot',rig1]"], "is not a host"),
+        (["cluster.hosts=['rig0:2x0',rig1]"], "is not a host"),
+        (["cluster.hosts=[rig0,rig0]"], "a host twice"),
+        (["cluster.hosts=[rig0]"], "1 hosts, and cluster.num_nodes is 2"),
+        (["cluster.hosts=['rig0:1x4','rig1:1x4']"], "gives 1 x 4 GPUs, and a node has 8 ranks"),
+        (["cluster=local", "cluster.hosts=[rig0]"], "hosts are for backend ssh"),
+    ],
+)
+def test_hosts_that_make_no_even_world_are_refused(words: list[str], what: str) -> None:
+    with pytest.raises(ConfigError, match=what):
+        compose.compose(["task=lora_tiny", "cluster=hosts", *words])
+
+
+def test_groups_of_gpus_are_the_replicas_of_the_model() -> None:
+    """As the document writes them: rig0:2x4 rig1:2x4 are four replicas on four GPUs each."""
+    grouped = ["task=lora_8b", "cluster=hosts", "cluster.hosts=['rig0:2x4','rig1:2x4']", "parallel.pp=1"]
+    fitting, other = (compose.compose([*grouped, f"parallel.tp={tp}", "parallel.cp=1"]) for tp in (4, 2))
+    assert (fitting.world.num_ranks, fitting.world.dp) == (16, 4)
+    rules = [[item.rule for item in preflight.inspect(plan)].count("HST-11") for plan in (fitting, other)]
+    assert rules == [0, 2], "one of each host"
+
+
+def found(rigs: Hosts, *overrides: str) -> list[str]:
+    """Return the rules of what the doctor finds about the hosts."""
+    plan = compose.compose(["task=lora_tiny", *rigs.overrides, *overrides])
+    checks = ssh.SshBackend().subject(plan, "login")
+    return [f"{item.rule} {item.what}" for item in ssh.reached(checks) if not isinstance(item, str)]
+
+
+@sshd.needs_sshd
+@pytest.mark.starts
+def test_hosts_that_cannot_be_used_are_named_before_anything_starts(rigs: Hosts, tmp_path: Path) -> None:
+    assert found(rigs) == []
+    options = "cluster.ssh.options=[-F,{},{}]"
+    no_key = options.format(rigs.config, "'-oPreferredAuthentications=password'")
+    assert [line[:6] for line in found(rigs, no_key)] == ["HST-04", "HST-04"]
+    no_hosts = options.format(rigs.config, "'-oUserKnownHostsFile=/dev/null'")
+    assert [line[:6] for line in found(rigs, no_hosts)] == ["HST-05", "HST-05"]
+    one_unknown = found(rigs, "cluster.hosts=[rig0,no-such-host.invalid]")
+    assert len(one_unknown) == 1 and one_unknown[0].startswith("HST-06 no-such-host.invalid: ssh: Could not resolve")
+    assert [line[:6] for line in found(rigs, "cluster.ssh.python=/no/python")] == ["HST-07", "HST-07"]
+
+
+@sshd.needs_sshd
+@pytest.mark.starts
+@pytest.mark.trains
+def test_a_run_over_two_hosts_is_driven_from_here(rigs: Hosts, cache: Path, tmp_path: Path, spawn: Spawn) -> None:
+    process = launch(spawn, rigs, cache, tmp_path, *SHORT)
+    output = process.communicate(timeout=600)[0]
+    run = tmp_path / "run"
+    assert process.returncode == 0, output
+    assert "node facts: 2 nodes, rig0, rig1" in output
+    status = statuses.read(run)
+    assert status is not None and status.outcome == "proven"
+    assert len(list(run.glob("facts/rank_*.json"))) == 2
+    with pytest.raises(ConfigError, match="there is nothing to go on with"):
+        again.resume(run)
+
+
+@sshd.needs_sshd
+@pytest.mark.starts
+@pytest.mark.trains
+@pytest.mark.faults
+@pytest.mark.parametrize("ending", ["a lost connection", "Ctrl-C", "bench cancel", "the starter is killed"])
+def test_whatever_ends_a_run_over_hosts_ends_all_of_its_ranks(
+    rigs: Hosts, cache: Path, tmp_path: Path, spawn: Spawn, ending: str
+) -> None:
+    process = launch(spawn, rigs, cache, tmp_path, *SHORT, "task.training.max_steps=4000")
+    run = tmp_path / "run"
+    while not ("train_loss" in (run / "result_0.txt").read_text() if (run / "result_0.txt").exists() else False):
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.1)
+    every = [child for pid in rigs.pids.values() for child in psutil.Process(pid).children(recursive=True)]
+    ranks = [child for child in every if "jobs.tasks.train" in child.cmdline()]
+    assert len(ranks) == 2
+    match ending:
+        case "a lost connection":
+            psutil.Process(rigs.pids["rig1"]).children()[0].kill()
+        case "Ctrl-C":
+            os.killpg(process.pid, signal.SIGINT)
+        case "bench cancel":
+            assert again.cancel(run) == str(run)
+        case "the starter is killed":
+            process.kill()
+    output = process.communicate(timeout=120)[0]
+    _, left = psutil.wait_procs(ranks, timeout=60)
+    assert not left and "Traceback" not in output
+    if ending != "the starter is killed":
+        code = {"a lost connection": 1, "Ctrl-C": 130, "bench cancel": 143}[ending]
+        assert process.returncode == code and runs.find(run).word == ("failed" if code == 1 else "interrupted")
+        assert explain([run]).rule == ("HST-01" if code == 1 else "SLU-08")
+
+
+def launch(spawn: Spawn, rigs: Hosts, cache: Path, tmp_path: Path, *overrides: str) -> "subprocess.Popen[str]":
+    paths = {"DATADIR": str(cache), "MODEL": str(cache), "LOGDIR": str(tmp_path / "runs")}
+    words = ["task=lora_tiny", *rigs.overrides, f"launch.folder={tmp_path}/run", *overrides]
+    return spawn([sys.executable, "-m", "bench.launch", *words], paths)
+
+
+def test_every_rule_about_hosts_says_what_to_do() -> None:
+    assert len([rule for rule in RULES.values() if rule.id.startswith("HST-") and rule.fix]) == 12

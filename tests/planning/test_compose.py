@@ -1,0 +1,53 @@
+"""What is composed from what was kept: the same as Hydra makes of it, every time."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from omegaconf import OmegaConf
+
+from bench.errors import ConfigError
+from bench.planning import compose
+
+WORDS = (
+    (),
+    ("task=lora70b", "cluster=dgx2"),
+    ("parallel.tp=2", "cluster=dgx2", "recipe.lr=1e-4", "task=lora70b", "parallel={tp: 4, pp: null}"),
+    ("task=lora70b", "cluster=dgx2", "container.mounts=['/a b:/c', /d:/e]"),
+    ("gpu@cluster.gpu=h200", "cluster=local", "cluster.gpu.memory_gib=9", "walltime=${trials}", "launch.stall=null"),
+    ("cluster=dgx1", "+cluster.environment.B=c", "cluster.environment.B=d", "task.training.max_steps=777"),
+)
+"""Choices of groups and values, mixed; what adds a key is left to Hydra."""
+
+
+def of_hydra_alone(words: tuple[str, ...]) -> str:
+    compose.register()
+    with initialize_config_dir(str(compose.CONF), version_base="1.3"):
+        return OmegaConf.to_yaml(hydra_compose("launch", overrides=list(words)))
+
+
+def test_each_config_is_that_of_hydra_and_nothing_is_left_of_the_one_before() -> None:
+    for words in (*WORDS, *reversed(WORDS)):
+        assert compose.for_run(words)[1] == of_hydra_alone(words), words
+
+
+@pytest.mark.parametrize("word", ["seed_base=1,2", "parallel.tpp=1", "task=nothing", "recipe.lr=fast", "trials=[1"])
+def test_what_is_wrong_is_told_as_when_hydra_hears_it_first(word: str) -> None:
+    with pytest.raises(ConfigError) as first:
+        compose.compose(["task=lora70b", "cluster=dgx2", "hydra.verbose=false", word])
+    with pytest.raises(ConfigError) as kept:
+        compose.compose(["task=lora70b", "cluster=dgx2", word])
+    assert str(kept.value) == str(first.value)
+
+
+def test_a_file_that_was_changed_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compose, "CONF", Path(shutil.copytree(compose.CONF, tmp_path / "conf")))
+    assert "precision: fp32" in compose.for_run([])[1]
+    root = tmp_path / "conf" / "launch.yaml"
+    changed_ns = root.stat().st_mtime_ns + 1
+    root.write_text(root.read_text().replace("precision: fp32", "precision: bf16"))
+    os.utime(root, ns=(changed_ns, changed_ns))
+    assert "precision: bf16" in compose.for_run([])[1]

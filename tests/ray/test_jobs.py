@@ -1,0 +1,210 @@
+"""What a Ray cluster is asked, and what its answers mean; a client that only counts and answers stands for it."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.backends.protocol import JobState
+from bench.backends.ray import client, group, jobs, node, request
+from bench.backends.ray.backend import RayBackend
+from bench.contract.plan import Plan
+from bench.contract.run_files import JOB, RAY_JOB, SUBMISSION
+from bench.diagnosis import run_reports
+from bench.errors import ConfigError, SubmitError
+from bench.planning import compose
+from bench.runs import folder as folders
+from bench.runs import run as runs
+
+ADDRESS = "http://head:8265"
+
+
+@dataclass
+class Details:
+    """As ray.job_submission.JobDetails has them."""
+
+    submission_id: str
+    status: str = "RUNNING"
+    message: str | None = None
+    error_type: str | None = None
+    start_time: int | None = 1_000
+    end_time: int | None = None
+    driver_exit_code: int | None = None
+    metadata: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Clusters:
+    """Ray clusters by their addresses; those that are not in it do not answer."""
+
+    jobs: dict[str, list[Details]]
+    asked: list[str] = field(default_factory=list)
+    fails: Exception | None = None
+
+    def connect(self, address: str) -> Any:
+        if address not in self.jobs:
+            raise client.unreachable(address, "Connection refused")
+        return Connected(self, address)
+
+
+@dataclass
+class Connected:
+    clusters: Clusters
+    address: str
+
+    def list_jobs(self) -> list[Details]:
+        self.clusters.asked.append(f"list {self.address}")
+        return self.clusters.jobs[self.address]
+
+    def submit_job(self, **body: Any) -> str:
+        self.clusters.asked.append(f"submit {body['submission_id']}")
+        known = self.clusters.jobs[self.address]
+        if any(body["submission_id"] == details.submission_id for details in known):
+            raise RuntimeError(f"Request failed: Job with submission_id {body['submission_id']} already exists.")
+        if not isinstance(self.clusters.fails, RuntimeError):
+            known.append(Details(body["submission_id"], "PENDING", metadata=body["metadata"]))
+        if self.clusters.fails is not None:
+            raise self.clusters.fails
+        return str(body["submission_id"])
+
+
+@pytest.fixture
+def clusters(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Clusters:
+    for name in ("DATADIR", "MODEL", "LOGDIR"):
+        monkeypatch.setenv(name, str(tmp_path / "runs"))
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", ADDRESS)
+    made = Clusters({ADDRESS: []})
+    monkeypatch.setattr(client, "connect", made.connect)
+    monkeypatch.setattr(client, "is_here", lambda: True)
+    return made
+
+
+def planned(*overrides: str) -> Plan:
+    return compose.compose(["task=lora_tiny", "cluster=ray_test", *overrides])
+
+
+def test_two_hundred_runs_cost_one_question_a_cluster(clusters: Clusters, tmp_path: Path) -> None:
+    other = "http://other:8265"
+    clusters.jobs |= {other: []}
+    for number in range(200):
+        address, folder = (ADDRESS, other)[number % 2], tmp_path / "many" / f"run{number}"
+        folder.mkdir(parents=True)
+        details = Details(f"job-{number}", "RUNNING" if number else "FAILED", driver_exit_code=None if number else -9)
+        clusters.jobs[address].append(details)
+        job = {"backend": "ray", "jobs": [{"id": f"job-{number}@{address}", "submitted": 1.0}], "address": address}
+        (folder / JOB).write_text(json.dumps(job))
+    found = runs.below(tmp_path / "many")
+    assert clusters.asked == [f"list {ADDRESS}", f"list {other}"]
+    states = [run.state.state for run in found if run.state is not None]
+    assert states.count(JobState.running) == 199 and states.count(JobState.failed) == 1
+
+
+def test_a_cluster_that_is_gone_does_not_hide_the_others(clusters: Clusters, caplog: pytest.LogCaptureFixture) -> None:
+    clusters.jobs[ADDRESS] = [Details("a", "STOPPED")]
+    found = RayBackend().states([f"a@{ADDRESS}", "b@http://gone:1"])
+    assert [(job.id, job.state) for job in found.values()] == [(f"a@{ADDRESS}", JobState.cancelled)]
+    assert "http://gone:1" in caplog.text
+
+
+def test_a_failure_is_told_with_its_kind_its_first_words_and_the_end_of_its_log() -> None:
+    message = "Job entrypoint command failed with exit code 1, last available logs (truncated to 20,000 chars):\n"
+    failed = Details("a", "FAILED", f"{message}{'x' * 999}\nNo module named bench", "JOB_ENTRYPOINT_COMMAND_ERROR")
+    job = client.as_job("a", failed)
+    assert job.reason.startswith("JOB_ENTRYPOINT_COMMAND_ERROR: Job entrypoint command failed with exit code 1: …")
+    assert job.reason.endswith("No module named bench") and len(job.reason) < 2 * client.MAX_REASON + 100
+    assert client.as_job("a", Details("a", "FAILED", driver_exit_code=-9)).exit_code == "0:9"
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "rule"),
+    [
+        ("JOB_ENTRYPOINT_COMMAND_ERROR", "Job entrypoint command failed with exit code 137, last …", "RAY-08"),
+        (
+            "JOB_SUPERVISOR_ACTOR_UNKNOWN_FAILURE",
+            "Unexpected error occurred: 1 worker(s) were killed due to the node running low on memory.\nMemory on the "
+            "node (IP: 192.0.2.2) was 2.51GB used / 23.54GB limit (0.106426)",
+            "RAY-05",
+        ),
+        (
+            "RUNTIME_ENV_SETUP_FAILURE",
+            f"runtime_env setup failed: Failed to set up runtime environment.\n{'Traceback ' * 99}\n"
+            "OSError: Failed to download runtime_env file package gcs://_ray_pkg_0.zip from the GCS",
+            "RAY-07",
+        ),
+    ],
+    ids=["driver killed", "out of memory", "package lost"],
+)
+def test_what_ray_says_of_a_job_that_failed_is_explained(kind: str, message: str, rule: str) -> None:
+    """These are Ray 2.60's own words."""
+    job = client.as_job("a", Details("a", "FAILED", message, kind))
+    (scan,) = run_reports.of_queue(job, JOB)
+    assert scan.clues[0].rule == rule
+    assert job.reason[-20:] in " ".join(message.split())
+
+
+def test_an_answer_that_is_lost_makes_no_second_job(clusters: Clusters, tmp_path: Path) -> None:
+    """The first submission got through, and nobody knows; the second one finds that Ray has it."""
+    plan = planned()
+    folder = folders.make(plan, "")
+    clusters.fails = ConnectionError("reset by peer")
+    with pytest.raises(SubmitError, match="may have the job all the same"):
+        jobs.submit(plan, folder)
+    assert (folder / SUBMISSION).exists() and runs.find(folder).is_active
+    clusters.fails = None
+    job = jobs.resume(folder, walltime_min=None, arguments=())
+    assert len(clusters.jobs[ADDRESS]) == 1 and not (folder / SUBMISSION).exists()
+    assert [entry["id"] for entry in json.loads((folder / JOB).read_text())["jobs"]] == [job]
+
+
+def test_a_refusal_leaves_the_folder_as_it_was(clusters: Clusters) -> None:
+    plan = planned()
+    folder = folders.make(plan, "")
+    clusters.fails = RuntimeError("Request failed with status code 500: no")
+    with pytest.raises(SubmitError, match="Ray refuses the job: Request failed with status code 500: no"):
+        jobs.submit(plan, folder)
+    assert not (folder / SUBMISSION).exists() and not (folder / RAY_JOB).exists()
+
+
+def test_secrets_are_neither_passed_on_nor_written_down(clusters: Clusters, monkeypatch: pytest.MonkeyPatch) -> None:
+    token = "hf_" + "a1B2" * 8
+    monkeypatch.setenv("HARMLESS", token)
+    plan = planned("cluster.ray.environment=[HARMLESS]")
+    folder = folders.make(plan, "")
+    with pytest.raises(ConfigError, match="would be written down"):
+        jobs.submit(plan, folder)
+    written = "".join(path.read_text() for path in folder.rglob("*") if path.is_file())
+    assert token not in written and not clusters.asked
+    from bench import preflight
+
+    assert "CFG-07" in [finding.rule for finding in preflight.inspect(plan)]
+
+
+def test_a_folder_of_any_name_is_one_word_of_the_entrypoint(clusters: Clusters, tmp_path: Path) -> None:
+    import shlex
+
+    folder = tmp_path / "it's $(touch here); `x`\n"
+    body = request.body(planned(), folder, [folder], 1)
+    assert shlex.split(body["entrypoint"])[-1] == str(folder)
+    assert set(body["submission_id"]) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
+    assert request.submission_id(folder, 1) != request.submission_id(tmp_path / "other" / folder.name, 1)
+
+
+def test_a_cluster_without_an_address_is_refused_with_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_API_SERVER_ADDRESS", raising=False)
+    with pytest.raises(ConfigError, match="RAY-01: no address of a Ray cluster(.|\n)*RAY_API_SERVER_ADDRESS"):
+        request.address(planned())
+
+
+def test_each_node_must_have_what_its_ranks_take() -> None:
+    plan = compose.compose(["task=lora70b", "cluster=ray", "+cluster.ray.resources.rdma=1"])
+    assert group.bundle(plan) == {"CPU": 16.0, "GPU": 8.0, "rdma": 1.0}
+    nodes = [{"CPU": 64.0, "GPU": 8.0, "rdma": 4.0}, {"CPU": 64.0, "GPU": 4.0}, {"CPU": 64.0}]
+    assert group.num_large(nodes, group.bundle(plan)) == 1
+
+
+def test_ranks_do_not_inherit_what_ray_sets_for_its_workers() -> None:
+    worker = {"RAY_JOB_ID": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "2,3", "HOME": "/h"}
+    assert node.inherited(worker, frozenset()) == {"CUDA_VISIBLE_DEVICES": "2,3", "HOME": "/h"}
+    assert node.inherited(worker, frozenset(["OMP_NUM_THREADS"]))["OMP_NUM_THREADS"] == "1"

@@ -1,0 +1,282 @@
+"""The runner of nodes without srun: two processes of it on this machine, each with a run folder of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bench.contract import mllog
+from bench.contract import plan as plans
+from bench.diagnosis import explain
+from bench.launch import again
+from bench.mlperf import reader
+from bench.planning import compose
+from bench.runs import status as statuses
+from bench.runs.status import Ending
+from bench.runs.verification import verify
+from helpers import ranks
+from helpers.ranks import free_port
+
+pytestmark = pytest.mark.starts
+TOKEN = "of this run"
+SHORT = (
+    *("model.weights=random", "task.training.max_steps=12", "task.training.target_eval_loss=null"),
+    *("task.benchmark=null", "recipe.eval_every_samples=96", "recipe.eval_skip=0", "recipe.log_every_steps=1"),
+    *("data.eval_rows=16", "launch.health=false"),
+)
+LONG = (*SHORT, "task.training.max_steps=4000")
+Process = subprocess.Popen[str]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+class Two:
+    """The two nodes of a run; the lead's folder has its plan."""
+
+    def __init__(self, tmp: Path, cache: Path, *overrides: str, has_base: bool = False) -> None:
+        where = ("cluster=hosts", "cluster.device=cpu", "cluster.gpu=null", "cluster.ranks_per_node=1")
+        words = ("task=lora_tiny", *where, "cluster.org=runstop", *overrides)
+        self.lead, self.own = tmp / "lead", tmp / "member"
+        self.lead.mkdir(mode=0o755)
+        self.port = free_port()
+        paths = [f"cluster.paths.{name}={cache}" for name in ("data", "model", "logs")]
+        plan = ranks.compose(cache, *words) if has_base else compose.compose([*words, *paths])
+        (self.lead / "plan.json").write_text(plans.dumps(plan))
+        self.processes: list[Process] = []
+
+    def start(self, node: int, *words: str, token: str = TOKEN) -> Process:
+        folder = self.own if node else self.lead
+        joining = ["--node", f"{node}", "--lead", f"127.0.0.1:{self.port}"]
+        argv = [sys.executable, "-m", "bench.runner", str(folder), *joining]
+        environment = os.environ | {"RUNSTOP_TOKEN": token, "RUNSTOP_NODE": f"rig{node}"}
+        process = subprocess.Popen(
+            [*argv, *words], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        self.processes.append(process)
+        return process
+
+    def both(self, *words: str) -> tuple[Process, Process]:
+        return self.start(0, *words), self.start(1)
+
+    def trains(self) -> None:
+        """Wait until the first step is logged."""
+        while "train_loss" not in text(self.lead / "result_0.txt"):
+            for process in self.processes:
+                assert process.poll() is None, process.communicate()[0]
+            time.sleep(0.1)
+
+    def ranks(self) -> list[psutil.Process]:
+        return [child for process in self.processes for child in psutil.Process(process.pid).children(recursive=True)]
+
+    @property
+    def ledger(self) -> list[dict[str, object]]:
+        return list(json.loads(text(self.lead / "ledger.json")))
+
+
+Nodes = Callable[..., Two]
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, cache: Path) -> Iterator[Nodes]:
+    made: list[Two] = []
+
+    def make(*overrides: str, base: Path | None = None) -> Two:
+        made.append(Two(tmp_path, base or cache, *overrides, has_base=base is not None))
+        return made[-1]
+
+    yield make
+    for process in (process for two in made for process in two.processes):
+        with process:
+            process.kill()
+
+
+def text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def outputs(*processes: Process) -> list[str]:
+    return [process.communicate(timeout=300)[0] for process in processes]
+
+
+@pytest.mark.trains
+def test_two_nodes_train_judge_and_gather_what_only_one_of_them_wrote(nodes: Nodes) -> None:
+    two = nodes(*SHORT)
+    lead, member = two.both()
+    said = outputs(lead, member)
+    assert (lead.returncode, member.returncode) == (0, 0), said
+    assert two.ledger[0]["outcome"] == "proven" and verify(two.lead).passed
+    assert not (two.own / "ledger.json").exists() and not (two.own / "result_0.txt").exists()
+    facts = [json.loads(path.read_text()) for path in sorted((two.lead / "facts").iterdir())]
+    assert [(fact["rank"], fact["node"]) for fact in facts] == [(0, "rig0"), (1, "rig1")]
+    first = two.ledger[0]["attempts"]
+    assert isinstance(first, list) and first[0]["nodes"] == "rig0,rig1"
+    assert {f"trial_0_rank_{rank}.out" for rank in (0, 1)} <= {path.name for path in two.lead.glob("rank_logs/*")}
+
+
+def test_a_node_with_another_token_is_refused_and_the_run_waits_for_the_right_one(nodes: Nodes) -> None:
+    two = nodes(*SHORT)
+    lead, stranger = two.start(0), two.start(1, token="of another run")
+    (refused,) = outputs(stranger)
+    assert stranger.returncode == 2 and "HST-03: the lead refuses node 1: its token is not that of this run" in refused
+    lead.send_signal(signal.SIGTERM)
+    (said,) = outputs(lead)
+    assert lead.returncode == 143 and "refused: 'rig1' does not know the token" in said
+    status = statuses.read(two.lead)
+    assert status is not None and (status.outcome, status.rule) == (Ending.interrupted, "SLU-08")
+
+
+def test_a_node_that_never_joins_ends_the_run(nodes: Nodes) -> None:
+    two = nodes(*SHORT)
+    lead = two.start(0, "--join-s", "0.2")
+    (said,) = outputs(lead)
+    assert lead.returncode == 1 and "HST-02: node 1 has not joined within 0 s" in said
+    status = statuses.read(two.lead)
+    assert status is not None and (status.outcome, status.rule) == (Ending.failed, "HST-02")
+
+
+@pytest.mark.trains
+@pytest.mark.faults
+@pytest.mark.parametrize("restarts", [True, False])
+def test_a_node_that_is_gone_ends_all_ranks_and_the_run_goes_on_with_the_next_attempt(
+    nodes: Nodes, restarts: bool
+) -> None:
+    two = nodes(*LONG)
+    lead, member = two.both(*(["--restarts"] if restarts else []))
+    two.trains()
+    ranks = two.ranks()
+    assert len(ranks) >= 2 and not any("RUNSTOP_TOKEN" in rank.environ() for rank in ranks)
+    member.kill()
+    since_s = time.monotonic()
+    (said,) = outputs(lead)
+    assert "HST-01: node 1 (rig1) is gone: the connection has ended" in said, said
+    assert time.monotonic() - since_s < 60
+    _, left = psutil.wait_procs(ranks, timeout=30)
+    assert not left, "no rank outlives its node or its lead"
+    if restarts:
+        assert (lead.returncode, statuses.read(two.lead)) == (75, None)
+        assert two.ledger[0]["outcome"] == "running"
+    else:
+        found = explain([two.lead])
+        assert lead.returncode == 1 and found.rule == "HST-01" and two.ledger[0]["outcome"] == "aborted"
+    shorten(two)
+    again_lead, again_member = two.both()
+    outputs(again_lead, again_member)
+    assert again_lead.returncode == 0
+    first = two.ledger[0]["attempts"]
+    assert isinstance(first, list) and [attempt["outcome"] for attempt in first][1] == "proven"
+    assert "HST-01" in str(first[0]) or not restarts
+
+
+@pytest.mark.trains
+@pytest.mark.faults
+def test_a_run_that_is_told_to_end_says_so_and_keeps_what_it_has(nodes: Nodes) -> None:
+    two = nodes(*LONG)
+    lead, member = two.both("--restarts")
+    two.trains()
+    ranks = two.ranks()
+    lead.send_signal(signal.SIGTERM)
+    said = outputs(lead, member)
+    assert (lead.returncode, member.returncode) == (143, 143), said
+    _, left = psutil.wait_procs(ranks, timeout=30)
+    status = statuses.read(two.lead)
+    assert not left and status is not None
+    assert (status.outcome, status.rule, status.exit_code) == (Ending.interrupted, "SLU-08", 143)
+    last = reader.read(two.lead / "result_0.txt")[0][-2]
+    assert (last.key, last.metadata["status"]) == (mllog.RUN_STOP, "aborted")
+    assert again.runs.find(two.lead).word == "interrupted"
+
+
+@pytest.mark.trains
+@pytest.mark.slow
+def test_adapters_of_nodes_with_folders_of_their_own_come_together(nodes: Nodes, prepared: Path) -> None:
+    """Each pipeline rank has its layers' adapters; torch's own reader finds all of them in the lead's folder."""
+    import torch
+    from torch.distributed.checkpoint import FileSystemReader, load
+
+    split = ("parallel={tp: 1, pp: 2, cp: 1, sp: false}", "task.training.max_steps=8", "recipe.eval_every_samples=64")
+    two = nodes(*(word for word in SHORT if not word.startswith("model.weights")), *split, base=prepared)
+    lead, member = two.both()
+    said = outputs(lead, member)
+    assert lead.returncode == 0, said
+    folder = two.lead / "adapters_0"
+    assert {path.name[:4] for path in folder.glob("*.distcp")} == {"__0_", "__1_"}
+    metadata = FileSystemReader(folder).read_metadata().state_dict_metadata
+    tensors = {name: torch.zeros(about.size) for name, about in metadata.items() if hasattr(about, "size")}
+    with pytest.warns(UserWarning, match="single process"):
+        load(tensors, checkpoint_id=folder)
+    (lora_b,) = (tensor for name, tensor in tensors.items() if name.endswith("linear_proj.lora_b"))
+    assert lora_b.shape[0] == 4 and all(layer.abs().sum() > 0 for layer in lora_b), "every layer was trained"
+    assert verify(two.lead).passed
+
+
+@pytest.mark.trains
+@pytest.mark.faults
+def test_a_rank_that_is_killed_ends_those_of_all_nodes(nodes: Nodes) -> None:
+    two = nodes(*LONG)
+    lead, member = two.both("--restarts")
+    two.trains()
+    ranks = two.ranks()
+    next(rank for rank in ranks if rank.environ().get("RANK") == "1").kill()
+    said = outputs(lead, member)
+    assert (lead.returncode, member.returncode) == (137, 137), said
+    _, left = psutil.wait_procs(ranks, timeout=30)
+    status = statuses.read(two.lead)
+    assert not left and status is not None and status.outcome is Ending.failed
+    assert explain([two.lead]).rule == "RUN-02" and two.ledger[0]["outcome"] == "aborted"
+
+
+@pytest.mark.trains
+@pytest.mark.faults
+def test_a_start_whose_time_is_up_before_it_has_finished_anything_is_not_repeated(nodes: Nodes) -> None:
+    two = nodes(*LONG)
+    lead, member = two.both("--restarts", "--limit-min", "0.7")
+    said = outputs(lead, member)
+    status = statuses.read(two.lead)
+    assert (lead.returncode, member.returncode) == (1, 1), said
+    assert status is not None and (status.outcome, status.rule) == (Ending.failed, "SLU-07")
+    assert "has finished nothing" in str(status.during)
+
+
+def test_the_parts_of_files_that_a_node_sends_stay_in_the_folders_that_are_taken(tmp_path: Path) -> None:
+    from bench.backends.nodes import files
+    from bench.errors import BenchError
+
+    own, lead = tmp_path / "own", tmp_path / "lead"
+    for name in ("rank_logs/a.out", "facts/rank_0001.json", "adapters_0.part/__1_0.distcp", "result_0.txt"):
+        (own / name).parent.mkdir(parents=True, exist_ok=True)
+        (own / name).write_bytes(name.encode() * 100_000)
+    (own / "rank_logs" / "link.out").symlink_to("/etc/passwd")
+    lead.mkdir()
+    known: files.Stamps = {}
+    for part in files.parts(own, known):
+        files.take(lead, part)
+    assert sorted(str(path.relative_to(lead)) for path in lead.rglob("*") if path.is_file()) == [
+        "adapters_0/__1_0.distcp",
+        "facts/rank_0001.json",
+        "rank_logs/a.out",
+    ]
+    assert (lead / "rank_logs/a.out").read_bytes() == (own / "rank_logs/a.out").read_bytes()
+    assert list(files.parts(own, known)) == [], "what has been sent is not sent again"
+    (lead / "rank_logs" / "out").symlink_to(tmp_path)
+    for name in ("ledger.json", "../x", "rank_logs/../plan.json", "/etc/x", "rank_logs/out/x", "rank_logs"):
+        with pytest.raises((BenchError, OSError)):
+            files.take(lead, {"name": name, "offset": 0, "data": ""})
+    assert not (tmp_path / "x").exists()
+
+
+def shorten(two: Two) -> None:
+    """Let the trial that goes on end after a few steps."""
+    plan = json.loads(text(two.lead / "plan.json"))
+    plan["max_steps"] = plan["config"]["task"]["training"]["max_steps"] = 12
+    plan["evaluation"]["at_steps"] = [12]
+    (two.lead / "plan.json").write_text(json.dumps(plan))
