@@ -21,6 +21,7 @@ from bench.contract.plan import Plan
 from helpers import ranks
 from jobs.engines import WarmUpTimes
 from jobs.engines.megatron import cpu_patch, groups
+from jobs.ranks import timing
 from jobs.ranks.identity import Rank
 
 with warnings.catch_warnings():
@@ -336,7 +337,7 @@ def test_a_warm_up_says_what_its_last_step_and_evaluation_took(monkeypatch: pyte
     monkeypatch.setattr(loop, "update", work)
     monkeypatch.setattr(loop, "_forward", work)
     monkeypatch.setattr(loop, "seed_all", lambda seed: None)
-    monkeypatch.setattr(loop.time, "perf_counter", lambda: now_s[0])
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now_s[0])
     parts: Any = SimpleNamespace(plan=composed(), chunks=[], optimizer=SimpleNamespace(reset=lambda: None))
     assert loop.warm_up(parts, 2, seed=1) == WarmUpTimes(step_s=3, eval_batch_s=1)
     assert loop.warm_up(parts, 0, seed=1) is None

@@ -18,7 +18,7 @@ from bench.contract import mllog
 from bench.contract.plan import Plan, Trial
 from bench.errors import BenchError
 from helpers import ranks
-from jobs.engines import WarmUpTimes
+from jobs.engines import Fact, WarmUpTimes
 from jobs.ranks.identity import Rank
 from jobs.tasks import train
 
@@ -115,6 +115,9 @@ class ScriptedEngine:
     def __init__(self, eval_losses: tuple[float, ...]) -> None:
         self.batches: list[list[int]] = []
         self.eval_losses = iter(eval_losses)
+
+    def facts(self) -> list[Fact]:
+        return [("attention_backend", "scripted", {"asked": "nothing"})]
 
     def train_step(self, rows: str, indices: np.ndarray, step: int) -> float:
         assert rows == "rows to train" and step == len(self.batches) + 1
@@ -293,6 +296,7 @@ def test_a_trial_draws_by_its_seed_and_loads_before_its_clock_starts(
     assert any(name.startswith("adapters") for name in plan.files) == bool(saved)
     assert bool(course.records("lora_rank", "lora_alpha", "lora_dropout")) == bool(saved)
     assert [value for _, value, _ in course.records("seed")] == [4711]
+    assert [value for _, value, _ in course.records("attention_backend")] == ["scripted"]
     intervals = ("cache_clear", "init_start", "init_stop", "run_start", "run_stop")
     assert [key for key, _, _ in course.records(*intervals)] == list(intervals)
 

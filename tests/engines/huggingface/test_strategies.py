@@ -24,6 +24,8 @@ STRATEGIES = {"ddp": (), "fsdp2": (FSDP2,)} | {
     f"zero{stage}": (ZERO, f"{BLOCK}.zero_stage={stage}") for stage in range(4)
 }
 QLORA = ("task.training.trains=qlora", "precision=bf16")
+ROWS = {"all": 2, "lora": 4}
+"""Two micro-batches a step, whose gradients are summed, and one: the losses do not depend on it."""
 SHARDED = {"fsdp2", "zero3"}
 """Where a rank holds half of the weights; with ZeRO 1 and 2 it updates half of what is trained."""
 
@@ -32,7 +34,7 @@ SHARDED = {"fsdp2", "zero3"}
 def folder(runs: Path) -> Path:
     """Every strategy, whole and LoRA, trained in one start."""
     plans = {
-        f"{strategy}_{trains}": composed(runs, *TRAINS[trains], *overrides)
+        f"{strategy}_{trains}": composed(runs, *TRAINS[trains], *overrides, f"recipe.micro_batch_size={ROWS[trains]}")
         for strategy, overrides in STRATEGIES.items()
         for trains in TRAINS
     }
