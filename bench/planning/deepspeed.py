@@ -198,7 +198,9 @@ def _read(name: str) -> dict[str, Any]:
     except ValueError as error:
         raise ConfigError(f"{name} is not JSON: {error}", where=where, fix="write one JSON object") from error
     if not isinstance(found, dict) or not isinstance(found.get(ZERO, {}), dict):
-        raise ConfigError(f"{name} is no JSON object of DeepSpeed's settings", where=where, fix=f"see conf/deepspeed: {known}")
+        raise ConfigError(
+            f"{name} is no JSON object of DeepSpeed's settings", where=where, fix=f"see conf/deepspeed: {known}"
+        )
     _refuse_left_open(found, where)
     return found
 
