@@ -194,11 +194,13 @@ def _read(name: str) -> dict[str, Any]:
         found = json.loads(path.read_text())
     except OSError as error:
         fix = f"name a file with its path, or one of {known}"
-        raise ConfigError(f"cannot be read: {error.strerror}", where=where, fix=fix) from error
+        raise ConfigError(f"{name} cannot be read: {error.strerror}", where=where, fix=fix) from error
     except ValueError as error:
-        raise ConfigError(f"is not JSON: {error}", where=where, fix="write one JSON object") from error
+        raise ConfigError(f"{name} is not JSON: {error}", where=where, fix="write one JSON object") from error
     if not isinstance(found, dict) or not isinstance(found.get(ZERO, {}), dict):
-        raise ConfigError("is no JSON object of DeepSpeed's settings", where=where, fix=f"see conf/deepspeed: {known}")
+        raise ConfigError(
+            f"{name} is no JSON object of DeepSpeed's settings", where=where, fix=f"see conf/deepspeed: {known}"
+        )
     _refuse_left_open(found, where)
     return found
 
