@@ -17,9 +17,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.backends.nodes.ending import START_AGAIN
 from bench.backends.ray import attempt as attempts
 from bench.backends.ray import group as groups
-from bench.backends.ray.attempt import START_AGAIN
 from bench.backends.ray.group import Group, LostError
 from bench.contract import plan as plans
 from bench.contract.plan import Plan
