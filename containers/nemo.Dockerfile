@@ -17,7 +17,8 @@ COPY containers /opt/runstop/containers
 # One call: a second one would not know what the first one's packages must not have.
 RUN set -eu; : "${COMMIT:?build it with containers/build.sh}"; . /opt/runstop/containers/pins.env; \
     bash /opt/runstop/containers/install.sh "nemo-toolkit[llm,run]==$NEMO_TOOLKIT" "nemo-run==$NEMO_RUN" \
-        "leptonai==$LEPTONAI" "pyarrow==$PYARROW" "megatron-core==$MEGATRON_CORE" psutil nvidia-ml-py "/opt/runstop[weights]"; \
+        "leptonai==$LEPTONAI" "pyarrow==$PYARROW" "megatron-core==$NEMO_MEGATRON_CORE" psutil nvidia-ml-py \
+        "/opt/runstop[weights]"; \
     HOME=/nowhere python3 -c "import datasets, lightning, transformers"; \
     python3 /opt/runstop/containers/marker.py "$NEMO_NAME" --base "$BASE" --commit "$COMMIT" \
         torch transformer-engine megatron-core nemo-toolkit nemo-run mlperf-logging runstop

@@ -7,7 +7,7 @@ python=$1
 gate="not slow and not faults"
 queued=(tests/slurm/test_{runs,failures,pyxis,scripts,faults}.py) # the last one reads what went on beside the others
 started=(tests/launch tests/report tests/slurm/test_doctor.py)
-with_torch=(tests/{engines,node_checks,ranks,tasks,weights})
+with_torch=(tests/{engines,kernels,node_checks,ranks,tasks,weights})
 mapfile -t trained < <(grep -rl --include='test_*.py' mark.trains tests | grep -vE '^tests/(launch|report|slurm)/')
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT

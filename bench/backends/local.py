@@ -39,7 +39,7 @@ class LocalBackend:
 
     def render(self, plan: Plan) -> str:
         raise ConfigError(
-            "a run on this machine has no script: bench.launch starts its ranks itself",
+            "a run on this machine, or on hosts, has no script: bench.launch starts its ranks itself",
             where=f"cluster={plan.config.cluster.name}",
             fix="choose a cluster with a queue, such as cluster=dgx1; `python -m bench plan --json` prints the plan",
         )

@@ -11,12 +11,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench.backends import containers, nemo_environment
+from bench.contract import plan as plans
+from bench.contract import transport
+from bench.contract.huggingface import Attention, HuggingFace, Strategy
 from bench.contract.plan import Plan
-from bench.contract.schema import Device
+from bench.contract.schema import Config, Device
+from bench.contract.task import Kind, Trains
 from bench.rules.check import CannotTellError, Check, Finding, Subject, broken
 
 DEVICES = "/dev"
+INFINIBAND, INTERFACES = "/sys/class/infiniband", "/sys/class/net"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+RANKS = ("torch", "numpy", "psutil")
+FLASH, FLASH_PIP = "flash_attn", "pip install flash-attn --no-build-isolation"
 ENGINE = ("torch", "megatron.core", "numpy", "psutil")
 """What ranks import beside the standard library; the package's extra of this name brings them."""
 
@@ -52,11 +59,30 @@ def engine(subject: Subject) -> Iterator[Finding | str]:
 
 def packages(subject: Subject) -> Iterator[Finding | str]:
     """Yield what the ranks of this machine could not import; they run in this very Python."""
-    if missing := [name for name in ENGINE if not _is_installed(name)]:
+    peer = subject.plan.config.huggingface
+    is_training = subject.plan.config.task.kind is Kind.train
+    wanted = ENGINE if peer is None or not is_training else (*RANKS, *peer_packages(subject.plan.config, peer))
+    if missing := [name for name in wanted if not _is_installed(name)]:
         what = f"{', '.join(missing)} cannot be imported"
-        yield broken("RUN-08", what, sys.executable, fix="pip install 'runstop[engine]'")
+        fix = "pip install 'runstop[engine]'" if peer is None else "pip install 'runstop[peer]'"
+        if FLASH in missing:
+            fix += f", and {FLASH_PIP}; or set engine.huggingface.attention=sdpa"
+        yield broken("RUN-08", what, sys.executable, fix=fix)
     else:
-        yield ", ".join(ENGINE)
+        yield ", ".join(wanted)
+
+
+def peer_packages(config: Config, peer: HuggingFace) -> Iterator[str]:
+    """Yield what ranks of engine=huggingface import for a config."""
+    yield from ("transformers", "accelerate")
+    if config.training.trains is not Trains.all:
+        yield "peft"
+    if config.training.trains is Trains.qlora:
+        yield "bitsandbytes"
+    if peer.strategy is Strategy.deepspeed:
+        yield "deepspeed"
+    if peer.attention is Attention.flash_attention_2:
+        yield FLASH
 
 
 def _is_installed(module: str) -> bool:
@@ -76,19 +102,28 @@ def gpus(subject: Subject) -> Iterator[Finding | str]:
 
     Source: NVIDIA's driver README, "Device nodes": one /dev/nvidiaN per GPU; in WSL /dev/dxg stands for all of them.
     """
-    wanted = subject.plan.config.cluster.ranks_per_node
+    wanted = _gpus_here(subject.plan)
     if Path("/dev/dxg").exists():
         raise CannotTellError("Windows' driver does not say how many GPUs there are")
     names = (path.name for path in Path(DEVICES).iterdir())
     count = sum(bool(re.fullmatch(r"nvidia\d+", name)) for name in names)
     yield f"{count} GPU{'' if count == 1 else 's'}"
     if count < wanted:
-        what = (
-            f"this machine has {count or 'no'} NVIDIA GPU{'' if count == 1 else 's'}, and {wanted} ranks want one each"
-        )
+        what = f"this machine has {count or 'no'} NVIDIA GPU{'' if count == 1 else 's'}, and {_wanting(subject.plan)}"
         few = f"cluster.ranks_per_node={count}" if count else "cluster.device=cpu"
         fix = f"set {few}; in a container, start it with its GPUs (docker run --gpus all)"
         yield broken("HW-03", what, "cluster.device=cuda", fix=fix)
+
+
+def _gpus_here(plan: Plan) -> int:
+    """Return how many GPUs the ranks of this machine want."""
+    return plan.config.cluster.ranks_per_node * plans.gpus_per_rank(plan.config)
+
+
+def _wanting(plan: Plan) -> str:
+    """Return how many GPUs the ranks of this machine want, in words."""
+    each, ranks = plans.gpus_per_rank(plan.config), plan.config.cluster.ranks_per_node
+    return f"{ranks} ranks want one each" if each == 1 else f"one rank wants {each} of them"
 
 
 def visible_gpus(plan: Plan) -> list[str] | None:
@@ -109,13 +144,36 @@ def names_gpus(plan: Plan) -> bool:
 
 def named_gpus(subject: Subject) -> Iterator[Finding | str]:
     """Yield whether CUDA_VISIBLE_DEVICES names a GPU for each rank."""
-    wanted, named = subject.plan.config.cluster.ranks_per_node, visible_gpus(subject.plan)
+    wanted, named = _gpus_here(subject.plan), visible_gpus(subject.plan)
     assert named is not None
     yield ",".join(named) or "none"
     if len(set(named)) < wanted:
-        what = f"{VISIBLE}={','.join(named)} shows {len(set(named))} of the GPUs, and {wanted} ranks want one each"
+        what = f"{VISIBLE}={','.join(named)} shows {len(set(named))} of the GPUs, and {_wanting(subject.plan)}"
         few = f"cluster.ranks_per_node={len(set(named))}" if named else "cluster.device=cpu"
         yield broken("HW-03", what, VISIBLE, fix=f"name {wanted} different GPUs, unset it for all, or set {few}")
+
+
+def asks_for_network(plan: Plan) -> bool:
+    """Return whether the ranks want GPUs, and NCCL is told by which network to join them."""
+    wanted = transport.asked(plan.environment)
+    return is_cuda_here(plan) and (wanted.net == transport.IB or wanted.interface is not None)
+
+
+def network(subject: Subject) -> Iterator[Finding | str]:
+    """Yield whether this machine has the adapters or the interface that NCCL is told to use."""
+    wanted = transport.asked(subject.plan.environment)
+    ports, links = _names(INFINIBAND), _names(INTERFACES)
+    yield ", ".join((*ports, *links))
+    if wanted.net == transport.IB and not ports:
+        what = f"{transport.NET}={wanted.net}, and this machine has no InfiniBand or RoCE adapter"
+        yield broken("NCC-02", what, "cluster.environment", fix=f"leave {transport.NET} out")
+    if wanted.interface is not None and not transport.selected(wanted.interface, links):
+        what = f"{transport.INTERFACE}={wanted.interface}, and there are only {', '.join(links)}"
+        yield broken("NCC-01", what, "cluster.environment", fix="name one of these")
+
+
+def _names(folder: str) -> list[str]:
+    return sorted(path.name for path in Path(folder).iterdir()) if Path(folder).is_dir() else []
 
 
 CHECKS = (
@@ -125,5 +183,6 @@ CHECKS = (
     nemo_environment.CHECK,
     Check("GPUs of this machine", ("HW-03",), gpus, is_cuda_here),
     Check("GPUs that CUDA_VISIBLE_DEVICES names", ("HW-03",), named_gpus, names_gpus),
+    Check("network that NCCL is told to use", ("NCC-01", "NCC-02"), network, asks_for_network),
     Check("port", ("NCC-05",), port, insists_on_port),
 )

@@ -1,12 +1,13 @@
 """Show a plan: what a run will do, how long that would take, and what would stop it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from bench.console import checks, kernels
 from bench.console.sheet import Sheet, show
+from bench.contract.huggingface import Strategy
 from bench.contract.plan import Recomputed, TrainingPlan
-from bench.contract.schema import DataSource, Device
+from bench.contract.schema import DataSource, Device, Precision
 from bench.contract.task import Recompute, StartsFrom
 from bench.mlperf import published
 from bench.planning import layouts
@@ -51,6 +52,7 @@ def _training_rows(plan: TrainingPlan) -> list[tuple[str, str]]:
     return [
         ("model", _model(plan)),
         ("data", _data(plan)),
+        *_engine(plan),
         ("ranks", _ranks(plan)),
         ("batch", _batch(plan)),
         ("learning rate", f"{plan.config.recipe.lr:g}, cosine to 0 at step {plan.max_steps:,}"),
@@ -78,6 +80,20 @@ def _data(plan: TrainingPlan) -> str:
     return (
         f"{name}: {data.train_rows:,} rows to train on, {data.eval_rows:,} to evaluate, {data.seq_length:,} tokens each"
     )
+
+
+def _engine(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
+    """Yield how engine=huggingface computes; of the others the plan's other rows say it."""
+    peer = plan.config.huggingface
+    if peer is None:
+        return
+    bf16 = f", BF16 as {peer.bf16_mode.name}" if plan.config.precision is Precision.bf16 else ""
+    stage = f" of stage {peer.zero_stage}" if peer.strategy is Strategy.deepspeed else ""
+    moved = [name for name in ("optimizer", "parameters", "activations") if getattr(peer, f"offload_{name}")]
+    offload = f", {' and '.join(moved)} offloaded" if moved else ""
+    compiled = ", compiled" if peer.compile else ""
+    how = f"{peer.strategy.name}{stage}, {peer.attention.name} attention{bf16}{offload}{compiled}"
+    yield "engine", f"huggingface: {how}"
 
 
 def _ranks(plan: TrainingPlan) -> str:
@@ -139,6 +155,8 @@ def recompute_words(recomputed: Recomputed, num_layers: int) -> str:
 
 
 def _step_time(plan: TrainingPlan) -> str:
+    if plan.cost is None and plan.config.huggingface is not None:
+        return "not estimated: there is no model of the time of engine=huggingface"
     if plan.cost is None:
         return "not estimated: no rates are known for this hardware and precision"
     seconds = {name: getattr(plan.cost, field) for name, field in STEP_PARTS.items()}

@@ -10,6 +10,7 @@ from bench.report.cells import cell_text, published_text
 from bench.report.numbers import number_text
 from bench.results.study import Column, Difference, PlannedArm, StudyResult, Table
 
+COEFFICIENTS = "coefficients: how many times the reference's value, with the 95 % interval over pairs of runs"
 MARKS = {
     "*": "* calculated from a shorter run",
     "~": "~ estimated by the plan, nothing ran",
@@ -90,6 +91,7 @@ def _caption(result: StudyResult) -> str:
     marks = {str(cell.mark) for row in result.rows for cell in row.cells.values()}
     lines = [
         "mean ± sample deviation over runs" if any(c.n > 1 for r in result.rows for c in r.cells.values()) else "",
+        COEFFICIENTS if any(cell.text for row in result.rows for cell in row.cells.values()) else "",
         *(text for mark, text in MARKS.items() if mark in marks),
         *result.notes,
         " · ".join(filter(None, (result.hardware, result.date, result.commit and f"commit {result.commit[:12]}"))),

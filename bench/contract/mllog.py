@@ -84,8 +84,10 @@ BF16_MODE = "bf16_mode"
 COMPILE_TIME = "compile_time_s"
 """What compiling took before run_start."""
 NCCL_TRANSPORT = "nccl_transport"
-"""How NCCL's own log says that ranks of different nodes are joined (IB, Socket), with the {interfaces} and the {line}
-that says so; none where all ranks share a node. {p2p} says how ranks of one node are joined."""
+"""How NCCL's own log says that ranks of different nodes are joined (IB, Socket; none where all share a node), how those
+of one node are, {local} (P2P, SHM), the {lines} that say so, and the {interfaces} that it found."""
+NUM_GPUS = "num_gpus"
+"""Of all ranks, where a rank has several."""
 
 KERNELS_ASKED = "kernels_asked"
 """The names of all points that the plan measures, with the {tolerance} by which the best may miss their limits."""

@@ -178,6 +178,11 @@ def learning_rate(plan: TrainingPlan, step: int) -> float:
     return recipe.lr * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 
 
+def gpus_per_rank(config: Config) -> int:
+    """Return how many GPUs one rank computes on: several only where one process lays a model over those of a node."""
+    return config.huggingface.num_gpus if config.huggingface else 1
+
+
 def keeps_adapters(config: Config) -> bool:
     """Return whether a trial keeps the adapters that it trained; on random weights they are worth nothing.
 

@@ -9,11 +9,13 @@ from bench.mlperf.reader import printable
 
 
 def num_gpus(log: Log, system: dict[str, Any]) -> int | None:
-    """Return the GPUs of the SYSJSON record, else num_ranks; None on CPUs, or if neither is logged."""
+    """Return the GPUs of the SYSJSON record, else what our own logs say; None on CPUs, or if neither is logged."""
     nodes, per_node = (_as_count(system.get(name)) for name in ("number_of_nodes", "accelerators_per_node"))
     if nodes and per_node:
         return nodes * per_node
-    ranks = None if log.value("accelerator") in (None, "cpu") else log.integer("num_ranks")
+    if log.value("accelerator") in (None, "cpu"):
+        return None
+    ranks = log.integer(mllog.NUM_GPUS) or log.integer("num_ranks")
     return ranks if ranks and ranks > 0 else None
 
 

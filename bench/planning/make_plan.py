@@ -23,27 +23,16 @@ from bench.contract.plan import (
     World,
     fingerprint,
 )
-from bench.contract.schema import Config, DataSource, Device
+from bench.contract.schema import Config, DataSource
 from bench.contract.task import Kind, StartsFrom
 from bench.errors import ConfigError
 from bench.mlperf import closed_division
 from bench.mlperf.benchmarks import LLAMA2_70B_LORA
-from bench.planning import cuda_graph, deepspeed, flops, kernel_points, layouts, nemo, validate
+from bench.planning import cuda_graph, deepspeed, environment, flops, kernel_points, layouts, nemo, validate
 from bench.planning.parallelism import num_microbatches, split
 
 PROBE_MIN = 10
 """The time limit of a job that only looks at its nodes."""
-ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "CUDA_DEVICE_MAX_CONNECTIONS": "1",
-    "PYTHONUNBUFFERED": "1",
-    "PYTHONSAFEPATH": "1",
-}
-"""Set for every rank. Each has one OpenMP thread, because the ranks of a node share its cores. Ranks start in the run
-folder, and with PYTHONSAFEPATH (Python 3.11 and later) nothing is imported from there."""
-CUDA_ENVIRONMENT = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-"""Set on GPUs too: freed memory can then be used for tensors of another size."""
-
 assert LLAMA2_70B_LORA.schedule is not None
 RULES = LLAMA2_70B_LORA.schedule
 """How many evaluations are skipped at the start if the recipe does not say."""
@@ -92,7 +81,7 @@ def _training(config: Config, base: Config | None) -> TrainingPlan:
         data_dir=data_dir(config),
         base_dir=base_dir(config, base_plan),
         base=base_plan,
-        environment=_environment(config),
+        environment=environment.of(config),
         commands=commands(config, trials),
         files=files(config, trials),
     )
@@ -108,7 +97,7 @@ def _kernels(config: Config) -> KernelsPlan:
         trials=trials,
         points=kernel_points.points(config),
         walltime_min=validate.walltime_min(config),
-        environment=_environment(config),
+        environment=environment.of(config),
         commands=commands(config, trials),
         files=files(config, trials),
     )
@@ -291,8 +280,3 @@ def _made_by_training(config: Config) -> list[str]:
     made = [] if config.data.source is DataSource.random else [run_files.loss_figure("{}")]
     made += [f"{run_files.adapters('{}')}/"] if plans.keeps_adapters(config) else []
     return made + ([] if config.training.checkpoint_every_steps is None else [f"{run_files.checkpoints('{}')}/"])
-
-
-def _environment(config: Config) -> dict[str, str]:
-    of_device = CUDA_ENVIRONMENT if config.cluster.device is Device.cuda else {}
-    return ENVIRONMENT | of_device | config.cluster.environment

@@ -59,8 +59,6 @@ def _recipe(config: Config) -> Iterator[Refusal]:
     what = "Adam's moments are in FP32, in the memory of the GPU"
     yield r.moments is not MomentPrecision.fp32, what, "recipe.moments", "set recipe.moments=fp32"
     yield r.offload_moments, what, "recipe.offload_moments", "set recipe.offload_moments=false"
-    what = "activations stay in the memory of the GPU"
-    yield r.offload_activations, what, "recipe.offload_activations", "set recipe.offload_activations=false"
     is_saved = config.training.checkpoint_every_steps is not None
     where = "task.training.checkpoint_every_steps"
     yield is_saved, "no training state is saved, and no trial goes on from one", where, f"set {where}=null"

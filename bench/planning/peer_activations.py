@@ -71,10 +71,11 @@ def _frozen_llama_bytes(config: Config, peer: HuggingFace) -> float:
     assert lora is not None
     p, count = compute_bytes(config), sum(QKV_ADAPTERS[name] for name in lora.target_modules)
     inputs = p * h if "linear_qkv" in lora.target_modules else 0  # attention's output is stored already
-    if lora.dropout:
-        inputs = count * (p + 1) * h
-    elif is_autocast(config, peer):
-        inputs = count * p * h
+    has_copies = lora.dropout > 0 or is_autocast(config, peer)
+    if has_copies:
+        inputs = count * (p + (1 if lora.dropout else 0)) * h
+    if peer.attention is Attention.eager and (has_copies or "linear_proj" not in lora.target_modules):
+        inputs -= p * h  # eager attention does not need its output, which nobody else stores then
     return 8 * h + 8 + _attention_bytes(config, peer) + 3 * p * f + inputs + count * p * lora.rank
 
 
@@ -88,7 +89,7 @@ def _gpt2_bytes(config: Config, peer: HuggingFace) -> float:
     | q, k, v, output of attention                   | 3 p h, p h     |
     | input and output of GELU                       | 2 p f          |
     """
-    h, f, p, r = config.model.hidden_size, config.model.ffn_hidden_size, compute_bytes(config), 0
+    h, f, p = config.model.hidden_size, config.model.ffn_hidden_size, compute_bytes(config)
     r = residual_bytes(config, peer)
     return 2 * r * h + 4 * r + 2 * p * h + _attention_bytes(config, peer) + 2 * p * f
 

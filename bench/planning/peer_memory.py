@@ -41,7 +41,9 @@ class States:
     gradients: float
     """When the optimizer steps."""
     early_gradients: float
-    """Of these, what exists already when the last backward pass begins."""
+    """What exists of them, on all ranks or whole, when the last backward pass begins."""
+    copies: float = 0.0
+    """Of weights in BF16, from the forward to the backward pass."""
     buffers: float
     """Gathered weights, and buckets of gradients."""
     step: float = 0.0
@@ -53,7 +55,7 @@ def estimate(config: Config, world: World, recomputed: Recomputed) -> Memory:
     peer = config.huggingface
     assert peer is not None
     states = _states(config, peer, world)
-    activations = _activation_bytes(config, peer, world, recomputed)
+    activations = states.copies + _activation_bytes(config, peer, world, recomputed)
     head = tokens(config, world) * config.model.vocab_size * LOSS_BYTES
     work = max(head, tokens(config, world) * transient_bytes(config, peer) + _dequantized_bytes(config))
     is_at_step = states.gradients + states.step > states.early_gradients + activations + work
@@ -149,13 +151,13 @@ def _replicated(config: Config, peer: HuggingFace, world: World) -> States:
     """
     size, trained, over = _trained_bytes(config, peer), counts(config)[1], weight_shards(peer, world)
     buckets = size * trained if world.dp > 1 else 0
-    copies = 2 * trained / over if is_autocast(config, peer) else 0.0
     return States(
         base=_base_bytes(config, size) / over,
         adapters=_adapter_bytes(config, size) / over,
         optimizer=2 * size * trained / over,
         gradients=size * trained / over,
-        early_gradients=copies + (size * trained / over if _is_accumulating(config, world) else 0),
+        early_gradients=size * trained / over if _is_accumulating(config, world) else 0.0,
+        copies=2 * trained / over if is_autocast(config, peer) else 0.0,
         buffers=buckets,
     )
 

@@ -11,11 +11,13 @@ _MOST_DECIMALS = 6
 def cell_text(cell: Cell) -> str:
     """Return a mark, or a number and its deviation over runs, neither with more digits than the spread allows.
 
+    A coefficient has its interval in brackets instead.
+
     The deviation has two digits, whole numbers all of theirs: "* 1,234.5 ± 6.7".
     """
     if cell.value is None:
         return str(cell.mark)
-    number = number_text(cell.value)
+    number = cell.text or number_text(cell.value)
     if cell.deviation is not None:
         decimals = _decimals(cell.deviation, cell.value)
         number = f"{cell.value:,.{decimals}f} ± {cell.deviation:,.{decimals}f}"

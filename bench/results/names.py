@@ -46,5 +46,5 @@ _ALIKE = 0.85
 
 def misspelt(name: str) -> str | None:
     """Return the known name that is meant; None for one that is known, or that is like none of them."""
-    near = difflib.get_close_matches(name, KNOWN, n=1, cutoff=_ALIKE)
-    return near[0] if name not in KNOWN and near else None
+    near = () if name in KNOWN else difflib.get_close_matches(name, KNOWN, n=1, cutoff=_ALIKE)
+    return near[0] if near else None

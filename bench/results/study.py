@@ -47,6 +47,11 @@ class Cell:
     """Why there is no number, or how it was calculated."""
     runs: tuple[str, ...] = ()
     """The run folders, relative to the study's."""
+    text: str = ""
+    """The number as it is shown, where that is not its mean and its deviation: a coefficient with its interval."""
+    low: float | None = None
+    high: float | None = None
+    """The 95 % interval of a coefficient."""
 
     @property
     def n(self) -> int:

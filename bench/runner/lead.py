@@ -62,7 +62,8 @@ class Lead:
 
 def drive(lead: Lead, join: Callable[[], None]) -> int:
     """Return the exit code of the run: 0 once every trial is proven."""
-    (lead.run / run_files.RESERVE).write_bytes(bytes(RESERVE_BYTES))  # room for the last word on a disk that fills up
+    with suppress(OSError):  # room for the last word on a disk that fills up
+        (lead.run / run_files.RESERVE).write_bytes(bytes(RESERVE_BYTES))
     try:
         must(lead, "opening the run", in_job.open_, job=lead.job)
         join()

@@ -20,6 +20,7 @@ def check(study: Study, *, where: str) -> None:
     _check_numbers(study, where=where)
     arms = arms_of.of(study, where=where)
     _check_columns(study, where=where)
+    _check_coefficients(study, arms, where=where)
     _check_pairs(study, arms, where=where)
     _check_tables(study, arms, where=where)
     _check_shortened(study, arms, where=where)
@@ -72,6 +73,26 @@ def _check_columns(study: Study, *, where: str) -> None:
             raise ConfigError(f"{name} is in {unit or 'no unit'}, not in {column.unit!r}", where=place, fix=fix)
 
 
+def _check_coefficients(study: Study, arms: Sequence[Arm], *, where: str) -> None:
+    """Raise ConfigError where coefficients are of no column, or an arm has two places in them."""
+    labels = {NAME_LABEL, *(name for arm in arms for name in arm.labels)}
+    for number, one in enumerate(study.coefficients):
+        place = f"{where}: coefficients[{number}]"
+        _require_column(study, one.of, where=place)
+        for name in (*one.same, *(name for match in one.among for name in match)):
+            if name not in labels:
+                refuse_unknown(name, sorted(labels), noun="label", where=place)
+        for match in one.among:
+            if not any(matches(arm.all_labels, match) for arm in arms):
+                raise ConfigError(f"coefficients among no arm: {match}", where=place, fix="see the arms' labels")
+        for arm in arms:
+            if sum(matches(arm.all_labels, match) for match in one.among) > 1:
+                fix = "give each arm to one entry of among"
+                raise ConfigError(f"{arm.name} is compared among two groups of arms", where=place, fix=fix)
+        if one.of in [other.of for other in study.coefficients[:number]]:
+            raise ConfigError(f"two columns of coefficients of {one.of}", where=place, fix="leave one out")
+
+
 def _check_measurement(name: str, *, where: str) -> None:
     if meant := names.misspelt(name):
         raise ConfigError(f"no measurement {name!r}", where=where, fix=f"did you mean {meant}?")
@@ -96,7 +117,8 @@ def _check_tables(study: Study, arms: Sequence[Arm], *, where: str) -> None:
         for name in (*table.rows, *table.columns, *table.match):
             if name not in labels:
                 refuse_unknown(name, sorted(labels), noun="label", where=place)
-        _require_column(study, table.measurement, where=place)
+        if table.measurement not in [one.column for one in study.coefficients]:
+            _require_column(study, table.measurement, where=place)
         _check_places(table, arms, where=place)
 
 

@@ -1,6 +1,6 @@
 """Read a study's folder: all that is to be shown of it, from its run folders' logs."""
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from time import localtime, strftime
 
@@ -8,8 +8,8 @@ from bench.contract.run_files import result as log_of
 from bench.results.comparison import compare, values_by_block
 from bench.results.study import Column, Difference, Publication, StudyResult
 from bench.studies import arms as arms_of
+from bench.studies import coefficients, order, standing, tables
 from bench.studies import folder as folders
-from bench.studies import order, standing, tables
 from bench.studies.folder import Kept
 from bench.studies.spec import Pair
 from bench.studies.tables import ArmRuns
@@ -26,7 +26,8 @@ def read(folder: Path) -> StudyResult:
     arms = [arm for arm in arms_of.of(study, where=folders.STUDY) if arm.name in planned]
     standings = standing.of(folder, [(arm, planned[arm.name]) for arm in arms], num_runs=study.runs, ask=False)
     found = [tables.read(arm, planned[arm.name], study, standings) for arm in arms]
-    columns = tables.columns(study)
+    columns = (*tables.columns(study), *coefficients.columns(study))
+    rows = [tables.row(runs, study, kept.publications) for runs in found]
     return StudyResult(
         name=kept.name,
         title=study.title,
@@ -34,7 +35,7 @@ def read(folder: Path) -> StudyResult:
         source=study.source,
         folder=str(folder.absolute()),
         columns=columns,
-        rows=tuple(tables.row(runs, study, kept.publications) for runs in found),
+        rows=coefficients.with_coefficients(rows, found, study),
         tables=tuple(tables.pivot(table, arms, columns) for table in study.tables),
         differences=tuple(_difference(pair, found, columns, margin=study.margin) for pair in study.pairs),
         publications=tuple(
@@ -57,7 +58,9 @@ def _difference(pair: Pair, found: Sequence[ArmRuns], columns: Sequence[Column],
     column = next(column for column in columns if column.measurement == pair.measurement)
     by_arm = {runs.arm.name: runs for runs in found}
     lacking = [f"{name}: {why}" for name in (pair.first, pair.second) if (why := _why_no_value(name, by_arm))]
-    first, second = ({} if lacking else _by_block(by_arm[name], pair.measurement) for name in (pair.first, pair.second))
+    first, second = (
+        {} if lacking else tables.by_block(by_arm[name], pair.measurement) for name in (pair.first, pair.second)
+    )
     values = values_by_block(first, second)
     comparison = compare(
         *values,
@@ -84,10 +87,6 @@ def _why_no_value(name: str, by_arm: Mapping[str, ArmRuns]) -> str:
     if not runs.planned.runs:
         return runs.planned.reason
     return "" if runs.proven else "; ".join(dict.fromkeys(runs.missing.values()))
-
-
-def _by_block(runs: ArmRuns, measurement: str) -> dict[Hashable, float]:
-    return {run.name.block: one.numbers[measurement].value for run, one in runs.proven if measurement in one.numbers}
 
 
 def _all_of(found: Sequence[ArmRuns], fact: str) -> str:

@@ -78,6 +78,23 @@ class ColumnSpec(Part, frozen=True, kw_only=True):
     higher_is_better: bool
 
 
+class Coefficients(Part, frozen=True, kw_only=True):
+    """A column of efficiency coefficients: the value of each arm over that of the best one that it is compared with."""
+
+    of: str
+    """The measurement of a column."""
+    title: str = "efficiency coefficient"
+    among: tuple[dict[str, str | tuple[str, ...]], ...] = ({},)
+    """The arms that match an entry are compared with each other, such as all systems on one node."""
+    same: tuple[str, ...] = ()
+    """Labels in which arms must agree to be compared: which work they do."""
+
+    @property
+    def column(self) -> str:
+        """The name of the column, as tables ask for it."""
+        return f"{self.of}_coefficient"
+
+
 class Pair(Part, frozen=True, kw_only=True):
     """Two arms to compare, by their names; the comparison says how `first` differs from `second`."""
 
@@ -117,6 +134,7 @@ class Study(Part, frozen=True, kw_only=True):
     window: Window | None = None
     max_batch: MaxBatch | None = None
     columns: tuple[ColumnSpec, ...]
+    coefficients: tuple[Coefficients, ...] = ()
     pairs: tuple[Pair, ...] = ()
     tables: tuple[Pivot, ...] = ()
     published: tuple[str, ...] = ()

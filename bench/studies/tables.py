@@ -1,6 +1,6 @@
 """Make the rows and cells of a study from its run folders, beside the published figures, and turn them into tables."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 
@@ -19,6 +19,8 @@ ESTIMATES = {
     "estimated_memory": "memory_gib",
 }
 """Columns that the plan fills, and the field of a planned arm that has them."""
+COEFFICIENT, OF_LABEL = "efficiency_coefficient", "of"
+"""The measurement of published coefficients, and their label that names what they are of."""
 BATCHES = ("micro_batch_size", "global_batch_size")
 """Columns that the plan fills, once a run has proven that it works."""
 
@@ -56,11 +58,14 @@ def read(arm: Arm, planned: PlannedArm, study: Study, standings: Standings) -> A
 def row(runs: ArmRuns, study: Study, publications: Mapping[str, PublishedTable]) -> Row:
     """Return the row of an arm."""
     names = [column.measurement for column in study.columns]
+    coefficients = {
+        one.column: _published(runs.arm, COEFFICIENT, publications, of=one.of) for one in study.coefficients
+    }
     return Row(
         arm=runs.arm.name,
         labels=runs.arm.labels,
         cells={name: _noted(_cell(name, runs), runs.arm.note) for name in names},
-        published={name: _published(runs.arm, name, publications) for name in names},
+        published={name: _published(runs.arm, name, publications) for name in names} | coefficients,
         facts=agreed([one.facts for _, one in runs.proven]),
     )
 
@@ -127,14 +132,22 @@ def _remarks(runs: ArmRuns, *, is_calculated: bool) -> list[str]:
     return remarks
 
 
-def _published(arm: Arm, measurement: str, publications: Mapping[str, PublishedTable]) -> tuple[Published, ...]:
-    """Return the figures whose labels are all among the arm's."""
+def _published(
+    arm: Arm, measurement: str, publications: Mapping[str, PublishedTable], *, of: str = ""
+) -> tuple[Published, ...]:
+    """Return the figures whose labels are all among the arm's; those of a coefficient say what it is `of`, too."""
+    labels = {**arm.all_labels, OF_LABEL: of} if of else arm.all_labels
     return tuple(
         Published(publication=name, value=figure.value, printed=figure.printed, reason=figure.reason)
         for name, table in publications.items()
         for figure in table.figures
-        if figure.measurement == measurement and figure.labels and matches(arm.all_labels, figure.labels)
+        if figure.measurement == measurement and figure.labels and matches(labels, figure.labels)
     )
+
+
+def by_block(runs: ArmRuns, measurement: str) -> dict[Hashable, float]:
+    """Return the values of an arm's proven runs, by their blocks."""
+    return {run.name.block: one.numbers[measurement].value for run, one in runs.proven if measurement in one.numbers}
 
 
 def columns(study: Study) -> tuple[Column, ...]:

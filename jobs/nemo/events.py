@@ -1,6 +1,5 @@
 """Lightning's callback that writes our log: the same records at the same places as `jobs.tasks.train`."""
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,9 +17,9 @@ from bench.contract import mllog
 from bench.contract.plan import TrainingPlan, Trial
 from jobs.data import rows as rows_of
 from jobs.engines import WarmUpTimes
-from jobs.nemo import base
+from jobs.nemo import base, recipe
 from jobs.nemo.rows import micro_batches
-from jobs.ranks import timing
+from jobs.ranks import process_group, timing
 from jobs.ranks.watchdog import EVALUATION, LOADING, SAVING, TRAINING, Alive
 from jobs.tasks import train
 
@@ -73,6 +72,8 @@ class Events(pl.Callback):
             _require_input_gradients(_bare(model[0]))
         if (usual := warm_up(self._plan, model)) is not None:
             self._warmed_up(usual)
+        of_recipe = {"engine": self._plan.config.engine.name.name, "recipe": recipe.chosen(self._plan)}
+        self._log.event(mllog.STRATEGY, "megatron", **of_recipe, rank_bytes=_rank_bytes(model))
         timing.forget_memory()
         self._log.stop(mllog.INIT_STOP)
         self._log.start(mllog.RUN_START)
@@ -95,7 +96,7 @@ class Events(pl.Callback):
         self._alive(EVALUATION, trainer.global_step, None)
         self._log.stop(mllog.BLOCK_STOP, **train.place(self._plan, trainer.global_step))
         self._log.start(mllog.EVAL_START, **train.place(self._plan, trainer.global_step))
-        self._summed = torch.zeros(2, device=torch.cuda.current_device())
+        self._summed = torch.zeros(2, device=process_group.device())
 
     def on_megatron_microbatches_end(self, step: Any, microbatch_outputs: list[dict[str, Tensor]]) -> None:
         """Add up the losses and the rows of an evaluation; only the last pipeline stage has any."""
@@ -143,12 +144,12 @@ def warm_up(plan: TrainingPlan, model: Any) -> WarmUpTimes | None:
         for _ in range(plan.config.recipe.warmup_iterations):
             for chunk in model:
                 chunk.zero_grad_buffer()
-            start_s = _device_time_s()
+            start_s = timing.device_time_s()
             model.training_step(iter(micro_batches(plan, rows, indices)))
-            trained_s = _device_time_s()
+            trained_s = timing.device_time_s()
             with torch.no_grad():
                 model.validation_step(iter(micro_batches(plan, rows, indices)))
-            times = WarmUpTimes(step_s=trained_s - start_s, eval_batch_s=_device_time_s() - trained_s)
+            times = WarmUpTimes(step_s=trained_s - start_s, eval_batch_s=timing.device_time_s() - trained_s)
     return times
 
 
@@ -170,9 +171,12 @@ def _same_generators() -> Iterator[None]:
     tracker.set_states(tracked)
 
 
-def _device_time_s() -> float:
-    torch.cuda.synchronize()
-    return time.perf_counter()
+def _rank_bytes(model: Any) -> list[int]:
+    """Return of each rank the bytes of the weights that it holds; all ranks call this together."""
+    own = sum(parameter.numel() * parameter.element_size() for chunk in model for parameter in chunk.parameters())
+    held = [own] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(held, own)
+    return held
 
 
 def _bare(model: Any) -> Any:

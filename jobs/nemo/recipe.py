@@ -1,6 +1,7 @@
 """NeMo's own recipes with the numbers of a plan: LoRA, fine- and pre-training of Llama 2, pre-training of GPT-3."""
 
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,6 @@ import torch
 from lightning.fabric.plugins.environments import ClusterEnvironment
 from nemo import lightning as nl
 from nemo.collections.llm.gpt.model.base import local_layer_spec
-from nemo.collections.llm.recipes import gpt3_175b, llama2_7b
 from nemo.lightning.pytorch.optim import LRSchedulerModule
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -43,15 +43,22 @@ def fitting(plan: TrainingPlan, who: Rank, *, data: RowsModule, callback: Any, f
     return built
 
 
-def _recipe(plan: TrainingPlan) -> Any:
-    """Return NeMo's recipe of this kind of training, with its own numbers."""
-    size = {"num_nodes": plan.world.num_nodes, "num_gpus_per_node": plan.world.ranks_per_node}
+def chosen(plan: TrainingPlan) -> str:
+    """Return which of NeMo's recipes does this kind of training: its module and function."""
     training = plan.config.training
     if plan.config.model.position is Position.learned:
-        return gpt3_175b.pretrain_recipe(**size)
-    if training.trains is Trains.all and training.starts_from is StartsFrom.random:
-        return llama2_7b.pretrain_recipe(**size)
-    return llama2_7b.finetune_recipe(**size, peft_scheme="none" if training.lora is None else "lora")
+        return "gpt3_175b.pretrain_recipe"
+    is_new = training.trains is Trains.all and training.starts_from is StartsFrom.random
+    return "llama2_7b.pretrain_recipe" if is_new else "llama2_7b.finetune_recipe"
+
+
+def _recipe(plan: TrainingPlan) -> Any:
+    """Return the recipe, with its own numbers."""
+    module, _, function = chosen(plan).partition(".")
+    size: dict[str, Any] = {"num_nodes": plan.world.num_nodes, "num_gpus_per_node": plan.world.ranks_per_node}
+    if function == "finetune_recipe":
+        size["peft_scheme"] = "none" if plan.config.training.lora is None else "lora"
+    return getattr(import_module(f"nemo.collections.llm.recipes.{module}"), function)(**size)
 
 
 def _set_model(plan: TrainingPlan, config: Any) -> None:
@@ -62,12 +69,12 @@ def _set_model(plan: TrainingPlan, config: Any) -> None:
     config.vocab_size, config.seq_length = m.vocab_size, m.max_seq_length
     config.layernorm_epsilon, config.rotary_base = m.norm_epsilon, m.rope_base
     config.add_bias_linear, config.share_embeddings_and_output_weights = m.bias, m.tied_embeddings
+    config.use_transformer_engine_full_layer_spec = False  # GPT-3's recipe asks for one that NeMo 2.7.3 has no more
     if plan.recompute.full:
         config.recompute_granularity, config.recompute_method, config.recompute_num_layers = "full", "uniform", 1
     if plan.config.cluster.device is Device.cuda:
         return
     config.transformer_layer_spec = local_layer_spec
-    config.use_transformer_engine_full_layer_spec = False
     if m.norm is Norm.LayerNorm:
         config.layernorm_zero_centered_gamma = False  # the same function, with weights around 1 instead of 0
     for fusion in _FUSIONS:

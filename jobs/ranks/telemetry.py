@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.contract import mllog, run_files, telemetry
+from bench.contract import plan as plans
 from bench.contract.plan import Plan
 from bench.contract.schema import Device
 from jobs.ranks import process_group, telemetry_summary
@@ -35,7 +36,7 @@ class Telemetry:
         self._sampler: Sampler | None = None
         if self._is_on and who.local_rank == 0:
             file = folder / run_files.telemetry(trial, node_name())
-            self._sampler = Sampler(file, uuids(plan.world.ranks_per_node))
+            self._sampler = Sampler(file, uuids(plan.world.ranks_per_node * plans.gpus_per_rank(plan.config)))
 
     def log(self, log: mllog.Writer) -> None:
         """Log a record for each node, and attach the samples; behind run_stop, and all ranks call this together."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.contract import mllog
+from bench.contract import plan as plans
 from bench.contract.plan import Plan, Trial
 from jobs.node_checks import facts, hardware
 
@@ -123,8 +124,10 @@ def system(plan: Plan) -> Facts:
     """Return the hardware, the operating system and the commit of this code, of rank 0's node."""
     import torch
 
+    per_rank = plans.gpus_per_rank(plan.config)
     return {
         "num_ranks": plan.world.num_ranks,
+        mllog.NUM_GPUS: plan.world.num_ranks * per_rank if per_rank > 1 else None,
         "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "host_processor_model_name": hardware.cpu_model(),
         "operating_system": hardware.operating_system(),

@@ -12,7 +12,7 @@ from bench.contract import plan as plans
 from bench.contract.plan import Plan, Trial
 from jobs import profiles
 from jobs.engines import Engine, WarmUpTimes, engine_of
-from jobs.ranks import process_group, timing
+from jobs.ranks import process_group, timing, transport
 from jobs.ranks.guard import guarded
 from jobs.ranks.identity import Rank, from_environment
 from jobs.ranks.telemetry import Telemetry
@@ -66,6 +66,7 @@ def run(
     usual = engine.warm_up(plan.config.recipe.warmup_iterations, trial.seed, profile=profile)
     if watchdog is not None and usual is not None:
         expect(watchdog, usual, plan)
+    transport.log_used(plan, who, folder, log)
     for key, value, metadata in engine.facts():
         log.event(key, value, **metadata)
     if profile is not None:

@@ -123,10 +123,20 @@ def _write(path: Path, shard: Shard, reader: Reader, family: families.Family, mo
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for weight in shard.weights:
-            parts = family.parts(weight, _read(reader, weight).to(dtype), model)
+            parts = _parts(reader, family, weight, model, dtype)
             for part, shape in zip(parts, weight.sources.values(), strict=True):
                 assert part.shape == shape, f"{weight.key} makes {tuple(part.shape)} and not {shape}"
                 file.write(part.contiguous().flatten().view(torch.uint8).numpy())
+
+
+def _parts(reader: Reader, family: families.Family, weight: Weight, model: Model, dtype: torch.dtype) -> list[Tensor]:
+    """Return what a weight becomes; a checkpoint of engine=huggingface has it already, by transformers' names."""
+    if not all(name in reader.names() for name in weight.sources):
+        return family.parts(weight, _read(reader, weight).to(dtype), model)
+    parts = [torch.empty(shape, dtype=dtype) for shape in weight.sources.values()]
+    boxes = zip(weight.sources.items(), parts, strict=True)
+    reader.read(Wanted(name, shape, (0,) * len(shape), part) for (name, shape), part in boxes)
+    return parts
 
 
 def _read(reader: Reader, weight: Weight) -> Tensor:

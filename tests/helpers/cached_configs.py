@@ -7,7 +7,7 @@ from functools import wraps
 
 from bench.contract.schema import Config
 
-PATHS = ("DATADIR", "MODEL", "LOGDIR")
+PATHS = ("DATADIR", "MODEL", "LOGDIR", "NEMO_PYTHON")
 """The environment that conf/ reads."""
 
 

@@ -1,7 +1,8 @@
 """Train several plans of engine=huggingface: `python -m tests.helpers.peer FOLDER …`, once for all of their ranks.
 
 The libraries are imported once, and this process forks the ranks. Each folder gets its log, with all losses, and from
-every rank held_R.json: what it holds of the model while no layer is at work.
+every rank held_R.json: what it holds of the model while no layer is at work. A folder may have adapters to begin with,
+in `given`; their evaluation loss is written first.
 """
 
 import json
@@ -11,11 +12,15 @@ import traceback
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from bench.backends.local import free_port
 from bench.contract import mllog
 from bench.contract import plan as plans
 from bench.contract.plan import Plan
+
+if TYPE_CHECKING:
+    from jobs.engines.huggingface.engine import HuggingFaceEngine
 
 
 def main() -> None:
@@ -60,32 +65,56 @@ def train_all(folders: list[Path]) -> None:
 
 
 def learn(plan: Plan, folder: Path, rank: int) -> None:
-    """Train from the plan's base, and save adapters if there are any; the log gets the losses."""
+    """Train from the plan's base, or go on from a checkpoint, and save adapters if there are any."""
     import torch
 
+    from jobs.data import rows as rows_of
     from jobs.engines.huggingface.engine import HuggingFaceEngine
+    from jobs.tasks.checkpoints import Checkpoints
     from jobs.tasks.train import train
 
-    engine = HuggingFaceEngine(plan, plan.trials[0].seed)
+    trial, saving = plan.trials[0], None
+    engine = HuggingFaceEngine(plan, trial.seed)
     if plan.base_dir is not None:
         engine.load(Path(plan.base_dir), adapters=False)
-    engine.warm_up(plan.config.recipe.warmup_iterations, plan.trials[0].seed, profile=None)
-    log = mllog.Writer(folder / plan.trials[0].log if rank == 0 else None)
+    if (folder / "given").is_dir():
+        engine.load(folder / "given", adapters=True)
+    engine.warm_up(plan.config.recipe.warmup_iterations, trial.seed, profile=None)
+    if (folder / "given").is_dir():
+        (folder / f"given_{rank}.txt").write_text(str(engine.evaluate(rows_of.load(plan, "eval"))))
+    log = mllog.Writer(folder / trial.log if rank == 0 else None)
+    if plan.config.training.checkpoint_every_steps is not None:
+        saving = Checkpoints(plan, trial, engine, folder, log, rank=rank)
+        saving.resume()
     log.start(mllog.RUN_START)
     for key, value, metadata in engine.facts():
         log.event(key, value, **metadata)
-    train(plan, engine, plan.trials[0], log)
-    held = {"updated": {shard.name: shard.size for shard in engine.placement.shards()}, "kinds": {}}
-    for name, parameter in engine.placement.model.named_parameters():
-        own = getattr(parameter, "ds_tensor", parameter)
-        own = own.to_local() if hasattr(own, "to_local") else own
-        held["kinds"][name] = [type(parameter.data).__name__, own.numel(), parameter.numel()]
-    (folder / f"held_{rank}.json").write_text(json.dumps(held))
+    train(plan, engine, trial, log, saving=saving)
+    if saving is not None:
+        saving.finish()
+    (folder / f"held_{rank}.json").write_text(json.dumps(held(engine)))
     if plan.config.training.lora is not None:
         engine.save(folder / "adapters", adapters=True)
     if hasattr(engine.placement.module, "destroy"):
         engine.placement.module.destroy()
     torch.distributed.barrier()
+
+
+def held(engine: "HuggingFaceEngine") -> dict[str, Any]:
+    """Return the numbers of each weight that this rank holds and updates, and whether it is a shard of torch's."""
+    from torch.distributed.tensor import DTensor
+
+    from jobs.engines.huggingface import shards
+
+    model = engine.placement.model
+    num_bytes = shards.num_bytes(model)  # ends what an evaluation has gathered
+    held, is_dtensor = {}, {}
+    for name, parameter in model.named_parameters():
+        own = getattr(parameter, "ds_tensor", parameter)
+        is_dtensor[name] = isinstance(own, DTensor)
+        held[name] = (own.to_local() if isinstance(own, DTensor) else own).numel()
+    updated = {shard.name: shard.size for shard in engine.placement.shards()}
+    return {"bytes": num_bytes, "held": held, "is_dtensor": is_dtensor, "updated": updated}
 
 
 if __name__ == "__main__":

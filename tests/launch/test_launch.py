@@ -34,6 +34,9 @@ SHORT = (
 )
 """Four steps, evaluated at the second, which reaches a target that everything reaches."""
 
+UNMEASURED = ("launch.health=false",)
+"""Without a node check, which the default run has: two ranks that import torch for it."""
+
 Launch = Callable[..., "subprocess.Popen[str]"]
 
 
@@ -166,7 +169,7 @@ ENDINGS = {
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_an_ended_run_says_aborted_and_leaves_nobody_behind(launch: Launch, tmp_path: Path, ending: str) -> None:
     signum, whom, exit_code, outcome, rule = ENDINGS[ending]
-    process = launch(f"launch.folder={tmp_path}/run", "recipe.log_every_steps=1")
+    process = launch(*UNMEASURED, f"launch.folder={tmp_path}/run", "recipe.log_every_steps=1")
     wait_for(lambda: "train_loss" in text(tmp_path / "run" / "result_0.txt"), process)
     pids = descendants(process.pid)
     assert len(pids) >= 2, "one process per rank"
@@ -189,7 +192,7 @@ def test_an_ended_run_says_aborted_and_leaves_nobody_behind(launch: Launch, tmp_
 @pytest.mark.trains
 def test_a_rank_that_is_stopped_is_named_by_the_others_and_ends_the_run(launch: Launch, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    process = launch(f"launch.folder={run}", "recipe.log_every_steps=1", "launch.stall.floor_s=10")
+    process = launch(*UNMEASURED, f"launch.folder={run}", "recipe.log_every_steps=1", "launch.stall.floor_s=10")
     wait_for(lambda: "train_loss" in text(run / "result_0.txt"), process)
     pids = descendants(process.pid)
     os.kill(rank_1(pids), signal.SIGSTOP)
@@ -207,7 +210,7 @@ def test_a_rank_that_is_stopped_is_named_by_the_others_and_ends_the_run(launch: 
 
 @pytest.mark.trains
 def test_ranks_do_not_outlive_a_killed_launcher(launch: Launch, tmp_path: Path) -> None:
-    process = launch(f"launch.folder={tmp_path}/run", "recipe.log_every_steps=1")
+    process = launch(*UNMEASURED, f"launch.folder={tmp_path}/run", "recipe.log_every_steps=1")
     wait_for(lambda: "train_loss" in text(tmp_path / "run" / "result_0.txt"), process)
     pids = descendants(process.pid)
     process.kill()
@@ -220,7 +223,7 @@ def test_ranks_do_not_outlive_a_killed_launcher(launch: Launch, tmp_path: Path) 
 def test_a_run_on_this_machine_can_be_gone_on_with(launch: Launch, spawn: Launch, tmp_path: Path) -> None:
     """Cancelled in its second trial: the first one stays as it is, the other one gets another attempt and a new log."""
     run = tmp_path / "run"
-    quick = ("model.weights=random", "task.training.max_steps=40", "recipe.log_every_steps=1", "trials=2")
+    quick = (*UNMEASURED, "model.weights=random", "task.training.max_steps=40", "recipe.log_every_steps=1", "trials=2")
     process = launch(*quick, f"launch.folder={run}")
     wait_for(lambda: "train_loss" in text(run / "result_1.txt"), process)
     with pytest.raises(ConfigError, match="is running"):

@@ -108,3 +108,45 @@ def test_cards_of_one_size_are_told_apart_by_the_number_in_their_names(seen: str
     unknown = dict.fromkeys((field.name for field in fields(GpuFacts)), None)
     facts = GpuFacts(**unknown | {"name": seen, "memory_mib": 24564, "index": 0})
     assert (hardware._others(wanted, [facts]) is not None) is is_another
+
+
+@pytest.mark.parametrize(
+    ("setting", "adapters", "rules"),
+    [
+        ("NCCL_NET=IB", [], ["NCC-02"]),
+        ("NCCL_NET=IB", ["mlx5_0"], []),
+        ("NCCL_SOCKET_IFNAME=ib", ["mlx5_0"], ["NCC-01"]),
+        ("NCCL_SOCKET_IFNAME=eth", [], []),
+        ("NCCL_NET=Socket", [], []),
+    ],
+)
+def test_a_network_that_nccl_is_told_to_use_must_be_on_this_machine(
+    setting: str, adapters: list[str], rules: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, devices in (("INFINIBAND", adapters), ("INTERFACES", ["lo", "eth0"])):
+        (tmp_path / name).mkdir()
+        for device in devices:
+            (tmp_path / name / device).touch()
+        monkeypatch.setattr(local_checks, name, str(tmp_path / name))
+    plan = compose.compose(["cluster.device=cuda", f"+cluster.environment.{setting}"])
+    assert [f.rule for f in preflight.inspect(plan) if f.rule.startswith("NCC")] == rules
+
+
+def test_one_process_for_several_gpus_is_told_how_many_it_wants(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nvidia0").touch()
+    monkeypatch.setattr(local_checks, "DEVICES", str(tmp_path))
+    peer = ["engine=huggingface", "engine.huggingface.strategy=balanced", "engine.huggingface.num_gpus=4"]
+    plan = compose.compose(["cluster.device=cuda", "cluster.ranks_per_node=1", *peer])
+    (what,) = [f.what for f in preflight.inspect(plan) if f.rule == "HW-03"]
+    assert what == "this machine has 1 NVIDIA GPU, and one rank wants 4 of them"
+
+
+def test_packages_of_the_peer_are_looked_for_with_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_checks, "_is_installed", lambda name: name not in ("deepspeed", "flash_attn"))
+    words = ["engine=huggingface", "engine.huggingface.strategy=deepspeed", "precision=bf16", "cluster.device=cuda"]
+    plan = compose.compose([*words, "engine.huggingface.attention=flash_attention_2", "cluster.ranks_per_node=1"])
+    (finding,) = [f for f in preflight.inspect(plan) if f.rule == "RUN-08"]
+    assert finding.what == "deepspeed, flash_attn cannot be imported"
+    assert finding.fix.startswith("pip install 'runstop[peer]', and pip install flash-attn")

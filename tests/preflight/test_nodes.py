@@ -207,6 +207,16 @@ def test_infiniband_needs_its_devices_and_memory_to_lock(tmp_path: Path, found: 
     assert [(f.rule, f.where) for f in findings] == [("NCC-02", "dgx-1"), ("NCC-03", "dgx-0"), ("NCC-03", "dgx-1")]
 
 
+@pytest.mark.parametrize(
+    ("setting", "severities"), [("NCCL_NET=IB", ["error"]), ("NCCL_NET=Socket", []), ("NCCL_IB_DISABLE=1", [])]
+)
+def test_a_network_that_a_run_asks_for_must_be_there_and_others_need_not(
+    tmp_path: Path, found: Everyone, setting: str, severities: list[str]
+):
+    findings = judged(tmp_path, found, composed(f"+cluster.environment.{setting}"))
+    assert [f.severity for f in findings if f.rule == "NCC-02"] == severities
+
+
 def test_ranks_outside_of_the_image_are_named(tmp_path: Path, found: Everyone):
     asked, other = {"name": "lora70b", "commit": "abc"}, {"name": "lora70b", "commit": "old"}
     image = tmp_path / f"lora-sha256-{'0' * 12}.sqsh"

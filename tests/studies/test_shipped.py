@@ -17,20 +17,19 @@ from bench.studies.spec import Study, matches
 
 STUDIES = library.names()
 NOT_THERE = "{} is not there".format
-HUGGINGFACE = NOT_THERE("engine huggingface")
 ONE_H200 = ["cluster=local", "cluster.device=cuda", "cluster.ranks_per_node=1", "gpu@cluster.gpu=h200"]
 EXPECTED = {
-    "dissect_finetuning": ("cluster=dgxh200", {"": 10, HUGGINGFACE: 41}),
-    "dissect_frameworks": ("cluster=dgxh200", {"": 3, HUGGINGFACE: 2, NOT_THERE("engine nemo"): 2}),
-    "dissect_max_batch": ("cluster=dgxh200", {"": 6, HUGGINGFACE: 38}),
+    "dissect_finetuning": ("cluster=dgxh200", {"": 51}),
+    "dissect_frameworks": ("cluster=dgxh200", {"": 7}),
+    "dissect_max_batch": ("cluster=dgxh200", {"": 44}),
     "dissect_kernels": ("cluster=dgxh200", {"": 4}),
-    "dissect_modules": ("cluster=dgxh200", {"": 3, HUGGINGFACE: 8}),
-    "dissect_pretraining": ("cluster=dgxh200", {"": 6, HUGGINGFACE: 38}),
-    "dissect_scaling": ("cluster=dgxh200", {"": 7, HUGGINGFACE: 7}),
+    "dissect_modules": ("cluster=dgxh200", {"": 11}),
+    "dissect_pretraining": ("cluster=dgxh200", {"": 44}),
+    "dissect_scaling": ("cluster=dgxh200", {"": 14}),
     "dissect_serving": ("cluster=dgxh200", {NOT_THERE(f"task serve_{size}"): 5 for size in ("7b", "13b", "70b")}),
     "kubernetes_overhead": ("cluster=dgx8", {"": 6, NOT_THERE("cluster k8s"): 6}),
     "layouts": ("cluster=dgxh200", {"": 23, "144.4 GiB per GPU needed": 1}),
-    "roce": ("cluster=dgx2", {"": 5, "118.0 GiB per GPU needed": 1, HUGGINGFACE: 6}),
+    "roce": ("cluster=dgx2", {"": 10, "118.0 GiB per GPU needed": 1, "139.6 GiB per GPU needed": 1}),
     "slow_network": (
         "cluster=dgx2",
         {"": 1, NOT_THERE("task pretrain_7b_apart"): 9, NOT_THERE("cluster net_10_gbit"): 2}
@@ -38,7 +37,7 @@ EXPECTED = {
     ),
     "ironbyte": (
         "cluster=dgx2",
-        {"": 16, HUGGINGFACE: 16, NOT_THERE("cluster net_80_gbit"): 8}
+        {"": 28, "a 4-bit base is not sharded": 4, NOT_THERE("cluster net_80_gbit"): 8}
         | {NOT_THERE(f"task generate_{size}"): 4 for size in ("7b", "70b")}
         | {NOT_THERE(f"task {task}_apart"): 3 for task in ("qlora_70b", "finetune_70b_dolly", "pretrain_7b")}
         | {NOT_THERE("task finetune_7b_dolly_apart"): 2}

@@ -135,6 +135,17 @@ def test_a_number_that_is_missing_has_its_reason(tmp_path: Path) -> None:
     assert never.reason.startswith("7B Naive: failed") and never.reason.endswith("13B Naive: it swaps")
 
 
+def test_what_a_study_says_of_an_arm_stands_beside_its_numbers(tmp_path: Path) -> None:
+    text = STUDY.replace("cases:\n", "cases:\n  - {match: {method: Naive}, note: it trains adapters}\n")
+    folder = study_folder(tmp_path, text)
+    for block in (1, 2, 3):
+        proven(folder / f"7B_Naive.{block}", [1.0])
+    result = studies.read(folder)
+    assert cells(result, "7B Naive")["step_time"].reason == "it trains adapters"
+    assert cells(result, "13B Naive")["step_time"].reason == "it trains adapters; it swaps"
+    assert cells(result, "7B Z3")["step_time"].reason == "not run"
+
+
 def test_a_log_that_was_edited_after_its_run_has_no_number(tmp_path: Path) -> None:
     folder = study_folder(tmp_path)
     proven(folder / "7B_Naive.1", [1.0])

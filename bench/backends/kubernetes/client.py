@@ -139,7 +139,8 @@ def _client(context: str | None) -> Any:
             configuration = kubernetes.client.Configuration()
             kubernetes.config.load_incluster_config(client_configuration=configuration)
             return kubernetes.client.ApiClient(configuration)
-        return kubernetes.config.new_client_from_config(context=context, persist_config=False)
+        file = os.environ.get("KUBECONFIG") or None  # now: the library remembers what it was when it was imported
+        return kubernetes.config.new_client_from_config(config_file=file, context=context, persist_config=False)
     except kubernetes.config.ConfigException as error:
         raise ConfigError(
             f"no API server to ask: {_short(error)}",

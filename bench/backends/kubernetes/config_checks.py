@@ -1,10 +1,12 @@
 """Whether what a config says of a Kubernetes cluster can become pods, as far as the config alone tells."""
 
+import os
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 from bench.backends.kubernetes import names
-from bench.contract.kubernetes import Discovery, ObjectKind
+from bench.contract.kubernetes import ObjectKind
 from bench.contract.plan import Plan
 from bench.contract.schema import Device, Runtime
 from bench.rules.check import Check, Finding, Subject, broken
@@ -100,6 +102,16 @@ def volumes(subject: Subject) -> Iterator[Finding]:
             yield broken("KUB-15", f"{volume.host_path!r:.80} is not a full path", f"{WHERE}.{name}.host_path")
 
 
+def owner(subject: Subject) -> Iterator[Finding]:
+    """Yield whether pods could not write what this user makes, where both see the same results."""
+    plan, user = subject.plan, names.settings(subject.plan).run_as_user
+    logs = plan.config.cluster.paths.logs
+    if logs and Path(logs).is_dir() and os.geteuid() != user:
+        what = f"run folders in {logs} belong to user {os.geteuid()}, and pods run as user {user}"
+        fix = "set it to your own number (id -u), and submit as that user, who is not root"
+        yield broken("KUB-15", what, f"{WHERE}.run_as_user", fix=fix)
+
+
 def shape(subject: Subject) -> Iterator[Finding]:
     """Yield what this backend does not do, and numbers out of range."""
     plan, k = subject.plan, names.settings(subject.plan)
@@ -118,9 +130,6 @@ def shape(subject: Subject) -> Iterator[Finding]:
         yield broken(
             "KUB-15", "a number is out of range", f"{WHERE}: shm_gib, grace_s, keep_h", fix="set it to 1 or more"
         )
-    if k.object is not ObjectKind.job and k.discovery is Discovery.file:
-        fix = "set it to service: the operators of these objects need the cluster's DNS"
-        yield broken("KUB-15", "only Jobs find each other by a file", f"{WHERE}.discovery", fix=fix)
     if k.object in (ObjectKind.jobset, ObjectKind.trainjob) and not names.at_least(plan, "1.27"):
         fix = "set it to what `kubectl version` says, or choose object=job"
         yield broken("KUB-16", f"{k.object.name} needs Kubernetes 1.27", f"{WHERE}.version", fix=fix)
@@ -130,5 +139,6 @@ CHECKS = (
     Check("names for Kubernetes", ("KUB-15",), texts),
     Check("image", ("KUB-15",), image),
     Check("volumes", ("KUB-15",), volumes),
+    Check("user", ("KUB-15",), owner),
     Check("shape of the job", ("KUB-15", "KUB-16"), shape),
 )

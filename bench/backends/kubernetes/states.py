@@ -61,7 +61,8 @@ def states(ids: Sequence[str]) -> dict[str, Job]:
         objects = _by_run(listed(KINDS[kind]), by_name)
         open_ones = {name for name, some in objects.items() if not _is_complete(some)}
         pods = _by_run(listed("Pod"), open_ones) if open_ones else {}
-        refused = _refusals(namespace, context) if open_ones - set(pods) else {}
+        lacking = any(len(pods.get(name, [])) < _num_pods(objects[name]) for name in open_ones)
+        refused = _refusals(namespace, context) if lacking else {}
         for name, some in objects.items():
             told = next((refused[one] for one in map(_name, some) if one in refused), ("", ""))
             found[by_name[name]] = _job(by_name[name], some, pods.get(name, []), told)
@@ -70,6 +71,11 @@ def states(ids: Sequence[str]) -> dict[str, Job]:
 
 def _name(made: Object) -> str:
     return str(made["metadata"]["name"])
+
+
+def _num_pods(objects: Iterable[Object]) -> int:
+    """Return how many pods a run's objects have at least, if nothing keeps their controllers from making them."""
+    return sum((one.get("spec") or {}).get("parallelism") or 1 for one in objects)
 
 
 def _refusals(namespace: str, context: str | None) -> dict[str, tuple[str, str]]:
@@ -129,7 +135,7 @@ def _job(id: str, objects: Sequence[Object], pods: Sequence[Object], refused: tu
     nodes = ",".join(sorted({node for pod in pods if (node := (pod.get("spec") or {}).get("nodeName"))}))
     known: dict[str, Any] = {"id": id, "nodes": nodes, "start": min(map(_started, objects)), **_times(objects, ends)}
     word, message = explained(pods)
-    word, message = (word, message) if word or pods else refused
+    word, message = (word, message) if word else refused
     known |= {"reason": message, "rule": rule_of(word, message)}
     if failed:
         known["reason"] = message or _words(failed.get("message"))

@@ -58,11 +58,11 @@ def take(folder: Path, message: dict[str, Any]) -> None:
 
 
 def _place(folder: Path, name: str) -> Path:
+    """Return where a node's file goes: into one of the folders that are taken, by a path without .. and links."""
     first, *rest = PurePosixPath(name).parts
     first = first.removesuffix(UNFINISHED)
-    is_taken = any(PurePosixPath(first).match(pattern) for pattern in TAKEN)
-    path = folder.joinpath(first, *rest)
-    is_below = path.parent.resolve() == folder.resolve() / path.parent.relative_to(folder)  # no .. and no links
-    if not (is_taken and rest and is_below):
+    is_taken = bool(rest) and any(PurePosixPath(first).match(pattern) for pattern in TAKEN)
+    parent = Path(first, *rest).parent
+    if not is_taken or parent.is_absolute() or (folder / parent).resolve() != folder.resolve() / parent:
         raise BenchError(f"a node sends {name!r:.80}", where=str(folder), fix="see who else uses this run's token")
-    return path
+    return folder / parent / rest[-1]

@@ -54,7 +54,7 @@ def resources(plan: Plan) -> list[str]:
         *_directive("nodes", w.num_nodes),
         *_directive("ntasks-per-node", w.ranks_per_node),
         *_directive("cpus-per-task", slurm.cpus_per_rank),
-        *_gpus(slurm, w.ranks_per_node),
+        *_gpus(slurm, w.ranks_per_node * plans.gpus_per_rank(plan.config)),
         *_directive("exclusive", slurm.exclusive),
         *_directive("mem", 0 if slurm.exclusive else None),
     ]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from bench.backends.slurm import client
 from bench.backends.slurm.argument_checks import asked_minutes
+from bench.contract import plan as plans
 from bench.contract.plan import Plan
 from bench.contract.schema import Device, GpuRequest, Slurm
 from bench.errors import SubmitError
@@ -161,7 +162,9 @@ def _size(subject: Subject, found: Sequence[Group], name: str) -> Iterator[Findi
 def gpus(subject: Subject) -> Iterator[Finding | str]:
     """Yield how the GPUs should be asked for, where the nodes have them otherwise than the plan asks."""
     config, found = _slurm(subject), groups(subject)
-    need, cuda = subject.plan.world.ranks_per_node, subject.plan.config.cluster.device is Device.cuda
+    plan = subject.plan
+    need = plan.world.ranks_per_node * plans.gpus_per_rank(plan.config)
+    cuda = plan.config.cluster.device is Device.cuda
     where, types = "cluster.slurm.gpu_request", sorted({kind for group in found for kind, _ in group.gpus})
     most = max((count for group in found for _, count in group.gpus), default=0)
     kinds = [kind for kind in types if kind]

@@ -1,9 +1,10 @@
 """Judge the nodes' GPUs and networks, as nvidia-smi and the kernel report them."""
 
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 
+from bench.contract import transport
 from bench.contract.node_facts import GpuFacts, Machine
 from bench.contract.plan import Plan
 from bench.contract.schema import Device, Gpu
@@ -86,7 +87,7 @@ def interfaces(plan: Plan, facts: Facts) -> Iterator[Finding]:
         for node, machine in facts.machines.items():
             up = [link.name for link in machine.interfaces if link.state != "down"]
             exact = name.startswith("GLOO")  # which takes whole names only
-            chosen = set(wanted.split(",")) & set(up) if exact else selected(wanted, up)
+            chosen = set(wanted.split(",")) & set(up) if exact else transport.selected(wanted, up)
             if not chosen:
                 yield broken("NCC-01", f"{name}={wanted}, and only {', '.join(up)} are up", node)
             elif set(chosen) == {"lo"} and len(facts.machines) > 1:
@@ -95,12 +96,22 @@ def interfaces(plan: Plan, facts: Facts) -> Iterator[Finding]:
 
 
 def infiniband(plan: Plan, facts: Facts) -> Iterator[Finding]:
-    """Yield the nodes that lack InfiniBand ports which others have, and whether no node has any."""
-    if len(facts.machines) < 2 or plan.config.cluster.device is not Device.cuda:
+    """Yield the nodes that lack InfiniBand ports which others have, and whether no node has any.
+
+    Nobody needs them where the run asks for sockets; where it asks for them, NCCL ends a run on a node without any.
+    """
+    wanted = transport.asked(plan.environment).net
+    is_needed = len(facts.machines) > 1 or wanted == transport.IB
+    if plan.config.cluster.device is not Device.cuda or not is_needed or wanted == transport.SOCKET:
         return
     active = {node: _active(plan, machine) for node, machine in facts.machines.items()}
     anywhere = set().union(*active.values())
-    if not anywhere:
+    if not anywhere and wanted == transport.IB:
+        what = f"{transport.NET}={wanted}, and no InfiniBand or RoCE port is up on any node"
+        yield broken(
+            "NCC-02", what, listed(active), fix=f"leave {transport.NET} out, or use nodes that have such ports"
+        )
+    elif not anywhere:
         yield broken("NCC-02", "no InfiniBand port is up on any node", listed(active), severity="warning")
     for node, ports in active.items():
         if anywhere and not ports:
@@ -124,26 +135,11 @@ def memlock(plan: Plan, facts: Facts) -> Iterator[Finding]:
             yield broken("NCC-03", what, node, fix="have `ulimit -l` set to unlimited for slurmd", severity="warning")
 
 
-def selected(wanted: str, names: Iterable[str]) -> set[str]:
-    """Return which names NCCL selects: `wanted` lists prefixes, after = whole names, after ^ those to leave out.
-
-    Source: NCCL's documentation of NCCL_SOCKET_IFNAME and NCCL_IB_HCA.
-    """
-    others, exact = wanted.startswith("^"), wanted.lstrip("^").startswith("=")
-    items = [item for item in wanted.lstrip("^=").split(",") if item]
-
-    def is_listed(name: str) -> bool:
-        whole = any(item in (name, name.partition(":")[0]) for item in items)
-        return whole if exact else any(name.startswith(item) for item in items)
-
-    return {name for name in names if is_listed(name) != others}
-
-
 def _active(plan: Plan, machine: Machine) -> set[str]:
     """Return the ports that are up and that NCCL may use."""
     up = [port.port for port in machine.infiniband if "ACTIVE" in (port.state or "")]
     wanted = plan.environment.get("NCCL_IB_HCA")
-    return selected(wanted, up) if wanted else set(up)
+    return transport.selected(wanted, up) if wanted else set(up)
 
 
 def _count(visible: str) -> int:

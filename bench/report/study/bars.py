@@ -83,11 +83,17 @@ def sentence(text: str) -> str:
 
 
 def bars_of(result: StudyResult) -> tuple[Bars, ...]:
-    """Return the bars of each table: groups are its lines. Without tables, those of each measurement by arm."""
+    """Return the bars of each table: groups are its lines. Without tables, those of each measurement by arm.
+
+    Coefficients have none: the bars of the values that they are of show the same.
+    """
+    coefficients = {name for row in result.rows for name, cell in row.cells.items() if cell.text}
     if result.tables:
-        found = [_of_table(result, table) for table in result.tables]
+        tables = [table for table in result.tables if table.column.measurement not in coefficients]
+        found = [_of_table(result, table) for table in tables]
     else:
-        found = [_of_column(result, column) for column in result.columns]
+        columns = [column for column in result.columns if column.measurement not in coefficients]
+        found = [_of_column(result, column) for column in columns]
     return tuple(bars for bars in found if any(bar and bar.value is not None for s in bars.series for bar in s.bars))
 
 

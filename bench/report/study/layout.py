@@ -18,6 +18,7 @@ KINDS = {
     Mark.not_advisable: "none",
     Mark.no_result: "none",
 }
+COEFFICIENTS = "Coefficients: how many times the reference's value, with the 95 % interval over pairs of runs."
 LEGEND = {
     Mark.calculated: "calculated from a shorter run",
     Mark.estimated: "estimated by the plan, nothing ran",
@@ -113,7 +114,8 @@ def _arms(writer: _Writer) -> Grid:
     """Return the table with a line for each arm and a column for each measurement."""
     result = writer.result
     names = [column.measurement for column in result.columns]
-    usual = _usual_count(cell for row in result.rows for cell in row.cells.values())
+    every = [cell for row in result.rows for cell in row.cells.values()]
+    usual = _usual_count(every)
     lines: list[Line] = []
     for row in result.rows:
         cells = [row.cells.get(name) for name in names]
@@ -124,7 +126,7 @@ def _arms(writer: _Writer) -> Grid:
         label_headings=("",),
         headings=tuple(map(heading, result.columns)),
         lines=tuple(lines),
-        caption=_caption(usual),
+        caption=_caption(every, usual),
     )
 
 
@@ -132,7 +134,8 @@ def _pivot(writer: _Writer, table: Table) -> Grid:
     """Return a table of one measurement, whose lines and columns are labels."""
     result, name = writer.result, table.column.measurement
     arms = {arm: result.row(arm) for _, of_line in table.rows for arm in of_line if arm is not None}
-    usual = _usual_count(row.cells[name] for row in arms.values() if name in row.cells)
+    every = [row.cells[name] for row in arms.values() if name in row.cells]
+    usual = _usual_count(every)
     lines: list[Line] = []
     for labels, of_line in table.rows:
         rows = [arms[arm] if arm is not None else None for arm in of_line]
@@ -144,7 +147,7 @@ def _pivot(writer: _Writer, table: Table) -> Grid:
         label_headings=table.row_labels,
         headings=tuple(", ".join(map(column_heading, table.column_labels, column)) for column in table.columns),
         lines=tuple(lines),
-        caption=_caption(usual),
+        caption=_caption(every, usual),
     )
 
 
@@ -169,12 +172,15 @@ def _usual_count(cells: Iterable[Cell]) -> int | None:
     return max(counts, key=lambda n: (counts[n], n)) if counts else None
 
 
-def _caption(usual: int | None) -> str:
+def _caption(cells: Sequence[Cell], usual: int | None) -> str:
     if usual is None:
         return "Nothing was measured."
+    coefficients = COEFFICIENTS if any(cell.text for cell in cells) else ""
+    if not any(cell.n and not cell.text for cell in cells):
+        return f"{coefficients} n = {usual} unless n is given."
     if usual == 1:
-        return "One run each (n = 1) unless n is given."
-    return f"Mean ± standard deviation of n = {usual} runs unless n is given."
+        return f"One run each (n = 1) unless n is given. {coefficients}".strip()
+    return f"Mean ± standard deviation of n = {usual} runs unless n is given. {coefficients}".strip()
 
 
 def _entry(writer: _Writer, cell: Cell | None, usual: int | None) -> Entry | None:

@@ -8,7 +8,7 @@ from bench.results.study import Cell, Published, Row, StudyResult
 
 _FIRST = ("arm",)
 _THEN = (
-    *("measurement", "unit", "origin", "value", "deviation", "n", "values"),
+    *("measurement", "unit", "origin", "value", "deviation", "low", "high", "n", "values"),
     *("publication", "printed", "reason", "runs"),
 )
 
@@ -35,6 +35,8 @@ def _measured(cell: Cell) -> dict[str, Any]:
         "origin": cell.mark.name.replace("_", " "),
         "value": cell.value,
         "deviation": cell.deviation,
+        "low": cell.low,
+        "high": cell.high,
         "n": cell.n,
         "values": " ".join(map(repr, cell.values)),
         "reason": cell.reason,

@@ -1,8 +1,10 @@
 """AdamW of a plan's recipe: torch's, or DeepSpeed's for states in host memory."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import AdamW, Optimizer
 
@@ -26,9 +28,12 @@ def groups(plan: Plan, trained: list[Parameter]) -> list[dict[str, Any]]:
 
 
 @torch.no_grad()
-def restart(optimizer: Optimizer, num_steps: int = 0) -> None:
-    """Set the count of steps; with 0, moments too, which are made where there are none yet."""
-    for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+def restart(optimizer: Optimizer, updated: Iterable[Tensor], num_steps: int = 0) -> None:
+    """Set the count of steps; with 0, moments too, which are made where there are none yet.
+
+    updated: what the optimizer updates; between two steps its groups do not always name it.
+    """
+    for parameter in updated:
         state = optimizer.state[parameter]
         for name in MOMENTS:
             if name not in state:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy
 from torch.distributed.tensor import DTensor, Replicate
 from torch.nn import Module
 from torch.nn.utils import clip_grad_norm_
@@ -79,7 +79,7 @@ class TorchPlacement:
         self._optimizer.zero_grad()
 
     def restart(self, num_steps: int = 0) -> None:
-        optimizers.restart(self._optimizer, num_steps)
+        optimizers.restart(self._optimizer, self._trained.values(), num_steps)
 
     def shards(self) -> list[Shard]:
         ranks, rank = self._plan.world.num_ranks, torch.distributed.get_rank()
@@ -153,7 +153,7 @@ def _sharded(plan: Plan, model: PreTrainedModel, source: Source, device: torch.d
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2,
         reshard_after_forward=True,
-        cpu_offload=chosen.offload_parameters,
+        cpu_offload=_offload(plan, device),
         auto_wrap_policy="transformer_based_wrap",
         cpu_ram_efficient_loading=False,
     )
@@ -168,6 +168,12 @@ def _sharded(plan: Plan, model: PreTrainedModel, source: Source, device: torch.d
         model.get_submodule(owner)._buffers[key] = buffer
     fill(model, source, device)
     return TorchPlacement(plan, model, model)
+
+
+def _offload(plan: Plan, device: torch.device) -> OffloadPolicy:
+    if not settings(plan).offload_parameters:
+        return OffloadPolicy()
+    return CPUOffloadPolicy(pin_memory=device.type == "cuda")
 
 
 def _accelerator(plan: Plan, plugin: Any, device: torch.device) -> Any:

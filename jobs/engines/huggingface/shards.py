@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn import Module, Parameter
 
@@ -87,6 +88,9 @@ def rows_of(parameter: DTensor) -> int:
 
 def num_bytes(model: Module) -> int:
     """Return the bytes of the weights that this rank holds while no layer is at work."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()  # the last layers stay whole from a forward pass to the backward pass
     held = 0
     for parameter in model.parameters():
         own = parameter.to_local() if isinstance(parameter, DTensor) else parameter

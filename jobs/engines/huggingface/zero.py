@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from transformers import PreTrainedModel
 
+from bench.contract.huggingface import MOST_ZERO_STAGE
 from bench.contract.modules import Part
 from bench.contract.plan import Plan
 from bench.errors import ConfigError
@@ -19,6 +20,9 @@ from jobs.engines.huggingface.packages import settings
 from jobs.engines.huggingface.shards import Shard, fill
 from jobs.engines.huggingface.sources import Source, canonical
 from jobs.profiles.ranges import named
+
+SHARED_MEMORY = "deepspeed_shm_comm"
+"""What would replace gloo's sums on CPUs; it is compiled with its first use, for a minute."""
 
 
 class ZeroPlacement:
@@ -51,7 +55,14 @@ class ZeroPlacement:
             self.module.step()
 
     def restart(self, num_steps: int = 0) -> None:
-        optimizers.restart(self._base, num_steps)
+        optimizers.restart(self._base, self._updated(), num_steps)
+
+    def _updated(self) -> list[Tensor]:
+        if self.stage == MOST_ZERO_STAGE:
+            return self._wrapped.fp32_partitioned_groups_flat
+        if self.stage:
+            return self._flat_groups()
+        return [parameter for group in self._base.param_groups for parameter in group["params"]]
 
     def shards(self) -> list[Shard]:
         parts = {0: self._replicated, 1: self._of_flat_groups, 2: self._of_flat_groups, 3: self._of_partitions}
@@ -104,6 +115,8 @@ def build(plan: Plan) -> PreTrainedModel:
     Raises:
         ConfigError: DeepSpeed does not take its settings.
     """
+    deepspeed.ops.__compatible_ops__[SHARED_MEMORY] = False
+    deepspeed.init_distributed(auto_mpi_discovery=False)  # takes the process group that is there
     require(plan)
     if not settings(plan).is_sharded:
         return models.build(plan)
@@ -142,7 +155,6 @@ def _reason(error: Exception) -> str:
 
 
 def _initialized(plan: Plan, model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> Any:
-    deepspeed.init_distributed(auto_mpi_discovery=False)
     return deepspeed.initialize(model=model, optimizer=optimizer, config=dict(plan.deepspeed or {}))
 
 

@@ -92,7 +92,7 @@ def _load_peft(engine: Parts, folder: Path) -> None:
         for tensor in state.values():
             extent = (*(1 for _ in range(tensor.prepend_axis_num)), *tensor.local_shape)
             box = tuple(slice(begin, begin + n) for begin, n in zip(tensor.global_offset, extent, strict=True))
-            tensor.data.copy_(whole[tensor.key][box].view(tensor.local_shape))
+            tensor.data.detach().copy_(whole[tensor.key][box].view(tensor.local_shape))
     engine.optimizer.reset()
 
 

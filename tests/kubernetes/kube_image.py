@@ -1,4 +1,4 @@
-"""Make the image of the tests from this machine's Python and this project: `python tests/kubernetes/image.py ARCHIVE`.
+"""Make the image of the tests from this machine's Python and this project.
 
 It has two layers. The lower one holds Python, the packages that runstop and its engine need, and the libraries of the
 system that those link; it stays in the cache, as long as the versions do. The upper one is the project as it stands.

@@ -1,0 +1,49 @@
+"""Log how NCCL joined the ranks, by its own log, and end a run in which that is not what was asked for."""
+
+import os
+from pathlib import Path
+
+from bench.contract import mllog, transport
+from bench.contract.plan import Plan
+from bench.contract.schema import Device
+from bench.errors import SubmitError
+from jobs.ranks import process_group
+from jobs.ranks.identity import Rank
+
+
+def log_used(plan: Plan, who: Rank, folder: Path, log: mllog.Writer) -> None:
+    """Log what NCCL used, after its first collectives; nothing where the run asks nothing of NCCL.
+
+    Raises:
+        SubmitError: NCCL used something else.
+    """
+    if plan.config.cluster.device is not Device.cuda or not transport.is_asked(plan.environment):
+        return
+    own = transport.read(_own_log(plan, folder))
+    used = transport.together(process_group.gathered(who, own))
+    log.event(
+        mllog.NCCL_TRANSPORT,
+        ",".join(used.nets) or "none",
+        local=",".join(used.local) or "none",
+        interfaces=used.devices,
+        lines=list(used.lines),
+    )
+    if wrong := transport.contradiction(transport.asked(plan.environment), used):
+        raise SubmitError(
+            wrong,
+            where="cluster.environment",
+            fix="name a network that the nodes have, and see `lines` of nccl_transport in the log",
+            rule="NCC-02",
+        )
+
+
+def _own_log(plan: Plan, folder: Path) -> str:
+    """Return what NCCL has written for this process; empty if it has written nothing, or elsewhere."""
+    pattern = plan.environment.get("NCCL_DEBUG_FILE", transport.LOG)
+    name = pattern.replace("%h", os.uname().nodename).replace("%p", str(os.getpid()))
+    host = os.uname().nodename.partition(".")[0]
+    short = pattern.replace("%h", host).replace("%p", str(os.getpid()))
+    for path in (folder / name, folder / short):
+        if path.is_file():
+            return path.read_text(errors="replace")
+    return ""

@@ -1,0 +1,168 @@
+"""Where jobs on Kubernetes stand, asked of an API server that answers as a real one does, and counts its questions."""
+
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+pytest.importorskip("kubernetes", reason="pip install 'runstop[kubernetes]'")
+
+from bench.backends import JobState
+from bench.backends.kubernetes import client, jobs, names, states
+from bench.errors import SubmitError
+
+
+@dataclass
+class Server:
+    """Objects by the path under which they are listed."""
+
+    objects: dict[str, list[Any]] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+
+    def answer(self, method: str, path: str) -> tuple[int, Any]:
+        self.asked.append(f"{method} {path}")
+        plain = urlsplit(path).path
+        if method == "DELETE":
+            return 200, {"kind": "Status", "status": "Success"}
+        if plain not in self.objects:
+            return 404, "404 page not found"
+        return 200, {"kind": "List", "items": self.objects[plain]}
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    made = Server()
+
+    class Handler(BaseHTTPRequestHandler):
+        def _reply(self) -> None:
+            status, body = made.answer(self.command, self.path)
+            text = (body if isinstance(body, str) else json.dumps(body)).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json" if isinstance(body, dict) else "text/plain")
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        do_GET = do_DELETE = do_POST = _reply
+
+        def log_message(self, format: str, *args: Any) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "a", "cluster": {"server": f"http://127.0.0.1:{http.server_port}"}}],
+            "users": [{"name": "a", "user": {"token": "b"}}],
+            "contexts": [{"name": "a", "context": {"cluster": "a", "user": "a"}}],
+            "current-context": "a",
+        }
+        (tmp_path / "kubeconfig").write_text(json.dumps(config))
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+        client._client.cache_clear()
+        thread = threading.Thread(target=http.serve_forever, daemon=True)
+        thread.start()
+        yield made
+        client._client.cache_clear()
+        http.shutdown()
+        thread.join()
+
+
+JOBS, PODS = "/apis/batch/v1/namespaces/default/jobs", "/api/v1/namespaces/default/pods"
+EVENTS = "/api/v1/namespaces/default/events"
+
+
+def job(run: str, node: int, *conditions: dict[str, str]) -> dict[str, Any]:
+    metadata = {"name": f"{run}-{node}", "labels": {"runstop/run": run}, "creationTimestamp": "2026-11-22T20:00:00Z"}
+    return {"metadata": metadata, "spec": {"parallelism": 1}, "status": {"conditions": list(conditions)}}
+
+
+def pod(run: str, **status: Any) -> dict[str, Any]:
+    return {"metadata": {"name": f"{run}-x", "labels": {"runstop/run": run}}, "spec": {}, "status": status}
+
+
+def ended(type: str, **more: str) -> dict[str, str]:
+    return {"type": type, "status": "True", "lastTransitionTime": "2026-11-22T20:01:00Z", **more}
+
+
+def waiting(reason: str) -> list[dict[str, Any]]:
+    return [{"state": {"waiting": {"reason": reason, "message": "said the registry"}}}]
+
+
+def terminated(reason: str) -> list[dict[str, Any]]:
+    return [{"state": {"terminated": {"reason": reason, "exitCode": 137, "message": "the end of its output"}}}]
+
+
+UNSCHEDULABLE = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2: Insufficient"}]
+CLAIMED = [{**UNSCHEDULABLE[0], "message": "pod has unbound immediate PersistentVolumeClaims"}]
+
+
+@pytest.mark.parametrize(
+    ("conditions", "pods", "state", "word", "rule"),
+    [
+        ([ended("Complete")], [], JobState.completed, "Complete", ""),
+        ([], [pod("a", phase="Pending")], JobState.queued, "Pending", ""),
+        ([], [pod("a", phase="Running")], JobState.running, "Running", ""),
+        ([], [pod("a", phase="Pending", conditions=UNSCHEDULABLE)], JobState.queued, "Unschedulable", "KUB-02"),
+        ([], [pod("a", phase="Pending", conditions=CLAIMED)], JobState.queued, "Unschedulable", "KUB-08"),
+        *(
+            ([], [pod("a", phase="Pending", containerStatuses=waiting(word))], JobState.queued, word, rule)
+            for word, rule in (("ImagePullBackOff", "KUB-01"), ("CreateContainerConfigError", "KUB-10"))
+        ),
+        ([ended("Failed", reason="BackoffLimitExceeded")], [], JobState.failed, "BackoffLimitExceeded", ""),
+        (
+            [ended("Failed", reason="BackoffLimitExceeded")],
+            [pod("a", phase="Failed", containerStatuses=terminated("OOMKilled"))],
+            *(JobState.failed, "OOMKilled", "KUB-03"),
+        ),
+        ([], [pod("a", phase="Failed", reason="Evicted", message="low")], JobState.running, "Evicted", "KUB-04"),
+        ([], [pod("a", phase="Failed", reason="DeadlineExceeded")], JobState.running, "DeadlineExceeded", "KUB-09"),
+    ],
+)  # fmt: skip
+def test_a_job_stands_where_its_objects_and_pods_say(
+    server: Server, conditions: Any, pods: Any, state: JobState, word: str, rule: str
+) -> None:
+    server.objects = {JOBS: [job("a", 0, *conditions)], PODS: pods, EVENTS: []}
+    found = states.states(["job/default/a"])["job/default/a"]
+    assert (found.state, found.word, found.rule) == (state, word, rule)
+
+
+def test_a_run_has_ended_with_the_last_of_its_jobs_and_failed_with_the_first(server: Server) -> None:
+    server.objects = {
+        JOBS: [job("a", 0, ended("Complete")), job("a", 1)],
+        PODS: [pod("a", phase="Running")],
+        EVENTS: [],
+    }
+    assert states.states(["job/default/a"])["job/default/a"].state is JobState.running
+    server.objects[JOBS] = [job("a", 0, ended("Failed", reason="DeadlineExceeded")), job("a", 1)]
+    assert states.states(["job/default/a"])["job/default/a"].state is JobState.failed
+
+
+def test_two_hundred_runs_are_one_list_of_objects_and_one_of_pods(server: Server) -> None:
+    runs = [f"r{number}" for number in range(200)]
+    server.objects = {JOBS: [job(run, 0) for run in runs], PODS: [pod(run, phase="Running") for run in runs]}
+    assert len(states.states([f"job/default/{run}" for run in runs])) == 200
+    assert [asked.partition("?")[0] for asked in server.asked] == [f"GET {JOBS}", f"GET {PODS}"]
+
+
+def test_only_the_objects_of_a_job_are_deleted(server: Server) -> None:
+    server.objects = {JOBS: [job("a", 0), job("a", 1)]}
+    jobs.cancel(names.read_id("job/default/a"))
+    assert unquote(server.asked[0]) == f"GET {JOBS}?labelSelector=runstop/run=a"
+    assert {asked.partition("?")[0] for asked in server.asked[1:]} == {f"DELETE {JOBS}/a-0", f"DELETE {JOBS}/a-1"}
+
+
+@pytest.mark.parametrize("id", ["12", "pod/default/a", "job/default", "job/Default/a", "job/../a", "job/default/a b"])
+def test_the_id_of_another_backend_is_refused(id: str) -> None:
+    with pytest.raises(SubmitError, match="not the id of a job on Kubernetes"):
+        states.states([id])
+
+
+def test_a_kind_that_the_cluster_does_not_have_is_an_error_that_says_so(server: Server) -> None:
+    with pytest.raises(client.ApiError, match="404 page not found"):
+        states.states(["jobset/default/a"])

@@ -1,0 +1,244 @@
+"""Manifests: those in manifests/ are as render writes them, fit the schemas of Kubernetes and of the operators."""
+
+import gzip
+import json
+import os
+import pickle
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench.backends.kubernetes import config_checks, manifest, yaml_text
+from bench.contract import plan as plans
+from bench.contract.kubernetes import ObjectKind, Toleration, Volume
+from bench.contract.plan import Plan
+from bench.errors import ConfigError
+from bench.planning import compose
+from bench.rules.check import Subject, run
+from helpers.hostile_configs import hostile
+from helpers.paths import ROOT
+
+IMAGE = f"cluster.kubernetes.image=registry.example.com/runstop@sha256:{'5' * 64}"
+SHOWN = {
+    **{f"lora70b_{kind.name}": ("task=lora70b", f"cluster.kubernetes.object={kind.name}") for kind in ObjectKind},
+    "lora70b_kueue": ("task=lora70b", "cluster.kubernetes.queue=research", "cluster.kubernetes.priority_class=high"),
+    "pretrain_7b": ("task=pretrain_7b",),
+    "attention": ("task=attention",),
+    "lora70b_mi300x": ("task=lora70b", "cluster=kubernetes_mi300x"),
+    "lora_tiny_kubernetes_test": ("task=lora_tiny", "cluster=kubernetes_test"),
+}
+"""What people would run: every kind of object, and every kind of task."""
+MADE = {"pretrain_7b": ("/data",), "lora_tiny_kubernetes_test": ("/data", "/model")}
+"""Which runs make their rows or their base checkpoint, and where; others only read them."""
+CRDS = ROOT.parent / "shared/crds"
+OF_OPERATORS = {
+    "JobSet": "jobset.x-k8s.io_jobsets",
+    "PyTorchJob": "kubeflow.org_pytorchjobs",
+    "TrainJob": "trainer.kubeflow.org_trainjobs",
+    "TrainingRuntime": "trainer.kubeflow.org_trainingruntimes",
+}
+
+
+def shown(name: str) -> Plan:
+    words = SHOWN[name]
+    cluster = () if any(word.startswith("cluster=") for word in words) else ("cluster=kubernetes",)
+    image = () if "cluster=kubernetes_test" in words else (IMAGE,)
+    return compose.compose([*cluster, *words, *image])
+
+
+@pytest.fixture(autouse=True)
+def no_site(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DATADIR", "MODEL", "LOGDIR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_the_manifests_are_those_that_render_writes() -> None:
+    """To write them anew: WRITE_MANIFESTS=1 pytest tests/backends/test_manifest.py"""
+    folder = ROOT / "manifests"
+    if os.environ.get("WRITE_MANIFESTS"):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        for name in SHOWN:
+            (folder / f"{name}.yaml").write_text(manifest.text(shown(name)))
+    assert sorted(path.stem for path in folder.glob("*.yaml")) == sorted(SHOWN)
+    for name in SHOWN:
+        assert (folder / f"{name}.yaml").read_text() == manifest.text(shown(name)), f"{name}: not what render writes"
+
+
+def objects(name: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((ROOT / f"manifests/{name}.yaml").read_text()))
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_objects_of_kubernetes_fit_its_schema_without_an_unknown_field(name: str) -> None:
+    validate = pytest.importorskip("kubernetes_validate", reason="pip install 'runstop[dev]'").validate
+    for made in objects(name):
+        if made["kind"] not in OF_OPERATORS:
+            validate(made, "1.31", strict=True)
+
+
+def strict(schema: Any) -> Any:
+    """Return a schema in which an unknown field is an error, as it is for `kubectl apply`."""
+    if isinstance(schema, list):
+        return [strict(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {key: strict(value) for key, value in schema.items()}
+    if "properties" in schema and not schema.get("x-kubernetes-preserve-unknown-fields"):
+        made.setdefault("additionalProperties", False)
+    return made
+
+
+@pytest.mark.parametrize("name", [f"lora70b_{kind.name}" for kind in ObjectKind if kind is not ObjectKind.job])
+def test_objects_of_operators_fit_the_definitions_that_their_projects_publish(name: str) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    if not CRDS.is_dir():
+        pytest.skip(f"the definitions are not in {CRDS}")
+    checked = 0
+    for made in objects(name):
+        if (file := OF_OPERATORS.get(made["kind"])) is None:
+            continue
+        definition = yaml.load(gzip.decompress((CRDS / f"{file}.yaml.gz").read_bytes()), Loader=yaml.CSafeLoader)
+        group, _, version = made["apiVersion"].partition("/")
+        assert definition["spec"]["group"] == group
+        (served,) = [v for v in definition["spec"]["versions"] if v["name"] == version]
+        schema = strict(served["schema"]["openAPIV3Schema"])
+        schema["properties"]["metadata"] = {"type": "object"}
+        jsonschema.Draft202012Validator(schema).validate(made)
+        checked += 1
+    assert checked == (2 if "trainjob" in name else 1)
+
+
+def pods(made: Any) -> list[dict[str, Any]]:
+    """Return every pod spec in an object, wherever it stands."""
+    if isinstance(made, list):
+        return [pod for one in made for pod in pods(one)]
+    if not isinstance(made, dict):
+        return []
+    return [made] if "containers" in made else [pod for one in made.values() for pod in pods(one)]
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_every_pod_is_without_root_and_gets_what_its_node_has(name: str) -> None:
+    plan = shown(name)
+    found = [pod for made in objects(name) for pod in pods(made)]
+    assert found
+    for pod in found:
+        (container,) = pod["containers"]
+        assert pod["securityContext"]["runAsNonRoot"] and pod["automountServiceAccountToken"] is False
+        own = container["securityContext"]
+        assert own["allowPrivilegeEscalation"] is False and own["capabilities"]["drop"] == ["ALL"]
+        limits, gpus = container["resources"].get("limits", {}), plan.config.cluster.kubernetes
+        assert gpus is not None and limits == container["resources"].get("requests", {})
+        if gpus.gpu_resource:
+            assert limits[gpus.gpu_resource] == str(plan.world.ranks_per_node)
+        writable = {m["mountPath"] for m in container["volumeMounts"] if not m.get("readOnly")}
+        assert writable == {"/dev/shm", "/tmp", "/results", *MADE.get(name, ())}
+        assert pod["activeDeadlineSeconds"] > 60 * (plan.walltime_min or 0)
+    (held,) = [made for made in objects(name) if made["kind"] == "ConfigMap"]
+    assert plans.loads(held["data"]["plan.json"]) == plan
+
+
+def test_an_old_server_gets_one_job_a_node_and_a_new_one_an_indexed_job() -> None:
+    words = ["task=lora_tiny", "cluster=kubernetes_test"]
+    old = [made for made in yaml_text.load_all(manifest.text(compose.compose(words))) if made["kind"] == "Job"]
+    assert [made["spec"]["template"]["spec"]["hostname"][-2:] for made in old] == ["-0", "-1"]
+    new = manifest.text(compose.compose([*words, "cluster.kubernetes.version='1.31'"]))
+    (job,) = [made for made in yaml_text.load_all(new) if made["kind"] == "Job"]
+    assert (job["spec"]["completionMode"], job["spec"]["completions"]) == ("Indexed", 2)
+
+
+PLAN = pickle.dumps(compose.compose(["task=lora_tiny", "cluster=kubernetes_test", "cluster.kubernetes.version='1.31'"]))
+
+
+@settings(max_examples=20)
+@given(text=hostile, other=hostile, kind=st.sampled_from(ObjectKind))
+def test_hostile_values_stay_values(text: str, other: str, kind: ObjectKind) -> None:
+    """Every object has the shape that it has with harmless values, and each value is the config's, to the letter."""
+
+    def made(one: str, two: str) -> list[Any]:
+        plan = pickle.loads(PLAN)
+        k = plan.config.cluster.kubernetes
+        assert k is not None
+        k.object, k.image, k.namespace, k.pull_secret, k.priority_class, k.queue = kind, one, two, one, two, one
+        k.node_selector, k.networks, k.exclude_nodes = {"key": one}, [two], [one, two]
+        k.tolerations = [Toleration(key=one, value=two, effect=one)]
+        k.resources, k.service_account, k.results = {"cpu": two}, one, Volume(claim=one, sub_path=two)
+        plan.config.cluster.paths.logs, plan.config.cluster.environment = f"/results/{one}", {"A": two}
+        return list(yaml.safe_load_all(manifest.text(plan)))
+
+    text, other = ("".join(c for c in one if c.isprintable() or c in "\n\t") or "x" for one in (text, other))
+    tame, wild = made("a", "b"), made(text, other)
+    assert shape(tame) == shape(wild)
+    (pod, *_) = [pod for one in wild for pod in pods(one)]
+    assert pod["containers"][0]["image"] == text and pod["affinity"]["nodeAffinity"]
+    assert expanded(pod["containers"][0]["args"][0]).startswith(f"/results/{text}/")
+
+
+def shape(value: Any) -> Any:
+    """Return an object without its values: keys, lengths of lists, types."""
+    if isinstance(value, dict):
+        return {key: shape(one) for key, one in value.items() if key != "plan.json"}
+    return [shape(one) for one in value] if isinstance(value, list) else type(value).__name__
+
+
+def expanded(text: str) -> str:
+    """Return an argument as Kubernetes gives it to the program: $(NAME) is expanded, and $$ is a dollar sign.
+
+    Source: k8s.io/kubernetes/third_party/forked/golang/expansion.
+    """
+    return re.sub(r"\$(\$|\([^)]*\))", lambda found: "$" if found[1] == "$" else f"<expanded {found[1]}>", text)
+
+
+def test_kubernetes_own_parser_reads_what_was_meant(tmp_path: Path) -> None:
+    """PyYAML would write 1e3 and 0o17 without quotes, and Go's parser takes them for numbers."""
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl is not installed: its parser is the judge")
+    values = ["1e3", "0o17", "y", "on", "NO", "~", "0x1f", "1_000", "12:30:00", "=", "<<", ".5", "null", "a: b", "- a"]
+    data = {f"k{number}": value for number, value in enumerate(values)}
+    made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}, "data": data}
+    (tmp_path / "a.yaml").write_text(yaml_text.dump_all([made]))
+    argv = ["kubectl", "annotate", "--local", "--filename", str(tmp_path / "a.yaml"), "x=y", "--output", "json"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["data"] == data
+
+
+@pytest.mark.parametrize(
+    ("words", "rule", "what"),
+    [
+        (["cluster.kubernetes.image=null"], "KUB-15", "pods need an image"),
+        (["cluster.kubernetes.image=Bad Image"], "KUB-15", "is not the name of an image"),
+        (["cluster.kubernetes.image=a/b:latest"], "KUB-15", "may be another image tomorrow"),
+        (["cluster.kubernetes.namespace=My_Team"], "KUB-15", "is not one that Kubernetes takes"),
+        (["cluster.kubernetes.resources.memory=lots"], "KUB-15", "is not one that Kubernetes takes"),
+        (["cluster.kubernetes.results=null"], "KUB-15", "no volume holds cluster.paths.logs"),
+        (["cluster.kubernetes.data={claim: a, host_path: /b}"], "KUB-15", "one of the two"),
+        (["cluster.paths.logs=$LOGDIR"], "KUB-15", "is not a path in pods"),
+        (["cluster.kubernetes.run_as_user=0"], "KUB-15", "pods do not run as root"),
+        (["launch.array=true"], "KUB-15", "no arrays of jobs"),
+        (["cluster.kubernetes.version='1.20'", "cluster.kubernetes.object=jobset"], "KUB-16", "needs Kubernetes 1.27"),
+        (["container=pyxis", "container.image=/a.sqsh"], "KUB-15", "pods are containers already"),
+    ],
+)
+def test_what_cannot_become_a_pod_is_refused_before_anything_starts(words: list[str], rule: str, what: str) -> None:
+    plan = compose.compose(["task=lora70b", "cluster=kubernetes", IMAGE, *words])
+    checked = run(config_checks.CHECKS, Subject(plan, ""), tier="laptop")
+    assert any(f.rule == rule and what in f.what for one in checked for f in one.findings), checked
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_nothing_is_wrong_with_what_is_shown(name: str) -> None:
+    checked = run(config_checks.CHECKS, Subject(shown(name), ""), tier="laptop")
+    assert [f for one in checked for f in one.findings if f.severity == "error"] == []
+
+
+def test_settings_have_no_place_for_what_they_do_not_know() -> None:
+    with pytest.raises(ConfigError, match="nodeselector"):
+        compose.compose(["task=lora70b", "cluster=kubernetes", "+cluster.kubernetes.nodeselector={a: b}"])

@@ -1,0 +1,124 @@
+"""What a run may change besides its strategy: 4-bit bases, offloading, recomputation, BF16, checkpoints, adapters."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bench.contract import mllog
+from bench.mlperf.result import parse
+from helpers import ranks
+from helpers.peer_runs import BLOCK, FSDP2, TRAINS, ZERO, composed, facts, losses, needed, trained
+from jobs.data.targets import targets
+from jobs.tasks import convert
+
+needed()
+pytestmark = [pytest.mark.trains, pytest.mark.slow, pytest.mark.skipif(ranks.DEVICE != "cpu", reason="gloo ranks")]
+
+BF16 = "precision=bf16"
+SAME = {
+    "offloaded_activations": ("all", f"{BLOCK}.offload_activations=true"),
+    "offloaded_fsdp2": ("all", FSDP2, f"{BLOCK}.offload_parameters=true"),
+    "recomputed_ddp": ("all", "recipe.recompute=full"),
+    "recomputed_fsdp2": ("lora", FSDP2, "recipe.recompute=full"),
+    "recomputed_zero3": ("lora", ZERO, f"{BLOCK}.zero_stage=3", f"{BLOCK}.activation_checkpointing=true"),
+    "offloaded_zero2": ("all", ZERO, f"{BLOCK}.zero_stage=2", f"{BLOCK}.offload_optimizer=true"),
+    "offloaded_zero3": (
+        *("all", ZERO, f"{BLOCK}.zero_stage=3"),
+        *(f"{BLOCK}.offload_optimizer=true", f"{BLOCK}.offload_parameters=true"),
+    ),
+    "eager": ("all", f"{BLOCK}.attention=eager"),
+}
+"""What changes where numbers lie or when they are computed, and none of them."""
+CLOSE = {
+    "bf16_ddp": ("all", BF16),
+    "bf16_fsdp2": ("lora", BF16, FSDP2),
+    "bf16_zero0": ("lora", BF16, ZERO),
+    "bf16_zero1": ("all", BF16, ZERO, f"{BLOCK}.zero_stage=1"),
+    "bf16_zero2": ("all", BF16, ZERO, f"{BLOCK}.zero_stage=2"),
+    "bf16_zero3": ("all", BF16, ZERO, f"{BLOCK}.zero_stage=3"),
+    "bf16_pure": ("lora", BF16, f"{BLOCK}.bf16=pure"),
+    "bf16_pure_fsdp2": ("all", BF16, FSDP2, f"{BLOCK}.bf16=pure"),
+}
+"""What rounds."""
+
+
+@pytest.fixture(scope="module")
+def folder(runs: Path) -> Path:
+    """All of them, trained in one start."""
+    plans = {name: composed(runs, *TRAINS[trains], *overrides) for name, (trains, *overrides) in (SAME | CLOSE).items()}
+    trained(plans, runs)
+    return runs
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_where_numbers_lie_changes_none(name: str, folder: Path) -> None:
+    expected = losses(folder / f"megatron_{SAME[name][0]}")
+    np.testing.assert_allclose(losses(folder / name), expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", CLOSE)
+def test_bf16_learns_close_to_fp32(name: str, folder: Path) -> None:
+    expected, got = losses(folder / f"megatron_{CLOSE[name][0]}"), losses(folder / name)
+    assert 1e-4 < np.abs(np.subtract(got, expected)).max() < 0.1
+    types = facts(folder / name)[mllog.BF16_MODE]
+    wanted = {
+        "deepspeed": ("bfloat16", "float32", "float32"),
+        "autocast": ("float32", "float32", "float32"),
+        "pure": ("bfloat16", "bfloat16", "bfloat16"),
+    }
+    assert tuple(types.metadata[key] for key in ("weights", "master", "moments")) == wanted[types.value]
+
+
+GOES_ON = {
+    "fsdp2": (FSDP2,),
+    "zero3": (ZERO, f"{BLOCK}.zero_stage=3"),
+    "zero2": (ZERO, f"{BLOCK}.zero_stage=2"),
+    "ddp": (),
+    "zero1": (ZERO, f"{BLOCK}.zero_stage=1"),
+    "zero0": (ZERO,),
+}
+"""In this order each goes on from the checkpoint of the one before, at step 8; the first from one of its own."""
+
+
+@pytest.fixture(scope="module")
+def resumed(runs: Path) -> Path:
+    """A whole run of FSDP2 that saves its state, and runs of every strategy that go on with it."""
+    saving = ("task.training.checkpoint_every_steps=8", *TRAINS["all"])
+    plans = {f"on_{name}": composed(runs, *saving, *overrides) for name, overrides in GOES_ON.items()}
+    plans = {"saved": composed(runs, *saving, FSDP2), "saved_zero3": composed(runs, *saving, *GOES_ON["zero3"])} | plans
+    for name, plan in plans.items():
+        ranks.write(plan, runs / name)
+    for name in ("on_fsdp2", "on_zero3", "on_zero2"):
+        (runs / name / "checkpoints").symlink_to(runs / "saved" / "checkpoints")
+    for name in ("on_ddp", "on_zero1", "on_zero0"):
+        (runs / name / "checkpoints").symlink_to(runs / "saved_zero3" / "checkpoints")
+    trained(plans, runs)
+    return runs
+
+
+@pytest.mark.parametrize("name", GOES_ON)
+def test_a_checkpoint_goes_on_in_every_strategy(name: str, resumed: Path) -> None:
+    """Both saved runs end at step 20 and keep steps 16 and 20, and what has ended is not gone on with."""
+    expected, log = losses(resumed / "megatron_all"), facts(resumed / f"on_{name}")
+    assert log[mllog.RESUMED].value == 16
+    np.testing.assert_allclose(losses(resumed / f"on_{name}"), expected[16:], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["saved", "saved_zero3"])
+def test_a_checkpoint_becomes_a_hugging_face_folder(name: str, resumed: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    from jobs.data import rows as rows_of
+
+    step = resumed / name / "checkpoints" / "trial_0" / "step_20"
+    assert convert.main(["export", str(step), str(tmp_path / "out")]) == 0
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    rows = rows_of.load(composed(resumed, *TRAINS["all"]), "eval")
+    tokens, labels, weights = targets(rows, np.arange(11))
+    with torch.no_grad():
+        each = torch.nn.functional.cross_entropy(model(tokens).logits.transpose(1, 2), labels, reduction="none")
+    assert (each * weights).sum().item() / 11 == pytest.approx(
+        parse(resumed / name / "result_0.txt").eval_final, abs=1e-4
+    )

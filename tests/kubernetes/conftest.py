@@ -1,0 +1,36 @@
+"""A real Kubernetes for the tests of this folder: booted once per session."""
+
+import os
+import shutil
+from collections.abc import Iterator
+
+import kube_cluster
+import pytest
+from kube_cluster import Cluster, User
+
+SPEED = (
+    *("task=lora_tiny", "model.weights=random", "launch.health=false", "task.training.max_steps=20"),
+    *("recipe.eval_every_samples=160", "recipe.eval_skip=0", "recipe.log_every_steps=5", "walltime=10"),
+)
+"""A trial of seconds: random weights, so nothing has to be prepared, and nothing is proven but that it ran."""
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """Boot it. Where it could run, a boot that fails is an error; it is skipped only where it cannot."""
+    if os.geteuid() != 0:
+        pytest.skip("a real Kubernetes needs root: its nodes make containers")
+    missing = [name for name in ("etcd", "containerd", "runc", "kubectl", "setpriv") if not shutil.which(name)]
+    if missing or not (kube_cluster.PROGRAMS / "kubelet").exists():
+        pytest.skip(f"no Kubernetes in {kube_cluster.PROGRAMS}: sudo -E tests/kubernetes/build.sh builds it, once")
+    pytest.importorskip("kubernetes", reason="pip install 'runstop[kubernetes]'")
+    with kube_cluster.running() as booted:
+        yield booted
+
+
+@pytest.fixture
+def user(cluster: Cluster) -> Iterator[User]:
+    """Somebody with an empty home, on an empty cluster."""
+    with kube_cluster.user(cluster, *SPEED) as somebody:
+        yield somebody
+        cluster.clear()

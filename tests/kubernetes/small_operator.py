@@ -1,0 +1,120 @@
+"""A small operator, which stands in for JobSet, Kubeflow's training operator and Kubeflow Trainer: it is none of them.
+
+It turns their objects into pods by what their definitions document, and says in their status how they ended. It starts
+no pod again, makes no Services, and knows nothing of this project.
+"""
+
+import copy
+import json
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+Object = dict[str, Any]
+Kubectl = Callable[..., str]
+RESOURCES = {
+    "jobsets.jobset.x-k8s.io": "Completed",
+    "pytorchjobs.kubeflow.org": "Succeeded",
+    "trainjobs.trainer.kubeflow.org": "Complete",
+}
+"""What is looked after, and the condition that says that all is well."""
+
+
+class InvalidError(Exception):
+    """What the project's own webhook would refuse."""
+
+
+def pods_of(made: Object, runtime: Callable[[str], Object]) -> Iterator[Object]:
+    """Yield the pods of an object."""
+    match made["kind"]:
+        case "JobSet":
+            yield from of_jobset(made["metadata"]["name"], made["spec"])
+        case "TrainJob":
+            reference, nodes = made["spec"]["runtimeRef"], made["spec"].get("trainer", {}).get("numNodes")
+            if reference["kind"] != "TrainingRuntime":
+                raise InvalidError(f"no {reference['kind']} here")
+            spec = copy.deepcopy(runtime(reference["name"])["spec"])
+            jobset = spec["template"]["spec"]
+            for job in jobset["replicatedJobs"]:
+                count = nodes or spec["mlPolicy"]["numNodes"]
+                job["template"]["spec"] |= {"completions": count, "parallelism": count}
+            yield from of_jobset(made["metadata"]["name"], jobset)
+        case "PyTorchJob":
+            yield from of_pytorchjob(made["metadata"]["name"], made["spec"])
+
+
+def of_jobset(name: str, spec: Object) -> Iterator[Object]:
+    for job in spec["replicatedJobs"]:
+        if job["template"]["spec"].get("completionMode") != "Indexed":
+            raise InvalidError("a JobSet's Jobs are Indexed")
+        for replica in range(job.get("replicas", 1)):
+            for index in range(job["template"]["spec"]["completions"]):
+                host = f"{name}-{job['name']}-{replica}-{index}"
+                subdomain = spec.get("network", {}).get("subdomain", name)
+                template = job["template"]["spec"]["template"]
+                yield pod(template, host, {"JOB_COMPLETION_INDEX": str(index)}, hostname=host, subdomain=subdomain)
+
+
+def of_pytorchjob(name: str, spec: Object) -> Iterator[Object]:
+    replicas = spec["pytorchReplicaSpecs"]
+    if replicas.get("Master", {}).get("replicas", 1) != 1:
+        raise InvalidError("a PyTorchJob has one Master")
+    world = sum(one.get("replicas", 1) for one in replicas.values())
+    for role, offset in (("Master", 0), ("Worker", 1)):
+        for index in range(replicas.get(role, {"replicas": 0}).get("replicas", 1)):
+            template = replicas[role]["template"]
+            if "pytorch" not in [one["name"] for one in template["spec"]["containers"]]:
+                raise InvalidError("there is no container named pytorch")
+            known = {"RANK": str(index + offset), "WORLD_SIZE": str(world), "MASTER_ADDR": f"{name}-master-0"}
+            yield pod(template, f"{name}-{role.lower()}-{index}", known | {"MASTER_PORT": "23456"})
+
+
+def pod(template: Object, name: str, environment: dict[str, str], **spec: Any) -> Object:
+    made = copy.deepcopy(template)
+    made["metadata"] = made.get("metadata", {}) | {"name": name}
+    made["spec"] |= {"restartPolicy": "Never"} | spec
+    for container in made["spec"]["containers"]:
+        container["env"] = [*container.get("env", []), *({"name": k, "value": v} for k, v in environment.items())]
+    return {"apiVersion": "v1", "kind": "Pod", **made}
+
+
+class SmallOperator(threading.Thread):
+    """Looks after all objects of a namespace until it is told to end."""
+
+    def __init__(self, kubectl: Kubectl) -> None:
+        super().__init__(daemon=True)
+        self._kubectl, self._done, self._made = kubectl, threading.Event(), set[str]()
+
+    def run(self) -> None:
+        while not self._done.wait(1.0):
+            for resource, fine in RESOURCES.items():
+                for made in self._get(resource):
+                    self._look_after(resource, made, fine)
+
+    def end(self) -> None:
+        self._done.set()
+        self.join()
+
+    def _get(self, *words: str) -> list[Object]:
+        said = self._kubectl("get", *words, "--output", "json", check=False)
+        return list(json.loads(said)["items"]) if said else []
+
+    def _runtime(self, name: str) -> Object:
+        said = self._kubectl("get", "trainingruntimes.trainer.kubeflow.org", name, "--output", "json")
+        return dict(json.loads(said))
+
+    def _look_after(self, resource: str, made: Object, fine: str) -> None:
+        uid, name = made["metadata"]["uid"], made["metadata"]["name"]
+        if uid not in self._made:
+            self._made.add(uid)
+            owner = {"apiVersion": made["apiVersion"], "kind": made["kind"], "name": name, "uid": uid}
+            for one in pods_of(made, self._runtime):
+                one["metadata"]["ownerReferences"] = [owner]
+                self._kubectl("create", "--filename", "-", stdin=json.dumps(one))
+        own = [p for p in self._get("pods") if uid in [o["uid"] for o in p["metadata"].get("ownerReferences", [])]]
+        phases = {pod["status"]["phase"] for pod in own}
+        if own and phases <= {"Succeeded", "Failed"} and not made.get("status", {}).get("conditions"):
+            condition = {"type": fine if phases == {"Succeeded"} else "Failed", "status": "True", "reason": "PodsEnded"}
+            condition |= {"message": "all pods have ended", "lastTransitionTime": made["metadata"]["creationTimestamp"]}
+            status = json.dumps({"status": {"conditions": [condition]}})
+            self._kubectl("patch", resource, name, "--subresource=status", "--type=merge", "--patch", status)
