@@ -7,14 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from bench.backends.nodes.channel import TOKEN
+from bench.backends.nodes.ending import START_AGAIN
 from bench.backends.ray.group import Group, LostError, explained
 from bench.backends.ray.node import Ended
-from bench.contract.run_files import PLAN, STATUS
+from bench.contract.run_files import NODE_VARIABLE, PLAN, STATUS
 
-START_AGAIN = 75
-"""Exit code of a runner that was cut short and wants to be started again (sysexits' EX_TEMPFAIL)."""
-TOKEN, NODE = "RUNSTOP_TOKEN", "RUNSTOP_NODE"
-"""What runners of one run know each other by, and the name of each one's node."""
 POLL_S = 1.0
 ANSWER_S = 60.0
 OTHERS_S = 120.0
@@ -117,5 +115,5 @@ def started(group: Group, words: Sequence[str], folder: Path) -> Runners:
     calls = {}
     for number, (actor, name) in enumerate(zip(group.actors, group.names, strict=True)):
         own = ["-m", "bench.runner", str(folder), "--node", str(number), "--lead", address, *words]
-        calls[actor.run.remote(own, {TOKEN: token, NODE: name})] = number
+        calls[actor.run.remote(own, {TOKEN: token, NODE_VARIABLE: name})] = number
     return Runners(group, calls)

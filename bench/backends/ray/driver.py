@@ -17,9 +17,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.backends.nodes.ending import START_AGAIN
 from bench.backends.ray import attempt as attempts
 from bench.backends.ray import group as groups
-from bench.backends.ray.attempt import START_AGAIN
 from bench.backends.ray.group import Group, LostError
 from bench.contract import plan as plans
 from bench.contract.plan import Plan
@@ -34,7 +34,7 @@ FINAL = ("RAY-02", "RAY-03", "RAY-07", "RAY-09")
 
 
 @dataclass(slots=True)
-class Job:
+class DriverJob:
     """This job; what it says goes to Ray's log, and into the folder of the run under way."""
 
     id: str
@@ -69,7 +69,7 @@ class Job:
 def main() -> None:
     args = _parser().parse_args()
     runs = [path.absolute() for path in args.runs]
-    job = Job(args.job or _own_id(), args.plan, args.limit_min, runs[0])
+    job = DriverJob(args.job or _own_id(), args.plan, args.limit_min, runs[0])
     try:
         sys.exit(_drive(job, runs))
     except BenchError as error:
@@ -79,7 +79,7 @@ def main() -> None:
         sys.exit(stop.exit_code)
 
 
-def _drive(job: Job, runs: list[Path]) -> int:
+def _drive(job: DriverJob, runs: list[Path]) -> int:
     import ray
 
     all_plans = [_plan(job, run) for run in runs]
@@ -97,7 +97,7 @@ def _drive(job: Job, runs: list[Path]) -> int:
     return max(codes)
 
 
-def _plan(job: Job, run: Path) -> Plan:
+def _plan(job: DriverJob, run: Path) -> Plan:
     """Return the plan of a run.
 
     Raises:
@@ -109,7 +109,7 @@ def _plan(job: Job, run: Path) -> Plan:
     return plans.load(job.plan_file or run / PLAN)
 
 
-def _run(job: Job, plan: Plan) -> int:
+def _run(job: DriverJob, plan: Plan) -> int:
     """Return the exit code of a run, after as many attempts as lost nodes make necessary."""
     for number in range(plan.config.launch.attempts):
         is_last = number + 1 == plan.config.launch.attempts
@@ -130,7 +130,7 @@ def _run(job: Job, plan: Plan) -> int:
     raise AssertionError("the last attempt's runner does not ask for another one")
 
 
-def _words(job: Job, number: int, *, is_last: bool) -> list[str]:
+def _words(job: DriverJob, number: int, *, is_last: bool) -> list[str]:
     """Return what the runner of every node gets besides the run folder, its number and the lead's address."""
     return [
         *("--job", job.id, "--attempt", str(number)),
@@ -140,7 +140,7 @@ def _words(job: Job, number: int, *, is_last: bool) -> list[str]:
     ]
 
 
-def _close(job: Job, plan: Plan, what: str) -> int:
+def _close(job: DriverJob, plan: Plan, what: str) -> int:
     """Write the last word of a run that no runner can write; return its exit code."""
     if not job.run.is_dir():
         return 1
