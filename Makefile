@@ -11,8 +11,9 @@ test: .venv/test-installed  ## the gate: real training runs, a real Slurm, the o
 fast: .venv/test-installed  ## tests that neither train nor start programs, on all cores
 	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not trains and not slurm and not slow and not starts" --ignore=tests/slurm
 
-faults: .venv/test-installed  ## runs on a real Slurm are broken in every way that we know; prints what came out
+faults: .venv/test-installed  ## runs on a real Slurm and a real Kubernetes are broken in every way that we know
 	$(BIN)/python tests/slurm/faults.py
+	$(BIN)/python -m pytest -m faults tests/kubernetes
 
 slow: .venv/test-installed  ## tests that are too long for the gate
 	$(BIN)/python -m pytest -m slow
