@@ -11,9 +11,9 @@ test: .venv/test-installed  ## the gate: real training runs, a real Slurm, the o
 fast: .venv/test-installed  ## tests that neither train nor start programs, on all cores
 	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not trains and not slurm and not slow and not starts" --ignore=tests/slurm
 
-faults: .venv/test-installed  ## runs on a real Slurm, on hosts and by the runner are broken in every way that we know
+faults: .venv/test-installed  ## runs on Slurm, Kubernetes, Ray, on hosts and by the runner are broken in every way that we know
 	$(BIN)/python tests/slurm/faults.py
-	$(BIN)/python -m pytest -q -m faults tests/runner tests/backends
+	$(BIN)/python -m pytest -q -m faults tests/runner tests/backends tests/kubernetes tests/ray
 
 slow: .venv/test-installed  ## tests that are too long for the gate
 	$(BIN)/python -m pytest -m slow
