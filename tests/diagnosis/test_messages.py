@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from bench import diagnosis, preflight
-from bench.backends import local, local_checks
+from bench.backends import local_checks
+from bench.backends.nodes import running
 from bench.contract import plan as plans
 from bench.errors import BenchError
 from bench.planning import compose
@@ -246,7 +247,7 @@ def test_the_rule_of_an_error_goes_from_rank_to_why_as_a_field(local_run: Path) 
     found = diagnosis.explain([local_run])
     assert (found.rule, found.evidence, found.fix) == ("CFG-06", str(error).splitlines()[0], "do this")
     plan = plans.load(local_run / "plan.json")
-    first = local.first_error(local_run, plan.commands[-1])
+    first = running.first_error(local_run, plan.commands[-1])
     assert first is not None and (first.rule, first.what, str(first)) == ("CFG-06", error.what, str(error))
     account.unlink()
     status = {"outcome": "failed", "exit_code": 1, "rule": first.rule, "what": first.what, "fix": first.fix}

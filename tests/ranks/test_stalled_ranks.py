@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.backends.local import first_error, free_port
+from bench.backends.local import free_port
+from bench.backends.nodes.running import first_error
 from bench.contract import run_files
 from bench.contract.plan import Command
 from bench.diagnosis import explain

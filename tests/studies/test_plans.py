@@ -35,7 +35,7 @@ arms:
   fits: {overrides: [task=lora_7b, precision=bf16]}
   large: {overrides: [task=pretrain_70b, precision=bf16]}
   peer: {overrides: [task=lora_7b, engine=accelerate]}
-  elsewhere: {overrides: [task=lora_7b, cluster=kubernetes]}
+  elsewhere: {overrides: [task=lora_7b, cluster=lsf]}
   serves: {overrides: [task=serve_8b]}
   of a new kind: {overrides: [task=lora_7b, task.kind=serve]}
   odd: {overrides: [task=lora_7b, parallel.tp=3]}
@@ -48,7 +48,7 @@ arms:
     assert "GiB per GPU needed, and a" in by_name["large"].reason
     assert {name: arm.reason for name, arm in by_name.items() if arm.is_missing} == {
         "peer": "engine accelerate is not there",
-        "elsewhere": "cluster kubernetes is not there",
+        "elsewhere": "cluster lsf is not there",
         "serves": "task serve_8b is not there",
         "of a new kind": "task serve is not there",
     }
