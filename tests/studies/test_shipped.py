@@ -80,7 +80,8 @@ def test_bf16_and_fp8_on_one_h200_are_planned_for_it() -> None:
 def test_an_arm_with_a_cluster_of_its_own_does_not_run_on_that_of_the_command_line() -> None:
     study, arms = loaded("slow_network")
     two = [arm for arm in arms if arm.name in ("one node", "7B 10 Gbit/s synchronous")]
-    one_node, ten_gbit = plans.plan_arms(Request(study=study, arms=two, words=["cluster=dgx2"]))
+    by_name = {arm.name: arm for arm in plans.plan_arms(Request(study=study, arms=two, words=["cluster=dgx2"]))}
+    one_node, ten_gbit = by_name["one node"], by_name["7B 10 Gbit/s synchronous"]
     assert one_node.runs and one_node.num_ranks == 8
     assert (ten_gbit.runs, ten_gbit.reason) == (False, "cluster net_10_gbit is not there")
 
