@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# All tests of the gate, in streams, three at a time, since each of them waits a lot.  tests/all.sh PYTHON
+# All tests of the gate, in streams, four at a time, since each of them waits a lot.  tests/all.sh PYTHON
 # The longest ones come first: runs on a real Slurm, the fast tests that import torch (in one process, since that takes
 # a while), all other fast tests on all cores. As each of them ends, those that train or ask a Slurm of their own begin.
 set -u
@@ -8,7 +8,10 @@ gate="not slow and not faults"
 queued=(tests/slurm/test_{runs,failures,pyxis,scripts,faults}.py) # the last one reads what went on beside the others
 started=(tests/launch tests/report tests/slurm/test_doctor.py)
 with_torch=(tests/{engines,kernels,node_checks,ranks,tasks,weights})
-mapfile -t trained < <(grep -rl --include='test_*.py' mark.trains tests | grep -vE '^tests/(launch|report|slurm)/')
+on_nodes='^tests/(backends|data|kubernetes|node_checks|profiles|ray|runner|studies)/' # their ranks wait for each other
+mapfile -t elsewhere < <(grep -rl --include='test_*.py' mark.trains tests | grep -vE '^tests/(launch|report|slurm)/')
+mapfile -t nodes < <(printf '%s\n' "${elsewhere[@]}" | grep -E "$on_nodes")
+mapfile -t trained < <(printf '%s\n' "${elsewhere[@]}" | grep -vE "$on_nodes")
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
 unset PYTHONDONTWRITEBYTECODE # or hundreds of processes would each compile all that they import
@@ -16,10 +19,10 @@ unset PYTHONDONTWRITEBYTECODE # or hundreds of processes would each compile all 
 code=0
 declare -A streams=()
 
-beside() { # NAME MARKS ARGUMENT...: a stream in the background, begun when fewer than three others go on
+beside() { # NAME MARKS ARGUMENT...: a stream in the background, begun when fewer than four others go on
   local name=$1 marks=$2
   shift 2
-  [ "${#streams[@]}" -lt 3 ] || shown
+  [ "${#streams[@]}" -lt 4 ] || shown
   "$python" -m pytest -m "$gate and $marks" --durations=20 "$@" >"$logs/$name" 2>&1 &
   streams[$!]=$name
 }
@@ -36,5 +39,6 @@ beside torch "not trains" "${with_torch[@]}"
 beside fast "not trains" -q -n auto --dist worksteal --ignore=tests/slurm "${with_torch[@]/#/--ignore=}"
 beside started "(trains or slurm)" "${started[@]}"
 beside trained trains "${trained[@]}"
+beside nodes trains "${nodes[@]}"
 while [ "${#streams[@]}" -gt 0 ]; do shown; done
 exit "$code"
