@@ -14,7 +14,6 @@ DEFAULT_PORT = 29500
 """Source: torch.distributed.run's default, and MASTER_PORT of NVIDIA's MLPerf run.sub."""
 
 _LAUNCHERS = {
-    "submitit": ("SUBMITIT_LOCAL_GLOBALID", "SUBMITIT_LOCAL_LOCALID", "SUBMITIT_LOCAL_NTASKS"),
     "torchrun": ("RANK", "LOCAL_RANK", "WORLD_SIZE"),
     "srun": ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"),
 }
@@ -32,7 +31,7 @@ class Rank:
 
 
 def from_environment(env: Mapping[str, str] = os.environ) -> Rank:
-    """Return this process's rank as submitit's local executor, torchrun or srun set it; without them, rank 0 of 1.
+    """Return this process's rank as a runner, torchrun or srun sets it; without them, rank 0 of 1.
 
     A launcher counts if all of its variables are set: Pyxis sets RANK and LOCAL_RANK in PyTorch images, without
     WORLD_SIZE.

@@ -27,13 +27,8 @@ STARTERS = {
         },
         Rank(9, 1, 16, "dgx-07", 61001),
     ),
-    "submitit, inside an allocation": (
-        {
-            "SUBMITIT_LOCAL_GLOBALID": "1",
-            "SUBMITIT_LOCAL_LOCALID": "1",
-            "SUBMITIT_LOCAL_NTASKS": "2",
-            "SLURM_PROCID": "0",
-        },
+    "a runner, inside an allocation": (
+        {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "SLURM_PROCID": "0"},
         Rank(1, 1, 2, "127.0.0.1", 29500),
     ),
 }
