@@ -17,6 +17,7 @@ from bench.contract.huggingface import HuggingFace as HuggingFace
 from bench.contract.kubernetes import Kubernetes
 from bench.contract.nemo import Nemo as Nemo
 from bench.contract.ray import Ray
+from bench.contract.slurm import Slurm
 from bench.contract.stall import Stall
 from bench.contract.task import Kind, Model, Recipe, Task, Training
 from bench.errors import ConfigError
@@ -73,15 +74,6 @@ class BackendName(Enum):
     def is_elsewhere(self) -> bool:
         """Whether ranks run on other machines than this one, whose nodes are looked at before the first trial."""
         return self is not BackendName.local
-
-
-class GpuRequest(Enum):
-    """How this site's Slurm is asked for GPUs."""
-
-    gpus_per_node = "gpus_per_node"
-    gres = "gres"
-    gres_typed = "gres_typed"
-    none = "none"
 
 
 class Runtime(Enum):
@@ -142,25 +134,6 @@ class Parallel:
     sp: bool | None = False
     """Sequence parallel: norms and dropout split over the TP ranks along the sequence."""
     distributed_optimizer: bool = True
-
-
-@dataclass(slots=True, kw_only=True)
-class Slurm:
-    """Settings of the site, which go into the script, and of one user, which go only onto sbatch's command line."""
-
-    partition: str | None = None
-    gpu_request: GpuRequest = GpuRequest.gpus_per_node
-    gpu_type: str | None = None
-    """As `scontrol show node` has it (Gres=gpu:h100:8); for gpu_request=gres_typed."""
-    exclusive: bool = True
-    """Whole nodes, with all of their memory."""
-    cpus_per_rank: int | None = None
-    max_walltime_min: int | None = None
-    account: str | None = None
-    qos: str | None = None
-    reservation: str | None = None
-    arguments: list[str] = field(default_factory=list)
-    """More for sbatch, such as --exclude=dgx-7 or --time=20."""
 
 
 @dataclass(slots=True, kw_only=True)

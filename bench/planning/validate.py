@@ -11,10 +11,6 @@ from bench.errors import ConfigError
 from bench.planning import data_checks, kernel_checks, nemo, peer_checks, ranges, texts
 
 
-class DoesNotFitError(ConfigError):
-    """The plan's estimate is above the memory of the GPU."""
-
-
 def check(config: Config) -> None:
     """Raise ConfigError when the config contradicts itself in every layout."""
     texts.check(config)
@@ -74,7 +70,7 @@ def check_memory(config: Config, memory: Memory) -> None:
         return
     gpu = config.cluster.gpu
     assert gpu is not None
-    raise DoesNotFitError(
+    raise ConfigError(
         f"{memory.total_gib:.1f} GiB per GPU needed, and a {gpu.name} has {gpu.memory_gib:g}: weights "
         f"{memory.base_weights_gib + memory.adapter_weights_gib:.1f}, gradients {memory.gradients_gib:.1f}, "
         f"optimizer {memory.optimizer_gib:.1f}, activations {memory.activations_gib:.1f}, "

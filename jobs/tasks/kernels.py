@@ -1,17 +1,15 @@
 """Measure kernels and links, once per rank: `python -m jobs.tasks.kernels PLAN --trial K`. It writes the log."""
 
-import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.contract import attempt, codec, mllog, run_files
+from bench.contract import codec, mllog
 from bench.contract import plan as plans
 from bench.contract.kernels import Kernels
 from bench.contract.plan import KernelsPlan, Trial
 from bench.errors import ConfigError
-from jobs.ranks import process_group
-from jobs.ranks.guard import guarded
-from jobs.ranks.identity import Rank, from_environment
+from jobs.ranks import process_group, program
+from jobs.ranks.identity import Rank
 from jobs.ranks.telemetry import Telemetry
 from jobs.ranks.watchdog import SAVING, Watchdog, nobody_asks
 from jobs.tasks import describe
@@ -21,20 +19,8 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m jobs.tasks.kernels", description=__doc__)
-    parser.add_argument("plan", type=Path, help="plan.json of a run folder; the log is written beside it")
-    parser.add_argument("--trial", type=int, required=True, help="which of the plan's trials")
-    args = parser.parse_args()
-    folder, who = args.plan.resolve().parent, from_environment()
-    with guarded(folder / run_files.rank_error(f"trial {args.trial}", who.rank)) as guard:
-        plan = plans.required_kernels(plans.load(args.plan))
-        trial = plans.trial(plan, args.trial)
-        is_writer = who.rank == 0
-        log = mllog.Writer(folder / trial.log, attempt.load(folder, args.trial)) if is_writer else mllog.Writer(None)
-        guard.finish = lambda: log.finish(mllog.ABORTED)
-        stall, command = plan.config.launch.stall, f"trial {trial.index}"
-        watchdog = Watchdog(who, stall, folder, command, guard.fail) if stall else None
-        run(plan, trial, who, log, folder, watchdog=watchdog)
+    with program.begun("jobs.tasks.kernels", __doc__, plans.required_kernels) as begun:
+        run(begun.plan, begun.trial, begun.who, begun.log, begun.folder, watchdog=begun.watchdog())
 
 
 def run(

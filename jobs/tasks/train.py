@@ -1,20 +1,18 @@
 """Run one trial, once per rank: `python -m jobs.tasks.train PLAN --trial K`. It reads the plan and writes the log."""
 
-import argparse
 import itertools
 import math
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.contract import attempt, mllog, run_files
+from bench.contract import mllog, run_files
 from bench.contract import plan as plans
 from bench.contract.plan import Plan, Trial
 from jobs import profiles
 from jobs.engines import Engine, WarmUpTimes, engine_of
-from jobs.ranks import process_group, timing, transport
-from jobs.ranks.guard import guarded
-from jobs.ranks.identity import Rank, from_environment
+from jobs.ranks import process_group, program, timing, transport
+from jobs.ranks.identity import Rank
 from jobs.ranks.telemetry import Telemetry
 from jobs.ranks.watchdog import EVALUATION, LOADING, SAVING, TRAINING, Alive, Watchdog, nobody_asks
 from jobs.tasks.checkpoints import Checkpoints
@@ -29,21 +27,8 @@ Saving = Checkpoints | None
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m jobs.tasks.train", description=__doc__)
-    parser.add_argument("plan", type=Path, help="plan.json of a run folder; the log is written beside it")
-    parser.add_argument("--trial", type=int, required=True, help="which of the plan's trials")
-    args = parser.parse_args()
-    folder = args.plan.resolve().parent
-    who = from_environment()
-    with guarded(folder / run_files.rank_error(f"trial {args.trial}", who.rank)) as guard:
-        plan = plans.required_training(plans.load(args.plan))
-        trial = plans.trial(plan, args.trial)
-        is_writer = who.rank == 0
-        log = mllog.Writer(folder / trial.log, attempt.load(folder, args.trial)) if is_writer else mllog.Writer(None)
-        guard.finish = lambda: log.finish("aborted")
-        stall, command = plan.config.launch.stall, f"trial {trial.index}"
-        watchdog = Watchdog(who, stall, folder, command, guard.fail) if stall else None
-        run(plan, trial, who, log, folder, watchdog=watchdog)
+    with program.begun("jobs.tasks.train", __doc__, plans.required_training) as begun:
+        run(begun.plan, begun.trial, begun.who, begun.log, begun.folder, watchdog=begun.watchdog())
 
 
 def run(

@@ -178,9 +178,9 @@ def test_too_small_a_disk_is_refused_before_training(tmp_path: Path, monkeypatch
 
 
 def test_without_room_for_a_copy_the_state_is_written_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from jobs.engines.megatron import training_state
+    from jobs.engines import rank_state
 
-    monkeypatch.setattr(training_state, "ROOM", 0)
+    monkeypatch.setattr(rank_state, "ROOM", 0)
     engine = saved(tmp_path)
     assert not engine.snapshot().is_copy
     expected = trained(engine, range(5, 7))

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from bench.contract import texts
 from bench.contract.plan import Plan
-from bench.contract.schema import Config, ContainerFlags, Slurm
+from bench.contract.schema import Config, ContainerFlags
+from bench.contract.slurm import Slurm
 from bench.planning import compose, make_plan
 from bench.planning.texts import PATHS
 

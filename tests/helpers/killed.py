@@ -22,8 +22,8 @@ def main() -> None:
     write, pieces = training_state.Snapshot.write, training_state.Snapshot._pieces
     doomed: list[bool] = []
 
-    def until_half(self: training_state.Snapshot, rank: int) -> Iterator[Piece]:
-        all_pieces = list(pieces(self, rank))
+    def until_half(self: training_state.Snapshot) -> Iterator[Piece]:
+        all_pieces = list(pieces(self))
         for number, piece in enumerate(all_pieces):
             if doomed and number > len(all_pieces) / 2:
                 os.kill(os.getpid(), signal.SIGKILL)

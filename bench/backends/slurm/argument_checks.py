@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from bench.backends.slurm import client
 from bench.contract.plan import Plan, expanded, named_paths
-from bench.contract.schema import GpuRequest, Runtime
+from bench.contract.schema import Runtime
+from bench.contract.slurm import GpuRequest
 from bench.rules.check import Finding, Severity, Subject, broken
 
 WHERE = "cluster.slurm.arguments"

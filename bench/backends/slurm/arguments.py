@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bench.contract import run_files
 from bench.contract.plan import Plan
-from bench.contract.schema import Slurm
+from bench.contract.slurm import Slurm
 
 
 def sbatch_arguments(plan: Plan, folder: Path) -> list[str]:

@@ -16,7 +16,8 @@ from bench.backends import mounts
 from bench.contract import plan as plans
 from bench.contract import run_files
 from bench.contract.plan import Plan
-from bench.contract.schema import ContainerFlags, GpuRequest, Runtime, Slurm
+from bench.contract.schema import ContainerFlags, Runtime
+from bench.contract.slurm import GpuRequest, Slurm
 from bench.contract.texts import steering
 
 BODY = Path(__file__).with_name("job.sh")

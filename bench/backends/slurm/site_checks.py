@@ -13,7 +13,8 @@ from bench.backends.slurm import client
 from bench.backends.slurm.argument_checks import asked_minutes
 from bench.contract import plan as plans
 from bench.contract.plan import Plan
-from bench.contract.schema import Device, GpuRequest, Slurm
+from bench.contract.schema import Device
+from bench.contract.slurm import GpuRequest, Slurm
 from bench.errors import SubmitError
 from bench.rules.check import Answer, CannotTellError, Finding, Severity, Subject, broken
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from bench.contract.huggingface import Strategy
 from bench.contract.plan import Plan
 from jobs.data.rows import Rows
-from jobs.engines import Fact, WarmUpTimes
+from jobs.engines import Fact, WarmUpTimes, rank_state
 from jobs.engines.huggingface import adapters, facts, folders, placement, shards, sources, state
 from jobs.engines.huggingface import model as models
 from jobs.engines.huggingface.loop import Loop, mean_loss
@@ -89,7 +89,7 @@ class HuggingFaceEngine:
         state.load(reader, self.placement.shards())
         self.placement.restart(step)
         if same_layout:
-            state.restore_generators(reader)
+            rank_state.restore_generators(reader, rank_state.generators())
         else:
             self._seed_all(seed + step)
 

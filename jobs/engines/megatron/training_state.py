@@ -4,23 +4,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import torch
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from torch import Tensor
 
-from bench.contract import json_files
+from jobs.engines import rank_state
 from jobs.engines.megatron import checkpoint_optimizer
 from jobs.engines.megatron.adam import State
 from jobs.engines.megatron.checkpoint_optimizer import NAMES, Box
 from jobs.engines.megatron.model import Parts, seed_all
-from jobs.weights import checkpoint_writer
 from jobs.weights.checkpoint_reader import Reader, Wanted
 from jobs.weights.checkpoint_writer import Piece
-
-GENERATORS = "rng_state."
-ROOM = 0.8
-"""The share of the free host memory that copies of all ranks of a node may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +29,14 @@ class Snapshot:
 
     def write(self, folder: Path) -> None:
         """Write this rank's file, and then the record that says so."""
-        rank = torch.distributed.get_rank()
-        record = checkpoint_writer.write(folder / f"rank_{rank}.distcp", self._pieces(rank))
-        json_files.write(folder / f"rank_{rank}.json", record)
+        rank_state.write(folder, self._pieces())
 
-    def _pieces(self, rank: int) -> Iterator[Piece]:
+    def _pieces(self) -> Iterator[Piece]:
         for state, boxes in zip(self.states, self.boxes, strict=True):
             for box in (box for box in boxes if box.is_saved):
                 for name, prefix in NAMES.items():
                     yield Piece(prefix + box.key, box.whole, box.offset, box.of(getattr(state, name)).cpu())
-        for name, bits in self.generators.items():
-            yield Piece(f"{GENERATORS}{name}.{rank}", tuple(bits.shape), (0,), bits)
+        yield from rank_state.generator_pieces(self.generators)
 
 
 class Snapshots:
@@ -79,9 +70,9 @@ class Snapshots:
     def _room(self) -> list[State] | None:
         """Return memory for a copy, made for the first snapshot; None if the host has too little for its ranks."""
         if self._copies is None:
-            states, num_ranks = self._engine.optimizer.states(), self._engine.plan.world.ranks_per_node
+            states = self._engine.optimizer.states()
             need = sum(getattr(state, name).nbytes for state in states for name in NAMES)
-            if num_ranks * need > ROOM * psutil.virtual_memory().available:
+            if not rank_state.has_room(self._engine.plan, need):
                 return None
             self._copies = [
                 state._replace(**{name: _host_memory(getattr(state, name)) for name in NAMES}) for state in states
@@ -122,18 +113,8 @@ def _host_memory(tensor: Tensor) -> Tensor:
 
 def _generators() -> dict[str, Tensor]:
     """Return the bits of this rank's generators: torch's, and those by which TP ranks differ."""
-    states = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        states["cuda"] = torch.cuda.get_rng_state()
-    tracked = get_cuda_rng_tracker().get_states()
-    return {name: bits.cpu().clone() for name, bits in (states | tracked).items()}
+    return rank_state.generators(get_cuda_rng_tracker().get_states())
 
 
 def _restore_generators(reader: Reader) -> None:
-    states = _generators()
-    rank = torch.distributed.get_rank()
-    reader.read(Wanted(f"{GENERATORS}{name}.{rank}", tuple(bits.shape), (0,), bits) for name, bits in states.items())
-    torch.set_rng_state(states.pop("cpu"))
-    if "cuda" in states:
-        torch.cuda.set_rng_state(states.pop("cuda"))
-    get_cuda_rng_tracker().set_states(states)
+    get_cuda_rng_tracker().set_states(rank_state.restore_generators(reader, _generators()))
