@@ -134,6 +134,8 @@ class Parallel:
     sp: bool | None = False
     """Sequence parallel: norms and dropout split over the TP ranks along the sequence."""
     distributed_optimizer: bool = True
+    groups: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    """How many whole layouts work beside each other, each on its share of the ranks. None: one."""
 
 
 @dataclass(slots=True, kw_only=True)
