@@ -220,6 +220,11 @@ def gpus_per_rank(config: Config) -> int:
     return config.huggingface.num_gpus if config.huggingface else 1
 
 
+def gpus_per_node(plan: Plan) -> int:
+    """Return how many GPUs of a node the ranks compute on, as far as they compute on GPUs."""
+    return plan.config.cluster.ranks_per_node * gpus_per_rank(plan.config)
+
+
 def keeps_adapters(config: Config) -> bool:
     """Return whether a trial keeps the adapters that it trained; on random weights they are worth nothing.
 

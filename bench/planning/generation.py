@@ -33,7 +33,8 @@ def weights(config: Config) -> WeightPrecision:
 def asked(config: Config, world: World) -> list[Asked]:
     """Return every answer with the replica that gives it: the longest first, each to the replica with the least.
 
-    No replica then has more than 4/3 of the best share. Source: Graham 1969, Bounds on Multiprocessing Timing Anomalies.
+    No replica then has more than 4/3 of the best share. Source: Graham 1969, Bounds on Multiprocessing Timing
+    Anomalies.
     """
     generation = config.task.generation
     assert generation is not None

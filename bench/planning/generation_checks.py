@@ -181,6 +181,10 @@ def _peer(config: Config, generation: Generation, peer: HuggingFace) -> Iterator
     what = f"num_gpus is {peer.num_gpus} with strategy={peer.strategy.name}"
     wrong = peer.num_gpus < 1 or peer.num_gpus > 1 and not is_balanced
     yield wrong, what, f"{PEER}.num_gpus", f"set {PEER}.num_gpus=1, or strategy=balanced with 1 or more"
+    is_plain = not peer.compile and not generation.nf4
+    what = "strategy=balanced computes in FP32 or BF16, with what is not compiled"
+    where = f"{PEER}.strategy, {PEER}.compile, {BLOCK}.nf4"
+    yield is_balanced and not is_plain, what, where, f"set {PEER}.strategy=ddp, on one GPU for each replica"
     num_ranks = config.cluster.num_nodes * config.cluster.ranks_per_node
     what = f"strategy=balanced is one process for all of its GPUs, and this cluster has {num_ranks} ranks"
     where = "cluster.num_nodes, cluster.ranks_per_node"
