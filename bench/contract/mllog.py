@@ -101,10 +101,9 @@ ANSWERS_ASKED = "answers_asked"
 """The number of new tokens of each answer that the plan asks for, in order, with {replicas, tp, order, batching,
 max_batch, prompts, weights} and {temperature, top_k, top_p}; and where the plan estimates it, what a GPU reads for one
 token of one answer, {bytes_per_token}, and {bandwidth_gbs}, at which rate."""
-ANSWERED = "answered"
-"""The index of an answer that was given, behind run_stop: its {replica}, {prompt_tokens}, {tokens}, when its batch was
-handed in, {start_s}, since the replica's clock started, and since then its first and its last token, {first_s,
-done_s}."""
+ANSWERS = "answers"
+"""Of each answer that was given, behind run_stop: its index, its replica, the tokens of its prompt, its new tokens,
+when its batch was handed in, since the replica's clock started, and since then its first and its last token."""
 
 SUCCESS, ABORTED = "success", "aborted"
 """What run_stop's metadata.status may say."""
