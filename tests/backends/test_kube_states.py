@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("kubernetes", reason="pip install 'runstop[kubernetes]'")
 
+from bench import diagnosis
 from bench.backends import JobState
 from bench.backends.kubernetes import client, jobs, names, states
 from bench.console import logs
@@ -177,6 +178,14 @@ def test_what_pods_have_printed_is_shown_where_the_run_folder_holds_no_logs(
     (tmp_path / "job.json").write_text(json.dumps({"backend": "kubernetes", "jobs": [{"id": "job/default/a"}]}))
     logs.show(tmp_path, num_lines=None, follow=True)
     assert capsys.readouterr().out == "==> a-x <==\njob a\nresult_0.txt: ?[2J:::MLLOG\n"
+
+
+def test_why_reads_what_pods_have_printed_where_the_run_folder_holds_no_logs(server: Server, tmp_path: Path) -> None:
+    server.objects = {JOBS: [job("a", 0, ended("Failed"))], PODS: [pod("a", phase="Failed")], EVENTS: []}
+    server.objects[f"{PODS}/a-x/log"] = "job a\nrank_1.err: torch.OutOfMemoryError: CUDA out of memory.\n"
+    (tmp_path / "job.json").write_text(json.dumps({"backend": "kubernetes", "jobs": [{"id": "job/default/a"}]}))
+    said = diagnosis.explain([tmp_path], ask=True)
+    assert said.rule == "RUN-01" and said.file is not None and Path(said.file).name == "rank_1.err"
 
 
 def test_only_the_objects_of_a_job_are_deleted(server: Server) -> None:
