@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -237,6 +237,12 @@ def samples(plan: TrainingPlan, step: int) -> int:
 def trial_commands(plan: Plan) -> list[Command]:
     """Return the commands that are trials, in their order."""
     return plan.commands[len(plan.commands) - len(plan.trials) :]
+
+
+def within(plan: Plan, trial_min: int) -> Plan:
+    """Return the plan with another time limit for each of its trials, in minutes."""
+    before = plan.commands[: len(plan.commands) - len(plan.trials)]
+    return replace(plan, commands=[*before, *(replace(c, limit_min=trial_min) for c in trial_commands(plan))])
 
 
 def trial(plan: Plan, index: int) -> Trial:
