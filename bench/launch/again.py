@@ -148,10 +148,10 @@ def _here(run: Run, *, walltime_min: int | None, arguments: Sequence[str]) -> in
             fix="leave it out",
         )
     plan = plans.load(run.folder / PLAN)
-    return run_local.run(_within(plan, walltime_min) if walltime_min else plan, run.folder)
+    return run_local.run(within(plan, walltime_min) if walltime_min else plan, run.folder)
 
 
-def _within(plan: Plan, walltime_min: int) -> Plan:
+def within(plan: Plan, walltime_min: int) -> Plan:
     """Return the plan with another limit for each of its trials."""
     before = plan.commands[: len(plan.commands) - len(plan.trials)]
     return replace(plan, commands=[*before, *(replace(c, limit_min=walltime_min) for c in plans.trial_commands(plan))])
