@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = {"DATADIR": "cache", "MODEL": "cache", "LOGDIR": "runs"}
@@ -34,10 +35,10 @@ class Places:
     home: Path
     env: dict[str, str]
 
-    def types(self, argv: Sequence[str], *, timeout_s: float | None = None) -> int:
-        """Return the exit code of a command of the user's; it prints to where this process does."""
+    def types(self, argv: Sequence[str], **how: Any) -> "subprocess.CompletedProcess[str]":
+        """Return how a command of the user's ended; `how` is subprocess.run's."""
         command = [*kubernetes.AS_USER, *argv]
-        return subprocess.run(command, env=self.env, cwd=self.home, timeout=timeout_s, check=False).returncode
+        return subprocess.run(command, env=self.env, cwd=self.home, text=True, check=False, **how)
 
 
 def missing() -> list[str]:
@@ -72,6 +73,7 @@ def running(home: Path | None = None) -> Iterator[Places]:
         env |= stack.enter_context(kubernetes.running()).env | {"SLURM_CONF": env["SLURM_CONF"]}
         env["RAY_API_SERVER_ADDRESS"] = stack.enter_context(ray.running(as_user=kubernetes.AS_USER)).address
         paths = {name: str(home / folder) for name, folder in FOLDERS.items()}
+        paths |= {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": str(ROOT)}
         yield Places(home, env | paths | {"PYTHONPATH": str(ROOT), "HOME": str(home), "TMPDIR": "/tmp"})
 
 
@@ -80,4 +82,4 @@ if __name__ == "__main__":
         sys.exit("not here:\n" + "\n".join(f"  {one}" for one in lacks))
     kept = os.environ.get("HOME_OF_PLACES")
     with running(Path(kept) if kept else None) as places:
-        sys.exit(places.types(sys.argv[1:]))
+        sys.exit(places.types(sys.argv[1:]).returncode)

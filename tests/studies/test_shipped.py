@@ -27,7 +27,8 @@ EXPECTED = {
     "dissect_pretraining": ("cluster=dgxh200", {"": 44}),
     "dissect_scaling": ("cluster=dgxh200", {"": 14}),
     "dissect_serving": ("cluster=dgxh200", {NOT_THERE(f"task serve_{size}"): 5 for size in ("7b", "13b", "70b")}),
-    "kubernetes_overhead": ("cluster=dgx8", {"": 6, NOT_THERE("cluster k8s"): 6}),
+    "kubernetes_overhead": ("cluster=dgx8", {"": 12}),
+    "kubernetes_overhead_tiny": ("cluster=local", {"": 4}),
     "layouts": ("cluster=dgxh200", {"": 23, "144.4 GiB per GPU needed": 1}),
     "roce": ("cluster=dgx2", {"": 10, "118.0 GiB per GPU needed": 1, "139.6 GiB per GPU needed": 1}),
     "slow_network": (
@@ -68,7 +69,7 @@ def planned(name: str, *words: str) -> list[PlannedArm]:
 def test_they_are_those_of_the_documents_and_ours() -> None:
     parts = ("frameworks", "pretraining", "max_batch", "finetuning", "modules", "kernels", "serving", "scaling")
     of_documents = {"ironbyte", "slow_network", "kubernetes_overhead", "roce", *(f"dissect_{part}" for part in parts)}
-    assert set(STUDIES) == {*of_documents, "layouts", "h200_fp8", "tiny"}
+    assert set(STUDIES) == {*of_documents, "layouts", "h200_fp8", "tiny", "kubernetes_overhead_tiny"}
 
 
 def test_bf16_and_fp8_on_one_h200_are_planned_for_it() -> None:
