@@ -1,24 +1,22 @@
-"""The study kubernetes_overhead_tiny in all its places: the runner, and the test clusters of Slurm, Kubernetes and Ray.
-
-The table of its dated report is read from the logs that are kept beside it.
-"""
+"""The study kubernetes_overhead_tiny in its places: the runner, and the test clusters of Slurm, Kubernetes and Ray."""
 
 import json
 import sys
 
-import places
 import pytest
+from kube_cluster import Cluster
 
+from helpers import places
+
+pytestmark = [pytest.mark.slow, pytest.mark.trains, pytest.mark.kubernetes]
 ARMS = {"runner", "Slurm", "Kubernetes", "Ray"}
 
 
-@pytest.mark.slow
-@pytest.mark.trains
 @pytest.mark.timeout(1800)
-def test_one_command_runs_it_in_turn_in_four_places() -> None:
+def test_one_command_runs_it_in_turn_in_four_places(cluster: Cluster) -> None:
     if lacks := places.missing():
         pytest.skip(f"not here: {'; '.join(lacks)}")
-    with places.running() as there:
+    with places.running(kube=cluster) as there:
         words = ["study", "kubernetes_overhead_tiny", "cluster=local", "--runs", "2", "--json"]
         done = there.types([sys.executable, "-m", "bench", *words], capture_output=True, timeout=1500)
         assert done.returncode == 0, done.stderr

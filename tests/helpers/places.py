@@ -1,6 +1,6 @@
 """The test clusters of Slurm, Kubernetes and Ray, side by side on this machine, for one user who is not root.
 
-    sudo -E python tests/studies/places.py COMMAND…
+    sudo -E python tests/helpers/places.py COMMAND…
 
 boots all three, runs a command as that user, with an empty home in which DATADIR, MODEL and LOGDIR lie, and takes them
 down again. With HOME_OF_PLACES=DIR the home is DIR, and stays. A place that cannot be booted here is left out.
@@ -60,8 +60,8 @@ def missing() -> list[str]:
 
 
 @contextmanager
-def running(home: Path | None = None) -> Iterator[Places]:
-    """Boot all three for as long as the block takes."""
+def running(home: Path | None = None, *, kube: kubernetes.Cluster | None = None) -> Iterator[Places]:
+    """Boot all three for as long as the block takes; `kube` is a Kubernetes that is there already."""
     with ExitStack() as stack:
         home = home or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="runstop-home-", dir="/tmp")))
         for folder in (home, *(home / name for name in {*FOLDERS.values()})):
@@ -70,7 +70,7 @@ def running(home: Path | None = None) -> Iterator[Places]:
             os.chown(folder, kubernetes.USER, kubernetes.USER)
         os.environ["SUDO_USER"] = pwd.getpwuid(kubernetes.USER).pw_name  # cluster.sh gives this user an account
         env = stack.enter_context(slurm.running()).env
-        env |= stack.enter_context(kubernetes.running()).env | {"SLURM_CONF": env["SLURM_CONF"]}
+        env |= (kube or stack.enter_context(kubernetes.running())).env | {"SLURM_CONF": env["SLURM_CONF"]}
         env["RAY_API_SERVER_ADDRESS"] = stack.enter_context(ray.running(as_user=kubernetes.AS_USER)).address
         paths = {name: str(home / folder) for name, folder in FOLDERS.items()}
         paths |= {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": str(ROOT)}
