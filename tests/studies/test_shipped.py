@@ -13,7 +13,7 @@ from bench.studies import arms as arms_of
 from bench.studies import library, plans
 from bench.studies.arms import Arm
 from bench.studies.plans import Request
-from bench.studies.spec import Study, matches
+from bench.studies.spec import Jobs, Study, matches
 
 STUDIES = library.names()
 NOT_THERE = "{} is not there".format
@@ -85,6 +85,24 @@ def test_an_arm_with_a_cluster_of_its_own_does_not_run_on_that_of_the_command_li
     one_node, ten_gbit = by_name["one node"], by_name["7B 10 Gbit/s synchronous"]
     assert one_node.runs and one_node.num_ranks == 8
     assert (ten_gbit.runs, ten_gbit.reason) == (False, "cluster net_10_gbit is not there")
+
+
+@pytest.mark.parametrize(
+    ("name", "cluster", "names", "backends"),
+    [
+        ("kubernetes_overhead_tiny", "local", (), {"local", "slurm", "kubernetes", "ray"}),
+        ("kubernetes_overhead", "dgx8", ("126M 2 bare metal", "126M 2 Kubernetes"), {"slurm", "kubernetes"}),
+    ],
+)
+def test_ways_to_start_ranks_are_compared_on_the_same_work_and_never_side_by_side(
+    name: str, cluster: str, names: tuple[str, ...], backends: set[str]
+) -> None:
+    """The arms of a pair have the same ranks, layout and batch; their places have the same machines."""
+    study, arms = loaded(name)
+    some = [arm for arm in arms if not names or arm.name in names]
+    found = plans.plan_arms(Request(study=study, arms=some, words=[f"cluster={cluster}"]))
+    assert {arm.backend for arm in found} == backends and study.jobs is Jobs.in_turn
+    assert len({(a.num_ranks, a.layout, a.micro_batch_size, a.global_batch_size, a.steps) for a in found}) == 1
 
 
 @pytest.mark.slow
