@@ -49,4 +49,5 @@ def test_runs_take_turns_in_one_job_and_what_is_left_after_its_end_in_the_next(s
     assert {tried["job"] for name in set(after) - set(before) for tried in after[name][-1:]} == {
         jobs(folder / "job.2")[0]["id"]
     }
-    assert len({tried["nodes"] for all_of in after.values() for tried in all_of}) == 1, "the same nodes"
+    nodes = {(tried["job"], tried["nodes"]) for all_of in after.values() for tried in all_of}
+    assert len(nodes) == 2, "runs of a job are on the same nodes, in the same order"
