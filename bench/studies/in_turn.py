@@ -11,6 +11,7 @@ from bench import backends
 from bench.console import messages
 from bench.errors import SubmitError
 from bench.runs import run as runs
+from bench.runs.folder import short
 from bench.studies import queued, running
 from bench.studies.session import Session
 from bench.studies.standing import Standing
@@ -43,5 +44,8 @@ def _follow(run: Standing) -> None:
         for job in runs.wait(run.folder):
             reason = f": {job.reason}" if job.reason else ""
             console.print(f"{run.folder.name}: {job.word}{reason}", markup=False)
+    except KeyboardInterrupt:
+        console.print(f"the job goes on; python -m bench cancel {short(run.folder)} ends it", markup=False)
+        raise
     except SubmitError as error:
         print(error, file=sys.stderr)

@@ -10,6 +10,7 @@ from test_spec import COLUMNS, written
 
 from bench import studies
 from bench.backends import Job
+from bench.errors import Stopped
 from bench.results.study import StudyResult
 from bench.runs import run as runs
 from helpers import study_runs
@@ -39,7 +40,7 @@ def call(tmp_path: Path, slurm: Slurm, ranks: Ranks, monkeypatch: pytest.MonkeyP
         assert slurm.jobs() == [folder.name], "one job at a time"
         ranks.began.append(folder.name)
         if end := ranks.ends.pop(folder.name, None):
-            assert isinstance(end, BaseException)
+            assert isinstance(end, Stopped)
             raise end
         study_runs.prove(folder, [1.0, 2.0])
         slurm.forgets()
@@ -70,11 +71,13 @@ def test_a_run_waits_for_the_one_before_it_and_a_place_that_is_missing_has_a_rea
     assert ranks.began == slurm.jobs() == [], "what is proven is never run again"
 
 
-def test_a_call_that_is_stopped_leaves_its_job_for_the_next_one(call: Call, ranks: Ranks, slurm: Slurm) -> None:
-    ranks.ends["slurm.1"] = KeyboardInterrupt()
-    with pytest.raises(KeyboardInterrupt):
+def test_a_call_that_is_stopped_leaves_its_job_for_the_next_one(
+    call: Call, ranks: Ranks, slurm: Slurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranks.ends["slurm.1"] = Stopped(2)
+    with pytest.raises(Stopped):
         call()
-    assert slurm.jobs() == ["slurm.1"]
+    assert slurm.jobs() == ["slurm.1"] and "the job goes on; python -m bench cancel" in capsys.readouterr().err
     before = len(ranks.began)
     call()
     assert ranks.began[before] == "slurm.1" and len(set(ranks.began)) == 4
