@@ -26,6 +26,16 @@ TRAINING = {
     "evaluation_loss": "",
 }
 """Of `bench.results.training`, with their units."""
+GENERATION = {
+    "generation_time": "s",
+    "time_per_token": "s",
+    "generation_throughput": "tokens/s",
+    "time_to_first_token": "s",
+    "answer_time": "s",
+    "time_per_output_token": "s",
+    "bandwidth_share": "",
+}
+"""Of `bench.results.generation`, with their units, besides those that a training has too."""
 HARDWARE = (
     *("gpu_power", "sm_clock", "memory_clock", "gpu_temperature", "peak_gpu_power", "peak_sm_clock"),
     *("peak_gpu_temperature", "peak_gpu_memory_used", "energy", "energy_per_step", "energy_per_token"),
@@ -39,8 +49,8 @@ ESTIMATED = {
     "estimated_memory": "GiB",
 }
 """Of a study, with their units: by the plan, before anything runs."""
-UNITS = {**TRAINING, **ESTIMATED}
-KNOWN = (*TRAINING, *HARDWARE, *MODULES, *PROVEN_BATCH, *ESTIMATED)
+UNITS = {**TRAINING, **GENERATION, **ESTIMATED}
+KNOWN = (*TRAINING, *GENERATION, *HARDWARE, *MODULES, *PROVEN_BATCH, *ESTIMATED)
 _ALIKE = 0.85
 
 
