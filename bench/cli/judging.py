@@ -6,7 +6,7 @@ import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from bench.cli import inputs, kernel_reading, verb
+from bench.cli import inputs, kernel_reading, serving_reading, verb
 from bench.contract import secrets
 from bench.errors import LogError
 
@@ -93,10 +93,13 @@ def _parse_one(log: Path, args: argparse.Namespace) -> bool:
     from bench.mlperf.per_gpu import with_gpus
     from bench.results import kernels as kernel_results
     from bench.results import of_training
+    from bench.results import serving as serving_results
 
     with inputs.plain([log]) as (file,):
         if (found := kernel_results.of_file(file)) is not None:
             return kernel_reading.parse(replace(results.parse(file), file=str(log)), found, as_json=args.json)
+        if (served := serving_results.of_file(file)) is not None:
+            return serving_reading.parse(replace(results.parse(file), file=str(log)), served, as_json=args.json)
         result = with_gpus(replace(results.parse(file), file=str(log)), args.num_gpus)
         verdicts = [official.official_verdict(file, ruleset=args.official)] if args.official else []
     if args.json:

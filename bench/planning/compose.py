@@ -82,7 +82,7 @@ def plan_of(config: Config, overrides: Sequence[str]) -> Plan:
 
 def as_planned(config: Config) -> Config:
     """Return the config as its plan has it: what a run does not read is not in it."""
-    if config.task.kind is Kind.kernels:  # of the rows only their length counts
+    if config.task.kind in (Kind.kernels, Kind.serve):  # of the rows only their length counts
         return dataclasses.replace(config, data=dataclasses.replace(config.data, source=DataSource.random))
     return with_random_weights(config) if config.model.weights is Weights.random else config
 

@@ -17,6 +17,7 @@ from bench.contract.plan import (
     Evaluation,
     KernelsPlan,
     Plan,
+    ServingPlan,
     Submission,
     TrainingPlan,
     Trial,
@@ -28,7 +29,17 @@ from bench.contract.task import Kind, StartsFrom
 from bench.errors import ConfigError
 from bench.mlperf import closed_division
 from bench.mlperf.benchmarks import LLAMA2_70B_LORA
-from bench.planning import cuda_graph, deepspeed, environment, flops, kernel_points, layouts, nemo, validate
+from bench.planning import (
+    cuda_graph,
+    deepspeed,
+    environment,
+    flops,
+    kernel_points,
+    layouts,
+    nemo,
+    serving_loads,
+    validate,
+)
 from bench.planning.parallelism import num_microbatches, split
 
 PROBE_MIN = 10
@@ -45,6 +56,8 @@ def make(config: Config, base: Config | None = None) -> Plan:
         ConfigError: the request is impossible; the message gives the legal values.
     """
     validate.check(config)
+    if config.task.kind is Kind.serve:
+        return _serving(config)
     return _kernels(config) if config.task.kind is Kind.kernels else _training(config, base)
 
 
@@ -97,6 +110,23 @@ def _kernels(config: Config) -> KernelsPlan:
         trials=trials,
         points=kernel_points.points(config),
         walltime_min=validate.walltime_min(config),
+        environment=environment.of(config),
+        commands=commands(config, trials),
+        files=files(config, trials),
+    )
+
+
+def _serving(config: Config) -> ServingPlan:
+    trials, world = _trials(config), split(config, tp=1, pp=1, cp=1, sp=False)
+    return ServingPlan(
+        version=PLAN_VERSION,
+        name=f"{config.task.name}-{config.cluster.name}",
+        config=config,
+        world=dataclasses.replace(world, tp=config.parallel.tp or 1, dp=1),
+        trials=trials,
+        loads=serving_loads.loads(serving_loads.required(config)),
+        walltime_min=validate.walltime_min(config),
+        base_dir=serving_loads.model_folder(config),
         environment=environment.of(config),
         commands=commands(config, trials),
         files=files(config, trials),

@@ -8,7 +8,7 @@ from bench.contract.plan import Memory
 from bench.contract.schema import BackendName, Config, Device, Precision, ProfileKind
 from bench.contract.task import LORA_TARGETS, Kind, MomentPrecision, Position, Recompute, StartsFrom, Task, Trains
 from bench.errors import ConfigError
-from bench.planning import data_checks, kernel_checks, nemo, peer_checks, ranges, texts
+from bench.planning import data_checks, kernel_checks, nemo, peer_checks, ranges, serving_loads, texts
 
 
 def check(config: Config) -> None:
@@ -22,6 +22,9 @@ def check(config: Config) -> None:
     _check_walltime(config)
     if config.task.kind is Kind.kernels:
         kernel_checks.check(config)
+        return
+    if config.task.kind is Kind.serve:
+        serving_loads.check(config)
         return
     data_checks.check(config.data)
     _check_profile(config)

@@ -6,25 +6,28 @@ from bench.mlperf import log as logs
 from bench.mlperf import reader
 from bench.mlperf import result as results
 from bench.mlperf.result import Result
-from bench.results import kernels
+from bench.results import kernels, serving
 from bench.results.hardware import clocks_apart, hardware_facts
 from bench.results.kernels import KernelsResult, of_kernels
 from bench.results.measurement import Measurement
+from bench.results.serving import ServingResult, of_serving
 from bench.results.training import of_training
 
 __all__ = [
     "KernelsResult",
     "Measurement",
+    "ServingResult",
     "clocks_apart",
     "hardware_facts",
     "of",
     "of_kernels",
+    "of_serving",
     "of_training",
     "read",
 ]
 
 
-def of(found: Path | Result | KernelsResult) -> tuple[Measurement, ...]:
+def of(found: Path | Result | KernelsResult | ServingResult) -> tuple[Measurement, ...]:
     """Return what a trial measured, by the kind of its task; of a log, or of what was read from one.
 
     Raises:
@@ -32,6 +35,8 @@ def of(found: Path | Result | KernelsResult) -> tuple[Measurement, ...]:
     """
     if isinstance(found, KernelsResult):
         return of_kernels(found)
+    if isinstance(found, ServingResult):
+        return of_serving(found)
     if isinstance(found, Result):
         return of_training(found)
     return read(found)[1]
@@ -45,4 +50,7 @@ def read(path: Path) -> tuple[Result, tuple[Measurement, ...]]:
     """
     log = logs.read(path)
     result, of_log = results.result(log, str(path), reader.system(path)), kernels.read(log)
+    of_loads = serving.read(log)
+    if of_loads is not None:
+        return result, of_serving(of_loads)
     return result, of_training(result) if of_log is None else of_kernels(of_log)

@@ -7,15 +7,16 @@ from typing import Any
 
 from bench.contract import file_content, mllog
 from bench.contract import plan as plans
-from bench.contract.plan import KernelsPlan, Plan, TrainingPlan, Trial
+from bench.contract.plan import KernelsPlan, Plan, ServingPlan, TrainingPlan, Trial
 from bench.errors import LogError
 from bench.mlperf import log as logs
 from bench.mlperf import provenance_checks, reader
 from bench.mlperf import result as results
 from bench.mlperf.official import RULESETS, Verdict, official_verdict
 from bench.mlperf.result import Result, parse
-from bench.results import KernelsResult
+from bench.results import KernelsResult, ServingResult
 from bench.results import kernels as kernel_results
+from bench.results import serving as serving_results
 from bench.rules.finding import Finding, broken
 from bench.runs import ledger
 from bench.runs.ledger import Outcome
@@ -30,12 +31,16 @@ class Judged:
     not_as_planned: list[str]
     kernels: KernelsResult | None = None
     """What a trial of a kernels task measured."""
+    serving: ServingResult | None = None
+    """What a trial of a serving task measured."""
 
     @property
     def proven(self) -> bool:
         """Whether the log proves that the trial did what its task asks."""
         if self.kernels is not None:
             return self.result.valid and self.kernels.proven and not self.not_as_planned
+        if self.serving is not None:
+            return self.result.valid and self.serving.proven and not self.not_as_planned
         reached = self.result.target is None or self.result.converged
         passed = not any(verdict.passed is False for verdict in self.verdicts)
         return self.result.valid and reached and passed and not self.not_as_planned
@@ -47,17 +52,19 @@ def judge(log: Path, plan: Plan | None = None, trial: Trial | None = None) -> Ju
     result = results.result(records, str(log), reader.system(log))
     rulesets = RULESETS if result.has_target else ()  # MLPerf has no rules for runs without a target
     verdicts = [official_verdict(log, ruleset=ruleset) for ruleset in rulesets]
-    kernels = kernel_results.read(records)
+    kernels, serving = kernel_results.read(records), serving_results.read(records)
     if plan is None or trial is None:
-        return Judged(result, verdicts, [], kernels)
+        return Judged(result, verdicts, [], kernels, serving)
     if isinstance(plan, TrainingPlan):
         differing = _differs_from_training(plan, trial, result)
     elif isinstance(plan, KernelsPlan):
         differing = _differs_from_points(plan, trial, result, kernels)
+    elif isinstance(plan, ServingPlan):
+        differing = _differs_from_loads(plan, trial, result, serving)
     else:
         differing = []
     differing += [missing.titled for missing in provenance_checks.missing_attachments(records)]
-    return Judged(result, verdicts, differing, kernels)
+    return Judged(result, verdicts, differing, kernels, serving)
 
 
 def _differs_from_points(plan: KernelsPlan, trial: Trial, result: Result, kernels: KernelsResult | None) -> list[str]:
@@ -66,6 +73,18 @@ def _differs_from_points(plan: KernelsPlan, trial: Trial, result: Result, kernel
     missing = {name for name, _ in kernels.missing} if kernels else set()
     unasked = [point.name for point in plan.points if point not in asked and point.name not in missing]
     differing = [f"{name} is not measured as planned" for name in unasked]
+    return differing + ([] if result.seed == trial.seed else [f"seed is {result.seed}, planned {trial.seed}"])
+
+
+def _differs_from_loads(plan: ServingPlan, trial: Trial, result: Result, serving: ServingResult | None) -> list[str]:
+    """Return in what a log differs from the planned trial of a serving task."""
+    loads = () if serving is None else tuple(one.load for one in serving.loads)
+    missing = () if serving is None else serving.missing
+    differing = [
+        f"{load.name} is not measured as planned"
+        for load in plan.loads
+        if load not in loads and load.name not in missing
+    ]
     return differing + ([] if result.seed == trial.seed else [f"seed is {result.seed}, planned {trial.seed}"])
 
 
@@ -177,5 +196,7 @@ def facts(judged: Judged) -> dict[str, Any]:
         "samples_to_target": judged.result.samples_to_target,
         "eval_final": judged.result.eval_final,
         "official": {verdict.ruleset: verdict.passed for verdict in judged.verdicts},
-        "not_as_planned": judged.not_as_planned + (judged.kernels.problems if judged.kernels else []),
+        "not_as_planned": judged.not_as_planned
+        + (judged.kernels.problems if judged.kernels else [])
+        + (judged.serving.problems if judged.serving else []),
     }
