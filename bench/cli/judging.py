@@ -72,14 +72,16 @@ def _add_parse(verbs: verb.Verbs) -> None:
 
 def _parse(args: argparse.Namespace) -> int:
     exit_code = 0
+    others = serving_reading.Others()
     for log in args.logs:
         try:
-            is_good = _parse_one(log, args)
+            is_good = others.take(log, as_json=args.json) or _parse_one(log, args)
         except LogError as error:  # the other logs are judged all the same
             print(secrets.masked(str(error)), file=sys.stderr)
             exit_code = max(exit_code, error.exit_code)
         else:
             exit_code = max(exit_code, 0 if is_good else 1)
+    others.show(args.logs, as_json=args.json)
     return exit_code
 
 
@@ -196,13 +198,15 @@ def _report(args: argparse.Namespace) -> int:
     from bench.console import report as report_sheets
     from bench.console import sheet
     from bench.console import throughput as throughput_sheets
-    from bench.report import kernels
+    from bench.report import kernels, serving
     from bench.report.compare import claim
     from bench.report.sets import load
 
     folders = verb.run_folders(args.runs)
     if of_kernels := kernels.load(folders):
         return kernel_reading.report(of_kernels, args)
+    if of_servers := serving.load(folders):
+        return serving_reading.report(of_servers, args)
     sets = load(folders, num_gpus=args.num_gpus)
     page = report.write(sets, args.out, title=args.title) if args.out else None
     if args.json:

@@ -7,6 +7,7 @@ from bench.contract.plan import ServingPlan
 from bench.mlperf.result import Result
 from bench.report import serving_rows
 from bench.report.rows import value_text
+from bench.results.imported import Summary
 from bench.results.serving import ServingResult
 
 SHOWN = 5
@@ -58,6 +59,34 @@ def _verdict(result: Result, serving: ServingResult, more: Sequence[Row]) -> She
         ("software", ", ".join(f"{name} {version}" for name, version in result.software.items()), ""),
     ]
     return Sheet(serving_rows.title(result, serving), [*rows, *more], caption="n = 1 run")
+
+
+def beside(found: Sequence[Summary]) -> Sheet:
+    """Return loads of several tools beside each other; `-` is what one does not say."""
+    numbers = (
+        *("output_throughput", "request_throughput", "latency_p50", "latency_p99"),
+        *("ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99"),
+    )
+    rows = [
+        (one.source, one.load, f"{one.requests:,}", f"{one.failed:,}", *(_cell(getattr(one, name)) for name in numbers))
+        for one in found
+    ]
+    columns = (
+        *("measured by", "load", "requests", "failed", "output tokens/s", "requests/s", "latency p50 (s)", "p99"),
+        *("TTFT p50 (s)", "TTFT p99", "TPOT p50 (s)", "TPOT p99"),
+    )
+    why = [f"{one.source}, {one.load}: {one.why_no_tokens}." for one in found if one.why_no_tokens]
+    return Sheet("loads beside each other", rows, columns=columns, caption="\n".join([CAUTION, *why]))
+
+
+CAUTION = (
+    "Percentiles of other tools leave out the requests that failed; ours count them as the slowest. Compare loads of "
+    "the same requests only."
+)
+
+
+def _cell(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
 
 
 KNEE = "the highest rate at which 99 % of the requests keep the limits"

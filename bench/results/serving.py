@@ -15,6 +15,7 @@ from bench.contract.serving import Arrivals, Limits, Load
 from bench.mlperf import log as logs
 from bench.mlperf.log import Log, finding, number
 from bench.mlperf.reader import Event, is_number
+from bench.results.imported import Summary
 from bench.results.measurement import Measurement
 from bench.rules.finding import Finding, errors
 
@@ -224,6 +225,28 @@ def read(log: Log) -> ServingResult | None:
         no_memory=str(memory.get(mllog.NOT_MEASURED, "no record")),
         findings=tuple(finding for one in found for finding in _findings(one)),
     )
+
+
+def summaries(result: ServingResult) -> list[Summary]:
+    """Return what stands beside the results of other load generators."""
+    return [
+        Summary(
+            source=result.server,
+            load=load.load.name,
+            requests=len(load.status),
+            failed=load.num_failed,
+            output_throughput=load.output_throughput,
+            request_throughput=load.request_throughput,
+            latency_p50=load.percentile_s(load.latency_s, 50),
+            latency_p99=load.percentile_s(load.latency_s, 99),
+            ttft_p50=None if load.bunched else load.percentile_s(load.ttft_s, 50),
+            ttft_p99=None if load.bunched else load.percentile_s(load.ttft_s, 99),
+            tpot_p50=None if load.bunched else load.percentile_s(load.tpot_s, 50),
+            tpot_p99=None if load.bunched else load.percentile_s(load.tpot_s, 99),
+            why_no_tokens=load.bunched,
+        )
+        for load in result.loads
+    ]
 
 
 def of_file(path: Path) -> ServingResult | None:
