@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from bench.console import checks, kernels
+from bench.console import checks, generation, kernels
 from bench.console.sheet import Sheet, show
 from bench.contract.huggingface import Strategy
-from bench.contract.plan import Recomputed, TrainingPlan
+from bench.contract.plan import GenerationPlan, Recomputed, TrainingPlan
 from bench.contract.schema import DataSource, Device, Precision
 from bench.contract.task import Recompute, StartsFrom
 from bench.mlperf import published
@@ -40,7 +40,8 @@ def rows(plan: "Plan") -> list[tuple[str, str]]:
     if isinstance(plan, TrainingPlan):
         own = _training_rows(plan)
     else:
-        own = [*kernels.plan_rows(plan), ("trials", trials_row(plan)), ("time limit", time_limit(plan))]
+        what = generation.plan_rows(plan) if isinstance(plan, GenerationPlan) else kernels.plan_rows(plan)
+        own = [*what, ("trials", trials_row(plan)), ("time limit", time_limit(plan))]
     return [
         *own,
         ("commands", "; ".join(command.name for command in plan.commands)),

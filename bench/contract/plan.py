@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from bench.contract import codec, old_plans, run_files
+from bench.contract.generation import Asked, GenerationMemory, TokenCost, WeightPrecision
 from bench.contract.kernels import Point
 from bench.contract.layout import Cost as Cost
 from bench.contract.layout import Memory as Memory
@@ -147,7 +148,36 @@ class KernelsPlan:
     base: ClassVar[None] = None
 
 
-Plan = TrainingPlan | KernelsPlan
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationPlan:
+    """A run that generates, worked out. It reads no rows."""
+
+    version: int
+    name: str
+    config: Config
+    world: World
+    """A replica is tp consecutive ranks, and dp counts them. ranks_per_node is above cluster.ranks_per_node where
+    replicas share GPUs."""
+    weights: WeightPrecision
+    asked: list[Asked]
+    """Every answer that is asked for."""
+    memory: GenerationMemory
+    cost: TokenCost | None
+    """None where the GPU's memory bandwidth is not known."""
+    trials: list[Trial]
+    walltime_min: int | None
+    base_dir: str | None
+    """The checkpoint, with its tokenizer; None: random weights and random prompts."""
+    environment: dict[str, str]
+    """What is set for every rank: ours, then cluster.environment."""
+    commands: list[Command]
+    """In their order; the trials come last."""
+    files: list[str]
+    data_dir: ClassVar[None] = None
+    base: ClassVar[None] = None
+
+
+Plan = TrainingPlan | GenerationPlan | KernelsPlan
 """The plan of a run, by the kind of its task."""
 
 
@@ -160,6 +190,13 @@ def required_training(plan: Plan) -> TrainingPlan:
     if isinstance(plan, TrainingPlan):
         return plan
     raise not_of_kind(plan.config.task, Kind.train)
+
+
+def required_generation(plan: Plan) -> GenerationPlan:
+    """Return the plan as that of a run that generates; raises like `required_training`."""
+    if isinstance(plan, GenerationPlan):
+        return plan
+    raise not_of_kind(plan.config.task, Kind.generate)
 
 
 def required_kernels(plan: Plan) -> KernelsPlan:
@@ -267,6 +304,8 @@ def loads(text: str, *, where: str = run_files.PLAN) -> Plan:
     """
     try:
         raw = old_plans.upgraded(json.loads(text), to=PLAN_VERSION)
+        if "asked" in raw:
+            return codec.typed(GenerationPlan, raw)
         return codec.typed(KernelsPlan, raw) if "points" in raw else codec.typed(TrainingPlan, raw)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(

@@ -52,8 +52,10 @@ def judge(log: Path, plan: Plan | None = None, trial: Trial | None = None) -> Ju
         return Judged(result, verdicts, [], kernels)
     if isinstance(plan, TrainingPlan):
         differing = _differs_from_training(plan, trial, result)
-    else:
+    elif isinstance(plan, KernelsPlan):
         differing = _differs_from_points(plan, trial, result, kernels)
+    else:
+        differing = []
     differing += [missing.titled for missing in provenance_checks.missing_attachments(records)]
     return Judged(result, verdicts, differing, kernels)
 
