@@ -73,6 +73,6 @@ def token_time(cost: TokenCost | None) -> str:
     if cost is None:
         return "- (the memory bandwidth of the device is not known)"
     return (
-        f"{1000 * cost.token_s:.2f} ms at least, estimated for one answer at a time: {cost.bytes_per_token / 1e9:.1f} "
-        f"GB at {cost.bandwidth_gbs:,.0f} GB/s"
+        f"{1000 * cost.token_s:.2f} ms estimated for one answer at a time, by memory bandwidth alone: "
+        f"{cost.bytes_per_token / 1e9:.1f} GB at {cost.bandwidth_gbs:,.0f} GB/s"
     )

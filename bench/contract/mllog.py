@@ -97,6 +97,15 @@ what computed it."""
 KERNEL_FAILED = "kernel_failed"
 """The name of a point that could not be measured, with the {reason}."""
 
+ANSWERS_ASKED = "answers_asked"
+"""The number of new tokens of each answer that the plan asks for, in order, with {replicas, tp, order, batching,
+max_batch, prompts, weights} and {temperature, top_k, top_p}; and where the plan estimates it, what a GPU reads for one
+token of one answer, {bytes_per_token}, and {bandwidth_gbs}, at which rate."""
+ANSWERED = "answered"
+"""The index of an answer that was given, behind run_stop: its {replica}, {prompt_tokens}, {tokens}, when its batch was
+handed in, {start_s}, since the replica's clock started, and since then its first and its last token, {first_s,
+done_s}."""
+
 SUCCESS, ABORTED = "success", "aborted"
 """What run_stop's metadata.status may say."""
 

@@ -16,7 +16,7 @@ from bench.contract.layout import Memory as Memory
 from bench.contract.layout import Recomputed as Recomputed
 from bench.contract.layout import World as World
 from bench.contract.schema import Config, DataSource, Runtime, not_of_kind
-from bench.contract.task import Kind, StartsFrom
+from bench.contract.task import Kind, StartsFrom, Weights
 from bench.errors import ConfigError
 
 PLAN_VERSION = 3
@@ -220,6 +220,11 @@ def gpus_per_rank(config: Config) -> int:
     return config.huggingface.num_gpus if config.huggingface else 1
 
 
+def gpus_per_node(plan: Plan) -> int:
+    """Return how many GPUs of a node the ranks compute on, as far as they compute on GPUs."""
+    return plan.config.cluster.ranks_per_node * gpus_per_rank(plan.config)
+
+
 def keeps_adapters(config: Config) -> bool:
     """Return whether a trial keeps the adapters that it trained; on random weights they are worth nothing.
 
@@ -285,6 +290,8 @@ def named_paths(config: Config) -> dict[str, str | None]:
     if trains and config.data.source is not DataSource.random:
         named = {"DATADIR": config.cluster.paths.data} | named
     if trains and (config.training.starts_from is not StartsFrom.random or config.data.needs_model_folder):
+        named["MODEL"] = config.cluster.paths.model
+    if config.task.kind is Kind.generate and config.model.weights is not Weights.random:
         named["MODEL"] = config.cluster.paths.model
     if config.container.runtime is not Runtime.none and config.container.image:
         named["CONT"] = config.container.image

@@ -160,6 +160,11 @@ def trace(trial: int) -> str:
     return f"{RANK_LOGS}/trial_{trial}.trace.json.gz"
 
 
+def answers(trial: int | str) -> str:
+    """Return what a trial has generated: one row for each answer, with its times and tokens."""
+    return f"{RANK_LOGS}/trial_{trial}.answers.csv"
+
+
 def binding(trial: int | str) -> str:
     """Return the file in which rank 0 finds what to bind a trial's log to."""
     return f"{RANK_LOGS}/trial_{trial}.attempt"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.backends.kubernetes import names
+from bench.contract import plan as plans
 from bench.contract.kubernetes import Discovery, Toleration, Volume
 from bench.contract.plan import Plan, TrainingPlan
 from bench.contract.run_files import PLAN
@@ -145,7 +146,7 @@ def _environment(plan: Plan, place: Place) -> Iterator[Object]:
 def resources(plan: Plan) -> dict[str, str]:
     """Return what a pod asks for and may take, which is the same: GPUs, then what the cluster's settings say."""
     cluster, is_cuda = names.settings(plan), plan.config.cluster.device is Device.cuda
-    gpus = {cluster.gpu_resource: str(plan.world.ranks_per_node)} if is_cuda and cluster.gpu_resource else {}
+    gpus = {cluster.gpu_resource: str(plans.gpus_per_node(plan))} if is_cuda and cluster.gpu_resource else {}
     return gpus | cluster.resources
 
 
