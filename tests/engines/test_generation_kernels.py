@@ -1,5 +1,6 @@
 """The kernels of generation against torch in FP64; without a GPU, Triton's interpreter runs them (see conftest.py)."""
 
+import dataclasses
 import math
 import sys
 import warnings
@@ -9,19 +10,26 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm, silu
 
-from bench.contract.generation import WeightPrecision
-from helpers import ranks
+from bench.contract.generation import Sampling, WeightPrecision
+from helpers import ranks, tiny_llama
 
 if sys.platform != "linux":
     pytest.skip("Triton is for Linux", allow_module_level=True)
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what megatron-core imports is full of deprecated calls
-    from jobs.engines.megatron.generation import attention_kernels, linear_kernels
+    from jobs.engines.megatron.generation import attention_kernels, forward, linear_kernels, loading, rope, slots
+    from jobs.engines.megatron.generation.generator import decoder
+    from jobs.engines.megatron.generation.gpu_ops import GpuOps
+    from jobs.engines.megatron.generation.ops import TorchOps
+    from jobs.engines.megatron.generation.ranks import Ranks
     from jobs.engines.megatron.generation.weights import Linear, stored
     from jobs.engines.megatron.trained.ops import NormWeights
 
-pytestmark = pytest.mark.usefixtures("interpreter_that_rounds")
+pytestmark = [
+    pytest.mark.usefixtures("interpreter_that_rounds"),
+    pytest.mark.filterwarnings("ignore:divide by zero encountered in log"),  # a part without keys has the weight 0
+]
 DEVICE = ranks.DEVICE
 TOLERANCE = 6e-3
 """Of a row's norm: BF16 rounds to 2^-9."""
@@ -117,3 +125,27 @@ def test_attention(monkeypatch: pytest.MonkeyPatch, groups: int, repeats: int, p
 def test_few_slots_are_split_into_parts_that_fill_a_gpu_and_many_are_not() -> None:
     assert attention_kernels.num_parts(8, 4096) == 16 and attention_kernels.num_parts(8, 130) == 2
     assert attention_kernels.num_parts(32, 4096) == 8 and attention_kernels.num_parts(1000, 4096) == 1
+
+
+def test_the_kernels_compute_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short prompt, whose rows go through them too, and two steps; against the operations in torch."""
+    monkeypatch.setattr(attention_kernels, "num_parts", lambda *_: 2)
+    model, device = tiny_llama.model(num_layers=1, vocab_size=64), torch.device(DEVICE)
+    place = loading.Place(WeightPrecision.bf16, Ranks(), device)
+    made = decoder(model, loading.random(model, place, seed=1), place, Sampling())
+    by_torch = dataclasses.replace(made, ops=TorchOps(made.trained))
+    found = []
+    for one in (by_torch, dataclasses.replace(made, ops=GpuOps(TorchOps(made.trained)))):
+        shape = {"layers": 1, "groups": 2, "dim": 32}
+        batch = slots.empty(2, 70, **shape, like=one.weights.embedding_VH)
+        angles, at = rope.angles(model, batch.room, device), torch.arange(2, device=device)
+        rows = torch.arange(10, device=device).view(5, 2)
+        prompts = forward.Prompts(rows, torch.tensor([5, 3], device=device), at, at)
+        with torch.no_grad():
+            of_prompts = forward.prompt_logits(one, batch, angles, prompts)
+            batch.start(at, torch.tensor([7, 9], device=device), prompts.lengths_B, at)
+            of_step = forward.step_logits(one, batch, angles)
+            batch.append(torch.tensor([11, 13], device=device))
+            found.append(torch.cat([of_prompts, of_step, forward.step_logits(one, batch, angles)]))
+    error = (found[1] - found[0]).norm(dim=1) / found[0].norm(dim=1)
+    assert error.max() < 0.02

@@ -1,9 +1,10 @@
 """Tiny random Llamas of transformers, as Hugging Face folders and converted beside, and the plans to generate with."""
 
-from dataclasses import dataclass, field
+import json
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -11,6 +12,9 @@ from bench.contract.checkpoint import Stored
 from bench.contract.generation import Batching, Generation, Order, Sampling, WeightPrecision
 from bench.contract.task import Activation, Model, Norm, Position
 from jobs.weights import conversion, families
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
 
 VOCABULARY = 512
 
@@ -23,19 +27,20 @@ def model(**changes: Any) -> Model:
     return Model(**{"name": "tiny", "source": "made here"} | shape | heads | parts | changes)
 
 
-def write(folder: Path, of: Model, *, dtype: torch.dtype = torch.float32, stored: tuple[Stored, ...] = (Stored.plain,)):
-    """Write a random model with its conversions, and return transformers' own.
+def write(folder: Path, of: Model, *, stored: tuple[Stored, ...] = (Stored.plain,)) -> "LlamaForCausalLM":
+    """Write a random model in FP32 with its conversions, and return transformers' own.
 
-    Its weights are large enough for tokens that do not repeat themselves at once.
+    BF16 holds its weights exactly. They are large enough for tokens that do not repeat themselves at once.
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(1)
     config = families.of(of).config(of) | {"initializer_range": 0.15}
-    theirs = LlamaForCausalLM(LlamaConfig(**config)).to(dtype).eval()
+    theirs = LlamaForCausalLM(LlamaConfig(**config)).eval()
     for name, weight in theirs.named_parameters():
         if "norm" in name:
             weight.data.uniform_(0.5, 1.5)
+        weight.data.copy_(weight.data.bfloat16())
     theirs.save_pretrained(folder)
     for one in stored:
         conversion.convert(conversion.prepare(folder, of, stored=one))
@@ -59,3 +64,8 @@ def plan(of: Model, asked: Asked) -> Any:
     block = Generation(question="", lengths=[1], prompt_tokens=1, **options)
     config = SimpleNamespace(model=of, task=SimpleNamespace(generation=block))
     return SimpleNamespace(config=config, weights=asked.weights)
+
+
+def as_json(of: Model) -> Any:
+    """Return a model as JSON has it, for `codec.typed`."""
+    return json.loads(json.dumps(asdict(of), default=lambda value: value.name))

@@ -94,7 +94,7 @@ def _merge(
             at = outs_ptr + (first + other) * (ROWS * 2 * HALF) + row * (2 * HALF) + column
             merged += tl.load(at, cache_modifier=".cg") * weight[:, None]
             sums += weight
-        tl.store(out_at, (merged / sums[:, None]).to(out_at.dtype.element_ty.element_ty), row < REPEATS)
+        tl.store(out_at, merged / sums[:, None], row < REPEATS)
         tl.store(done_ptr + index, 0)
 
 
@@ -146,7 +146,7 @@ def _attend(
         most, total = higher, total * shrunk + tl.sum(weights, 1)
     out_at = out_ptr + ((slot * groups + group) * REPEATS + row) * DIM + column
     if PARTS == 1:
-        tl.store(out_at, (out / total[:, None]).to(out_ptr.dtype.element_ty), row < REPEATS)
+        tl.store(out_at, out / total[:, None], row < REPEATS)
     else:
         _merge(
             out, most, total, out_at, outs_ptr, lses_ptr, done_ptr, slot * groups + group, part, row, column,

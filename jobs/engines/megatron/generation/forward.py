@@ -63,16 +63,30 @@ class Prompts:
 
 def step(decoder: Decoder, slots: Slots, angles_TD: Tensor) -> None:
     """Append the next token to every slot."""
-
-    def attended(layer: int, qkv_BO: Tensor) -> Tensor:
-        return decoder.ops.attend(qkv_BO, slots.keys[layer], slots.values[layer], slots.positions_B, angles_TD)
-
-    x_BH = _layers(decoder, _embedded(decoder, slots.tokens_B), attended)
-    slots.append(_sampled(decoder, x_BH, slots.seeds_B, slots.positions_B + 1))
+    logits_BV = step_logits(decoder, slots, angles_TD)
+    positions_B = slots.positions_B + 1
+    slots.append(next_tokens(logits_BV, decoder.sampling, decoder.ranks, slots.seeds_B, positions_B))
 
 
 def prefill(decoder: Decoder, slots: Slots, angles_TD: Tensor, prompts: Prompts) -> Tensor:
     """Fill the prompts' slots with their keys and values; draw and return the first new token of each [B]."""
+    logits_BV = prompt_logits(decoder, slots, angles_TD, prompts)
+    tokens_B = next_tokens(logits_BV, decoder.sampling, decoder.ranks, prompts.seeds_B, prompts.lengths_B)
+    slots.start(prompts.slots_B, tokens_B, prompts.lengths_B, prompts.seeds_B)
+    return tokens_B
+
+
+def step_logits(decoder: Decoder, slots: Slots, angles_TD: Tensor) -> Tensor:
+    """Return the logits [B, V] in FP32 of what follows the newest token of every slot; its key and value are kept."""
+
+    def attended(layer: int, qkv_BO: Tensor) -> Tensor:
+        return decoder.ops.attend(qkv_BO, slots.keys[layer], slots.values[layer], slots.positions_B, angles_TD)
+
+    return _logits(decoder, _layers(decoder, _embedded(decoder, slots.tokens_B), attended))
+
+
+def prompt_logits(decoder: Decoder, slots: Slots, angles_TD: Tensor, prompts: Prompts) -> Tensor:
+    """Return the logits [B, V] in FP32 of what follows each prompt; keys and values are kept."""
     num_tokens, batch = prompts.tokens_SB.shape
     angles_MD = angles_TD[:num_tokens].repeat_interleave(batch, dim=0)
 
@@ -85,19 +99,12 @@ def prefill(decoder: Decoder, slots: Slots, angles_TD: Tensor, prompts: Prompts)
         return out_SBND.flatten(2).flatten(0, 1)
 
     x_MH = _layers(decoder, _embedded(decoder, prompts.tokens_SB.flatten()), attended)
-    last_BH = x_MH.view(num_tokens, batch, -1)[prompts.lengths_B - 1, torch.arange(batch, device=x_MH.device)]
-    tokens_B = _sampled(decoder, last_BH, prompts.seeds_B, prompts.lengths_B)
-    slots.start(prompts.slots_B, tokens_B, prompts.lengths_B, prompts.seeds_B)
-    return tokens_B
+    x_SBH, of_batch = x_MH.unflatten(0, (num_tokens, batch)), torch.arange(batch, device=x_MH.device)
+    return _logits(decoder, x_SBH[prompts.lengths_B - 1, of_batch])
 
 
-def logits(decoder: Decoder, x_BH: Tensor) -> Tensor:
-    """Return the logits of this rank's part of the vocabulary [B, V] in FP32."""
+def _logits(decoder: Decoder, x_BH: Tensor) -> Tensor:
     return decoder.ops.logits(x_BH, decoder.weights.head, decoder.norm(decoder.weights.norm_H))
-
-
-def _sampled(decoder: Decoder, x_BH: Tensor, seeds_B: Tensor, positions_B: Tensor) -> Tensor:
-    return next_tokens(logits(decoder, x_BH), decoder.sampling, decoder.ranks, seeds_B, positions_B)
 
 
 def _embedded(decoder: Decoder, tokens_M: Tensor) -> Tensor:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import torch
 
-from bench.contract.generation import Batching, Order, WeightPrecision
+from bench.contract import mllog
+from bench.contract.generation import Batching, Generation, Order, Sampling, WeightPrecision
 from bench.contract.plan import GenerationPlan
 from bench.contract.schema import Precision
 from bench.contract.task import Activation, Model, Norm, Position
@@ -18,9 +19,8 @@ from jobs.engines.megatron.generation.forward import Decoder
 from jobs.engines.megatron.generation.ops import GenerationOps, TorchOps
 from jobs.engines.megatron.generation.ranks import Ranks
 from jobs.engines.megatron.generation.rope import angles
-from jobs.engines.megatron.generation.weights import Weights, dtype_of, require_divisible
+from jobs.engines.megatron.generation.weights import Weights, require_divisible
 from jobs.engines.megatron.trained import ops as trained_ops
-from jobs.engines.megatron.trained.ops import TrainedOps
 
 
 class MegatronGenerator:
@@ -34,30 +34,36 @@ class MegatronGenerator:
         model = plan.config.model
         require_llama(model)
         require_divisible(model, ranks.size, plan.weights)
-        self.plan, self.seed, self.ranks, self.device = plan, seed, ranks, device
+        self.plan, self.seed, self.place = plan, seed, loading.Place(plan.weights, ranks, device)
         self._weights: Weights | None = None
         self._batch: Batch | None = None
 
     @torch.no_grad()
     def load(self, folder: Path) -> None:
         self._weights = self._batch = None
-        tp, rank = self.ranks.size, self.ranks.rank
-        model, precision = self.plan.config.model, self.plan.weights
-        self._weights = loading.load(folder, model, precision, tp=tp, rank=rank, device=self.device)
+        self._weights = loading.load(folder, self.plan.config.model, self.place)
 
     @torch.no_grad()
     def warm_up(self, requests: Sequence[Request]) -> None:
-        asked = self.plan.config.task.generation
-        assert asked is not None, "the plan is of kind generate"
-        calls = [[one] for one in requests] if asked.order is Order.one_by_one else [list(requests)]
-        num_slots = min(len(calls[0]), asked.max_batch or len(calls[0]))
+        calls = [[one] for one in requests] if self._asked.order is Order.one_by_one else [list(requests)]
+        num_slots = min(len(calls[0]), self._asked.max_batch or len(calls[0]))
         room = max(len(one.prompt) + one.length for one in requests)
         self._batch = self._new_batch(num_slots, room)
         for call in calls:
             self._batch.rehearse(call)
 
     def facts(self) -> list[Fact]:
-        return []
+        is_captured, dtype = self.place.device.type == "cuda", self.place.dtype
+        about = {
+            "engine": "megatron",
+            "cache": "static",
+            "cuda_graph": is_captured,
+            "kernels": "triton" if is_captured and dtype is not torch.float32 else "torch",
+            "dtype": str(dtype).removeprefix("torch."),
+            "weights": self.plan.weights.name,
+            "bytes_per_step": None if self._weights is None else self._weights.bytes_per_step,
+        }
+        return [(mllog.STRATEGY, "tensor_parallel", about)]
 
     @torch.no_grad()
     def generate(self, requests: Sequence[Request], *, seed: int) -> list[Answer]:
@@ -68,39 +74,36 @@ class MegatronGenerator:
         return self._batch.answers(requests, seed=seed)
 
     def _new_batch(self, num_slots: int, room: int) -> Batch:
-        asked = self.plan.config.task.generation
-        assert asked is not None, "the plan is of kind generate"
         self._batch = None  # its memory is free before there is another one
-        decoder = self._decoder()
-        like = decoder.weights.embedding_VH
-        options = {"layers": self.plan.config.model.num_layers, "groups": decoder.groups, "dim": decoder.dim}
-        batch_slots = slots.empty(num_slots, room, **options, like=like)
-        angles_TD = angles(self.plan.config.model, batch_slots.room, self.device)
-        advance = captured.advance(decoder, batch_slots, angles_TD)
-        return Batch(decoder, batch_slots, angles_TD, advance, asked.batching is Batching.continuous)
+        made, model = self._decoder(), self.plan.config.model
+        shape = {"layers": model.num_layers, "groups": made.groups, "dim": made.dim}
+        batch_slots = slots.empty(num_slots, room, **shape, like=made.weights.embedding_VH)
+        angles_TD = angles(model, batch_slots.room, self.place.device)
+        advance = captured.advance(made, batch_slots, angles_TD)
+        return Batch(made, batch_slots, angles_TD, advance, self._asked.batching is Batching.continuous)
 
     def _decoder(self) -> Decoder:
-        asked, model, precision = self.plan.config.task.generation, self.plan.config.model, self.plan.weights
+        model = self.plan.config.model
+        self._weights = self._weights or loading.random(model, self.place, seed=self.seed)
+        return decoder(model, self._weights, self.place, self._asked.sampling)
+
+    @property
+    def _asked(self) -> Generation:
+        asked = self.plan.config.task.generation
         assert asked is not None, "the plan is of kind generate"
-        if self._weights is None:
-            options = {"tp": self.ranks.size, "seed": self.seed, "device": self.device}
-            self._weights = loading.random(model, precision, **options)
-        trained = trained_ops.for_device(self.device, _activations(precision))
-        ops = _ops(self.device, precision, trained)
-        return Decoder(model, self._weights, ops, trained, self.ranks, asked.sampling)
+        return asked
 
 
-def _activations(precision: WeightPrecision) -> Precision:
-    """Return the precision of activations: quantised weights save memory and its bandwidth alone."""
-    return Precision.fp32 if precision is WeightPrecision.fp32 else Precision.bf16
+def decoder(model: Model, weights: Weights, place: loading.Place, sampling: Sampling) -> Decoder:
+    """Return the model with the operations of its device and precision."""
+    is_fp32 = place.precision is WeightPrecision.fp32  # quantised weights change nothing about activations
+    trained = trained_ops.for_device(place.device, Precision.fp32 if is_fp32 else Precision.bf16)
+    ops: GenerationOps = TorchOps(trained)
+    if place.device.type == "cuda" and not is_fp32:
+        from jobs.engines.megatron.generation.gpu_ops import GpuOps
 
-
-def _ops(device: torch.device, precision: WeightPrecision, trained: TrainedOps) -> GenerationOps:
-    if device.type != "cuda" or dtype_of(precision) is torch.float32:
-        return TorchOps(trained)
-    from jobs.engines.megatron.generation.gpu_ops import GpuOps
-
-    return GpuOps(TorchOps(trained))
+        ops = GpuOps(TorchOps(trained))
+    return Decoder(model, weights, ops, trained, place.ranks, sampling)
 
 
 def require_llama(model: Model) -> None:

@@ -1,4 +1,4 @@
-"""`GenerationOps` on a GPU: few rows through the kernels of this folder, many rows (of prompts) through torch's GEMMs."""
+"""`GenerationOps` on a GPU: few rows through kernels of their own, many rows (of prompts) through torch's GEMMs."""
 
 from dataclasses import dataclass
 

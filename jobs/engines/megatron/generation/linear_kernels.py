@@ -58,8 +58,8 @@ def linear(
 def gated(x: Tensor, weight: Linear, norm: NormWeights) -> Tensor:
     """Return silu(gate) * up [M, O / 2] of weight norm(x); gates are the first half of the outputs."""
     half = weight.shape[0] // 2
-    up_scale = None if weight.scale is None else weight.scale[half:]
-    return _launch(x, (weight.values, weight.scale, weight.values[half:], up_scale), norm, None, x.new_empty(len(x), half))
+    weights = (weight.values, weight.scale, weight.values[half:], None if weight.scale is None else weight.scale[half:])
+    return _launch(x, weights, norm, None, x.new_empty(len(x), half))
 
 
 def _launch(
@@ -94,11 +94,10 @@ def _weights(
         first = tl.load(levels_ptr + (pair >> 4).to(tl.int32)) * absmax
         second = tl.load(levels_ptr + (pair & 15).to(tl.int32)) * absmax
         return tl.interleave(first, second).to(tl.bfloat16).to(DTYPE)  # rounded as a dequantised weight is
-    else:
-        column = begin + tl.arange(0, INPUTS)[None, :]
-        inside = is_output & (column < WIDTH)
-        tile = tl.load(values_ptr + output[:, None] * WIDTH + column, inside, other=0.0, eviction_policy=_ONCE)
-        return tile.to(DTYPE)
+    column = begin + tl.arange(0, INPUTS)[None, :]
+    inside = is_output & (column < WIDTH)
+    tile = tl.load(values_ptr + output[:, None] * WIDTH + column, inside, other=0.0, eviction_policy=_ONCE)
+    return tile.to(DTYPE)
 
 
 @triton.jit
@@ -106,8 +105,7 @@ def _added(sums, weights, x, ROWS: tl.constexpr):
     """Return the sums with the products of one more tile: of one row [O, I], of more rows [O, M]."""
     if ROWS == 1:
         return sums + weights * x
-    else:
-        return tl.dot(weights, tl.trans(x.to(FACTOR)), sums)
+    return tl.dot(weights, tl.trans(x.to(FACTOR)), sums)
 
 
 @triton.jit
@@ -149,7 +147,8 @@ def _linear(
     y = _finished(sums, values_ptr, scale_ptr, output, num_outputs, ROWS) * rstd
     if up_ptr is not None:
         y *= tl.sigmoid(y) * _finished(up_sums, up_ptr, up_scale_ptr, output, num_outputs, ROWS) * rstd
-    at, inside = row[None, :] * num_outputs + output[:, None], (row < num_rows)[None, :] & (output < num_outputs)[:, None]
+    at = row[None, :] * num_outputs + output[:, None]
+    inside = (row < num_rows)[None, :] & (output < num_outputs)[:, None]
     if residual_ptr is not None:
         y += tl.load(residual_ptr + at, inside, other=0.0).to(tl.float32)
-    tl.store(out_ptr + at, y.to(out_ptr.dtype.element_ty), inside)
+    tl.store(out_ptr + at, y, inside)

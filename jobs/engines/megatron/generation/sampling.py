@@ -33,7 +33,7 @@ def kept(logits_BW: Tensor, sampling: Sampling) -> Tensor:
     if sampling.top_k is not None:
         least_B1 = logits_BW.topk(min(sampling.top_k, logits_BW.shape[1])).values[:, -1:]
         logits_BW = logits_BW.masked_fill(logits_BW < least_B1, _NEVER)
-    if sampling.top_p is None:
+    if sampling.top_p is None or sampling.top_p >= 1:
         return logits_BW
     descending_BW, order_BW = logits_BW.sort(dim=1, descending=True)
     p_BW = descending_BW.softmax(1)

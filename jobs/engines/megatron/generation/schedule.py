@@ -31,14 +31,15 @@ Action = Start | Advance | Finish
 
 
 def schedule(lengths: Sequence[int], num_slots: int, *, is_continuous: bool) -> Iterator[Action]:
-    """Yield what is done for answers of these lengths, in the order of the requests.
+    """Yield what is done for answers of these lengths. The longest start first, so that those of a batch are alike.
 
     is_continuous: a free slot is given to the next request at once; otherwise when all slots are free.
     """
-    waiting, missing, slot_of = deque(range(len(lengths))), dict[int, int](), dict[int, int]()
+    waiting = deque(sorted(range(len(lengths)), key=lambda index: -lengths[index]))
+    missing, slot_of = dict[int, int](), dict[int, int]()
     while waiting or missing:
-        if waiting and (is_continuous or not missing):
-            free = [slot for slot in range(num_slots) if slot not in slot_of.values()]
+        free = [slot for slot in range(num_slots) if slot not in slot_of.values()]
+        if waiting and free and (is_continuous or not missing):
             starting = {waiting.popleft(): slot for slot in free[: len(waiting)]}
             missing |= {index: lengths[index] - 1 for index in starting}
             slot_of |= starting

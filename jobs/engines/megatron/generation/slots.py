@@ -50,7 +50,7 @@ class Slots:
 
     def leave(self, slots: Tensor) -> None:
         """Give slots back: until the next answer each of them attends to as little as it can."""
-        self.positions_B[slots] = 0
+        self.positions_B.index_fill_(0, slots, 0)
 
 
 def empty(num_slots: int, room: int, *, layers: int, groups: int, dim: int, like: Tensor) -> Slots:

@@ -42,7 +42,7 @@ class Linear:
         if self.scale is None:
             return self.values.to(dtype)
         if self.values.dtype is not torch.uint8:
-            return (self.values.float() * self.scale[:, None]).to(dtype)
+            return self.values.to(dtype).mul_(self.scale[:, None])  # in FP32, and rounded once
         codes = torch.stack([self.values >> 4, self.values & 15], dim=-1)
         levels = nf4.nf4_levels(codes.device)[codes.int()].view(*self.scale.shape, nf4.BLOCK)
         return (levels * self.scale[..., None]).to(dtype).view(self.shape)
@@ -125,14 +125,13 @@ def require_divisible(model: Model, tp: int, precision: WeightPrecision) -> None
     }
     for what, size in split.items():
         if size % tp:
-            raise ConfigError(
-                f"{size} {what} cannot be split over {tp} ranks", where="parallel.tp", fix=f"make tp a divisor of {size}"
-            )
+            fix = f"make tp a divisor of {size}"
+            raise ConfigError(f"{size} {what} cannot be split over {tp} ranks", where="parallel.tp", fix=fix)
     odd = {name: num_in for name, (_, num_in) in shapes(model, tp).items() if num_in % nf4.BLOCK}
     if precision is WeightPrecision.nf4 and odd:
         name, num_in = next(iter(odd.items()))
         raise ConfigError(
             f"rows of {num_in} numbers of {name} cannot be cut into the blocks of {nf4.BLOCK} of 4-bit weights",
-            where="parallel.tp, weights",
-            fix="choose a smaller tp, or weights in bf16 or fp8",
+            where="parallel.tp, task.generation.nf4",
+            fix="choose a smaller tp, or another precision",
         )
