@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,6 +16,7 @@ from bench.contract.layout import Memory as Memory
 from bench.contract.layout import Recomputed as Recomputed
 from bench.contract.layout import World as World
 from bench.contract.schema import Config, DataSource, Runtime, not_of_kind
+from bench.contract.serving import Load
 from bench.contract.task import Kind, StartsFrom, Weights
 from bench.errors import ConfigError
 
@@ -177,7 +178,31 @@ class GenerationPlan:
     base: ClassVar[None] = None
 
 
-Plan = TrainingPlan | GenerationPlan | KernelsPlan
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingPlan:
+    """A run that loads a server, worked out. Rank 0 starts the server and loads it; the other ranks end at once."""
+
+    version: int
+    name: str
+    config: Config
+    world: World
+    """tp is the server's; it takes the first tp GPUs of its node."""
+    trials: list[Trial]
+    loads: list[Load]
+    """In this order."""
+    walltime_min: int | None
+    base_dir: str | None
+    """The model's folder; None: it is made on the spot, or the server runs elsewhere."""
+    environment: dict[str, str]
+    """What is set for every rank: ours, then cluster.environment."""
+    commands: list[Command]
+    """In their order; the trials come last."""
+    files: list[str]
+    data_dir: ClassVar[None] = None
+    base: ClassVar[None] = None
+
+
+Plan = TrainingPlan | GenerationPlan | ServingPlan | KernelsPlan
 """The plan of a run, by the kind of its task."""
 
 
@@ -197,6 +222,13 @@ def required_generation(plan: Plan) -> GenerationPlan:
     if isinstance(plan, GenerationPlan):
         return plan
     raise not_of_kind(plan.config.task, Kind.generate)
+
+
+def required_serving(plan: Plan) -> ServingPlan:
+    """Return the plan as that of a run that loads a server; raises like `required_training`."""
+    if isinstance(plan, ServingPlan):
+        return plan
+    raise not_of_kind(plan.config.task, Kind.serve)
 
 
 def required_kernels(plan: Plan) -> KernelsPlan:
@@ -242,6 +274,12 @@ def samples(plan: TrainingPlan, step: int) -> int:
 def trial_commands(plan: Plan) -> list[Command]:
     """Return the commands that are trials, in their order."""
     return plan.commands[len(plan.commands) - len(plan.trials) :]
+
+
+def within(plan: Plan, trial_min: int) -> Plan:
+    """Return the plan with another time limit for each of its trials, in minutes."""
+    before = plan.commands[: len(plan.commands) - len(plan.trials)]
+    return replace(plan, commands=[*before, *(replace(c, limit_min=trial_min) for c in trial_commands(plan))])
 
 
 def trial(plan: Plan, index: int) -> Trial:
@@ -293,6 +331,8 @@ def named_paths(config: Config) -> dict[str, str | None]:
         named["MODEL"] = config.cluster.paths.model
     if config.task.kind is Kind.generate and config.model.weights is not Weights.random:
         named["MODEL"] = config.cluster.paths.model
+    if config.task.serving and config.task.serving.server.url is None and config.model.weights is not Weights.random:
+        named["MODEL"] = config.task.serving.server.model or config.cluster.paths.model
     if config.container.runtime is not Runtime.none and config.container.image:
         named["CONT"] = config.container.image
     return named
@@ -313,6 +353,8 @@ def loads(text: str, *, where: str = run_files.PLAN) -> Plan:
         raw = old_plans.upgraded(json.loads(text), to=PLAN_VERSION)
         if "asked" in raw:
             return codec.typed(GenerationPlan, raw)
+        if "loads" in raw:
+            return codec.typed(ServingPlan, raw)
         return codec.typed(KernelsPlan, raw) if "points" in raw else codec.typed(TrainingPlan, raw)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(

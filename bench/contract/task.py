@@ -6,6 +6,7 @@ from enum import Enum
 from bench.contract.codec import LEFT_OUT_IF_NONE
 from bench.contract.generation import Generation
 from bench.contract.kernels import Kernels
+from bench.contract.serving import Serving
 
 LORA_TARGETS = ("linear_qkv", "linear_proj")
 """The projections that the engine can put adapters on, by megatron-core's names."""
@@ -38,12 +39,14 @@ class Kind(Enum):
 
     train = "train"
     generate = "generate"
+    serve = "serve"
     kernels = "kernels"
 
     @property
     def block(self) -> str:
         """Return the key of what a task of this kind says of itself; it has no other kind's."""
-        return {Kind.train: "training", Kind.generate: "generation", Kind.kernels: "kernels"}[self]
+        blocks = {Kind.train: "training", Kind.generate: "generation", Kind.serve: "serving", Kind.kernels: "kernels"}
+        return blocks[self]
 
 
 class Trains(Enum):
@@ -126,6 +129,7 @@ class Task:
     """False for smoke runs and tiny models: org and platform in the log then say so."""
     training: Training | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
     generation: Generation | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    serving: Serving | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
     kernels: Kernels | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
     """A task has the block of its kind, and no other."""
 

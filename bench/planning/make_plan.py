@@ -18,6 +18,7 @@ from bench.contract.plan import (
     GenerationPlan,
     KernelsPlan,
     Plan,
+    ServingPlan,
     Submission,
     TrainingPlan,
     Trial,
@@ -40,6 +41,7 @@ from bench.planning import (
     layouts,
     nemo,
     replicas,
+    serving_loads,
     validate,
 )
 from bench.planning.parallelism import num_microbatches, split
@@ -58,8 +60,15 @@ def make(config: Config, base: Config | None = None) -> Plan:
         ConfigError: the request is impossible; the message gives the legal values.
     """
     validate.check(config)
-    if config.task.kind is Kind.generate:
-        return _generation(config)
+    match config.task.kind:
+        case Kind.kernels:
+            return _kernels(config)
+        case Kind.generate:
+            return _generation(config)
+        case Kind.serve:
+            return _serving(config)
+        case Kind.train:
+            return _training(config, base)
     return _kernels(config) if config.task.kind is Kind.kernels else _training(config, base)
 
 
@@ -136,6 +145,23 @@ def _generation(config: Config) -> GenerationPlan:
         trials=trials,
         walltime_min=validate.walltime_min(config),
         base_dir=None if config.model.weights is Weights.random else config.cluster.paths.model,
+        environment=environment.of(config),
+        commands=commands(config, trials),
+        files=files(config, trials),
+    )
+
+
+def _serving(config: Config) -> ServingPlan:
+    trials, world = _trials(config), split(config, tp=1, pp=1, cp=1, sp=False)
+    return ServingPlan(
+        version=PLAN_VERSION,
+        name=f"{config.task.name}-{config.cluster.name}",
+        config=config,
+        world=dataclasses.replace(world, tp=config.parallel.tp or 1, dp=1),
+        trials=trials,
+        loads=serving_loads.loads(serving_loads.required(config)),
+        walltime_min=validate.walltime_min(config),
+        base_dir=serving_loads.model_folder(config),
         environment=environment.of(config),
         commands=commands(config, trials),
         files=files(config, trials),

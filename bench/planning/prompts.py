@@ -10,7 +10,7 @@ from bench.contract.generation import Generation
 from bench.errors import ConfigError
 
 KEYS = ("prompt", "length")
-MOST_ANSWERS = 100_000
+MOST_ANSWERS = 10_000
 MOST_BYTES = 4 * 2**20
 """Of all prompts together: the plan holds them, and a batch script holds the plan."""
 

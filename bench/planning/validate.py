@@ -8,7 +8,17 @@ from bench.contract.plan import Memory
 from bench.contract.schema import BackendName, Config, Device, Precision, ProfileKind
 from bench.contract.task import LORA_TARGETS, Kind, MomentPrecision, Position, Recompute, StartsFrom, Task, Trains
 from bench.errors import ConfigError
-from bench.planning import data_checks, generation_checks, kernel_checks, nemo, peer_checks, ranges, replicas, texts
+from bench.planning import (
+    data_checks,
+    generation_checks,
+    kernel_checks,
+    nemo,
+    peer_checks,
+    ranges,
+    replicas,
+    serving_loads,
+    texts,
+)
 
 
 def check(config: Config) -> None:
@@ -21,9 +31,18 @@ def check(config: Config) -> None:
     _check_cluster(config)
     _check_walltime(config)
     generation_checks.check_sharing(config)
-    if of_kind := {Kind.kernels: kernel_checks.check, Kind.generate: generation_checks.check}.get(config.task.kind):
-        of_kind(config)
-        return
+    match config.task.kind:
+        case Kind.kernels:
+            kernel_checks.check(config)
+        case Kind.generate:
+            generation_checks.check(config)
+        case Kind.serve:
+            serving_loads.check(config)
+        case Kind.train:
+            _check_train(config)
+
+
+def _check_train(config: Config) -> None:
     data_checks.check(config.data)
     _check_profile(config)
     _check_training(config)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench.contract.plan import GenerationPlan, Plan, TrainingPlan, fingerprint
+from bench.contract.plan import GenerationPlan, Plan, ServingPlan, TrainingPlan, fingerprint
 from bench.contract.schema import Config
 from bench.errors import ConfigError
 from bench.planning import compose
@@ -181,4 +181,6 @@ def _fingerprint(plan: Plan) -> str:
 def _work(plan: Plan) -> tuple[Any, ...]:
     if isinstance(plan, TrainingPlan):
         return plan.batch, plan.max_steps
+    if isinstance(plan, ServingPlan):
+        return (plan.loads,)
     return (plan.asked,) if isinstance(plan, GenerationPlan) else (plan.points,)

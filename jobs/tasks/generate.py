@@ -102,15 +102,17 @@ def write(plan: GenerationPlan, who: Rank, given: list[Given], prompts: Prompts,
     every = sorted((one for rank in process_group.gathered(who, own) for one in rank), key=lambda one: one.asked.index)
     if who.rank != 0:
         return
-    for one in every:
-        a = one.answer
-        about = {"replica": one.asked.replica, "prompt_tokens": one.prompt_tokens, "tokens": len(a.tokens)}
-        times = {"start_s": one.start_s, "first_s": a.first_s, "done_s": a.done_s}
-        log.event(mllog.ANSWERED, one.asked.index, **about, **{name: round(value, 6) for name, value in times.items()})
+    log.event(mllog.ANSWERS, [_logged(one) for one in every])
     file.parent.mkdir(exist_ok=True)
     with file.open("x", encoding="utf-8", newline="") as out:
         csv.writer(out).writerows([COLUMNS, *(_row(one, prompts) for one in every)])
     log.attach(file)
+
+
+def _logged(one: Given) -> list[float]:
+    a, asked = one.answer, one.asked
+    times_s = (round(time_s, 6) for time_s in (one.start_s, a.first_s, a.done_s))
+    return [asked.index, asked.replica, one.prompt_tokens, len(a.tokens), *times_s]
 
 
 def _row(one: Given, prompts: Prompts) -> list[object]:
