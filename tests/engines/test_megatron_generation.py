@@ -38,7 +38,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "3.1's scaling": {"rope_scaling_factor": 8.0, "rope_base": 500000, "num_query_groups": 1},
     "a group for each head, tied": {"num_query_groups": 4, "tied_embeddings": True},
 }
-CPU = torch.device("cpu")
+DEVICE = torch.device(ranks.DEVICE)
 LENGTHS = [(5, 40), (31, 7), (1, 64), (12, 1), (17, 23), (3, 33)]
 """Of prompts and answers side by side."""
 
@@ -64,7 +64,7 @@ def theirs(model: LlamaForCausalLM, request: Request) -> tuple[int, ...]:
 
 
 def ours(folder: Path, model: Model, asked: Asked) -> MegatronGenerator:
-    made = MegatronGenerator(tiny_llama.plan(model, asked), 0, ranks=Ranks(), device=CPU)
+    made = MegatronGenerator(tiny_llama.plan(model, asked), 0, ranks=Ranks(), device=DEVICE)
     made.load(folder)
     return made
 
@@ -129,18 +129,19 @@ def test_sampled_answers_depend_on_their_seed_alone(tiny: tuple[Path, Model, Lla
 
 def logits(folder: Path, model: Model, precision: WeightPrecision, row: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """Return the logits that follow a row: of the whole row as a prompt, and of its last token as a step."""
-    place = loading.Place(precision, Ranks(), CPU)
+    place = loading.Place(precision, Ranks(), DEVICE)
     made = decoder(model, loading.load(folder, model, place), place, Sampling())
     shape = {"layers": model.num_layers, "groups": model.num_query_groups, "dim": made.dim}
     batch = slots.empty(1, len(row), **shape, like=made.weights.embedding_VH)
-    angles, first, length = rope.angles(model, batch.room, CPU), torch.tensor([0]), torch.tensor([len(row)])
-    prompt = forward.Prompts(torch.tensor(row)[:, None], length, first, first)
+    tokens_S, first = torch.tensor(row, device=DEVICE), torch.tensor([0], device=DEVICE)
+    angles, length = rope.angles(model, batch.room, DEVICE), first + len(row)
+    prompt = forward.Prompts(tokens_S[:, None], length, first, first)
     with torch.no_grad():
         of_prompt = forward.prompt_logits(made, batch, angles, prompt)
         for cache in (*batch.keys, *batch.values):
             cache[:, :, len(row) - 1 :] = 0  # the step computes its own
-        batch.start(first, torch.tensor(row[-1:]), length - 1, first)
-        return of_prompt[0], forward.step_logits(made, batch, angles)[0]
+        batch.start(first, tokens_S[-1:], length - 1, first)
+        return of_prompt[0].cpu(), forward.step_logits(made, batch, angles)[0].cpu()
 
 
 def error(got: Tensor, expected: Tensor) -> float:
@@ -266,7 +267,7 @@ class Half:
 @pytest.mark.parametrize(
     ("changes", "weights", "message"),
     [
-        ({"activation": Activation.gelu}, WeightPrecision.bf16, "tiny has RMSNorm, gelu, rope positions and no biases"),
+        ({"activation": Activation.gelu}, WeightPrecision.bf16, "generates with a Llama, and model.activation is gelu"),
         ({"num_query_groups": 1}, WeightPrecision.bf16, "1 query groups cannot be split over 2 ranks"),
         ({"vocab_size": 511}, WeightPrecision.bf16, "511 rows of the vocabulary cannot be split over 2 ranks"),
         ({}, WeightPrecision.nf4, "rows of 96 numbers of fc2 cannot be cut into the blocks of 64 of 4-bit weights"),
@@ -275,7 +276,7 @@ class Half:
 def test_what_cannot_be_generated_is_refused(changes: dict[str, Any], weights: WeightPrecision, message: str) -> None:
     plan = tiny_llama.plan(tiny_llama.model(**changes), Asked(weights))
     with pytest.raises(ConfigError, match=message):
-        MegatronGenerator(plan, 0, ranks=Ranks(Half()), device=CPU)
+        MegatronGenerator(plan, 0, ranks=Ranks(Half()), device=DEVICE)
 
 
 def test_weights_that_are_quantised_in_another_way_are_refused(tiny: tuple[Path, Model, LlamaForCausalLM]) -> None:

@@ -7,9 +7,10 @@ import torch
 
 from bench.contract import mllog
 from bench.contract.generation import Batching, Generation, Order, Sampling, WeightPrecision
+from bench.contract.layers import differs_from_llama
 from bench.contract.plan import GenerationPlan
 from bench.contract.schema import Precision
-from bench.contract.task import Activation, Model, Norm, Position
+from bench.contract.task import Model
 from bench.errors import ConfigError
 from jobs.engines import Fact
 from jobs.engines.generation import Answer, Request
@@ -112,11 +113,9 @@ def require_llama(model: Model) -> None:
     Raises:
         ConfigError: it does not, and nothing here computes others.
     """
-    parts = (model.norm, model.activation, model.position, model.bias)
-    if parts != (Norm.RMSNorm, Activation.swiglu, Position.rope, False):
+    if unmet := differs_from_llama(model):
         raise ConfigError(
-            f"engine=megatron generates with models like Llama, and {model.name} has {model.norm.name}, "
-            f"{model.activation.name}, {model.position.name} positions and {'' if model.bias else 'no '}biases",
-            where="engine, model",
-            fix="generate with engine=huggingface, or choose a model with RMSNorm, swiglu and rope",
+            f"engine=megatron generates with a Llama, and {', '.join(f'{k} is {v}' for k, v in unmet.items())}",
+            where=", ".join(unmet),
+            fix="choose a Llama model",
         )
