@@ -60,8 +60,11 @@ class LoadResult:
         return sum(one != OK for one in self.status)
 
     @property
-    def bunched(self) -> str:
+    def no_token_times(self) -> str:
         """Why the times of single tokens are not those of the server; empty where they are."""
+        share = self._client_share(self.ttft_s)
+        if share is not None and share > self.max_client_delay:
+            return f"the client's own delay is {100 * share:.0f} % of the TTFT"
         if self.chunks_per_token is not None and self.chunks_per_token < CHUNKS_PER_TOKEN:
             return f"chunks arrive bunched: {self.chunks_per_token:.2f} chunks a token"
         if self.together is not None and self.together > BUNCHED_SHARE:
@@ -104,7 +107,7 @@ class LoadResult:
             (self.tpot_s, self.limits.tpot_s, True),
         ]
         asked = [(values, limit, of_tokens) for values, limit, of_tokens in limits if limit is not None]
-        if not asked or (self.bunched and any(of_tokens for *_, of_tokens in asked)):
+        if not asked or (self.no_token_times and any(of_tokens for *_, of_tokens in asked)):
             return None
         return [
             one == OK and all(values[n] is not None and (values[n] or 0) <= limit for values, limit, _ in asked)
@@ -121,9 +124,15 @@ class LoadResult:
 
     @property
     def client_share(self) -> float | None:
-        """The largest of the client's delays, as a share of the median of what is stated: TTFT, else the latency."""
-        median = self.percentile_s(self.latency_s if self.bunched else self.ttft_s, 50)
-        return max(self.client_s.values()) / median if median and self.client_s else None
+        """The largest of the client's delays as a share of the latency, each percentile of the same percentile."""
+        return self._client_share(self.latency_s)
+
+    def _client_share(self, values: Sequence[float | None]) -> float | None:
+        found = []
+        for name, delay_s in self.client_s.items():
+            whole_s = self.percentile_s(values, 99 if "p99" in name else 50)
+            found += [delay_s / whole_s] if whole_s else []
+        return max(found, default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +204,7 @@ def _of_load(load: LoadResult, prefix: str) -> Iterator[Measurement]:
         if value is not None:
             yield Measurement(name=f"{prefix}{name}", unit=unit, value=value, n=n)
     stated: list[tuple[str, Sequence[float | None], Sequence[int]]] = [("latency", load.latency_s, SHARES)]
-    stated += [] if load.bunched else [("ttft", load.ttft_s, (50, 99)), ("tpot", load.tpot_s, (50, 99))]
+    stated += [] if load.no_token_times else [("ttft", load.ttft_s, (50, 99)), ("tpot", load.tpot_s, (50, 99))]
     for name, values, shares in stated:
         for share in shares:
             seconds = load.percentile_s(values, share)
@@ -240,11 +249,11 @@ def summaries(result: ServingResult) -> list[Summary]:
             request_throughput=load.request_throughput,
             latency_p50=load.percentile_s(load.latency_s, 50),
             latency_p99=load.percentile_s(load.latency_s, 99),
-            ttft_p50=None if load.bunched else load.percentile_s(load.ttft_s, 50),
-            ttft_p99=None if load.bunched else load.percentile_s(load.ttft_s, 99),
-            tpot_p50=None if load.bunched else load.percentile_s(load.tpot_s, 50),
-            tpot_p99=None if load.bunched else load.percentile_s(load.tpot_s, 99),
-            why_no_tokens=load.bunched,
+            ttft_p50=None if load.no_token_times else load.percentile_s(load.ttft_s, 50),
+            ttft_p99=None if load.no_token_times else load.percentile_s(load.ttft_s, 99),
+            tpot_p50=None if load.no_token_times else load.percentile_s(load.tpot_s, 50),
+            tpot_p99=None if load.no_token_times else load.percentile_s(load.tpot_s, 99),
+            why_no_tokens=load.no_token_times,
         )
         for load in result.loads
     ]
@@ -322,7 +331,7 @@ def _findings(load: LoadResult) -> Iterator[Finding]:
     share = load.client_share
     if share is not None and share > load.max_client_delay:
         delays = ", ".join(f"{key} {1000 * value:.1f} ms" for key, value in load.client_s.items())
-        what = f"{name}: the client's own delay is {100 * share:.1f} % of the median latency ({delays})"
+        what = f"{name}: the client's own delay is {100 * share:.1f} % of the latency ({delays})"
         yield finding("SRV-06", "error", load.line, what)
     if load.validity != "VALID":
         yield finding("SRV-07", "warning", load.line, f"{name}: {load.validity} by loadgen: {load.reason}")

@@ -61,7 +61,8 @@ class Progress:
     status: str | None = None
     """The status in run_stop: success or aborted."""
     points_asked: int | None = None
-    """Of a kernels task: how many points it measures; None for tasks of other kinds."""
+    """How many points a kernels task measures, or loads a serving task; None for tasks of other kinds."""
+    points_are: str = "points"
     points_done: int = 0
     last_point: str | None = None
     samples: int | None = None
@@ -183,6 +184,7 @@ def _run_start(now: Progress, event: Event) -> None:
 
 def _asked(now: Progress, event: Event) -> None:
     now.points_asked = len(event.value) if isinstance(event.value, list) else None
+    now.points_are = "loads" if event.key == mllog.LOADS_ASKED else "points"
 
 
 def _point(now: Progress, event: Event) -> None:
@@ -278,9 +280,8 @@ def _run_stop(now: Progress, event: Event) -> None:
 
 
 _TAKE: dict[str, Callable[[Progress, Event], None]] = {
-    mllog.KERNELS_ASKED: _asked,
-    mllog.KERNEL_MEASURED: _point,
-    mllog.KERNEL_FAILED: _point,
+    **dict.fromkeys((mllog.KERNELS_ASKED, mllog.LOADS_ASKED), _asked),
+    **dict.fromkeys((mllog.KERNEL_MEASURED, mllog.KERNEL_FAILED, mllog.LOAD_MEASURED), _point),
     mllog.RUN_START: _run_start,
     mllog.RESUMED: _resumed,
     mllog.BLOCK_START: _block_start,

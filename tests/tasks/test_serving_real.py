@@ -88,8 +88,8 @@ def test_times_of_tokens_are_stated_only_where_chunks_arrive_one_by_one(
     names = {one.name for one in of_serving(found)}
     for load in found.loads:
         is_stated = f"{load.load.name} ttft_p50" in names
-        assert is_stated is (not load.bunched) and load.together is not None
-        assert bool(load.bunched) is (load.together > 0.1 or (load.chunks_per_token or 0) < 0.9)
+        assert is_stated is (not load.no_token_times) and load.together is not None
+        assert bool(load.no_token_times) is (load.together > 0.1 or (load.chunks_per_token or 0) < 0.9)
 
 
 @needs_transformers
@@ -154,4 +154,4 @@ def test_vllm_passes_the_whole_acceptance(tmp_path: Path) -> None:
     burst, poisson = found.loads
     assert burst.num_failed == poisson.num_failed == 0 and burst.validity == "VALID"
     names = {one.name for one in of_serving(found)}
-    assert {"burst ttft_p50", "burst tpot_p50"} <= names or burst.bunched
+    assert {"burst ttft_p50", "burst tpot_p50"} <= names or burst.no_token_times
