@@ -3,7 +3,8 @@
 from bench.contract import mllog
 from bench.mlperf.reader import printable
 from bench.mlperf.result import Result
-from bench.results.serving import LoadResult, ServingResult
+from bench.results.loads import LoadResult
+from bench.results.serving import ServingResult
 
 COLUMNS = (
     *("load", "requests", "failed", "output tokens/s", "requests/s", "goodput", "latency p50 (s)", "p90", "p99"),
