@@ -1,7 +1,14 @@
 """Show a run of a generation task: what it will generate, and what that took."""
 
+from collections.abc import Sequence
+
+from bench.console.sheet import Row, Sheet
 from bench.contract.generation import GenerationMemory, TokenCost
 from bench.contract.plan import GenerationPlan
+from bench.contract.texts import quoted
+from bench.mlperf.result import Result
+from bench.report import generation_rows
+from bench.results.generation import GenerationResult
 
 
 def plan_rows(plan: GenerationPlan) -> list[tuple[str, str]]:
@@ -30,7 +37,7 @@ def answers(plan: GenerationPlan) -> str:
     first = plan.asked[0].prompt
     what = f"random prompts of {plan.asked[0].prompt_tokens} tokens" if first is None else "prompts of a file"
     if first is not None and same:
-        what = f"“{first}”"
+        what = quoted(first)
     span = f"{min(lengths)} to {max(lengths)}" if min(lengths) < max(lengths) else f"{lengths[0]}"
     return f"{len(lengths)} of {span} tokens, {sum(lengths):,} in all; {what}"
 
@@ -73,6 +80,21 @@ def token_time(cost: TokenCost | None) -> str:
     if cost is None:
         return "- (the memory bandwidth of the device is not known)"
     return (
-        f"{1000 * cost.token_s:.2f} ms at least, estimated for one answer at a time: {cost.bytes_per_token / 1e9:.1f} "
-        f"GB at {cost.bandwidth_gbs:,.0f} GB/s"
+        f"{1000 * cost.token_s:.2f} ms estimated for one answer at a time, by memory bandwidth alone: "
+        f"{cost.bytes_per_token / 1e9:.1f} GB at {cost.bandwidth_gbs:,.0f} GB/s"
     )
+
+
+def sheets(result: Result, generation: GenerationResult, *, more: Sequence[Row] = ()) -> list[Sheet]:
+    """Return what a trial of a generation task is worth, and what answers of each length took."""
+    verdict = [*generation_rows.verdict_rows(result, generation), *more]
+    rows = [generation_rows.length_row(one) for one in generation_rows.lengths(generation)]
+    return [
+        Sheet(generation_rows.title(result), verdict, caption="n = 1 run"),
+        Sheet(
+            "answers by length",
+            rows,
+            columns=generation_rows.LENGTH_COLUMNS,
+            caption=generation_rows.caption(generation),
+        ),
+    ]

@@ -98,10 +98,10 @@ class GenerationMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenCost:
-    """What the memory bandwidth alone says of one token: an estimate, and a bound that nothing can beat."""
+    """What the memory bandwidth alone says of one token of one answer, where nothing else takes time: an estimate."""
 
     bytes_per_token: float
-    """Read by each GPU for one token of one answer: weights, and keys and values at half of the mean answer."""
+    """Read by each GPU: weights, and keys and values of the prompt and of half of the mean answer."""
     bandwidth_gbs: float
-    """Of one GPU, as it was measured."""
+    """Of one GPU, as copies were measured on one."""
     token_s: float

@@ -97,6 +97,13 @@ what computed it."""
 KERNEL_FAILED = "kernel_failed"
 """The name of a point that could not be measured, with the {reason}."""
 
+ANSWERS_ASKED = "answers_asked"
+"""The number of new tokens of each answer that the plan asks for, in order, with {replicas, tp, order, batching,
+max_batch, prompts, weights} and {temperature, top_k, top_p}; and where the plan estimates it, what a GPU reads for one
+token of one answer, {bytes_per_token}, and {bandwidth_gbs}, at which rate."""
+ANSWERS = "answers"
+"""Of each answer that was given, behind run_stop: its index, its replica, the tokens of its prompt, its new tokens,
+when its batch was handed in, since the replica's clock started, and since then its first and its last token."""
 SERVER = "server"
 """The server's name, with its {argv} or {url}, {model}, {precision}, {tp}, and the seconds until it was {healthy_s}."""
 LOADS_ASKED = "loads_asked"

@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -252,6 +252,11 @@ def gpus_per_rank(config: Config) -> int:
     return config.huggingface.num_gpus if config.huggingface else 1
 
 
+def gpus_per_node(plan: Plan) -> int:
+    """Return how many GPUs of a node the ranks compute on, as far as they compute on GPUs."""
+    return plan.config.cluster.ranks_per_node * gpus_per_rank(plan.config)
+
+
 def keeps_adapters(config: Config) -> bool:
     """Return whether a trial keeps the adapters that it trained; on random weights they are worth nothing.
 
@@ -269,6 +274,12 @@ def samples(plan: TrainingPlan, step: int) -> int:
 def trial_commands(plan: Plan) -> list[Command]:
     """Return the commands that are trials, in their order."""
     return plan.commands[len(plan.commands) - len(plan.trials) :]
+
+
+def within(plan: Plan, trial_min: int) -> Plan:
+    """Return the plan with another time limit for each of its trials, in minutes."""
+    before = plan.commands[: len(plan.commands) - len(plan.trials)]
+    return replace(plan, commands=[*before, *(replace(c, limit_min=trial_min) for c in trial_commands(plan))])
 
 
 def trial(plan: Plan, index: int) -> Trial:
@@ -317,6 +328,8 @@ def named_paths(config: Config) -> dict[str, str | None]:
     if trains and config.data.source is not DataSource.random:
         named = {"DATADIR": config.cluster.paths.data} | named
     if trains and (config.training.starts_from is not StartsFrom.random or config.data.needs_model_folder):
+        named["MODEL"] = config.cluster.paths.model
+    if config.task.kind is Kind.generate and config.model.weights is not Weights.random:
         named["MODEL"] = config.cluster.paths.model
     if config.task.serving and config.task.serving.server.url is None and config.model.weights is not Weights.random:
         named["MODEL"] = config.task.serving.server.model or config.cluster.paths.model

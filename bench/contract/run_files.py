@@ -160,6 +160,11 @@ def trace(trial: int) -> str:
     return f"{RANK_LOGS}/trial_{trial}.trace.json.gz"
 
 
+def answers(trial: int | str) -> str:
+    """Return what a trial has generated: one row for each answer, with its times and tokens."""
+    return f"{RANK_LOGS}/trial_{trial}.answers.csv"
+
+
 def server_output(trial: int | str) -> str:
     """Return what the server of a trial prints."""
     return f"{RANK_LOGS}/trial_{trial}.server.out"

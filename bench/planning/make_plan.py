@@ -15,6 +15,7 @@ from bench.contract.plan import (
     Batch,
     Command,
     Evaluation,
+    GenerationPlan,
     KernelsPlan,
     Plan,
     ServingPlan,
@@ -25,7 +26,7 @@ from bench.contract.plan import (
     fingerprint,
 )
 from bench.contract.schema import Config, DataSource
-from bench.contract.task import Kind, StartsFrom
+from bench.contract.task import Kind, StartsFrom, Weights
 from bench.errors import ConfigError
 from bench.mlperf import closed_division
 from bench.mlperf.benchmarks import LLAMA2_70B_LORA
@@ -34,9 +35,12 @@ from bench.planning import (
     deepspeed,
     environment,
     flops,
+    generation,
+    generation_checks,
     kernel_points,
     layouts,
     nemo,
+    replicas,
     serving_loads,
     validate,
 )
@@ -56,8 +60,15 @@ def make(config: Config, base: Config | None = None) -> Plan:
         ConfigError: the request is impossible; the message gives the legal values.
     """
     validate.check(config)
-    if config.task.kind is Kind.serve:
-        return _serving(config)
+    match config.task.kind:
+        case Kind.kernels:
+            return _kernels(config)
+        case Kind.generate:
+            return _generation(config)
+        case Kind.serve:
+            return _serving(config)
+        case Kind.train:
+            return _training(config, base)
     return _kernels(config) if config.task.kind is Kind.kernels else _training(config, base)
 
 
@@ -110,6 +121,30 @@ def _kernels(config: Config) -> KernelsPlan:
         trials=trials,
         points=kernel_points.points(config),
         walltime_min=validate.walltime_min(config),
+        environment=environment.of(config),
+        commands=commands(config, trials),
+        files=files(config, trials),
+    )
+
+
+def _generation(config: Config) -> GenerationPlan:
+    world = replicas.split(config)
+    asked, trials = generation.asked(config, world), _trials(config)
+    generation_checks.check_asked(config, asked, world.dp)
+    memory = generation.memory(config, world, asked)
+    generation_checks.check_memory(config, memory)
+    return GenerationPlan(
+        version=PLAN_VERSION,
+        name=f"{config.task.name}-{config.cluster.name}",
+        config=config,
+        world=world,
+        weights=generation.weights(config),
+        asked=asked,
+        memory=memory,
+        cost=generation.cost(config, world, asked),
+        trials=trials,
+        walltime_min=validate.walltime_min(config),
+        base_dir=None if config.model.weights is Weights.random else config.cluster.paths.model,
         environment=environment.of(config),
         commands=commands(config, trials),
         files=files(config, trials),

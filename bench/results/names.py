@@ -26,6 +26,16 @@ TRAINING = {
     "evaluation_loss": "",
 }
 """Of `bench.results.training`, with their units."""
+GENERATION = {
+    "generation_time": "s",
+    "time_per_token": "s",
+    "generation_throughput": "tokens/s",
+    "time_to_first_token": "s",
+    "answer_time": "s",
+    "time_per_output_token": "s",
+    "bandwidth_share": "",
+}
+"""Of `bench.results.generation`, with their units, besides those that a training has too."""
 SERVING = {
     "output_throughput": "tokens/s",
     "request_throughput": "requests/s",
@@ -50,8 +60,8 @@ ESTIMATED = {
     "estimated_memory": "GiB",
 }
 """Of a study, with their units: by the plan, before anything runs."""
-UNITS = {**TRAINING, **SERVING, **ESTIMATED}
-KNOWN = (*TRAINING, *SERVING, *HARDWARE, *MODULES, *PROVEN_BATCH, *ESTIMATED)
+UNITS = {**TRAINING, **GENERATION, **SERVING, **ESTIMATED}
+KNOWN = (*TRAINING, *GENERATION, *SERVING, *HARDWARE, *MODULES, *PROVEN_BATCH, *ESTIMATED)
 _ALIKE = 0.85
 
 
