@@ -43,6 +43,8 @@ class Server:
     filled in; {python} is the interpreter of the ranks."""
     precisions: dict[str, list[str]]
     """What is added to argv for each precision; one that is missing cannot be asked for."""
+    options: list[str] = field(default_factory=list)
+    """Added to argv at its end."""
     request: dict[str, Any] = field(default_factory=dict)
     """More fields of each request, such as ignore_eos."""
     removes_eos: bool = False
