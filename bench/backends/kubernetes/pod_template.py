@@ -88,7 +88,7 @@ def _pod(plan: Plan, place: Place) -> Object:
         "nodeSelector": cluster.node_selector,
         "tolerations": [_toleration(one) for one in cluster.tolerations],
         "affinity": _affinity(plan, place),
-        "imagePullSecrets": [{"name": cluster.pull_secret}] if cluster.pull_secret else None,
+        "imagePullSecrets": [{"name": name} for name in cluster.image_pull_secrets],
     }
     return pod | {key: value for key, value in optional.items() if value}
 
@@ -115,7 +115,7 @@ def _user(plan: Plan) -> Object:
 
 def _container(plan: Plan, place: Place) -> Object:
     cluster = names.settings(plan)
-    asked = resources(plan)
+    asked, from_secrets = resources(plan), cluster.env_from_secrets
     return {
         "name": place.container,
         "image": cluster.image or "",
@@ -124,6 +124,7 @@ def _container(plan: Plan, place: Place) -> Object:
         "args": _arguments(plan, place),
         "workingDir": HOME,
         "env": [*_environment(plan, place)],
+        **({"envFrom": [{"secretRef": {"name": name}} for name in from_secrets]} if from_secrets else {}),
         "resources": {"requests": asked, "limits": asked} if asked else {},
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -166,7 +167,7 @@ def resources(plan: Plan) -> dict[str, str]:
 
 
 def _toleration(one: Toleration) -> Object:
-    said = {"key": one.key, "operator": "Exists" if one.value is None else "Equal"}
+    said = {"key": one.taint, "operator": "Exists" if one.value is None else "Equal"}
     return said | {key: text for key, text in (("value", one.value), ("effect", one.effect)) if text is not None}
 
 
