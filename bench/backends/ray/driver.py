@@ -137,7 +137,7 @@ def _words(job: DriverJob, number: int, *, is_last: bool) -> list[str]:
         *("--job", job.id, "--attempt", str(number)),
         *([] if is_last else ["--restarts"]),
         *([] if job.limit_min is None else ["--limit-min", f"{job.limit_min:g}"]),
-        *([] if job.walltime_min is None else ["--walltime", str(job.walltime_min)]),
+        *([] if job.walltime_min is None else ["--trial-min", str(job.walltime_min)]),
         *([] if job.plan_file is None else ["--plan", str(job.plan_file)]),
     ]
 

@@ -126,18 +126,23 @@ def _prepared(plan: Plan, model: PreTrainedModel, device: torch.device) -> Modul
 
 def _balanced(plan: Plan, model: PreTrainedModel, source: Source, device: torch.device) -> TorchPlacement:
     """Spread the layers evenly over all GPUs that this process sees; on a CPU there is one device."""
+    if device.type == "cpu":
+        return _replicated(plan, model, source, device)
+    spread(model, source, device)
+    return TorchPlacement(plan, model, _prepared(plan, model, device))
+
+
+def spread(model: PreTrainedModel, source: Source, device: torch.device) -> None:
+    """Give the model memory and weights, its layers spread evenly over all GPUs that this process sees."""
     from accelerate import dispatch_model, infer_auto_device_map
     from accelerate.utils import get_balanced_memory
 
-    if device.type == "cpu":
-        return _replicated(plan, model, source, device)
     whole = model._no_split_modules
     room = get_balanced_memory(model, no_split_module_classes=whole)
     devices = infer_auto_device_map(model, max_memory=room, no_split_module_classes=whole)
     models.give_memory(model, {name: torch.device("cuda", index) for name, index in devices.items()})
     fill(model, source, device)
     dispatch_model(model, devices, force_hooks=True)
-    return TorchPlacement(plan, model, _prepared(plan, model, device))
 
 
 def _sharded(plan: Plan, model: PreTrainedModel, source: Source, device: torch.device) -> TorchPlacement:
