@@ -31,6 +31,7 @@ def build(plan: Plan, *, around: AbstractContextManager[Any] | None = None) -> P
         stack.enter_context(no_init_weights())
         stack.enter_context(around or init_empty_weights(include_buffers=False))
         model = AutoModelForCausalLM.from_config(config, attn_implementation=settings(plan).attention.name, dtype=FP32)
+    model.tie_weights()  # transformers does so with the first weights that it draws, and it draws none
     trains = plan.config.training.trains
     _cast(model, trained_dtype(plan) if trains is Trains.all else frozen_dtype(plan))
     if trains is Trains.qlora:
@@ -79,6 +80,12 @@ def give_memory(model: Module, device: torch.device | dict[str, torch.device]) -
             module._parameters[key] = given[id(parameter)]
         for key, buffer in module._buffers.items():
             module._buffers[key] = None if buffer is None else buffer.to(to)
+
+
+def tie(model: PreTrainedModel) -> None:
+    """Let parameters be shared again that have been given memory one by one: q, k and v's A, embeddings and head."""
+    model.tie_weights()
+    adapters.tie(model)
 
 
 def layers(model: Module) -> list[Module]:
