@@ -62,6 +62,10 @@ def state_bytes(num_weights: int, moments: MomentPrecision) -> int:
 
 def wanted(config: Config) -> Stored:
     """Return how the engine holds the linears, which is the smallest way to store them."""
+    if config.task.generation is not None and config.task.generation.nf4:
+        return Stored.nf4
+    if config.task.generation is not None:
+        return Stored.fp8 if config.precision is Precision.fp8 else Stored.plain
     if config.training.trains is Trains.qlora:
         return Stored.nf4
     is_frozen = config.training.trains is not Trains.all
@@ -113,9 +117,17 @@ def require(folder: Path, config: Config) -> None:
         ConfigError: it was converted for another model, or to FP8 or NF4 and the run does not take that.
     """
     require_model(folder, config.model)
-    found, trains = stored(folder), config.training.trains
+    found = stored(folder)
     if found is Stored.plain or found is wanted(config):
         return
+    if config.task.generation is not None:
+        takes = "precision=fp8" if found is Stored.fp8 else "task.generation.nf4=true"
+        raise ConfigError(
+            f"the weights are in {found.name.upper()}, and the task wants {wanted(config).name.upper()}",
+            where=str(folder),
+            fix=f"set {takes}, or point MODEL at a conversion that was made without --{found.name}",
+        )
+    trains = config.training.trains
     what = f"precision is {config.precision.name}" if found is Stored.fp8 else f"trains is {trains.name}"
     if found is Stored.fp8 and trains is Trains.qlora:
         what = "4-bit weights are not made of FP8"

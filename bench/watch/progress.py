@@ -18,7 +18,7 @@ KEPT = 256
 SMOOTHED = 5
 """Training losses whose median is taken for the loss: single batches jump."""
 
-Phase = Literal["waiting", "preparing", "training", "evaluating", "measuring", "stopped"]
+Phase = Literal["waiting", "preparing", "training", "evaluating", "measuring", "generating", "stopped"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,8 @@ class Progress:
     """The status in run_stop: success or aborted."""
     points_asked: int | None = None
     """Of a kernels task: how many points it measures; None for tasks of other kinds."""
+    answers_asked: int | None = None
+    """Of a generation task: how many answers it gives; its log has them when all are given."""
     points_done: int = 0
     last_point: str | None = None
     samples: int | None = None
@@ -179,10 +181,16 @@ def _run_start(now: Progress, event: Event) -> None:
     now.phase, now.run_start_ms, now.place = "training", event.time_ms, Place(0, event.time_ms)
     if now.points_asked is not None:
         now.phase, now.place = "measuring", None
+    if now.answers_asked is not None:
+        now.phase, now.place = "generating", None
 
 
 def _asked(now: Progress, event: Event) -> None:
     now.points_asked = len(event.value) if isinstance(event.value, list) else None
+
+
+def _answers_asked(now: Progress, event: Event) -> None:
+    now.answers_asked = len(event.value) if isinstance(event.value, list) else None
 
 
 def _point(now: Progress, event: Event) -> None:
@@ -278,6 +286,7 @@ def _run_stop(now: Progress, event: Event) -> None:
 
 
 _TAKE: dict[str, Callable[[Progress, Event], None]] = {
+    mllog.ANSWERS_ASKED: _answers_asked,
     mllog.KERNELS_ASKED: _asked,
     mllog.KERNEL_MEASURED: _point,
     mllog.KERNEL_FAILED: _point,

@@ -65,6 +65,21 @@ def test_a_driver_that_is_killed_ends_the_ranks_and_resume_goes_on(somebody: Som
 
 
 @pytest.mark.faults
+def test_a_trial_that_is_out_of_time_goes_on_with_more(somebody: Somebody) -> None:
+    """One of its ranks stands still for more than the minute that the plan gives it."""
+    run = somebody.launch("task.training.max_steps=20", "walltime=1")
+    somebody.until_trains(run)
+    (rank, *_) = run.processes("jobs.tasks.train")
+    os.kill(rank, signal.SIGSTOP)
+    somebody.until_ended(run)
+    assert run.status["outcome"] == "failed" and somebody.why(run)["rule"] == "SLU-07", run.output()
+    somebody.types("resume", run.folder, "--walltime", 7)
+    until(lambda: run.status.get("outcome") == "proven", 240, run.output)
+    request = json.loads((run.folder / "ray_job.json").read_text())
+    assert "--walltime 7" in request["entrypoint"]
+
+
+@pytest.mark.faults
 def test_a_worker_that_is_killed_costs_an_attempt(somebody: Somebody) -> None:
     """Its node is there, so the run goes on."""
     run = somebody.launch("task.training.max_steps=60")

@@ -13,7 +13,7 @@ from bench.studies import arms as arms_of
 from bench.studies import library, plans
 from bench.studies.arms import Arm
 from bench.studies.plans import Request
-from bench.studies.spec import Study, matches
+from bench.studies.spec import Jobs, Study, matches
 
 STUDIES = library.names()
 NOT_THERE = "{} is not there".format
@@ -28,7 +28,8 @@ EXPECTED = {
     "dissect_pretraining": ("cluster=dgxh200", {"": 44}),
     "dissect_scaling": ("cluster=dgxh200", {"": 14}),
     "dissect_serving": ("cluster=dgxh200", {NOT_THERE(f"task serve_{size}"): 5 for size in ("7b", "13b", "70b")}),
-    "kubernetes_overhead": ("cluster=dgx8", {"": 6, NOT_THERE("cluster k8s"): 6}),
+    "kubernetes_overhead": ("cluster=dgx8", {"": 12}),
+    "kubernetes_overhead_tiny": ("cluster=local", {"": 4}),
     "layouts": ("cluster=dgxh200", {"": 23, "144.4 GiB per GPU needed": 1}),
     "roce": ("cluster=dgx2", {"": 10, "118.0 GiB per GPU needed": 1, "139.6 GiB per GPU needed": 1}),
     "slow_network": (
@@ -69,7 +70,7 @@ def planned(name: str, *words: str) -> list[PlannedArm]:
 def test_they_are_those_of_the_documents_and_ours() -> None:
     parts = ("frameworks", "pretraining", "max_batch", "finetuning", "modules", "kernels", "serving", "scaling")
     of_documents = {"ironbyte", "slow_network", "kubernetes_overhead", "roce", *(f"dissect_{part}" for part in parts)}
-    assert set(STUDIES) == {*of_documents, "layouts", "h200_fp8", "tiny"}
+    assert set(STUDIES) == {*of_documents, "layouts", "h200_fp8", "tiny", "kubernetes_overhead_tiny"}
 
 
 def test_bf16_and_fp8_on_one_h200_are_planned_for_it() -> None:
@@ -85,6 +86,24 @@ def test_an_arm_with_a_cluster_of_its_own_does_not_run_on_that_of_the_command_li
     one_node, ten_gbit = by_name["one node"], by_name["7B 10 Gbit/s synchronous"]
     assert one_node.runs and one_node.num_ranks == 8
     assert (ten_gbit.runs, ten_gbit.reason) == (False, "cluster net_10_gbit is not there")
+
+
+@pytest.mark.parametrize(
+    ("name", "cluster", "names", "backends"),
+    [
+        ("kubernetes_overhead_tiny", "local", (), {"local", "slurm", "kubernetes", "ray"}),
+        ("kubernetes_overhead", "dgx8", ("126M 2 bare metal", "126M 2 Kubernetes"), {"slurm", "kubernetes"}),
+    ],
+)
+def test_ways_to_start_ranks_are_compared_on_the_same_work_and_never_side_by_side(
+    name: str, cluster: str, names: tuple[str, ...], backends: set[str]
+) -> None:
+    """The arms of a pair have the same ranks, layout and batch; their places have the same machines."""
+    study, arms = loaded(name)
+    some = [arm for arm in arms if not names or arm.name in names]
+    found = plans.plan_arms(Request(study=study, arms=some, words=[f"cluster={cluster}"]))
+    assert {arm.backend for arm in found} == backends and study.jobs is Jobs.in_turn
+    assert len({(a.num_ranks, a.layout, a.micro_batch_size, a.global_batch_size, a.steps) for a in found}) == 1
 
 
 @pytest.mark.slow

@@ -130,6 +130,9 @@ def shape(subject: Subject) -> Iterator[Finding]:
         yield broken(
             "KUB-15", "a number is out of range", f"{WHERE}: shm_gib, grace_s, keep_h", fix="set it to 1 or more"
         )
+    if k.queue and k.object is ObjectKind.job and not names.at_least(plan, "1.24"):
+        what = "before Kubernetes 1.24 a run is one Job a node, and Kueue would admit them one by one"
+        yield broken("KUB-16", what, f"{WHERE}.queue", fix="set it to null")
     if k.object in (ObjectKind.jobset, ObjectKind.trainjob) and not names.at_least(plan, "1.27"):
         fix = "set it to what `kubectl version` says, or choose object=job"
         yield broken("KUB-16", f"{k.object.name} needs Kubernetes 1.27", f"{WHERE}.version", fix=fix)

@@ -25,6 +25,21 @@ def build(plan: Plan, *, around: AbstractContextManager[Any] | None = None) -> P
 
     around: a context in which the model is made, and which gives its parameters memory instead (ZeRO stage 3).
     """
+    model = bare(plan, around=around)
+    trains = plan.config.training.trains
+    cast(model, trained_dtype(plan) if trains is Trains.all else frozen_dtype(plan))
+    if trains is Trains.qlora:
+        quantized.replace_linears(model)
+    if trains is not Trains.all:
+        adapters.attach(model, plan)
+        cast(model, trained_dtype(plan), only_trained=True)
+    if is_checkpointed(plan):
+        _checkpoint_activations(model, plan)
+    return model
+
+
+def bare(plan: Plan, *, around: AbstractContextManager[Any] | None = None) -> PreTrainedModel:
+    """Return the model in FP32, whose parameters lie on the meta device, or where `around` puts them."""
     described = families.of(plan.config.model).config(plan.config.model)
     config = AutoConfig.for_model(described.pop("model_type"), **described)
     with ExitStack() as stack:
@@ -32,16 +47,14 @@ def build(plan: Plan, *, around: AbstractContextManager[Any] | None = None) -> P
         stack.enter_context(around or init_empty_weights(include_buffers=False))
         model = AutoModelForCausalLM.from_config(config, attn_implementation=settings(plan).attention.name, dtype=FP32)
     model.tie_weights()  # transformers does so with the first weights that it draws, and it draws none
-    trains = plan.config.training.trains
-    _cast(model, trained_dtype(plan) if trains is Trains.all else frozen_dtype(plan))
-    if trains is Trains.qlora:
-        quantized.replace_linears(model)
-    if trains is not Trains.all:
-        adapters.attach(model, plan)
-        _cast(model, trained_dtype(plan), only_trained=True)
-    if is_checkpointed(plan):
-        _checkpoint_activations(model, plan)
     return model
+
+
+def cast(model: Module, dtype: torch.dtype, *, only_trained: bool = False) -> None:
+    """Cast the parameters; the tables of RoPE stay in FP32."""
+    for parameter in model.parameters():
+        if parameter.requires_grad or not only_trained:
+            parameter.data = parameter.data.to(dtype)
 
 
 def trained_dtype(plan: Plan) -> torch.dtype:
@@ -99,13 +112,6 @@ def _device_of(name: str, devices: dict[str, torch.device]) -> torch.device:
     fitting = [known for known in devices if known == "" or name == known or name.startswith(f"{known}.")]
     inside = [device for known, device in devices.items() if known.startswith(name)]
     return devices[max(fitting, key=len)] if fitting else inside[0]
-
-
-def _cast(model: Module, dtype: torch.dtype, *, only_trained: bool = False) -> None:
-    """Cast the parameters; the tables of RoPE stay in FP32."""
-    for parameter in model.parameters():
-        if parameter.requires_grad or not only_trained:
-            parameter.data = parameter.data.to(dtype)
 
 
 def _checkpoint_activations(model: PreTrainedModel, plan: Plan) -> None:

@@ -127,15 +127,20 @@ def _prepared(plan: Plan, model: PreTrainedModel, device: torch.device) -> Modul
 
 def _balanced(plan: Plan, model: PreTrainedModel, source: Source, device: torch.device) -> TorchPlacement:
     """Spread the layers evenly over the GPUs that the plan gives this process; on a CPU there is one device."""
-    from accelerate import dispatch_model
-
     if device.type == "cpu":
         return _replicated(plan, model, source, device)
+    spread(plan, model, source, device)
+    return TorchPlacement(plan, model, _prepared(plan, model, device))
+
+
+def spread(plan: Plan, model: PreTrainedModel, source: Source, device: torch.device) -> None:
+    """Give the model memory and weights, its layers spread evenly over the GPUs that the plan gives this process."""
+    from accelerate import dispatch_model
+
     devices = balanced.device_map(model, balanced.free_bytes(plans.gpus_per_rank(plan.config)))
     models.give_memory(model, {name: torch.device("cuda", index) for name, index in devices.items()})
     fill(model, source, device)
     dispatch_model(model, devices, force_hooks=True)
-    return TorchPlacement(plan, model, _prepared(plan, model, device))
 
 
 def _sharded(plan: Plan, model: PreTrainedModel, source: Source, device: torch.device) -> TorchPlacement:
