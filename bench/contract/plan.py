@@ -258,12 +258,9 @@ def gpus_per_node(plan: Plan) -> int:
 
 
 def keeps_adapters(config: Config) -> bool:
-    """Return whether a trial keeps the adapters that it trained; on random weights they are worth nothing.
-
-    NeMo would write them in a format of its own, which nothing here reads.
-    """
+    """Return whether a trial keeps the adapters that it trained; on random weights they are worth nothing."""
     training = config.training
-    return config.nemo is None and training.lora is not None and training.starts_from is not StartsFrom.random
+    return training.lora is not None and training.starts_from is not StartsFrom.random
 
 
 def samples(plan: TrainingPlan, step: int) -> int:

@@ -21,6 +21,7 @@ ONE_H200 = ["cluster=local", "cluster.device=cuda", "cluster.ranks_per_node=1", 
 EXPECTED = {
     "dissect_finetuning": ("cluster=dgxh200", {"": 51}),
     "dissect_frameworks": ("cluster=dgxh200", {"": 7}),
+    "dissect_links": ("cluster=dgxh200", {"": 15}),
     "dissect_max_batch": ("cluster=dgxh200", {"": 44}),
     "dissect_kernels": ("cluster=dgxh200", {"": 4}),
     "dissect_modules": ("cluster=dgxh200", {"": 11}),
