@@ -5,6 +5,7 @@ from enum import Enum
 
 from bench.contract.codec import LEFT_OUT_IF_NONE
 from bench.contract.kernels import Kernels
+from bench.contract.local_sgd import LocalSgd
 
 LORA_TARGETS = ("linear_qkv", "linear_proj")
 """The projections that the engine can put adapters on, by megatron-core's names."""
@@ -180,6 +181,8 @@ class Recipe:
     offload_activations: bool = False
     """Keep the activations of some layers in host memory until the backward pass, instead of recomputing them: as few
     layers as memory needs with recompute=fit, and all of them with recompute=none."""
+    local_sgd: LocalSgd | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    """How the groups of parallel.groups train apart. None: every step sums the gradients of all ranks."""
 
     def micro_batch(self, dp: int) -> int:
         """Return the samples of one forward pass when dp replicas share the global batch; without a size, all."""

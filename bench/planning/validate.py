@@ -8,7 +8,7 @@ from bench.contract.plan import Memory
 from bench.contract.schema import BackendName, Config, Device, Precision, ProfileKind
 from bench.contract.task import LORA_TARGETS, Kind, MomentPrecision, Position, Recompute, StartsFrom, Task, Trains
 from bench.errors import ConfigError
-from bench.planning import data_checks, kernel_checks, nemo, peer_checks, ranges, texts
+from bench.planning import apart_checks, data_checks, kernel_checks, nemo, peer_checks, ranges, texts
 
 
 def check(config: Config) -> None:
@@ -20,6 +20,7 @@ def check(config: Config) -> None:
     _check_positions(config)
     _check_cluster(config)
     _check_walltime(config)
+    apart_checks.check(config)
     if config.task.kind is Kind.kernels:
         kernel_checks.check(config)
         return
