@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from bench.contract.plan import TrainingPlan
+from bench.contract import plan as plans
+from bench.contract.plan import Command, Plan, TrainingPlan
 
 
 def of_group(plan: TrainingPlan) -> TrainingPlan:
@@ -18,3 +19,12 @@ def of_group(plan: TrainingPlan) -> TrainingPlan:
     world = replace(plan.world, num_nodes=nodes, ranks_per_node=num_ranks // nodes, num_ranks=num_ranks, groups=None)
     tokens = plan.batch.tokens_per_step // groups
     return replace(plan, world=world, batch=replace(plan.batch, global_batch_size=size, tokens_per_step=tokens))
+
+
+def needed_ranks(plan: Plan, command: Command) -> range:
+    """Return the ranks without which a command has failed: all of them, but those of group 0 in a trial of groups.
+
+    Group 0 keeps the log. The log says which of the others have left, and when.
+    """
+    groups = plan.world.groups if command in plans.trial_commands(plan) else None
+    return range(plan.world.num_ranks // (groups or 1))

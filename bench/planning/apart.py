@@ -16,6 +16,7 @@ from bench.contract.layout import Memory, World
 from bench.contract.local_sgd import BYTES, LocalSgd, Prediction
 from bench.contract.plan import Cost
 from bench.contract.schema import Config
+from bench.errors import ConfigError
 from bench.planning import layouts
 from bench.planning.activations import BYTES as WEIGHT_BYTES
 from bench.planning.memory import MAIN_GRADIENT_BYTES
@@ -42,6 +43,27 @@ def whole(world: World, config: Config) -> World:
     nodes, per_node = config.cluster.num_nodes, config.cluster.ranks_per_node
     groups = config.parallel.groups
     return replace(world, num_nodes=nodes, ranks_per_node=per_node, num_ranks=nodes * per_node, groups=groups)
+
+
+def check_evaluations(config: Config, at_steps: list[int], max_steps: int) -> None:
+    """Refuse an evaluation between two merges: there is no model yet that all groups have trained.
+
+    Raises:
+        ConfigError: with the first such step.
+    """
+    if config.recipe.local_sgd is None:
+        return
+    every = config.recipe.local_sgd.every_steps
+    between = next((step for step in at_steps if step % every and step != max_steps), None)
+    if between is not None:
+        interval = every * config.recipe.global_batch_size
+        raise ConfigError(
+            f"an evaluation after step {between}, and the groups are merged every {every} steps: what is evaluated is "
+            "the merged model",
+            where="recipe.eval_every_samples, recipe.local_sgd.every_steps",
+            fix=f"make recipe.eval_every_samples a multiple of {interval}, or {max_steps * interval // every} to "
+            "evaluate at the end alone",
+        )
 
 
 def predict(config: Config, memory: Memory, cost: Cost | None, world: World, max_steps: int) -> Prediction | None:

@@ -28,27 +28,6 @@ def check(config: Config) -> None:
             raise ConfigError(what, where=where, fix=fix)
 
 
-def check_evaluations(config: Config, at_steps: list[int], max_steps: int) -> None:
-    """Refuse an evaluation between two merges: there is no model yet that all groups have trained.
-
-    Raises:
-        ConfigError: with the first such step.
-    """
-    if config.recipe.local_sgd is None:
-        return
-    every = config.recipe.local_sgd.every_steps
-    between = next((step for step in at_steps if step % every and step != max_steps), None)
-    if between is not None:
-        interval = every * config.recipe.global_batch_size
-        raise ConfigError(
-            f"an evaluation after step {between}, and the groups are merged every {every} steps: what is evaluated is "
-            "the merged model",
-            where="recipe.eval_every_samples, recipe.local_sgd.every_steps",
-            fix=f"make recipe.eval_every_samples a multiple of {interval}, or {max_steps * interval // every} to "
-            "evaluate at the end alone",
-        )
-
-
 def _together(config: Config) -> Iterator[Refusal]:
     local_sgd, groups = config.recipe.local_sgd, config.parallel.groups
     is_trained = config.task.kind is Kind.train

@@ -28,7 +28,7 @@ from bench.contract.task import Kind, StartsFrom
 from bench.errors import ConfigError
 from bench.mlperf import closed_division
 from bench.mlperf.benchmarks import LLAMA2_70B_LORA
-from bench.planning import apart, apart_checks, cuda_graph, deepspeed, environment, flops, kernel_points, layouts, nemo, validate
+from bench.planning import apart, cuda_graph, deepspeed, environment, flops, kernel_points, layouts, nemo, validate
 from bench.planning.parallelism import num_microbatches, split
 
 PROBE_MIN = 10
@@ -55,7 +55,7 @@ def _training(config: Config, base: Config | None) -> TrainingPlan:
     validate.check_steps(config, steps)
     base_plan = None if base is None else _make_base(base)
     evaluation = _checked_evaluations(config)
-    apart_checks.check_evaluations(config, evaluation.at_steps, steps)
+    apart.check_evaluations(config, evaluation.at_steps, steps)
     is_captured, lora = config.nemo is None and cuda_graph.is_chosen(of_group, chosen), config.training.lora
     needed = cuda_graph.memory_of(of_group, chosen) if is_captured else chosen.memory
     validate.check_memory(config, needed)

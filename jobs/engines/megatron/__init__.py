@@ -11,8 +11,10 @@ from jobs.engines.megatron.groups import end_ranks, start_ranks
 
 if TYPE_CHECKING:
     from jobs.engines.megatron.engine import MegatronEngine
+    from jobs.engines.megatron.local_sgd import LocalSgdTraining
+    from jobs.ranks.groups import Groups
 
-__all__ = ["build", "end_ranks", "start_ranks", "versions"]
+__all__ = ["apart", "build", "end_ranks", "start_ranks", "versions"]
 
 
 def build(plan: Plan, seed: int) -> "MegatronEngine":
@@ -20,6 +22,13 @@ def build(plan: Plan, seed: int) -> "MegatronEngine":
     from jobs.engines.megatron.engine import MegatronEngine
 
     return MegatronEngine(plan, seed)
+
+
+def apart(engine: "MegatronEngine", plan: Plan, groups: "Groups") -> "LocalSgdTraining":
+    """Return what merges this rank's group with the others; `plan` is that of all groups."""
+    from jobs.engines.megatron.local_sgd import LocalSgdTraining
+
+    return LocalSgdTraining(engine, plan, groups)
 
 
 def versions() -> Mapping[str, str]:
