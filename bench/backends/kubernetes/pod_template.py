@@ -26,14 +26,14 @@ LAST_WORDS_S = 120
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class TimeLimits:
     """Time limits in place of the plan's, in minutes, where somebody resumed the run with others."""
 
     job_min: int | None = None
     trial_min: int | None = None
 
 
-AS_PLANNED = Limits()
+AS_PLANNED = TimeLimits()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class Place:
     """The host name of the first pod."""
     container: str = "runstop"
     """Some controllers look for a container of one name."""
-    limits: Limits = AS_PLANNED
+    limits: TimeLimits = AS_PLANNED
 
 
 def template(plan: Plan, place: Place, **spec: Any) -> Object:
@@ -93,7 +93,7 @@ def _pod(plan: Plan, place: Place) -> Object:
     return pod | {key: value for key, value in optional.items() if value}
 
 
-def _limit_s(plan: Plan, limits: Limits) -> int:
+def _limit_s(plan: Plan, limits: TimeLimits) -> int:
     """Return how long a run may take. The deadline is its pods': a job that waits for nodes does not spend it."""
     limit_min = plan.walltime_min if limits.job_min is None else limits.job_min
     assert limit_min is not None  # validate wants it where there is a queue
