@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -55,7 +56,7 @@ class Child:
                     stdin=subprocess.DEVNULL,
                     stdout=file,
                     stderr=subprocess.STDOUT,
-                    preexec_fn=lambda: end_with(parent),  # in the group of this rank, and gone when it is
+                    preexec_fn=lambda: _begin(parent),  # in the group of this rank, and gone when it is
                 )
             except OSError as error:
                 raise SubmitError(
@@ -91,6 +92,12 @@ class Child:
             lines = self.output.read_bytes()[-8192:].decode(errors="replace").strip().splitlines()
             return lines[-1][:TAIL_BYTES] if lines else "it printed nothing"
         return "its output cannot be read"
+
+
+def _begin(parent: int) -> None:
+    """Let signals through, which the guard of this rank has blocked, and have the server end with the rank."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    end_with(parent)
 
 
 def started(plan: ServingPlan, serving: Serving, model: Path | None, output: Path) -> Started:
@@ -150,7 +157,8 @@ def _argv(plan: ServingPlan, serving: Serving, model: Path, port: int) -> list[s
         "total": str(total_tokens(serving)),
         "requests": str(serving.requests),
     }
-    argv = [word.format(**words) for word in [*server.argv, *server.precisions[config.precision.name]]]
+    asked = [*server.argv, *server.precisions[config.precision.name], *server.options]
+    argv = [word.format(**words) for word in asked]
     return [shutil.which(argv[0]) or argv[0], *argv[1:]]
 
 

@@ -2,8 +2,9 @@
 
 import warnings
 
+from bench.contract.groups import of_group
 from bench.contract.plan import GenerationPlan, Plan
-from jobs.ranks import process_group
+from jobs.ranks import groups, process_group
 from jobs.ranks.identity import Rank
 
 
@@ -20,7 +21,7 @@ def start_ranks(plan: Plan, who: Rank) -> None:
     warnings.filterwarnings("ignore", message=r"barrier\(\): using the device under current context")
     cpu_patch.install()
     process_group.join(plan, who)
-    split(plan)
+    split(plan if isinstance(plan, GenerationPlan) else of_group(plan))
     _connect(plan)
 
 
@@ -64,3 +65,4 @@ def end_ranks() -> None:
 
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
+    groups.ended()
