@@ -97,7 +97,7 @@ def test_quantised_training_of_a_document_is_adapters_on_a_frozen_base() -> None
 
 
 def test_every_task_names_its_source_and_stops_by_steps_or_epochs() -> None:
-    for task in [*TASKS, *sorted(SERVING)]:
+    for task in [*TASKS, *sorted(SERVING | GENERATION)]:
         text = (CONF / "task" / f"{task}.yaml").read_text()
         header = " ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#"))
         assert any(word in header for word in ("Source", "source", "No document", "no document")), task
