@@ -47,6 +47,8 @@ def run(
     mine = {one: requests[one.index] for one in plan.asked if one.replica == who.rank // plan.world.tp}
     module.start_ranks(plan, who)
     telemetry = Telemetry(plan, who, folder, trial.index)
+    import torch
+
     if watchdog is not None:
         watchdog.start(process_group.node_names(who))
     if who.rank == 0:  # it asks git
@@ -68,7 +70,8 @@ def run(
     write(plan, who, given, prompts, log, folder / run_files.answers(trial.index))
     log_memory(plan, who, log)
     telemetry.log(log)
-    module.end_ranks()
+    process_group.gathered(who, None)  # the engine's own way to end has all ranks meet on their GPUs
+    torch.distributed.destroy_process_group()
 
 
 def warm_up(plan: GenerationPlan, generator: Generator, requests: Sequence[Request], watchdog: Watchdog | None) -> None:
