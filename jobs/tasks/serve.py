@@ -134,8 +134,10 @@ def gpu_name() -> str:
     try:
         import pynvml
 
+        from jobs.serving import memory
+
         pynvml.nvmlInit()
-        name = pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0))
+        name = pynvml.nvmlDeviceGetName(memory.handles_of(pynvml, 1)[0])
     except Exception as error:  # noqa: BLE001 - its errors are those of a library that may not be there
         return f"a GPU without a name: {error}"
     return name.decode() if isinstance(name, bytes) else str(name)
