@@ -60,6 +60,7 @@ def run(
     if plan.config.training.checkpoint_every_steps is not None:
         saving = Checkpoints(plan, trial, engine, folder, log, rank=who.rank)
         saving.resume()
+    timing.settle()
     timing.forget_memory(plans.gpus_per_rank(plan.config))
     log.stop(mllog.INIT_STOP)
     log.start(mllog.RUN_START)
