@@ -1,10 +1,10 @@
 """Who starts the ranks: the protocol of a backend, and the one place that chooses one."""
 
-from bench.backends.protocol import Backend, Here, Job, JobState, Queue
+from bench.backends.protocol import Backend, Here, Job, JobState, Printed, Queue
 from bench.contract.plan import Plan
 from bench.contract.schema import BackendName
 
-__all__ = ["Backend", "Here", "Job", "JobState", "Queue", "get", "of"]
+__all__ = ["Backend", "Here", "Job", "JobState", "Printed", "Queue", "get", "of"]
 
 
 def get(name: BackendName) -> Backend:

@@ -27,6 +27,9 @@ FLASH, FLASH_PIP = "flash_attn", "pip install flash-attn --no-build-isolation"
 ENGINE = ("torch", "megatron.core", "numpy", "psutil")
 """What ranks import beside the standard library; the package's extra of this name brings them."""
 
+LOAD = ("mlperf_loadgen", "aiohttp", "tokenizers", "psutil")
+"""The same of ranks that load a server."""
+
 
 def insists_on_port(plan: Plan) -> bool:
     """Return whether the run may use one port only."""
@@ -62,9 +65,12 @@ def packages(subject: Subject) -> Iterator[Finding | str]:
     peer = subject.plan.config.huggingface
     is_training = subject.plan.config.task.kind is Kind.train
     wanted = ENGINE if peer is None or not is_training else (*RANKS, *peer_packages(subject.plan.config, peer))
+    if subject.plan.config.task.kind is Kind.serve:
+        wanted = LOAD
     if missing := [name for name in wanted if not _is_installed(name)]:
         what = f"{', '.join(missing)} cannot be imported"
         fix = "pip install 'runstop[engine]'" if peer is None else "pip install 'runstop[peer]'"
+        fix = "pip install 'runstop[serve]'" if wanted is LOAD else fix
         if FLASH in missing:
             fix += f", and {FLASH_PIP}; or set engine.huggingface.attention=sdpa"
         yield broken("RUN-08", what, sys.executable, fix=fix)

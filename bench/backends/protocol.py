@@ -97,6 +97,18 @@ class Here(Backend, Protocol):
 
 
 @runtime_checkable
+class Printed(Backend, Protocol):
+    """A backend that keeps what a job has printed, for runs whose files lie where only the job sees them."""
+
+    def printed(self, job: str) -> Mapping[str, str]:
+        """Return what each process of a job has printed so far, by the process's name.
+
+        Raises:
+            SubmitError: the backend cannot be asked.
+        """
+
+
+@runtime_checkable
 class Queue(Backend, Protocol):
     """A backend that takes a job and lets go of it; the others run it in the process that asks for it."""
 

@@ -6,7 +6,7 @@ import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from bench.cli import inputs, kernel_reading, verb
+from bench.cli import generation_reading, inputs, kernel_reading, serving_reading, verb
 from bench.contract import secrets
 from bench.errors import LogError
 
@@ -72,14 +72,16 @@ def _add_parse(verbs: verb.Verbs) -> None:
 
 def _parse(args: argparse.Namespace) -> int:
     exit_code = 0
+    others = serving_reading.Others()
     for log in args.logs:
         try:
-            is_good = _parse_one(log, args)
+            is_good = others.take(log, as_json=args.json) or _parse_one(log, args)
         except LogError as error:  # the other logs are judged all the same
             print(secrets.masked(str(error)), file=sys.stderr)
             exit_code = max(exit_code, error.exit_code)
         else:
             exit_code = max(exit_code, 0 if is_good else 1)
+    others.show(args.logs, as_json=args.json)
     return exit_code
 
 
@@ -91,12 +93,18 @@ def _parse_one(log: Path, args: argparse.Namespace) -> bool:
     from bench.mlperf import official
     from bench.mlperf import result as results
     from bench.mlperf.per_gpu import with_gpus
+    from bench.results import generation as generation_results
     from bench.results import kernels as kernel_results
     from bench.results import of_training
+    from bench.results import serving as serving_results
 
     with inputs.plain([log]) as (file,):
         if (found := kernel_results.of_file(file)) is not None:
             return kernel_reading.parse(replace(results.parse(file), file=str(log)), found, as_json=args.json)
+        if (generated := generation_results.of_file(file)) is not None:
+            return generation_reading.parse(replace(results.parse(file), file=str(log)), generated, as_json=args.json)
+        if (served := serving_results.of_file(file)) is not None:
+            return serving_reading.parse(replace(results.parse(file), file=str(log)), served, as_json=args.json)
         result = with_gpus(replace(results.parse(file), file=str(log)), args.num_gpus)
         verdicts = [official.official_verdict(file, ruleset=args.official)] if args.official else []
     if args.json:
@@ -193,13 +201,17 @@ def _report(args: argparse.Namespace) -> int:
     from bench.console import report as report_sheets
     from bench.console import sheet
     from bench.console import throughput as throughput_sheets
-    from bench.report import kernels
+    from bench.report import generation, kernels, serving
     from bench.report.compare import claim
     from bench.report.sets import load
 
     folders = verb.run_folders(args.runs)
     if of_kernels := kernels.load(folders):
         return kernel_reading.report(of_kernels, args)
+    if of_generation := generation.load(folders):
+        return generation_reading.report(of_generation, args)
+    if of_servers := serving.load(folders):
+        return serving_reading.report(of_servers, args)
     sets = load(folders, num_gpus=args.num_gpus)
     page = report.write(sets, args.out, title=args.title) if args.out else None
     if args.json:

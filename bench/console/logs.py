@@ -4,10 +4,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench.contract.run_files import RANK_LOGS, STATUS
+from bench import backends
+from bench.contract.run_files import JOB, RANK_LOGS, STATUS
 from bench.errors import ConfigError
 from bench.mlperf.reader import printable
+from bench.runs import run as runs
 from bench.runs.folder import short
+from bench.runs.run import Run
 
 POLL_S = 1.0
 _PATTERNS = (
@@ -28,6 +31,8 @@ def show(folder: Path, *, num_lines: int | None, follow: bool) -> None:
     """
     if not folder.is_dir():
         raise ConfigError("no such folder", where=str(folder), fix="python -m bench runs lists the runs")
+    if not any(written(folder)) and _show_printed(folder, num_lines=num_lines, follow=follow):
+        return
     read: dict[Path, int] = {}
     last: Path | None = None
     while True:
@@ -45,6 +50,37 @@ def show(folder: Path, *, num_lines: int | None, follow: bool) -> None:
         time.sleep(POLL_S)
     if not read:
         raise ConfigError("neither job nor ranks have written anything", where=str(folder), fix="wait, or --follow")
+
+
+def _show_printed(folder: Path, *, num_lines: int | None, follow: bool) -> bool:
+    """Print what the processes of a run's job have printed, where its backend keeps that; return whether they have."""
+    read: dict[str, int] = {}
+    last = ""
+    while (run := _printing(folder)) is not None:
+        backend = backends.get(run.backend)
+        assert isinstance(backend, backends.Printed)
+        for name, text in backend.printed(run.id).items():
+            lines = text[: text.rfind("\n") + 1].splitlines()
+            new = lines[read.get(name, 0) :]
+            shown = new[-num_lines:] if num_lines and name not in read else new
+            read[name] = len(lines)
+            if shown and name != last:
+                print(f"==> {name} <==", flush=True)
+                last = name
+            for line in shown:
+                print(printable(line), flush=True)
+        if not (follow and run.is_active):
+            break
+        time.sleep(POLL_S)
+    return bool(read)
+
+
+def _printing(folder: Path) -> Run | None:
+    """Return the run of a folder if its job's backend keeps what is printed."""
+    if not (folder / JOB).exists():
+        return None
+    run = runs.find(folder)
+    return run if run.jobs and isinstance(backends.get(run.backend), backends.Printed) else None
 
 
 def written(folder: Path) -> Iterator[Path]:

@@ -3,18 +3,18 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from bench.console import checks, kernels
+from bench.console import checks, generation, kernels, serving
 from bench.console.sheet import Sheet, show
 from bench.contract.huggingface import Strategy
 from bench.contract.local_sgd import Average, Compress, Prediction
-from bench.contract.plan import Recomputed, TrainingPlan
+from bench.contract.plan import GenerationPlan, Recomputed, ServingPlan, TrainingPlan
 from bench.contract.schema import DataSource, Device, Precision
 from bench.contract.task import Recompute, StartsFrom
 from bench.mlperf import published
 from bench.planning import layouts
 
 if TYPE_CHECKING:
-    from bench.contract.plan import Plan
+    from bench.contract.plan import KernelsPlan, Plan
     from bench.preflight import Finding
 
 STEP_PARTS = {
@@ -41,12 +41,18 @@ def rows(plan: "Plan") -> list[tuple[str, str]]:
     if isinstance(plan, TrainingPlan):
         own = _training_rows(plan)
     else:
-        own = [*kernels.plan_rows(plan), ("trials", trials_row(plan)), ("time limit", time_limit(plan))]
+        own = [*_rows_of_kind(plan), ("trials", trials_row(plan)), ("time limit", time_limit(plan))]
     return [
         *own,
         ("commands", "; ".join(command.name for command in plan.commands)),
         ("files", ", ".join(plan.files)),
     ]
+
+
+def _rows_of_kind(plan: "GenerationPlan | ServingPlan | KernelsPlan") -> list[tuple[str, str]]:
+    if isinstance(plan, ServingPlan):
+        return serving.plan_rows(plan)
+    return generation.plan_rows(plan) if isinstance(plan, GenerationPlan) else kernels.plan_rows(plan)
 
 
 def _training_rows(plan: TrainingPlan) -> list[tuple[str, str]]:

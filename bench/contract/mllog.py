@@ -105,6 +105,24 @@ what computed it."""
 KERNEL_FAILED = "kernel_failed"
 """The name of a point that could not be measured, with the {reason}."""
 
+ANSWERS_ASKED = "answers_asked"
+"""The number of new tokens of each answer that the plan asks for, in order, with {replicas, tp, order, batching,
+max_batch, prompts, weights} and {temperature, top_k, top_p}; and where the plan estimates it, what a GPU reads for one
+token of one answer, {bytes_per_token}, and {bandwidth_gbs}, at which rate."""
+ANSWERS = "answers"
+"""Of each answer that was given, behind run_stop: its index, its replica, the tokens of its prompt, its new tokens,
+when its batch was handed in, since the replica's clock started, and since then its first and its last token."""
+SERVER = "server"
+"""The server's name, with its {argv} or {url}, {model}, {precision}, {tp}, and the seconds until it was {healthy_s}."""
+LOADS_ASKED = "loads_asked"
+"""The names of all loads that the plan has, with the {limits} of a good request and {max_client_delay}."""
+LOAD_MEASURED = "load_measured"
+"""A load's name, with all that the plan says of it and, in the order of arrival, {latency_s, ttft_s, tpot_s,
+tokens_in, tokens_out} and the {status} of each request, null for what a request has not; {together} is the share of
+chunks that arrived with the one before, {client} what the client delayed, {loadgen} what loadgen says of the load."""
+SERVER_MEMORY = "server_memory_gib"
+"""Of the fullest GPU: {before} the server was started, and the {peak} under load; or why it was {not_measured}."""
+
 SUCCESS, ABORTED = "success", "aborted"
 """What run_stop's metadata.status may say."""
 

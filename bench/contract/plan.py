@@ -4,11 +4,12 @@ import hashlib
 import json
 import math
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from bench.contract import codec, old_plans, run_files
+from bench.contract.generation import Asked, GenerationMemory, TokenCost, WeightPrecision
 from bench.contract.kernels import Point
 from bench.contract.layout import Cost as Cost
 from bench.contract.layout import Memory as Memory
@@ -16,7 +17,8 @@ from bench.contract.layout import Recomputed as Recomputed
 from bench.contract.layout import World as World
 from bench.contract.local_sgd import Prediction
 from bench.contract.schema import Config, DataSource, Runtime, not_of_kind
-from bench.contract.task import Kind, StartsFrom
+from bench.contract.serving import Load
+from bench.contract.task import Kind, StartsFrom, Weights
 from bench.errors import ConfigError
 
 PLAN_VERSION = 3
@@ -150,7 +152,60 @@ class KernelsPlan:
     base: ClassVar[None] = None
 
 
-Plan = TrainingPlan | KernelsPlan
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationPlan:
+    """A run that generates, worked out. It reads no rows."""
+
+    version: int
+    name: str
+    config: Config
+    world: World
+    """A replica is tp consecutive ranks, and dp counts them. ranks_per_node is above cluster.ranks_per_node where
+    replicas share GPUs."""
+    weights: WeightPrecision
+    asked: list[Asked]
+    """Every answer that is asked for."""
+    memory: GenerationMemory
+    cost: TokenCost | None
+    """None where the GPU's memory bandwidth is not known."""
+    trials: list[Trial]
+    walltime_min: int | None
+    base_dir: str | None
+    """The checkpoint, with its tokenizer; None: random weights and random prompts."""
+    environment: dict[str, str]
+    """What is set for every rank: ours, then cluster.environment."""
+    commands: list[Command]
+    """In their order; the trials come last."""
+    files: list[str]
+    data_dir: ClassVar[None] = None
+    base: ClassVar[None] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingPlan:
+    """A run that loads a server, worked out. Rank 0 starts the server and loads it; the other ranks end at once."""
+
+    version: int
+    name: str
+    config: Config
+    world: World
+    """tp is the server's; it takes the first tp GPUs of its node."""
+    trials: list[Trial]
+    loads: list[Load]
+    """In this order."""
+    walltime_min: int | None
+    base_dir: str | None
+    """The model's folder; None: it is made on the spot, or the server runs elsewhere."""
+    environment: dict[str, str]
+    """What is set for every rank: ours, then cluster.environment."""
+    commands: list[Command]
+    """In their order; the trials come last."""
+    files: list[str]
+    data_dir: ClassVar[None] = None
+    base: ClassVar[None] = None
+
+
+Plan = TrainingPlan | GenerationPlan | ServingPlan | KernelsPlan
 """The plan of a run, by the kind of its task."""
 
 
@@ -163,6 +218,20 @@ def required_training(plan: Plan) -> TrainingPlan:
     if isinstance(plan, TrainingPlan):
         return plan
     raise not_of_kind(plan.config.task, Kind.train)
+
+
+def required_generation(plan: Plan) -> GenerationPlan:
+    """Return the plan as that of a run that generates; raises like `required_training`."""
+    if isinstance(plan, GenerationPlan):
+        return plan
+    raise not_of_kind(plan.config.task, Kind.generate)
+
+
+def required_serving(plan: Plan) -> ServingPlan:
+    """Return the plan as that of a run that loads a server; raises like `required_training`."""
+    if isinstance(plan, ServingPlan):
+        return plan
+    raise not_of_kind(plan.config.task, Kind.serve)
 
 
 def required_kernels(plan: Plan) -> KernelsPlan:
@@ -186,13 +255,15 @@ def gpus_per_rank(config: Config) -> int:
     return config.huggingface.num_gpus if config.huggingface else 1
 
 
-def keeps_adapters(config: Config) -> bool:
-    """Return whether a trial keeps the adapters that it trained; on random weights they are worth nothing.
+def gpus_per_node(plan: Plan) -> int:
+    """Return how many GPUs of a node the ranks compute on, as far as they compute on GPUs."""
+    return plan.config.cluster.ranks_per_node * gpus_per_rank(plan.config)
 
-    NeMo would write them in a format of its own, which nothing here reads.
-    """
+
+def keeps_adapters(config: Config) -> bool:
+    """Return whether a trial keeps the adapters that it trained; on random weights they are worth nothing."""
     training = config.training
-    return config.nemo is None and training.lora is not None and training.starts_from is not StartsFrom.random
+    return training.lora is not None and training.starts_from is not StartsFrom.random
 
 
 def samples(plan: TrainingPlan, step: int) -> int:
@@ -203,6 +274,12 @@ def samples(plan: TrainingPlan, step: int) -> int:
 def trial_commands(plan: Plan) -> list[Command]:
     """Return the commands that are trials, in their order."""
     return plan.commands[len(plan.commands) - len(plan.trials) :]
+
+
+def within(plan: Plan, trial_min: int) -> Plan:
+    """Return the plan with another time limit for each of its trials, in minutes."""
+    before = plan.commands[: len(plan.commands) - len(plan.trials)]
+    return replace(plan, commands=[*before, *(replace(c, limit_min=trial_min) for c in trial_commands(plan))])
 
 
 def trial(plan: Plan, index: int) -> Trial:
@@ -252,6 +329,10 @@ def named_paths(config: Config) -> dict[str, str | None]:
         named = {"DATADIR": config.cluster.paths.data} | named
     if trains and (config.training.starts_from is not StartsFrom.random or config.data.needs_model_folder):
         named["MODEL"] = config.cluster.paths.model
+    if config.task.kind is Kind.generate and config.model.weights is not Weights.random:
+        named["MODEL"] = config.cluster.paths.model
+    if config.task.serving and config.task.serving.server.url is None and config.model.weights is not Weights.random:
+        named["MODEL"] = config.task.serving.server.model or config.cluster.paths.model
     if config.container.runtime is not Runtime.none and config.container.image:
         named["CONT"] = config.container.image
     return named
@@ -270,6 +351,10 @@ def loads(text: str, *, where: str = run_files.PLAN) -> Plan:
     """
     try:
         raw = old_plans.upgraded(json.loads(text), to=PLAN_VERSION)
+        if "asked" in raw:
+            return codec.typed(GenerationPlan, raw)
+        if "loads" in raw:
+            return codec.typed(ServingPlan, raw)
         return codec.typed(KernelsPlan, raw) if "points" in raw else codec.typed(TrainingPlan, raw)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(

@@ -160,6 +160,31 @@ def trace(trial: int) -> str:
     return f"{RANK_LOGS}/trial_{trial}.trace.json.gz"
 
 
+def answers(trial: int | str) -> str:
+    """Return what a trial has generated: one row for each answer, with its times and tokens."""
+    return f"{RANK_LOGS}/trial_{trial}.answers.csv"
+
+
+def server_output(trial: int | str) -> str:
+    """Return what the server of a trial prints."""
+    return f"{RANK_LOGS}/trial_{trial}.server.out"
+
+
+def server_model(trial: int | str) -> str:
+    """Return the folder that the server of a trial loads, where it is made for it."""
+    return f"{RANK_LOGS}/trial_{trial}.model"
+
+
+def requests(trial: int | str, load: str) -> str:
+    """Return the rows of a load, one for each request."""
+    return f"{RANK_LOGS}/trial_{trial}.{load}.requests.csv"
+
+
+def loadgen(trial: int | str, load: str) -> str:
+    """Return what MLPerf's loadgen logs of a load."""
+    return f"{RANK_LOGS}/trial_{trial}.{load}.loadgen"
+
+
 def binding(trial: int | str) -> str:
     """Return the file in which rank 0 finds what to bind a trial's log to."""
     return f"{RANK_LOGS}/trial_{trial}.attempt"

@@ -136,6 +136,8 @@ class Parallel:
     distributed_optimizer: bool = True
     groups: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
     """How many whole layouts work beside each other, each on its share of the ranks. None: one."""
+    share_gpu: bool | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    """Of a generation task: several replicas may compute on one GPU. None: no."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -179,7 +181,7 @@ class Cluster:
     device: Device
     num_nodes: int
     ranks_per_node: int
-    """One rank per GPU; on a machine without GPUs, one per CPU process."""
+    """One rank per GPU, unless parallel.share_gpu; on a machine without GPUs, one per CPU process."""
     paths: Paths
     gpu: Gpu | None = None
     network_gbs: float | None = None

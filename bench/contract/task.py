@@ -4,8 +4,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from bench.contract.codec import LEFT_OUT_IF_NONE
+from bench.contract.generation import Generation
 from bench.contract.kernels import Kernels
 from bench.contract.local_sgd import LocalSgd
+from bench.contract.serving import Serving
 
 LORA_TARGETS = ("linear_qkv", "linear_proj")
 """The projections that the engine can put adapters on, by megatron-core's names."""
@@ -37,12 +39,15 @@ class Kind(Enum):
     """What a task measures; it decides which program the ranks run."""
 
     train = "train"
+    generate = "generate"
+    serve = "serve"
     kernels = "kernels"
 
     @property
     def block(self) -> str:
         """Return the key of what a task of this kind says of itself; it has no other kind's."""
-        return {Kind.train: "training", Kind.kernels: "kernels"}[self]
+        blocks = {Kind.train: "training", Kind.generate: "generation", Kind.serve: "serving", Kind.kernels: "kernels"}
+        return blocks[self]
 
 
 class Trains(Enum):
@@ -124,6 +129,8 @@ class Task:
     submittable: bool
     """False for smoke runs and tiny models: org and platform in the log then say so."""
     training: Training | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    generation: Generation | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    serving: Serving | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
     kernels: Kernels | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
     """A task has the block of its kind, and no other."""
 

@@ -6,14 +6,14 @@ wins: a cause beats what follows from it. A failure that no clue explains stays 
 
 import re
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from bench.contract import mllog, run_files
 from bench.contract.plan import Plan
-from bench.diagnosis import fixes, log_scan, run_reports, trial_state
+from bench.diagnosis import fixes, log_scan, printed, run_reports, trial_state
 from bench.diagnosis.log_scan import Clue, Scan
 from bench.errors import BenchError, ConfigError, LogError
 from bench.mlperf import log as logs
@@ -121,7 +121,9 @@ def explain(paths: Sequence[Path], *, ask: bool = False) -> Explanation:
     reported = [_Log(scan) for scan in run_reports.all_of(folder)] if folder else []
     reported += [_Log(scan) for scan in _of_queue(folder)] if folder and ask else []
     is_over = bool(status) or (folder is not None and _is_gone(folder))
-    logs = [_read(path, is_over=is_over) for path in (_files(folder) if folder else paths)]
+    seen_here = _files(folder) if folder else paths
+    with printed.files(folder) if folder and ask and not seen_here else nullcontext(seen_here) as files:
+        logs = [_read(path, is_over=is_over) for path in files]
     if status.get("outcome") in ("proven", "fine") or not (reported or status) and _all_fine(logs, plan):
         return _nothing(name, logs, "nothing failed: the logs say that the run succeeded")
     bad = [*reported, *sorted((log for log in logs if not log.is_fine), key=_moment)]

@@ -3,13 +3,11 @@
 import fcntl
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 
 from bench import backends
 from bench.backends import JobState
 from bench.contract import plan as plans
-from bench.contract.plan import Plan
 from bench.contract.run_files import LEDGER, PLAN, RESERVE, RUN_LOCK, STATUS
 from bench.errors import BenchError, ConfigError, written
 from bench.runs import ledger
@@ -148,10 +146,4 @@ def _here(run: Run, *, walltime_min: int | None, arguments: Sequence[str]) -> in
             fix="leave it out",
         )
     plan = plans.load(run.folder / PLAN)
-    return run_local.run(_within(plan, walltime_min) if walltime_min else plan, run.folder)
-
-
-def _within(plan: Plan, walltime_min: int) -> Plan:
-    """Return the plan with another limit for each of its trials."""
-    before = plan.commands[: len(plan.commands) - len(plan.trials)]
-    return replace(plan, commands=[*before, *(replace(c, limit_min=walltime_min) for c in plans.trial_commands(plan))])
+    return run_local.run(plans.within(plan, walltime_min) if walltime_min else plan, run.folder)

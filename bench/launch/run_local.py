@@ -94,6 +94,10 @@ def _next(plan: Plan, folder: Path, exit_code: int) -> str:
         return words
     if plan.config.task.kind is Kind.kernels:
         return f"every point, and its figures: python -m bench report {short(folder)} -o FOLDER"
+    if plan.config.task.kind is Kind.generate:
+        return f"every answer, and its figure: python -m bench report {short(folder)} -o FOLDER"
+    if plan.config.task.kind is Kind.serve:
+        return f"every load, and its figures: python -m bench report {short(folder)} -o FOLDER"
     if plan.config.training.target_eval_loss is None:
         return f"beside published systems: python -m bench report {short(folder)}"
     return f"what the trials are worth together: python -m bench score {short(folder)}" if plan.trials[1:] else ""

@@ -17,7 +17,7 @@ def check(config: Config) -> None:
     Raises:
         ConfigError: with the first of them.
     """
-    if config.task.kind not in (Kind.train, Kind.kernels):
+    if config.task.kind is Kind.generate:  # its groups are replicas
         return
     local_sgd, groups = config.recipe.local_sgd, config.parallel.groups
     refusals = [*_together(config)]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from bench.contract import old_plans
 from bench.contract.plan import Plan
 from bench.contract.schema import Config, DataSource
-from bench.contract.task import Kind, StartsFrom, Weights
+from bench.contract.task import StartsFrom, Weights
 from bench.errors import ConfigError
 from bench.planning import deepspeed, make_plan
 from bench.planning.compose_errors import explained
@@ -82,8 +82,8 @@ def plan_of(config: Config, overrides: Sequence[str]) -> Plan:
 
 def as_planned(config: Config) -> Config:
     """Return the config as its plan has it: what a run does not read is not in it."""
-    if config.task.kind is Kind.kernels:  # of the rows only their length counts
-        return dataclasses.replace(config, data=dataclasses.replace(config.data, source=DataSource.random))
+    if config.task.training is None:  # of the rows only their length counts, and that for kernels
+        return dataclasses.replace(config, data=dataclasses.replace(config.data, source=DataSource.random, sample=None))
     return with_random_weights(config) if config.model.weights is Weights.random else config
 
 
@@ -169,6 +169,8 @@ def typed(config: "DictConfig") -> Config:
     for name in ("data", "model", "logs"):
         setattr(paths, name, _absolute(getattr(paths, name)))
     typed_config.data.tokenizer = _absolute(typed_config.data.tokenizer)
+    if typed_config.task.generation is not None:
+        typed_config.task.generation.prompts = _absolute(typed_config.task.generation.prompts)
     typed_config.launch.folder = _absolute(typed_config.launch.folder)
     peer = typed_config.engine.huggingface
     if peer is not None and deepspeed.is_path(peer.deepspeed_json):

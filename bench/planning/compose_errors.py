@@ -106,7 +106,11 @@ def _wrong_key(error: Exception, text: str) -> ConfigError | None:
         what = f"a + adds a key, and there is one named {existing[1]} already"
         return ConfigError(what, where="command line", fix=f"leave out the +: {existing[1]}=…")
     if override := re.search(r"Could not (?:override|append to config|delete from config)[^']*'([^']+)'", text):
-        return _unknown_key(override[1], _keys()["Config"])
+        key = override[1]
+        if key in _keys()["Config"]:  # a mapping, whose names the schema does not list
+            fix = f"put a + before it: +{key}=…"
+            return ConfigError(f"{key} holds names that a site adds", where=key, fix=fix)
+        return _unknown_key(key, _keys()["Config"])
     return None
 
 

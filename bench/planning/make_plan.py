@@ -15,8 +15,10 @@ from bench.contract.plan import (
     Batch,
     Command,
     Evaluation,
+    GenerationPlan,
     KernelsPlan,
     Plan,
+    ServingPlan,
     Submission,
     TrainingPlan,
     Trial,
@@ -24,11 +26,25 @@ from bench.contract.plan import (
     fingerprint,
 )
 from bench.contract.schema import Config, DataSource
-from bench.contract.task import Kind, StartsFrom
+from bench.contract.task import Kind, StartsFrom, Weights
 from bench.errors import ConfigError
 from bench.mlperf import closed_division
 from bench.mlperf.benchmarks import LLAMA2_70B_LORA
-from bench.planning import apart, cuda_graph, deepspeed, environment, flops, kernel_points, layouts, nemo, validate
+from bench.planning import (
+    apart,
+    cuda_graph,
+    deepspeed,
+    environment,
+    flops,
+    generation,
+    generation_checks,
+    kernel_points,
+    layouts,
+    nemo,
+    replicas,
+    serving_loads,
+    validate,
+)
 from bench.planning.parallelism import num_microbatches, split
 
 PROBE_MIN = 10
@@ -45,6 +61,15 @@ def make(config: Config, base: Config | None = None) -> Plan:
         ConfigError: the request is impossible; the message gives the legal values.
     """
     validate.check(config)
+    match config.task.kind:
+        case Kind.kernels:
+            return _kernels(config)
+        case Kind.generate:
+            return _generation(config)
+        case Kind.serve:
+            return _serving(config)
+        case Kind.train:
+            return _training(config, base)
     return _kernels(config) if config.task.kind is Kind.kernels else _training(config, base)
 
 
@@ -101,6 +126,47 @@ def _kernels(config: Config) -> KernelsPlan:
         trials=trials,
         points=kernel_points.points(config),
         walltime_min=validate.walltime_min(config),
+        environment=environment.of(config),
+        commands=commands(config, trials),
+        files=files(config, trials),
+    )
+
+
+def _generation(config: Config) -> GenerationPlan:
+    world = replicas.split(config)
+    asked, trials = generation.asked(config, world), _trials(config)
+    generation_checks.check_asked(config, asked, world.dp)
+    memory = generation.memory(config, world, asked)
+    generation_checks.check_memory(config, memory)
+    return GenerationPlan(
+        version=PLAN_VERSION,
+        name=f"{config.task.name}-{config.cluster.name}",
+        config=config,
+        world=world,
+        weights=generation.weights(config),
+        asked=asked,
+        memory=memory,
+        cost=generation.cost(config, world, asked),
+        trials=trials,
+        walltime_min=validate.walltime_min(config),
+        base_dir=None if config.model.weights is Weights.random else config.cluster.paths.model,
+        environment=environment.of(config),
+        commands=commands(config, trials),
+        files=files(config, trials),
+    )
+
+
+def _serving(config: Config) -> ServingPlan:
+    trials, world = _trials(config), split(config, tp=1, pp=1, cp=1, sp=False)
+    return ServingPlan(
+        version=PLAN_VERSION,
+        name=f"{config.task.name}-{config.cluster.name}",
+        config=config,
+        world=dataclasses.replace(world, tp=config.parallel.tp or 1, dp=1),
+        trials=trials,
+        loads=serving_loads.loads(serving_loads.required(config)),
+        walltime_min=validate.walltime_min(config),
+        base_dir=serving_loads.model_folder(config),
         environment=environment.of(config),
         commands=commands(config, trials),
         files=files(config, trials),

@@ -43,7 +43,7 @@ def tokens(config: Config, world: World) -> float:
 
 def check(config: Config, world: World) -> None:
     """Raise ConfigError when the ranks, the model, a row or the batch cannot be split this way."""
-    _check_tensor_parallel(config, world)
+    check_tensor_parallel(config, world)
     _check_pipeline(config, world)
     _check_sequence(config, world)
     _check_ranks(world)
@@ -52,7 +52,8 @@ def check(config: Config, world: World) -> None:
     _check_batch(config, world)
 
 
-def _check_tensor_parallel(config: Config, world: World) -> None:
+def check_tensor_parallel(config: Config, world: World) -> None:
+    """Raise ConfigError when tensor parallelism does not divide the model, or leaves a node."""
     tp, m, per_node = world.tp, config.model, config.cluster.ranks_per_node
     unit = "GPUs" if config.cluster.device is Device.cuda else "ranks"
 

@@ -101,3 +101,10 @@ def _adapted_linears(model: Model, lora: Lora) -> Iterable[Linear]:
     projections = linears(model)
     for name in lora.target_modules:
         yield projections[name]
+
+
+def largest_trained(model: Model, lora: Lora | None) -> int:
+    """Return the numbers of the largest weight that is trained."""
+    if lora is None:
+        return model.hidden_size * max(model.vocab_size, model.ffn_hidden_size)
+    return lora.rank * max(max(one.num_in, one.num_out) for one in linears(model).values())

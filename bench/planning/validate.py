@@ -8,7 +8,18 @@ from bench.contract.plan import Memory
 from bench.contract.schema import BackendName, Config, Device, Precision, ProfileKind
 from bench.contract.task import LORA_TARGETS, Kind, MomentPrecision, Position, Recompute, StartsFrom, Task, Trains
 from bench.errors import ConfigError
-from bench.planning import apart_checks, data_checks, kernel_checks, nemo, peer_checks, ranges, texts
+from bench.planning import (
+    apart_checks,
+    data_checks,
+    generation_checks,
+    kernel_checks,
+    nemo,
+    peer_checks,
+    ranges,
+    replicas,
+    serving_loads,
+    texts,
+)
 
 
 def check(config: Config) -> None:
@@ -20,10 +31,20 @@ def check(config: Config) -> None:
     _check_positions(config)
     _check_cluster(config)
     _check_walltime(config)
+    generation_checks.check_sharing(config)
     apart_checks.check(config)
-    if config.task.kind is Kind.kernels:
-        kernel_checks.check(config)
-        return
+    match config.task.kind:
+        case Kind.kernels:
+            kernel_checks.check(config)
+        case Kind.generate:
+            generation_checks.check(config)
+        case Kind.serve:
+            serving_loads.check(config)
+        case Kind.train:
+            _check_train(config)
+
+
+def _check_train(config: Config) -> None:
     data_checks.check(config.data)
     _check_profile(config)
     _check_training(config)
@@ -164,7 +185,7 @@ def _check_positions(config: Config) -> None:
 def _check_cluster(config: Config) -> None:
     c = config.cluster
     if c.backend is BackendName.ssh:
-        require_even(c.hosts or [], num_nodes=c.num_nodes, ranks_per_node=c.ranks_per_node)
+        require_even(c.hosts or [], num_nodes=c.num_nodes, ranks_per_node=replicas.ranks_per_node(config))
     elif c.hosts:
         what, fix = "hosts are for backend ssh", "choose cluster=hosts, or leave them out"
         raise ConfigError(f"{what}, and this one is {c.backend.name}", where="cluster.hosts", fix=fix)

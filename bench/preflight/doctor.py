@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import backends, preflight
+from bench.backends import Job
 from bench.contract import plan as plans
 from bench.contract.plan import Plan
 from bench.contract.run_files import PLAN
@@ -19,6 +20,8 @@ from bench.runs import run as runs
 from bench.runs.folder import short
 
 ON_NODES: dict[Tier, str] = {"canary": "one node, where the ranks run", "nodes": "all nodes, measuring their speed"}
+STUCK = ("KUB-01", "KUB-10")
+"""Rules behind which a job waits until somebody corrects it: an image that is not there, what a container needs."""
 
 
 def tier_for(plan: Plan, asked: Tier | None) -> Tier:
@@ -64,30 +67,35 @@ def on_nodes(plan: Plan, tier: Tier) -> Checked:
     from bench.preflight import nodes
 
     num_nodes = 1 if tier == "canary" else plan.world.num_nodes
-    folder, exit_code = _probed(make_plan.probe(plan, num_nodes=num_nodes, health=tier == "nodes"))
+    folder, exit_code, stuck = _probed(make_plan.probe(plan, num_nodes=num_nodes, health=tier == "nodes"))
     facts = nodes.load(folder)
     judged = nodes.judge(plans.load(folder / PLAN), facts) if facts.ranks else []  # else its logs say more
     found = [replace(finding, tier=tier) for finding in judged]
     seen = f"{', '.join(check.__name__.replace('_', ' ') for check in nodes.CHECKS)}; {short(folder)}"
     if slow := nodes.slow_nodes(facts):
         seen += f"; without the slow ones: {_queue(plan).without(plan, slow)}"
-    if (exit_code or not facts.ranks) and not any(finding.severity == "error" for finding in found):
+    if stuck is not None:
+        what = f"the job cannot start, {stuck.word}: {stuck.reason}"
+        found.append(replace(preflight.broken(stuck.rule, what, str(folder)), tier=tier))
+    elif (exit_code or not facts.ranks) and not any(finding.severity == "error" for finding in found):
         found.append(_failed(folder, tier))
     return Checked(ON_NODES[tier], (), tier, tuple(found), seen)
 
 
-def _probed(looking: Plan) -> tuple[Path, int]:
-    """Run a plan without trials and wait for its end; return its folder and exit code."""
+def _probed(looking: Plan) -> tuple[Path, int, Job | None]:
+    """Run a plan without trials and wait for its end; return its folder and exit code, and a job that cannot start."""
     queue, folder = _queue(looking), folders.make(looking, "")
     job = queue.submit(looking, folder)
     try:
-        for _ in runs.wait(folder):
-            pass
+        for now in runs.wait(folder):
+            if now.rule in STUCK:
+                queue.cancel(job)
+                return folder, 1, now
     except BaseException:  # nobody waits for it any more
         with suppress(BenchError):
             queue.cancel(job)
         raise
-    return folder, runs.exit_code(folder)
+    return folder, runs.exit_code(folder), None
 
 
 def _queue(plan: Plan) -> backends.Queue:

@@ -34,4 +34,4 @@ def is_rate(unit: str) -> bool:
     return "/s/" in f"{unit}/"
 
 
-_SHARES = ("mfu",)
+_SHARES = ("mfu", "bandwidth_share")

@@ -30,6 +30,27 @@ TRAINING = {
     "evaluation_loss": "",
 }
 """Of `bench.results.training`, with their units."""
+GENERATION = {
+    "generation_time": "s",
+    "time_per_token": "s",
+    "generation_throughput": "tokens/s",
+    "time_to_first_token": "s",
+    "answer_time": "s",
+    "time_per_output_token": "s",
+    "bandwidth_share": "",
+}
+"""Of `bench.results.generation`, with their units, besides those that a training has too."""
+SERVING = {
+    "output_throughput": "tokens/s",
+    "request_throughput": "requests/s",
+    "goodput": "requests/s",
+    **{f"latency_p{share}": "s" for share in (50, 60, 90, 99, 100)},
+    **{f"{name}_p{share}": "s" for name in ("ttft", "tpot") for share in (50, 99)},
+    "knee": "requests/s",
+    "time_to_healthy": "s",
+    "server_memory": "GiB",
+}
+"""Of `bench.results.serving`, with their units, of a trial with one load."""
 HARDWARE = (
     *("gpu_power", "sm_clock", "memory_clock", "gpu_temperature", "peak_gpu_power", "peak_sm_clock"),
     *("peak_gpu_temperature", "peak_gpu_memory_used", "energy", "energy_per_step", "energy_per_token"),
@@ -43,8 +64,8 @@ ESTIMATED = {
     "estimated_memory": "GiB",
 }
 """Of a study, with their units: by the plan, before anything runs."""
-UNITS = {**TRAINING, **ESTIMATED}
-KNOWN = (*TRAINING, *HARDWARE, *MODULES, *PROVEN_BATCH, *ESTIMATED)
+UNITS = {**TRAINING, **GENERATION, **SERVING, **ESTIMATED}
+KNOWN = (*TRAINING, *GENERATION, *SERVING, *HARDWARE, *MODULES, *PROVEN_BATCH, *ESTIMATED)
 _ALIKE = 0.85
 
 

@@ -34,7 +34,8 @@ HOSTS: dict[str, tuple[str, str]] = {
     ),
     "HST-08": (
         "docker or podman cannot start the image",
-        "run the evidence's command there by hand; `docker pull IMAGE` or `podman pull IMAGE` shows whether it may",
+        "run the evidence's command there by hand; `docker pull IMAGE` or `podman pull IMAGE` shows whether it may; "
+        "podman of a user who is not root needs newuidmap, and this user's ranges in /etc/subuid and /etc/subgid",
     ),
     "HST-09": (
         "the run folder is not shared by the nodes, and must be",

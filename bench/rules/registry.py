@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from bench.rules import cluster, hosts, kubernetes, mlperf, ray, run, signs
+from bench.rules import cluster, hosts, kubernetes, mlperf, ray, run, serving, signs
 from bench.rules.signs import Sign
 
 
@@ -20,7 +20,8 @@ class Rule:
 
 
 _TEXTS = cluster.PYXIS | cluster.SLURM | cluster.ENROOT | cluster.MPI | cluster.NCCL | cluster.HARDWARE
-_TEXTS |= hosts.HOSTS | kubernetes.KUBERNETES | ray.RAY | run.CONFIG | run.RUN | mlperf.LOG | mlperf.SCORE
+_TEXTS |= hosts.HOSTS | kubernetes.KUBERNETES | ray.RAY | run.CONFIG | run.RUN
+_TEXTS |= serving.SERVING | mlperf.LOG | mlperf.SCORE
 
 RULES: dict[str, Rule] = {
     id: Rule(id, title, fix, tuple(sign for sign in signs.SIGNS if sign.rule == id))

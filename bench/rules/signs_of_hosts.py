@@ -17,6 +17,7 @@ CAUSES: dict[str, tuple[bytes, ...]] = {
     "HST-08": (
         rb"(?:docker|podman): (?:command )?not found|Cannot connect to the Docker daemon",
         rb"Error: (?:initializing source|short-name|creating container|crun|runc|OCI)|Unable to find image '",
+        rb"Error: (?:keep-id requires additional UIDs|statfs /dev/mqueue)",
         rb"[Ee]rror response from daemon|OCI runtime (?:attempted|create failed)|Trying to pull .{1,300}\.\.\.Error",
     ),
     "HST-07": (

@@ -17,6 +17,7 @@ from typing import TextIO
 from bench.backends.nodes import channel, member, sharing
 from bench.backends.nodes.ending import START_AGAIN, CutShortError, Ending, NodeLostError
 from bench.backends.nodes.nodes import Nodes
+from bench.contract import plan as plans
 from bench.errors import BenchError
 from bench.runner import folder
 
@@ -55,7 +56,8 @@ def _lead(args: argparse.Namespace) -> int:
     run: Path = args.run.absolute()
     ending = Ending(limit_s=None if args.limit_min is None else time.monotonic() + 60 * args.limit_min)
     ending.listen()
-    with folder.opened(run, args.plan) as plan, folder.output(run) as file:
+    with folder.opened(run, args.plan) as planned, folder.output(run) as file:
+        plan = planned if args.trial_min is None else plans.within(planned, args.trial_min)
         token = channel.token() if plan.world.num_nodes > 1 else ""
         nodes = Nodes(plan, run, args.lead[0], own=plan.environment)
         job = args.job or str(run)
@@ -117,6 +119,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--attempt", type=int, default=0, metavar="N", help="which start of the job this is, from 0")
     parser.add_argument("--restarts", action="store_true", help="exit code 75 gets this command started again")
     parser.add_argument("--limit-min", type=float, metavar="MIN", help="end in order after so long")
+    parser.add_argument("--trial-min", type=_number, metavar="MIN", help="of each trial, in place of its plan's limit")
     parser.add_argument("--stdio", action="store_true", help="obey who speaks on standard input, and join nobody")
     parser.add_argument(
         "--join-s", type=float, default=member.JOIN_S, metavar="S", help="how long nodes may take to join"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench.contract.plan import Plan, TrainingPlan, fingerprint
+from bench.contract.plan import GenerationPlan, Plan, ServingPlan, TrainingPlan, fingerprint
 from bench.contract.schema import Config
 from bench.errors import ConfigError
 from bench.planning import compose
@@ -175,5 +175,12 @@ def _fingerprint(plan: Plan) -> str:
     """Return what differs whenever an arm measures something else; paths, account and folders are left out."""
     c = plan.config
     parts = (c.task, c.model, c.data, c.recipe, c.parallel, c.engine, c.container, c.precision.name, c.cluster.name)
-    work = (plan.batch, plan.max_steps) if isinstance(plan, TrainingPlan) else (plan.points,)
-    return fingerprint(*parts, plan.world, *work)
+    return fingerprint(*parts, plan.world, *_work(plan))
+
+
+def _work(plan: Plan) -> tuple[Any, ...]:
+    if isinstance(plan, TrainingPlan):
+        return plan.batch, plan.max_steps
+    if isinstance(plan, ServingPlan):
+        return (plan.loads,)
+    return (plan.asked,) if isinstance(plan, GenerationPlan) else (plan.points,)

@@ -66,7 +66,7 @@ def _submit(session: Session, queue: Queue, todo: Sequence[Standing]) -> None:
         _submit_shared(session, queue, some)
     for one in todo:
         if one.name.arm.name not in shared:
-            running.attempt(session, one, _submit_one)
+            running.attempt(session, one, submit_one)
 
 
 def _sharing(session: Session) -> set[str]:
@@ -94,7 +94,12 @@ def _jobs(runs: Sequence[Standing], session: Session) -> Iterator[list[Standing]
         yield some
 
 
-def _submit_one(session: Session, todo: Standing) -> None:
+def submit_one(session: Session, todo: Standing) -> None:
+    """Hand a run to its queue as a job of its own, or go on with it there.
+
+    Raises:
+        BenchError: it is refused, before anything started or by the queue.
+    """
     if (todo.folder / JOB).exists():
         again.resume(todo.folder)
         return
@@ -120,7 +125,7 @@ def _submit_shared(session: Session, queue: Queue, todo: Sequence[Standing]) -> 
     for group in groups:
         if len({one.name.arm.name for _, one in group}) == 1 and session.request.study.jobs is not Jobs.shared:
             for _, one in group:
-                running.attempt(session, one, _submit_one)
+                running.attempt(session, one, submit_one)
             continue
         try:
             job = _submitted(session, queue, [(plan, one.folder) for plan, one in group])

@@ -18,22 +18,27 @@ from bench.runs.summary import with_overrides
 from bench.studies import folder as folders
 from bench.studies import plans
 from bench.studies.session import Session
-from bench.studies.standing import Standing
+from bench.studies.standing import Standing, Standings
 
 
 def run(session: Session, backend: BackendName) -> None:
     """Run what is missing, each run at most once a call; one that fails leaves its reason, and the rest goes on."""
-    console, tried = messages.to_stderr(), set[Path]()
+    tried = set[Path]()
     while True:
         standings = session.standings()
         todo = next((run for run in session.left(standings, backend) if run.folder not in tried), None)
         if todo is None:
             return
         tried.add(todo.folder)
-        done, total = sum(run.is_done for run in standings.runs.values()), len(standings.runs)
-        block = f"block {todo.name.block + 1} of {session.request.study.runs}"
-        console.print(f"\n{session.kept.name}: {done} of {total} runs are done; {block}, {todo.name.arm.name}")
+        announce(session, todo, standings)
         attempt(session, todo, begin_or_resume)
+
+
+def announce(session: Session, todo: Standing, standings: Standings) -> None:
+    """Say how far the study is, and which run is next."""
+    done, total = sum(run.is_done for run in standings.runs.values()), len(standings.runs)
+    block = f"block {todo.name.block + 1} of {session.request.study.runs}"
+    messages.to_stderr().print(f"\n{session.kept.name}: {done} of {total} runs are done; {block}, {todo.name.arm.name}")
 
 
 def attempt(session: Session, todo: Standing, work: Callable[[Session, Standing], None]) -> None:

@@ -55,9 +55,13 @@ class Session:
         names = {BackendName[arm.backend] for arm in self.planned if arm.runs}
         return sorted(names, key=lambda name: (not name.has_queue, name.name))
 
-    def left(self, standings: Standings, backend: BackendName) -> list[Standing]:
-        """Return the runs that a backend is to begin or to go on with, in order."""
-        mine = {arm.name for arm in self.planned if arm.backend == backend.name}
+    def backend_of(self, run: Standing) -> BackendName:
+        """Return who starts the ranks of a run."""
+        return BackendName[next(arm.backend for arm in self.planned if arm.name == run.name.arm.name)]
+
+    def left(self, standings: Standings, backend: BackendName | None = None) -> list[Standing]:
+        """Return the runs that a backend, or all of them, are to begin or to go on with, in order."""
+        mine = {arm.name for arm in self.planned if backend is None or arm.backend == backend.name}
         ordered = ((name, block) for block, names in enumerate(self.blocks) for name in names if name in mine)
         found = [standings.runs[key] for key in ordered if key in standings.runs]
         return [run for run in found if not run.is_done and not run.has_job]

@@ -66,6 +66,8 @@ class Jobs(Enum):
     """Every run is a job of its own: the fastest way, on whatever nodes there are."""
     shared = "shared"
     """Runs take turns on the same nodes, in one job: what is compared must not differ in its nodes."""
+    in_turn = "in_turn"
+    """A run begins when the one before it has ended, whatever starts them: for places that have the same machines."""
 
 
 class ColumnSpec(Part, frozen=True, kw_only=True):

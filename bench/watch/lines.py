@@ -104,7 +104,9 @@ def facts(view: View) -> Iterator[tuple[str, str]]:
         yield NOTE, printable(view.note)
     if progress.points_asked is not None:
         latest = f"; last {printable(progress.last_point)}" if progress.last_point and view.is_running else ""
-        yield "measured", f"{progress.points_done} of {progress.points_asked} points{latest}"
+        yield "measured", f"{progress.points_done} of {progress.points_asked} {progress.points_are}{latest}"
+    if progress.answers_asked is not None:
+        yield "answers", f"{progress.answers_asked:,} asked for"
     if progress.samples is not None:
         step = "" if progress.step is None else f", step {progress.step:,}"
         yield "trained", f"{progress.samples:,} samples{step}"
@@ -121,7 +123,7 @@ def facts(view: View) -> Iterator[tuple[str, str]]:
         return
     if seen.next_samples is not None:
         yield "next", _next(view)
-    if progress.points_asked is None and (forecast := _forecast(seen)) is not None:
+    if progress.points_asked is None and progress.answers_asked is None and (forecast := _forecast(seen)) is not None:
         yield "forecast", forecast
     if seen.samples_range is not None and seen.basis:
         yield BASIS, seen.basis

@@ -18,7 +18,7 @@ KEPT = 256
 SMOOTHED = 5
 """Training losses whose median is taken for the loss: single batches jump."""
 
-Phase = Literal["waiting", "preparing", "training", "evaluating", "measuring", "stopped"]
+Phase = Literal["waiting", "preparing", "training", "evaluating", "measuring", "generating", "stopped"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,10 @@ class Progress:
     status: str | None = None
     """The status in run_stop: success or aborted."""
     points_asked: int | None = None
-    """Of a kernels task: how many points it measures; None for tasks of other kinds."""
+    """How many points a kernels task measures, or loads a serving task; None for tasks of other kinds."""
+    points_are: str = "points"
+    answers_asked: int | None = None
+    """Of a generation task: how many answers it gives; its log has them when all are given."""
     points_done: int = 0
     last_point: str | None = None
     samples: int | None = None
@@ -179,10 +182,17 @@ def _run_start(now: Progress, event: Event) -> None:
     now.phase, now.run_start_ms, now.place = "training", event.time_ms, Place(0, event.time_ms)
     if now.points_asked is not None:
         now.phase, now.place = "measuring", None
+    if now.answers_asked is not None:
+        now.phase, now.place = "generating", None
 
 
 def _asked(now: Progress, event: Event) -> None:
     now.points_asked = len(event.value) if isinstance(event.value, list) else None
+    now.points_are = "loads" if event.key == mllog.LOADS_ASKED else "points"
+
+
+def _answers_asked(now: Progress, event: Event) -> None:
+    now.answers_asked = len(event.value) if isinstance(event.value, list) else None
 
 
 def _point(now: Progress, event: Event) -> None:
@@ -278,14 +288,13 @@ def _run_stop(now: Progress, event: Event) -> None:
 
 
 _TAKE: dict[str, Callable[[Progress, Event], None]] = {
-    mllog.KERNELS_ASKED: _asked,
-    mllog.KERNEL_MEASURED: _point,
-    mllog.KERNEL_FAILED: _point,
+    mllog.ANSWERS_ASKED: _answers_asked,
+    **dict.fromkeys((mllog.KERNELS_ASKED, mllog.LOADS_ASKED), _asked),
+    **dict.fromkeys((mllog.KERNEL_MEASURED, mllog.KERNEL_FAILED, mllog.LOAD_MEASURED), _point),
     mllog.RUN_START: _run_start,
     mllog.RESUMED: _resumed,
     mllog.BLOCK_START: _block_start,
-    mllog.TRAIN_LOSS: _training,
-    mllog.TRACKED_STATS: _training,
+    **dict.fromkeys((mllog.TRAIN_LOSS, mllog.TRACKED_STATS), _training),
     mllog.EVAL_START: _eval_start,
     mllog.EVAL_ACCURACY: _evaluation,
     mllog.EVAL_STOP: _eval_stop,

@@ -63,7 +63,9 @@ def _style(view: View) -> str:
         return "bold red"
     if view.progress.phase == "stopped":
         return "bold green" if view.is_reached else "bold red"
-    return {"evaluating": "cyan", "training": "green", "measuring": "green"}.get(view.progress.phase, "yellow")
+    return {"evaluating": "cyan", "training": "green", "measuring": "green", "generating": "green"}.get(
+        view.progress.phase, "yellow"
+    )
 
 
 def _details(view: View, chances: "list[Text]") -> "list[Text]":

@@ -22,7 +22,7 @@ from bench.watch.progress import Phase, Progress, Tracker
 from bench.watch.queue import Queue
 from bench.watch.trackers import Curves
 
-RUNNING: tuple[Phase, ...] = ("training", "evaluating", "measuring")
+RUNNING: tuple[Phase, ...] = ("training", "evaluating", "measuring", "generating")
 """Between run_start and run_stop."""
 
 

@@ -3,7 +3,7 @@
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bench.contract.plan import Plan
+from bench.contract.plan import GenerationPlan, Plan
 from bench.contract.schema import Device
 from bench.errors import SubmitError
 from jobs.ranks import groups
@@ -21,7 +21,8 @@ SLOWER = 4
 def join(plan: Plan, who: Rank, *, timeout_s: float | None = None, also_on_cpu: bool = False) -> "torch.device":
     """Return the device of this rank, after all ranks have joined.
 
-    also_on_cpu: collectives take tensors in host memory too, by gloo, beside those on GPUs.
+    also_on_cpu: collectives take tensors in host memory too, by gloo, beside those on GPUs. So they do in every plan
+    that generates: its ranks meet there, since NCCL refuses a communicator whose ranks share a GPU.
 
     NCCL's communicators are created when they are first used. A group that is bound to its device would split one for
     each of megatron-core's groups instead, which needs all of their ranks and took 6 GiB of an H200.
@@ -40,6 +41,7 @@ def join(plan: Plan, who: Rank, *, timeout_s: float | None = None, also_on_cpu: 
     device = _device(plan, who, place)
     import torch
 
+    also_on_cpu = also_on_cpu or isinstance(plan, GenerationPlan)
     try:
         torch.distributed.init_process_group(
             _backend(device, also_on_cpu),
@@ -138,20 +140,26 @@ def outlast(limit_s: float) -> None:
         distributed_c10d._set_pg_timeout(needed, group)
 
 
+def gpu_of(plan: Plan, local_rank: int) -> int:
+    """Return the number of a rank's GPU on its node; where replicas share GPUs, those of one replica have their own."""
+    return local_rank % plan.config.cluster.ranks_per_node
+
+
 def _device(plan: Plan, who: Rank, place: str) -> "torch.device":
     """Return the device of this rank, and make it torch's current one."""
     import torch
 
     if plan.config.cluster.device is not Device.cuda:
         return torch.device("cpu")
-    if torch.cuda.device_count() <= who.local_rank:
+    number = gpu_of(plan, who.local_rank)
+    if torch.cuda.device_count() <= number:
         raise SubmitError(
-            f"this rank needs GPU {who.local_rank}, and {torch.cuda.device_count()} can be seen",
+            f"this rank needs GPU {number}, and {torch.cuda.device_count()} can be seen",
             where=place,
             fix="ask for as many GPUs as ranks (cluster.slurm.gpu_request), lower cluster.ranks_per_node, "
             "or set cluster.device=cpu",
             rule="HW-03",
         )
-    device = torch.device("cuda", who.local_rank)
+    device = torch.device("cuda", number)
     torch.cuda.set_device(device)
     return device

@@ -36,7 +36,7 @@ class Telemetry:
         self._sampler: Sampler | None = None
         if self._is_on and who.local_rank == 0:
             file = folder / run_files.telemetry(trial, node_name())
-            self._sampler = Sampler(file, uuids(plan.world.ranks_per_node * plans.gpus_per_rank(plan.config)))
+            self._sampler = Sampler(file, uuids(plans.gpus_per_node(plan)))
 
     def log(self, log: mllog.Writer) -> None:
         """Log a record for each node, and attach the samples; behind run_stop, and all ranks call this together."""

@@ -124,10 +124,10 @@ def system(plan: Plan) -> Facts:
     """Return the hardware, the operating system and the commit of this code, of rank 0's node."""
     import torch
 
-    per_rank = plans.gpus_per_rank(plan.config)
+    num_gpus = plan.world.num_nodes * plans.gpus_per_node(plan)
     return {
         "num_ranks": plan.world.num_ranks,
-        mllog.NUM_GPUS: plan.world.num_ranks * per_rank if per_rank > 1 else None,
+        mllog.NUM_GPUS: num_gpus if num_gpus != plan.world.num_ranks else None,
         "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "host_processor_model_name": hardware.cpu_model(),
         "operating_system": hardware.operating_system(),

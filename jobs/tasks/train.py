@@ -67,7 +67,7 @@ def run(
         step = saving.resume()
         if apart is not None:
             apart.begin(step)
-    timing.forget_memory()
+    timing.forget_memory(plans.gpus_per_rank(plan.config))
     log.stop(mllog.INIT_STOP)
     log.start(mllog.RUN_START)
     train(plan, engine, trial, log, watchdog.alive if watchdog else nobody_asks, saving, apart)

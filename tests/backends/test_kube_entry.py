@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.backends.kubernetes import entry
+from bench.backends.kubernetes import entry, printing
 
 JOB = "job/default/a"
 
@@ -53,3 +53,20 @@ def test_the_first_pod_is_found_once_it_answers_whatever_an_earlier_one_has_left
     assert found == ["127.0.0.2"]
     assert entry._token(run) == token and len(token) == 64, "pods that have read it are let in by the next one too"
     assert (run / entry.LEAD).stat().st_mode & 0o077 == 0
+
+
+def test_the_first_pod_prints_each_line_of_the_logs_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "rank_logs").mkdir()
+    (tmp_path / "rank_logs/runner.out").write_text("the runner prints this by itself\n")
+    log = tmp_path / "result_0.txt"
+    places = dict[Path, int]()
+    log.write_text("one\nhalf")
+    assert [*printing.added(tmp_path, places)] == [b"result_0.txt: one\n"]
+    log.write_text("one\nhalf of it\n")
+    (tmp_path / "rank_logs/0.err").write_text("hf_" + "a" * 34 + "\n")
+    second, first = printing.added(tmp_path, places)
+    assert first == b"result_0.txt: half of it\n" and second.startswith(b"0.err: [masked: ")
+    log.write_text("new\n")  # the next attempt's
+    with printing.printed(tmp_path):
+        pass
+    assert capfd.readouterr().out.splitlines()[-1] == "result_0.txt: new"

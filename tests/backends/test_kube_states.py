@@ -13,17 +13,22 @@ import pytest
 
 pytest.importorskip("kubernetes", reason="pip install 'runstop[kubernetes]'")
 
+from bench import diagnosis
 from bench.backends import JobState
 from bench.backends.kubernetes import client, jobs, names, states
+from bench.console import logs
+from bench.contract import plan as plans
 from bench.errors import SubmitError
+from bench.planning import compose
 
 
 @dataclass
 class Server:
     """Objects by the path under which they are listed."""
 
-    objects: dict[str, list[Any]] = field(default_factory=dict)
+    objects: dict[str, list[Any] | str] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
+    created: list[Any] = field(default_factory=list)
 
     def answer(self, method: str, path: str) -> tuple[int, Any]:
         self.asked.append(f"{method} {path}")
@@ -32,7 +37,8 @@ class Server:
             return 200, {"kind": "Status", "status": "Success"}
         if plain not in self.objects:
             return 404, "404 page not found"
-        return 200, {"kind": "List", "items": self.objects[plain]}
+        found = self.objects[plain]
+        return 200, found if isinstance(found, str) else {"kind": "List", "items": found}
 
 
 @pytest.fixture
@@ -41,6 +47,8 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
     class Handler(BaseHTTPRequestHandler):
         def _reply(self) -> None:
+            if sent := self.rfile.read(int(self.headers.get("Content-Length") or 0)):
+                made.created.append(json.loads(sent))
             status, body = made.answer(self.command, self.path)
             text = (body if isinstance(body, str) else json.dumps(body)).encode()
             self.send_response(status)
@@ -148,6 +156,36 @@ def test_two_hundred_runs_are_one_list_of_objects_and_one_of_pods(server: Server
     server.objects = {JOBS: [job(run, 0) for run in runs], PODS: [pod(run, phase="Running") for run in runs]}
     assert len(states.states([f"job/default/{run}" for run in runs])) == 200
     assert [asked.partition("?")[0] for asked in server.asked] == [f"GET {JOBS}", f"GET {PODS}"]
+
+
+def test_a_run_is_resumed_with_other_limits_and_the_same_plan(server: Server, tmp_path: Path) -> None:
+    plan = compose.compose(["task=lora_tiny", "cluster=kubernetes_test", "trials=3"])
+    server.objects = {JOBS: [], "/api/v1/namespaces/default/configmaps": []}
+    (tmp_path / "plan.json").write_text(plans.dumps(plan))
+    jobs.resume(tmp_path, trials_left=2, walltime_min=7, arguments=())
+    held, *work = server.created
+    assert plans.loads(held["data"]["plan.json"]) == plan
+    pods = [one["spec"]["template"]["spec"] for one in work]
+    assert [pod["activeDeadlineSeconds"] for pod in pods] == [60 * (5 + 2 * (7 + 5)) + 120] * 2
+    assert [pod["containers"][0]["args"][-4:] for pod in pods] == [["--limit-s", "1740", "--trial-min", "7"]] * 2
+
+
+def test_what_pods_have_printed_is_shown_where_the_run_folder_holds_no_logs(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.objects = {JOBS: [job("a", 0, ended("Complete"))], PODS: [pod("a", phase="Succeeded")]}
+    server.objects[f"{PODS}/a-x/log"] = "job a\nresult_0.txt: \x1b[2J:::MLLOG\nhalf"
+    (tmp_path / "job.json").write_text(json.dumps({"backend": "kubernetes", "jobs": [{"id": "job/default/a"}]}))
+    logs.show(tmp_path, num_lines=None, follow=True)
+    assert capsys.readouterr().out == "==> a-x <==\njob a\nresult_0.txt: ?[2J:::MLLOG\n"
+
+
+def test_why_reads_what_pods_have_printed_where_the_run_folder_holds_no_logs(server: Server, tmp_path: Path) -> None:
+    server.objects = {JOBS: [job("a", 0, ended("Failed"))], PODS: [pod("a", phase="Failed")], EVENTS: []}
+    server.objects[f"{PODS}/a-x/log"] = "job a\nrank_1.err: torch.OutOfMemoryError: CUDA out of memory.\n"
+    (tmp_path / "job.json").write_text(json.dumps({"backend": "kubernetes", "jobs": [{"id": "job/default/a"}]}))
+    said = diagnosis.explain([tmp_path], ask=True)
+    assert said.rule == "RUN-01" and said.file is not None and Path(said.file).name == "rank_1.err"
 
 
 def test_only_the_objects_of_a_job_are_deleted(server: Server) -> None:

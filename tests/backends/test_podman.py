@@ -10,6 +10,7 @@ import pytest
 
 from bench import preflight
 from bench.backends import containers
+from bench.backends.nodes import opened
 from bench.contract.plan import Plan
 from bench.planning import compose
 from bench.runs import status as statuses
@@ -77,6 +78,21 @@ def test_hostile_names_stay_words_of_the_line() -> None:
     words = shlex.split(containers.line(plan, Path("/r;x"), ["a;b"], name="rig0"))
     assert {image, "--label=$HOME", "a;b", "--workdir=/r;x"} <= set(words)
     assert "--mount=type=bind,src=/a b;c,dst=/d'e,readonly" in words
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Error: keep-id requires additional UIDs or GIDs defined in /etc/subuid and /etc/subgid to function correctly",
+        "Error: statfs /dev/mqueue: no such file or directory",
+    ],
+)
+def test_what_podman_says_where_a_user_who_is_not_root_may_not_use_it_is_explained(said: str) -> None:
+    """These are podman 4.3.1's own words."""
+    assert opened.recognised(f'time="…" level=error msg="…"\n{said}: %!w(<nil>)\n', "") == (
+        f"{said}: %!w(<nil>)",
+        "HST-08",
+    )
 
 
 @podman.needs_podman

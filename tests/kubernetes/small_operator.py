@@ -1,7 +1,8 @@
 """A small operator, which stands in for JobSet, Kubeflow's training operator and Kubeflow Trainer: it is none of them.
 
-It turns their objects into pods by what their definitions document, and says in their status how they ended. It starts
-no pod again, makes no Services, and knows nothing of this project.
+It turns their objects into pods by what their definitions document, and says in their status how they ended. Pods of a
+TrainJob may post how far they are, as with the Trainer's feature gate TrainJobStatus. It starts no pod again, makes no
+Services, and knows nothing of this project.
 """
 
 import copy
@@ -9,6 +10,8 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
+
+from status_server import StatusServer
 
 Object = dict[str, Any]
 Kubectl = Callable[..., str]
@@ -84,6 +87,7 @@ class SmallOperator(threading.Thread):
     def __init__(self, kubectl: Kubectl) -> None:
         super().__init__(daemon=True)
         self._kubectl, self._done, self._made = kubectl, threading.Event(), set[str]()
+        self.status_server = StatusServer(kubectl)
 
     def run(self) -> None:
         while not self._done.wait(1.0):
@@ -94,6 +98,7 @@ class SmallOperator(threading.Thread):
     def end(self) -> None:
         self._done.set()
         self.join()
+        self.status_server.end()
 
     def _get(self, *words: str) -> list[Object]:
         said = self._kubectl("get", *words, "--output", "json", check=False)
@@ -108,8 +113,14 @@ class SmallOperator(threading.Thread):
         if uid not in self._made:
             self._made.add(uid)
             owner = {"apiVersion": made["apiVersion"], "kind": made["kind"], "name": name, "uid": uid}
+            if made["kind"] == "TrainJob":
+                config = {"apiVersion": "v1", "kind": "ConfigMap", **self.status_server.certificate(made)}
+                config["metadata"]["ownerReferences"] = [owner]
+                self._kubectl("create", "--filename", "-", stdin=json.dumps(config))
             for one in pods_of(made, self._runtime):
                 one["metadata"]["ownerReferences"] = [owner]
+                if made["kind"] == "TrainJob":
+                    self.status_server.tell(one, made)
                 self._kubectl("create", "--filename", "-", stdin=json.dumps(one))
         own = [p for p in self._get("pods") if uid in [o["uid"] for o in p["metadata"].get("ownerReferences", [])]]
         phases = {pod["status"]["phase"] for pod in own}

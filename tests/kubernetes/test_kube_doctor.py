@@ -8,9 +8,9 @@ from kube_cluster import Cluster, User
 pytestmark = [pytest.mark.trains, pytest.mark.kubernetes]
 
 
-def findings(user: User, *words: str) -> dict[str, str]:
-    said = json.loads(user.types("doctor", *user.overrides, *words, "--tier", "login", "--json", code=None).stdout)
-    assert said["tier"] == "login"
+def findings(user: User, *words: str, tier: str = "login") -> dict[str, str]:
+    said = json.loads(user.types("doctor", *user.overrides, *words, "--tier", tier, "--json", code=None).stdout)
+    assert said["tier"] == tier
     return {one["rule"]: one["what"] for one in said["findings"] if one["severity"] == "error"}
 
 
@@ -27,3 +27,13 @@ def test_what_is_wrong_with_a_request_is_known_before_it_is_made(user: User, clu
     missing = findings(user, "cluster.kubernetes.results={claim: nowhere}")
     assert "there is no claim nowhere" in missing["KUB-08"] and "pods: 1 left of 1" in missing["KUB-11"]
     assert cluster.get("jobs") == []
+
+
+@pytest.mark.slow
+def test_a_canary_pod_sees_what_is_wrong_where_the_ranks_run(user: User, cluster: Cluster) -> None:
+    assert findings(user, tier="canary") == {}
+    (pod,) = cluster.get("pods")
+    assert pod["status"]["phase"] == "Succeeded"
+    assert "encodings" in findings(user, "+cluster.environment.PYTHONHOME=/nowhere", tier="canary")["RUN-08"]
+    image = findings(user, "cluster.kubernetes.image=localhost:1/absent:1", tier="canary")
+    assert "localhost:1/absent:1" in image["KUB-01"]

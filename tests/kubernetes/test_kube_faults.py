@@ -1,17 +1,42 @@
 """Runs on a real Kubernetes are broken in every way that we know: where they stand, what `why` says, what is kept."""
 
+import json
 import re
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
-from kube_cluster import Cluster, Run, User, pods_of, trains, until
+from kube_cluster import AS_USER, Cluster, Run, User, pods_of, trains, until
+
+from helpers.paths import ROOT
 
 pytestmark = [pytest.mark.trains, pytest.mark.kubernetes, pytest.mark.faults]
 LONG = ("task.training.max_steps=160", "launch.telemetry=false")
 """A trial that is still at work when its fault comes."""
+URGENT = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {"name": "urgent", "namespace": "default"},
+    "spec": {
+        "priorityClassName": "urgent",
+        "nodeSelector": {"kubernetes.io/hostname": "node-1"},
+        "containers": [{"name": "pause", "image": "localhost/pause:test", "imagePullPolicy": "Never"}],
+        "affinity": {
+            "podAntiAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": [
+                    {
+                        "labelSelector": {"matchLabels": {"app.kubernetes.io/managed-by": "runstop"}},
+                        "topologyKey": "kubernetes.io/hostname",
+                    }
+                ]
+            }
+        },
+    },
+}
+"""A pod that wants node-1 without any of ours, and has a higher priority."""
 
 
 @pytest.fixture
@@ -27,6 +52,12 @@ def pod_of(cluster: Cluster, run: Run, node: int) -> str:
     found = [pod for pod in pods_of(cluster, run) if pod["metadata"]["labels"]["runstop/node"] == str(node)]
     alive = [pod for pod in found if pod["status"]["phase"] in ("Pending", "Running")]
     return str(alive[-1]["metadata"]["name"])
+
+
+def attempts(run: Run) -> list[dict[str, Any]]:
+    """Return the attempts at the only trial of a run."""
+    (entry,) = run.json("ledger.json")
+    return list(entry["attempts"])
 
 
 def test_an_image_that_is_not_there(user: User) -> None:
@@ -60,17 +91,15 @@ def test_a_pod_that_is_killed_is_replaced_and_the_trial_has_another_attempt(
 ) -> None:
     cluster.kubectl("delete", "pod", pod_of(cluster, training, 1), "--force", "--grace-period=0")
     user.end(training, "proven")
-    (entry,) = training.json("ledger.json")
-    assert [attempt["outcome"] for attempt in entry["attempts"]] == ["interrupted", "proven"]
-    assert "node 1" in entry["attempts"][0]["cause"] and (training.folder / "attempts/0.1").is_dir()
+    assert [attempt["outcome"] for attempt in attempts(training)] == ["interrupted", "proven"]
+    assert "node 1" in attempts(training)[0]["cause"] and (training.folder / "attempts/0.1").is_dir()
     until(lambda: user.state(training)["state"] == "proven", 60)
 
 
 def test_the_first_pod_is_killed(user: User, training: Run, cluster: Cluster) -> None:
     cluster.kubectl("delete", "pod", pod_of(cluster, training, 0), "--force", "--grace-period=0")
     user.end(training, "proven")
-    (entry,) = training.json("ledger.json")
-    assert [attempt["outcome"] for attempt in entry["attempts"]] == ["interrupted", "proven"]
+    assert [attempt["outcome"] for attempt in attempts(training)] == ["interrupted", "proven"]
 
 
 def test_a_run_is_cancelled_in_the_middle_and_goes_on_later(user: User, training: Run, cluster: Cluster) -> None:
@@ -84,11 +113,66 @@ def test_a_run_is_cancelled_in_the_middle_and_goes_on_later(user: User, training
     assert len(ids) == 2 and ids[0] == training.job and ids[1].endswith("-2")
 
 
-def test_time_is_up(user: User) -> None:
-    run = user.launch("task.training.max_steps=100000", "walltime=1")
+def test_a_run_is_deleted_by_force_and_goes_on_later(user: User, training: Run, cluster: Cluster) -> None:
+    """Somebody takes its objects away: nobody can write a last word, and nothing is lost."""
+    cluster.kubectl("delete", "jobs", "--selector", f"runstop/run={training.name}")
+    cluster.kubectl("delete", "pods", "--selector", f"runstop/run={training.name}", "--force", "--grace-period=0")
+    until(lambda: not user.state(training)["active"], 60)
+    user.types("resume", training.folder)
+    user.end(training, "proven")
+    assert [attempt["outcome"] for attempt in attempts(training)] == ["interrupted", "proven"]
+    assert "train_loss" in (training.folder / "attempts/0.1/result_0.txt").read_text()
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_pod_is_evicted(user: User, training: Run, cluster: Cluster, node: int) -> None:
+    """As `kubectl drain` does it: the pod is told to end, and its Job makes another one."""
+    name = pod_of(cluster, training, node)
+    eviction = {"apiVersion": "policy/v1beta1", "kind": "Eviction", "metadata": {"name": name, "namespace": "default"}}
+    path = f"/api/v1/namespaces/default/pods/{name}/eviction"
+    cluster.kubectl("create", "--raw", path, "--filename", "-", stdin=json.dumps(eviction))
+    user.end(training, "proven")
+    assert [attempt["outcome"] for attempt in attempts(training)] == ["interrupted", "proven"]
+
+
+def test_a_node_evicts_a_pod_that_takes_too_much(user: User, cluster: Cluster) -> None:
+    """More than shm_gib in /dev/shm: the kubelet ends the pod, whose status says so."""
+    run = user.launch(*LONG, "task.training.max_steps=1200", "recipe.eval_every_samples=960")
+    until(trains(run), 300, run)
+    fill = "open('/dev/shm/filled', 'wb').write(bytes(1200 * 2**20))"
+    cluster.kubectl("exec", pod_of(cluster, run, 1), "--", "python", "-c", fill)
+    until(lambda: "Evicted" in {pod["status"].get("reason") for pod in pods_of(cluster, run)}, 180, run)
+    assert user.state(run)["state"] == "Evicted" and user.why(run)["rule"] == "KUB-04"
+    until(lambda: len(attempts(run)) == 2 and trains(run)(), 300, run)
+    assert attempts(run)[0]["outcome"] == "interrupted"
+    user.types("cancel", run.folder)
+
+
+def test_a_run_is_preempted_and_goes_on_when_it_may(user: User, training: Run, cluster: Cluster) -> None:
+    cluster.kubectl("create", "priorityclass", "urgent", "--value=1000")
+    try:
+        cluster.kubectl("apply", "--filename", "-", stdin=json.dumps(URGENT))
+        until(lambda: training.outcome == "interrupted" or len(attempts(training)) == 2, 90, training)
+        until(lambda: user.why(training)["rule"] == "KUB-02", 90, training)
+        assert user.state(training)["active"]
+        cluster.kubectl("delete", "pod", "urgent", "--grace-period=0", "--force")
+        user.end(training, "proven")
+        assert [attempt["outcome"] for attempt in attempts(training)] == ["interrupted", "proven"]
+    finally:
+        cluster.kubectl("delete", "priorityclass", "urgent")
+
+
+def test_time_is_up_and_the_run_goes_on_with_more_of_it(user: User, cluster: Cluster) -> None:
+    run = user.launch("task.training.max_steps=640", "recipe.eval_every_samples=5120", "walltime=1")
     user.end(run, "failed")
     assert user.why(run)["rule"] == "SLU-07"
     until(lambda: not user.state(run)["active"], 240)
+    assert user.types("resume", run.folder, "--walltime", 20).stdout.startswith(f"job {run.job}-2 goes on")
+    made = cluster.get("jobs", "--selector", f"runstop/run={run.name}-2")
+    limits = {job["spec"]["template"]["spec"]["activeDeadlineSeconds"] for job in made}
+    assert limits == {60 * (5 + 20 + 5) + 120}, "5 min, and 20 + 5 for the trial; two minutes for last words"
+    user.end(run, "proven")
+    assert [attempt["outcome"] for attempt in attempts(run)] == ["failed", "proven"]
 
 
 def test_the_deadline_of_a_pod(user: User, cluster: Cluster) -> None:
@@ -126,11 +210,30 @@ def test_a_kubelet_stops_and_comes_back(user: User, training: Run, cluster: Clus
     assert entry["attempts"][-1]["outcome"] == "proven" and len(entry["attempts"]) <= 2
 
 
-def test_a_user_without_rights_is_told_which(user: User, cluster: Cluster) -> None:
-    config = (cluster.folder / "kubeconfig-somebody").read_text()
-    (user.home / "kubeconfig").write_text(config)
-    argv = [sys.executable, "-m", "bench", "doctor", *user.overrides, "--tier", "login"]
-    done = subprocess.run(
-        argv, env=user.env | {"KUBECONFIG": str(user.home / "kubeconfig")}, capture_output=True, text=True, check=False
-    )
+def test_a_user_without_rights_is_told_which_and_the_role_of_the_docs_has_them(user: User, cluster: Cluster) -> None:
+    somebody = user.home / "kubeconfig"
+    somebody.write_text((cluster.folder / "kubeconfig-somebody").read_text())
+
+    def types(*words: object) -> "subprocess.CompletedProcess[str]":
+        argv = [*AS_USER, sys.executable, "-m", "bench", *map(str, words)]
+        env = user.env | {"KUBECONFIG": str(somebody)}
+        return subprocess.run(argv, env=env, cwd=user.home, capture_output=True, text=True, check=False)
+
+    somebody.chmod(0o644)
+    done = types("doctor", *user.overrides, "--tier", "login")
     assert done.returncode == 1 and "KUB-07" in done.stdout and "create Job" in done.stdout
+    (role,) = re.findall(r"```yaml\n(apiVersion: rbac[^`]*)```", (ROOT / "docs/kubernetes.md").read_text())
+    try:
+        cluster.kubectl("create", "--filename", "-", stdin=role)
+        cluster.kubectl("create", "rolebinding", "runstop", "--role=runstop", "--user=somebody")
+        assert (done := types("doctor", *user.overrides, "--tier", "login")).returncode == 0, done.stdout
+        folder = user.home / "runs/run"
+        for verb in (
+            ["launch", *user.overrides, f"launch.folder={folder}"],
+            ["runs", folder.parent],
+            ["cancel", folder],
+        ):
+            assert (done := types(*verb)).returncode == 0, done.stderr
+        until(lambda: not cluster.get("jobs"), 60)
+    finally:
+        cluster.kubectl("delete", "role,rolebinding", "runstop")

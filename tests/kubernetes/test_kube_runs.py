@@ -1,16 +1,22 @@
 """Runs on a real Kubernetes: from a command line to a judged trial over two pods."""
 
 import json
-from pathlib import Path
+from collections.abc import Iterator
 
+import kube_cluster
 import pytest
-from kube_cluster import Cluster, Run, User, pods_of, trains, until
+from kube_cluster import Cluster, Run, User, pods_of, until
 
 pytestmark = [pytest.mark.trains, pytest.mark.kubernetes]
 
 
+NODE = "runstop/node"
+SPLIT = ("task=lora_tiny", "cluster=kubernetes_test", "cluster.ranks_per_node=2", "parallel.tp=2")
+"""Two ranks a pod: each layer over the ranks of a pod, each batch over the pods."""
+
+
 def test_a_run_is_submitted_listed_trained_over_two_pods_and_judged(user: User, cluster: Cluster) -> None:
-    run = user.launch()
+    run = user.launch("parallel.tp=2")  # each layer over both pods
     assert user.state(run)["state"] in ("Pending", "Running")
     user.end(run, "proven")
     until(lambda: user.state(run)["active"] is False, 60)
@@ -20,20 +26,51 @@ def test_a_run_is_submitted_listed_trained_over_two_pods_and_judged(user: User, 
     assert entry["outcome"] == "proven" and sorted(entry["attempts"][0]["nodes"].split(",")) == ["node-1", "node-2"]
     assert [job["id"] for job in run.json("job.json")["jobs"]] == [run.job]
     assert user.types("why", run.folder, code=None).returncode == 0
-    facts = [json.loads(path.read_text()) for path in sorted((run.folder / "facts").glob("rank_*.json"))]
-    assert len(facts) == 2
+    assert len([*(run.folder / "facts").glob("rank_*.json")]) == 2
+    (first,) = (pod["metadata"]["name"] for pod in pods_of(cluster, run) if pod["metadata"]["labels"][NODE] == "0")
+    printed, log = cluster.kubectl("logs", first), (run.folder / "result_0.txt").read_text()
+    assert [line for line in printed.splitlines() if line.startswith("result_0.txt: ")] == [
+        f"result_0.txt: {line}" for line in log.splitlines()
+    ], "who does not see the results volume has the trial all the same"
 
 
-@pytest.mark.slow
-def test_the_manifest_alone_trains_to_the_target(user: User, cluster: Cluster) -> None:
-    """`render`, `kubectl apply`, and nothing else: rows, base checkpoint, LoRA to the official shape of target."""
-    path = user.home / "run.yaml"
-    path.write_text(user.types("render", "task=lora_tiny", "cluster=kubernetes_test").stdout)
-    cluster.kubectl("apply", "--filename", path)
-    until(lambda: [*user.home.glob("runs/*/status.json")], 850)
-    (folder,) = Path(user.home, "runs").iterdir()
-    run = Run(folder, json.loads((folder / "job.json").read_text())["jobs"][-1]["id"])
+@pytest.fixture(scope="module")
+def someone(cluster: Cluster) -> Iterator[User]:
+    """A user whose rows and base checkpoint are there for every run after the first."""
+    with kube_cluster.user(cluster) as somebody:
+        yield somebody
+        cluster.clear()
+
+
+def reached(user: User, run: Run) -> None:
+    """Assert that a trial over four ranks reached the target by its own log, and is scored."""
     assert run.outcome == "proven", run.output()
     (entry,) = run.json("ledger.json")
     assert entry["eval_final"] <= 0.925 and entry["samples_to_target"] > 0
-    assert trains(run)()
+    facts = [json.loads(path.read_text()) for path in (run.folder / "facts").glob("rank_*.json")]
+    assert len(facts) == 4
+    assert '"key": "tensor_parallelism", "value": 2,' in (run.folder / "result_0.txt").read_text()
+    said = user.types("score", run.folder, "--json", code=None)
+    assert json.loads(said.stdout), said
+
+
+@pytest.mark.slow
+def test_four_ranks_in_two_pods_train_to_the_target(someone: User) -> None:
+    folder = someone.home / "runs/launched"
+    said = someone.types(*SPLIT, f"launch.folder={folder}", module="bench.launch").stdout
+    run = Run(folder, said.split()[1].rstrip(":"))
+    until(lambda: run.outcome, 850, run)
+    reached(someone, run)
+
+
+@pytest.mark.slow
+def test_the_manifest_alone_trains_to_the_target(someone: User, cluster: Cluster) -> None:
+    """`render`, `kubectl apply`, and nothing else: rows, base checkpoint, LoRA to the official shape of target."""
+    path = someone.home / "run.yaml"
+    path.write_text(someone.types("render", *SPLIT).stdout)
+    cluster.kubectl("apply", "--filename", path)
+    (name,) = {job["metadata"]["labels"]["runstop/run"] for job in cluster.get("jobs") if "launched" not in str(job)}
+    run = Run(someone.home / "runs" / name, f"job/default/{name}")
+    until(lambda: run.outcome, 850, run)
+    reached(someone, run)
+    assert run.json("job.json")["jobs"][-1]["id"] == run.job

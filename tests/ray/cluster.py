@@ -37,6 +37,8 @@ class Cluster:
 
     folder: Path
     port: int
+    as_user: tuple[str, ...] = ()
+    """What stands before `ray start`, where its nodes are another user's."""
     nodes: "dict[str, subprocess.Popen[bytes]]" = field(default_factory=dict)
     num_started: int = 0
 
@@ -75,7 +77,8 @@ class Cluster:
     def _start(self, name: str, words: Sequence[str]) -> None:
         number, self.num_started = self.num_started, self.num_started + 1
         first = self.port + 100 + WORKERS * number
-        argv = [BIN / "ray", "start", "--block", f"--num-cpus={CPUS}", "--object-store-memory=80000000", *words]
+        argv = [*self.as_user, BIN / "ray", "start", "--block", f"--num-cpus={CPUS}"]
+        argv += ["--object-store-memory=80000000", *words]
         argv += [f"--min-worker-port={first}", f"--max-worker-port={first + WORKERS - 1}", "--disable-usage-stats"]
         argv += [f"--dashboard-agent-listen-port={self.port + 10 + number}"]
         env = os.environ | QUIET | {"PATH": f"{BIN}:{os.environ['PATH']}"}
@@ -93,10 +96,11 @@ class Cluster:
 
 
 @contextmanager
-def running() -> Iterator[Cluster]:
+def running(*, as_user: tuple[str, ...] = ()) -> Iterator[Cluster]:
     """Boot a cluster in a folder of its own, for as long as the block takes."""
     folder = Path(tempfile.mkdtemp(prefix="bench-ray-", dir="/tmp"))  # not tmp_path: Unix sockets need it short
-    booted = Cluster(folder, free_ports(100 + 20 * WORKERS))
+    folder.chmod(0o777 if as_user else 0o700)
+    booted = Cluster(folder, free_ports(100 + 20 * WORKERS), as_user)
     try:
         booted.start_head()
         booted.start_node()

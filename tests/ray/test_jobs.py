@@ -1,20 +1,22 @@
 """What a Ray cluster is asked, and what its answers mean; a client that only counts and answers stands for it."""
 
 import json
-from dataclasses import dataclass, field
+import shlex
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bench.backends.protocol import JobState
-from bench.backends.ray import client, group, jobs, node, request
+from bench.backends.ray import client, driver, group, jobs, node, request
 from bench.backends.ray.backend import RayBackend
 from bench.contract.plan import Plan
 from bench.contract.run_files import JOB, RAY_JOB, SUBMISSION
 from bench.diagnosis import run_reports
 from bench.errors import ConfigError, SubmitError
 from bench.planning import compose
+from bench.runner import __main__ as runner
 from bench.runs import folder as folders
 from bench.runs import run as runs
 
@@ -33,6 +35,7 @@ class Details:
     end_time: int | None = None
     driver_exit_code: int | None = None
     metadata: dict[str, str] = field(default_factory=dict)
+    entrypoint: str = ""
 
 
 @dataclass
@@ -64,7 +67,8 @@ class Connected:
         if any(body["submission_id"] == details.submission_id for details in known):
             raise RuntimeError(f"Request failed: Job with submission_id {body['submission_id']} already exists.")
         if not isinstance(self.clusters.fails, RuntimeError):
-            known.append(Details(body["submission_id"], "PENDING", metadata=body["metadata"]))
+            taken = Details(body["submission_id"], "PENDING", metadata=body["metadata"])
+            known.append(replace(taken, entrypoint=body["entrypoint"]))
         if self.clusters.fails is not None:
             raise self.clusters.fails
         return str(body["submission_id"])
@@ -153,9 +157,24 @@ def test_an_answer_that_is_lost_makes_no_second_job(clusters: Clusters, tmp_path
         jobs.submit(plan, folder)
     assert (folder / SUBMISSION).exists() and runs.find(folder).is_active
     clusters.fails = None
-    job = jobs.resume(folder, walltime_min=None, arguments=())
+    job = jobs.resume(folder, trials_left=1, walltime_min=None, arguments=())
     assert len(clusters.jobs[ADDRESS]) == 1 and not (folder / SUBMISSION).exists()
     assert [entry["id"] for entry in json.loads((folder / JOB).read_text())["jobs"]] == [job]
+
+
+def test_a_run_that_goes_on_with_more_time_keeps_it(clusters: Clusters) -> None:
+    """The job's limit is that of the trials that are left; the runner of every node is told that of each trial."""
+    plan = planned("walltime=3", "trials=2")
+    folder = folders.make(plan, "")
+    jobs.submit(plan, folder)
+    for walltime in (20, None):
+        jobs.resume(folder, trials_left=1, walltime_min=walltime, arguments=())
+    asked = [shlex.split(details.entrypoint) for details in clusters.jobs[ADDRESS]]
+    args = [driver._parser().parse_args(words[3:]) for words in asked]
+    assert [(one.walltime, one.limit_min) for one in args] == [(None, 19.0), (20, 28.0), (20, 28.0)]
+    job = driver.DriverJob("j", None, 28.0, 20, folder)
+    words = ["run", "--node", "0", *driver._words(job, 1, is_last=False)]
+    assert runner._parser().parse_args(words).walltime == 20
 
 
 def test_a_refusal_leaves_the_folder_as_it_was(clusters: Clusters) -> None:
@@ -182,8 +201,6 @@ def test_secrets_are_neither_passed_on_nor_written_down(clusters: Clusters, monk
 
 
 def test_a_folder_of_any_name_is_one_word_of_the_entrypoint(clusters: Clusters, tmp_path: Path) -> None:
-    import shlex
-
     folder = tmp_path / "it's $(touch here); `x`\n"
     body = request.body(planned(), folder, [folder], 1)
     assert shlex.split(body["entrypoint"])[-1] == str(folder)

@@ -34,6 +34,15 @@ def test_a_run_over_two_nodes_is_followed_to_its_verdict(somebody: Somebody) -> 
 
 
 @pytest.mark.slow
+def test_the_doctor_sees_the_version_the_sizes_of_nodes_and_one_of_them(somebody: Somebody) -> None:
+    checked = somebody.types("doctor", *SHORT, "--tier", "canary").stdout
+    assert "version: fine  Ray 2." in checked and "nodes: fine  2 nodes, 2 of them with CPU: 2" in checked
+    assert "one node, where the ranks run: fine" in checked, checked
+    said = somebody.types("doctor", *SHORT, "+cluster.ray.resources.rdma=1", "--json", code=1).stdout
+    assert [one["rule"] for one in json.loads(said)["findings"] if one["severity"] == "error"] == ["RAY-03"]
+
+
+@pytest.mark.slow
 def test_the_tiny_task_reaches_its_target_over_two_nodes(somebody: Somebody, tmp_path: Path) -> None:
     """With a base of its own, trained on both nodes as well; the official checkers pass its log."""
     env = somebody.env | {"MODEL": str(tmp_path / "model")}
@@ -62,6 +71,21 @@ def test_a_driver_that_is_killed_ends_the_ranks_and_resume_goes_on(somebody: Som
     somebody.types("resume", run.folder)
     until(lambda: run.status.get("outcome") == "proven", 240, run.output)
     assert [attempt["outcome"] for attempt in run.ledger[0]["attempts"]] == ["interrupted", "proven"]
+
+
+@pytest.mark.faults
+def test_a_trial_that_is_out_of_time_goes_on_with_more(somebody: Somebody) -> None:
+    """One of its ranks stands still for more than the minute that the plan gives it."""
+    run = somebody.launch("task.training.max_steps=20", "walltime=1")
+    somebody.until_trains(run)
+    (rank, *_) = run.processes("jobs.tasks.train")
+    os.kill(rank, signal.SIGSTOP)
+    somebody.until_ended(run)
+    assert run.status["outcome"] == "failed" and somebody.why(run)["rule"] == "SLU-07", run.output()
+    somebody.types("resume", run.folder, "--walltime", 7)
+    until(lambda: run.status.get("outcome") == "proven", 240, run.output)
+    request = json.loads((run.folder / "ray_job.json").read_text())
+    assert "--walltime 7" in request["entrypoint"]
 
 
 @pytest.mark.faults

@@ -15,6 +15,7 @@ from bench.runs import ledger, status
 from bench.runs.ledger import Outcome
 from bench.runs.status import Ending, Status
 from bench.studies import library
+from helpers import study_runs
 
 PAIR = "pairs: [{first: a, second: b, measurement: step_time}]\n"
 
@@ -148,3 +149,17 @@ def test_a_job_that_was_submitted_and_not_noted_is_found(call: Call, slurm: Slur
     (folder / "job.1/.submission").write_text("{}")
     assert call(STUDY + PAIR) == 0 and slurm.jobs() == ["job.1"]
     assert jobs_of(folder) == dict.fromkeys(("a.1", "a.2", "b.1", "b.2"), ["100"])
+
+
+def test_a_search_goes_on_with_the_next_smaller_batch_when_a_job_was_out_of_memory(
+    call: Call, slurm: Slurm, folder: Path
+) -> None:
+    """Each call asks what came of the jobs; a smaller batch is queued for all blocks, and no batch a second time."""
+    searched = STUDY.replace("arms:", "max_batch: {limit: 16}\narms:")
+    assert call(searched) == 0 and sorted(slurm.jobs()) == ["a.b16.1", "a.b16.2", "b.b16.1", "b.b16.2"]
+    for name in ("a.b16.1", "a.b16.2", "b.b16.2"):
+        prove(folder / name)
+    study_runs.fail(folder / "b.b16.1", "RUN-01", "out of memory")
+    slurm.forgets()
+    assert call(searched) == 0 and slurm.jobs() == ["b.b14.1", "b.b14.2"]
+    assert call(searched) == 0 and slurm.jobs() == ["b.b14.1", "b.b14.2"]

@@ -46,6 +46,9 @@ class KubernetesBackend:
     def cancel(self, job: str) -> None:
         jobs.cancel(names.read_id(job))
 
+    def printed(self, job: str) -> Mapping[str, str]:
+        return jobs.printed(names.read_id(job))
+
     def submit(self, plan: Plan, folder: Path, *, forced: Sequence[Finding] = ()) -> str:
         return jobs.submit(plan, folder, forced=forced)
 

@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from bench.backends import run_lock
+from bench.backends.kubernetes import printing, progress
 from bench.backends.kubernetes.pod_template import plan_file
 from bench.backends.nodes.ending import START_AGAIN
 from bench.contract import json_files, run_files
@@ -35,8 +36,8 @@ JOIN_S = 120.0
 """How long a pod tries to join a first pod that it has found, before it looks for it again."""
 POLL_S = 0.5
 BEGUN_S = time.monotonic()
-FROM_OPERATORS = ("MASTER_", "PET_", "TORCHELASTIC_")
-"""What operators set for torchrun; the runner says by itself who its ranks are."""
+FROM_OPERATORS = ("MASTER_", "PET_", "TORCHELASTIC_", "KUBEFLOW_")
+"""What operators set for torchrun and for callbacks of trainers; the runner says by itself who its ranks are."""
 
 
 def main() -> None:
@@ -45,15 +46,24 @@ def main() -> None:
     told: list[int] = []
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda number, frame: told.append(number))
-    code = START_AGAIN
+    if args.node == 0:
+        with progress.told(run), printing.printed(run):
+            code = _work(args, run, job, told)
+    else:
+        code = _work(args, run, job, told)
+    sys.exit(RETRYABLE if code == START_AGAIN else code)
+
+
+def _work(args: argparse.Namespace, run: Path, job: str, told: list[int]) -> int:
+    """Return the exit code of the last runner that this pod has started."""
     for number in range(STARTS):
         if (ended := exit_code_of_ended(run, job)) is not None:
             print(f"this job has given the run its last word: exit code {ended}", flush=True)
-            sys.exit(ended)
+            return ended
         code = _run([*_words(args, run, job, told), "--attempt", str(number)], run, told)
         if code != START_AGAIN:
-            break
-    sys.exit(RETRYABLE if code == START_AGAIN else code)
+            return code
+    return START_AGAIN
 
 
 def _words(args: argparse.Namespace, run: Path, job: str, told: list[int]) -> list[str]:
@@ -71,6 +81,7 @@ def _words(args: argparse.Namespace, run: Path, job: str, told: list[int]) -> li
     if args.node:
         return [*words, "--join-s", f"{JOIN_S:.0f}"]
     left_s = max(60.0, args.limit_s - (time.monotonic() - BEGUN_S))
+    words += [] if args.trial_min is None else ["--trial-min", f"{args.trial_min:d}"]
     return [*words, "--plan", plan_file(), "--limit-min", f"{left_s / 60:.2f}"]
 
 
@@ -156,6 +167,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--node", type=int, required=True, help="which node of the run this pod is, from 0")
     parser.add_argument("--lead", required=True, help="host:port of the first pod; file:port where a file names it")
     parser.add_argument("--limit-s", type=float, required=True, help="how long the run may take")
+    parser.add_argument("--trial-min", type=int, metavar="MIN", help="of each trial, in place of its plan's limit")
     return parser
 
 

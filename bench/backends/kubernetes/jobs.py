@@ -1,9 +1,9 @@
 """Hand a run's objects to the API server, the first time and again, with what job.json keeps of it; end them."""
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from bench.backends.kubernetes import client, manifest, names, states
 from bench.backends.kubernetes.client import ApiError, NoServerError
 from bench.backends.kubernetes.manifest import Named
 from bench.backends.kubernetes.names import JobId
-from bench.backends.kubernetes.pod_template import Object
+from bench.backends.kubernetes.pod_template import AS_PLANNED, Object, TimeLimits
 from bench.contract import json_files, secrets
 from bench.contract import plan as plans
 from bench.contract.kubernetes import ObjectKind
@@ -50,10 +50,10 @@ def resume(folder: Path, *, trials_left: int, walltime_min: int | None, argument
         raise ConfigError(
             f"{' '.join(arguments)} is for sbatch, and this run is on Kubernetes", where="--sbatch", fix="leave it out"
         )
-    plan = plans.load(folder / PLAN)
+    limits = AS_PLANNED
     if walltime_min is not None:
-        plan = replace(plan, walltime_min=validate.job_min(trials_left, walltime_min))
-    return _submitted(plan, folder, json_files.read_object(folder / JOB))
+        limits = TimeLimits(job_min=validate.job_min(trials_left, walltime_min), trial_min=walltime_min)
+    return _submitted(plans.load(folder / PLAN), folder, json_files.read_object(folder / JOB), limits=limits)
 
 
 def submitted(folder: Path) -> list[str]:
@@ -79,6 +79,25 @@ def cancel(job: JobId) -> None:
                 client.delete(kind, job.namespace, made["metadata"]["name"], context=job.context)
 
 
+def printed(job: JobId) -> dict[str, str]:
+    """Return what each pod of a job has printed, the first one's first; pods that have not begun are left out.
+
+    Raises:
+        SubmitError: the API server cannot be asked.
+    """
+    found: dict[str, str] = {}
+    pods = states.objects_of(job, "Pod")
+    for name in sorted(pod["metadata"]["name"] for pod in pods):
+        try:
+            said = client.request("GET", f"{client.path_of('Pod', job.namespace, name)}/log", context=job.context)
+        except ApiError as error:
+            if error.status not in (400, 404):  # it waits for its image; it is gone
+                raise
+        else:
+            found[name] = said if isinstance(said, str) else json.dumps(said)
+    return found
+
+
 class _NoSuchKindError(Exception):
     """The cluster has no such kind."""
 
@@ -92,12 +111,13 @@ def _listed(job: JobId, kind: str) -> list[Object]:
         raise
 
 
-def _submitted(plan: Plan, folder: Path, held: Mapping[str, Any]) -> str:
+def _submitted(plan: Plan, folder: Path, held: Mapping[str, Any], *, limits: TimeLimits = AS_PLANNED) -> str:
     """Create a job's objects, and keep its id. A note says so before: where an answer is lost it names the job."""
     entries = held.get("jobs") or []
     name = names.of_folder(folder, len(entries) + 1)
     job = names.job_id(plan, name)
-    named = Named(name=name, folder=names.in_pods(plan, folder), annotations={names.FOLDER: str(folder)})
+    annotations = {names.FOLDER: str(folder)}
+    named = Named(name=name, folder=names.in_pods(plan, folder), annotations=annotations, limits=limits)
     objects = manifest.objects(plan, named)
     text = manifest.written(plan, objects)
     secrets.refuse([text], where=KUBERNETES_MANIFEST)

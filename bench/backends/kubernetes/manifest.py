@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench.backends.kubernetes import names, yaml_text
-from bench.backends.kubernetes.pod_template import Object, Place, template
+from bench.backends.kubernetes.pod_template import AS_PLANNED, Object, Place, TimeLimits, template
 from bench.contract import plan as plans
 from bench.contract.kubernetes import Discovery, ObjectKind
 from bench.contract.plan import Plan
@@ -29,6 +29,11 @@ class Named:
     name: str
     folder: str
     annotations: Mapping[str, str] = field(default_factory=dict)
+    limits: TimeLimits = AS_PLANNED
+
+    def place(self, node: str, lead: str, container: str = "runstop") -> Place:
+        """Return the place of one of its pods."""
+        return Place(name=self.name, folder=self.folder, node=node, lead=lead, container=container, limits=self.limits)
 
 
 def text(plan: Plan) -> str:
@@ -112,7 +117,7 @@ def _job_of_node(plan: Plan, of: Named, node: int) -> Object:
 
     A pod that ends early gets another one; one that finds the run's last word ends at once, as the first one did.
     """
-    place = Place(name=of.name, folder=of.folder, node=f"{node:d}", lead=f"{of.name}-0.{of.name}")
+    place = of.place(f"{node:d}", f"{of.name}-0.{of.name}")
     spec: Object = {
         "backoffLimit": plan.config.launch.attempts,
         "ttlSecondsAfterFinished": _keep_s(plan),
@@ -123,7 +128,7 @@ def _job_of_node(plan: Plan, of: Named, node: int) -> Object:
 
 def _indexed_job(plan: Plan, of: Named) -> Object:
     """Return one Job with a pod a node, whose index and host name are its number."""
-    place = Place(name=of.name, folder=of.folder, node="$(JOB_COMPLETION_INDEX)", lead=f"{of.name}-0.{of.name}")
+    place = of.place("$(JOB_COMPLETION_INDEX)", f"{of.name}-0.{of.name}")
     spec = _indexed(plan, place, backoff=plan.config.launch.attempts * plan.world.num_nodes, subdomain=of.name)
     return _object(plan, of, "batch/v1", "Job") | {"spec": {"ttlSecondsAfterFinished": _keep_s(plan), **spec}}
 
@@ -148,7 +153,7 @@ def _indexed(plan: Plan, place: Place, *, backoff: int, **pod: Any) -> Object:
 def _jobset(plan: Plan, of: Named) -> Object:
     """Return the spec of a JobSet: all pods start again when one of them ends early, as often as a trial may."""
     first = f"{of.name}-{_REPLICA}-0-0.{of.name}"
-    place = Place(name=of.name, folder=of.folder, node="$(JOB_COMPLETION_INDEX)", lead=first, container=_REPLICA)
+    place = of.place("$(JOB_COMPLETION_INDEX)", first, _REPLICA)
     replica: Object = {
         "name": _REPLICA,
         "replicas": 1,
@@ -168,8 +173,7 @@ def _pytorchjob(plan: Plan, of: Named) -> Object:
     replicas: Object = {}
     for role, node, count in (("Master", "0", 1), ("Worker", "$(RANK)", plan.world.num_nodes - 1)):
         if count:
-            place = Place(name=of.name, folder=of.folder, node=node, lead=f"{of.name}-master-0", container="pytorch")
-            made = template(plan, place)
+            made = template(plan, of.place(node, f"{of.name}-master-0", "pytorch"))
             del made["spec"]["restartPolicy"]
             port = {"name": "pytorchjob-port", "containerPort": names.settings(plan).port}
             made["spec"]["containers"][0]["ports"] = [port]

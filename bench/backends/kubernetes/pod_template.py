@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.backends.kubernetes import names
+from bench.contract import plan as plans
 from bench.contract.kubernetes import Discovery, Toleration, Volume
 from bench.contract.plan import Plan, TrainingPlan
 from bench.contract.run_files import PLAN
@@ -22,6 +23,17 @@ HOME = "/tmp"
 """Of a user whom no image knows: caches and temporary files lie there."""
 LAST_WORDS_S = 120
 """What a pod has beyond the run's time limit, at which its runner ends in order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeLimits:
+    """Time limits in place of the plan's, in minutes, where somebody resumed the run with others."""
+
+    job_min: int | None = None
+    trial_min: int | None = None
+
+
+AS_PLANNED = TimeLimits()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +50,7 @@ class Place:
     """The host name of the first pod."""
     container: str = "runstop"
     """Some controllers look for a container of one name."""
+    limits: TimeLimits = AS_PLANNED
 
 
 def template(plan: Plan, place: Place, **spec: Any) -> Object:
@@ -59,7 +72,7 @@ def _pod(plan: Plan, place: Place) -> Object:
     cluster = names.settings(plan)
     pod: Object = {
         "restartPolicy": "Never",
-        "activeDeadlineSeconds": _limit_s(plan) + LAST_WORDS_S,
+        "activeDeadlineSeconds": _limit_s(plan, place.limits) + LAST_WORDS_S,
         "terminationGracePeriodSeconds": cluster.grace_s,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -75,15 +88,16 @@ def _pod(plan: Plan, place: Place) -> Object:
         "nodeSelector": cluster.node_selector,
         "tolerations": [_toleration(one) for one in cluster.tolerations],
         "affinity": _affinity(plan, place),
-        "imagePullSecrets": [{"name": cluster.pull_secret}] if cluster.pull_secret else None,
+        "imagePullSecrets": [{"name": name} for name in cluster.image_pull_secrets],
     }
     return pod | {key: value for key, value in optional.items() if value}
 
 
-def _limit_s(plan: Plan) -> int:
+def _limit_s(plan: Plan, limits: TimeLimits) -> int:
     """Return how long a run may take. The deadline is its pods': a job that waits for nodes does not spend it."""
-    assert plan.walltime_min is not None  # validate wants it where there is a queue
-    return 60 * plan.walltime_min
+    limit_min = plan.walltime_min if limits.job_min is None else limits.job_min
+    assert limit_min is not None  # validate wants it where there is a queue
+    return 60 * limit_min
 
 
 def _user(plan: Plan) -> Object:
@@ -101,15 +115,16 @@ def _user(plan: Plan) -> Object:
 
 def _container(plan: Plan, place: Place) -> Object:
     cluster = names.settings(plan)
-    asked = resources(plan)
+    asked, from_secrets = resources(plan), cluster.env_from_secrets
     return {
         "name": place.container,
         "image": cluster.image or "",
         "imagePullPolicy": "IfNotPresent",
         "command": [*ENTRY],
-        "args": [literal(place.folder), "--node", place.node, "--lead", _lead(plan, place), *_limit(plan)],
+        "args": _arguments(plan, place),
         "workingDir": HOME,
         "env": [*_environment(plan, place)],
+        **({"envFrom": [{"secretRef": {"name": name}} for name in from_secrets]} if from_secrets else {}),
         "resources": {"requests": asked, "limits": asked} if asked else {},
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -121,8 +136,10 @@ def _container(plan: Plan, place: Place) -> Object:
     }
 
 
-def _limit(plan: Plan) -> list[str]:
-    return ["--limit-s", f"{_limit_s(plan):d}"]
+def _arguments(plan: Plan, place: Place) -> list[str]:
+    words = ["--node", place.node, "--lead", _lead(plan, place), "--limit-s", f"{_limit_s(plan, place.limits):d}"]
+    trial_min = place.limits.trial_min
+    return [literal(place.folder), *words, *([] if trial_min is None else ["--trial-min", f"{trial_min:d}"])]
 
 
 def _lead(plan: Plan, place: Place) -> str:
@@ -145,12 +162,12 @@ def _environment(plan: Plan, place: Place) -> Iterator[Object]:
 def resources(plan: Plan) -> dict[str, str]:
     """Return what a pod asks for and may take, which is the same: GPUs, then what the cluster's settings say."""
     cluster, is_cuda = names.settings(plan), plan.config.cluster.device is Device.cuda
-    gpus = {cluster.gpu_resource: str(plan.world.ranks_per_node)} if is_cuda and cluster.gpu_resource else {}
+    gpus = {cluster.gpu_resource: str(plans.gpus_per_node(plan))} if is_cuda and cluster.gpu_resource else {}
     return gpus | cluster.resources
 
 
 def _toleration(one: Toleration) -> Object:
-    said = {"key": one.key, "operator": "Exists" if one.value is None else "Equal"}
+    said = {"key": one.taint, "operator": "Exists" if one.value is None else "Equal"}
     return said | {key: text for key, text in (("value", one.value), ("effect", one.effect)) if text is not None}
 
 

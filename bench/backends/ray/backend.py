@@ -48,7 +48,7 @@ class RayBackend:
     def resume(
         self, folder: Path, *, trials_left: int, walltime_min: int | None = None, arguments: Sequence[str] = ()
     ) -> str:
-        return jobs.resume(folder, walltime_min=walltime_min, arguments=arguments)
+        return jobs.resume(folder, trials_left=trials_left, walltime_min=walltime_min, arguments=arguments)
 
     def shares_nodes(self, plans: Sequence[Plan]) -> bool:
         first = plans[0]

@@ -40,6 +40,7 @@ class DriverJob:
     id: str
     plan_file: Path | None
     limit_min: float | None
+    walltime_min: int | None
     run: Path
     group: Group | None = None
     signum: int | None = None
@@ -69,7 +70,7 @@ class DriverJob:
 def main() -> None:
     args = _parser().parse_args()
     runs = [path.absolute() for path in args.runs]
-    job = DriverJob(args.job or _own_id(), args.plan, args.limit_min, runs[0])
+    job = DriverJob(args.job or _own_id(), args.plan, args.limit_min, args.walltime, runs[0])
     try:
         sys.exit(_drive(job, runs))
     except BenchError as error:
@@ -136,6 +137,7 @@ def _words(job: DriverJob, number: int, *, is_last: bool) -> list[str]:
         *("--job", job.id, "--attempt", str(number)),
         *([] if is_last else ["--restarts"]),
         *([] if job.limit_min is None else ["--limit-min", f"{job.limit_min:g}"]),
+        *([] if job.walltime_min is None else ["--trial-min", str(job.walltime_min)]),
         *([] if job.plan_file is None else ["--plan", str(job.plan_file)]),
     ]
 
@@ -168,6 +170,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--job", help="the id of this job (default: as Ray calls it)")
     parser.add_argument("--plan", type=Path, help="the plan of a run folder that is still to be made")
     parser.add_argument("--limit-min", type=float, metavar="MIN", help="end each run in order after so long")
+    parser.add_argument("--walltime", type=int, metavar="MIN", help="of each trial (default: the plan's)")
     return parser
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.backends.ray.node import Node, Place
+from bench.contract import plan as plans
 from bench.contract.plan import Plan
 from bench.contract.ray import Ray
 from bench.contract.schema import Device
@@ -49,7 +50,7 @@ def bundle(plan: Plan) -> dict[str, float]:
     """Return what each node must have free."""
     cluster = plan.config.cluster
     ray = cluster.ray or Ray()
-    gpus = {"GPU": float(plan.world.ranks_per_node)} if cluster.device is Device.cuda else {}
+    gpus = {"GPU": float(plans.gpus_per_node(plan))} if cluster.device is Device.cuda else {}
     return {"CPU": float(ray.cpus_per_node)} | gpus | {name: float(count) for name, count in ray.resources.items()}
 
 

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,11 @@ from bench.contract.run_files import JOB, PLAN, RAY_JOB, SUBMISSION
 from bench.contract.schema import BackendName
 from bench.contract.texts import strings
 from bench.errors import BenchError, ConfigError, SubmitError
+from bench.planning import validate
 from bench.rules.check import Finding
+
+WALLTIME = "walltime"
+"""In job.json: the minutes that each trial of a run may take since it was resumed, in place of the plan's."""
 
 
 def submit(plan: Plan, folder: Path, *, forced: Sequence[Finding] = ()) -> str:
@@ -57,11 +62,11 @@ def note_shared(folder: Path) -> None:
             json_files.write(run / JOB, held | {"jobs": [*entries, *new]})
 
 
-def resume(folder: Path, *, walltime_min: int | None, arguments: Sequence[str]) -> str:
-    """Return the id of a job that goes on with a run.
+def resume(folder: Path, *, trials_left: int, walltime_min: int | None, arguments: Sequence[str]) -> str:
+    """Return the id of a job that goes on with a run; `walltime_min` holds for later ones too.
 
     Raises:
-        ConfigError: words for another backend's command, or another limit.
+        ConfigError: words for another backend's command.
         SubmitError: Ray refuses the job; nothing in the folder has changed then.
     """
     if arguments:
@@ -69,8 +74,9 @@ def resume(folder: Path, *, walltime_min: int | None, arguments: Sequence[str]) 
         raise ConfigError(what, where="--sbatch", fix="leave it out")
     plan, job = plans.load(folder / PLAN), json_files.read_object(folder / JOB)
     if walltime_min is not None:
-        what = f"trials of a Ray job have the limit of their plan, which is {plan.config.walltime} min"
-        raise ConfigError(what, where="--walltime", fix=f"start a new run with walltime={walltime_min}")
+        job[WALLTIME] = walltime_min
+    if (minutes := job.get(WALLTIME)) is not None:
+        plan = replace(plan, walltime_min=validate.job_min(trials_left, minutes))
     return _submitted(plan, folder, [folder], job)
 
 
@@ -91,7 +97,7 @@ def _submitted(plan: Plan, folder: Path, runs: Sequence[Path], job: Mapping[str,
     of the folder and of how many jobs it has had, so that asking again cannot make a second one.
     """
     entries = job.get("jobs") or []
-    body = request.body(plan, folder, runs, len(entries) + 1)
+    body = request.body(plan, folder, runs, len(entries) + 1, walltime=job.get(WALLTIME))
     for place, _, text in strings(body, RAY_JOB):
         secrets.refuse([text], where=place)
     id = request.job_id(body["submission_id"], request.address(plan))

@@ -110,7 +110,7 @@ def _cluster(plan: Plan, name: str) -> Object:
 
 def _starts(plan: Plan) -> dict[str, str]:
     """Return what `ray start` is told of a node's size: what a run reserves, whatever Ray finds there."""
-    gpus = plan.world.ranks_per_node if plan.config.cluster.device is Device.cuda else 0
+    gpus = plans.gpus_per_node(plan) if plan.config.cluster.device is Device.cuda else 0
     return {"num-cpus": str(request.settings(plan).cpus_per_node), "num-gpus": str(gpus)}
 
 

@@ -61,16 +61,19 @@ def page(job: str) -> str:
     return f"{address}/#/jobs/{submission}"
 
 
-def body(plan: Plan, folder: Path, runs: Sequence[Path], number: int) -> dict[str, Any]:
+def body(plan: Plan, folder: Path, runs: Sequence[Path], number: int, *, walltime: int | None = None) -> dict[str, Any]:
     """Return the request for a job of a folder, its number from 1, that runs the plans in the folders of `runs`.
+
+    `walltime` is what each trial may take, where that is not the plan's; `plan` has the limit of the job then.
 
     Raises:
         ConfigError: the cluster has no address, or a variable that it names is not set.
     """
     submission = submission_id(folder.absolute(), number)
-    words = [*DRIVER, "--job", job_id(submission, address(plan)), *limit(plan), *(str(run.absolute()) for run in runs)]
+    own = [] if walltime is None else ["--walltime", str(walltime)]
+    words = ["--job", job_id(submission, address(plan)), *limit(plan), *own, *(str(run.absolute()) for run in runs)]
     return {
-        "entrypoint": shlex.join(words),
+        "entrypoint": shlex.join([*DRIVER, *words]),
         "submission_id": submission,
         "runtime_env": _runtime_env(settings(plan)),
         "metadata": {FOLDER: str(folder.absolute())},

@@ -55,7 +55,7 @@ def resources(plan: Plan) -> list[str]:
         *_directive("nodes", w.num_nodes),
         *_directive("ntasks-per-node", w.ranks_per_node),
         *_directive("cpus-per-task", slurm.cpus_per_rank),
-        *_gpus(slurm, w.ranks_per_node * plans.gpus_per_rank(plan.config)),
+        *_gpus(slurm, plans.gpus_per_node(plan)),
         *_directive("exclusive", slurm.exclusive),
         *_directive("mem", 0 if slurm.exclusive else None),
     ]

@@ -164,7 +164,7 @@ def gpus(subject: Subject) -> Iterator[Finding | str]:
     """Yield how the GPUs should be asked for, where the nodes have them otherwise than the plan asks."""
     config, found = _slurm(subject), groups(subject)
     plan = subject.plan
-    need = plan.world.ranks_per_node * plans.gpus_per_rank(plan.config)
+    need = plans.gpus_per_node(plan)
     cuda = plan.config.cluster.device is Device.cuda
     where, types = "cluster.slurm.gpu_request", sorted({kind for group in found for kind, _ in group.gpus})
     most = max((count for group in found for _, count in group.gpus), default=0)

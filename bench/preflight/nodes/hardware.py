@@ -132,7 +132,8 @@ def memlock(plan: Plan, facts: Facts) -> Iterator[Finding]:
         limits = [rank.memlock_bytes for rank in ranks_of(facts, node) if rank.memlock_bytes != -1]
         if limits and _active(plan, machine):
             what = f"ranks may lock only {min(limits) // 1024} KiB of memory, and InfiniBand locks its buffers"
-            yield broken("NCC-03", what, node, fix="have `ulimit -l` set to unlimited for slurmd", severity="warning")
+            fix = "have `ulimit -l` set to unlimited for what starts them: slurmd, or the nodes' containerd"
+            yield broken("NCC-03", what, node, fix=fix, severity="warning")
 
 
 def _active(plan: Plan, machine: Machine) -> set[str]:

@@ -1,5 +1,6 @@
 """A study's tables as LaTeX with booktabs, to be read by \\input; no other package is needed."""
 
+import re
 from collections.abc import Iterator
 
 from bench.report.study.layout import Entry, Grid, Layout, Line
@@ -15,13 +16,13 @@ _ESCAPES = str.maketrans(
         "<": r"\textless{}",
         ">": r"\textgreater{}",
         "|": r"\textbar{}",
-        '"': "''",
         "±": r"$\pm$",
         "×": r"$\times$",
         "µ": r"$\mu$",
         **{letter: f"\\{letter}" for letter in "&%$#_{}"},
     }
 )
+_QUOTED = re.compile('"([^"]*)"')
 
 
 def latex(result: StudyResult, layout: Layout) -> str:
@@ -92,4 +93,4 @@ def _remarks(grid: Grid, result: StudyResult, layout: Layout) -> Iterator[str]:
 
 def _text(text: str) -> str:
     """Return text of which LaTeX takes nothing for a command."""
-    return clean(text).translate(_ESCAPES)
+    return _QUOTED.sub(r"``\1''", clean(text).translate(_ESCAPES))

@@ -5,14 +5,15 @@ Importing this module imports none of them: what is not installed is refused fir
 
 from typing import TYPE_CHECKING
 
-from bench.contract.plan import Plan
+from bench.contract.plan import GenerationPlan, Plan
 from jobs.engines.huggingface.groups import end_ranks, start_ranks
 from jobs.engines.huggingface.packages import versions
 
 if TYPE_CHECKING:
     from jobs.engines.huggingface.engine import HuggingFaceEngine
+    from jobs.engines.huggingface.generator import HuggingFaceGenerator
 
-__all__ = ["build", "end_ranks", "start_ranks", "versions"]
+__all__ = ["build", "end_ranks", "generator", "start_ranks", "versions"]
 
 
 def build(plan: Plan, seed: int) -> "HuggingFaceEngine":
@@ -20,3 +21,10 @@ def build(plan: Plan, seed: int) -> "HuggingFaceEngine":
     from jobs.engines.huggingface.engine import HuggingFaceEngine
 
     return HuggingFaceEngine(plan, seed)
+
+
+def generator(plan: GenerationPlan, seed: int) -> "HuggingFaceGenerator":
+    """Return the generator of a plan, with random weights drawn from the seed; the ranks have been started."""
+    from jobs.engines.huggingface.generator import HuggingFaceGenerator
+
+    return HuggingFaceGenerator(plan, seed)

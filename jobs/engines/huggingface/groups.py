@@ -5,7 +5,7 @@ import os
 import warnings
 
 from bench.contract.huggingface import Strategy
-from bench.contract.plan import Plan
+from bench.contract.plan import GenerationPlan, Plan
 from bench.contract.schema import Device
 from jobs.engines.huggingface import packages
 from jobs.ranks import process_group
@@ -25,7 +25,8 @@ def start_ranks(plan: Plan, who: Rank) -> None:
     process_group.join(plan, who, also_on_cpu=_computes_on_host(plan))
     import torch
 
-    torch.distributed.all_reduce(torch.zeros(1, device=process_group.device()))
+    if not isinstance(plan, GenerationPlan):  # whose replicas have nothing to tell each other by NCCL
+        torch.distributed.all_reduce(torch.zeros(1, device=process_group.device()))
 
 
 def end_ranks() -> None:

@@ -25,22 +25,36 @@ def build(plan: Plan, *, around: AbstractContextManager[Any] | None = None) -> P
 
     around: a context in which the model is made, and which gives its parameters memory instead (ZeRO stage 3).
     """
+    model = bare(plan, around=around)
+    trains = plan.config.training.trains
+    cast(model, trained_dtype(plan) if trains is Trains.all else frozen_dtype(plan))
+    if trains is Trains.qlora:
+        quantized.replace_linears(model)
+    if trains is not Trains.all:
+        adapters.attach(model, plan)
+        cast(model, trained_dtype(plan), only_trained=True)
+    if is_checkpointed(plan):
+        _checkpoint_activations(model, plan)
+    return model
+
+
+def bare(plan: Plan, *, around: AbstractContextManager[Any] | None = None) -> PreTrainedModel:
+    """Return the model in FP32, whose parameters lie on the meta device, or where `around` puts them."""
     described = families.of(plan.config.model).config(plan.config.model)
     config = AutoConfig.for_model(described.pop("model_type"), **described)
     with ExitStack() as stack:
         stack.enter_context(no_init_weights())
         stack.enter_context(around or init_empty_weights(include_buffers=False))
         model = AutoModelForCausalLM.from_config(config, attn_implementation=settings(plan).attention.name, dtype=FP32)
-    trains = plan.config.training.trains
-    _cast(model, trained_dtype(plan) if trains is Trains.all else frozen_dtype(plan))
-    if trains is Trains.qlora:
-        quantized.replace_linears(model)
-    if trains is not Trains.all:
-        adapters.attach(model, plan)
-        _cast(model, trained_dtype(plan), only_trained=True)
-    if is_checkpointed(plan):
-        _checkpoint_activations(model, plan)
+    model.tie_weights()  # transformers does so with the first weights that it draws, and it draws none
     return model
+
+
+def cast(model: Module, dtype: torch.dtype, *, only_trained: bool = False) -> None:
+    """Cast the parameters; the tables of RoPE stay in FP32."""
+    for parameter in model.parameters():
+        if parameter.requires_grad or not only_trained:
+            parameter.data = parameter.data.to(dtype)
 
 
 def trained_dtype(plan: Plan) -> torch.dtype:
@@ -81,6 +95,12 @@ def give_memory(model: Module, device: torch.device | dict[str, torch.device]) -
             module._buffers[key] = None if buffer is None else buffer.to(to)
 
 
+def tie(model: PreTrainedModel) -> None:
+    """Let parameters be shared again that have been given memory one by one: q, k and v's A, embeddings and head."""
+    model.tie_weights()
+    adapters.tie(model)
+
+
 def layers(model: Module) -> list[Module]:
     """Return the decoder layers of a Llama or a GPT-2."""
     stack = model.get_decoder()
@@ -92,13 +112,6 @@ def _device_of(name: str, devices: dict[str, torch.device]) -> torch.device:
     fitting = [known for known in devices if known == "" or name == known or name.startswith(f"{known}.")]
     inside = [device for known, device in devices.items() if known.startswith(name)]
     return devices[max(fitting, key=len)] if fitting else inside[0]
-
-
-def _cast(model: Module, dtype: torch.dtype, *, only_trained: bool = False) -> None:
-    """Cast the parameters; the tables of RoPE stay in FP32."""
-    for parameter in model.parameters():
-        if parameter.requires_grad or not only_trained:
-            parameter.data = parameter.data.to(dtype)
 
 
 def _checkpoint_activations(model: PreTrainedModel, plan: Plan) -> None:

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
+from bench.contract.generation import WeightPrecision
 from bench.contract.huggingface import Attention, HuggingFace, Strategy
-from bench.contract.plan import Plan
+from bench.contract.plan import GenerationPlan, Plan
 from bench.contract.task import Trains
 from bench.errors import ConfigError
 
@@ -36,16 +37,24 @@ def require(plan: Plan) -> None:
 
 def needed(plan: Plan) -> dict[str, str]:
     """Return the modules that a plan needs, each with the setting that needs it."""
-    chosen, trains = settings(plan), plan.config.training.trains
-    found = dict.fromkeys(("transformers", "accelerate"), "engine=huggingface")
-    if trains is not Trains.all:
-        found["peft"] = f"task.training.trains={trains.name}"
-    if trains is Trains.qlora:
-        found["bitsandbytes"] = "task.training.trains=qlora"
+    chosen = settings(plan)
+    found = dict.fromkeys(("transformers", "accelerate"), "engine=huggingface") | _of_task(plan)
     if chosen.strategy is Strategy.deepspeed:
         found["deepspeed"] = "engine.huggingface.strategy=deepspeed"
     if chosen.attention is Attention.flash_attention_2:
         found["flash_attn"] = "engine.huggingface.attention=flash_attention_2"
+    return found
+
+
+def _of_task(plan: Plan) -> dict[str, str]:
+    if isinstance(plan, GenerationPlan):
+        is_4_bit = plan.weights is WeightPrecision.nf4
+        return {"bitsandbytes": "task.generation.nf4=true"} if is_4_bit else {}
+    trains, found = plan.config.training.trains, {}
+    if trains is not Trains.all:
+        found["peft"] = f"task.training.trains={trains.name}"
+    if trains is Trains.qlora:
+        found["bitsandbytes"] = "task.training.trains=qlora"
     return found
 
 

@@ -17,6 +17,7 @@ needed()
 pytestmark = [pytest.mark.trains, pytest.mark.slow, pytest.mark.skipif(ranks.DEVICE != "cpu", reason="gloo ranks")]
 
 BF16 = "precision=bf16"
+COMPILED = (f"{BLOCK}.compile=true", "recipe.warmup_iterations=2")
 SAME = {
     "offloaded_activations": ("all", f"{BLOCK}.offload_activations=true"),
     "offloaded_fsdp2": ("all", FSDP2, f"{BLOCK}.offload_parameters=true"),
@@ -29,6 +30,9 @@ SAME = {
         *(f"{BLOCK}.offload_optimizer=true", f"{BLOCK}.offload_parameters=true"),
     ),
     "eager": ("all", f"{BLOCK}.attention=eager"),
+    "compiled_ddp": ("lora", *COMPILED),
+    "compiled_fsdp2": ("all", FSDP2, "recipe.recompute=full", *COMPILED),
+    "compiled_zero3": ("all", ZERO, f"{BLOCK}.zero_stage=3", *COMPILED),
 }
 """What changes where numbers lie or when they are computed, and none of them."""
 CLOSE = {
@@ -56,6 +60,14 @@ def folder(runs: Path) -> Path:
 def test_where_numbers_lie_changes_none(name: str, folder: Path) -> None:
     expected = losses(folder / f"megatron_{SAME[name][0]}")
     np.testing.assert_allclose(losses(folder / name), expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", [name for name in SAME if name.startswith("compiled")])
+def test_compiling_is_told_apart_from_training(name: str, folder: Path) -> None:
+    """The start of these ranks fails where anything is compiled behind the warm-up."""
+    log = facts(folder / name)
+    assert log[mllog.COMPILE_TIME].value > 1 and log[mllog.STRATEGY].metadata["compile"] is True
+    assert mllog.COMPILE_TIME not in facts(folder / "eager")
 
 
 @pytest.mark.parametrize("name", CLOSE)

@@ -1,0 +1,93 @@
+"""What `parse` and `report` do with the logs of serving tasks, and with the files of other load generators."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bench.mlperf.result import Result
+    from bench.report.serving import ServingTrial
+    from bench.results import ServingResult
+    from bench.results.imported import Summary
+
+
+def parse(result: "Result", serving: "ServingResult", *, as_json: bool) -> bool:
+    """Print what the log of a serving task proves, load by load; return whether it was done."""
+    from bench.console import result as result_sheets
+    from bench.console import serving as serving_sheets
+    from bench.console import sheet
+    from bench.results import of
+
+    is_proven = result.valid and serving.proven
+    if as_json:
+        about = {"file": result.file, "kind": "serve", "minutes": result.minutes, "status": result.status}
+        problems = [*(f.titled for f in result.findings if f.severity == "error"), *serving.problems]
+        loads = [{"load": one.load.name, "loadgen": one.validity, "reason": one.reason} for one in serving.loads]
+        measured = {"valid": is_proven, "problems": problems, "loads": loads}
+        print(json.dumps(about | measured | {"measurements": [asdict(one) for one in of(serving)]}))
+    else:
+        for table in serving_sheets.sheets(result, serving):
+            sheet.show(table)
+        if found := (*result.findings, *serving.findings):
+            sheet.show(result_sheets.findings_sheet(found))
+    return is_proven
+
+
+class Others:
+    """The files of other load generators among those to parse; their loads are shown beside ours at the end."""
+
+    def __init__(self) -> None:
+        self._found: list[Summary] = []
+        self._files: set[Path] = set()
+
+    def take(self, path: Path, *, as_json: bool) -> bool:
+        """Return whether a file is one of another tool, which is then read; raises LogError where it proves nothing."""
+        from bench.results import imported
+
+        if not imported.is_json(path):
+            return False
+        found = imported.read(path)
+        self._files.add(path)
+        self._found += found
+        for one in found if as_json else ():
+            print(json.dumps({"file": str(path), "kind": "imported"} | asdict(one)))
+        return True
+
+    def show(self, paths: Sequence[Path], *, as_json: bool) -> None:
+        """Print the loads of other tools beside those of our own logs, where there are any."""
+        from bench.console import serving as serving_sheets
+        from bench.console import sheet
+        from bench.results import serving
+
+        if as_json or not self._found:
+            return
+        own = [serving.of_file(path) for path in paths if path not in self._files and path.is_file()]
+        ours = [summary for result in own if result is not None for summary in serving.summaries(result)]
+        sheet.show(serving_sheets.beside([*ours, *self._found]))
+
+
+def report(trials: "Sequence[ServingTrial]", args: argparse.Namespace) -> int:
+    """Print every load of serving tasks, and write their page, table and figures where a folder is named."""
+    from bench.console import serving as serving_sheets
+    from bench.console import sheet
+    from bench.report import serving, serving_rows
+    from bench.results import of
+
+    if args.json:
+        for trial in trials:
+            measured = [asdict(one) for one in of(trial.serving)]
+            print(json.dumps({"trial": trial.name, "valid": trial.is_proven, "measurements": measured}))
+    elif args.csv:
+        print(serving.csv_text(trials), end="")
+    else:
+        for trial in trials:
+            for table in serving_sheets.sheets(trial.result, trial.serving):
+                sheet.show(table)
+    if args.out:
+        heading = args.title or serving_rows.title(trials[-1].result, trials[-1].serving)
+        print(serving.write(trials, args.out, heading=heading), file=sys.stderr)
+    return 0 if all(trial.is_proven for trial in trials) else 1

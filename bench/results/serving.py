@@ -1,0 +1,227 @@
+"""What a trial of a serving task measured, from its log alone: each load's latencies, rates, and whether they count.
+
+`bench.results.loads` says what a load's percentiles and rates are.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.contract import codec, mllog
+from bench.contract.serving import Arrivals, LatencyLimits, Load
+from bench.mlperf import log as logs
+from bench.mlperf.log import Log, finding, number
+from bench.mlperf.reader import Event, is_number
+from bench.results.imported import Summary
+from bench.results.loads import OK, LoadResult
+from bench.results.measurement import Measurement
+from bench.rules.finding import Finding, errors
+
+COUNTED = ("short", "long", "prompt", "miscounted")
+"""The statuses of requests that were answered, but not as asked for."""
+SHARES = (50, 60, 90, 99, 100)
+"""Of the latencies that are measurements; 60 is the one that the document's text cites."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingResult:
+    """What the log says of the loads that were asked for."""
+
+    server: str
+    model: str
+    about: str
+    """The server's precision, tensor parallelism and weights, in words."""
+    is_random: bool
+    """Whether the model's weights are random numbers: its answers then mean nothing, and their times do."""
+    healthy_s: float | None
+    loads: tuple[LoadResult, ...]
+    missing: tuple[str, ...]
+    """Loads that were asked for, and have no record."""
+    memory_gib: float | None
+    """Of the fullest GPU at its peak."""
+    no_memory: str
+    """Why it was not measured."""
+    findings: tuple[Finding, ...]
+
+    @property
+    def proven(self) -> bool:
+        """Whether every load was measured, and all of its requests were answered as asked for."""
+        return bool(self.loads) and not self.missing and not errors(self.findings)
+
+    @property
+    def problems(self) -> list[str]:
+        """What keeps the log from proving that the task was done."""
+        return [*(f"{name} was not measured" for name in self.missing), *(f.titled for f in errors(self.findings))]
+
+    @property
+    def knee(self) -> float | None:
+        """The highest rate up to which 99 % of the requests keep the limits; None if no rate is beyond it."""
+        swept = [load for load in self.loads if load.load.rate is not None]
+        for one, following in zip(swept, swept[1:], strict=False):
+            if one.keeps_limits and following.keeps_limits is False:
+                return one.load.rate
+        return None
+
+
+def of_serving(result: ServingResult) -> tuple[Measurement, ...]:
+    """Return what each load measured; with several loads a name begins with that of its load."""
+    found = [
+        measurement for load in result.loads for measurement in _of_load(load, f"{load.load.name} " * _many(result))
+    ]
+    for name, unit, value in (
+        ("knee", "requests/s", result.knee),
+        ("time_to_healthy", "s", result.healthy_s),
+        ("server_memory", "GiB", result.memory_gib),
+    ):
+        if value is not None:
+            found.append(Measurement(name=name, unit=unit, value=value))
+    return tuple(found)
+
+
+def _many(result: ServingResult) -> bool:
+    return len(result.loads) > 1
+
+
+def _of_load(load: LoadResult, prefix: str) -> Iterator[Measurement]:
+    n = len(load.status)
+    for name, unit, value in (
+        ("output_throughput", "tokens/s", load.output_throughput),
+        ("request_throughput", "requests/s", load.request_throughput),
+        ("goodput", "requests/s", load.goodput),
+    ):
+        if value is not None:
+            yield Measurement(name=f"{prefix}{name}", unit=unit, value=value, n=n)
+    stated: list[tuple[str, Sequence[float | None], Sequence[int]]] = [("latency", load.latency_s, SHARES)]
+    stated += [] if load.no_token_times else [("ttft", load.ttft_s, (50, 99)), ("tpot", load.tpot_s, (50, 99))]
+    for name, values, shares in stated:
+        for share in shares:
+            seconds = load.percentile_s(values, share)
+            if seconds is not None:
+                yield Measurement(name=f"{prefix}{name}_p{share}", unit="s", value=seconds, n=n)
+
+
+def read(log: Log) -> ServingResult | None:
+    """Return what a log says of serving; None for the log of a task of another kind."""
+    asked, server = log.single(mllog.LOADS_ASKED), log.single(mllog.SERVER)
+    if asked is None:
+        return None
+    names = [name for name in asked.value if isinstance(name, str)] if isinstance(asked.value, list) else []
+    loads = [one for one in (_load(event, asked) for event in log.all(mllog.LOAD_MEASURED)) if one is not None]
+    by_name = {one.load.name: one for one in loads}
+    found = tuple(by_name[name] for name in names if name in by_name)
+    about, memory = (server.metadata if server else {}), log.value(mllog.SERVER_MEMORY)
+    memory = memory if isinstance(memory, dict) else {}
+    return ServingResult(
+        server=str(server.value) if server else "a server that never answered",
+        model=str(about.get("model", "")),
+        about=f"{about.get('precision', '?')}, tp {about.get('tp', '?')}, {about.get('weights', '?')} weights",
+        is_random=about.get("weights") == mllog.RANDOM,
+        healthy_s=number(about.get("healthy_s")),
+        loads=found,
+        missing=tuple(name for name in names if name not in by_name),
+        memory_gib=number(memory.get("peak")),
+        no_memory=str(memory.get(mllog.NOT_MEASURED, "no record")),
+        findings=tuple(finding for one in found for finding in _findings(one)),
+    )
+
+
+def summaries(result: ServingResult) -> list[Summary]:
+    """Return what stands beside the results of other load generators."""
+    return [
+        Summary(
+            source=result.server,
+            load=load.load.name,
+            requests=len(load.status),
+            failed=load.num_failed,
+            output_throughput=load.output_throughput,
+            request_throughput=load.request_throughput,
+            latency_p50=load.percentile_s(load.latency_s, 50),
+            latency_p99=load.percentile_s(load.latency_s, 99),
+            ttft_p50=None if load.no_token_times else load.percentile_s(load.ttft_s, 50),
+            ttft_p99=None if load.no_token_times else load.percentile_s(load.ttft_s, 99),
+            tpot_p50=None if load.no_token_times else load.percentile_s(load.tpot_s, 50),
+            tpot_p99=None if load.no_token_times else load.percentile_s(load.tpot_s, 99),
+            why_no_tokens=load.no_token_times,
+        )
+        for load in result.loads
+    ]
+
+
+def of_file(path: Path) -> ServingResult | None:
+    """Return what the log in a file says of serving; raises LogError if it cannot be opened."""
+    return read(logs.read(path))
+
+
+def _load(event: Event, asked: Event) -> LoadResult | None:
+    """Return the load of a record; None for one that is damaged."""
+    m = event.metadata
+    try:
+        load = Load(
+            name=str(event.value), arrivals=Arrivals[m["arrivals"]], requests=m["requests"], rate=number(m.get("rate"))
+        )
+        limits = codec.typed(LatencyLimits, asked.metadata["limits"])
+        lists = {name: tuple(m[name]) for name in ("arrival_s", "latency_s", "ttft_s", "tpot_s", "tokens_out")}
+        status, loadgen = tuple(map(str, m["status"])), m["loadgen"]
+        client_s = {str(name): float(value) for name, value in m["client"].items()}
+        bound = float(asked.metadata["max_client_delay"])
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
+    is_whole = all(len(values) == len(status) == load.requests > 0 for values in lists.values())
+    sound = all(value is None or (is_number(value) and value >= 0) for values in lists.values() for value in values)
+    if not is_whole or not sound or not isinstance(loadgen, dict) or None in lists["arrival_s"]:
+        return None
+    return LoadResult(
+        load=load,
+        status=status,
+        details=tuple(map(str, m.get("details", ()))),
+        together=number(m.get("together")),
+        chunks_per_token=number(m.get("chunks_per_token")),
+        client_s=client_s,
+        validity=str(loadgen.get("result_validity")),
+        reason=_reason(loadgen),
+        limits=limits,
+        max_client_delay=bound,
+        line=event.line,
+        **lists,
+    )
+
+
+def _reason(loadgen: Mapping[str, Any]) -> str:
+    """Return why loadgen calls a load INVALID, in its words."""
+    if loadgen.get("result_validity") == "VALID":
+        return ""
+    lines = str(loadgen.get("early_stopping_result") or "").replace("*", "").split("\n")
+    said = [" ".join(line.split()) for line in lines]
+    unmet = [
+        text
+        for key, text in (
+            ("result_perf_constraints_met", "the 99th percentile of the latency is above its limit"),
+            ("result_min_queries_met", "too few requests"),
+            ("result_min_duration_met", "too short"),
+        )
+        if loadgen.get(key) is False
+    ]
+    return "; ".join([*unmet, *filter(None, said)]) or "it gives no reason"
+
+
+def _findings(load: LoadResult) -> Iterator[Finding]:
+    """Yield what is wrong with a load."""
+    name, total = load.load.name, len(load.status)
+    others = Counter(one for one in load.status if one != OK)
+    for rule, what in (("SRV-04", "failed"), ("SRV-05", "were not as asked for")):
+        counts = {one: n for one, n in others.items() if (one in COUNTED) == (rule == "SRV-05")}
+        if counts:
+            kinds = ", ".join(f"{one} ({n})" for one, n in sorted(counts.items()))
+            said = f"; {load.details[0]}" if load.details else ""
+            yield finding(
+                rule, "error", load.line, f"{name}: {sum(counts.values())} of {total} requests {what}: {kinds}{said}"
+            )
+    share = load.client_share
+    if share is not None and share > load.max_client_delay:
+        delays = ", ".join(f"{key} {1000 * value:.1f} ms" for key, value in load.client_s.items())
+        what = f"{name}: the client's own delay is {100 * share:.1f} % of the latency ({delays})"
+        yield finding("SRV-06", "error", load.line, what)
+    if load.validity != "VALID":
+        yield finding("SRV-07", "warning", load.line, f"{name}: {load.validity} by loadgen: {load.reason}")

@@ -1,0 +1,120 @@
+"""An asynchronous client of the OpenAI API that streams, in a thread of its own: it notes what comes when, and no more.
+
+What arrives is read after the load is over, so that the client has little to do while it is timed. Its own delay is
+measured: from the moment a request is due until it is sent, and by how much its event loop runs late.
+"""
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+TICK_S = 0.01
+"""How often the event loop is asked whether it is late."""
+PATH = "/v1/completions"
+
+
+@dataclass(slots=True)
+class Exchange:
+    """One request, and what came back. Times are of time.perf_counter()."""
+
+    number: int
+    prompt: str
+    due_s: float
+    """When loadgen handed it in."""
+    sent_s: float | None = None
+    """When the client began to connect, or took a connection."""
+    http: int | None = None
+    failure: str = ""
+    """Why there is no complete answer, where the transport says so."""
+    parts: list[tuple[float, bytes]] = field(default_factory=list)
+    """What was read at once, and when."""
+    done_s: float = 0.0
+
+
+class Client:
+    """Sends requests to one server, in a thread with an event loop; use it in a `with`."""
+
+    def __init__(self, url: str, body: Mapping[str, Any], *, timeout_s: float) -> None:
+        self._url, self._body, self._timeout_s = url + PATH, body, timeout_s
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="client", daemon=True)
+        self._ready = threading.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.late_s: list[float] = []
+        """By how much each tick of the event loop came late."""
+
+    def __enter__(self) -> "Client":
+        self._thread.start()
+        self._ready.wait()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+
+    def send(self, exchange: Exchange, done: Callable[[Exchange], object]) -> None:
+        """Send a request from any thread; `done` is called in the client's thread when it has ended in any way."""
+        self._loop.call_soon_threadsafe(self._begin, exchange, done)
+
+    def _begin(self, exchange: Exchange, done: Callable[[Exchange], object]) -> None:
+        task = self._loop.create_task(self._exchange(exchange, done))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_until_complete(self._live())
+        self._loop.close()
+
+    async def _live(self) -> None:
+        self._stop = asyncio.Event()
+        connector = aiohttp.TCPConnector(limit=0)
+        timeout = aiohttp.ClientTimeout(total=self._timeout_s)
+        trace = aiohttp.TraceConfig()
+        trace.on_connection_create_start.append(_note_sent)
+        trace.on_connection_reuseconn.append(_note_sent)
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout, trace_configs=[trace]) as self._session:
+            ticks = self._loop.create_task(self._tick())
+            self._ready.set()
+            await self._stop.wait()
+            for task in (ticks, *self._tasks):
+                task.cancel()
+            await asyncio.gather(ticks, *self._tasks, return_exceptions=True)
+
+    async def _tick(self) -> None:
+        while True:
+            began_s = time.perf_counter()
+            await asyncio.sleep(TICK_S)
+            self.late_s.append(max(0.0, time.perf_counter() - began_s - TICK_S))
+
+    async def _exchange(self, exchange: Exchange, done: Callable[[Exchange], object]) -> None:
+        try:
+            await self._stream(exchange)
+        except TimeoutError:
+            exchange.failure = f"no complete answer within {self._timeout_s:g} s"
+        except aiohttp.ClientError as error:
+            exchange.failure = f"connection: {type(error).__name__}"
+        except OSError as error:
+            exchange.failure = f"connection: {error.strerror or type(error).__name__}"
+        exchange.done_s = time.perf_counter()
+        done(exchange)
+
+    async def _stream(self, exchange: Exchange) -> None:
+        body = json.dumps({**self._body, "prompt": exchange.prompt}).encode()
+        headers = {"Content-Type": "application/json"}
+        async with self._session.post(self._url, data=body, headers=headers, trace_request_ctx=exchange) as answer:
+            exchange.http = answer.status
+            async for part in answer.content.iter_any():
+                exchange.parts.append((time.perf_counter(), part))
+
+
+async def _note_sent(session: Any, context: Any, parameters: Any) -> None:
+    exchange = context.trace_request_ctx
+    if exchange.sent_s is None:
+        exchange.sent_s = time.perf_counter()

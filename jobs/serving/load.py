@@ -1,0 +1,244 @@
+"""Load a server by MLPerf's loadgen: it decides when requests arrive, and whether what came of them is valid."""
+
+import csv
+import json
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlperf_loadgen as loadgen
+
+from bench.contract import run_files
+from bench.contract.serving import Arrivals, Load, Serving
+from bench.errors import SubmitError
+from jobs.serving.answers import Answer, Asked, judged
+from jobs.serving.client import Client, Exchange
+from jobs.serving.server import Child, Started, ended
+
+POLL_S = 0.1
+VERDICT = (
+    *("loadgen_version", "result_validity", "result_perf_constraints_met", "result_min_queries_met"),
+    *("result_min_duration_met", "early_stopping_met", "early_stopping_result", "result_mean_latency_ns"),
+)
+"""What is kept of loadgen's log: its validity, the reasons, and its own latency."""
+COLUMNS = (
+    *("request", "arrival_s", "sent_s", "first_token_s", "last_token_s", "tokens_in", "tokens_out"),
+    *("chunks", "chunks_together", "status", "detail"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """What came of a load."""
+
+    load: Load
+    answers: list[Answer]
+    """In the order of arrival."""
+    client: dict[str, float]
+    """What the client delayed."""
+    loadgen: dict[str, Any]
+    """What loadgen says of the load."""
+    files: tuple[Path, Path]
+    """The rows, and loadgen's log."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What all loads of a trial share."""
+
+    serving: Serving
+    server: Started
+    asked: Asked
+    folder: Path
+    trial: int
+    seed: int
+
+    def body(self) -> dict[str, Any]:
+        """Return the fields of a request, without its prompt."""
+        return {
+            "model": self.server.model,
+            "max_tokens": self.serving.tokens_out,
+            "temperature": 0.0,
+            "stream": True,
+            **self.serving.server.request,
+        }
+
+
+def warmed_up(setting: Setting, prompts: Sequence[str]) -> None:
+    """Send requests together before the clock starts.
+
+    Raises:
+        SubmitError: one of them fails: no load would be worth anything.
+    """
+    timeout_s = setting.serving.request_timeout_s
+    with Client(setting.server.url, setting.body(), timeout_s=timeout_s) as client:
+        exchanges = [Exchange(number, prompt, time.perf_counter()) for number, prompt in enumerate(prompts)]
+        over: queue.SimpleQueue[Exchange] = queue.SimpleQueue()
+        for exchange in exchanges:
+            client.send(exchange, over.put)
+        left = len(exchanges)
+        while left:
+            require_alive(setting.server.child, "while it was warmed up")
+            try:
+                over.get(timeout=POLL_S)
+                left -= 1
+            except queue.Empty:
+                continue
+    for answer in (judged(exchange, setting.asked) for exchange in exchanges):
+        if answer.status != "ok":
+            rule = "SRV-05" if answer.tokens_out is not None else "SRV-04"
+            raise SubmitError(
+                f"a request of the warm-up failed: {answer.status}: {answer.detail}",
+                where=setting.server.url,
+                fix="read the output of the server, and correct task.serving.server",
+                rule=rule,
+            )
+
+
+def require_alive(child: Child | None, when: str) -> None:
+    """Raise SubmitError when the server has ended."""
+    if child is not None and child.exit_code() is not None:
+        raise ended(child, when, "SRV-03")
+
+
+def loaded(setting: Setting, load: Load, prompts: Sequence[str]) -> Loaded:
+    """Return what came of a load; every prompt is sent once, in loadgen's order of arrival.
+
+    Raises:
+        SubmitError: the server has ended.
+    """
+    exchanges: list[Exchange] = []
+    timeout_s = setting.serving.request_timeout_s
+    with Client(setting.server.url, setting.body(), timeout_s=timeout_s) as client:
+
+        def issue(samples: Sequence[Any]) -> None:
+            due_s = time.perf_counter()
+            for sample in samples:
+                exchange = Exchange(len(exchanges), prompts[len(exchanges)], due_s)
+                exchanges.append(exchange)
+                client.send(exchange, _completes(sample.id))
+
+        _run(load, setting, issue)
+        late_s = sorted(client.late_s)
+    answers = [judged(exchange, setting.asked) for exchange in exchanges]
+    detail = setting.folder / run_files.loadgen(setting.trial, load.label)
+    said = verdict(detail)
+    rows = setting.folder / run_files.requests(setting.trial, load.label)
+    _write(rows, exchanges, answers)
+    return Loaded(
+        load=load,
+        answers=answers,
+        client=delays(exchanges, late_s, said),
+        loadgen=said,
+        files=(rows, detail),
+    )
+
+
+def _completes(sample: int) -> Callable[[Exchange], object]:
+    def done(_: Exchange) -> None:
+        loadgen.QuerySamplesComplete([loadgen.QuerySampleResponse(sample, 0, 0)])
+
+    return done
+
+
+def _run(load: Load, setting: Setting, issue: Callable[[Sequence[Any]], None]) -> None:
+    """Run loadgen in a thread, and watch the server meanwhile. Loadgen cannot be ended early; its process can."""
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        sut = loadgen.ConstructSUT(issue, lambda: None)
+        library = loadgen.ConstructQSL(load.requests, load.requests, lambda _: None, lambda _: None)
+        try:
+            loadgen.StartTestWithLogSettings(sut, library, _settings(load, setting), _logging(load, setting))
+        except BaseException as error:  # noqa: BLE001 - handed to the thread that waits
+            failures.append(error)
+        finally:
+            loadgen.DestroyQSL(library)
+            loadgen.DestroySUT(sut)
+
+    thread = threading.Thread(target=work, name="loadgen", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(POLL_S)
+        require_alive(setting.server.child, f"under load ({load.name})")
+    if failures:
+        raise failures[0]
+    prefix = _prefix(load, setting)
+    (setting.folder / f"{prefix}detail.txt").rename(setting.folder / run_files.loadgen(setting.trial, load.label))
+    for name in ("summary.txt", "accuracy.json", "trace.json"):
+        (setting.folder / f"{prefix}{name}").unlink(missing_ok=True)
+
+
+def _prefix(load: Load, setting: Setting) -> str:
+    return f"{run_files.loadgen(setting.trial, load.label)}_"
+
+
+def _settings(load: Load, setting: Setting) -> Any:
+    made = loadgen.TestSettings()
+    made.scenario = getattr(loadgen.TestScenario, load.arrivals.scenario)
+    made.mode = loadgen.TestMode.PerformanceOnly
+    made.min_duration_ms = 0
+    made.min_query_count = made.max_query_count = load.requests
+    made.qsl_rng_seed = made.sample_index_rng_seed = made.schedule_rng_seed = setting.seed
+    if load.arrivals is Arrivals.burst:
+        made.offline_expected_qps = 1e-3  # or loadgen would make the burst as large as ten minutes need
+    if load.arrivals is Arrivals.poisson:
+        assert setting.serving.limits.latency_s is not None
+        made.server_target_qps = load.rate
+        made.server_target_latency_ns = round(setting.serving.limits.latency_s * 1e9)
+    return made
+
+
+def _logging(load: Load, setting: Setting) -> Any:
+    output, made = loadgen.LogOutputSettings(), loadgen.LogSettings()
+    output.outdir, output.prefix = str(setting.folder), _prefix(load, setting)
+    made.log_output, made.enable_trace = output, False
+    return made
+
+
+def verdict(detail: Path) -> dict[str, Any]:
+    """Return what loadgen's log says of the load: its validity, the reason, and its own latencies."""
+    found: dict[str, Any] = {}
+    for line in detail.read_text().splitlines():
+        record = json.loads(line.removeprefix(":::MLLOG "))
+        found[record["key"]] = record["value"]
+    return {key: found.get(key) for key in VERDICT}
+
+
+def delays(exchanges: Sequence[Exchange], late_s: Sequence[float], said: dict[str, Any]) -> dict[str, float]:
+    """Return what the client delayed: percentiles of sending and of its event loop, and loadgen's mean.
+
+    Loadgen counts from the moment at which a request was scheduled until it was told that the answer is there.
+    """
+    sent_s = sorted(exchange.sent_s - exchange.due_s for exchange in exchanges if exchange.sent_s is not None)
+    mean_s = sum(exchange.done_s - exchange.due_s for exchange in exchanges) / len(exchanges)
+    theirs_s = float(said["result_mean_latency_ns"] or 0) / 1e9
+    shares = {"p50": 0.5, "p99": 0.99}
+    return {
+        **{f"sent_{name}_s": _percentile(sent_s, share) for name, share in shares.items()},
+        **{f"loop_{name}_s": _percentile(late_s, share) for name, share in shares.items()},
+        "loadgen_mean_s": max(0.0, theirs_s - mean_s),
+    }
+
+
+def _percentile(ordered: Sequence[float], share: float) -> float:
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+
+
+def _write(path: Path, exchanges: Sequence[Exchange], answers: Sequence[Answer]) -> None:
+    """Write a row for each request; times are in seconds from the first arrival."""
+    began_s = exchanges[0].due_s
+    with path.open("x", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        for exchange, answer in zip(exchanges, answers, strict=True):
+            due_s = exchange.due_s - began_s
+            sent_s = None if exchange.sent_s is None else exchange.sent_s - began_s
+            first_s, last_s = (None if one is None else due_s + one for one in (answer.first_s, answer.last_s))
+            times = ("" if one is None else f"{one:.6f}" for one in (due_s, sent_s, first_s, last_s))
+            counts = (answer.tokens_in, answer.tokens_out, answer.num_chunks, answer.num_together)
+            writer.writerow([answer.number, *times, *counts, answer.status, " ".join(answer.detail.split())])

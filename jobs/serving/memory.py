@@ -1,0 +1,62 @@
+"""The GPU memory of a server, by NVML: of the fullest of its GPUs, before the server was started and at its peak."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from bench.contract.mllog import NOT_MEASURED
+from bench.contract.schema import Config, Device
+
+EVERY_S, GIB = 0.5, 2**30
+
+
+@contextmanager
+def measured(config: Config) -> Iterator[dict[str, Any]]:
+    """Yield a record that holds {before, peak} in GiB when the block is left, or why it was not measured."""
+    record: dict[str, Any] = {}
+    reason = _why_not(config)
+    if reason:
+        record[NOT_MEASURED] = reason
+        yield record
+        return
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(gpu) for gpu in range(config.parallel.tp or 1)]
+        record |= {"before": _used_gib(pynvml, handles), "peak": 0.0}
+    except pynvml.NVMLError as error:
+        record[NOT_MEASURED] = f"NVML: {error}"
+        yield record
+        return
+    done = threading.Event()
+
+    def sample() -> None:
+        while not done.wait(EVERY_S):
+            with suppress(pynvml.NVMLError):
+                record["peak"] = max(record["peak"], _used_gib(pynvml, handles))
+
+    thread = threading.Thread(target=sample, name="gpu memory", daemon=True)
+    thread.start()
+    try:
+        yield record
+    finally:
+        done.set()
+        thread.join()
+
+
+def _why_not(config: Config) -> str:
+    if config.task.serving is not None and config.task.serving.server.url is not None:
+        return "the server runs elsewhere"
+    if config.cluster.device is not Device.cuda:
+        return "the server runs on CPUs"
+    try:
+        import pynvml  # noqa: F401 - whether it is there
+    except ImportError:
+        return "pip install nvidia-ml-py"
+    return ""
+
+
+def _used_gib(nvml: Any, handles: list[Any]) -> float:
+    return max(nvml.nvmlDeviceGetMemoryInfo(handle).used for handle in handles) / GIB

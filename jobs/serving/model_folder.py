@@ -1,0 +1,90 @@
+"""The folder that a server loads: the site's, a copy of it that names no end of an answer, or one made on the spot."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from bench.contract import plan as plans
+from bench.contract.plan import ServingPlan
+from bench.contract.schema import Precision
+from bench.contract.serving import Server
+from bench.errors import ConfigError
+
+CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG = (
+    *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
+)
+STD = 0.02
+"""Of random weights. Source: Llama's initializer_range."""
+
+
+def prepared(plan: ServingPlan, server: Server, folder: Path, *, seed: int) -> Path | None:
+    """Return the folder that the server is to load; None for one that runs elsewhere.
+
+    Raises:
+        ConfigError: there is no model in the folder that the plan names.
+    """
+    if server.url is not None:
+        return None
+    if plan.base_dir is None:
+        make(plan, folder, seed=seed)
+        return folder
+    source = Path(plans.expanded(plan.base_dir) or plan.base_dir).absolute()
+    if not (source / CONFIG).is_file():
+        raise ConfigError(
+            "there is no model of Hugging Face's format",
+            where=str(source),
+            fix="name a folder with config.json, weights and tokenizer.json, or set model.weights=random",
+            rule="CFG-06",
+        )
+    return _without_end(source, folder) if server.removes_eos else source
+
+
+def _without_end(source: Path, folder: Path) -> Path:
+    """Return a folder of links to the model, whose configs name no token at which answers end."""
+    folder.mkdir(parents=True)
+    for path in source.iterdir():
+        if path.name not in (CONFIG, GENERATION, TOKENIZER_CONFIG):
+            (folder / path.name).symlink_to(path)
+    for name, key in ((CONFIG, "eos_token_id"), (GENERATION, "eos_token_id"), (TOKENIZER_CONFIG, "eos_token")):
+        settings: dict[str, Any] = {}
+        if (source / name).is_file():
+            settings = json.loads((source / name).read_text())
+        (folder / name).write_text(json.dumps(settings | {key: None}, indent=1))
+    return folder
+
+
+def make(plan: ServingPlan, folder: Path, *, seed: int) -> None:
+    """Write a model of the plan's shape with random weights, and a tokenizer with a word for every token."""
+    import torch
+    from safetensors.torch import save_file
+
+    from jobs.weights import families
+
+    model, dtype = plan.config.model, torch.float32 if plan.config.precision is Precision.fp32 else torch.bfloat16
+    family, generator = families.of(model), torch.Generator().manual_seed(seed)
+    folder.mkdir(parents=True)
+    groups: dict[str, dict[str, Any]] = {}
+    for weight in family.weights(model):
+        group = groups.setdefault(f"model-{0 if weight.layer is None else 1 + weight.layer:05}.safetensors", {})
+        for name, shape in weight.sources.items():
+            drawn = torch.empty(shape, dtype=dtype)
+            group[name] = drawn.fill_(1) if "norm" in name else drawn.normal_(std=STD, generator=generator)
+    for file, tensors in groups.items():
+        save_file(tensors, folder / file, metadata={"format": "pt"})
+    index = {name: file for file, tensors in groups.items() for name in tensors}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    settings = family.config(model) | {"torch_dtype": str(dtype).removeprefix("torch.")}
+    (folder / CONFIG).write_text(json.dumps(settings | {"bos_token_id": None, "eos_token_id": None}, indent=1))
+    (folder / GENERATION).write_text(json.dumps({"do_sample": False}))
+    _make_tokenizer(folder, size=model.vocab_size, longest=model.max_seq_length)
+
+
+def _make_tokenizer(folder: Path, *, size: int, longest: int) -> None:
+    """Write a tokenizer whose token number n is the word wn."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.WordLevel({f"w{number}": number for number in range(size)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(folder / TOKENIZER))
+    about = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": longest}
+    (folder / TOKENIZER_CONFIG).write_text(json.dumps(about))

@@ -1,0 +1,191 @@
+"""Generate answers, once per rank: `python -m jobs.tasks.generate PLAN --trial K`. It writes the log."""
+
+import csv
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.contract import mllog, run_files
+from bench.contract import plan as plans
+from bench.contract.generation import Asked, Generation, Order
+from bench.contract.plan import GenerationPlan, Trial
+from jobs.data.prompts import Prompts
+from jobs.engines.generation import Answer, Generator, Request, engine_of
+from jobs.ranks import process_group, program, timing, transport
+from jobs.ranks.identity import Rank
+from jobs.ranks.telemetry import Telemetry
+from jobs.ranks.watchdog import MEASURING, SAVING, Alive, Watchdog, nobody_asks
+from jobs.tasks import describe
+
+COLUMNS = ("index", "replica", "prompt_tokens", "length", "tokens", "start_s", "first_s", "done_s", "token_ids", "text")
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """An answer that a replica has given; start_s is when its batch was handed in, since the replica's clock began."""
+
+    asked: Asked
+    prompt_tokens: int
+    start_s: float
+    answer: Answer
+
+
+def main() -> None:
+    with program.begun("jobs.tasks.generate", __doc__, plans.required_generation) as begun:
+        run(begun.plan, begun.trial, begun.who, begun.log, begun.folder, watchdog=begun.watchdog())
+
+
+def run(
+    plan: GenerationPlan, trial: Trial, who: Rank, log: mllog.Writer, folder: Path, *, watchdog: Watchdog | None = None
+) -> None:
+    """Load the model, warm up on the first tokens of the answers, give all answers from run_start to run_stop."""
+    log.start(mllog.INIT_START)
+    module, prompts = engine_of(plan), Prompts(plan, trial.seed)
+    requests = {one.index: Request(prompts.tokens(one), one.length) for one in plan.asked}
+    mine = {one: requests[one.index] for one in plan.asked if one.replica == who.rank // plan.world.tp}
+    module.start_ranks(plan, who)
+    telemetry = Telemetry(plan, who, folder, trial.index)
+    import torch
+
+    if watchdog is not None:
+        watchdog.start(process_group.node_names(who))
+    if who.rank == 0:  # it asks git
+        describe_generation(plan, trial, dict(module.versions()), log)
+    generator = module.generator(plan, trial.seed)
+    if plan.base_dir is not None:
+        generator.load(Path(plan.base_dir))
+    warm_up(plan, generator, list(mine.values()), watchdog)
+    transport.log_used(plan, who, folder, log)
+    for key, value, metadata in generator.facts():
+        log.event(key, value, **metadata)
+    timing.forget_memory()
+    process_group.gathered(who, None)
+    log.stop(mllog.INIT_STOP)
+    log.start(mllog.RUN_START)
+    given = answers(plan, generator, mine, trial.seed, watchdog.alive if watchdog else nobody_asks)
+    process_group.gathered(who, None)
+    log.finish(mllog.SUCCESS)
+    write(plan, who, given, prompts, log, folder / run_files.answers(trial.index))
+    log_memory(plan, who, log)
+    telemetry.log(log)
+    process_group.gathered(who, None)  # the engine's own way to end has all ranks meet on their GPUs
+    torch.distributed.destroy_process_group()
+
+
+def warm_up(plan: GenerationPlan, generator: Generator, requests: Sequence[Request], watchdog: Watchdog | None) -> None:
+    """Let the generator warm up; how long that took says when a replica has stalled."""
+    since_s = timing.device_time_s()
+    generator.warm_up(requests)
+    if watchdog is not None:
+        took_s, tokens = timing.device_time_s() - since_s, max(1, sum(one.length for one in requests))
+        process_group.outlast(watchdog.expect_points(took_s * tokens / of(plan).warmup_tokens))
+
+
+def answers(
+    plan: GenerationPlan, generator: Generator, mine: dict[Asked, Request], seed: int, alive: Alive
+) -> list[Given]:
+    """Return this replica's answers: of one call for each, or of one call for all."""
+    asked, requests, given = list(mine), list(mine.values()), list[Given]()
+    together = [asked] if of(plan).order is Order.side_by_side else [[one] for one in asked]
+    began_s = time.perf_counter()
+    for number, batch in enumerate(together):
+        alive(MEASURING, number, None)
+        start_s = time.perf_counter() - began_s
+        found = generator.generate([mine[one] for one in batch], seed=seed + number)
+        given += [Given(one, len(mine[one].prompt), start_s, answer) for one, answer in zip(batch, found, strict=True)]
+    alive(SAVING, len(requests), None)
+    return given
+
+
+def write(plan: GenerationPlan, who: Rank, given: list[Given], prompts: Prompts, log: mllog.Writer, file: Path) -> None:
+    """Log every answer that the first rank of each replica has given, and attach them with their tokens."""
+    own = given if who.rank % plan.world.tp == 0 else []
+    every = sorted((one for rank in process_group.gathered(who, own) for one in rank), key=lambda one: one.asked.index)
+    if who.rank != 0:
+        return
+    log.event(mllog.ANSWERS, [_logged(one) for one in every])
+    file.parent.mkdir(exist_ok=True)
+    with file.open("x", encoding="utf-8", newline="") as out:
+        csv.writer(out).writerows([COLUMNS, *(_row(one, prompts) for one in every)])
+    log.attach(file)
+
+
+def _logged(one: Given) -> list[float]:
+    a, asked = one.answer, one.asked
+    times_s = (round(time_s, 6) for time_s in (one.start_s, a.first_s, a.done_s))
+    return [asked.index, asked.replica, one.prompt_tokens, len(a.tokens), *times_s]
+
+
+def _row(one: Given, prompts: Prompts) -> list[object]:
+    a, asked = one.answer, one.asked
+    times = [f"{value:.6f}" for value in (one.start_s, a.first_s, a.done_s)]
+    counts = [asked.index, asked.replica, one.prompt_tokens, asked.length, len(a.tokens)]
+    return [*counts, *times, " ".join(map(str, a.tokens)), prompts.text(a.tokens)]
+
+
+def log_memory(plan: GenerationPlan, who: Rank, log: mllog.Writer) -> None:
+    """Log the memory peaks of the fullest GPU, of all replicas that it holds, beside the plan's estimate."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return
+    sums: defaultdict[tuple[int, int], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for rank, peaks in enumerate(process_group.gathered(who, timing.peaks_gib())):
+        node, local_rank = divmod(rank, plan.world.ranks_per_node)
+        of_gpu = sums[node, process_group.gpu_of(plan, local_rank)]
+        of_gpu[:] = [held + more for held, more in zip(of_gpu, peaks, strict=True)]
+    allocated, reserved = max(sums.values())
+    log.event(mllog.PEAK_MEMORY, {"allocated": allocated, "reserved": reserved, "estimated": plan.memory.total_gib})
+
+
+def describe_generation(plan: GenerationPlan, trial: Trial, versions: dict[str, str], log: mllog.Writer) -> None:
+    """Log what is asked for, of which weights, on what, and with which software."""
+    config = plan.config
+    described = {
+        mllog.SUBMISSION_ORG: config.cluster.org,
+        mllog.SUBMISSION_PLATFORM: config.cluster.platform,
+        mllog.SEED: trial.seed,
+        mllog.INITIAL_WEIGHTS: mllog.RANDOM if plan.base_dir is None else "checkpoint",
+        mllog.TENSOR_PARALLELISM: plan.world.tp,
+        mllog.PRECISION_IN_LINEAR: {"fp32": "fp32", "fp8": "fp8"}.get(config.precision.name, "bfloat16"),
+        mllog.CONFIG_FILENAME: f"task/{config.task.name}.yaml",
+        **describe.system(plan),
+        "software": versions,
+    }
+    for key, value in described.items():
+        if value is not None:
+            log.event(key, value)
+    log.event(mllog.ANSWERS_ASKED, [one.length for one in plan.asked], **asked_about(plan))
+
+
+def asked_about(plan: GenerationPlan) -> dict[str, object]:
+    """Return how the answers are asked for, as the log has it."""
+    task, cost = of(plan), plan.cost
+    prompts = "random" if plan.asked[0].prompt is None else "question" if task.prompts is None else "file"
+    about = {
+        "replicas": plan.world.dp,
+        "tp": plan.world.tp,
+        "order": task.order.name,
+        "batching": task.batching.name,
+        "max_batch": task.max_batch,
+        "prompts": prompts,
+        "model": plan.config.model.name,
+        "weights": plan.weights.name,
+        "temperature": task.sampling.temperature,
+        "top_k": task.sampling.top_k,
+        "top_p": task.sampling.top_p,
+    }
+    estimated = {} if cost is None else {"bytes_per_token": cost.bytes_per_token, "bandwidth_gbs": cost.bandwidth_gbs}
+    return about | estimated
+
+
+def of(plan: GenerationPlan) -> Generation:
+    """Return what the task says of generation; a plan of this kind has it."""
+    assert plan.config.task.generation is not None
+    return plan.config.task.generation
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""Start a server and load it, on rank 0: `python -m jobs.tasks.serve PLAN --trial K`. It writes the log."""
+
+from contextlib import ExitStack
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench.contract import codec, mllog, run_files
+from bench.contract import plan as plans
+from bench.contract.plan import ServingPlan, Trial
+from bench.contract.schema import Device
+from bench.contract.serving import Serving
+from bench.errors import ConfigError, SubmitError
+from jobs.node_checks import facts, hardware
+from jobs.ranks import program
+from jobs.tasks import describe
+
+if TYPE_CHECKING:
+    from jobs.serving.load import Loaded, Setting
+
+PACKAGES = ("mlcommons-loadgen", "aiohttp", "tokenizers", "transformers", "vllm", "sglang", "lightllm", "tensorrt-llm")
+"""Whose versions the log says, where they are installed beside the ranks."""
+
+
+def main() -> None:
+    with program.begun("jobs.tasks.serve", __doc__, plans.required_serving) as begun:
+        if begun.who.rank == 0:  # the server is one process of its own on all of its GPUs
+            run(begun.plan, begun.trial, begun.log, begun.folder)
+
+
+def run(plan: ServingPlan, trial: Trial, log: mllog.Writer, folder: Path) -> None:
+    """Start the server, warm it up, load it from run_start to run_stop, and stop it."""
+    serving = required(plan)
+    try:
+        from jobs.serving import load, memory, model_folder, prompts, server
+        from jobs.serving.answers import Asked
+    except ImportError as error:
+        fix = "pip install 'runstop[serve]'"
+        raise SubmitError(f"the load needs {error.name}", where="jobs.serving", fix=fix, rule="RUN-08") from error
+    log.start(mllog.INIT_START)
+    describe_serving(plan, trial, serving, log)
+    model = model_folder.prepared(plan, serving.server, folder / run_files.server_model(trial.index), seed=trial.seed)
+    own = prompts.tokenizer(_tokenizer_folder(serving, model))
+    num_prompts = serving.warm_up + serving.requests * len(plan.loads)
+    texts = prompts.drawn(own, count=num_prompts, num_tokens=serving.tokens_in, seed=trial.seed)
+    asked = Asked(tokens_in=serving.tokens_in, tokens_out=serving.tokens_out, tokenizer=own)
+    with memory.measured(plan.config) as used, ExitStack() as stack:
+        found = server.started(plan, serving, model, folder / run_files.server_output(trial.index))
+        if found.child is not None:
+            stack.callback(found.child.stop)
+        log_server(plan, serving, found, log)
+        setting = load.Setting(
+            serving=serving, server=found, asked=asked, folder=folder, trial=trial.index, seed=trial.seed
+        )
+        load.warmed_up(setting, texts[: serving.warm_up])
+        log.stop(mllog.INIT_STOP)
+        done = timed(plan, setting, texts[serving.warm_up :], log)
+    log.event(mllog.SERVER_MEMORY, used)
+    for path in (path for one in done for path in one.files):
+        log.attach(path)
+
+
+def timed(plan: ServingPlan, setting: "Setting", texts: list[str], log: mllog.Writer) -> "list[Loaded]":
+    """Return what came of each load, between run_start and run_stop."""
+    from jobs.serving import load
+
+    done, per_load = [], setting.serving.requests
+    log.start(mllog.RUN_START)
+    for number, one in enumerate(plan.loads):
+        print(f"{one.name}: {one.requests} requests", flush=True)
+        found = load.loaded(setting, one, texts[number * per_load : (number + 1) * per_load])
+        write(found, log)
+        done.append(found)
+    log.finish(mllog.SUCCESS)
+    return done
+
+
+def required(plan: ServingPlan) -> Serving:
+    """Return what the task says of serving.
+
+    Raises:
+        ConfigError: it says nothing.
+    """
+    if plan.config.task.serving is None:
+        raise ConfigError("the plan names no server", where="task.serving", fix="plan it anew")
+    return plan.config.task.serving
+
+
+def _tokenizer_folder(serving: Serving, model: Path | None) -> Path:
+    named = serving.server.tokenizer
+    if named is not None:
+        return Path(plans.expanded(named) or named)
+    assert model is not None  # a server elsewhere names one
+    return model
+
+
+def describe_serving(plan: ServingPlan, trial: Trial, serving: Serving, log: mllog.Writer) -> None:
+    """Log what is measured, on what, and with which software."""
+    cluster = plan.config.cluster
+    described = {
+        mllog.SUBMISSION_ORG: cluster.org,
+        mllog.SUBMISSION_PLATFORM: cluster.platform,
+        mllog.SEED: trial.seed,
+        mllog.CONFIG_FILENAME: f"task/{plan.config.task.name}.yaml",
+        mllog.TENSOR_PARALLELISM: plan.world.tp,
+        **system(plan),
+        "software": versions(),
+    }
+    for key, value in described.items():
+        if value is not None:
+            log.event(key, value)
+    limits, names = codec.plain(serving.limits), [load.name for load in plan.loads]
+    log.event(mllog.LOADS_ASKED, names, limits=limits, max_client_delay=serving.max_client_delay)
+
+
+def system(plan: ServingPlan) -> dict[str, Any]:
+    """Return the hardware that the server takes and the commit of this code; torch need not be there."""
+    is_elsewhere = plan.config.task.serving is not None and plan.config.task.serving.server.url is not None
+    gpu = plan.config.cluster.gpu
+    device = "cpu" if plan.config.cluster.device is Device.cpu else (gpu.name if gpu else "cuda")
+    return {
+        "num_ranks": None if is_elsewhere else plan.world.tp,
+        "accelerator": None if is_elsewhere else device,
+        "host_processor_model_name": hardware.cpu_model(),
+        "operating_system": hardware.operating_system(),
+        "commit": describe.commit(describe.ROOT, facts.IMAGE),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the packages that load, and that serve."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def log_server(plan: ServingPlan, serving: Serving, found: Any, log: mllog.Writer) -> None:
+    """Log which server answers."""
+    server = serving.server
+    how = {"url": found.url} if server.url is not None else {"argv": found.argv, "healthy_s": round(found.healthy_s, 3)}
+    is_made = plan.base_dir is None and server.url is None
+    log.event(
+        mllog.SERVER,
+        server.name.name,
+        **how,
+        model=plan.config.model.name if is_made else found.model,
+        weights="random" if is_made else "given",
+        precision=plan.config.precision.name,
+        tp=plan.world.tp,
+    )
+
+
+def write(found: "Loaded", log: mllog.Writer) -> None:
+    """Log what came of a load, with the times of every request."""
+    answers, about = found.answers, codec.plain(found.load)
+    gaps = sum(max(0, answer.num_chunks - 1) for answer in answers)
+    chunks, tokens = (sum(values) for values in zip(*((a.num_chunks, a.tokens_out or 0) for a in answers), strict=True))
+    log.event(
+        mllog.LOAD_MEASURED,
+        about.pop("name"),
+        **about,
+        arrival_s=[_rounded(answer.due_s - answers[0].due_s) for answer in answers],
+        latency_s=[_rounded(answer.last_s) for answer in answers],
+        ttft_s=[_rounded(answer.first_s) for answer in answers],
+        tpot_s=[_rounded(answer.tpot_s) for answer in answers],
+        tokens_in=[answer.tokens_in for answer in answers],
+        tokens_out=[answer.tokens_out for answer in answers],
+        status=[answer.status for answer in answers],
+        details=sorted({answer.detail for answer in answers if answer.detail})[:5],
+        together=sum(answer.num_together for answer in answers) / gaps if gaps else None,
+        chunks_per_token=chunks / tokens if tokens else None,
+        client={name: round(value, 6) for name, value in found.client.items()},
+        loadgen=found.loadgen,
+    )
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 6)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""A server that only injects faults: `python -m helpers.stub_server PORT FAULT`. No latency of it means anything.
+
+It answers /health and /v1/completions as an OpenAI API does, a word for every token, without any model.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+
+TOKENS_IN = 16
+served = 0
+
+
+def event(text: str | None, usage: dict[str, int] | None = None) -> bytes:
+    choices = [] if text is None else [{"index": 0, "text": text, "finish_reason": None}]
+    return b"data: " + json.dumps({"choices": choices, "usage": usage}).encode() + b"\n\n"
+
+
+async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, fault: str) -> None:
+    global served
+    head = (await reader.readuntil(b"\r\n\r\n")).decode()
+    if head.startswith("GET /health"):
+        writer.write(
+            b"HTTP/1.1 %s\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+            % (b"503 Busy" if fault == "never" else b"200 OK")
+        )
+        return
+    length = int(next(line.split(":")[1] for line in head.splitlines() if line.lower().startswith("content-length")))
+    body = json.loads(await reader.readexactly(length))
+    served += 1
+    this = served  # others come while this one is answered
+    if fault == "killed" and this > 12:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if fault == "errors" and this > 8 and this % 4 == 0:
+        writer.write(b"HTTP/1.1 500 Oops\r\nContent-Length: 4\r\nConnection: close\r\n\r\noops")
+        return
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n")
+    asked = body["max_tokens"]
+    tokens = asked - 1 if fault == "short" and this > 8 else asked
+    shown = tokens // 4 if fault == "liar" and this > 8 else tokens
+    if fault == "hangs" and this > 8 and this % 5 == 0:
+        await asyncio.sleep(3600)
+    for number in range(shown):
+        if fault == "cut" and this > 8 and this % 5 == 0 and number == 2:
+            writer.transport.abort()
+            return
+        if fault != "bunched":
+            await asyncio.sleep(0.2 if fault == "slow" and number == 0 else 0.01)
+        writer.write(event(f" w{number}"))
+        await writer.drain()
+    said = len(body["prompt"].split()) + (fault == "prompt" and this > 8)
+    writer.write(event(None, {"prompt_tokens": said, "completion_tokens": tokens}) + b"data: [DONE]\n\n")
+
+
+async def main(port: int, fault: str) -> None:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await answer(reader, writer, fault)
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(handle, "127.0.0.1", port, backlog=512)
+    async with server:
+        await server.serve_forever()
+
+
+if __name__ == "__main__":
+    if sys.argv[2] == "dies":
+        sys.exit("this server does not like its model")
+    asyncio.run(main(int(sys.argv[1]), sys.argv[2]))
