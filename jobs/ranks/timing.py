@@ -51,7 +51,8 @@ class Pace:
         now, place = time.perf_counter(), {"samples_count": plans.samples(self._plan, step), "step": step}
         step_time_s = (now - self._since) / (step - self._step)
         lr = plans.learning_rate(self._plan, step)
-        self._log.event(mllog.TRAIN_LOSS, finite(loss, "training", step), **place, lr=lr)
+        of_group = {} if self._plan.world.groups is None else {"group": 0}
+        self._log.event(mllog.TRAIN_LOSS, finite(loss, "training", step), **place, lr=lr, **of_group)
         self._collect()
         stats = {
             "train_step_time": step_time_s,
