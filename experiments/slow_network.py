@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from bench.contract import plan as plans
+from bench.contract import plan_paths
 from bench.contract.plan import TrainingPlan
 from bench.mlperf.result import Result, parse
 from bench.planning import compose
@@ -62,7 +63,7 @@ def trained(folder: Path, words: Sequence[str]) -> Result:
     plan = plans.required_training(compose.compose([*TINY, *words, "cluster.paths.data=" + str(folder.parent)]))
     folder.mkdir(parents=True)
     (folder / "plan.json").write_text(plans.dumps(plan))
-    if not plans.is_prepared(plan):
+    if not plan_paths.is_prepared(plan):
         _run(plan, folder, "jobs.tasks.prepare", "plan.json")
     _run(plan, folder, "jobs.tasks.train", "plan.json", "--trial", "0")
     return parse(folder / plan.trials[0].log)
