@@ -101,7 +101,7 @@ def _training(config: Config, base: Config | None) -> TrainingPlan:
         recompute=chosen.recompute,
         memory=needed,
         cost=cost,
-        apart=apart.predict(config, needed, cost, chosen.world, steps),
+        apart=apart.predict(config, dataclasses.replace(chosen, memory=needed, cost=cost), evaluation, steps),
         deepspeed=deepspeed.settings(config, batch),
         cuda_graph=is_captured,
         tflop_per_sample=flops.tflop_per_sample(config.model, lora, seq_length=config.data.seq_length),

@@ -96,16 +96,16 @@ def leave() -> None:
 
 def node_names(who: Rank) -> list[str]:
     """Return the node of each rank; all ranks ask together, after they have joined."""
-    return gathered(who, node_name(), "node names")
+    return gathered(who, node_name())
 
 
-def gathered(who: Rank, value: T, name: str) -> list[T]:
-    """Return the value of each rank; all ranks call this together, after they have joined, once for each name.
+def gathered(who: Rank, value: T) -> list[T]:
+    """Return the value of each rank; all ranks call this together, after they have joined.
 
-    Between groups that train apart it passes as JSON, and that of ranks which are gone is None.
+    Of groups that train apart, that of ranks which are gone is None.
     """
     if (mine := groups.mine()) is not None:
-        return mine.gather(name, value)
+        return mine.gather(value)
     if who.world_size == 1:
         return [value]
     import torch

@@ -60,6 +60,7 @@ def run(
     transport.log_used(plan, who, folder, log)
     for key, value, metadata in generator.facts():
         log.event(key, value, **metadata)
+    timing.settle()
     timing.forget_memory()
     process_group.gathered(who, None, "all are ready")
     log.stop(mllog.INIT_STOP)
