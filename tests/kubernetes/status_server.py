@@ -84,10 +84,12 @@ class StatusServer:
 
     def _is_authorized(self, authorization: str, place: str) -> bool:
         scheme, _, token = authorization.partition(" ")
+        if scheme != "Bearer" or not token:
+            return False
         spec = {"token": token, "audiences": [audience(place)]}
         review = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": spec}
         said = self._kubectl("create", "--filename", "-", "--output", "json", stdin=json.dumps(review))
-        return scheme == "Bearer" and bool(json.loads(said)["status"].get("authenticated"))
+        return bool(json.loads(said)["status"].get("authenticated"))
 
 
 def path(namespace: str, name: str) -> str:

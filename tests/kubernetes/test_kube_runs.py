@@ -11,12 +11,13 @@ pytestmark = [pytest.mark.trains, pytest.mark.kubernetes]
 
 
 NODE = "runstop/node"
-SPLIT = ("task=lora_tiny", "cluster=kubernetes_test", "cluster.ranks_per_node=2", "parallel.tp=2")
+TINY = ("task=lora_tiny", "cluster=kubernetes_test")
+SPLIT = ("cluster.ranks_per_node=2", "parallel.tp=2")
 """Two ranks a pod: each layer over the ranks of a pod, each batch over the pods."""
 
 
 def test_a_run_is_submitted_listed_trained_over_two_pods_and_judged(user: User, cluster: Cluster) -> None:
-    run = user.launch("parallel.tp=2")  # each layer over both pods
+    run = user.launch(*SPLIT)
     assert user.state(run)["state"] in ("Pending", "Running")
     user.end(run, "proven")
     until(lambda: user.state(run)["active"] is False, 60)
@@ -26,7 +27,7 @@ def test_a_run_is_submitted_listed_trained_over_two_pods_and_judged(user: User, 
     assert entry["outcome"] == "proven" and sorted(entry["attempts"][0]["nodes"].split(",")) == ["node-1", "node-2"]
     assert [job["id"] for job in run.json("job.json")["jobs"]] == [run.job]
     assert user.types("why", run.folder, code=None).returncode == 0
-    assert len([*(run.folder / "facts").glob("rank_*.json")]) == 2
+    assert len([*(run.folder / "facts").glob("rank_*.json")]) == 4
     (first,) = (pod["metadata"]["name"] for pod in pods_of(cluster, run) if pod["metadata"]["labels"][NODE] == "0")
     printed, log = cluster.kubectl("logs", first), (run.folder / "result_0.txt").read_text()
     assert [line for line in printed.splitlines() if line.startswith("result_0.txt: ")] == [
@@ -57,7 +58,7 @@ def reached(user: User, run: Run) -> None:
 @pytest.mark.slow
 def test_four_ranks_in_two_pods_train_to_the_target(someone: User) -> None:
     folder = someone.home / "runs/launched"
-    said = someone.types(*SPLIT, f"launch.folder={folder}", module="bench.launch").stdout
+    said = someone.types(*TINY, *SPLIT, f"launch.folder={folder}", module="bench.launch").stdout
     run = Run(folder, said.split()[1].rstrip(":"))
     until(lambda: run.outcome, 850, run)
     reached(someone, run)
@@ -67,7 +68,7 @@ def test_four_ranks_in_two_pods_train_to_the_target(someone: User) -> None:
 def test_the_manifest_alone_trains_to_the_target(someone: User, cluster: Cluster) -> None:
     """`render`, `kubectl apply`, and nothing else: rows, base checkpoint, LoRA to the official shape of target."""
     path = someone.home / "run.yaml"
-    path.write_text(someone.types("render", *SPLIT).stdout)
+    path.write_text(someone.types("render", *TINY, *SPLIT).stdout)
     cluster.kubectl("apply", "--filename", path)
     (name,) = {job["metadata"]["labels"]["runstop/run"] for job in cluster.get("jobs") if "launched" not in str(job)}
     run = Run(someone.home / "runs" / name, f"job/default/{name}")
