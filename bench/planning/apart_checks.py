@@ -21,7 +21,7 @@ def check(config: Config) -> None:
         return
     local_sgd, groups = config.recipe.local_sgd, config.parallel.groups
     refusals = [*_together(config)]
-    if local_sgd is not None and groups is not None:
+    if local_sgd is not None and groups is not None and config.task.kind is Kind.train:
         refusals += [*_settings(local_sgd), *_ranks(config, groups), *_run(config)]
     for is_refused, what, where, fix in refusals:
         if is_refused:
@@ -31,9 +31,11 @@ def check(config: Config) -> None:
 def _together(config: Config) -> Iterator[Refusal]:
     local_sgd, groups = config.recipe.local_sgd, config.parallel.groups
     is_trained = config.task.kind is Kind.train
-    what = f"{groups} groups, and " + ("recipe.local_sgd, by which they train apart, is null")
+    what = f"{groups} groups, and recipe.local_sgd, by which they would train apart, is null"
     fix = "leave parallel.groups out, or choose a task that trains apart, such as pretrain_tiny_apart"
-    yield groups is not None and (local_sgd is None or not is_trained), what, "parallel.groups", fix
+    yield groups is not None and local_sgd is None, what, "parallel.groups", fix
+    what, where = f"recipe.local_sgd is given, and {config.task.name} trains nothing", "recipe.local_sgd"
+    yield local_sgd is not None and not is_trained, what, where, "set recipe.local_sgd=null"
     what, where = "recipe.local_sgd is given, and there are no groups that would train apart", "recipe.local_sgd"
     yield local_sgd is not None and groups is None, what, f"{where}, parallel.groups", "set parallel.groups=2"
 

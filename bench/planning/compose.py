@@ -83,7 +83,7 @@ def plan_of(config: Config, overrides: Sequence[str]) -> Plan:
 def as_planned(config: Config) -> Config:
     """Return the config as its plan has it: what a run does not read is not in it."""
     if config.task.training is None:  # of the rows only their length counts, and that for kernels
-        return dataclasses.replace(config, data=dataclasses.replace(config.data, source=DataSource.random))
+        return dataclasses.replace(config, data=dataclasses.replace(config.data, source=DataSource.random, sample=None))
     return with_random_weights(config) if config.model.weights is Weights.random else config
 
 

@@ -203,7 +203,7 @@ def _reason(loadgen: Mapping[str, Any]) -> str:
         )
         if loadgen.get(key) is False
     ]
-    return "; ".join([*unmet, *filter(None, said)]) or "it gives no reason"
+    return "; ".join([*unmet, *filter(None, said)]).rstrip(".") or "it gives no reason"
 
 
 def _findings(load: LoadResult) -> Iterator[Finding]:

@@ -68,6 +68,7 @@ class Events(pl.Callback):
         of_recipe = {"engine": self._plan.config.engine.name.name, "recipe": recipe.chosen(self._plan)}
         self._log.event(mllog.STRATEGY, "megatron", **of_recipe, rank_bytes=_rank_bytes(model))
         transport.log_used(self._plan, self._begun.who, self._begun.folder, self._log)
+        timing.settle()
         timing.forget_memory()
         self._log.stop(mllog.INIT_STOP)
         self._log.start(mllog.RUN_START)

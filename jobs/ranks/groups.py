@@ -35,8 +35,7 @@ class Groups:
     """Groups at the start."""
     living: list[int]
     """The groups that train, the same on all of their ranks."""
-    left: list[dict[str, Any]] = field(default_factory=list)
-    """Those that have left: {group, seconds} that the others have waited."""
+    _gathered: int = field(default=0, init=False)
 
     @property
     def position(self) -> int:
@@ -52,10 +51,12 @@ class Groups:
         """Return the ranks of a group."""
         return range(number * self.size, (number + 1) * self.size)
 
-    def gather(self, name: str, value: Any) -> list[Any]:
-        """Return what each rank gives under a name; None of groups that have left, and of those that are too late."""
+    def gather(self, value: Any) -> list[Any]:
+        """Return what each rank gives, all of which call this together; None of those that are gone or too late."""
         from torch.distributed import DistStoreError
 
+        self._gathered += 1
+        name = f"gathered/{self._gathered}"
         self.tell(f"{name}/{self.rank}", value)
         values: list[Any] = [None] * (self.size * self.count)
         for rank in (rank for group in self.living for rank in self.of(group)):

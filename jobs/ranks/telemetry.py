@@ -43,7 +43,7 @@ class Telemetry:
         if not self._is_on:
             return
         mine = None if self._sampler is None else (node_name(), self._sampler.file.name, self._sampler.summary(log))
-        for node, name, record in filter(None, process_group.gathered(self._who, mine, "telemetry")):
+        for node, name, record in filter(None, process_group.gathered(self._who, mine)):
             log.event(mllog.GPU_TELEMETRY, record, node=node)
             with suppress(OSError):  # there is no file where nothing was sampled; the record says so
                 log.attach(self._folder / run_files.RANK_LOGS / name)

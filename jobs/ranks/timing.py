@@ -1,5 +1,6 @@
 """Measure the speed and the memory of a trial, without waiting for the device between two log lines."""
 
+import gc
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -88,6 +89,16 @@ def device_time_s() -> float:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()
+
+
+def settle() -> None:
+    """Collect what initialisation and warm-up left, and leave what they made out of later collections.
+
+    Otherwise Python looks through all modules, parameters and hooks from time to time, while its GPU waits; engines
+    differ in how many they have.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def forget_memory(num_gpus: int = 1) -> None:

@@ -1,6 +1,7 @@
 """A server as a child of rank 0: started, awaited until it is healthy, watched while it is loaded, and stopped."""
 
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -25,7 +26,10 @@ from jobs.ranks.gpu_sampler import end_with
 HOST = "127.0.0.1"
 POLL_S, ANSWER_S, STOP_S = 0.2, 5.0, 20.0
 TAIL_BYTES = 400
+SPARE_FILES = 512
 WHERE = "task.serving.server"
+DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""No proxy of the site stands between us and the server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +129,24 @@ def started(plan: ServingPlan, serving: Serving, model: Path | None, output: Pat
     return Started(found.url, found.model, argv, time.monotonic() - began_s, found.child)
 
 
+def allow_connections(count: int) -> None:
+    """Let this process and its server have so many connections at a time, and the files that they open besides.
+
+    Raises:
+        SubmitError: the site does not allow it.
+    """
+    needed, (soft, hard) = count + SPARE_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        if hard != resource.RLIM_INFINITY and hard < needed:
+            raise SubmitError(
+                f"{count:,} requests at a time need {needed:,} open files, and {hard:,} are allowed",
+                where="ulimit -n",
+                fix="have the limit raised, or lower task.serving.requests",
+                rule="RUN-15",
+            )
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
 def free_port() -> int:
     """Return a port that nobody listens at; the kernel hands out others for a while."""
     with socket.socket() as probe:
@@ -169,7 +191,7 @@ def _await(found: Started, server: Server, began_s: float) -> None:
         if found.child is not None and found.child.exit_code() is not None:
             raise ended(found.child, "before it was healthy", "SRV-01")
         try:
-            with urllib.request.urlopen(url, timeout=ANSWER_S) as answer:
+            with DIRECTLY.open(url, timeout=ANSWER_S) as answer:
                 if answer.status == 200:
                     return
                 said = f"HTTP {answer.status}"

@@ -67,6 +67,7 @@ def run(
         step = saving.resume()
         if apart is not None:
             apart.begin(step)
+    timing.settle()
     timing.forget_memory(plans.gpus_per_rank(plan.config))
     log.stop(mllog.INIT_STOP)
     log.start(mllog.RUN_START)

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from jobs.engines.generation import Answer, Request
-from jobs.engines.huggingface import generator
+from jobs.engines.huggingface.generation import HuggingFaceGenerator
 from jobs.ranks.identity import from_environment
 from jobs.tasks import generate
 
-_generate = generator.HuggingFaceGenerator.generate
+_generate = HuggingFaceGenerator.generate
 
 
-def shortened(self: generator.HuggingFaceGenerator, requests: Sequence[Request], *, seed: int) -> list[Answer]:
+def shortened(self: HuggingFaceGenerator, requests: Sequence[Request], *, seed: int) -> list[Answer]:
     found = _generate(self, requests, seed=seed)
     if from_environment().rank == 1:
         found[0] = replace(found[0], tokens=found[0].tokens[:-1])
@@ -19,5 +19,5 @@ def shortened(self: generator.HuggingFaceGenerator, requests: Sequence[Request],
 
 
 if __name__ == "__main__":
-    generator.HuggingFaceGenerator.generate = shortened  # type: ignore[method-assign]
+    HuggingFaceGenerator.generate = shortened  # type: ignore[method-assign]
     generate.main()

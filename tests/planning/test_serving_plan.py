@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from bench import preflight
 from bench.contract import plan as plans
 from bench.contract.plan import ServingPlan
 from bench.errors import ConfigError
@@ -75,6 +76,19 @@ def test_a_server_is_split_over_the_gpus_of_one_node() -> None:
     ):
         with pytest.raises(ConfigError, match=why):
             compose.compose([*wide, word])
+
+
+def test_a_program_and_a_model_that_are_missing_are_found_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (missing,) = preflight.inspect(serving.planned("server=vllm"))
+    assert (missing.rule, missing.what) == ("SRV-01", "vllm is not on PATH")
+    plan = serving.planned("model.weights=checkpoint", f"cluster.paths.model={tmp_path}")
+    assert {finding.what for finding in preflight.inspect(plan)} == {
+        "there is no config.json",
+        "there is no tokenizer.json",
+    }
 
 
 def test_a_server_for_a_task_that_loads_none_is_refused() -> None:

@@ -1,5 +1,7 @@
 """The memory of a GPU: what torch counts, and what CUDA graphs hold beside it."""
 
+import gc
+
 import pytest
 
 from jobs.ranks import timing
@@ -34,3 +36,10 @@ def test_of_several_gpus_the_fullest_one_counts(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("torch.cuda.max_memory_allocated", lambda gpu: [3, 7, 90][gpu] * GIB)
     monkeypatch.setattr("torch.cuda.max_memory_reserved", lambda gpu: [9, 8, 95][gpu] * GIB)
     assert timing.peaks_gib(2) == (7, 9)
+
+
+def test_what_exists_before_the_clock_is_left_out_of_collections() -> None:
+    gc.unfreeze()
+    timing.settle()
+    assert gc.get_freeze_count() > 1000 and gc.isenabled()
+    gc.unfreeze()

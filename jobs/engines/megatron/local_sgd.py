@@ -1,86 +1,23 @@
 """Train apart: this rank's share of each batch, and the outer step that merges the groups every H inner steps.
 
-    change = outer - inner, its mean over the groups        the outer step's gradient
-    momentum = mu momentum + change                         torch.optim.SGD with nesterov=True, as DiLoCo has it
-    outer = outer - rate (change + mu momentum)             the merged weights; each group goes on from them
-
-The outer weights and the momentum are FP32 in host memory, of the shard whose master weights this rank has. Adam's
-moments stay each group's own. The mean of uncompressed weights needs no outer weights.
-
-With `overlap_steps` the shard is copied, and a thread exchanges it while inner steps go on. Its result is applied after
-so many: inner = outer + (inner - the copy), so that what was trained meanwhile is kept and is part of the next change.
-Source: Douillard et al. 2025, Streaming DiLoCo, arXiv 2501.18512, whose fragments are all weights here.
+With `overlap_steps` the shard is copied, and a thread exchanges it while inner steps go on; see `outer.Outer.apply`.
 """
 
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from bench.contract import mllog
-from bench.contract.local_sgd import Average, Compress, LocalSgd
 from bench.contract.plan import Plan
 from bench.errors import BenchError
 from jobs.engines import Fact
 from jobs.engines.megatron.engine import MegatronEngine
+from jobs.engines.megatron.outer import Outer, on_host
 from jobs.ranks.groups import Groups
-from jobs.ranks.merging import PIECE, Meeting, Merged
-
-
-class Outer:
-    """The outer weights of some flat tensors, and their optimizer. Pieces are numbered over all tensors."""
-
-    def __init__(self, inner: list[Tensor], local_sgd: LocalSgd) -> None:
-        self.inner, self._settings = inner, local_sgd
-        is_mean = local_sgd.average is Average.parameters
-        self.weights = [] if is_mean and local_sgd.compress is Compress.none else _on_host(inner)
-        self.momentum = [torch.zeros_like(one) for one in self.weights] if local_sgd.outer_momentum else []
-        self._means: list[Tensor] = []
-
-    def restart(self) -> None:
-        """Go on from the inner weights, which are the same in all groups."""
-        for outer, inner in zip(self.weights, self.inner, strict=False):  # there may be no outer weights
-            outer.copy_(inner)
-
-    def pieces(self, source: list[Tensor]) -> Iterator[Tensor]:
-        """Yield what the groups exchange: how the weights have changed, or themselves where no outer weights are."""
-        for number, begin in self._places():
-            piece = source[number][begin : begin + PIECE].to("cpu", torch.float32)
-            yield self.weights[number][begin : begin + PIECE] - piece if self.weights else piece
-
-    def take(self, place: int, mean: Tensor) -> None:
-        """Take the mean of a piece over the groups, until `step`."""
-        if len(self._means) != len(self.inner):
-            self._means = [torch.empty(one.shape, dtype=torch.float32) for one in self.inner]
-        number, begin = self._places()[place]
-        self._means[number][begin : begin + PIECE].copy_(mean)
-
-    def step(self) -> list[Tensor]:
-        """Make the outer step with the means; return the merged weights, in host memory."""
-        if not self.weights:
-            return self._means
-        mu, rate = self._settings.outer_momentum, self._settings.outer_lr
-        for number, (outer, mean) in enumerate(zip(self.weights, self._means, strict=True)):
-            if mu:
-                self.momentum[number].mul_(mu).add_(mean)
-                mean.add_(self.momentum[number], alpha=mu)
-            outer.sub_(mean, alpha=rate)
-        return self.weights
-
-    def apply(self, merged: list[Tensor], copy: list[Tensor]) -> None:
-        """Let the inner weights be the merged ones, and keep what was trained since a copy of them, if there is one."""
-        for number, (inner, new) in enumerate(zip(self.inner, merged, strict=True)):
-            if copy:
-                inner.add_((new - copy[number]).to(inner.device))
-            else:
-                inner.copy_(new)
-
-    def _places(self) -> list[tuple[int, int]]:
-        return [(number, begin) for number, one in enumerate(self.inner) for begin in range(0, len(one), PIECE)]
+from jobs.ranks.merging import Meeting, Merged
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +95,7 @@ class LocalSgdTraining:
         )
 
     def _begun(self, step: int, said: dict[str, float], *, is_copied: bool) -> None:
-        copy = _on_host(self._outer.inner) if is_copied else []
+        copy = on_host(self._outer.inner) if is_copied else []
         source = copy or self._outer.inner
         work = (f"merge/{step}", said, lambda: self._outer.pieces(source), self._outer.take)
         self._pending = _Pending(step, copy, self._thread.submit(self._meeting.merge, *work))
@@ -197,7 +134,3 @@ class LocalSgdTraining:
             "training_stopped_s": round(stopped_s, 6),
         }
         return mllog.OUTER_STEP, -(-step // self._settings.every_steps), about
-
-
-def _on_host(tensors: list[Tensor]) -> list[Tensor]:
-    return [one.detach().to("cpu", torch.float32, copy=True) for one in tensors]

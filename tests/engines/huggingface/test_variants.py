@@ -9,7 +9,7 @@ import torch
 from bench.contract import mllog
 from bench.mlperf.result import parse
 from helpers import ranks
-from helpers.peer_runs import BLOCK, FSDP2, TRAINS, ZERO, composed, facts, losses, needed, trained
+from helpers.peer_runs import BLOCK, FSDP2, TRAINS, ZERO, composed, facts, held, losses, needed, trained
 from jobs.data.targets import targets
 from jobs.tasks import convert
 
@@ -81,6 +81,19 @@ def test_bf16_learns_close_to_fp32(name: str, folder: Path) -> None:
         "pure": ("bfloat16", "bfloat16", "bfloat16"),
     }
     assert tuple(types.metadata[key] for key in ("weights", "master", "moments")) == wanted[types.value]
+
+
+def test_hybrid_shards_over_the_ranks_of_a_node_and_copies_over_nodes(folder: Path) -> None:
+    """Two nodes of two ranks: each rank holds and updates half of every weight, as with FSDP2 on one node."""
+    nodes = ("cluster=dgx2", "cluster.ranks_per_node=2", f"{BLOCK}.strategy=fsdp2_hybrid")
+    trained({"hybrid": composed(folder, *TRAINS["all"], *nodes)}, folder)
+    np.testing.assert_allclose(losses(folder / "hybrid"), losses(folder / "megatron_all"), rtol=0, atol=1e-4)
+    whole, found = held(folder / "eager", "held")[0], held(folder / "hybrid", "held")
+    assert len(found) == 4
+    assert all(own == {name: size / 2 for name, size in whole.items()} for own in found)
+    assert {flag for own in held(folder / "hybrid", "is_dtensor") for flag in own.values()} == {True}
+    updated = [sum(own.values()) for own in held(folder / "hybrid", "updated")]
+    assert updated == [sum(whole.values()) / 2] * 4
 
 
 GOES_ON = {
