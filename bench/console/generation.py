@@ -86,15 +86,9 @@ def token_time(cost: TokenCost | None) -> str:
 
 
 def sheets(result: Result, generation: GenerationResult, *, more: Sequence[Row] = ()) -> list[Sheet]:
-    """Return what a trial of a generation task is worth, and what answers of each length took."""
+    """Return what a trial of a generation task is worth, and what answers of each length took, as far as any did."""
     verdict = [*generation_rows.verdict_rows(result, generation), *more]
     rows = [generation_rows.length_row(one) for one in generation_rows.lengths(generation)]
-    return [
-        Sheet(generation_rows.title(result), verdict, caption="n = 1 run"),
-        Sheet(
-            "answers by length",
-            rows,
-            columns=generation_rows.LENGTH_COLUMNS,
-            caption=generation_rows.caption(generation),
-        ),
-    ]
+    columns, note = generation_rows.LENGTH_COLUMNS, generation_rows.caption(generation)
+    lengths = [Sheet("answers by length", rows, columns=columns, caption=note)] if rows else []
+    return [Sheet(generation_rows.title(result), verdict, caption="n = 1 run"), *lengths]

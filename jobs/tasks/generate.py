@@ -62,16 +62,16 @@ def run(
         log.event(key, value, **metadata)
     timing.settle()
     timing.forget_memory()
-    process_group.gathered(who, None, "all are ready")
+    process_group.gathered(who, None)
     log.stop(mllog.INIT_STOP)
     log.start(mllog.RUN_START)
     given = answers(plan, generator, mine, trial.seed, watchdog.alive if watchdog else nobody_asks)
-    process_group.gathered(who, None, "all have answered")
+    process_group.gathered(who, None)
     log.finish(mllog.SUCCESS)
     write(plan, who, given, prompts, log, folder / run_files.answers(trial.index))
     log_memory(plan, who, log)
     telemetry.log(log)
-    process_group.gathered(who, None, "all leave")  # the engine's own way to end has all ranks meet on their GPUs
+    process_group.gathered(who, None)  # the engine's own way to end has all ranks meet on their GPUs
     torch.distributed.destroy_process_group()
 
 
@@ -103,7 +103,7 @@ def answers(
 def write(plan: GenerationPlan, who: Rank, given: list[Given], prompts: Prompts, log: mllog.Writer, file: Path) -> None:
     """Log every answer that the first rank of each replica has given, and attach them with their tokens."""
     own = given if who.rank % plan.world.tp == 0 else []
-    by_rank = process_group.gathered(who, own, "answers")
+    by_rank = process_group.gathered(who, own)
     every = sorted((one for of_rank in by_rank for one in of_rank), key=lambda one: one.asked.index)
     if who.rank != 0:
         return
@@ -134,7 +134,7 @@ def log_memory(plan: GenerationPlan, who: Rank, log: mllog.Writer) -> None:
     if not torch.cuda.is_available():
         return
     sums: defaultdict[tuple[int, int], list[float]] = defaultdict(lambda: [0.0, 0.0])
-    for rank, peaks in enumerate(process_group.gathered(who, timing.peaks_gib(), "memory")):
+    for rank, peaks in enumerate(process_group.gathered(who, timing.peaks_gib())):
         node, local_rank = divmod(rank, plan.world.ranks_per_node)
         of_gpu = sums[node, process_group.gpu_of(plan, local_rank)]
         of_gpu[:] = [held + more for held, more in zip(of_gpu, peaks, strict=True)]
