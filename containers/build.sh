@@ -1,9 +1,12 @@
 #!/usr/bin/env bash
-# Build an image from what is committed: containers/build.sh train|nemo [MORE FOR THE BUILD...]
+# Build an image from what is committed: containers/build.sh train|nemo|serve SERVER [MORE FOR THE BUILD...]
 # ENGINE=podman or "buildah --storage-driver vfs" takes the place of docker. Prints the image's name.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-[[ ${1-} == train || ${1-} == nemo ]] || { echo "usage: containers/build.sh train|nemo [MORE FOR THE BUILD...]" >&2; exit 2; }
+[[ ${1-} == train || ${1-} == nemo || (${1-} == serve && -f conf/server/${2-}.yaml) ]] || {
+    echo "usage: containers/build.sh train|nemo|serve SERVER [MORE FOR THE BUILD...]" >&2
+    exit 2
+}
 kind=$1
 shift
 
@@ -15,9 +18,14 @@ git archive HEAD | tar -x -C "$context"  # nothing but commit $commit: no keys, 
 
 # shellcheck source=containers/pins.env
 . "$context/containers/pins.env"
-name=${kind^^}_NAME
-image=${!name}:$BASE_TAG-${commit:0:12}
+name=${kind^^}_NAME base=$BASE_IMAGE@$BASE_DIGEST tag=$BASE_TAG
+if [[ $kind == serve ]]; then  # on the image that the server's own people make
+    base=$(sed -n 's/^image: //p' "$context/conf/server/$1.yaml") tag=$1
+    [[ $base ]] || { echo "conf/server/$1.yaml names no image" >&2; exit 2; }
+    shift
+fi
+image=${!name}:$tag-${commit:0:12}
 read -ra engine <<< "${ENGINE:-docker}"
 "${engine[@]}" build --file "$context/containers/$kind.Dockerfile" --tag "$image" \
-    --build-arg BASE="$BASE_IMAGE@$BASE_DIGEST" --build-arg COMMIT="$commit" "$@" "$context" >&2
+    --build-arg BASE="$base" --build-arg COMMIT="$commit" "$@" "$context" >&2
 echo "$image"

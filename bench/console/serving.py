@@ -23,7 +23,7 @@ def plan_rows(plan: ServingPlan) -> list[tuple[str, str]]:
     device = c.cluster.gpu.name if c.cluster.gpu else c.cluster.device.name
     weights = plan.base_dir or "random weights, made on the spot"
     if server.url is None:
-        place = f"{server.name.name}: {' '.join([*server.argv, *server.precisions[c.precision.name]])}"
+        place = f"{server.name.name}: {' '.join([*server.argv, *server.precisions[c.precision.name], *server.options])}"
         model = f"{c.model.name}, {weights}; {c.precision.name}, tp {plan.world.tp} on {device}"
     else:
         place, model = f"{server.name.name} at {server.url}", str(server.model)

@@ -15,6 +15,7 @@ from bench.contract.layout import Cost as Cost
 from bench.contract.layout import Memory as Memory
 from bench.contract.layout import Recomputed as Recomputed
 from bench.contract.layout import World as World
+from bench.contract.local_sgd import Prediction
 from bench.contract.schema import Config, DataSource, Runtime, not_of_kind
 from bench.contract.serving import Load
 from bench.contract.task import Kind, StartsFrom, Weights
@@ -103,7 +104,9 @@ class TrainingPlan:
     """Of every rank, as recipe.recompute says or, for `fit`, as memory allows."""
     memory: Memory
     cost: Cost | None
-    """None where rates of the GPU are not known."""
+    """None where rates of the GPU are not known. Of groups that train apart: of an inner step."""
+    apart: Prediction | None = field(default=None, metadata=codec.LEFT_OUT_IF_NONE)
+    """None where all ranks train together."""
     deepspeed: dict[str, Any] | None = field(default=None, metadata=codec.LEFT_OUT_IF_NONE)
     """What DeepSpeed is given, complete: nothing in it is "auto". None with other engines and strategies."""
     cuda_graph: bool = False
@@ -258,12 +261,9 @@ def gpus_per_node(plan: Plan) -> int:
 
 
 def keeps_adapters(config: Config) -> bool:
-    """Return whether a trial keeps the adapters that it trained; on random weights they are worth nothing.
-
-    NeMo would write them in a format of its own, which nothing here reads.
-    """
+    """Return whether a trial keeps the adapters that it trained; on random weights they are worth nothing."""
     training = config.training
-    return config.nemo is None and training.lora is not None and training.starts_from is not StartsFrom.random
+    return training.lora is not None and training.starts_from is not StartsFrom.random
 
 
 def samples(plan: TrainingPlan, step: int) -> int:

@@ -43,6 +43,8 @@ class Server:
     filled in; {python} is the interpreter of the ranks."""
     precisions: dict[str, list[str]]
     """What is added to argv for each precision; one that is missing cannot be asked for."""
+    options: list[str] = field(default_factory=list)
+    """Added to argv at its end."""
     request: dict[str, Any] = field(default_factory=dict)
     """More fields of each request, such as ignore_eos."""
     removes_eos: bool = False
@@ -67,7 +69,7 @@ class Server:
 
 
 @dataclass(slots=True, kw_only=True)
-class Limits:
+class LatencyLimits:
     """What a request must keep to count as good, in seconds; None: no limit."""
 
     ttft_s: float | None = None
@@ -95,7 +97,7 @@ class Serving:
     """Of each answer, exactly."""
     warm_up: int
     """Requests at one time before the clock starts."""
-    limits: Limits
+    limits: LatencyLimits
     request_timeout_s: float
     max_client_delay: float
     """The largest share of a median latency that the client's own delay may be."""

@@ -31,6 +31,7 @@ from bench.errors import ConfigError
 from bench.mlperf import closed_division
 from bench.mlperf.benchmarks import LLAMA2_70B_LORA
 from bench.planning import (
+    apart,
     cuda_graph,
     deepspeed,
     environment,
@@ -73,22 +74,25 @@ def make(config: Config, base: Config | None = None) -> Plan:
 
 
 def _training(config: Config, base: Config | None) -> TrainingPlan:
-    chosen = layouts.choose(nemo.restricted(config))
+    of_group = apart.of_one_group(nemo.restricted(config))
+    chosen = layouts.choose(of_group)
     steps = max_steps(config)
     validate.check_steps(config, steps)
     base_plan = None if base is None else _make_base(base)
     evaluation = _checked_evaluations(config)
-    is_captured, lora = config.nemo is None and cuda_graph.is_chosen(config, chosen), config.training.lora
-    needed = cuda_graph.memory_of(config, chosen) if is_captured else chosen.memory
+    apart.check_evaluations(config, evaluation.at_steps, steps)
+    is_captured, lora = config.nemo is None and cuda_graph.is_chosen(of_group, chosen), config.training.lora
+    needed = cuda_graph.memory_of(of_group, chosen) if is_captured else chosen.memory
     validate.check_memory(config, needed)
     cost = chosen.cost if config.nemo is None else None  # rates are those of our kernels
+    cost = cuda_graph.without_waiting(cost) if cost and is_captured else cost
     trials = _trials(config)
-    batch = batches(layouts.with_micro_batch(config, chosen.micro_batch_size), chosen.world)
+    batch = _whole(batches(layouts.with_micro_batch(of_group, chosen.micro_batch_size), chosen.world), config)
     return TrainingPlan(
         version=PLAN_VERSION,
         name=f"{config.task.name}-{config.cluster.name}",
         config=config,
-        world=chosen.world,
+        world=apart.whole(chosen.world, config),
         batch=batch,
         evaluation=evaluation,
         max_steps=steps,
@@ -96,7 +100,8 @@ def _training(config: Config, base: Config | None) -> TrainingPlan:
         trials=trials,
         recompute=chosen.recompute,
         memory=needed,
-        cost=cuda_graph.without_waiting(cost) if cost and is_captured else cost,
+        cost=cost,
+        apart=apart.predict(config, dataclasses.replace(chosen, memory=needed, cost=cost), evaluation, steps),
         deepspeed=deepspeed.settings(config, batch),
         cuda_graph=is_captured,
         tflop_per_sample=flops.tflop_per_sample(config.model, lora, seq_length=config.data.seq_length),
@@ -212,6 +217,12 @@ def batches(config: Config, world: World) -> Batch:
         gradient_accumulation_steps=num_microbatches(config, world),
         tokens_per_step=r.global_batch_size * config.data.seq_length,
     )
+
+
+def _whole(batch: Batch, config: Config) -> Batch:
+    """Return the batch of all groups, from that of one; without groups, as it is."""
+    size = config.recipe.global_batch_size
+    return dataclasses.replace(batch, global_batch_size=size, tokens_per_step=size * config.data.seq_length)
 
 
 def evaluations(config: Config) -> Evaluation:

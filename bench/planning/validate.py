@@ -9,6 +9,7 @@ from bench.contract.schema import BackendName, Config, Device, Precision, Profil
 from bench.contract.task import LORA_TARGETS, Kind, MomentPrecision, Position, Recompute, StartsFrom, Task, Trains
 from bench.errors import ConfigError
 from bench.planning import (
+    apart_checks,
     data_checks,
     generation_checks,
     kernel_checks,
@@ -31,6 +32,7 @@ def check(config: Config) -> None:
     _check_cluster(config)
     _check_walltime(config)
     generation_checks.check_sharing(config)
+    apart_checks.check(config)
     match config.task.kind:
         case Kind.kernels:
             kernel_checks.check(config)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from bench import backends
 from bench.contract.plan import Plan
 from bench.errors import ConfigError
-from bench.preflight import host, schedule, secrets, text_files
+from bench.preflight import host, schedule, secrets, serving, text_files
 from bench.rules.check import TIERS, Check, Checked, Finding, Severity, Tier, broken, run
 
 __all__ = (
@@ -39,6 +39,9 @@ FILES = (
     Check("data", ("CFG-06",), host.rows, host.takes_prepared_rows),
     Check("files of text", ("CFG-06", "CFG-08"), host.text, text_files.takes_text),
     Check("checkpoint", ("CFG-06",), host.checkpoint, host.takes_checkpoint),
+    Check("tokenizer of the prompts", ("CFG-06",), text_files.prompts, text_files.takes_prompts),
+    Check("model", ("CFG-06",), serving.model, serving.loads_model),
+    Check("server", ("SRV-01",), serving.program, serving.is_started_here),
     Check("room for results", ("CFG-05", "CFG-08"), host.outputs),
     Check("folders that nodes see", ("SLU-06",), host.shared, host.leaves_this_machine),
 )

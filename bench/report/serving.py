@@ -135,5 +135,5 @@ def _rows(trial: ServingTrial) -> Iterator[Sequence[object]]:
         columns = (one.arrival_s, one.latency_s, one.ttft_s, one.tpot_s, one.tokens_out, one.status)
         for number, values in enumerate(zip(*columns, strict=True)):
             at, took, *tokens, count, status = values
-            times = ["", ""] if one.bunched else tokens
+            times = ["", ""] if one.no_token_times else tokens
             yield [trial.name, trial.serving.server, one.load.name, number, at, took, *times, count, status]

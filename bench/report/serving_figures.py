@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from bench.report.canvas import FAINT_INK, INK, TARGET_COLOR, canvas, save, shortened
 from bench.report.kernel_figures import COLORS
-from bench.results.serving import LoadResult, ServingResult
+from bench.results.loads import LoadResult
+from bench.results.serving import ServingResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

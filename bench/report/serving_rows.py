@@ -3,7 +3,8 @@
 from bench.contract import mllog
 from bench.mlperf.reader import printable
 from bench.mlperf.result import Result
-from bench.results.serving import LoadResult, ServingResult
+from bench.results.loads import LoadResult
+from bench.results.serving import ServingResult
 
 COLUMNS = (
     *("load", "requests", "failed", "output tokens/s", "requests/s", "goodput", "latency p50 (s)", "p90", "p99"),
@@ -36,14 +37,14 @@ def notes(serving: ServingResult) -> list[str]:
     """Return why cells of these loads are dashes or INVALID, and what the columns mean."""
     found = [
         "Percentiles are of all requests, failed ones as the slowest. The client's share is its own largest delay, of "
-        "the median latency (TTFT where that is stated)."
+        "the latency."
     ]
     for load in serving.loads:
         name = load.load.name
         if load.validity != "VALID":
             found.append(f"{name}: {load.validity} by loadgen: {load.reason}.")
-        if load.bunched:
-            found.append(f"{name}: TTFT and TPOT are -: {load.bunched}.")
+        if load.no_token_times:
+            found.append(f"{name}: TTFT and TPOT are -: {load.no_token_times}.")
         if any(load.percentile_s(load.latency_s, share) is None for share in (50, 90, 99, 100)):
             found.append(f"{name}: a percentile that falls on a failed request is -.")
         if load.goodput is None:
@@ -55,11 +56,11 @@ def _no_goodput(load: LoadResult) -> str:
     limits = load.limits
     if limits.ttft_s is None and limits.tpot_s is None and limits.latency_s is None:
         return "no limit is set"
-    return load.bunched or "no request was answered"
+    return load.no_token_times or "no request was answered"
 
 
 def _of_tokens(load: LoadResult, values: tuple[float | None, ...], share: float, scale: float) -> str:
-    seconds = None if load.bunched else load.percentile_s(values, share)
+    seconds = None if load.no_token_times else load.percentile_s(values, share)
     return "-" if seconds is None else _seconds(scale * seconds)
 
 

@@ -1,9 +1,8 @@
 """What a trial of a serving task measured, from its log alone: each load's latencies, rates, and whether they count.
 
-A request that failed has no latency, and counts as slower than all others: no percentile leaves it out.
+`bench.results.loads` says what a load's percentiles and rates are.
 """
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,118 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from bench.contract import codec, mllog
-from bench.contract.serving import Arrivals, Limits, Load
+from bench.contract.serving import Arrivals, LatencyLimits, Load
 from bench.mlperf import log as logs
 from bench.mlperf.log import Log, finding, number
 from bench.mlperf.reader import Event, is_number
 from bench.results.imported import Summary
+from bench.results.loads import OK, LoadResult
 from bench.results.measurement import Measurement
 from bench.rules.finding import Finding, errors
 
-OK, COUNTED = "ok", ("short", "long", "prompt", "miscounted")
-"""A request as asked for; and the statuses of those that were answered, but not as asked for."""
-BUNCHED_SHARE, CHUNKS_PER_TOKEN = 0.1, 0.9
-"""From which share of chunks that arrive together with the one before, and below how many chunks a token, the times of
-tokens are not the server's."""
+COUNTED = ("short", "long", "prompt", "miscounted")
+"""The statuses of requests that were answered, but not as asked for."""
 SHARES = (50, 60, 90, 99, 100)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadResult:
-    """What a log says of one load; times are in seconds, one for each request in the order of arrival."""
-
-    load: Load
-    arrival_s: tuple[float, ...]
-    latency_s: tuple[float | None, ...]
-    """From arrival to the last token; None for a request that failed."""
-    ttft_s: tuple[float | None, ...]
-    tpot_s: tuple[float | None, ...]
-    tokens_out: tuple[int | None, ...]
-    status: tuple[str, ...]
-    details: tuple[str, ...]
-    """What some of the failures said."""
-    together: float | None
-    """The share of chunks that arrived together with the one before."""
-    chunks_per_token: float | None
-    client_s: Mapping[str, float]
-    """What the client delayed, by name."""
-    validity: str
-    """VALID or INVALID, by loadgen."""
-    reason: str
-    """Why it is INVALID."""
-    limits: Limits
-    max_client_delay: float
-    line: int
-
-    @property
-    def num_failed(self) -> int:
-        return sum(one != OK for one in self.status)
-
-    @property
-    def bunched(self) -> str:
-        """Why the times of single tokens are not those of the server; empty where they are."""
-        if self.chunks_per_token is not None and self.chunks_per_token < CHUNKS_PER_TOKEN:
-            return f"chunks arrive bunched: {self.chunks_per_token:.2f} chunks a token"
-        if self.together is not None and self.together > BUNCHED_SHARE:
-            return f"chunks arrive bunched: {100 * self.together:.0f} % with the one before"
-        return ""
-
-    @property
-    def duration_s(self) -> float | None:
-        """From the first arrival to the last token of all."""
-        ends = [at + took for at, took in zip(self.arrival_s, self.latency_s, strict=True) if took is not None]
-        return max(ends) - self.arrival_s[0] if ends else None
-
-    @property
-    def output_throughput(self) -> float | None:
-        """Tokens per second of the requests that were answered as asked for."""
-        tokens = sum(n or 0 for n, one in zip(self.tokens_out, self.status, strict=True) if one == OK)
-        return tokens / self.duration_s if self.duration_s and tokens else None
-
-    @property
-    def request_throughput(self) -> float | None:
-        done = len(self.status) - self.num_failed
-        return done / self.duration_s if self.duration_s and done else None
-
-    @property
-    def goodput(self) -> float | None:
-        """Requests per second that keep every limit; None without limits, or where one cannot be told."""
-        kept = self._keeping()
-        return None if kept is None or not self.duration_s else sum(kept) / self.duration_s
-
-    @property
-    def keeps_limits(self) -> bool | None:
-        """Whether 99 % of all requests keep every limit; None without limits, or where one cannot be told."""
-        kept = self._keeping()
-        return None if kept is None else sum(kept) >= 0.99 * len(kept)
-
-    def _keeping(self) -> list[bool] | None:
-        limits = [
-            (self.latency_s, self.limits.latency_s, False),
-            (self.ttft_s, self.limits.ttft_s, True),
-            (self.tpot_s, self.limits.tpot_s, True),
-        ]
-        asked = [(values, limit, of_tokens) for values, limit, of_tokens in limits if limit is not None]
-        if not asked or (self.bunched and any(of_tokens for *_, of_tokens in asked)):
-            return None
-        return [
-            one == OK and all(values[n] is not None and (values[n] or 0) <= limit for values, limit, _ in asked)
-            for n, one in enumerate(self.status)
-        ]
-
-    def percentile_s(self, values: Sequence[float | None], share: float) -> float | None:
-        """Return a percentile over all requests (nearest rank); None where that is a request that failed."""
-        sound = (
-            math.inf if value is None or one != OK else value for value, one in zip(values, self.status, strict=True)
-        )
-        found = sorted(sound)[max(0, math.ceil(share / 100 * len(self.status)) - 1)]
-        return None if math.isinf(found) else found
-
-    @property
-    def client_share(self) -> float | None:
-        """The largest of the client's delays, as a share of the median of what is stated: TTFT, else the latency."""
-        median = self.percentile_s(self.latency_s if self.bunched else self.ttft_s, 50)
-        return max(self.client_s.values()) / median if median and self.client_s else None
+"""Of the latencies that are measurements; 60 is the one that the document's text cites."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +94,7 @@ def _of_load(load: LoadResult, prefix: str) -> Iterator[Measurement]:
         if value is not None:
             yield Measurement(name=f"{prefix}{name}", unit=unit, value=value, n=n)
     stated: list[tuple[str, Sequence[float | None], Sequence[int]]] = [("latency", load.latency_s, SHARES)]
-    stated += [] if load.bunched else [("ttft", load.ttft_s, (50, 99)), ("tpot", load.tpot_s, (50, 99))]
+    stated += [] if load.no_token_times else [("ttft", load.ttft_s, (50, 99)), ("tpot", load.tpot_s, (50, 99))]
     for name, values, shares in stated:
         for share in shares:
             seconds = load.percentile_s(values, share)
@@ -239,11 +139,11 @@ def summaries(result: ServingResult) -> list[Summary]:
             request_throughput=load.request_throughput,
             latency_p50=load.percentile_s(load.latency_s, 50),
             latency_p99=load.percentile_s(load.latency_s, 99),
-            ttft_p50=None if load.bunched else load.percentile_s(load.ttft_s, 50),
-            ttft_p99=None if load.bunched else load.percentile_s(load.ttft_s, 99),
-            tpot_p50=None if load.bunched else load.percentile_s(load.tpot_s, 50),
-            tpot_p99=None if load.bunched else load.percentile_s(load.tpot_s, 99),
-            why_no_tokens=load.bunched,
+            ttft_p50=None if load.no_token_times else load.percentile_s(load.ttft_s, 50),
+            ttft_p99=None if load.no_token_times else load.percentile_s(load.ttft_s, 99),
+            tpot_p50=None if load.no_token_times else load.percentile_s(load.tpot_s, 50),
+            tpot_p99=None if load.no_token_times else load.percentile_s(load.tpot_s, 99),
+            why_no_tokens=load.no_token_times,
         )
         for load in result.loads
     ]
@@ -261,7 +161,7 @@ def _load(event: Event, asked: Event) -> LoadResult | None:
         load = Load(
             name=str(event.value), arrivals=Arrivals[m["arrivals"]], requests=m["requests"], rate=number(m.get("rate"))
         )
-        limits = codec.typed(Limits, asked.metadata["limits"])
+        limits = codec.typed(LatencyLimits, asked.metadata["limits"])
         lists = {name: tuple(m[name]) for name in ("arrival_s", "latency_s", "ttft_s", "tpot_s", "tokens_out")}
         status, loadgen = tuple(map(str, m["status"])), m["loadgen"]
         client_s = {str(name): float(value) for name, value in m["client"].items()}
@@ -303,7 +203,7 @@ def _reason(loadgen: Mapping[str, Any]) -> str:
         )
         if loadgen.get(key) is False
     ]
-    return "; ".join([*unmet, *filter(None, said)]) or "it gives no reason"
+    return "; ".join([*unmet, *filter(None, said)]).rstrip(".") or "it gives no reason"
 
 
 def _findings(load: LoadResult) -> Iterator[Finding]:
@@ -321,7 +221,7 @@ def _findings(load: LoadResult) -> Iterator[Finding]:
     share = load.client_share
     if share is not None and share > load.max_client_delay:
         delays = ", ".join(f"{key} {1000 * value:.1f} ms" for key, value in load.client_s.items())
-        what = f"{name}: the client's own delay is {100 * share:.1f} % of the median latency ({delays})"
+        what = f"{name}: the client's own delay is {100 * share:.1f} % of the latency ({delays})"
         yield finding("SRV-06", "error", load.line, what)
     if load.validity != "VALID":
         yield finding("SRV-07", "warning", load.line, f"{name}: {load.validity} by loadgen: {load.reason}")

@@ -104,7 +104,7 @@ def facts(view: View) -> Iterator[tuple[str, str]]:
         yield NOTE, printable(view.note)
     if progress.points_asked is not None:
         latest = f"; last {printable(progress.last_point)}" if progress.last_point and view.is_running else ""
-        yield "measured", f"{progress.points_done} of {progress.points_asked} points{latest}"
+        yield "measured", f"{progress.points_done} of {progress.points_asked} {progress.points_are}{latest}"
     if progress.answers_asked is not None:
         yield "answers", f"{progress.answers_asked:,} asked for"
     if progress.samples is not None:

@@ -61,7 +61,8 @@ class Progress:
     status: str | None = None
     """The status in run_stop: success or aborted."""
     points_asked: int | None = None
-    """Of a kernels task: how many points it measures; None for tasks of other kinds."""
+    """How many points a kernels task measures, or loads a serving task; None for tasks of other kinds."""
+    points_are: str = "points"
     answers_asked: int | None = None
     """Of a generation task: how many answers it gives; its log has them when all are given."""
     points_done: int = 0
@@ -187,6 +188,7 @@ def _run_start(now: Progress, event: Event) -> None:
 
 def _asked(now: Progress, event: Event) -> None:
     now.points_asked = len(event.value) if isinstance(event.value, list) else None
+    now.points_are = "loads" if event.key == mllog.LOADS_ASKED else "points"
 
 
 def _answers_asked(now: Progress, event: Event) -> None:
@@ -287,14 +289,12 @@ def _run_stop(now: Progress, event: Event) -> None:
 
 _TAKE: dict[str, Callable[[Progress, Event], None]] = {
     mllog.ANSWERS_ASKED: _answers_asked,
-    mllog.KERNELS_ASKED: _asked,
-    mllog.KERNEL_MEASURED: _point,
-    mllog.KERNEL_FAILED: _point,
+    **dict.fromkeys((mllog.KERNELS_ASKED, mllog.LOADS_ASKED), _asked),
+    **dict.fromkeys((mllog.KERNEL_MEASURED, mllog.KERNEL_FAILED, mllog.LOAD_MEASURED), _point),
     mllog.RUN_START: _run_start,
     mllog.RESUMED: _resumed,
     mllog.BLOCK_START: _block_start,
-    mllog.TRAIN_LOSS: _training,
-    mllog.TRACKED_STATS: _training,
+    **dict.fromkeys((mllog.TRAIN_LOSS, mllog.TRACKED_STATS), _training),
     mllog.EVAL_START: _eval_start,
     mllog.EVAL_ACCURACY: _evaluation,
     mllog.EVAL_STOP: _eval_stop,

@@ -135,8 +135,7 @@ def paths(plan: Plan) -> list[tuple[str, str | None, bool]]:
         found.append(("the prepared rows", full(f"{plan.data_dir}/train_tokens.npy"), True))
     if plan.base is None and plan.base_dir:
         folder = full(plan.base_dir)
-        located = folder and checkpoint.located(Path(folder), c)
-        found.append(("the checkpoint", located and f"{located}/metadata.json", True))
+        found.append(("the checkpoint", folder and str(checkpoint.first_file(Path(folder), c)), True))
     if c.container.runtime is Runtime.pyxis:
         found += [("a mount", full(target), True) for target in map(mounted_at, c.container.mounts) if target]
     return found

@@ -65,8 +65,8 @@ def judged(exchange: Exchange, asked: Asked) -> Answer:
     if wrong is not None:
         return _failed(exchange, STREAM, str(wrong)[:200])
     chunks = [(at_s, choice.get("text") or "") for at_s, event in events for choice in _choices(event)]
-    if not chunks:
-        return _failed(exchange, STREAM, "no chunk with text")
+    if not chunks or not _has_ended(exchange.parts, events):
+        return _failed(exchange, STREAM, f"the stream ended in the middle, after {len(chunks)} chunks")
     return _counted(exchange, asked, chunks, _usage(events))
 
 
@@ -126,6 +126,12 @@ def _choices(event: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for choice in event.get("choices") or []:
         if choice.get("text") or choice.get("finish_reason") is None:
             yield choice
+
+
+def _has_ended(parts: list[tuple[float, bytes]], events: list[tuple[float, dict[str, Any]]]) -> bool:
+    """Return whether the server said that the answer is over, in either of the ways that servers have."""
+    is_done = b"[DONE]" in b"".join(part for _, part in parts[-2:])
+    return is_done or any(choice.get("finish_reason") for _, event in events for choice in event.get("choices") or [])
 
 
 def _usage(events: list[tuple[float, dict[str, Any]]]) -> dict[str, Any]:

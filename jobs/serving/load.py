@@ -210,22 +210,23 @@ def verdict(detail: Path) -> dict[str, Any]:
 
 
 def delays(exchanges: Sequence[Exchange], late_s: Sequence[float], said: dict[str, Any]) -> dict[str, float]:
-    """Return what the client delayed: the 99th percentiles of sending and of its event loop, and loadgen's share.
+    """Return what the client delayed: percentiles of sending and of its event loop, and loadgen's mean.
 
     Loadgen counts from the moment at which a request was scheduled until it was told that the answer is there.
     """
     sent_s = sorted(exchange.sent_s - exchange.due_s for exchange in exchanges if exchange.sent_s is not None)
     mean_s = sum(exchange.done_s - exchange.due_s for exchange in exchanges) / len(exchanges)
     theirs_s = float(said["result_mean_latency_ns"] or 0) / 1e9
+    shares = {"p50": 0.5, "p99": 0.99}
     return {
-        "sent_p99_s": _p99(sent_s),
-        "loop_p99_s": _p99(late_s),
+        **{f"sent_{name}_s": _percentile(sent_s, share) for name, share in shares.items()},
+        **{f"loop_{name}_s": _percentile(late_s, share) for name, share in shares.items()},
         "loadgen_mean_s": max(0.0, theirs_s - mean_s),
     }
 
 
-def _p99(ordered: Sequence[float]) -> float:
-    return ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))] if ordered else 0.0
+def _percentile(ordered: Sequence[float], share: float) -> float:
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
 
 def _write(path: Path, exchanges: Sequence[Exchange], answers: Sequence[Answer]) -> None:

@@ -1,7 +1,8 @@
 """The GPU memory of a server, by NVML: of the fullest of its GPUs, before the server was started and at its peak."""
 
+import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -24,7 +25,7 @@ def measured(config: Config) -> Iterator[dict[str, Any]]:
 
     try:
         pynvml.nvmlInit()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(gpu) for gpu in range(config.parallel.tp or 1)]
+        handles = handles_of(pynvml, config.parallel.tp or 1)
         record |= {"before": _used_gib(pynvml, handles), "peak": 0.0}
     except pynvml.NVMLError as error:
         record[NOT_MEASURED] = f"NVML: {error}"
@@ -44,6 +45,15 @@ def measured(config: Config) -> Iterator[dict[str, Any]]:
     finally:
         done.set()
         thread.join()
+
+
+def handles_of(nvml: Any, count: int, env: Mapping[str, str] = os.environ) -> list[Any]:
+    """Return NVML's handles of the first GPUs that a server sees, which NVML counts without CUDA_VISIBLE_DEVICES."""
+    visible = [word.strip() for word in env.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.strip()]
+    return [
+        nvml.nvmlDeviceGetHandleByIndex(int(gpu)) if gpu.isdigit() else nvml.nvmlDeviceGetHandleByUUID(gpu)
+        for gpu in (visible or [str(number) for number in range(count)])[:count]
+    ]
 
 
 def _why_not(config: Config) -> str:

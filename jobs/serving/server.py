@@ -1,7 +1,9 @@
 """A server as a child of rank 0: started, awaited until it is healthy, watched while it is loaded, and stopped."""
 
 import os
+import resource
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -24,7 +26,10 @@ from jobs.ranks.gpu_sampler import end_with
 HOST = "127.0.0.1"
 POLL_S, ANSWER_S, STOP_S = 0.2, 5.0, 20.0
 TAIL_BYTES = 400
+SPARE_FILES = 512
 WHERE = "task.serving.server"
+DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""No proxy of the site stands between us and the server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +60,7 @@ class Child:
                     stdin=subprocess.DEVNULL,
                     stdout=file,
                     stderr=subprocess.STDOUT,
-                    preexec_fn=lambda: end_with(parent),  # in the group of this rank, and gone when it is
+                    preexec_fn=lambda: _begin(parent),  # in the group of this rank, and gone when it is
                 )
             except OSError as error:
                 raise SubmitError(
@@ -93,6 +98,12 @@ class Child:
         return "its output cannot be read"
 
 
+def _begin(parent: int) -> None:
+    """Let signals through, which the guard of this rank has blocked, and have the server end with the rank."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    end_with(parent)
+
+
 def started(plan: ServingPlan, serving: Serving, model: Path | None, output: Path) -> Started:
     """Return the server once it is healthy.
 
@@ -116,6 +127,24 @@ def started(plan: ServingPlan, serving: Serving, model: Path | None, output: Pat
         found.child.stop()
         raise
     return Started(found.url, found.model, argv, time.monotonic() - began_s, found.child)
+
+
+def allow_connections(count: int) -> None:
+    """Let this process and its server have so many connections at a time, and the files that they open besides.
+
+    Raises:
+        SubmitError: the site does not allow it.
+    """
+    needed, (soft, hard) = count + SPARE_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        if hard != resource.RLIM_INFINITY and hard < needed:
+            raise SubmitError(
+                f"{count:,} requests at a time need {needed:,} open files, and {hard:,} are allowed",
+                where="ulimit -n",
+                fix="have the limit raised, or lower task.serving.requests",
+                rule="RUN-15",
+            )
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def free_port() -> int:
@@ -150,7 +179,8 @@ def _argv(plan: ServingPlan, serving: Serving, model: Path, port: int) -> list[s
         "total": str(total_tokens(serving)),
         "requests": str(serving.requests),
     }
-    argv = [word.format(**words) for word in [*server.argv, *server.precisions[config.precision.name]]]
+    asked = [*server.argv, *server.precisions[config.precision.name], *server.options]
+    argv = [word.format(**words) for word in asked]
     return [shutil.which(argv[0]) or argv[0], *argv[1:]]
 
 
@@ -161,7 +191,7 @@ def _await(found: Started, server: Server, began_s: float) -> None:
         if found.child is not None and found.child.exit_code() is not None:
             raise ended(found.child, "before it was healthy", "SRV-01")
         try:
-            with urllib.request.urlopen(url, timeout=ANSWER_S) as answer:
+            with DIRECTLY.open(url, timeout=ANSWER_S) as answer:
                 if answer.status == 200:
                     return
                 said = f"HTTP {answer.status}"

@@ -1,5 +1,6 @@
 """Start a server and load it, on rank 0: `python -m jobs.tasks.serve PLAN --trial K`. It writes the log."""
 
+import shutil
 from contextlib import ExitStack
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -37,6 +38,7 @@ def run(plan: ServingPlan, trial: Trial, log: mllog.Writer, folder: Path) -> Non
     except ImportError as error:
         fix = "pip install 'runstop[serve]'"
         raise SubmitError(f"the load needs {error.name}", where="jobs.serving", fix=fix, rule="RUN-08") from error
+    server.allow_connections(serving.requests)
     log.start(mllog.INIT_START)
     describe_serving(plan, trial, serving, log)
     model = model_folder.prepared(plan, serving.server, folder / run_files.server_model(trial.index), seed=trial.seed)
@@ -45,6 +47,7 @@ def run(plan: ServingPlan, trial: Trial, log: mllog.Writer, folder: Path) -> Non
     texts = prompts.drawn(own, count=num_prompts, num_tokens=serving.tokens_in, seed=trial.seed)
     asked = Asked(tokens_in=serving.tokens_in, tokens_out=serving.tokens_out, tokenizer=own)
     with memory.measured(plan.config) as used, ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder / run_files.server_model(trial.index), ignore_errors=True)
         found = server.started(plan, serving, model, folder / run_files.server_output(trial.index))
         if found.child is not None:
             stack.callback(found.child.stop)
@@ -116,8 +119,7 @@ def describe_serving(plan: ServingPlan, trial: Trial, serving: Serving, log: mll
 def system(plan: ServingPlan) -> dict[str, Any]:
     """Return the hardware that the server takes and the commit of this code; torch need not be there."""
     is_elsewhere = plan.config.task.serving is not None and plan.config.task.serving.server.url is not None
-    gpu = plan.config.cluster.gpu
-    device = "cpu" if plan.config.cluster.device is Device.cpu else (gpu.name if gpu else "cuda")
+    device = "cpu" if plan.config.cluster.device is Device.cpu else gpu_name()
     return {
         "num_ranks": None if is_elsewhere else plan.world.tp,
         "accelerator": None if is_elsewhere else device,
@@ -125,6 +127,20 @@ def system(plan: ServingPlan) -> dict[str, Any]:
         "operating_system": hardware.operating_system(),
         "commit": describe.commit(describe.ROOT, facts.IMAGE),
     }
+
+
+def gpu_name() -> str:
+    """Return what NVML calls the first GPU."""
+    try:
+        import pynvml
+
+        from jobs.serving import memory
+
+        pynvml.nvmlInit()
+        name = pynvml.nvmlDeviceGetName(memory.handles_of(pynvml, 1)[0])
+    except Exception as error:  # noqa: BLE001 - its errors are those of a library that may not be there
+        return f"a GPU without a name: {error}"
+    return name.decode() if isinstance(name, bytes) else str(name)
 
 
 def versions() -> dict[str, str]:

@@ -30,26 +30,27 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, fau
     length = int(next(line.split(":")[1] for line in head.splitlines() if line.lower().startswith("content-length")))
     body = json.loads(await reader.readexactly(length))
     served += 1
-    if fault == "killed" and served > 12:
+    this = served  # others come while this one is answered
+    if fault == "killed" and this > 12:
         os.kill(os.getpid(), signal.SIGKILL)
-    if fault == "errors" and served > 8 and served % 4 == 0:
+    if fault == "errors" and this > 8 and this % 4 == 0:
         writer.write(b"HTTP/1.1 500 Oops\r\nContent-Length: 4\r\nConnection: close\r\n\r\noops")
         return
     writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n")
     asked = body["max_tokens"]
-    tokens = asked - 1 if fault == "short" and served > 8 else asked
-    shown = tokens // 4 if fault == "liar" and served > 8 else tokens
-    if fault == "hangs" and served > 8 and served % 5 == 0:
+    tokens = asked - 1 if fault == "short" and this > 8 else asked
+    shown = tokens // 4 if fault == "liar" and this > 8 else tokens
+    if fault == "hangs" and this > 8 and this % 5 == 0:
         await asyncio.sleep(3600)
     for number in range(shown):
-        if fault == "cut" and served > 8 and served % 5 == 0 and number == 2:
+        if fault == "cut" and this > 8 and this % 5 == 0 and number == 2:
             writer.transport.abort()
             return
         if fault != "bunched":
             await asyncio.sleep(0.2 if fault == "slow" and number == 0 else 0.01)
         writer.write(event(f" w{number}"))
         await writer.drain()
-    said = len(body["prompt"].split()) + (fault == "prompt" and served > 8)
+    said = len(body["prompt"].split()) + (fault == "prompt" and this > 8)
     writer.write(event(None, {"prompt_tokens": said, "completion_tokens": tokens}) + b"data: [DONE]\n\n")
 
 

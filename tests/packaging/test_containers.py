@@ -12,6 +12,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 from helpers.ranks import ROOT
 
@@ -66,6 +67,24 @@ def test_a_build_sees_what_is_committed_and_nothing_else(tmp_path: Path) -> None
     seen = [line for line in done.stderr.splitlines() if line.startswith("./")]
     assert sorted(seen) == sorted(f"./containers/{path.name}" for path in CONTAINERS.iterdir() if path.is_file())
     assert subprocess.run([build[0], "all"], capture_output=True).returncode == 2
+
+
+def test_an_image_of_a_server_is_built_on_the_one_that_its_config_names(tmp_path: Path) -> None:
+    tree, engine = tmp_path / "tree", tmp_path / "engine"
+    for folder in ("containers", "conf/server"):
+        shutil.copytree(ROOT / folder, tree / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    engine.write_text('#!/bin/bash\necho "$@"\n')
+    engine.chmod(0o755)
+    git = ["git", "-C", tree, "-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "--message=x"]):
+        subprocess.run([*git, *words], check=True)
+    script, env = tree / "containers/build.sh", os.environ | {"ENGINE": str(engine)}
+    done = subprocess.run([script, "serve", "tgi"], env=env, check=True, capture_output=True, text=True)
+    image = yaml.safe_load((ROOT / "conf/server/tgi.yaml").read_text())["image"]
+    assert done.stdout.startswith("runstop-serve:tgi-") and f"--build-arg BASE={image} " in done.stderr
+    for server, why in (("none", "usage: "), ("transformers", "conf/server/transformers.yaml names no image")):
+        refused = subprocess.run([script, "serve", server], env=env, capture_output=True, text=True)
+        assert refused.returncode == 2 and why in refused.stderr
 
 
 def test_the_marker_holds_what_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from bench.rules import RULES
 from bench.rules.finding import broken, errors
 from bench.rules.signs import SIGNS, Sign
 
-IDS = re.compile(r"\b(?:PYX|SLU|HST|ENR|MPI|NCC|HW|CFG|RUN|LOG|REC|EVL|SCO|PCK|KUB|RAY)-\d\d\b")
+IDS = re.compile(r"\b(?:PYX|SLU|HST|ENR|MPI|NCC|HW|CFG|RUN|LOG|REC|EVL|SCO|PCK|KUB|RAY|SRV)-\d\d\b")
 PACKAGES = [Path(package.__file__).parent for package in (bench, jobs)]
 SOURCES = sorted(path for package in PACKAGES for name in ("*.py", "*.sh") for path in package.rglob(name))
 

@@ -13,8 +13,10 @@ if TYPE_CHECKING:
     from bench.contract.plan import GenerationPlan
     from jobs.engines.generation import Generator
     from jobs.engines.megatron.engine import MegatronEngine
+    from jobs.engines.megatron.local_sgd import LocalSgdTraining
+    from jobs.ranks.groups import Groups
 
-__all__ = ["build", "end_ranks", "generator", "start_ranks", "versions"]
+__all__ = ["apart", "build", "end_ranks", "generator", "start_ranks", "versions"]
 
 
 def build(plan: Plan, seed: int) -> "MegatronEngine":
@@ -38,6 +40,13 @@ def generator(plan: "GenerationPlan", seed: int) -> "Generator":
 
     ranks = Ranks(parallel_state.get_tensor_model_parallel_group())
     return MegatronGenerator(plan, seed, ranks=ranks, device=process_group.device())
+
+
+def apart(engine: "MegatronEngine", plan: Plan, groups: "Groups") -> "LocalSgdTraining":
+    """Return what merges this rank's group with the others; `plan` is that of all groups."""
+    from jobs.engines.megatron.local_sgd import LocalSgdTraining
+
+    return LocalSgdTraining(engine, plan, groups)
 
 
 def versions() -> Mapping[str, str]:

@@ -1,0 +1,201 @@
+"""What the log of a serving task proves: percentiles by numpy, failures as the slowest, limits and the knee."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench import cli
+from bench.contract.plan import ServingPlan
+from bench.results import ServingResult, of_serving
+from bench.results import serving as serving_results
+from bench.runs import trial as trials
+from helpers import serving, serving_log
+
+LATENCIES = [float(s) for s in np.random.default_rng(1).lognormal(0, 0.5, 200)]
+
+
+@pytest.fixture(scope="module")
+def burst() -> ServingPlan:
+    return serving.planned("task.serving.arrivals=[burst]", "task.serving.rates=[]")
+
+
+def read(path: Path) -> ServingResult:
+    found = serving_results.of_file(path)
+    assert found is not None
+    return found
+
+
+def bench(*words: object) -> int:
+    """Return the exit code of a command line."""
+    with pytest.raises(SystemExit) as end:
+        cli.main([str(word) for word in words])
+    return int(str(end.value.code))
+
+
+def values(found: ServingResult) -> dict[str, float]:
+    return {one.name: one.value for one in of_serving(found)}
+
+
+def test_percentiles_and_rates_are_numpys_and_the_arithmetics(burst: ServingPlan, tmp_path: Path) -> None:
+    found = values(read(serving_log.write(burst, tmp_path / "result_0.txt", {"burst": LATENCIES})))
+    for share in (50, 60, 90, 99, 100):
+        expected = np.percentile(LATENCIES, share, method="inverted_cdf")
+        assert found[f"latency_p{share}"] == pytest.approx(expected)
+        if share in (50, 99):
+            assert found[f"ttft_p{share}"] == pytest.approx(expected / 4)
+            assert found[f"tpot_p{share}"] == pytest.approx(0.75 * expected / 7)
+    assert found["output_throughput"] == pytest.approx(200 * 8 / max(LATENCIES)), "the burst ends with its last token"
+    assert found["goodput"] == pytest.approx(sum(s <= 30 for s in LATENCIES) / max(LATENCIES))
+    assert found["time_to_healthy"] == 9.5 and "server_memory" not in found and "knee" not in found
+
+
+def test_a_request_that_failed_is_the_slowest_and_keeps_the_trial_from_being_proven(
+    burst: ServingPlan, tmp_path: Path
+) -> None:
+    """Three of 200 failed: the 99th percentile is one of them, and has no number; the 98th has."""
+    log = serving_log.write(burst, tmp_path / "result_0.txt", {"burst": [*LATENCIES[:197], None, None, None]})
+    found = read(log)
+    assert {"latency_p99", "latency_p100"} & values(found).keys() == set()
+    with_inf = [*LATENCIES[:197], np.inf, np.inf, np.inf]
+    assert values(found)["latency_p90"] == pytest.approx(np.percentile(with_inf, 90, method="inverted_cdf"))
+    judged = trials.judge(log, burst, burst.trials[0])
+    assert not judged.proven and judged.result.valid and judged.not_as_planned == []
+    assert found.problems == ["SRV-04: burst: 3 of 200 requests failed: timeout (3)"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ({"client": {"sent_p99_s": 5.0}}, "SRV-06: burst: the client's own delay is"),
+        ({"ttft_s": [1.0]}, "burst was not measured"),
+        ({"status": ["ok"] * 199 + ["short"]}, "SRV-05: burst: 1 of 200 requests were not as asked for: short (1)"),
+        ({"arrival_s": [None] * 200}, "burst was not measured"),
+    ],
+)
+def test_what_keeps_a_log_from_proving_the_task(
+    burst: ServingPlan, tmp_path: Path, changed: dict[str, Any], problem: str
+) -> None:
+    log = serving_log.write(burst, tmp_path / "result_0.txt", {"burst": LATENCIES}, **changed)
+    (said,) = read(log).problems
+    assert said.startswith(problem) and not trials.judge(log, burst, burst.trials[0]).proven
+
+
+def test_a_load_that_is_invalid_by_loadgen_is_shown_with_the_reason_and_was_measured_all_the_same(
+    burst: ServingPlan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = {"result_validity": "INVALID", "early_stopping_result": " * Processed 200 queries.\n * Would need 259 more."}
+    log = serving_log.write(burst, tmp_path / "result_0.txt", {"burst": LATENCIES}, loadgen=said)
+    assert trials.judge(log, burst, burst.trials[0]).proven
+    assert bench("parse", log) == 0
+    shown = capsys.readouterr().out
+    assert "burst: INVALID by loadgen: Processed 200 queries.; Would need 259 more." in shown and "SRV-07" in shown
+
+
+def test_bunched_chunks_leave_no_time_of_a_token(
+    burst: ServingPlan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = serving_log.write(burst, tmp_path / "result_0.txt", {"burst": LATENCIES}, together=0.4)
+    assert not [name for name in values(read(log)) if name.startswith(("ttft", "tpot"))]
+    bench("parse", log)
+    assert "TTFT and TPOT are -: chunks arrive bunched: 40 % with the one before" in capsys.readouterr().out
+
+
+def test_the_knee_is_the_last_rate_that_keeps_the_limits(tmp_path: Path) -> None:
+    plan = serving.planned("task.serving.arrivals=[poisson]", "task.serving.rates=[1,2,4]")
+    loads = {"poisson 1/s": [1.0] * 200, "poisson 2/s": [29.0] * 198 + [31.0] * 2, "poisson 4/s": [31.0] * 200}
+    found = read(serving_log.write(plan, tmp_path / "result_0.txt", loads))
+    assert found.knee == 2 == values(found)["knee"]
+    assert "poisson 2/s latency_p50" in values(found), "several loads have names of their own"
+    slow = read(serving_log.write(plan, tmp_path / "result_1.txt", loads | {"poisson 4/s": [1.0] * 200}))
+    assert slow.knee is None, "no rate is beyond it"
+
+
+def test_a_load_without_a_record_is_missing(burst: ServingPlan, tmp_path: Path) -> None:
+    log = serving_log.write(burst, tmp_path / "result_0.txt", {}, without=["burst"])
+    assert read(log).problems == ["burst was not measured"] and not trials.judge(log, burst, burst.trials[0]).proven
+
+
+VLLM = {
+    "model_id": "tiny",
+    "completed": 40,
+    "failed": 2,
+    "request_rate": "inf",
+    "output_throughput": 320.5,
+    "request_throughput": 40.0,
+    "median_ttft_ms": 20.0,
+    "p99_ttft_ms": 40.0,
+    "median_tpot_ms": 3.0,
+    "p99_tpot_ms": 5.0,
+}
+
+
+def guidellm(successful: int) -> dict[str, Any]:
+    """GuideLLM 0.8.1's file, as far as it is read."""
+    ok = {"mean": 19.9, "percentiles": {"p50": 50.0, "p99": 100.0}}
+    return {
+        "metadata": {"version": 2},
+        "benchmarks": [
+            {
+                "config": {"strategy": {"type_": "constant", "rate": 20.0}},
+                "metrics": {
+                    "request_totals": {"successful": successful, "errored": 50 - successful, "total": 50},
+                    "requests_per_second": {"successful": ok},
+                    "request_latency": {"successful": ok},
+                    "time_to_first_token_ms": {"successful": ok},
+                    "inter_token_latency_ms": {"successful": ok},
+                },
+            }
+        ],
+    }
+
+
+AIPERF = {
+    "aiperf_version": "0.13.0",
+    "request_count": {"unit": "requests", "avg": 47.0},
+    "error_request_count": {"unit": "requests", "avg": 3.0},
+    "request_latency": {"unit": "ms", "avg": 100.0, "p50": 90.0, "p99": 200.0},
+    "output_token_throughput": {"unit": "tokens/sec", "avg": 400.0},
+}
+
+
+def test_other_tools_are_shown_beside_ours(
+    burst: ServingPlan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [serving_log.write(burst, tmp_path / "result_0.txt", {"burst": LATENCIES})]
+    for name, raw in (("vllm", VLLM), ("guidellm", guidellm(48)), ("aiperf", AIPERF)):
+        files.append(tmp_path / f"{name}.json")
+        files[-1].write_text(json.dumps(raw))
+    assert bench("parse", *files) == 0
+    rows = {row[0]: row for line in capsys.readouterr().out.splitlines() if len(row := line.split("\t")) == 12}
+    assert rows["transformers"][1:4] == ["burst", "200", "0"]
+    assert rows["vllm bench serve: tiny"][1:] == [
+        *("burst", "42", "2", "320.5", "40", "-", "-", "0.02", "0.04", "0.003", "0.005")
+    ]
+    assert rows["GuideLLM"][1:4] == ["constant 20.0/s", "50", "2"] and rows["GuideLLM"][6:9] == ["50", "100", "0.05"]
+    assert rows["AIPerf 0.13.0"][1:8] == ["load", "50", "3", "400", "-", "0.09", "0.2"]
+
+
+def test_a_file_whose_requests_all_failed_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "guidellm.json"
+    file.write_text(json.dumps(guidellm(0)))
+    assert bench("parse", file) == 1
+    assert "50 of 50 requests of load 'constant 20.0/s' failed" in capsys.readouterr().err
+    file.write_text('{"something": "else"}')
+    assert bench("parse", file) == 1
+    assert "not a result of AIPerf, GuideLLM or vllm bench serve" in capsys.readouterr().err
+
+
+def test_a_report_has_a_page_a_table_and_its_figures(burst: ServingPlan, tmp_path: Path) -> None:
+    for name, factor in (("first", 1.0), ("second", 2.0)):
+        (tmp_path / name).mkdir()
+        times = {"burst": [factor * s for s in LATENCIES]}
+        serving_log.write(burst, tmp_path / name / "result_0.txt", times, server=f"{name}_server")
+    out = tmp_path / "report"
+    assert bench("report", tmp_path / "first", tmp_path / "second", "-o", out) == 0
+    assert {path.name for path in out.iterdir()} >= {"report.html", "requests.csv", "latency_cdf.png"}
+    assert len((out / "requests.csv").read_text().splitlines()) == 1 + 2 * 200
+    page = (out / "report.html").read_text()
+    assert "first_server" in page and "Random weights" not in page.split("<h1>")[0]

