@@ -215,6 +215,7 @@ def rounded(weight: Tensor, stored: Stored) -> Tensor:
     return (weight / scale).to(torch.float8_e4m3fn).float() * scale
 
 
+@pytest.mark.trains
 def test_two_ranks_give_the_answers_of_one(tmp_path: Path) -> None:
     model = tiny_llama.model(rope_scaling_factor=8.0, rope_base=500000, ffn_hidden_size=256)
     their_model = tiny_llama.write(tmp_path / "hf", model)
