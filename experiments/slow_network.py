@@ -16,12 +16,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from bench.contract import plan as plans
+from bench.contract import plan_paths
 from bench.contract.plan import TrainingPlan
 from bench.mlperf.result import Result, parse
 from bench.planning import compose
 
 ROOT = Path(__file__).parents[1]
-NAMES, PORT = ("runstop0", "runstop1"), 61999
+NAMES, PORT = (f"runstop{os.getpid()}a", f"runstop{os.getpid()}b"), 61999
 TINY = (
     *("launch.telemetry=false", "recipe.eval_every_samples=16384", "recipe.log_every_steps=5", "walltime=null"),
     *("model.num_layers=4", "model.hidden_size=192", "model.ffn_hidden_size=512"),
@@ -31,13 +32,13 @@ TINY = (
 
 def main() -> None:
     args = _parser().parse_args()
-    print(
-        "link       method         step s   inner s  merge s  MB a merge  efficiency  predicted  of synchronous  of one"
-    )
+    names = ("step s", "inner s", "merge s", "MB a merge", "efficiency", "predicted", "of synchronous", "of one")
+    print(f"{'link':<14}{'method':<13}" + "".join(f"{name:>{max(11, len(name) + 1)}}" for name in names))
     for mbit in args.mbit:
         speeds = {}
         with link(mbit, args.delay_ms):
-            for name, words in methods(args.steps).items():
+            chosen = {name: words for name, words in methods(args.steps).items() if name in (args.only or [name])}
+            for name, words in chosen.items():
                 result = trained(args.folder / f"{mbit}_mbit_{name}", words)
                 speeds[name] = result
                 print(line(mbit, name, result, speeds, words), flush=True)
@@ -62,7 +63,7 @@ def trained(folder: Path, words: Sequence[str]) -> Result:
     plan = plans.required_training(compose.compose([*TINY, *words, "cluster.paths.data=" + str(folder.parent)]))
     folder.mkdir(parents=True)
     (folder / "plan.json").write_text(plans.dumps(plan))
-    if not plans.is_prepared(plan):
+    if not plan_paths.is_prepared(plan):
         _run(plan, folder, "jobs.tasks.prepare", "plan.json")
     _run(plan, folder, "jobs.tasks.train", "plan.json", "--trial", "0")
     return parse(folder / plan.trials[0].log)
@@ -131,10 +132,11 @@ def line(mbit: float, name: str, result: Result, speeds: dict[str, Result], word
     apart, num_steps = result.apart, len(result.step_times_ms)
     inner_s = (result.steps_time_s - apart.stopped_s) / num_steps
     measured, planned = apart.efficiency(result.steps_time_s) or 0, predicted(result, mbit, words, inner_s)
-    times = [step_s(speeds[other]) / step_s(result) for other in ("synchronous", "one")]
+    others = [speeds.get(other) for other in ("synchronous", "one")]
+    times = "".join(f"{step_s(other) / step_s(result):>12.2f} x" if other else f"{'':>14}" for other in others)
     return (
         f"{start} {inner_s:>9.3f} {apart.exchange_s or 0:>8.2f} {(apart.rank_bytes or 0) / 1e6:>11.2f} "
-        f"{100 * measured:>10.1f}% {100 * planned:>9.1f}% {times[0]:>12.2f} x {times[1]:>9.2f} x"
+        f"{100 * measured:>10.1f}% {100 * planned:>9.1f}% {times}"
     )
 
 
@@ -149,6 +151,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--mbit", type=float, nargs="+", default=[10, 100])
     parser.add_argument("--delay-ms", type=float, default=20, help="of a round trip; 0 where there is no netem")
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--only", nargs="+", help="of one, synchronous, H10, all, H10_int8")
     parser.add_argument("--folder", type=Path, required=True, help="a new folder for runs and rows")
     return parser
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from bench.contract import checkpoint as checkpoints
-from bench.contract.plan import GenerationPlan, Plan, TrainingPlan, expanded, named_paths
+from bench.contract.plan import GenerationPlan, Plan, TrainingPlan
+from bench.contract.plan_paths import expanded, named_paths
 from bench.contract.schema import DataSource, Runtime
 from bench.contract.task import StartsFrom
 from bench.contract.texts import quoted, steering

@@ -11,7 +11,8 @@ from typing import Any
 from bench.contract import data_files
 from bench.contract.data import DataSource
 from bench.contract.json_files import read_object
-from bench.contract.plan import GenerationPlan, Plan, expanded
+from bench.contract.plan import GenerationPlan, Plan
+from bench.contract.plan_paths import expanded
 from bench.errors import BenchError, ConfigError
 from bench.preflight import data
 from bench.rules.check import CannotTellError, Finding, Subject, broken

@@ -142,7 +142,7 @@ def _of_arm(error: ConfigError, arm: Arm) -> ConfigError:
 def of_plan(name: str, plan: Plan) -> PlannedArm:
     """Return what is kept of an arm's plan."""
     w, config = plan.world, plan.config
-    split = {"dp": w.dp, "tp": w.tp, "pp": w.pp, "cp": w.cp}
+    split = {"groups": w.groups or 1, "dp": w.dp, "tp": w.tp, "pp": w.pp, "cp": w.cp}
     gpu = config.cluster.gpu
     return PlannedArm(
         name=name,

@@ -18,7 +18,7 @@ from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
-from bench.contract import checkpoint, node_facts, run_files
+from bench.contract import checkpoint, node_facts, plan_paths, run_files
 from bench.contract import plan as plans
 from bench.contract.node_facts import FileTime, Health, Machine, NeededPath, RankFacts, Results, Software
 from bench.contract.plan import Plan
@@ -128,7 +128,7 @@ def paths(plan: Plan) -> list[tuple[str, str | None, bool]]:
 
     A path that `jobs.tasks.prepare` creates is not required: it may still be missing.
     """
-    full, c = plans.expanded, plan.config
+    full, c = plan_paths.expanded, plan.config
     roots = {"DATADIR": c.cluster.paths.data, "MODEL": c.cluster.paths.model, "LOGDIR": c.cluster.paths.logs}
     found = [(what, full(path), False) for what, path in roots.items() if path]
     if c.data.source is DataSource.prepared and plan.data_dir:

@@ -18,8 +18,12 @@ SLOWER = 4
 """How many times the limits of the first steps a time-out outlasts: limits grow where the run becomes slower."""
 
 
-def join(plan: Plan, who: Rank, *, timeout_s: float | None = None, also_on_cpu: bool = False) -> "torch.device":
+def join(
+    plan: Plan, who: Rank, *, timeout_s: float | None = None, also_on_cpu: bool = False, apart: bool = False
+) -> "torch.device":
     """Return the device of this rank, after all ranks have joined.
+
+    apart: where groups of the plan train apart, each of them joins for itself.
 
     also_on_cpu: collectives take tensors in host memory too, by gloo, beside those on GPUs. So they do in every plan
     that generates: its ranks meet there, since NCCL refuses a communicator whose ranks share a GPU.
@@ -45,7 +49,7 @@ def join(plan: Plan, who: Rank, *, timeout_s: float | None = None, also_on_cpu: 
     try:
         torch.distributed.init_process_group(
             _backend(device, also_on_cpu),
-            **_meeting(plan, who, timeout_s),
+            **_meeting(plan, who, timeout_s, apart=apart),
             timeout=None if timeout_s is None else timedelta(seconds=timeout_s),
         )
     except torch.distributed.DistError as error:
@@ -59,9 +63,9 @@ def join(plan: Plan, who: Rank, *, timeout_s: float | None = None, also_on_cpu: 
     return device
 
 
-def _meeting(plan: Plan, who: Rank, timeout_s: float | None) -> dict[str, Any]:
+def _meeting(plan: Plan, who: Rank, timeout_s: float | None, *, apart: bool) -> dict[str, Any]:
     """Return where the ranks of the process group meet, and which of them this one is."""
-    mine = groups.joined(plan, who, timeout_s=timeout_s)
+    mine = groups.joined(plan, who, timeout_s=timeout_s) if apart else None
     if mine is None:
         place = f"tcp://{who.master_addr}:{who.master_port}"
         return {"init_method": place, "rank": who.rank, "world_size": who.world_size}

@@ -55,6 +55,12 @@ def test_eight_gpus_answer_side_by_side(tmp_path: Path) -> None:
     assert "bandwidth_share" not in found, "a step reads the weights for all answers of the batch"
 
 
+def exit_code(*words: str) -> object:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words)
+    return ended.value.code
+
+
 def changed(row: int, column: int, value: Any) -> Any:
     def change(rows: list[list[Any]]) -> list[list[Any]]:
         rows[row][column] = value
@@ -101,14 +107,14 @@ def test_parse_and_report_say_what_it_took(
     plan: GenerationPlan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = answers_log.write(plan, tmp_path / "result_0.txt", answers_log.rows(plan), run_s=77.5)
-    assert cli.main(["parse", str(log)]) == 0
+    assert exit_code("parse", str(log)) == 0
     shown = capsys.readouterr().out
     assert "throughput (tokens/s): 100" in shown and "answers as asked for: 31 of 31" in shown
     assert "400\t1\t4\t0.02\t9.975\t100" in shown, "by length"
-    assert cli.main(["parse", "--json", str(log)]) == 0
+    assert exit_code("parse", "--json", str(log)) == 0
     about = json.loads(capsys.readouterr().out)
     assert (about["kind"], about["valid"]) == ("generate", True)
-    assert cli.main(["report", str(tmp_path), "-o", str(tmp_path / "page"), "--csv"]) == 0
+    assert exit_code("report", str(tmp_path), "-o", str(tmp_path / "page"), "--csv") == 0
     rows = capsys.readouterr().out.splitlines()
     assert rows[0].startswith("trial,index,replica,prompt_tokens,tokens,start_s,") and len(rows) == 32
     assert {path.name for path in (tmp_path / "page").iterdir()} == {"report.html", "answers.csv", "answers.png"}
@@ -120,7 +126,7 @@ def test_a_log_with_too_few_tokens_is_refused_by_parse(
 ) -> None:
     rows = changed(3, 3, 129)(answers_log.rows(plan))
     log = answers_log.write(plan, tmp_path / "result_0.txt", rows, run_s=77.5)
-    assert cli.main(["parse", str(log)]) == 1
+    assert exit_code("parse", str(log)) == 1
     shown = capsys.readouterr().out
     assert "valid trial: no  answer 3 has 129 tokens" in shown and "throughput" not in shown
     assert mllog.ANSWERS in log.read_text()

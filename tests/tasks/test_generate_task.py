@@ -23,7 +23,9 @@ ASKED = f"task.generation.lengths=[{','.join(map(str, LENGTHS))}]"
 
 
 def planned(*overrides: str) -> GenerationPlan:
-    plan = compose.compose(["task=generate_tiny", f"cluster.device={ranks.DEVICE}", *SMALL, ASKED, *overrides])
+    plan = compose.compose(
+        ["task=generate_tiny", "engine=huggingface", f"cluster.device={ranks.DEVICE}", *SMALL, ASKED, *overrides]
+    )
     assert isinstance(plan, GenerationPlan)
     return plan
 

@@ -20,7 +20,7 @@ def start_ranks(plan: Plan, who: Rank) -> None:
     warnings.filterwarnings("ignore", message=".*Apex (is|are) not installed")
     warnings.filterwarnings("ignore", message=r"barrier\(\): using the device under current context")
     cpu_patch.install()
-    process_group.join(plan, who)
+    process_group.join(plan, who, apart=True)
     split(plan if isinstance(plan, GenerationPlan) else of_group(plan))
     _connect(plan)
 
