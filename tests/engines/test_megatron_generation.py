@@ -20,6 +20,8 @@ from bench.contract.checkpoint import Stored
 from bench.contract.generation import Batching, Order, Sampling, WeightPrecision
 from bench.contract.task import Activation, Model
 from bench.errors import ConfigError
+from bench.planning import compose
+from bench.runs import trial as trials
 from helpers import ranks, tiny_llama
 from helpers.tiny_llama import Asked
 from jobs.engines.generation import Request
@@ -232,6 +234,20 @@ def test_two_ranks_give_the_answers_of_one(tmp_path: Path) -> None:
     alone = ours(tmp_path / "hf", model, Asked(sampling=Sampling(temperature=1.0, top_k=50))).generate(few, seed=3)
     assert [tuple(row) for row in drawn] == [answer.tokens for answer in alone]
     assert drawn != in_nf4 and [len(row) for row in in_nf4] == [one.length for one in few]
+
+
+@pytest.mark.trains
+def test_a_task_is_proven_by_its_log(tmp_path: Path) -> None:
+    batches = (
+        "task.generation.batching=continuous",
+        "task.generation.max_batch=2",
+        "task.generation.lengths=[3,9,1,6]",
+    )
+    plan = compose.compose(["task=generate_tiny", "engine=megatron", f"cluster.device={ranks.DEVICE}", *batches])
+    run = ranks.write(plan, tmp_path / "run")
+    ranks.run(plan, run, "jobs.tasks.generate", "plan.json", "--trial", "0")
+    assert trials.judge(run / "result_0.txt", plan, plan.trials[0]).proven
+    assert plan.world.tp == 2 and '"bytes_per_step"' in (run / "result_0.txt").read_text()
 
 
 @pytest.mark.parametrize(
