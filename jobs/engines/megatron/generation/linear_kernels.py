@@ -66,7 +66,7 @@ def gated(x: Tensor, weight: Linear, norm: NormWeights) -> Tensor:
 def _launch(
     x: Tensor, weights: tuple[Tensor | None, ...], norm: NormWeights | None, residual: Tensor | None, out: Tensor
 ) -> Tensor:
-    """weights: values and scales of the outputs, and those of ups or None."""
+    """Fill `out` and return it; weights: values and scales of the outputs, and those of ups or None."""
     (num_rows, num_outputs), is_gated = out.shape, weights[2] is not None
     tile = ONE_ROW if num_rows == 1 else MORE_ROWS
     outputs, is_nf4 = tile.outputs // 2 if is_gated else tile.outputs, weights[0].dtype is torch.uint8
