@@ -26,7 +26,7 @@ class Batching(Enum):
 
 class WeightPrecision(Enum):
     """How the linears' weights lie in memory; nf4 are 4 bits, as QLoRA stores a base. Products are of BF16 numbers with
-    bf16 and nf4, of FP8 (E4M3) with fp8."""
+    bf16, fp8 (E4M3, a scale for each row) and nf4."""
 
     fp32 = "fp32"
     bf16 = "bf16"

@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+import os
+import subprocess
 import sys
 import warnings
 
@@ -102,7 +104,7 @@ def rotated(x: Tensor, angles: Tensor) -> Tensor:
 @pytest.mark.parametrize(("groups", "repeats"), [(2, 4), (3, 1)], ids=["grouped queries", "a group for each head"])
 def test_attention(monkeypatch: pytest.MonkeyPatch, groups: int, repeats: int, parts: int) -> None:
     monkeypatch.setattr(attention_kernels, "num_parts", lambda *_: parts)
-    dim, room, positions = 64, 320, [0, 3, 64, 65, 200, 319]  # nothing behind; parts without keys; whole tiles; all
+    dim, room, positions = 64, 256, [0, 64, 65, 255]  # nothing behind; a whole tile; parts without keys; all
     num_slots = len(positions)
     keys, values = (random(num_slots, groups, room, dim) for _ in range(2))
     qkv, angles = random(num_slots, groups * (repeats + 2) * dim), torch.rand(room, dim // 2, device=DEVICE) * 50
@@ -114,7 +116,7 @@ def test_attention(monkeypatch: pytest.MonkeyPatch, groups: int, repeats: int, p
         seen = expected_keys[slot, :, : position + 1].double(), expected_values[slot, :, : position + 1].double()
         scores = turned[:, :-1].double() @ seen[0].transpose(1, 2) / math.sqrt(dim)
         outputs.append((scores.softmax(2) @ seen[1]).flatten())
-    for _ in range(2):  # the counters of the parts start at 0 again
+    for _ in range(parts // 4 + 1):  # the counters of the parts start at 0 again
         at = torch.tensor(positions, device=DEVICE)
         got = attention_kernels.attend(qkv, keys, values, at, angles.repeat(1, 2))
         check(got, torch.stack(outputs))
@@ -149,3 +151,12 @@ def test_the_kernels_compute_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
             found.append(torch.cat([of_prompts, of_step, forward.step_logits(one, batch, angles)]))
     error = (found[1] - found[0]).norm(dim=1) / found[0].norm(dim=1)
     assert error.max() < 0.02
+
+
+@pytest.mark.slow
+def test_a_compiler_takes_the_kernels_too() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tests.helpers.compiled_kernels"]
+    done = subprocess.run(command, cwd=ranks.ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("registers") == 8

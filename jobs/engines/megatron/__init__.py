@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from bench.contract.plan import Plan
+from bench.contract.schema import Device
 from jobs.engines.megatron.groups import end_ranks, start_ranks
 
 if TYPE_CHECKING:
@@ -32,14 +33,16 @@ def generator(plan: "GenerationPlan", seed: int) -> "Generator":
     Raises:
         ConfigError: the model is not like Llama, or cannot be split over the TP ranks.
     """
+    import torch
     from megatron.core import parallel_state
 
     from jobs.engines.megatron.generation.generator import MegatronGenerator
     from jobs.engines.megatron.generation.ranks import Ranks
-    from jobs.ranks import process_group
 
+    is_gpu = plan.config.cluster.device is Device.cuda
+    device = torch.device("cuda", torch.cuda.current_device()) if is_gpu else torch.device("cpu")
     ranks = Ranks(parallel_state.get_tensor_model_parallel_group())
-    return MegatronGenerator(plan, seed, ranks=ranks, device=process_group.device())
+    return MegatronGenerator(plan, seed, ranks=ranks, device=device)
 
 
 def apart(engine: "MegatronEngine", plan: Plan, groups: "Groups") -> "LocalSgdTraining":

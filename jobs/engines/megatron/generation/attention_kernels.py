@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from jobs.engines.megatron.fp8.lora_kernels import FACTOR
 from jobs.engines.megatron.generation import linear_kernels
@@ -108,8 +109,8 @@ def _attend(
     groups, DIM = tl.num_programs(1), 2 * HALF
     half, column, row = tl.arange(0, HALF)[None, :], tl.arange(0, 2 * HALF)[None, :], tl.arange(0, ROWS)[:, None]
     if OVERLAPPED:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+        gdc_wait()
+        gdc_launch_dependents()
     position = tl.load(positions_ptr + slot).to(tl.int32)
     angle = tl.load(angles_ptr + position * DIM + half)
     cos, sin = tl.cos(angle), tl.sin(angle)
@@ -120,16 +121,16 @@ def _attend(
     most, total = tl.full((ROWS,), float("-inf"), tl.float32), tl.zeros((ROWS,), tl.float32)
     out = tl.zeros((ROWS, 2 * HALF), tl.float32)
     if part == 0:  # the new token
-        low, high = _halves(new_ptr, REPEATS, half, half < HALF, HALF)
-        k_low, k_high = _turned(low, high, cos, sin, keys_ptr)
-        v = tl.load(new_ptr + (REPEATS + 1) * DIM + column)
-        at = keys_ptr + slot_at + position * DIM + half
-        tl.store(at, k_low)
-        tl.store(at + HALF, k_high)
-        tl.store(values_ptr + slot_at + position * DIM + column, v)
-        product = q_low.to(tl.float32) * k_low.to(tl.float32) + q_high.to(tl.float32) * k_high.to(tl.float32)
+        own_low, own_high = _halves(new_ptr, REPEATS, half, half < HALF, HALF)
+        own_low, own_high = _turned(own_low, own_high, cos, sin, keys_ptr)
+        own_v = tl.load(new_ptr + (REPEATS + 1) * DIM + column)
+        own_at = slot_at + position * DIM
+        tl.store(keys_ptr + own_at + half, own_low)
+        tl.store(keys_ptr + own_at + HALF + half, own_high)
+        tl.store(values_ptr + own_at + column, own_v)
+        product = q_low.to(tl.float32) * own_low.to(tl.float32) + q_high.to(tl.float32) * own_high.to(tl.float32)
         most, total = tl.sum(product, 1) * scale, total + 1.0
-        out += v.to(tl.float32)
+        out += own_v.to(tl.float32)
     per_part = tl.cdiv(tl.cdiv(position, PARTS), KEYS) * KEYS
     for begin in range(part * per_part, tl.minimum(position, (part + 1) * per_part), KEYS):
         key = begin + tl.arange(0, KEYS)[:, None]

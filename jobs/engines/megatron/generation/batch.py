@@ -9,8 +9,7 @@ from torch import Tensor
 from jobs.engines.generation import Answer, Request
 from jobs.engines.megatron.generation.clock import Arrival, Start
 from jobs.engines.megatron.generation.forward import Decoder, Prompts, prefill
-from jobs.engines.megatron.generation.schedule import Advance, schedule
-from jobs.engines.megatron.generation.schedule import Start as StartAnswers
+from jobs.engines.megatron.generation.schedule import Advance, Begin, schedule
 from jobs.engines.megatron.generation.slots import Slots
 
 PREFILLED_TOKENS = 16384
@@ -45,13 +44,13 @@ class Batch:
             if isinstance(action, Advance):
                 for _ in range(min(action.num_steps, most_steps or action.num_steps)):
                     self.advance()
-            elif isinstance(action, StartAnswers):
-                self._start(requests, action.slots, seed, found)
+            elif isinstance(action, Begin):
+                self._begin(requests, action.slots, seed, found)
             else:
                 self._finish(requests, action.slots, found)
         return found.answers(start, len(requests))
 
-    def _start(self, requests: Sequence[Request], slot_of: dict[int, int], seed: int, found: "_Arrivals") -> None:
+    def _begin(self, requests: Sequence[Request], slot_of: dict[int, int], seed: int, found: "_Arrivals") -> None:
         longest = max(len(requests[index].prompt) for index in slot_of)
         indices, most = list(slot_of), max(1, PREFILLED_TOKENS // longest)
         for some in (indices[i : i + most] for i in range(0, len(indices), most)):

@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from jobs.engines.megatron.fp8.lora_kernels import FACTOR
 from jobs.engines.megatron.generation.weights import Linear
@@ -65,11 +66,12 @@ def gated(x: Tensor, weight: Linear, norm: NormWeights) -> Tensor:
 def _launch(
     x: Tensor, weights: tuple[Tensor | None, ...], norm: NormWeights | None, residual: Tensor | None, out: Tensor
 ) -> Tensor:
-    """weights: values and scales of the outputs, and those of ups or None."""
+    """Fill `out` and return it; weights: values and scales of the outputs, and those of ups or None."""
     (num_rows, num_outputs), is_gated = out.shape, weights[2] is not None
     tile = ONE_ROW if num_rows == 1 else MORE_ROWS
-    outputs = tile.outputs // 2 if is_gated else tile.outputs
-    options = {"OUTPUTS": max(16 if num_rows > 1 else 1, outputs), "INPUTS": tile.inputs, "STAGES": tile.stages}
+    outputs, is_nf4 = tile.outputs // 2 if is_gated else tile.outputs, weights[0].dtype is torch.uint8
+    stages = 1 if is_nf4 else tile.stages  # of 4-bit weights, their absmax would be copied one by one
+    options = {"OUTPUTS": max(16 if num_rows > 1 else 1, outputs), "INPUTS": tile.inputs, "STAGES": stages}
     options |= {"ROWS": 1 if num_rows == 1 else max(16, triton.next_power_of_2(num_rows)), "WIDTH": x.shape[1]}
     options |= {"OVERLAPPED": OVERLAPPED, "num_warps": tile.num_warps} | ({"launch_pdl": True} if OVERLAPPED else {})
     norm_weight, eps = (norm.weight_H, norm.eps) if norm else (None, 0.0)
@@ -93,10 +95,11 @@ def _weights(
         absmax = tl.load(scale_ptr + block, inside, other=0.0)
         first = tl.load(levels_ptr + (pair >> 4).to(tl.int32)) * absmax
         second = tl.load(levels_ptr + (pair & 15).to(tl.int32)) * absmax
-        return tl.interleave(first, second).to(tl.bfloat16).to(DTYPE)  # rounded as a dequantised weight is
-    column = begin + tl.arange(0, INPUTS)[None, :]
-    inside = is_output & (column < WIDTH)
-    tile = tl.load(values_ptr + output[:, None] * WIDTH + column, inside, other=0.0, eviction_policy=_ONCE)
+        tile = tl.interleave(first, second).to(tl.bfloat16)  # rounded as a dequantised weight is
+    else:
+        column = begin + tl.arange(0, INPUTS)[None, :]
+        inside = is_output & (column < WIDTH)
+        tile = tl.load(values_ptr + output[:, None] * WIDTH + column, inside, other=0.0, eviction_policy=_ONCE)
     return tile.to(DTYPE)
 
 
@@ -104,8 +107,10 @@ def _weights(
 def _added(sums, weights, x, ROWS: tl.constexpr):
     """Return the sums with the products of one more tile: of one row [O, I], of more rows [O, M]."""
     if ROWS == 1:
-        return sums + weights * x
-    return tl.dot(weights, tl.trans(x.to(FACTOR)), sums)
+        sums += weights * x
+    else:
+        sums = tl.dot(weights, tl.trans(x.to(FACTOR)), sums)
+    return sums
 
 
 @triton.jit
@@ -129,8 +134,8 @@ def _linear(
     sums = tl.zeros((OUTPUTS, INPUTS if ROWS == 1 else ROWS), tl.float32)
     up_sums, squares = sums, tl.zeros((ROWS, INPUTS), tl.float32)
     if OVERLAPPED:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+        gdc_wait()
+        gdc_launch_dependents()
     for begin in tl.range(0, WIDTH, INPUTS, num_stages=STAGES):
         column = begin + tl.arange(0, INPUTS)[None, :]
         inside = (row < num_rows)[:, None] & (column < WIDTH)

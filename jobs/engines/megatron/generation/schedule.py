@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class Begin:
     """Answers begin, each with its prompt and its first token."""
 
     slots: dict[int, int]
@@ -27,7 +27,7 @@ class Finish:
     slots: dict[int, int]
 
 
-Action = Start | Advance | Finish
+Action = Begin | Advance | Finish
 
 
 def schedule(lengths: Sequence[int], num_slots: int, *, is_continuous: bool) -> Iterator[Action]:
@@ -43,7 +43,7 @@ def schedule(lengths: Sequence[int], num_slots: int, *, is_continuous: bool) -> 
             starting = {waiting.popleft(): slot for slot in free[: len(waiting)]}
             missing |= {index: lengths[index] - 1 for index in starting}
             slot_of |= starting
-            yield Start(starting)
+            yield Begin(starting)
         elif num_steps := min(missing.values()):
             missing = {index: left - num_steps for index, left in missing.items()}
             yield Advance(num_steps)
