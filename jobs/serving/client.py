@@ -9,6 +9,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,7 +61,8 @@ class Client:
 
     def send(self, exchange: Exchange, done: Callable[[Exchange], object]) -> None:
         """Send a request from any thread; `done` is called in the client's thread when it has ended in any way."""
-        self._loop.call_soon_threadsafe(self._begin, exchange, done)
+        with suppress(RuntimeError):  # the trial is over, and loadgen's thread, which nobody can end, goes on
+            self._loop.call_soon_threadsafe(self._begin, exchange, done)
 
     def _begin(self, exchange: Exchange, done: Callable[[Exchange], object]) -> None:
         task = self._loop.create_task(self._exchange(exchange, done))
