@@ -17,6 +17,9 @@ import aiohttp
 
 TICK_S = 0.01
 """How often the event loop is asked whether it is late."""
+IDLE_S = 2.0
+"""After which a connection is not used again: servers close idle ones after five seconds, and one that is closed in the
+very moment of a request would fail it."""
 PATH = "/v1/completions"
 
 
@@ -76,7 +79,7 @@ class Client:
 
     async def _live(self) -> None:
         self._stop = asyncio.Event()
-        connector = aiohttp.TCPConnector(limit=0)
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S)
         timeout = aiohttp.ClientTimeout(total=self._timeout_s)
         trace = aiohttp.TraceConfig()
         trace.on_connection_create_start.append(_note_sent)
@@ -104,6 +107,8 @@ class Client:
             exchange.failure = f"connection: {type(error).__name__}"
         except OSError as error:
             exchange.failure = f"connection: {error.strerror or type(error).__name__}"
+        except Exception as error:  # noqa: BLE001 - loadgen waits for every request, whatever became of it
+            exchange.failure = f"connection: {type(error).__name__}: {error}"
         exchange.done_s = time.perf_counter()
         done(exchange)
 
