@@ -9,7 +9,7 @@ test: .venv/test-installed  ## the gate: real training runs, a real Slurm, the o
 	tests/all.sh $(BIN)/python
 
 fast: .venv/test-installed  ## tests that neither train nor start programs, on all cores
-	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not trains and not slurm and not slow and not starts" --ignore=tests/slurm
+	tests/all.sh $(BIN)/python fast
 
 faults: .venv/test-installed  ## runs on Slurm, Kubernetes, Ray, on hosts and by the runner are broken in every way that we know
 	$(BIN)/python tests/slurm/faults.py

@@ -2,12 +2,14 @@
 # All tests of the gate, in streams, four at a time, since each of them waits a lot.  tests/all.sh PYTHON
 # The longest ones come first: runs on a real Slurm, the fast tests that import torch (in one process, since that takes
 # a while), all other fast tests on all cores. As each of them ends, those that train or ask a Slurm of their own begin.
+# With `fast` behind it, only tests that neither train nor start programs: tests/all.sh PYTHON fast
 set -u
 python=$1
 gate="not slow and not faults"
+[ "${2-}" != fast ] || gate="not slow and not slurm and not starts"
 queued=(tests/slurm/test_{runs,failures,pyxis,scripts,faults}.py) # the last one reads what went on beside the others
 started=(tests/launch tests/report tests/slurm/test_doctor.py)
-with_torch=(tests/{engines,kernels,node_checks,ranks,tasks,weights})
+with_torch=(tests/{engines,kernels,node_checks,profiles,ranks,tasks,weights} tests/planning/test_peer_memory.py)
 on_nodes='^tests/(backends|data|kubernetes|node_checks|profiles|ray|runner|studies)/' # their ranks wait for each other
 mapfile -t elsewhere < <(grep -rl --include='test_*.py' mark.trains tests | grep -vE '^tests/(launch|report|slurm)/')
 mapfile -t nodes < <(printf '%s\n' "${elsewhere[@]}" | grep -E "$on_nodes")
@@ -34,11 +36,13 @@ shown() { # wait for the next stream that ends, and show what it said
   unset "streams[$pid]"
 }
 
-beside queued "(trains or slurm)" "${queued[@]}"
+[ "${2-}" = fast ] || beside queued "(trains or slurm)" "${queued[@]}"
 beside torch "not trains" "${with_torch[@]}"
 beside fast "not trains" -q -n auto --dist worksteal --ignore=tests/slurm "${with_torch[@]/#/--ignore=}"
-beside started "(trains or slurm)" "${started[@]}"
-beside trained trains "${trained[@]}"
-beside nodes trains "${nodes[@]}"
+if [ "${2-}" != fast ]; then
+  beside started "(trains or slurm)" "${started[@]}"
+  beside trained trains "${trained[@]}"
+  beside nodes trains "${nodes[@]}"
+fi
 while [ "${#streams[@]}" -gt 0 ]; do shown; done
 exit "$code"

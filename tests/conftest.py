@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -20,6 +19,9 @@ from helpers.written_log import ONCE
 
 pytest_plugins = ("helpers.cpu_report",)
 compose._composed = cached_configs.cached(compose._composed)
+for library in ("OMP", "OPENBLAS", "MKL"):
+    # Read when torch and numpy are loaded. Tensors of tests are tiny: their threads would mostly wait for each other.
+    os.environ.setdefault(f"{library}_NUM_THREADS", "1")
 if ranks.DEVICE == "cpu":
     # Triton's kernels run in its interpreter. It reads this when it is imported, which megatron-core does too.
     os.environ["TRITON_INTERPRET"] = "1"
@@ -82,8 +84,9 @@ def interpreter_that_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(interpreter, "_convert_float", _converted_by_torch)
 
 
-def _converted_by_torch(data: np.ndarray, source: Any, target: Any, _rounding: Any) -> np.ndarray:
-    """Return numbers of another Triton type; both types as the integers of their size, save FP32."""
+def _converted_by_torch(data: Any, source: Any, target: Any, _rounding: Any) -> Any:
+    """Return an array's numbers of another Triton type; both types as the integers of their size, save FP32."""
+    import numpy as np
     import torch
 
     types = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8e4nv": torch.float8_e4m3fn}

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from bench.backends import mounts
-from bench.contract.plan import Plan, expanded
+from bench.contract.plan import Plan
+from bench.contract.plan_paths import expanded
 from bench.contract.run_files import NODE_VARIABLE
 from bench.contract.schema import Device, Runtime
 from bench.rules.check import Finding, Subject, broken

@@ -14,7 +14,7 @@ from bench.backends import containers, nemo_environment
 from bench.contract import plan as plans
 from bench.contract import transport
 from bench.contract.huggingface import Attention, HuggingFace, Strategy
-from bench.contract.plan import Plan
+from bench.contract.plan import GenerationPlan, Plan
 from bench.contract.schema import Config, Device
 from bench.contract.task import Kind, Trains
 from bench.rules.check import CannotTellError, Check, Finding, Subject, broken
@@ -63,14 +63,17 @@ def engine(subject: Subject) -> Iterator[Finding | str]:
 def packages(subject: Subject) -> Iterator[Finding | str]:
     """Yield what the ranks of this machine could not import; they run in this very Python."""
     peer = subject.plan.config.huggingface
-    is_training = subject.plan.config.task.kind is Kind.train
-    wanted = ENGINE if peer is None or not is_training else (*RANKS, *peer_packages(subject.plan.config, peer))
+    is_of_engine = subject.plan.config.task.kind in (Kind.train, Kind.generate)
+    wanted = ENGINE if peer is None or not is_of_engine else (*RANKS, *peer_packages(subject.plan.config, peer))
+    if isinstance(subject.plan, GenerationPlan) and subject.plan.base_dir is not None:
+        wanted = (*wanted, "tokenizers")  # the peer has it from transformers
     if subject.plan.config.task.kind is Kind.serve:
         wanted = LOAD
     if missing := [name for name in wanted if not _is_installed(name)]:
         what = f"{', '.join(missing)} cannot be imported"
         fix = "pip install 'runstop[engine]'" if peer is None else "pip install 'runstop[peer]'"
         fix = "pip install 'runstop[serve]'" if wanted is LOAD else fix
+        fix = "pip install 'runstop[data]'" if missing == ["tokenizers"] else fix
         if FLASH in missing:
             fix += f", and {FLASH_PIP}; or set engine.huggingface.attention=sdpa"
         yield broken("RUN-08", what, sys.executable, fix=fix)
@@ -81,9 +84,10 @@ def packages(subject: Subject) -> Iterator[Finding | str]:
 def peer_packages(config: Config, peer: HuggingFace) -> Iterator[str]:
     """Yield what ranks of engine=huggingface import for a config."""
     yield from ("transformers", "accelerate")
-    if config.training.trains is not Trains.all:
+    generation, training = config.task.generation, config.task.training
+    if training is not None and training.trains is not Trains.all:
         yield "peft"
-    if config.training.trains is Trains.qlora:
+    if generation is not None and generation.nf4 or training is not None and training.trains is Trains.qlora:
         yield "bitsandbytes"
     if peer.strategy is Strategy.deepspeed:
         yield "deepspeed"

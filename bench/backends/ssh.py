@@ -100,6 +100,7 @@ def _ask_all(plan: Plan) -> dict[str, Future[Answer]]:
     if containers.is_ours(plan):
         engine = container.runtime.name
         line = f"command -v {engine} >/dev/null || {{ echo {engine}: command not found >&2; exit {NO_SUCH}; }}"
+        line += f"; {engine} version >/dev/null"  # docker's asks its daemon
     with ThreadPoolExecutor(max_workers=32) as pool:
         return {name: pool.submit(_asked, on_host(plan, name, line)) for name in _names(plan)}
 

@@ -6,7 +6,7 @@ from typing import Any
 from bench.console.plan import STEP_PARTS
 from bench.console.sheet import Sheet
 from bench.contract.plan import Plan, Recomputed
-from bench.planning import layouts
+from bench.planning import apart, layouts
 from bench.planning.layouts import Layout
 
 COLUMNS = ("dp", "tp", "pp", "cp", "sp", "recomputed layers", "GiB", "fits", "step (s)")
@@ -21,7 +21,7 @@ _PART_COLUMNS = tuple(f"{_SHORT.get(name, name)} (s)" for name in STEP_PARTS)
 
 def sheet(plan: Plan) -> Sheet:
     """Return every legal layout of the plan's ranks as a table, best first; sizes that the config gives are kept."""
-    ranked = layouts.ranked(plan.config)
+    ranked = layouts.ranked(apart.of_one_group(plan.config))
     rows = [_row(layout, plan.config.model.num_layers) for layout in ranked]
     fitting = sum(layout.memory.fits is not False for layout in ranked)
     caption = (
@@ -34,7 +34,7 @@ def sheet(plan: Plan) -> Sheet:
 
 def to_json(plan: Plan) -> list[dict[str, Any]]:
     """Return the layouts as objects of strict JSON, best first."""
-    return [dataclasses.asdict(layout) for layout in layouts.ranked(plan.config)]
+    return [dataclasses.asdict(layout) for layout in layouts.ranked(apart.of_one_group(plan.config))]
 
 
 def _row(layout: Layout, num_layers: int) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from bench.console import checks, generation, kernels, serving
 from bench.console.sheet import Sheet, show
 from bench.contract.huggingface import Strategy
+from bench.contract.local_sgd import Average, Compress, Prediction
 from bench.contract.plan import GenerationPlan, Recomputed, ServingPlan, TrainingPlan
 from bench.contract.schema import DataSource, Device, Precision
 from bench.contract.task import Recompute, StartsFrom
@@ -68,6 +69,7 @@ def _training_rows(plan: TrainingPlan) -> list[tuple[str, str]]:
         ("time limit", time_limit(plan)),
         ("memory per GPU", _memory(plan)),
         ("step time", _step_time(plan)),
+        *_apart(plan),
         ("training time", _training_time(plan)),
         ("division", f"{plan.submission.division}" + "".join(f"; {d}" for d in plan.submission.deviations)),
     ]
@@ -107,7 +109,8 @@ def _ranks(plan: TrainingPlan) -> str:
     vpp, sp = (f", vpp {w.vpp}" if w.vpp > 1 else ""), (", sp" if w.sp else "")
     device = cluster.gpu.name if cluster.gpu else cluster.device.name
     nodes = f"{w.num_nodes} node{'s' if w.num_nodes > 1 else ''} with {w.ranks_per_node} x {device}"
-    return f"{w.num_ranks} = dp {w.dp} x tp {w.tp} x pp {w.pp} x cp {w.cp}{vpp}{sp}{_chosen(plan)}; {nodes}"
+    groups = "" if w.groups is None else f"{w.groups} groups of "
+    return f"{w.num_ranks} = {groups}dp {w.dp} x tp {w.tp} x pp {w.pp} x cp {w.cp}{vpp}{sp}{_chosen(plan)}; {nodes}"
 
 
 def _chosen(plan: TrainingPlan) -> str:
@@ -120,7 +123,8 @@ def _batch(plan: TrainingPlan) -> str:
     b = plan.batch
     is_chosen = plan.config.recipe.micro_batch_size is None and plan.config.cluster.device is Device.cuda
     micro = f"micro-batch {b.micro_batch_size}{' (chosen)' if is_chosen else ''}"
-    sizes = f"dp {plan.world.dp} x {micro} x gradient accumulation {b.gradient_accumulation_steps}"
+    groups = "" if plan.world.groups is None else f"{plan.world.groups} groups x "
+    sizes = f"{groups}dp {plan.world.dp} x {micro} x gradient accumulation {b.gradient_accumulation_steps}"
     return f"{b.global_batch_size} = {sizes}; {b.tokens_per_step:,} tokens a step"
 
 
@@ -170,17 +174,65 @@ def _step_time(plan: TrainingPlan) -> str:
     return f"{plan.cost.step_s:.2f} s estimated: {parts}"
 
 
+def _apart(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
+    """Yield how groups train apart, what merging them costs, and from which H on it is worth it."""
+    found, local_sgd = plan.apart, plan.config.recipe.local_sgd
+    if found is None or local_sgd is None:
+        return
+    outer = "" if local_sgd.average is Average.parameters else f" (rate {local_sgd.outer_lr:g}, "
+    outer += outer and f"momentum {local_sgd.outer_momentum:g})"
+    crosses = "FP32" if local_sgd.compress is Compress.none else local_sgd.compress.name.upper()
+    how = f"{plan.world.groups}, merged every {local_sgd.every_steps} steps by {local_sgd.average.name}{outer}"
+    hidden = f", hidden by {local_sgd.overlap_steps} steps" if local_sgd.overlap_steps else ""
+    yield "groups apart", f"{how}; {found.num_merges} merges, each rank sends {_bytes(found.rank_bytes)} in {crosses}"
+    if found.exchange_s is None or found.step_s is None or found.efficiency is None:
+        missing = "cluster.network_gbs" if found.exchange_s is None else "a step time (recipe.local_sgd.step_time_s)"
+        yield "efficiency apart", f"not estimated: {missing} is not known"
+        return
+    network = f"{plan.config.cluster.network_gbs:g} GB/s a rank"
+    yield (
+        "efficiency apart",
+        (
+            f"{100 * found.efficiency:.1f} % estimated: inner steps of {found.step_s:.3g} s, a merge of "
+            f"{found.exchange_s:.3g} s at {network}{hidden}"
+        ),
+    )
+    yield "worth it", "; ".join(_worth(plan, found, local_sgd.every_steps))
+
+
+def _worth(plan: TrainingPlan, found: Prediction, every: int) -> Iterator[str]:
+    """Yield the break-even with one group and with synchronous training; X marks one that this H does not reach."""
+    one = found.even_with_one_group
+    if one is not None:
+        yield f"faster than one group alone above H = {one:.3g}{' (X: not with this H)' if every <= one else ''}"
+    if found.synchronous_step_s is None:
+        yield "synchronous training is not estimated"
+        return
+    synchronous = f"than synchronous training ({found.synchronous_step_s:.3g} s a step)"
+    even = found.even_with_synchronous
+    if even is None:
+        yield f"never faster {synchronous} (X)"
+    else:
+        yield f"{synchronous} above H = {even:.3g}{' (X: not with this H)' if every <= even else ''}"
+
+
+def _bytes(size: float) -> str:
+    return f"{size / 1e9:.3g} GB" if size >= 1e9 else f"{size / 1e6:.3g} MB"
+
+
 def _training_time(plan: TrainingPlan) -> str:
     """Return the minutes that the estimated step time projects to, without evaluations: of these no time is known."""
-    if plan.cost is None:
+    of_step = plan.cost.step_s if plan.cost else None
+    step_s = plan.apart.mean_step_s if plan.apart else of_step
+    if step_s is None:
         return "not projected: there is no step time"
     steps, gbs, benchmark = plan.max_steps, plan.batch.global_batch_size, plan.submission.benchmark
     why = "at most all of its steps"
     known = published.samples_to_target(benchmark, gbs) if benchmark and plan.config.task.submittable else None
     if known is not None:
         steps, why = round(known.mean_samples / gbs), f"mean of {known.num_runs:,} published runs"
-    timed = f"{steps:,} steps ({why}) of {plan.cost.step_s:.2f} s"
-    return f"{steps * plan.cost.step_s / 60:.1f} min projected: {timed}; evaluations not counted"
+    timed = f"{steps:,} steps ({why}) of {step_s:.2f} s"
+    return f"{steps * step_s / 60:.1f} min projected: {timed}; evaluations not counted"
 
 
 def _memory(plan: TrainingPlan) -> str:

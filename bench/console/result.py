@@ -8,6 +8,7 @@ from bench.mlperf.benchmarks import BENCHMARKS
 from bench.mlperf.official import Verdict
 from bench.mlperf.result import NO_TARGET, UNVERIFIED, Result, Span
 from bench.mlperf.titles import title
+from bench.report.apart import apart_rows
 from bench.report.rows import TRAINING_ONLY, memory_row, telemetry_rows
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def speed_rows(result: Result) -> list[Row]:
     rows = [_step_row(result), *_total_rows(result), _throughput_row(result), *_real_tokens_row(result)]
     rows += [] if result.tflop_per_sample is None else [_arithmetic_row(result)]
     rows += [] if result.peak_memory_gib is None and result.has_target else [memory_row(result.peak_memory_gib)]
-    return rows + telemetry_rows(result.telemetry)
+    return [*rows, *apart_rows(result), *telemetry_rows(result.telemetry)]
 
 
 def findings_sheet(findings: "Sequence[Finding]") -> Sheet:

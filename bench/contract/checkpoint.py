@@ -23,6 +23,8 @@ CONVERTED, CONVERTED_FP8, CONVERTED_NF4 = "megatron_core", "megatron_core_fp8", 
 FOLDERS = {Stored.plain: CONVERTED, Stored.fp8: CONVERTED_FP8, Stored.nf4: CONVERTED_NF4}
 """The folders inside a Hugging Face folder that its conversions go to, unless another one is named."""
 MANIFEST = "manifest.json"
+SOURCE, METADATA = "config.json", "metadata.json"
+"""What a Hugging Face folder has, and a checkpoint of megatron-core."""
 STEP = "step_"
 """What stands before the number of the step in a checkpoint's name; one that is not there as a whole ends otherwise."""
 KEPT = 2
@@ -70,16 +72,27 @@ def wanted(config: Config) -> Stored:
     return Stored.fp8 if config.precision is Precision.fp8 and is_frozen else Stored.plain
 
 
+def is_source(folder: Path) -> bool:
+    """Return whether this is a Hugging Face folder; conversions may lie in it."""
+    return (folder / SOURCE).exists() and not (folder / METADATA).exists()
+
+
 def located(folder: Path, config: Config) -> Path:
     """Return the folder of the checkpoint: this one or, for a Hugging Face folder, its default conversion.
 
-    If there are several conversions, this is the one in the type that the engine computes from.
+    If there are several conversions, this is the one in the type that the engine computes from. engine=huggingface
+    reads the Hugging Face folder itself.
     """
-    is_source = (folder / "config.json").exists() and not (folder / "metadata.json").exists()
-    if not is_source:
+    if not is_source(folder) or config.huggingface is not None:
         return folder
     own = folder / FOLDERS[wanted(config)]
     return own if own.exists() else folder / CONVERTED
+
+
+def first_file(folder: Path, config: Config) -> Path:
+    """Return the file that says what the checkpoint is, wherever it lies."""
+    there = located(folder, config)
+    return there / (SOURCE if is_source(there) else METADATA)
 
 
 def manifest(folder: Path) -> dict[str, Any]:

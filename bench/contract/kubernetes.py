@@ -42,7 +42,8 @@ class Volume:
 class Toleration:
     """A taint of nodes that pods put up with; without a value every taint of the key."""
 
-    key: str
+    taint: str
+    """Its key."""
     value: str | None = None
     effect: str | None = None
 
@@ -59,8 +60,10 @@ class Kubernetes:
     object: ObjectKind = ObjectKind.job
     image: str | None = None
     """By its digest (name@sha256:…), so that it is the same image tomorrow."""
-    pull_secret: str | None = None
-    """The name of the Secret with the registry's credentials."""
+    image_pull_secrets: list[str] = field(default_factory=list)
+    """The names of Secrets with the registry's credentials."""
+    env_from_secrets: list[str] = field(default_factory=list)
+    """The names of Secrets whose keys become variables of the ranks, such as HF_TOKEN."""
     gpu_resource: str | None = "nvidia.com/gpu"
     """What a GPU is called among the resources of nodes; amd.com/gpu for AMD's."""
     resources: dict[str, str] = field(default_factory=dict)

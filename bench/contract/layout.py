@@ -1,11 +1,13 @@
 """How a plan lays a model out over ranks, and what that costs: the split, the time of a step, and the memory."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from bench.contract.codec import LEFT_OUT_IF_NONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """How the ranks are split: num_ranks = dp * tp * pp * cp."""
+    """How the ranks are split: num_ranks = dp * tp * pp * cp, and times groups where groups train apart."""
 
     num_nodes: int
     ranks_per_node: int
@@ -16,6 +18,8 @@ class World:
     cp: int
     vpp: int
     sp: bool
+    groups: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    """How many groups of consecutive ranks train apart, each split in this way; None: all ranks train together."""
 
     @property
     def sequence_tp(self) -> int:

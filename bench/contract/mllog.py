@@ -71,6 +71,14 @@ DAMAGED_CHECKPOINT = "damaged_checkpoint"
 """A checkpoint that was not used, with the {reason}."""
 CHECKPOINT = "checkpoint"
 """The training state after {step} was copied, and is written while training goes on: the seconds without training."""
+LOCAL_SGD = "local_sgd"
+"""How many groups train apart, and how: `bench.contract.local_sgd.LocalSgd`. train_loss is then that of {group} 0."""
+OUTER_STEP = "outer_step"
+"""The number of a merge: after which {merge_step}, of which {groups}, with the last {losses} of their training and the
+mean {step_times_s} of their inner steps since the merge before; the {rank_bytes} that rank 0 sent in {exchange_s}, for
+how long it {waited_for_groups_s}, and for how long {training_stopped_s}."""
+GROUP_LEFT = "group_left"
+"""A group that was not at a merge within its time limit: the others go on without it, and share its rows."""
 ATTACHED_FILE = "attached_file"
 """A file that another program wrote: its path from the log's folder, {bytes} and {sha256}."""
 

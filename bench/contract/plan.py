@@ -3,7 +3,6 @@
 import hashlib
 import json
 import math
-import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,9 +14,15 @@ from bench.contract.layout import Cost as Cost
 from bench.contract.layout import Memory as Memory
 from bench.contract.layout import Recomputed as Recomputed
 from bench.contract.layout import World as World
-from bench.contract.schema import Config, DataSource, Runtime, not_of_kind
+from bench.contract.local_sgd import Prediction
+from bench.contract.plan_parts import Batch as Batch
+from bench.contract.plan_parts import Command as Command
+from bench.contract.plan_parts import Evaluation as Evaluation
+from bench.contract.plan_parts import Submission as Submission
+from bench.contract.plan_parts import Trial as Trial
+from bench.contract.schema import Config, not_of_kind
 from bench.contract.serving import Load
-from bench.contract.task import Kind, StartsFrom, Weights
+from bench.contract.task import Kind, StartsFrom
 from bench.errors import ConfigError
 
 PLAN_VERSION = 3
@@ -25,64 +30,6 @@ NODE_FACTS, NODE_CHECK, PREPARE = "node facts", "node check", "prepare"
 """The names of commands that are not trials."""
 NOT_A_SUBMISSION = "not a submission"
 """What org and platform say in the log of a tiny or shortened task."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """One optimizer step; a sample is one row."""
-
-    global_batch_size: int
-    micro_batch_size: int
-    gradient_accumulation_steps: int
-    tokens_per_step: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
-    """When the model is evaluated; steps count from 1, after the optimizer's update."""
-
-    every_steps: int
-    first_step: int
-    at_steps: list[int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Submission:
-    """What the log says about itself. Closed is derived, never claimed: any deviation makes it open."""
-
-    benchmark: str | None
-    """None where there are no official rules, and for a run without a target."""
-    shape_of: str | None
-    """Without a target: the benchmark whose model, LoRA and rows have these sizes, so that speeds can be compared."""
-    division: str
-    org: str
-    platform: str
-    status: str
-    deviations: list[str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
-    """One run_start → run_stop measurement."""
-
-    index: int
-    seed: int
-    log: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
-    """What every rank runs, in the run folder. It is the only authority on that: every backend runs this argv.
-
-    A first word `python` stands for the interpreter that the backend runs ranks with.
-    """
-
-    name: str
-    argv: list[str]
-    log: str | None
-    """The MLLOG lines that it writes, where it writes any."""
-    limit_min: int | None
-    """None for no limit, as for preparing, which nobody times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +50,9 @@ class TrainingPlan:
     """Of every rank, as recipe.recompute says or, for `fit`, as memory allows."""
     memory: Memory
     cost: Cost | None
-    """None where rates of the GPU are not known."""
+    """None where rates of the GPU are not known. Of groups that train apart: of an inner step."""
+    apart: Prediction | None = field(default=None, metadata=codec.LEFT_OUT_IF_NONE)
+    """None where all ranks train together."""
     deepspeed: dict[str, Any] | None = field(default=None, metadata=codec.LEFT_OUT_IF_NONE)
     """What DeepSpeed is given, complete: nothing in it is "auto". None with other engines and strategies."""
     cuda_graph: bool = False
@@ -258,12 +207,9 @@ def gpus_per_node(plan: Plan) -> int:
 
 
 def keeps_adapters(config: Config) -> bool:
-    """Return whether a trial keeps the adapters that it trained; on random weights they are worth nothing.
-
-    NeMo would write them in a format of its own, which nothing here reads.
-    """
+    """Return whether a trial keeps the adapters that it trained; on random weights they are worth nothing."""
     training = config.training
-    return config.nemo is None and training.lora is not None and training.starts_from is not StartsFrom.random
+    return training.lora is not None and training.starts_from is not StartsFrom.random
 
 
 def samples(plan: TrainingPlan, step: int) -> int:
@@ -296,46 +242,6 @@ def trial(plan: Plan, index: int) -> Trial:
 def command(plan: Plan, name: str) -> Command | None:
     """Return the command of this name; None if the plan has none."""
     return next((command for command in plan.commands if command.name == name), None)
-
-
-def to_prepare(plan: Plan) -> list[str]:
-    """Return the folders that the prepare command makes."""
-    if command(plan, PREPARE) is None:
-        return []
-    rows = plan.data_dir if plan.config.data.source.is_made else None
-    made = [rows, None if plan.base is None else plan.base_dir]
-    return [path for path in made if path is not None]
-
-
-def is_prepared(plan: Plan) -> bool:
-    """Return whether the prepare command would find nothing to do, or there is none."""
-    return all(Path(path).is_dir() for path in to_prepare(plan))
-
-
-def expanded(text: str | None) -> str | None:
-    """Return a path of the plan as this environment has it; None if a variable in it is not set.
-
-    A Slurm cluster's paths are symbolic ($DATADIR, $MODEL, $LOGDIR, $CONT): the job's own shell fills them in, so that
-    one script serves every user.
-    """
-    full = os.path.expandvars(text or "")
-    return None if not full or "$" in full else full
-
-
-def named_paths(config: Config) -> dict[str, str | None]:
-    """Return what a run reads and writes, by the variable that usually names it."""
-    named, trains = {"LOGDIR": config.cluster.paths.logs}, config.task.kind is Kind.train
-    if trains and config.data.source is not DataSource.random:
-        named = {"DATADIR": config.cluster.paths.data} | named
-    if trains and (config.training.starts_from is not StartsFrom.random or config.data.needs_model_folder):
-        named["MODEL"] = config.cluster.paths.model
-    if config.task.kind is Kind.generate and config.model.weights is not Weights.random:
-        named["MODEL"] = config.cluster.paths.model
-    if config.task.serving and config.task.serving.server.url is None and config.model.weights is not Weights.random:
-        named["MODEL"] = config.task.serving.server.model or config.cluster.paths.model
-    if config.container.runtime is not Runtime.none and config.container.image:
-        named["CONT"] = config.container.image
-    return named
 
 
 def dumps(plan: Plan) -> str:

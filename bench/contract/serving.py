@@ -69,7 +69,7 @@ class Server:
 
 
 @dataclass(slots=True, kw_only=True)
-class Limits:
+class LatencyLimits:
     """What a request must keep to count as good, in seconds; None: no limit."""
 
     ttft_s: float | None = None
@@ -97,7 +97,7 @@ class Serving:
     """Of each answer, exactly."""
     warm_up: int
     """Requests at one time before the clock starts."""
-    limits: Limits
+    limits: LatencyLimits
     request_timeout_s: float
     max_client_delay: float
     """The largest share of a median latency that the client's own delay may be."""

@@ -6,6 +6,7 @@ from enum import Enum
 from bench.contract.codec import LEFT_OUT_IF_NONE
 from bench.contract.generation import Generation
 from bench.contract.kernels import Kernels
+from bench.contract.local_sgd import LocalSgd
 from bench.contract.serving import Serving
 
 LORA_TARGETS = ("linear_qkv", "linear_proj")
@@ -187,6 +188,8 @@ class Recipe:
     offload_activations: bool = False
     """Keep the activations of some layers in host memory until the backward pass, instead of recomputing them: as few
     layers as memory needs with recompute=fit, and all of them with recompute=none."""
+    local_sgd: LocalSgd | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    """How the groups of parallel.groups train apart. None: every step sums the gradients of all ranks."""
 
     def micro_batch(self, dp: int) -> int:
         """Return the samples of one forward pass when dp replicas share the global batch; without a size, all."""

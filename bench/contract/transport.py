@@ -1,7 +1,9 @@
 """How NCCL joins ranks: what a run's environment asks for, and what NCCL's own log says was used.
 
-NCCL_NET=Socket or IB, NCCL_IB_DISABLE=1, NCCL_SOCKET_IFNAME and NCCL_P2P_DISABLE=1 (no NVLink, and no peer-to-peer over
-PCIe) in cluster.environment ask. Ranks and the login node import this module: it needs the standard library only.
+In cluster.environment ask NCCL_NET=Socket or IB, NCCL_IB_DISABLE=1, NCCL_SOCKET_IFNAME, and for the GPUs of a node
+NCCL_P2P_LEVEL=NVL (NVLink), NCCL_P2P_DISABLE=1 (neither NVLink nor peer-to-peer over PCIe) and NCCL_SHM_DISABLE=1 (not
+by the host's memory: with both of these, by the network). Ranks and the login node import this module: it needs the
+standard library only.
 """
 
 import re
@@ -11,9 +13,14 @@ from dataclasses import dataclass
 from bench.contract import run_files
 
 NET, IB_DISABLE, INTERFACE, P2P_DISABLE = "NCCL_NET", "NCCL_IB_DISABLE", "NCCL_SOCKET_IFNAME", "NCCL_P2P_DISABLE"
-ASKING = (NET, IB_DISABLE, INTERFACE, P2P_DISABLE)
+P2P_LEVEL, SHM_DISABLE = "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE"
+ASKING = (NET, IB_DISABLE, INTERFACE, P2P_DISABLE, P2P_LEVEL, SHM_DISABLE)
 SOCKET, IB = "Socket", "IB"
-P2P = "P2P"
+P2P, SHM = "P2P", "SHM"
+NVLINK = "NVL"
+"""The level at which GPUs are joined by P2P only where NVLink joins them. Source: NCCL's documentation."""
+SWITCHES = {P2P: P2P_DISABLE, SHM: SHM_DISABLE}
+"""What switches off a way to join GPUs of a node."""
 LOG = f"{run_files.RANK_LOGS}/nccl.%h.%p.log"
 """NCCL's spelling: host and process id. The path is relative to the run folder, in which ranks start."""
 LOGGING = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,P2P,SHM,ENV", "NCCL_DEBUG_FILE": LOG}
@@ -30,7 +37,10 @@ class Asked:
 
     net: str | None
     interface: str | None
-    without_p2p: bool
+    without: tuple[str, ...]
+    """The ways to join GPUs of a node that are switched off."""
+    only_nvlink: bool
+    """P2P, and that over NVLink alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +62,12 @@ def asked(environment: Mapping[str, str]) -> Asked:
     net = environment.get(NET)
     if net is None and environment.get(IB_DISABLE) == "1":
         net = SOCKET
-    return Asked(net=net, interface=environment.get(INTERFACE), without_p2p=environment.get(P2P_DISABLE) == "1")
+    return Asked(
+        net=net,
+        interface=environment.get(INTERFACE),
+        without=tuple(way for way, name in SWITCHES.items() if environment.get(name) == "1"),
+        only_nvlink=environment.get(P2P_LEVEL) == NVLINK,
+    )
 
 
 def is_asked(environment: Mapping[str, str]) -> bool:
@@ -116,6 +131,8 @@ def contradiction(wanted: Asked, used: Used) -> str | None:
     """Return in which point NCCL did something else than it was asked; None where its log shows nothing of that."""
     if others := [net for net in used.nets if wanted.net is not None and not _is_kind(net, wanted.net)]:
         return f"{NET} should be {wanted.net}, and NCCL joined nodes by {', '.join(others)}"
-    if wanted.without_p2p and P2P in used.local:
-        return f"{P2P_DISABLE} is 1, and NCCL joined GPUs of a node by P2P"
+    if found := [way for way in wanted.without if way in used.local]:
+        return f"{SWITCHES[found[0]]} is 1, and NCCL joined GPUs of a node by {found[0]}"
+    if wanted.only_nvlink and (others := [way for way in used.local if way != P2P]):
+        return f"{P2P_LEVEL} is {NVLINK}, and NCCL joined GPUs of a node by {', '.join(others)}: NVLink does not"
     return None

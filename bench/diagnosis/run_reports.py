@@ -128,6 +128,10 @@ def not_proven(folder: Path) -> Iterator[Clue]:
     ledger = json_files.read(file)
     for entry in ledger if isinstance(ledger, list) else ():
         if isinstance(entry, dict) and entry.get("outcome") == "not proven":
+            first = str(next(iter(entry.get("not_as_planned") or ()), ""))
+            if (rule := first.partition(": ")[0]) in RULES:
+                yield log_scan.of_rule(rule, first, RULES[rule].fix, file=str(file))
+                continue
             reasons = {key: entry.get(key) for key in ("trial", "official", "not_as_planned")}
             yield Clue("RUN-12", Weight.OUTCOME, str(file), 1, log_scan.shown(json.dumps(reasons).encode()))
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.contract import file_content
-from bench.contract.plan import expanded
+from bench.contract.plan_paths import expanded
 from bench.images import store
 
 

@@ -13,7 +13,7 @@ from bench.backends.nodes.nodes import Nodes
 from bench.backends.nodes.sharing import require_prepared
 from bench.console import messages
 from bench.console import trial as trial_sheets
-from bench.contract import checkpoint, run_files
+from bench.contract import checkpoint, plan_paths, run_files
 from bench.contract import plan as plans
 from bench.contract.plan import Command, Plan, Trial
 from bench.contract.run_files import STATUS
@@ -112,7 +112,7 @@ def _work(nodes: Nodes, folder: Path, console: "Messages") -> bool:
     prepare = plans.command(plan, plans.PREPARE)
     if prepare is None:
         console.print("nothing to prepare")
-    elif plans.is_prepared(plan):
+    elif plan_paths.is_prepared(plan):
         console.print("prepared before: rows and base checkpoint are there")
     else:
         console.print("preparing (not timed): rows, then the base checkpoint")

@@ -272,4 +272,4 @@ def is_number(value: Any) -> TypeGuard[float]:
 
 def printable(text: str) -> str:
     """Return text from a log without what would steer a terminal or break a line."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
+    return text if text.isprintable() else "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -10,8 +10,9 @@ from typing import Any
 
 from bench.contract import mllog, modules
 from bench.contract.modules import ModuleTimes
-from bench.mlperf import compliance, reader, settings, speed, telemetry
+from bench.mlperf import apart, compliance, reader, settings, speed, telemetry
 from bench.mlperf import log as logs
+from bench.mlperf.apart import Apart
 from bench.mlperf.log import Log, number
 from bench.mlperf.reader import is_number
 from bench.mlperf.speed import Spread
@@ -135,6 +136,8 @@ class Result:
     """What the GPUs did meanwhile; None where nobody looked, as on CPUs."""
     module_times: ModuleTimes | None
     """Where the time of profiled warm-up steps went; None without such a profile."""
+    apart: Apart | None
+    """How groups of ranks trained apart; None where all trained together."""
     system: dict[str, Any]
     """The log's SYSJSON record, which fills the system description of a submission; empty if there is none."""
     software: dict[str, str]
@@ -192,6 +195,7 @@ def result(log: Log, file: str, system: dict[str, Any]) -> Result:
         peak_memory_gib=_peak_memory(log),
         telemetry=telemetry.of(log),
         module_times=modules.found(log.value(mllog.MODULE_TIMES)),
+        apart=apart.of(log),
         system=system,
         software=settings.software(log),
         hyperparameters=settings.hyperparameters(log),

@@ -9,7 +9,7 @@ from statistics import median_low
 from typing import NamedTuple
 
 from bench.contract import mllog
-from bench.mlperf import intervals
+from bench.mlperf import apart, intervals
 from bench.mlperf.log import Log, finding, number
 from bench.mlperf.reader import Event, is_number
 from bench.rules.finding import Finding
@@ -50,7 +50,7 @@ def _check_stalls(log: Log) -> Iterator[Finding]:
     if not log.is_ours or not log.run:
         return
     run_s = measured_s(log)
-    for what, timed in (("step", list(_steps(log).values())), ("evaluation", evaluations(log))):
+    for what, timed in (("step", _steps_alone(log)), ("evaluation", evaluations(log))):
         usual_s = median_low(one.time_s for one in timed) if len(timed) >= FEWEST else None
         if usual_s is None:
             continue
@@ -92,6 +92,12 @@ def _steps(log: Log) -> dict[int, Timed]:
             first = last - len(listed) + 1
             found |= {n: Timed(n, time_s, event.line) for n, time_s in enumerate(listed, first)}
     return found
+
+
+def _steps_alone(log: Log) -> list[Timed]:
+    """Return the steps without the merges of groups that train apart, which may take as long as they like."""
+    stopped_s = apart.stopped_s(log)
+    return [one._replace(time_s=one.time_s - stopped_s.get(one.number, 0.0)) for one in _steps(log).values()]
 
 
 def _listed(event: Event) -> list[float]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from bench.contract import old_plans
 from bench.contract.plan import Plan
 from bench.contract.schema import Config, DataSource
-from bench.contract.task import Kind, StartsFrom, Weights
+from bench.contract.task import StartsFrom, Weights
 from bench.errors import ConfigError
 from bench.planning import deepspeed, make_plan
 from bench.planning.compose_errors import explained
@@ -82,8 +82,8 @@ def plan_of(config: Config, overrides: Sequence[str]) -> Plan:
 
 def as_planned(config: Config) -> Config:
     """Return the config as its plan has it: what a run does not read is not in it."""
-    if config.task.kind is not Kind.train:  # of the rows only their length counts, and that for kernels
-        return dataclasses.replace(config, data=dataclasses.replace(config.data, source=DataSource.random))
+    if config.task.training is None:  # of the rows only their length counts, and that for kernels
+        return dataclasses.replace(config, data=dataclasses.replace(config.data, source=DataSource.random, sample=None))
     return with_random_weights(config) if config.model.weights is Weights.random else config
 
 

@@ -9,6 +9,7 @@ from bench.contract.layers import differs_from_llama
 from bench.contract.schema import Config, Device, EngineName, Precision, ProfileKind
 from bench.contract.task import Kind
 from bench.errors import ConfigError
+from bench.planning.parallelism import NF4_BLOCK
 from bench.planning.prompts import MOST_ANSWERS
 
 Refusal = tuple[bool, str, str, str]
@@ -153,10 +154,22 @@ def _engine(config: Config, generation: Generation) -> Iterator[Refusal]:
     yield differs, what, f"engine.name, {PEER}", f"choose engine={name.name} as a whole"
     what = "engine=nemo trains: it does not generate here"
     yield name is EngineName.nemo, what, "engine", "choose engine=huggingface"
-    what = "engine=megatron cannot generate yet"
-    yield name is EngineName.megatron, what, "engine", "choose engine=huggingface"
+    if name is EngineName.megatron:
+        yield from _ours(config, generation)
     if config.huggingface is not None:
         yield from _peer(config, generation, config.huggingface)
+
+
+def _ours(config: Config, generation: Generation) -> Iterator[Refusal]:
+    """Yield what our own engine cannot generate with."""
+    unmet, tp = differs_from_llama(config.model), config.parallel.tp or 1
+    what = f"engine=megatron generates with a Llama, and {', '.join(f'{k} is {v}' for k, v in unmet.items())}"
+    yield bool(unmet), what, ", ".join(unmet) or "model", "choose a Llama model"
+    for key in ("hidden_size", "ffn_hidden_size"):
+        width = getattr(config.model, key) // tp
+        what = f"a row of a 4-bit weight is cut into blocks of {NF4_BLOCK}, and a rank has {width} of model.{key}"
+        is_cut = bool(generation.nf4) and width % NF4_BLOCK != 0
+        yield is_cut, what, f"{BLOCK}.nf4, parallel.tp", f"lower parallel.tp, or set {BLOCK}.nf4=null"
 
 
 def _peer(config: Config, generation: Generation, peer: HuggingFace) -> Iterator[Refusal]:

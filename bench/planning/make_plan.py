@@ -1,19 +1,14 @@
 """Make the plan of a run from its config: the parallelism, the schedule, the commands and every file it will write."""
 
 import dataclasses
-import itertools
 import math
 
 from bench.contract import plan as plans
 from bench.contract import run_files
 from bench.contract.plan import (
-    NODE_CHECK,
-    NODE_FACTS,
     NOT_A_SUBMISSION,
     PLAN_VERSION,
-    PREPARE,
     Batch,
-    Command,
     Evaluation,
     GenerationPlan,
     KernelsPlan,
@@ -31,6 +26,8 @@ from bench.errors import ConfigError
 from bench.mlperf import closed_division
 from bench.mlperf.benchmarks import LLAMA2_70B_LORA
 from bench.planning import (
+    apart,
+    commands,
     cuda_graph,
     deepspeed,
     environment,
@@ -39,6 +36,7 @@ from bench.planning import (
     generation_checks,
     kernel_points,
     layouts,
+    memory_checks,
     nemo,
     replicas,
     serving_loads,
@@ -46,8 +44,6 @@ from bench.planning import (
 )
 from bench.planning.parallelism import num_microbatches, split
 
-PROBE_MIN = 10
-"""The time limit of a job that only looks at its nodes."""
 assert LLAMA2_70B_LORA.schedule is not None
 RULES = LLAMA2_70B_LORA.schedule
 """How many evaluations are skipped at the start if the recipe does not say."""
@@ -73,22 +69,25 @@ def make(config: Config, base: Config | None = None) -> Plan:
 
 
 def _training(config: Config, base: Config | None) -> TrainingPlan:
-    chosen = layouts.choose(nemo.restricted(config))
+    of_group = apart.of_one_group(nemo.restricted(config))
+    chosen = layouts.choose(of_group)
     steps = max_steps(config)
     validate.check_steps(config, steps)
     base_plan = None if base is None else _make_base(base)
     evaluation = _checked_evaluations(config)
-    is_captured, lora = config.nemo is None and cuda_graph.is_chosen(config, chosen), config.training.lora
-    needed = cuda_graph.memory_of(config, chosen) if is_captured else chosen.memory
-    validate.check_memory(config, needed)
+    apart.check_evaluations(config, evaluation.at_steps, steps)
+    is_captured, lora = config.nemo is None and cuda_graph.is_chosen(of_group, chosen), config.training.lora
+    needed = cuda_graph.memory_of(of_group, chosen) if is_captured else chosen.memory
+    memory_checks.check(config, needed)
     cost = chosen.cost if config.nemo is None else None  # rates are those of our kernels
+    cost = cuda_graph.without_waiting(cost) if cost and is_captured else cost
     trials = _trials(config)
-    batch = batches(layouts.with_micro_batch(config, chosen.micro_batch_size), chosen.world)
+    batch = _whole(batches(layouts.with_micro_batch(of_group, chosen.micro_batch_size), chosen.world), config)
     return TrainingPlan(
         version=PLAN_VERSION,
         name=f"{config.task.name}-{config.cluster.name}",
         config=config,
-        world=chosen.world,
+        world=apart.whole(chosen.world, config),
         batch=batch,
         evaluation=evaluation,
         max_steps=steps,
@@ -96,7 +95,8 @@ def _training(config: Config, base: Config | None) -> TrainingPlan:
         trials=trials,
         recompute=chosen.recompute,
         memory=needed,
-        cost=cuda_graph.without_waiting(cost) if cost and is_captured else cost,
+        cost=cost,
+        apart=apart.predict(config, dataclasses.replace(chosen, memory=needed, cost=cost), evaluation, steps),
         deepspeed=deepspeed.settings(config, batch),
         cuda_graph=is_captured,
         tflop_per_sample=flops.tflop_per_sample(config.model, lora, seq_length=config.data.seq_length),
@@ -106,8 +106,8 @@ def _training(config: Config, base: Config | None) -> TrainingPlan:
         base_dir=base_dir(config, base_plan),
         base=base_plan,
         environment=environment.of(config),
-        commands=commands(config, trials),
-        files=files(config, trials),
+        commands=commands.of(config, trials),
+        files=commands.files(config, trials),
     )
 
 
@@ -122,8 +122,8 @@ def _kernels(config: Config) -> KernelsPlan:
         points=kernel_points.points(config),
         walltime_min=validate.walltime_min(config),
         environment=environment.of(config),
-        commands=commands(config, trials),
-        files=files(config, trials),
+        commands=commands.of(config, trials),
+        files=commands.files(config, trials),
     )
 
 
@@ -146,8 +146,8 @@ def _generation(config: Config) -> GenerationPlan:
         walltime_min=validate.walltime_min(config),
         base_dir=None if config.model.weights is Weights.random else config.cluster.paths.model,
         environment=environment.of(config),
-        commands=commands(config, trials),
-        files=files(config, trials),
+        commands=commands.of(config, trials),
+        files=commands.files(config, trials),
     )
 
 
@@ -163,8 +163,8 @@ def _serving(config: Config) -> ServingPlan:
         walltime_min=validate.walltime_min(config),
         base_dir=serving_loads.model_folder(config),
         environment=environment.of(config),
-        commands=commands(config, trials),
-        files=files(config, trials),
+        commands=commands.of(config, trials),
+        files=commands.files(config, trials),
     )
 
 
@@ -212,6 +212,12 @@ def batches(config: Config, world: World) -> Batch:
         gradient_accumulation_steps=num_microbatches(config, world),
         tokens_per_step=r.global_batch_size * config.data.seq_length,
     )
+
+
+def _whole(batch: Batch, config: Config) -> Batch:
+    """Return the batch of all groups, from that of one; without groups, as it is."""
+    size = config.recipe.global_batch_size
+    return dataclasses.replace(batch, global_batch_size=size, tokens_per_step=size * config.data.seq_length)
 
 
 def evaluations(config: Config) -> Evaluation:
@@ -272,76 +278,3 @@ def base_dir(config: Config, base: TrainingPlan | None) -> str | None:
         return root
     b = base.config
     return f"{root}/{b.task.name}-{fingerprint(b.model, b.data, b.recipe, b.training, b.seed_base, b.precision)}"
-
-
-def commands(config: Config, trials: list[Trial]) -> list[Command]:
-    """Return what every rank runs, in order: what looks at the nodes, what prepares the trials' files, the trials."""
-    prepare, limit = _command(PREPARE, "tasks.prepare", log=run_files.PREPARE_LOG), config.walltime
-    module, python = nemo.trial_program(config)
-    return [
-        *node_commands(config, health=config.launch.health),
-        *([prepare] if needs_preparing(config) else []),
-        *(
-            _command(f"trial {t.index}", module, "--trial", f"{t.index}", log=t.log, limit_min=limit, python=python)
-            for t in trials
-        ),
-    ]
-
-
-def node_commands(config: Config, *, health: bool) -> list[Command]:
-    """Return what looks at nodes other than this machine, and measures them where somebody said what is healthy."""
-    if not config.cluster.backend.is_elsewhere:
-        return []
-    check = [_command(NODE_CHECK, "node_checks.health")] if health and config.cluster.health else []
-    return [_command(NODE_FACTS, "node_checks.facts"), *check]
-
-
-def _command(
-    name: str, module: str, *words: str, log: str | None = None, limit_min: int | None = None, python: str = "python"
-) -> Command:
-    argv = [python, "-m", f"jobs.{module}", run_files.PLAN, *words]
-    return Command(name=name, argv=argv, log=log, limit_min=limit_min)
-
-
-def probe(plan: Plan, *, num_nodes: int, health: bool) -> Plan:
-    """Return the plan of a job that only looks at its nodes: no trials."""
-    world = dataclasses.replace(plan.world, num_nodes=num_nodes, num_ranks=num_nodes * plan.world.ranks_per_node)
-    launch = dataclasses.replace(plan.config.launch, health=health, array=False)
-    config = dataclasses.replace(plan.config, launch=launch)
-    looking = node_commands(config, health=health)
-    name = f"probe-{plan.config.cluster.name}"
-    return dataclasses.replace(
-        plan, name=name, config=config, world=world, trials=[], commands=looking, walltime_min=PROBE_MIN
-    )
-
-
-def needs_preparing(config: Config) -> bool:
-    """Return whether rows or a base checkpoint have to be made before the first trial."""
-    if config.task.kind is not Kind.train:
-        return False
-    return config.data.source.is_made or config.training.starts_from is StartsFrom.task
-
-
-def files(config: Config, trials: list[Trial]) -> list[str]:
-    """Return what the run folder will hold."""
-    made = _made_by_training(config) if config.task.kind is Kind.train else []
-    own = [(t.log, *(name.format(t.index) for name in made)) for t in trials]
-    looked = [f"{run_files.FACTS}/", *([run_files.HEALTH] if config.cluster.health else [])]
-    return [
-        run_files.CONFIG,
-        run_files.PLAN,
-        *run_files.OF_BACKEND[config.cluster.backend],
-        *(looked if config.cluster.backend.is_elsewhere else []),
-        *([run_files.PREPARE_LOG] if needs_preparing(config) else []),
-        *itertools.chain(*own),
-        f"{run_files.RANK_LOGS}/",
-        run_files.LEDGER,
-        run_files.STATUS,
-    ]
-
-
-def _made_by_training(config: Config) -> list[str]:
-    """Return what a trial leaves besides its log, by names with {} for its number."""
-    made = [] if config.data.source is DataSource.random else [run_files.loss_figure("{}")]
-    made += [f"{run_files.adapters('{}')}/"] if plans.keeps_adapters(config) else []
-    return made + ([] if config.training.checkpoint_every_steps is None else [f"{run_files.checkpoints('{}')}/"])

@@ -107,14 +107,14 @@ def _stage(config: Config, world: World, recomputed: Recomputed, pp_rank: int) -
     }
     total_gib = sum(parts.values())
     device = gpu(config)
-    adapters_total = lora_parameters(model, lora) if lora else 0
+    whole, adapters_total = parameters(model), lora_parameters(model, lora) if lora else 0
     return Memory(
         **parts,
         total_gib=total_gib,
         capacity_gib=device.memory_gib if device else None,
         fits=total_gib <= device.memory_gib if device else None,
-        parameters=parameters(model) + adapters_total,
-        trainable_parameters=adapters_total if lora else parameters(model),
+        parameters=whole + adapters_total,
+        trainable_parameters=adapters_total if lora else whole,
         rank_parameters=base + adapters,
         rank_trainable_parameters=trainable,
     )

@@ -67,18 +67,20 @@ def check_tensor_parallel(config: Config, world: World) -> None:
     def undivided(tp: int) -> list[str]:
         return [f"{size} {what}" for what, size in sizes.items() if size % tp]
 
-    legal = [n for n in range(1, per_node + 1) if not undivided(n)]
+    def legal() -> str:
+        return _listed([n for n in range(1, per_node + 1) if not undivided(n)])
+
     if wrong := undivided(tp):
         raise ConfigError(
             f"tp {tp} does not divide the {', '.join(wrong)} of {m.name}",
             where="parallel.tp",
-            fix=f"use one of {_listed(legal)}",
+            fix=f"use one of {legal()}",
         )
     if tp > per_node:
         raise ConfigError(
             f"tp {tp} is above the {per_node} {unit} of a node: tensor parallelism must stay inside a node",
             where="parallel.tp, cluster.ranks_per_node",
-            fix=f"use one of {_listed(legal)}",
+            fix=f"use one of {legal()}",
         )
 
 

@@ -4,8 +4,9 @@ The functions assume a legal split (`bench.planning.parallelism` refuses the oth
 MLP width and vocabulary, and pp * vpp divides the layers.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from bench.contract.task import Activation, Lora, Model, Norm, Position
 
@@ -28,12 +29,17 @@ def kv_size(model: Model) -> int:
     return model.hidden_size // model.num_attention_heads * model.num_query_groups
 
 
-def linears(model: Model) -> dict[str, Linear]:
+def linears(model: Model) -> Mapping[str, Linear]:
     """Return a layer's projections by megatron-core's names."""
-    hidden, ffn = model.hidden_size, model.ffn_hidden_size
     gates = 2 if model.activation is Activation.swiglu else 1
+    return _linears(model.hidden_size, model.ffn_hidden_size, kv_size(model), gates)
+
+
+@lru_cache(maxsize=64)
+def _linears(hidden: int, ffn: int, kv: int, gates: int) -> Mapping[str, Linear]:
+    """Return the projections of these widths; the search for a layout asks ten thousand times."""
     return {
-        "linear_qkv": Linear(hidden, hidden + 2 * kv_size(model), True),
+        "linear_qkv": Linear(hidden, hidden + 2 * kv, True),
         "linear_proj": Linear(hidden, hidden, False),
         "linear_fc1": Linear(hidden, gates * ffn, True),
         "linear_fc2": Linear(ffn, hidden, False),
@@ -101,3 +107,10 @@ def _adapted_linears(model: Model, lora: Lora) -> Iterable[Linear]:
     projections = linears(model)
     for name in lora.target_modules:
         yield projections[name]
+
+
+def largest_trained(model: Model, lora: Lora | None) -> int:
+    """Return the numbers of the largest weight that is trained."""
+    if lora is None:
+        return model.hidden_size * max(model.vocab_size, model.ffn_hidden_size)
+    return lora.rank * max(max(one.num_in, one.num_out) for one in linears(model).values())

@@ -20,6 +20,7 @@ BF16_WAYS = {
     Strategy.balanced: (Bf16.autocast, Bf16.pure),
 }
 """What each strategy can make of BF16: FP32 master weights beside weights in BF16 are DeepSpeed's."""
+COMPILING_ITERATIONS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ def check(config: Config) -> None:
     for refused in (
         *_model(config),
         *_layout(config, peer),
-        *_recipe(config),
+        *_recipe(config, peer),
         *_states(config, peer),
         *_precision(config, peer),
         *_four_bits(config, peer),
@@ -127,8 +128,15 @@ def _layout(config: Config, peer: HuggingFace) -> Iterator[Refused]:
     )
 
 
-def _recipe(config: Config) -> Iterator[Refused]:
+def _recipe(config: Config, peer: HuggingFace) -> Iterator[Refused]:
     recipe = config.recipe
+    yield Refused(
+        peer.compile and recipe.warmup_iterations < COMPILING_ITERATIONS,
+        f"compile has a warm-up of {recipe.warmup_iterations}: the first iteration compiles, and what that takes is "
+        "told from the last one",
+        f"{BLOCK}.compile, recipe.warmup_iterations",
+        f"set recipe.warmup_iterations to {COMPILING_ITERATIONS} or more",
+    )
     yield Refused(
         recipe.moments is MomentPrecision.bf16,
         "recipe.moments=bf16 rounds stochastically, which engine=huggingface cannot",

@@ -14,7 +14,7 @@ from bench.contract.task import Recompute, Trains
 from bench.planning import deepspeed
 from bench.planning.memory import CUDA_ALLOWANCE_GIB, EVERYTHING, FIT_MARGIN_GIB, GIB, NF4_BYTES, NOTHING, gpu
 from bench.planning.parallelism import num_microbatches, tokens
-from bench.planning.parameters import linear_weights, linears, lora_parameters, parameters
+from bench.planning.parameters import largest_trained, linear_weights, linears, lora_parameters, parameters
 from bench.planning.peer_activations import (
     LOSS_BYTES,
     compute_bytes,
@@ -45,7 +45,9 @@ class States:
     copies: float = 0.0
     """Of weights in BF16, from the forward to the backward pass."""
     buffers: float
-    """Gathered weights, and buckets of gradients."""
+    """What is always there: FSDP2's gathered weights, DDP's buckets, stage 3's bucket of gradients."""
+    reduction: float = 0.0
+    """During the backward pass: DeepSpeed's buckets of gradients, their copies, and what stage 3 has gathered."""
     step: float = 0.0
     """What the optimizer's step needs beside all that."""
 
@@ -56,8 +58,11 @@ def estimate(config: Config, world: World, recomputed: Recomputed) -> Memory:
     assert peer is not None
     states = _states(config, peer, world)
     activations = states.copies + _activation_bytes(config, peer, world, recomputed)
-    head = tokens(config, world) * config.model.vocab_size * LOSS_BYTES
-    work = max(head, tokens(config, world) * transient_bytes(config, peer) + _dequantized_bytes(config))
+    work = max(
+        _head_bytes(config, peer, world),
+        tokens(config, world) * transient_bytes(config, peer) + _dequantized_bytes(config),
+    )
+    work += states.reduction
     is_at_step = states.gradients + states.step > states.early_gradients + activations + work
     own = CUDA_ALLOWANCE_GIB * GIB if config.cluster.device is Device.cuda else 0
     parts = {
@@ -195,10 +200,15 @@ def _zero(config: Config, peer: HuggingFace, world: World) -> States:
     | master weights           | 4 t, FP32 0 | 4 o t / N       | 4 o t / N       | 4 o t / N                  |
     | moments                  | 8 t         | 8 o t / N       | 8 o t / N       | 8 o t / N                  |
     | gradients                | s t         | s t             | s o t / N       | s o t / N                  |
-    | in the step              | 4 t, FP32 0 | (4 + s) o t / N | (4 + s) o t / N | 4 o of a sub-group         |
-    | buckets                  | one         | one or two      | one or two      | one; what is gathered      |
+    | in the step              | 4 t, FP32 0 | (4 + s) o t / N | (4 + s) o t / N | (4 + s) o of a sub-group   |
+    | buckets, in the backward | one         | 2 or 3          | 2 or 3          | 2, of which one stays      |
+    | with offloaded states    |             | of one weight   | of one weight   |                            |
+    | gathered weights         |             |                 |                 | 1e9 numbers                |
 
-    Source: DeepSpeed 0.19.8, runtime/fp16/unfused_optimizer.py, runtime/zero/stage_1_and_2.py and stage3.py.
+    In FP32 the step needs 4 where BF16 needs 4 + s: there is nothing to convert.
+
+    Source: DeepSpeed 0.19.8, runtime/fp16/unfused_optimizer.py, runtime/zero/stage_1_and_2.py (_release_ipg_buffers,
+    step) and stage3.py (_prepare_fp32_grad_for_sub_group).
     """
     sizes, size, stage = deepspeed.sizes(config), compute_bytes(config), peer.zero_stage
     trained, shards = counts(config)[1], world.num_ranks if stage else 1
@@ -214,26 +224,56 @@ def _zero(config: Config, peer: HuggingFace, world: World) -> States:
         optimizer=(8 + 4 * has_copies) * own * on_gpu,
         gradients=gradients,
         early_gradients=gradients if is_kept else 0.0,
-        buffers=_zero_buffers(config, sizes, stage),
+        buffers=float(size * _zero_buffers(config, peer, sizes)),
+        reduction=float(size * _zero_reduction(config, peer, sizes)),
         step=_zero_step(sizes, own, size=size, stage=stage) * on_gpu,
     )
 
 
-def _zero_buffers(config: Config, sizes: deepspeed.Sizes, stage: int) -> float:
-    """Return the bytes of buckets, and of the weights that stage 3 has gathered."""
-    size, (every, trained) = compute_bytes(config), counts(config)
-    if stage == 0:
-        return float(size * min(sizes.bucket, trained))
-    live = min(every, sizes.most_live) if stage == MOST_ZERO_STAGE else 0
-    return float(size * (sizes.bucket * sizes.num_buckets + live))
+def _zero_buffers(config: Config, peer: HuggingFace, sizes: deepspeed.Sizes) -> int:
+    """Return the numbers of stage 3's bucket; below it, of what gradients pass through on their way to the host.
+
+    Source: DeepSpeed 0.19.8, stage3.py, ipg_buckets; stage_1_and_2.py, temp_grad_buffer_for_gpu_offload.
+    """
+    if peer.zero_stage == MOST_ZERO_STAGE:
+        return sizes.bucket
+    return largest_trained(config.model, config.training.lora) if peer.offload_optimizer else 0
+
+
+def _zero_reduction(config: Config, peer: HuggingFace, sizes: deepspeed.Sizes) -> int:
+    """Return the numbers that the backward pass needs: buckets, a copy of one, and what stage 3 has gathered.
+
+    A bucket is summed over ranks from a copy, which has its parts in the order of ranks.
+
+    Source: DeepSpeed 0.19.8, stage_1_and_2.py, allreduce_bucket (flatten); runtime/comm/coalesced_collectives.py,
+    reduce_scatter_coalesced (tensor_partition_flat_buffer); stage3.py, max_live_parameters.
+    """
+    every, trained = counts(config)
+    copy = min(sizes.bucket, trained)
+    if peer.zero_stage == MOST_ZERO_STAGE:
+        return copy + min(every, sizes.most_live)
+    return copy + (sizes.bucket * sizes.num_buckets if peer.zero_stage else 0)
+
+
+def _head_bytes(config: Config, peer: HuggingFace, world: World) -> float:
+    """Return the bytes of the head at work: those of the loss, or later the gradients of its weights and logits."""
+    logits, size = tokens(config, world) * config.model.vocab_size, _gradient_bytes(config, peer)
+    weights = config.model.hidden_size * config.model.vocab_size if config.training.trains is Trains.all else 0
+    return max(logits * LOSS_BYTES, 2 * compute_bytes(config) * logits + size * weights)
+
+
+def _gradient_bytes(config: Config, peer: HuggingFace) -> int:
+    """Return the bytes of a number of a weight's gradient as the backward pass makes it."""
+    return _trained_bytes(config, peer) if peer.strategy in (Strategy.ddp, Strategy.balanced) else compute_bytes(config)
 
 
 def _zero_step(sizes: deepspeed.Sizes, own: float, *, size: int, stage: int) -> float:
-    """Return the bytes of gradients in FP32, and of the copy that they are made from."""
+    """Return the bytes of gradients in FP32, and of the flat copy that they are converted from."""
+    converted = size if size < 4 else 0
     if stage == MOST_ZERO_STAGE:
-        return 4 * min(own, sizes.sub_group)
+        return (4 + converted) * min(own, sizes.sub_group)
     if stage:
-        return (4 + size) * own
+        return (4 + converted) * own
     return 4 * own if size < 4 else 0.0
 
 

@@ -3,15 +3,16 @@
 from collections.abc import Iterable
 
 from bench.contract.hosts import require_even
-from bench.contract.layers import Layer, differs_from_llama, layer_of
-from bench.contract.plan import Memory
+from bench.contract.layers import differs_from_llama
 from bench.contract.schema import BackendName, Config, Device, Precision, ProfileKind
-from bench.contract.task import LORA_TARGETS, Kind, MomentPrecision, Position, Recompute, StartsFrom, Task, Trains
+from bench.contract.task import LORA_TARGETS, Kind, Position, StartsFrom, Task, Trains
 from bench.errors import ConfigError
 from bench.planning import (
+    apart_checks,
     data_checks,
     generation_checks,
     kernel_checks,
+    memory_checks,
     nemo,
     peer_checks,
     ranges,
@@ -31,6 +32,7 @@ def check(config: Config) -> None:
     _check_cluster(config)
     _check_walltime(config)
     generation_checks.check_sharing(config)
+    apart_checks.check(config)
     match config.task.kind:
         case Kind.kernels:
             kernel_checks.check(config)
@@ -49,7 +51,7 @@ def _check_train(config: Config) -> None:
     _check_lora(config)
     peer_checks.check(config)
     _check_precision(config)
-    _check_offload(config)
+    memory_checks.check_offload(config)
     nemo.check(config)
 
 
@@ -84,39 +86,6 @@ def check_evaluation(config: Config, *, every_steps: int, first_step: int, max_s
         )
 
 
-def check_memory(config: Config, memory: Memory) -> None:
-    """Raise ConfigError when the estimate is above what the GPU has."""
-    if memory.fits is not False:
-        return
-    gpu = config.cluster.gpu
-    assert gpu is not None
-    raise ConfigError(
-        f"{memory.total_gib:.1f} GiB per GPU needed, and a {gpu.name} has {gpu.memory_gib:g}: weights "
-        f"{memory.base_weights_gib + memory.adapter_weights_gib:.1f}, gradients {memory.gradients_gib:.1f}, "
-        f"optimizer {memory.optimizer_gib:.1f}, activations {memory.activations_gib:.1f}, "
-        f"workspace {memory.workspace_gib:.1f}",
-        **(_smaller(config) if config.huggingface is None else peer_checks.smaller(config.huggingface)),
-    )
-
-
-def _smaller(config: Config) -> dict[str, str]:
-    """Return where a config says how much memory it takes, and what makes that less."""
-    return {
-        "where": "parallel.tp, parallel.pp, parallel.cp, recipe.recompute",
-        "fix": "raise parallel.tp (weights), parallel.cp (activations) or the number of GPUs, "
-        "or set recipe.recompute=full" + _smaller_states(config),
-    }
-
-
-def _smaller_states(config: Config) -> str:
-    """Return what else makes a whole model's training smaller: other moments, or adapters."""
-    if config.training.trains is not Trains.all:
-        return ""
-    choices = ["recipe.moments=bf16"] if config.recipe.moments is MomentPrecision.fp32 else []
-    choices += ["recipe.offload_moments=true"] if not config.recipe.offload_moments else []
-    return "".join(f", {choice}" for choice in choices) + ", or train adapters (a task lora_* or qlora_*)"
-
-
 def _check_profile(config: Config) -> None:
     if config.launch.profile is not ProfileKind.none and not config.recipe.warmup_iterations:
         raise ConfigError(
@@ -140,23 +109,6 @@ def check_steps(config: Config, max_steps: int) -> None:
             f"{warmup} warm-up steps leave nothing of the run's {max_steps} steps",
             where="recipe.lr_warmup_steps",
             fix=f"warm up for fewer than {max_steps} steps",
-        )
-
-
-def _check_offload(config: Config) -> None:
-    if not config.recipe.offload_activations:
-        return
-    if config.recipe.recompute is Recompute.full:
-        raise ConfigError(
-            "recompute=full stores no activations of layers that could be offloaded",
-            where="recipe.offload_activations, recipe.recompute",
-            fix="set recipe.recompute=fit, or recipe.offload_activations=false",
-        )
-    if layer_of(config) is Layer.megatron:
-        raise ConfigError(
-            "only the hand-written layers offload activations, and this model is computed with megatron-core's",
-            where="recipe.offload_activations, precision",
-            fix="set precision=bf16 for adapters of a Llama, or recipe.offload_activations=false",
         )
 
 

@@ -1,6 +1,5 @@
 """The seconds of a part of a step, by kind of work."""
 
-import dataclasses
 from dataclasses import dataclass
 
 
@@ -18,7 +17,17 @@ class Work:
         return self.gemm_s + self.attention_s + self.elementwise_s + self.communication_s
 
     def __add__(self, other: "Work") -> "Work":
-        return Work(*(a + b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)))
+        return Work(
+            gemm_s=self.gemm_s + other.gemm_s,
+            attention_s=self.attention_s + other.attention_s,
+            elementwise_s=self.elementwise_s + other.elementwise_s,
+            communication_s=self.communication_s + other.communication_s,
+        )
 
     def __mul__(self, count: float) -> "Work":
-        return Work(*(count * seconds for seconds in dataclasses.astuple(self)))
+        return Work(
+            gemm_s=count * self.gemm_s,
+            attention_s=count * self.attention_s,
+            elementwise_s=count * self.elementwise_s,
+            communication_s=count * self.communication_s,
+        )

@@ -16,6 +16,7 @@ from bench.errors import ConfigError
 from bench.rules.check import Finding, broken
 
 MANIFEST = "manifest.json"
+SAFETENSORS, SAFETENSORS_INDEX = "model.safetensors", "model.safetensors.index.json"
 HASHED_BYTES = 2**20
 """Larger files are compared by size: a login node is no place to read a terabyte."""
 NPY = b"\x93NUMPY"
@@ -86,6 +87,9 @@ def checkpoint(folder: Path, config: Config) -> Iterator[Finding]:
     """Yield whether a folder holds no checkpoint that the run can load; a Hugging Face folder holds its conversion."""
     model = config.model
     there = checkpoints.located(folder, config)
+    if checkpoints.is_source(there):
+        yield from _hugging_face(there)
+        return
     path = there / "metadata.json"
     if there != folder and not path.exists():
         wanted = checkpoints.wanted(config)
@@ -109,6 +113,21 @@ def checkpoint(folder: Path, config: Config) -> Iterator[Finding]:
         checkpoints.require(there, config)
     except ConfigError as error:
         yield broken("CFG-06", error.what, error.where, fix=error.fix)
+
+
+def _hugging_face(folder: Path) -> Iterator[Finding]:
+    """Yield whether config.json or safetensors of a folder are missing; ranks compare them with the model."""
+    index = folder / SAFETENSORS_INDEX
+    try:
+        json.loads((folder / checkpoints.SOURCE).read_text())
+        files = set(json.loads(index.read_text())["weight_map"].values()) if index.exists() else {SAFETENSORS}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        fix = "download the model's config.json, *.safetensors and their index again"
+        yield broken("CFG-06", f"this Hugging Face folder cannot be read: {_reason(error)}", str(folder), fix=fix)
+        return
+    if missing := sorted(name for name in files if not (folder / name).is_file()):
+        fix = "download the model's *.safetensors; pickled *.bin weights are not read"
+        yield broken("CFG-06", f"{len(missing)} of {len(files)} files are missing: {missing[0]}", str(folder), fix=fix)
 
 
 def manifest(folder: Path) -> Iterator[Finding]:

@@ -12,7 +12,7 @@ from bench.contract import plan as plans
 from bench.contract.plan import Plan
 from bench.contract.run_files import PLAN
 from bench.errors import BenchError, ConfigError
-from bench.planning import make_plan
+from bench.planning import commands
 from bench.preflight import TIERS, Checked, Finding, Tier
 from bench.rules import RULES
 from bench.runs import folder as folders
@@ -67,7 +67,7 @@ def on_nodes(plan: Plan, tier: Tier) -> Checked:
     from bench.preflight import nodes
 
     num_nodes = 1 if tier == "canary" else plan.world.num_nodes
-    folder, exit_code, stuck = _probed(make_plan.probe(plan, num_nodes=num_nodes, health=tier == "nodes"))
+    folder, exit_code, stuck = _probed(commands.probe(plan, num_nodes=num_nodes, health=tier == "nodes"))
     facts = nodes.load(folder)
     judged = nodes.judge(plans.load(folder / PLAN), facts) if facts.ranks else []  # else its logs say more
     found = [replace(finding, tier=tier) for finding in judged]

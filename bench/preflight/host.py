@@ -7,13 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from bench.contract import checkpoint as checkpoints
-from bench.contract.plan import Plan, TrainingPlan, expanded, named_paths
+from bench.contract.plan import GenerationPlan, Plan, TrainingPlan
+from bench.contract.plan_paths import expanded, named_paths
 from bench.contract.schema import DataSource, Runtime
 from bench.contract.task import StartsFrom
 from bench.contract.texts import quoted, steering
 from bench.preflight import data, text_files
 from bench.rules.check import CannotTellError, Finding, Subject, broken
 
+CONFIG_JSON = "config.json"
+"""Stands in a Hugging Face folder."""
 MIN_FREE_MIB = 200
 """For logs, adapters and figures of a small run."""
 FLEETING = ("/tmp", "/var/tmp", "/dev/shm", "/run")
@@ -94,13 +97,18 @@ def text(subject: Subject) -> Iterator[Finding | str]:
 
 
 def takes_checkpoint(plan: Plan) -> bool:
-    """Return whether the site has to bring the checkpoint that is fine-tuned."""
+    """Return whether the site has to bring the checkpoint that is fine-tuned, or that generates."""
+    if isinstance(plan, GenerationPlan):
+        return plan.base_dir is not None
     return isinstance(plan, TrainingPlan) and plan.config.training.starts_from is StartsFrom.checkpoint
 
 
 def checkpoint(subject: Subject) -> Iterator[Finding | str]:
     """Yield whether the checkpoint that a site should have prepared is missing, or not whole."""
     folder = _set(subject.plan.base_dir, "MODEL")
+    if isinstance(subject.plan, GenerationPlan) and subject.plan.config.huggingface and (folder / CONFIG_JSON).exists():
+        yield str(folder)  # transformers' own: its generator reads it as it is
+        return
     yield from data.checkpoint(folder, subject.plan.config)
     yield from data.manifest(checkpoints.located(folder, subject.plan.config))
     yield str(folder)

@@ -4,7 +4,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench.contract.plan import Plan, ServingPlan, expanded
+from bench.contract.plan import Plan, ServingPlan
+from bench.contract.plan_paths import expanded
 from bench.contract.schema import Runtime
 from bench.rules.check import CannotTellError, Finding, Subject, broken
 

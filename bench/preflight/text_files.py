@@ -11,10 +11,11 @@ from typing import Any
 from bench.contract import data_files
 from bench.contract.data import DataSource
 from bench.contract.json_files import read_object
-from bench.contract.plan import Plan, expanded
+from bench.contract.plan import GenerationPlan, Plan
+from bench.contract.plan_paths import expanded
 from bench.errors import BenchError, ConfigError
 from bench.preflight import data
-from bench.rules.check import Finding, broken
+from bench.rules.check import CannotTellError, Finding, Subject, broken
 
 HEAD_BYTES = 2**20
 """So much of a file is read to see its first record."""
@@ -49,6 +50,23 @@ def found(plan: Plan, *, root: Path, rows: Path) -> Iterator[Finding | str]:
     except OSError as error:
         yield broken("CFG-06", f"cannot be read: {error.strerror}", str(error.filename), fix="see that you may read it")
     yield from _room(plan, root)
+
+
+def takes_prompts(plan: Plan) -> bool:
+    """Return whether the ranks tokenise prompts."""
+    return isinstance(plan, GenerationPlan) and plan.base_dir is not None
+
+
+def prompts(subject: Subject) -> Iterator[Finding | str]:
+    """Yield whether there is no tokenizer for the prompts, or that of another model."""
+    try:
+        path = _tokenizer(subject.plan)
+    except ConfigError as error:
+        yield broken("CFG-06", error.what, error.where, fix=error.fix)
+        return
+    if path is None:
+        raise CannotTellError("MODEL is not set")
+    yield str(path)
 
 
 def _tokenizer(plan: Plan) -> Path | None:

@@ -8,16 +8,16 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from bench.report import output_folder, page, template
-from bench.report.data_frames import frame
-from bench.report.sets import TrialSet
-from bench.report.study import write_study
+from bench.report import output_folder
 from bench.results import Measurement, of_training
 from bench.rules.finding import Finding
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # pages are imported when one is written: every launch imports the words of tables from this folder
     from pandas import DataFrame
 
+    from bench.report.page import Row
+    from bench.report.sets import TrialSet
+    from bench.results.study import StudyResult
 
 __all__ = ["csv", "frames", "trial_rows", "write", "write_study"]
 PAGE, TEMPLATE = "report.html", "report.html.j2"
@@ -28,7 +28,7 @@ _FILES = re.compile(
 """Names of what a report consists of."""
 
 
-def write(sets: Sequence[TrialSet], out: Path, *, title: str | None = None) -> Path:
+def write(sets: "Sequence[TrialSet]", out: Path, *, title: str | None = None) -> Path:
     """Write the page, the tables and the figures into a folder and return the page's path; same input, same bytes.
 
     Raises:
@@ -38,7 +38,9 @@ def write(sets: Sequence[TrialSet], out: Path, *, title: str | None = None) -> P
     return out / PAGE
 
 
-def _write(sets: Sequence[TrialSet], out: Path, *, title: str | None) -> None:
+def _write(sets: "Sequence[TrialSet]", out: Path, *, title: str | None) -> None:
+    from bench.report import page
+
     for name, table in frames(sets).items():
         table.to_csv(out / f"{name}.csv", index=False, lineterminator="\n")
     context = page.context(sets, [_rows(trials) for trials in sets], out, title=title)
@@ -46,20 +48,35 @@ def _write(sets: Sequence[TrialSet], out: Path, *, title: str | None) -> None:
 
 
 def _render(context: Mapping[str, Any]) -> str:
+    from bench.report import template
+
     return template.page(TEMPLATE, context)
 
 
-def trial_rows(sets: Sequence[TrialSet]) -> list[page.Row]:
+def write_study(result: "StudyResult", out: Path) -> list[Path]:
+    """Write a study's tables, page and figures into a folder and return their paths; same input, same bytes.
+
+    Links to the runs of a study are relative, so that its folder and `out` may be moved together.
+
+    Raises:
+        ConfigError: the folder cannot be made or written, or holds files of these names that are not ours.
+    """
+    from bench.report import study
+
+    return study.write_study(result, out)
+
+
+def trial_rows(sets: "Sequence[TrialSet]") -> "list[Row]":
     """Return one row per trial of all sets; a number that the log does not prove is None."""
     return [row for trials in sets for row in _rows(trials)]
 
 
-def csv(sets: Sequence[TrialSet]) -> str:
+def csv(sets: "Sequence[TrialSet]") -> str:
     """Return the table of trials as CSV."""
     return str(frames(sets)["trials"].to_csv(index=False, lineterminator="\n"))
 
 
-def _rows(trials: TrialSet) -> list[page.Row]:
+def _rows(trials: "TrialSet") -> "list[Row]":
     s = trials.score
     return [
         {
@@ -98,8 +115,10 @@ def _rows(trials: TrialSet) -> list[page.Row]:
     ]
 
 
-def frames(sets: Sequence[TrialSet]) -> "dict[str, DataFrame]":
+def frames(sets: "Sequence[TrialSet]") -> "dict[str, DataFrame]":
     """Return the tables as data frames: one row per trial, per evaluation, per measured step time, per measurement."""
+    from bench.report.data_frames import frame
+
     rows = trial_rows(sets)
     runs = [(t.name, name, r) for t in sets for name, r in zip(t.trial_names, t.results, strict=True)]
     evaluations = [
@@ -123,7 +142,7 @@ def _date(time_ms: int | None) -> str | None:
         return None
 
 
-def _counted(trials: TrialSet, file: str) -> str:
+def _counted(trials: "TrialSet", file: str) -> str:
     """Return what became of a trial in the mean; nothing where there is no mean."""
     s, name = trials.score, Path(file).name
     if s.olympic_minutes is None:

@@ -58,8 +58,12 @@ def canvas(height_inches: float, heading: str, note: str, *, panels: int = 1) ->
 
 
 def save(figure: "Figure", path: Path) -> None:
+    """Lay the figure out and write it. Left to matplotlib, it would be drawn once more, to find the layout."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")  # a letter that the font lacks is drawn as a box
+        if layout := figure.get_layout_engine():
+            layout.execute(figure)
+            figure.set_layout_engine("none")
         figure.savefig(path, format="png")
 
 

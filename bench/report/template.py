@@ -1,6 +1,7 @@
 """Fill the templates of pages. Text from logs is escaped, and cannot steer what shows it."""
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,15 +29,15 @@ def clean(text: str) -> str:
 
 def page(template: str, context: Mapping[str, Any]) -> str:
     """Return an HTML page; None is blank."""
-    environment = _environment()
-    environment.filters |= {name: _blank_or_form(form) for name, form in _FORMS.items()}
-    return environment.get_template(template).render(context)
+    return _environment().get_template(template).render(context)
 
 
+@cache
 def _environment() -> "Environment":
+    """Return what reads the templates; it compiles each of them once."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    return Environment(
+    environment = Environment(
         loader=FileSystemLoader(_FOLDER),
         autoescape=True,
         finalize=_shown,
@@ -44,6 +45,8 @@ def _environment() -> "Environment":
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters |= {name: _blank_or_form(form) for name, form in _FORMS.items()}
+    return environment
 
 
 def _shown(value: Any) -> Any:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.contract.serving import Limits, Load
+from bench.contract.serving import LatencyLimits, Load
 
 OK = "ok"
 """The status of a request that was answered as asked for."""
@@ -39,7 +39,7 @@ class LoadResult:
     """VALID or INVALID, by loadgen."""
     reason: str
     """Why it is INVALID."""
-    limits: Limits
+    limits: LatencyLimits
     max_client_delay: float
     line: int
 

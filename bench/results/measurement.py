@@ -18,7 +18,7 @@ class Measurement:
     """A tenth of the repetitions lies below the one, a tenth above the other; None where there is one number only."""
 
 
-MAIN = ("throughput_per_gpu", "throughput", "step_time")
+MAIN = ("throughput_per_gpu", "throughput", "generation_throughput", "step_time")
 """What a trial is compared by, the first one that it has."""
 BEST = "best "
 """Begins the name of the best rate of a kernel: these are what kernels are compared by."""

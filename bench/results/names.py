@@ -22,6 +22,10 @@ TRAINING = {
     "arithmetic_per_gpu": "TFLOP/s/GPU",
     "mfu": "",
     "peak_memory": "GiB",
+    "inner_step_time": "ms",
+    "merge_time": "s",
+    "merge_bytes": "B",
+    "efficiency_apart": "",
     "training_loss": "",
     "evaluation_loss": "",
 }

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.contract import codec, mllog
-from bench.contract.serving import Arrivals, Limits, Load
+from bench.contract.serving import Arrivals, LatencyLimits, Load
 from bench.mlperf import log as logs
 from bench.mlperf.log import Log, finding, number
 from bench.mlperf.reader import Event, is_number
@@ -161,7 +161,7 @@ def _load(event: Event, asked: Event) -> LoadResult | None:
         load = Load(
             name=str(event.value), arrivals=Arrivals[m["arrivals"]], requests=m["requests"], rate=number(m.get("rate"))
         )
-        limits = codec.typed(Limits, asked.metadata["limits"])
+        limits = codec.typed(LatencyLimits, asked.metadata["limits"])
         lists = {name: tuple(m[name]) for name in ("arrival_s", "latency_s", "ttft_s", "tpot_s", "tokens_out")}
         status, loadgen = tuple(map(str, m["status"])), m["loadgen"]
         client_s = {str(name): float(value) for name, value in m["client"].items()}
@@ -203,7 +203,7 @@ def _reason(loadgen: Mapping[str, Any]) -> str:
         )
         if loadgen.get(key) is False
     ]
-    return "; ".join([*unmet, *filter(None, said)]) or "it gives no reason"
+    return "; ".join([*unmet, *filter(None, said)]).rstrip(".") or "it gives no reason"
 
 
 def _findings(load: LoadResult) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from bench.mlperf.apart import Apart
 from bench.mlperf.result import Result
 from bench.mlperf.speed import Spread, spread
 from bench.results.hardware import of_telemetry
@@ -41,10 +42,24 @@ def _measured(result: Result) -> Iterator[Measurement]:
     ):
         if value is not None:
             yield Measurement(name=name, unit=unit, value=value)
+    if result.apart is not None:
+        yield from of_apart(result.apart, result.steps_time_s)
     if result.telemetry is not None:
         yield from of_telemetry(result.telemetry)
     if result.module_times is not None:
         yield from of_modules(result.module_times)
+
+
+def of_apart(apart: Apart, steps_time_s: float | None) -> Iterator[Measurement]:
+    """Yield what merging groups that train apart took."""
+    for name, unit, value in (
+        ("inner_step_time", "ms", min(apart.inner_step_ms.values(), default=None)),
+        ("merge_time", "s", apart.exchange_s),
+        ("merge_bytes", "B", apart.rank_bytes),
+        ("efficiency_apart", "", apart.efficiency(steps_time_s)),
+    ):
+        if value is not None:
+            yield Measurement(name=name, unit=unit, value=value)
 
 
 def _mean(name: str, unit: str, values: Spread | None) -> Iterator[Measurement]:

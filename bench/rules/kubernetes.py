@@ -8,7 +8,7 @@ from bench.rules.cluster import Texts
 KUBERNETES: Texts = {
     "KUB-01": (
         "the image cannot be pulled onto the node",
-        "check name, digest and registry in cluster.kubernetes.image, and the Secret in pull_secret: "
+        "check name, digest and registry in cluster.kubernetes.image, and image_pull_secrets: "
         "`kubectl describe pod` has the registry's answer",
     ),
     "KUB-02": (

@@ -9,7 +9,7 @@ from typing import TextIO
 
 from bench.backends import run_lock
 from bench.contract import plan as plans
-from bench.contract import run_files
+from bench.contract import plan_paths, run_files
 from bench.contract.plan import Plan
 from bench.errors import ConfigError, written
 from bench.runs import folder as folders
@@ -45,7 +45,7 @@ def filled_in(plan_file: Path) -> str:
     """
     plan = plans.load(plan_file)
     text = plans.dumps(plan)
-    named = plans.named_paths(plan.config).values()
+    named = plan_paths.named_paths(plan.config).values()
     names = {name for path in named if path for name in _VARIABLE.findall(path)}
     for name in sorted(names, key=len, reverse=True):
         value = os.environ.get(name, "")

@@ -16,7 +16,7 @@ from bench.backends.nodes.ending import START_AGAIN, STOPPED, TIME_IS_NEAR, CutS
 from bench.backends.nodes.nodes import Nodes
 from bench.backends.nodes.sharing import require_prepared
 from bench.contract import plan as plans
-from bench.contract import run_files, secrets
+from bench.contract import plan_paths, run_files, secrets
 from bench.contract.plan import Command, Plan
 from bench.errors import BenchError, with_rule
 from bench.launch import in_job
@@ -121,7 +121,7 @@ def before_trials(lead: Lead, command: Command) -> None:
 
 def prepare(lead: Lead, command: Command) -> None:
     """Make what is not there yet; afterwards every node must have it, at the same path."""
-    if not plans.is_prepared(lead.plan):
+    if not plan_paths.is_prepared(lead.plan):
         run_command(lead, command)
         lead.gain = True
     require_prepared(lead.nodes, lead.ending.check)

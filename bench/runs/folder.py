@@ -9,7 +9,7 @@ from pathlib import Path
 from secrets import token_hex
 
 from bench.contract import plan as plans
-from bench.contract import secrets
+from bench.contract import plan_paths, secrets
 from bench.contract.plan import Plan
 from bench.contract.run_files import CONFIG, PLAN, RANK_LOGS
 from bench.errors import ConfigError
@@ -98,7 +98,7 @@ def _path(plan: Plan) -> Path:
     if plan.config.launch.folder is not None:
         return Path(plan.config.launch.folder)
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{plan.name}-{token_hex(2)}"
-    return Path(str(plans.expanded(plan.config.cluster.paths.logs))) / name
+    return Path(str(plan_paths.expanded(plan.config.cluster.paths.logs))) / name
 
 
 def short(path: Path) -> str:

@@ -142,7 +142,7 @@ def _of_arm(error: ConfigError, arm: Arm) -> ConfigError:
 def of_plan(name: str, plan: Plan) -> PlannedArm:
     """Return what is kept of an arm's plan."""
     w, config = plan.world, plan.config
-    split = {"dp": w.dp, "tp": w.tp, "pp": w.pp, "cp": w.cp}
+    split = {"groups": w.groups or 1, "dp": w.dp, "tp": w.tp, "pp": w.pp, "cp": w.cp}
     gpu = config.cluster.gpu
     return PlannedArm(
         name=name,
@@ -159,13 +159,13 @@ def of_plan(name: str, plan: Plan) -> PlannedArm:
 
 def _of_training(plan: TrainingPlan) -> dict[str, Any]:
     """Return what is kept of the plan of a training arm alone."""
-    cost = plan.cost
+    step_s = plan.apart.mean_step_s if plan.apart else plan.cost and plan.cost.step_s
     return {
         "micro_batch_size": plan.batch.micro_batch_size,
         "global_batch_size": plan.batch.global_batch_size,
         "steps": plan.max_steps,
-        "step_time_ms": 1000 * cost.step_s if cost else None,
-        "tokens_s_gpu": plan.batch.tokens_per_step / cost.step_s / plan.world.num_ranks if cost else None,
+        "step_time_ms": 1000 * step_s if step_s else None,
+        "tokens_s_gpu": plan.batch.tokens_per_step / step_s / plan.world.num_ranks if step_s else None,
         "memory_gib": plan.memory.total_gib,
         "capacity_gib": plan.memory.capacity_gib,
     }

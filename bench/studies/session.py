@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.contract.plan import expanded
+from bench.contract.plan_paths import expanded
 from bench.contract.schema import BackendName, Config
 from bench.errors import ConfigError
 from bench.results.study import PlannedArm

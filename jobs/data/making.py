@@ -13,7 +13,8 @@ from typing import Any
 from bench.contract import codec, data_files
 from bench.contract.checkpoint import MANIFEST
 from bench.contract.new_folder import appearing
-from bench.contract.plan import Plan, expanded, fingerprint
+from bench.contract.plan import Plan, fingerprint
+from bench.contract.plan_paths import expanded
 from bench.errors import BenchError, ConfigError
 from jobs.data import files, samples, token_blocks, tokenising, tokenizer, workers, writing
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from jobs.data.rows import Rows
+    from jobs.ranks.groups import Groups
 
 
 Fact = tuple[str, Any, dict[str, Any]]
@@ -88,6 +89,30 @@ class Engine(Protocol):
         """Return the mean over all rows of each row's mean loss (nats per token that counts)."""
 
 
+class Apart(Protocol):
+    """What a rank of a group that trains apart does besides, with the other groups. All living ranks call it alike."""
+
+    def begin(self, step: int) -> None:
+        """Begin after a step: the first one, or the one whose state was loaded."""
+
+    def mine(self, indices: "np.ndarray") -> "np.ndarray":
+        """Return this group's share of the rows of a batch.
+
+        Raises:
+            BenchError: the groups that are left cannot share it evenly.
+        """
+
+    def is_due(self, step: int, *, is_saved: bool) -> bool:
+        """Return whether the groups are merged after this step, or a merge ends. What is saved waits for its end."""
+
+    def after(self, step: int, share: Any, *, is_saved: bool) -> Sequence[Fact]:
+        """Do what is due after a step, whose `train_step` returned the share; return what the log must say of it.
+
+        Raises:
+            BenchError: the other groups have gone on without this one, or rank 0 is gone.
+        """
+
+
 class EngineModule(Protocol):
     """What an engine's package exports."""
 
@@ -103,6 +128,9 @@ class EngineModule(Protocol):
 
     def build(self, plan: Plan, seed: int) -> Engine:
         """Return the engine with random weights drawn from the seed; the ranks have been started."""
+
+    def apart(self, engine: Engine, plan: Plan, groups: "Groups") -> Apart:
+        """Return what merges the groups of a plan; an engine whose plans have no groups need not export it."""
 
     def versions(self) -> Mapping[str, str]:
         """Return the versions of the libraries that it uses, for the log."""

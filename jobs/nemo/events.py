@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import lightning.pytorch as pl
 import numpy as np
@@ -13,13 +13,15 @@ from megatron.core.tensor_parallel import get_cuda_rng_tracker, model_parallel_c
 from nemo.lightning.pytorch.strategies.utils import init_model_parallel
 from torch import Tensor
 
-from bench.contract import mllog
-from bench.contract.plan import TrainingPlan, Trial
+from bench.contract import mllog, run_files
+from bench.contract import plan as plans
+from bench.contract.plan import TrainingPlan
 from jobs.data import rows as rows_of
 from jobs.engines import WarmUpTimes
-from jobs.nemo import base, recipe
+from jobs.nemo import adapters, base, recipe
 from jobs.nemo.rows import micro_batches
-from jobs.ranks import process_group, timing
+from jobs.ranks import process_group, timing, transport
+from jobs.ranks.program import Begun
 from jobs.ranks.watchdog import EVALUATION, LOADING, SAVING, TRAINING, Alive
 from jobs.tasks import train
 
@@ -27,22 +29,13 @@ from jobs.tasks import train
 class Events(pl.Callback):
     """Loads, warms up, says at which steps Lightning evaluates and when it stops, and logs all of it.
 
-    alive is told how far this rank is, warmed_up what the warm-up took, and fail ends this process with an error.
+    alive is told how far this rank is, and warmed_up what the warm-up took.
     """
 
-    def __init__(
-        self,
-        plan: TrainingPlan,
-        trial: Trial,
-        log: mllog.Writer,
-        *,
-        alive: Alive,
-        warmed_up: Callable[[WarmUpTimes], object],
-        fail: Callable[[BaseException], NoReturn],
-    ) -> None:
-        self._plan, self._trial, self._log = plan, trial, log
-        self._alive, self._warmed_up, self._fail = alive, warmed_up, fail
-        self._order = rows_of.train_order(plan, trial.seed)
+    def __init__(self, begun: Begun[TrainingPlan], *, alive: Alive, warmed_up: Callable[[WarmUpTimes], object]) -> None:
+        self._begun, self._plan, self._trial, self._log = begun, begun.plan, begun.trial, begun.log
+        self._alive, self._warmed_up = alive, warmed_up
+        self._order = rows_of.train_order(begun.plan, begun.trial.seed)
         self._rows: rows_of.Rows | None = None
         self._pace: timing.Pace | None = None
         self._summed: Tensor | None = None
@@ -74,6 +67,8 @@ class Events(pl.Callback):
             self._warmed_up(usual)
         of_recipe = {"engine": self._plan.config.engine.name.name, "recipe": recipe.chosen(self._plan)}
         self._log.event(mllog.STRATEGY, "megatron", **of_recipe, rank_bytes=_rank_bytes(model))
+        transport.log_used(self._plan, self._begun.who, self._begun.folder, self._log)
+        timing.settle()
         timing.forget_memory()
         self._log.stop(mllog.INIT_STOP)
         self._log.start(mllog.RUN_START)
@@ -121,9 +116,16 @@ class Events(pl.Callback):
         self._log.start(mllog.BLOCK_START, **train.place(plan, step))
         self._pace.restart(step)
 
+    def on_train_end(self, trainer: Any, pl_module: pl.LightningModule) -> None:
+        """Log the memory, and keep the adapters."""
+        timing.log_memory(self._plan, self._log)
+        if plans.keeps_adapters(self._plan.config):
+            folder = self._begun.folder / run_files.adapters(self._trial.index)
+            adapters.save(self._plan, [_bare(chunk) for chunk in trainer.strategy.megatron_parallel], folder)
+
     def on_exception(self, trainer: Any, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """End this rank at once; Lightning would first take the model apart."""
-        self._fail(exception)
+        self._begun.guard.fail(exception)
 
     def _finish(self, trainer: Any, step: int, *, reached: bool) -> None:
         is_success = reached or self._plan.config.training.target_eval_loss is None

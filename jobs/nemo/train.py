@@ -11,7 +11,7 @@ from bench.contract import plan as plans
 from bench.contract.nemo import NEMO, VERSION
 from bench.contract.plan import Plan, TrainingPlan
 from bench.errors import ConfigError
-from jobs.ranks import process_group, program, timing
+from jobs.ranks import process_group, program
 from jobs.ranks.program import Begun
 from jobs.ranks.telemetry import Telemetry
 from jobs.ranks.watchdog import Watchdog, nobody_asks
@@ -64,7 +64,6 @@ def run(begun: Begun[TrainingPlan]) -> None:
     if who.rank == 0:  # it asks git
         describe(plan, trial, versions(), log)
     _fitting(begun, watchdog)()
-    timing.log_memory(plan, log)
     telemetry.log(log)
     process_group.leave()
 
@@ -85,12 +84,9 @@ def _fitting(begun: Begun[TrainingPlan], watchdog: Watchdog | None) -> Callable[
 
     plan, trial = begun.plan, begun.trial
     events = Events(
-        plan,
-        trial,
-        begun.log,
+        begun,
         alive=watchdog.alive if watchdog else nobody_asks,
         warmed_up=lambda usual: expect(watchdog, usual, plan) if watchdog else None,
-        fail=begun.guard.fail,
     )
     own = begun.folder / run_files.RANK_LOGS / f"nemo_{run_files.label(f'trial {trial.index}')}"
     return recipe.fitting(plan, begun.who, data=RowsModule(plan, trial.seed), callback=events, folder=own)

@@ -18,7 +18,7 @@ from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
-from bench.contract import checkpoint, node_facts, run_files
+from bench.contract import checkpoint, node_facts, plan_paths, run_files
 from bench.contract import plan as plans
 from bench.contract.node_facts import FileTime, Health, Machine, NeededPath, RankFacts, Results, Software
 from bench.contract.plan import Plan
@@ -128,15 +128,14 @@ def paths(plan: Plan) -> list[tuple[str, str | None, bool]]:
 
     A path that `jobs.tasks.prepare` creates is not required: it may still be missing.
     """
-    full, c = plans.expanded, plan.config
+    full, c = plan_paths.expanded, plan.config
     roots = {"DATADIR": c.cluster.paths.data, "MODEL": c.cluster.paths.model, "LOGDIR": c.cluster.paths.logs}
     found = [(what, full(path), False) for what, path in roots.items() if path]
     if c.data.source is DataSource.prepared and plan.data_dir:
         found.append(("the prepared rows", full(f"{plan.data_dir}/train_tokens.npy"), True))
     if plan.base is None and plan.base_dir:
         folder = full(plan.base_dir)
-        located = folder and checkpoint.located(Path(folder), c)
-        found.append(("the checkpoint", located and f"{located}/metadata.json", True))
+        found.append(("the checkpoint", folder and str(checkpoint.first_file(Path(folder), c)), True))
     if c.container.runtime is Runtime.pyxis:
         found += [("a mount", full(target), True) for target in map(mounted_at, c.container.mounts) if target]
     return found

@@ -1,11 +1,12 @@
-"""Join all ranks of a plan in one process group: gloo on CPUs, NCCL on GPUs."""
+"""Join all ranks of a plan, or of each of its groups, in one process group: gloo on CPUs, NCCL on GPUs."""
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bench.contract.plan import GenerationPlan, Plan
 from bench.contract.schema import Device
 from bench.errors import SubmitError
+from jobs.ranks import groups
 from jobs.ranks.identity import Rank, node_name
 
 if TYPE_CHECKING:
@@ -17,8 +18,12 @@ SLOWER = 4
 """How many times the limits of the first steps a time-out outlasts: limits grow where the run becomes slower."""
 
 
-def join(plan: Plan, who: Rank, *, timeout_s: float | None = None, also_on_cpu: bool = False) -> "torch.device":
+def join(
+    plan: Plan, who: Rank, *, timeout_s: float | None = None, also_on_cpu: bool = False, apart: bool = False
+) -> "torch.device":
     """Return the device of this rank, after all ranks have joined.
+
+    apart: where groups of the plan train apart, each of them joins for itself.
 
     also_on_cpu: collectives take tensors in host memory too, by gloo, beside those on GPUs. So they do in every plan
     that generates: its ranks meet there, since NCCL refuses a communicator whose ranks share a GPU.
@@ -44,9 +49,7 @@ def join(plan: Plan, who: Rank, *, timeout_s: float | None = None, also_on_cpu: 
     try:
         torch.distributed.init_process_group(
             _backend(device, also_on_cpu),
-            init_method=f"tcp://{who.master_addr}:{who.master_port}",
-            rank=who.rank,
-            world_size=who.world_size,
+            **_meeting(plan, who, timeout_s, apart=apart),
             timeout=None if timeout_s is None else timedelta(seconds=timeout_s),
         )
     except torch.distributed.DistError as error:
@@ -58,6 +61,18 @@ def join(plan: Plan, who: Rank, *, timeout_s: float | None = None, also_on_cpu: 
             rule="NCC-05",
         ) from error
     return device
+
+
+def _meeting(plan: Plan, who: Rank, timeout_s: float | None, *, apart: bool) -> dict[str, Any]:
+    """Return where the ranks of the process group meet, and which of them this one is."""
+    mine = groups.joined(plan, who, timeout_s=timeout_s) if apart else None
+    if mine is None:
+        place = f"tcp://{who.master_addr}:{who.master_port}"
+        return {"init_method": place, "rank": who.rank, "world_size": who.world_size}
+    from torch.distributed import PrefixStore
+
+    store = PrefixStore(f"group {mine.number}", mine.store)
+    return {"store": store, "rank": mine.position, "world_size": mine.size}
 
 
 def _backend(device: "torch.device", also_on_cpu: bool) -> str:
@@ -89,7 +104,12 @@ def node_names(who: Rank) -> list[str]:
 
 
 def gathered(who: Rank, value: T) -> list[T]:
-    """Return the value of each rank; all ranks call this together, after they have joined."""
+    """Return the value of each rank; all ranks call this together, after they have joined.
+
+    Of groups that train apart, that of ranks which are gone is None.
+    """
+    if (mine := groups.mine()) is not None:
+        return mine.gather(value)
     if who.world_size == 1:
         return [value]
     import torch

@@ -90,9 +90,16 @@ def read(paths: Iterable[Path]) -> dict[int, Report]:
     return reports
 
 
-def verdict(reports: Mapping[int, Report], nodes: Sequence[str], stacks: str) -> BenchError:
-    """Return who holds up the others. `nodes` has the node of each rank, `stacks` names the files of the reports."""
-    silent = [rank for rank in range(len(nodes)) if rank not in reports]
+def verdict(
+    reports: Mapping[int, Report], nodes: Sequence[str], stacks: str, *, ranks: Sequence[int] | None = None
+) -> BenchError:
+    """Return who holds up the others: of all ranks, or of these.
+
+    `nodes` has the node of each rank, `stacks` names the files of the reports.
+    """
+    ranks = range(len(nodes)) if ranks is None else ranks
+    silent = [rank for rank in ranks if rank not in reports]
+    own = [nodes[rank] for rank in ranks]
     outside = [rank for rank, report in sorted(reports.items()) if not report.is_waiting]
     if silent:
         who, nodes_of = _places(silent, nodes), _names(nodes[rank] for rank in silent)
@@ -105,11 +112,9 @@ def verdict(reports: Mapping[int, Report], nodes: Sequence[str], stacks: str) ->
         blame = f"{who} stood at {at}" + (f", and {others} other rank{'s' * (others > 1)} waited" if others else "")
         fix = f"read that line, and the whole stack in {stacks}"
     else:
-        who = f"the network between {_names(nodes)}" if len(set(nodes)) > 1 else f"a link or a GPU of {nodes[0]}"
+        who = f"the network between {_names(own)}" if len(set(own)) > 1 else f"a link or a GPU of {own[0]}"
         blame = f"every rank waited for data that did not come: {who}; rank {min(reports)} at {_first(reports).at}"
-        fix = (
-            f"look at the links and switches of {_names(nodes)} (`ibstat`, `ip -s link`, `dmesg -T`), then start again"
-        )
+        fix = f"look at the links and switches of {_names(own)} (`ibstat`, `ip -s link`, `dmesg -T`), then start again"
     what = f"{blame}; {_for_how_long(_first(reports) if silent or not outside else reports[outside[0]])}"
     return BenchError(what, where=stacks, fix=fix, rule="RUN-17")
 

@@ -1,5 +1,6 @@
 """Measure the speed and the memory of a trial, without waiting for the device between two log lines."""
 
+import gc
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -50,7 +51,8 @@ class Pace:
         now, place = time.perf_counter(), {"samples_count": plans.samples(self._plan, step), "step": step}
         step_time_s = (now - self._since) / (step - self._step)
         lr = plans.learning_rate(self._plan, step)
-        self._log.event(mllog.TRAIN_LOSS, finite(loss, "training", step), **place, lr=lr)
+        of_group = {} if self._plan.world.groups is None else {"group": 0}
+        self._log.event(mllog.TRAIN_LOSS, finite(loss, "training", step), **place, lr=lr, **of_group)
         self._collect()
         stats = {
             "train_step_time": step_time_s,
@@ -89,16 +91,32 @@ def device_time_s() -> float:
     return time.perf_counter()
 
 
-def forget_memory() -> None:
+def settle() -> None:
+    """Collect what initialisation and warm-up left, and leave what they made out of later collections.
+
+    Otherwise Python looks through all modules, parameters and hooks from time to time, while its GPU waits; engines
+    differ in how many they have.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def forget_memory(num_gpus: int = 1) -> None:
     """Count memory peaks from here on: those of loading and warm-up are not those of training."""
     import torch
 
     if torch.cuda.is_available():
-        torch.cuda.reset_peak_memory_stats()
+        for index in _own_gpus(num_gpus):
+            torch.cuda.reset_peak_memory_stats(index)
 
 
-def peaks_gib() -> tuple[float, float]:
-    """Return the peaks of allocated and of reserved memory on this rank's GPU.
+def _own_gpus(num_gpus: int) -> Sequence[int | None]:
+    """Return the GPUs of this rank: None for its own one, or all that one process lays its layers on."""
+    return range(num_gpus) if num_gpus > 1 else [None]
+
+
+def peaks_gib(num_gpus: int = 1) -> tuple[float, float]:
+    """Return the peaks of allocated and of reserved memory on this rank's GPU; of several, on the fullest one.
 
     What CUDA graphs hold for their tensors counts as allocated, although torch says otherwise: the tensors are gone
     for torch once they are captured, and come back at every launch. Where the capture itself lies in the peak, they
@@ -106,8 +124,10 @@ def peaks_gib() -> tuple[float, float]:
     """
     import torch
 
-    reserved = torch.cuda.max_memory_reserved()
-    allocated = torch.cuda.max_memory_allocated() + held_by_graphs(torch.cuda.memory_snapshot())
+    own = _own_gpus(num_gpus)
+    reserved = max(torch.cuda.max_memory_reserved(index) for index in own)
+    allocated = max(torch.cuda.max_memory_allocated(index) for index in own)
+    allocated += held_by_graphs(torch.cuda.memory_snapshot())
     return min(allocated, reserved) / GIB, reserved / GIB
 
 
@@ -122,7 +142,9 @@ def log_memory(plan: Plan, log: mllog.Writer) -> None:
 
     if not torch.cuda.is_available():
         return
-    peaks = torch.tensor(peaks_gib(), dtype=torch.float64, device=torch.cuda.current_device())
+    peaks = torch.tensor(
+        peaks_gib(plans.gpus_per_rank(plan.config)), dtype=torch.float64, device=torch.cuda.current_device()
+    )
     torch.distributed.all_reduce(peaks, op=torch.distributed.ReduceOp.MAX)
     allocated, reserved = peaks.tolist()
     log.event(mllog.PEAK_MEMORY, {"allocated": allocated, "reserved": reserved, "estimated": plan.memory.total_gib})

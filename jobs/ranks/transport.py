@@ -20,7 +20,7 @@ def log_used(plan: Plan, who: Rank, folder: Path, log: mllog.Writer) -> None:
     if plan.config.cluster.device is not Device.cuda or not transport.is_asked(plan.environment):
         return
     own = transport.read(_own_log(plan, folder))
-    used = transport.together(process_group.gathered(who, own))
+    used = transport.together(filter(None, process_group.gathered(who, own)))
     log.event(
         mllog.NCCL_TRANSPORT,
         ",".join(used.nets) or "none",

@@ -23,12 +23,14 @@ from typing import Any, NoReturn
 from bench.contract import run_files
 from bench.contract.stall import Stall
 from bench.errors import BenchError
-from jobs.ranks import stall_report
+from jobs.ranks import groups, stall_report
 from jobs.ranks.identity import Rank
 from jobs.ranks.stall_report import Report
 
 STARTING, LOADING, TRAINING, EVALUATION, SAVING = "starting", "loading", "training", "evaluation", "saving"
-"""What a rank does. How long starting, loading and saving take was not measured before: they have no limit."""
+MERGING = "merging"
+"""What a rank does. How long starting, loading and saving take was not measured before: they have no limit. Nor has
+merging groups that train apart, which has one of its own."""
 MEASURING = "measuring"
 """Kernels; their steps are points, and the plan says how long one takes."""
 POLL_S, POLLS = 1.0, 8
@@ -100,6 +102,7 @@ class Watchdog:
     ) -> None:
         self._who, self._stall, self._folder, self._command, self._fail = who, stall, folder, command, fail
         self._nodes: Sequence[str] = ()
+        self._ranks: Sequence[int] = ()
         self._beats = Beats()
         self._looked_s = 0.0
         self._report: Report | None = None
@@ -108,8 +111,9 @@ class Watchdog:
         """To be told how far this rank is; this costs no more than appending to a list."""
 
     def start(self, nodes: Sequence[str]) -> None:
-        """Start to watch, with the node of each rank."""
-        self._nodes = nodes
+        """Start to watch, with the node of each rank. Of groups that train apart each watches its own ranks."""
+        own = groups.mine()
+        self._nodes, self._ranks = nodes, own.ranks if own else range(len(nodes))
         self._file(self._who.rank).unlink(missing_ok=True)
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
@@ -179,15 +183,16 @@ class Watchdog:
     def _decide(self, waited_s: float) -> None:
         """End the trial once every rank has reported or had the time to; the lowest one that reported does."""
         files, grace_s = self._reports(), self._stall.grace_s
-        if len(files) < len(self._nodes) and waited_s < grace_s:
+        if len(files) < len(self._ranks) and waited_s < grace_s:
             return
         assert self._report is not None
         reports = stall_report.read(files) | {self._who.rank: self._report}
         if min(reports) == self._who.rank or waited_s > NOBODY * grace_s:
-            self._fail(stall_report.verdict(reports, self._nodes, run_files.stack(self._command, "*")))
+            stacks = run_files.stack(self._command, "*")
+            self._fail(stall_report.verdict(reports, self._nodes, stacks, ranks=self._ranks))
 
     def _reports(self) -> list[Path]:
-        return list(self._folder.glob(run_files.stack(self._command, "*")))
+        return [path for path in map(self._file, self._ranks) if path.exists()]
 
     def _file(self, rank: int) -> Path:
         return self._folder / run_files.stack(self._command, rank)

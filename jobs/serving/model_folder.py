@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bench.contract import plan as plans
+from bench.contract import plan_paths
 from bench.contract.plan import ServingPlan
 from bench.contract.schema import Precision
 from bench.contract.serving import Server
@@ -28,7 +28,7 @@ def prepared(plan: ServingPlan, server: Server, folder: Path, *, seed: int) -> P
     if plan.base_dir is None:
         make(plan, folder, seed=seed)
         return folder
-    source = Path(plans.expanded(plan.base_dir) or plan.base_dir).absolute()
+    source = Path(plan_paths.expanded(plan.base_dir) or plan.base_dir).absolute()
     if not (source / CONFIG).is_file():
         raise ConfigError(
             "there is no model of Hugging Face's format",

@@ -19,7 +19,7 @@ from bench.contract.checkpoint import KEPT, STEP
 from bench.contract.plan import Plan, Trial
 from bench.errors import BenchError, ConfigError
 from jobs.engines import Engine, Snapshot
-from jobs.ranks import process_group
+from jobs.ranks import groups, process_group
 
 POLL_S = 0.05
 UNFINISHED = ".part"
@@ -39,8 +39,13 @@ class Checkpoints:
 
     def __init__(self, plan: Plan, trial: Trial, engine: Engine, run: Path, log: mllog.Writer, *, rank: int) -> None:
         self._plan, self._trial, self._engine, self._log, self._rank = plan, trial, engine, log, rank
+        own = groups.mine()
+        self._num_ranks = plan.world.num_ranks // (plan.world.groups or 1)
         self._every = plan.config.training.checkpoint_every_steps or plan.max_steps
-        self._folder = run / run_files.checkpoints(trial.index)
+        self._leads = self._folder = run / run_files.checkpoints(trial.index)
+        if own is not None:
+            self._rank = own.position
+            self._folder = self._leads / f"group_{own.number}" if own.number else self._leads
         self._thread: threading.Thread | None = None
         self._has_written = threading.Event()
         self._error: Exception | None = None
@@ -57,7 +62,16 @@ class Checkpoints:
             self._folder.mkdir(parents=True, exist_ok=True)
             for unfinished in self._folder.glob(f"*{UNFINISHED}"):
                 shutil.rmtree(unfinished)
-        _require_room(self._folder, _sum(self._engine.state_bytes()))
+        _require_room(self._folder, _sum(self._engine.state_bytes()) * (self._plan.world.groups or 1))
+        own = groups.mine()
+        if own is not None and own.number:
+            return self._follow(own.told("resumed"))
+        self._resume()
+        if own is not None and own.rank == 0:
+            own.tell("resumed", self.done)
+        return self.done
+
+    def _resume(self) -> None:
         for found in complete(self._folder):
             if found.step >= self._plan.max_steps:  # its trial ended, and nobody had judged it yet
                 continue
@@ -65,11 +79,31 @@ class Checkpoints:
                 self._skip(found, reason)
                 continue
             require_same(found, self._plan, self._trial)
-            same_layout = found.manifest["training"]["world"] == codec.plain(self._plan.world)
-            self._engine.load_state(found.folder, step=found.step, seed=self._trial.seed, same_layout=same_layout)
-            self.done = found.step
+            self._load(found)
             break
-        return self.done
+
+    def _follow(self, step: int) -> int:
+        """Go on from the step from which group 0 does, and return it; without such a state, from that of group 0.
+
+        Raises:
+            ConfigError: this node cannot read that.
+        """
+        places = (folder / f"{STEP}{step}" for folder in (self._folder, self._leads)) if step else ()
+        for folder in places:
+            found = Complete(folder, step, checkpoint.manifest(folder))
+            if not self._damage(found):
+                self._load(found)
+                return step
+        if step:
+            what, fix = f"group 0 goes on from step {step}, and this group has no state of it", "share the run folder"
+            raise ConfigError(what, where=str(self._leads), fix=fix, rule="CFG-06")
+        return step
+
+    def _load(self, found: Complete) -> None:
+        own = found.folder.parent == self._folder
+        same_layout = own and found.manifest["training"]["world"] == codec.plain(self._plan.world)
+        self._engine.load_state(found.folder, step=found.step, seed=self._trial.seed, same_layout=same_layout)
+        self.done = found.step
 
     def is_due(self, step: int) -> bool:
         """Return whether to save after this step and go on; raise what has kept this rank from writing.
@@ -134,7 +168,7 @@ class Checkpoints:
             snapshot.write(part)
             self._has_written.set()
             if self._rank == 0:
-                while len(list(part.glob("rank_*.json"))) < self._plan.world.num_ranks:
+                while len(list(part.glob("rank_*.json"))) < self._num_ranks:
                     time.sleep(POLL_S)
                 self._engine.complete(part, about(self._plan, self._trial, step))
                 whole = self._folder / f"{STEP}{step}"
@@ -152,9 +186,8 @@ class Checkpoints:
         """Return in what files differ from the manifest, or nothing; each rank reads its share of them."""
         import torch
 
-        num_ranks = self._plan.world.num_ranks
-        reasons = [""] * num_ranks
-        torch.distributed.all_gather_object(reasons, damage(found, slice(self._rank, None, num_ranks)))
+        reasons = [""] * self._num_ranks
+        torch.distributed.all_gather_object(reasons, damage(found, slice(self._rank, None, self._num_ranks)))
         return next(filter(None, reasons), "")
 
     def _skip(self, found: Complete, reason: str) -> None:
@@ -199,7 +232,7 @@ def _must_be_same(plan: Plan, trial: Trial) -> dict[str, Any]:
         "seq_length": config.data.seq_length,
         "trains": config.training.trains.name,
         "max_steps": plan.max_steps,
-    }
+    } | ({} if config.recipe.local_sgd is None else {"local_sgd": codec.plain(config.recipe.local_sgd)})
 
 
 def require_same(found: Complete, plan: Plan, trial: Trial) -> None:
@@ -210,11 +243,11 @@ def require_same(found: Complete, plan: Plan, trial: Trial) -> None:
     """
     checkpoint.require_model(found.folder, plan.config.model)
     saved, planned = found.manifest["training"]["same"], _must_be_same(plan, trial)
-    differing = [key for key, want in planned.items() if saved.get(key) != want]
+    differing = [key for key in (saved | planned) if saved.get(key) != planned.get(key)]
     if differing:
         raise ConfigError(
             "this checkpoint is of another training: "
-            + ", ".join(f"{key} {saved.get(key)} instead of {planned[key]}" for key in differing),
+            + ", ".join(f"{key} {saved.get(key)} instead of {planned.get(key)}" for key in differing),
             where=str(found.folder),
             fix="go on with the config that saved it, or start from its weights alone: starts_from=checkpoint",
             rule="CFG-06",

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.contract import plan as plans
-from bench.contract import run_files
+from bench.contract import plan_paths, run_files
 from bench.contract.checkpoint import FOLDERS, Stored
 from bench.contract.plan import Plan
 from bench.errors import BenchError, ConfigError, Stopped, stopped_by_signals
@@ -82,7 +82,7 @@ def _rows_of_files(plan: Plan, args: argparse.Namespace) -> str:
     if args.source is not None:
         fix = "leave them out: data.files names the files, and the rows go below DATADIR, where the run looks for them"
         raise ConfigError("this plan takes no SOURCE and FOLDER", where="command line", fix=fix)
-    folder = plans.expanded(plan.data_dir)
+    folder = plan_paths.expanded(plan.data_dir)
     if folder is None:
         raise ConfigError("DATADIR is not set", where=str(plan.data_dir), fix="export DATADIR=…")
     with alone(Path(folder).parent):

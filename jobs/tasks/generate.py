@@ -47,6 +47,8 @@ def run(
     mine = {one: requests[one.index] for one in plan.asked if one.replica == who.rank // plan.world.tp}
     module.start_ranks(plan, who)
     telemetry = Telemetry(plan, who, folder, trial.index)
+    import torch
+
     if watchdog is not None:
         watchdog.start(process_group.node_names(who))
     if who.rank == 0:  # it asks git
@@ -58,17 +60,19 @@ def run(
     transport.log_used(plan, who, folder, log)
     for key, value, metadata in generator.facts():
         log.event(key, value, **metadata)
+    timing.settle()
     timing.forget_memory()
-    process_group.gathered(who, None)
+    process_group.gathered(who, None, "all are ready")
     log.stop(mllog.INIT_STOP)
     log.start(mllog.RUN_START)
     given = answers(plan, generator, mine, trial.seed, watchdog.alive if watchdog else nobody_asks)
-    process_group.gathered(who, None)
+    process_group.gathered(who, None, "all have answered")
     log.finish(mllog.SUCCESS)
     write(plan, who, given, prompts, log, folder / run_files.answers(trial.index))
     log_memory(plan, who, log)
     telemetry.log(log)
-    module.end_ranks()
+    process_group.gathered(who, None, "all leave")  # the engine's own way to end has all ranks meet on their GPUs
+    torch.distributed.destroy_process_group()
 
 
 def warm_up(plan: GenerationPlan, generator: Generator, requests: Sequence[Request], watchdog: Watchdog | None) -> None:
@@ -99,7 +103,8 @@ def answers(
 def write(plan: GenerationPlan, who: Rank, given: list[Given], prompts: Prompts, log: mllog.Writer, file: Path) -> None:
     """Log every answer that the first rank of each replica has given, and attach them with their tokens."""
     own = given if who.rank % plan.world.tp == 0 else []
-    every = sorted((one for rank in process_group.gathered(who, own) for one in rank), key=lambda one: one.asked.index)
+    by_rank = process_group.gathered(who, own, "answers")
+    every = sorted((one for of_rank in by_rank for one in of_rank), key=lambda one: one.asked.index)
     if who.rank != 0:
         return
     log.event(mllog.ANSWERS, [_logged(one) for one in every])
@@ -129,7 +134,7 @@ def log_memory(plan: GenerationPlan, who: Rank, log: mllog.Writer) -> None:
     if not torch.cuda.is_available():
         return
     sums: defaultdict[tuple[int, int], list[float]] = defaultdict(lambda: [0.0, 0.0])
-    for rank, peaks in enumerate(process_group.gathered(who, timing.peaks_gib())):
+    for rank, peaks in enumerate(process_group.gathered(who, timing.peaks_gib(), "memory")):
         node, local_rank = divmod(rank, plan.world.ranks_per_node)
         of_gpu = sums[node, process_group.gpu_of(plan, local_rank)]
         of_gpu[:] = [held + more for held, more in zip(of_gpu, peaks, strict=True)]

@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.contract import codec, mllog, run_files
+from bench.contract import codec, mllog, plan_paths, run_files
 from bench.contract import plan as plans
 from bench.contract.plan import ServingPlan, Trial
 from bench.contract.schema import Device
@@ -92,7 +92,7 @@ def required(plan: ServingPlan) -> Serving:
 def _tokenizer_folder(serving: Serving, model: Path | None) -> Path:
     named = serving.server.tokenizer
     if named is not None:
-        return Path(plans.expanded(named) or named)
+        return Path(plan_paths.expanded(named) or named)
     assert model is not None  # a server elsewhere names one
     return model
 

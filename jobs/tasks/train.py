@@ -6,15 +6,16 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.contract import mllog, run_files
+from bench.contract import codec, mllog, run_files
 from bench.contract import plan as plans
+from bench.contract.groups import of_group
 from bench.contract.plan import Plan, Trial
 from jobs import profiles
-from jobs.engines import Engine, WarmUpTimes, engine_of
-from jobs.ranks import process_group, program, timing, transport
+from jobs.engines import Apart, Engine, WarmUpTimes, engine_of
+from jobs.ranks import groups, process_group, program, timing, transport
 from jobs.ranks.identity import Rank
 from jobs.ranks.telemetry import Telemetry
-from jobs.ranks.watchdog import EVALUATION, LOADING, SAVING, TRAINING, Alive, Watchdog, nobody_asks
+from jobs.ranks.watchdog import EVALUATION, LOADING, MERGING, SAVING, TRAINING, Alive, Watchdog, nobody_asks
 from jobs.tasks.checkpoints import Checkpoints
 from jobs.tasks.describe import describe
 
@@ -44,7 +45,7 @@ def run(
         watchdog.start(process_group.node_names(who))
     if who.rank == 0:  # it asks git
         describe(plan, trial, module.versions(), log)
-    engine = module.build(plan, trial.seed)
+    engine = module.build(of_group(plan), trial.seed)
     if plan.base_dir is not None:
         engine.load(Path(plan.base_dir), adapters=False)
     profile = profiles.of_trial(plan, trial.index, folder)
@@ -52,23 +53,30 @@ def run(
     if watchdog is not None and usual is not None:
         expect(watchdog, usual, plan)
     transport.log_used(plan, who, folder, log)
+    if (local_sgd := plan.config.recipe.local_sgd) is not None:
+        log.event(mllog.LOCAL_SGD, plan.world.groups, group=0, **codec.plain(local_sgd))
     for key, value, metadata in engine.facts():
         log.event(key, value, **metadata)
     if profile is not None:
         profiles.log_files(profile, log)
+    own = groups.mine()
+    apart = None if own is None else module.apart(engine, plan, own)
     saving = None
     if plan.config.training.checkpoint_every_steps is not None:
         saving = Checkpoints(plan, trial, engine, folder, log, rank=who.rank)
-        saving.resume()
-    timing.forget_memory()
+        step = saving.resume()
+        if apart is not None:
+            apart.begin(step)
+    timing.settle()
+    timing.forget_memory(plans.gpus_per_rank(plan.config))
     log.stop(mllog.INIT_STOP)
     log.start(mllog.RUN_START)
-    train(plan, engine, trial, log, watchdog.alive if watchdog else nobody_asks, saving)
+    train(plan, engine, trial, log, watchdog.alive if watchdog else nobody_asks, saving, apart)
     timing.log_memory(plan, log)
     telemetry.log(log)
     if saving is not None:
         saving.finish()
-    if plans.keeps_adapters(plan.config):
+    if plans.keeps_adapters(plan.config) and groups.number() == 0:
         engine.save(folder / run_files.adapters(trial.index), adapters=True)
     module.end_ranks()
 
@@ -90,7 +98,13 @@ def log_caches(record: Path, log: mllog.Writer) -> None:
 
 
 def train(
-    plan: Plan, engine: Engine, trial: Trial, log: mllog.Writer, alive: Alive = nobody_asks, saving: Saving = None
+    plan: Plan,
+    engine: Engine,
+    trial: Trial,
+    log: mllog.Writer,
+    alive: Alive = nobody_asks,
+    saving: Saving = None,
+    apart: Apart | None = None,
 ) -> None:
     """Train until the target or the last step, and log run_stop. No row is read before this is called.
 
@@ -108,11 +122,13 @@ def train(
     pace = begin(plan, log, done, alive)
     for step in range(done + 1, plan.max_steps + 1):
         indices = next(order)
-        share = engine.train_step(train_rows, indices, step)
+        share = engine.train_step(train_rows, apart.mine(indices) if apart else indices, step)
+        is_saved = saving is not None and saving.is_due(step)
+        if apart is not None and apart.is_due(step, is_saved=is_saved):
+            merge(plan, apart, share, step, log, alive, is_saved=is_saved)
         alive(TRAINING, step, pace.stepped(rows_of.real_tokens(train_rows, indices)))
         if step % plan.config.recipe.log_every_steps == 0 or step == plan.max_steps:
             pace.log(step, engine.mean_loss(share))
-        is_saved = saving is not None and saving.is_due(step)
         if not (is_saved or step in plan.evaluation.at_steps or step == plan.max_steps):
             continue
         log.stop(mllog.BLOCK_STOP, **place(plan, step))
@@ -139,6 +155,16 @@ def begin(plan: Plan, log: mllog.Writer, done: int, alive: Alive) -> timing.Pace
     log.start(mllog.BLOCK_START, **place(plan, done))
     alive(TRAINING, done, None)
     return pace
+
+
+def merge(
+    plan: Plan, apart: Apart, share: object, step: int, log: mllog.Writer, alive: Alive, *, is_saved: bool
+) -> None:
+    """Merge this rank's group with the others after a step, or end a merge, and log it."""
+    alive(MERGING, step, None)
+    for key, value, metadata in apart.after(step, share, is_saved=is_saved):
+        log.event(key, value, **place(plan, step), **metadata)
+    alive(TRAINING, step, None)
 
 
 def reaches_target(plan: Plan, engine: Engine, rows: "Rows", step: int, log: mllog.Writer, alive: Alive) -> bool:

@@ -21,6 +21,7 @@ from bench.contract.kubernetes import ObjectKind, Toleration, Volume
 from bench.contract.plan import Plan
 from bench.errors import ConfigError
 from bench.planning import compose
+from bench.preflight import secrets
 from bench.rules.check import Subject, run
 from helpers.hostile_configs import hostile
 from helpers.paths import ROOT
@@ -158,12 +159,13 @@ def test_an_old_server_gets_one_job_a_node_and_a_new_one_an_indexed_job() -> Non
 SITE = (
     *(
         "cluster.kubernetes.namespace=ml",
-        "cluster.kubernetes.pull_secret=key",
+        "cluster.kubernetes.image_pull_secrets=[registry]",
+        "cluster.kubernetes.env_from_secrets=[hub]",
         "cluster.kubernetes.run_as_group=7",
     ),
     *("cluster.kubernetes.priority_class=high", "cluster.kubernetes.queue=research", "cluster.kubernetes.shm_gib=9"),
     *("cluster.kubernetes.networks=[rail0,fabric/rail1]", "+cluster.kubernetes.node_selector={pool: h100}"),
-    *("cluster.kubernetes.tolerations=[{key: gpu, value: 'yes', effect: NoSchedule}]", "trials=2", "walltime=30"),
+    *("cluster.kubernetes.tolerations=[{taint: gpu, value: 'yes', effect: NoSchedule}]", "trials=2", "walltime=30"),
     *("cluster.kubernetes.exclude_nodes=[dgx-7]", "cluster.kubernetes.host_network=true"),
     *("cluster.kubernetes.service_account=bench", "cluster.kubernetes.results={claim: a, sub_path: me}"),
 )
@@ -179,7 +181,7 @@ def test_each_setting_of_a_site_stands_where_kubernetes_looks_for_it() -> None:
     template = job["spec"]["template"]
     pod, (container,) = template["spec"], template["spec"]["containers"]
     assert template["metadata"]["annotations"] == {"k8s.v1.cni.cncf.io/networks": "rail0, fabric/rail1"}
-    assert pod["imagePullSecrets"] == [{"name": "key"}] and pod["priorityClassName"] == "high"
+    assert pod["imagePullSecrets"] == [{"name": "registry"}] and pod["priorityClassName"] == "high"
     assert (pod["nodeSelector"], pod["serviceAccountName"]) == ({"pool": "h100"}, "bench")
     assert pod["tolerations"] == [{"key": "gpu", "operator": "Equal", "value": "yes", "effect": "NoSchedule"}]
     (term,) = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
@@ -190,6 +192,8 @@ def test_each_setting_of_a_site_stands_where_kubernetes_looks_for_it() -> None:
     )
     user = pod["securityContext"]
     assert (user["runAsUser"], user["runAsGroup"], user["fsGroup"]) == (1000, 7, 7)
+    assert container["envFrom"] == [{"secretRef": {"name": "hub"}}]
+    assert [*secrets.secrets(Subject(plan, manifest.text(plan)))] == [], "names of Secrets are none"
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
     assert container["resources"]["limits"]["rdma/rdma_shared_device_a"] == "1"
     volumes = {one["name"]: one for one in pod["volumes"]}
@@ -211,9 +215,17 @@ def test_hostile_values_stay_values(text: str, other: str, kind: ObjectKind) -> 
         plan = pickle.loads(PLAN)
         k = plan.config.cluster.kubernetes
         assert k is not None
-        k.object, k.image, k.namespace, k.pull_secret, k.priority_class, k.queue = kind, one, two, one, two, one
+        k.object, k.image, k.namespace, k.image_pull_secrets, k.priority_class, k.queue = (
+            kind,
+            one,
+            two,
+            [one],
+            two,
+            one,
+        )
+        k.env_from_secrets = [two]
         k.node_selector, k.networks, k.exclude_nodes = {"key": one}, [two], [one, two]
-        k.tolerations = [Toleration(key=one, value=two, effect=one)]
+        k.tolerations = [Toleration(taint=one, value=two, effect=one)]
         k.resources, k.service_account, k.results = {"cpu": two}, one, Volume(claim=one, sub_path=two)
         plan.config.cluster.paths.logs, plan.config.cluster.environment = f"/results/{one}", {"A": two}
         return list(yaml.safe_load_all(manifest.text(plan)))

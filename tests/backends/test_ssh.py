@@ -1,6 +1,7 @@
 """Hosts without a scheduler: two real sshd on this machine."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -101,6 +102,9 @@ def test_hosts_that_cannot_be_used_are_named_before_anything_starts(rigs: Hosts,
     one_unknown = found(rigs, "cluster.hosts=[rig0,no-such-host.invalid]")
     assert len(one_unknown) == 1 and one_unknown[0].startswith("HST-06 no-such-host.invalid: ssh: Could not resolve")
     assert [line[:6] for line in found(rigs, "cluster.ssh.python=/no/python")] == ["HST-07", "HST-07"]
+    if shutil.which("docker") is None or subprocess.run(["docker", "version"], capture_output=True).returncode:
+        in_docker = found(rigs, "container=docker", "container.image=absent")
+        assert [line[:6] for line in in_docker] == ["HST-08", "HST-08"], "neither a client nor a daemon"
 
 
 @sshd.needs_sshd

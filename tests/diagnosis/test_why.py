@@ -17,8 +17,9 @@ from bench.errors import ConfigError
 from bench.planning import compose
 from bench.rules import RULES
 from bench.rules.signs import Weight
-from bench.runs import ledger
+from bench.runs import ledger, status
 from bench.runs.ledger import Outcome
+from bench.runs.status import Ending, Status
 from helpers.paths import CORPUS
 from helpers.types import MakeLog
 
@@ -470,6 +471,25 @@ def test_a_run_with_checkpoints_says_how_to_go_on(tmp_path: Path, written_log: M
     assert said.rule is not None and str(said.fix).endswith(f"; {words}")
     ledger.end(run, 0, Outcome.not_proven)
     assert words not in str(diagnosis.explain([run]).fix), "its trial has its result"
+
+
+@pytest.mark.parametrize(
+    ("differing", "rule"),
+    [("SRV-06: burst: the client's own delay is 60 % of the latency", "SRV-06"), ("seed is 2, planned 1", "RUN-12")],
+)
+def test_what_a_log_does_not_prove_is_told_by_its_own_rule(
+    tmp_path: Path, written_log: MakeLog, differing: str, rule: str
+) -> None:
+    plan, run = compose.compose(["task=pretrain_tiny", "cluster=local"]), tmp_path / "run"
+    run.mkdir()
+    (run / "plan.json").write_text(plans.dumps(plan))
+    ledger.create(run, plan)
+    ledger.begin(run, plan.trials[0], attempts=1)
+    written_log().rename(run / "result_0.txt")
+    ledger.end(run, 0, Outcome.not_proven, not_as_planned=[differing])
+    status.write(run, Status(outcome=Ending.not_proven, exit_code=1))
+    said = diagnosis.explain([run])
+    assert said.rule == rule and differing in str(said.evidence)
 
 
 def test_out_of_memory_says_which_split_would_fit(run_folder: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.backends.local import free_port
-from bench.contract import mllog
+from bench.contract import mllog, run_files
 from bench.contract.plan import Plan
 from bench.mlperf import reader
 from bench.mlperf.result import parse
@@ -64,12 +64,20 @@ def test_a_whole_model_learns_step_by_step_as_with_our_engine(prepared: Path, tm
     assert parse(log).valid
 
 
-def test_adapters_learn_from_the_base_that_our_engine_made(prepared: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("split", ["parallel.tp=1", "parallel.tp=2", "parallel.pp=2"])
+def test_adapters_learn_from_our_engine_s_base_and_load_in_it(prepared: Path, tmp_path: Path, split: str) -> None:
     words = (*SHORT, "task.training.max_steps=10", "task.training.target_eval_loss=null", "recipe.recompute=full")
-    log = trained(nemo(prepared, *words), tmp_path / "nemo")
+    log = trained(nemo(prepared, *words, split), tmp_path / "nemo")
     [first, *_, last] = [loss for key, loss, _ in losses(log) if key == mllog.TRAIN_LOSS]
     assert last < first - 0.1
     assert parse(log).valid
+    ours = ranks.compose(prepared, "cluster.ranks_per_node=1", *words)
+    kept = tmp_path / "nemo" / run_files.adapters(0)
+    outputs = ranks.ended(
+        ours, ranks.write(ours, tmp_path / "ours"), "tests.helpers.probe", "evaluate", "plan.json", str(kept)
+    )
+    [found] = [float(output.split("eval loss")[-1]) for code, output in outputs if code == 0]
+    assert found == pytest.approx(parse(log).eval_final, abs=1e-4)
 
 
 def test_gpt_3_is_pre_trained_from_random_weights(prepared: Path, tmp_path: Path) -> None:

@@ -89,7 +89,8 @@ def learn(plan: Plan, folder: Path, rank: int) -> None:
     log.start(mllog.RUN_START)
     for key, value, metadata in engine.facts():
         log.event(key, value, **metadata)
-    train(plan, engine, trial, log, saving=saving)
+    with torch.compiler.set_stance("fail_on_recompile"):  # what is compiled, the warm-up has compiled
+        train(plan, engine, trial, log, saving=saving)
     if saving is not None:
         saving.finish()
     (folder / f"held_{rank}.json").write_text(json.dumps(held(engine)))

@@ -1,6 +1,7 @@
 """Objects of operators: a real API server takes them, by the definitions that the operators' projects publish."""
 
 import json
+import re
 import subprocess
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +12,7 @@ import small_operator
 import yaml
 from kube_cluster import Cluster, User, pods_of, until
 from small_operator import InvalidError, SmallOperator
+from status_server import StatusServer, audience, path
 
 from helpers.paths import ROOT
 
@@ -88,6 +90,39 @@ def test_an_object_of_an_operator_becomes_a_run(defined: Cluster, user: User, ki
         operator.end()
     assert run.job.startswith(f"{kind}/default/")
     assert {pod["status"]["phase"] for pod in pods_of(defined, run)} == {"Succeeded"}
+    if kind == "trainjob":
+        assert set(operator.status_server.answered) == {200}
+        (job,) = defined.get("trainjobs.trainer.kubeflow.org")
+        told = job["status"]["trainerStatus"]
+        metrics = {one["name"]: float(one["value"]) for one in told["metrics"]}
+        assert (told["progressPercentage"], told["estimatedRemainingSeconds"]) == (100, 0)
+        (evaluated,) = re.findall(r'"eval_accuracy", "value": ([\d.]+)', (run.folder / "result_0.txt").read_text())
+        assert metrics["eval_loss"] == pytest.approx(float(evaluated)) and metrics["samples_count"] == 160
+
+
+def test_the_status_server_lets_nobody_in_who_is_not_the_jobs_and_the_api_server_judges(defined: Cluster) -> None:
+    """Or the status of a TrainJob above would say little of what a pod posts."""
+    runtime, job = [*yaml.safe_load_all((ROOT / "manifests/lora70b_trainjob.yaml").read_text())][1:]
+    name, server = job["metadata"]["name"], StatusServer(defined.kubectl)
+    place, body = path("default", name), b'{"trainerStatus": {"progressPercentage": %d, "lastUpdatedTime": "%s"}}'
+    try:
+        defined.kubectl("create", "--filename", "-", stdin=yaml.safe_dump_all([runtime, job]))
+        asked = {"audiences": [audience(place)]}
+        request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": asked}
+        account = "/api/v1/namespaces/default/serviceaccounts/default/token"
+        said = defined.kubectl("create", "--raw", account, "--filename", "-", stdin=json.dumps(request))
+        token = f"Bearer {json.loads(said)['status']['token']}"
+        fine = body % (7, b"2026-11-23T00:00:00Z")
+        assert [server.answer(place, word, fine) for word in (token, "", "Bearer x")] == [200, 403, 403]
+        assert server.answer(path("default", "another"), token, fine) == 403
+        assert server.answer("/status", token, fine) == 404
+        assert server.answer(place, token, body % (101, b"2026-11-23T00:00:00Z")) == 422
+        assert server.answer(place, token, body % (8, b"today")) == 422 and server.answer(place, token, b"[]") == 422
+        (now,) = defined.get("trainjobs.trainer.kubeflow.org")
+        assert now["status"]["trainerStatus"]["progressPercentage"] == 7
+    finally:
+        server.end()
+        defined.kubectl("delete", "trainjobs.trainer.kubeflow.org", name, "--ignore-not-found")
 
 
 def test_the_small_operator_refuses_what_the_real_ones_refuse() -> None:

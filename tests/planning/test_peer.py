@@ -35,6 +35,11 @@ REFUSED = {
     "FP8": (["precision=fp8"], "precision", "FP32 and BF16, not in FP8"),
     "stochastic moments": (["recipe.moments=bf16"], "recipe.moments", "rounds stochastically"),
     "our offload": (["recipe.offload_activations=true"], "recipe.offload_activations", "is engine=megatron's"),
+    "compiled within the clock": (
+        [f"{BLOCK}.compile=true", "recipe.warmup_iterations=1"],
+        "recipe.warmup_iterations",
+        "compile has a warm-up of 1",
+    ),
     "a stage of DDP": ([f"{BLOCK}.zero_stage=2"], f"{BLOCK}.zero_stage", "strategy=ddp is not DeepSpeed's"),
     "stage 4": (deepspeed(4), f"{BLOCK}.zero_stage", "stages 0 to 3, not 4"),
     "a file for FSDP": (

@@ -279,6 +279,8 @@ def test_the_checkpoint_is_looked_for_where_a_run_loads_it(tmp_path: Path):
     (tmp_path / CONVERTED_NF4).mkdir()
     plan = compose.compose([*asked, "precision=bf16", "task.training.trains=qlora"])
     assert ("the checkpoint", f"{tmp_path}/{CONVERTED_NF4}/metadata.json", True) in facts.paths(plan)
+    plan = compose.compose([*asked, "task=lora_8b", "engine=huggingface", "recipe.global_batch_size=16"])
+    assert ("the checkpoint", f"{tmp_path}/config.json", True) in facts.paths(plan)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")

@@ -318,6 +318,22 @@ def test_hugging_face_weights_are_told_from_converted_ones(tmp_path: Path) -> No
     assert "not converted" in source.what and "python -m jobs.tasks.convert weights" in source.fix
 
 
+def test_the_peer_takes_hugging_face_weights_as_they_are(tmp_path: Path) -> None:
+    config = compose.compose(["engine=huggingface"]).config
+    (tmp_path / "config.json").write_text("{")
+    (damaged,) = data.checkpoint(tmp_path, config)
+    assert "this Hugging Face folder cannot be read" in damaged.what
+    (tmp_path / "config.json").write_text("{}")
+    (pickled,) = data.checkpoint(tmp_path, config)
+    assert "1 of 1 files are missing: model.safetensors" in pickled.what
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "1", "b": "2"}}')
+    (tmp_path / "1").touch()
+    (partial,) = data.checkpoint(tmp_path, config)
+    assert "1 of 2 files are missing: 2" in partial.what
+    (tmp_path / "2").touch()
+    assert list(data.checkpoint(tmp_path, config)) == []
+
+
 @pytest.mark.parametrize("path", ["/", "/proc/self", "/dev/shm", "/sys/kernel", str(Path(__file__).parent)])
 def test_a_path_lies_on_the_file_system_that_the_system_says(path: str) -> None:
     said = subprocess.run(["findmnt", "-n", "-o", "FSTYPE", "-T", path], capture_output=True, text=True, check=True)

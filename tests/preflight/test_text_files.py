@@ -15,7 +15,7 @@ from bench.contract import data_files
 from bench.contract.plan import Plan
 from bench.errors import ConfigError
 from bench.planning import compose
-from bench.planning.make_plan import needs_preparing
+from bench.planning.commands import needs_preparing
 from bench.preflight import text_files
 from helpers import text_data
 from helpers.text_data import lines, make_here, plan, write_gzip, write_parquet, write_tokenizer

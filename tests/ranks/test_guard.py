@@ -37,10 +37,11 @@ from bench.errors import BenchError
 from jobs.ranks.guard import guarded
 
 with guarded(Path("rank.error")) as guard:
-    guard.finish = lambda: time.sleep(threading.current_thread() is not threading.main_thread())
+    first = threading.Event()
+    guard.finish = lambda: (first.set(), time.sleep(threading.current_thread() is not threading.main_thread()))
     stalled = BenchError("the ranks stalled", where="here", fix="look", rule="RUN-17")
     threading.Thread(target=guard.fail, args=(stalled,)).start()
-    time.sleep(0.2)
+    first.wait()
     raise ConnectionError("closed by peer")
 """
 

@@ -26,6 +26,8 @@ node1:926:1151 [7] NCCL INFO Channel 03/0 : 15[7] -> 6[6] [send] via NET/Socket/
 node1:926:1151 [7] NCCL INFO Channel 00/0 : 8[0] -> 15[7] via P2P/IPC/read
 """
 SHM_LOG = "node1:3884652:3884740 [7] NCCL INFO Channel 01 : 7[7] -> 2[2] via SHM/direct/direct\n"
+NVLINK_LOG = IB_LOG.splitlines(keepends=True)[-1]
+NO_LINK_LOG = "node1:926:1151 [1] NCCL INFO Channel 00/0 : 0[0] -> 1[1] [send] via NET/Socket/0\n"
 WHO = Rank(rank=0, local_rank=0, world_size=1, master_addr="localhost", master_port=0)
 
 
@@ -51,6 +53,8 @@ def logged(plan: TrainingPlan, nccl: str, folder: Path) -> list[dict[str, object
         (["NCCL_NET=Socket", "NCCL_IB_DISABLE=1"], SOCKET_LOG, "Socket", "P2P"),
         (["NCCL_SOCKET_IFNAME=eth0"], SOCKET_LOG, "Socket", "P2P"),
         (["NCCL_P2P_DISABLE=1"], SHM_LOG, "none", "SHM"),
+        (["NCCL_P2P_LEVEL=NVL"], NVLINK_LOG, "none", "P2P"),
+        (["NCCL_P2P_DISABLE=1", "NCCL_SHM_DISABLE=1", "NCCL_NET=Socket"], NO_LINK_LOG, "Socket", "none"),
     ],
 )
 def test_what_nccl_used_stands_in_the_log(settings: list[str], nccl: str, net: str, local: str, tmp_path: Path) -> None:
@@ -69,6 +73,8 @@ def test_what_nccl_used_stands_in_the_log(settings: list[str], nccl: str, net: s
         ("NCCL_NET=IB", SOCKET_LOG, "NCCL_NET should be IB, and NCCL joined nodes by Socket"),
         ("NCCL_IB_DISABLE=1", IB_LOG, "NCCL_NET should be Socket, and NCCL joined nodes by IB"),
         ("NCCL_P2P_DISABLE=1", SOCKET_LOG, "NCCL joined GPUs of a node by P2P"),
+        ("NCCL_SHM_DISABLE=1", SHM_LOG, "NCCL_SHM_DISABLE is 1, and NCCL joined GPUs of a node by SHM"),
+        ("NCCL_P2P_LEVEL=NVL", SHM_LOG, "NCCL joined GPUs of a node by SHM: NVLink does not"),
     ],
 )
 def test_a_run_that_was_joined_otherwise_ends(setting: str, nccl: str, what: str, tmp_path: Path) -> None:

@@ -136,7 +136,8 @@ def test_hostile_texts_are_values_and_nothing_else() -> None:
     plan = compose.compose(["task=lora_tiny", "cluster=kuberay", "cluster.device=cpu", IMAGE])
     kubernetes = plan.config.cluster.kubernetes
     assert kubernetes is not None
-    kubernetes.image = kubernetes.pull_secret = kubernetes.namespace = hostile
+    kubernetes.image = kubernetes.namespace = hostile
+    kubernetes.image_pull_secrets = [hostile]
     plan.config.cluster.paths.logs = f"/a b;{hostile}"
     _, job = yaml.safe_load_all(manifest.text(plan))
     spec = job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]

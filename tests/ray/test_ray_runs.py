@@ -34,6 +34,15 @@ def test_a_run_over_two_nodes_is_followed_to_its_verdict(somebody: Somebody) -> 
 
 
 @pytest.mark.slow
+def test_the_doctor_sees_the_version_the_sizes_of_nodes_and_one_of_them(somebody: Somebody) -> None:
+    checked = somebody.types("doctor", *SHORT, "--tier", "canary").stdout
+    assert "version: fine  Ray 2." in checked and "nodes: fine  2 nodes, 2 of them with CPU: 2" in checked
+    assert "one node, where the ranks run: fine" in checked, checked
+    said = somebody.types("doctor", *SHORT, "+cluster.ray.resources.rdma=1", "--json", code=1).stdout
+    assert [one["rule"] for one in json.loads(said)["findings"] if one["severity"] == "error"] == ["RAY-03"]
+
+
+@pytest.mark.slow
 def test_the_tiny_task_reaches_its_target_over_two_nodes(somebody: Somebody, tmp_path: Path) -> None:
     """With a base of its own, trained on both nodes as well; the official checkers pass its log."""
     env = somebody.env | {"MODEL": str(tmp_path / "model")}

@@ -13,7 +13,7 @@ import pytest
 
 from bench.backends.slurm import script
 from bench.cli import main
-from bench.contract import mllog
+from bench.contract import mllog, plan_paths
 from bench.contract import plan as plans
 from bench.contract.plan import Plan
 from bench.contract.schema import Device, Precision
@@ -109,7 +109,7 @@ def test_a_plan_of_random_weights_needs_no_files_and_claims_nothing() -> None:
     made = compose.compose(SEVENTY_B)
     assert (made.data_dir, made.base_dir, made.base, made.config.task.training.target_eval_loss) == (None,) * 4
     assert (made.evaluation.at_steps, made.evaluation.first_step) == ([60], 60)
-    assert plans.command(made, plans.PREPARE) is None and plans.is_prepared(made)
+    assert plans.command(made, plans.PREPARE) is None and plan_paths.is_prepared(made)
     assert not {"prepare.txt", "loss_0.png", "adapters_0/"} & set(made.files)
     said = made.submission
     assert (said.benchmark, said.division, said.shape_of) == (None, "open", "llama2_70b_lora")

@@ -200,7 +200,7 @@ def left_behind(run: Run, kept: dict[Path, bytes], fault: Fault) -> list[str]:
     seeds = [entry["seed"] for entry in run.readable_ledger]
     if seeds != [1, 2][: len(seeds)]:
         wrong.append(f"seeds are {seeds}")
-    for _ in range(150):
+    for _ in range(600):
         if not (alive := [words for _, words, _ in of_job(run.job)]):
             break
         time.sleep(0.1)

@@ -21,6 +21,7 @@ ONE_H200 = ["cluster=local", "cluster.device=cuda", "cluster.ranks_per_node=1", 
 EXPECTED = {
     "dissect_finetuning": ("cluster=dgxh200", {"": 51}),
     "dissect_frameworks": ("cluster=dgxh200", {"": 7}),
+    "dissect_links": ("cluster=dgxh200", {"": 15}),
     "dissect_max_batch": ("cluster=dgxh200", {"": 44}),
     "dissect_kernels": ("cluster=dgxh200", {"": 4}),
     "dissect_modules": ("cluster=dgxh200", {"": 11}),
@@ -33,28 +34,18 @@ EXPECTED = {
     "kubernetes_overhead": ("cluster=dgx8", {"": 12}),
     "kubernetes_overhead_tiny": ("cluster=local", {"": 4}),
     "layouts": ("cluster=dgxh200", {"": 23, "144.4 GiB per GPU needed": 1}),
-    "roce": ("cluster=dgx2", {"": 10, "118.0 GiB per GPU needed": 1, "139.6 GiB per GPU needed": 1}),
+    "roce": ("cluster=dgx2", {"": 10, "118.0 GiB per GPU needed": 1, "140.1 GiB per GPU needed": 1}),
     "slow_network": (
         "cluster=dgx2",
-        {"": 1, NOT_THERE("task pretrain_7b_apart"): 9, NOT_THERE("cluster net_10_gbit"): 2}
-        | {NOT_THERE(f"cluster net_{gbit}_gbit"): 1 for gbit in (1, 80)},
+        {"": 1, NOT_THERE("cluster net_10_gbit"): 5} | {NOT_THERE(f"cluster net_{gbit}_gbit"): 4 for gbit in (1, 80)},
     ),
     "ironbyte": (
         "cluster=dgx2",
-        {"": 28, "a 4-bit base is not sharded": 4, NOT_THERE("cluster net_80_gbit"): 8}
-        | {NOT_THERE(f"task generate_{size}"): 4 for size in ("7b", "70b")}
-        | {NOT_THERE(f"task {task}_apart"): 3 for task in ("qlora_70b", "finetune_70b_dolly", "pretrain_7b")}
-        | {NOT_THERE("task finetune_7b_dolly_apart"): 2}
+        {"": 47, "a 4-bit base is not sharded": 4, NOT_THERE("cluster net_80_gbit"): 8}
         | {"so few steps take less time than merging the groups": 5},
     ),
 }
 """The cluster that a study is meant for, and its arms by why they do not run; "" for those that do."""
-
-
-LATER = {
-    *("generation_time", "time_per_token", "generation_throughput"),
-}
-"""Columns that no kind or engine of this version measures."""
 
 
 @cache
@@ -70,14 +61,28 @@ def planned(name: str, *words: str) -> list[PlannedArm]:
 
 def test_they_are_those_of_the_documents_and_ours() -> None:
     parts = ("frameworks", "pretraining", "max_batch", "finetuning", "modules", "kernels", "serving", "scaling")
-    of_documents = {"ironbyte", "slow_network", "kubernetes_overhead", "roce", *(f"dissect_{part}" for part in parts)}
-    assert set(STUDIES) == {*of_documents, "layouts", "h200_fp8", "tiny", "kubernetes_overhead_tiny"}
+    of_documents = {"ironbyte", "slow_network", "kubernetes_overhead", "roce", "dissect_links"}
+    of_documents |= {f"dissect_{part}" for part in parts}
+    assert set(STUDIES) == {*of_documents, "layouts", "h200_fp8", "h200_generation", "tiny", "kubernetes_overhead_tiny"}
 
 
 def test_bf16_and_fp8_on_one_h200_are_planned_for_it() -> None:
     bf16, fp8 = planned("h200_fp8", *ONE_H200)
     assert (bf16.steps, bf16.micro_batch_size, bf16.global_batch_size) == (12, 4, 8)
     assert bf16.step_time_ms and fp8.step_time_ms and fp8.step_time_ms < bf16.step_time_ms
+
+
+def test_generation_on_one_h200_and_the_groups_of_the_document_are_planned() -> None:
+    assert [arm.reason for arm in planned("h200_generation", *ONE_H200)] == [""] * 9
+    study, arms = loaded("ironbyte")
+    generating = [arm for arm in arms if "generation" in arm.name]
+    found = plans.plan_arms(Request(study=study, arms=generating, words=["cluster=dgx2"]))
+    sizes = {arm.name.removesuffix(" node").removesuffix(" nodes"): (arm.num_ranks, arm.layout) for arm in found}
+    assert all(arm.runs for arm in found) and len(found) == 8
+    assert sizes["7B generation, groups, side by side, 1"] == (10, "dp 5 tp 2"), "5x2 of 8 GPUs, which share"
+    assert sizes["70B generation, groups, side by side, 2"] == (16, "dp 8 tp 2")
+    assert sizes["70B generation, groups, one by one"] == (8, "tp 8")
+    assert sizes["70B generation, open source, one by one"] == (1, "1 rank")
 
 
 def test_an_arm_with_a_cluster_of_its_own_does_not_run_on_that_of_the_command_line() -> None:
@@ -127,7 +132,7 @@ def test_every_column_is_something_that_is_measured() -> None:
             text for point in plan.points for text in (f"best {point.kernel}", point.name, f"{point.name} latency")
         }
     columns = {column.measurement for name in STUDIES for column in loaded(name)[0].columns}
-    assert columns - kernels == LATER
+    assert columns <= kernels
 
 
 @pytest.mark.parametrize("name", [name for name in STUDIES if loaded(name)[0].published])

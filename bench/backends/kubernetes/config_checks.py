@@ -35,7 +35,6 @@ def _named(plan: Plan) -> Iterator[tuple[str, str, re.Pattern[str]]]:
     """Yield every name of the settings: its key, itself, and what such names look like."""
     k = names.settings(plan)
     optional = {
-        "pull_secret": (k.pull_secret, SUBDOMAIN),
         "priority_class": (k.priority_class, SUBDOMAIN),
         "queue": (k.queue, LABEL),
         "service_account": (k.service_account, SUBDOMAIN),
@@ -50,11 +49,13 @@ def _named(plan: Plan) -> Iterator[tuple[str, str, re.Pattern[str]]]:
     for name, value in k.node_selector.items():
         yield "node_selector", name, QUALIFIED
         yield f"node_selector.{name}", value, VALUE
+    yield from (("image_pull_secrets", one, SUBDOMAIN) for one in k.image_pull_secrets)
+    yield from (("env_from_secrets", one, SUBDOMAIN) for one in k.env_from_secrets)
     yield from (("networks", one, NETWORK) for one in k.networks)
     yield from (("exclude_nodes", one, VALUE) for one in k.exclude_nodes)
     yield from (("capabilities", one, CAPABILITY) for one in k.capabilities)
     for one in k.tolerations:
-        yield "tolerations: key", one.key, QUALIFIED
+        yield "tolerations: taint", one.taint, QUALIFIED
         yield "tolerations: value", one.value or "", VALUE
         yield "tolerations: effect", one.effect or EFFECTS[0], re.compile("|".join(EFFECTS))
 

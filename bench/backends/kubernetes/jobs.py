@@ -11,7 +11,7 @@ from bench.backends.kubernetes import client, manifest, names, states
 from bench.backends.kubernetes.client import ApiError, NoServerError
 from bench.backends.kubernetes.manifest import Named
 from bench.backends.kubernetes.names import JobId
-from bench.backends.kubernetes.pod_template import AS_PLANNED, Limits, Object
+from bench.backends.kubernetes.pod_template import AS_PLANNED, Object, TimeLimits
 from bench.contract import json_files, secrets
 from bench.contract import plan as plans
 from bench.contract.kubernetes import ObjectKind
@@ -52,7 +52,7 @@ def resume(folder: Path, *, trials_left: int, walltime_min: int | None, argument
         )
     limits = AS_PLANNED
     if walltime_min is not None:
-        limits = Limits(job_min=validate.job_min(trials_left, walltime_min), trial_min=walltime_min)
+        limits = TimeLimits(job_min=validate.job_min(trials_left, walltime_min), trial_min=walltime_min)
     return _submitted(plans.load(folder / PLAN), folder, json_files.read_object(folder / JOB), limits=limits)
 
 
@@ -111,7 +111,7 @@ def _listed(job: JobId, kind: str) -> list[Object]:
         raise
 
 
-def _submitted(plan: Plan, folder: Path, held: Mapping[str, Any], *, limits: Limits = AS_PLANNED) -> str:
+def _submitted(plan: Plan, folder: Path, held: Mapping[str, Any], *, limits: TimeLimits = AS_PLANNED) -> str:
     """Create a job's objects, and keep its id. A note says so before: where an answer is lost it names the job."""
     entries = held.get("jobs") or []
     name = names.of_folder(folder, len(entries) + 1)

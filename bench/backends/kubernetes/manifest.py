@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench.backends.kubernetes import names, yaml_text
-from bench.backends.kubernetes.pod_template import AS_PLANNED, Limits, Object, Place, template
+from bench.backends.kubernetes.pod_template import AS_PLANNED, Object, Place, TimeLimits, template
 from bench.contract import plan as plans
 from bench.contract.kubernetes import Discovery, ObjectKind
 from bench.contract.plan import Plan
@@ -29,7 +29,7 @@ class Named:
     name: str
     folder: str
     annotations: Mapping[str, str] = field(default_factory=dict)
-    limits: Limits = AS_PLANNED
+    limits: TimeLimits = AS_PLANNED
 
     def place(self, node: str, lead: str, container: str = "runstop") -> Place:
         """Return the place of one of its pods."""

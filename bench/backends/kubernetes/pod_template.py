@@ -26,14 +26,14 @@ LAST_WORDS_S = 120
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class TimeLimits:
     """Time limits in place of the plan's, in minutes, where somebody resumed the run with others."""
 
     job_min: int | None = None
     trial_min: int | None = None
 
 
-AS_PLANNED = Limits()
+AS_PLANNED = TimeLimits()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class Place:
     """The host name of the first pod."""
     container: str = "runstop"
     """Some controllers look for a container of one name."""
-    limits: Limits = AS_PLANNED
+    limits: TimeLimits = AS_PLANNED
 
 
 def template(plan: Plan, place: Place, **spec: Any) -> Object:
@@ -88,12 +88,12 @@ def _pod(plan: Plan, place: Place) -> Object:
         "nodeSelector": cluster.node_selector,
         "tolerations": [_toleration(one) for one in cluster.tolerations],
         "affinity": _affinity(plan, place),
-        "imagePullSecrets": [{"name": cluster.pull_secret}] if cluster.pull_secret else None,
+        "imagePullSecrets": [{"name": name} for name in cluster.image_pull_secrets],
     }
     return pod | {key: value for key, value in optional.items() if value}
 
 
-def _limit_s(plan: Plan, limits: Limits) -> int:
+def _limit_s(plan: Plan, limits: TimeLimits) -> int:
     """Return how long a run may take. The deadline is its pods': a job that waits for nodes does not spend it."""
     limit_min = plan.walltime_min if limits.job_min is None else limits.job_min
     assert limit_min is not None  # validate wants it where there is a queue
@@ -115,7 +115,7 @@ def _user(plan: Plan) -> Object:
 
 def _container(plan: Plan, place: Place) -> Object:
     cluster = names.settings(plan)
-    asked = resources(plan)
+    asked, from_secrets = resources(plan), cluster.env_from_secrets
     return {
         "name": place.container,
         "image": cluster.image or "",
@@ -124,6 +124,7 @@ def _container(plan: Plan, place: Place) -> Object:
         "args": _arguments(plan, place),
         "workingDir": HOME,
         "env": [*_environment(plan, place)],
+        **({"envFrom": [{"secretRef": {"name": name}} for name in from_secrets]} if from_secrets else {}),
         "resources": {"requests": asked, "limits": asked} if asked else {},
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -166,7 +167,7 @@ def resources(plan: Plan) -> dict[str, str]:
 
 
 def _toleration(one: Toleration) -> Object:
-    said = {"key": one.key, "operator": "Exists" if one.value is None else "Equal"}
+    said = {"key": one.taint, "operator": "Exists" if one.value is None else "Equal"}
     return said | {key: text for key, text in (("value", one.value), ("effect", one.effect)) if text is not None}
 
 

@@ -175,7 +175,7 @@ def _is_candidate(node: Mapping[str, Any], plan: Plan) -> bool:
         return False
     if node["metadata"]["name"] in k.exclude_nodes or (node.get("spec") or {}).get("unschedulable"):
         return False
-    tolerated = {(one.key, one.value) for one in k.tolerations}
+    tolerated = {(one.taint, one.value) for one in k.tolerations}
     taints = [t for t in (node.get("spec") or {}).get("taints") or [] if t["effect"] != "PreferNoSchedule"]
     return all((t["key"], None) in tolerated or (t["key"], t.get("value")) in tolerated for t in taints)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bench.backends.nodes.ending import NodeLostError
 from bench.backends.nodes.nodes import Nodes
-from bench.contract import run_files
+from bench.contract import groups, run_files
 from bench.contract.plan import Command
 from bench.errors import BenchError, SubmitError
 
@@ -24,32 +24,38 @@ class Running:
         self._nodes, self._command, self._folder = nodes, command, folder
         self._until_s = time.monotonic() + 60 * command.limit_min if command.limit_min else None
         self._exit_codes: dict[int, int] = {}
+        self._needed = groups.needed_ranks(nodes.plan, command)
         self.lost: NodeLostError | None = None
         """Set once a node is gone, which explains how the ranks of others end."""
         self._is_late = False
 
     def are_running(self) -> bool:
-        """Return, after a moment, whether all is well and work goes on; False as soon as one rank has failed."""
+        """Return, after a moment, whether all is well and work goes on; False as soon as a needed rank has failed."""
         try:
             self._exit_codes = self._nodes.exit_codes()
         except NodeLostError as error:
             self.lost = error
             return False
-        are_left = len(self._exit_codes) < self._nodes.plan.world.num_ranks
+        codes = self._needed_codes()
+        are_left = len(codes) < len(self._needed)
         self._is_late = are_left and self._until_s is not None and time.monotonic() > self._until_s
-        return are_left and not self._is_late and not any(self._exit_codes.values())
+        return are_left and not self._is_late and not any(codes.values())
 
     def stop(self) -> None:
         """End what still runs, and wait until it has. How ranks end from here on is our doing and says nothing."""
-        has_failed = self._is_late or any(self._exit_codes.values())
+        codes = self._needed_codes()
+        has_failed = self._is_late or any(codes.values())
         lost = self._nodes.stop()
-        is_done = len(self._exit_codes) == self._nodes.plan.world.num_ranks and not has_failed
+        is_done = len(codes) == len(self._needed) and not has_failed
         self.lost = self.lost or (None if is_done else lost)
+
+    def _needed_codes(self) -> dict[int, int]:
+        return {rank: code for rank, code in self._exit_codes.items() if rank in self._needed}
 
     @property
     def exit_code(self) -> int:
         """The exit code of the command, as srun has it: the highest of all ranks."""
-        return TIME_IS_UP if self._is_late else max(self._exit_codes.values(), default=0)
+        return TIME_IS_UP if self._is_late else max(self._needed_codes().values(), default=0)
 
     def check(self) -> None:
         """Raise the reason if a rank failed: its node is gone, the signal that killed it, or its own account.
@@ -58,13 +64,13 @@ class Running:
             NodeLostError: a node is gone.
             SubmitError: with the exit code that the rank's error asks for.
         """
-        codes, name, logs = self._exit_codes, self._command.name, self._folder / run_files.RANK_LOGS
+        codes, name, logs = self._needed_codes(), self._command.name, self._folder / run_files.RANK_LOGS
         if self.lost is not None:
             raise self.lost
         if self._is_late:
             what, fix = f"{name} took longer than its walltime", "raise walltime (minutes per trial), or set it to null"
             raise SubmitError(what, where="walltime", fix=fix, rule="SLU-07")
-        if len(codes) == self._nodes.plan.world.num_ranks and not any(codes.values()):
+        if len(codes) == len(self._needed) and not any(codes.values()):
             return
         if ended := {rank: signal_name(code) for rank, code in codes.items() if code > 128}:
             raise SubmitError(

@@ -6,7 +6,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING
 
-from bench.contract import plan as plans
+from bench.contract import plan_paths
 from bench.contract.plan import TrainingPlan
 from bench.errors import ConfigError
 
@@ -52,7 +52,7 @@ def require_shared(nodes: "Nodes") -> None:
 
 def require_prepared(nodes: "Nodes", check: Callable[[], None] = lambda: None) -> None:
     """Raise ConfigError if a node does not have, at the same path, what another one has prepared."""
-    paths = plans.to_prepare(nodes.plan)
+    paths = plan_paths.to_prepare(nodes.plan)
     for member, there in zip(nodes.members, nodes.ask("exist", check=check, paths=paths), strict=True):
         if missing := [path for path in paths if path not in there]:
             raise ConfigError(

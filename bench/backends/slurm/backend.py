@@ -6,7 +6,8 @@ from pathlib import Path
 from bench.backends.protocol import Job
 from bench.backends.slurm import argument_checks, client, held_plan, jobs, pyxis_checks, script, site_checks
 from bench.backends.slurm.arguments import excluding, sbatch_arguments
-from bench.contract.plan import Plan, expanded
+from bench.contract.plan import Plan
+from bench.contract.plan_paths import expanded
 from bench.errors import SubmitError
 from bench.rules.check import TIERS, Check, Finding, Subject, Tier
 

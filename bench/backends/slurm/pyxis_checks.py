@@ -7,7 +7,8 @@ from pathlib import Path
 
 from bench.backends.slurm.argument_checks import FLAGS_WITHOUT_VALUE
 from bench.backends.slurm.site_checks import last_line, question
-from bench.contract.plan import Plan, expanded
+from bench.contract.plan import Plan
+from bench.contract.plan_paths import expanded
 from bench.contract.schema import ContainerFlags, Runtime
 from bench.contract.slurm import Slurm
 from bench.errors import ConfigError

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.contract.node_facts import RankFacts
-from bench.contract.plan import Plan, expanded
+from bench.contract.plan import Plan
+from bench.contract.plan_paths import expanded
 from bench.contract.schema import Runtime
 from bench.images import store
 from bench.preflight.host import MIN_FREE_MIB

@@ -18,13 +18,7 @@ _FILES = re.compile(r"index\.html|table\.(md|csv|tex)|(bars|scaling)_\d+\.png|(p
 
 
 def write_study(result: StudyResult, out: Path) -> list[Path]:
-    """Write the tables, the page and the figures into a folder and return their paths; same input, same bytes.
-
-    Links to the runs of a study are relative, so that its folder and `out` may be moved together.
-
-    Raises:
-        ConfigError: the folder cannot be made or written, or holds files of these names that are not ours.
-    """
+    """As `bench.report.write_study` says."""
     output_folder.write(out, partial(_write, result, out), page=PAGE, names=_FILES)
     return [out / name for name in ("table.md", "table.csv", "table.tex", PAGE)] + sorted(out.glob("*.png"))
 

@@ -11,7 +11,7 @@ from jobs.engines.huggingface.packages import versions
 
 if TYPE_CHECKING:
     from jobs.engines.huggingface.engine import HuggingFaceEngine
-    from jobs.engines.huggingface.generator import HuggingFaceGenerator
+    from jobs.engines.huggingface.generation import HuggingFaceGenerator
 
 __all__ = ["build", "end_ranks", "generator", "start_ranks", "versions"]
 
@@ -25,6 +25,6 @@ def build(plan: Plan, seed: int) -> "HuggingFaceEngine":
 
 def generator(plan: GenerationPlan, seed: int) -> "HuggingFaceGenerator":
     """Return the generator of a plan, with random weights drawn from the seed; the ranks have been started."""
-    from jobs.engines.huggingface.generator import HuggingFaceGenerator
+    from jobs.engines.huggingface.generation import HuggingFaceGenerator
 
     return HuggingFaceGenerator(plan, seed)

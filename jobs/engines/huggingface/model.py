@@ -45,7 +45,9 @@ def bare(plan: Plan, *, around: AbstractContextManager[Any] | None = None) -> Pr
     with ExitStack() as stack:
         stack.enter_context(no_init_weights())
         stack.enter_context(around or init_empty_weights(include_buffers=False))
-        return AutoModelForCausalLM.from_config(config, attn_implementation=settings(plan).attention.name, dtype=FP32)
+        model = AutoModelForCausalLM.from_config(config, attn_implementation=settings(plan).attention.name, dtype=FP32)
+    model.tie_weights()  # transformers does so with the first weights that it draws, and it draws none
+    return model
 
 
 def cast(model: Module, dtype: torch.dtype, *, only_trained: bool = False) -> None:
@@ -91,6 +93,12 @@ def give_memory(model: Module, device: torch.device | dict[str, torch.device]) -
             module._parameters[key] = given[id(parameter)]
         for key, buffer in module._buffers.items():
             module._buffers[key] = None if buffer is None else buffer.to(to)
+
+
+def tie(model: PreTrainedModel) -> None:
+    """Let parameters be shared again that have been given memory one by one: q, k and v's A, embeddings and head."""
+    model.tie_weights()
+    adapters.tie(model)
 
 
 def layers(model: Module) -> list[Module]:

@@ -14,10 +14,11 @@ from torch.nn import Module
 from torch.nn.utils import clip_grad_norm_
 from transformers import PreTrainedModel
 
+from bench.contract import plan as plans
 from bench.contract.huggingface import Strategy
 from bench.contract.modules import Part
 from bench.contract.plan import Plan
-from jobs.engines.huggingface import adapters
+from jobs.engines.huggingface import adapters, balanced
 from jobs.engines.huggingface import model as models
 from jobs.engines.huggingface import optimizer as optimizers
 from jobs.engines.huggingface.packages import settings
@@ -125,21 +126,18 @@ def _prepared(plan: Plan, model: PreTrainedModel, device: torch.device) -> Modul
 
 
 def _balanced(plan: Plan, model: PreTrainedModel, source: Source, device: torch.device) -> TorchPlacement:
-    """Spread the layers evenly over all GPUs that this process sees; on a CPU there is one device."""
+    """Spread the layers evenly over the GPUs that the plan gives this process; on a CPU there is one device."""
     if device.type == "cpu":
         return _replicated(plan, model, source, device)
-    spread(model, source, device)
+    spread(plan, model, source, device)
     return TorchPlacement(plan, model, _prepared(plan, model, device))
 
 
-def spread(model: PreTrainedModel, source: Source, device: torch.device) -> None:
-    """Give the model memory and weights, its layers spread evenly over all GPUs that this process sees."""
-    from accelerate import dispatch_model, infer_auto_device_map
-    from accelerate.utils import get_balanced_memory
+def spread(plan: Plan, model: PreTrainedModel, source: Source, device: torch.device) -> None:
+    """Give the model memory and weights, its layers spread evenly over the GPUs that the plan gives this process."""
+    from accelerate import dispatch_model
 
-    whole = model._no_split_modules
-    room = get_balanced_memory(model, no_split_module_classes=whole)
-    devices = infer_auto_device_map(model, max_memory=room, no_split_module_classes=whole)
+    devices = balanced.device_map(model, balanced.free_bytes(plans.gpus_per_rank(plan.config)))
     models.give_memory(model, {name: torch.device("cuda", index) for name, index in devices.items()})
     fill(model, source, device)
     dispatch_model(model, devices, force_hooks=True)
@@ -167,7 +165,7 @@ def _sharded(plan: Plan, model: PreTrainedModel, source: Source, device: torch.d
     buffers = {name: buffer.to(device) for name, buffer in model.named_buffers()}
     fsdp2_prepare_model(_accelerator(plan, plugin, device), model)
     model.to_empty(device="cpu" if chosen.offload_parameters else device)
-    adapters.tie(model)
+    models.tie(model)
     for name, buffer in buffers.items():
         owner, _, key = name.rpartition(".")
         model.get_submodule(owner)._buffers[key] = buffer

@@ -3,7 +3,7 @@
 import hashlib
 import math
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -65,7 +65,9 @@ class HuggingFaceFolder:
 
     def __init__(self, folder: Path, model: Model) -> None:
         self._source, self._model = source.open_source(folder), model
-        if self._source.config.get("model_type") != "gpt2":
+        if self._source.config.get("model_type") == "gpt2":
+            _check_gpt2(self._source.config, model, where=str(folder / "config.json"))
+        else:
             configs.check(self._source.config, model, where=str(folder / "config.json"))
             if tensor_map.is_fused(self._source):
                 raise ConfigError(
@@ -154,10 +156,33 @@ def of_folder(folder: Path, plan: Plan) -> Source:
         ConfigError: it is neither, or holds another model.
     """
     model = plan.config.model
-    if (folder / "config.json").is_file():
+    if checkpoint.is_source(folder):
         return HuggingFaceFolder(folder, model)
     checkpoint.require(folder, plan.config)
     return MegatronFolder(folder, model)
+
+
+GPT2_DEFAULTS = {"activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True}
+"""What a config.json leaves out. Source: transformers 5.23, GPT2Config."""
+
+
+def _check_gpt2(config: dict[str, Any], model: Model, *, where: str) -> None:
+    """Do nothing if config.json describes the plan's model, as far as the shapes of weights do not tell.
+
+    Raises:
+        ConfigError: it describes another one.
+    """
+    wanted = families.of(model).config(model)
+    names = ("model_type", "n_head", *GPT2_DEFAULTS)
+    found = {name: config.get(name, GPT2_DEFAULTS.get(name)) for name in names}
+    wrong = [f"{name} is {got} instead of {wanted.get(name)}" for name, got in found.items() if got != wanted.get(name)]
+    if wrong:
+        raise ConfigError(
+            f"this is not {model.name}: {'; '.join(wrong)}",
+            where=where,
+            fix="name a folder of this model; GPT-3 here has the exact GELU, and not GPT-2's approximation",
+            rule="CFG-06",
+        )
 
 
 def _not_of(model: Model, folder: Path, what: str) -> ConfigError:

@@ -10,9 +10,13 @@ from bench.contract.plan import Plan
 from jobs.engines.megatron.groups import end_ranks, start_ranks
 
 if TYPE_CHECKING:
+    from bench.contract.plan import GenerationPlan
+    from jobs.engines.generation import Generator
     from jobs.engines.megatron.engine import MegatronEngine
+    from jobs.engines.megatron.local_sgd import LocalSgdTraining
+    from jobs.ranks.groups import Groups
 
-__all__ = ["build", "end_ranks", "start_ranks", "versions"]
+__all__ = ["apart", "build", "end_ranks", "generator", "start_ranks", "versions"]
 
 
 def build(plan: Plan, seed: int) -> "MegatronEngine":
@@ -20,6 +24,29 @@ def build(plan: Plan, seed: int) -> "MegatronEngine":
     from jobs.engines.megatron.engine import MegatronEngine
 
     return MegatronEngine(plan, seed)
+
+
+def generator(plan: "GenerationPlan", seed: int) -> "Generator":
+    """Return the generator of a plan, with random weights drawn from the seed; the ranks have been started.
+
+    Raises:
+        ConfigError: the model is not like Llama, or cannot be split over the TP ranks.
+    """
+    from megatron.core import parallel_state
+
+    from jobs.engines.megatron.generation.generator import MegatronGenerator
+    from jobs.engines.megatron.generation.ranks import Ranks
+    from jobs.ranks import process_group
+
+    ranks = Ranks(parallel_state.get_tensor_model_parallel_group())
+    return MegatronGenerator(plan, seed, ranks=ranks, device=process_group.device())
+
+
+def apart(engine: "MegatronEngine", plan: Plan, groups: "Groups") -> "LocalSgdTraining":
+    """Return what merges this rank's group with the others; `plan` is that of all groups."""
+    from jobs.engines.megatron.local_sgd import LocalSgdTraining
+
+    return LocalSgdTraining(engine, plan, groups)
 
 
 def versions() -> Mapping[str, str]:

@@ -1,7 +1,7 @@
 """Implement the protocol of `jobs.engines` with the functions of this package."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
@@ -14,6 +14,9 @@ from jobs.engines.megatron.model import Ops
 from jobs.profiles import Profile
 from jobs.weights import checkpoint_writer
 
+if TYPE_CHECKING:
+    from jobs.engines.megatron.outer import Outer
+
 
 class MegatronEngine:
     """This rank's part of the model and its optimizer; see `jobs.engines.Engine`."""
@@ -21,6 +24,9 @@ class MegatronEngine:
     def __init__(self, plan: Plan, seed: int, *, ops: Ops | None = None) -> None:
         self.parts = model.build(plan, seed, ops=ops)
         self._snapshots: training_state.Snapshots | None = None
+        self._num_rows = plan.batch.global_batch_size
+        self.outer: Outer | None = None
+        """The outer weights of a group that trains apart, which are part of the training state."""
 
     def load(self, folder: Path, *, adapters: bool) -> None:
         checkpoint.load(self.parts, folder, adapters=adapters)
@@ -38,10 +44,10 @@ class MegatronEngine:
         checkpoint_writer.complete(folder, about)
 
     def load_state(self, folder: Path, *, step: int, seed: int, same_layout: bool) -> None:
-        training_state.load(self.parts, folder, step=step, seed=seed, same_layout=same_layout)
+        training_state.load(self.parts, folder, step=step, seed=seed, same_layout=same_layout, outer=self.outer)
 
     def _snapshotting(self) -> training_state.Snapshots:
-        self._snapshots = self._snapshots or training_state.Snapshots(self.parts)
+        self._snapshots = self._snapshots or training_state.Snapshots(self.parts, self.outer)
         return self._snapshots
 
     def warm_up(self, iterations: int, seed: int, *, profile: Profile | None) -> WarmUpTimes | None:
@@ -51,10 +57,11 @@ class MegatronEngine:
         return []
 
     def train_step(self, rows: Rows, indices: np.ndarray, step: int) -> Tensor:
+        self._num_rows = len(indices)
         return loop.train_step(self.parts, rows, indices, step)
 
     def mean_loss(self, share: Tensor) -> float:
-        return loop.mean_loss(share, self.parts.plan.batch.global_batch_size)
+        return loop.mean_loss(share, self._num_rows)
 
     def evaluate(self, rows: Rows) -> float:
         return loop.evaluate(self.parts, rows)

@@ -2,8 +2,9 @@
 
 import warnings
 
-from bench.contract.plan import Plan
-from jobs.ranks import process_group
+from bench.contract.groups import of_group
+from bench.contract.plan import GenerationPlan, Plan
+from jobs.ranks import groups, process_group
 from jobs.ranks.identity import Rank
 
 
@@ -19,9 +20,9 @@ def start_ranks(plan: Plan, who: Rank) -> None:
     warnings.filterwarnings("ignore", message=".*Apex (is|are) not installed")
     warnings.filterwarnings("ignore", message=r"barrier\(\): using the device under current context")
     cpu_patch.install()
-    process_group.join(plan, who)
-    split(plan)
-    _connect()
+    process_group.join(plan, who, apart=True)
+    split(plan if isinstance(plan, GenerationPlan) else of_group(plan))
+    _connect(plan)
 
 
 def split(plan: Plan) -> None:
@@ -38,8 +39,11 @@ def split(plan: Plan) -> None:
     )
 
 
-def _connect() -> None:
-    """Use each group of the training once, so that NCCL allocates its memory before the model takes the rest."""
+def _connect(plan: Plan) -> None:
+    """Use each group once, so that NCCL allocates its memory before the model takes the rest.
+
+    Replicas that generate have nothing to tell each other by NCCL, which refuses ranks that share a GPU.
+    """
     import torch
     from megatron.core import parallel_state
 
@@ -50,7 +54,8 @@ def _connect() -> None:
         parallel_state.get_model_parallel_group(),
     )
     replicas = parallel_state.get_data_parallel_group(with_context_parallel=True)
-    for group in (None, replicas, *(group for group in split if group.size() > 1)):
+    of_all = () if isinstance(plan, GenerationPlan) else (None, replicas)
+    for group in (*of_all, *(group for group in split if group.size() > 1)):
         torch.distributed.all_reduce(torch.zeros(1, device=torch.cuda.current_device()), group=group)
 
 
@@ -60,3 +65,4 @@ def end_ranks() -> None:
 
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
+    groups.ended()

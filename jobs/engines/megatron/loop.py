@@ -41,10 +41,22 @@ def update(engine: Parts, rows: rows_of.Rows, indices: np.ndarray, lr: float) ->
             chunk.zero_grad_buffer()
     share = _forward(engine, rows, indices, forward_only=False)
     with named(Phase.optimizer):
+        _scale_gradients(engine, len(indices))
         engine.optimizer.step(lr)
         with named(Part.weights):
             engine.refresh_weights()
     return share
+
+
+def _scale_gradients(engine: Parts, num_rows: int) -> None:
+    """Divide by the rows of the batch, where they are not as many as planned: those of a group that has left came in.
+
+    A pass divides by the planned number of micro-batches, the schedule of a pipeline by their own.
+    """
+    planned = engine.plan.batch.global_batch_size
+    if num_rows != planned and engine.training_pass is not None:
+        for shard in engine.optimizer.shards:
+            shard.grad.mul_(planned / num_rows)
 
 
 def mean_loss(share: Tensor, num_rows: int) -> float:

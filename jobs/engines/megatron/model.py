@@ -31,6 +31,7 @@ from jobs.engines.megatron.own_layer import OwnLayer
 from jobs.engines.megatron.trained import ops as trained_ops
 from jobs.engines.megatron.trained.ops import LinearWeights, TrainedOps
 from jobs.profiles.ranges import named
+from jobs.ranks import groups
 
 Ops = Fp8Ops | TrainedOps
 """The operations of the hand-written layers: with frozen linears, or those of whole-model training."""
@@ -106,8 +107,9 @@ def build(plan: Plan, seed: int, *, ops: Ops | None = None) -> Parts:
 
 
 def seed_all(seed: int) -> None:
-    """Seed this rank's generators; replicas and pipeline stages draw different dropout masks."""
+    """Seed this rank's generators; replicas and pipeline stages draw different dropout masks, and so do groups."""
     replica = parallel_state.get_data_parallel_rank(with_context_parallel=True)
+    replica += groups.number() * parallel_state.get_data_parallel_world_size(with_context_parallel=True)
     own = seed + 1000 * replica + 100_000 * parallel_state.get_pipeline_model_parallel_rank()
     torch.manual_seed(own)
     model_parallel_cuda_manual_seed(own, force_reset_rng=True)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
@@ -16,6 +17,9 @@ from jobs.engines.megatron.model import Parts, seed_all
 from jobs.weights.checkpoint_reader import Reader, Wanted
 from jobs.weights.checkpoint_writer import Piece
 
+if TYPE_CHECKING:
+    from jobs.engines.megatron.outer import Outer
+
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
@@ -24,6 +28,8 @@ class Snapshot:
     boxes: list[list[Box]]
     states: list[State]
     generators: dict[str, Tensor]
+    outer: dict[str, list[Tensor]]
+    """Of a group that trains apart: more tensors of each shard, by what stands before a weight's key."""
     is_copy: bool
     """Whether training may go on while it is written."""
 
@@ -36,20 +42,25 @@ class Snapshot:
             for box in (box for box in boxes if box.is_saved):
                 for name, prefix in NAMES.items():
                     yield Piece(prefix + box.key, box.whole, box.offset, box.of(getattr(state, name)).cpu())
+        for prefix, tensors in self.outer.items():
+            for tensor, boxes in zip(tensors, self.boxes, strict=True):
+                for box in (box for box in boxes if box.is_saved):
+                    yield Piece(prefix + box.key, box.whole, box.offset, box.of(tensor))
         yield from rank_state.generator_pieces(self.generators)
 
 
 class Snapshots:
     """Takes snapshots into host memory, which is kept from one to the next."""
 
-    def __init__(self, engine: Parts) -> None:
-        self._engine, self._boxes = engine, checkpoint_optimizer.boxes(engine)
+    def __init__(self, engine: Parts, outer: "Outer | None" = None) -> None:
+        self._engine, self._outer, self._boxes = engine, outer, checkpoint_optimizer.boxes(engine)
         self._copies: list[State] | None = None
 
     @property
     def num_bytes(self) -> int:
         """How much this rank writes."""
-        return sum(
+        outer = sum(tensor.nbytes for tensors in _outer(self._outer).values() for tensor in tensors)
+        return outer + sum(
             box.of(getattr(state, name)).nbytes
             for state, boxes in zip(self._engine.optimizer.states(), self._boxes, strict=True)
             for box in boxes
@@ -65,7 +76,8 @@ class Snapshots:
                 for name in NAMES:
                     getattr(copy, name).copy_(getattr(state, name), non_blocking=True)
         torch.cuda.synchronize()
-        return Snapshot(self._boxes, copies or states, _generators(), copies is not None)
+        outer = {prefix: [one.clone() for one in tensors] for prefix, tensors in _outer(self._outer).items()}
+        return Snapshot(self._boxes, copies or states, _generators(), outer, copies is not None)
 
     def _room(self) -> list[State] | None:
         """Return memory for a copy, made for the first snapshot; None if the host has too little for its ranks."""
@@ -80,8 +92,8 @@ class Snapshots:
         return self._copies
 
 
-def load(engine: Parts, folder: Path, *, step: int, seed: int, same_layout: bool) -> None:
-    """Go on from a checkpoint of any layout.
+def load(engine: Parts, folder: Path, *, step: int, seed: int, same_layout: bool, outer: "Outer | None" = None) -> None:
+    """Go on from a checkpoint of any layout; of groups that train apart, with their outer weights.
 
     In another layout generators are seeded anew: it draws other numbers.
 
@@ -89,11 +101,13 @@ def load(engine: Parts, folder: Path, *, step: int, seed: int, same_layout: bool
         ConfigError: it is not a checkpoint of this model's training.
     """
     reader, optimizer = Reader(folder), engine.optimizer
+    all_boxes, states = checkpoint_optimizer.boxes(engine), optimizer.states()
+    by_prefix = {prefix: [getattr(state, name) for state in states] for name, prefix in NAMES.items()}
     reader.read(
-        Wanted(prefix + box.key, box.whole, box.offset, box.of(getattr(state, name)))
-        for state, boxes in zip(optimizer.states(), checkpoint_optimizer.boxes(engine), strict=True)
+        Wanted(prefix + box.key, box.whole, box.offset, box.of(tensor))
+        for prefix, tensors in (by_prefix | _outer(outer)).items()
+        for tensor, boxes in zip(tensors, all_boxes, strict=True)
         for box in boxes
-        for name, prefix in NAMES.items()
     )
     optimizer.resume(step)
     engine.refresh_weights()
@@ -101,6 +115,12 @@ def load(engine: Parts, folder: Path, *, step: int, seed: int, same_layout: bool
         _restore_generators(reader)
     else:
         seed_all(seed + step)
+
+
+def _outer(outer: "Outer | None") -> dict[str, list[Tensor]]:
+    """Return the tensors of outer weights and their momentum, by what stands before a weight's key."""
+    named = {"outer.": outer.weights, "outer.momentum.": outer.momentum} if outer else {}
+    return {prefix: tensors for prefix, tensors in named.items() if tensors}
 
 
 def _host_memory(tensor: Tensor) -> Tensor:

@@ -12,7 +12,8 @@ from helpers.peer_runs import BLOCK, TRAINS, composed, needed
 
 needed()
 
-from jobs.engines.huggingface import activations, packages  # noqa: E402
+from jobs.engines.huggingface import activations, balanced, packages, sources  # noqa: E402
+from jobs.engines.huggingface import model as models  # noqa: E402
 from jobs.engines.huggingface.observed import Observed  # noqa: E402
 
 pytestmark = pytest.mark.skipif(ranks.DEVICE != "cpu", reason="nothing here differs on a GPU")
@@ -62,6 +63,72 @@ def test_the_kernel_that_attention_takes_is_the_one_that_is_named() -> None:
         names[backend] = observed.attention("sdpa")
     assert names == {SDPBackend.FLASH_ATTENTION: "flash", SDPBackend.MATH: "math"}
     assert Observed().attention("eager") == "eager"
+
+
+def test_flash_attn_is_known_by_its_operation() -> None:
+    """flash-attn 2.7 and later register what they launch as torch's custom operations."""
+    operation = torch.library.custom_op(
+        "flash_attn::_flash_attn_forward", lambda q: q.clone(), mutates_args=(), schema="(Tensor q) -> Tensor"
+    )
+    observed = Observed()
+    with observed:
+        operation(torch.zeros(2))
+    assert observed.attention("flash_attention_2") == "flash_attention_2"
+
+
+@pytest.mark.parametrize("num_gpus", [1, 2, 3])
+def test_balanced_fills_the_gpus_of_the_plan_and_no_other(num_gpus: int, tmp_path: Path) -> None:
+    """Layers in their order, in even shares, no weight elsewhere; `meta` and the CPU stand for the GPUs."""
+    layers = ("model.num_layers=6", "cluster.ranks_per_node=1", "recipe.global_batch_size=4")
+    model = models.build(composed(tmp_path, *TRAINS["lora"], *layers))
+    devices = balanced.device_map(model, [2**30] * num_gpus)
+    at = [devices[f"model.layers.{layer}"] for layer in range(6)] if num_gpus > 1 else [devices[""]] * 6
+    assert at == sorted(at) and set(devices.values()) == set(range(num_gpus))
+    assert max(map(at.count, at)) <= 6 // num_gpus + 1
+    places = {name: torch.device("cpu" if gpu else "meta") for name, gpu in devices.items()}
+    models.give_memory(model, places)
+    for name, parameter in model.named_parameters():
+        place = max((known for known in devices if name.startswith(known)), key=len)
+        assert parameter.device == places[place], name
+
+
+def test_balanced_refuses_what_does_not_fit_or_is_not_there(tmp_path: Path) -> None:
+    model = models.build(composed(tmp_path, *TRAINS["all"], "cluster.ranks_per_node=1"))
+    with pytest.raises(ConfigError, match="do not fit 2 GPUs"):
+        balanced.device_map(model, [2**16] * 2)
+    with pytest.raises(ConfigError, match="on 3 GPUs, and this process sees 0"):
+        balanced.free_bytes(3)
+
+
+GPT = (
+    *("model=gpt3_126m", "model.num_layers=1", "model.hidden_size=32", "model.ffn_hidden_size=64"),
+    *("model.num_attention_heads=2", "model.num_query_groups=2", "model.vocab_size=1024", "model.max_seq_length=1024"),
+)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "what"),
+    [
+        ({"activation_function": "gelu_new"}, "activation_function is gelu_new instead of gelu"),
+        ({"n_head": 4}, "n_head is 4 instead of 2"),
+    ],
+)
+def test_a_gpt_2_that_computes_something_else_is_refused(wrong: dict[str, object], what: str, tmp_path: Path) -> None:
+    """Its weights have the shapes of the plan's."""
+    import transformers
+
+    model = composed(tmp_path, *TRAINS["all"], *GPT).config.model
+    sizes = {"n_embd": 32, "n_layer": 1, "n_head": 2, "n_inner": 64, "vocab_size": 1024, "n_positions": 1024}
+    sizes |= {"activation_function": "gelu", "bos_token_id": None, "eos_token_id": None}
+    net = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes))
+    net.save_pretrained(tmp_path / "right")
+    name = "transformer.h.0.attn.c_attn.weight"
+    read = sources.HuggingFaceFolder(tmp_path / "right", model).read(name, (32, 96))
+    torch.testing.assert_close(read, net.get_parameter(name).detach())
+    other = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes | wrong))
+    other.save_pretrained(tmp_path / "other")
+    with pytest.raises(ConfigError, match=what):
+        sources.HuggingFaceFolder(tmp_path / "other", model)
 
 
 def test_stored_activations_are_copies() -> None:

@@ -9,7 +9,7 @@ import torch
 from bench.contract import mllog
 from bench.mlperf.result import parse
 from helpers import ranks
-from helpers.peer_runs import BLOCK, FSDP2, TRAINS, ZERO, composed, facts, losses, needed, trained
+from helpers.peer_runs import BLOCK, FSDP2, TRAINS, ZERO, composed, facts, held, losses, needed, trained
 from jobs.data.targets import targets
 from jobs.tasks import convert
 
@@ -17,6 +17,7 @@ needed()
 pytestmark = [pytest.mark.trains, pytest.mark.slow, pytest.mark.skipif(ranks.DEVICE != "cpu", reason="gloo ranks")]
 
 BF16 = "precision=bf16"
+COMPILED = (f"{BLOCK}.compile=true", "recipe.warmup_iterations=2")
 SAME = {
     "offloaded_activations": ("all", f"{BLOCK}.offload_activations=true"),
     "offloaded_fsdp2": ("all", FSDP2, f"{BLOCK}.offload_parameters=true"),
@@ -29,6 +30,9 @@ SAME = {
         *(f"{BLOCK}.offload_optimizer=true", f"{BLOCK}.offload_parameters=true"),
     ),
     "eager": ("all", f"{BLOCK}.attention=eager"),
+    "compiled_ddp": ("lora", *COMPILED),
+    "compiled_fsdp2": ("all", FSDP2, "recipe.recompute=full", *COMPILED),
+    "compiled_zero3": ("all", ZERO, f"{BLOCK}.zero_stage=3", *COMPILED),
 }
 """What changes where numbers lie or when they are computed, and none of them."""
 CLOSE = {
@@ -58,6 +62,14 @@ def test_where_numbers_lie_changes_none(name: str, folder: Path) -> None:
     np.testing.assert_allclose(losses(folder / name), expected, rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", [name for name in SAME if name.startswith("compiled")])
+def test_compiling_is_told_apart_from_training(name: str, folder: Path) -> None:
+    """The start of these ranks fails where anything is compiled behind the warm-up."""
+    log = facts(folder / name)
+    assert log[mllog.COMPILE_TIME].value > 1 and log[mllog.STRATEGY].metadata["compile"] is True
+    assert mllog.COMPILE_TIME not in facts(folder / "eager")
+
+
 @pytest.mark.parametrize("name", CLOSE)
 def test_bf16_learns_close_to_fp32(name: str, folder: Path) -> None:
     expected, got = losses(folder / f"megatron_{CLOSE[name][0]}"), losses(folder / name)
@@ -69,6 +81,19 @@ def test_bf16_learns_close_to_fp32(name: str, folder: Path) -> None:
         "pure": ("bfloat16", "bfloat16", "bfloat16"),
     }
     assert tuple(types.metadata[key] for key in ("weights", "master", "moments")) == wanted[types.value]
+
+
+def test_hybrid_shards_over_the_ranks_of_a_node_and_copies_over_nodes(folder: Path) -> None:
+    """Two nodes of two ranks: each rank holds and updates half of every weight, as with FSDP2 on one node."""
+    nodes = ("cluster=dgx2", "cluster.ranks_per_node=2", f"{BLOCK}.strategy=fsdp2_hybrid")
+    trained({"hybrid": composed(folder, *TRAINS["all"], *nodes)}, folder)
+    np.testing.assert_allclose(losses(folder / "hybrid"), losses(folder / "megatron_all"), rtol=0, atol=1e-4)
+    whole, found = held(folder / "eager", "held")[0], held(folder / "hybrid", "held")
+    assert len(found) == 4
+    assert all(own == {name: size / 2 for name, size in whole.items()} for own in found)
+    assert {flag for own in held(folder / "hybrid", "is_dtensor") for flag in own.values()} == {True}
+    updated = [sum(own.values()) for own in held(folder / "hybrid", "updated")]
+    assert updated == [sum(whole.values()) / 2] * 4
 
 
 GOES_ON = {

@@ -82,7 +82,7 @@ class HuggingFaceGenerator:
         if plan.weights is WeightPrecision.nf4:
             quantized.replace_linears(model)
         if settings(plan).strategy is Strategy.balanced and self._device.type == "cuda":
-            placement.spread(model, self._source, self._device)
+            placement.spread(plan, model, self._source, self._device)
         else:
             models.give_memory(model, self._device)
             shards.fill(model, self._source, self._device)

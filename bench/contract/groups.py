@@ -1,0 +1,30 @@
+"""What a plan is for one of the groups of ranks that train apart: a whole layout, and its share of each batch."""
+
+from dataclasses import replace
+
+from bench.contract import plan as plans
+from bench.contract.plan import Command, Plan, TrainingPlan
+
+
+def of_group(plan: TrainingPlan) -> TrainingPlan:
+    """Return the plan as one of its groups sees it, which trains on its share of each batch; without groups, as it is.
+
+    The groups' ranks lie on as many nodes, or shares of one, as there are groups.
+    """
+    groups = plan.world.groups
+    if groups is None:
+        return plan
+    num_ranks, size = plan.world.num_ranks // groups, plan.batch.global_batch_size // groups
+    nodes = max(1, plan.world.num_nodes // groups)
+    world = replace(plan.world, num_nodes=nodes, ranks_per_node=num_ranks // nodes, num_ranks=num_ranks, groups=None)
+    tokens = plan.batch.tokens_per_step // groups
+    return replace(plan, world=world, batch=replace(plan.batch, global_batch_size=size, tokens_per_step=tokens))
+
+
+def needed_ranks(plan: Plan, command: Command) -> range:
+    """Return the ranks without which a command has failed: all of them, but those of group 0 in a trial of groups.
+
+    Group 0 keeps the log. The log says which of the others have left, and when.
+    """
+    groups = plan.world.groups if command in plans.trial_commands(plan) else None
+    return range(plan.world.num_ranks // (groups or 1))

@@ -1,0 +1,48 @@
+"""The paths that a plan names, which may be symbolic, and what they are on this machine."""
+
+import os
+from pathlib import Path
+
+from bench.contract import plan as plans
+from bench.contract.schema import Config, DataSource, Runtime
+from bench.contract.task import Kind, StartsFrom, Weights
+
+
+def expanded(text: str | None) -> str | None:
+    """Return a path of the plan as this environment has it; None if a variable in it is not set.
+
+    A Slurm cluster's paths are symbolic ($DATADIR, $MODEL, $LOGDIR, $CONT): the job's own shell fills them in, so that
+    one script serves every user.
+    """
+    full = os.path.expandvars(text or "")
+    return None if not full or "$" in full else full
+
+
+def named_paths(config: Config) -> dict[str, str | None]:
+    """Return what a run reads and writes, by the variable that usually names it."""
+    named, trains = {"LOGDIR": config.cluster.paths.logs}, config.task.kind is Kind.train
+    if trains and config.data.source is not DataSource.random:
+        named = {"DATADIR": config.cluster.paths.data} | named
+    if trains and (config.training.starts_from is not StartsFrom.random or config.data.needs_model_folder):
+        named["MODEL"] = config.cluster.paths.model
+    if config.task.kind is Kind.generate and config.model.weights is not Weights.random:
+        named["MODEL"] = config.cluster.paths.model
+    if config.task.serving and config.task.serving.server.url is None and config.model.weights is not Weights.random:
+        named["MODEL"] = config.task.serving.server.model or config.cluster.paths.model
+    if config.container.runtime is not Runtime.none and config.container.image:
+        named["CONT"] = config.container.image
+    return named
+
+
+def to_prepare(plan: plans.Plan) -> list[str]:
+    """Return the folders that the prepare command makes."""
+    if plans.command(plan, plans.PREPARE) is None:
+        return []
+    rows = plan.data_dir if plan.config.data.source.is_made else None
+    made = [rows, None if plan.base is None else plan.base_dir]
+    return [path for path in made if path is not None]
+
+
+def is_prepared(plan: plans.Plan) -> bool:
+    """Return whether the prepare command would find nothing to do, or there is none."""
+    return all(Path(path).is_dir() for path in to_prepare(plan))

@@ -1,0 +1,87 @@
+"""What every rank of a run runs, in order, and what the run folder will hold."""
+
+import dataclasses
+import itertools
+
+from bench.contract import plan as plans
+from bench.contract import run_files
+from bench.contract.plan import NODE_CHECK, NODE_FACTS, PREPARE, Command, Plan, Trial
+from bench.contract.schema import Config, DataSource
+from bench.contract.task import Kind, StartsFrom
+from bench.planning import nemo
+
+PROBE_MIN = 10
+"""The time limit of a job that only looks at its nodes."""
+
+
+def of(config: Config, trials: list[Trial]) -> list[Command]:
+    """Return what every rank runs, in order: what looks at the nodes, what prepares the trials' files, the trials."""
+    prepare, limit = _command(PREPARE, "tasks.prepare", log=run_files.PREPARE_LOG), config.walltime
+    module, python = nemo.trial_program(config)
+    return [
+        *node_commands(config, health=config.launch.health),
+        *([prepare] if needs_preparing(config) else []),
+        *(
+            _command(f"trial {t.index}", module, "--trial", f"{t.index}", log=t.log, limit_min=limit, python=python)
+            for t in trials
+        ),
+    ]
+
+
+def node_commands(config: Config, *, health: bool) -> list[Command]:
+    """Return what looks at nodes other than this machine, and measures them where somebody said what is healthy."""
+    if not config.cluster.backend.is_elsewhere:
+        return []
+    check = [_command(NODE_CHECK, "node_checks.health")] if health and config.cluster.health else []
+    return [_command(NODE_FACTS, "node_checks.facts"), *check]
+
+
+def _command(
+    name: str, module: str, *words: str, log: str | None = None, limit_min: int | None = None, python: str = "python"
+) -> Command:
+    argv = [python, "-m", f"jobs.{module}", run_files.PLAN, *words]
+    return Command(name=name, argv=argv, log=log, limit_min=limit_min)
+
+
+def probe(plan: Plan, *, num_nodes: int, health: bool) -> Plan:
+    """Return the plan of a job that only looks at its nodes: no trials."""
+    world = dataclasses.replace(plan.world, num_nodes=num_nodes, num_ranks=num_nodes * plan.world.ranks_per_node)
+    launch = dataclasses.replace(plan.config.launch, health=health, array=False)
+    config = dataclasses.replace(plan.config, launch=launch)
+    looking = node_commands(config, health=health)
+    name = f"probe-{plan.config.cluster.name}"
+    return dataclasses.replace(
+        plan, name=name, config=config, world=world, trials=[], commands=looking, walltime_min=PROBE_MIN
+    )
+
+
+def needs_preparing(config: Config) -> bool:
+    """Return whether rows or a base checkpoint have to be made before the first trial."""
+    if config.task.kind is not Kind.train:
+        return False
+    return config.data.source.is_made or config.training.starts_from is StartsFrom.task
+
+
+def files(config: Config, trials: list[Trial]) -> list[str]:
+    """Return what the run folder will hold."""
+    made = _made_by_training(config) if config.task.kind is Kind.train else []
+    own = [(t.log, *(name.format(t.index) for name in made)) for t in trials]
+    looked = [f"{run_files.FACTS}/", *([run_files.HEALTH] if config.cluster.health else [])]
+    return [
+        run_files.CONFIG,
+        run_files.PLAN,
+        *run_files.OF_BACKEND[config.cluster.backend],
+        *(looked if config.cluster.backend.is_elsewhere else []),
+        *([run_files.PREPARE_LOG] if needs_preparing(config) else []),
+        *itertools.chain(*own),
+        f"{run_files.RANK_LOGS}/",
+        run_files.LEDGER,
+        run_files.STATUS,
+    ]
+
+
+def _made_by_training(config: Config) -> list[str]:
+    """Return what a trial leaves besides its log, by names with {} for its number."""
+    made = [] if config.data.source is DataSource.random else [run_files.loss_figure("{}")]
+    made += [f"{run_files.adapters('{}')}/"] if plans.keeps_adapters(config) else []
+    return made + ([] if config.training.checkpoint_every_steps is None else [f"{run_files.checkpoints('{}')}/"])

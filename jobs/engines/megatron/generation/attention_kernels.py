@@ -1,0 +1,154 @@
+"""Attention of one new token in each slot, in Triton: RoPE, the new key and value, and flash decoding.
+
+A program takes the queries of one group of one slot, and a part of the keys behind it (split-K), so that a few slots
+occupy the whole GPU too. The program of the first part takes the new key and value from the linear's output, and
+writes them to their place; the others do not need them. The program that ends last of all parts merges them by the
+logarithms of their sums of exponentials.
+
+Shape letters: B slots, G key/value groups, R queries of a group, T tokens of a slot, D head dimension, P parts.
+"""
+
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from jobs.engines.megatron.fp8.lora_kernels import FACTOR
+from jobs.engines.megatron.generation import linear_kernels
+
+_KEYS = 64
+"""Of a tile."""
+_PROGRAMS = 264
+"""As many as there should be: two for each multiprocessor of an H100 or H200."""
+_MOST_PARTS = 16
+
+
+def attend(qkv: Tensor, keys: Tensor, values: Tensor, positions: Tensor, angles: Tensor) -> Tensor:
+    """Return the output [B, G * R * D] for qkv [B, G * (R + 2) * D] and keys, values [B, G, T, D].
+
+    positions [B]: of the new tokens, whose keys and values are written; angles [T, D]: of RoPE.
+    """
+    num_slots, (_, groups, room, dim) = len(qkv), keys.shape
+    repeats = qkv.shape[1] // (groups * dim) - 2
+    parts, rows = num_parts(num_slots * groups, room), max(16, triton.next_power_of_2(repeats))
+    out = qkv.new_empty(num_slots, groups * repeats * dim)
+    outs = torch.empty(num_slots, groups, parts, rows, dim, dtype=torch.float32, device=qkv.device)
+    lses = torch.empty(num_slots, groups, parts, rows, dtype=torch.float32, device=qkv.device)
+    options = {"PARTS": parts, "ROWS": rows, "HALF": dim // 2, "REPEATS": repeats, "KEYS": _KEYS, "num_warps": 4}
+    overlapped = linear_kernels.OVERLAPPED
+    options |= {"OVERLAPPED": overlapped} | ({"launch_pdl": True} if overlapped else {})
+    tensors = (qkv, keys, values, positions, angles, out, outs, lses, _counters(qkv.device))
+    _attend[(parts, groups, num_slots)](*tensors, dim**-0.5, room, **options)
+    return out
+
+
+def num_parts(num_groups: int, room: int) -> int:
+    """Return into how many parts the keys of a group are split, a power of two."""
+    wanted = min(_MOST_PARTS, _PROGRAMS // num_groups, triton.cdiv(room, _KEYS))
+    return 1 << max(0, wanted.bit_length() - 1)
+
+
+@cache
+def _counters(device: torch.device) -> Tensor:
+    """Return how many parts of each group are done; whoever ends last sets it back to 0. All layers share them."""
+    return torch.zeros(_PROGRAMS, dtype=torch.int32, device=device)
+
+
+@triton.jit
+def _halves(ptr, head, column, inside, HALF: tl.constexpr):
+    """Return both halves of heads in FP32; head: [R, 1] or a number."""
+    at = ptr + head * (2 * HALF) + column
+    low = tl.load(at, inside, other=0.0).to(tl.float32)
+    return low, tl.load(at + HALF, inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _turned(low, high, cos, sin, ptr):
+    """Return both halves of heads with RoPE applied, rounded to the type of the cache."""
+    DTYPE: tl.constexpr = ptr.dtype.element_ty
+    return (low * cos - high * sin).to(DTYPE), (high * cos + low * sin).to(DTYPE)
+
+
+@triton.jit
+def _merge(
+    out, most, total, out_at, outs_ptr, lses_ptr, done_ptr, index, part, row, column,
+    PARTS: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr, REPEATS: tl.constexpr,
+):  # fmt: skip
+    """Hand this part over, and if all others have done so, store the output of them all."""
+    first, lse_at = index * PARTS, tl.arange(0, ROWS)
+    at = outs_ptr + (first + part) * (ROWS * 2 * HALF) + row * (2 * HALF) + column
+    tl.store(at, out / tl.maximum(total, 1e-30)[:, None])
+    tl.store(lses_ptr + (first + part) * ROWS + lse_at, most + tl.log(total))  # -inf for a part without keys
+    tl.debug_barrier()
+    if tl.atomic_add(done_ptr + index, 1) == PARTS - 1:
+        highest, sums = tl.full((ROWS,), float("-inf"), tl.float32), tl.zeros((ROWS,), tl.float32)
+        merged = tl.zeros((ROWS, 2 * HALF), tl.float32)
+        for other in tl.static_range(PARTS):
+            lse = tl.load(lses_ptr + (first + other) * ROWS + lse_at, cache_modifier=".cg")
+            highest = tl.maximum(highest, lse)
+        for other in tl.static_range(PARTS):
+            lse = tl.load(lses_ptr + (first + other) * ROWS + lse_at, cache_modifier=".cg")
+            weight = tl.exp(lse - highest)
+            at = outs_ptr + (first + other) * (ROWS * 2 * HALF) + row * (2 * HALF) + column
+            merged += tl.load(at, cache_modifier=".cg") * weight[:, None]
+            sums += weight
+        tl.store(out_at, merged / sums[:, None], row < REPEATS)
+        tl.store(done_ptr + index, 0)
+
+
+@triton.jit
+def _attend(
+    qkv_ptr, keys_ptr, values_ptr, positions_ptr, angles_ptr, out_ptr, outs_ptr, lses_ptr, done_ptr, scale, room,
+    PARTS: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr, REPEATS: tl.constexpr, KEYS: tl.constexpr,
+    OVERLAPPED: tl.constexpr,
+):  # fmt: skip
+    part, group, slot = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    groups, DIM = tl.num_programs(1), 2 * HALF
+    half, column, row = tl.arange(0, HALF)[None, :], tl.arange(0, 2 * HALF)[None, :], tl.arange(0, ROWS)[:, None]
+    if OVERLAPPED:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    position = tl.load(positions_ptr + slot).to(tl.int32)
+    angle = tl.load(angles_ptr + position * DIM + half)
+    cos, sin = tl.cos(angle), tl.sin(angle)
+    new_ptr = qkv_ptr + (slot * groups + group) * (REPEATS + 2) * DIM
+    low, high = _halves(new_ptr, row, half, row < REPEATS, HALF)
+    q_low, q_high = _turned(low, high, cos, sin, keys_ptr)
+    slot_at = (slot * groups + group).to(tl.int64) * room * DIM
+    most, total = tl.full((ROWS,), float("-inf"), tl.float32), tl.zeros((ROWS,), tl.float32)
+    out = tl.zeros((ROWS, 2 * HALF), tl.float32)
+    if part == 0:  # the new token
+        low, high = _halves(new_ptr, REPEATS, half, half < HALF, HALF)
+        k_low, k_high = _turned(low, high, cos, sin, keys_ptr)
+        v = tl.load(new_ptr + (REPEATS + 1) * DIM + column)
+        at = keys_ptr + slot_at + position * DIM + half
+        tl.store(at, k_low)
+        tl.store(at + HALF, k_high)
+        tl.store(values_ptr + slot_at + position * DIM + column, v)
+        product = q_low.to(tl.float32) * k_low.to(tl.float32) + q_high.to(tl.float32) * k_high.to(tl.float32)
+        most, total = tl.sum(product, 1) * scale, total + 1.0
+        out += v.to(tl.float32)
+    per_part = tl.cdiv(tl.cdiv(position, PARTS), KEYS) * KEYS
+    for begin in range(part * per_part, tl.minimum(position, (part + 1) * per_part), KEYS):
+        key = begin + tl.arange(0, KEYS)[:, None]
+        is_key, at = key < position, slot_at + key * DIM
+        k_low = tl.load(keys_ptr + at + half, is_key, other=0.0).to(FACTOR)
+        k_high = tl.load(keys_ptr + at + HALF + half, is_key, other=0.0).to(FACTOR)
+        scores = tl.dot(q_low.to(FACTOR), tl.trans(k_low))
+        scores = tl.dot(q_high.to(FACTOR), tl.trans(k_high), scores) * scale
+        scores = tl.where(tl.trans(is_key), scores, float("-inf"))
+        higher = tl.maximum(most, tl.max(scores, 1))
+        weights, shrunk = tl.exp(scores - higher[:, None]), tl.exp(most - higher)
+        v = tl.load(values_ptr + at + column, is_key, other=0.0).to(FACTOR)
+        out = tl.dot(weights.to(FACTOR), v, out * shrunk[:, None])
+        most, total = higher, total * shrunk + tl.sum(weights, 1)
+    out_at = out_ptr + ((slot * groups + group) * REPEATS + row) * DIM + column
+    if PARTS == 1:
+        tl.store(out_at, out / total[:, None], row < REPEATS)
+    else:
+        _merge(
+            out, most, total, out_at, outs_ptr, lses_ptr, done_ptr, slot * groups + group, part, row, column,
+            PARTS, ROWS, HALF, REPEATS,
+        )  # fmt: skip

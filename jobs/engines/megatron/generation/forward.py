@@ -1,0 +1,130 @@
+"""The model's forward pass while it generates: of whole prompts, and of one new token in each slot.
+
+Both go through the same layers; only attention differs. Nothing here reads a number that the device has computed.
+
+Shape letters: M rows, B slots or prompts, S tokens of the longest prompt, H hidden, O output of a linear, V vocabulary
+of this TP rank, T tokens of a slot, D head dimension.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bench.contract.generation import Sampling
+from bench.contract.task import Model
+from jobs.engines.megatron.attention import attend
+from jobs.engines.megatron.generation.ops import GenerationOps
+from jobs.engines.megatron.generation.ranks import OneRank, Ranks
+from jobs.engines.megatron.generation.sampling import next_tokens
+from jobs.engines.megatron.generation.slots import Slots
+from jobs.engines.megatron.generation.weights import Weights
+from jobs.engines.megatron.trained.ops import NormWeights, TrainedOps
+
+Attend = Callable[[int, Tensor], Tensor]
+"""Returns a layer's output of attention [M, O] for its number and its qkv [M, O]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """The model of a TP rank, and what it computes with."""
+
+    model: Model
+    weights: Weights
+    ops: GenerationOps
+    trained: TrainedOps
+    ranks: Ranks
+    sampling: Sampling
+
+    @property
+    def dim(self) -> int:
+        return self.model.hidden_size // self.model.num_attention_heads
+
+    @property
+    def groups(self) -> int:
+        """Key/value groups of this rank."""
+        return self.model.num_query_groups // self.ranks.size
+
+    def norm(self, weight_H: Tensor) -> NormWeights:
+        return NormWeights(weight_H, None, self.model.norm_epsilon)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """Prompts on the device, padded at their ends: no token sees what comes after it."""
+
+    tokens_SB: Tensor
+    lengths_B: Tensor
+    slots_B: Tensor
+    """Where the answer of each goes."""
+    seeds_B: Tensor
+
+
+def step(decoder: Decoder, slots: Slots, angles_TD: Tensor) -> None:
+    """Append the next token to every slot."""
+    logits_BV = step_logits(decoder, slots, angles_TD)
+    positions_B = slots.positions_B + 1
+    slots.append(next_tokens(logits_BV, decoder.sampling, decoder.ranks, slots.seeds_B, positions_B))
+
+
+def prefill(decoder: Decoder, slots: Slots, angles_TD: Tensor, prompts: Prompts) -> Tensor:
+    """Fill the prompts' slots with their keys and values; draw and return the first new token of each [B]."""
+    logits_BV = prompt_logits(decoder, slots, angles_TD, prompts)
+    tokens_B = next_tokens(logits_BV, decoder.sampling, decoder.ranks, prompts.seeds_B, prompts.lengths_B)
+    slots.start(prompts.slots_B, tokens_B, prompts.lengths_B, prompts.seeds_B)
+    return tokens_B
+
+
+def step_logits(decoder: Decoder, slots: Slots, angles_TD: Tensor) -> Tensor:
+    """Return the logits [B, V] in FP32 of what follows the newest token of every slot; its key and value are kept."""
+
+    def attended(layer: int, qkv_BO: Tensor) -> Tensor:
+        return decoder.ops.attend(qkv_BO, slots.keys[layer], slots.values[layer], slots.positions_B, angles_TD)
+
+    return _logits(decoder, _layers(decoder, _embedded(decoder, slots.tokens_B), attended))
+
+
+def prompt_logits(decoder: Decoder, slots: Slots, angles_TD: Tensor, prompts: Prompts) -> Tensor:
+    """Return the logits [B, V] in FP32 of what follows each prompt; keys and values are kept."""
+    num_tokens, batch = prompts.tokens_SB.shape
+    angles_MD = angles_TD[:num_tokens].repeat_interleave(batch, dim=0)
+
+    def attended(layer: int, qkv_MO: Tensor) -> Tensor:
+        heads = decoder.trained.split_heads(qkv_MO, None, angles_MD, decoder.groups, decoder.dim)
+        q, k, v = (x.unflatten(0, (num_tokens, batch)) for x in heads)
+        for cache, new in ((slots.keys[layer], k), (slots.values[layer], v)):
+            cache[prompts.slots_B, :, :num_tokens] = new.permute(1, 2, 0, 3)
+        out_SBND, _ = attend(q, k, v, scale=decoder.dim**-0.5, group=OneRank())
+        return out_SBND.flatten(2).flatten(0, 1)
+
+    x_MH = _layers(decoder, _embedded(decoder, prompts.tokens_SB.flatten()), attended)
+    x_SBH, of_batch = x_MH.unflatten(0, (num_tokens, batch)), torch.arange(batch, device=x_MH.device)
+    return _logits(decoder, x_SBH[prompts.lengths_B - 1, of_batch])
+
+
+def _logits(decoder: Decoder, x_BH: Tensor) -> Tensor:
+    return decoder.ops.logits(x_BH, decoder.weights.head, decoder.norm(decoder.weights.norm_H))
+
+
+def _embedded(decoder: Decoder, tokens_M: Tensor) -> Tensor:
+    """Return the rows of the embedding, which is split over the ranks by tokens."""
+    table_VH, ranks = decoder.weights.embedding_VH, decoder.ranks
+    if ranks.size == 1:
+        return table_VH[tokens_M]
+    own_M = tokens_M - ranks.rank * len(table_VH)
+    is_own_M = (own_M >= 0) & (own_M < len(table_VH))
+    return ranks.sum(table_VH[own_M.clamp(0, len(table_VH) - 1)] * is_own_M[:, None])
+
+
+def _layers(decoder: Decoder, x_MH: Tensor, attended: Attend) -> Tensor:
+    """Return the output of the last layer. TP ranks add up their products, and the first one adds the residual."""
+    ops, ranks = decoder.ops, decoder.ranks
+    for index, layer in enumerate(decoder.weights.layers):
+        qkv_MO = ops.linear(x_MH, layer.qkv, norm=decoder.norm(layer.norm_H))
+        residual_MH = x_MH if ranks.rank == 0 else None
+        x_MH = ranks.sum(ops.linear(attended(index, qkv_MO), layer.proj, residual_MO=residual_MH))
+        hidden_MF = ops.gated(x_MH, layer.fc1, decoder.norm(layer.mlp_norm_H))
+        residual_MH = x_MH if ranks.rank == 0 else None
+        x_MH = ranks.sum(ops.linear(hidden_MF, layer.fc2, residual_MO=residual_MH))
+    return x_MH

@@ -1,0 +1,76 @@
+"""The operations of generation, as an interface, and in torch.
+
+In torch they consist of the operations of training, with the GEMMs of torch: for prompts, for CPUs and for FP32. On a
+GPU few rows go through kernels of their own (`gpu_ops`).
+
+Shape letters: M rows, B slots, H hidden, I and O input and output of a linear, F width of the MLP, G query groups,
+T tokens of a slot, D head dimension.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from jobs.engines.megatron.generation.weights import Linear
+from jobs.engines.megatron.trained.ops import NormWeights, TrainedOps
+
+
+class GenerationOps(Protocol):
+    """The operations. Sums are in FP32; results are in the dtype of the activations where nothing else is said."""
+
+    def linear(
+        self, x_MI: Tensor, weight: Linear, *, norm: NormWeights | None = None, residual_MO: Tensor | None = None
+    ) -> Tensor:
+        """Return residual + weight norm(x) [M, O]; without a norm x is taken as it is."""
+
+    def logits(self, x_MI: Tensor, weight: Linear, norm: NormWeights) -> Tensor:
+        """Return weight norm(x) [M, O] in FP32."""
+
+    def gated(self, x_MI: Tensor, weight: Linear, norm: NormWeights) -> Tensor:
+        """Return silu(gate) * up [M, F], for the gates and ups weight norm(x); gates are the first half."""
+
+    def attend(
+        self, qkv_BO: Tensor, keys_BGTD: Tensor, values_BGTD: Tensor, positions_B: Tensor, angles_TD: Tensor
+    ) -> Tensor:
+        """Return the output of attention [B, O] of one new token in each slot.
+
+        Its key and its value are written to their place, and it attends to all tokens up to itself. RoPE turns its
+        queries and its key by the angles of its position.
+        """
+
+
+@dataclass(frozen=True)
+class TorchOps:
+    """`GenerationOps` in torch."""
+
+    trained: TrainedOps
+
+    def linear(
+        self, x_MI: Tensor, weight: Linear, *, norm: NormWeights | None = None, residual_MO: Tensor | None = None
+    ) -> Tensor:
+        y_MO = self._normed(x_MI, norm) @ weight.dense(x_MI.dtype).T
+        return y_MO if residual_MO is None else y_MO.add_(residual_MO)
+
+    def logits(self, x_MI: Tensor, weight: Linear, norm: NormWeights) -> Tensor:
+        return self.linear(x_MI, weight, norm=norm).float()
+
+    def gated(self, x_MI: Tensor, weight: Linear, norm: NormWeights) -> Tensor:
+        return self.trained.swiglu(self.linear(x_MI, weight, norm=norm))[0].values
+
+    def attend(
+        self, qkv_BO: Tensor, keys_BGTD: Tensor, values_BGTD: Tensor, positions_B: Tensor, angles_TD: Tensor
+    ) -> Tensor:
+        slots_B, (_, groups, room, dim) = torch.arange(len(qkv_BO), device=qkv_BO.device), keys_BGTD.shape
+        q, k, v = self.trained.split_heads(qkv_BO, None, angles_TD[positions_B], groups, dim)
+        keys_BGTD[slots_B, :, positions_B], values_BGTD[slots_B, :, positions_B] = k, v
+        is_seen_BT = torch.arange(room, device=qkv_BO.device) <= positions_B[:, None]
+        out_BN1D = scaled_dot_product_attention(
+            q[:, :, None], keys_BGTD, values_BGTD, attn_mask=is_seen_BT[:, None, None], enable_gqa=True
+        )
+        return out_BN1D.flatten(1)
+
+    def _normed(self, x_MI: Tensor, norm: NormWeights | None) -> Tensor:
+        return x_MI if norm is None else self.trained.norm(x_MI, norm)[0].values

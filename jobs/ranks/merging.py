@@ -1,0 +1,196 @@
+"""Merge what groups of ranks have trained apart: who is there, and the mean of their numbers, over gloo.
+
+Each rank exchanges its part of the weights with the ranks of the same position in the other groups, in host memory and
+in pieces. A merge counts once every rank of every group that takes part has all of its pieces; rank 0 decides that, by
+the store. A group that does not come within the time limit, or breaks off, has left: the others make the exchange
+again without it. It does not join again in this attempt at the trial.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import DistStoreError, PrefixStore, ProcessGroupGloo
+
+from bench.contract.local_sgd import Compress
+from bench.errors import BenchError
+from jobs.ranks.compression import MULTIPLE, decoded, encoded
+from jobs.ranks.groups import Groups
+
+PIECE = 2**23
+"""Numbers of a piece: 32 MiB in FP32, with two on their way at once."""
+Pieces = Callable[[], Iterable[Tensor]]
+"""Yields the numbers of a rank piece by piece, flat, in FP32 and in host memory; it may be asked again."""
+Take = Callable[[int, Tensor], object]
+"""Takes the number of a piece and its mean over the groups."""
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """What one merge took, and with whom."""
+
+    groups: list[int]
+    said: list[Any]
+    """By the groups that took part: what their first ranks said of themselves."""
+    left: list[int]
+    """Groups that have left in this merge."""
+    waited_s: float
+    """Until all were there, with the time limits of those that were not."""
+    exchange_s: float
+    rank_bytes: int
+    """What this rank sent, in exchanges that were made again too."""
+
+
+class Meeting:
+    """Where the groups meet again and again; each rank has one. One thread at a time uses it."""
+
+    def __init__(self, groups: Groups, compress: Compress, time_limit_s: float) -> None:
+        self._groups, self._compress, self._limit_s = groups, compress, time_limit_s
+        store = groups.store
+        self._store = store.clone() if hasattr(store, "clone") else store  # another thread waits on the first
+        self._living = list(groups.living)
+        self._link: ProcessGroupGloo | None = None
+        self._joined: list[int] = []
+
+    def merge(self, name: str, said: Any, pieces: Pieces, take: Take) -> Merged:
+        """Give the mean of every piece over the groups to `take`; of an exchange that breaks off, again.
+
+        Raises:
+            BenchError: the others have gone on without this group, or rank 0 is gone.
+        """
+        before, sent, waited_s, exchange_s = self._living, 0, 0.0, 0.0
+        for attempt in range(2 * len(before) + 1):
+            since_s = time.perf_counter()
+            there = self._call(f"{name}/{attempt}/there", said)
+            waited_s += time.perf_counter() - since_s
+            since_s = time.perf_counter()
+            is_done, size = self._exchanged(f"{name}/{attempt}", sorted(there), pieces, take)
+            exchange_s += time.perf_counter() - since_s
+            sent += size
+            done = self._call(f"{name}/{attempt}/done", is_done)
+            if sorted(done) == sorted(there) and all(all(of_ranks) for of_ranks in done.values()):
+                left = [group for group in before if group not in there]
+                return Merged(sorted(there), [there[g][0] for g in sorted(there)], left, waited_s, exchange_s, sent)
+            self._link = None
+        raise self._error(f"{name} was not finished in {attempt + 1} exchanges")
+
+    def _call(self, key: str, value: Any) -> dict[int, list[Any]]:
+        """Return what the ranks of each group that is there say; the others have left.
+
+        Raises:
+            BenchError: rank 0 has counted this group among those, or is gone.
+        """
+        groups = self._groups
+        groups.tell(f"{key}/{groups.rank}", value)
+        if groups.rank == 0:
+            until_s = time.monotonic() + self._limit_s
+            found = {group: self._of_group(key, group, until_s) for group in self._living}
+            groups.tell(key, {group: values for group, values in found.items() if values is not None})
+        try:
+            there: dict[int, list[Any]] = self._told(key, None)
+        except RuntimeError as error:
+            raise self._error("rank 0, which keeps the log, is gone") from error
+        if groups.number not in there:
+            raise self._error(f"the other groups have waited {self._limit_s:g} s for this one and gone on without it")
+        self._living = sorted(there)
+        return there
+
+    def _of_group(self, key: str, group: int, until_s: float) -> list[Any] | None:
+        """Return what the ranks of a group say; None if one of them does not until then."""
+        left_s = max(0.001, until_s - time.monotonic())
+        keys = [f"{key}/{rank}" for rank in self._groups.of(group)]
+        try:
+            self._store.wait(keys, timedelta(seconds=left_s))
+        except DistStoreError:
+            if not self._store.check(keys):
+                return None
+        return [self._told(one, None) for one in keys]
+
+    def _told(self, key: str, limit: timedelta | None) -> Any:
+        return self._groups.told(key, limit, self._store)
+
+    def _exchanged(self, name: str, there: list[int], pieces: Pieces, take: Take) -> tuple[bool, int]:
+        """Return whether this rank has the mean of all pieces, and what it sent for that."""
+        if len(there) == 1:
+            for number, piece in enumerate(pieces()):
+                take(number, piece)
+            return True, 0
+        sent = 0
+        try:
+            link = self._linked(name, there)
+            for number, (mean, size) in enumerate(_means(link, pieces(), self._compress)):
+                take(number, mean)
+                sent += size
+        except RuntimeError as error:  # gloo's: a time-out, or a connection that was closed
+            print(f"{name}: the exchange between groups {there} broke off: {str(error).splitlines()[0]}", flush=True)
+            return False, sent
+        return True, sent
+
+    def _linked(self, name: str, there: list[int]) -> ProcessGroupGloo:
+        """Return the process group of the ranks of this position in these groups."""
+        groups = self._groups
+        if self._link is None or self._joined != there:
+            store = PrefixStore(f"{name}/position {groups.position}", self._store)
+            limit = timedelta(seconds=self._limit_s)
+            self._link = ProcessGroupGloo(store, there.index(groups.number), len(there), limit)
+            self._joined = there
+        return self._link
+
+    def _error(self, what: str) -> BenchError:
+        return BenchError(
+            f"group {self._groups.number} leaves: {what}",
+            where=f"rank {self._groups.rank}, recipe.local_sgd.time_limit_s",
+            fix="look for what held this group up; the run goes on without it, and resumed from a checkpoint, with it",
+            rule="RUN-19",
+        )
+
+
+def _means(link: ProcessGroupGloo, pieces: Iterable[Tensor], compress: Compress) -> Iterator[tuple[Tensor, int]]:
+    """Yield the mean of each piece over the ranks of a link, and the bytes that this rank sent for it.
+
+    Each rank gets its part of the piece from all others, and sends the mean of that part to all. So all ranks have the
+    same bits, in whatever precision they cross the network. The next piece is on its way while one is averaged.
+    """
+    size, ahead = link.size(), None
+    for piece in pieces:
+        following = _scattered(link, piece, compress)
+        if ahead is not None:
+            yield _gathered(link, ahead, compress)
+        ahead = following
+    if ahead is not None:
+        yield _gathered(link, ahead, compress)
+    assert size > 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Scattered:
+    """A piece whose parts are on their way to the ranks that average them."""
+
+    work: Any
+    own: Tensor
+    received: Tensor
+    length: int
+
+
+def _scattered(link: ProcessGroupGloo, piece: Tensor, compress: Compress) -> _Scattered:
+    size = link.size()
+    length = -(-len(piece) // (size * MULTIPLE)) * MULTIPLE
+    parts = torch.nn.functional.pad(piece, (0, size * length - len(piece))).view(size, length)
+    own = torch.cat([encoded(part, compress) for part in parts])
+    received = torch.empty_like(own)
+    return _Scattered(link.alltoall_base(received, own, [], []), own, received, len(piece))
+
+
+def _gathered(link: ProcessGroupGloo, scattered: _Scattered, compress: Compress) -> tuple[Tensor, int]:
+    scattered.work.wait()
+    size = link.size()
+    mean = torch.stack([decoded(part, compress) for part in scattered.received.view(size, -1)]).mean(dim=0)
+    own = encoded(mean, compress)
+    all_parts = torch.empty(size * len(own), dtype=torch.uint8)
+    link._allgather_base(all_parts, own).wait()
+    whole = torch.cat([decoded(part, compress) for part in all_parts.view(size, -1)])
+    return whole[: scattered.length], 2 * (size - 1) * len(own)

@@ -1,0 +1,91 @@
+"""One Hugging Face folder that transformers wrote feeds both engines, and they learn the same: Llama, and GPT-2."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench.contract.plan import Plan
+from helpers import ranks
+from helpers.peer_runs import BLOCK, FSDP2, STEPS, ZERO, composed, held, losses, needed, trained
+from jobs.tasks import convert
+
+needed()
+pytestmark = [pytest.mark.trains, pytest.mark.slow, pytest.mark.skipif(ranks.DEVICE != "cpu", reason="gloo ranks")]
+
+WHOLE = ("task.training.trains=all", "task.training.lora=null", "task.benchmark=null")
+GIVEN = (*WHOLE, "task.training.starts_from=checkpoint", "task.training.base=null")
+"""The site brings the weights."""
+GPT = (
+    *("model=gpt3_126m", "model.num_layers=2", "model.hidden_size=64", "model.ffn_hidden_size=256"),
+    *("model.num_attention_heads=4", "model.num_query_groups=4", "model.vocab_size=1024", "model.max_seq_length=1024"),
+)
+
+
+@pytest.fixture(scope="module")
+def llama(runs: Path) -> Path:
+    """A Llama of transformers' own first weights."""
+    import torch
+    import transformers
+
+    m = composed(runs, *GIVEN).config.model
+    torch.manual_seed(1)
+    config = transformers.LlamaConfig(
+        vocab_size=m.vocab_size,
+        hidden_size=m.hidden_size,
+        intermediate_size=m.ffn_hidden_size,
+        num_hidden_layers=m.num_layers,
+        num_attention_heads=m.num_attention_heads,
+        num_key_value_heads=m.num_query_groups,
+        max_position_embeddings=m.max_seq_length,
+        rms_norm_eps=m.norm_epsilon,
+        rope_theta=float(m.rope_base),
+    )
+    folder = runs / "hf_llama"
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def from_folder(runs: Path, folder: Path, *overrides: str, **engine: Any) -> Plan:
+    return composed(runs, *GIVEN, *overrides, f"cluster.paths.model={folder}", **engine)
+
+
+def test_a_folder_of_transformers_feeds_both_engines(llama: Path, runs: Path) -> None:
+    ours = from_folder(runs, llama, peer=False)
+    run = ranks.write(ours, runs / "ours_of_llama")
+    assert convert.main(["weights", str(run / "plan.json"), str(llama)]) == 0
+    ranks.run(ours, run, "jobs.tasks.train", "plan.json", "--trial", "0")
+    trained({"peer_of_llama": from_folder(runs, llama)}, runs)
+    expected, got = losses(run), losses(runs / "peer_of_llama")
+    assert len(got) == STEPS and expected[-1] < expected[0] - 0.1
+    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-4)
+
+
+STRATEGIES = {
+    "ddp": (),
+    "fsdp2": (FSDP2,),
+    "zero2": (ZERO, f"{BLOCK}.zero_stage=2"),
+    "zero3": (ZERO, f"{BLOCK}.zero_stage=3"),
+    "eager": (f"{BLOCK}.attention=eager", "recipe.recompute=full"),
+}
+
+
+@pytest.fixture(scope="module")
+def gpt(runs: Path) -> Path:
+    """Runs from weights that our engine has drawn and trained a little: its base task, of the same shape."""
+    first = composed(runs, *WHOLE, *GPT, "cluster.ranks_per_node=1", peer=False)
+    ranks.run(first, ranks.write(first, runs / "prepare_gpt"), "jobs.tasks.prepare", "plan.json")
+    ours = composed(runs, *WHOLE, *GPT, peer=False)
+    ranks.run(ours, ranks.write(ours, runs / "ours_of_gpt"), "jobs.tasks.train", "plan.json", "--trial", "0")
+    trained({f"gpt_{name}": composed(runs, *WHOLE, *GPT, *words) for name, words in STRATEGIES.items()}, runs)
+    return runs
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_gpt_2_learns_as_our_engine_s_gpt_3_does(gpt: Path, strategy: str) -> None:
+    """Its head is its embedding, once: an untied one would learn something else, and count as more parameters."""
+    expected, got = losses(gpt / "ours_of_gpt"), losses(gpt / f"gpt_{strategy}")
+    assert len(got) == STEPS and expected[-1] < expected[0] - 0.1
+    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-4)
+    assert not [name for name in held(gpt / f"gpt_{strategy}", "held")[0] if "lm_head" in name]

@@ -1,0 +1,160 @@
+"""Groups of ranks that train apart, through the entry points: alone, in layouts, resumed, and when one is killed."""
+
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import Popen
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from bench.contract import mllog
+from bench.mlperf import reader
+from bench.mlperf.result import parse
+from helpers import ranks
+
+pytestmark = pytest.mark.trains
+
+TOLERANCE = 1e-5 if ranks.DEVICE == "cpu" else 1e-4
+TRAINING = (
+    "model.weights=random",
+    "model.num_layers=2",
+    "model.hidden_size=64",
+    "model.ffn_hidden_size=96",
+    "data.train_rows=64",
+    "data.eval_rows=8",
+    "data.seq_length=24",
+    "task.training.max_steps=12",
+    "recipe.global_batch_size=8",
+    "recipe.micro_batch_size=2",
+    "recipe.lr_warmup_steps=2",
+    "recipe.eval_every_samples=24",
+    "recipe.log_every_steps=1",
+)
+EVERY_3 = ("recipe.local_sgd.every_steps=3", "task=pretrain_tiny_apart", *TRAINING)
+SAVED = "task.training.checkpoint_every_steps=4"
+LORA = """# @package _global_
+defaults: [lora_tiny, _self_]
+task: {benchmark: null, training: {target_eval_loss: null}}
+parallel: {groups: 2}
+recipe: {eval_skip: 0, local_sgd: {every_steps: 3, overlap_steps: 1, compress: int8}}
+"""
+"""A task of a site."""
+MEAN = ("average=parameters", "outer_lr=1", "outer_momentum=0")
+
+
+def trained(folder: Path, num_ranks: int, *overrides: str) -> Path:
+    """Return the log of a trial by so many ranks; the folder may hold checkpoints."""
+    made = ranks.compose(folder.parent, f"cluster.ranks_per_node={num_ranks}", *overrides)
+    if not folder.exists():
+        ranks.write(made, folder)
+    ranks.run(made, folder, "jobs.tasks.train", "plan.json", "--trial", "0")
+    return folder / "result_0.txt"
+
+
+def values(log: Path, key: str, after: int = 0) -> list[tuple[int, Any]]:
+    """Return (step, value) of the records of a key after a step."""
+    found = ((event.metadata.get("step", 0), event.value) for event in reader.read(log)[0] if event.key == key)
+    return [(step, value) for step, value in found if step > after]
+
+
+def test_one_group_is_plain_training_bit_for_bit(tmp_path: Path) -> None:
+    plain = trained(tmp_path / "plain", 1, "task=pretrain_tiny", *TRAINING)
+    mean = [f"recipe.local_sgd.{setting}" for setting in MEAN]
+    alone = trained(tmp_path / "alone", 1, *EVERY_3, "parallel.groups=1", *mean)
+    for key in (mllog.TRAIN_LOSS, mllog.EVAL_ACCURACY):
+        assert values(alone, key) == values(plain, key)
+    assert [step for step, _ in values(alone, mllog.OUTER_STEP)] == [3, 6, 9, 12]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The log of two groups of one rank, saved after 4, 8 and 12 steps, of which the first two lie between merges."""
+    folder = tmp_path_factory.mktemp("apart") / "whole"
+    return trained(folder, 2, *EVERY_3, SAVED)
+
+
+def gone_on(folder: Path, whole: Path, num_ranks: int, *words: str) -> Path:
+    """Return the log of a run that goes on after 8 steps, two after a merge, from the checkpoints of another one."""
+    made = ranks.compose(folder.parent, f"cluster.ranks_per_node={num_ranks}", *EVERY_3, SAVED, *words)
+    shutil.copytree(whole.parent / "checkpoints", ranks.write(made, folder) / "checkpoints")
+    for last in folder.rglob("step_12"):
+        shutil.rmtree(last)
+    log = trained(folder, num_ranks, *EVERY_3, SAVED, *words)
+    assert values(log, mllog.RESUMED) == [(8, 8)]
+    return log
+
+
+def test_a_run_that_goes_on_is_the_run_without_a_break(tmp_path: Path, whole: Path) -> None:
+    """Each group goes on from its own weights, and all from the outer weights and momentum of the last merge."""
+    log = gone_on(tmp_path / "resumed", whole, 2)
+    for key in (mllog.TRAIN_LOSS, mllog.EVAL_ACCURACY):
+        assert values(log, key) == values(whole, key, after=8)
+    assert losses_by_group(log) == losses_by_group(whole)[-2:]
+
+
+def losses_by_group(log: Path) -> list[dict[str, float]]:
+    return [event.metadata["losses"] for event in reader.read(log)[0] if event.key == mllog.OUTER_STEP]
+
+
+@pytest.mark.parametrize(
+    "split",
+    [
+        ("parallel.tp=2",),
+        pytest.param(("parallel.pp=2",), marks=pytest.mark.slow),
+        pytest.param((), marks=pytest.mark.slow),
+    ],
+)
+def test_a_group_may_be_any_layout(tmp_path: Path, whole: Path, split: tuple[str, ...]) -> None:
+    """Two ranks a group, that go on from the states of one a group."""
+    log = gone_on(tmp_path / "split", whole, 4, *split)
+    for key in (mllog.TRAIN_LOSS, mllog.EVAL_ACCURACY):
+        np.testing.assert_allclose(values(log, key), values(whole, key, after=8), rtol=0, atol=TOLERANCE)
+
+
+def test_adapters_are_merged_while_training_goes_on(tmp_path: Path) -> None:
+    site = tmp_path / "site" / "task"
+    site.mkdir(parents=True)
+    (site / "lora_apart.yaml").write_text(LORA)
+    words = (f"hydra.searchpath=['file://{site.parent}']", "task=lora_apart", *TRAINING, "recipe.eval_every_samples=48")
+    log = trained(tmp_path / "lora", 2, *words)
+    result = parse(log)
+    assert result.valid and result.apart is not None
+    assert (result.apart.groups, result.apart.merges, result.apart.left) == (2, 4, {})
+    merges = [event for event in reader.read(log)[0] if event.key == mllog.OUTER_STEP]
+    assert [(e.metadata["merge_step"], e.metadata["step"]) for e in merges] == [(3, 4), (6, 6), (9, 10), (12, 12)]
+    trainable = parse(log).hyperparameters["trainable_parameters"]
+    assert trainable <= merges[0].metadata["rank_bytes"] <= 1.1 * trainable + 1024, "INT8, and two groups"
+
+
+@pytest.mark.starts
+def test_the_others_finish_when_a_group_is_killed(tmp_path: Path, spawn: Callable[..., "Popen[str]"]) -> None:
+    run, steps = tmp_path / "run", 60
+    settings = (f"task.training.max_steps={steps}", *EVERY_3[:1], "recipe.local_sgd.time_limit_s=3")
+    command = [sys.executable, "-m", "bench.launch", "task=pretrain_tiny_apart", *TRAINING, *settings]
+    process = spawn([*command, f"launch.folder={run}"], {"DATADIR": str(tmp_path), "LOGDIR": str(tmp_path)})
+    log = run / "result_0.txt"
+    while not log.exists() or log.read_text().count(mllog.OUTER_STEP) < 2:
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.05)
+    children = psutil.Process(process.pid).children(recursive=True)
+    killed = next(p for p in children if "jobs.tasks.train" in p.cmdline() and p.environ().get("RANK") == "1")
+    os.kill(killed.pid, signal.SIGKILL)
+    output = process.communicate(timeout=200)[0]
+    assert process.returncode == 0, output
+    assert "group 1 LEFT after step" in output
+    result = parse(log)
+    assert result.valid and result.status == mllog.SUCCESS and result.apart is not None
+    assert list(result.apart.left) == ["1"]
+    assert [finding.rule for finding in result.findings if finding.rule == "RUN-19"] == ["RUN-19"]
+    last = [event for event in reader.read(log)[0] if event.key == mllog.OUTER_STEP][-1]
+    assert (last.metadata["merge_step"], last.metadata["groups"]) == (steps, [0])
+    assert last.metadata["samples_count"] == 8 * steps, "the rows of the group that left were trained on by the other"
+    assert json.loads((run / "status.json").read_text())["outcome"] == "proven"

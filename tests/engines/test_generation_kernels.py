@@ -1,0 +1,151 @@
+"""The kernels of generation against torch in FP64; without a GPU, Triton's interpreter runs them (see conftest.py)."""
+
+import dataclasses
+import math
+import sys
+import warnings
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import rms_norm, silu
+
+from bench.contract.generation import Sampling, WeightPrecision
+from helpers import ranks, tiny_llama
+
+if sys.platform != "linux":
+    pytest.skip("Triton is for Linux", allow_module_level=True)
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # what megatron-core imports is full of deprecated calls
+    from jobs.engines.megatron.generation import attention_kernels, forward, linear_kernels, loading, rope, slots
+    from jobs.engines.megatron.generation.generator import decoder
+    from jobs.engines.megatron.generation.gpu_ops import GpuOps
+    from jobs.engines.megatron.generation.ops import TorchOps
+    from jobs.engines.megatron.generation.ranks import Ranks
+    from jobs.engines.megatron.generation.weights import Linear, stored
+    from jobs.engines.megatron.trained.ops import NormWeights
+
+pytestmark = [
+    pytest.mark.usefixtures("interpreter_that_rounds"),
+    pytest.mark.filterwarnings("ignore:divide by zero encountered in log"),  # a part without keys has the weight 0
+]
+DEVICE = ranks.DEVICE
+TOLERANCE = 6e-3
+"""Of a row's norm: BF16 rounds to 2^-9."""
+EPS = 0.01
+precisions = pytest.mark.parametrize("precision", [WeightPrecision.bf16, WeightPrecision.fp8, WeightPrecision.nf4])
+rows = pytest.mark.parametrize("num_rows", [1, 5, 40], ids=["one row", "few rows", "more rows than a tile of 16"])
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(shape, device=DEVICE).bfloat16()
+
+
+def weight(precision: WeightPrecision, *shape: int) -> Linear:
+    """Return a weight whose rows differ in size."""
+    spread = torch.logspace(-2, 0, shape[0], device=DEVICE)[:, None]
+    return stored((torch.randn(shape, device=DEVICE) * spread).bfloat16(), precision)
+
+
+def check(got: Tensor, expected: Tensor) -> None:
+    assert got.shape == expected.shape and got.isfinite().all()
+    error = (got.double() - expected).norm(dim=1) / expected.norm(dim=1)
+    assert error.max() <= TOLERANCE
+
+
+def exact(of: Linear) -> Tensor:
+    """Return what products take; 4-bit weights are rounded to BF16 first, as dequantised ones are in training."""
+    is_nf4 = of.values.dtype is torch.uint8
+    return of.dense(torch.bfloat16 if is_nf4 else torch.float64).double()
+
+
+@precisions
+@rows
+def test_linear(precision: WeightPrecision, num_rows: int) -> None:
+    width, outputs = 640, 75  # neither is a multiple of a tile
+    x, of, residual = random(num_rows, width), weight(precision, outputs, width), random(num_rows, outputs)
+    norm = NormWeights(1 + random(width) / 10, None, EPS)
+    normed = rms_norm(x.double(), (width,), norm.weight_H.double(), eps=EPS)
+    check(linear_kernels.linear(x, of), x.double() @ exact(of).T)
+    check(linear_kernels.linear(x, of, norm=norm), normed @ exact(of).T)
+    added = linear_kernels.linear(x, of, residual=residual)
+    check(added, x.double() @ exact(of).T + residual.double())
+    logits = linear_kernels.linear(x, of, norm=norm, in_fp32=True)
+    check(logits, normed @ exact(of).T)
+    assert added.dtype is torch.bfloat16 and logits.dtype is torch.float32
+
+
+@precisions
+@rows
+def test_gated(precision: WeightPrecision, num_rows: int) -> None:
+    width, outputs = 320, 75
+    x, of = random(num_rows, width), weight(precision, 2 * outputs, width)
+    norm = NormWeights(1 + random(width) / 10, None, EPS)
+    gate, up = (rms_norm(x.double(), (width,), norm.weight_H.double(), eps=EPS) @ exact(of).T).chunk(2, dim=1)
+    check(linear_kernels.gated(x, of, norm), silu(gate) * up)
+
+
+def rotated(x: Tensor, angles: Tensor) -> Tensor:
+    """Return heads [..., D] turned by angles [D / 2]; a head's halves are real and imaginary parts."""
+    low, high = x.double().chunk(2, dim=-1)
+    turned = torch.complex(low, high) * torch.polar(torch.ones_like(angles), angles).to(torch.complex128)
+    return torch.cat([turned.real, turned.imag], dim=-1)
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+@pytest.mark.parametrize(("groups", "repeats"), [(2, 4), (3, 1)], ids=["grouped queries", "a group for each head"])
+def test_attention(monkeypatch: pytest.MonkeyPatch, groups: int, repeats: int, parts: int) -> None:
+    monkeypatch.setattr(attention_kernels, "num_parts", lambda *_: parts)
+    dim, room, positions = 64, 320, [0, 3, 64, 65, 200, 319]  # nothing behind; parts without keys; whole tiles; all
+    num_slots = len(positions)
+    keys, values = (random(num_slots, groups, room, dim) for _ in range(2))
+    qkv, angles = random(num_slots, groups * (repeats + 2) * dim), torch.rand(room, dim // 2, device=DEVICE) * 50
+    expected_keys, expected_values, outputs = keys.clone(), values.clone(), []
+    for slot, position in enumerate(positions):
+        heads = qkv[slot].view(groups, repeats + 2, dim)
+        turned = rotated(heads[:, :-1], angles[position]).bfloat16()
+        expected_keys[slot, :, position], expected_values[slot, :, position] = turned[:, -1], heads[:, -1]
+        seen = expected_keys[slot, :, : position + 1].double(), expected_values[slot, :, : position + 1].double()
+        scores = turned[:, :-1].double() @ seen[0].transpose(1, 2) / math.sqrt(dim)
+        outputs.append((scores.softmax(2) @ seen[1]).flatten())
+    for _ in range(2):  # the counters of the parts start at 0 again
+        at = torch.tensor(positions, device=DEVICE)
+        got = attention_kernels.attend(qkv, keys, values, at, angles.repeat(1, 2))
+        check(got, torch.stack(outputs))
+    torch.testing.assert_close(keys, expected_keys, rtol=2**-8, atol=1e-6)  # sines differ in their last bits
+    assert torch.equal(values, expected_values)
+
+
+def test_few_slots_are_split_into_parts_that_fill_a_gpu_and_many_are_not() -> None:
+    assert attention_kernels.num_parts(8, 4096) == 16 and attention_kernels.num_parts(8, 130) == 2
+    assert attention_kernels.num_parts(32, 4096) == 8 and attention_kernels.num_parts(1000, 4096) == 1
+
+
+def test_the_kernels_compute_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short prompt, whose rows go through them too, and two steps; against the operations in torch."""
+    monkeypatch.setattr(attention_kernels, "num_parts", lambda *_: 2)
+    model, device = tiny_llama.model(num_layers=1, vocab_size=64), torch.device(DEVICE)
+    place = loading.Place(WeightPrecision.bf16, Ranks(), device)
+    made = decoder(model, loading.random(model, place, seed=1), place, Sampling())
+    by_torch = dataclasses.replace(made, ops=TorchOps(made.trained))
+    found = []
+    for one in (by_torch, dataclasses.replace(made, ops=GpuOps(TorchOps(made.trained)))):
+        shape = {"layers": 1, "groups": 2, "dim": 32}
+        batch = slots.empty(2, 70, **shape, like=one.weights.embedding_VH)
+        angles, at = rope.angles(model, batch.room, device), torch.arange(2, device=device)
+        rows = torch.arange(10, device=device).view(5, 2)
+        prompts = forward.Prompts(rows, torch.tensor([5, 3], device=device), at, at)
+        with torch.no_grad():
+            of_prompts = forward.prompt_logits(one, batch, angles, prompts)
+            batch.start(at, torch.tensor([7, 9], device=device), prompts.lengths_B, at)
+            of_step = forward.step_logits(one, batch, angles)
+            batch.append(torch.tensor([11, 13], device=device))
+            found.append(torch.cat([of_prompts, of_step, forward.step_logits(one, batch, angles)]))
+    error = (found[1] - found[0]).norm(dim=1) / found[0].norm(dim=1)
+    assert error.max() < 0.02

@@ -1,0 +1,207 @@
+"""The outer step of groups that train apart, against torch's SGD on the whole batch and against NumPy; real gloo."""
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.distributed import TCPStore
+
+from bench.backends.local import free_port
+from bench.contract.local_sgd import Average, Compress, LocalSgd
+from bench.errors import BenchError
+from jobs.engines.megatron.outer import Outer, on_host
+from jobs.ranks import merging
+from jobs.ranks.groups import Groups
+from jobs.ranks.merging import Meeting
+
+ROWS, COLUMNS, BATCH, RATE = 24, 300, 8, 2e-3
+"""Of a linear regression with 300 weights, which is no multiple of what is exchanged at once."""
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let weights be exchanged in several pieces, the last one short."""
+    monkeypatch.setattr(merging, "PIECE", 128)
+    monkeypatch.setattr("jobs.engines.megatron.outer.PIECE", 128)
+
+
+def together(count: int, work: Callable[[Groups], Any]) -> list[Any]:
+    """Return what each of so many groups of one rank returns, or raises; each is a thread."""
+    port = free_port()
+    store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    results: list[Any] = [None] * count
+
+    def run(number: int) -> None:
+        own = Groups(store.clone(), number, number, 1, count, list(range(count)))
+        try:
+            results[number] = work(own)
+        except BenchError as error:
+            results[number] = error
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def data() -> tuple[Tensor, Tensor]:
+    random = torch.Generator().manual_seed(1)
+    return torch.randn(ROWS, COLUMNS, generator=random), torch.randn(ROWS, generator=random)
+
+
+def gradient(weights: Tensor, rows: range) -> Tensor:
+    x, y = data()
+    own = x[list(rows)]
+    return 2 * own.T @ (own @ weights - y[list(rows)]) / len(rows)
+
+
+def batch(step: int) -> range:
+    start = step * BATCH % ROWS
+    return range(start, start + BATCH)
+
+
+def trained(groups: Groups, settings: LocalSgd, steps: int, *, lr: float = RATE) -> Tensor:
+    """Return the weights of a group after so many inner steps of torch's SGD, each on its share of the batch."""
+    inner = torch.nn.Parameter(torch.zeros(COLUMNS))
+    sgd = torch.optim.SGD([inner], lr=lr)
+    outer = Outer([inner.data], settings)
+    meeting = Meeting(groups, settings.compress, settings.time_limit_s)
+    share = BATCH // groups.count
+    for step in range(steps):
+        rows = batch(step)
+        inner.grad = gradient(inner.data, rows[groups.number * share : (groups.number + 1) * share])
+        sgd.step()
+        if (step + 1) % settings.every_steps == 0:
+            meeting.merge(f"{step}", None, lambda: outer.pieces(outer.inner), outer.take)
+            outer.apply(outer.step(), [])
+    return inner.data.clone()
+
+
+@pytest.mark.parametrize("average", list(Average))
+def test_a_merge_after_each_step_is_data_parallelism(average: Average) -> None:
+    settings = LocalSgd(every_steps=1, average=average)
+    found = together(2, lambda groups: trained(groups, settings, 20))
+    whole = torch.nn.Parameter(torch.zeros(COLUMNS))
+    sgd = torch.optim.SGD([whole], lr=RATE)
+    for step in range(20):
+        whole.grad = gradient(whole.data, batch(step))
+        sgd.step()
+    assert whole.abs().max() > 0.01, "something was learned"
+    for weights in found:
+        torch.testing.assert_close(weights, whole.data, rtol=0, atol=1e-6)
+
+
+def by_numpy(count: int, every: int, merges: int, *, rate: float, mu: float) -> np.ndarray:
+    """Return the outer weights by DiLoCo's algorithm 1, with SGD as the inner optimizer."""
+    x, y = (part.numpy().astype(np.float64) for part in data())
+    outer, momentum, share, step = np.zeros(COLUMNS), np.zeros(COLUMNS), BATCH // count, 0
+    for _ in range(merges):
+        inner = [outer.copy() for _ in range(count)]
+        for _ in range(every):
+            start = step * BATCH % ROWS
+            for k in range(count):
+                rows = slice(start + k * share, start + (k + 1) * share)
+                inner[k] -= RATE * 2 * x[rows].T @ (x[rows] @ inner[k] - y[rows]) / share
+            step += 1
+        change = np.mean([outer - one for one in inner], axis=0)
+        momentum = mu * momentum + change
+        outer = outer - rate * (change + mu * momentum)
+    return outer
+
+
+def test_three_merges_with_momentum_are_those_of_numpy() -> None:
+    settings = LocalSgd(every_steps=5, average=Average.nesterov, outer_lr=0.7, outer_momentum=0.9)
+    found = together(4, lambda groups: trained(groups, settings, 15))
+    np.testing.assert_allclose(found[0].numpy(), by_numpy(4, 5, 3, rate=0.7, mu=0.9), rtol=0, atol=1e-6)
+    assert all(torch.equal(found[0], other) for other in found[1:]), "all groups have the same bits"
+
+
+def test_a_late_merge_keeps_what_was_trained_meanwhile() -> None:
+    inner = torch.tensor([1.0, 2.0])
+    outer = Outer([inner], LocalSgd(every_steps=2, average=Average.nesterov, outer_lr=0.5))
+    inner.sub_(torch.tensor([0.4, 0.0]))
+    copy = on_host(outer.inner)
+    inner.sub_(torch.tensor([0.0, 0.25]))  # while the other group's change, 0.8 and 0, is on its way
+    outer.take(0, torch.tensor([(0.4 + 0.8) / 2, 0.0]))
+    outer.apply(outer.step(), copy)
+    torch.testing.assert_close(inner, torch.tensor([1.0 - 0.5 * 0.6, 2.0 - 0.25]))
+    (change,) = outer.pieces(outer.inner)
+    torch.testing.assert_close(change, torch.tensor([0.0, 0.25]))
+
+
+@pytest.mark.parametrize(("compress", "bits"), [(Compress.bf16, 8), (Compress.int8, 0)])
+def test_the_error_of_compression_is_bounded(compress: Compress, bits: int) -> None:
+    """Numbers cross twice: on their way to the mean, and as the mean."""
+    count, length = 3, 1000
+    sizes = torch.logspace(-6, 2, length)
+    numbers = [torch.randn(length, generator=torch.Generator().manual_seed(k)) * sizes for k in range(count)]
+
+    def mean(groups: Groups) -> Tensor:
+        found: list[Tensor] = []
+        Meeting(groups, compress, 60).merge("0", None, lambda: [numbers[groups.number]], lambda _, x: found.append(x))
+        return found[0]
+
+    found, exact = together(count, mean), torch.stack(numbers).double().mean(dim=0)
+    assert all(torch.equal(found[0], other) for other in found[1:])
+    blocks = [torch.nn.functional.pad(x.double(), (0, -length % 256)).view(-1, 256) for x in (*numbers, exact)]
+    if compress is Compress.int8:  # half of a scale, the largest of 256 numbers over 127
+        each = [x.abs().amax(dim=1, keepdim=True).expand_as(x).reshape(-1)[:length] / 254 for x in blocks]
+    else:
+        each = [x.abs().view(-1)[:length] * 2.0**-bits for x in blocks]
+    bound = torch.stack(each[:count]).mean(dim=0)
+    error = (found[0].double() - exact).abs()
+    assert bool((error <= bound + each[count] + bound / 250).all())
+    assert error.max() > 0, "something was rounded"
+
+
+def test_the_others_go_on_without_a_group_that_does_not_come() -> None:
+    def merged(groups: Groups) -> Any:
+        if groups.number == 1:
+            return None
+        taken: list[Tensor] = []
+        meeting = Meeting(groups, Compress.none, 1.0)
+        pieces = [torch.full((5,), float(groups.number))]
+        said = meeting.merge("a", groups.number, lambda: pieces, lambda _, mean: taken.append(mean))
+        return said, taken[-1].tolist()
+
+    found = together(3, merged)
+    for said, mean in (found[0], found[2]):
+        assert (said.groups, said.said, said.left, mean) == ([0, 2], [0, 2], [1], [1.0] * 5)
+
+
+def test_an_exchange_that_breaks_off_is_made_again_without_the_group() -> None:
+    def merged(groups: Groups) -> Any:
+        taken: dict[int, Tensor] = {}
+        meeting = Meeting(groups, Compress.none, 1.5)
+
+        def pieces() -> list[Tensor]:
+            if groups.number == 2:
+                raise BenchError("killed", where="here", fix="nothing")
+            return [torch.full((300,), float(10 * groups.number + place)) for place in range(3)]
+
+        said = meeting.merge("a", None, pieces, lambda place, mean: taken.update({place: mean.clone()}))
+        return said, [mean[0].item() for mean in taken.values()]
+
+    found = together(3, merged)
+    assert str(found[2]).startswith("killed")
+    for said, means in found[:2]:
+        assert (said.groups, said.left, means) == ([0, 1], [2], [5.0, 6.0, 7.0])
+
+
+def test_a_group_that_comes_too_late_hears_that_it_was_left_behind() -> None:
+    def merged(groups: Groups) -> Any:
+        if groups.number == 1:
+            groups.store.wait(["a/0/done"], timedelta(seconds=30))
+        return Meeting(groups, Compress.none, 0.5).merge("a", None, lambda: [torch.ones(3)], lambda _, mean: None)
+
+    first, late = together(2, merged)
+    assert first.groups == [0] and first.left == [1]
+    assert isinstance(late, BenchError) and "waited 0.5 s for this one and gone on without it" in late.what
+    assert late.rule == "RUN-19"

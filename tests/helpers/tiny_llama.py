@@ -1,0 +1,71 @@
+"""Tiny random Llamas of transformers, as Hugging Face folders and converted beside, and the plans to generate with."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from bench.contract.checkpoint import Stored
+from bench.contract.generation import Batching, Generation, Order, Sampling, WeightPrecision
+from bench.contract.task import Activation, Model, Norm, Position
+from jobs.weights import conversion, families
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
+
+VOCABULARY = 512
+
+
+def model(**changes: Any) -> Model:
+    """Return a model of two layers with grouped queries; its heads are as small as attention kernels take them."""
+    shape = {"num_layers": 2, "hidden_size": 128, "ffn_hidden_size": 192, "vocab_size": VOCABULARY}
+    heads = {"num_attention_heads": 4, "num_query_groups": 2, "max_seq_length": 131072, "norm_epsilon": 1e-5}
+    parts = {"norm": Norm.RMSNorm, "activation": Activation.swiglu, "position": Position.rope}
+    return Model(**{"name": "tiny", "source": "made here"} | shape | heads | parts | changes)
+
+
+def write(folder: Path, of: Model, *, stored: tuple[Stored, ...] = (Stored.plain,)) -> "LlamaForCausalLM":
+    """Write a random model in FP32 with its conversions, and return transformers' own.
+
+    BF16 holds its weights exactly. They are large enough for tokens that do not repeat themselves at once.
+    """
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(1)
+    config = families.of(of).config(of) | {"initializer_range": 0.15}
+    theirs = LlamaForCausalLM(LlamaConfig(**config)).eval()
+    for name, weight in theirs.named_parameters():
+        if "norm" in name:
+            weight.data.uniform_(0.5, 1.5)
+        weight.data.copy_(weight.data.bfloat16())
+    theirs.save_pretrained(folder)
+    for one in stored:
+        conversion.convert(conversion.prepare(folder, of, stored=one))
+    return theirs
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a plan asks a generator for."""
+
+    weights: WeightPrecision = WeightPrecision.fp32
+    order: Order = Order.side_by_side
+    batching: Batching = Batching.static
+    max_batch: int | None = None
+    sampling: Sampling = field(default_factory=Sampling)
+
+
+def plan(of: Model, asked: Asked) -> Any:
+    """Return as much of a plan as a generator reads."""
+    options = {name: getattr(asked, name) for name in ("order", "batching", "max_batch", "sampling")}
+    block = Generation(question="", lengths=[1], prompt_tokens=1, **options)
+    config = SimpleNamespace(model=of, task=SimpleNamespace(generation=block))
+    return SimpleNamespace(config=config, weights=asked.weights)
+
+
+def as_json(of: Model) -> Any:
+    """Return a model as JSON has it, for `codec.typed`."""
+    return json.loads(json.dumps(asdict(of), default=lambda value: value.name))

@@ -1,0 +1,86 @@
+"""What a log of groups that train apart proves: merges, efficiency, who left; and what no content makes fail."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.console.result import speed_rows
+from bench.contract import mllog
+from bench.mlperf.result import Result, parse
+from bench.results.training import of_training
+
+CASES: dict[str, dict[str, Any]] = {"apart": {}, "left": {"left": 20}, "unexplained": {"merges": False}}
+STEP_S, EVERY, STEPS, STOPPED_S = 0.5, 10, 40, 30.0
+
+
+def written(path: Path, *, merges: bool = True, left: int | None = None, **more: Any) -> Result:
+    """Return what a log says of 40 steps of half a second and four merges, for which training stood still for 30 s."""
+    now_ms = 1_700_000_000_000
+
+    def clocks() -> tuple[int, int]:
+        return now_ms, now_ms - 1_000_000_000_000
+
+    with mllog.Writer(path, clocks=clocks) as log:
+        log.start(mllog.INIT_START)
+        for key, value in ((mllog.INITIAL_WEIGHTS, "random"), (mllog.DATA_SOURCE, "grammar")):
+            log.event(key, value)
+        log.event(mllog.GLOBAL_BATCH_SIZE, 8)
+        if merges:
+            log.event(mllog.LOCAL_SGD, 2, every_steps=EVERY, group=0)
+        log.stop(mllog.INIT_STOP)
+        log.start(mllog.RUN_START)
+        log.start(mllog.BLOCK_START, samples_count=0)
+        for step in range(EVERY, STEPS + 1, EVERY):
+            now_ms += round(1000 * (EVERY * STEP_S + STOPPED_S))
+            place = {"samples_count": 8 * step, "step": step}
+            about = {
+                "merge_step": step,
+                "groups": [0, 1],
+                "losses": {"0": 2.0 - step / 100, "1": 2.5 - step / 100},
+                "step_times_s": {"0": STEP_S, "1": 0.4},
+                "rank_bytes": 4_000_000,
+                "exchange_s": 29.0,
+                "waited_for_groups_s": 0.75,
+                "training_stopped_s": STOPPED_S,
+            }
+            if left == step:
+                log.event(mllog.GROUP_LEFT, 1, **place, merge_step=step, time_limit_s=30.0)
+            if merges:
+                log.event(mllog.OUTER_STEP, step // EVERY, **place, **(about | more))
+            times = [*[STEP_S] * (EVERY - 1), STEP_S + STOPPED_S]
+            log.event(mllog.TRACKED_STATS, {mllog.STEP_TIMES: times}, **place)
+        log.stop(mllog.BLOCK_STOP, **place)
+        log.start(mllog.EVAL_START, **place)
+        log.event(mllog.EVAL_ACCURACY, 1.25, **place)
+        log.stop(mllog.EVAL_STOP, **place)
+        log.finish("success", **place)
+    return parse(path)
+
+
+def test_speed_and_merged_loss_stand_beside_each_other(tmp_path: Path) -> None:
+    result = written(tmp_path / "result_0.txt", left=30)
+    found = {measured.name: measured.value for measured in of_training(result)}
+    assert found["efficiency_apart"] == pytest.approx(20 / (20 + 4 * STOPPED_S))
+    assert (found["inner_step_time"], found["merge_time"], found["merge_bytes"]) == (400.0, 29.0, 4e6)
+    assert found["evaluation_loss"] == 1.25
+    assert result.apart is not None and result.apart.left == {"1": 30} and result.apart.losses == {"0": 1.6, "1": 2.1}
+    rows = {name: (value, remark) for name, value, remark in speed_rows(result)}
+    assert rows["groups that trained apart"] == ("2", "merged every 10 steps, 4 times; group 1 LEFT after step 30")
+    assert rows["loss of the merged model"] == ("1.2500", "training: group 0 1.6000, group 1 2.1000")
+    assert rows["efficiency (%)"][0] == "14.3"
+
+
+def test_a_group_that_left_is_a_warning_and_a_long_merge_is_none(tmp_path: Path) -> None:
+    rules = {name: [f.rule for f in written(tmp_path / name, **words).findings] for name, words in CASES.items()}
+    assert "RUN-19" in rules["left"] and "RUN-19" not in rules["apart"]
+    assert "RUN-18" not in rules["apart"], "30 s of a merge are no stall"
+    assert "RUN-18" in rules["unexplained"]
+
+
+@pytest.mark.parametrize("odd", [None, "x", -1, 10**400, {"0": "y"}, [1], {"0": {"1": 2}}])
+def test_no_content_makes_reading_fail(tmp_path: Path, odd: Any) -> None:
+    names = ("losses", "step_times_s", "rank_bytes", "exchange_s", "training_stopped_s", "merge_step", "step")
+    result = written(tmp_path / "result_0.txt", **{name: odd for name in names if name != "step"})
+    assert result.apart is not None and result.apart.merges == 4
+    assert speed_rows(result)

@@ -1,0 +1,93 @@
+"""Groups that train apart: their layout, what the plan predicts of merging them, and what is refused."""
+
+from typing import Any
+
+import pytest
+
+from bench.console.plan import rows
+from bench.contract import groups
+from bench.contract import plan as plans
+from bench.contract.plan import TrainingPlan
+from bench.errors import ConfigError
+from bench.planning import compose
+
+APART = "task=pretrain_tiny_apart"
+SLOW = ("cluster.network_gbs=0.00125", "recipe.local_sgd.step_time_s=0.5")
+"""10 Mbit/s."""
+TEN_GBIT = "cluster.network_gbs=0.15625"
+"""10 Gbit/s of a node with eight GPUs."""
+
+
+def planned(*overrides: str) -> TrainingPlan:
+    return plans.required_training(compose.compose(list(overrides)))
+
+
+def test_a_group_is_a_layout_of_its_own_and_all_of_them_share_the_batch() -> None:
+    plan = planned("task=pretrain_7b_apart", "cluster=dgx2", TEN_GBIT)
+    assert (plan.world.groups, plan.world.num_ranks, plan.world.dp * plan.world.tp * plan.world.pp) == (2, 16, 8)
+    assert plan.batch.global_batch_size == 128 and plan.batch.tokens_per_step == 128 * 4096
+    assert 2 * 8 * plan.batch.micro_batch_size * plan.batch.gradient_accumulation_steps == 128
+    assert plans.loads(plans.dumps(plan)) == plan
+    one = groups.of_group(plan)
+    assert (one.world.num_nodes, one.world.num_ranks, one.world.groups, one.batch.global_batch_size) == (1, 8, None, 64)
+    alone = planned("task=pretrain_7b", "cluster=dgx2", "cluster.num_nodes=1", "recipe.global_batch_size=64")
+    assert plan.cost == alone.cost and plan.memory == alone.memory
+
+
+def test_the_prediction_is_that_of_hand_arithmetic() -> None:
+    """525,440 numbers of 4 bytes, of which each of two ranks sends half twice, at 1.25 MB/s; steps of 0.5 s."""
+    found = planned(APART, *SLOW).apart
+    assert found is not None
+    exchange_s = 525_440 * 4 / 1.25e6
+    assert found.rank_bytes == 525_440 * 4 and found.exchange_s == pytest.approx(exchange_s)
+    assert found.efficiency == pytest.approx(5.0 / (5.0 + exchange_s))
+    assert found.even_with_one_group == pytest.approx(exchange_s / 0.5), "one group needs 1 s for the batch of two"
+    assert found.synchronous_step_s == pytest.approx(0.5 + exchange_s), "gradients, and new weights, half each"
+
+
+@pytest.mark.parametrize(("compress", "size"), [("bf16", 2), ("int8", 1 + 4 / 256)])
+def test_what_is_compressed_is_smaller_and_what_overlaps_is_hidden(compress: str, size: float) -> None:
+    """Of 32 merges four are evaluated (the last one too), and cannot be hidden."""
+    words = (f"recipe.local_sgd.compress={compress}", "recipe.local_sgd.overlap_steps=1", *SLOW)
+    found = planned(APART, *words).apart
+    assert found is not None and found.rank_bytes == pytest.approx(525_440 * size)
+    exchange_s = 525_440 * size / 1.25e6
+    stopped_s = 4 * exchange_s + 28 * max(0.0, exchange_s - 0.5)
+    assert found.efficiency == pytest.approx(160 / (160 + stopped_s))
+
+
+def test_the_plan_says_what_it_is_worth_and_what_is_missing() -> None:
+    said = dict(rows(planned(APART, *SLOW, "recipe.local_sgd.every_steps=2", "recipe.eval_every_samples=1600")))
+    assert said["efficiency apart"].startswith("37.3 % estimated: inner steps of 0.5 s, a merge of 1.68 s")
+    assert "faster than one group alone above H = 3.36 (X: not with this H)" in said["worth it"]
+    assert dict(rows(planned(APART)))["efficiency apart"] == "not estimated: cluster.network_gbs is not known"
+    unknown = dict(rows(planned(APART, SLOW[0])))["efficiency apart"]
+    assert unknown == "not estimated: a step time (recipe.local_sgd.step_time_s) is not known"
+
+
+REFUSED: dict[str, tuple[tuple[str, ...], str, str]] = {
+    "groups without local SGD": (("task=pretrain_tiny", "parallel.groups=2"), "2 groups", "pretrain_tiny_apart"),
+    "groups of kernels": (("task=gemm", "cluster=dgx1", "parallel.groups=2"), "2 groups", "leave parallel.groups out"),
+    "local SGD without groups": ((APART, "parallel.groups=null"), "no groups", "parallel.groups=2"),
+    "three groups": ((APART, "parallel.groups=3"), "are not 3 groups", "divide"),
+    "an odd batch": ((APART, "recipe.global_batch_size=15"), "no equal shares", "a multiple of 2"),
+    "between merges": ((APART, "recipe.local_sgd.every_steps=7"), "an evaluation after step 100", "112"),
+    "no steps": ((APART, "recipe.local_sgd.every_steps=0"), "a merge every 0 steps", "1 or more"),
+    "overlap": ((APART, "recipe.local_sgd.overlap_steps=10"), "overlaps with 10 steps", "use 0 to 9"),
+    "rate": ((APART, "recipe.local_sgd.outer_lr=0"), "0 is not above 0", "0.7"),
+    "momentum": ((APART, "recipe.local_sgd.outer_momentum=1"), "1 is not in [0, 1)", "0.9"),
+    "mean": ((APART, "recipe.local_sgd.average=parameters"), "has no outer step", "average=nesterov"),
+    "limit": ((APART, "recipe.local_sgd.time_limit_s=0"), "0.0 is not above 0", "seconds above 0"),
+    "engine": ((APART, "engine=huggingface"), "engine=huggingface knows no groups", "engine=megatron"),
+    "target": ((APART, "task.training.target_eval_loss=1"), "the task has a target", "target_eval_loss=null"),
+    "whole optimizer": ((APART, "parallel.distributed_optimizer=false"), "shards", "distributed_optimizer=true"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_trained_apart_is_refused(case: str) -> None:
+    overrides, what, fix = REFUSED[case]
+    with pytest.raises(ConfigError) as refused:
+        compose.compose(list(overrides))
+    error: Any = refused.value
+    assert what in error.what and fix in error.fix, error

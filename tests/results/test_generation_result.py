@@ -1,0 +1,132 @@
+"""What the log of a generation task proves: times by hand, and no result of answers that are not as asked for."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bench.results
+from bench import cli
+from bench.contract import mllog
+from bench.contract.plan import GenerationPlan
+from bench.planning import compose
+from bench.runs import trial as trials
+from helpers import answers_log
+
+H200 = ("engine=huggingface", "cluster=dgxh200", "model.weights=random")
+
+
+@pytest.fixture(scope="module")
+def plan() -> GenerationPlan:
+    """The document's 31 answers, one by one, on one GPU: 77.5 s at 10 ms a token."""
+    one = ("cluster.ranks_per_node=1", "task.generation.order=one_by_one")
+    made = compose.compose(["task=generate_7b", *H200, *one])
+    assert isinstance(made, GenerationPlan)
+    return made
+
+
+def test_times_are_those_of_the_document(plan: GenerationPlan, tmp_path: Path) -> None:
+    """7,750 tokens in 77.5 s, in which a first token took 20 ms and the others of an answer of 100 tokens 980."""
+    log = answers_log.write(plan, tmp_path / "result_0.txt", answers_log.rows(plan), run_s=77.5)
+    found = {one.name: one for one in bench.results.of(log)}
+    assert found["generation_time"].value == pytest.approx(77.5) and found["generation_time"].unit == "s"
+    assert found["time_per_token"].value == pytest.approx(0.01)
+    assert found["generation_throughput"].value == found["throughput_per_gpu"].value == pytest.approx(100)
+    assert found["answer_time of 100 tokens"].value == pytest.approx(1.0)
+    assert found["answer_time"].value == pytest.approx(2.5), "of the 16th of 31 lengths"
+    assert found["time_to_first_token"].value == pytest.approx(0.02)
+    assert plan.cost is not None
+    token_s = 0.98 / 99, 3.98 / 399
+    share = found["bandwidth_share"].value * plan.cost.bandwidth_gbs * 1e9 / plan.cost.bytes_per_token
+    assert 1 / token_s[1] < share < 1 / token_s[0], "by the median of the tokens behind the first"
+    judged = trials.judge(log, plan, plan.trials[0])
+    assert judged.proven and judged.not_as_planned == []
+
+
+def test_eight_gpus_answer_side_by_side(tmp_path: Path) -> None:
+    made = compose.compose(["task=generate_7b", *H200])
+    assert isinstance(made, GenerationPlan)
+    rows = [[*row[:4], 0.0, *row[5:]] for row in answers_log.rows(made)]
+    log = answers_log.write(made, tmp_path / "result_0.txt", rows, run_s=4.0)
+    found = {one.name: one.value for one in bench.results.of(log)}
+    assert found["generation_throughput"] == pytest.approx(1937.5)
+    assert found["throughput_per_gpu"] == pytest.approx(1937.5 / 8)
+    assert "bandwidth_share" not in found, "a step reads the weights for all answers of the batch"
+
+
+def exit_code(*words: str) -> object:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words)
+    return ended.value.code
+
+
+def changed(row: int, column: int, value: Any) -> Any:
+    def change(rows: list[list[Any]]) -> list[list[Any]]:
+        rows[row][column] = value
+        return rows
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (changed(3, 3, 129), "answer 3 has 129 tokens, and 130 were asked for"),
+        (changed(3, 3, 131), "answer 3 has 131 tokens, and 130 were asked for"),
+        (lambda rows: rows[:-1], "answer 30 was not given"),
+        (changed(3, 0, 4), "is no record of an answer"),
+        (changed(3, 0, 31), "is no record of an answer"),
+        (changed(3, 5, 9.0), "is no record of an answer"),
+        (changed(3, 6, 0.0), "is no record of an answer"),
+        (changed(3, 4, -1.0), "is no record of an answer"),
+        (changed(30, 6, 5.0), "answer 30 ended after 78.500 s, and run_stop came at 77.5"),
+        (lambda rows: None, "the log has 0 records of its answers"),
+    ],
+)
+def test_answers_that_are_not_as_asked_for_measure_nothing(
+    plan: GenerationPlan, tmp_path: Path, change: Any, problem: str
+) -> None:
+    rows = change(answers_log.rows(plan))
+    log = answers_log.write(plan, tmp_path / "result_0.txt", rows, run_s=77.5)
+    judged = trials.judge(log, plan, plan.trials[0])
+    assert judged.generation is not None and not judged.proven
+    assert any(problem in one for one in judged.generation.problems), judged.generation.problems
+    assert bench.results.of(log) == ()
+
+
+def test_a_log_of_other_answers_is_not_that_of_the_plan(plan: GenerationPlan, tmp_path: Path) -> None:
+    rows = answers_log.rows(plan)
+    log = answers_log.write(plan, tmp_path / "result_0.txt", rows, run_s=77.5, weights="fp8", order="side_by_side")
+    judged = trials.judge(log, plan, plan.trials[0])
+    assert judged.not_as_planned == ["weights is fp8, planned bf16", "order is side_by_side, planned one_by_one"]
+    assert not judged.proven
+
+
+def test_parse_and_report_say_what_it_took(
+    plan: GenerationPlan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = answers_log.write(plan, tmp_path / "result_0.txt", answers_log.rows(plan), run_s=77.5)
+    assert exit_code("parse", str(log)) == 0
+    shown = capsys.readouterr().out
+    assert "throughput (tokens/s): 100" in shown and "answers as asked for: 31 of 31" in shown
+    assert "400\t1\t4\t0.02\t9.975\t100" in shown, "by length"
+    assert exit_code("parse", "--json", str(log)) == 0
+    about = json.loads(capsys.readouterr().out)
+    assert (about["kind"], about["valid"]) == ("generate", True)
+    assert exit_code("report", str(tmp_path), "-o", str(tmp_path / "page"), "--csv") == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert rows[0].startswith("trial,index,replica,prompt_tokens,tokens,start_s,") and len(rows) == 32
+    assert {path.name for path in (tmp_path / "page").iterdir()} == {"report.html", "answers.csv", "answers.png"}
+    assert "answer_time" not in (page := (tmp_path / "page/report.html").read_text()) and "<td" in page
+
+
+def test_a_log_with_too_few_tokens_is_refused_by_parse(
+    plan: GenerationPlan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = changed(3, 3, 129)(answers_log.rows(plan))
+    log = answers_log.write(plan, tmp_path / "result_0.txt", rows, run_s=77.5)
+    assert exit_code("parse", str(log)) == 1
+    shown = capsys.readouterr().out
+    assert "valid trial: no  answer 3 has 129 tokens" in shown and "throughput" not in shown
+    assert mllog.ANSWERS in log.read_text()
