@@ -6,7 +6,7 @@ import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from bench.cli import generation_reading, inputs, kernel_reading, serving_reading, verb
+from bench.cli import inputs, other_kinds, serving_reading, verb
 from bench.contract import secrets
 from bench.errors import LogError
 
@@ -93,18 +93,11 @@ def _parse_one(log: Path, args: argparse.Namespace) -> bool:
     from bench.mlperf import official
     from bench.mlperf import result as results
     from bench.mlperf.per_gpu import with_gpus
-    from bench.results import generation as generation_results
-    from bench.results import kernels as kernel_results
     from bench.results import of_training
-    from bench.results import serving as serving_results
 
     with inputs.plain([log]) as (file,):
-        if (found := kernel_results.of_file(file)) is not None:
-            return kernel_reading.parse(replace(results.parse(file), file=str(log)), found, as_json=args.json)
-        if (generated := generation_results.of_file(file)) is not None:
-            return generation_reading.parse(replace(results.parse(file), file=str(log)), generated, as_json=args.json)
-        if (served := serving_results.of_file(file)) is not None:
-            return serving_reading.parse(replace(results.parse(file), file=str(log)), served, as_json=args.json)
+        if (is_done := other_kinds.parse(file, name=str(log), as_json=args.json)) is not None:
+            return is_done
         result = with_gpus(replace(results.parse(file), file=str(log)), args.num_gpus)
         verdicts = [official.official_verdict(file, ruleset=args.official)] if args.official else []
     if args.json:
@@ -201,17 +194,12 @@ def _report(args: argparse.Namespace) -> int:
     from bench.console import report as report_sheets
     from bench.console import sheet
     from bench.console import throughput as throughput_sheets
-    from bench.report import generation, kernels, serving
     from bench.report.compare import claim
     from bench.report.sets import load
 
     folders = verb.run_folders(args.runs)
-    if of_kernels := kernels.load(folders):
-        return kernel_reading.report(of_kernels, args)
-    if of_generation := generation.load(folders):
-        return generation_reading.report(of_generation, args)
-    if of_servers := serving.load(folders):
-        return serving_reading.report(of_servers, args)
+    if (exit_code := other_kinds.report(folders, args)) is not None:
+        return exit_code
     sets = load(folders, num_gpus=args.num_gpus)
     page = report.write(sets, args.out, title=args.title) if args.out else None
     if args.json:

@@ -9,6 +9,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,9 @@ import aiohttp
 
 TICK_S = 0.01
 """How often the event loop is asked whether it is late."""
+IDLE_S = 2.0
+"""After which a connection is not used again: servers close idle ones after five seconds, and one that is closed in the
+very moment of a request would fail it."""
 PATH = "/v1/completions"
 
 
@@ -60,7 +64,8 @@ class Client:
 
     def send(self, exchange: Exchange, done: Callable[[Exchange], object]) -> None:
         """Send a request from any thread; `done` is called in the client's thread when it has ended in any way."""
-        self._loop.call_soon_threadsafe(self._begin, exchange, done)
+        with suppress(RuntimeError):  # the trial is over, and loadgen's thread, which nobody can end, goes on
+            self._loop.call_soon_threadsafe(self._begin, exchange, done)
 
     def _begin(self, exchange: Exchange, done: Callable[[Exchange], object]) -> None:
         task = self._loop.create_task(self._exchange(exchange, done))
@@ -74,7 +79,7 @@ class Client:
 
     async def _live(self) -> None:
         self._stop = asyncio.Event()
-        connector = aiohttp.TCPConnector(limit=0)
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S)
         timeout = aiohttp.ClientTimeout(total=self._timeout_s)
         trace = aiohttp.TraceConfig()
         trace.on_connection_create_start.append(_note_sent)
@@ -102,6 +107,8 @@ class Client:
             exchange.failure = f"connection: {type(error).__name__}"
         except OSError as error:
             exchange.failure = f"connection: {error.strerror or type(error).__name__}"
+        except Exception as error:  # noqa: BLE001 - loadgen waits for every request, whatever became of it
+            exchange.failure = f"connection: {type(error).__name__}: {error}"
         exchange.done_s = time.perf_counter()
         done(exchange)
 

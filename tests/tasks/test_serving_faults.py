@@ -96,14 +96,17 @@ def test_chunks_that_arrive_together_say_nothing_of_single_tokens(tmp_path: Path
 @pytest.mark.parametrize(
     ("fault", "rule", "what"),
     [
-        ("killed", "SRV-03", "the server ended under load (burst), by signal 9"),
+        ("killed", "SRV-03", "the server ended under load (poisson 40/s), by signal 9"),
         ("dies", "SRV-01", "ended before it was healthy, with exit code 1; it last printed: this server does not like"),
         ("never", "SRV-02", "the server was not healthy within 2 s: "),
     ],
 )
 def test_a_server_that_ends_or_never_comes_up_ends_the_trial(tmp_path: Path, fault: str, rule: str, what: str) -> None:
-    wait = ("task.serving.server.healthy_within_s=2",) if fault == "never" else ()
-    code, _, folder = loaded(tmp_path, fault, *wait)
+    words = {
+        "never": ["task.serving.server.healthy_within_s=2"],
+        "killed": ["task.serving.arrivals=[poisson]", "task.serving.rates=[40]"],  # requests go on arriving
+    }
+    code, _, folder = loaded(tmp_path, fault, *words.get(fault, []))
     account = json.loads((folder / "rank_logs/trial_0_rank_0.error").read_text())
     assert (code, account["rule"]) == (1, rule) and what in account["what"]
     assert not list((folder / "rank_logs").glob("*.csv")), "a trial that was cut short has no rows to be taken for one"
