@@ -153,7 +153,7 @@ def _engine(config: Config, generation: Generation) -> Iterator[Refusal]:
     differs = (name is EngineName.huggingface) != (block is not None)
     yield differs, what, f"engine.name, {PEER}", f"choose engine={name.name} as a whole"
     what = "engine=nemo trains: it does not generate here"
-    yield name is EngineName.nemo, what, "engine", "choose engine=huggingface"
+    yield name is EngineName.nemo, what, "engine", "choose engine=megatron or huggingface"
     if name is EngineName.megatron:
         yield from _ours(config, generation)
     if config.huggingface is not None:
