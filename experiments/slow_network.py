@@ -37,11 +37,13 @@ def main() -> None:
     for mbit in args.mbit:
         speeds = {}
         with link(mbit, args.delay_ms):
+            carried = duplex_mbit(mbit)
+            print(f"{mbit:>5g} Mbit/s of tbf carry {carried:.2f} Mbit/s of TCP each way at once; given to the plan")
             chosen = {name: words for name, words in methods(args.steps).items() if name in (args.only or [name])}
             for name, words in chosen.items():
                 result = trained(args.folder / f"{mbit}_mbit_{name}", words)
                 speeds[name] = result
-                print(line(mbit, name, result, speeds, words), flush=True)
+                print(line((mbit, carried), name, result, speeds, words), flush=True)
 
 
 def methods(steps: int) -> dict[str, Sequence[str]]:
@@ -106,6 +108,35 @@ def link(mbit: float, delay_ms: float) -> Iterator[None]:
         _remove()
 
 
+TALK = """
+import socket, sys, threading, time
+size, first = int(float(sys.argv[2])), sys.argv[1] == "0"
+if first:
+    other = socket.create_server(("10.77.0.1", 5999)).accept()[0]
+else:
+    time.sleep(1)
+    other = socket.create_connection(("10.77.0.1", 5999))
+since, got = time.time(), 0
+threading.Thread(target=other.sendall, args=(bytes(size),)).start()
+while got < size:
+    got += len(other.recv(65536))
+print(8e-6 * size / (time.time() - since))
+"""
+"""Sends and receives at once, and prints Mbit/s."""
+
+
+def duplex_mbit(mbit: float) -> float:
+    """Return what TCP carries over the link each way while it carries as much the other way; the slower end's."""
+    size = str(mbit * 1e6 / 8 * 3)  # three seconds
+    talkers = [
+        subprocess.Popen(
+            ["ip", "netns", "exec", name, sys.executable, "-c", TALK, str(number), size], stdout=subprocess.PIPE
+        )
+        for number, name in enumerate(NAMES)
+    ]
+    return min(float(talker.communicate()[0]) for talker in talkers)
+
+
 def _remove() -> None:
     for name in NAMES:
         with suppress(subprocess.CalledProcessError):
@@ -116,7 +147,7 @@ def _call(*words: str, stderr: int | None = None) -> None:
     subprocess.run(words, check=True, stderr=stderr)
 
 
-def predicted(result: Result, mbit: float, words: Sequence[str], inner_s: float) -> float:
+def predicted(mbit: float, words: Sequence[str], inner_s: float) -> float:
     """Return the efficiency that the plan predicts with the inner step time of this run."""
     known = (f"cluster.network_gbs={mbit / 8000}", f"recipe.local_sgd.step_time_s={inner_s}")
     plan = plans.required_training(compose.compose([*TINY, *words, *known]))
@@ -124,14 +155,15 @@ def predicted(result: Result, mbit: float, words: Sequence[str], inner_s: float)
     return plan.apart.efficiency
 
 
-def line(mbit: float, name: str, result: Result, speeds: dict[str, Result], words: Sequence[str]) -> str:
+def line(rates: tuple[float, float], name: str, result: Result, speeds: dict[str, Result], words: Sequence[str]) -> str:
     """Return one row: measured, predicted, and how many times as fast as synchronous training and as one group."""
+    mbit, carried = rates
     start = f"{mbit:>5g} Mbit/s  {name:<12} {step_s(result):>8.3f}"
     if result.apart is None or result.steps_time_s is None:
         return start
     apart, num_steps = result.apart, len(result.step_times_ms)
     inner_s = (result.steps_time_s - apart.stopped_s) / num_steps
-    measured, planned = apart.efficiency(result.steps_time_s) or 0, predicted(result, mbit, words, inner_s)
+    measured, planned = apart.efficiency(result.steps_time_s) or 0, predicted(carried, words, inner_s)
     others = [speeds.get(other) for other in ("synchronous", "one")]
     times = "".join(f"{step_s(other) / step_s(result):>12.2f} x" if other else f"{'':>14}" for other in others)
     return (
