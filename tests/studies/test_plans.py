@@ -36,8 +36,8 @@ arms:
   large: {overrides: [task=pretrain_70b, precision=bf16]}
   peer: {overrides: [task=lora_7b, engine=accelerate]}
   elsewhere: {overrides: [task=lora_7b, cluster=lsf]}
-  serves: {overrides: [task=serve_8b]}
-  of a new kind: {overrides: [task=lora_7b, task.kind=serve]}
+  embeds: {overrides: [task=embed_images]}
+  of a new kind: {overrides: [task=lora_7b, task.kind=embed]}
   odd: {overrides: [task=lora_7b, parallel.tp=3]}
 """
     by_name = {arm.name: arm for arm in planned(arms, *H200.split())}
@@ -49,8 +49,8 @@ arms:
     assert {name: arm.reason for name, arm in by_name.items() if arm.is_missing} == {
         "peer": "engine accelerate is not there",
         "elsewhere": "cluster lsf is not there",
-        "serves": "task serve_8b is not there",
-        "of a new kind": "task serve is not there",
+        "embeds": "task embed_images is not there",
+        "of a new kind": "task embed is not there",
     }
     assert "tp 3 does not divide" in by_name["odd"].reason
 
