@@ -30,8 +30,9 @@ class Tee(io.TextIOBase):
 
     def write(self, text: str) -> int:
         self._file.write(text)
+        written = self._screen.write(text)
         self.flush()
-        return self._screen.write(text)
+        return written
 
     def flush(self) -> None:
         self._file.flush()

@@ -13,6 +13,7 @@ from bench.backends.nodes import member, nodes
 from bench.backends.nodes.channel import Channel, LostError
 from bench.errors import ConfigError
 from bench.planning import compose
+from bench.runner.__main__ import Tee
 
 Pair = tuple[Channel, socket.socket]
 
@@ -143,3 +144,11 @@ def sent(other: socket.socket, text: bytes) -> None:
         other.sendall(text)
     except OSError:
         return
+
+
+def test_a_line_of_the_runner_is_on_the_screen_whole_before_anybody_else_writes(tmp_path: Path) -> None:
+    screen, kept = (tmp_path / "screen").open("w"), (tmp_path / "kept").open("w")
+    with screen, kept:
+        tee = Tee(screen, kept)  # one that is gone has been flushed
+        print("trial 0", file=tee)
+        assert (tmp_path / "screen").read_text() == (tmp_path / "kept").read_text() == "trial 0\n"
