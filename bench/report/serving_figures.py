@@ -129,7 +129,7 @@ def _sound(load: LoadResult) -> list[float]:
 
 
 def _label(named: Named, load: LoadResult, *, several: bool) -> str:
-    return f"{named.name}, {load.load.name}" if several else load.load.name
+    return f"{load.load.name}: {named.name}" if several else load.load.name  # the end of a long name is left out
 
 
 def _name(axes: "Axes", horizontal: str, vertical: str) -> None:

