@@ -74,6 +74,15 @@ def test_one_group_is_plain_training_bit_for_bit(tmp_path: Path) -> None:
     assert [step for step, _ in values(alone, mllog.OUTER_STEP)] == [3, 6, 9, 12]
 
 
+def test_all_groups_start_from_the_same_weights(tmp_path: Path) -> None:
+    """A learning rate of nearly nothing changes none, so that merged weights are those of plain training."""
+    still = ("recipe.lr=1e-12", "task.training.max_steps=3")
+    plain = trained(tmp_path / "plain", 1, "task=pretrain_tiny", *TRAINING, *still)
+    apart = trained(tmp_path / "apart", 2, *EVERY_3, *still)
+    expected, got = (values(log, mllog.EVAL_ACCURACY) for log in (plain, apart))
+    np.testing.assert_allclose(got, expected, rtol=0, atol=TOLERANCE)
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The log of two groups of one rank, saved after 4, 8 and 12 steps, of which the first two lie between merges."""

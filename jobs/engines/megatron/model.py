@@ -87,7 +87,7 @@ def build(plan: Plan, seed: int, *, ops: Ops | None = None) -> Parts:
 
     ops: the operations of the layers, by default those for this rank's device and the plan's precision.
     """
-    seed_all(seed)
+    seed_all(seed, group=0)  # all groups start from the same weights
     ops = ops or _ops(plan, torch.device(torch.cuda.current_device()))
     config = layer_config(plan, ops)
     chunks = [_chunk(plan, config, ops, stage, seed) for stage in range(plan.world.vpp)]
@@ -106,10 +106,11 @@ def build(plan: Plan, seed: int, *, ops: Ops | None = None) -> Parts:
     return parts
 
 
-def seed_all(seed: int) -> None:
+def seed_all(seed: int, *, group: int | None = None) -> None:
     """Seed this rank's generators; replicas and pipeline stages draw different dropout masks, and so do groups."""
     replica = parallel_state.get_data_parallel_rank(with_context_parallel=True)
-    replica += groups.number() * parallel_state.get_data_parallel_world_size(with_context_parallel=True)
+    group = groups.number() if group is None else group
+    replica += group * parallel_state.get_data_parallel_world_size(with_context_parallel=True)
     own = seed + 1000 * replica + 100_000 * parallel_state.get_pipeline_model_parallel_rank()
     torch.manual_seed(own)
     model_parallel_cuda_manual_seed(own, force_reset_rng=True)
