@@ -7,9 +7,9 @@ Source: Metrum AI's report with Dell on fine-tuning over RoCE (2024), which show
 """
 
 from bench.contract.data import PromptType
-from jobs.data import prompts
+from jobs.data import prompt_types
 
 
 def parts(record: dict[str, str], prompt_type: PromptType) -> tuple[str, str]:
     """Return the prompt and the answer."""
-    return prompts.prompt(record["question"], record["context"], prompt_type), record["answer"]
+    return prompt_types.prompt(record["question"], record["context"], prompt_type), record["answer"]
