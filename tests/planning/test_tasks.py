@@ -20,7 +20,11 @@ KERNELS = {"node", "gemm", "memcpy", "collectives", "attention"}
 SERVING = {f"serve_{size}" for size in ("7b", "8b", "13b", "70b")}
 GENERATION = {f"generate_{size}" for size in ("7b", "8b", "70b")}
 OTHERS = OWN | KERNELS | SERVING | GENERATION
-TASKS = sorted(p.stem for p in (CONF / "task").glob("*.yaml") if p.stem not in OTHERS and "tiny" not in p.stem)
+TASKS = sorted(
+    p.stem
+    for p in (CONF / "task").glob("*.yaml")
+    if p.stem not in OTHERS and "tiny" not in p.stem and not p.stem.endswith("_apart")  # those are two groups
+)
 REFUSED_ON_ONE_GPU = {"finetune_70b_pubmedqa", "lora_70b", "pretrain_13b", "pretrain_70b"}
 SIZES = {"one GPU": (1, 1), "1 node": (1, 8), "2 nodes": (2, 8), "4 nodes": (4, 8)}
 
