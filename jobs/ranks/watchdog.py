@@ -102,7 +102,6 @@ class Watchdog:
     ) -> None:
         self._who, self._stall, self._folder, self._command, self._fail = who, stall, folder, command, fail
         self._nodes: Sequence[str] = ()
-        self._ranks: Sequence[int] = ()
         self._beats = Beats()
         self._looked_s = 0.0
         self._report: Report | None = None
@@ -112,8 +111,7 @@ class Watchdog:
 
     def start(self, nodes: Sequence[str]) -> None:
         """Start to watch, with the node of each rank. Of groups that train apart each watches its own ranks."""
-        own = groups.mine()
-        self._nodes, self._ranks = nodes, own.ranks if own else range(len(nodes))
+        self._nodes = nodes
         self._file(self._who.rank).unlink(missing_ok=True)
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
@@ -193,6 +191,11 @@ class Watchdog:
 
     def _reports(self) -> list[Path]:
         return [path for path in map(self._file, self._ranks) if path.exists()]
+
+    @property
+    def _ranks(self) -> Sequence[int]:
+        own = groups.mine()
+        return own.ranks if own else range(len(self._nodes))
 
     def _file(self, rank: int) -> Path:
         return self._folder / run_files.stack(self._command, rank)
