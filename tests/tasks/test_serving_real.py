@@ -136,7 +136,8 @@ def test_vllm_passes_the_whole_acceptance(tmp_path: Path) -> None:
     program = [f"{VLLM}/bin/python", "-m", "vllm.entrypoints.openai.api_server", "--model", "{model}"]
     argv = [*program, "--host", "{host}", "--port", "{port}", "--max-model-len", "{total}"]
     plan = serving.planned(
-        *("server=vllm", "cluster.ranks_per_node=1", "task.serving.max_client_delay=1"),
+        *("server=vllm", "task.serving.server.options=[]"),  # those of serve_tiny are transformers' own
+        *("cluster.ranks_per_node=1", "task.serving.max_client_delay=1"),
         *("model.hidden_size=256", "model.ffn_hidden_size=512", "task.serving.tokens_in=64"),
         f"task.serving.server.argv=[{','.join(repr(word) for word in [*argv, '--no-enable-prefix-caching'])}]",
         "+task.serving.server.environment.VLLM_CPU_KVCACHE_SPACE='1'",
