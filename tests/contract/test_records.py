@@ -9,7 +9,10 @@ from typing import Any
 import bench
 from bench.contract.schema import Config
 
-FOLLOWING = {"Progress", "Watched", "Curves", "Gpus", "Lead", "Member", "Node", "Ending", "Runners", "DriverJob"}
+FOLLOWING = {
+    *("Progress", "Watched", "Curves", "Gpus", "FollowedTrial", "FollowedRun"),
+    *("Lead", "Member", "Node", "Ending", "Runners", "DriverJob"),
+}
 """These follow a log, record by record, or the nodes of a run, and change."""
 CACHING = {"Subject", "Trials"}
 """These keep what they have worked out, for which slots have no place."""

@@ -241,7 +241,7 @@ def test_it_ends_with_its_rank(fake: Fake, tmp_path: Path, how: signal.Signals) 
 
 
 def plan(*, is_on: bool = True, device: Device = Device.cuda) -> Any:
-    launch, cluster = SimpleNamespace(telemetry=is_on), SimpleNamespace(device=device)
+    launch, cluster = SimpleNamespace(telemetry=is_on), SimpleNamespace(device=device, ranks_per_node=2)
     config = SimpleNamespace(launch=launch, cluster=cluster, huggingface=None)
     return SimpleNamespace(config=config, world=SimpleNamespace(ranks_per_node=2))
 

@@ -35,7 +35,7 @@ METRICS = {mllog.TRAIN_LOSS: "train_loss", mllog.EVAL_ACCURACY: "eval_loss"}
 
 
 @dataclass(slots=True)
-class Trial:
+class FollowedTrial:
     """What one trial's log says so far."""
 
     log: Follower
@@ -69,11 +69,11 @@ class Trial:
 
 
 @dataclass(slots=True)
-class Reader:
+class FollowedRun:
     """Reads the logs of a run's trials while they are written."""
 
     plan: Plan
-    trials: Sequence[Trial]
+    trials: Sequence[FollowedTrial]
 
     @property
     def max_samples(self) -> int | None:
@@ -93,10 +93,10 @@ class Reader:
         left_s = None if latest is None else self._left_s(latest)
         return status if left_s is None else status | {"estimatedRemainingSeconds": int(left_s)}
 
-    def _share(self, trial: Trial) -> float:
+    def _share(self, trial: FollowedTrial) -> float:
         return 1.0 if trial.is_over else min(1.0, trial.samples / self.max_samples) if self.max_samples else 0.0
 
-    def _left_s(self, latest: Trial) -> float | None:
+    def _left_s(self, latest: FollowedTrial) -> float | None:
         """Return the time that the rest takes at the latest trial's pace; None where a target may end it earlier."""
         most, plan = self.max_samples, self.plan
         if most is None or not latest.training_s or not isinstance(plan, TrainingPlan):
@@ -136,16 +136,18 @@ def _tell(run: Path, env: Mapping[str, str], ended: threading.Event) -> None:
             return
 
 
-def _reader(run: Path) -> Reader | None:
+def _reader(run: Path) -> FollowedRun | None:
     """Return who reads a run's logs, once it has its plan."""
     try:
         plan = plans.load(run / PLAN)
     except BenchError:
         return None
-    return Reader(plan, [Trial(Follower(run / trial.log)) for trial in plan.trials]) if plan.trials else None
+    return (
+        FollowedRun(plan, [FollowedTrial(Follower(run / trial.log)) for trial in plan.trials]) if plan.trials else None
+    )
 
 
-def _posted(reader: Reader, env: Mapping[str, str]) -> str:
+def _posted(reader: FollowedRun, env: Mapping[str, str]) -> str:
     """Post how far a run is; return why that failed, or nothing."""
     try:
         token = Path(env[TOKEN]).read_text().strip()
