@@ -52,6 +52,8 @@ class Server:
     know no ignore_eos."""
     image: str | None = None
     """What the ranks, and the server as their child, run in where container names a runtime and no image."""
+    bunches_chunks: bool = False
+    """It is known to send tokens together: no time of a single token is stated, whatever one run happens to show."""
     environment: dict[str, str] = field(default_factory=dict)
     """Set for the server alone."""
     health: str = "/health"
@@ -113,6 +115,8 @@ class Load:
     requests: int
     rate: float | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
     """Requests per second, of a Poisson load."""
+    bunched: bool | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    """True where the server is known to send tokens together."""
 
     @property
     def label(self) -> str:

@@ -21,11 +21,12 @@ def loads(serving: Serving) -> list[Load]:
 
 
 def _of(arrivals: Arrivals, serving: Serving) -> Iterator[Load]:
+    bunched = serving.server.bunches_chunks or None
     if arrivals is not Arrivals.poisson:
-        yield Load(name=arrivals.name.replace("_", " "), arrivals=arrivals, requests=serving.requests)
+        yield Load(name=arrivals.name.replace("_", " "), arrivals=arrivals, requests=serving.requests, bunched=bunched)
         return
     for rate in serving.rates:
-        yield Load(name=f"poisson {rate:g}/s", arrivals=arrivals, requests=serving.requests, rate=rate)
+        yield Load(name=f"poisson {rate:g}/s", arrivals=arrivals, requests=serving.requests, rate=rate, bunched=bunched)
 
 
 def model_folder(config: Config) -> str | None:

@@ -50,6 +50,8 @@ class LoadResult:
     @property
     def no_token_times(self) -> str:
         """Why the times of single tokens are not those of the server; empty where they are."""
+        if self.load.bunched:
+            return "chunks arrive bunched, as this server is known to send them"
         share = self._client_share(self.ttft_s)
         if share is not None and share > self.max_client_delay:
             return f"the client's own delay is {100 * share:.0f} % of the TTFT"

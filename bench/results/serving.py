@@ -159,7 +159,11 @@ def _load(event: Event, asked: Event) -> LoadResult | None:
     m = event.metadata
     try:
         load = Load(
-            name=str(event.value), arrivals=Arrivals[m["arrivals"]], requests=m["requests"], rate=number(m.get("rate"))
+            name=str(event.value),
+            arrivals=Arrivals[m["arrivals"]],
+            requests=m["requests"],
+            rate=number(m.get("rate")),
+            bunched=m.get("bunched") or None,
         )
         limits = codec.typed(LatencyLimits, asked.metadata["limits"])
         lists = {name: tuple(m[name]) for name in ("arrival_s", "latency_s", "ttft_s", "tpot_s", "tokens_out")}

@@ -24,6 +24,7 @@ def with_stub(folder: Path, fault: str, *words: str) -> ServingPlan:
     return planned(
         *("cluster.ranks_per_node=1", "model.weights=checkpoint", f"cluster.paths.model={model}"),
         *(f"task.serving.server.argv={argv}", "task.serving.server.removes_eos=false"),
+        "task.serving.server.bunches_chunks=false",
         *("task.serving.arrivals=[burst]", "task.serving.rates=[]", "task.serving.requests=24"),
         *("task.serving.tokens_in=16", "task.serving.tokens_out=8", "task.serving.warm_up=8"),
         *("task.serving.server.healthy_within_s=60", f"+task.serving.server.environment.PYTHONPATH={ROOT}/tests"),

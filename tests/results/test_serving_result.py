@@ -14,12 +14,13 @@ from bench.results import serving as serving_results
 from bench.runs import trial as trials
 from helpers import serving, serving_log
 
+ONE_BY_ONE = "task.serving.server.bunches_chunks=false"
 LATENCIES = [float(s) for s in np.random.default_rng(1).lognormal(0, 0.5, 200)]
 
 
 @pytest.fixture(scope="module")
 def burst() -> ServingPlan:
-    return serving.planned("task.serving.arrivals=[burst]", "task.serving.rates=[]")
+    return serving.planned("task.serving.arrivals=[burst]", "task.serving.rates=[]", ONE_BY_ONE)
 
 
 def read(path: Path) -> ServingResult:
@@ -104,7 +105,7 @@ def test_bunched_chunks_leave_no_time_of_a_token(
 
 
 def test_the_knee_is_the_last_rate_that_keeps_the_limits(tmp_path: Path) -> None:
-    plan = serving.planned("task.serving.arrivals=[poisson]", "task.serving.rates=[1,2,4]")
+    plan = serving.planned("task.serving.arrivals=[poisson]", "task.serving.rates=[1,2,4]", ONE_BY_ONE)
     loads = {"poisson 1/s": [1.0] * 200, "poisson 2/s": [29.0] * 198 + [31.0] * 2, "poisson 4/s": [31.0] * 200}
     found = read(serving_log.write(plan, tmp_path / "result_0.txt", loads))
     assert found.knee == 2 == values(found)["knee"]
