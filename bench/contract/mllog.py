@@ -158,7 +158,7 @@ class Writer:
                 rule="CFG-05",
             ) from error
         self._lock = threading.RLock()
-        self._started = self._stopped = False
+        self._started = self._stopped = self._is_over = False
         self._folder = None if path is None else path.parent
         self._binding = None if path is None else binding
         self._sha256, self._bytes = hashlib.sha256(), 0
@@ -206,6 +206,14 @@ class Writer:
                 raise
             return True
 
+    def abort(self) -> None:
+        """Write run_stop as aborted, unless it stands there, and nothing from then on: other threads may still work."""
+        with self._lock:
+            try:
+                self.finish(ABORTED)
+            finally:
+                self._is_over = True
+
     def close(self) -> None:
         with self._lock:
             self._file.close()
@@ -226,6 +234,8 @@ class Writer:
             self._started |= key == RUN_START
 
     def _append(self, event_type: str, key: str, value: Any, metadata: dict[str, Any]) -> None:
+        if self._is_over:
+            return
         lines = self._line(event_type, key, value, metadata)
         if self._binding and self._stopped:
             whole = self._sha256.copy()

@@ -47,5 +47,5 @@ def begun(module: str, about: str | None, required: Callable[[Plan], P]) -> Iter
         trial = plans.trial(plan, args.trial)
         is_writer = who.rank == 0
         log = mllog.Writer(folder / trial.log, attempt.load(folder, args.trial)) if is_writer else mllog.Writer(None)
-        guard.finish = lambda: log.finish(mllog.ABORTED)
+        guard.finish = log.abort
         yield Begun(plan, trial, who, log, folder, guard)

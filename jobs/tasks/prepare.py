@@ -43,7 +43,7 @@ def main() -> None:
         if who.rank == 0:
             path.unlink(missing_ok=True)  # an earlier attempt's, which was interrupted; nothing reads it
         log = mllog.Writer(path if who.rank == 0 else None)
-        guard.finish = lambda: log.finish("aborted")
+        guard.finish = log.abort
         log.event(mllog.CACHE_CLEAR, False, reason="not timed")
         log.start(mllog.INIT_START)
         _show_progress(who)

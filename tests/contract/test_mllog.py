@@ -272,6 +272,20 @@ def test_run_stop_is_written_once_after_run_start_and_before_close(tmp_path: Pat
     assert (stop.key, stop.event_type, stop.metadata["status"]) == ("run_stop", "INTERVAL_END", "success")
 
 
+@pytest.mark.parametrize("status", [mllog.ABORTED, mllog.SUCCESS])
+def test_nothing_stands_behind_the_end_of_an_aborted_log(tmp_path: Path, status: str) -> None:
+    """One thread was told to end the process, and another one still makes steps."""
+    writer = Writer(tmp_path / "log")
+    writer.start(mllog.RUN_START)
+    if status == mllog.SUCCESS:
+        writer.finish(mllog.SUCCESS)
+    writer.abort()
+    writer.event(mllog.TRAIN_LOSS, 1.0, step=3)
+    writer.close()
+    events, _ = read(tmp_path / "log")
+    assert [event.key for event in events] == ["run_start", "run_stop"] and events[-1].metadata["status"] == status
+
+
 def test_threads_never_share_a_line_or_a_run_stop(tmp_path: Path) -> None:
     with Writer(tmp_path / "log") as writer:
         writer.start(mllog.RUN_START)
