@@ -48,7 +48,7 @@ class Others:
         """Return whether a file is one of another tool, which is then read; raises LogError where it proves nothing."""
         from bench.results import imported
 
-        if not imported.is_json(path):
+        if not path.is_file() or not imported.is_json(path):  # what a pipe gives is read once, as a log
             return False
         found = imported.read(path)
         self._files.add(path)
