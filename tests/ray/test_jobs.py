@@ -174,7 +174,7 @@ def test_a_run_that_goes_on_with_more_time_keeps_it(clusters: Clusters) -> None:
     assert [(one.walltime, one.limit_min) for one in args] == [(None, 19.0), (20, 28.0), (20, 28.0)]
     job = driver.DriverJob("j", None, 28.0, 20, folder)
     words = ["run", "--node", "0", *driver._words(job, 1, is_last=False)]
-    assert runner._parser().parse_args(words).walltime == 20
+    assert runner._parser().parse_args(words).trial_min == 20
 
 
 def test_a_refusal_leaves_the_folder_as_it_was(clusters: Clusters) -> None:
