@@ -118,7 +118,7 @@ def test_the_status_server_lets_nobody_in_who_is_not_the_jobs_and_the_api_server
         assert server.answer("/status", token, fine) == 404
         assert server.answer(place, token, body % (101, b"2026-11-23T00:00:00Z")) == 422
         assert server.answer(place, token, body % (8, b"today")) == 422 and server.answer(place, token, b"[]") == 422
-        (now,) = defined.get("trainjobs.trainer.kubeflow.org")
+        now = next(one for one in defined.get("trainjobs.trainer.kubeflow.org") if one["metadata"]["name"] == name)
         assert now["status"]["trainerStatus"]["progressPercentage"] == 7
     finally:
         server.end()
