@@ -3,7 +3,7 @@
 import argparse
 import json
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 from bench.cli import inputs, other_kinds, serving_reading, verb
@@ -90,15 +90,18 @@ def _parse_one(log: Path, args: argparse.Namespace) -> bool:
     from bench.console import modules as module_sheets
     from bench.console import result as result_sheets
     from bench.console import sheet
-    from bench.mlperf import official
+    from bench.mlperf import log as logs
+    from bench.mlperf import official, reader
     from bench.mlperf import result as results
     from bench.mlperf.per_gpu import with_gpus
     from bench.results import of_training
 
     with inputs.plain([log]) as (file,):
-        if (is_done := other_kinds.parse(file, name=str(log), as_json=args.json)) is not None:
+        records = logs.read(file)
+        proven = results.result(records, str(log), reader.system(file))
+        if (is_done := other_kinds.parse(records, proven, as_json=args.json)) is not None:
             return is_done
-        result = with_gpus(replace(results.parse(file), file=str(log)), args.num_gpus)
+        result = with_gpus(proven, args.num_gpus)
         verdicts = [official.official_verdict(file, ruleset=args.official)] if args.official else []
     if args.json:
         measured = {"measurements": [asdict(measurement) for measurement in of_training(result)]}

@@ -1,15 +1,11 @@
-"""What `parse` and `report` do with the logs of kernels tasks."""
+"""What `parse` does with the logs of kernels tasks."""
 
-import argparse
 import json
-import sys
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from bench.mlperf.result import Result
-    from bench.report.kernels import KernelsTrial
     from bench.results import KernelsResult
 
 
@@ -29,27 +25,3 @@ def parse(result: "Result", kernels: "KernelsResult", *, as_json: bool) -> bool:
         for table in (*kernel_sheets.sheets(result, kernels), kernel_sheets.points_sheet(kernels)):
             sheet.show(table)
     return is_proven
-
-
-def report(trials: "Sequence[KernelsTrial]", args: argparse.Namespace) -> int:
-    """Print every point of kernels tasks, and write their table and figures where a folder is named."""
-    from bench.console import kernels as kernel_sheets
-    from bench.console import sheet
-    from bench.report import kernel_rows, kernels
-    from bench.results import of
-
-    if args.json:
-        for trial in trials:
-            measured = [asdict(one) for one in of(trial.kernels)]
-            print(json.dumps({"trial": trial.name, "valid": trial.is_proven, "measurements": measured}))
-    elif args.csv:
-        print(kernels.csv_text(trials), end="")
-    else:
-        for trial in trials:
-            for table in kernel_sheets.sheets(trial.result, trial.kernels):
-                sheet.show(table)
-            sheet.show(kernel_sheets.points_sheet(trial.kernels))
-    if args.out:
-        heading = args.title or kernel_rows.title(trials[-1].result)
-        print(kernels.write(trials, args.out, heading=heading), file=sys.stderr)
-    return 0 if all(trial.is_proven for trial in trials) else 1

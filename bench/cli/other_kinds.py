@@ -1,35 +1,103 @@
 """What `parse` and `report` do with the logs of tasks that train nothing: whose kind a log is, it says itself."""
 
 import argparse
-from collections.abc import Sequence
-from dataclasses import replace
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench.cli import generation_reading, kernel_reading, serving_reading
 
+if TYPE_CHECKING:
+    from bench.console.sheet import Sheet
+    from bench.mlperf.log import Log
+    from bench.mlperf.result import Result
+    from bench.report.trials import ReadTrial
 
-def parse(file: Path, *, name: str, as_json: bool) -> bool | None:
+    Trials = Sequence[ReadTrial[Any]]
+
+
+def parse(log: "Log", result: "Result", *, as_json: bool) -> bool | None:
     """Print what a log proves, and return whether its task was done; None for the log of a training task."""
-    from bench.mlperf import result as results
-    from bench.results import generation, kernels, serving
+    from bench.results import GenerationResult, KernelsResult, of_kind
 
-    if (measured := kernels.of_file(file)) is not None:
-        return kernel_reading.parse(replace(results.parse(file), file=name), measured, as_json=as_json)
-    if (generated := generation.of_file(file)) is not None:
-        return generation_reading.parse(replace(results.parse(file), file=name), generated, as_json=as_json)
-    if (served := serving.of_file(file)) is not None:
-        return serving_reading.parse(replace(results.parse(file), file=name), served, as_json=as_json)
-    return None
+    found = of_kind(log)
+    if found is None:
+        return None
+    if isinstance(found, KernelsResult):
+        return kernel_reading.parse(result, found, as_json=as_json)
+    if isinstance(found, GenerationResult):
+        return generation_reading.parse(result, found, as_json=as_json)
+    return serving_reading.parse(result, found, as_json=as_json)
+
+
+class Shown(NamedTuple):
+    """How the trials of one kind are shown."""
+
+    sheets: "Callable[[ReadTrial[Any]], Iterable[Sheet]]"
+    title: "Callable[[ReadTrial[Any]], str]"
+    csv_text: "Callable[[Trials], str]"
+    write: Callable[..., Path]
 
 
 def report(folders: Sequence[Path], args: argparse.Namespace) -> int | None:
-    """Report runs, and return the exit code; None for runs that train."""
-    from bench.report import generation, kernels, serving
+    """Print what runs measured, write their page where a folder is named, and return the exit code; None if they train.
 
-    if of_kernels := kernels.load(folders):
-        return kernel_reading.report(of_kernels, args)
-    if of_generation := generation.load(folders):
-        return generation_reading.report(of_generation, args)
-    if of_servers := serving.load(folders):
-        return serving_reading.report(of_servers, args)
-    return None
+    Raises:
+        ConfigError: they are of different kinds, or the folder cannot be written.
+        LogError: a log cannot be read.
+    """
+    from bench.console import sheet
+    from bench.report.trials import load
+    from bench.results import of
+
+    trials = load(folders)
+    if not trials:
+        return None
+    shown = _shown(trials[0])
+    if args.json:
+        for trial in trials:
+            measured = [asdict(one) for one in of(trial.found)]
+            print(json.dumps({"trial": trial.name, "valid": trial.is_proven, "measurements": measured}))
+    elif args.csv:
+        print(shown.csv_text(trials), end="")
+    else:
+        for trial in trials:
+            for table in shown.sheets(trial):
+                sheet.show(table)
+    if args.out:
+        heading = args.title or shown.title(trials[-1])
+        print(shown.write(trials, args.out, heading=heading), file=sys.stderr)
+    return 0 if all(trial.is_proven for trial in trials) else 1
+
+
+def _shown(trial: "ReadTrial[Any]") -> Shown:
+    """Return how the trials of this one's kind are shown."""
+    from bench.console import generation as generation_sheets
+    from bench.console import kernels as kernel_sheets
+    from bench.console import serving as serving_sheets
+    from bench.report import generation, generation_rows, kernel_rows, kernels, serving, serving_rows
+    from bench.results import GenerationResult, KernelsResult
+
+    if isinstance(trial.found, KernelsResult):
+        return Shown(
+            lambda one: (*kernel_sheets.sheets(one.result, one.found), kernel_sheets.points_sheet(one.found)),
+            lambda one: kernel_rows.title(one.result),
+            kernels.csv_text,
+            kernels.write,
+        )
+    if isinstance(trial.found, GenerationResult):
+        return Shown(
+            lambda one: generation_sheets.sheets(one.result, one.found),
+            lambda one: generation_rows.title(one.result),
+            generation.csv_text,
+            generation.write,
+        )
+    return Shown(
+        lambda one: serving_sheets.sheets(one.result, one.found),
+        lambda one: serving_rows.title(one.result, one.found),
+        serving.csv_text,
+        serving.write,
+    )

@@ -1,8 +1,6 @@
-"""What `parse` and `report` do with the logs of serving tasks, and with the files of other load generators."""
+"""What `parse` does with the logs of serving tasks, and with the files of other load generators."""
 
-import argparse
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,7 +8,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from bench.mlperf.result import Result
-    from bench.report.serving import ServingTrial
     from bench.results import ServingResult
     from bench.results.imported import Summary
 
@@ -68,26 +65,3 @@ class Others:
         own = [serving.of_file(path) for path in paths if path not in self._files and path.is_file()]
         ours = [summary for result in own if result is not None for summary in serving.summaries(result)]
         sheet.show(serving_sheets.beside([*ours, *self._found]))
-
-
-def report(trials: "Sequence[ServingTrial]", args: argparse.Namespace) -> int:
-    """Print every load of serving tasks, and write their page, table and figures where a folder is named."""
-    from bench.console import serving as serving_sheets
-    from bench.console import sheet
-    from bench.report import serving, serving_rows
-    from bench.results import of
-
-    if args.json:
-        for trial in trials:
-            measured = [asdict(one) for one in of(trial.serving)]
-            print(json.dumps({"trial": trial.name, "valid": trial.is_proven, "measurements": measured}))
-    elif args.csv:
-        print(serving.csv_text(trials), end="")
-    else:
-        for trial in trials:
-            for table in serving_sheets.sheets(trial.result, trial.serving):
-                sheet.show(table)
-    if args.out:
-        heading = args.title or serving_rows.title(trials[-1].result, trials[-1].serving)
-        print(serving.write(trials, args.out, heading=heading), file=sys.stderr)
-    return 0 if all(trial.is_proven for trial in trials) else 1

@@ -4,19 +4,15 @@ import csv
 import io
 import re
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from bench.errors import ConfigError
-from bench.mlperf import log as logs
-from bench.mlperf import result as results
-from bench.mlperf.result import Result
 from bench.report import drawings, generation_rows, interactive, output_folder, template
 from bench.report.canvas import canvas, save
 from bench.report.data_frames import inert
-from bench.results import generation as generation_results
+from bench.report.trials import ReadTrial
 from bench.results.generation import Answered, GenerationResult
 
 PAGE, TABLE, TEMPLATE, FIGURE = "report.html", "answers.csv", "generation.html.j2", "answers.png"
@@ -25,45 +21,7 @@ _FILES = re.compile(r"report\.html|answers\.(csv|png)")
 _HEIGHT_INCHES = 4.2
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationTrial:
-    """The log of one trial of a generation task, read."""
-
-    name: str
-    result: Result
-    generation: GenerationResult
-
-    @property
-    def is_proven(self) -> bool:
-        return self.result.valid and self.generation.proven
-
-
-def load(paths: Sequence[Path]) -> list[GenerationTrial]:
-    """Return the trials of run folders and logs of generation tasks, in their order; none if they are of other kinds.
-
-    Raises:
-        ConfigError: some are of one kind, and some of another.
-        LogError: a log cannot be read.
-    """
-    found, others = [], []
-    for path in paths:
-        for file in sorted(path.glob("result_*.txt")) if path.is_dir() else [path]:
-            generation = generation_results.read(logs.read(file)) if file.is_file() else None
-            if generation is None:
-                others.append(str(path))
-            else:
-                name = f"{file.parent.name}/{file.stem}" if path.is_dir() else str(file)
-                found.append(GenerationTrial(name, results.parse(file), generation))
-    if found and others:
-        raise ConfigError(
-            "runs that generate, and runs that do not, are not shown on one page",
-            where=", ".join(dict.fromkeys(others)),
-            fix="report them apart",
-        )
-    return found
-
-
-def write(trials: Sequence[GenerationTrial], out: Path, *, heading: str) -> Path:
+def write(trials: Sequence[ReadTrial[GenerationResult]], out: Path, *, heading: str) -> Path:
     """Write the page, the table of every answer and the figure into a folder; return the page's path.
 
     Raises:
@@ -73,7 +31,7 @@ def write(trials: Sequence[GenerationTrial], out: Path, *, heading: str) -> Path
     return out / PAGE
 
 
-def _write(trials: Sequence[GenerationTrial], out: Path, *, heading: str) -> None:
+def _write(trials: Sequence[ReadTrial[GenerationResult]], out: Path, *, heading: str) -> None:
     (out / TABLE).write_text(csv_text(trials), encoding="utf-8")
     drawn = [trial for trial in trials if trial.is_proven]
     if drawn:
@@ -89,24 +47,24 @@ def _write(trials: Sequence[GenerationTrial], out: Path, *, heading: str) -> Non
     (out / PAGE).write_text(template.page(TEMPLATE, context | interactive.context(has_charts=False)), encoding="utf-8")
 
 
-def _section(trial: GenerationTrial) -> dict[str, Any]:
+def _section(trial: ReadTrial[GenerationResult]) -> dict[str, Any]:
     """Return what the page says of a trial."""
-    rows = [generation_rows.length_row(one) for one in generation_rows.lengths(trial.generation)]
+    rows = [generation_rows.length_row(one) for one in generation_rows.lengths(trial.found)]
     return {
         "name": trial.name,
-        "rows": generation_rows.verdict_rows(trial.result, trial.generation),
+        "rows": generation_rows.verdict_rows(trial.result, trial.found),
         "columns": generation_rows.LENGTH_COLUMNS,
         "lengths": rows,
-        "caption": generation_rows.caption(trial.generation),
+        "caption": generation_rows.caption(trial.found),
     }
 
 
-def figure(trials: Sequence[GenerationTrial], path: Path, *, heading: str) -> None:
+def figure(trials: Sequence[ReadTrial[GenerationResult]], path: Path, *, heading: str) -> None:
     """Draw the time of every answer over its length, one colour for each trial."""
     note = f"{trials[0].result.platform or 'platform not logged'}; one mark for each answer"
     drawing, (axes,) = canvas(_HEIGHT_INCHES, heading, note, panels=1)
     for trial in trials:
-        answers = trial.generation.answers
+        answers = trial.found.answers
         axes.plot([one.tokens for one in answers], [one.done_s for one in answers], "o", ms=4, label=trial.name)
     axes.set_xlabel("length of the answer (tokens)")
     axes.set_ylabel("time of the answer (s)")
@@ -116,12 +74,12 @@ def figure(trials: Sequence[GenerationTrial], path: Path, *, heading: str) -> No
     save(drawing, path)
 
 
-def csv_text(trials: Sequence[GenerationTrial]) -> str:
+def csv_text(trials: Sequence[ReadTrial[GenerationResult]]) -> str:
     """Return every answer of every trial as CSV."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["trial", *(field.name for field in fields(Answered))])
     writer.writerows(
-        [inert(value) for value in (trial.name, *astuple(one))] for trial in trials for one in trial.generation.answers
+        [inert(value) for value in (trial.name, *astuple(one))] for trial in trials for one in trial.found.answers
     )
     return text.getvalue()

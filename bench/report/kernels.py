@@ -4,18 +4,13 @@ import csv
 import io
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from bench.errors import ConfigError
-from bench.mlperf import log as logs
-from bench.mlperf import result as results
-from bench.mlperf.result import Result
 from bench.report import drawings, interactive, kernel_figures, kernel_rows, output_folder, template
 from bench.report.data_frames import inert
-from bench.results import kernels as kernel_results
+from bench.report.trials import ReadTrial
 from bench.results.kernels import KernelsResult, Measured
 
 PAGE, TABLE, TEMPLATE = "report.html", "kernels.csv", "kernels.html.j2"
@@ -27,45 +22,7 @@ _COLUMNS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class KernelsTrial:
-    """The log of one trial of a kernels task, read."""
-
-    name: str
-    result: Result
-    kernels: KernelsResult
-
-    @property
-    def is_proven(self) -> bool:
-        return self.result.valid and self.kernels.proven
-
-
-def load(paths: Sequence[Path]) -> list[KernelsTrial]:
-    """Return the trials of run folders and logs of kernels tasks, in their order; none if they are of other kinds.
-
-    Raises:
-        ConfigError: some are of one kind, and some of another.
-        LogError: a log cannot be read.
-    """
-    found, others = [], []
-    for path in paths:
-        for file in sorted(path.glob("result_*.txt")) if path.is_dir() else [path]:
-            kernels = kernel_results.read(logs.read(file)) if file.is_file() else None
-            if kernels is None:
-                others.append(str(path))
-            else:
-                name = f"{file.parent.name}/{file.stem}" if path.is_dir() else str(file)
-                found.append(KernelsTrial(name, results.parse(file), kernels))
-    if found and others:
-        raise ConfigError(
-            "runs that measure kernels, and runs that do not, are not shown on one page",
-            where=", ".join(dict.fromkeys(others)),
-            fix="report them apart",
-        )
-    return found
-
-
-def write(trials: Sequence[KernelsTrial], out: Path, *, heading: str) -> Path:
+def write(trials: Sequence[ReadTrial[KernelsResult]], out: Path, *, heading: str) -> Path:
     """Write the page, the table of every point and the figures into a folder; return the page's path.
 
     The figures are those of the last trial that measured anything.
@@ -77,13 +34,13 @@ def write(trials: Sequence[KernelsTrial], out: Path, *, heading: str) -> Path:
     return out / PAGE
 
 
-def _write(trials: Sequence[KernelsTrial], out: Path, *, heading: str) -> None:
+def _write(trials: Sequence[ReadTrial[KernelsResult]], out: Path, *, heading: str) -> None:
     (out / TABLE).write_text(csv_text(trials), encoding="utf-8")
-    drawn = next((one for one in reversed(trials) if one.kernels.measured), None)
+    drawn = next((one for one in reversed(trials) if one.found.measured), None)
     files = []
     if drawn is not None:
         note = f"{drawn.result.platform or 'platform not logged'}, n = 1 run; shaded: 10th to 90th percentile"
-        files = kernel_figures.draw(drawn.kernels, out, heading=heading, note=note)
+        files = kernel_figures.draw(drawn.found, out, heading=heading, note=note)
     context = {
         "title": heading,
         "sections": [_section(trial) for trial in trials],
@@ -94,9 +51,9 @@ def _write(trials: Sequence[KernelsTrial], out: Path, *, heading: str) -> None:
     (out / PAGE).write_text(template.page(TEMPLATE, context | interactive.context(has_charts=False)), encoding="utf-8")
 
 
-def _section(trial: KernelsTrial) -> dict[str, Any]:
+def _section(trial: ReadTrial[KernelsResult]) -> dict[str, Any]:
     """Return what the page says of a trial."""
-    kernels, minutes = trial.kernels, trial.result.minutes
+    kernels, minutes = trial.found, trial.result.minutes
     asked = len(kernels.measured) + len(kernels.missing)
     verdict = "every point was measured, and no limit missed" if trial.is_proven else "not proven"
     took = "" if minutes is None else f" in {minutes:.2f} min"
@@ -116,13 +73,13 @@ def _grid(columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -
     return {"columns": columns, "rows": rows, "caption": caption, "words": ("unit", "within", "of", "ran")}
 
 
-def csv_text(trials: Sequence[KernelsTrial]) -> str:
+def csv_text(trials: Sequence[ReadTrial[KernelsResult]]) -> str:
     """Return every point of every trial as CSV."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(_COLUMNS)
     for trial in trials:
-        writer.writerows([inert(value) for value in (trial.name, *_row(one))] for one in trial.kernels.measured)
+        writer.writerows([inert(value) for value in (trial.name, *_row(one))] for one in trial.found.measured)
     return text.getvalue()
 
 

@@ -4,19 +4,14 @@ import csv
 import io
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from bench.errors import ConfigError
-from bench.mlperf import log as logs
-from bench.mlperf import result as results
-from bench.mlperf.result import Result
 from bench.report import drawings, interactive, output_folder, serving_figures, serving_rows, template
 from bench.report.data_frames import inert
 from bench.report.serving_figures import Named
-from bench.results import serving as serving_results
+from bench.report.trials import ReadTrial
 from bench.results.serving import ServingResult
 
 PAGE, TABLE, TEMPLATE = "report.html", "requests.csv", "serving.html.j2"
@@ -25,45 +20,7 @@ _FILES = re.compile(rf"report\.html|requests\.csv|({'|'.join(serving_figures.NAM
 _COLUMNS = ("trial", "server", "load", "request", "arrival_s", "latency_s", "ttft_s", "tpot_s", "tokens_out", "status")
 
 
-@dataclass(frozen=True, slots=True)
-class ServingTrial:
-    """The log of one trial of a serving task, read."""
-
-    name: str
-    result: Result
-    serving: ServingResult
-
-    @property
-    def is_proven(self) -> bool:
-        return self.result.valid and self.serving.proven
-
-
-def load(paths: Sequence[Path]) -> list[ServingTrial]:
-    """Return the trials of run folders and logs of serving tasks, in their order; none if they are of other kinds.
-
-    Raises:
-        ConfigError: some are of one kind, and some of another.
-        LogError: a log cannot be read.
-    """
-    found, others = [], []
-    for path in paths:
-        for file in sorted(path.glob("result_*.txt")) if path.is_dir() else [path]:
-            serving = serving_results.read(logs.read(file)) if file.is_file() else None
-            if serving is None:
-                others.append(str(path))
-            else:
-                name = f"{file.parent.name}/{file.stem}" if path.is_dir() else str(file)
-                found.append(ServingTrial(name, results.parse(file), serving))
-    if found and others:
-        raise ConfigError(
-            "runs that load a server, and runs that do not, are not shown on one page",
-            where=", ".join(dict.fromkeys(others)),
-            fix="report them apart",
-        )
-    return found
-
-
-def write(trials: Sequence[ServingTrial], out: Path, *, heading: str) -> Path:
+def write(trials: Sequence[ReadTrial[ServingResult]], out: Path, *, heading: str) -> Path:
     """Write the page, the table of every request and the figures into a folder; return the page's path.
 
     Raises:
@@ -73,12 +30,12 @@ def write(trials: Sequence[ServingTrial], out: Path, *, heading: str) -> Path:
     return out / PAGE
 
 
-def _write(trials: Sequence[ServingTrial], out: Path, *, heading: str) -> None:
+def _write(trials: Sequence[ReadTrial[ServingResult]], out: Path, *, heading: str) -> None:
     (out / TABLE).write_text(csv_text(trials), encoding="utf-8")
     places = ", ".join(dict.fromkeys(trial.result.platform or "platform not logged" for trial in trials))
-    random = " Random weights: times mean something, answers do not." * any(t.serving.is_random for t in trials)
+    random = " Random weights: times mean something, answers do not." * any(t.found.is_random for t in trials)
     note = f"{places}, n = {len(trials)} run{'s' if len(trials) > 1 else ''}.{random}"
-    named = [Named(_name(trial, trials), trial.serving) for trial in trials]
+    named = [Named(_name(trial, trials), trial.found) for trial in trials]
     files = serving_figures.draw(named, out, heading=heading, note=note)
     context = {
         "title": heading,
@@ -98,16 +55,16 @@ CAPTIONS = {
 }
 
 
-def _name(trial: ServingTrial, trials: Sequence[ServingTrial]) -> str:
+def _name(trial: ReadTrial[ServingResult], trials: Sequence[ReadTrial[ServingResult]]) -> str:
     """Return what a figure calls a trial: its server and model where that tells it from the others."""
-    name = f"{trial.serving.server} {Path(trial.serving.model).name}"
-    others = [f"{one.serving.server} {Path(one.serving.model).name}" for one in trials if one is not trial]
+    name = f"{trial.found.server} {Path(trial.found.model).name}"
+    others = [f"{one.found.server} {Path(one.found.model).name}" for one in trials if one is not trial]
     return f"{name} ({trial.name})" if name in others else name
 
 
-def _section(trial: ServingTrial) -> dict[str, Any]:
+def _section(trial: ReadTrial[ServingResult]) -> dict[str, Any]:
     """Return what the page says of a trial."""
-    serving = trial.serving
+    serving = trial.found
     memory = f"{serving.memory_gib:.1f} GiB" if serving.memory_gib is not None else f"- ({serving.no_memory})"
     verdict = "every load was measured, and answered as asked for" if trial.is_proven else "not proven"
     errors = [finding.titled for finding in trial.result.findings if finding.severity == "error"]
@@ -120,7 +77,7 @@ def _section(trial: ServingTrial) -> dict[str, Any]:
     }
 
 
-def csv_text(trials: Sequence[ServingTrial]) -> str:
+def csv_text(trials: Sequence[ReadTrial[ServingResult]]) -> str:
     """Return every request of every trial as CSV."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -130,10 +87,10 @@ def csv_text(trials: Sequence[ServingTrial]) -> str:
     return text.getvalue()
 
 
-def _rows(trial: ServingTrial) -> Iterator[Sequence[object]]:
-    for one in trial.serving.loads:
+def _rows(trial: ReadTrial[ServingResult]) -> Iterator[Sequence[object]]:
+    for one in trial.found.loads:
         columns = (one.arrival_s, one.latency_s, one.ttft_s, one.tpot_s, one.tokens_out, one.status)
         for number, values in enumerate(zip(*columns, strict=True)):
             at, took, *tokens, count, status = values
             times = ["", ""] if one.no_token_times else tokens
-            yield [trial.name, trial.serving.server, one.load.name, number, at, took, *times, count, status]
+            yield [trial.name, trial.found.server, one.load.name, number, at, took, *times, count, status]

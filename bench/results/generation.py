@@ -3,13 +3,11 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from bench.contract import mllog
 from bench.mlperf import compliance, telemetry
-from bench.mlperf import log as logs
 from bench.mlperf.log import Log, number
 from bench.mlperf.speed import Spread, spread
 from bench.mlperf.telemetry import Telemetry
@@ -121,11 +119,6 @@ def read(log: Log) -> GenerationResult | None:
         peak_memory_gib=number(peak.get("allocated")) if isinstance(peak, dict) else None,
         telemetry=telemetry.of(log),
     )
-
-
-def of_file(path: Path) -> GenerationResult | None:
-    """Return what the log in a file says of generation; raises LogError if it cannot be opened."""
-    return read(logs.read(path))
 
 
 def _judged(log: Log, asked: Sequence[int], total_s: float | None) -> tuple[tuple[Answered, ...], tuple[str, ...]]:

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from bench.contract.plan import KernelsPlan
 from bench.errors import ConfigError
 from bench.planning import compose
-from bench.report import kernel_figures, kernels
+from bench.report import kernel_figures, kernels, trials
 from bench.results import kernels as kernel_results
 from helpers import kernels_log
 
@@ -68,7 +68,7 @@ def test_a_report_has_a_page_every_point_and_the_figures_of_what_was_measured(tm
     (tmp_path / "run").mkdir()
     slow = plan.points[0].name
     kernels_log.write(plan, tmp_path / "run/result_0.txt", failed=[slow])
-    (trial,) = kernels.load([tmp_path / "run"])
+    (trial,) = trials.load([tmp_path / "run"])
     page = kernels.write([trial], tmp_path / "out", heading="attention <b>")
     assert sorted(path.name for path in page.parent.iterdir()) == ["attention.png", "kernels.csv", "report.html"]
     header, *rows = (tmp_path / "out/kernels.csv").read_text().splitlines()
@@ -90,14 +90,14 @@ def test_a_log_gives_a_spreadsheet_no_formula(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     log = kernels_log.write(planned("task=attention"), tmp_path / "run/result_0.txt")
     log.write_text(log.read_text().replace('"ran": "made up"', '"ran": "=1+1"'))
-    assert ",'=1+1\n" in kernels.csv_text(kernels.load([tmp_path / "run"]))
+    assert ",'=1+1\n" in kernels.csv_text(trials.load([tmp_path / "run"]))
 
 
 def test_runs_of_different_kinds_are_not_one_report(tmp_path: Path, written_log: Callable[..., Path]) -> None:
     training = written_log()
     (tmp_path / "run").mkdir()
     kernels_log.write(planned("task=attention"), tmp_path / "run/result_0.txt")
-    assert kernels.load([training]) == []
+    assert trials.load([training]) == []
     with pytest.raises(ConfigError, match="are not shown on one page") as error:
-        kernels.load([tmp_path / "run", training])
+        trials.load([tmp_path / "run", training])
     assert str(training) == error.value.where
