@@ -53,10 +53,7 @@ def run(
     if watchdog is not None and usual is not None:
         expect(watchdog, usual, plan)
     transport.log_used(plan, who, folder, log)
-    if (local_sgd := plan.config.recipe.local_sgd) is not None:
-        log.event(mllog.LOCAL_SGD, plan.world.groups, group=0, **codec.plain(local_sgd))
-    for key, value, metadata in engine.facts():
-        log.event(key, value, **metadata)
+    log_facts(plan, engine, log)
     if profile is not None:
         profiles.log_files(profile, log)
     own = groups.mine()
@@ -79,6 +76,14 @@ def run(
     if plans.keeps_adapters(plan.config) and groups.number() == 0:
         engine.save(folder / run_files.adapters(trial.index), adapters=True)
     module.end_ranks()
+
+
+def log_facts(plan: Plan, engine: Engine, log: mllog.Writer) -> None:
+    """Log how this run trains, as its plan says and as the warm-up has shown."""
+    if (local_sgd := plan.config.recipe.local_sgd) is not None:
+        log.event(mllog.LOCAL_SGD, plan.world.groups, group=0, **codec.plain(local_sgd))
+    for key, value, metadata in engine.facts():
+        log.event(key, value, **metadata)
 
 
 def expect(watchdog: Watchdog, usual: WarmUpTimes, plan: Plan) -> None:
