@@ -76,7 +76,8 @@ def _how(generation: GenerationResult) -> str:
     words = [f"{about.get('model')}", f"{about.get('replicas')} x tp {about.get('tp')}", order]
     if about.get("order") == "side_by_side":
         words.append(f"{about.get('batching')} batches of {about.get('max_batch') or 'all'}")
-    words.append("greedy" if not about.get("temperature") else f"temperature {about.get('temperature')}")
+    drawn = [f"{name} {about[name]}" for name in ("temperature", "top_k", "top_p") if about.get(name)]
+    words += drawn or ["greedy"]
     return ", ".join([*words, f"prompts: {about.get('prompts')}"])
 
 
