@@ -89,7 +89,7 @@ def _merge(
     """Hand this part over, and if all others have done so, store the output of them all."""
     first, lse_at = index * PARTS, tl.arange(0, ROWS)
     at = outs_ptr + (first + part) * (ROWS * 2 * HALF) + row * (2 * HALF) + column
-    tl.store(at, out / tl.maximum(total, 1e-30)[:, None])
+    tl.store(at, out / tl.maximum(total, 1e-30)[:, None], row < REPEATS)
     tl.store(lses_ptr + (first + part) * ROWS + lse_at, most + tl.log(total))  # -inf for a part without keys
     tl.debug_barrier()
     if tl.atomic_add(done_ptr + index, 1) == PARTS - 1:
@@ -102,7 +102,7 @@ def _merge(
             lse = tl.load(lses_ptr + (first + other) * ROWS + lse_at, cache_modifier=".cg")
             weight = tl.exp(lse - highest)
             at = outs_ptr + (first + other) * (ROWS * 2 * HALF) + row * (2 * HALF) + column
-            merged += tl.load(at, cache_modifier=".cg") * weight[:, None]
+            merged += tl.load(at, row < REPEATS, other=0.0, cache_modifier=".cg") * weight[:, None]
             sums += weight
         tl.store(out_at, merged / sums[:, None], row < REPEATS)
         tl.store(done_ptr + index, 0)

@@ -29,6 +29,7 @@ _FP8_FACTOR = tl.constexpr(tl.float8e4nv if HAS_PTX.value else tl.float32)
 _LARGEST, _SMALLEST_AMAX = tl.constexpr(LARGEST), tl.constexpr(SMALLEST_AMAX)
 _LOW = tl.constexpr(16.0)
 """What the second FP8 number is larger by: the first one keeps 4 bits."""
+PREFETCHED = 4
 _PROGRAMS, _MOST_PARTS = 264, 8
 """As many programs as there should be, two for each multiprocessor of an H100 or H200; parts of a linear's inputs."""
 
@@ -47,7 +48,7 @@ as many ups."""
 TILES = {
     (torch.bfloat16, False): Tile(128, 4),
     (torch.bfloat16, True): Tile(64, 4),
-    (FP8, False): Tile(128, 6),
+    (FP8, False): Tile(128, 5),
     (FP8, True): Tile(128, 4),
     (torch.uint8, False): Tile(128, 1),
     (torch.uint8, True): Tile(128, 1),
@@ -106,11 +107,8 @@ def _product(rows: Rows, weights: tuple[Tensor | None, ...], residual: Tensor | 
     row_size, kinds = max(16, triton.next_power_of_2(num_rows)), 1 + is_gated
     sums = torch.empty(num_tiles * parts * kinds * _OUTPUTS * row_size, dtype=torch.float32, device=out.device)
     options = {"OUTPUTS": _OUTPUTS, "INPUTS": tile.inputs, "ROWS": row_size, "WIDTH": width, "PARTS": parts}
-    options |= {
-        "STEPS": triton.cdiv(num_steps, parts),
-        "STAGES": tile.stages,
-        "num_warps": _NUM_WARPS,
-    } | launch_options()
+    options |= {"STEPS": triton.cdiv(num_steps, parts), "STAGES": tile.stages, "num_warps": _NUM_WARPS}
+    options |= {"PREFETCHED": 0 if weights[0].dtype is torch.uint8 else PREFETCHED} | launch_options()
     tensors = (rows.high, rows.low, rows.scale, *weights, nf4_levels(out.device), residual, out, sums)
     _product_kernel[(num_tiles, parts)](*tensors, _counters(out.device), num_rows, num_outputs, **options)
     return out
@@ -186,16 +184,31 @@ def _scaled(sums, values_ptr, scale_ptr, x_scale, output, num_outputs):
 
 
 @triton.jit
+def _prefetch(ptr, row, begin, num_rows, WIDTH: tl.constexpr, LINES: tl.constexpr):
+    """Ask for some lines of rows of weights, before it is known what they are multiplied by."""
+    LINE: tl.constexpr = 1024 // ptr.dtype.element_ty.primitive_bitwidth  # of L2: 128 bytes
+    at = row[:, None] * WIDTH + begin + tl.arange(0, LINES)[None, :] * LINE
+    code: tl.constexpr = "prefetch.global.L2 [$1]; mov.b32 $0, 0;"
+    inside = ptr + tl.minimum(at, num_rows * WIDTH - 1)
+    tl.inline_asm_elementwise(code, "=r,l", [inside], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
 def _product_kernel(
     x_ptr, low_ptr, x_scale_ptr, values_ptr, scale_ptr, up_ptr, up_scale_ptr, levels_ptr, residual_ptr, out_ptr,
     sums_ptr, done_ptr, num_rows, num_outputs, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, ROWS: tl.constexpr,
     WIDTH: tl.constexpr, PARTS: tl.constexpr, STEPS: tl.constexpr, STAGES: tl.constexpr, OVERLAPPED: tl.constexpr,
+    PREFETCHED: tl.constexpr,
 ):  # fmt: skip
     tile, part = tl.program_id(0), tl.program_id(1)
     output, row = tile * OUTPUTS + tl.arange(0, OUTPUTS), tl.arange(0, ROWS)
     sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
     low_sums, up_sums, up_low_sums = sums, sums, sums
     if OVERLAPPED:
+        if PREFETCHED > 0:
+            _prefetch(values_ptr, output, part * STEPS * INPUTS, num_outputs, WIDTH, PREFETCHED)
+            if up_ptr is not None:
+                _prefetch(up_ptr, output, part * STEPS * INPUTS, num_outputs, WIDTH, PREFETCHED)
         gdc_wait()
     for step in tl.range(0, STEPS, num_stages=STAGES):
         begin = (part * STEPS + step) * INPUTS

@@ -39,8 +39,8 @@ class Tile:
 
 
 NORMED, OTHER = Tile(32, 256, 4, 4), Tile(16, 512, 3, 4)
-"""The fastest of 30 on an H200 (docs/results/2026-11-23-generation.md): for linears with RMSNorm that are not gated, and
-for all others. A program loads x and the norm's weights once for all of its outputs."""
+"""The fastest of 30 on an H200 (docs/results/2026-11-23-generation.md): for linears with RMSNorm that have no gates,
+and for all others. A program loads x and the norm's weights once for all of its outputs."""
 
 
 def launch_options() -> dict[str, bool]:
