@@ -9,6 +9,8 @@ from bench.report.rows import Row, memory_row, telemetry_rows
 from bench.results.generation import GenerationResult, OfLength, by_length
 
 LENGTH_COLUMNS = ("length (tokens)", "answers", "answer (s)", "first token (s)", "next token (ms)", "tokens/s")
+HOW = {"compile": "compiled", "cuda_graph": "captured in a CUDA graph"}
+"""What an engine says of its way to compute, in words."""
 SHOWN = 5
 """So many problems are listed; the others are counted."""
 lengths = by_length
@@ -39,6 +41,7 @@ def verdict_rows(result: Result, generation: GenerationResult) -> list[Row]:
         ("answers as asked for", f"{given} of {asked}", f"{generation.tokens:,} of {sum(generation.asked):,} tokens"),
         ("valid trial", "yes" if is_proven else "no", shown),
         *(_times(generation) if is_proven else []),
+        *_engine(generation),
         ("asked for", str(generation.about.get("weights", "")), _how(generation)),
         memory_row(result.peak_memory_gib),
         *telemetry_rows(result.telemetry),
@@ -68,6 +71,15 @@ def _times(generation: GenerationResult) -> Iterator[Row]:
 def _middle(ordered: list[float]) -> float:
     half = len(ordered) // 2
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+
+def _engine(generation: GenerationResult) -> Iterator[Row]:
+    """Yield what gave the answers: the same task has other times by another engine, or with a compiled model."""
+    about = generation.engine
+    if about:
+        named = [str(about.get(mllog.STRATEGY)).replace("_", " "), f"{about.get('cache')} cache"]
+        named += [text for key, text in HOW.items() if about.get(key) is True]
+        yield "engine", str(about.get("engine")), ", ".join(named)
 
 
 def _how(generation: GenerationResult) -> str:
