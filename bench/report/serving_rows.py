@@ -45,7 +45,10 @@ def notes(serving: ServingResult) -> list[str]:
     for load in serving.loads:
         for note in _of_load(load):
             of_note.setdefault(note, []).append(load.load.name)
-    return found + [f"{', '.join(names)}: {note}." for note, names in of_note.items()]
+    many = len(serving.loads) if len(serving.loads) > 1 else 0
+    return found + [
+        f"{'every load' if len(names) == many else ', '.join(names)}: {note}." for note, names in of_note.items()
+    ]
 
 
 def _of_load(load: LoadResult) -> Iterator[str]:
