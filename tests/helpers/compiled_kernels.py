@@ -51,7 +51,7 @@ def variants() -> Iterator[Variant]:
         types |= {"num_rows": "i32", "up_ptr": values, "up_scale_ptr": scale}
         tile = few_rows_kernels.TILES[DTYPES[precision], True]
         constants = {"OUTPUTS": 64, "INPUTS": tile.inputs, "STAGES": tile.stages, "ROWS": 32, "WIDTH": 4096, "PARTS": 2}
-        constants |= {"STEPS": 2048 // tile.inputs, "OVERLAPPED": True, "PREFETCHED": 0 if precision == "nf4" else 4}
+        constants |= {"STEPS": 2048 // tile.inputs, "OVERLAPPED": True}
         yield Variant(f"few rows {precision}", few_rows_kernels._product_kernel, types, constants)
         norm = {"norm_ptr": "*bf16", "eps": "fp32"}
         types = norm | {"x_ptr": "*bf16", "high_ptr": x, "low_ptr": low, "scale_ptr": x_scale}

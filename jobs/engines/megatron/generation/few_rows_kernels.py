@@ -29,7 +29,6 @@ _FP8_FACTOR = tl.constexpr(tl.float8e4nv if HAS_PTX.value else tl.float32)
 _LARGEST, _SMALLEST_AMAX = tl.constexpr(LARGEST), tl.constexpr(SMALLEST_AMAX)
 _LOW = tl.constexpr(16.0)
 """What the second FP8 number is larger by: the first one keeps 4 bits."""
-PREFETCHED = 4
 _PROGRAMS, _MOST_PARTS = 264, 8
 """As many programs as there should be, two for each multiprocessor of an H100 or H200; parts of a linear's inputs."""
 
@@ -108,7 +107,7 @@ def _product(rows: Rows, weights: tuple[Tensor | None, ...], residual: Tensor | 
     sums = torch.empty(num_tiles * parts * kinds * _OUTPUTS * row_size, dtype=torch.float32, device=out.device)
     options = {"OUTPUTS": _OUTPUTS, "INPUTS": tile.inputs, "ROWS": row_size, "WIDTH": width, "PARTS": parts}
     options |= {"STEPS": triton.cdiv(num_steps, parts), "STAGES": tile.stages, "num_warps": _NUM_WARPS}
-    options |= {"PREFETCHED": 0 if weights[0].dtype is torch.uint8 else PREFETCHED} | launch_options()
+    options |= launch_options()
     tensors = (rows.high, rows.low, rows.scale, *weights, nf4_levels(out.device), residual, out, sums)
     _product_kernel[(num_tiles, parts)](*tensors, _counters(out.device), num_rows, num_outputs, **options)
     return out
@@ -117,7 +116,7 @@ def _product(rows: Rows, weights: tuple[Tensor | None, ...], residual: Tensor | 
 @cache
 def _counters(device: torch.device) -> Tensor:
     """Return how many parts of each tile are done; whoever ends last sets it back to 0. All linears share them."""
-    return torch.zeros(4096, dtype=torch.int32, device=device)
+    return torch.zeros(_PROGRAMS, dtype=torch.int32, device=device)
 
 
 @triton.jit
@@ -168,8 +167,21 @@ def _added(
 
 
 @triton.jit
+def _is_last(sums, up_sums, up_ptr, sums_ptr, done_ptr, tile, part, at, PARTS: tl.constexpr, SIZE: tl.constexpr):
+    """Hand the sums of a part over, which lie SIZE apart, and return whether all others have done so."""
+    tl.store(sums_ptr + part * SIZE + at, sums)
+    if up_ptr is not None:
+        tl.store(sums_ptr + (PARTS + part) * SIZE + at, up_sums)
+    tl.debug_barrier()
+    is_last = tl.atomic_add(done_ptr + tile, 1) == PARTS - 1
+    if is_last:
+        tl.store(done_ptr + tile, 0)
+    return is_last
+
+
+@triton.jit
 def _merged(sums, sums_ptr, at, PARTS: tl.constexpr, SIZE: tl.constexpr):
-    """Return the sums of all parts, which lie SIZE apart."""
+    """Return the sums of all parts."""
     total = tl.zeros_like(sums)
     for other in tl.static_range(PARTS):
         total += tl.load(sums_ptr + other * SIZE + at, cache_modifier=".cg")
@@ -177,41 +189,39 @@ def _merged(sums, sums_ptr, at, PARTS: tl.constexpr, SIZE: tl.constexpr):
 
 
 @triton.jit
-def _scaled(sums, values_ptr, scale_ptr, x_scale, output, num_outputs):
+def _scaled(sums, values_ptr, scale_ptr, x_scale_ptr, output, num_outputs, row, num_rows):
     if values_ptr.dtype.element_ty == tl.float8e4nv:
-        sums *= tl.load(scale_ptr + output, output < num_outputs, other=0.0)[:, None] * x_scale[None, :]
+        x_scale = tl.load(x_scale_ptr + row, row < num_rows, other=0.0)[None, :]
+        sums *= tl.load(scale_ptr + output, output < num_outputs, other=0.0)[:, None] * x_scale
     return sums
 
 
 @triton.jit
-def _prefetch(ptr, row, begin, num_rows, WIDTH: tl.constexpr, LINES: tl.constexpr):
-    """Ask for some lines of rows of weights, before it is known what they are multiplied by."""
-    LINE: tl.constexpr = 1024 // ptr.dtype.element_ty.primitive_bitwidth  # of L2: 128 bytes
-    at = row[:, None] * WIDTH + begin + tl.arange(0, LINES)[None, :] * LINE
-    code: tl.constexpr = "prefetch.global.L2 [$1]; mov.b32 $0, 0;"
-    inside = ptr + tl.minimum(at, num_rows * WIDTH - 1)
-    tl.inline_asm_elementwise(code, "=r,l", [inside], dtype=tl.int32, is_pure=False, pack=1)
+def _store(
+    sums, up_sums, values_ptr, scale_ptr, up_ptr, up_scale_ptr, x_scale_ptr, residual_ptr, out_ptr, output, num_outputs,
+    row, num_rows,
+):  # fmt: skip
+    y = _scaled(sums, values_ptr, scale_ptr, x_scale_ptr, output, num_outputs, row, num_rows)
+    if up_ptr is not None:
+        y *= tl.sigmoid(y) * _scaled(up_sums, up_ptr, up_scale_ptr, x_scale_ptr, output, num_outputs, row, num_rows)
+    at = row[None, :] * num_outputs + output[:, None]
+    inside = (row < num_rows)[None, :] & (output < num_outputs)[:, None]
+    if residual_ptr is not None:
+        y += tl.load(residual_ptr + at, inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + at, y, inside)
 
 
 @triton.jit
-def _product_kernel(
-    x_ptr, low_ptr, x_scale_ptr, values_ptr, scale_ptr, up_ptr, up_scale_ptr, levels_ptr, residual_ptr, out_ptr,
-    sums_ptr, done_ptr, num_rows, num_outputs, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, ROWS: tl.constexpr,
-    WIDTH: tl.constexpr, PARTS: tl.constexpr, STEPS: tl.constexpr, STAGES: tl.constexpr, OVERLAPPED: tl.constexpr,
-    PREFETCHED: tl.constexpr,
+def _sums(
+    x_ptr, low_ptr, values_ptr, scale_ptr, up_ptr, up_scale_ptr, levels_ptr, first, output, num_outputs, row, num_rows,
+    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, STEPS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
-    tile, part = tl.program_id(0), tl.program_id(1)
-    output, row = tile * OUTPUTS + tl.arange(0, OUTPUTS), tl.arange(0, ROWS)
+    """Return the sums [O, M] of gates, or of all outputs, and those of ups, from the first input on."""
     sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
     low_sums, up_sums, up_low_sums = sums, sums, sums
-    if OVERLAPPED:
-        if PREFETCHED > 0:
-            _prefetch(values_ptr, output, part * STEPS * INPUTS, num_outputs, WIDTH, PREFETCHED)
-            if up_ptr is not None:
-                _prefetch(up_ptr, output, part * STEPS * INPUTS, num_outputs, WIDTH, PREFETCHED)
-        gdc_wait()
     for step in tl.range(0, STEPS, num_stages=STAGES):
-        begin = (part * STEPS + step) * INPUTS
+        begin = first + step * INPUTS
         column = begin + tl.arange(0, INPUTS)
         high = _x_tile(x_ptr, row, column, num_rows, WIDTH)
         low = None if low_ptr is None else _x_tile(low_ptr, row, column, num_rows, WIDTH)
@@ -223,34 +233,40 @@ def _product_kernel(
                 up_sums, up_low_sums, up_ptr, up_scale_ptr, levels_ptr, output, begin, num_outputs, high, low, WIDTH,
                 INPUTS,
             )  # fmt: skip
-    if OVERLAPPED:
-        gdc_launch_dependents()
     if low_ptr is not None:
         sums += low_sums / _LOW
         up_sums += up_low_sums / _LOW
-    is_last = True
+    return sums, up_sums
+
+
+@triton.jit
+def _product_kernel(
+    x_ptr, low_ptr, x_scale_ptr, values_ptr, scale_ptr, up_ptr, up_scale_ptr, levels_ptr, residual_ptr, out_ptr,
+    sums_ptr, done_ptr, num_rows, num_outputs, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, ROWS: tl.constexpr,
+    WIDTH: tl.constexpr, PARTS: tl.constexpr, STEPS: tl.constexpr, STAGES: tl.constexpr, OVERLAPPED: tl.constexpr,
+):  # fmt: skip
+    tile, part = tl.program_id(0), tl.program_id(1)
+    output, row = tile * OUTPUTS + tl.arange(0, OUTPUTS), tl.arange(0, ROWS)
+    if OVERLAPPED:
+        gdc_wait()
+    sums, up_sums = _sums(
+        x_ptr, low_ptr, values_ptr, scale_ptr, up_ptr, up_scale_ptr, levels_ptr, part * STEPS * INPUTS, output,
+        num_outputs, row, num_rows, OUTPUTS, INPUTS, ROWS, WIDTH, STEPS, STAGES,
+    )  # fmt: skip
+    if OVERLAPPED:
+        gdc_launch_dependents()
+    SIZE: tl.constexpr = OUTPUTS * ROWS
+    KINDS: tl.constexpr = 1 if up_ptr is None else 2
+    at, all_ptr = tl.arange(0, OUTPUTS)[:, None] * ROWS + row[None, :], sums_ptr + tile * (PARTS * KINDS * SIZE)
+    is_last = PARTS == 1
     if PARTS > 1:
-        SIZE: tl.constexpr = OUTPUTS * ROWS
-        KINDS: tl.constexpr = 1 if up_ptr is None else 2
-        at = tl.arange(0, OUTPUTS)[:, None] * ROWS + row[None, :]
-        first_ptr = sums_ptr + tile * (PARTS * KINDS * SIZE)
-        tl.store(first_ptr + part * SIZE + at, sums)
-        if up_ptr is not None:
-            tl.store(first_ptr + (PARTS + part) * SIZE + at, up_sums)
-        tl.debug_barrier()
-        is_last = tl.atomic_add(done_ptr + tile, 1) == PARTS - 1
-        if is_last:
-            tl.store(done_ptr + tile, 0)
-            sums = _merged(sums, first_ptr, at, PARTS, SIZE)
-            if up_ptr is not None:
-                up_sums = _merged(up_sums, first_ptr + PARTS * SIZE, at, PARTS, SIZE)
+        is_last = _is_last(sums, up_sums, up_ptr, all_ptr, done_ptr, tile, part, at, PARTS, SIZE)
     if is_last:
-        x_scale = 1.0 if x_scale_ptr is None else tl.load(x_scale_ptr + row, row < num_rows, other=0.0)
-        y = _scaled(sums, values_ptr, scale_ptr, x_scale, output, num_outputs)
-        if up_ptr is not None:
-            y *= tl.sigmoid(y) * _scaled(up_sums, up_ptr, up_scale_ptr, x_scale, output, num_outputs)
-        at = row[None, :] * num_outputs + output[:, None]
-        inside = (row < num_rows)[None, :] & (output < num_outputs)[:, None]
-        if residual_ptr is not None:
-            y += tl.load(residual_ptr + at, inside, other=0.0).to(tl.float32)
-        tl.store(out_ptr + at, y, inside)
+        if PARTS > 1:
+            sums = _merged(sums, all_ptr, at, PARTS, SIZE)
+            if up_ptr is not None:
+                up_sums = _merged(up_sums, all_ptr + PARTS * SIZE, at, PARTS, SIZE)
+        _store(
+            sums, up_sums, values_ptr, scale_ptr, up_ptr, up_scale_ptr, x_scale_ptr, residual_ptr, out_ptr, output,
+            num_outputs, row, num_rows,
+        )  # fmt: skip
