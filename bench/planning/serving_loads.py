@@ -14,6 +14,11 @@ FILLED_IN = ("python", "model", "host", "port", "tp", "device", "total", "reques
 MAX_REQUESTS = 20_000
 """A log has one record for a load, with every latency in it, and a record has a megabyte at most."""
 SERVER = "task.serving.server"
+COMMAND = f"{SERVER}.argv, {SERVER}.options"
+BRACES = (
+    f"use {', '.join(f'{{{word}}}' for word in FILLED_IN)}; {{model}} and {{port}} must be there; write {{{{ and }}}} "
+    "for braces, as those of JSON"
+)
 
 
 def loads(serving: Serving) -> list[Load]:
@@ -128,12 +133,10 @@ def _check_lengths(config: Config) -> None:
 
 def _check_started(config: Config, server: Server) -> None:
     """Refuse a server that cannot be started as asked."""
-    asked = [*server.argv, *chain(*server.precisions.values()), *server.cpu_options, *server.options]
-    words = {field for word in asked for _, field, _, _ in string.Formatter().parse(word) if field}
+    words = _filled_in(server)
     if not server.argv or (unknown := words - set(FILLED_IN)) or not {"model", "port"} <= words:
         what = f"{{{min(unknown)}}} stands for nothing" if server.argv and unknown else "no {model} or no {port} in it"
-        fix = f"use {', '.join(f'{{{word}}}' for word in FILLED_IN)}; {{model}} and {{port}} must be there"
-        raise ConfigError(what, where=f"{SERVER}.argv", fix=fix)
+        raise ConfigError(what, where=COMMAND, fix=BRACES)
     if "tp" not in words and (config.parallel.tp or 1) > 1:
         what = f"{server.name.name} is not started with a tensor parallelism"
         raise ConfigError(what, where="parallel.tp", fix="set parallel.tp=1, or choose another server=")
@@ -149,6 +152,15 @@ def _check_started(config: Config, server: Server) -> None:
         what = "no folder of the model is named"
         fix = "export MODEL=…, a folder of Hugging Face's format, or set model.weights=random"
         raise ConfigError(what, where=f"{SERVER}.model, cluster.paths.model", fix=fix)
+
+
+def _filled_in(server: Server) -> set[str]:
+    """Return the words of the command line that stand for something; raises ConfigError for a brace that is alone."""
+    asked = [*server.argv, *chain(*server.precisions.values()), *server.cpu_options, *server.options]
+    try:
+        return {field for word in asked for _, field, _, _ in string.Formatter().parse(word) if field}
+    except ValueError as error:
+        raise ConfigError(f"a brace in the command line: {error}", where=COMMAND, fix=BRACES) from error
 
 
 def _check_elsewhere(server: Server) -> None:

@@ -26,6 +26,7 @@ REFUSED = {
     "precision=fp8": "transformers is not started in fp8",
     "parallel.tp=2": "tp 2 on a CPU",
     "task.serving.server.argv=[serve,'{model}','{prot}']": "{prot} stands for nothing",
+    "task.serving.server.options=['{']": "a brace in the command line: Single '{' encountered",
     "task.serving.server.port=70000": "70000 is not a valid port",
     "task.serving.server.url=node7:8000": "node7:8000 is not the address of a server",
     "task.serving.server.url=http://node7:8000": "where its tokenizer is",
