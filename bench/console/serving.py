@@ -58,7 +58,7 @@ def _verdict(result: Result, serving: ServingResult, more: Sequence[Row]) -> She
         ("valid trial", "yes" if result.valid and serving.proven else "no", shown),
         *([] if serving.healthy_s is None else [("healthy after (s)", f"{serving.healthy_s:.1f}", UNTIMED)]),
         _memory(serving),
-        *([] if serving.knee is None else [("knee (requests/s)", f"{serving.knee:g}", KNEE)]),
+        *([_knee(serving)] if serving.swept else []),
         ("software", ", ".join(f"{name} {version}" for name, version in result.software.items()), ""),
     ]
     return Sheet(serving_rows.title(result, serving), [*rows, *more], caption="n = 1 run")
@@ -94,6 +94,11 @@ def _cell(value: float | None) -> str:
 
 UNTIMED = "not timed with the loads"
 KNEE = "the highest rate at which 99 % of the requests keep the limits"
+
+
+def _knee(serving: ServingResult) -> Row:
+    name, knee = "knee (requests/s)", serving.knee
+    return (name, "-", serving.no_knee) if knee is None else (name, f"{knee:g}", KNEE)
 
 
 def _memory(serving: ServingResult) -> Row:

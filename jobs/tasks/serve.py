@@ -50,6 +50,8 @@ def run(plan: ServingPlan, trial: Trial, log: mllog.Writer, folder: Path) -> Non
         fix = "pip install 'runstop[serve]'"
         raise SubmitError(f"the load needs {error.name}", where="jobs.serving", fix=fix, rule="RUN-08") from error
     server.allow_connections(serving.requests)
+    for left in folder.glob(run_files.server_models_set_aside(trial.index)):  # as large as the model
+        shutil.rmtree(left, ignore_errors=True)
     log.start(mllog.INIT_START)
     describe_serving(plan, trial, serving, log)
     model = model_folder.prepared(plan, serving.server, folder / run_files.server_model(trial.index), seed=trial.seed)

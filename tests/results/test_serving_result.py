@@ -120,7 +120,10 @@ def test_the_knee_is_the_last_rate_that_keeps_the_limits(tmp_path: Path) -> None
     assert found.knee == 2 == values(found)["knee"]
     assert "poisson 2/s latency_p50" in values(found), "several loads have names of their own"
     slow = read(serving_log.write(plan, tmp_path / "result_1.txt", loads | {"poisson 4/s": [1.0] * 200}))
-    assert slow.knee is None, "no rate is beyond it"
+    assert slow.knee is None and slow.no_knee.startswith("every rate keeps"), "no rate is beyond it"
+    loads |= {"poisson 1/s": [31.0] * 200}
+    uneven = read(serving_log.write(plan, tmp_path / "result_2.txt", loads))
+    assert uneven.knee is None and uneven.no_knee.startswith("the lowest rate misses"), "a lower rate missed the limits"
 
 
 def test_a_load_without_a_record_is_missing(burst: ServingPlan, tmp_path: Path) -> None:
