@@ -32,7 +32,8 @@ def _together(config: Config) -> Iterator[Refusal]:
     local_sgd, groups = config.recipe.local_sgd, config.parallel.groups
     is_trained = config.task.kind is Kind.train
     what = f"{groups} groups, and recipe.local_sgd, by which they would train apart, is null"
-    fix = "leave parallel.groups out, or choose a task that trains apart, such as pretrain_tiny_apart"
+    fix = "leave parallel.groups out, or set recipe.local_sgd.every_steps=100, or choose a task such as "
+    fix += "pretrain_tiny_apart"
     yield groups is not None and local_sgd is None, what, "parallel.groups", fix
     what, where = f"recipe.local_sgd is given, and {config.task.name} trains nothing", "recipe.local_sgd"
     yield local_sgd is not None and not is_trained, what, where, "set recipe.local_sgd=null"

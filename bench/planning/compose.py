@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.contract import old_plans
+from bench.contract.local_sgd import LocalSgd
 from bench.contract.plan import Plan
 from bench.contract.schema import Config, DataSource
 from bench.contract.task import StartsFrom, Weights
@@ -121,8 +122,8 @@ def _of_hydra(words: Sequence[str]) -> "DictConfig":
     return hydra_compose("launch", overrides=list(words))
 
 
-_VALUE = re.compile(r"(?!hydra\.)[\w.]+=")
-"""A value for a key that exists: neither a sign in front nor one of Hydra's own."""
+_VALUE = re.compile(r"(?!\+?hydra\.)(?:[\w.]+|\+\w+\.[\w.]+)=")
+"""A value for a key that exists or, with a + in front, for one that is added below another; none of Hydra's own."""
 
 
 def _is_choice(word: str) -> bool:
@@ -156,7 +157,10 @@ def _with_values(config: "DictConfig", words: Sequence[str]) -> "DictConfig":
     if any(override.is_sweep_override() for override in overrides):
         raise HydraException("several values are for --multirun")
     for override in overrides:
-        OmegaConf.update(config, override.key_or_group, override.value(), merge=True)
+        key, value = override.key_or_group, override.value()
+        if override.is_add() and not isinstance(value, dict | list) and OmegaConf.select(config, key) is not None:
+            raise HydraException(f"{key} exists")
+        OmegaConf.update(config, key, value, merge=True, force_add=override.is_add())
     return config
 
 
@@ -164,7 +168,7 @@ def typed(config: "DictConfig") -> Config:
     """Return the config as its dataclasses, with the paths made absolute."""
     from omegaconf import OmegaConf
 
-    typed_config = typing.cast(Config, OmegaConf.to_object(config))
+    typed_config = typing.cast(Config, OmegaConf.to_object(_without_unused_local_sgd(config)))
     paths = typed_config.cluster.paths
     for name in ("data", "model", "logs"):
         setattr(paths, name, _absolute(getattr(paths, name)))
@@ -176,6 +180,28 @@ def typed(config: "DictConfig") -> Config:
     if peer is not None and deepspeed.is_path(peer.deepspeed_json):
         peer.deepspeed_json = _absolute(peer.deepspeed_json)
     return typed_config
+
+
+def _without_unused_local_sgd(config: "DictConfig") -> "DictConfig":
+    """Return the config with recipe.local_sgd null if nothing was given of it: conf/launch.yaml has it for all tasks.
+
+    Raises:
+        ConfigError: something was given, and not every_steps.
+    """
+    from omegaconf import OmegaConf
+
+    local_sgd = config.recipe.get("local_sgd")
+    if local_sgd is None or not OmegaConf.is_missing(local_sgd, "every_steps"):
+        return config
+    unset = OmegaConf.structured(LocalSgd)
+    given = [f"recipe.local_sgd.{key}" for key in local_sgd if key != "every_steps" and local_sgd[key] != unset[key]]
+    if given:
+        what = f"{', '.join(given)} is set, and not after how many steps groups are merged"
+        fix = "say how often: recipe.local_sgd.every_steps=100"
+        raise ConfigError(what, where="recipe.local_sgd.every_steps", fix=fix)
+    config = config.copy()
+    config.recipe.local_sgd = None
+    return config
 
 
 def read(config_yaml: str) -> Config:

@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+import torch
 
 from bench.contract import mllog
 from bench.mlperf import reader
 from bench.mlperf.result import parse
 from helpers import ranks
+from jobs.weights.checkpoint_reader import Reader, Wanted
 
 pytestmark = pytest.mark.trains
 
@@ -72,6 +74,30 @@ def test_one_group_is_plain_training_bit_for_bit(tmp_path: Path) -> None:
     for key in (mllog.TRAIN_LOSS, mllog.EVAL_ACCURACY):
         assert values(alone, key) == values(plain, key)
     assert [step for step, _ in values(alone, mllog.OUTER_STEP)] == [3, 6, 9, 12]
+
+
+def test_a_merge_after_each_step_of_sgd_is_plain_data_parallelism(tmp_path: Path) -> None:
+    """The outer optimizer is SGD of rate 1 without momentum, and so the inner one must be SGD too."""
+    sgd = (*TRAINING, *ranks.SGD, "task.training.checkpoint_every_steps=12")
+    one = [f"recipe.local_sgd.{word}" for word in ("every_steps=1", "average=nesterov", *MEAN[1:])]
+    plain = trained(tmp_path / "plain", 2, "task=pretrain_tiny", *sgd)
+    apart = trained(tmp_path / "apart", 2, "task=pretrain_tiny_apart", *one, *sgd)
+    losses = [loss for _, loss in values(plain, mllog.EVAL_ACCURACY)]
+    assert losses[-1] < losses[0] - 0.01, "something was learned"
+    expected, got = (weights(log.parent / "checkpoints" / "trial_0" / "step_12") for log in (plain, apart))
+    assert sum(weight.numel() for weight in expected.values()) == parse(plain).hyperparameters["trainable_parameters"]
+    for name, weight in expected.items():
+        torch.testing.assert_close(got[name], weight, rtol=0, atol=TOLERANCE / 10)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    """Return the master weights of a training state."""
+    reader, found = Reader(folder), {}
+    for name in (name for name in reader.names() if name.startswith(("embedding", "decoder", "output"))):
+        whole = reader.stored(name).whole
+        found[name] = torch.empty(whole)
+        reader.read([Wanted(name, whole, (0,) * len(whole), found[name])])
+    return found
 
 
 def test_all_groups_start_from_the_same_weights(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 from bench.console.plan import rows
 from bench.contract import groups
 from bench.contract import plan as plans
+from bench.contract.local_sgd import Compress, LocalSgd
 from bench.contract.plan import TrainingPlan
 from bench.errors import ConfigError
 from bench.planning import compose
@@ -65,9 +66,32 @@ def test_the_plan_says_what_it_is_worth_and_what_is_missing() -> None:
     assert unknown == "not estimated: a step time (recipe.local_sgd.step_time_s) is not known"
 
 
+@pytest.mark.parametrize("through", [(), ("hydra.verbose=false",)])
+@pytest.mark.parametrize("given", [("every_steps=10", "compress=int8"), ("={every_steps: 10, compress: int8}",)])
+def test_any_training_task_trains_apart_when_it_is_told_how_often_to_merge(
+    given: tuple[str, ...], through: tuple[str, ...]
+) -> None:
+    """By keys or in braces; composed by Hydra alone, and from what was kept."""
+    words = [f"recipe.local_sgd{'' if word[0] == '=' else '.'}{word}" for word in given]
+    plan, config_yaml = compose.for_run(["task=pretrain_tiny", "parallel.groups=2", *words, *through])
+    assert isinstance(plan, TrainingPlan) and plan.world.groups == 2
+    assert plan.config.recipe.local_sgd == LocalSgd(every_steps=10, compress=Compress.int8)
+    assert compose.read(config_yaml).recipe.local_sgd == plan.config.recipe.local_sgd
+
+
+def test_a_task_that_is_not_told_so_trains_together() -> None:
+    plan, config_yaml = compose.for_run(["task=pretrain_tiny"])
+    assert isinstance(plan, TrainingPlan) and plan.config.recipe.local_sgd is None
+    assert "local_sgd" not in plans.dumps(plan)
+    assert compose.read(config_yaml).recipe.local_sgd is None
+
+
 REFUSED: dict[str, tuple[tuple[str, ...], str, str]] = {
     "groups without local SGD": (("task=pretrain_tiny", "parallel.groups=2"), "2 groups", "pretrain_tiny_apart"),
     "groups of kernels": (("task=gemm", "cluster=dgx1", "parallel.groups=2"), "2 groups", "leave parallel.groups out"),
+    "groups, and how to name it": (("task=pretrain_tiny", "parallel.groups=2"), "2 groups", "every_steps=100"),
+    "no interval": (("task=pretrain_tiny", "recipe.local_sgd.outer_lr=0.7"), "outer_lr is set", "every_steps=100"),
+    "no such key": (("task=pretrain_tiny", "recipe.local_sgd={every_step: 1}"), "'every_step'", "every_steps?"),
     "local SGD without groups": ((APART, "parallel.groups=null"), "no groups", "parallel.groups=2"),
     "three groups": ((APART, "parallel.groups=3"), "are not 3 groups", "divide"),
     "an odd batch": ((APART, "recipe.global_batch_size=15"), "no equal shares", "a multiple of 2"),
