@@ -3,7 +3,7 @@
 Each rank exchanges its part of the weights with the ranks of the same position in the other groups, in host memory and
 in pieces. A merge counts once every rank of every group that takes part has all of its pieces; rank 0 decides that, by
 the store. A group that does not come within the time limit, or breaks off, has left: the others make the exchange
-again without it. It does not join again in this attempt at the trial.
+again without it. Started again, it joins at the end of a merge (`jobs.ranks.joining`).
 """
 
 import time
@@ -18,6 +18,7 @@ from torch.distributed import DistStoreError, PrefixStore, ProcessGroupGloo
 
 from bench.contract.local_sgd import Compress
 from bench.errors import BenchError
+from jobs.ranks import joining
 from jobs.ranks.compression import MULTIPLE, decoded, encoded
 from jobs.ranks.groups import Groups
 
@@ -38,6 +39,8 @@ class Merged:
     """By the groups that took part: what their first ranks said of themselves."""
     left: list[int]
     """Groups that have left in this merge."""
+    joined: dict[int, int]
+    """Groups that train from here on again, by their life."""
     waited_s: float
     """Until all were there, with the time limits of those that were not."""
     exchange_s: float
@@ -56,8 +59,14 @@ class Meeting:
         self._link: ProcessGroupGloo | None = None
         self._joined: list[int] = []
 
-    def merge(self, name: str, said: Any, pieces: Pieces, take: Take) -> Merged:
+    def begin(self) -> None:
+        """Take in which groups train now."""
+        self._living = list(self._groups.living)
+
+    def merge(self, name: str, said: Any, pieces: Pieces, take: Take, *, lets_in: bool = True) -> Merged:
         """Give the mean of every piece over the groups to `take`; of an exchange that breaks off, again.
+
+        Behind it groups that were started again are let in.
 
         Raises:
             BenchError: the others have gone on without this group, or rank 0 is gone.
@@ -74,9 +83,20 @@ class Meeting:
             done = self._call(f"{name}/{attempt}/done", is_done)
             if sorted(done) == sorted(there) and all(all(of_ranks) for of_ranks in done.values()):
                 left = [group for group in before if group not in there]
-                return Merged(sorted(there), [there[g][0] for g in sorted(there)], left, waited_s, exchange_s, sent)
+                joined = self._let_in(name) if lets_in else {}
+                said_by = [there[group][0] for group in sorted(there)]
+                return Merged(sorted(there), said_by, left, joined, waited_s, exchange_s, sent)
             self._link = None
         raise self._error(f"{name} was not finished in {attempt + 1} exchanges")
+
+    def _let_in(self, name: str) -> dict[int, int]:
+        """Return the groups that rank 0 lets in, by their life."""
+        if self._groups.rank == 0:
+            self._groups.tell(f"{name}/joined", joining.waiting(self._groups, self._living, self._store))
+        joined: dict[int, int] = self._told(f"{name}/joined", None)
+        if joined:
+            self._living, self._link = sorted({*self._living, *joined}), None
+        return joined
 
     def _call(self, key: str, value: Any) -> dict[int, list[Any]]:
         """Return what the ranks of each group that is there say; the others have left.

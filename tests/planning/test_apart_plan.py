@@ -102,6 +102,8 @@ REFUSED: dict[str, tuple[tuple[str, ...], str, str]] = {
     "momentum": ((APART, "recipe.local_sgd.outer_momentum=1"), "1 is not in [0, 1)", "0.9"),
     "mean": ((APART, "recipe.local_sgd.average=parameters"), "has no outer step", "average=nesterov"),
     "limit": ((APART, "recipe.local_sgd.time_limit_s=0"), "0.0 is not above 0", "seconds above 0"),
+    "restarts": ((APART, "recipe.local_sgd.restarts=-1"), "-1 restarts", "0 or more"),
+    "elsewhere": ((APART, "cluster=dgx2", "recipe.local_sgd.restarts=1"), "only on this machine", "resume"),
     "engine": ((APART, "engine=huggingface"), "engine=huggingface knows no groups", "engine=megatron"),
     "target": ((APART, "task.training.target_eval_loss=1"), "the task has a target", "target_eval_loss=null"),
     "whole optimizer": ((APART, "parallel.distributed_optimizer=false"), "shards", "distributed_optimizer=true"),
