@@ -27,7 +27,6 @@ ROWS, COLUMNS, BATCH, RATE = 24, 300, 8, 2e-3
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let weights be exchanged in several pieces, the last one short."""
     monkeypatch.setattr(merging, "PIECE", 128)
-    monkeypatch.setattr("jobs.engines.megatron.outer.PIECE", 128)
     monkeypatch.setattr(joining, "PIECE", 128)
 
 
