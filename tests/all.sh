@@ -16,6 +16,8 @@ mapfile -t nodes < <(printf '%s\n' "${elsewhere[@]}" | grep -E "$on_nodes")
 mapfile -t trained < <(printf '%s\n' "${elsewhere[@]}" | grep -vE "$on_nodes")
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
+export COMPOSED_CONFIGS="$logs/composed" # what Hydra has composed for one process, the others read (cached_configs.py)
+mkdir "$COMPOSED_CONFIGS"
 unset PYTHONDONTWRITEBYTECODE # or hundreds of processes would each compile all that they import
 "$python" -m compileall -q bench jobs tests/helpers
 code=0

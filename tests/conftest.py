@@ -1,5 +1,6 @@
 """What several tests stand on: programs started as by a user, a base that is trained once, a log of a trial."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from helpers.written_log import ONCE
 
 pytest_plugins = ("helpers.cpu_report",)
 compose._composed = cached_configs.cached(compose._composed)
+compose._of_choices = cached_configs.in_parts(cached_configs.shared(compose._of_choices))
 for library in ("OMP", "OPENBLAS", "MKL"):
     # Read when torch and numpy are loaded. Tensors of tests are tiny: their threads would mostly wait for each other.
     os.environ.setdefault(f"{library}_NUM_THREADS", "1")
@@ -32,6 +34,17 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background
 
 TIMEOUTS_S = {"slurm": 1800, "trains": 900}
 """Of tests with these marks, on a machine that is busy; pyproject.toml has that of all others."""
+
+
+NUM_OBJECTS = 200_000
+"""How many new objects there are before Python looks for cycles: 700 by default, which takes 7 % of the CPU time."""
+
+
+def pytest_collection_finish() -> None:
+    """Leave all that was imported and collected out of every search for cycles."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(NUM_OBJECTS)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

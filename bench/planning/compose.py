@@ -122,8 +122,8 @@ def _of_hydra(words: Sequence[str]) -> "DictConfig":
     return hydra_compose("launch", overrides=list(words))
 
 
-_VALUE = re.compile(r"(?!hydra\.)[\w.]+=")
-"""A value for a key that exists: neither a sign in front nor one of Hydra's own."""
+_VALUE = re.compile(r"(?!\+?hydra\.)(?:[\w.]+|\+\w+\.[\w.]+)=")
+"""A value for a key that exists or, with a + in front, for one that is added below another; none of Hydra's own."""
 
 
 def _is_choice(word: str) -> bool:
@@ -157,7 +157,10 @@ def _with_values(config: "DictConfig", words: Sequence[str]) -> "DictConfig":
     if any(override.is_sweep_override() for override in overrides):
         raise HydraException("several values are for --multirun")
     for override in overrides:
-        OmegaConf.update(config, override.key_or_group, override.value(), merge=True)
+        key, value = override.key_or_group, override.value()
+        if override.is_add() and not isinstance(value, dict | list) and OmegaConf.select(config, key) is not None:
+            raise HydraException(f"{key} exists")
+        OmegaConf.update(config, key, value, merge=True, force_add=override.is_add())
     return config
 
 

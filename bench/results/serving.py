@@ -32,7 +32,7 @@ class ServingResult:
     server: str
     model: str
     about: str
-    """The server's precision, tensor parallelism and weights, in words."""
+    """The server's precision, tensor parallelism and weights, or where it runs, in words."""
     is_random: bool
     """Whether the model's weights are random numbers: its answers then mean nothing, and their times do."""
     healthy_s: float | None
@@ -116,7 +116,7 @@ def read(log: Log) -> ServingResult | None:
     return ServingResult(
         server=str(server.value) if server else "a server that never answered",
         model=str(about.get("model", "")),
-        about=f"{about.get('precision', '?')}, tp {about.get('tp', '?')}, {about.get('weights', '?')} weights",
+        about=_about(about),
         is_random=about.get("weights") == mllog.RANDOM,
         healthy_s=number(about.get("healthy_s")),
         loads=found,
@@ -125,6 +125,12 @@ def read(log: Log) -> ServingResult | None:
         no_memory=str(memory.get(mllog.NOT_MEASURED, "no record")),
         findings=tuple(finding for one in found for finding in _findings(one)),
     )
+
+
+def _about(server: Mapping[str, Any]) -> str:
+    if "url" in server:
+        return f"at {server['url']}; its precision and its hardware are not known"
+    return f"{server.get('precision', '?')}, tp {server.get('tp', '?')}, {server.get('weights', '?')} weights"
 
 
 def summaries(result: ServingResult) -> list[Summary]:

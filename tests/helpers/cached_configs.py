@@ -1,14 +1,24 @@
-"""Compose each config once in a process: Hydra takes 0.1 s of CPU time for one, and tests ask for a thousand."""
+"""Compose each config once: Hydra takes 0.1 s of CPU time for one, and tests ask for a thousand."""
 
+import hashlib
 import os
 import pickle
 from collections.abc import Callable
-from functools import wraps
+from functools import cache, wraps
+from pathlib import Path
 
 from bench.contract.schema import Config
 
 PATHS = ("DATADIR", "MODEL", "LOGDIR", "NEMO_PYTHON")
 """The environment that conf/ reads."""
+SHARED = "COMPOSED_CONFIGS"
+"""A folder for what Hydra composes; tests/all.sh makes one for all of its processes and removes it."""
+
+PLACE = ("cluster", "gpu@cluster.gpu", "container")
+"""Groups that say where a run goes. Their files fill `cluster` and `container`, and those of other groups do not."""
+
+OfChoices = Callable[[tuple[str, ...], tuple[str, int]], bytes]
+"""What compose._of_choices is: choices of groups, where Hydra looks for files and when they changed."""
 
 
 def cached(compose: Callable[[list[str]], Config]) -> Callable[[list[str]], Config]:
@@ -25,3 +35,36 @@ def cached(compose: Callable[[list[str]], Config]) -> Callable[[list[str]], Conf
         return pickle.loads(configs[key])
 
     return composed
+
+
+def in_parts(of_choices: OfChoices) -> OfChoices:
+    """Return `of_choices`, which asks Hydra once for each place and once for each work, not for each pair of them."""
+
+    @cache
+    def composed(choices: tuple[str, ...], sources: tuple[str, int]) -> bytes:
+        place = tuple(word for word in choices if word.partition("=")[0] in PLACE)
+        work = tuple(word for word in choices if word not in place)
+        if not place or not work:
+            return of_choices(choices, sources)
+        config, there = (pickle.loads(of_choices(part, sources)) for part in (work, place))
+        config.cluster, config.container = there.cluster, there.container
+        return pickle.dumps(config)
+
+    return composed
+
+
+def shared(of_choices: OfChoices) -> OfChoices:
+    """Return `of_choices` with files that other processes read and write too, where there is a folder for them."""
+    folder = os.environ.get(SHARED)
+    if folder is None:
+        return of_choices
+
+    def read_or_composed(choices: tuple[str, ...], sources: tuple[str, int]) -> bytes:
+        path = Path(folder, hashlib.sha256(repr((choices, sources)).encode()).hexdigest())
+        if not path.exists():
+            begun = path.with_suffix(f".{os.getpid()}")
+            begun.write_bytes(of_choices(choices, sources))
+            begun.replace(path)
+        return path.read_bytes()
+
+    return read_or_composed

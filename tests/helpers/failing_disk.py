@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -48,13 +49,17 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
         disk.count(f"{event} {os.fsdecode(paths[0])}")
 
 
-sys.addaudithook(_audit)  # stays for as long as the process, and does nothing outside of `failing`
+@cache
+def _listen() -> None:
+    """Hear of each operation of this process, once and for all; outside of `failing` nothing is done about it."""
+    sys.addaudithook(_audit)
 
 
 @contextmanager
 def failing(root: Path, at: int) -> Iterator[FailingDisk]:
     """Let operation number `at` below a folder fail; fsync counts too, wherever the file lies."""
     disk, real = FailingDisk(root.absolute(), at), os.fsync
+    _listen()
 
     def fsync(descriptor: int) -> None:
         disk.count("fsync")

@@ -3,13 +3,33 @@
 import base64
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+from matplotlib.figure import Figure
 from plotly.offline import get_plotlyjs
 
 from bench import report
+
+NO_PICTURE = b"a figure that was not painted"
+
+
+@contextmanager
+def unpainted() -> Iterator[None]:
+    """Put figures together as ever, and neither lay them out nor paint them, for tests that look at texts and tables.
+
+    It takes most of the time of a report. test_figures.py and the other tests of pictures paint them.
+    """
+
+    def save(figure: Figure, path: Path, **_: object) -> None:
+        path.write_bytes(NO_PICTURE)
+
+    with mock.patch.object(Figure, "savefig", save), mock.patch.object(Figure, "get_layout_engine", lambda _: None):
+        yield
 
 
 class Page(HTMLParser):

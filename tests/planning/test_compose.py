@@ -2,9 +2,11 @@
 
 import os
 import shutil
+from functools import cache
 from pathlib import Path
 
 import pytest
+import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from omegaconf import OmegaConf
@@ -18,11 +20,13 @@ WORDS = (
     ("parallel.tp=2", "cluster=dgx2", "recipe.lr=1e-4", "task=lora70b", "parallel={tp: 4, pp: null}"),
     ("task=lora70b", "cluster=dgx2", "container.mounts=['/a b:/c', /d:/e]"),
     ("gpu@cluster.gpu=h200", "cluster=local", "cluster.gpu.memory_gib=9", "walltime=${trials}", "launch.stall=null"),
+    ("task=serve_7b", "cluster=dgx1", "container=none", "gpu@cluster.gpu=a800", "engine=huggingface", "server=vllm"),
     ("cluster=dgx1", "+cluster.environment.B=c", "cluster.environment.B=d", "task.training.max_steps=777"),
 )
-"""Choices of groups and values, mixed; what adds a key is left to Hydra."""
+"""Choices of groups and values, mixed, and keys that are added."""
 
 
+@cache
 def of_hydra_alone(words: tuple[str, ...]) -> str:
     compose.register()
     with initialize_config_dir(str(compose.CONF), version_base="1.3"):
@@ -32,6 +36,18 @@ def of_hydra_alone(words: tuple[str, ...]) -> str:
 def test_each_config_is_that_of_hydra_and_nothing_is_left_of_the_one_before() -> None:
     for words in (*WORDS, *reversed(WORDS)):
         assert compose.for_run(words)[1] == of_hydra_alone(words), words
+
+
+def test_where_a_run_goes_and_what_it_does_are_independent() -> None:
+    """Any cluster can be chosen for any task; the tests themselves put their configs together in this way."""
+    for path in compose.CONF.glob("*/*.yaml"):
+        is_place, text = path.parent.name in ("cluster", "gpu", "container"), path.read_text()
+        content = yaml.safe_load(text) or {}
+        chosen = [key for entry in content.pop("defaults", []) if isinstance(entry, dict) for key in entry]
+        allowed = ("/gpu@cluster.gpu", "/container") if is_place else ("/model", "/data", "/server")
+        assert {key.removeprefix("override ") for key in chosen} <= set(allowed), path
+        if text.startswith("# @package _global_"):
+            assert all((key in ("cluster", "container")) == is_place for key in content), path
 
 
 @pytest.mark.parametrize("word", ["seed_base=1,2", "parallel.tpp=1", "task=nothing", "recipe.lr=fast", "trials=[1"])

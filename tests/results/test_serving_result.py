@@ -84,6 +84,15 @@ def test_what_keeps_a_log_from_proving_the_task(
     assert said.startswith(problem) and not trials.judge(log, burst, burst.trials[0]).proven
 
 
+def test_a_mean_delay_of_the_client_is_a_share_of_the_mean_latency(burst: ServingPlan, tmp_path: Path) -> None:
+    """Nine in ten requests take 0.1 s and the others 2.1 s: 0.06 s are a fifth of the mean, not more than half."""
+    client = {"sent_p50_s": 0.001, "loadgen_mean_s": 0.06}
+    (load,) = read(
+        serving_log.write(burst, tmp_path / "result_0.txt", {"burst": [0.1] * 180 + [2.1] * 20}, client=client)
+    ).loads
+    assert load.client_share == pytest.approx(0.2)
+
+
 def test_a_load_that_is_invalid_by_loadgen_is_shown_with_the_reason_and_was_measured_all_the_same(
     burst: ServingPlan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -37,6 +37,12 @@ class Linear:
         num_out, width = self.values.shape
         return num_out, 2 * width if self.values.dtype is torch.uint8 else width
 
+    def product(self, x_MI: Tensor) -> Tensor:
+        """Return weight x [M, O], by one GEMM of torch. FP8 numbers are exact in BF16, and are scaled after it."""
+        if self.values.dtype is FP8:
+            return (x_MI @ self.values.to(x_MI.dtype).T).mul_(self.scale)
+        return x_MI @ self.dense(x_MI.dtype).T
+
     def dense(self, dtype: torch.dtype) -> Tensor:
         """Return the weight [O, I] without quantisation."""
         if self.scale is None:
