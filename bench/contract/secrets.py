@@ -40,6 +40,20 @@ _SHAPES = {
     "a password in an address": r"\w://[^/\s:@$]{0,200}:([^/\s:@$]+)@[\w\[]",
     "a registry's credentials": r"(?i:\bauth)\\?[\"']?\s*[:=]\s*\\?[\"']?([A-Za-z0-9+/]{8,}={0,2})",
 }
+_LETTERS = {
+    "a Hugging Face token": ("hf_",),
+    "an NVIDIA API key": ("nvapi-",),
+    "an AWS access key": ("AKIA", "ASIA"),
+    "a GitHub token": ("ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_"),
+    "a GitLab token": ("glpat-",),
+    "a Docker token": ("dckr_pat_",),
+    "a Slack token": ("xox",),
+    "an API key": ("sk-",),
+    "a JSON web token": ("eyJ",),
+    "a private key": ("-----BEGIN ",),
+    "a password in an address": ("://",),
+}
+"""Letters of which each secret of a shape holds some: texts without them, as most are, need not be searched."""
 _VALUE = re.compile(
     r"(?:token|secret|password|passwd|passphrase|credentials?|(?<=[A-Z_-])key)"
     r"\\?[\"']?\s{0,9}[:=]\s{0,9}\\?[\"']?((?![$*/~<])[^\s\"',;&${}()\[\]<>]{8,})",
@@ -122,6 +136,8 @@ def _found(text: str) -> Iterator[Secret]:
     if len(text) < SHORTEST:  # as most cells of a table; no shape is shorter either
         return
     for what, shape in _SHAPES.items():
+        if what in _LETTERS and not any(letters in text for letters in _LETTERS[what]):
+            continue
         for match in re.finditer(shape, text):
             if what != "a registry's credentials" or _is_pair(match[1]):
                 yield Secret(what, *match.span(1), has_prefix=shape.startswith(_BEFORE))

@@ -47,9 +47,9 @@ def estimate(config: Config, world: World, recomputed: Recomputed, *, has_graph:
 
     The distributed optimizer shards its states over dp * cp ranks. has_graph: a CUDA graph launches the passes.
     """
-    stages = [_stage(config, world, recomputed, pp_rank) for pp_rank in range(world.pp)]
-    fullest = max(stages, key=lambda stage: stage.total_gib)
-    return _with_evaluation(config, world, fullest) if has_graph else fullest
+    pp_rank, parts = _fullest_stage(config, world, recomputed)
+    stage = _stage(config, world, pp_rank, parts)
+    return _with_evaluation(config, world, stage) if has_graph else stage
 
 
 def recompute(config: Config, world: World) -> Recomputed:
@@ -69,7 +69,7 @@ def recompute(config: Config, world: World) -> Recomputed:
     limit_gib = device.memory_gib - FIT_MARGIN_GIB
 
     def fits(recomputed: Recomputed) -> bool:
-        return estimate(config, world, recomputed).total_gib <= limit_gib
+        return sum(_fullest_stage(config, world, recomputed)[1].values()) <= limit_gib
 
     by_qkv = [Recomputed(full=False, qkv_layers=n, fc1_layers=0) for n in range(1, num_layers + 1)]
     by_fc1 = [Recomputed(full=False, qkv_layers=num_layers, fc1_layers=n) for n in range(1, num_layers + 1)]
@@ -91,13 +91,23 @@ def gpu(config: Config) -> Gpu | None:
     return config.cluster.gpu if config.cluster.device is Device.cuda else None
 
 
-def _stage(config: Config, world: World, recomputed: Recomputed, pp_rank: int) -> Memory:
-    """Return the memory of a rank of one pipeline stage."""
-    model, lora, size = config.model, config.training.lora, BYTES[config.precision]
-    base, adapters = rank_parameters(model, lora, tp=world.tp, pp=world.pp, pp_rank=pp_rank)
+def _fullest_stage(config: Config, world: World, recomputed: Recomputed) -> tuple[int, dict[str, float]]:
+    """Return the pipeline stage that needs most, and the GiB of each part of what it needs.
+
+    The first stage, the last one and the second one: those behind it need no more, since fewer micro-batches are in
+    flight there.
+    """
+    stages = {k: _parts(config, world, recomputed, k) for k in sorted({0, min(1, world.pp - 1), world.pp - 1})}
+    return max(stages.items(), key=lambda stage: sum(stage[1].values()))
+
+
+def _parts(config: Config, world: World, recomputed: Recomputed, pp_rank: int) -> dict[str, float]:
+    """Return the GiB of each part of what a rank of one pipeline stage needs."""
+    lora, size = config.training.lora, BYTES[config.precision]
+    base, adapters = rank_parameters(config.model, lora, tp=world.tp, pp=world.pp, pp_rank=pp_rank)
     trainable = adapters if lora else base
     shards = world.dp * world.cp if config.parallel.distributed_optimizer else 1
-    parts = {
+    return {
         "base_weights_gib": (base * size + _quantized_weights_bytes(config, world, pp_rank)) / GIB,
         "adapter_weights_gib": adapters * size / GIB,
         "gradients_gib": trainable * MAIN_GRADIENT_BYTES / GIB,
@@ -105,8 +115,12 @@ def _stage(config: Config, world: World, recomputed: Recomputed, pp_rank: int) -
         "activations_gib": _activation_bytes(config, world, recomputed, pp_rank) / GIB,
         "workspace_gib": _workspace_bytes(config, world, recomputed, pp_rank) / GIB,
     }
-    total_gib = sum(parts.values())
-    device = gpu(config)
+
+
+def _stage(config: Config, world: World, pp_rank: int, parts: dict[str, float]) -> Memory:
+    """Return the memory of a rank of one pipeline stage, of which the parts are known."""
+    model, lora, device, total_gib = config.model, config.training.lora, gpu(config), sum(parts.values())
+    base, adapters = rank_parameters(model, lora, tp=world.tp, pp=world.pp, pp_rank=pp_rank)
     whole, adapters_total = parameters(model), lora_parameters(model, lora) if lora else 0
     return Memory(
         **parts,
@@ -116,7 +130,7 @@ def _stage(config: Config, world: World, recomputed: Recomputed, pp_rank: int) -
         parameters=whole + adapters_total,
         trainable_parameters=adapters_total if lora else whole,
         rank_parameters=base + adapters,
-        rank_trainable_parameters=trainable,
+        rank_trainable_parameters=adapters if lora else base,
     )
 
 

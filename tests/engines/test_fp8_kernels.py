@@ -237,8 +237,11 @@ def test_add_down_gradient(ops: Fp8Ops, drop: Dropout) -> None:
 
 
 @with_plain
-@pytest.mark.parametrize("adapted", [False, True], ids=["plain", "adapted"])
-@pytest.mark.parametrize(("groups", "repeats", "dim"), [(2, 4, 32), (3, 1, 64)])
+@pytest.mark.parametrize(
+    ("groups", "repeats", "dim", "adapted"),
+    [(2, 4, 32, False), (2, 4, 32, True), (3, 1, 64, True)],
+    ids=["grouped", "grouped, adapted", "adapted"],
+)
 def test_rope(monkeypatch: pytest.MonkeyPatch, ops: Fp8Ops, groups: int, repeats: int, dim: int, adapted: bool) -> None:
     monkeypatch.setattr(rope_kernels, "_PROGRAMS", 1)  # one program takes all groups of its rows, if the rank is large
     num_rows, heads, rank = 20, groups * (repeats + 2), RANK if dim < 64 else LARGE_RANK

@@ -169,9 +169,11 @@ def test_norm_backward(ops: TrainedOps, has_bias: bool, num_rows: int, width: in
         torch.testing.assert_close(got.double(), of_weight, rtol=1e-4, atol=1e-4 * of_weight.abs().max().item())
 
 
-@pytest.mark.parametrize("rotates", [False, True], ids=["learned positions", "RoPE"])
-@pytest.mark.parametrize("has_bias", [False, True], ids=["plain", "bias"])
-@pytest.mark.parametrize(("groups", "repeats", "dim"), [(2, 4, 32), (3, 1, 64)])
+@pytest.mark.parametrize(
+    ("groups", "repeats", "dim", "has_bias", "rotates"),
+    [(2, 4, 32, False, False), (2, 4, 32, True, True), (3, 1, 64, False, True), (3, 1, 64, True, False)],
+    ids=["grouped, learned positions", "grouped, bias, RoPE", "RoPE", "bias, learned positions"],
+)
 def test_heads(ops: TrainedOps, groups: int, repeats: int, dim: int, has_bias: bool, rotates: bool) -> None:
     num_rows, width = 20, groups * (repeats + 2) * dim
     angles = torch.rand(num_rows, dim // 2, device=DEVICE) * 50

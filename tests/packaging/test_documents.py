@@ -12,6 +12,7 @@ import pytest
 import bench
 from bench.backends.slurm import script
 from bench.rules import cluster, mlperf, run
+from helpers.page import unpainted
 from helpers.paths import ROOT
 
 WRITTEN = tuple(
@@ -34,8 +35,9 @@ def test_every_public_function_has_an_example_that_runs(tmp_path: Path, monkeypa
     (tmp_path / "ten").mkdir()
     named["folder"] = example_logs.trials("", tmp_path / "ten")
     named["study"] = example_study.study(tmp_path / "studies")
-    for example in examples:
-        exec(compile(example, "docs/api.md", "exec"), named)
+    with unpainted():
+        for example in examples:
+            exec(compile(example, "docs/api.md", "exec"), named)
     types = {name for name in bench.__all__ if isinstance(getattr(bench, name), type | UnionType)} - {"Follower"}
     functions = set(bench.__all__) - types
     shown = {name for name in functions if f"bench.{name}(" in "".join(examples)}

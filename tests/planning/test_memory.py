@@ -7,7 +7,7 @@ from typing import Any, get_type_hints
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.contract.plan import Memory, Recomputed, World
@@ -288,6 +288,15 @@ def test_total_is_the_sum_of_its_parts(config: Config, dp: int) -> None:
 
 
 @given(config=configs(), dp=sizes)
+def test_no_stage_needs_more_than_the_estimate(config: Config, dp: int) -> None:
+    """Not each of them is looked at; the first of those that need the same is the estimate's."""
+    world = world_of(config, dp=dp)
+    recomputed = memory.recompute(config, world)
+    needed = [sum(memory._parts(config, world, recomputed, rank).values()) for rank in range(world.pp)]
+    assert memory.estimate(config, world, recomputed).total_gib == max(needed)
+
+
+@given(config=configs(), dp=sizes)
 def test_full_recompute_never_stores_more(config: Config, dp: int) -> None:
     full = estimate(with_recompute(config, Recompute.full), dp=dp)
     none = estimate(with_recompute(config, Recompute.none), dp=dp)
@@ -548,6 +557,7 @@ def test_context_parallel_ranks_hold_one_layers_keys_and_values_of_all() -> None
     assert (needed[1] - needed[0] / 2) * memory.GIB == pytest.approx(gathered)
 
 
+@settings(max_examples=50)
 @given(config=fused_configs(), dp=sizes, share=st.floats(-0.1, 1.1))
 def test_fit_recomputes_no_more_than_needed(config: Config, dp: int, share: float) -> None:
     """Whatever lies between what is needed with nothing and with qkv and fc1 of every layer recomputed."""
@@ -568,6 +578,7 @@ def test_fit_recomputes_no_more_than_needed(config: Config, dp: int, share: floa
         assert needed(some(found.qkv_layers - 1, 0)) > room
 
 
+@settings(max_examples=30)  # each makes an estimate for every layer
 @given(config=fused_configs(), dp=sizes)
 def test_recomputing_more_layers_never_stores_more(config: Config, dp: int) -> None:
     """Of one stage: with several, another may become the one that needs most."""

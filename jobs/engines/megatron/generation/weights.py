@@ -24,7 +24,7 @@ def dtype_of(precision: WeightPrecision) -> torch.dtype:
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """A weight [O, I]. Products take BF16 or FP32 activations: FP8 and NF4 save memory traffic, not arithmetic."""
+    """A weight [O, I]. Products keep the accuracy of BF16 or FP32 activations: FP8 and NF4 save memory traffic."""
 
     values: Tensor
     """[O, I]; in NF4 [O, I / 2] as uint8, of two neighbours the first one in the high half of their byte."""
