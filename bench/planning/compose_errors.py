@@ -96,7 +96,8 @@ def _wrong_key(error: Exception, text: str) -> ConfigError | None:
         known = _keys().get(stray[1]) if stray else None
         if stray and known:
             return _unknown_key(stray[2], known)
-    if stray := re.search(r"Key '(\w+)' not in '(\w+)'", text):  # of the braces in key={…}
+    stray = re.search(r"Key '(\w+)' not in '(\w+)'", text)
+    if stray and f".{stray[1]}'" not in text:  # of the braces in key={…}: the override does not name it
         return _unknown_key(stray[1], _keys().get(stray[2], []))
     if "'cluster.environment" in text:
         return ConfigError(
