@@ -41,7 +41,7 @@ bench: .venv/test-installed  ## speed of reading beside MLPerf's tool, and the s
 
 .venv/run-installed: pyproject.toml | .venv/bin/python
 	@echo "installing runstop, torch and megatron-core into .venv: about 1.4 GB to download, once"
-	$(BIN)/python -m pip install --progress-bar on --editable '.[engine]'
+	$(BIN)/python -m pip install --progress-bar on --editable '.[engine,data]'
 	touch $@
 
 .venv/test-installed: pyproject.toml | .venv/bin/python

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from bench.contract import plan as plans
 from bench.contract import plan_paths
+from bench.contract.local_sgd import Prediction
 from bench.contract.plan import TrainingPlan
 from bench.mlperf.result import Result, parse
 from bench.planning import compose
@@ -32,18 +33,16 @@ TINY = (
 
 def main() -> None:
     args = _parser().parse_args()
-    names = ("step s", "inner s", "merge s", "MB a merge", "efficiency", "predicted", "of synchronous", "of one")
-    print(f"{'link':<14}{'method':<13}" + "".join(f"{name:>{max(11, len(name) + 1)}}" for name in names))
+    names = ("step s", "inner s", "waited s", "merge s", "predicted", "MB a merge", "efficiency", "predicted")
+    print(f"{'link':<14}{'method':<13}" + "".join(f"{name:>11}" for name in (*names, "of synchr.", "of one")))
     for mbit in args.mbit:
         speeds = {}
         with link(mbit, args.delay_ms):
-            carried = duplex_mbit(mbit)
-            print(f"{mbit:>5g} Mbit/s of tbf carry {carried:.2f} Mbit/s of TCP each way at once; given to the plan")
             chosen = {name: words for name, words in methods(args.steps).items() if name in (args.only or [name])}
             for name, words in chosen.items():
                 result = trained(args.folder / f"{mbit}_mbit_{name}", words)
                 speeds[name] = result
-                print(line((mbit, carried), name, result, speeds, words), flush=True)
+                print(line(mbit, name, result, speeds, words), flush=True)
 
 
 def methods(steps: int) -> dict[str, Sequence[str]]:
@@ -108,35 +107,6 @@ def link(mbit: float, delay_ms: float) -> Iterator[None]:
         _remove()
 
 
-TALK = """
-import socket, sys, threading, time
-size, first = int(float(sys.argv[2])), sys.argv[1] == "0"
-if first:
-    other = socket.create_server(("10.77.0.1", 5999)).accept()[0]
-else:
-    time.sleep(1)
-    other = socket.create_connection(("10.77.0.1", 5999))
-since, got = time.time(), 0
-threading.Thread(target=other.sendall, args=(bytes(size),)).start()
-while got < size:
-    got += len(other.recv(65536))
-print(8e-6 * size / (time.time() - since))
-"""
-"""Sends and receives at once, and prints Mbit/s."""
-
-
-def duplex_mbit(mbit: float) -> float:
-    """Return what TCP carries over the link each way while it carries as much the other way; the slower end's."""
-    size = str(mbit * 1e6 / 8 * 3)  # three seconds
-    talkers = [
-        subprocess.Popen(
-            ["ip", "netns", "exec", name, sys.executable, "-c", TALK, str(number), size], stdout=subprocess.PIPE
-        )
-        for number, name in enumerate(NAMES)
-    ]
-    return min(float(talker.communicate()[0]) for talker in talkers)
-
-
 def _remove() -> None:
     for name in NAMES:
         with suppress(subprocess.CalledProcessError):
@@ -147,28 +117,28 @@ def _call(*words: str, stderr: int | None = None) -> None:
     subprocess.run(words, check=True, stderr=stderr)
 
 
-def predicted(mbit: float, words: Sequence[str], inner_s: float) -> float:
-    """Return the efficiency that the plan predicts with the inner step time of this run."""
+def predicted(mbit: float, words: Sequence[str], inner_s: float) -> Prediction:
+    """Return what the plan predicts with the inner step time of this run."""
     known = (f"cluster.network_gbs={mbit / 8000}", f"recipe.local_sgd.step_time_s={inner_s}")
     plan = plans.required_training(compose.compose([*TINY, *words, *known]))
-    assert plan.apart is not None and plan.apart.efficiency is not None
-    return plan.apart.efficiency
+    assert plan.apart is not None
+    return plan.apart
 
 
-def line(rates: tuple[float, float], name: str, result: Result, speeds: dict[str, Result], words: Sequence[str]) -> str:
+def line(mbit: float, name: str, result: Result, speeds: dict[str, Result], words: Sequence[str]) -> str:
     """Return one row: measured, predicted, and how many times as fast as synchronous training and as one group."""
-    mbit, carried = rates
-    start = f"{mbit:>5g} Mbit/s  {name:<12} {step_s(result):>8.3f}"
+    start = f"{mbit:>5g} Mbit/s  {name:<12} {step_s(result):>9.3f}"
     if result.apart is None or result.steps_time_s is None:
         return start
     apart, num_steps = result.apart, len(result.step_times_ms)
     inner_s = (result.steps_time_s - apart.stopped_s) / num_steps
-    measured, planned = apart.efficiency(result.steps_time_s) or 0, predicted(carried, words, inner_s)
+    measured, planned = apart.efficiency(result.steps_time_s) or 0, predicted(mbit, words, inner_s)
+    times = (apart.waited_s or 0, apart.exchange_s or 0, planned.exchange_s or 0, (apart.rank_bytes or 0) / 1e6)
     others = [speeds.get(other) for other in ("synchronous", "one")]
-    times = "".join(f"{step_s(other) / step_s(result):>12.2f} x" if other else f"{'':>14}" for other in others)
+    ratios = "".join(f"{step_s(other) / step_s(result):>9.2f} x" if other else f"{'':>11}" for other in others)
     return (
-        f"{start} {inner_s:>9.3f} {apart.exchange_s or 0:>8.2f} {(apart.rank_bytes or 0) / 1e6:>11.2f} "
-        f"{100 * measured:>10.1f}% {100 * planned:>9.1f}% {times}"
+        f"{start} {inner_s:>10.3f}{''.join(f'{time:>11.2f}' for time in times)}"
+        f"{100 * measured:>10.1f}%{100 * (planned.efficiency or 0):>10.1f}%{ratios}"
     )
 
 

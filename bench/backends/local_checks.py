@@ -13,8 +13,10 @@ from pathlib import Path
 from bench.backends import containers, nemo_environment
 from bench.contract import plan as plans
 from bench.contract import transport
+from bench.contract.data_files import FORMATS
 from bench.contract.huggingface import Attention, HuggingFace, Strategy
 from bench.contract.plan import GenerationPlan, Plan
+from bench.contract.plan_paths import expanded
 from bench.contract.schema import Config, Device
 from bench.contract.task import Kind, Trains
 from bench.rules.check import CannotTellError, Check, Finding, Subject, broken
@@ -26,6 +28,8 @@ RANKS = ("torch", "numpy", "psutil")
 FLASH, FLASH_PIP = "flash_attn", "pip install flash-attn --no-build-isolation"
 ENGINE = ("torch", "megatron.core", "numpy", "psutil")
 """What ranks import beside the standard library; the package's extra of this name brings them."""
+TEXTS = ("tokenizers", "pyarrow")
+"""What rows are made of texts with; the extra is `data`."""
 
 LOAD = ("mlperf_loadgen", "aiohttp", "tokenizers", "psutil")
 """The same of ranks that load a server."""
@@ -65,20 +69,32 @@ def packages(subject: Subject) -> Iterator[Finding | str]:
     peer = subject.plan.config.huggingface
     is_of_engine = subject.plan.config.task.kind in (Kind.train, Kind.generate)
     wanted = ENGINE if peer is None or not is_of_engine else (*RANKS, *peer_packages(subject.plan.config, peer))
-    if isinstance(subject.plan, GenerationPlan) and subject.plan.base_dir is not None:
-        wanted = (*wanted, "tokenizers")  # the peer has it from transformers
+    wanted = (*wanted, *_of_texts(subject.plan))
     if subject.plan.config.task.kind is Kind.serve:
         wanted = LOAD
     if missing := [name for name in wanted if not _is_installed(name)]:
         what = f"{', '.join(missing)} cannot be imported"
-        fix = "pip install 'runstop[engine]'" if peer is None else "pip install 'runstop[peer]'"
-        fix = "pip install 'runstop[serve]'" if wanted is LOAD else fix
-        fix = "pip install 'runstop[data]'" if missing == ["tokenizers"] else fix
+        extra = "serve" if wanted is LOAD else "engine" if peer is None else "peer"
+        extras = {"data" if name in TEXTS and wanted is not LOAD else extra: None for name in missing}
+        fix = f"pip install 'runstop[{','.join(extras)}]'"
         if FLASH in missing:
             fix += f", and {FLASH_PIP}; or set engine.huggingface.attention=sdpa"
         yield broken("RUN-08", what, sys.executable, fix=fix)
     else:
         yield ", ".join(wanted)
+
+
+def _of_texts(plan: Plan) -> Iterator[str]:
+    """Yield what prompts or rows are made of texts with; rows that are there need nothing."""
+    if isinstance(plan, GenerationPlan):
+        yield from TEXTS[:1] if plan.base_dir is not None else ()
+    if plan.config.task.kind is not Kind.train:
+        return
+    source, rows = plan.config.data.source, expanded(plan.data_dir)
+    if source.reads_files and not (rows and Path(rows).exists()):
+        yield "tokenizers"
+        if FORMATS[source].suffixes == (".parquet",):
+            yield "pyarrow"
 
 
 def peer_packages(config: Config, peer: HuggingFace) -> Iterator[str]:

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 from bench.console.sheet import Row, Sheet
 from bench.contract.plan import ServingPlan
+from bench.contract.schema import Device
+from bench.contract.serving import command
 from bench.mlperf.result import Result
 from bench.report import serving_rows
 from bench.report.rows import value_text
@@ -23,7 +25,8 @@ def plan_rows(plan: ServingPlan) -> list[tuple[str, str]]:
     device = c.cluster.gpu.name if c.cluster.gpu else c.cluster.device.name
     weights = plan.base_dir or "random weights, made on the spot"
     if server.url is None:
-        place = f"{server.name.name}: {' '.join([*server.argv, *server.precisions[c.precision.name], *server.options])}"
+        words = command(server, precision=c.precision.name, is_cpu=c.cluster.device is Device.cpu)
+        place = f"{server.name.name}: {' '.join(words)}"
         model = f"{c.model.name}, {weights}; {c.precision.name}, tp {plan.world.tp} on {device}"
     else:
         place, model = f"{server.name.name} at {server.url}", str(server.model)
@@ -53,9 +56,9 @@ def _verdict(result: Result, serving: ServingResult, more: Sequence[Row]) -> She
         ("run_start → run_stop (min)", value_text(result.minutes, "{:.2f}"), ""),
         ("loads measured", f"{len(serving.loads)} of {asked}", ""),
         ("valid trial", "yes" if result.valid and serving.proven else "no", shown),
-        ("healthy after (s)", value_text(serving.healthy_s, "{:.1f}"), "not timed with the loads"),
+        *([] if serving.healthy_s is None else [("healthy after (s)", f"{serving.healthy_s:.1f}", UNTIMED)]),
         _memory(serving),
-        *([] if serving.knee is None else [("knee (requests/s)", f"{serving.knee:g}", KNEE)]),
+        *([_knee(serving)] if serving.swept else []),
         ("software", ", ".join(f"{name} {version}" for name, version in result.software.items()), ""),
     ]
     return Sheet(serving_rows.title(result, serving), [*rows, *more], caption="n = 1 run")
@@ -89,7 +92,13 @@ def _cell(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
 
 
+UNTIMED = "not timed with the loads"
 KNEE = "the highest rate at which 99 % of the requests keep the limits"
+
+
+def _knee(serving: ServingResult) -> Row:
+    name, knee = "knee (requests/s)", serving.knee
+    return (name, "-", serving.no_knee) if knee is None else (name, f"{knee:g}", KNEE)
 
 
 def _memory(serving: ServingResult) -> Row:

@@ -106,8 +106,8 @@ def find_tokenizer(place: Path) -> Path:
     raise ConfigError(
         f"no {TOKENIZER}",
         where=str(place),
-        fix=f"set data.tokenizer to the model's {TOKENIZER}, or copy it with {TOKENIZER_CONFIG} into MODEL; a "
-        "tokenizer.model alone is not read: transformers' save_pretrained converts it",
+        fix=f"point MODEL at a folder with the model's {TOKENIZER} and {TOKENIZER_CONFIG}, or data.tokenizer at the "
+        "first; a tokenizer.model alone is not read: transformers' save_pretrained converts it",
         rule="CFG-06",
     )
 
@@ -134,6 +134,16 @@ def bad_tokenizer(path: Path, error: object) -> ConfigError:
         f"not a tokenizer of Hugging Face's tokenizers: {error}",
         where=str(path),
         fix="copy tokenizer.json from the model's folder again",
+        rule="CFG-06",
+    )
+
+
+def unnamed_token(path: Path, name: str) -> ConfigError:
+    """Return the error of a tokenizer that does not say which token is, for example, its eos_token."""
+    return ConfigError(
+        f"the tokenizer does not say which token is its {name}",
+        where=str(path.with_name(TOKENIZER_CONFIG)),
+        fix=f"copy the model's {TOKENIZER_CONFIG} beside {path.name}, with {name} in it",
         rule="CFG-06",
     )
 

@@ -21,6 +21,15 @@ def of_group(plan: TrainingPlan) -> TrainingPlan:
     return replace(plan, world=world, batch=replace(plan.batch, global_batch_size=size, tokens_per_step=tokens))
 
 
+def restarts(plan: Plan, command: Command) -> list[range]:
+    """Return the ranks of each group of a trial that may be started again, once for each time that it may be."""
+    groups, local_sgd = plan.world.groups, plan.config.recipe.local_sgd
+    if not groups or local_sgd is None or not local_sgd.restarts or command not in plans.trial_commands(plan):
+        return []
+    size = plan.world.num_ranks // groups
+    return [range(group * size, (group + 1) * size) for group in range(1, groups) for _ in range(local_sgd.restarts)]
+
+
 def needed_ranks(plan: Plan, command: Command) -> range:
     """Return the ranks without which a command has failed: all of them, but those of group 0 in a trial of groups.
 

@@ -1,7 +1,9 @@
 """Training apart: groups of ranks take steps of their own, and are merged every H of them. What a recipe says of it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
+
+from bench.contract.codec import LEFT_OUT_IF_NONE
 
 
 class Average(Enum):
@@ -46,6 +48,8 @@ class LocalSgd:
     """How many inner steps go on while a merge crosses the network; its result is then applied. 0: training waits."""
     time_limit_s: float = 300.0
     """How long the others wait for a group at a merge, and then go on without it."""
+    restarts: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    """How often a group whose processes have ended is started again, to join at the next merge. None: never."""
     step_time_s: float | None = None
     """Of a group's inner step, as measured, for the plan's estimates; None: the plan's own estimate."""
 

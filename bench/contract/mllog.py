@@ -79,6 +79,9 @@ mean {step_times_s} of their inner steps since the merge before; the {rank_bytes
 how long it {waited_for_groups_s}, and for how long {training_stopped_s}."""
 GROUP_LEFT = "group_left"
 """A group that was not at a merge within its time limit: the others go on without it, and share its rows."""
+GROUP_JOINED = "group_joined"
+"""A group that was started again and trains from {step} on, as a copy of group 0, whose rank 0 sent it {rank_bytes} in
+{seconds}; 0 bytes if that broke off."""
 ATTACHED_FILE = "attached_file"
 """A file that another program wrote: its path from the log's folder, {bytes} and {sha256}."""
 

@@ -175,6 +175,11 @@ def server_model(trial: int | str) -> str:
     return f"{RANK_LOGS}/trial_{trial}.model"
 
 
+def server_models_set_aside(trial: int | str) -> str:
+    """Return the pattern of such folders that attempts left behind when they were killed."""
+    return f"{ATTEMPTS}/{trial}.*/trial_{trial}.model"
+
+
 def requests(trial: int | str, load: str) -> str:
     """Return the rows of a load, one for each request."""
     return f"{RANK_LOGS}/trial_{trial}.{load}.requests.csv"

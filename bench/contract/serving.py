@@ -43,6 +43,8 @@ class Server:
     filled in; {python} is the interpreter of the ranks."""
     precisions: dict[str, list[str]]
     """What is added to argv for each precision; one that is missing cannot be asked for."""
+    cpu_options: list[str] = field(default_factory=list)
+    """Added to argv on CPUs, where a server would take the memory of the whole machine."""
     options: list[str] = field(default_factory=list)
     """Added to argv at its end."""
     request: dict[str, Any] = field(default_factory=dict)
@@ -122,6 +124,11 @@ class Load:
     def label(self) -> str:
         """The name as part of a file's."""
         return self.name.replace(" ", "_").replace("/s", "")
+
+
+def command(server: Server, *, precision: str, is_cpu: bool) -> list[str]:
+    """Return what starts a server, with the words that something is filled in for."""
+    return [*server.argv, *server.precisions[precision], *(server.cpu_options if is_cpu else ()), *server.options]
 
 
 def total_tokens(serving: Serving) -> int:

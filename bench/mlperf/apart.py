@@ -1,4 +1,4 @@
-"""Read from a log how groups of ranks trained apart: what their merges took, and which group left."""
+"""Read from a log how groups of ranks trained apart: what their merges took, and which group left or came back."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,9 @@ class Apart:
     losses: dict[str, float]
     """The last training loss of each group; the evaluation is that of the merged model."""
     left: dict[str, int | None]
-    """Groups that left, and after which step."""
+    """Groups that left, and after which step; of one that left again, the last time."""
+    joined: dict[str, int | None]
+    """Groups that were started again, and after which step they train again."""
 
     def efficiency(self, steps_time_s: float | None) -> float | None:
         """Return the share of the time of all steps in which training did not stand still for a merge."""
@@ -64,6 +66,7 @@ def of(log: Log) -> Apart | None:
         inner_step_ms={group: median(times) for group, times in step_times.items()},
         losses=losses,
         left={str(event.value): _whole(event.metadata.get("merge_step")) for event in log.all(mllog.GROUP_LEFT)},
+        joined={str(event.value): _whole(event.metadata.get("step")) for event in log.all(mllog.GROUP_JOINED)},
     )
 
 
@@ -82,7 +85,9 @@ def check(log: Log) -> Iterator[Finding]:
     for event in log.all(mllog.GROUP_LEFT):
         step, limit_s = (event.metadata.get(name) for name in ("merge_step", "time_limit_s"))
         what = f"group {event.value!r:.20} was not at the merge after step {step!r:.20} within {limit_s!r:.20} s"
-        yield finding("RUN-19", "warning", event.line, f"{what}: the others trained on its rows from there on")
+        back = next((e for e in log.all(mllog.GROUP_JOINED) if e.value == event.value and e.line > event.line), None)
+        until = f"until it joined again after step {back.metadata.get('step')!r:.20}" if back else "from there on"
+        yield finding("RUN-19", "warning", event.line, f"{what}: the others trained on its rows {until}")
 
 
 def _numbers(event: Event, name: str) -> dict[str, float]:

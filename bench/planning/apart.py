@@ -3,7 +3,7 @@
 A merge every H steps of t seconds takes X seconds of the network, of which `overlap_steps` steps hide a part:
 
     efficiency      = H t / (H t + max(0, X - overlap t)), with X itself where the merged model is used at once
-    X               = 2 (n - 1) / n * numbers of a rank * bytes of a number / cluster.network_gbs
+    X               = 2 (n - 1) / n * numbers of a rank * bytes of a number / (cluster.network_gbs * TCP_SHARE)
 
 One of n groups alone needs n t for the same batch, so n groups are faster than one where H t + X < n H t, which is
 above H = X / ((n - 1) t). Synchronous training of all ranks takes s seconds a step with the gradients' way over the
@@ -21,6 +21,11 @@ from bench.planning import layouts
 from bench.planning.activations import BYTES as WEIGHT_BYTES
 from bench.planning.layouts import Layout
 from bench.planning.memory import MAIN_GRADIENT_BYTES
+
+TCP_SHARE = 1448 / 1538
+"""Of what Ethernet carries, for the exchange goes by TCP. A frame of 1500 bytes holds 1448 of data behind 20 of IPv4
+(RFC 791), 20 of TCP (RFC 9293) and 12 of its timestamps (RFC 7323); 38 more are its Ethernet header, checksum, preamble
+and gap (IEEE 802.3)."""
 
 
 def of_one_group(config: Config) -> Config:
@@ -75,7 +80,7 @@ def predict(config: Config, layout: Layout, evaluation: Evaluation, max_steps: i
     numbers = layout.memory.rank_trainable_parameters / (layout.world.dp * layout.world.cp)
     sent = 2 * (groups - 1) / groups * numbers * BYTES[local_sgd.compress]
     network_gbs, cost = config.cluster.network_gbs, layout.cost
-    exchange_s = None if network_gbs is None else sent / network_gbs / 1e9
+    exchange_s = None if network_gbs is None else sent / (network_gbs * TCP_SHARE) / 1e9
     step_s = local_sgd.step_time_s or (cost.step_s if cost else None)
     synchronous_s = _synchronous_s(config, layout, step_s) if groups > 1 else step_s
     merges, waiting = _merges(config, evaluation, max_steps)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from bench.contract.local_sgd import Average, LocalSgd
-from bench.contract.schema import Config, EngineName
+from bench.contract.schema import BackendName, Config, EngineName, Runtime
 from bench.contract.task import Kind
 from bench.errors import ConfigError
 
@@ -32,7 +32,8 @@ def _together(config: Config) -> Iterator[Refusal]:
     local_sgd, groups = config.recipe.local_sgd, config.parallel.groups
     is_trained = config.task.kind is Kind.train
     what = f"{groups} groups, and recipe.local_sgd, by which they would train apart, is null"
-    fix = "leave parallel.groups out, or choose a task that trains apart, such as pretrain_tiny_apart"
+    fix = "leave parallel.groups out, or set recipe.local_sgd.every_steps=100, or choose a task such as "
+    fix += "pretrain_tiny_apart"
     yield groups is not None and local_sgd is None, what, "parallel.groups", fix
     what, where = f"recipe.local_sgd is given, and {config.task.name} trains nothing", "recipe.local_sgd"
     yield local_sgd is not None and not is_trained, what, where, "set recipe.local_sgd=null"
@@ -52,6 +53,8 @@ def _settings(local_sgd: LocalSgd) -> Iterator[Refusal]:
     what = f"the mean of the weights has no outer step, and outer_lr is {local_sgd.outer_lr:g}, momentum {momentum:g}"
     where, fix = f"{here}.average", "set average=nesterov, or outer_lr=1 and outer_momentum=0"
     yield is_mean and (local_sgd.outer_lr, momentum) != (1.0, 0.0), what, where, fix
+    restarts = local_sgd.restarts
+    yield restarts is not None and restarts < 0, f"{restarts} restarts", f"{here}.restarts", "use 0 or more, or null"
     for name in ("time_limit_s", "step_time_s"):
         value = getattr(local_sgd, name)
         yield value is not None and not value > 0, f"{value} is not above 0", f"{here}.{name}", "use seconds above 0"
@@ -72,7 +75,12 @@ def _ranks(config: Config, groups: int) -> Iterator[Refusal]:
 
 
 def _run(config: Config) -> Iterator[Refusal]:
-    name, training = config.engine.name, config.training
+    name, training, local_sgd = config.engine.name, config.training, config.recipe.local_sgd
+    is_here = config.cluster.backend is BackendName.local and config.container.runtime is Runtime.none
+    what = "only on this machine, without a container, are single groups started again"
+    is_asked = local_sgd is not None and bool(local_sgd.restarts)
+    fix = "set it to null; `runstop resume` starts all groups"
+    yield is_asked and not is_here, what, "recipe.local_sgd.restarts", fix
     what = f"engine={name.name} knows no groups that train apart"
     yield name is not EngineName.megatron, what, "engine, recipe.local_sgd", "choose engine=megatron"
     what = f"{config.task.benchmark} has no rules for groups that train apart"

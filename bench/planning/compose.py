@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.contract import old_plans
+from bench.contract.local_sgd import LocalSgd
 from bench.contract.plan import Plan
 from bench.contract.schema import Config, DataSource
 from bench.contract.task import StartsFrom, Weights
@@ -167,7 +168,7 @@ def typed(config: "DictConfig") -> Config:
     """Return the config as its dataclasses, with the paths made absolute."""
     from omegaconf import OmegaConf
 
-    typed_config = typing.cast(Config, OmegaConf.to_object(config))
+    typed_config = typing.cast(Config, OmegaConf.to_object(_without_unused_local_sgd(config)))
     paths = typed_config.cluster.paths
     for name in ("data", "model", "logs"):
         setattr(paths, name, _absolute(getattr(paths, name)))
@@ -179,6 +180,28 @@ def typed(config: "DictConfig") -> Config:
     if peer is not None and deepspeed.is_path(peer.deepspeed_json):
         peer.deepspeed_json = _absolute(peer.deepspeed_json)
     return typed_config
+
+
+def _without_unused_local_sgd(config: "DictConfig") -> "DictConfig":
+    """Return the config with recipe.local_sgd null if nothing was given of it: conf/launch.yaml has it for all tasks.
+
+    Raises:
+        ConfigError: something was given, and not every_steps.
+    """
+    from omegaconf import OmegaConf
+
+    local_sgd = config.recipe.get("local_sgd")
+    if local_sgd is None or not OmegaConf.is_missing(local_sgd, "every_steps"):
+        return config
+    unset = OmegaConf.structured(LocalSgd)
+    given = [f"recipe.local_sgd.{key}" for key in local_sgd if key != "every_steps" and local_sgd[key] != unset[key]]
+    if given:
+        what = f"{', '.join(given)} is set, and not after how many steps groups are merged"
+        fix = "say how often: recipe.local_sgd.every_steps=100"
+        raise ConfigError(what, where="recipe.local_sgd.every_steps", fix=fix)
+    config = config.copy()
+    config.recipe.local_sgd = None
+    return config
 
 
 def read(config_yaml: str) -> Config:

@@ -96,6 +96,8 @@ def _wrong_key(error: Exception, text: str) -> ConfigError | None:
         known = _keys().get(stray[1]) if stray else None
         if stray and known:
             return _unknown_key(stray[2], known)
+    if stray := re.search(r"Key '(\w+)' not in '(\w+)'", text):  # of the braces in key={…}
+        return _unknown_key(stray[1], _keys().get(stray[2], []))
     if "'cluster.environment" in text:
         return ConfigError(
             "cluster.environment holds the names that a site adds",

@@ -22,6 +22,8 @@ BUCKET = 500_000_000
 """Numbers in a bucket of gradients, as DeepSpeed has it by itself. Source: DeepSpeed 0.19.8, runtime/zero/config.py."""
 MOST_LIVE, SUB_GROUP = 1_000_000_000, 1_000_000_000
 """Of stage 3: numbers gathered at once, and numbers that the optimizer updates at once. Source: as BUCKET."""
+PREFETCHED = 50_000_000
+"""Of stage 3: numbers that are gathered ahead together, and at most one weight more. Source: as BUCKET."""
 OURS = ("optimizer", "scheduler")
 """Blocks of a file that would replace the recipe's AdamW and learning rates."""
 
@@ -63,6 +65,7 @@ class Sizes:
     bucket: int
     num_buckets: int
     most_live: int
+    prefetched: int
     sub_group: int
 
 
@@ -80,8 +83,27 @@ def sizes(config: Config) -> Sizes:
         bucket=int(zero.get("reduce_bucket_size", BUCKET)),
         num_buckets=2 if overlaps else 1,
         most_live=int(zero.get("stage3_max_live_parameters", MOST_LIVE)),
+        prefetched=int(zero.get("stage3_prefetch_bucket_size", PREFETCHED)),
         sub_group=int(zero.get("sub_group_size", SUB_GROUP)),
     )
+
+
+def gathered(config: Config, num_ranks: int, num_weights: int) -> int:
+    """Return the numbers of weights that stage 3 may have gathered, and of what they arrived in.
+
+    Weights that are gathered ahead arrive in one buffer, which stays until the last of them is at work; that one may be
+    the largest. A rank alone has its weights, or copies those that lie in host memory.
+
+    Source: DeepSpeed 0.19.8, runtime/zero/partitioned_param_coordinator.py (_fetch_sub_module_impl) and
+    partition_parameters.py (AllGatherCoalescedHandle.wait, NoGatherHandle).
+    """
+    own, model, peer = sizes(config), config.model, config.huggingface
+    assert peer is not None
+    live = min(num_weights, own.most_live)
+    if num_ranks == 1:
+        return live if peer.offload_parameters else 0
+    largest = model.hidden_size * max(model.vocab_size, model.ffn_hidden_size)
+    return live + min(num_weights, own.prefetched + largest)
 
 
 def _wanted(config: Config, batch: Batch) -> dict[str, Any]:

@@ -194,6 +194,10 @@ def _peer(config: Config, generation: Generation, peer: HuggingFace) -> Iterator
     what = f"num_gpus is {peer.num_gpus} with strategy={peer.strategy.name}"
     wrong = peer.num_gpus < 1 or peer.num_gpus > 1 and not is_balanced
     yield wrong, what, f"{PEER}.num_gpus", f"set {PEER}.num_gpus=1, or strategy=balanced with 1 or more"
+    is_cpu = config.cluster.device is Device.cpu
+    what = f"num_gpus is {peer.num_gpus}, and cluster.device is cpu: there are no GPUs to lay layers over"
+    fix = f"set {PEER}.num_gpus=1, or cluster.device=cuda"
+    yield is_cpu and peer.num_gpus > 1, what, f"{PEER}.num_gpus, cluster.device", fix
     is_plain = not peer.compile and not generation.nf4
     what = "strategy=balanced computes in FP32 or BF16, with what is not compiled"
     where = f"{PEER}.strategy, {PEER}.compile, {BLOCK}.nf4"

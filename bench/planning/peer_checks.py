@@ -141,7 +141,7 @@ def _recipe(config: Config, peer: HuggingFace) -> Iterator[Refused]:
         recipe.moments is MomentPrecision.bf16,
         "recipe.moments=bf16 rounds stochastically, which engine=huggingface cannot",
         "recipe.moments",
-        f"set recipe.moments=fp32, or {BLOCK}.bf16=pure besides, for weights and moments that are rounded to nearest",
+        f"set recipe.moments=fp32; {BLOCK}.bf16=pure then has weights and moments in BF16, rounded to nearest",
     )
     yield Refused(
         recipe.offload_moments,

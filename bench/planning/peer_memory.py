@@ -14,7 +14,7 @@ from bench.contract.task import Recompute, Trains
 from bench.planning import deepspeed
 from bench.planning.memory import CUDA_ALLOWANCE_GIB, EVERYTHING, FIT_MARGIN_GIB, GIB, NF4_BYTES, NOTHING, gpu
 from bench.planning.parallelism import num_microbatches, tokens
-from bench.planning.parameters import largest_trained, linear_weights, linears, lora_parameters, parameters
+from bench.planning.parameters import largest_trained, linear_weights, lora_parameters, parameters
 from bench.planning.peer_activations import (
     LOSS_BYTES,
     compute_bytes,
@@ -203,7 +203,7 @@ def _zero(config: Config, peer: HuggingFace, world: World) -> States:
     | in the step              | 4 t, FP32 0 | (4 + s) o t / N | (4 + s) o t / N | (4 + s) o of a sub-group   |
     | buckets, in the backward | one         | 2 or 3          | 2 or 3          | 2, of which one stays      |
     | with offloaded states    |             | of one weight   | of one weight   |                            |
-    | gathered weights         |             |                 |                 | 1e9 numbers                |
+    | gathered weights         |             |                 |                 | see deepspeed.gathered     |
 
     In FP32 the step needs 4 where BF16 needs 4 + s: there is nothing to convert.
 
@@ -225,7 +225,7 @@ def _zero(config: Config, peer: HuggingFace, world: World) -> States:
         gradients=gradients,
         early_gradients=gradients if is_kept else 0.0,
         buffers=float(size * _zero_buffers(config, peer, sizes)),
-        reduction=float(size * _zero_reduction(config, peer, sizes)),
+        reduction=float(size * _zero_reduction(config, peer, world, sizes)),
         step=_zero_step(sizes, own, size=size, stage=stage) * on_gpu,
     )
 
@@ -240,18 +240,18 @@ def _zero_buffers(config: Config, peer: HuggingFace, sizes: deepspeed.Sizes) -> 
     return largest_trained(config.model, config.training.lora) if peer.offload_optimizer else 0
 
 
-def _zero_reduction(config: Config, peer: HuggingFace, sizes: deepspeed.Sizes) -> int:
+def _zero_reduction(config: Config, peer: HuggingFace, world: World, sizes: deepspeed.Sizes) -> int:
     """Return the numbers that the backward pass needs: buckets, a copy of one, and what stage 3 has gathered.
 
     A bucket is summed over ranks from a copy, which has its parts in the order of ranks.
 
     Source: DeepSpeed 0.19.8, stage_1_and_2.py, allreduce_bucket (flatten); runtime/comm/coalesced_collectives.py,
-    reduce_scatter_coalesced (tensor_partition_flat_buffer); stage3.py, max_live_parameters.
+    reduce_scatter_coalesced (tensor_partition_flat_buffer).
     """
     every, trained = counts(config)
     copy = min(sizes.bucket, trained)
     if peer.zero_stage == MOST_ZERO_STAGE:
-        return copy + min(every, sizes.most_live)
+        return copy + deepspeed.gathered(config, world.num_ranks, every)
     return copy + (sizes.bucket * sizes.num_buckets if peer.zero_stage else 0)
 
 
@@ -294,7 +294,7 @@ def _activation_bytes(config: Config, peer: HuggingFace, world: World, recompute
 
 
 def _dequantized_bytes(config: Config) -> float:
-    """Return the bytes of the one linear of a 4-bit base that is at work in BF16."""
+    """Return the bytes of the one linear of a 4-bit base that is at work in BF16; gate and up are two of them."""
     if config.training.trains is not Trains.qlora:
         return 0.0
-    return 2.0 * max(linear.weights for linear in linears(config.model).values())
+    return 2.0 * config.model.hidden_size * max(config.model.hidden_size, config.model.ffn_hidden_size)

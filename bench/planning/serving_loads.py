@@ -2,6 +2,7 @@
 
 import string
 from collections.abc import Iterator
+from itertools import chain
 
 from bench.contract.schema import Config, Device
 from bench.contract.serving import Arrivals, Load, Server, Serving, total_tokens
@@ -127,9 +128,8 @@ def _check_lengths(config: Config) -> None:
 
 def _check_started(config: Config, server: Server) -> None:
     """Refuse a server that cannot be started as asked."""
-    words = {
-        field for word in [*server.argv, *server.options] for _, field, _, _ in string.Formatter().parse(word) if field
-    }
+    asked = [*server.argv, *chain(*server.precisions.values()), *server.cpu_options, *server.options]
+    words = {field for word in asked for _, field, _, _ in string.Formatter().parse(word) if field}
     if not server.argv or (unknown := words - set(FILLED_IN)) or not {"model", "port"} <= words:
         what = f"{{{min(unknown)}}} stands for nothing" if server.argv and unknown else "no {model} or no {port} in it"
         fix = f"use {', '.join(f'{{{word}}}' for word in FILLED_IN)}; {{model}} and {{port}} must be there"

@@ -40,7 +40,7 @@ FILES = (
     Check("files of text", ("CFG-06", "CFG-08"), host.text, text_files.takes_text),
     Check("checkpoint", ("CFG-06",), host.checkpoint, host.takes_checkpoint),
     Check("tokenizer of the prompts", ("CFG-06",), text_files.prompts, text_files.takes_prompts),
-    Check("model", ("CFG-06",), serving.model, serving.loads_model),
+    Check("model", ("CFG-06",), serving.model, serving.reads_model),
     Check("server", ("SRV-01",), serving.program, serving.is_started_here),
     Check("room for results", ("CFG-05", "CFG-08"), host.outputs),
     Check("folders that nodes see", ("SLU-06",), host.shared, host.leaves_this_machine),

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.contract import checkpoint as checkpoints
-from bench.contract import file_content
+from bench.contract import file_content, llama_config
+from bench.contract.layers import differs_from_llama
 from bench.contract.schema import Config, Data
+from bench.contract.task import Model
 from bench.errors import ConfigError
 from bench.rules.check import Finding, broken
 
@@ -88,7 +90,7 @@ def checkpoint(folder: Path, config: Config) -> Iterator[Finding]:
     model = config.model
     there = checkpoints.located(folder, config)
     if checkpoints.is_source(there):
-        yield from _hugging_face(there)
+        yield from _hugging_face(there, model)
         return
     path = there / "metadata.json"
     if there != folder and not path.exists():
@@ -115,15 +117,23 @@ def checkpoint(folder: Path, config: Config) -> Iterator[Finding]:
         yield broken("CFG-06", error.what, error.where, fix=error.fix)
 
 
-def _hugging_face(folder: Path) -> Iterator[Finding]:
-    """Yield whether config.json or safetensors of a folder are missing; ranks compare them with the model."""
+def _hugging_face(folder: Path, model: Model) -> Iterator[Finding]:
+    """Yield whether a folder's config.json is not that of a Llama's plan, or safetensors are missing.
+
+    Ranks compare the shapes of weights, and what a GPT-2 says of itself.
+    """
     index = folder / SAFETENSORS_INDEX
     try:
-        json.loads((folder / checkpoints.SOURCE).read_text())
+        config = json.loads((folder / checkpoints.SOURCE).read_text())
+        if not differs_from_llama(model):
+            llama_config.check(config, model, where=str(folder / checkpoints.SOURCE))
         files = set(json.loads(index.read_text())["weight_map"].values()) if index.exists() else {SAFETENSORS}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         fix = "download the model's config.json, *.safetensors and their index again"
         yield broken("CFG-06", f"this Hugging Face folder cannot be read: {_reason(error)}", str(folder), fix=fix)
+        return
+    except ConfigError as error:
+        yield broken("CFG-06", error.what, error.where, fix=error.fix)
         return
     if missing := sorted(name for name in files if not (folder / name).is_file()):
         fix = "download the model's *.safetensors; pickled *.bin weights are not read"

@@ -10,19 +10,21 @@ from bench.contract.schema import Runtime
 from bench.rules.check import CannotTellError, Finding, Subject, broken
 
 
-def loads_model(plan: Plan) -> bool:
-    """Return whether a server loads the site's model."""
-    return isinstance(plan, ServingPlan) and plan.base_dir is not None
+def reads_model(plan: Plan) -> bool:
+    """Return whether a server loads the site's model, or the client reads the tokenizer of one that runs elsewhere."""
+    serving = plan.config.task.serving
+    return isinstance(plan, ServingPlan) and bool(plan.base_dir or (serving and serving.server.tokenizer))
 
 
 def model(subject: Subject) -> Iterator[Finding | str]:
     """Yield what the model's folder lacks."""
-    full = expanded(subject.plan.base_dir)
+    serving, base = subject.plan.config.task.serving, subject.plan.base_dir
+    own = serving.server.tokenizer if serving else None
+    full = expanded(base or own)
     if full is None:
         raise CannotTellError("MODEL is not set")
-    serving = subject.plan.config.task.serving
-    own = serving.server.tokenizer if serving else None
-    for folder, name in ((full, "config.json"), (own or full, "tokenizer.json")):
+    wanted = [(full, "config.json")] if base else []
+    for folder, name in (*wanted, (expanded(own) or full, "tokenizer.json")):
         if not (Path(folder) / name).is_file():
             fix = "name a folder of Hugging Face's format by MODEL or task.serving.server.model, "
             fix += "or set model.weights=random"

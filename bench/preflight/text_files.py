@@ -73,13 +73,15 @@ def _tokenizer(plan: Plan) -> Path | None:
     """Return the tokenizer.json; None where MODEL is not set, which another check says.
 
     Raises:
-        ConfigError: there is none, or it does not fit the model.
+        ConfigError: there is none, it does not fit the model, or nothing says how a document ends.
     """
     place = expanded(data_files.tokenizer_place(plan.config, plan.data_dir))
     if place is None:
         return None
     path = data_files.find_tokenizer(Path(place))
     data_files.check_vocabulary(path, data_files.num_ids(path), plan.config.model.vocab_size)
+    if not read_object(path.with_name(data_files.TOKENIZER_CONFIG)).get("eos_token"):
+        raise data_files.unnamed_token(path, "eos_token")
     return path
 
 

@@ -18,6 +18,7 @@ def apart_rows(result: Result) -> list[Row]:
         return []
     every = f"merged every {apart.every_steps} steps, {apart.merges} times"
     left = "".join(f"; group {group} LEFT after step {step}" for group, step in apart.left.items())
+    left += "".join(f"; group {group} joined again after step {step}" for group, step in apart.joined.items())
     efficiency = apart.efficiency(result.steps_time_s)
     sent = "" if apart.rank_bytes is None else f"rank 0 sent {apart.rank_bytes / 1e6:,.4g} MB; "
     waited = "" if apart.waited_s is None else f"{apart.waited_s:,.3g} s more for groups that were behind; "

@@ -9,6 +9,8 @@ from bench.report.rows import Row, memory_row, telemetry_rows
 from bench.results.generation import GenerationResult, OfLength, by_length
 
 LENGTH_COLUMNS = ("length (tokens)", "answers", "answer (s)", "first token (s)", "next token (ms)", "tokens/s")
+HOW = {"compile": "compiled", "cuda_graph": "captured in a CUDA graph"}
+"""What an engine says of its way to compute, in words."""
 SHOWN = 5
 """So many problems are listed; the others are counted."""
 lengths = by_length
@@ -39,6 +41,7 @@ def verdict_rows(result: Result, generation: GenerationResult) -> list[Row]:
         ("answers as asked for", f"{given} of {asked}", f"{generation.tokens:,} of {sum(generation.asked):,} tokens"),
         ("valid trial", "yes" if is_proven else "no", shown),
         *(_times(generation) if is_proven else []),
+        *_engine(generation),
         ("asked for", str(generation.about.get("weights", "")), _how(generation)),
         memory_row(result.peak_memory_gib),
         *telemetry_rows(result.telemetry),
@@ -70,13 +73,23 @@ def _middle(ordered: list[float]) -> float:
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
+def _engine(generation: GenerationResult) -> Iterator[Row]:
+    """Yield what gave the answers: the same task has other times by another engine, or with a compiled model."""
+    about = generation.engine
+    if about:
+        named = [str(about.get(mllog.STRATEGY)).replace("_", " "), f"{about.get('cache')} cache"]
+        named += [text for key, text in HOW.items() if about.get(key) is True]
+        yield "engine", str(about.get("engine")), ", ".join(named)
+
+
 def _how(generation: GenerationResult) -> str:
     about = generation.about
     order = str(about.get("order", "")).replace("_", " ")
     words = [f"{about.get('model')}", f"{about.get('replicas')} x tp {about.get('tp')}", order]
     if about.get("order") == "side_by_side":
         words.append(f"{about.get('batching')} batches of {about.get('max_batch') or 'all'}")
-    words.append("greedy" if not about.get("temperature") else f"temperature {about.get('temperature')}")
+    drawn = [f"{name} {about[name]}" for name in ("temperature", "top_k", "top_p") if about.get(name)]
+    words += drawn or ["greedy"]
     return ", ".join([*words, f"prompts: {about.get('prompts')}"])
 
 

@@ -70,11 +70,17 @@ def _section(trial: ReadTrial[ServingResult]) -> dict[str, Any]:
     errors = [finding.titled for finding in trial.result.findings if finding.severity == "error"]
     return {
         "name": f"{trial.name}: {serving.server}, {serving.model}",
-        "lead": f"{serving.about}; GPU memory at its peak {memory}: {verdict}.",
+        "lead": f"{serving.about}; GPU memory at its peak {memory}{_knee(serving)}: {verdict}.",
         "problems": [*errors, *serving.problems],
         "rows": [serving_rows.row(one) for one in serving.loads],
         "notes": serving_rows.notes(serving),
     }
+
+
+def _knee(serving: ServingResult) -> str:
+    if not serving.swept:
+        return ""
+    return f"; knee - ({serving.no_knee})" if serving.knee is None else f"; knee {serving.knee:g} requests/s"
 
 
 def csv_text(trials: Sequence[ReadTrial[ServingResult]]) -> str:

@@ -95,8 +95,7 @@ def sweep_figure(found: Sequence[Named], path: Path, *, heading: str, note: str)
 
     Return whether any trial has several rates.
     """
-    swept = [(named, [load for load in named.serving.loads if load.load.rate is not None]) for named in found]
-    swept = [(named, loads) for named, loads in swept if len(loads) > 1]
+    swept = [(named, loads) for named in found if (loads := named.serving.swept)]
     if not swept:
         return False
     figure, (left, right) = canvas(_HEIGHT_INCHES, f"rates: {heading}", note, panels=2)
@@ -113,7 +112,11 @@ def sweep_figure(found: Sequence[Named], path: Path, *, heading: str, note: str)
         if named.serving.knee is not None:
             for axes in (left, right):
                 axes.axvline(named.serving.knee, color=TARGET_COLOR, linewidth=0.9, linestyle=":", label="knee")
-        right.plot([0, rates[-1]], [0, rates[-1]], color=FAINT_INK, linewidth=0.9, linestyle=":")
+        as_they_arrive = "as many as arrive" if number == 0 else None
+        right.plot([0, rates[-1]], [0, rates[-1]], color=FAINT_INK, linewidth=0.9, linestyle=":", label=as_they_arrive)
+        limit = loads[0].limits.latency_s
+        if number == 0 and limit is not None and limit <= 2 * left.get_ylim()[1]:
+            left.axhline(limit, color=INK, linewidth=0.9, linestyle=":", label="limit")
     for axes, vertical in ((left, "seconds to the last token"), (right, "requests answered per second")):
         axes.set_xlim(left=0)
         axes.set_ylim(bottom=0)

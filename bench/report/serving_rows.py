@@ -1,5 +1,7 @@
 """The rows of a serving task's tables: each load with its latencies and rates."""
 
+from collections.abc import Iterator
+
 from bench.contract import mllog
 from bench.mlperf.reader import printable
 from bench.mlperf.result import Result
@@ -39,17 +41,26 @@ def notes(serving: ServingResult) -> list[str]:
         "Percentiles are of all requests, failed ones as the slowest. The client's share is its own largest delay, of "
         "the latency."
     ]
+    of_note: dict[str, list[str]] = {}
     for load in serving.loads:
-        name = load.load.name
-        if load.validity != "VALID":
-            found.append(f"{name}: {load.validity} by loadgen: {load.reason}.")
-        if load.no_token_times:
-            found.append(f"{name}: TTFT and TPOT are -: {load.no_token_times}.")
-        if any(load.percentile_s(load.latency_s, share) is None for share in (50, 90, 99, 100)):
-            found.append(f"{name}: a percentile that falls on a failed request is -.")
-        if load.goodput is None:
-            found.append(f"{name}: goodput is -: {_no_goodput(load)}.")
-    return found
+        for note in _of_load(load):
+            of_note.setdefault(note, []).append(load.load.name)
+    many = len(serving.loads) if len(serving.loads) > 1 else 0
+    return found + [
+        f"{'every load' if len(names) == many else ', '.join(names)}: {note}." for note, names in of_note.items()
+    ]
+
+
+def _of_load(load: LoadResult) -> Iterator[str]:
+    """Yield why cells of a load are dashes or INVALID."""
+    if load.validity != "VALID":
+        yield f"{load.validity} by loadgen: {load.reason}"
+    if load.no_token_times:
+        yield f"TTFT and TPOT are -: {load.no_token_times}"
+    if any(load.percentile_s(load.latency_s, share) is None for share in (50, 90, 99, 100)):
+        yield "a percentile that falls on a failed request is -"
+    if load.goodput is None:
+        yield f"goodput is -: {_no_goodput(load)}"
 
 
 def _no_goodput(load: LoadResult) -> str:

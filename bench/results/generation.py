@@ -57,6 +57,8 @@ class GenerationResult:
     """New tokens of each answer, by its index."""
     about: dict[str, Any]
     """How they were asked for, as the log has it."""
+    engine: dict[str, Any]
+    """What gave them, and how it computes, as the log has it; empty where it does not say."""
     answers: tuple[Answered, ...]
     """Those that were given as they were asked for."""
     problems: tuple[str, ...]
@@ -98,7 +100,7 @@ class GenerationResult:
 
 def read(log: Log) -> GenerationResult | None:
     """Return what a log says of generation; None for the log of a task of another kind."""
-    asked = log.single(mllog.ANSWERS_ASKED)
+    asked, strategy = log.single(mllog.ANSWERS_ASKED), log.single(mllog.STRATEGY)
     if asked is None:
         return None
     lengths = asked.value if isinstance(asked.value, list) else []
@@ -112,6 +114,7 @@ def read(log: Log) -> GenerationResult | None:
     return GenerationResult(
         asked=wanted,
         about=dict(asked.metadata),
+        engine={} if strategy is None else {mllog.STRATEGY: strategy.value, **strategy.metadata},
         answers=answers,
         problems=problems,
         total_s=total_s,

@@ -6,6 +6,7 @@ A request that failed has no latency, and counts as slower than all others: no p
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from bench.contract.serving import LatencyLimits, Load
 
@@ -114,12 +115,15 @@ class LoadResult:
 
     @property
     def client_share(self) -> float | None:
-        """The largest of the client's delays as a share of the latency, each percentile of the same percentile."""
+        """The largest share of the latency that is the client's delay: p99 of p99, the mean of the mean."""
         return self._client_share(self.latency_s)
 
     def _client_share(self, values: Sequence[float | None]) -> float | None:
+        answered = [value for value, one in zip(values, self.status, strict=True) if value is not None and one == OK]
         found = []
         for name, delay_s in self.client_s.items():
             whole_s = self.percentile_s(values, 99 if "p99" in name else 50)
+            if "mean" in name:
+                whole_s = fmean(answered) if answered else None
             found += [delay_s / whole_s] if whole_s else []
         return max(found, default=None)

@@ -6,6 +6,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ class ServingResult:
     server: str
     model: str
     about: str
-    """The server's precision, tensor parallelism and weights, in words."""
+    """The server's precision, tensor parallelism and weights, or where it runs, in words."""
     is_random: bool
     """Whether the model's weights are random numbers: its answers then mean nothing, and their times do."""
     healthy_s: float | None
@@ -56,13 +57,26 @@ class ServingResult:
         return [*(f"{name} was not measured" for name in self.missing), *(f.titled for f in errors(self.findings))]
 
     @property
+    def swept(self) -> list[LoadResult]:
+        """The loads of a sweep of rates, which rise; empty where there are not several."""
+        found = [load for load in self.loads if load.load.rate is not None]
+        return found if len(found) > 1 else []
+
+    @property
     def knee(self) -> float | None:
         """The highest rate up to which 99 % of the requests keep the limits; None if no rate is beyond it."""
-        swept = [load for load in self.loads if load.load.rate is not None]
-        for one, following in zip(swept, swept[1:], strict=False):
-            if one.keeps_limits and following.keeps_limits is False:
-                return one.load.rate
-        return None
+        kept = list(takewhile(lambda load: load.keeps_limits, self.swept))
+        beyond = self.swept[len(kept) : len(kept) + 1]
+        return kept[-1].load.rate if kept and any(one.keeps_limits is False for one in beyond) else None
+
+    @property
+    def no_knee(self) -> str:
+        """Why a sweep has none."""
+        if self.swept[0].keeps_limits is False:
+            return "the lowest rate misses the limits already: lower task.serving.rates"
+        if all(one.keeps_limits for one in self.swept):
+            return "every rate keeps the limits: raise task.serving.rates"
+        return "of a rate it cannot be told whether it keeps the limits"
 
 
 def of_serving(result: ServingResult) -> tuple[Measurement, ...]:
@@ -116,7 +130,7 @@ def read(log: Log) -> ServingResult | None:
     return ServingResult(
         server=str(server.value) if server else "a server that never answered",
         model=str(about.get("model", "")),
-        about=f"{about.get('precision', '?')}, tp {about.get('tp', '?')}, {about.get('weights', '?')} weights",
+        about=_about(about),
         is_random=about.get("weights") == mllog.RANDOM,
         healthy_s=number(about.get("healthy_s")),
         loads=found,
@@ -125,6 +139,12 @@ def read(log: Log) -> ServingResult | None:
         no_memory=str(memory.get(mllog.NOT_MEASURED, "no record")),
         findings=tuple(finding for one in found for finding in _findings(one)),
     )
+
+
+def _about(server: Mapping[str, Any]) -> str:
+    if "url" in server:
+        return f"at {server['url']}; its precision and its hardware are not known"
+    return f"{server.get('precision', '?')}, tp {server.get('tp', '?')}, {server.get('weights', '?')} weights"
 
 
 def summaries(result: ServingResult) -> list[Summary]:

@@ -168,6 +168,7 @@ RUN: Texts = {
     "RUN-19": (
         "a group of ranks that trains apart has left",
         "look at rank_logs/trial_K_rank_R.out of its ranks: a process that was killed, or a network that was too slow "
-        "for recipe.local_sgd.time_limit_s. The others went on with its rows; a run that is resumed has all groups",
+        "for recipe.local_sgd.time_limit_s. The others went on with its rows; a run that is resumed has all groups, "
+        "and on one machine recipe.local_sgd.restarts=1 starts it again",
     ),
 }

@@ -7,6 +7,7 @@ not there, goes on where it was. The folder of the rows appears when it is compl
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def make(plan: Plan, *, processes: int | None = None) -> dict[str, Any]:
         ) from error
     except ModuleNotFoundError as error:
         fix = "pip install 'runstop[data]', or use an image with tokenizers and pyarrow"
-        raise ConfigError(f"{error.name} is not installed", where=str(plan.config.data.name), fix=fix) from error
+        raise ConfigError(f"{error.name} is not installed", where=sys.executable, fix=fix) from error
 
 
 def _named(path: str | None) -> Path:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bench.contract.data_files import TOKENIZER_CONFIG, bad_tokenizer
-from bench.errors import ConfigError
+from bench.contract.data_files import TOKENIZER_CONFIG, bad_tokenizer, unnamed_token
 from jobs.data import words
 
 if TYPE_CHECKING:
@@ -60,13 +59,7 @@ def load(path: Path) -> Tokenizer:
     if adds_bos and bos is None:
         bos = next(iter(added), None)
     if eos is None or (adds_bos and bos is None):
-        name = "eos_token" if eos is None else "bos_token"
-        raise ConfigError(
-            f"the tokenizer does not say which token is its {name}",
-            where=str(path.with_name(TOKENIZER_CONFIG)),
-            fix=f"copy the model's {TOKENIZER_CONFIG} beside {path.name}, with {name} in it",
-            rule="CFG-06",
-        )
+        raise unnamed_token(path, "eos_token" if eos is None else "bos_token")
     pad = _token(inner, config, "pad_token", path)
     num_ids = 1 + max(inner.get_vocab(with_added_tokens=True).values())
     return Tokenizer(inner, words.of(inner), bos if adds_bos else None, eos, eos if pad is None else pad, num_ids)

@@ -95,6 +95,13 @@ class Apart(Protocol):
     def begin(self, step: int) -> None:
         """Begin after a step: the first one, or the one whose state was loaded."""
 
+    def enter(self, step: int) -> int:
+        """Return the step after which this group trains: the given one, unless it was started again and joins later.
+
+        Raises:
+            BenchError: the others have finished, or do not let it in.
+        """
+
     def mine(self, indices: "np.ndarray") -> "np.ndarray":
         """Return this group's share of the rows of a batch.
 

@@ -35,6 +35,10 @@ class Groups:
     """Groups at the start."""
     living: list[int]
     """The groups that train, the same on all of their ranks."""
+    life: int = 0
+    """How often this rank's group was started again in this attempt at the trial."""
+    let_in: dict[int, int] = field(default_factory=dict, init=False)
+    """On rank 0: the life in which a group that was started again was let in."""
     _gathered: int = field(default=0, init=False)
 
     @property
@@ -89,7 +93,8 @@ def joined(plan: Plan, who: Rank, *, timeout_s: float | None) -> "Groups | None"
     limit = {} if timeout_s is None else {"timeout": timedelta(seconds=timeout_s)}
     store = TCPStore(who.master_addr, who.master_port, is_master=who.rank == 0, wait_for_workers=False, **limit)
     size = who.world_size // count
-    _MINE.append(Groups(store, who.rank, who.rank // size, size, count, list(range(count))))
+    life = store.add(f"lives/{who.rank}", 1) - 1
+    _MINE.append(Groups(store, who.rank, who.rank // size, size, count, list(range(count)), life))
     return _MINE[0]
 
 

@@ -3,10 +3,11 @@
 Each rank exchanges its part of the weights with the ranks of the same position in the other groups, in host memory and
 in pieces. A merge counts once every rank of every group that takes part has all of its pieces; rank 0 decides that, by
 the store. A group that does not come within the time limit, or breaks off, has left: the others make the exchange
-again without it. It does not join again in this attempt at the trial.
+again without it. Started again, it joins at the end of a merge (`jobs.ranks.joining`).
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,15 +19,23 @@ from torch.distributed import DistStoreError, PrefixStore, ProcessGroupGloo
 
 from bench.contract.local_sgd import Compress
 from bench.errors import BenchError
+from jobs.ranks import joining
 from jobs.ranks.compression import MULTIPLE, decoded, encoded
 from jobs.ranks.groups import Groups
 
-PIECE = 2**23
-"""Numbers of a piece: 32 MiB in FP32, with two on their way at once."""
+PIECE, SMALL_PIECE, PIECES = 2**23, 2**16, 16
+"""Numbers of the largest piece, 32 MiB in FP32. There are as many pieces at least, unless they are small ones then."""
+AHEAD = 2
+"""Pieces whose parts are on their way behind one that is averaged, and so many means of others."""
 Pieces = Callable[[], Iterable[Tensor]]
 """Yields the numbers of a rank piece by piece, flat, in FP32 and in host memory; it may be asked again."""
 Take = Callable[[int, Tensor], object]
 """Takes the number of a piece and its mean over the groups."""
+
+
+def piece_size(total: int) -> int:
+    """Return the numbers of a piece of so many, so that the network has the next ones while one is averaged."""
+    return min(PIECE, max(SMALL_PIECE, total // PIECES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +47,8 @@ class Merged:
     """By the groups that took part: what their first ranks said of themselves."""
     left: list[int]
     """Groups that have left in this merge."""
+    joined: dict[int, int]
+    """Groups that train from here on again, by their life."""
     waited_s: float
     """Until all were there, with the time limits of those that were not."""
     exchange_s: float
@@ -56,8 +67,14 @@ class Meeting:
         self._link: ProcessGroupGloo | None = None
         self._joined: list[int] = []
 
-    def merge(self, name: str, said: Any, pieces: Pieces, take: Take) -> Merged:
+    def begin(self) -> None:
+        """Take in which groups train now."""
+        self._living = list(self._groups.living)
+
+    def merge(self, name: str, said: Any, pieces: Pieces, take: Take, *, lets_in: bool = True) -> Merged:
         """Give the mean of every piece over the groups to `take`; of an exchange that breaks off, again.
+
+        Behind it groups that were started again are let in.
 
         Raises:
             BenchError: the others have gone on without this group, or rank 0 is gone.
@@ -74,9 +91,20 @@ class Meeting:
             done = self._call(f"{name}/{attempt}/done", is_done)
             if sorted(done) == sorted(there) and all(all(of_ranks) for of_ranks in done.values()):
                 left = [group for group in before if group not in there]
-                return Merged(sorted(there), [there[g][0] for g in sorted(there)], left, waited_s, exchange_s, sent)
+                joined = self._let_in(name) if lets_in else {}
+                said_by = [there[group][0] for group in sorted(there)]
+                return Merged(sorted(there), said_by, left, joined, waited_s, exchange_s, sent)
             self._link = None
         raise self._error(f"{name} was not finished in {attempt + 1} exchanges")
+
+    def _let_in(self, name: str) -> dict[int, int]:
+        """Return the groups that rank 0 lets in, by their life."""
+        if self._groups.rank == 0:
+            self._groups.tell(f"{name}/joined", joining.waiting(self._groups, self._living, self._store))
+        joined: dict[int, int] = self._told(f"{name}/joined", None)
+        if joined:
+            self._living, self._link = sorted({*self._living, *joined}), None
+        return joined
 
     def _call(self, key: str, value: Any) -> dict[int, list[Any]]:
         """Return what the ranks of each group that is there say; the others have left.
@@ -153,22 +181,26 @@ def _means(link: ProcessGroupGloo, pieces: Iterable[Tensor], compress: Compress)
     """Yield the mean of each piece over the ranks of a link, and the bytes that this rank sent for it.
 
     Each rank gets its part of the piece from all others, and sends the mean of that part to all. So all ranks have the
-    same bits, in whatever precision they cross the network. The next piece is on its way while one is averaged.
+    same bits, in whatever precision they cross the network. The network is never without work: parts of the next pieces
+    are on their way while one is averaged and while its means are.
     """
-    size, ahead = link.size(), None
+    assert link.size() > 1
+    scattered, gathered = deque[_Sent](), deque[_Sent]()
     for piece in pieces:
-        following = _scattered(link, piece, compress)
-        if ahead is not None:
-            yield _gathered(link, ahead, compress)
-        ahead = following
-    if ahead is not None:
-        yield _gathered(link, ahead, compress)
-    assert size > 1
+        scattered.append(_scattered(link, piece, compress))
+        if len(scattered) > AHEAD:
+            gathered.append(_gathered(link, scattered.popleft(), compress))
+        if len(gathered) > AHEAD:
+            yield _mean(gathered.popleft(), compress)
+    for one in scattered:
+        gathered.append(_gathered(link, one, compress))
+    for one in gathered:
+        yield _mean(one, compress)
 
 
 @dataclass(frozen=True, slots=True)
-class _Scattered:
-    """A piece whose parts are on their way to the ranks that average them."""
+class _Sent:
+    """A piece on its way: its parts to the ranks that average them, or their means to all ranks."""
 
     work: Any
     own: Tensor
@@ -176,21 +208,26 @@ class _Scattered:
     length: int
 
 
-def _scattered(link: ProcessGroupGloo, piece: Tensor, compress: Compress) -> _Scattered:
+def _scattered(link: ProcessGroupGloo, piece: Tensor, compress: Compress) -> _Sent:
     size = link.size()
     length = -(-len(piece) // (size * MULTIPLE)) * MULTIPLE
     parts = torch.nn.functional.pad(piece, (0, size * length - len(piece))).view(size, length)
     own = torch.cat([encoded(part, compress) for part in parts])
     received = torch.empty_like(own)
-    return _Scattered(link.alltoall_base(received, own, [], []), own, received, len(piece))
+    return _Sent(link.alltoall_base(received, own, [], []), own, received, len(piece))
 
 
-def _gathered(link: ProcessGroupGloo, scattered: _Scattered, compress: Compress) -> tuple[Tensor, int]:
+def _gathered(link: ProcessGroupGloo, scattered: _Sent, compress: Compress) -> _Sent:
     scattered.work.wait()
     size = link.size()
     mean = torch.stack([decoded(part, compress) for part in scattered.received.view(size, -1)]).mean(dim=0)
     own = encoded(mean, compress)
-    all_parts = torch.empty(size * len(own), dtype=torch.uint8)
-    link._allgather_base(all_parts, own).wait()
-    whole = torch.cat([decoded(part, compress) for part in all_parts.view(size, -1)])
-    return whole[: scattered.length], 2 * (size - 1) * len(own)
+    received = torch.empty(size * len(own), dtype=torch.uint8)
+    return _Sent(link._allgather_base(received, own), own, received, scattered.length)
+
+
+def _mean(gathered: _Sent, compress: Compress) -> tuple[Tensor, int]:
+    gathered.work.wait()
+    size = len(gathered.received) // len(gathered.own)
+    whole = torch.cat([decoded(part, compress) for part in gathered.received.view(size, -1)])
+    return whole[: gathered.length], 2 * (size - 1) * len(gathered.own)

@@ -71,7 +71,7 @@ def _meeting(plan: Plan, who: Rank, timeout_s: float | None, *, apart: bool) -> 
         return {"init_method": place, "rank": who.rank, "world_size": who.world_size}
     from torch.distributed import PrefixStore
 
-    store = PrefixStore(f"group {mine.number}", mine.store)
+    store = PrefixStore(f"group {mine.number}, life {mine.life}", mine.store)
     return {"store": store, "rank": mine.position, "world_size": mine.size}
 
 

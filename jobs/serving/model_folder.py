@@ -1,6 +1,8 @@
 """The folder that a server loads: the site's, a copy of it that names no end of an answer, or one made on the spot."""
 
 import json
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -61,17 +63,23 @@ def make(plan: ServingPlan, folder: Path, *, seed: int) -> None:
     from jobs.weights import families
 
     model, dtype = plan.config.model, torch.float32 if plan.config.precision is Precision.fp32 else torch.bfloat16
-    family, generator = families.of(model), torch.Generator().manual_seed(seed)
+    family = families.of(model)
     folder.mkdir(parents=True)
-    groups: dict[str, dict[str, Any]] = {}
+    files: dict[str, dict[str, Any]] = {}
     for weight in family.weights(model):
-        group = groups.setdefault(f"model-{0 if weight.layer is None else 1 + weight.layer:05}.safetensors", {})
-        for name, shape in weight.sources.items():
+        file = f"model-{0 if weight.layer is None else 1 + weight.layer:05}.safetensors"
+        files.setdefault(file, {}).update(weight.sources)
+
+    def write(number: int, file: str) -> None:  # torch draws in one thread; a model of 7B needs many of them
+        generator, tensors = torch.Generator().manual_seed(seed * len(files) + number), {}
+        for name, shape in files[file].items():
             drawn = torch.empty(shape, dtype=dtype)
-            group[name] = drawn.fill_(1) if "norm" in name else drawn.normal_(std=STD, generator=generator)
-    for file, tensors in groups.items():
+            tensors[name] = drawn.fill_(1) if "norm" in name else drawn.normal_(std=STD, generator=generator)
         save_file(tensors, folder / file, metadata={"format": "pt"})
-    index = {name: file for file, tensors in groups.items() for name in tensors}
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        list(pool.map(write, range(len(files)), files))
+    index = {name: file for file, shapes in files.items() for name in shapes}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
     settings = family.config(model) | {"torch_dtype": str(dtype).removeprefix("torch.")}
     (folder / CONFIG).write_text(json.dumps(settings | {"bos_token_id": None, "eos_token_id": None}, indent=1))

@@ -1,6 +1,7 @@
 """A server as a child of rank 0: started, awaited until it is healthy, watched while it is loaded, and stopped."""
 
 import os
+import random
 import resource
 import shutil
 import signal
@@ -18,13 +19,15 @@ from urllib.error import URLError
 import psutil
 
 from bench.contract.plan import ServingPlan
-from bench.contract.schema import Device
-from bench.contract.serving import Server, Serving, total_tokens
+from bench.contract.schema import PORTS, Device
+from bench.contract.serving import Server, Serving, command, total_tokens
 from bench.errors import SubmitError
 from jobs.ranks.gpu_sampler import end_with
 
 HOST = "127.0.0.1"
 POLL_S, ANSWER_S, STOP_S = 0.2, 5.0, 20.0
+ELSEWHERE_S = 30.0
+"""How long a server that runs elsewhere is waited for: it was started before."""
 TAIL_BYTES = 400
 SPARE_FILES = 512
 WHERE = "task.serving.server"
@@ -148,10 +151,13 @@ def allow_connections(count: int) -> None:
 
 
 def free_port() -> int:
-    """Return a port that nobody listens at; the kernel hands out others for a while."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
+    """Return a port that nobody listens at; of PORTS, or a client's connection may have it before the server is up."""
+    for port in random.sample(PORTS, len(PORTS)):
+        with suppress(OSError), socket.socket() as probe:
+            probe.bind((HOST, port))
+            return port
+    what = f"no port from {PORTS.start} to {PORTS.stop - 1} is free"
+    raise SubmitError(what, where=HOST, fix=f"set {WHERE}.port", rule="SRV-01")
 
 
 def _require_free(port: int) -> None:
@@ -179,7 +185,7 @@ def _argv(plan: ServingPlan, serving: Serving, model: Path, port: int) -> list[s
         "total": str(total_tokens(serving)),
         "requests": str(serving.requests),
     }
-    asked = [*server.argv, *server.precisions[config.precision.name], *server.options]
+    asked = command(server, precision=config.precision.name, is_cpu=config.cluster.device is Device.cpu)
     argv = [word.format(**words) for word in asked]
     return [shutil.which(argv[0]) or argv[0], *argv[1:]]
 
@@ -187,7 +193,8 @@ def _argv(plan: ServingPlan, serving: Serving, model: Path, port: int) -> list[s
 def _await(found: Started, server: Server, began_s: float) -> None:
     """Wait until the server answers 200."""
     url, said = found.url + server.health, "nothing listens there"
-    while time.monotonic() - began_s < server.healthy_within_s:
+    within_s = server.healthy_within_s if found.child else min(server.healthy_within_s, ELSEWHERE_S)
+    while time.monotonic() - began_s < within_s:
         if found.child is not None and found.child.exit_code() is not None:
             raise ended(found.child, "before it was healthy", "SRV-01")
         try:
@@ -199,10 +206,11 @@ def _await(found: Started, server: Server, began_s: float) -> None:
             said = str(getattr(error, "reason", error))
         time.sleep(POLL_S)
     words = f"; it last printed: {found.child.last_words()}" if found.child else ""
+    fix = f"read its output, or raise {WHERE}.healthy_within_s" if found.child else f"start it, or correct {WHERE}.url"
     raise SubmitError(
-        f"the server was not healthy within {server.healthy_within_s:g} s: {said}{words}",
+        f"the server was not healthy within {within_s:g} s: {said}{words}",
         where=f"{url}" + (f", {found.child.output}" if found.child else ""),
-        fix=f"read its output, or raise {WHERE}.healthy_within_s",
+        fix=fix,
         rule="SRV-02",
     )
 

@@ -1,7 +1,9 @@
 """Start a server and load it, on rank 0: `python -m jobs.tasks.serve PLAN --trial K`. It writes the log."""
 
 import shutil
+from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,14 +21,23 @@ from jobs.tasks import describe
 if TYPE_CHECKING:
     from jobs.serving.load import Loaded, Setting
 
-PACKAGES = ("mlcommons-loadgen", "aiohttp", "tokenizers", "transformers", "vllm", "sglang", "lightllm", "tensorrt-llm")
-"""Whose versions the log says, where they are installed beside the ranks."""
+PACKAGES = ("mlcommons-loadgen", "aiohttp", "tokenizers")
+"""Whose versions the log says, beside that of the server where it is installed with the ranks."""
 
 
 def main() -> None:
     with program.begun("jobs.tasks.serve", __doc__, plans.required_serving) as begun:
         if begun.who.rank == 0:  # the server is one process of its own on all of its GPUs
+            begun.guard.finish = partial(_cut_short, begun)
             run(begun.plan, begun.trial, begun.log, begun.folder)
+
+
+def _cut_short(begun: program.Begun[ServingPlan]) -> None:
+    """Close the log, and remove the folder that was made for this trial: it may hold a whole model."""
+    try:
+        begun.log.abort()
+    finally:
+        shutil.rmtree(begun.folder / run_files.server_model(begun.trial.index), ignore_errors=True)
 
 
 def run(plan: ServingPlan, trial: Trial, log: mllog.Writer, folder: Path) -> None:
@@ -39,6 +50,8 @@ def run(plan: ServingPlan, trial: Trial, log: mllog.Writer, folder: Path) -> Non
         fix = "pip install 'runstop[serve]'"
         raise SubmitError(f"the load needs {error.name}", where="jobs.serving", fix=fix, rule="RUN-08") from error
     server.allow_connections(serving.requests)
+    for left in folder.glob(run_files.server_models_set_aside(trial.index)):  # as large as the model
+        shutil.rmtree(left, ignore_errors=True)
     log.start(mllog.INIT_START)
     describe_serving(plan, trial, serving, log)
     model = model_folder.prepared(plan, serving.server, folder / run_files.server_model(trial.index), seed=trial.seed)
@@ -99,15 +112,15 @@ def _tokenizer_folder(serving: Serving, model: Path | None) -> Path:
 
 def describe_serving(plan: ServingPlan, trial: Trial, serving: Serving, log: mllog.Writer) -> None:
     """Log what is measured, on what, and with which software."""
-    cluster = plan.config.cluster
+    cluster, is_elsewhere = plan.config.cluster, serving.server.url is not None
     described = {
         mllog.SUBMISSION_ORG: cluster.org,
         mllog.SUBMISSION_PLATFORM: cluster.platform,
         mllog.SEED: trial.seed,
         mllog.CONFIG_FILENAME: f"task/{plan.config.task.name}.yaml",
-        mllog.TENSOR_PARALLELISM: plan.world.tp,
+        mllog.TENSOR_PARALLELISM: None if is_elsewhere else plan.world.tp,
         **system(plan),
-        "software": versions(),
+        "software": versions(() if is_elsewhere else (serving.server.name.name.replace("_", "-"),)),
     }
     for key, value in described.items():
         if value is not None:
@@ -143,10 +156,10 @@ def gpu_name() -> str:
     return name.decode() if isinstance(name, bytes) else str(name)
 
 
-def versions() -> dict[str, str]:
+def versions(servers: Sequence[str]) -> dict[str, str]:
     """Return the versions of the packages that load, and that serve."""
     found = {}
-    for name in PACKAGES:
+    for name in (*PACKAGES, *servers):
         try:
             found[name] = version(name)
         except PackageNotFoundError:
@@ -159,15 +172,9 @@ def log_server(plan: ServingPlan, serving: Serving, found: Any, log: mllog.Write
     server = serving.server
     how = {"url": found.url} if server.url is not None else {"argv": found.argv, "healthy_s": round(found.healthy_s, 3)}
     is_made = plan.base_dir is None and server.url is None
-    log.event(
-        mllog.SERVER,
-        server.name.name,
-        **how,
-        model=plan.config.model.name if is_made else found.model,
-        weights="random" if is_made else "given",
-        precision=plan.config.precision.name,
-        tp=plan.world.tp,
-    )
+    about = {"weights": "random" if is_made else "given", "precision": plan.config.precision.name, "tp": plan.world.tp}
+    model = plan.config.model.name if is_made else found.model
+    log.event(mllog.SERVER, server.name.name, **how, model=model, **({} if server.url is not None else about))
 
 
 def write(found: "Loaded", log: mllog.Writer) -> None:

@@ -123,6 +123,7 @@ def train(
     done = saving.done if saving else 0
     alive(LOADING, done, None)
     train_rows, eval_rows = rows_of.load(plan, "train"), rows_of.load(plan, "eval")
+    done = apart.enter(done) if apart is not None else done
     order = itertools.islice(rows_of.train_order(plan, trial.seed), done, None)
     pace = begin(plan, log, done, alive)
     for step in range(done + 1, plan.max_steps + 1):

@@ -21,14 +21,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.contract import checkpoint
+from bench.contract import checkpoint, llama_config
 from bench.contract.checkpoint import FOLDERS, MANIFEST, Stored
 from bench.contract.plan import fingerprint
 from bench.contract.task import Model
 from bench.errors import ConfigError
 from jobs.engines.megatron.fp8 import quantize
 from jobs.ranks.progress import Progress
-from jobs.weights import checkpoint_writer, config, nf4, tensor_map
+from jobs.weights import checkpoint_writer, nf4, tensor_map
 from jobs.weights.source import Source, open_source, sha256
 
 VERSION = 1
@@ -69,7 +69,7 @@ def prepare(source: Path, model: Model, folder: Path | None = None, *, stored: S
         ConfigError: config.json, a tensor's name, shape or dtype is not the model's; or its rows are no 4-bit blocks.
     """
     found = open_source(source)
-    config.check(found.config, model, where=str(source / "config.json"))
+    llama_config.check(found.config, model, where=str(source / "config.json"))
     if stored is Stored.nf4 and (model.hidden_size % nf4.BLOCK or model.ffn_hidden_size % nf4.BLOCK):
         sizes = f"{model.name}'s rows have {model.hidden_size} and {model.ffn_hidden_size} numbers"
         what = f"a row of a 4-bit weight is cut into blocks of {nf4.BLOCK}, and {sizes}"

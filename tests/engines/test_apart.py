@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+import torch
 
 from bench.contract import mllog
 from bench.mlperf import reader
-from bench.mlperf.result import parse
+from bench.mlperf.result import Result, parse
 from helpers import ranks
+from jobs.weights.checkpoint_reader import Reader, Wanted
 
 pytestmark = pytest.mark.trains
 
@@ -72,6 +74,30 @@ def test_one_group_is_plain_training_bit_for_bit(tmp_path: Path) -> None:
     for key in (mllog.TRAIN_LOSS, mllog.EVAL_ACCURACY):
         assert values(alone, key) == values(plain, key)
     assert [step for step, _ in values(alone, mllog.OUTER_STEP)] == [3, 6, 9, 12]
+
+
+def test_a_merge_after_each_step_of_sgd_is_plain_data_parallelism(tmp_path: Path) -> None:
+    """The outer optimizer is SGD of rate 1 without momentum, and so the inner one must be SGD too."""
+    sgd = (*TRAINING, *ranks.SGD, "task.training.checkpoint_every_steps=12")
+    one = [f"recipe.local_sgd.{word}" for word in ("every_steps=1", "average=nesterov", *MEAN[1:])]
+    plain = trained(tmp_path / "plain", 2, "task=pretrain_tiny", *sgd)
+    apart = trained(tmp_path / "apart", 2, "task=pretrain_tiny_apart", *one, *sgd)
+    losses = [loss for _, loss in values(plain, mllog.EVAL_ACCURACY)]
+    assert losses[-1] < losses[0] - 0.01, "something was learned"
+    expected, got = (weights(log.parent / "checkpoints" / "trial_0" / "step_12") for log in (plain, apart))
+    assert sum(weight.numel() for weight in expected.values()) == parse(plain).hyperparameters["trainable_parameters"]
+    for name, weight in expected.items():
+        torch.testing.assert_close(got[name], weight, rtol=0, atol=TOLERANCE / 10)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    """Return the master weights of a training state."""
+    reader, found = Reader(folder), {}
+    for name in (name for name in reader.names() if name.startswith(("embedding", "decoder", "output"))):
+        whole = reader.stored(name).whole
+        found[name] = torch.empty(whole)
+        reader.read([Wanted(name, whole, (0,) * len(whole), found[name])])
+    return found
 
 
 def test_all_groups_start_from_the_same_weights(tmp_path: Path) -> None:
@@ -143,12 +169,12 @@ def test_adapters_are_merged_while_training_goes_on(tmp_path: Path) -> None:
     assert trainable <= merges[0].metadata["rank_bytes"] <= 1.1 * trainable + 1024, "INT8, and two groups"
 
 
-@pytest.mark.starts
-def test_the_others_finish_when_a_group_is_killed(tmp_path: Path, spawn: Callable[..., "Popen[str]"]) -> None:
-    run, steps = tmp_path / "run", 60
-    settings = (f"task.training.max_steps={steps}", *EVERY_3[:1], "recipe.local_sgd.time_limit_s=3")
-    command = [sys.executable, "-m", "bench.launch", "task=pretrain_tiny_apart", *TRAINING, *settings]
-    process = spawn([*command, f"launch.folder={run}"], {"DATADIR": str(tmp_path), "LOGDIR": str(tmp_path)})
+def killed_in_the_middle(tmp_path: Path, spawn: Callable[..., "Popen[str]"], *words: str) -> tuple[str, Result]:
+    """Return what a run printed whose rank 1 was killed after two merges, and its result."""
+    run = tmp_path / "run"
+    settings = ("task=pretrain_tiny_apart", *TRAINING, "recipe.local_sgd.time_limit_s=3", *words)
+    command = [sys.executable, "-m", "bench.launch", *settings, f"launch.folder={run}"]
+    process = spawn(command, {"DATADIR": str(tmp_path), "LOGDIR": str(tmp_path)})
     log = run / "result_0.txt"
     while not log.exists() or log.read_text().count(mllog.OUTER_STEP) < 2:
         assert process.poll() is None, process.communicate()[0]
@@ -156,14 +182,47 @@ def test_the_others_finish_when_a_group_is_killed(tmp_path: Path, spawn: Callabl
     children = psutil.Process(process.pid).children(recursive=True)
     killed = next(p for p in children if "jobs.tasks.train" in p.cmdline() and p.environ().get("RANK") == "1")
     os.kill(killed.pid, signal.SIGKILL)
-    output = process.communicate(timeout=200)[0]
+    output = process.communicate(timeout=500)[0]
     assert process.returncode == 0, output
-    assert "group 1 LEFT after step" in output
+    assert json.loads((run / "status.json").read_text())["outcome"] == "proven"
     result = parse(log)
     assert result.valid and result.status == mllog.SUCCESS and result.apart is not None
-    assert list(result.apart.left) == ["1"]
+    return output, result
+
+
+@pytest.mark.starts
+def test_the_others_finish_when_a_group_is_killed(tmp_path: Path, spawn: Callable[..., "Popen[str]"]) -> None:
+    steps, log = 60, tmp_path / "run" / "result_0.txt"
+    output, result = killed_in_the_middle(tmp_path, spawn, f"task.training.max_steps={steps}", EVERY_3[0])
+    assert "group 1 LEFT after step" in output
+    assert result.apart is not None and list(result.apart.left) == ["1"]
     assert [finding.rule for finding in result.findings if finding.rule == "RUN-19"] == ["RUN-19"]
     last = [event for event in reader.read(log)[0] if event.key == mllog.OUTER_STEP][-1]
     assert (last.metadata["merge_step"], last.metadata["groups"]) == (steps, [0])
     assert last.metadata["samples_count"] == 8 * steps, "the rows of the group that left were trained on by the other"
-    assert json.loads((run / "status.json").read_text())["outcome"] == "proven"
+
+
+@pytest.mark.starts
+@pytest.mark.slow
+def test_a_group_that_was_killed_is_started_again_and_joins(tmp_path: Path, spawn: Callable[..., "Popen[str]"]) -> None:
+    """The others wait for it so long that it has been started again meanwhile; if not, it joins at a later merge."""
+    steps, log = 400, tmp_path / "run" / "result_0.txt"
+    settings = ("restarts=1", "every_steps=20", "time_limit_s=25")
+    words = [*(f"recipe.local_sgd.{setting}" for setting in settings), "recipe.micro_batch_size=1"]
+    rows = ("model.weights=checkpoint", "data.seq_length=96", f"data.train_rows={8 * steps}")
+    ends = (f"task.training.max_steps={steps}", f"recipe.eval_every_samples={8 * steps}", "recipe.log_every_steps=20")
+    output, result = killed_in_the_middle(tmp_path, spawn, *words, *rows, *ends)
+    assert result.apart is not None and list(result.apart.left) == list(result.apart.joined) == ["1"]
+    left, joined = result.apart.left["1"], result.apart.joined["1"]
+    assert left is not None and joined is not None and 40 < left <= joined < steps
+    assert f"group 1 LEFT after step {left}; group 1 joined again after step {joined}" in output
+    events = reader.read(log)[0]
+    merges = [event.metadata for event in events if event.key == mllog.OUTER_STEP]
+    assert all(merge["groups"] == ([0] if left <= merge["merge_step"] <= joined else [0, 1]) for merge in merges)
+    (entry,) = (event.metadata for event in events if event.key == mllog.GROUP_JOINED)
+    trainable = result.hyperparameters["trainable_parameters"]
+    sizes = entry["rank_bytes"] / (4 * trainable)
+    assert 5 <= sizes < 5.1, "weights, two moments, outer weights and their momentum, a little filled up"
+    after = next(merge["losses"] for merge in merges if merge["merge_step"] == joined + 20)
+    assert after["0"] < 3 and abs(after["1"] - after["0"]) < 0.5, "it goes on from what was learned"
+    assert result.findings and all(finding.severity == "warning" for finding in result.findings)

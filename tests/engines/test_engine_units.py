@@ -223,6 +223,20 @@ def test_training_steps_are_those_of_a_plain_torch_loop() -> None:
         torch.testing.assert_close(weight.detach(), expected[name].detach(), rtol=1e-4, atol=2e-5)
 
 
+@pytest.mark.parametrize("indices", [[3, 0, 7, 5], [3, 0, 7, 5, 9, 1, 2, 4]])
+def test_a_step_on_the_rows_of_a_group_that_has_left_is_one_of_sgd_on_all_of_them(indices: list[int]) -> None:
+    """The plan's batch has four rows. Adam would hide by what the gradients were divided."""
+    engine, rows = built("task.training.lora.dropout=0", *ranks.SGD), drawn_rows(10)
+    expected = {name: Parameter(p.detach().clone()) for name, p in adapters(engine).items()}
+    mean_of_rows(engine, rows, indices, expected).backward()
+    torch.optim.SGD(expected.values(), lr=ranks.SGD_RATE).step()
+    before = {name: weight.detach().clone() for name, weight in adapters(engine).items()}
+    loop.update(engine, rows, np.array(indices), ranks.SGD_RATE * ranks.SGD_EPS)
+    for name, weight in adapters(engine).items():
+        torch.testing.assert_close(weight.detach(), expected[name].detach(), rtol=0, atol=1e-6)
+        assert (weight - before[name]).abs().max() > 1e-4, "more than what is tolerated"
+
+
 def test_hand_written_fp8_passes_are_those_of_autograd(tmp_path: Path) -> None:
     """With FP32 in the place of FP8 and BF16, the hand-written layers train as the others do, from their checkpoint."""
     recipe = ("task.training.lora.dropout=0", "recipe.lr=0.01", "recipe.lr_warmup_steps=0")

@@ -15,7 +15,7 @@ from bench.backends.local import free_port
 from bench.contract.local_sgd import Average, Compress, LocalSgd
 from bench.errors import BenchError
 from jobs.engines.megatron.outer import Outer, on_host
-from jobs.ranks import merging
+from jobs.ranks import joining, merging
 from jobs.ranks.groups import Groups
 from jobs.ranks.merging import Meeting
 
@@ -27,7 +27,7 @@ ROWS, COLUMNS, BATCH, RATE = 24, 300, 8, 2e-3
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let weights be exchanged in several pieces, the last one short."""
     monkeypatch.setattr(merging, "PIECE", 128)
-    monkeypatch.setattr("jobs.engines.megatron.outer.PIECE", 128)
+    monkeypatch.setattr(joining, "PIECE", 128)
 
 
 def together(count: int, work: Callable[[Groups], Any]) -> list[Any]:
@@ -193,6 +193,34 @@ def test_an_exchange_that_breaks_off_is_made_again_without_the_group() -> None:
     assert str(found[2]).startswith("killed")
     for said, means in found[:2]:
         assert (said.groups, said.left, means) == ([0, 1], [2], [5.0, 6.0, 7.0])
+
+
+def test_a_group_that_was_started_again_goes_on_as_a_copy_of_a_living_one() -> None:
+    """It dies before the first merge, and its second life is let in behind that; one like the first is not."""
+    state = [torch.arange(300.0), torch.linspace(0, 1, 130).bfloat16()]
+
+    def merged(groups: Groups) -> Any:
+        meeting, means = Meeting(groups, Compress.none, 1.0), []
+        if groups.number == 1:
+            groups.life = 1
+            own = [torch.zeros_like(one) for one in state]
+            groups.living = joining.take(groups, tensors=own, limit_s=10)
+            meeting.begin()
+        else:
+            first = meeting.merge("a", None, lambda: [torch.ones(3)], lambda _, mean: None)
+            assert (first.left, first.joined) == ([1], {1: 1})
+            groups.living = [0, 1, 2]
+            if groups.number == 0:
+                joining.give(groups, 1, life=1, about=groups.living, tensors=state, limit_s=10)
+            own = state
+        second = meeting.merge(
+            "b", None, lambda: [torch.full((3,), float(groups.number))], lambda _, x: means.append(x)
+        )
+        return own, second.groups, second.joined, means[-1].tolist()
+
+    for own, living, joined, mean in together(3, merged):
+        assert all(torch.equal(one, other) for one, other in zip(own, state, strict=True))
+        assert (living, joined, mean) == ([0, 1, 2], {}, [1.0, 1.0, 1.0])
 
 
 def test_a_group_that_comes_too_late_hears_that_it_was_left_behind() -> None:

@@ -36,6 +36,7 @@ def write(plan: GenerationPlan, path: Path, answers: Sequence[Row] | None, *, ru
         log.event("num_ranks", plan.world.num_ranks)
         log.event("accelerator", "made up")
         log.event(mllog.ANSWERS_ASKED, [one.length for one in plan.asked], **generate.asked_about(plan) | about)
+        log.event(mllog.STRATEGY, "ddp", engine=plan.config.engine.name.name, cache="static", compile=True)
         log.stop(mllog.INIT_STOP)
         log.start(mllog.RUN_START)
         clock.now_s += run_s

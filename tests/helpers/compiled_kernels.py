@@ -13,16 +13,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from jobs.engines.megatron.generation import attention_kernels, linear_kernels
-from jobs.engines.megatron.generation.linear_kernels import MORE_ROWS, ONE_ROW
+from jobs.engines.megatron.generation import attention_kernels, few_rows_kernels, one_row_kernels
 
 PTXAS = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
 WEIGHTS = {"bf16": ("*bf16", None), "fp8": ("*fp8e4nv", "*fp32"), "nf4": ("*u8", "*fp32")}
 """Triton's types of values and scales."""
+DTYPES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn, "nf4": torch.uint8}
 
 
 @dataclass(frozen=True)
@@ -38,21 +39,29 @@ class Variant:
 
 def variants() -> Iterator[Variant]:
     for precision, (values, scale) in WEIGHTS.items():
-        for rows, tile in ((1, ONE_ROW), (32, MORE_ROWS)):
-            types = {"x_ptr": "*bf16", "norm_ptr": "*bf16", "values_ptr": values, "scale_ptr": scale}
-            types |= {"up_ptr": values if rows > 1 else None, "up_scale_ptr": scale if rows > 1 else None}
-            types |= {"levels_ptr": "*fp32", "residual_ptr": "*bf16" if rows == 1 else None, "out_ptr": "*bf16"}
-            types |= {"num_rows": "i32", "num_outputs": "i32", "eps": "fp32"}
-            stages = 1 if precision == "nf4" else tile.stages
-            constants = {"OUTPUTS": max(tile.outputs // 2, 16 if rows > 1 else 1), "INPUTS": tile.inputs}
-            constants |= {"STAGES": stages, "ROWS": rows, "WIDTH": 4096, "OVERLAPPED": False}
-            options = {"num_warps": tile.num_warps}
-            yield Variant(f"linear {precision} {rows} rows", linear_kernels._linear, types, constants, options)
+        common = {"values_ptr": values, "scale_ptr": scale, "levels_ptr": "*fp32", "residual_ptr": "*bf16"}
+        common |= {"out_ptr": "*bf16", "num_outputs": "i32", "up_ptr": None, "up_scale_ptr": None}
+        types = common | {"x_ptr": "*bf16", "norm_ptr": "*bf16", "eps": "fp32"}
+        tile = one_row_kernels.NORMED
+        constants = {"OUTPUTS": tile.outputs, "INPUTS": tile.inputs, "WIDTH": 4096, "OVERLAPPED": True}
+        constants["STAGES"] = 1 if precision == "nf4" else tile.stages
+        yield Variant(f"one row {precision}", one_row_kernels._linear, types, constants, {"num_warps": tile.num_warps})
+        x, low, x_scale = ("*fp8e4nv", "*fp8e4nv", "*fp32") if precision == "fp8" else ("*bf16", None, None)
+        types = common | {"x_ptr": x, "low_ptr": low, "x_scale_ptr": x_scale, "sums_ptr": "*fp32", "done_ptr": "*i32"}
+        types |= {"num_rows": "i32", "up_ptr": values, "up_scale_ptr": scale}
+        tile = few_rows_kernels.TILES[DTYPES[precision], True]
+        constants = {"OUTPUTS": 64, "INPUTS": tile.inputs, "STAGES": tile.stages, "ROWS": 32, "WIDTH": 4096, "PARTS": 2}
+        constants |= {"STEPS": 2048 // tile.inputs, "OVERLAPPED": True}
+        yield Variant(f"few rows {precision}", few_rows_kernels._product_kernel, types, constants)
+        norm = {"norm_ptr": "*bf16", "eps": "fp32"}
+        types = norm | {"x_ptr": "*bf16", "high_ptr": x, "low_ptr": low, "scale_ptr": x_scale}
+        constants = {"WIDTH": 4096, "SIZE": 4096, "OVERLAPPED": True}
+        yield Variant(f"rows for {precision}", few_rows_kernels._rows_kernel, types, constants)
     pointers = ("qkv", "keys", "values", "out")
     types = {f"{name}_ptr": "*bf16" for name in pointers} | {"positions_ptr": "*i64", "done_ptr": "*i32"}
     types |= {f"{name}_ptr": "*fp32" for name in ("angles", "outs", "lses")} | {"scale": "fp32", "room": "i32"}
     for repeats, parts in ((1, 8), (8, 1)):
-        constants = {"PARTS": parts, "ROWS": 16, "HALF": 64, "REPEATS": repeats, "KEYS": 64, "OVERLAPPED": False}
+        constants = {"PARTS": parts, "ROWS": 16, "HALF": 64, "REPEATS": repeats, "KEYS": 64, "OVERLAPPED": True}
         yield Variant(f"attend {repeats} x {parts}", attention_kernels._attend, types, constants)
 
 

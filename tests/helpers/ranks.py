@@ -20,6 +20,12 @@ from helpers.paths import ROOT
 TINY_BASE_STEPS = 4
 DEVICE = os.environ.get("BENCH_TEST_DEVICE", "cpu")
 """cuda runs the same tests over NCCL, on a machine with as many GPUs as ranks."""
+SGD_RATE, SGD_EPS = 0.1, 1e8
+SGD = (
+    *("recipe.adam_beta1=0", f"recipe.adam_eps={SGD_EPS:g}", f"recipe.lr={SGD_RATE * SGD_EPS:g}"),
+    *("recipe.weight_decay=0", "recipe.clip_grad=1e9"),
+)
+"""AdamW that is SGD with this rate: without a first moment, and with an eps beside which FP32 drops the second one."""
 
 
 def have(num_ranks: int) -> bool:

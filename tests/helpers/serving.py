@@ -32,6 +32,12 @@ def with_stub(folder: Path, fault: str, *words: str) -> ServingPlan:
     )
 
 
+def elsewhere(url: str, tokenizer_folder: Path) -> tuple[str, ...]:
+    """Return the words of a server that somebody else has started."""
+    named = {"url": url, "model": "tiny", "tokenizer": str(tokenizer_folder)}
+    return tuple(f"task.serving.server.{key}={value}" for key, value in named.items())
+
+
 def tokenizer(folder: Path) -> Path:
     """Write a folder with no more of a model than the client needs; token n is the word wn."""
     from tokenizers import Tokenizer, models, pre_tokenizers

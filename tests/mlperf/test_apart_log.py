@@ -14,7 +14,9 @@ CASES: dict[str, dict[str, Any]] = {"apart": {}, "left": {"left": 20}, "unexplai
 STEP_S, EVERY, STEPS, STOPPED_S = 0.5, 10, 40, 30.0
 
 
-def written(path: Path, *, merges: bool = True, left: int | None = None, **more: Any) -> Result:
+def written(
+    path: Path, *, merges: bool = True, left: int | None = None, joined: int | None = None, **more: Any
+) -> Result:
     """Return what a log says of 40 steps of half a second and four merges, for which training stood still for 30 s."""
     now_ms = 1_700_000_000_000
 
@@ -48,6 +50,8 @@ def written(path: Path, *, merges: bool = True, left: int | None = None, **more:
                 log.event(mllog.GROUP_LEFT, 1, **place, merge_step=step, time_limit_s=30.0)
             if merges:
                 log.event(mllog.OUTER_STEP, step // EVERY, **place, **(about | more))
+            if joined == step:
+                log.event(mllog.GROUP_JOINED, 1, **place, rank_bytes=12_000_000, seconds=1.5)
             times = [*[STEP_S] * (EVERY - 1), STEP_S + STOPPED_S]
             log.event(mllog.TRACKED_STATS, {mllog.STEP_TIMES: times}, **place)
         log.stop(mllog.BLOCK_STOP, **place)
@@ -76,6 +80,15 @@ def test_a_group_that_left_is_a_warning_and_a_long_merge_is_none(tmp_path: Path)
     assert "RUN-19" in rules["left"] and "RUN-19" not in rules["apart"]
     assert "RUN-18" not in rules["apart"], "30 s of a merge are no stall"
     assert "RUN-18" in rules["unexplained"]
+
+
+def test_a_group_that_came_back_is_told(tmp_path: Path) -> None:
+    result = written(tmp_path / "result_0.txt", left=20, joined=30)
+    assert result.apart is not None and (result.apart.left, result.apart.joined) == ({"1": 20}, {"1": 30})
+    (warning,) = (finding for finding in result.findings if finding.rule == "RUN-19")
+    assert warning.what.endswith("the others trained on its rows until it joined again after step 30")
+    (row,) = (remark for name, _, remark in speed_rows(result) if name == "groups that trained apart")
+    assert row.endswith("group 1 LEFT after step 20; group 1 joined again after step 30")
 
 
 @pytest.mark.parametrize("odd", [None, "x", -1, 10**400, {"0": "y"}, [1], {"0": {"1": 2}}])

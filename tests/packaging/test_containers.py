@@ -79,12 +79,17 @@ def test_an_image_of_a_server_is_built_on_the_one_that_its_config_names(tmp_path
     for words in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "--message=x"]):
         subprocess.run([*git, *words], check=True)
     script, env = tree / "containers/build.sh", os.environ | {"ENGINE": str(engine)}
-    done = subprocess.run([script, "serve", "tgi"], env=env, check=True, capture_output=True, text=True)
-    image = yaml.safe_load((ROOT / "conf/server/tgi.yaml").read_text())["image"]
-    assert done.stdout.startswith("runstop-serve:tgi-") and f"--build-arg BASE={image} " in done.stderr
-    for server, why in (("none", "usage: "), ("transformers", "conf/server/transformers.yaml names no image")):
-        refused = subprocess.run([script, "serve", server], env=env, capture_output=True, text=True)
-        assert refused.returncode == 2 and why in refused.stderr
+    for config in (ROOT / "conf/server").glob("*.yaml"):
+        if image := yaml.safe_load(config.read_text()).get("image"):
+            words = [script, "serve", config.stem, "--platform=linux/arm64"]
+            done = subprocess.run(words, env=env, check=True, capture_output=True, text=True)
+            assert done.stdout.startswith(f"runstop-serve:{config.stem}-"), "one tag for each server"
+            assert "/serve.Dockerfile --tag " in done.stderr
+            assert f"--build-arg BASE={image} " in done.stderr and "--platform=linux/arm64" in done.stderr
+    named_none = "conf/server/transformers.yaml names no image"
+    for words, why in ((["none"], "usage: "), ([], "usage: "), (["transformers"], named_none)):
+        refused = subprocess.run([script, "serve", *words], env=env, capture_output=True, text=True)
+        assert refused.returncode == 2 and why in refused.stderr and not refused.stdout
 
 
 def test_the_marker_holds_what_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

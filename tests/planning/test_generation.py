@@ -101,6 +101,7 @@ def test_hosts_may_name_their_groups(hosts: str, words: list[str], replica: tupl
 
 
 TINY, TRANSFORMERS = "task=generate_tiny", ("engine=huggingface",)
+BALANCED = ("engine.huggingface.strategy=balanced", "cluster.ranks_per_node=1")
 ASKED = "task.generation"
 
 
@@ -129,6 +130,7 @@ ASKED = "task.generation"
         (["task=lora_tiny", "parallel.share_gpu=true"], "ranks share GPUs in tasks of kind generate", "share_gpu"),
         ([TINY, "precision=fp8"], "generates in FP32, BF16 and 4 bits, not in FP8", "precision"),
         ([TINY, "engine.huggingface.strategy=fsdp2"], "strategy fsdp2 is for training", "strategy"),
+        ([TINY, *BALANCED, "engine.huggingface.num_gpus=2"], "there are no GPUs to lay layers over", "num_gpus"),
         ([TINY, "launch.profile=kernels"], "profile kernels is of a training step", "launch.profile"),
         (["task=generate_70b", *PEER, "gpu@cluster.gpu=h100"], "weights 128.5, keys", "parallel.tp"),
         ([TINY, "task.kind=train"], "is of kind train, and task.training is missing", "task.kind"),

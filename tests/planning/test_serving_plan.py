@@ -7,6 +7,7 @@ import pytest
 from bench import preflight
 from bench.contract import plan as plans
 from bench.contract.plan import ServingPlan
+from bench.contract.serving import command
 from bench.errors import ConfigError
 from bench.planning import compose
 from helpers import serving
@@ -53,6 +54,15 @@ def test_a_sweep_is_a_load_for_each_rate_and_the_plan_survives_its_json() -> Non
     assert plans.loads(plans.dumps(plan)) == plan
 
 
+def test_what_one_server_needs_on_cpus_is_not_given_to_another_or_to_a_gpu() -> None:
+    asked = (("transformers", True, True), ("transformers", False, False), ("vllm", True, False))
+    for server, is_cpu, is_told in asked:
+        named = serving.planned(f"server={server}").config.task.serving
+        assert named is not None
+        words = command(named.server, precision="fp32", is_cpu=is_cpu)
+        assert ("--cb-num-blocks" in words) is is_told and words[: len(named.server.argv)] == named.server.argv
+
+
 @pytest.mark.parametrize("server", SERVERS)
 def test_every_server_has_a_source_and_is_started_for_a_node_of_gpus(
     server: str, monkeypatch: pytest.MonkeyPatch
@@ -89,6 +99,8 @@ def test_a_program_and_a_model_that_are_missing_are_found_before_anything_starts
         "there is no config.json",
         "there is no tokenizer.json",
     }
+    (missing,) = preflight.inspect(serving.planned(*serving.elsewhere("http://node7:8000", tmp_path)))
+    assert missing.what == "there is no tokenizer.json", "all that is needed here of a server elsewhere"
 
 
 def test_a_server_for_a_task_that_loads_none_is_refused() -> None:

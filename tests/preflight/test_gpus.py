@@ -150,3 +150,19 @@ def test_packages_of_the_peer_are_looked_for_with_how_to_get_them(monkeypatch: p
     (finding,) = [f for f in preflight.inspect(plan) if f.rule == "RUN-08"]
     assert finding.what == "deepspeed, flash_attn cannot be imported"
     assert finding.fix.startswith("pip install 'runstop[peer]', and pip install flash-attn")
+
+
+def test_what_rows_are_made_of_texts_with_is_looked_for_until_they_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_checks, "_is_installed", lambda name: name not in ("tokenizers", "pyarrow"))
+    plans = {
+        task: compose.compose([f"task={task}", "cluster=local", f"cluster.paths.data={tmp_path}"])
+        for task in ("finetune_tiny_dolly", "pretrain_7b", "lora_tiny")
+    }
+    found = {task: [f for f in preflight.inspect(plan) if f.rule == "RUN-08"] for task, plan in plans.items()}
+    assert [f.what for f in found["finetune_tiny_dolly"]] == ["tokenizers cannot be imported"]
+    assert [f.what for f in found["pretrain_7b"]] == ["tokenizers, pyarrow cannot be imported"]
+    assert {f.fix for f in found["pretrain_7b"]} == {"pip install 'runstop[data]'"} and not found["lora_tiny"]
+    Path(plans["finetune_tiny_dolly"].data_dir).mkdir()
+    assert not [f for f in preflight.inspect(plans["finetune_tiny_dolly"]) if f.rule == "RUN-08"]

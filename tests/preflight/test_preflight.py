@@ -23,6 +23,7 @@ from bench.errors import ConfigError
 from bench.planning import compose
 from bench.preflight import data, host
 from bench.rules.check import Subject
+from jobs.weights import families
 
 ON_SLURM = ("task=lora70b", "cluster=dgx2", "container=pyxis")
 PATHS = {"DATADIR": "/lustre/data", "MODEL": "/lustre/model", "LOGDIR": "/lustre/logs", "CONT": "/lustre/a.sqsh"}
@@ -323,7 +324,15 @@ def test_the_peer_takes_hugging_face_weights_as_they_are(tmp_path: Path) -> None
     (tmp_path / "config.json").write_text("{")
     (damaged,) = data.checkpoint(tmp_path, config)
     assert "this Hugging Face folder cannot be read" in damaged.what
-    (tmp_path / "config.json").write_text("{}")
+    llama = families.of(config.model).config(config.model)
+    for wrong, what in (
+        ({"model_type": "mistral"}, "model_type 'mistral' cannot be read"),
+        ({"vocab_size": 7}, "vocab_size is 7"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(llama | wrong))
+        (other,) = data.checkpoint(tmp_path, config)
+        assert what in other.what and other.where.endswith("config.json")
+    (tmp_path / "config.json").write_text(json.dumps(llama))
     (pickled,) = data.checkpoint(tmp_path, config)
     assert "1 of 1 files are missing: model.safetensors" in pickled.what
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "1", "b": "2"}}')

@@ -72,6 +72,10 @@ WRONG: dict[str, tuple[str, Callable[[Path], Any]]] = {
     ),
     "the first record is not JSON": ("CFG-06", lambda cache: (cache / "c4.jsonl").write_bytes(b"text\n")),
     "no tokenizer.json": ("CFG-06", lambda cache: (cache / "tokenizer.json").unlink()),
+    "does not say which token is its eos_token": (
+        *("CFG-06",),
+        lambda cache: (cache / "tokenizer_config.json").write_text('{"bos_token": "<s>"}'),
+    ),
     "not a tokenizer of": ("CFG-06", lambda cache: (cache / "tokenizer.json").write_text('{"model": {}}')),
     "tokens go up to 600, and the model has 512": ("CFG-06", lambda cache: add_token(cache / "tokenizer.json", 600)),
     "tokens go up to 512, and the model has 512": (

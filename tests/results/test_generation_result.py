@@ -106,9 +106,14 @@ def test_a_log_of_other_answers_is_not_that_of_the_plan(plan: GenerationPlan, tm
 def test_parse_and_report_say_what_it_took(
     plan: GenerationPlan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    drawn = {"temperature": 0.8, "top_k": 20, "top_p": 0.9}
+    other = answers_log.write(plan, tmp_path / "other.txt", answers_log.rows(plan), run_s=77.5, **drawn)
+    exit_code("parse", str(other))
+    assert "temperature 0.8, top_k 20, top_p 0.9, prompts: random" in capsys.readouterr().out
     log = answers_log.write(plan, tmp_path / "result_0.txt", answers_log.rows(plan), run_s=77.5)
     assert exit_code("parse", str(log)) == 0
     shown = capsys.readouterr().out
+    assert "engine: huggingface  ddp, static cache, compiled" in shown
     assert "throughput (tokens/s): 100" in shown and "answers as asked for: 31 of 31" in shown
     assert "400\t1\t4\t0.02\t9.975\t100" in shown, "by length"
     assert exit_code("parse", "--json", str(log)) == 0

@@ -84,6 +84,15 @@ def test_what_keeps_a_log_from_proving_the_task(
     assert said.startswith(problem) and not trials.judge(log, burst, burst.trials[0]).proven
 
 
+def test_a_mean_delay_of_the_client_is_a_share_of_the_mean_latency(burst: ServingPlan, tmp_path: Path) -> None:
+    """Nine in ten requests take 0.1 s and the others 2.1 s: 0.06 s are a fifth of the mean, not more than half."""
+    client = {"sent_p50_s": 0.001, "loadgen_mean_s": 0.06}
+    (load,) = read(
+        serving_log.write(burst, tmp_path / "result_0.txt", {"burst": [0.1] * 180 + [2.1] * 20}, client=client)
+    ).loads
+    assert load.client_share == pytest.approx(0.2)
+
+
 def test_a_load_that_is_invalid_by_loadgen_is_shown_with_the_reason_and_was_measured_all_the_same(
     burst: ServingPlan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -111,7 +120,10 @@ def test_the_knee_is_the_last_rate_that_keeps_the_limits(tmp_path: Path) -> None
     assert found.knee == 2 == values(found)["knee"]
     assert "poisson 2/s latency_p50" in values(found), "several loads have names of their own"
     slow = read(serving_log.write(plan, tmp_path / "result_1.txt", loads | {"poisson 4/s": [1.0] * 200}))
-    assert slow.knee is None, "no rate is beyond it"
+    assert slow.knee is None and slow.no_knee.startswith("every rate keeps"), "no rate is beyond it"
+    loads |= {"poisson 1/s": [31.0] * 200}
+    uneven = read(serving_log.write(plan, tmp_path / "result_2.txt", loads))
+    assert uneven.knee is None and uneven.no_knee.startswith("the lowest rate misses"), "a lower rate missed the limits"
 
 
 def test_a_load_without_a_record_is_missing(burst: ServingPlan, tmp_path: Path) -> None:

@@ -1,17 +1,25 @@
 """A server that fails in some way: each has its finding, nothing hangs, and no server is left behind."""
 
 import json
+import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
+from bench.contract import mllog
 from bench.contract.plan import ServingPlan
+from bench.contract.schema import PORTS
+from bench.mlperf import log as logs
 from bench.results import ServingResult
 from bench.results import serving as serving_results
 from bench.runs import trial as trials
 from helpers import ranks, serving
+from helpers.paths import ROOT
+from jobs.serving import server
 
 pytest.importorskip("mlperf_loadgen", reason="pip install 'runstop[serve]'")
 pytestmark = [pytest.mark.starts, pytest.mark.skipif(ranks.DEVICE != "cpu", reason="the stub has no GPU")]
@@ -110,6 +118,34 @@ def test_a_server_that_ends_or_never_comes_up_ends_the_trial(tmp_path: Path, fau
     account = json.loads((folder / "rank_logs/trial_0_rank_0.error").read_text())
     assert (code, account["rule"]) == (1, rule) and what in account["what"]
     assert not list((folder / "rank_logs").glob("*.csv")), "a trial that was cut short has no rows to be taken for one"
+
+
+def test_a_server_that_runs_elsewhere_is_loaded_and_nothing_is_claimed_of_it(tmp_path: Path) -> None:
+    """Its requests come one by one here: each when the one before is answered."""
+    assert (port := server.free_port()) in PORTS, "or a connection of a client may have it before the server does"
+    stub = [sys.executable, "-m", "helpers.stub_server", str(port), "none"]
+    one_by_one = ("task.serving.arrivals=[one_by_one]", "task.serving.requests=6")
+    words = (*serving.elsewhere(f"http://127.0.0.1:{port}", tmp_path / "model"), *one_by_one)
+    with subprocess.Popen(stub, env=os.environ | {"PYTHONPATH": f"{ROOT}/tests"}) as started:
+        try:
+            code, plan, folder = loaded(tmp_path, "none", *words)
+            assert started.poll() is None, "it is not ours to stop"
+        finally:
+            started.kill()
+    found = read(folder)
+    assert code == 0 and trials.judge(folder / "result_0.txt", plan, plan.trials[0]).proven
+    assert found.about == f"at http://127.0.0.1:{port}; its precision and its hardware are not known"
+    (load,) = found.loads
+    ends = [at + (took or 0) for at, took in zip(load.arrival_s, load.latency_s, strict=True)]
+    assert len(ends) == 6 and all(at >= end for at, end in zip(load.arrival_s[1:], ends, strict=False))
+    assert found.healthy_s is None and found.no_memory == "the server runs elsewhere"
+    log = logs.read(folder / "result_0.txt")
+    record = log.single(mllog.SERVER)
+    assert record is not None and not {"precision", "tp", "weights"} & record.metadata.keys()
+    assert log.value(mllog.TENSOR_PARALLELISM) is None and "transformers" not in log.value("software")
+    code, _, folder = loaded(tmp_path / "gone", "none", *words, "task.serving.server.healthy_within_s=1")
+    account = json.loads((folder / "rank_logs/trial_0_rank_0.error").read_text())
+    assert (code, account["rule"]) == (1, "SRV-02") and account["fix"].startswith("start it, or correct")
 
 
 def test_a_port_that_is_taken_is_refused_before_anybody_answers_for_our_server(tmp_path: Path) -> None:

@@ -114,6 +114,7 @@ def test_ctrl_c_in_the_middle_leaves_no_server(tmp_path: Path, spawn: Spawn) -> 
     assert launched.returncode == 130 and _servers(tmp_path) == []
     (status,) = tmp_path.glob("*/status.json")
     assert json.loads(status.read_text())["outcome"] == "interrupted"
+    assert not list(tmp_path.glob("*/rank_logs/*.model")), "a model that was made for the trial goes with it"
 
 
 def _printed(root: Path) -> str:
@@ -135,7 +136,7 @@ def test_vllm_passes_the_whole_acceptance(tmp_path: Path) -> None:
     program = [f"{VLLM}/bin/python", "-m", "vllm.entrypoints.openai.api_server", "--model", "{model}"]
     argv = [*program, "--host", "{host}", "--port", "{port}", "--max-model-len", "{total}"]
     plan = serving.planned(
-        *("server=vllm", "task.serving.server.options=[]"),  # those of serve_tiny are transformers' own
+        "server=vllm",
         *("cluster.ranks_per_node=1", "task.serving.max_client_delay=1"),
         *("model.hidden_size=256", "model.ffn_hidden_size=512", "task.serving.tokens_in=64"),
         f"task.serving.server.argv=[{','.join(repr(word) for word in [*argv, '--no-enable-prefix-caching'])}]",

@@ -251,8 +251,8 @@ CONFIGS = {
     "tie_word_embeddings is True, and tied_embeddings False": {"tie_word_embeddings": True},
     "attention_bias is True, and bias False": {"attention_bias": True},
     "head_dim is 8, and hidden_size / heads 4": {"head_dim": 8},
-    "model_type 'mistral' cannot be converted": {"model_type": "mistral"},
-    "quantised weights cannot be converted": {"quantization_config": {"bits": 4}},
+    "model_type 'mistral' cannot be read": {"model_type": "mistral"},
+    "quantised weights cannot be read": {"quantization_config": {"bits": 4}},
 }
 TENSORS = {
     "1 of 21 tensors missing: model.norm.weight": {"model.norm.weight": None},

@@ -121,6 +121,11 @@ class Nodes:
             environment = processes.environment(self._own, (self._host, port))
             self._ranks = Ranks(self.plan, command, self._folder, node=0, environment=environment)
 
+    def start_again(self, ranks: Sequence[int]) -> None:
+        """Start ranks of the lead's own node anew."""
+        assert self._ranks is not None
+        self._ranks.start_again(ranks)
+
     def exit_codes(self) -> dict[int, int]:
         """Return those of the ranks that have ended, of all nodes, after a moment.
 

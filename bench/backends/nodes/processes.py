@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,18 +27,27 @@ class Ranks:
         self, plan: Plan, command: Command, folder: Path, *, node: int, environment: Mapping[str, str]
     ) -> None:
         (folder / run_files.RANK_LOGS).mkdir(exist_ok=True)
-        count = plan.world.ranks_per_node
-        words = [sys.executable if command.argv[0] == "python" else command.argv[0], *command.argv[1:]]
+        self._plan, self._command, self._folder, self._environment = plan, command, folder, environment
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        count = plan.world.ranks_per_node
         try:
-            for local_rank in range(count):
-                rank = node * count + local_rank
-                own = {"RANK": f"{rank}", "LOCAL_RANK": f"{local_rank}", "WORLD_SIZE": f"{plan.world.num_ranks}"}
-                output = folder / run_files.rank_output(command.name, rank)
-                self._processes[rank] = start(words, folder, {**environment, **own}, output)
+            for rank in range(node * count, (node + 1) * count):
+                self._processes[rank] = self._started(rank)
         except BaseException:
             self.stop()
             raise
+
+    def _started(self, rank: int) -> "subprocess.Popen[bytes]":
+        world, argv = self._plan.world, self._command.argv
+        words = [sys.executable if argv[0] == "python" else argv[0], *argv[1:]]
+        own = {"RANK": f"{rank}", "LOCAL_RANK": f"{rank % world.ranks_per_node}", "WORLD_SIZE": f"{world.num_ranks}"}
+        output = self._folder / run_files.rank_output(self._command.name, rank)
+        return start(words, self._folder, {**self._environment, **own}, output)
+
+    def start_again(self, ranks: Sequence[int]) -> None:
+        """End what still runs of these ranks, and start them anew."""
+        _end([self._processes[rank] for rank in ranks])
+        self._processes |= {rank: self._started(rank) for rank in ranks}
 
     def exit_codes(self) -> dict[int, int]:
         """Return those of the ranks that have ended, by rank; 128 and more for a signal."""
@@ -47,17 +56,21 @@ class Ranks:
 
     def stop(self) -> None:
         """End what still runs, with all that it has started, and wait until it has ended."""
-        pids = [process.pid for process in self._processes.values()]
-        for pid in pids:
-            os.kill(pid, signal.SIGTERM)  # one that has ended is still there: it is reaped below
-        until_s = time.monotonic() + GRACE_S
-        while time.monotonic() < until_s and any(_exit_code(pid) is None for pid in pids):
-            time.sleep(POLL_S)
-        for process in self._processes.values():
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        _end(self._processes.values())
         self._processes.clear()
+
+
+def _end(processes: Collection["subprocess.Popen[bytes]"]) -> None:
+    pids = [process.pid for process in processes]
+    for pid in pids:
+        os.kill(pid, signal.SIGTERM)  # one that has ended is still there: it is reaped below
+    until_s = time.monotonic() + GRACE_S
+    while time.monotonic() < until_s and any(_exit_code(pid) is None for pid in pids):
+        time.sleep(POLL_S)
+    for process in processes:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _exit_code(pid: int) -> int | None:

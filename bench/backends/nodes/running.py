@@ -25,6 +25,7 @@ class Running:
         self._until_s = time.monotonic() + 60 * command.limit_min if command.limit_min else None
         self._exit_codes: dict[int, int] = {}
         self._needed = groups.needed_ranks(nodes.plan, command)
+        self._restarts = groups.restarts(nodes.plan, command)
         self.lost: NodeLostError | None = None
         """Set once a node is gone, which explains how the ranks of others end."""
         self._is_late = False
@@ -39,7 +40,18 @@ class Running:
         codes = self._needed_codes()
         are_left = len(codes) < len(self._needed)
         self._is_late = are_left and self._until_s is not None and time.monotonic() > self._until_s
-        return are_left and not self._is_late and not any(codes.values())
+        goes_on = are_left and not self._is_late and not any(codes.values())
+        if goes_on:
+            self._start_again()
+        return goes_on
+
+    def _start_again(self) -> None:
+        """Start a group of which a rank has failed, as often as it may be."""
+        for ranks in self._restarts:
+            if any(self._exit_codes.get(rank) for rank in ranks):
+                self._restarts.remove(ranks)
+                self._nodes.start_again(ranks)
+                return
 
     def stop(self) -> None:
         """End what still runs, and wait until it has. How ranks end from here on is our doing and says nothing."""

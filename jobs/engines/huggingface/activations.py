@@ -6,20 +6,20 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
-from torch.nn import Module, Parameter
+from torch.nn import Module
 
 LEAST_BYTES = 2**20
 """Smaller tensors stay: copying one costs more than its memory is worth. Source: TRL, OffloadActivations."""
 Packed = Tensor | tuple[torch.device, Tensor]
+Holders = dict[tuple[int, ...], list[tuple[Module, str]]]
 
 
 def in_host_memory(model: Module, *, least_bytes: int = LEAST_BYTES) -> AbstractContextManager[Any]:
     """Return a context in which stored activations go to page-locked host memory until they are needed."""
-    weights = {_memory(p) for p in model.parameters()}
+    holders = _matrices(model)
 
     def pack(tensor: Tensor) -> Packed:
-        is_weight = isinstance(tensor, Parameter) or _memory(tensor) in weights
-        if is_weight or tensor.nbytes < least_bytes:
+        if tensor.nbytes < least_bytes or _is_weight(tensor, holders):
             return tensor
         host = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
         return tensor.device, host.copy_(tensor, non_blocking=True)
@@ -31,6 +31,24 @@ def in_host_memory(model: Module, *, least_bytes: int = LEAST_BYTES) -> Abstract
         return host.to(device, non_blocking=True)
 
     return saved_tensors_hooks(pack, unpack)
+
+
+def _matrices(model: Module) -> Holders:
+    """Return where the matrices of a model are, by their whole shapes and those of their transposes."""
+    found: Holders = {}
+    for module in model.modules():
+        for key, parameter in module._parameters.items():
+            if parameter is not None:
+                shape = tuple(getattr(parameter, "ds_shape", parameter.shape))
+                for seen_as in {shape, shape[::-1]}:
+                    found.setdefault(seen_as, []).append((module, key))
+    return found
+
+
+def _is_weight(tensor: Tensor, holders: Holders) -> bool:
+    """Return whether a tensor is a weight as its module has it now: a sharded one has other memory at every use."""
+    begins = _memory(tensor)
+    return any(_memory(module._parameters[key]) == begins for module, key in holders.get(tuple(tensor.shape), ()))
 
 
 def _memory(tensor: Tensor) -> int:

@@ -45,13 +45,19 @@ class HuggingFaceGenerator:
         self._source = sources.of_folder(folder, self._plan)
 
     def warm_up(self, requests: Sequence[Request]) -> None:
-        """Answer the first tokens of a batch of each size; what is compiled runs twice, to tell how long that took."""
+        """Answer the first tokens of a batch of each size; what is compiled runs twice, to tell how long that took.
+
+        On a GPU a cache that grows is taken to its full length: attention is prepared anew for each length of keys,
+        79 ms each on an H200 (docs/results/2026-11-23-generation.md).
+        """
         self._longest = max(len(one.prompt) + one.length for one in requests)
-        for batch in {len(batch): batch for batch in self._batches(requests)}.values():
-            short = [Request(one.prompt, min(one.length, self._task.warmup_tokens)) for _, one in batch]
-            first_s = self._seconds(short)
+        is_whole = self._device.type == "cuda" and not self._is_compiled
+        for batch in {len(batch): batch for batch in reversed(self._batches(requests))}.values():
+            tokens = self._longest if is_whole else self._task.warmup_tokens
+            first = [Request(one.prompt, min(one.length, tokens)) for _, one in batch]
+            first_s = self._seconds(first)
             if self._is_compiled:
-                self._compile_s += max(0.0, first_s - self._seconds(short))
+                self._compile_s += max(0.0, first_s - self._seconds(first))
 
     def facts(self) -> list[Fact]:
         chosen, weight = settings(self._plan), next(self._model.parameters())

@@ -11,6 +11,8 @@ from jobs.engines.huggingface import packages
 from jobs.ranks import process_group
 from jobs.ranks.identity import Rank
 
+THREADS = "OMP_NUM_THREADS"
+
 
 def start_ranks(plan: Plan, who: Rank) -> None:
     """Join the process group, and use it once, so that NCCL takes its memory before the model takes the rest.
@@ -49,6 +51,21 @@ def _prepare_environment(plan: Plan, who: Rank) -> None:
     }
     if plan.config.cluster.device is Device.cpu:
         os.environ["DS_ACCELERATOR"] = "cpu"  # read when DeepSpeed is imported
+    if (threads := threads_on_host(plan)) is not None:
+        os.environ[THREADS] = str(threads)  # read when torch is imported
+
+
+def threads_on_host(plan: Plan) -> int | None:
+    """Return the threads of a GPU's rank that updates in host memory: its share of the node's cores.
+
+    None where nothing is updated there, or cluster.environment has the number.
+    """
+    chosen = packages.settings(plan)
+    updates = chosen.offload_optimizer or _computes_on_host(plan)
+    if not updates or plan.config.cluster.device is Device.cpu or THREADS in plan.config.cluster.environment:
+        return None
+    share = (os.cpu_count() or 1) // plan.config.cluster.ranks_per_node
+    return max(1, min(share, len(os.sched_getaffinity(0))))
 
 
 def _quieten() -> None:

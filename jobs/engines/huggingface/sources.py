@@ -8,14 +8,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from bench.contract import checkpoint
+from bench.contract import checkpoint, llama_config
 from bench.contract.checkpoint import Stored
 from bench.contract.plan import Plan
 from bench.contract.task import Model
 from bench.errors import ConfigError
 from jobs.engines.huggingface import adapters
 from jobs.weights import adapters as peft
-from jobs.weights import config as configs
 from jobs.weights import families, source, tensor_map
 from jobs.weights.checkpoint_reader import Reader, Wanted
 from jobs.weights.tensor_map import Weight
@@ -68,7 +67,7 @@ class HuggingFaceFolder:
         if self._source.config.get("model_type") == "gpt2":
             _check_gpt2(self._source.config, model, where=str(folder / "config.json"))
         else:
-            configs.check(self._source.config, model, where=str(folder / "config.json"))
+            llama_config.check(self._source.config, model, where=str(folder / "config.json"))
             if tensor_map.is_fused(self._source):
                 raise ConfigError(
                     "q, k and v are one tensor here, and transformers' Llama has three",

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from bench.contract.huggingface import MOST_ZERO_STAGE
 from bench.contract.modules import Part
 from bench.contract.plan import Plan
+from bench.contract.schema import Device
 from bench.errors import ConfigError
 from jobs.engines.huggingface import adapters
 from jobs.engines.huggingface import model as models
@@ -115,7 +116,8 @@ def build(plan: Plan) -> PreTrainedModel:
     Raises:
         ConfigError: DeepSpeed does not take its settings.
     """
-    deepspeed.ops.__compatible_ops__[SHARED_MEMORY] = False
+    if plan.config.cluster.device is Device.cpu:  # elsewhere asking would try every operation that can be compiled
+        deepspeed.ops.__compatible_ops__[SHARED_MEMORY] = False
     deepspeed.init_distributed(auto_mpi_discovery=False)  # takes the process group that is there
     require(plan)
     if not settings(plan).is_sharded:

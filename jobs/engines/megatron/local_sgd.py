@@ -16,6 +16,7 @@ from bench.errors import BenchError
 from jobs.engines import Fact
 from jobs.engines.megatron.engine import MegatronEngine
 from jobs.engines.megatron.outer import Outer, on_host
+from jobs.ranks import joining
 from jobs.ranks.groups import Groups
 from jobs.ranks.merging import Meeting, Merged
 
@@ -48,6 +49,21 @@ class LocalSgdTraining:
         if not step:
             self._outer.restart()
         self._num_steps = 0
+
+    def enter(self, step: int) -> int:
+        """Return the step after which this group trains: the given one, or where it was started again, its entry's.
+
+        Raises:
+            BenchError: the others do not let it in any more.
+        """
+        if not self._groups.life:
+            return step
+        about = joining.take(self._groups, tensors=self._state(), limit_s=self._settings.time_limit_s)
+        self._groups.living = about["living"]
+        self._meeting.begin()
+        self._engine.parts.optimizer.resume(about["num_steps"])
+        self._engine.parts.refresh_weights()
+        return about["step"]
 
     def mine(self, indices: np.ndarray) -> np.ndarray:
         """Return this group's share of a batch. The shares of groups that have left are those of the others.
@@ -98,7 +114,8 @@ class LocalSgdTraining:
         copy = on_host(self._outer.inner) if is_copied else []
         source = copy or self._outer.inner
         work = (f"merge/{step}", said, lambda: self._outer.pieces(source), self._outer.take)
-        self._pending = _Pending(step, copy, self._thread.submit(self._meeting.merge, *work))
+        lets_in = step < self._plan.max_steps
+        self._pending = _Pending(step, copy, self._thread.submit(self._meeting.merge, *work, lets_in=lets_in))
 
     def _ended(self, step: int) -> list[Fact]:
         """Wait for the merge that is on its way, and apply it."""
@@ -109,8 +126,28 @@ class LocalSgdTraining:
         optimizer = self._engine.parts.optimizer
         optimizer.resume(optimizer.num_steps)
         self._engine.parts.refresh_weights()
-        self._groups.living, self._pending = merged.groups, None
-        return [*self._left(merged, pending), self._fact(merged, pending.step, time.perf_counter() - since_s)]
+        self._groups.living, self._pending = sorted({*merged.groups, *merged.joined}), None
+        joined = [self._let_in(group, life, step) for group, life in merged.joined.items()]
+        stopped_s = time.perf_counter() - since_s
+        return [*self._left(merged, pending), self._fact(merged, pending.step, stopped_s), *joined]
+
+    def _let_in(self, group: int, life: int, step: int) -> Fact:
+        """Let a group that was started again go on as a copy of group 0, which sends it its state."""
+        since_s, sent, optimizer = time.perf_counter(), 0, self._engine.parts.optimizer
+        if self._groups.number == 0:
+            about = {"step": step, "living": self._groups.living, "num_steps": optimizer.num_steps}
+            what = {"life": life, "about": about, "tensors": self._state(), "limit_s": self._settings.time_limit_s}
+            try:
+                sent = joining.give(self._groups, group, **what)
+            except RuntimeError as error:  # gloo's; it is missed at the next merge
+                print(f"group {group} does not join: {str(error).splitlines()[0]}", flush=True)
+        return mllog.GROUP_JOINED, group, {"rank_bytes": sent, "seconds": round(time.perf_counter() - since_s, 6)}
+
+    def _state(self) -> list[Tensor]:
+        """Return all that training goes on from, but the generators."""
+        states = self._engine.parts.optimizer.states()
+        of_optimizer = [tensor for state in states for tensor in (state.master, state.exp_avg, state.exp_avg_sq)]
+        return [*of_optimizer, *self._outer.weights, *self._outer.momentum]
 
     def _left(self, merged: Merged, pending: _Pending) -> list[Fact]:
         return [

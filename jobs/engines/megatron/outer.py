@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bench.contract.local_sgd import Average, Compress, LocalSgd
-from jobs.ranks.merging import PIECE
+from jobs.ranks.merging import piece_size
 
 
 class Outer:
@@ -26,6 +26,7 @@ class Outer:
         self.weights = [] if is_mean and local_sgd.compress is Compress.none else on_host(inner)
         self.momentum = [torch.zeros_like(one) for one in self.weights] if local_sgd.outer_momentum else []
         self._means: list[Tensor] = []
+        self._piece = piece_size(sum(len(one) for one in inner))
 
     def restart(self) -> None:
         """Go on from the inner weights, which are the same in all groups."""
@@ -35,15 +36,16 @@ class Outer:
     def pieces(self, source: list[Tensor]) -> Iterator[Tensor]:
         """Yield what the groups exchange: how the weights have changed, or themselves where no outer weights are."""
         for number, begin in self._places():
-            piece = source[number][begin : begin + PIECE].to("cpu", torch.float32)
-            yield self.weights[number][begin : begin + PIECE] - piece if self.weights else piece
+            end = begin + self._piece
+            piece = source[number][begin:end].to("cpu", torch.float32)
+            yield self.weights[number][begin:end] - piece if self.weights else piece
 
     def take(self, place: int, mean: Tensor) -> None:
         """Take the mean of a piece over the groups, until `step`."""
         if len(self._means) != len(self.inner):
             self._means = [torch.empty(one.shape, dtype=torch.float32) for one in self.inner]
         number, begin = self._places()[place]
-        self._means[number][begin : begin + PIECE].copy_(mean)
+        self._means[number][begin : begin + self._piece].copy_(mean)
 
     def step(self) -> list[Tensor]:
         """Make the outer step with the means; return the merged weights, in host memory."""
@@ -70,7 +72,7 @@ class Outer:
                 inner.copy_(new)
 
     def _places(self) -> list[tuple[int, int]]:
-        return [(number, begin) for number, one in enumerate(self.inner) for begin in range(0, len(one), PIECE)]
+        return [(number, begin) for number, one in enumerate(self.inner) for begin in range(0, len(one), self._piece)]
 
 
 def on_host(tensors: list[Tensor]) -> list[Tensor]:

@@ -68,6 +68,7 @@ STRATEGIES = {
     "zero2": (ZERO, f"{BLOCK}.zero_stage=2"),
     "zero3": (ZERO, f"{BLOCK}.zero_stage=3"),
     "eager": (f"{BLOCK}.attention=eager", "recipe.recompute=full"),
+    "compiled": (f"{BLOCK}.compile=true", "recipe.warmup_iterations=2"),
 }
 
 

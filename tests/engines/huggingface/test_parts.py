@@ -12,7 +12,7 @@ from helpers.peer_runs import BLOCK, TRAINS, composed, needed
 
 needed()
 
-from jobs.engines.huggingface import activations, balanced, packages, sources  # noqa: E402
+from jobs.engines.huggingface import activations, balanced, groups, packages, sources  # noqa: E402
 from jobs.engines.huggingface import model as models  # noqa: E402
 from jobs.engines.huggingface.observed import Observed  # noqa: E402
 
@@ -150,3 +150,28 @@ def test_stored_activations_are_copies() -> None:
         model[1].weight.data.fill_(3.0)  # unseen by autograd, which has kept no copy
     loss.backward()
     torch.testing.assert_close(inputs.grad, torch.full((4, 8), 24.0))
+
+
+def test_weights_that_are_gathered_for_a_layer_are_no_activations() -> None:
+    """Between two uses a weight of ZeRO stage 3 is empty; every use finds it in other memory."""
+    layer, gathered = torch.nn.Linear(8, 8), torch.ones(8, 8)
+    layer.weight.data, layer.weight.ds_shape = torch.empty(0), (8, 8)
+    layer.register_forward_pre_hook(lambda module, _: setattr(module.weight, "data", gathered))
+    inputs = torch.randn(4, 8, requires_grad=True)
+    with activations.in_host_memory(layer, least_bytes=0):
+        loss = layer(inputs).sum()
+    gathered.fill_(3.0)  # unseen by autograd, which has kept no copy
+    loss.backward()
+    torch.testing.assert_close(inputs.grad, torch.full((4, 8), 24.0))
+
+
+def test_ranks_that_update_in_host_memory_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the one thread of other ranks, DeepSpeed's AdamW on the host would be as slow as one core."""
+    offloaded = (f"{BLOCK}.strategy=deepspeed", f"{BLOCK}.zero_stage=2", f"{BLOCK}.offload_optimizer=true")
+    gpu = ("cluster.device=cuda", "gpu@cluster.gpu=h200", *TRAINS["all"])
+    monkeypatch.setattr(groups.os, "cpu_count", lambda: 96)
+    monkeypatch.setattr(groups.os, "sched_getaffinity", lambda _: range(96))
+    assert groups.threads_on_host(composed(tmp_path, *gpu, *offloaded)) == 48
+    assert groups.threads_on_host(composed(tmp_path, *gpu)) is None
+    own = (*offloaded, "+cluster.environment.OMP_NUM_THREADS=7")
+    assert groups.threads_on_host(composed(tmp_path, *gpu, *own)) is None

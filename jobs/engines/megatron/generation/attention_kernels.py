@@ -17,7 +17,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from jobs.engines.megatron.fp8.lora_kernels import FACTOR
-from jobs.engines.megatron.generation import linear_kernels
+from jobs.engines.megatron.generation.one_row_kernels import launch_options
 
 _KEYS = 64
 """Of a tile."""
@@ -38,8 +38,7 @@ def attend(qkv: Tensor, keys: Tensor, values: Tensor, positions: Tensor, angles:
     outs = torch.empty(num_slots, groups, parts, rows, dim, dtype=torch.float32, device=qkv.device)
     lses = torch.empty(num_slots, groups, parts, rows, dtype=torch.float32, device=qkv.device)
     options = {"PARTS": parts, "ROWS": rows, "HALF": dim // 2, "REPEATS": repeats, "KEYS": _KEYS, "num_warps": 4}
-    overlapped = linear_kernels.OVERLAPPED
-    options |= {"OVERLAPPED": overlapped} | ({"launch_pdl": True} if overlapped else {})
+    options |= launch_options()
     tensors = (qkv, keys, values, positions, angles, out, outs, lses, _counters(qkv.device))
     _attend[(parts, groups, num_slots)](*tensors, dim**-0.5, room, **options)
     return out
@@ -73,6 +72,16 @@ def _turned(low, high, cos, sin, ptr):
 
 
 @triton.jit
+def _prefetch(ptr, row, num_rows, WIDTH: tl.constexpr):
+    """Ask for some rows of the cache, before the queries are known that attend to them."""
+    LINE: tl.constexpr = 1024 // ptr.dtype.element_ty.primitive_bitwidth  # of L2: 128 bytes
+    line = tl.arange(0, WIDTH // LINE)[None, :] * LINE
+    at = ptr + tl.minimum(row, num_rows - 1)[:, None] * WIDTH + line
+    code: tl.constexpr = "prefetch.global.L2 [$1]; mov.b32 $0, 0;"
+    tl.inline_asm_elementwise(code, "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
 def _merge(
     out, most, total, out_at, outs_ptr, lses_ptr, done_ptr, index, part, row, column,
     PARTS: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr, REPEATS: tl.constexpr,
@@ -80,7 +89,7 @@ def _merge(
     """Hand this part over, and if all others have done so, store the output of them all."""
     first, lse_at = index * PARTS, tl.arange(0, ROWS)
     at = outs_ptr + (first + part) * (ROWS * 2 * HALF) + row * (2 * HALF) + column
-    tl.store(at, out / tl.maximum(total, 1e-30)[:, None])
+    tl.store(at, out / tl.maximum(total, 1e-30)[:, None], row < REPEATS)
     tl.store(lses_ptr + (first + part) * ROWS + lse_at, most + tl.log(total))  # -inf for a part without keys
     tl.debug_barrier()
     if tl.atomic_add(done_ptr + index, 1) == PARTS - 1:
@@ -93,10 +102,46 @@ def _merge(
             lse = tl.load(lses_ptr + (first + other) * ROWS + lse_at, cache_modifier=".cg")
             weight = tl.exp(lse - highest)
             at = outs_ptr + (first + other) * (ROWS * 2 * HALF) + row * (2 * HALF) + column
-            merged += tl.load(at, cache_modifier=".cg") * weight[:, None]
+            merged += tl.load(at, row < REPEATS, other=0.0, cache_modifier=".cg") * weight[:, None]
             sums += weight
         tl.store(out_at, merged / sums[:, None], row < REPEATS)
         tl.store(done_ptr + index, 0)
+
+
+@triton.jit
+def _own(
+    new_ptr, keys_ptr, values_ptr, own_at, q_low, q_high, cos, sin, scale, half, column,
+    HALF: tl.constexpr, REPEATS: tl.constexpr,
+):  # fmt: skip
+    """Write the new token's key and value to their place, and return its scores and its value."""
+    low, high = _halves(new_ptr, REPEATS, half, half < HALF, HALF)
+    low, high = _turned(low, high, cos, sin, keys_ptr)
+    v = tl.load(new_ptr + (REPEATS + 1) * (2 * HALF) + column)
+    tl.store(keys_ptr + own_at + half, low)
+    tl.store(keys_ptr + own_at + HALF + half, high)
+    tl.store(values_ptr + own_at + column, v)
+    product = q_low.to(tl.float32) * low.to(tl.float32) + q_high.to(tl.float32) * high.to(tl.float32)
+    return tl.sum(product, 1) * scale, v.to(tl.float32)
+
+
+@triton.jit
+def _with_keys(
+    out, most, total, keys_ptr, values_ptr, slot_at, begin, position, q_low, q_high, scale, half, column,
+    HALF: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """Return the output with a tile of keys and values, the highest score so far, and the sum of exponentials."""
+    key = begin + tl.arange(0, KEYS)[:, None]
+    is_key, at = key < position, slot_at + key * (2 * HALF)
+    k_low = tl.load(keys_ptr + at + half, is_key, other=0.0).to(FACTOR)
+    k_high = tl.load(keys_ptr + at + HALF + half, is_key, other=0.0).to(FACTOR)
+    scores = tl.dot(q_low.to(FACTOR), tl.trans(k_low))
+    scores = tl.dot(q_high.to(FACTOR), tl.trans(k_high), scores) * scale
+    scores = tl.where(tl.trans(is_key), scores, float("-inf"))
+    higher = tl.maximum(most, tl.max(scores, 1))
+    weights, shrunk = tl.exp(scores - higher[:, None]), tl.exp(most - higher)
+    v = tl.load(values_ptr + at + column, is_key, other=0.0).to(FACTOR)
+    out = tl.dot(weights.to(FACTOR), v, out * shrunk[:, None])
+    return out, higher, total * shrunk + tl.sum(weights, 1)
 
 
 @triton.jit
@@ -105,51 +150,39 @@ def _attend(
     PARTS: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr, REPEATS: tl.constexpr, KEYS: tl.constexpr,
     OVERLAPPED: tl.constexpr,
 ):  # fmt: skip
-    part, group, slot = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    groups, DIM = tl.num_programs(1), 2 * HALF
+    part, index, DIM = tl.program_id(0), tl.program_id(2) * tl.num_programs(1) + tl.program_id(1), 2 * HALF
     half, column, row = tl.arange(0, HALF)[None, :], tl.arange(0, 2 * HALF)[None, :], tl.arange(0, ROWS)[:, None]
-    if OVERLAPPED:
-        gdc_wait()
-        gdc_launch_dependents()
-    position = tl.load(positions_ptr + slot).to(tl.int32)
+    position = tl.load(positions_ptr + tl.program_id(2)).to(tl.int32)
     angle = tl.load(angles_ptr + position * DIM + half)
-    cos, sin = tl.cos(angle), tl.sin(angle)
-    new_ptr = qkv_ptr + (slot * groups + group) * (REPEATS + 2) * DIM
+    cos, sin, slot_at = tl.cos(angle), tl.sin(angle), index.to(tl.int64) * room * DIM
+    per_part = tl.cdiv(tl.cdiv(position, PARTS), KEYS) * KEYS
+    if OVERLAPPED:
+        first = part * per_part + tl.arange(0, KEYS)
+        _prefetch(keys_ptr + slot_at, first, room, 2 * HALF)
+        _prefetch(values_ptr + slot_at, first, room, 2 * HALF)
+        gdc_wait()
+    new_ptr = qkv_ptr + index * (REPEATS + 2) * DIM
     low, high = _halves(new_ptr, row, half, row < REPEATS, HALF)
     q_low, q_high = _turned(low, high, cos, sin, keys_ptr)
-    slot_at = (slot * groups + group).to(tl.int64) * room * DIM
     most, total = tl.full((ROWS,), float("-inf"), tl.float32), tl.zeros((ROWS,), tl.float32)
     out = tl.zeros((ROWS, 2 * HALF), tl.float32)
-    if part == 0:  # the new token
-        own_low, own_high = _halves(new_ptr, REPEATS, half, half < HALF, HALF)
-        own_low, own_high = _turned(own_low, own_high, cos, sin, keys_ptr)
-        own_v = tl.load(new_ptr + (REPEATS + 1) * DIM + column)
-        own_at = slot_at + position * DIM
-        tl.store(keys_ptr + own_at + half, own_low)
-        tl.store(keys_ptr + own_at + HALF + half, own_high)
-        tl.store(values_ptr + own_at + column, own_v)
-        product = q_low.to(tl.float32) * own_low.to(tl.float32) + q_high.to(tl.float32) * own_high.to(tl.float32)
-        most, total = tl.sum(product, 1) * scale, total + 1.0
-        out += own_v.to(tl.float32)
-    per_part = tl.cdiv(tl.cdiv(position, PARTS), KEYS) * KEYS
+    if part == 0:
+        most, own_v = _own(
+            new_ptr, keys_ptr, values_ptr, slot_at + position * DIM, q_low, q_high, cos, sin, scale, half, column,
+            HALF, REPEATS,
+        )  # fmt: skip
+        out, total = out + own_v, total + 1.0
     for begin in range(part * per_part, tl.minimum(position, (part + 1) * per_part), KEYS):
-        key = begin + tl.arange(0, KEYS)[:, None]
-        is_key, at = key < position, slot_at + key * DIM
-        k_low = tl.load(keys_ptr + at + half, is_key, other=0.0).to(FACTOR)
-        k_high = tl.load(keys_ptr + at + HALF + half, is_key, other=0.0).to(FACTOR)
-        scores = tl.dot(q_low.to(FACTOR), tl.trans(k_low))
-        scores = tl.dot(q_high.to(FACTOR), tl.trans(k_high), scores) * scale
-        scores = tl.where(tl.trans(is_key), scores, float("-inf"))
-        higher = tl.maximum(most, tl.max(scores, 1))
-        weights, shrunk = tl.exp(scores - higher[:, None]), tl.exp(most - higher)
-        v = tl.load(values_ptr + at + column, is_key, other=0.0).to(FACTOR)
-        out = tl.dot(weights.to(FACTOR), v, out * shrunk[:, None])
-        most, total = higher, total * shrunk + tl.sum(weights, 1)
-    out_at = out_ptr + ((slot * groups + group) * REPEATS + row) * DIM + column
+        out, most, total = _with_keys(
+            out, most, total, keys_ptr, values_ptr, slot_at, begin, position, q_low, q_high, scale, half, column,
+            HALF, KEYS,
+        )  # fmt: skip
+    if OVERLAPPED:
+        gdc_launch_dependents()
+    out_at = out_ptr + (index * REPEATS + row) * DIM + column
     if PARTS == 1:
         tl.store(out_at, out / total[:, None], row < REPEATS)
     else:
         _merge(
-            out, most, total, out_at, outs_ptr, lses_ptr, done_ptr, slot * groups + group, part, row, column,
-            PARTS, ROWS, HALF, REPEATS,
-        )  # fmt: skip
+            out, most, total, out_at, outs_ptr, lses_ptr, done_ptr, index, part, row, column, PARTS, ROWS, HALF, REPEATS
+        )

@@ -1,6 +1,6 @@
 """Answer a batch of requests: the host launches what the schedule says, and reads tokens when all of it is launched."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -24,8 +24,8 @@ class Batch:
     decoder: Decoder
     slots: Slots
     angles_TD: Tensor
-    advance: Callable[[], None]
-    """Appends a token to every slot."""
+    steps: Mapping[int, Callable[[], None]]
+    """What appends a token to each of the first slots, by their number."""
     is_continuous: bool
 
     def rehearse(self, requests: Sequence[Request]) -> None:
@@ -42,8 +42,9 @@ class Batch:
         lengths, num_slots = [request.length for request in requests], len(self.slots.tokens_B)
         for action in schedule(lengths, num_slots, is_continuous=self.is_continuous):
             if isinstance(action, Advance):
+                step = self.steps[min(number for number in self.steps if number >= action.num_slots)]
                 for _ in range(min(action.num_steps, most_steps or action.num_steps)):
-                    self.advance()
+                    step()
             elif isinstance(action, Begin):
                 self._begin(requests, action.slots, seed, found)
             else:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding
 
 from bench.contract.generation import Sampling
 from bench.contract.task import Model
@@ -111,7 +112,7 @@ def _embedded(decoder: Decoder, tokens_M: Tensor) -> Tensor:
     """Return the rows of the embedding, which is split over the ranks by tokens."""
     table_VH, ranks = decoder.weights.embedding_VH, decoder.ranks
     if ranks.size == 1:
-        return table_VH[tokens_M]
+        return embedding(tokens_M, table_VH)
     own_M = tokens_M - ranks.rank * len(table_VH)
     is_own_M = (own_M >= 0) & (own_M < len(table_VH))
     return ranks.sum(table_VH[own_M.clamp(0, len(table_VH) - 1)] * is_own_M[:, None])

@@ -51,7 +51,7 @@ class TorchOps:
     def linear(
         self, x_MI: Tensor, weight: Linear, *, norm: NormWeights | None = None, residual_MO: Tensor | None = None
     ) -> Tensor:
-        y_MO = self._normed(x_MI, norm) @ weight.dense(x_MI.dtype).T
+        y_MO = weight.product(self._normed(x_MI, norm))
         return y_MO if residual_MO is None else y_MO.add_(residual_MO)
 
     def logits(self, x_MI: Tensor, weight: Linear, norm: NormWeights) -> Tensor:

@@ -15,9 +15,10 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """Every slot gets so many more tokens."""
+    """The first slots, among them all with an answer under way, get so many more tokens."""
 
     num_steps: int
+    num_slots: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ def schedule(lengths: Sequence[int], num_slots: int, *, is_continuous: bool) -> 
             yield Begin(starting)
         elif num_steps := min(missing.values()):
             missing = {index: left - num_steps for index, left in missing.items()}
-            yield Advance(num_steps)
+            yield Advance(num_steps, 1 + max(slot_of.values()))
         done = {index: slot_of.pop(index) for index, left in missing.items() if left == 0}
         if done:
             missing = {index: left for index, left in missing.items() if left}

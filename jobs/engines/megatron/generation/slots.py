@@ -37,6 +37,12 @@ class Slots:
         """Return T."""
         return self.rows_BT.shape[1]
 
+    def first(self, num_slots: int) -> "Slots":
+        """Return the first so many slots, in the same memory."""
+        caches = [[cache[:num_slots] for cache in of_layers] for of_layers in (self.keys, self.values)]
+        numbers = (self.tokens_B, self.positions_B, self.rows_BT, self.seeds_B)
+        return Slots(*caches, *(of_slots[:num_slots] for of_slots in numbers))
+
     def append(self, tokens_B: Tensor) -> None:
         """Take the next token of every slot. One whose row is full writes its last place again."""
         self.positions_B.add_(1).clamp_(max=self.room - 1)

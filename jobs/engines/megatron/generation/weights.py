@@ -24,7 +24,7 @@ def dtype_of(precision: WeightPrecision) -> torch.dtype:
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """A weight [O, I]. Products take BF16 or FP32 activations: FP8 and NF4 save memory traffic, not arithmetic."""
+    """A weight [O, I]. Products keep the accuracy of BF16 or FP32 activations: FP8 and NF4 save memory traffic."""
 
     values: Tensor
     """[O, I]; in NF4 [O, I / 2] as uint8, of two neighbours the first one in the high half of their byte."""
@@ -36,6 +36,12 @@ class Linear:
         """O and I."""
         num_out, width = self.values.shape
         return num_out, 2 * width if self.values.dtype is torch.uint8 else width
+
+    def product(self, x_MI: Tensor) -> Tensor:
+        """Return weight x [M, O], by one GEMM of torch. FP8 numbers are exact in BF16, and are scaled after it."""
+        if self.values.dtype is FP8:
+            return (x_MI @ self.values.to(x_MI.dtype).T).mul_(self.scale)
+        return x_MI @ self.dense(x_MI.dtype).T
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         """Return the weight [O, I] without quantisation."""

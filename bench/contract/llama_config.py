@@ -20,7 +20,9 @@ def check(config: dict[str, Any], model: Model, *, where: str) -> None:
     if config.get("model_type") not in FAMILIES or config.get("quantization_config"):
         kind = "quantised weights" if config.get("quantization_config") else f"model_type {config.get('model_type')!r}"
         raise ConfigError(
-            f"{kind} cannot be converted", where=where, fix="use the unquantised weights of a Llama (model_type llama)"
+            f"{kind} cannot be read, and {model.name} is a Llama",
+            where=where,
+            fix="use the unquantised weights of a Llama (model_type llama)",
         )
     if wrong := differences(config, model):
         raise ConfigError(

@@ -1,0 +1,152 @@
+"""Linears of one row in Triton, bound by the memory that holds the weights: every weight is read once.
+
+A program computes some outputs. Their products stay in registers, with FP32 sums. RMSNorm needs no pass of its own: the
+sums are of norm_weight * x, and 1 / rms of x, whose squares are summed up on the way, is multiplied at the end. SwiGLU
+and the residual are applied where the sums are at hand. Loop bounds are constants because Triton's interpreter needs
+that.
+
+Shape letters: I and O input and output of a linear; in comments, of a tile.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from jobs.engines.megatron.fp8.lora_kernels import HAS_PTX
+from jobs.engines.megatron.generation.weights import Linear
+from jobs.engines.megatron.trained.ops import NormWeights
+from jobs.weights.nf4 import BLOCK, nf4_levels
+
+_BLOCK = tl.constexpr(BLOCK)
+ONCE = tl.constexpr("evict_first")
+"""L2 policy: a step reads each weight once."""
+IS_OVERLAPPED = HAS_PTX.value
+"""Whether a kernel starts while the one before it ends (programmatic dependent launch), on a GPU; 2 % of a token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """How many outputs and inputs a program multiplies at once, how many tiles are on their way, and its warps."""
+
+    outputs: int
+    inputs: int
+    stages: int
+    num_warps: int
+
+
+NORMED, OTHER = Tile(32, 256, 4, 4), Tile(16, 512, 3, 4)
+"""The fastest of 30 on an H200 (docs/results/2026-11-23-generation.md): for linears with RMSNorm that have no gates,
+and for all others. A program loads x and the norm's weights once for all of its outputs."""
+
+
+def launch_options() -> dict[str, bool]:
+    """Return the options of a kernel that may start before the one in front of it has ended."""
+    return {"OVERLAPPED": True, "launch_pdl": True} if IS_OVERLAPPED else {"OVERLAPPED": False}
+
+
+def linear(
+    x: Tensor,
+    weight: Linear,
+    *,
+    norm: NormWeights | None = None,
+    residual: Tensor | None = None,
+    in_fp32: bool = False,
+) -> Tensor:
+    """Return residual + weight norm(x) [1, O] of x [1, I], in the dtype of x or in FP32."""
+    out = x.new_empty(1, weight.shape[0], dtype=torch.float32 if in_fp32 else x.dtype)
+    return _launch(x, (weight.values, weight.scale, None, None), norm, residual, out)
+
+
+def gated(x: Tensor, weight: Linear, norm: NormWeights) -> Tensor:
+    """Return silu(gate) * up [1, O / 2] of weight norm(x); gates are the first half of the outputs."""
+    return _launch(x, halves(weight), norm, None, x.new_empty(1, weight.shape[0] // 2))
+
+
+def halves(weight: Linear) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
+    """Return values and scales that begin with those of the gates, and those of the ups."""
+    half = weight.shape[0] // 2
+    return weight.values, weight.scale, weight.values[half:], None if weight.scale is None else weight.scale[half:]
+
+
+def _launch(
+    x: Tensor, weights: tuple[Tensor | None, ...], norm: NormWeights | None, residual: Tensor | None, out: Tensor
+) -> Tensor:
+    """Fill `out` and return it; weights: values and scales of the outputs, and those of ups or None."""
+    num_outputs, is_gated = out.shape[1], weights[2] is not None
+    tile = NORMED if norm and not is_gated else OTHER
+    outputs, is_nf4 = tile.outputs // 2 if is_gated else tile.outputs, weights[0].dtype is torch.uint8
+    stages = 1 if is_nf4 else tile.stages  # of 4-bit weights, their absmax would be copied one by one
+    options = {"OUTPUTS": outputs, "INPUTS": tile.inputs, "STAGES": stages, "WIDTH": x.shape[1]}
+    options |= {"num_warps": tile.num_warps} | launch_options()
+    norm_weight, eps = (norm.weight_H, norm.eps) if norm else (None, 0.0)
+    tensors = (x, norm_weight, *weights, nf4_levels(x.device), residual, out)
+    _linear[(triton.cdiv(num_outputs, outputs),)](*tensors, num_outputs, eps, **options)
+    return out
+
+
+@triton.jit
+def weights_tile(
+    values_ptr, scale_ptr, levels_ptr, output, begin, num_outputs, WIDTH: tl.constexpr, INPUTS: tl.constexpr,
+    DTYPE: tl.constexpr,
+):  # fmt: skip
+    """Return weights [O, I] from input `begin` on; an FP8 row's scale is left to the end of the sum."""
+    is_output = (output < num_outputs)[:, None]
+    if values_ptr.dtype.element_ty == tl.uint8:
+        byte = begin // 2 + tl.arange(0, INPUTS // 2)[None, :]
+        inside = is_output & (byte < WIDTH // 2)
+        pair = tl.load(values_ptr + output[:, None] * (WIDTH // 2) + byte, inside, other=0, eviction_policy=ONCE)
+        block = output[:, None] * (WIDTH // _BLOCK) + byte // (_BLOCK // 2)
+        absmax = tl.load(scale_ptr + block, inside, other=0.0)
+        first = tl.load(levels_ptr + (pair >> 4).to(tl.int32)) * absmax
+        second = tl.load(levels_ptr + (pair & 15).to(tl.int32)) * absmax
+        tile = tl.interleave(first, second).to(tl.bfloat16)  # rounded as a dequantised weight is
+    else:
+        column = begin + tl.arange(0, INPUTS)[None, :]
+        inside = is_output & (column < WIDTH)
+        tile = tl.load(values_ptr + output[:, None] * WIDTH + column, inside, other=0.0, eviction_policy=ONCE)
+    return tile.to(DTYPE)
+
+
+@triton.jit
+def _sum(products, values_ptr, scale_ptr, output, num_outputs):
+    y = tl.sum(products, 1)
+    if values_ptr.dtype.element_ty == tl.float8e4nv:
+        y *= tl.load(scale_ptr + output, output < num_outputs, other=0.0)
+    return y
+
+
+@triton.jit
+def _linear(
+    x_ptr, norm_ptr, values_ptr, scale_ptr, up_ptr, up_scale_ptr, levels_ptr, residual_ptr, out_ptr, num_outputs, eps,
+    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, STAGES: tl.constexpr, WIDTH: tl.constexpr, OVERLAPPED: tl.constexpr,
+):  # fmt: skip
+    output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    products, squares = tl.zeros((OUTPUTS, INPUTS), tl.float32), tl.zeros((1, INPUTS), tl.float32)
+    up_products = products
+    if OVERLAPPED:
+        gdc_wait()
+    for begin in tl.range(0, WIDTH, INPUTS, num_stages=STAGES):
+        column = begin + tl.arange(0, INPUTS)[None, :]
+        x = tl.load(x_ptr + column, column < WIDTH, other=0.0).to(tl.float32)
+        if norm_ptr is not None:
+            squares += x * x
+            x *= tl.load(norm_ptr + column, column < WIDTH, other=0.0).to(tl.float32)
+        tile = weights_tile(values_ptr, scale_ptr, levels_ptr, output, begin, num_outputs, WIDTH, INPUTS, tl.float32)
+        products += tile * x
+        if up_ptr is not None:
+            tile = weights_tile(up_ptr, up_scale_ptr, levels_ptr, output, begin, num_outputs, WIDTH, INPUTS, tl.float32)
+            up_products += tile * x
+    if OVERLAPPED:
+        gdc_launch_dependents()
+    rstd = tl.rsqrt(tl.sum(squares) / WIDTH + eps) if norm_ptr is not None else 1.0
+    y = _sum(products, values_ptr, scale_ptr, output, num_outputs) * rstd
+    if up_ptr is not None:
+        y *= tl.sigmoid(y) * _sum(up_products, up_ptr, up_scale_ptr, output, num_outputs) * rstd
+    inside = output < num_outputs
+    if residual_ptr is not None:
+        y += tl.load(residual_ptr + output, inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + output, y, inside)
