@@ -8,7 +8,7 @@ import re
 import typing
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -273,7 +273,9 @@ def completions(word: str, others: Sequence[str], *, config_dir: Path | None = N
             return []
 
 
+@cache
 def register() -> None:
+    """Tell Hydra of the schema, once; the dataclasses are read anew each time that they are given to it."""
     from hydra.core.config_store import ConfigStore
 
     ConfigStore.instance().store(name="config_schema", node=Config)

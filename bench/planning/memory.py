@@ -5,6 +5,7 @@ the others).
 """
 
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import replace
 
 from bench.contract.layers import Layer, has_fp8_head, layer_of
@@ -71,14 +72,24 @@ def recompute(config: Config, world: World) -> Recomputed:
     def fits(recomputed: Recomputed) -> bool:
         return sum(_fullest_stage(config, world, recomputed)[1].values()) <= limit_gib
 
-    by_qkv = [Recomputed(full=False, qkv_layers=n, fc1_layers=0) for n in range(1, num_layers + 1)]
-    by_fc1 = [Recomputed(full=False, qkv_layers=num_layers, fc1_layers=n) for n in range(1, num_layers + 1)]
-    by_offload = [offloaded(n) for n in range(1, num_layers + 1)]
-    # In each list, every further layer needs less memory.
-    for choices in ([NOTHING], by_offload) if offloads else ([NOTHING], by_qkv, by_fc1):
-        if choices and fits(choices[-1]):
-            return choices[bisect_left(choices, True, key=fits)]
+    def by_qkv(num: int) -> Recomputed:
+        return Recomputed(full=False, qkv_layers=num, fc1_layers=0)
+
+    def by_fc1(num: int) -> Recomputed:
+        return Recomputed(full=False, qkv_layers=num_layers, fc1_layers=num)
+
+    if fits(NOTHING):
+        return NOTHING
+    for choice in (offloaded,) if offloads else (by_qkv, by_fc1):
+        if num_layers and fits(choice(num_layers)):
+            return _fewest(choice, fits, num_layers)
     return EVERYTHING
+
+
+def _fewest(choice: Callable[[int], Recomputed], fits: Callable[[Recomputed], bool], num_layers: int) -> Recomputed:
+    """Return the choice of as few layers as fit; each further one needs less memory, and all of them fit."""
+    too_few = bisect_left(range(1, num_layers), True, key=lambda num: fits(choice(num)))
+    return choice(too_few + 1)
 
 
 def offloaded(num_layers: int) -> Recomputed:
