@@ -47,6 +47,8 @@ RAY_OUTPUT = "ray.out"
 """What the drivers of its Ray jobs say: which nodes they took, and why they lost them."""
 NODE_VARIABLE = "RUNSTOP_NODE"
 """Set by whoever starts the processes of a node without Slurm: the name that users know it by."""
+LIFE_VARIABLE = "RUNSTOP_LIFE"
+"""Set for ranks that were started again within an attempt at a trial: how often."""
 ELEMENT_VARIABLE = "BENCH_ELEMENT"
 """Set by the batch script for its ranks: _3 in element 3 of a job array."""
 

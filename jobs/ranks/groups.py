@@ -4,6 +4,7 @@ Each group is a process group of torch's own, so that no collective of the train
 store that rank 0 keeps, and where they are merged (`jobs.ranks.merging`).
 """
 
+import os
 import pickle
 import sys
 from contextlib import suppress
@@ -12,6 +13,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from bench.contract.plan import Plan
+from bench.contract.run_files import LIFE_VARIABLE
 from jobs.ranks.identity import Rank
 
 if TYPE_CHECKING:
@@ -93,7 +95,7 @@ def joined(plan: Plan, who: Rank, *, timeout_s: float | None) -> "Groups | None"
     limit = {} if timeout_s is None else {"timeout": timedelta(seconds=timeout_s)}
     store = TCPStore(who.master_addr, who.master_port, is_master=who.rank == 0, wait_for_workers=False, **limit)
     size = who.world_size // count
-    life = store.add(f"lives/{who.rank}", 1) - 1
+    life = int(os.environ.get(LIFE_VARIABLE, "0"))
     _MINE.append(Groups(store, who.rank, who.rank // size, size, count, list(range(count)), life))
     return _MINE[0]
 

@@ -29,6 +29,7 @@ class Ranks:
         (folder / run_files.RANK_LOGS).mkdir(exist_ok=True)
         self._plan, self._command, self._folder, self._environment = plan, command, folder, environment
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._lives: dict[int, int] = {}
         count = plan.world.ranks_per_node
         try:
             for rank in range(node * count, (node + 1) * count):
@@ -41,12 +42,15 @@ class Ranks:
         world, argv = self._plan.world, self._command.argv
         words = [sys.executable if argv[0] == "python" else argv[0], *argv[1:]]
         own = {"RANK": f"{rank}", "LOCAL_RANK": f"{rank % world.ranks_per_node}", "WORLD_SIZE": f"{world.num_ranks}"}
+        if rank in self._lives:
+            own[run_files.LIFE_VARIABLE] = f"{self._lives[rank]}"
         output = self._folder / run_files.rank_output(self._command.name, rank)
         return start(words, self._folder, {**self._environment, **own}, output)
 
     def start_again(self, ranks: Sequence[int]) -> None:
         """End what still runs of these ranks, and start them anew."""
         _end([self._processes[rank] for rank in ranks])
+        self._lives |= {rank: self._lives.get(rank, 0) + 1 for rank in ranks}
         self._processes |= {rank: self._started(rank) for rank in ranks}
 
     def exit_codes(self) -> dict[int, int]:
