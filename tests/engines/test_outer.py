@@ -196,31 +196,31 @@ def test_an_exchange_that_breaks_off_is_made_again_without_the_group() -> None:
 
 
 def test_a_group_that_was_started_again_goes_on_as_a_copy_of_a_living_one() -> None:
-    """It dies before the first merge, and its second life is let in behind that; one like the first is not."""
+    """It dies behind the first merge, and its second life is let in behind the second one, once."""
     state = [torch.arange(300.0), torch.linspace(0, 1, 130).bfloat16()]
 
     def merged(groups: Groups) -> Any:
         meeting, means = Meeting(groups, Compress.none, 1.0), []
+        pieces, take = [torch.full((3,), float(groups.number))], lambda _, mean: means.append(mean)
+        meeting.merge("a", None, lambda: pieces, take)
+        own = state
         if groups.number == 1:
-            groups.life = 1
-            own = [torch.zeros_like(one) for one in state]
+            groups.life, own = 1, [torch.zeros_like(one) for one in state]
             groups.living = joining.take(groups, tensors=own, limit_s=10)
-            meeting.begin()
+            meeting = Meeting(groups, Compress.none, 1.0)
         else:
-            first = meeting.merge("a", None, lambda: [torch.ones(3)], lambda _, mean: None)
-            assert (first.left, first.joined) == ([1], {1: 1})
-            groups.living = [0, 1, 2]
-            if groups.number == 0:
-                joining.give(groups, 1, life=1, about=groups.living, tensors=state, limit_s=10)
-            own = state
-        second = meeting.merge(
-            "b", None, lambda: [torch.full((3,), float(groups.number))], lambda _, x: means.append(x)
-        )
-        return own, second.groups, second.joined, means[-1].tolist()
+            second = meeting.merge("b", None, lambda: pieces, take)
+            assert (second.left, second.joined) == ([1], {1: 1})
+            joining.give(groups, 1, life=1, about=[0, 1], tensors=state, limit_s=10)
+        third = meeting.merge("c", None, lambda: pieces, take)
+        if groups.number == 0:
+            fourth = meeting.merge("d", None, lambda: pieces, lambda _, mean: None)
+            assert (fourth.left, fourth.joined) == ([1], {}), "that life has ended"
+        return own, third.groups, third.joined, means[-1].tolist()
 
-    for own, living, joined, mean in together(3, merged):
+    for own, living, joined, mean in together(2, merged):
         assert all(torch.equal(one, other) for one, other in zip(own, state, strict=True))
-        assert (living, joined, mean) == ([0, 1, 2], {}, [1.0, 1.0, 1.0])
+        assert (living, joined, mean) == ([0, 1], {}, [0.5, 0.5, 0.5])
 
 
 def test_a_group_that_comes_too_late_hears_that_it_was_left_behind() -> None:
