@@ -17,7 +17,8 @@ from bench.mlperf import reader
 from bench.mlperf.benchmarks import LLAMA2_70B_LORA
 from bench.mlperf.forecast import outside_band
 from bench.watch.prediction import Outlook, Planned, look
-from bench.watch.progress import Progress, Tracker
+from bench.watch.progress import Progress
+from bench.watch.tracker import Tracker
 
 LOOKS = tuple(tenth / 10 for tenth in range(1, 10))
 """When a log is looked at, in shares of its time."""

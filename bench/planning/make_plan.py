@@ -76,12 +76,10 @@ def _training(config: Config, base: Config | None) -> TrainingPlan:
     base_plan = None if base is None else _make_base(base)
     evaluation = _checked_evaluations(config)
     apart.check_evaluations(config, evaluation.at_steps, steps)
-    is_captured, lora = config.nemo is None and cuda_graph.is_chosen(of_group, chosen), config.training.lora
-    needed = cuda_graph.memory_of(of_group, chosen) if is_captured else chosen.memory
-    memory_checks.check(config, needed)
-    cost = chosen.cost if config.nemo is None else None  # rates are those of our kernels
-    cost = cuda_graph.without_waiting(cost) if cost and is_captured else cost
-    trials = _trials(config)
+    is_captured = config.nemo is None and cuda_graph.is_chosen(of_group, chosen)
+    chosen = _as_launched(of_group, chosen, is_captured=is_captured)
+    memory_checks.check(config, chosen.memory)
+    trials, lora = _trials(config), config.training.lora
     batch = _whole(batches(layouts.with_micro_batch(of_group, chosen.micro_batch_size), chosen.world), config)
     return TrainingPlan(
         version=PLAN_VERSION,
@@ -94,9 +92,9 @@ def _training(config: Config, base: Config | None) -> TrainingPlan:
         submission=submission(config),
         trials=trials,
         recompute=chosen.recompute,
-        memory=needed,
-        cost=cost,
-        apart=apart.predict(config, dataclasses.replace(chosen, memory=needed, cost=cost), evaluation, steps),
+        memory=chosen.memory,
+        cost=chosen.cost,
+        apart=apart.predict(config, chosen, evaluation, steps),
         deepspeed=deepspeed.settings(config, batch),
         cuda_graph=is_captured,
         tflop_per_sample=flops.tflop_per_sample(config.model, lora, seq_length=config.data.seq_length),
@@ -109,6 +107,15 @@ def _training(config: Config, base: Config | None) -> TrainingPlan:
         commands=commands.of(config, trials),
         files=commands.files(config, trials),
     )
+
+
+def _as_launched(config: Config, layout: layouts.Layout, *, is_captured: bool) -> layouts.Layout:
+    """Return the layout with the memory and the times that it has where a CUDA graph launches its passes."""
+    cost = layout.cost if config.nemo is None else None  # rates are those of our kernels
+    if not is_captured:
+        return dataclasses.replace(layout, cost=cost)
+    cost = cuda_graph.without_waiting(cost) if cost else None
+    return dataclasses.replace(layout, memory=cuda_graph.memory_of(config, layout), cost=cost)
 
 
 def _kernels(config: Config) -> KernelsPlan:

@@ -8,7 +8,7 @@ from bench.mlperf import reader
 from bench.watch import prediction
 from bench.watch.lines import View
 from bench.watch.prediction import Planned
-from bench.watch.progress import Tracker
+from bench.watch.tracker import Tracker
 
 
 def replay(path: Path | str, *, planned: Planned | None = None) -> Iterator[View]:

@@ -18,8 +18,9 @@ from bench.watch import prediction, trackers
 from bench.watch.hardware import Gpus
 from bench.watch.lines import View
 from bench.watch.prediction import Planned
-from bench.watch.progress import Phase, Progress, Tracker
+from bench.watch.progress import Phase, Progress
 from bench.watch.queue import Queue
+from bench.watch.tracker import Tracker
 from bench.watch.trackers import Curves
 
 RUNNING: tuple[Phase, ...] = ("training", "evaluating", "measuring", "generating")

@@ -35,13 +35,7 @@ def join(
         SubmitError: not as many ranks as planned, no GPU for this one, or they cannot meet.
     """
     place = f"rank {who.rank} on {node_name()}"
-    if who.world_size != plan.world.num_ranks:
-        raise SubmitError(
-            f"{who.world_size} ranks were started, and the plan is for {plan.world.num_ranks}",
-            where=place,
-            fix="start as many ranks as the plan's world.num_ranks: bench.launch does",
-            rule="NCC-05",
-        )
+    _require_all(plan, who, place)
     device = _device(plan, who, place)
     import torch
 
@@ -61,6 +55,16 @@ def join(
             rule="NCC-05",
         ) from error
     return device
+
+
+def _require_all(plan: Plan, who: Rank, place: str) -> None:
+    if who.world_size != plan.world.num_ranks:
+        raise SubmitError(
+            f"{who.world_size} ranks were started, and the plan is for {plan.world.num_ranks}",
+            where=place,
+            fix="start as many ranks as the plan's world.num_ranks: bench.launch does",
+            rule="NCC-05",
+        )
 
 
 def _meeting(plan: Plan, who: Rank, timeout_s: float | None, *, apart: bool) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from jobs.ranks import process_group
 from jobs.ranks.guard import guarded
 from jobs.ranks.identity import Rank, from_environment
 from jobs.tasks.describe import describe
-from jobs.tasks.train import train
+from jobs.tasks.train import Loop, train
 
 _LOG = logging.getLogger(__name__)
 MAKING_ROWS_S = 6 * 3600.0
@@ -140,7 +140,7 @@ def make_base(plan: Plan, folder: Path, log: mllog.Writer) -> None:
     engine = module.build(plan, trial.seed)
     log.stop(mllog.INIT_STOP)
     log.start(mllog.RUN_START)
-    train(plan, engine, trial, log)
+    train(Loop(plan, engine, trial, log))
     engine.save(folder, adapters=False)
 
 

@@ -3,17 +3,18 @@
 import itertools
 import math
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.contract import codec, mllog, run_files
 from bench.contract import plan as plans
 from bench.contract.groups import of_group
-from bench.contract.plan import Plan, Trial
+from bench.contract.plan import Plan, TrainingPlan, Trial
 from jobs import profiles
-from jobs.engines import Apart, Engine, WarmUpTimes, engine_of
+from jobs.engines import Apart, Engine, EngineModule, WarmUpTimes, engine_of
 from jobs.ranks import groups, process_group, program, timing, transport
-from jobs.ranks.identity import Rank
+from jobs.ranks.program import Begun
 from jobs.ranks.telemetry import Telemetry
 from jobs.ranks.watchdog import EVALUATION, LOADING, MERGING, SAVING, TRAINING, Alive, Watchdog, nobody_asks
 from jobs.tasks.checkpoints import Checkpoints
@@ -23,19 +24,30 @@ if TYPE_CHECKING:
     from jobs.data.rows import Rows
 
 
-Saving = Checkpoints | None
-"""None where nothing is saved."""
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """What the steps of a trial work with on one rank."""
+
+    plan: Plan
+    engine: Engine
+    trial: Trial
+    log: mllog.Writer
+    alive: Alive = nobody_asks
+    """It is told how far this rank is."""
+    saving: Checkpoints | None = None
+    """It knows how many steps an earlier attempt has made; None where nothing is saved."""
+    apart: Apart | None = None
+    """None where all ranks train together."""
 
 
 def main() -> None:
     with program.begun("jobs.tasks.train", __doc__, plans.required_training) as begun:
-        run(begun.plan, begun.trial, begun.who, begun.log, begun.folder, watchdog=begun.watchdog())
+        run(begun, begun.watchdog())
 
 
-def run(
-    plan: Plan, trial: Trial, who: Rank, log: mllog.Writer, folder: Path, *, watchdog: Watchdog | None = None
-) -> None:
+def run(begun: Begun[TrainingPlan], watchdog: Watchdog | None = None) -> None:
     """Initialise, warm up on synthetic rows, train from run_start to run_stop, then save the adapters."""
+    plan, trial, who, log, folder = begun.plan, begun.trial, begun.who, begun.log, begun.folder
     log_caches(folder / run_files.caches(trial.index), log)
     log.start(mllog.INIT_START)
     module = engine_of(plan)
@@ -45,37 +57,50 @@ def run(
         watchdog.start(process_group.node_names(who))
     if who.rank == 0:  # it asks git
         describe(plan, trial, module.versions(), log)
-    engine = module.build(of_group(plan), trial.seed)
-    if plan.base_dir is not None:
-        engine.load(Path(plan.base_dir), adapters=False)
-    profile = profiles.of_trial(plan, trial.index, folder)
-    usual = engine.warm_up(plan.config.recipe.warmup_iterations, trial.seed, profile=profile)
-    if watchdog is not None and usual is not None:
-        expect(watchdog, usual, plan)
-    transport.log_used(plan, who, folder, log)
-    log_facts(plan, engine, log)
-    if profile is not None:
-        profiles.log_files(profile, log)
-    own = groups.mine()
-    apart = None if own is None else module.apart(engine, plan, own)
-    saving = None
-    if plan.config.training.checkpoint_every_steps is not None:
-        saving = Checkpoints(plan, trial, engine, folder, log, rank=who.rank)
-        step = saving.resume()
-        if apart is not None:
-            apart.begin(step)
+    loop = ready(begun, module, watchdog)
     timing.settle()
     timing.forget_memory(plans.gpus_per_rank(plan.config))
     log.stop(mllog.INIT_STOP)
     log.start(mllog.RUN_START)
-    train(plan, engine, trial, log, watchdog.alive if watchdog else nobody_asks, saving, apart)
+    train(loop)
     timing.log_memory(plan, log)
     telemetry.log(log)
-    if saving is not None:
-        saving.finish()
+    if loop.saving is not None:
+        loop.saving.finish()
     if plans.keeps_adapters(plan.config) and groups.number() == 0:
-        engine.save(folder / run_files.adapters(trial.index), adapters=True)
+        loop.engine.save(folder / run_files.adapters(trial.index), adapters=True)
     module.end_ranks()
+
+
+def ready(begun: Begun[TrainingPlan], module: EngineModule, watchdog: Watchdog | None) -> Loop:
+    """Return the loop of a trial: its engine has its weights and is warm, and an earlier attempt's state is loaded."""
+    plan, trial, log = begun.plan, begun.trial, begun.log
+    engine = module.build(of_group(plan), trial.seed)
+    if plan.base_dir is not None:
+        engine.load(Path(plan.base_dir), adapters=False)
+    warm_up(begun, engine, watchdog)
+    own = groups.mine()
+    apart = None if own is None else module.apart(engine, plan, own)
+    saving = None
+    if plan.config.training.checkpoint_every_steps is not None:
+        saving = Checkpoints(plan, trial, engine, begun.folder, log, rank=begun.who.rank)
+        step = saving.resume()
+        if apart is not None:
+            apart.begin(step)
+    return Loop(plan, engine, trial, log, watchdog.alive if watchdog else nobody_asks, saving, apart)
+
+
+def warm_up(begun: Begun[TrainingPlan], engine: Engine, watchdog: Watchdog | None) -> None:
+    """Warm up on synthetic rows, and log what this has shown of the run."""
+    plan, trial, log = begun.plan, begun.trial, begun.log
+    profile = profiles.of_trial(plan, trial.index, begun.folder)
+    usual = engine.warm_up(plan.config.recipe.warmup_iterations, trial.seed, profile=profile)
+    if watchdog is not None and usual is not None:
+        expect(watchdog, usual, plan)
+    transport.log_used(plan, begun.who, begun.folder, log)
+    log_facts(plan, engine, log)
+    if profile is not None:
+        profiles.log_files(profile, log)
 
 
 def log_facts(plan: Plan, engine: Engine, log: mllog.Writer) -> None:
@@ -102,55 +127,44 @@ def log_caches(record: Path, log: mllog.Writer) -> None:
         log.event(mllog.CACHE_CLEAR, outcome == "cleared", node=node)
 
 
-def train(
-    plan: Plan,
-    engine: Engine,
-    trial: Trial,
-    log: mllog.Writer,
-    alive: Alive = nobody_asks,
-    saving: Saving = None,
-    apart: Apart | None = None,
-) -> None:
+def train(loop: Loop) -> None:
     """Train until the target or the last step, and log run_stop. No row is read before this is called.
-
-    `alive` is told how far this rank is; `saving` knows how many steps an earlier attempt has made.
 
     Raises:
         BenchError: the loss is not a finite number.
     """
     from jobs.data import rows as rows_of
 
-    done = saving.done if saving else 0
-    alive(LOADING, done, None)
+    plan, log, done = loop.plan, loop.log, loop.saving.done if loop.saving else 0
+    loop.alive(LOADING, done, None)
     train_rows, eval_rows = rows_of.load(plan, "train"), rows_of.load(plan, "eval")
-    done = apart.enter(done) if apart is not None else done
-    order = itertools.islice(rows_of.train_order(plan, trial.seed), done, None)
-    pace = begin(plan, log, done, alive)
+    done = loop.apart.enter(done) if loop.apart is not None else done
+    order = itertools.islice(rows_of.train_order(plan, loop.trial.seed), done, None)
+    pace = begin(plan, log, done, loop.alive)
     for step in range(done + 1, plan.max_steps + 1):
         indices = next(order)
-        share = engine.train_step(train_rows, apart.mine(indices) if apart else indices, step)
-        is_saved = saving is not None and saving.is_due(step)
-        if apart is not None and apart.is_due(step, is_saved=is_saved):
-            merge(plan, apart, share, step, log, alive, is_saved=is_saved)
-        alive(TRAINING, step, pace.stepped(rows_of.real_tokens(train_rows, indices)))
+        share = loop.engine.train_step(train_rows, loop.apart.mine(indices) if loop.apart else indices, step)
+        is_saved = loop.saving is not None and loop.saving.is_due(step)
+        merge(loop, share, step, is_saved=is_saved)
+        loop.alive(TRAINING, step, pace.stepped(rows_of.real_tokens(train_rows, indices)))
         if step % plan.config.recipe.log_every_steps == 0 or step == plan.max_steps:
-            pace.log(step, engine.mean_loss(share))
+            pace.log(step, loop.engine.mean_loss(share))
         if not (is_saved or step in plan.evaluation.at_steps or step == plan.max_steps):
             continue
         log.stop(mllog.BLOCK_STOP, **place(plan, step))
-        if step in plan.evaluation.at_steps and reaches_target(plan, engine, eval_rows, step, log, alive):
+        if step in plan.evaluation.at_steps and reaches_target(loop, eval_rows, step):
             log.finish("success", **place(plan, step))
             break
-        if saving is not None and is_saved:
-            save(plan, saving, step, log, alive)
+        if is_saved:
+            save(loop, step)
         if step < plan.max_steps:
             log.start(mllog.BLOCK_START, **place(plan, step))
             pace.restart(step)
     else:
         log.finish("success" if plan.config.training.target_eval_loss is None else "aborted", **place(plan, step))
-    alive(SAVING, step, None)
-    if saving is not None:
-        saving.save(step)
+    loop.alive(SAVING, step, None)
+    if loop.saving is not None:
+        loop.saving.save(step)
 
 
 def begin(plan: Plan, log: mllog.Writer, done: int, alive: Alive) -> timing.Pace:
@@ -163,42 +177,38 @@ def begin(plan: Plan, log: mllog.Writer, done: int, alive: Alive) -> timing.Pace
     return pace
 
 
-def merge(
-    plan: Plan, apart: Apart, share: object, step: int, log: mllog.Writer, alive: Alive, *, is_saved: bool
-) -> None:
-    """Merge this rank's group with the others after a step, or end a merge, and log it."""
-    alive(MERGING, step, None)
-    for key, value, metadata in apart.after(step, share, is_saved=is_saved):
-        log.event(key, value, **place(plan, step), **metadata)
-    alive(TRAINING, step, None)
+def merge(loop: Loop, share: object, step: int, *, is_saved: bool) -> None:
+    """Merge this rank's group with the others after a step, or end a merge, where that is due, and log it."""
+    if loop.apart is None or not loop.apart.is_due(step, is_saved=is_saved):
+        return
+    loop.alive(MERGING, step, None)
+    for key, value, metadata in loop.apart.after(step, share, is_saved=is_saved):
+        loop.log.event(key, value, **place(loop.plan, step), **metadata)
+    loop.alive(TRAINING, step, None)
 
 
-def reaches_target(plan: Plan, engine: Engine, rows: "Rows", step: int, log: mllog.Writer, alive: Alive) -> bool:
-    """Evaluate after a step; return whether the loss is at or below the target, if there is one."""
-    target = plan.config.training.target_eval_loss
-    alive(EVALUATION, step, None)
-    loss = evaluate(plan, engine, rows, step, log)
-    alive(TRAINING, step, None)
-    return target is not None and loss <= target
-
-
-def save(plan: Plan, saving: Checkpoints, step: int, log: mllog.Writer, alive: Alive) -> None:
-    """Begin to save the training state after a step, and log for how long nothing was trained."""
-    alive(SAVING, step, None)
-    since_s = time.perf_counter()
-    saving.save(step)
-    log.event(mllog.CHECKPOINT, time.perf_counter() - since_s, **place(plan, step))
-    alive(TRAINING, step, None)
-
-
-def evaluate(plan: Plan, engine: Engine, rows: "Rows", step: int, log: mllog.Writer) -> float:
-    """Return the evaluation loss after a step, and log it.
+def reaches_target(loop: Loop, rows: "Rows", step: int) -> bool:
+    """Evaluate after a step; return whether the loss is at or below the target, if there is one.
 
     Raises:
         BenchError: the loss is not a finite number.
     """
-    log.start(mllog.EVAL_START, **place(plan, step))
-    return log_evaluation(plan, engine.evaluate(rows), step, log)
+    target = loop.plan.config.training.target_eval_loss
+    loop.alive(EVALUATION, step, None)
+    loop.log.start(mllog.EVAL_START, **place(loop.plan, step))
+    loss = log_evaluation(loop.plan, loop.engine.evaluate(rows), step, loop.log)
+    loop.alive(TRAINING, step, None)
+    return target is not None and loss <= target
+
+
+def save(loop: Loop, step: int) -> None:
+    """Begin to save the training state after a step, and log for how long nothing was trained."""
+    assert loop.saving is not None
+    loop.alive(SAVING, step, None)
+    since_s = time.perf_counter()
+    loop.saving.save(step)
+    loop.log.event(mllog.CHECKPOINT, time.perf_counter() - since_s, **place(loop.plan, step))
+    loop.alive(TRAINING, step, None)
 
 
 def log_evaluation(plan: Plan, loss: float, step: int, log: mllog.Writer) -> float:

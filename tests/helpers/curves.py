@@ -12,7 +12,7 @@ from bench.contract import plan as plans
 from bench.contract.plan import Plan
 from jobs.engines.megatron.groups import end_ranks, split, start_ranks
 from jobs.ranks.identity import from_environment
-from jobs.tasks.train import train
+from jobs.tasks.train import Loop, train
 
 
 def main() -> None:
@@ -36,7 +36,7 @@ def learn(plan: Plan, log: Path | None, *, is_exact: bool) -> None:
 
     engine = MegatronEngine(plan, plan.trials[0].seed, ops=exact_ops(plan) if is_exact else None)
     engine.load(Path(str(plan.base_dir)), adapters=False)
-    train(plan, engine, plan.trials[0], mllog.Writer(log))
+    train(Loop(plan, engine, plan.trials[0], mllog.Writer(log)))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from bench.contract.schema import Precision
 from bench.contract.task import Trains
 from jobs.engines.megatron.groups import end_ranks, start_ranks
 from jobs.ranks.identity import from_environment
-from jobs.tasks.train import train
+from jobs.tasks.train import Loop, train
 
 if TYPE_CHECKING:
     from jobs.engines.megatron.fp8.torch_ops import TorchOps
@@ -37,7 +37,7 @@ def main() -> None:
         slopes(engine.parts)
     else:
         engine.load(Path(str(plan.base_dir)), adapters=False)
-        train(plan, engine, trial, mllog.Writer(path.parent / trial.log if who.rank == 0 else None))
+        train(Loop(plan, engine, trial, mllog.Writer(path.parent / trial.log if who.rank == 0 else None)))
     end_ranks()
 
 

@@ -71,7 +71,7 @@ def learn(plan: Plan, folder: Path, rank: int) -> None:
     from jobs.data import rows as rows_of
     from jobs.engines.huggingface.engine import HuggingFaceEngine
     from jobs.tasks.checkpoints import Checkpoints
-    from jobs.tasks.train import train
+    from jobs.tasks.train import Loop, train
 
     trial, saving = plan.trials[0], None
     engine = HuggingFaceEngine(plan, trial.seed)
@@ -90,7 +90,7 @@ def learn(plan: Plan, folder: Path, rank: int) -> None:
     for key, value, metadata in engine.facts():
         log.event(key, value, **metadata)
     with torch.compiler.set_stance("fail_on_recompile"):  # what is compiled, the warm-up has compiled
-        train(plan, engine, trial, log, saving=saving)
+        train(Loop(plan, engine, trial, log, saving=saving))
     if saving is not None:
         saving.finish()
     (folder / f"held_{rank}.json").write_text(json.dumps(held(engine)))

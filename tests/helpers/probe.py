@@ -9,7 +9,7 @@ from bench.contract import mllog
 from bench.contract import plan as plans
 from jobs.engines.megatron.groups import end_ranks, start_ranks
 from jobs.ranks.identity import from_environment
-from jobs.tasks.train import train
+from jobs.tasks.train import Loop, train
 
 if TYPE_CHECKING:
     from jobs.engines.megatron.model import Parts
@@ -25,7 +25,7 @@ def main() -> None:
     engine.load(Path(str(made.base_dir)), adapters=False)
     if what == "frozen":
         before = digests(engine.parts)
-        train(made, engine, made.trials[0], mllog.Writer(None))
+        train(Loop(made, engine, made.trials[0], mllog.Writer(None)))
         after = digests(engine.parts)
         assert before[False] == after[False], "a frozen weight has changed"
         assert before[True] != after[True], "no adapter has changed"

@@ -9,7 +9,7 @@ from bench.contract import mllog
 from bench.mlperf.reader import read
 from bench.mlperf.result import parse
 from bench.results.training import of_training
-from bench.watch.progress import Tracker
+from bench.watch.tracker import Tracker
 from helpers import clock
 
 WriteLog = Callable[..., Path]

@@ -19,7 +19,9 @@ from bench.contract.plan import Plan, Trial
 from bench.errors import BenchError
 from helpers import ranks
 from jobs.engines import Fact, WarmUpTimes
+from jobs.ranks.guard import Guard
 from jobs.ranks.identity import Rank
+from jobs.ranks.program import Begun
 from jobs.tasks import train
 
 with warnings.catch_warnings():
@@ -147,7 +149,7 @@ class Course:
     def run(self, plan: Plan, seed: int = 1) -> "Course":
         with mllog.Writer(self.path) as log:
             log.start(mllog.RUN_START)
-            train.train(plan, self.engine, Trial(index=0, seed=seed, log=self.path.name), log)
+            train.train(train.Loop(plan, self.engine, Trial(index=0, seed=seed, log=self.path.name), log))
         return self
 
     def records(self, *keys: str) -> list[tuple[str, Any, dict[str, Any]]]:
@@ -241,7 +243,10 @@ def test_the_watchdog_is_told_what_a_rank_does(monkeypatch: pytest.MonkeyPatch, 
         with mllog.Writer(course.path) as log:
             log.start(mllog.RUN_START)
             trial = Trial(index=0, seed=1, log=course.path.name)
-            train.train(composed(TARGET), course.engine, trial, log, lambda *word, told=told: told.append(word[:2]))
+            loop = train.Loop(
+                composed(TARGET), course.engine, trial, log, lambda *word, told=told: told.append(word[:2])
+            )
+            train.train(loop)
         assert told == expected
 
 
@@ -284,7 +289,7 @@ def test_a_trial_draws_by_its_seed_and_loads_before_its_clock_starts(
     monkeypatch.setattr(rows_of, "load", lambda plan, name: note(name) or f"rows to {name}")
     monkeypatch.setattr(rows_of, "real_tokens", lambda rows, indices: 1)
     with mllog.Writer(course.path) as log:
-        train.run(plan, trial, Rank(0, 0, 1, "", 0), log, tmp_path)
+        train.run(Begun(plan, trial, Rank(0, 0, 1, "", 0), log, tmp_path, Guard(tmp_path / "error")))
     assert calls == [
         ("build", 4711, "before the clock"),
         ("load", plan.base_dir, False, "before the clock"),

@@ -30,8 +30,9 @@ from bench.planning import compose
 from bench.watch import arrivals, prediction, sources
 from bench.watch.lines import View, evaluation_line, line
 from bench.watch.prediction import Planned
-from bench.watch.progress import Evaluated, Progress, Tracker
+from bench.watch.progress import Evaluated, Progress
 from bench.watch.screen import picture
+from bench.watch.tracker import Tracker
 from helpers.paths import CORPUS
 from helpers.types import MakeLog
 

@@ -11,7 +11,7 @@ from bench.mlperf import reader
 from bench.planning import compose
 from bench.watch import prediction, sources
 from bench.watch.lines import View, line
-from bench.watch.progress import Tracker
+from bench.watch.tracker import Tracker
 from helpers import kernels_log
 
 

@@ -1,0 +1,215 @@
+"""Follow how far a trial has come from its log alone, event by event.
+
+Records mean the same here as in `bench.mlperf.result`: `bench.mlperf.pace` says which of them count samples.
+"""
+
+from collections.abc import Callable, Iterable
+from statistics import median
+from typing import Any
+
+from bench.contract import mllog
+from bench.mlperf.benchmarks import BENCHMARKS
+from bench.mlperf.pace import Pace, Stretch
+from bench.mlperf.reader import Event, is_number
+from bench.watch.progress import Evaluated, Place, Progress
+
+KEPT = 256
+"""Measurements of a step that are remembered: all of a LoRA run, the recent ones of a longer one."""
+SMOOTHED = 5
+"""Training losses whose median is taken for the loss: single batches jump."""
+
+
+class Tracker:
+    """Follows a log and keeps the progress of its latest trial."""
+
+    def __init__(self) -> None:
+        self.progress = Progress()
+        self._pace = Pace()
+
+    def take(self, events: Iterable[Event]) -> None:
+        for event in events:
+            self._take(event, event.key.rstrip())  # some loggers write a blank behind
+
+    def _take(self, event: Event, key: str) -> None:
+        stretch = self._pace.advance(event)
+        if key in (mllog.INIT_START, mllog.RUN_START) and self.progress.run_start_ms is not None:
+            self.progress = _next_trial(self.progress, key)
+        now = self.progress
+        now.first_ms = event.time_ms if now.first_ms is None else now.first_ms
+        now.last_ms = max(event.time_ms, now.last_ms or event.time_ms)
+        now.phase = "preparing" if now.phase == "waiting" else now.phase
+        if now.phase == "stopped" and key != mllog.EVAL_ACCURACY:  # some evaluate when the clock has stopped
+            return
+        # An evaluation without eval_start lies within the training that it ends.
+        if stretch and stretch.time_ms > 0 and key != mllog.EVAL_ACCURACY:
+            _trained(now, stretch, event.time_ms)
+        if key in _FACTS and (fact := _fact(event.value, _FACTS[key][1])) is not None:
+            setattr(now, _FACTS[key][0], fact)
+        elif key in _TAKE:
+            _TAKE[key](now, event)
+
+
+_FACTS: dict[str, tuple[str, type[int] | type[float] | type[str]]] = {
+    mllog.SUBMISSION_BENCHMARK: ("benchmark", str),
+    mllog.SUBMISSION_PLATFORM: ("platform", str),
+    mllog.SEED: ("seed", int),
+    mllog.GLOBAL_BATCH_SIZE: ("global_batch_size", int),
+    mllog.TARGET_ACCURACY: ("logged_target", float),
+    mllog.EVAL_SAMPLES: ("num_eval_rows", int),
+}
+"""The fields that a key sets, and their types."""
+
+
+def _fact(value: Any, kind: type[int] | type[float] | type[str]) -> int | float | str | None:
+    if kind is str:
+        return value if isinstance(value, str) else None
+    if not is_number(value):
+        return None
+    found = int(value) if kind is int else float(value)
+    return found if found > 0 else None
+
+
+def _next_trial(ended: Progress, key: str) -> Progress:
+    """Return the start of the trial that follows in the same log. At run_start, its settings were logged already."""
+    if key == mllog.INIT_START:
+        return Progress(trial=ended.trial + 1)
+    return Progress(trial=ended.trial + 1, **{field: getattr(ended, field) for field, _ in _FACTS.values()})
+
+
+def _trained(now: Progress, stretch: Stretch, time_ms: int) -> None:
+    if now.global_batch_size:
+        step_time_ms = stretch.time_ms * now.global_batch_size / stretch.trained
+        now.step_times_ms = (*now.step_times_ms, step_time_ms)[-KEPT:]
+    now.line_gaps_ms = (*now.line_gaps_ms, stretch.time_ms)[-KEPT:]
+    now.place = Place(int(stretch.samples), time_ms)
+
+
+def _run_start(now: Progress, event: Event) -> None:
+    now.phase, now.run_start_ms, now.place = "training", event.time_ms, Place(0, event.time_ms)
+    if now.points_asked is not None:
+        now.phase, now.place = "measuring", None
+    if now.answers_asked is not None:
+        now.phase, now.place = "generating", None
+
+
+def _asked(now: Progress, event: Event) -> None:
+    now.points_asked = len(event.value) if isinstance(event.value, list) else None
+    now.points_are = "loads" if event.key == mllog.LOADS_ASKED else "points"
+
+
+def _answers_asked(now: Progress, event: Event) -> None:
+    now.answers_asked = len(event.value) if isinstance(event.value, list) else None
+
+
+def _point(now: Progress, event: Event) -> None:
+    now.points_done += 1
+    now.last_point = event.value if isinstance(event.value, str) else None
+
+
+def _resumed(now: Progress, event: Event) -> None:
+    now.samples = _samples(now, event)
+
+
+def _block_start(now: Progress, event: Event) -> None:
+    now.phase, now.eval_start_ms, now.place = "training", None, Place(now.samples or 0, event.time_ms)
+
+
+def _training(now: Progress, event: Event) -> None:
+    """Take the training loss of a train_loss record, or of tracked_stats if it has one."""
+    logged: dict[str, Any] = event.value if isinstance(event.value, dict) else {"train_loss": event.value}
+    lr: Any = event.metadata.get("lr", logged.get("lr"))
+    now.lr = lr if is_number(lr) else now.lr
+    if (loss := logged.get("train_loss", logged.get("reduced_train_loss"))) is not None:
+        _loss(now, loss)
+    if (samples := _samples(now, event)) is not None:
+        now.samples = max(samples, now.samples or 0)
+    elif not now.line_gaps_ms:
+        _uncounted(now, logged.get("train_step_time"), event.metadata.get("step"))
+
+
+def _loss(now: Progress, loss: Any) -> None:
+    if not is_number(loss):
+        now.not_finite = f"train loss {loss!r:.20}"
+        return
+    now.train_loss, now.not_finite = loss, None
+    now.recent_losses = (*now.recent_losses, loss)[-SMOOTHED:]
+    if len(now.recent_losses) == SMOOTHED:
+        smoothed = median(now.recent_losses)
+        now.lowest_loss = smoothed if now.lowest_loss is None else min(now.lowest_loss, smoothed)
+
+
+def _uncounted(now: Progress, step_time_s: Any, step: Any) -> None:
+    """Take what the logger says of its steps where nothing counts samples."""
+    if not is_number(step_time_s) or step_time_s <= 0:
+        return
+    now.step_times_ms = (*now.step_times_ms, step_time_s * 1000)[-KEPT:]
+    # The step counts samples in some loggers, steps in others: that many samples at least.
+    if now.global_batch_size and is_number(step) and step > 0 and step % now.global_batch_size == 0:
+        now.samples = max(int(step), now.samples or 0)
+
+
+def _eval_start(now: Progress, event: Event) -> None:
+    now.phase, now.eval_start_ms, now.place = "evaluating", event.time_ms, None
+    if (samples := _samples(now, event)) is not None:
+        now.samples = max(samples, now.samples or 0)
+
+
+def _evaluation(now: Progress, event: Event) -> None:
+    samples = _samples(now, event)
+    if now.eval_start_ms is None and now.phase != "stopped":
+        _unannounced(now, samples, event.time_ms)
+    if samples is not None:
+        now.samples = max(samples, now.samples or 0)
+    if not is_number(event.value):
+        now.not_finite = f"evaluation {event.value!r:.20}"
+        return
+    metrics = [goal.metric for goal in now.goals if goal.metric is not None]
+    metric = next((name for name in metrics if name == event.metadata.get("metric")), None)
+    now.evaluations = (*now.evaluations, Evaluated(samples, event.value, event.time_ms, metric))
+    now.not_finite = None
+
+
+def _unannounced(now: Progress, samples: int | None, time_ms: int) -> None:
+    """Take how long an evaluation took that no eval_start announced: all that the steps before it leave over."""
+    place, gbs, step_time_ms = now.place, now.global_batch_size, now.step_time_ms
+    now.place = None if samples is None else Place(samples, time_ms)
+    if place is None or samples is None or step_time_ms is None or not gbs or samples <= place.samples:
+        return  # the last: its eval_stop has been there already
+    took_s = (time_ms - place.time_ms - (samples - place.samples) / gbs * step_time_ms) / 1000
+    if took_s > 0:
+        now.eval_times_s, now.eval_time_is_estimated = (*now.eval_times_s, took_s)[-KEPT:], True
+
+
+def _eval_stop(now: Progress, event: Event) -> None:
+    if now.eval_start_ms is not None and event.time_ms > now.eval_start_ms:
+        now.eval_times_s = (*now.eval_times_s, (event.time_ms - now.eval_start_ms) / 1000)[-KEPT:]
+    now.phase, now.eval_start_ms, now.place = "training", None, Place(now.samples or 0, event.time_ms)
+
+
+def _run_stop(now: Progress, event: Event) -> None:
+    status, samples = event.metadata.get("status"), _samples(now, event)
+    now.status = status if isinstance(status, str) else None
+    now.samples = now.samples if samples is None else max(samples, now.samples or 0)
+    now.phase, now.run_stop_ms, now.place, now.eval_start_ms = "stopped", event.time_ms, None, None
+
+
+_TAKE: dict[str, Callable[[Progress, Event], None]] = {
+    mllog.ANSWERS_ASKED: _answers_asked,
+    **dict.fromkeys((mllog.KERNELS_ASKED, mllog.LOADS_ASKED), _asked),
+    **dict.fromkeys((mllog.KERNEL_MEASURED, mllog.KERNEL_FAILED, mllog.LOAD_MEASURED), _point),
+    mllog.RUN_START: _run_start,
+    mllog.RESUMED: _resumed,
+    mllog.BLOCK_START: _block_start,
+    **dict.fromkeys((mllog.TRAIN_LOSS, mllog.TRACKED_STATS), _training),
+    mllog.EVAL_START: _eval_start,
+    mllog.EVAL_ACCURACY: _evaluation,
+    mllog.EVAL_STOP: _eval_stop,
+    mllog.RUN_STOP: _run_stop,
+}
+
+
+def _samples(now: Progress, event: Event) -> int | None:
+    """Return how many samples training has got to, by an event other than of a block."""
+    known = BENCHMARKS.get(now.benchmark or "")
+    samples: Any = event.metadata.get("epoch_num" if known and known.epoch_num_is_samples else "samples_count")
+    return int(samples) if is_number(samples) and samples >= 0 else None
