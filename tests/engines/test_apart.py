@@ -40,7 +40,8 @@ TRAINING = (
     "recipe.eval_every_samples=24",
     "recipe.log_every_steps=1",
 )
-EVERY_3 = ("recipe.local_sgd.every_steps=3", "task=pretrain_tiny_apart", *TRAINING)
+NESTEROV = tuple(f"recipe.local_sgd.{word}" for word in ("average=nesterov", "outer_lr=0.7", "outer_momentum=0.9"))
+EVERY_3 = ("recipe.local_sgd.every_steps=3", "task=pretrain_tiny_apart", *NESTEROV, *TRAINING)
 SAVED = "task.training.checkpoint_every_steps=4"
 LORA = """# @package _global_
 defaults: [lora_tiny, _self_]

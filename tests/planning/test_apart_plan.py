@@ -104,7 +104,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str, str]] = {
     "overlap": ((APART, "recipe.local_sgd.overlap_steps=10"), "overlaps with 10 steps", "use 0 to 9"),
     "rate": ((APART, "recipe.local_sgd.outer_lr=0"), "0 is not above 0", "0.7"),
     "momentum": ((APART, "recipe.local_sgd.outer_momentum=1"), "1 is not in [0, 1)", "0.9"),
-    "mean": ((APART, "recipe.local_sgd.average=parameters"), "has no outer step", "average=nesterov"),
+    "mean": ((APART, "recipe.local_sgd.outer_momentum=0.9"), "has no outer step", "average=nesterov"),
     "limit": ((APART, "recipe.local_sgd.time_limit_s=0"), "0.0 is not above 0", "seconds above 0"),
     "restarts": ((APART, "recipe.local_sgd.restarts=-1"), "-1 restarts", "0 or more"),
     "elsewhere": ((APART, "cluster=dgx2", "recipe.local_sgd.restarts=1"), "only on this machine", "resume"),
