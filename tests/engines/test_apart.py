@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import Popen
-from typing import Any
 
 import numpy as np
 import psutil
@@ -20,28 +19,14 @@ from bench.contract import mllog
 from bench.mlperf import reader
 from bench.mlperf.result import Result, parse
 from helpers import ranks
+from helpers.short_training import WORDS, values
 from jobs.weights.checkpoint_reader import Reader, Wanted
 
 pytestmark = pytest.mark.trains
 
 TOLERANCE = 1e-5 if ranks.DEVICE == "cpu" else 1e-4
-TRAINING = (
-    "model.weights=random",
-    "model.num_layers=2",
-    "model.hidden_size=64",
-    "model.ffn_hidden_size=96",
-    "data.train_rows=64",
-    "data.eval_rows=8",
-    "data.seq_length=24",
-    "task.training.max_steps=12",
-    "recipe.global_batch_size=8",
-    "recipe.micro_batch_size=2",
-    "recipe.lr_warmup_steps=2",
-    "recipe.eval_every_samples=24",
-    "recipe.log_every_steps=1",
-)
 NESTEROV = tuple(f"recipe.local_sgd.{word}" for word in ("average=nesterov", "outer_lr=0.7", "outer_momentum=0.9"))
-EVERY_3 = ("recipe.local_sgd.every_steps=3", "task=pretrain_tiny_apart", *NESTEROV, *TRAINING)
+EVERY_3 = ("recipe.local_sgd.every_steps=3", "task=pretrain_tiny_apart", *NESTEROV, *WORDS)
 SAVED = "task.training.checkpoint_every_steps=4"
 LORA = """# @package _global_
 defaults: [lora_tiny, _self_]
@@ -62,14 +47,8 @@ def trained(folder: Path, num_ranks: int, *overrides: str) -> Path:
     return folder / "result_0.txt"
 
 
-def values(log: Path, key: str, after: int = 0) -> list[tuple[int, Any]]:
-    """Return (step, value) of the records of a key after a step."""
-    found = ((event.metadata.get("step", 0), event.value) for event in reader.read(log)[0] if event.key == key)
-    return [(step, value) for step, value in found if step > after]
-
-
 def test_one_group_is_plain_training_bit_for_bit(tmp_path: Path) -> None:
-    plain = trained(tmp_path / "plain", 1, "task=pretrain_tiny", *TRAINING)
+    plain = trained(tmp_path / "plain", 1, "task=pretrain_tiny", *WORDS)
     mean = [f"recipe.local_sgd.{setting}" for setting in MEAN]
     alone = trained(tmp_path / "alone", 1, *EVERY_3, "parallel.groups=1", *mean)
     for key in (mllog.TRAIN_LOSS, mllog.EVAL_ACCURACY):
@@ -79,7 +58,7 @@ def test_one_group_is_plain_training_bit_for_bit(tmp_path: Path) -> None:
 
 def test_a_merge_after_each_step_of_sgd_is_plain_data_parallelism(tmp_path: Path) -> None:
     """The outer optimizer is SGD of rate 1 without momentum, and so the inner one must be SGD too."""
-    sgd = (*TRAINING, *ranks.SGD, "task.training.checkpoint_every_steps=12")
+    sgd = (*WORDS, *ranks.SGD, "task.training.checkpoint_every_steps=12")
     one = [f"recipe.local_sgd.{word}" for word in ("every_steps=1", "average=nesterov", *MEAN[1:])]
     plain = trained(tmp_path / "plain", 2, "task=pretrain_tiny", *sgd)
     apart = trained(tmp_path / "apart", 2, "task=pretrain_tiny_apart", *one, *sgd)
@@ -104,7 +83,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 def test_all_groups_start_from_the_same_weights(tmp_path: Path) -> None:
     """A learning rate of nearly nothing changes none, so that merged weights are those of plain training."""
     still = ("recipe.lr=1e-12", "task.training.max_steps=3")
-    plain = trained(tmp_path / "plain", 1, "task=pretrain_tiny", *TRAINING, *still)
+    plain = trained(tmp_path / "plain", 1, "task=pretrain_tiny", *WORDS, *still)
     apart = trained(tmp_path / "apart", 2, *EVERY_3, *still)
     expected, got = (values(log, mllog.EVAL_ACCURACY) for log in (plain, apart))
     np.testing.assert_allclose(got, expected, rtol=0, atol=TOLERANCE)
@@ -159,7 +138,7 @@ def test_adapters_are_merged_while_training_goes_on(tmp_path: Path) -> None:
     site = tmp_path / "site" / "task"
     site.mkdir(parents=True)
     (site / "lora_apart.yaml").write_text(LORA)
-    words = (f"hydra.searchpath=['file://{site.parent}']", "task=lora_apart", *TRAINING, "recipe.eval_every_samples=48")
+    words = (f"hydra.searchpath=['file://{site.parent}']", "task=lora_apart", *WORDS, "recipe.eval_every_samples=48")
     log = trained(tmp_path / "lora", 2, *words)
     result = parse(log)
     assert result.valid and result.apart is not None
@@ -173,7 +152,7 @@ def test_adapters_are_merged_while_training_goes_on(tmp_path: Path) -> None:
 def killed_in_the_middle(tmp_path: Path, spawn: Callable[..., "Popen[str]"], *words: str) -> tuple[str, Result]:
     """Return what a run printed whose rank 1 was killed after two merges, and its result."""
     run = tmp_path / "run"
-    settings = ("task=pretrain_tiny_apart", *TRAINING, "recipe.local_sgd.time_limit_s=3", *words)
+    settings = ("task=pretrain_tiny_apart", *WORDS, "recipe.local_sgd.time_limit_s=3", *words)
     command = [sys.executable, "-m", "bench.launch", *settings, f"launch.folder={run}"]
     process = spawn(command, {"DATADIR": str(tmp_path), "LOGDIR": str(tmp_path)})
     log = run / "result_0.txt"

@@ -22,8 +22,9 @@ from helpers import ranks
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what megatron-core imports is full of deprecated calls
     from test_engine_units import TINY, drawn_rows, one_rank, reference_optimizer, reference_step  # noqa: F401
-    from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+    from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM, PreTrainedModel
 
+    from helpers.llama_config import llama_config
     from jobs.data import rows as rows_of
     from jobs.engines.megatron import checkpoint, loop, model
 
@@ -75,15 +76,9 @@ def llama(plan: Plan) -> LlamaForCausalLM:
     scaling = {"factor": m.rope_scaling_factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     scaling["original_max_position_embeddings"] = 8192
     return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=m.vocab_size,
-            hidden_size=m.hidden_size,
-            intermediate_size=m.ffn_hidden_size,
-            num_hidden_layers=m.num_layers,
-            num_attention_heads=m.num_attention_heads,
-            num_key_value_heads=m.num_query_groups,
+        llama_config(
+            m,
             max_position_embeddings=131072,
-            rms_norm_eps=m.norm_epsilon,
             rope_parameters={"rope_type": "llama3", "rope_theta": float(m.rope_base), **scaling},
             tie_word_embeddings=False,
         )

@@ -7,31 +7,19 @@ import numpy as np
 import pytest
 
 from bench.contract import mllog
-from bench.mlperf import reader
 from helpers import ranks
+from helpers.short_training import WORDS, values
 
 pytestmark = pytest.mark.trains
 
-STEPS, EVERY = 12, 4
+EVERY = 4
 TOLERANCE = 1e-5 if ranks.DEVICE == "cpu" else 1e-4
 TRAINING = (
-    "model.weights=random",
-    "model.num_layers=2",
-    "model.hidden_size=64",
-    "model.ffn_hidden_size=96",
-    "data.train_rows=64",
-    "data.eval_rows=8",
-    "data.seq_length=24",
+    *WORDS,
     "task.benchmark=null",
     "task.training.target_eval_loss=null",
-    f"task.training.max_steps={STEPS}",
     f"task.training.checkpoint_every_steps={EVERY}",
-    "recipe.global_batch_size=8",
-    "recipe.micro_batch_size=2",
-    "recipe.lr_warmup_steps=2",
-    "recipe.eval_every_samples=24",
     "recipe.eval_skip=0",
-    "recipe.log_every_steps=1",
     "recipe.weight_decay=0.1",
 )
 ALL = ("task=pretrain_tiny", *TRAINING)
@@ -62,12 +50,6 @@ def trained(folder: Path, *overrides: str) -> Path:
         log.rename(folder / "before.txt")
     ranks.run(ranks.compose(folder.parent, *overrides), folder, "jobs.tasks.train", "plan.json", "--trial", "0")
     return log
-
-
-def values(log: Path, key: str, after: int = 0) -> list[tuple[int, float]]:
-    """Return (step, value) of the records of a key after a step."""
-    found = ((event.metadata.get("step", 0), event.value) for event in reader.read(log)[0] if event.key == key)
-    return [(step, value) for step, value in found if step > after]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -29,19 +29,11 @@ def llama(runs: Path) -> Path:
     import torch
     import transformers
 
+    from helpers.llama_config import llama_config
+
     m = composed(runs, *GIVEN).config.model
     torch.manual_seed(1)
-    config = transformers.LlamaConfig(
-        vocab_size=m.vocab_size,
-        hidden_size=m.hidden_size,
-        intermediate_size=m.ffn_hidden_size,
-        num_hidden_layers=m.num_layers,
-        num_attention_heads=m.num_attention_heads,
-        num_key_value_heads=m.num_query_groups,
-        max_position_embeddings=m.max_seq_length,
-        rms_norm_eps=m.norm_epsilon,
-        rope_theta=float(m.rope_base),
-    )
+    config = llama_config(m, max_position_embeddings=m.max_seq_length, rope_theta=float(m.rope_base))
     folder = runs / "hf_llama"
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
     return folder
