@@ -7,7 +7,7 @@ from typing import Any, get_type_hints
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bench.contract.plan import Memory, Recomputed, World
@@ -287,6 +287,13 @@ def test_total_is_the_sum_of_its_parts(config: Config, dp: int) -> None:
         assert result.trainable_parameters == parameters.lora_parameters(config.model, config.task.training.lora)
 
 
+SECOND_NEEDS_MOST = make_config(
+    replace(MODELS["llama2_7b"], vocab_size=1024), Parallel(tp=1, pp=4, cp=1), lora=LORA, gpu=H200, global_batch_size=1
+)
+"""One micro-batch, whose input takes more than the first stage's small embedding."""
+
+
+@example(config=SECOND_NEEDS_MOST, dp=1)
 @given(config=configs(), dp=sizes)
 def test_no_stage_needs_more_than_the_estimate(config: Config, dp: int) -> None:
     """Not each of them is looked at; the first of those that need the same is the estimate's."""
