@@ -31,7 +31,7 @@ EQUIVALENT = Path(__file__).with_name("mutants_equivalent.json")
 SOURCES = ("bench", "jobs")
 FAST = ("-m", "not trains and not slurm and not slow and not starts", "--ignore=tests/slurm")
 """The tests of `make fast`."""
-COPIED = ("bench", "jobs", "conf", "sbatch", "tests", "containers", "docs", "experiments", "notebooks")
+COPIED = ("bench", "jobs", "conf", "sbatch", "manifests", "tests", "containers", "docs", "experiments", "notebooks")
 INVERSES = ((ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.In, ast.NotIn), (ast.Is, ast.IsNot))
 COMPARISONS = dict(INVERSES) | {second: first for first, second in INVERSES}
 ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
