@@ -191,7 +191,7 @@ def test_a_group_that_was_killed_is_started_again_and_joins(tmp_path: Path, spaw
     words = [*(f"recipe.local_sgd.{setting}" for setting in settings), "recipe.micro_batch_size=1"]
     rows = ("model.weights=checkpoint", "data.seq_length=96", f"data.train_rows={8 * steps}")
     ends = (f"task.training.max_steps={steps}", f"recipe.eval_every_samples={8 * steps}", "recipe.log_every_steps=20")
-    output, result = killed_in_the_middle(tmp_path, spawn, *words, *rows, *ends)
+    output, result = killed_in_the_middle(tmp_path, spawn, *NESTEROV, *words, *rows, *ends)
     assert result.apart is not None and list(result.apart.left) == list(result.apart.joined) == ["1"]
     left, joined = result.apart.left["1"], result.apart.joined["1"]
     assert left is not None and joined is not None and 40 < left <= joined < steps
