@@ -133,8 +133,9 @@ def _throughput_row(result: Result) -> Row:
     if rate is None:
         return name, "", "the log does not time its samples"
     if result.tokens_s_gpu is None:
+        unnamed = "sequence length" if result.num_gpus else "GPUs"
         why = "" if result.num_gpus else result.gpus_in_doubt
-        return name, f"{rate:,.3f} samples/s", f"no tokens/s/GPU: {why or 'GPUs or sequence length are not logged'}"
+        return name, f"{rate:,.3f} samples/s", f"no tokens/s/GPU: {why or f'the log names no {unnamed}'}"
     return name, f"{rate:,.3f} samples/s", f"{result.tokens_s_gpu:,.0f} tokens/s/GPU on {result.num_gpus} GPUs"
 
 
