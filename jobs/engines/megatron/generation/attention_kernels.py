@@ -155,13 +155,12 @@ def _attend(
     position = tl.load(positions_ptr + tl.program_id(2)).to(tl.int32)
     angle = tl.load(angles_ptr + position * DIM + half)
     cos, sin, slot_at = tl.cos(angle), tl.sin(angle), index.to(tl.int64) * room * DIM
-    per_part = tl.cdiv(tl.cdiv(position, PARTS), KEYS) * KEYS
+    per_part, new_ptr = tl.cdiv(tl.cdiv(position, PARTS), KEYS) * KEYS, qkv_ptr + index * (REPEATS + 2) * DIM
     if OVERLAPPED:
         first = part * per_part + tl.arange(0, KEYS)
         _prefetch(keys_ptr + slot_at, first, room, 2 * HALF)
         _prefetch(values_ptr + slot_at, first, room, 2 * HALF)
         gdc_wait()
-    new_ptr = qkv_ptr + index * (REPEATS + 2) * DIM
     low, high = _halves(new_ptr, row, half, row < REPEATS, HALF)
     q_low, q_high = _turned(low, high, cos, sin, keys_ptr)
     most, total = tl.full((ROWS,), float("-inf"), tl.float32), tl.zeros((ROWS,), tl.float32)
