@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import warnings
-from types import ModuleType
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import rms_norm, silu
 
 from bench.contract.generation import Sampling, WeightPrecision
+from bench.contract.schema import Precision
 from helpers import ranks, tiny_llama
 
 if sys.platform != "linux":
@@ -23,10 +23,8 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what megatron-core imports is full of deprecated calls
     from jobs.engines.megatron.generation import (
         attention_kernels,
-        few_rows_kernels,
         forward,
         loading,
-        one_row_kernels,
         rope,
         slots,
     )
@@ -35,6 +33,7 @@ with warnings.catch_warnings():
     from jobs.engines.megatron.generation.ops import TorchOps
     from jobs.engines.megatron.generation.ranks import Ranks
     from jobs.engines.megatron.generation.weights import Linear, stored
+    from jobs.engines.megatron.trained import ops as trained_ops
     from jobs.engines.megatron.trained.ops import NormWeights
 
 pytestmark = [
@@ -42,6 +41,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:divide by zero encountered in log"),  # a part without keys has the weight 0
 ]
 DEVICE = ranks.DEVICE
+KERNELS = GpuOps(TorchOps(trained_ops.for_device(torch.device(DEVICE), Precision.bf16)))
 TOLERANCE = 6e-3
 """Of a row's norm: BF16 rounds to 2^-9."""
 EPS = 0.01
@@ -64,10 +64,6 @@ def weight(precision: WeightPrecision, *shape: int) -> Linear:
     return stored((torch.randn(shape, device=DEVICE) * spread).bfloat16(), precision)
 
 
-def kernels(num_rows: int) -> ModuleType:
-    return one_row_kernels if num_rows == 1 else few_rows_kernels
-
-
 def check(got: Tensor, expected: Tensor, tolerance: float = TOLERANCE) -> None:
     assert got.shape == expected.shape and got.isfinite().all()
     error = (got.double() - expected).norm(dim=1) / expected.norm(dim=1)
@@ -87,11 +83,11 @@ def test_linear(precision: WeightPrecision, num_rows: int) -> None:
     x, of, residual = random(num_rows, width), weight(precision, outputs, width), random(num_rows, outputs)
     norm = NormWeights(1 + random(width) / 10, None, EPS)
     normed = rms_norm(x.double(), (width,), norm.weight_H.double(), eps=EPS)
-    check(kernels(num_rows).linear(x, of), x.double() @ exact(of).T)
-    check(kernels(num_rows).linear(x, of, norm=norm), normed @ exact(of).T)
-    added = kernels(num_rows).linear(x, of, residual=residual)
+    check(KERNELS.linear(x, of), x.double() @ exact(of).T)
+    check(KERNELS.linear(x, of, norm=norm), normed @ exact(of).T)
+    added = KERNELS.linear(x, of, residual_MO=residual)
     check(added, x.double() @ exact(of).T + residual.double())
-    logits = kernels(num_rows).linear(x, of, norm=norm, in_fp32=True)
+    logits = KERNELS.logits(x, of, norm)
     check(logits, normed @ exact(of).T)
     assert added.dtype is torch.bfloat16 and logits.dtype is torch.float32
 
@@ -103,7 +99,7 @@ def test_gated(precision: WeightPrecision, num_rows: int) -> None:
     x, of = random(num_rows, width), weight(precision, 2 * outputs, width)
     norm = NormWeights(1 + random(width) / 10, None, EPS)
     gate, up = (rms_norm(x.double(), (width,), norm.weight_H.double(), eps=EPS) @ exact(of).T).chunk(2, dim=1)
-    check(kernels(num_rows).gated(x, of, norm), silu(gate) * up, tolerance=2 * TOLERANCE)  # a product of two
+    check(KERNELS.gated(x, of, norm), silu(gate) * up, tolerance=2 * TOLERANCE)  # a product of two
 
 
 def rotated(x: Tensor, angles: Tensor) -> Tensor:

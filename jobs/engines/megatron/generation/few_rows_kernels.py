@@ -19,8 +19,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from jobs.engines.megatron.fp8.lora_kernels import FACTOR, HAS_PTX
 from jobs.engines.megatron.fp8.quantize import FP8, LARGEST, SMALLEST_AMAX
-from jobs.engines.megatron.generation.one_row_kernels import halves, launch_options, weights_tile
-from jobs.engines.megatron.generation.weights import Linear
+from jobs.engines.megatron.generation.one_row_kernels import Factors, launch_options, weights_tile
 from jobs.engines.megatron.trained.ops import NormWeights
 from jobs.weights.nf4 import nf4_levels
 
@@ -52,8 +51,8 @@ TILES = {
     (torch.uint8, False): Tile(128, 1),
     (torch.uint8, True): Tile(128, 1),
 }
-"""By the dtype of the weights and whether they are gates and ups; the fastest of eight on an H200, for 31 rows
-(docs/results/2026-11-23-generation.md). For 4-bit weights none was measured."""
+"""By the dtype of the weights and whether they are gates and ups; the fastest of 36 for 31 rows on an H200, or within
+3 % of it (docs/results/2026-11-23-generation.md). For 4-bit weights none was measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,26 +65,14 @@ class Rows:
     """[M], in FP32."""
 
 
-def linear(
-    x: Tensor,
-    weight: Linear,
-    *,
-    norm: NormWeights | None = None,
-    residual: Tensor | None = None,
-    in_fp32: bool = False,
-) -> Tensor:
-    """Return residual + weight norm(x) [M, O], in the dtype of x or in FP32."""
-    out = x.new_empty(len(x), weight.shape[0], dtype=torch.float32 if in_fp32 else x.dtype)
-    return _product(_rows(x, weight, norm), (weight.values, weight.scale, None, None), residual, out)
+def multiply(x: Tensor, weights: Factors, *, norm: NormWeights | None, residual: Tensor | None, out: Tensor) -> Tensor:
+    """Fill `out` [M, O] with the products of x [M, I], and return it."""
+    return _multiply(_rows(x, weights[0].dtype, norm), weights, residual, out)
 
 
-def gated(x: Tensor, weight: Linear, norm: NormWeights) -> Tensor:
-    """Return silu(gate) * up [M, O / 2] of weight norm(x); gates are the first half of the outputs."""
-    return _product(_rows(x, weight, norm), halves(weight), None, x.new_empty(len(x), weight.shape[0] // 2))
-
-
-def _rows(x: Tensor, weight: Linear, norm: NormWeights | None) -> Rows:
-    is_fp8 = weight.values.dtype is FP8
+def _rows(x: Tensor, dtype: torch.dtype, norm: NormWeights | None) -> Rows:
+    """Return rows as weights of this dtype take them."""
+    is_fp8 = dtype is FP8
     if not is_fp8 and norm is None:
         return Rows(x)
     high = torch.empty_like(x, dtype=FP8 if is_fp8 else x.dtype)
@@ -97,8 +84,7 @@ def _rows(x: Tensor, weight: Linear, norm: NormWeights | None) -> Rows:
     return Rows(high, low, scale)
 
 
-def _product(rows: Rows, weights: tuple[Tensor | None, ...], residual: Tensor | None, out: Tensor) -> Tensor:
-    """Fill `out` and return it; weights: values and scales of the outputs, and those of ups or None."""
+def _multiply(rows: Rows, weights: Factors, residual: Tensor | None, out: Tensor) -> Tensor:
     (num_rows, num_outputs), width, is_gated = out.shape, rows.high.shape[1], weights[2] is not None
     tile, num_tiles = TILES[weights[0].dtype, is_gated], triton.cdiv(num_outputs, _OUTPUTS)
     num_steps = triton.cdiv(width, tile.inputs)

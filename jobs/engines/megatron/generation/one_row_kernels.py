@@ -25,7 +25,7 @@ _BLOCK = tl.constexpr(BLOCK)
 ONCE = tl.constexpr("evict_first")
 """L2 policy: a step reads each weight once."""
 IS_OVERLAPPED = HAS_PTX.value
-"""Whether a kernel starts while the one before it ends (programmatic dependent launch), on a GPU; 2 % of a token."""
+"""Whether a kernel starts while the one before it ends (programmatic dependent launch): 1 to 2 % of a token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,22 @@ class Tile:
 
 
 NORMED, OTHER = Tile(32, 256, 4, 4), Tile(16, 512, 3, 4)
-"""The fastest of 30 on an H200 (docs/results/2026-11-23-generation.md): for linears with RMSNorm that have no gates,
-and for all others. A program loads x and the norm's weights once for all of its outputs."""
+"""The fastest of 30 on an H200, or within 3 % of it (docs/results/2026-11-23-generation.md): for linears with RMSNorm
+that have no gates, and for all others. A program loads x and the norm's weights once for all of its outputs."""
+
+
+Factors = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]
+"""Values and scales of the outputs; of gates and of ups, where the outputs are silu(gate) * up."""
+
+
+def of_outputs(weight: Linear) -> Factors:
+    return weight.values, weight.scale, None, None
+
+
+def of_gates_and_ups(weight: Linear) -> Factors:
+    """Return the factors of a weight whose first half of outputs are gates."""
+    half = weight.shape[0] // 2
+    return weight.values, weight.scale, weight.values[half:], None if weight.scale is None else weight.scale[half:]
 
 
 def launch_options() -> dict[str, bool]:
@@ -48,34 +62,8 @@ def launch_options() -> dict[str, bool]:
     return {"OVERLAPPED": True, "launch_pdl": True} if IS_OVERLAPPED else {"OVERLAPPED": False}
 
 
-def linear(
-    x: Tensor,
-    weight: Linear,
-    *,
-    norm: NormWeights | None = None,
-    residual: Tensor | None = None,
-    in_fp32: bool = False,
-) -> Tensor:
-    """Return residual + weight norm(x) [1, O] of x [1, I], in the dtype of x or in FP32."""
-    out = x.new_empty(1, weight.shape[0], dtype=torch.float32 if in_fp32 else x.dtype)
-    return _launch(x, (weight.values, weight.scale, None, None), norm, residual, out)
-
-
-def gated(x: Tensor, weight: Linear, norm: NormWeights) -> Tensor:
-    """Return silu(gate) * up [1, O / 2] of weight norm(x); gates are the first half of the outputs."""
-    return _launch(x, halves(weight), norm, None, x.new_empty(1, weight.shape[0] // 2))
-
-
-def halves(weight: Linear) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
-    """Return values and scales that begin with those of the gates, and those of the ups."""
-    half = weight.shape[0] // 2
-    return weight.values, weight.scale, weight.values[half:], None if weight.scale is None else weight.scale[half:]
-
-
-def _launch(
-    x: Tensor, weights: tuple[Tensor | None, ...], norm: NormWeights | None, residual: Tensor | None, out: Tensor
-) -> Tensor:
-    """Fill `out` and return it; weights: values and scales of the outputs, and those of ups or None."""
+def multiply(x: Tensor, weights: Factors, *, norm: NormWeights | None, residual: Tensor | None, out: Tensor) -> Tensor:
+    """Fill `out` [1, O] with the products of x [1, I], and return it."""
     num_outputs, is_gated = out.shape[1], weights[2] is not None
     tile = NORMED if norm and not is_gated else OTHER
     outputs, is_nf4 = tile.outputs // 2 if is_gated else tile.outputs, weights[0].dtype is torch.uint8
