@@ -1,6 +1,7 @@
 """Generate answers, once per rank: `python -m jobs.tasks.generate PLAN --trial K`. It writes the log."""
 
 import csv
+import gc
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -71,6 +72,8 @@ def run(
     write(plan, who, given, prompts, log, folder / run_files.answers(trial.index))
     log_memory(plan, who, log)
     telemetry.log(log)
+    del generator
+    gc.collect()  # NCCL ends a communicator only once no captured graph uses it
     process_group.gathered(who, None)  # the engine's own way to end has all ranks meet on their GPUs
     torch.distributed.destroy_process_group()
 
