@@ -40,9 +40,8 @@ class LocalSgdTraining:
         assert local_sgd is not None
         self._engine, self._plan, self._groups, self._settings = engine, plan, groups, local_sgd
         self._meeting = Meeting(groups, local_sgd.compress, local_sgd.time_limit_s)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="merging")
         engine.outer = self._outer = Outer([state.master for state in engine.parts.optimizer.states()], local_sgd)
-        self._stream = self._outer.library.Stream(priority=-1)
+        self._thread, self._stream = _thread_and_stream(self._outer.library)
         self._rows_at_once = plan.world.dp * plan.batch.micro_batch_size
         self._pending: _Pending | None = None
         self.begin(0)
@@ -125,7 +124,7 @@ class LocalSgdTraining:
         """Exchange the pieces, in a thread. What its stream does is complete when this returns."""
         library = self._outer.library
         done = library.Event()
-        with library.stream(self._stream):  # the device of the stream becomes that of this thread
+        with library.stream(self._stream):
             merged = self._meeting.merge(*work, lets_in=lets_in)
             done.record()
         done.synchronize()
@@ -185,3 +184,9 @@ class LocalSgdTraining:
             "training_stopped_s": round(stopped_s, 6),
         }
         return mllog.OUTER_STEP, -(-step // self._settings.every_steps), about
+
+
+def _thread_and_stream(library: Any) -> tuple[ThreadPoolExecutor, Any]:
+    """Return a thread whose current device is that of this one, and a stream for it."""
+    on_device = {"initializer": library.set_device, "initargs": (library.current_device(),)}
+    return ThreadPoolExecutor(1, thread_name_prefix="merging", **on_device), library.Stream(priority=-1)
