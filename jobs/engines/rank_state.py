@@ -1,4 +1,4 @@
-"""What the snapshots of all engines share: a rank's files, its generators, and whether the host has room for copies."""
+"""What the snapshots of all engines share: a rank's files, its generators, and host memory for copies."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -27,6 +27,14 @@ def write(folder: Path, pieces: Iterable[Piece]) -> None:
 def has_room(plan: Plan, num_bytes: int) -> bool:
     """Return whether each rank of a node may copy so many bytes into the host's memory."""
     return plan.world.ranks_per_node * num_bytes <= ROOM * psutil.virtual_memory().available
+
+
+def host_memory(tensor: Tensor) -> Tensor:
+    """Return host memory of a tensor's size and type, page-locked for copies from a GPU; keep it, for it stays so."""
+    memory = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+    if tensor.is_cuda:  # torch's own allocator of such memory would round up to a power of two
+        torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+    return memory
 
 
 def generators(more: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:

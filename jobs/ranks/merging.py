@@ -1,9 +1,10 @@
 """Merge what groups of ranks have trained apart: who is there, and the mean of their numbers, over gloo.
 
-Each rank exchanges its part of the weights with the ranks of the same position in the other groups, in host memory and
-in pieces. A merge counts once every rank of every group that takes part has all of its pieces; rank 0 decides that, by
-the store. A group that does not come within the time limit, or breaks off, has left: the others make the exchange
-again without it. Started again, it joins at the end of a merge (`jobs.ranks.joining`).
+Each rank exchanges its part of the weights with the ranks of the same position in the other groups, in pieces. Pieces
+on a GPU are encoded, decoded and averaged there, on its current stream; gloo sends encoded bytes from host memory, once
+they have been copied. A merge counts once every rank of every group that takes part has all of its pieces; rank 0
+decides that, by the store. A group that does not come within the time limit, or breaks off, has left: the others make
+the exchange again without it. Started again, it joins at the end of a merge (`jobs.ranks.joining`).
 """
 
 import time
@@ -28,9 +29,9 @@ PIECE, SMALL_PIECE, PIECES = 2**23, 2**16, 16
 AHEAD = 2
 """Pieces whose parts are on their way behind one that is averaged, and so many means of others."""
 Pieces = Callable[[], Iterable[Tensor]]
-"""Yields the numbers of a rank piece by piece, flat, in FP32 and in host memory; it may be asked again."""
+"""Yields the numbers of a rank piece by piece, flat and in FP32, all on one device; it may be asked again."""
 Take = Callable[[int, Tensor], object]
-"""Takes the number of a piece and its mean over the groups."""
+"""Takes the number of a piece and its mean over the groups, on the piece's device."""
 
 
 def piece_size(total: int) -> int:
@@ -200,34 +201,51 @@ def _means(link: ProcessGroupGloo, pieces: Iterable[Tensor], compress: Compress)
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """A piece on its way: its parts to the ranks that average them, or their means to all ranks."""
+    """A piece on its way: its parts to the ranks that average them, or their means to all ranks.
+
+    `own` and `received` are bytes in host memory. The device is the piece's.
+    """
 
     work: Any
     own: Tensor
     received: Tensor
     length: int
+    device: torch.device
+
+    def numbers(self, num_parts: int, compress: Compress) -> list[Tensor]:
+        """Return the numbers of each part that was received, on the piece's device."""
+        self.work.wait()
+        raw = self.received.to(self.device, non_blocking=True)
+        return [decoded(part, compress) for part in raw.view(num_parts, -1)]
+
+
+def _buffer(num_bytes: int, device: torch.device) -> Tensor:
+    """Return host memory for bytes from or for a device; for a GPU it is page-locked, and torch uses it again."""
+    return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
+
+
+def _on_host(raw: Tensor) -> Tensor:
+    """Return bytes in host memory. A copy from a GPU is complete, since gloo would not wait for it."""
+    return _buffer(len(raw), raw.device).copy_(raw) if raw.is_cuda else raw
 
 
 def _scattered(link: ProcessGroupGloo, piece: Tensor, compress: Compress) -> _Sent:
     size = link.size()
     length = -(-len(piece) // (size * MULTIPLE)) * MULTIPLE
     parts = torch.nn.functional.pad(piece, (0, size * length - len(piece))).view(size, length)
-    own = torch.cat([encoded(part, compress) for part in parts])
-    received = torch.empty_like(own)
-    return _Sent(link.alltoall_base(received, own, [], []), own, received, len(piece))
+    own = _on_host(torch.cat([encoded(part, compress) for part in parts]))
+    received = _buffer(len(own), piece.device)
+    return _Sent(link.alltoall_base(received, own, [], []), own, received, len(piece), piece.device)
 
 
 def _gathered(link: ProcessGroupGloo, scattered: _Sent, compress: Compress) -> _Sent:
-    scattered.work.wait()
-    size = link.size()
-    mean = torch.stack([decoded(part, compress) for part in scattered.received.view(size, -1)]).mean(dim=0)
-    own = encoded(mean, compress)
-    received = torch.empty(size * len(own), dtype=torch.uint8)
-    return _Sent(link._allgather_base(received, own), own, received, scattered.length)
+    size, device = link.size(), scattered.device
+    own = _on_host(encoded(torch.stack(scattered.numbers(size, compress)).mean(dim=0), compress))
+    received = _buffer(size * len(own), device)
+    return _Sent(link._allgather_base(received, own), own, received, scattered.length, device)
 
 
 def _mean(gathered: _Sent, compress: Compress) -> tuple[Tensor, int]:
-    gathered.work.wait()
     size = len(gathered.received) // len(gathered.own)
-    whole = torch.cat([decoded(part, compress) for part in gathered.received.view(size, -1)])
+    whole = torch.cat(gathered.numbers(size, compress))
     return whole[: gathered.length], 2 * (size - 1) * len(gathered.own)

@@ -80,7 +80,7 @@ def trained(groups: Groups, settings: LocalSgd, steps: int, *, lr: float = RATE)
         sgd.step()
         if (step + 1) % settings.every_steps == 0:
             meeting.merge(f"{step}", None, lambda: outer.pieces(outer.inner), outer.take)
-            outer.apply(outer.step(), [])
+            outer.step([])
     return inner.data.clone()
 
 
@@ -130,10 +130,33 @@ def test_a_late_merge_keeps_what_was_trained_meanwhile() -> None:
     copy = on_host(outer.inner)
     inner.sub_(torch.tensor([0.0, 0.25]))  # while the other group's change, 0.8 and 0, is on its way
     outer.take(0, torch.tensor([(0.4 + 0.8) / 2, 0.0]))
-    outer.apply(outer.step(), copy)
+    outer.step(copy)
     torch.testing.assert_close(inner, torch.tensor([1.0 - 0.5 * 0.6, 2.0 - 0.25]))
     (change,) = outer.pieces(outer.inner)
     torch.testing.assert_close(change, torch.tensor([0.0, 0.25]))
+
+
+def test_late_merges_of_several_pieces_are_steps_of_torchs_sgd() -> None:
+    """Of one group: two tensors in four pieces, and what is trained while they are exchanged."""
+    settings = LocalSgd(every_steps=2, average=Average.nesterov, outer_lr=0.7, outer_momentum=0.9, overlap_steps=1)
+    random = torch.Generator().manual_seed(2)
+    inner = [torch.randn(length, generator=random) for length in (300, 70)]
+    whole = [torch.nn.Parameter(one.clone()) for one in inner]
+    sgd, outer = torch.optim.SGD(whole, lr=0.7, momentum=0.9, nesterov=True), Outer(inner, settings)
+    for _ in range(3):
+        changes, late_changes = ([torch.randn(len(one), generator=random) for one in inner] for _ in range(2))
+        for number, one in enumerate(inner):
+            one.sub_(changes[number])
+            whole[number].grad = whole[number].data - one
+        copy = outer.copy()
+        for number, one in enumerate(inner):
+            one.sub_(late_changes[number])
+        for number, piece in enumerate(outer.pieces(copy)):
+            outer.take(number, piece)
+        outer.step(copy)
+        sgd.step()
+        for one, merged, late in zip(inner, whole, late_changes, strict=True):
+            torch.testing.assert_close(one, merged.data - late, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(("compress", "bits"), [(Compress.bf16, 8), (Compress.int8, 0)])

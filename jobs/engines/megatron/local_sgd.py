@@ -1,11 +1,13 @@
 """Train apart: this rank's share of each batch, and the outer step that merges the groups every H inner steps.
 
-With `overlap_steps` the shard is copied, and a thread exchanges it while inner steps go on; see `outer.Outer.apply`.
+With `overlap_steps` the shard is copied, and a thread exchanges it while inner steps go on; see `outer.Outer.step`. On
+a GPU that thread has a stream of its own, of high priority, so that neither waits for the kernels of the other.
 """
 
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -15,7 +17,7 @@ from bench.contract.plan import Plan
 from bench.errors import BenchError
 from jobs.engines import Fact
 from jobs.engines.megatron.engine import MegatronEngine
-from jobs.engines.megatron.outer import Outer, on_host
+from jobs.engines.megatron.outer import Outer
 from jobs.ranks import joining
 from jobs.ranks.groups import Groups
 from jobs.ranks.merging import Meeting, Merged
@@ -38,8 +40,8 @@ class LocalSgdTraining:
         assert local_sgd is not None
         self._engine, self._plan, self._groups, self._settings = engine, plan, groups, local_sgd
         self._meeting = Meeting(groups, local_sgd.compress, local_sgd.time_limit_s)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="merging")
         engine.outer = self._outer = Outer([state.master for state in engine.parts.optimizer.states()], local_sgd)
+        self._thread, self._stream = _thread_and_stream(self._outer.library)
         self._rows_at_once = plan.world.dp * plan.batch.micro_batch_size
         self._pending: _Pending | None = None
         self.begin(0)
@@ -111,18 +113,29 @@ class LocalSgdTraining:
         )
 
     def _begun(self, step: int, said: dict[str, float], *, is_copied: bool) -> None:
-        copy = on_host(self._outer.inner) if is_copied else []
+        copy = self._outer.copy() if is_copied else []
         source = copy or self._outer.inner
         work = (f"merge/{step}", said, lambda: self._outer.pieces(source), self._outer.take)
         lets_in = step < self._plan.max_steps
-        self._pending = _Pending(step, copy, self._thread.submit(self._meeting.merge, *work, lets_in=lets_in))
+        self._stream.wait_stream(self._outer.library.current_stream())  # which still has to compute the weights
+        self._pending = _Pending(step, copy, self._thread.submit(self._merge, *work, lets_in=lets_in))
+
+    def _merge(self, *work: Any, lets_in: bool) -> Merged:
+        """Exchange the pieces, in a thread. What its stream does is complete when this returns."""
+        library = self._outer.library
+        done = library.Event()
+        with library.stream(self._stream):
+            merged = self._meeting.merge(*work, lets_in=lets_in)
+            done.record()
+        done.synchronize()
+        return merged
 
     def _ended(self, step: int) -> list[Fact]:
         """Wait for the merge that is on its way, and apply it."""
         pending, since_s = self._pending, time.perf_counter()
         assert pending is not None
         merged = pending.future.result()
-        self._outer.apply(self._outer.step(), pending.copy)
+        self._outer.step(pending.copy)
         optimizer = self._engine.parts.optimizer
         optimizer.resume(optimizer.num_steps)
         self._engine.parts.refresh_weights()
@@ -171,3 +184,9 @@ class LocalSgdTraining:
             "training_stopped_s": round(stopped_s, 6),
         }
         return mllog.OUTER_STEP, -(-step // self._settings.every_steps), about
+
+
+def _thread_and_stream(library: Any) -> tuple[ThreadPoolExecutor, Any]:
+    """Return a thread whose current device is that of this one, and a stream for it."""
+    on_device = {"initializer": library.set_device, "initargs": (library.current_device(),)}
+    return ThreadPoolExecutor(1, thread_name_prefix="merging", **on_device), library.Stream(priority=-1)

@@ -87,7 +87,8 @@ class Snapshots:
             if not rank_state.has_room(self._engine.plan, need):
                 return None
             self._copies = [
-                state._replace(**{name: _host_memory(getattr(state, name)) for name in NAMES}) for state in states
+                state._replace(**{name: rank_state.host_memory(getattr(state, name)) for name in NAMES})
+                for state in states
             ]
         return self._copies
 
@@ -121,14 +122,6 @@ def _outer(outer: "Outer | None") -> dict[str, list[Tensor]]:
     """Return the tensors of outer weights and their momentum, by what stands before a weight's key."""
     named = {"outer.": outer.weights, "outer.momentum.": outer.momentum} if outer else {}
     return {prefix: tensors for prefix, tensors in named.items() if tensors}
-
-
-def _host_memory(tensor: Tensor) -> Tensor:
-    """Return host memory of a tensor's size, page-locked for copies from a GPU."""
-    memory = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-    if tensor.is_cuda:  # torch's own allocator of such memory would round up to a power of two
-        torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
-    return memory
 
 
 def _generators() -> dict[str, Tensor]:
