@@ -4,7 +4,6 @@ import dataclasses
 
 from bench.contract.plan import Cost, Memory
 from bench.contract.schema import Config
-from bench.contract.task import Trains
 from bench.planning import memory
 from bench.planning.layouts import Layout, with_micro_batch
 
@@ -12,14 +11,12 @@ from bench.planning.layouts import Layout, with_micro_batch
 def is_chosen(config: Config, layout: Layout) -> bool:
     """Return whether the GPU would wait for the host, and the engine can capture the passes of this layout.
 
-    It captures no collective, no layer that is recomputed as a whole, which restores the generators' states, no copies
-    of activations to the host's memory and back, and no 4-bit weight, which is dequantised ahead for the next
-    micro-batch. For megatron-core's layers no wait is estimated.
+    It captures no collective, no layer that is recomputed as a whole, which restores the generators' states, and no
+    copies of activations to the host's memory and back. For megatron-core's layers no wait is estimated.
     """
     w, cost = layout.world, layout.cost
     can_capture = w.tp == w.pp == w.cp == 1 and not layout.recompute.full
     can_capture &= not layout.recompute.offloaded_layers
-    can_capture &= config.training.trains is not Trains.qlora
     return can_capture and cost is not None and cost.host_s > 0
 
 

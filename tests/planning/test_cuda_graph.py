@@ -35,6 +35,6 @@ def test_a_graph_is_chosen_where_one_rank_waits_for_its_host(overrides: tuple[st
         assert plan.cost.step_s == pytest.approx(sum(parts), abs=1e-8)
 
 
-def test_no_graph_is_chosen_for_a_base_in_4_bits_or_a_cpu() -> None:
-    assert not planned("qlora_7b").cuda_graph
+def test_a_graph_is_chosen_for_a_base_in_4_bits_and_none_for_a_cpu() -> None:
+    assert planned("qlora_7b").cuda_graph
     assert not compose.compose(["task=lora_tiny", "cluster=local"]).cuda_graph

@@ -13,6 +13,7 @@ the seeds of dropout. It may not call a collective, so tp, pp and cp are 1. Its 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
+from functools import partial
 
 import torch
 from megatron.core import parallel_state
@@ -22,6 +23,7 @@ from torch import Tensor
 from bench.contract.modules import Part, Phase
 from bench.contract.plan import Plan
 from jobs.engines.megatron.batches import MicroBatch
+from jobs.engines.megatron.fp8.dequantized_weights import DequantizedWeights
 from jobs.engines.megatron.fp8.layer import Fp8Layer
 from jobs.engines.megatron.fp8.transposed_weights import PrefetchedTransposes
 from jobs.profiles.ranges import named
@@ -29,6 +31,7 @@ from jobs.profiles.ranges import named
 Pass = Callable[[MicroBatch], Tensor]
 """Adds the gradients of a micro-batch to main_grad, and returns the sum of its rows' losses."""
 Replay = Callable[[], None]
+Prefetched = DequantizedWeights | PrefetchedTransposes
 
 
 def training_pass(plan: Plan, chunk: DistributedDataParallel) -> Pass:
@@ -44,11 +47,11 @@ def training_pass(plan: Plan, chunk: DistributedDataParallel) -> Pass:
 
     def run_alone(batch: MicroBatch) -> Tensor:
         loss = run(batch)
-        for transposes in prefetched(chunk):
-            transposes.join()
+        for weights in prefetched(chunk):
+            weights.join()
         return loss
 
-    return Captured(run_alone, Seeds(chunk)) if plan.cuda_graph else run
+    return Captured(run_alone, Seeds(chunk), partial(prefetched, chunk)) if plan.cuda_graph else run
 
 
 def summed_loss(chunk: DistributedDataParallel, batch: MicroBatch) -> Tensor:
@@ -58,14 +61,14 @@ def summed_loss(chunk: DistributedDataParallel, batch: MicroBatch) -> Tensor:
         return batch.summed(losses_BS)
 
 
-def prefetched(chunk: torch.nn.Module) -> set[PrefetchedTransposes]:
-    """Return what transposes weights ahead, on a stream of its own; a captured pass must end with all streams joined.
+def prefetched(chunk: torch.nn.Module) -> set[Prefetched]:
+    """Return what prepares weights ahead, on a stream of its own; a captured pass must end with all streams joined.
 
-    Under adapters it transposes one weight that nothing asks for: the first layer needs no gradient of its input.
+    Each pass then prepares one weight that nothing asks for: the one that would come next.
     """
     frozen = (getattr(module, "weights", None) for module in chunk.modules())
     trained = (getattr(getattr(module, "linear_weights", None), "transposes", None) for module in chunk.modules())
-    return {weights for weights in (*frozen, *trained) if isinstance(weights, PrefetchedTransposes)}
+    return {weights for weights in (*frozen, *trained) if isinstance(weights, Prefetched)}
 
 
 class Seeds:
@@ -110,8 +113,8 @@ def captured(run: Callable[[], Tensor]) -> tuple[Replay, Tensor]:
 class Captured:
     """A pass that is captured after its first micro-batch, and launched by one call since."""
 
-    def __init__(self, run: Pass, seeds: Seeds) -> None:
-        self.run, self.seeds = run, seeds
+    def __init__(self, run: Pass, seeds: Seeds, prefetched: Callable[[], set[Prefetched]]) -> None:
+        self.run, self.seeds, self.prefetched = run, seeds, prefetched
         self.inputs: list[Tensor] = []
 
     def eager(self, batch: MicroBatch) -> Tensor:
@@ -126,8 +129,11 @@ class Captured:
             loss = self.run(batch)
             self.inputs = [tensor.clone() for tensor in new]
             self.replay, self.loss = captured(lambda: self.run(MicroBatch(*self.inputs)))
+            self.ahead = self.prefetched()
             return loss
         for held, tensor in zip(self.inputs, new, strict=True):
             held.copy_(tensor)
         self.replay()
+        for weights in self.ahead:
+            weights.forget()  # what an evaluation has prepared is not there any more
         return self.loss.clone()

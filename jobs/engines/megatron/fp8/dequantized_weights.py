@@ -71,3 +71,12 @@ class DequantizedWeights:
             self.dequantized[buffer].record()
         self.absmax_of_buffer[buffer] = weight.absmax
         return buffer
+
+    def join(self) -> None:
+        """Let the current stream wait for what was dequantised ahead, and forget it."""
+        torch.cuda.current_stream().wait_stream(self.stream)
+        self.forget()
+
+    def forget(self) -> None:
+        """Take nothing for granted that the buffers hold: a graph that was launched since has filled them again."""
+        self.absmax_of_buffer = [None, None]
