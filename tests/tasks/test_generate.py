@@ -1,0 +1,70 @@
+"""The order of a generation's log, by a generator whose answers are scripted, on one rank."""
+
+import json
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bench.contract import mllog
+from bench.contract.plan import GenerationPlan, Trial
+from bench.planning import compose
+from helpers import ranks
+from jobs.engines.generation import Answer, Request
+from jobs.ranks.identity import Rank
+from jobs.tasks import generate
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.skipif(ranks.DEVICE != "cpu", reason="no device: nothing here differs on a GPU")
+
+
+class Scripted:
+    """A generator that is done with a token every tenth of a second, and notes what it was asked."""
+
+    def __init__(self, notes: list[str]) -> None:
+        self.notes = notes
+
+    def warm_up(self, requests: Sequence[Request]) -> None:
+        self.notes.append("warm-up")
+
+    def facts(self) -> list[tuple[str, str, dict[str, str]]]:
+        return [(mllog.STRATEGY, "scripted", {})]
+
+    def generate(self, requests: Sequence[Request], *, seed: int) -> list[Answer]:
+        self.notes.append(f"{len(requests)} answers, seed {seed}")
+        return [Answer(tuple(range(one.length)), 0.1, one.length / 10) for one in requests]
+
+
+def test_a_log_has_its_clock_around_the_answers_and_its_generator_ends_before_the_ranks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """NCCL waits for captured graphs before it ends, so the generator that holds them must be gone by then."""
+    plan = compose.compose(["task=generate_tiny", "cluster.ranks_per_node=1", "parallel.groups=1"])
+    assert isinstance(plan, GenerationPlan)
+    notes, made = list[str](), list[Any]()
+
+    def generator(_: GenerationPlan, seed: int) -> Scripted:
+        one = Scripted(notes)
+        made.append(weakref.ref(one))
+        return one
+
+    def end() -> None:
+        notes.append("ended with its generator" if made[0]() else "ended")
+
+    module = SimpleNamespace(start_ranks=lambda plan, who: None, versions=dict, generator=generator)
+    monkeypatch.setattr(generate, "engine_of", lambda plan: module)
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", end)
+    trial, path = Trial(index=0, seed=7, log="result_0.txt"), tmp_path / "result_0.txt"
+    with mllog.Writer(path) as log:
+        generate.run(plan, trial, Rank(0, 0, 1, "127.0.0.1", 0), log, tmp_path)
+
+    assert notes == ["warm-up", "8 answers, seed 7", "ended"]
+    records = [json.loads(line.removeprefix(":::MLLOG ")) for line in path.read_text().splitlines()]
+    keys = [record["key"] for record in records]
+    clock = [key for key in keys if key in ("init_start", "init_stop", "run_start", "run_stop", mllog.ANSWERS)]
+    assert clock == ["init_start", "init_stop", "run_start", "run_stop", mllog.ANSWERS]
+    given = records[keys.index(mllog.ANSWERS)]["value"]
+    assert [answer[3] for answer in given] == [8, 12, 16, 20, 24, 28, 32, 36]
