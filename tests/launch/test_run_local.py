@@ -1,12 +1,13 @@
 """A run on this machine whose folder holds a log that is not its own."""
 
+import signal
 from pathlib import Path
 
 import pytest
 
 from bench.contract import attempt, mllog, run_files
 from bench.contract import plan as plans
-from bench.errors import BenchError, LogError
+from bench.errors import BenchError, LogError, Stopped
 from bench.launch import run_local
 from bench.planning import compose
 from bench.runs import ledger, manifest
@@ -48,3 +49,20 @@ def test_a_run_that_was_cut_short_says_how_to_go_on(
         with pytest.raises(BenchError):
             run_local.run(plan, run)
         assert ("python -m bench resume" in capsys.readouterr().err) is (name == "with")
+
+
+def test_a_run_that_was_stopped_says_where_what_was_finished_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = compose.compose(["task=pretrain_tiny", "cluster=local"])
+
+    def stopped(*ignored: object) -> None:
+        raise Stopped(signal.SIGTERM)
+
+    monkeypatch.setattr(run_local, "_follow", stopped)
+    (tmp_path / "plan.json").write_text(plans.dumps(plan))
+    with pytest.raises(Stopped):
+        run_local.run(plan, tmp_path)
+    assert f"stopped; what was finished is in {tmp_path}" in capsys.readouterr().err.replace("\n", "")
+    status = statuses.read(tmp_path)
+    assert status is not None and (status.outcome, status.exit_code) == (statuses.Ending.interrupted, 143)
