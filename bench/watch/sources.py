@@ -222,7 +222,18 @@ def run_folder(folder: Path) -> WatchedTrials:
 
 
 def log_files(paths: Sequence[Path], *, trials: int = 1, walltime_min: float | None = None) -> WatchedTrials:
-    """Return the job of logs that need not exist yet, each of one or of several trials."""
+    """Return the job of logs that need not exist yet, each of one or of several trials.
+
+    Raises:
+        ConfigError: one can never be there, or is more likely a run folder whose name is mistyped.
+    """
+    for path in paths:
+        if not path.exists() and not (path.suffix and path.parent.is_dir()):
+            raise ConfigError(
+                f"there is no {printable(str(path))}",
+                where="the command line",
+                fix="look at `python -m bench runs`; a log that is waited for has a suffix, and its folder exists",
+            )
     limits = Planned(limit_min=walltime_min)
     are_alike = len({path.name for path in paths}) < len(paths)
     names = [printable(str(path) if are_alike else path.name) for path in paths]

@@ -370,7 +370,8 @@ def test_json_is_one_object(written_log: MakeLog, capsys: pytest.CaptureFixture[
 def test_a_log_that_is_not_there_yet_is_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, output = run(capsys, "--once", str(tmp_path / "slurm-70.out"))
     assert (code, "waiting" in output) == (0, True)
-    for refused in ([str(tmp_path)], ["--trials", "0", "x"], ["--replay", "x", "y"]):
+    never = (str(tmp_path / "run-with-a-typo"), str(tmp_path / "nowhere" / "slurm-70.out"))
+    for refused in ([str(tmp_path)], ["--trials", "0", "x"], ["--replay", "x", "y"], *([path] for path in never)):
         assert run(capsys, *refused)[0] == 2
 
 
