@@ -31,10 +31,12 @@ EXPECTED = {
         "cluster=dgxh200",
         {"": 14, "transformers is not started with a tensor parallelism": 1},
     ),
+    "h200_generation_eight": ("cluster=dgxh200", {"": 6}),
+    "h200_training": ("cluster=dgxh200", {"": 24}),
     "kubernetes_overhead": ("cluster=dgx8", {"": 12}),
     "kubernetes_overhead_tiny": ("cluster=local", {"": 4}),
     "layouts": ("cluster=dgxh200", {"": 23, "144.4 GiB per GPU needed": 1}),
-    "roce": ("cluster=dgx2", {"": 10, "118.0 GiB per GPU needed": 1, "140.1 GiB per GPU needed": 1}),
+    "roce": ("cluster=dgx2", {"": 10, "118.0 GiB per GPU needed": 1, "142.2 GiB per GPU needed": 1}),
     "slow_network": (
         "cluster=dgx2",
         {"": 1, NOT_THERE("cluster net_10_gbit"): 5} | {NOT_THERE(f"cluster net_{gbit}_gbit"): 4 for gbit in (1, 80)},
@@ -63,7 +65,8 @@ def test_they_are_those_of_the_documents_and_ours() -> None:
     parts = ("frameworks", "pretraining", "max_batch", "finetuning", "modules", "kernels", "serving", "scaling")
     of_documents = {"ironbyte", "slow_network", "kubernetes_overhead", "roce", "dissect_links"}
     of_documents |= {f"dissect_{part}" for part in parts}
-    assert set(STUDIES) == {*of_documents, "layouts", "h200_fp8", "h200_generation", "tiny", "kubernetes_overhead_tiny"}
+    ours = {"layouts", "h200_fp8", "h200_training", "h200_generation", "h200_generation_eight", "tiny"}
+    assert set(STUDIES) == {*of_documents, *ours, "kubernetes_overhead_tiny"}
 
 
 def test_bf16_and_fp8_on_one_h200_are_planned_for_it() -> None:
