@@ -43,7 +43,7 @@ def launch(runs: Path, spawn: Launch) -> Launch:
 
 def rank_1(launcher: int) -> int:
     found = (p for p in psutil.Process(launcher).children(recursive=True) if "jobs.tasks.train" in p.cmdline())
-    return next(p.pid for p in found if p.environ()["SUBMITIT_LOCAL_GLOBALID"] == "1")
+    return next(p.pid for p in found if p.environ()["RANK"] == "1")
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
