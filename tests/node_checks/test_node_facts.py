@@ -101,3 +101,28 @@ def test_message_sizes_double_from_the_smallest_to_the_largest() -> None:
     """NVIDIA's run.sub: all_reduce_perf -b 62M -e 2G -f 2."""
     assert health.sizes_mib(schema.Health(source="", min_mib=62, max_mib=2048)) == [62, 124, 248, 496, 992, 1984]
     assert health.sizes_mib(schema.Health(source="", min_mib=4, max_mib=4)) == [4]
+
+
+def test_gpus_are_what_nvidia_smi_says_of_each(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Remapped rows and clocks that are held down are other questions; an old driver knows the second by its old name.
+
+    The first GPU cannot tell its temperature, and nobody has asked the second one for its rows.
+    """
+    said = {
+        "--query-gpu=index,": "0, GPU-a, NVIDIA H200, 580.1, 143771, [N/A], 345, 1980, 0\n"
+        "1, GPU-b, NVIDIA H200, 580.1, 143771, 41, 345, 1980, 2\n",
+        "--query-remapped-rows=": "GPU-a, Yes, No\n",
+        "throttle_reasons": "GPU-a, 0x0000000000000000\nGPU-b, 0x0000000000000004\n",
+        "topo": "GPU0 GPU1\n",
+    }
+    cases = "\n".join(f"  *{question}*) cat <<'END'\n{answer}END\n  ;;" for question, answer in said.items())
+    stub = tmp_path / "nvidia-smi"
+    stub.write_text(f'#!/bin/sh\ncase "$*" in\n{cases}\n  *) echo "no such field"; exit 2 ;;\nesac\n')
+    stub.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    found, refused, links = hardware.gpus()
+    one = GpuFacts(0, "GPU-a", "NVIDIA H200", "580.1", 143771, None, 345, 1980, 0, "Yes", "No", "0x0000000000000000")
+    other = GpuFacts(1, "GPU-b", "NVIDIA H200", "580.1", 143771, 41, 345, 1980, 2, throttle="0x0000000000000004")
+    assert (found, refused, links) == ((one, other), None, "GPU0 GPU1\n")
+    stub.write_text("#!/bin/sh\necho the driver has failed\nexit 9\n")
+    assert hardware.gpus() == (None, "the driver has failed", None)
