@@ -16,6 +16,7 @@ from bench.contract.attempt import Binding
 from bench.contract.mllog import Writer
 from bench.planning import compose
 from helpers import cached_configs, ranks
+from helpers.interpreter import faster
 from helpers.written_log import ONCE
 
 pytest_plugins = ("helpers.cpu_report",)
@@ -95,6 +96,8 @@ def interpreter_that_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
         from triton.runtime import interpreter
 
         monkeypatch.setattr(interpreter, "_convert_float", _converted_by_torch)
+        for name, function in faster(interpreter).items():
+            monkeypatch.setattr(interpreter, name, function)
 
 
 def _converted_by_torch(data: Any, source: Any, target: Any, _rounding: Any) -> Any:
