@@ -96,8 +96,8 @@ def interpreter_that_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
         from triton.runtime import interpreter
 
         monkeypatch.setattr(interpreter, "_convert_float", _converted_by_torch)
-        for name, function in faster(interpreter).items():
-            monkeypatch.setattr(interpreter, name, function)
+        for replaced in faster(interpreter):
+            monkeypatch.setattr(*replaced)
 
 
 def _converted_by_torch(data: Any, source: Any, target: Any, _rounding: Any) -> Any:

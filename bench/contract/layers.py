@@ -41,12 +41,11 @@ def has_fp8_head(config: Config) -> bool:
     return is_large and config.precision is Precision.fp8 and layer_of(config) is Layer.frozen
 
 
+LLAMA = {"norm": Norm.RMSNorm, "activation": Activation.swiglu, "position": Position.rope, "bias": False}
+"""Of a model: what the frozen layer computes."""
+
+
 def differs_from_llama(model: Model) -> dict[str, str]:
     """Return the keys, and their values, in which a model differs from the Llama that the frozen layer computes."""
-    met = {
-        "model.norm": (model.norm.name, model.norm is Norm.RMSNorm),
-        "model.activation": (model.activation.name, model.activation is Activation.swiglu),
-        "model.position": (model.position.name, model.position is Position.rope),
-        "model.bias": (str(model.bias), not model.bias),
-    }
-    return {key: value for key, (value, is_met) in met.items() if not is_met}
+    unmet = {key: getattr(model, key) for key, value in LLAMA.items() if getattr(model, key) != value}
+    return {f"model.{key}": value.name if isinstance(value, Enum) else str(value) for key, value in unmet.items()}

@@ -135,7 +135,8 @@ def _sources() -> tuple[str, int]:
     """Return where Hydra looks for files, and a number that changes with any of ours."""
     from hydra.core.global_hydra import GlobalHydra
 
-    times_ns = sum(path.stat().st_mtime_ns for path in CONF.glob("**/*.yaml"))
+    folders = (os.scandir(folder) for folder, _, _ in os.walk(CONF))
+    times_ns = sum(file.stat().st_mtime_ns for files in folders for file in files if file.name.endswith(".yaml"))
     return str(GlobalHydra.instance().config_loader().get_search_path()), times_ns
 
 
@@ -198,8 +199,8 @@ def _without_unused_local_sgd(config: "DictConfig") -> Iterator[None]:
     if local_sgd is None or not OmegaConf.is_missing(local_sgd, "every_steps"):
         yield
         return
-    unset = OmegaConf.structured(LocalSgd)
-    given = [f"recipe.local_sgd.{key}" for key in local_sgd if key != "every_steps" and local_sgd[key] != unset[key]]
+    unset = {field.name: field.default for field in dataclasses.fields(LocalSgd) if field.name != "every_steps"}
+    given = [f"recipe.local_sgd.{key}" for key, value in unset.items() if local_sgd[key] != value]
     if given:
         what = f"{', '.join(given)} is set, and not after how many steps groups are merged"
         fix = "say how often: recipe.local_sgd.every_steps=100"

@@ -46,17 +46,18 @@ def choose(config: Config) -> Layout:
 
 def ranked(config: Config) -> list[Layout]:
     """Return every legal layout, best first: those that fit by step time, then the others by memory."""
-    layouts, first_error = [], None
+    layouts, first_error, sized = [], None, dict[int, Config]()
     for world in _splits(config):
         of_world = []
         for size in _micro_batch_sizes(config, world):
-            sized = with_micro_batch(config, size)
+            if size not in sized:
+                sized[size] = with_micro_batch(config, size)
             try:
-                check(sized, world)
+                check(sized[size], world)
             except ConfigError as error:
                 first_error = first_error or error
             else:
-                of_world.append(_layout(sized, world))
+                of_world.append(_layout(sized[size], world))
         layouts += [_best_size(of_world)] if of_world else []
     if not layouts:
         assert first_error is not None

@@ -73,7 +73,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         (tmp_path / "kubeconfig").write_text(json.dumps(config))
         monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
         client._client.cache_clear()
-        thread = threading.Thread(target=http.serve_forever, daemon=True)
+        thread = threading.Thread(target=http.serve_forever, args=(0.02,), daemon=True)
         thread.start()
         yield made
         client._client.cache_clear()

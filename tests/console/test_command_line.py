@@ -79,6 +79,7 @@ def test_a_long_example_goes_on_behind_a_backslash() -> None:
     )
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("rule", ["PYX-05", ""], ids=["short", "long"])
 def test_a_full_disk_behind_stdout_is_no_traceback(rule: str) -> None:
     argv = [sys.executable, "-m", "bench", "rules", *rule.split()]
@@ -176,6 +177,7 @@ def test_parse_takes_the_gpus_that_a_log_does_not_name(
     assert with_gpus["tokens_s_gpu"] == pytest.approx(bare["throughput_samples_s"] * 8192 / 8)
 
 
+@pytest.mark.starts
 def test_more_is_said_with_v(tmp_path: Path) -> None:
     (tmp_path / "only").mkdir()
     (tmp_path / "only" / "status.json").write_text("{}")

@@ -24,7 +24,10 @@ import pytest
 
 from bench.images import lock, store
 
-pytestmark = pytest.mark.skipif(shutil.which("mksquashfs") is None, reason="squashfs-tools are not installed")
+pytestmark = [
+    pytest.mark.starts,
+    pytest.mark.skipif(shutil.which("mksquashfs") is None, reason="squashfs-tools are not installed"),
+]
 Bench = Callable[..., "subprocess.Popen[str]"]
 needs_enroot = pytest.mark.skipif(shutil.which("enroot") is None, reason="Enroot is not installed")
 

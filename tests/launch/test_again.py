@@ -217,6 +217,7 @@ def test_a_job_that_may_be_there_is_looked_for_whenever_the_run_is(
     assert again.resume(ended) == 0 and noted(ended) == ["7", "102"] and not (ended / SUBMISSION).exists()
 
 
+@pytest.mark.starts
 def test_of_two_resumes_at_once_one_submits(ended: Path, slurm: Slurm, spawn: Callable[..., object]) -> None:
     """The second one waits for no lock and repeats no check of before: it is refused while the first one submits."""
     slurm.says("sbatch", f"until [[ -e {slurm.bin}/go ]]; do read -rt 0.05 <> <(:); done; echo 100", queues=True)

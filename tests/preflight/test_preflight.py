@@ -357,6 +357,7 @@ VERB = {
 }
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("case", VERB)
 def test_the_verb_ends_as_it_says(case: str, tmp_path: Path) -> None:
     words, exit_code, text = VERB[case]

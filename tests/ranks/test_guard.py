@@ -7,8 +7,11 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
 
 from helpers.paths import ROOT
+
+pytestmark = pytest.mark.starts
 
 RANK = """
 import subprocess

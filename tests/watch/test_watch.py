@@ -476,6 +476,7 @@ def test_an_interrupt_passes_and_the_cursor_comes_back(tmp_path: Path) -> None:
     assert screen.getvalue().rstrip().endswith("\x1b[?25h")
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_it_with_its_code(tmp_path: Path, number: int, code: int) -> None:
     argv = [sys.executable, "-m", "bench", "watch", str(tmp_path / "none.txt")]

@@ -119,6 +119,7 @@ sys.exit(convert.main())
 """Converts, and is killed when half of the third layer is written."""
 
 
+@pytest.mark.trains
 def test_a_killed_conversion_goes_on_where_it_was(made: Callable, tmp_path: Path) -> None:
     """What has its record is not done again; a file without one, which a kill can leave too, is."""
     num_layers = 5
