@@ -4,8 +4,9 @@ import dataclasses
 import json
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from jobs.weights.tensor_map import interleave, separate
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what megatron-core imports is full of deprecated calls
-    from jobs.engines.megatron.generation import forward, loading, rope, slots
+    from jobs.engines.megatron.generation import captured, forward, loading, rope, slots
     from jobs.engines.megatron.generation.generator import MegatronGenerator, decoder
     from jobs.engines.megatron.generation.ranks import Ranks
     from jobs.engines.megatron.generation.sampling import kept, next_tokens
@@ -237,6 +238,45 @@ def test_two_ranks_give_the_answers_of_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.trains
+def test_passes_of_prompts_of_a_rehearsed_shape_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph is a stand-in that computes again what was captured, with the numbers that its inputs then have."""
+    graph_launches = []
+
+    def captured_pass(run: Callable[[], Tensor], pool: object) -> tuple[Callable[[], None], Tensor]:
+        written = run()
+
+        def replay() -> None:
+            graph_launches.append(pool)
+            written.copy_(run())
+
+        return replay, written
+
+    monkeypatch.setattr(captured.graphs, "captured", captured_pass)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
+    model, seen = tiny_llama.model(), []
+    place = loading.Place(WeightPrecision.fp32, Ranks(), DEVICE)
+    made = decoder(model, loading.random(model, place, seed=1), place, Sampling())
+    shape = {"layers": model.num_layers, "groups": made.groups, "dim": made.dim}
+
+    def pass_of(tokens: Tensor) -> forward.Prompts:
+        at = torch.arange(tokens.shape[1])
+        return forward.Prompts(tokens, torch.full_like(at, len(tokens)), at, at)
+
+    rows = torch.arange(24).view(4, 6)
+    first, second, other, long = rows[:, :2], rows[:, 2:4], rows[:, 4:5], torch.zeros(2049, 1).long()
+    for rehearsed in ((), (first, other, first, long)):
+        batch = slots.empty(2, 2049, **shape, like=made.weights.embedding_VH)
+        prefills = captured.Prefills(
+            partial(forward.prefill, made, batch, rope.angles(model, batch.room, DEVICE)), is_captured=True
+        )
+        for tokens in rehearsed:
+            prefills.rehearse(pass_of(tokens))
+        seen.append([(prefills(pass_of(tokens)).tolist(), batch.tokens_B.tolist()) for tokens in (second, other, long)])
+    assert seen[1] == seen[0]
+    assert graph_launches == [(0, 1), (0, 1)], "once for each of two shapes; a long prompt has none"
+
+
 def test_a_task_is_proven_by_its_log(tmp_path: Path) -> None:
     """Two TP ranks, and answers that wait for each other's slots."""
     asked = {"batching": "continuous", "max_batch": 2, "lengths": "[3,9,1,6]"}

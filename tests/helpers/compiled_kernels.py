@@ -18,7 +18,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from jobs.engines.megatron.generation import attention_kernels, few_rows_kernels, one_row_kernels
+from jobs.engines.megatron.generation import attention_kernels, few_rows_kernels, one_row_kernels, sampling_kernels
 
 PTXAS = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
 WEIGHTS = {"bf16": ("*bf16", None), "fp8": ("*fp8e4nv", "*fp32"), "nf4": ("*u8", "*fp32")}
@@ -63,6 +63,12 @@ def variants() -> Iterator[Variant]:
     for repeats, parts in ((1, 8), (8, 1)):
         constants = {"PARTS": parts, "ROWS": 16, "HALF": 64, "REPEATS": repeats, "KEYS": 64, "OVERLAPPED": True}
         yield Variant(f"attend {repeats} x {parts}", attention_kernels._attend, types, constants)
+    types = {f"{name}_ptr": "*i64" for name in ("tokens", "positions", "rows", "seeds")} | {"done_ptr": "*i32"}
+    types |= {"logits_ptr": "*fp32", "best_ptr": "*fp32", "best_token_ptr": "*i32"}
+    types |= {"vocab_size": "i32", "room": "i32", "temperature": "fp32"}
+    for is_drawn in (False, True):
+        constants = {"TOKENS": 2048, "SIZE": 16, "IS_DRAWN": is_drawn}
+        yield Variant(f"append {is_drawn}", sampling_kernels._append, types, constants)
 
 
 def compiled(one: Variant) -> str:

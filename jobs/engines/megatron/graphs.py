@@ -31,6 +31,8 @@ from jobs.profiles.ranges import named
 Pass = Callable[[MicroBatch], Tensor]
 """Adds the gradients of a micro-batch to main_grad, and returns the sum of its rows' losses."""
 Replay = Callable[[], None]
+Pool = tuple[int, int]
+"""Of the memory of graphs, as `torch.cuda.graph_pool_handle` names it."""
 Prefetched = DequantizedWeights | PrefetchedTransposes
 
 
@@ -102,10 +104,13 @@ def not_on_the_default_stream() -> Iterator[None]:
     torch.cuda.current_stream().wait_stream(stream)
 
 
-def captured(run: Callable[[], Tensor]) -> tuple[Replay, Tensor]:
-    """Capture what `run` launches; return what launches it again, and the tensor that then has the new result."""
+def captured(run: Callable[[], Tensor], pool: Pool | None = None) -> tuple[Replay, Tensor]:
+    """Capture what `run` launches; return what launches it again, and the tensor that then has the new result.
+
+    pool: graphs that share one use the same memory, so that each may overwrite the results of the others.
+    """
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may go on using CUDA
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):  # other threads may go on using CUDA
         result = run()
     return graph.replay, result
 

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from jobs.engines.generation import Answer, Request
+from jobs.engines.megatron.generation.captured import Prefills
 from jobs.engines.megatron.generation.clock import Arrival, Start
-from jobs.engines.megatron.generation.forward import Decoder, Prompts, prefill
+from jobs.engines.megatron.generation.forward import Prompts
 from jobs.engines.megatron.generation.schedule import Advance, Begin, schedule
 from jobs.engines.megatron.generation.slots import Slots
 
@@ -21,11 +22,10 @@ _REHEARSED_STEPS = 2
 class Batch:
     """What answers requests side by side, as many as there are slots."""
 
-    decoder: Decoder
     slots: Slots
-    angles_TD: Tensor
     steps: Mapping[int, Callable[[], None]]
     """What appends a token to each of the first slots, by their number."""
+    prefills: Prefills
     is_continuous: bool
 
     def rehearse(self, requests: Sequence[Request]) -> None:
@@ -38,7 +38,7 @@ class Batch:
         most_steps: take no more steps at once, whatever the tokens then are; None: as many as it takes.
         """
         start = Start(self.slots.tokens_B.device)
-        found = _Arrivals()
+        found, prefill = _Arrivals(), self.prefills if most_steps is None else self.prefills.rehearse
         lengths, num_slots = [request.length for request in requests], len(self.slots.tokens_B)
         for action in schedule(lengths, num_slots, is_continuous=self.is_continuous):
             if isinstance(action, Advance):
@@ -46,17 +46,24 @@ class Batch:
                 for _ in range(min(action.num_steps, most_steps or action.num_steps)):
                     step()
             elif isinstance(action, Begin):
-                self._begin(requests, action.slots, seed, found)
+                self._begin(requests, action.slots, seed, found, prefill)
             else:
                 self._finish(requests, action.slots, found)
         return found.answers(start, len(requests))
 
-    def _begin(self, requests: Sequence[Request], slot_of: dict[int, int], seed: int, found: "_Arrivals") -> None:
+    def _begin(
+        self,
+        requests: Sequence[Request],
+        slot_of: dict[int, int],
+        seed: int,
+        found: "_Arrivals",
+        prefill: Callable[[Prompts], Tensor],
+    ) -> None:
         longest = max(len(requests[index].prompt) for index in slot_of)
         indices, most = list(slot_of), max(1, PREFILLED_TOKENS // longest)
         for some in (indices[i : i + most] for i in range(0, len(indices), most)):
             prompts = self._prompts([requests[index].prompt for index in some], [slot_of[i] for i in some], seed, some)
-            first = Arrival(prefill(self.decoder, self.slots, self.angles_TD, prompts))
+            first = Arrival(prefill(prompts))
             found.first |= dict.fromkeys(some, first)
 
     def _prompts(

@@ -26,8 +26,9 @@ from jobs.weights.nf4 import nf4_levels
 MOST_ROWS = 64
 _FP8_FACTOR = tl.constexpr(tl.float8e4nv if HAS_PTX.value else tl.float32)
 _LARGEST, _SMALLEST_AMAX = tl.constexpr(LARGEST), tl.constexpr(SMALLEST_AMAX)
-_LOW = tl.constexpr(16.0)
+LOW = 16.0
 """What the second FP8 number is larger by: the first one keeps 4 bits."""
+_LOW = tl.constexpr(LOW)
 _PROGRAMS, _MOST_PARTS = 264, 8
 """As many programs as there should be, two for each multiprocessor of an H100 or H200; parts of a linear's inputs."""
 
@@ -72,16 +73,30 @@ def multiply(x: Tensor, weights: Factors, *, norm: NormWeights | None, residual:
 
 def _rows(x: Tensor, dtype: torch.dtype, norm: NormWeights | None) -> Rows:
     """Return rows as weights of this dtype take them."""
-    is_fp8 = dtype is FP8
-    if not is_fp8 and norm is None:
+    if dtype is FP8:
+        numbers, scale = split(x, norm)
+        return Rows(*numbers, scale)
+    if norm is None:
         return Rows(x)
-    high = torch.empty_like(x, dtype=FP8 if is_fp8 else x.dtype)
-    low, scale = (torch.empty_like(high), x.new_empty(len(x), dtype=torch.float32)) if is_fp8 else (None, None)
+    high = torch.empty_like(x)
+    _prepare(x, norm, high)
+    return Rows(high)
+
+
+def split(x: Tensor, norm: NormWeights | None) -> tuple[Tensor, Tensor]:
+    """Return both FP8 numbers [2, M, I] of rows x [M, I], and the scale of each row [M]."""
+    numbers, scale = torch.empty(2, *x.shape, dtype=FP8, device=x.device), x.new_empty(len(x), dtype=torch.float32)
+    _prepare(x, norm, *numbers, scale)
+    return numbers, scale
+
+
+def _prepare(
+    x: Tensor, norm: NormWeights | None, high: Tensor, low: Tensor | None = None, scale: Tensor | None = None
+) -> None:
     norm_weight, eps = (norm.weight_H, norm.eps) if norm else (None, 0.0)
     size = triton.next_power_of_2(x.shape[1])
     options = {"WIDTH": x.shape[1], "SIZE": size, "num_warps": min(32, max(4, size // 512))} | launch_options()
     _rows_kernel[(len(x),)](x, norm_weight, high, low, scale, eps, **options)
-    return Rows(high, low, scale)
 
 
 def _multiply(rows: Rows, weights: Factors, residual: Tensor | None, out: Tensor) -> Tensor:

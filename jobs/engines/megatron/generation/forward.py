@@ -64,9 +64,7 @@ class Prompts:
 
 def step(decoder: Decoder, slots: Slots, angles_TD: Tensor) -> None:
     """Append the next token to every slot."""
-    logits_BV = step_logits(decoder, slots, angles_TD)
-    positions_B = slots.positions_B + 1
-    slots.append(next_tokens(logits_BV, decoder.sampling, decoder.ranks, slots.seeds_B, positions_B))
+    decoder.ops.append(step_logits(decoder, slots, angles_TD), slots, decoder.sampling, decoder.ranks)
 
 
 def prefill(decoder: Decoder, slots: Slots, angles_TD: Tensor, prompts: Prompts) -> Tensor:

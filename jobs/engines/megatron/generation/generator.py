@@ -80,8 +80,9 @@ class MegatronGenerator:
         shape = {"layers": model.num_layers, "groups": made.groups, "dim": made.dim}
         batch_slots = slots.empty(num_slots, room, **shape, like=made.weights.embedding_VH)
         angles_TD = angles(model, batch_slots.room, self.place.device)
-        steps = captured.steps(made, batch_slots, angles_TD)
-        return Batch(made, batch_slots, angles_TD, steps, self._asked.batching is Batching.continuous)
+        parts = (made, batch_slots, angles_TD)
+        is_continuous = self._asked.batching is Batching.continuous
+        return Batch(batch_slots, captured.steps(*parts), captured.prefills(*parts), is_continuous)
 
     def _decoder(self) -> Decoder:
         model = self.plan.config.model

@@ -14,6 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from bench.contract.generation import Sampling
+from jobs.engines.megatron.generation.ranks import Ranks
+from jobs.engines.megatron.generation.sampling import next_tokens
+from jobs.engines.megatron.generation.slots import Slots
 from jobs.engines.megatron.generation.weights import Linear
 from jobs.engines.megatron.trained.ops import NormWeights, TrainedOps
 
@@ -40,6 +44,9 @@ class GenerationOps(Protocol):
         Its key and its value are written to their place, and it attends to all tokens up to itself. RoPE turns its
         queries and its key by the angles of its position.
         """
+
+    def append(self, logits_BV: Tensor, slots: Slots, sampling: Sampling, ranks: Ranks) -> None:
+        """Draw the next token of every slot from its logits [B, V], of this rank's vocabulary, and append it."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +78,9 @@ class TorchOps:
             q[:, :, None], keys_BGTD, values_BGTD, attn_mask=is_seen_BT[:, None, None], enable_gqa=True
         )
         return out_BN1D.flatten(1)
+
+    def append(self, logits_BV: Tensor, slots: Slots, sampling: Sampling, ranks: Ranks) -> None:
+        slots.append(next_tokens(logits_BV, sampling, ranks, slots.seeds_B, slots.positions_B + 1))
 
     def _normed(self, x_MI: Tensor, norm: NormWeights | None) -> Tensor:
         return x_MI if norm is None else self.trained.norm(x_MI, norm)[0].values
