@@ -237,7 +237,6 @@ def test_two_ranks_give_the_answers_of_one(tmp_path: Path) -> None:
     assert drawn != in_nf4 and [len(row) for row in in_nf4] == [one.length for one in few]
 
 
-@pytest.mark.trains
 def test_passes_of_prompts_of_a_rehearsed_shape_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     """The graph is a stand-in that computes again what was captured, with the numbers that its inputs then have."""
     graph_launches = []
@@ -277,6 +276,7 @@ def test_passes_of_prompts_of_a_rehearsed_shape_are_captured(monkeypatch: pytest
     assert graph_launches == [(0, 1), (0, 1)], "once for each of two shapes; a long prompt has none"
 
 
+@pytest.mark.trains
 def test_a_task_is_proven_by_its_log(tmp_path: Path) -> None:
     """Two TP ranks, and answers that wait for each other's slots."""
     asked = {"batching": "continuous", "max_batch": 2, "lengths": "[3,9,1,6]"}

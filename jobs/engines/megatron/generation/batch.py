@@ -46,25 +46,21 @@ class Batch:
                 for _ in range(min(action.num_steps, most_steps or action.num_steps)):
                     step()
             elif isinstance(action, Begin):
-                self._begin(requests, action.slots, seed, found, prefill)
+                found.first |= self._begin(requests, action.slots, seed, prefill)
             else:
                 self._finish(requests, action.slots, found)
         return found.answers(start, len(requests))
 
     def _begin(
-        self,
-        requests: Sequence[Request],
-        slot_of: dict[int, int],
-        seed: int,
-        found: "_Arrivals",
-        prefill: Callable[[Prompts], Tensor],
-    ) -> None:
+        self, requests: Sequence[Request], slot_of: dict[int, int], seed: int, prefill: Callable[[Prompts], Tensor]
+    ) -> dict[int, Arrival]:
+        """Take prompts into their slots; return when the first token of each arrives."""
         longest = max(len(requests[index].prompt) for index in slot_of)
-        indices, most = list(slot_of), max(1, PREFILLED_TOKENS // longest)
+        indices, most, first = list(slot_of), max(1, PREFILLED_TOKENS // longest), dict[int, Arrival]()
         for some in (indices[i : i + most] for i in range(0, len(indices), most)):
             prompts = self._prompts([requests[index].prompt for index in some], [slot_of[i] for i in some], seed, some)
-            first = Arrival(prefill(prompts))
-            found.first |= dict.fromkeys(some, first)
+            first |= dict.fromkeys(some, Arrival(prefill(prompts)))
+        return first
 
     def _prompts(
         self, rows: Sequence[tuple[int, ...]], slots: Sequence[int], seed: int, indices: Sequence[int]
