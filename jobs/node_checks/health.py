@@ -42,15 +42,12 @@ def main() -> None:
         from jobs.node_checks import rates
 
         device = process_group.join(plan, who, timeout_s=rates.MEETING_S)
-        from torch import distributed
-
         measured = measure(config, who, device)
         report = floors.judged(replace(measured, seconds=round(time.monotonic() - began, 1)))
         if who.rank == 0:
             save(report, folder / run_files.health(run_files.element()))
             print(floors.table(report))
-        rates.slowest(0.0, device)  # no rank leaves before rank 0 has written
-        distributed.destroy_process_group()
+        process_group.leave()
         require(report)
 
 

@@ -38,6 +38,7 @@ def join(
     _require_all(plan, who, place)
     device = _device(plan, who, place)
     import torch
+    import torch.distributed.nn  # imported once there is a group, its default arguments would hold that to the end
 
     also_on_cpu = also_on_cpu or isinstance(plan, GenerationPlan)
     try:
@@ -95,7 +96,11 @@ def device() -> "torch.device":
 
 
 def leave() -> None:
-    """Leave the process group together."""
+    """Leave the process group together: a rank that is still at work loses no connection.
+
+    gloo's threads end here, unless somebody still holds the group, and have let go of what was sent before the barrier.
+    One that did so once Python shuts down would end the process by SIGABRT: it needs Python's lock for that.
+    """
     import torch
 
     torch.distributed.barrier()

@@ -32,7 +32,6 @@ def run(
     device = process_group.join(plan, who)
     telemetry = Telemetry(plan, who, folder, trial.index)
     import torch
-    from torch import distributed
 
     from jobs.kernels import measure
 
@@ -51,8 +50,7 @@ def run(
     measure.gathered(None)
     log.finish(mllog.SUCCESS)
     telemetry.log(log)
-    measure.gathered(None)  # ranks leave together: one that is still at work loses no connection
-    distributed.destroy_process_group()
+    process_group.leave()
 
 
 def watched(watchdog: Watchdog, plan: KernelsPlan, kernels: Kernels, who: Rank) -> float:

@@ -33,10 +33,7 @@ def start_ranks(plan: Plan, who: Rank) -> None:
 
 def end_ranks() -> None:
     """Leave the process group together."""
-    import torch
-
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
+    process_group.leave()
 
 
 def _prepare_environment(plan: Plan, who: Rank) -> None:

@@ -61,8 +61,5 @@ def _connect(plan: Plan) -> None:
 
 def end_ranks() -> None:
     """Leave the process groups together."""
-    import torch
-
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
+    process_group.leave()
     groups.ended()
