@@ -29,7 +29,10 @@ ROOT = Path(__file__).parents[1]
 EQUIVALENT = Path(__file__).with_name("mutants_equivalent.json")
 """{"file: before -> after": "why no test could tell them apart"}; these are drawn again, and not counted."""
 SOURCES = ("bench", "jobs")
-FAST = ("-m", "not trains and not slurm and not slow and not starts", "--ignore=tests/slurm")
+FAST = (
+    *("-m", "not trains and not slurm and not slow and not starts"),
+    *("--ignore=tests/slurm", "--hypothesis-profile=few"),
+)
 """The tests of `make fast`."""
 COPIED = ("bench", "jobs", "conf", "sbatch", "manifests", "tests", "containers", "docs", "experiments", "notebooks")
 INVERSES = ((ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.In, ast.NotIn), (ast.Is, ast.IsNot))

@@ -2,11 +2,12 @@
 # All tests of the gate, in streams, four at a time, since each of them waits a lot.  tests/all.sh PYTHON
 # The longest ones come first: runs on a real Slurm, the fast tests that import torch (in one process, since that takes
 # a while), all other fast tests on all cores. As each of them ends, those that train or ask a Slurm of their own begin.
-# With `fast` behind it, only tests that neither train nor start programs: tests/all.sh PYTHON fast
+# With `fast` behind it, only tests that neither train nor start programs, and fewer examples of each property (few of
+# tests/helpers/examples.py): tests/all.sh PYTHON fast
 set -u
 python=$1
-gate="not slow and not faults"
-[ "${2-}" != fast ] || gate="not slow and not slurm and not starts"
+gate="not slow and not faults" examples=untimed
+[ "${2-}" != fast ] || gate="not slow and not slurm and not starts" examples=few
 queued=(tests/slurm/test_{runs,failures,pyxis,scripts,faults}.py) # the last one reads what went on beside the others
 started=(tests/launch tests/report tests/slurm/test_doctor.py)
 with_torch=(tests/{engines,kernels,node_checks,profiles,ranks,tasks,weights} tests/planning/test_peer_memory.py)
@@ -27,7 +28,7 @@ beside() { # NAME MARKS ARGUMENT...: a stream in the background, begun when fewe
   local name=$1 marks=$2
   shift 2
   [ "${#streams[@]}" -lt 4 ] || shown
-  "$python" -m pytest -m "$gate and $marks" --durations=20 "$@" >"$logs/$name" 2>&1 &
+  "$python" -m pytest -m "$gate and $marks" --hypothesis-profile="$examples" --durations=20 "$@" >"$logs/$name" 2>&1 &
   streams[$!]=$name
 }
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 
 from bench.contract import mllog
 from bench.contract.attempt import Binding
 from bench.contract.mllog import Writer
 from bench.planning import compose
-from helpers import cached_configs, ranks
+from helpers import cached_configs, examples, ranks
 from helpers.interpreter import faster
 from helpers.written_log import ONCE
 
@@ -28,8 +28,7 @@ for library in ("OMP", "OPENBLAS", "MKL"):
 if ranks.DEVICE == "cpu":
     # Triton's kernels run in its interpreter. It reads this when it is imported, which megatron-core does too.
     os.environ["TRITON_INTERPRET"] = "1"
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("untimed")  # a busy machine is no bug
+settings.load_profile(examples.UNTIMED)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs, and their children, ignore it
 
 

@@ -6,8 +6,8 @@ import os
 import pickle
 import re
 import typing
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -166,11 +166,11 @@ def _with_values(config: "DictConfig", words: Sequence[str]) -> "DictConfig":
 
 
 def typed(config: "DictConfig") -> Config:
-    """Return the config as its dataclasses, with the paths made absolute."""
+    """Return the config as its dataclasses, with the paths made absolute. Settings that nothing asked for leave it."""
     from omegaconf import OmegaConf
 
-    with _without_unused_local_sgd(config):
-        typed_config = typing.cast(Config, OmegaConf.to_object(config))
+    _drop_unused_local_sgd(config)
+    typed_config = typing.cast(Config, OmegaConf.to_object(config))
     paths = typed_config.cluster.paths
     for name in ("data", "model", "logs"):
         setattr(paths, name, _absolute(getattr(paths, name)))
@@ -184,11 +184,8 @@ def typed(config: "DictConfig") -> Config:
     return typed_config
 
 
-@contextmanager
-def _without_unused_local_sgd(config: "DictConfig") -> Iterator[None]:
-    """Let recipe.local_sgd be null in the block if nothing was given of it: conf/launch.yaml has it for all tasks.
-
-    A copy of the whole config without it takes longer than all else that is done with a config.
+def _drop_unused_local_sgd(config: "DictConfig") -> None:
+    """Make recipe.local_sgd null if nothing was given of it: conf/launch.yaml has it for all tasks.
 
     Raises:
         ConfigError: something was given, and not every_steps.
@@ -197,7 +194,6 @@ def _without_unused_local_sgd(config: "DictConfig") -> Iterator[None]:
 
     local_sgd = config.recipe.get("local_sgd")
     if local_sgd is None or not OmegaConf.is_missing(local_sgd, "every_steps"):
-        yield
         return
     unset = {field.name: field.default for field in dataclasses.fields(LocalSgd) if field.name != "every_steps"}
     given = [f"recipe.local_sgd.{key}" for key, value in unset.items() if local_sgd[key] != value]
@@ -205,12 +201,7 @@ def _without_unused_local_sgd(config: "DictConfig") -> Iterator[None]:
         what = f"{', '.join(given)} is set, and not after how many steps groups are merged"
         fix = "say how often: recipe.local_sgd.every_steps=100"
         raise ConfigError(what, where="recipe.local_sgd.every_steps", fix=fix)
-    kept = local_sgd.copy()
     config.recipe.local_sgd = None
-    try:
-        yield
-    finally:
-        config.recipe.local_sgd = kept
 
 
 def read(config_yaml: str) -> Config:

@@ -192,7 +192,7 @@ def test_no_place_of_a_script_runs_a_payload(payload: str, tmp_path: Path) -> No
 
 
 @pytest.mark.starts
-@settings(max_examples=100, derandomize=True)
+@settings(derandomize=True)
 @given(
     changes=st.dictionaries(st.sampled_from([KEY, *PLACES]), hostile, min_size=1, max_size=2),
     array=st.booleans(),

@@ -23,6 +23,7 @@ from bench.errors import ConfigError
 from bench.planning import compose
 from bench.preflight import secrets
 from bench.rules.check import Subject, run
+from helpers.examples import in_proportion
 from helpers.hostile_configs import hostile
 from helpers.paths import ROOT
 
@@ -206,7 +207,7 @@ def test_each_setting_of_a_site_stands_where_kubernetes_looks_for_it() -> None:
 PLAN = pickle.dumps(compose.compose(["task=lora_tiny", "cluster=kubernetes_test", "cluster.kubernetes.version='1.31'"]))
 
 
-@settings(max_examples=20)
+@settings(max_examples=in_proportion(20))
 @given(text=hostile, other=hostile, kind=st.sampled_from(ObjectKind))
 def test_hostile_values_stay_values(text: str, other: str, kind: ObjectKind) -> None:
     """Every object has the shape that it has with harmless values, and each value is the config's, to the letter."""

@@ -83,6 +83,7 @@ def test_the_scripts_in_sbatch_are_those_that_render_writes() -> None:
         assert written[name] == script.script(plan), f"{name} is not what render writes"
 
 
+@pytest.mark.starts
 def test_bash_and_shellcheck_have_nothing_to_say_of_any_script(tmp_path: Path) -> None:
     """Of every task on every cluster in every way. One script is read whole, of the others what no other has.
 

@@ -23,6 +23,7 @@ from bench.errors import ConfigError, LogError
 from bench.mlperf import compliance
 from bench.mlperf import log as logs
 from bench.mlperf.reader import Event, Follower, Garbled, Scanner, read, system
+from helpers.examples import in_proportion
 
 VALUES = st.recursive(
     st.none()
@@ -34,7 +35,9 @@ VALUES = st.recursive(
     max_leaves=6,
 )
 RECORDS = st.lists(st.tuples(st.text(), VALUES, st.dictionaries(st.text(), VALUES, max_size=3)), max_size=4)
-quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quick = settings(
+    max_examples=in_proportion(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 def record(**changes: object) -> str:
@@ -383,7 +386,7 @@ def test_a_bound_log_begins_with_its_attempt_and_ends_with_the_checksum_of_all_b
 
 
 @pytest.mark.parametrize("loses", [False, True])
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=in_proportion(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_byte_changed_or_a_tail_cut_off_shows(tmp_path: Path, loses: bool, data: st.DataObject) -> None:
     """Any byte before the last record; a tail that is gone with run_stop leaves a log without an end.

@@ -128,6 +128,7 @@ def trained_in(reference: PeftModel) -> dict[str, Parameter]:
 
 
 @pytest.mark.parametrize("recomputed", [None, Recomputed(full=False, qkv_layers=3, fc1_layers=2)], ids=["all", "fit"])
+@pytest.mark.trains
 @pytest.mark.parametrize(("is_exact", "tolerance"), [(True, 1e-5), (False, 0.06)], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("base", BASES)
 def test_gradients_are_those_of_autograd_in_fp64(
@@ -173,6 +174,7 @@ def learned(base: str, folder: Path) -> list[float]:
     return losses
 
 
+@pytest.mark.trains
 @pytest.mark.parametrize(("is_exact", "tolerance"), [(True, 1e-5), (False, 0.02)], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("base", BASES)
 def test_the_curve_is_that_of_peft(base: str, is_exact: bool, tolerance: float, folder: Path) -> None:

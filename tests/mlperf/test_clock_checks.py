@@ -15,6 +15,7 @@ from bench.mlperf.reader import Event, read
 from bench.mlperf.result import parse
 from bench.runs import trial
 from helpers import clock
+from helpers.examples import in_proportion
 from helpers.paths import CORPUS, ROOT
 from helpers.written_log import ONCE
 
@@ -112,7 +113,9 @@ def test_a_sound_trial_has_no_finding(written_trial: WriteTrial) -> None:
     assert found(foreign(path)) == []
 
 
-EXAMPLES = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+EXAMPLES = settings(
+    max_examples=in_proportion(30), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 @EXAMPLES

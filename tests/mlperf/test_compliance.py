@@ -17,6 +17,7 @@ from bench.mlperf.official import official_verdict
 from bench.mlperf.result import parse
 from bench.rules.finding import Finding
 from helpers import clock
+from helpers.examples import in_proportion
 from helpers.paths import CORPUS
 from helpers.types import MakeLog
 
@@ -284,7 +285,7 @@ def good_lines(request: pytest.FixtureRequest, written_log: MakeLog) -> list[str
     return path.read_text().splitlines(keepends=True)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=in_proportion(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_what_we_call_valid_passes_the_official_checker(
     good_lines: list[str], tmp_path: Path, data: st.DataObject

@@ -24,6 +24,7 @@ from bench.mlperf.score import Score, score
 from bench.mlperf.trial_set import Trials
 from bench.rules import RULES
 from helpers import clock
+from helpers.examples import in_proportion
 from helpers.paths import CORPUS
 from helpers.types import MakeLog
 
@@ -194,7 +195,7 @@ def test_what_cannot_be_scored_is_named(tmp_path: Path, runs: MakeRuns) -> None:
         score(tmp_path)
 
 
-@settings(max_examples=25)
+@settings(max_examples=in_proportion(25))
 @given(st.lists(st.integers(0, 10**20), unique=True, min_size=1, max_size=6), st.randoms())
 def test_logs_are_taken_in_the_order_of_their_numbers(
     tmp_path_factory: pytest.TempPathFactory, numbers: list[int], chance: random.Random

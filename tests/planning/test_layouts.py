@@ -15,6 +15,7 @@ from bench.contract.schema import Config, Precision
 from bench.contract.task import Recompute
 from bench.errors import ConfigError
 from bench.planning import compose, layouts, make_plan, memory
+from helpers.examples import in_proportion
 
 OPEN = "parallel={tp: null, pp: null, cp: null, sp: null}"
 PLANS = {name: compose.compose(["task=lora70b", f"cluster={name}"]) for name in ("dgxh200", "dgx1", "dgx2")}
@@ -45,7 +46,7 @@ def possible(config: Config) -> list[Plan]:
     vpp=st.sampled_from([1, 2]),
     memory_gib=st.sampled_from([24.0, 79.6, 140.4]),
 )
-@settings(max_examples=15)  # each makes up to a hundred plans, one of every layout
+@settings(max_examples=in_proportion(15))  # each makes up to a hundred plans, one of every layout
 def test_the_chosen_layout_is_the_fastest_that_fits(
     cluster: str, precision: Precision, recompute: Recompute, batch: int, micro: int | None, vpp: int, memory_gib: float
 ) -> None:

@@ -45,6 +45,7 @@ from bench.contract.task import (
 )
 from bench.planning import compose, memory, parameters
 from bench.planning.memory import NOTHING
+from helpers.examples import in_proportion
 from helpers.paths import ROOT
 
 CONF = ROOT / "conf"
@@ -564,7 +565,7 @@ def test_context_parallel_ranks_hold_one_layers_keys_and_values_of_all() -> None
     assert (needed[1] - needed[0] / 2) * memory.GIB == pytest.approx(gathered)
 
 
-@settings(max_examples=50)
+@settings(max_examples=in_proportion(50))
 @given(config=fused_configs(), dp=sizes, share=st.floats(-0.1, 1.1))
 def test_fit_recomputes_no_more_than_needed(config: Config, dp: int, share: float) -> None:
     """Whatever lies between what is needed with nothing and with qkv and fc1 of every layer recomputed."""
@@ -585,7 +586,7 @@ def test_fit_recomputes_no_more_than_needed(config: Config, dp: int, share: floa
         assert needed(some(found.qkv_layers - 1, 0)) > room
 
 
-@settings(max_examples=30)  # each makes an estimate for every layer
+@settings(max_examples=in_proportion(30))  # each makes an estimate for every layer
 @given(config=fused_configs(), dp=sizes)
 def test_recomputing_more_layers_never_stores_more(config: Config, dp: int) -> None:
     """Of one stage: with several, another may become the one that needs most."""

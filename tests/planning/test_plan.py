@@ -14,6 +14,7 @@ from bench.contract import plan as plans
 from bench.contract.plan import Plan
 from bench.errors import ConfigError
 from bench.planning import compose, make_plan
+from helpers.examples import in_proportion
 
 CONF = Path(compose.CONF)
 TASKS = ["lora70b", "lora70b_quick", "lora_tiny", "pretrain_tiny"]
@@ -48,7 +49,7 @@ def test_json_gives_back_every_shipped_plan(task: str, cluster: str) -> None:
     gbs=st.integers(1, 256),
     mbs=st.integers(1, 4),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=in_proportion(150), deadline=None)
 def test_a_request_is_either_split_exactly_or_refused(
     seventy_b: Plan, nodes: int, per_node: int, tp: int, pp: int, cp: int, gbs: int, mbs: int
 ) -> None:

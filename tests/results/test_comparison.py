@@ -13,6 +13,7 @@ from bench.errors import ConfigError
 from bench.results import log_ratios
 from bench.results.comparison import Comparison, Pairing, Verdict, compare, values_by_block, verdicts
 from bench.results.log_ratios import Estimate
+from helpers.examples import in_proportion
 
 NUM_SIMULATIONS = 2000
 TOLERANCE = 4 * math.sqrt(0.25 / NUM_SIMULATIONS)
@@ -115,7 +116,7 @@ def test_a_difference_is_not_called_equivalent_with_an_interval_beyond_the_margi
     assert found.text == "A is 0.0–2.2 % faster than B"
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=in_proportion(40), deadline=None)
 @example(pairs=[(0.5, 0.5), (0.5, math.nextafter(0.5, 1))], scale=3.7, pairing=Pairing.none)
 @given(
     pairs=st.lists(st.tuples(st.floats(0.5, 2), st.floats(0.5, 2)), min_size=2, max_size=5),

@@ -22,6 +22,7 @@ from bench.runs import status as statuses
 from bench.runs import trial as trials
 from bench.runs.ledger import Attempt, Entry, Outcome
 from bench.runs.status import Ending, Status
+from helpers.examples import in_proportion
 
 ATTEMPTS = 3
 TRIALS = st.integers(0, 2)
@@ -107,7 +108,7 @@ class AnyRun(RuleBasedStateMachine):
 
 
 TestAnyRun = AnyRun.TestCase
-TestAnyRun.settings = settings(max_examples=20, stateful_step_count=20, deadline=None)
+TestAnyRun.settings = settings(max_examples=in_proportion(20), stateful_step_count=20, deadline=None)
 
 
 def test_why_an_attempt_was_cut_short_is_kept_with_it(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from bench.runs import status as statuses
 from bench.runs import trial as trials
 from bench.runs.status import Ending, Status
 from bench.runs.verification import Verification, verify
+from helpers.examples import in_proportion
 
 MakeLog = Callable[..., Path]
 SITE = {"DATADIR": "/lustre/data", "MODEL": "/lustre/model", "LOGDIR": "/lustre/logs", "CONT": "/lustre/image.sqsh"}
@@ -81,7 +82,7 @@ def test_a_run_folder_is_verified_also_where_it_was_copied_to(run: Path, tmp_pat
     assert copy.passed and [e.passed for e in copy.compared if "moved or copied since" in e.found] == [None, None]
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=in_proportion(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_byte_that_is_changed_is_found_in_its_file(run: Path, data: st.DataObject) -> None:
     known = manifest.read(run)

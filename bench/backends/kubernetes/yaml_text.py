@@ -14,14 +14,14 @@ _PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_/.@-]*(?: [A-Za-z0-9_/.@-]+)*")
 _WORDS = frozenset(["y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf"])
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(yaml.CSafeDumper):
     """Writes texts in quotes where in doubt, those of several lines as they stand, and never an alias."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
     is_plain = _PLAIN.fullmatch(text) is not None and text.lower() not in _WORDS
     style = "|" if "\n" in text else None if is_plain else '"'
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
@@ -37,4 +37,4 @@ def dump_all(objects: Iterable[Any]) -> str:
 
 def load_all(text: str) -> Iterator[Any]:
     """Yield the objects of a file."""
-    yield from yaml.safe_load_all(text)
+    yield from yaml.load_all(text, Loader=yaml.CSafeLoader)

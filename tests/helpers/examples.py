@@ -1,0 +1,12 @@
+"""How many examples a property is tried with: `make fast` takes a fifth of what the gate takes."""
+
+from hypothesis import HealthCheck, settings
+
+UNTIMED, FEW = "untimed", "few"
+settings.register_profile(UNTIMED, deadline=None, suppress_health_check=[HealthCheck.too_slow])  # busy is no bug
+settings.register_profile(FEW, settings.get_profile(UNTIMED), max_examples=20)
+
+
+def in_proportion(of_hundred: int) -> int:
+    """Return how many examples a test takes that has so many where others have 100."""
+    return max(1, of_hundred * settings.default.max_examples // 100)
