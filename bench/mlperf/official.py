@@ -176,7 +176,7 @@ def _rules(path: str) -> Any:
     import yaml
 
     with open(path) as file:
-        return yaml.load(file, Loader=getattr(yaml, "CBaseLoader", yaml.BaseLoader))  # libyaml's where PyYAML has it
+        return yaml.load(file, Loader=yaml.CBaseLoader)
 
 
 @contextmanager

@@ -23,8 +23,6 @@ import yaml
 
 from bench.errors import ConfigError
 
-_TEXTS = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
-"""Libyaml's, which takes a tenth of the time, where PyYAML was built with it."""
 _NUMBER = re.compile(r"~?(\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+\.?\d*)(?:%|GB)?")
 """A number, with ~ for `about` before it or a unit behind it, or without."""
 FACTORS = {("s", "ms"): 1000, ("ms", "us"): 1000, ("%", ""): 0.01}
@@ -142,7 +140,7 @@ def number(printed: str) -> float | None:
 
 def _parsed(path: Path) -> _File:
     try:
-        raw = yaml.load(path.read_text("utf-8"), _TEXTS)  # noqa: S506  # every scalar is read as text
+        raw = yaml.load(path.read_text("utf-8"), Loader=yaml.CBaseLoader)  # noqa: S506  # every scalar is read as text
         return msgspec.convert(raw, _File, strict=False)
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror}", where=str(path), fix="name a readable file") from error

@@ -11,15 +11,10 @@ import yaml
 
 from bench.errors import ConfigError
 
-try:
-    from yaml import CBaseLoader as BaseLoader  # libyaml's, which takes a tenth of the time
-except ImportError:  # PyYAML was built without it
-    from yaml import BaseLoader  # type: ignore[assignment]
-
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-class _Texts(BaseLoader):
+class _Texts(yaml.CBaseLoader):
     """Reads every scalar but null as text, and refuses a key that stands twice in one mapping."""
 
     def construct_scalar(self, node: yaml.ScalarNode) -> Any:

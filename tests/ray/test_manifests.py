@@ -53,7 +53,7 @@ def definition(kind: str) -> dict[str, Any]:
     path = DEFINITIONS / f"ray.io_{kind.lower()}s.yaml.gz"
     if not path.exists():
         pytest.skip(f"KubeRay's definitions are not at hand: put its {path.name} into {DEFINITIONS}")
-    found = yaml.load(gzip.decompress(path.read_bytes()), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    found = yaml.load(gzip.decompress(path.read_bytes()), Loader=yaml.CSafeLoader)
     (schema,) = (one["schema"]["openAPIV3Schema"] for one in found["spec"]["versions"] if one["name"] == "v1")
     return dict(schema)
 

@@ -1,4 +1,4 @@
-"""Objects as YAML that Kubernetes reads as it was meant, and back; PyYAML belongs to this file.
+"""Objects as YAML that Kubernetes reads as it was meant, and back.
 
 Kubernetes' parser takes more words for numbers and truth values than PyYAML does (1e3, 0o17, y): a text is written
 without quotes only where no parser could take it for anything else.
