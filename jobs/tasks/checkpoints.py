@@ -117,8 +117,10 @@ class Checkpoints:
     def save(self, step: int) -> None:
         """Copy the state after a step, and begin to write it; wait first until the one before is there as a whole.
 
+        Where one rank has no room for a copy, all wait until this one is there too.
+
         Raises:
-            BenchError: the one before could not be written.
+            BenchError: one of them could not be written.
         """
         self.finish()
         part = self._folder / f"{STEP}{step}{UNFINISHED}"
@@ -126,11 +128,11 @@ class Checkpoints:
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir()
         snapshot = self._engine.snapshot()
-        _sum(0)  # the folder is there
+        num_waiting = _sum(not snapshot.is_copy)  # behind it the folder is there for all
         self._has_written.clear()
         self._thread = threading.Thread(target=self._write, args=(snapshot, part, step), daemon=True)
         self._thread.start()
-        if not snapshot.is_copy:
+        if num_waiting:
             self.finish()
 
     def finish(self) -> None:
