@@ -111,9 +111,9 @@ def log_facts(plan: Plan, engine: Engine, log: mllog.Writer) -> None:
         log.event(key, value, **metadata)
 
 
-def expect(watchdog: Watchdog, usual: WarmUpTimes, plan: Plan) -> None:
+def expect(watchdog: Watchdog, usual: WarmUpTimes, plan: TrainingPlan) -> None:
     """Tell the watchdog what the warm-up says of a step and of an evaluation, and let torch wait for longer than it."""
-    num_batches = math.ceil(plan.config.data.eval_rows / plan.batch.global_batch_size)
+    num_batches = math.ceil(plan.config.data.eval_rows / of_group(plan).batch.global_batch_size)
     process_group.outlast(watchdog.expect(step_s=usual.step_s, eval_s=num_batches * usual.eval_batch_s))
 
 

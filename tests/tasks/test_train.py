@@ -258,6 +258,16 @@ def test_the_first_evaluation_is_expected_to_take_as_many_batches_as_it_has() ->
     assert told == {"step_s": 3, "eval_s": 5}
 
 
+def test_a_group_is_expected_to_evaluate_in_batches_of_its_own_size() -> None:
+    """Two groups share a batch of 8. What was timed is a batch of 4, of which 12 rows are three."""
+    told: dict[str, float] = {}
+    watchdog: Any = SimpleNamespace(expect=lambda **usual: told.update(usual) or 120)
+    apart = ("task=pretrain_tiny_apart", "cluster.ranks_per_node=2", "recipe.micro_batch_size=4")
+    plan = composed(*apart, "recipe.global_batch_size=8", "data.eval_rows=12")
+    train.expect(watchdog, WarmUpTimes(step_s=3, eval_batch_s=2.5), plan)
+    assert told == {"step_s": 3, "eval_s": 7.5}
+
+
 FULL_FINE_TUNING = ("task.training.trains=all", "task.training.lora=null")
 
 
