@@ -141,6 +141,7 @@ def train(loop: Loop) -> None:
     done = loop.apart.enter(done) if loop.apart is not None else done
     order = itertools.islice(rows_of.train_order(plan, loop.trial.seed), done, None)
     pace = begin(plan, log, done, loop.alive)
+    step = done
     for step in range(done + 1, plan.max_steps + 1):
         indices = next(order)
         share = loop.engine.train_step(train_rows, loop.apart.mine(indices) if loop.apart else indices, step)

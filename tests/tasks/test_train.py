@@ -250,6 +250,20 @@ def test_the_watchdog_is_told_what_a_rank_does(monkeypatch: pytest.MonkeyPatch, 
         assert told == expected
 
 
+def test_a_group_that_enters_after_the_last_step_only_says_that_it_has_ended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    course, trial = Course(monkeypatch, tmp_path), Trial(index=0, seed=1, log="result_0.txt")
+    plan = composed("task.training.target_eval_loss=null")
+    apart: Any = SimpleNamespace(enter=lambda step: plan.max_steps)
+    with mllog.Writer(course.path) as log:
+        log.start(mllog.RUN_START)
+        train.train(train.Loop(plan, course.engine, trial, log, apart=apart))
+    assert course.batches == []
+    (end,) = course.records("run_stop")
+    assert (end[2]["status"], end[2]["step"]) == ("success", plan.max_steps)
+
+
 def test_the_first_evaluation_is_expected_to_take_as_many_batches_as_it_has() -> None:
     """6 rows in batches of 4 are two batches."""
     told: dict[str, float] = {}
