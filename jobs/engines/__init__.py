@@ -35,7 +35,10 @@ class Snapshot(Protocol):
 
     @property
     def is_copy(self) -> bool:
-        """Whether training may go on while it is written; False where the host has no room for a copy."""
+        """Whether training may go on while it is written; False where the host has no room for a copy.
+
+        Ranks need not agree: each looks at its own host's memory.
+        """
 
     def write(self, folder: Path) -> None:
         """Write it, and then rank_N.json, which says so; a thread may call this. It calls no collective."""

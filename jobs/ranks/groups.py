@@ -58,16 +58,22 @@ class Groups:
         return range(number * self.size, (number + 1) * self.size)
 
     def gather(self, value: Any) -> list[Any]:
-        """Return what each rank gives, all of which call this together; None of those that are gone or too late."""
+        """Return what each rank gives, all of which call this together; None of those that are gone or too late.
+
+        It waits no longer than SHORT for all of them together.
+        """
         from torch.distributed import DistStoreError
 
         self._gathered += 1
         name = f"gathered/{self._gathered}"
         self.tell(f"{name}/{self.rank}", value)
+        keys = {rank: f"{name}/{rank}" for group in self.living for rank in self.of(group)}
+        with suppress(DistStoreError):  # the time is up
+            self.store.wait(list(keys.values()), SHORT)
         values: list[Any] = [None] * (self.size * self.count)
-        for rank in (rank for group in self.living for rank in self.of(group)):
-            with suppress(DistStoreError):
-                values[rank] = self.told(f"{name}/{rank}", SHORT)
+        for rank, key in keys.items():
+            if self.store.check([key]):
+                values[rank] = self.told(key)
         return values
 
     def tell(self, key: str, value: Any) -> None:

@@ -4,11 +4,13 @@ A rank copies its state and goes on training, while a thread writes the copy. A 
 has written, and the last two are kept. No collective is called from a thread: rank 0's looks for the others' records.
 """
 
+import os
 import shutil
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,7 +64,7 @@ class Checkpoints:
             self._folder.mkdir(parents=True, exist_ok=True)
             for unfinished in self._folder.glob(f"*{UNFINISHED}"):
                 shutil.rmtree(unfinished)
-        _require_room(self._folder, _sum(self._engine.state_bytes()) * (self._plan.world.groups or 1))
+        _require_room(self._leads, _sum(self._engine.state_bytes()) * (self._plan.world.groups or 1))
         own = groups.mine()
         if own is not None and own.number:
             return self._follow(own.told("resumed"))
@@ -117,8 +119,10 @@ class Checkpoints:
     def save(self, step: int) -> None:
         """Copy the state after a step, and begin to write it; wait first until the one before is there as a whole.
 
+        Where one rank has no room for a copy, all wait until this one is there too.
+
         Raises:
-            BenchError: the one before could not be written.
+            BenchError: one of them could not be written.
         """
         self.finish()
         part = self._folder / f"{STEP}{step}{UNFINISHED}"
@@ -126,11 +130,11 @@ class Checkpoints:
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir()
         snapshot = self._engine.snapshot()
-        _sum(0)  # the folder is there
+        num_waiting = _sum(not snapshot.is_copy)  # behind it the folder is there for all
         self._has_written.clear()
         self._thread = threading.Thread(target=self._write, args=(snapshot, part, step), daemon=True)
         self._thread.start()
-        if not snapshot.is_copy:
+        if num_waiting:
             self.finish()
 
     def finish(self) -> None:
@@ -277,9 +281,11 @@ def _sum(value: int) -> int:
 
 
 def _require_room(folder: Path, num_bytes: int) -> None:
-    """Raise ConfigError unless the disk has room for the checkpoints that are kept and the one that is written."""
-    there = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    need, free = (KEPT + 1) * num_bytes - there, shutil.disk_usage(folder).free
+    """Raise ConfigError unless the disk has room for the checkpoints that are kept and the one that is written.
+
+    Both the folder and the bytes of a checkpoint are those of all groups.
+    """
+    need, free = (KEPT + 1) * num_bytes - _size(folder), shutil.disk_usage(folder).free
     if need > free:
         raise ConfigError(
             f"{free / 2**30:.1f} GiB are free, and {KEPT + 1} checkpoints of {num_bytes / 2**30:.1f} GiB need more",
@@ -287,3 +293,13 @@ def _require_room(folder: Path, num_bytes: int) -> None:
             fix="make room, set LOGDIR to a larger disk, or set task.training.checkpoint_every_steps=null",
             rule="CFG-08",
         )
+
+
+def _size(folder: Path) -> int:
+    """Return the bytes of all files below a folder, without those that another group removes meanwhile."""
+    size = 0
+    for parent, _, names in os.walk(folder):  # which passes over folders that are gone
+        for name in names:
+            with suppress(FileNotFoundError):
+                size += Path(parent, name).stat().st_size
+    return size

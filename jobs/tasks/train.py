@@ -111,9 +111,9 @@ def log_facts(plan: Plan, engine: Engine, log: mllog.Writer) -> None:
         log.event(key, value, **metadata)
 
 
-def expect(watchdog: Watchdog, usual: WarmUpTimes, plan: Plan) -> None:
+def expect(watchdog: Watchdog, usual: WarmUpTimes, plan: TrainingPlan) -> None:
     """Tell the watchdog what the warm-up says of a step and of an evaluation, and let torch wait for longer than it."""
-    num_batches = math.ceil(plan.config.data.eval_rows / plan.batch.global_batch_size)
+    num_batches = math.ceil(plan.config.data.eval_rows / of_group(plan).batch.global_batch_size)
     process_group.outlast(watchdog.expect(step_s=usual.step_s, eval_s=num_batches * usual.eval_batch_s))
 
 
@@ -141,6 +141,7 @@ def train(loop: Loop) -> None:
     done = loop.apart.enter(done) if loop.apart is not None else done
     order = itertools.islice(rows_of.train_order(plan, loop.trial.seed), done, None)
     pace = begin(plan, log, done, loop.alive)
+    step = done
     for step in range(done + 1, plan.max_steps + 1):
         indices = next(order)
         share = loop.engine.train_step(train_rows, loop.apart.mine(indices) if loop.apart else indices, step)

@@ -250,12 +250,36 @@ def test_the_watchdog_is_told_what_a_rank_does(monkeypatch: pytest.MonkeyPatch, 
         assert told == expected
 
 
+def test_a_group_that_enters_after_the_last_step_only_says_that_it_has_ended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    course, trial = Course(monkeypatch, tmp_path), Trial(index=0, seed=1, log="result_0.txt")
+    plan = composed("task.training.target_eval_loss=null")
+    apart: Any = SimpleNamespace(enter=lambda step: plan.max_steps)
+    with mllog.Writer(course.path) as log:
+        log.start(mllog.RUN_START)
+        train.train(train.Loop(plan, course.engine, trial, log, apart=apart))
+    assert course.batches == []
+    (end,) = course.records("run_stop")
+    assert (end[2]["status"], end[2]["step"]) == ("success", plan.max_steps)
+
+
 def test_the_first_evaluation_is_expected_to_take_as_many_batches_as_it_has() -> None:
     """6 rows in batches of 4 are two batches."""
     told: dict[str, float] = {}
     watchdog: Any = SimpleNamespace(expect=lambda **usual: told.update(usual) or 120)
     train.expect(watchdog, WarmUpTimes(step_s=3, eval_batch_s=2.5), composed(*SMALL))
     assert told == {"step_s": 3, "eval_s": 5}
+
+
+def test_a_group_is_expected_to_evaluate_in_batches_of_its_own_size() -> None:
+    """Two groups share a batch of 8. What was timed is a batch of 4, of which 12 rows are three."""
+    told: dict[str, float] = {}
+    watchdog: Any = SimpleNamespace(expect=lambda **usual: told.update(usual) or 120)
+    apart = ("task=pretrain_tiny_apart", "cluster.ranks_per_node=2", "recipe.micro_batch_size=4")
+    plan = composed(*apart, "recipe.global_batch_size=8", "data.eval_rows=12")
+    train.expect(watchdog, WarmUpTimes(step_s=3, eval_batch_s=2.5), plan)
+    assert told == {"step_s": 3, "eval_s": 7.5}
 
 
 FULL_FINE_TUNING = ("task.training.trains=all", "task.training.lora=null")

@@ -116,7 +116,8 @@ class LocalSgdTraining:
         copy = self._outer.copy() if is_copied else []
         source = copy or self._outer.inner
         work = (f"merge/{step}", said, lambda: self._outer.pieces(source), self._outer.take)
-        lets_in = step < self._plan.max_steps
+        ends_after = step + (self._settings.overlap_steps if is_copied else 0)
+        lets_in = ends_after < self._plan.max_steps  # a group enters at the end of a merge, and has to train
         self._stream.wait_stream(self._outer.library.current_stream())  # which still has to compute the weights
         self._pending = _Pending(step, copy, self._thread.submit(self._merge, *work, lets_in=lets_in))
 
