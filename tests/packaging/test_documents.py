@@ -3,6 +3,8 @@
 import re
 import subprocess
 import sys
+from enum import Enum
+from fnmatch import fnmatch
 from pathlib import Path
 from types import UnionType
 from typing import Any
@@ -10,10 +12,13 @@ from typing import Any
 import pytest
 
 import bench
+from bench import cli
 from bench.backends.slurm import script
+from bench.contract.schema import BackendName, EngineName, Kind
 from bench.rules import cluster, mlperf, run
 from helpers.page import unpainted
 from helpers.paths import ROOT
+from jobs.engines import Engine, EngineModule
 
 WRITTEN = tuple(
     str(path.relative_to(ROOT))
@@ -55,6 +60,60 @@ def test_links_lead_somewhere(name: str) -> None:
     if path.parent.name == "results":
         wide = [line for line in wide if not line.startswith(NOT_BROKEN)]
     assert wide == []
+
+
+def test_every_command_is_one_that_is_installed() -> None:
+    (verbs,) = (action.choices for action in cli._parser()._actions if isinstance(action.choices, dict))
+    command = re.compile(r"(?:`|^ {4}(?:\$ )?)(runstop|(?:python -m )?bench) ([a-z]+)(?![a-z<])", re.M)  # not re<TAB>
+    found = {(name, *words) for name in WRITTEN for words in command.findall((ROOT / name).read_text())}
+    assert len(found) > 50
+    assert {one for one in found if one[1] == "bench" or one[2] not in verbs} == set()
+
+
+def table(page: str, first: str) -> list[list[str]]:
+    """Return the cells of a page's first table whose first column has this heading."""
+    _, _, below = (ROOT / page).read_text().partition(f"\n| {first} |")
+    return [re.split(r" ?\| ?", line)[1:-1] for line in below.partition("\n\n")[0].splitlines()[2:]]
+
+
+def in_full(cell: str) -> set[str]:
+    """Return the names in a cell; `_13b` behind `pretrain_7b` is pretrain_13b."""
+    first, *others = re.findall(r"`([\w*]+)(?:@[\w.]+)?`", cell)
+    return {first, *(first.rsplit("_", name.count("_"))[0] + name if name[0] == "_" else name for name in others)}
+
+
+def shipped(group: str) -> set[str]:
+    return {path.stem for path in (ROOT / "conf" / group).glob("*.yaml")}
+
+
+def test_the_tables_name_every_task_group_and_cluster() -> None:
+    tasks = [in_full(row[0]) for row in table("docs/kinds-and-tasks.md", "shipped task")]
+    assert set().union(*tasks) == shipped("task")
+    groups = table("docs/configuration.md", "group")
+    named = [in_full(row[0]) for row in groups if row[0]]
+    assert set().union(*named) == {path.parent.name for path in (ROOT / "conf").glob("*/*.yaml")}
+    assert set().union(*(in_full(row[1]) for row in groups if row[0] in ("`cluster`", ""))) == shipped("cluster")
+
+
+def test_the_page_of_published_figures_names_every_file() -> None:
+    patterns = {name for row in table("docs/published-figures.md", "files") for name in in_full(row[0])}
+    files = shipped("published")
+    assert {name for name in files if not any(fnmatch(name, pattern) for pattern in patterns)} == set()
+    assert {pattern for pattern in patterns if not any(fnmatch(name, pattern) for name in files)} == set()
+
+
+@pytest.mark.parametrize(("word", "values"), [("backend", BackendName), ("engine", EngineName), ("kind", Kind)])
+def test_the_glossary_and_the_seams_name_every_value(word: str, values: type[Enum]) -> None:
+    (meaning,) = (row[1] for row in table("docs/glossary.md", "word") if row[0] == word)
+    assert set(re.findall(r"`(\w+)`", meaning)) == {value.name for value in values}
+    seams = " ".join(row[-1] for row in table("docs/architecture.md", "seam"))
+    assert {value.name for value in values} - set(re.findall(r"`(?:jobs/)?(\w+)(?:\.py|/)?`", seams)) == set()
+
+
+def test_contributing_names_all_that_an_engine_has() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    methods = {name for protocol in (Engine, EngineModule) for name in vars(protocol) if not name.startswith("_")}
+    assert {name for name in methods if f"`{name}`" not in text} == set()
 
 
 def test_the_index_names_every_page() -> None:
