@@ -76,13 +76,19 @@ def _add_history(verbs: verb.Verbs) -> None:
     )
     parser.add_argument("task", nargs="?", metavar="TASK", help="(default: a list of all tasks)")
     parser.add_argument("--folder", type=Path, metavar="DIR", help="of run folders (default: LOGDIR, else runs)")
-    parser.add_argument("--measurement", metavar="NAME", help="(default: throughput per GPU, else throughput)")
+    parser.add_argument(
+        "--measurement",
+        metavar="NAME",
+        help="(default: throughput per GPU, else throughput; the best rate of each kernel, or throughput and median "
+        "latency of each load)",
+    )
     parser.add_argument("--rebuild", action="store_true", help="read every log again")
     parser.add_argument(
         "--check",
         type=verb.positive,
         metavar="PERCENT",
-        help="exit with 1 if the newest runs are proven to be worse than the ones before, and by more than this",
+        help="exit with 1 if the newest runs are proven to be worse than the ones before, and by more than this, or "
+        "if nothing could be judged",
     )
     parser.add_argument("--newest", type=verb.count, default=1, metavar="N", help="runs that are checked (default: 1)")
     parser.add_argument(
@@ -117,19 +123,20 @@ def _history(args: argparse.Namespace) -> int:
 
 
 def _check(pasts: "Sequence[Past]", args: argparse.Namespace) -> int:
-    """Print whether the newest runs are worse than the ones before; return 1 if one of them is."""
+    """Print whether the newest runs are worse than the ones before; return 1 if one of them is, or none was judged."""
     from bench.console import history as history_sheets
     from bench.console import sheet
-    from bench.history.past import Change, judge
+    from bench.history.past import Change, judge_all
 
     how = {"tolerance": args.check / 100, "newest": args.newest, "earlier": args.earlier}
-    judgements = [judge(past, of, **how) for past in pasts for of in past.measurements(args.measurement)]
+    judgements = judge_all(pasts, args.measurement, **how)
     if args.json:
         for judgement in judgements:
             print(history_sheets.judgement_json(judgement))
     else:
         sheet.show(history_sheets.judgement_sheet(judgements, tolerance=args.check / 100))
-    return 1 if any(judgement.change is Change.regression for judgement in judgements) else 0
+    changes = {judgement.change for judgement in judgements}
+    return 1 if Change.regression in changes or changes == {Change.not_judged} else 0
 
 
 VERBS = (_add_compare, _add_history)

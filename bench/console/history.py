@@ -74,7 +74,7 @@ def judgement_sheet(judgements: Sequence[Judgement], *, tolerance: float) -> She
     rows = [(j.past.task, j.past.hardware, j.past.settings, j.measurement, str(j.change), j.text) for j in judgements]
     counts = Counter(str(j.change) for j in judgements)
     caption = (
-        f"{', '.join(f'{count} {change}' for change, count in counts.items()) or 'nothing to judge'}. A regression is "
+        f"{', '.join(f'{count} {change}' for change, count in counts.items())}. A regression is "
         f"proven ({100 * CONFIDENCE:g} %) and above the tolerance of {100 * tolerance:g} %."
     )
     return Sheet("the newest runs against the ones before", rows, columns=_JUDGED, caption=caption)

@@ -12,7 +12,7 @@ from bench.errors import ConfigError
 from bench.history import facts
 from bench.history.proven import ProvenTrial
 from bench.results.comparison import Pairing, compare
-from bench.results.measurement import BEST, MAIN, Measurement, higher_is_better
+from bench.results.measurement import Measurement, higher_is_better, main
 
 CONFIDENCE = 0.95
 
@@ -49,10 +49,9 @@ class Past:
         return newest.planned or newest.logged
 
     def measurements(self, name: str | None = None) -> list[Measurement]:
-        """Return what the newest run has of this name, or its main measurement; of kernels the best rate of each."""
+        """Return what the newest run has of this name, or what it is judged by."""
         newest = self.runs[-1].trials[-1].measurements
-        bests = [one for each, one in newest.items() if each.startswith(BEST)]
-        return [newest[each] for each in ((name,) if name else MAIN) if each in newest][:1] or ([] if name else bests)
+        return [one for each, one in newest.items() if each == name] if name else main(newest)
 
 
 class Change(StrEnum):
@@ -125,6 +124,20 @@ def check_measured(pasts: Sequence[Past], name: str | None) -> None:
     known = dict.fromkeys(each for past in pasts for run in past.runs for t in run.trials for each in t.measurements)
     if name not in (None, *known):
         raise ConfigError(f"{name} was not measured", where="--measurement", fix=f"name one of {', '.join(known)}")
+
+
+def judge_all(
+    pasts: Iterable[Past], name: str | None, *, tolerance: float, newest: int = 1, earlier: int = 10
+) -> list[Judgement]:
+    """Return the judgements of each past by a measurement, or by all that it is judged by; at least one of each."""
+    found: list[Judgement] = []
+    for past in pasts:
+        by = past.measurements(name)
+        found += [judge(past, one, tolerance=tolerance, newest=newest, earlier=earlier) for one in by]
+        if not by:
+            text = "not measured by the newest run" if name else "no main measurement: name one with --measurement"
+            found.append(Judgement(past=past, measurement=name or "", change=Change.not_judged, text=text))
+    return found
 
 
 def judge(past: Past, measurement: Measurement, *, tolerance: float, newest: int = 1, earlier: int = 10) -> Judgement:

@@ -1,5 +1,6 @@
 """One measured number: its name, its unit, its value, and how far its repetitions lie apart."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -22,6 +23,16 @@ MAIN = ("throughput_per_gpu", "throughput", "generation_throughput", "step_time"
 """What a trial is compared by, the first one that it has."""
 BEST = "best "
 """Begins the name of the best rate of a kernel: these are what kernels are compared by."""
+_OF_A_LOAD = ("output_throughput", "latency_p50")
+"""What a serving load is judged by. Where requests arrive at a rate, only the latency shows a slower server."""
+
+
+def main(measured: Mapping[str, Measurement]) -> list[Measurement]:
+    """Return what a trial is judged by: its main measurement, else those of each kernel or of each serving load."""
+    first = [measured[name] for name in MAIN if name in measured][:1]
+    return first or [
+        one for name, one in measured.items() if name.startswith(BEST) or name.rpartition(" ")[2] in _OF_A_LOAD
+    ]
 
 
 def higher_is_better(measurement: Measurement) -> bool:

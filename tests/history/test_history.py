@@ -14,11 +14,13 @@ from bench.history import past, store
 from bench.history.past import Change, judge
 from bench.planning.compose import compose
 from bench.results.measurement import Measurement
+from helpers import serving, serving_log
 from helpers.clock import Clock, turned
-from helpers.planted_runs import plant
+from helpers.planted_runs import plant, prove
 
 H200 = {"num_ranks": 8, "accelerator": "NVIDIA H200", "config_filename": "task/lora_8b.yaml"}
 STEADY = (100.0, 100.3, 99.8, 100.1, 99.9)
+GAUGE = {"median": 1980, "max": 1980}
 SPEED = Measurement(name="throughput", unit="samples/s", value=1)
 
 
@@ -59,6 +61,41 @@ def test_a_planted_regression_fails_the_check(clock: Clock, root: Path, capsys: 
         ("8 × NVIDIA H200", "6", "95.000", "100.300"),
         ("4 × NVIDIA H200", "5", "199.80", "200.60"),
     ]
+
+
+def test_a_server_that_became_slower_fails_the_check(
+    clock: Clock, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of requests that arrive at a rate the last run answers as many a second, each of them three times later."""
+    plan = serving.planned()
+    burst, rate = (load.name for load in plan.loads)
+    for number, scale in enumerate((1.0, 1.01, 0.99, 3.0)):
+        (root / f"run{number}").mkdir(parents=True)
+        latency_s = {burst: [0.1 * scale] * 100, rate: [0.01 * scale] * 100}
+        serving_log.write(plan, root / f"run{number}/result_0.txt", latency_s)
+        prove(root / f"run{number}")
+        clock.now_s += 60
+    lines = run(capsys, "serve_tiny", "--check", "2", code=1).splitlines()
+    found = {tuple(line.split("\t")[3:5]) for line in lines if line.startswith("serve_tiny")}
+    assert found == {
+        (f"{burst} output_throughput", "regression"),
+        (f"{burst} latency_p50", "regression"),
+        (f"{rate} output_throughput", "no regression"),
+        (f"{rate} latency_p50", "regression"),
+    }
+
+
+def test_a_check_that_judged_nothing_fails_and_says_why(
+    clock: Clock, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(2):
+        plant(root / f"run{number}", clock, 100.0, **H200)
+    assert "1 earlier run(s): it takes 2" in run(capsys, "--check", "2", code=1)
+    plant(root / "run2", clock, 100.0, **H200)
+    assert "1 no regression" in run(capsys, "--check", "2")
+    plant(root / "run3", clock, 100.0, **H200 | {"gpu_telemetry": {"gpus": [{"gpu": 0, "sm_clock_mhz": GAUGE}]}})
+    plant(root / "run4", clock, 100.0, **H200)
+    assert "not measured by the newest run" in run(capsys, "--check", "2", "--measurement", "sm_clock", code=1)
 
 
 def test_a_faster_step_is_no_regression_of_its_time(clock: Clock, root: Path) -> None:
