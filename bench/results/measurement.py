@@ -36,8 +36,8 @@ def main(measured: Mapping[str, Measurement]) -> list[Measurement]:
 
 
 def higher_is_better(measurement: Measurement) -> bool:
-    """Return whether more of it is better, as of rates and shares of a peak. Of times and sizes less is."""
-    return is_rate(measurement.unit) or measurement.name in _SHARES
+    """Return whether more of it is better, as of rates, clocks and efficiencies. Of times and sizes less is."""
+    return is_rate(measurement.unit) or measurement.unit == "MHz" or measurement.name in _EFFICIENCIES
 
 
 def is_rate(unit: str) -> bool:
@@ -45,4 +45,8 @@ def is_rate(unit: str) -> bool:
     return "/s/" in f"{unit}/"
 
 
-_SHARES = ("mfu", "bandwidth_share")
+_EFFICIENCIES = (
+    *("mfu", "bandwidth_share", "efficiency_apart"),
+    *("gemm_share", "gemm_share_forward", "gemm_share_backward", "gemm_share_optimizer"),
+)
+"""Shares of a peak, and of time that was spent on what is wanted."""

@@ -7,7 +7,8 @@ import pytest
 
 from bench.contract.plan import KernelsPlan
 from bench.planning import compose
-from bench.results import names
+from bench.results import Measurement, names
+from bench.results.measurement import higher_is_better
 from bench.results.study import Mark, PlannedArm
 from bench.studies import arms as arms_of
 from bench.studies import library, plans
@@ -136,6 +137,16 @@ def test_every_column_is_something_that_is_measured() -> None:
         }
     columns = {column.measurement for name in STUDIES for column in loaded(name)[0].columns}
     assert columns <= kernels
+
+
+def test_what_is_better_is_the_same_in_studies_comparisons_and_histories() -> None:
+    """Batches are numbers of a study only."""
+    columns = [column for name in STUDIES for column in loaded(name)[0].columns]
+    asked = {(c.measurement, c.unit): c.higher_is_better for c in columns if c.measurement not in names.PROVEN_BATCH}
+    assert {
+        (name, unit): higher_is_better(Measurement(name=name, unit=unit, value=1.0)) for name, unit in asked
+    } == asked
+    assert higher_is_better(Measurement(name="sm_clock", unit="MHz", value=1980)), "a GPU that slows down is no gain"
 
 
 @pytest.mark.parametrize("name", [name for name in STUDIES if loaded(name)[0].published])
