@@ -85,10 +85,10 @@ def _trial(log: Path, number: int, plan: Plan | None, *, entry: Entry | None) ->
     Raises:
         LogError: it proves nothing, or has changed since it was proven.
     """
-    result, measurements = read(log)
-    found = checksum(log, entry)
-    if entry is None and not result.valid:
-        raise LogError("not a valid trial", where=str(log), fix=f"python -m bench parse {log}")
+    content = read(log)
+    result, found = content.result, checksum(log, entry)
+    if entry is None and content.unproven:
+        raise LogError(content.unproven, where=str(log), fix=f"python -m bench parse {log}")
     if result.run_start_ms is None:
         raise LogError("no run_start", where=str(log), fix=f"python -m bench parse {log}")
     return ProvenTrial(
@@ -97,7 +97,7 @@ def _trial(log: Path, number: int, plan: Plan | None, *, entry: Entry | None) ->
         log_sha256=found,
         began_ms=result.run_start_ms,
         task=_task(result, plan),
-        measurements={one.name: one for one in measurements},
+        measurements={one.name: one for one in content.measurements},
         facts=facts.of_trial(result, log.parent, number),
         logged=facts.logged_settings(result),
         planned=facts.planned_settings(plan),

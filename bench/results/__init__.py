@@ -1,5 +1,6 @@
 """What any kind of task measures, as one list of numbers with units."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from bench.mlperf import log as logs
@@ -19,6 +20,7 @@ __all__ = [
     "GenerationResult",
     "KernelsResult",
     "Measurement",
+    "Read",
     "ServingResult",
     "clocks_apart",
     "hardware_facts",
@@ -30,6 +32,25 @@ __all__ = [
     "of_training",
     "read",
 ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """What the log of a trial holds."""
+
+    log: Log
+    result: Result
+    of_kind: KernelsResult | GenerationResult | ServingResult | None
+    """What it says of kernels, generation or serving; None for one of training."""
+    measurements: tuple[Measurement, ...]
+
+    @property
+    def unproven(self) -> str:
+        """Why the log does not prove what it says was asked for; empty where it does."""
+        if self.result.valid and (self.of_kind is None or self.of_kind.proven):
+            return ""
+        first = next(iter(self.of_kind.problems if self.of_kind is not None else ()), "")
+        return f"not a valid trial: {first}" if first else "not a valid trial"
 
 
 def of(found: Path | Result | GenerationResult | KernelsResult | ServingResult) -> tuple[Measurement, ...]:
@@ -46,18 +67,18 @@ def of(found: Path | Result | GenerationResult | KernelsResult | ServingResult) 
         return of_serving(found)
     if isinstance(found, Result):
         return of_training(found)
-    return read(found)[1]
+    return read(found).measurements
 
 
-def read(path: Path) -> tuple[Result, tuple[Measurement, ...]]:
-    """Return what a log proves, and what its trial measured.
+def read(path: Path) -> Read:
+    """Return what a log holds: what it proves, and what its trial measured.
 
     Raises:
         LogError: the log cannot be opened.
     """
     log = logs.read(path)
-    result = results.result(log, str(path), reader.system(path))
-    return result, of(of_kind(log) or result)
+    result, found = results.result(log, str(path), reader.system(path)), of_kind(log)
+    return Read(log=log, result=result, of_kind=found, measurements=of(found or result))
 
 
 def of_kind(log: Log) -> KernelsResult | GenerationResult | ServingResult | None:

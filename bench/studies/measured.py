@@ -39,16 +39,16 @@ def of_run(folder: Path, arm: Arm, *, window: Window | None) -> Measured:
         LogError: the log cannot be read, has changed since its trial ended, or does not list the steps of the window.
     """
     log = folder / run_files.result(0)
-    result, measurements = read(log)
+    content = read(log)
     proven.checksum(log, next((entry for entry in ledger.found(folder) if entry.trial == 0), None))
-    numbers = {one.name: one for one in measurements}
+    numbers = {one.name: one for one in content.measurements}
     if window is not None:
-        numbers |= {one.name: one for one in of_window(result, numbers, window)}
+        numbers |= {one.name: one for one in of_window(content.result, numbers, window)}
     calculated: frozenset[str] = frozenset()
     if arm.calculated is not None:
         scaled = _scaled(numbers, arm.calculated)
         numbers, calculated = numbers | scaled, frozenset(scaled)
-    return Measured(numbers=numbers, calculated=calculated, facts=facts(result))
+    return Measured(numbers=numbers, calculated=calculated, facts=facts(content.result))
 
 
 def of_window(result: Result, numbers: Mapping[str, Measurement], window: Window) -> list[Measurement]:

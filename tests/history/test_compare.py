@@ -11,11 +11,12 @@ import pytest
 from bench.cli import main
 from bench.contract import node_facts
 from bench.contract.node_facts import GpuFacts, RankFacts, Results, Software
+from bench.contract.plan import GenerationPlan, KernelsPlan
 from bench.planning.compose import compose
 from bench.runs import manifest
 from bench.studies import STUDY, folder, yaml_files
 from bench.studies.spec import Arm, ColumnSpec, Study, Window
-from helpers import study_runs
+from helpers import answers_log, kernels_log, serving, serving_log, study_runs
 from helpers.clock import Clock, turned
 from helpers.planted_runs import plant
 from jobs.node_checks import hardware
@@ -168,6 +169,31 @@ def test_what_proves_nothing_is_left_out_and_said(clock: Clock, capsys: pytest.C
     found = as_json(capsys, "a", "b", "--margin", "5")
     assert len(found["first"]) == 2
     assert "left out: a/result_1.txt: the log has changed since its trial ended" in found["notes"]
+
+
+def test_logs_without_a_ledger_that_prove_nothing_are_left_out(
+    clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Their run_stop says success, and they are no valid trials all the same, as `parse` says of them."""
+    burst = serving.planned("task.serving.arrivals=[burst]", "task.serving.rates=[]")
+    kernels = compose(["task=kernels_tiny", "cluster=local"])
+    answers = compose(["task=generate_tiny", "cluster=local"])
+    assert isinstance(kernels, KernelsPlan) and isinstance(answers, GenerationPlan)
+    for name in ("good", "bad", "kernels", "answers"):
+        Path(name).mkdir()
+    for number in range(2):
+        log = f"result_{number}.txt"
+        serving_log.write(burst, Path("good", log), {"burst": [0.1] * (9 + number)})
+        serving_log.write(burst, Path("bad", log), {"burst": [0.1] * 6 + [None] * (3 + number)})
+        kernels_log.write(kernels, Path("kernels", log), without=[kernels.points[number].name])
+        answers_log.write(answers, Path("answers", log), answers_log.rows(answers)[1:], run_s=100.0 + number)
+    for name, why in (
+        ("bad", "SRV-04: burst: 4 of 10 requests failed"),
+        ("kernels", f"{kernels.points[1].name} was not measured"),
+        ("answers", "answer 0 was not given"),
+    ):
+        said = run(capsys, name, "good", code=2)
+        assert f"no proven trial: {name}/result_0.txt: not a valid trial: " in said and why in said
 
 
 def test_one_run_each_is_never_compared(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
