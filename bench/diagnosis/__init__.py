@@ -20,6 +20,7 @@ from bench.mlperf import log as logs
 from bench.mlperf import result as results
 from bench.mlperf.reader import Event
 from bench.mlperf.result import Result
+from bench.results import of_kind
 from bench.rules import RULES
 from bench.rules import finding as findings
 from bench.rules.signs import Weight
@@ -74,16 +75,22 @@ class _Log:
     events: Sequence[Event] = ()
     result: Result | None = None
     is_running: bool = False
+    unproven: Sequence[Clue] = ()
+    """What was asked of kernels, generation or serving, and not done, of a log that says that it succeeded."""
 
     @property
     def is_fine(self) -> bool:
-        """Whether the log holds one trial that was completed and reached its target."""
+        """Whether the log holds one trial that was completed, did what was asked for and reached its target."""
         r = self.result
-        return r is not None and r.status == mllog.SUCCESS and len(r.trials) == 1 and (r.target is None or r.converged)
+        if r is None or r.status != mllog.SUCCESS or len(r.trials) != 1:
+            return False
+        return not self.unproven and (r.target is None or r.converged)
 
     def judged(self) -> Iterable[Clue]:
         """Return what the records say of how it went."""
-        return trial_state.judge(self.result, self.events, is_running=self.is_running) if self.result else ()
+        if self.result is None or self.unproven:
+            return self.unproven
+        return trial_state.judge(self.result, self.events, is_running=self.is_running)
 
     def errors(self) -> Iterable[Clue]:
         """Return what is wrong with the log itself."""
@@ -210,7 +217,7 @@ def _others(seen: Iterable[Clue], rule: str) -> tuple[Clue, ...]:
 
 
 def _detail(log: _Log | None) -> str | None:
-    if log is None or log.result is None:
+    if log is None or log.result is None or log.unproven:
         return None
     return fixes.how_far(fixes.reached(log.events, log.result), log.result)
 
@@ -243,13 +250,16 @@ def _read(path: Path, *, is_over: bool) -> _Log:
         if not scan.has_records:
             return _Log(scan)
         log = logs.read(path)
-        result = results.result(log, str(path), {})
+        result, measured = results.result(log, str(path), {}), of_kind(log)
         is_running = not is_over and result.run_stop_ms is None and trial_state.is_fresh(path, log.events)
     except (OSError, LogError) as error:
         raise ConfigError(
             f"the log cannot be read: {error}", where=str(path), fix="make it readable, or leave it out"
         ) from error
-    return _Log(scan, log.events, result, is_running)
+    unproven: Sequence[Clue] = ()
+    if measured is not None and not measured.proven and result.status == mllog.SUCCESS:
+        unproven = tuple(trial_state.unproven(measured.problems, str(path)))
+    return _Log(scan, log.events, result, is_running, unproven)
 
 
 def _files(folder: Path) -> list[Path]:

@@ -10,6 +10,7 @@ from bench.diagnosis import fixes
 from bench.diagnosis.log_scan import Clue
 from bench.mlperf.reader import Event, printable
 from bench.mlperf.result import Result
+from bench.rules import RULES
 from bench.rules.finding import Finding
 from bench.rules.signs import Weight
 
@@ -44,6 +45,13 @@ def judge(result: Result, events: Sequence[Event], *, is_running: bool) -> Itera
         last = events[-1]
         text = f"the last record is {last.key}, {_words(quiet_min(Path(result.file), events))} ago"
         yield Clue("RUN-07", Weight.OUTCOME, result.file, last.line, printable(text))
+
+
+def unproven(problems: Sequence[str], file: str) -> Iterator[Clue]:
+    """Yield what keeps a log from proving that its task was done: the rule that a problem names, else RUN-12."""
+    for problem in problems or ("the log does not prove that anything was measured",):
+        rule = problem.partition(": ")[0]
+        yield Clue(rule if rule in RULES else "RUN-12", Weight.OUTCOME, file, 1, printable(problem))
 
 
 def _is_not_finite(value: object) -> bool:

@@ -21,6 +21,7 @@ from bench.rules.signs import Weight
 from bench.runs import ledger, status
 from bench.runs.ledger import Outcome
 from bench.runs.status import Ending, Status
+from helpers import answers_log, serving, serving_log
 from helpers.paths import CORPUS
 from helpers.types import MakeLog
 
@@ -375,6 +376,24 @@ def test_a_run_that_succeeded_is_fine_whatever_it_printed(written_log: MakeLog, 
     log = written_log()
     (tmp_path / "slurm.out").write_text(NOISE + CONSEQUENCES + CAUSES[-1][1])
     assert diagnosis.explain([log, tmp_path / "slurm.out"]).rule is None
+
+
+def test_a_log_that_did_not_do_what_it_says_was_asked_is_not_fine(tmp_path: Path) -> None:
+    """run_stop says success of all of them."""
+    plan = serving.planned("task.serving.arrivals=[burst]", "task.serving.rates=[]")
+    log = tmp_path / "result_0.txt"
+    serving_log.write(plan, log, {"burst": [0.1] * 4})
+    assert diagnosis.explain([log]).rule is None
+    said = diagnosis.explain([serving_log.write(plan, tmp_path / "failed", {"burst": [0.1, None, None]})])
+    assert (said.rule, said.evidence) == ("SRV-04", "SRV-04: burst: 2 of 3 requests failed: timeout (2)")
+    assert said.detail is None, "it is not training that was cut short"
+    said = diagnosis.explain([serving_log.write(plan, tmp_path / "missing", {}, without=["burst"])])
+    assert (said.rule, said.evidence) == ("RUN-12", "burst was not measured")
+    answers = compose.compose(["task=generate_tiny", "cluster=local"])
+    assert isinstance(answers, plans.GenerationPlan)
+    rows = answers_log.rows(answers)[1:]
+    said = diagnosis.explain([answers_log.write(answers, tmp_path / "answers", rows, run_s=100.0)])
+    assert (said.rule, said.evidence) == ("RUN-12", "answer 0 was not given")
 
 
 def test_what_the_records_say(written_log: MakeLog) -> None:
