@@ -1,14 +1,17 @@
 """What a trial ran on and with: hardware, software and settings, as its log, its plan and its nodes say."""
 
-from collections.abc import Iterable, Iterator, Mapping
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from bench.contract import codec, run_files
+from bench.contract import codec, mllog, run_files
 from bench.contract.node_facts import GpuFacts
 from bench.contract.plan import Plan
 from bench.errors import LogError
+from bench.mlperf.log import Log
 from bench.mlperf.result import Result
 from bench.preflight.nodes import Facts, load
 from bench.results import hardware_facts
@@ -17,6 +20,16 @@ from bench.runs import manifest
 _OF_THE_MACHINE = ("accelerator", "num_ranks", "host_processor_model_name", "operating_system", "commit", "image")
 """Keys of a log that say what ran and where; all others are settings."""
 _NODES = "number of nodes"
+_ASKED = (mllog.ANSWERS_ASKED, mllog.KERNELS_ASKED, mllog.LOADS_ASKED, mllog.SERVER, mllog.STRATEGY)
+"""Records of a log whose lists and metadata are settings."""
+_NOT_ASKED = (
+    *("file", "lineno", mllog.MONOTONIC_MS, "healthy_s"),
+    *("bytes_per_token", "bandwidth_gbs", "bytes_per_step", "rank_bytes"),
+)
+"""Metadata of these records that is measured or estimated."""
+_OF_A_LOAD = ("arrivals", "rate", "requests", "tokens_in", "tokens_out")
+_PORT = re.compile(r"(--port[ =])\d+")
+_LONGEST = 60
 _NOT_SETTINGS = (
     *("launch.", "trials", "walltime", "seed_base", "cluster.paths.", "cluster.org", "cluster.platform"),
     *("cluster.status", "cluster.slurm", "cluster.health", "cluster.master_port"),
@@ -92,9 +105,53 @@ def _of_image(folder: Path) -> dict[str, Any]:
     return {"container image": known.image.get("name"), "image sha256": known.image.get("sha256")}
 
 
-def logged_settings(result: Result) -> dict[str, str]:
-    """Return the settings that a log names."""
-    return {key: str(value) for key, value in result.hyperparameters.items() if key not in _OF_THE_MACHINE}
+def logged_settings(log: Log, result: Result) -> dict[str, str]:
+    """Return the settings that a log names: those of one value, and what was asked of answers, kernels and servers."""
+    no_settings = (*_OF_THE_MACHINE, mllog.COMPILE_TIME)
+    found = {key: str(value) for key, value in result.hyperparameters.items() if key not in no_settings}
+    return found | dict(_asked(log)) | dict(_of_loads(log))
+
+
+def _asked(log: Log) -> Iterator[tuple[str, str]]:
+    for key in _ASKED:
+        event = log.single(key)
+        if event is None:
+            continue
+        if isinstance(event.value, list):
+            yield key, _listed(event.value)
+        for name, value in _flat(event.metadata):
+            if name not in _NOT_ASKED:
+                yield f"{key}.{name}", _anywhere(value)
+
+
+def _of_loads(log: Log) -> Iterator[tuple[str, str]]:
+    for event in log.all(mllog.LOAD_MEASURED):
+        for name in _OF_A_LOAD:
+            value = event.metadata.get(name)
+            of_each = value if isinstance(value, list) else [value]
+            if text := _all(of_each):
+                yield f"{event.value}.{name}", text
+
+
+def _listed(values: Sequence[Any]) -> str:
+    """Return a list as text; of a long one its beginning, with a checksum by which it differs from others."""
+    text = ", ".join(map(str, values))
+    checksum = hashlib.sha256(text.encode(errors="replace")).hexdigest()[:8]
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}… ({len(values)}, checksum {checksum})"
+
+
+def _anywhere(value: Any) -> str:
+    """Return a value without what differs from run to run: the folder that a file lies in, and a free port."""
+    words = value if isinstance(value, list) else [value]
+    return _PORT.sub(r"\1…", " ".join(_name(str(word)) for word in words))
+
+
+def _name(word: str) -> str:
+    """Return a word; of an absolute path the last part, and of a file that the run made itself its type."""
+    path = Path(word)
+    if not path.is_absolute():
+        return word
+    return f"…{path.suffix}" if path.parent.name == run_files.RANK_LOGS else path.name
 
 
 def planned_settings(plan: Plan | None) -> dict[str, str]:

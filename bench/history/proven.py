@@ -99,7 +99,7 @@ def _trial(log: Path, number: int, plan: Plan | None, *, entry: Entry | None) ->
         task=_task(result, plan),
         measurements={one.name: one for one in content.measurements},
         facts=facts.of_trial(result, log.parent, number),
-        logged=facts.logged_settings(result),
+        logged=facts.logged_settings(content.log, result),
         planned=facts.planned_settings(plan),
     )
 

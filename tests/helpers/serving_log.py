@@ -16,12 +16,14 @@ def write(
     latency_s: Mapping[str, Seconds],
     *,
     server: str = "transformers",
+    started: Mapping[str, Any] | None = None,
     without: Sequence[str] = (),
     **changed: Any,
 ) -> Path:
     """Write the plan's first trial: every load with these latencies, None for a request that failed.
 
-    The first token comes after a quarter of the latency. `changed` replaces what a record says of its load.
+    The first token comes after a quarter of the latency. `started` replaces what the log says of the server, `changed`
+    what a record says of its load.
     """
     serving = plan.config.task.serving
     assert serving is not None
@@ -33,7 +35,8 @@ def write(
         names = [load.name for load in plan.loads]
         bound = serving.max_client_delay
         log.event(mllog.LOADS_ASKED, names, limits=codec.plain(serving.limits), max_client_delay=bound)
-        log.event(mllog.SERVER, server, model="tiny", weights="random", precision="fp32", tp=1, healthy_s=9.5)
+        about = {"model": "tiny", "weights": "random", "precision": "fp32", "tp": 1, "healthy_s": 9.5}
+        log.event(mllog.SERVER, server, **about | dict(started or {}))
         log.stop(mllog.INIT_STOP)
         log.start(mllog.RUN_START)
         for load in plan.loads:

@@ -6,15 +6,17 @@ import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench.cli import main
+from bench.contract.plan import GenerationPlan
 from bench.history import past, store
 from bench.history.past import Change, judge
 from bench.planning.compose import compose
 from bench.results.measurement import Measurement
-from helpers import serving, serving_log
+from helpers import answers_log, serving, serving_log
 from helpers.clock import Clock, turned
 from helpers.planted_runs import plant, prove
 
@@ -205,6 +207,40 @@ def test_settings_have_pasts_of_their_own_and_are_told_apart(
         plant(root / f"run{number}", clock, 100.0, plan=compose(words))
     lines = [line.split("\t") for line in run(capsys).splitlines() if line.startswith("lora_tiny")]
     assert [(line[3], line[-1]) for line in lines] == [("1", "recipe.clip_grad=0.5"), ("2", "recipe.clip_grad=0.3")]
+
+
+def test_logs_without_a_plan_have_one_past_for_each_thing_that_was_asked(clock: Clock, root: Path) -> None:
+    plan = compose(["task=generate_tiny", "cluster=local"])
+    assert isinstance(plan, GenerationPlan)
+    asked: list[dict[str, Any]] = [{}, {"bandwidth_gbs": 4000.0}, {"order": "one_by_one"}, {"max_batch": 3}]
+    for number, about in enumerate(asked):
+        (root / f"run{number}").mkdir(parents=True)
+        answers_log.write(plan, root / f"run{number}/result_0.txt", answers_log.rows(plan), run_s=100 + number, **about)
+        prove(root / f"run{number}")
+    found = past.pasts(store.trials(root))
+    settings = {of.runs[-1].folder.name: past.apart(of, found) for of in found}
+    assert len(settings) == 3, "an estimate is no setting"
+    assert "answers_asked.order=one_by_one" in settings["run2"] and "answers_asked.max_batch=3" in settings["run3"]
+
+
+def test_a_server_of_another_folder_and_port_is_the_same_and_one_of_other_options_is_not(
+    clock: Clock, root: Path
+) -> None:
+    plan = serving.planned("task.serving.arrivals=[burst]", "task.serving.rates=[]")
+    for number, (requests, words) in enumerate(((9, []), (9, []), (9, ["--max-num-seqs", "8"]), (8, []))):
+        (root / f"run{number}").mkdir(parents=True)
+        model = f"/runs/{number}/rank_logs/trial_{number}.model"
+        argv = [f"/venv{number}/bin/vllm", "serve", model, "--port", str(5000 + number), *words]
+        started = {"argv": argv, "model": model, "healthy_s": 9.0 + number}
+        latency_s = {"burst": [0.1 + number / 1e3] * requests}
+        serving_log.write(plan, root / f"run{number}/result_0.txt", latency_s, started=started)
+        prove(root / f"run{number}")
+        clock.now_s += 60
+    found = past.pasts(store.trials(root))
+    assert sorted(sorted(run.folder.name for run in of.runs) for of in found) == [["run0", "run1"], ["run2"], ["run3"]]
+    own = next(of for of in found if len(of.runs) == 2)
+    assert own.settings_by_name["server.argv"] == "vllm serve ….model --port …"
+    assert past.apart(own, found) == "server.argv=vllm serve ….model --port … burst.requests=9"
 
 
 def test_json_has_every_value(clock: Clock, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
