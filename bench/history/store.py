@@ -8,6 +8,7 @@ as a whole, so that several may do so at once, and a file that is damaged or of 
 import hashlib
 import json
 import logging
+import os
 import sqlite3
 import tempfile
 from contextlib import closing, suppress
@@ -122,7 +123,7 @@ def _known(store: sqlite3.Connection, root: Path) -> Known:
         facts, logged, planned = map(json.loads, texts)
         of_run.setdefault(folder, []).append(
             ProvenTrial(
-                folder=root / folder,
+                folder=root / os.fsdecode(folder),
                 trial=trial,
                 log_sha256=sha256,
                 began_ms=began_ms,
@@ -134,7 +135,7 @@ def _known(store: sqlite3.Connection, root: Path) -> Known:
             )
         )
     return {
-        folder: (stamp, Runs(trials=tuple(of_run.get(folder, ())), left_out=tuple(json.loads(left_out))))
+        os.fsdecode(folder): (stamp, Runs(trials=tuple(of_run.get(folder, ())), left_out=tuple(json.loads(left_out))))
         for folder, stamp, left_out in store.execute("SELECT folder, stamp, left_out FROM runs")
     }
 
@@ -150,17 +151,28 @@ def _write(root: Path, known: Known) -> None:
             store.executescript(_TABLES)
             store.execute("INSERT INTO made VALUES (?)", (_code(),))
             for folder, (stamp, runs) in known.items():
-                store.execute("INSERT INTO runs VALUES (?, ?, ?)", (folder, stamp, json.dumps(runs.left_out)))
+                name = _name(folder)
+                store.execute("INSERT INTO runs VALUES (?, ?, ?)", (name, stamp, json.dumps(runs.left_out)))
                 for trial in runs.trials:
-                    _insert(store, folder, trial)
+                    _insert(store, name, trial)
         part.replace(root / STORE)
-    except (OSError, sqlite3.Error) as error:
+    except (OSError, sqlite3.Error, ValueError, OverflowError) as error:  # a log may say what SQLite cannot hold
         _log.warning("%s cannot be written, and will be made anew the next time: %s", root / STORE, error)
+    finally:
         if part is not None:
             part.unlink(missing_ok=True)
 
 
-def _insert(store: sqlite3.Connection, folder: str, trial: ProvenTrial) -> None:
+def _name(folder: str) -> str | bytes:
+    """Return the name of a folder as SQLite can hold it: the bytes of one that is not UTF-8."""
+    raw = os.fsencode(folder)
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return raw
+
+
+def _insert(store: sqlite3.Connection, folder: str | bytes, trial: ProvenTrial) -> None:
     texts = (json.dumps(dict(each)) for each in (trial.facts, trial.logged, trial.planned))
     values = (folder, trial.trial, trial.log_sha256, trial.began_ms, trial.task, *texts)
     store.execute("INSERT INTO trials VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)

@@ -1,6 +1,7 @@
 """`history`: a planted regression is found, and the store is what the logs say, whatever happened to it."""
 
 import json
+import os
 import shutil
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
@@ -195,6 +196,27 @@ def test_a_folder_where_nothing_can_be_written_has_a_history(
 ) -> None:
     plant(root / "a", clock, 100.0, **H200)
     monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
+    assert len(store.trials(root)) == 1
+    assert "cannot be written" in caplog.text and not list(root.glob("*sqlite*")) + list(root.glob(".*sqlite*"))
+
+
+def test_a_folder_whose_name_is_not_utf8_is_one_as_others_are(
+    clock: Clock, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plant(root / "a", clock, 100.0, **H200)
+    plant(root / os.fsdecode(b"caf\xe9"), clock, 101.0, **H200)
+    found = store.trials(root)
+    assert [os.fsencode(trial.folder.name) for trial in found] == [b"a", b"caf\xe9"]
+    assert store._read(root) and store.trials(root) == found, "it is kept"
+    assert "101.00" in run(capsys, "lora_8b")
+    assert [path.name for path in root.glob(".*sqlite*")] == []
+
+
+def test_what_the_store_cannot_hold_is_read_from_the_logs_each_time(
+    clock: Clock, root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    plant(root / "a", clock, 100.0, **H200)
+    monkeypatch.setattr(store, "_stamp", lambda _: "\ud800")
     assert len(store.trials(root)) == 1
     assert "cannot be written" in caplog.text and not list(root.glob("*sqlite*")) + list(root.glob(".*sqlite*"))
 
