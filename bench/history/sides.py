@@ -73,8 +73,15 @@ def side(text: str) -> Side:
 
 
 def _folders(path: Path) -> list[Path]:
-    """Return the run folders of a path, which may be a pattern or an arm of a study."""
+    """Return the run folders of a path, which may be a pattern or an arm of a study.
+
+    Raises:
+        ConfigError: it is no valid pattern, or a study without an arm.
+    """
     if glob.has_magic(str(path)) and not path.exists():
+        if joined := next((part for part in path.parts if "**" in part and part != "**"), None):  # an error until 3.13
+            fix = "let ** stand alone between slashes: 'runs/**/*fp8*'"
+            raise ConfigError(f"{joined} is no part of a pattern of paths", where=str(path), fix=fix)
         matches = Path(path.anchor or ".").glob(str(path.relative_to(path.anchor)))
         return [folder for match in sorted(matches) for folder in _folders(match)]
     if not path.is_dir():

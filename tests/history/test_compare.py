@@ -207,6 +207,7 @@ def test_one_run_each_is_never_compared(clock: Clock, capsys: pytest.CaptureFixt
     [
         (["a"], "1 sets of runs, and two are compared"),
         (["a", "missing"], "no runs here"),
+        (["**a*", "b"], "**a* is no part of a pattern of paths"),
         (["a", "a"], "a run is on both sides"),
         (["a", "b", "--measurement", "speed"], "speed was not measured on both sides"),
         (["a", "b", "--pairing", "order"], "2 runs of a and 1 of b are no pairs"),
