@@ -113,7 +113,7 @@ def load(paths: Sequence[Path], *, num_gpus: int | None = None) -> tuple[TrialSe
                 "this does not exist", where=str(path), fix="name a run folder, or some of its result_*.txt"
             )
     found: list[TrialSet] = []
-    paths = [inner for path in paths for inner in _sets_in(path)]
+    paths = [inner for path in paths for inner in sets_in(path)]
     for (folder, is_whole), group in itertools.groupby(paths, _folder):
         files = [] if is_whole else list(group)
         scored, plan = worth(examined(files or folder)), plan_in(folder)
@@ -125,7 +125,7 @@ def load(paths: Sequence[Path], *, num_gpus: int | None = None) -> tuple[TrialSe
     return tuple(found)
 
 
-def _sets_in(path: Path) -> list[Path]:
+def sets_in(path: Path) -> list[Path]:
     """Return the path itself, or for a folder of run folders the ones that hold results."""
     if not path.is_dir() or any(path.glob("result_*.txt")):
         return [path]
