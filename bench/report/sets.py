@@ -4,7 +4,7 @@ import itertools
 import logging
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from bench.contract.plan import NOT_A_SUBMISSION, Plan
 from bench.contract.schema import Device
 from bench.errors import ConfigError
 from bench.mlperf.gpu_count import NO_DEVICES
+from bench.mlperf.per_gpu import with_gpus
 from bench.mlperf.result import NO_TARGET, Result
 from bench.mlperf.score import Score, examined, worth
 from bench.mlperf.titles import task_of_mark
@@ -121,7 +122,9 @@ def load(paths: Sequence[Path], *, num_gpus: int | None = None) -> tuple[TrialSe
         name = _name(folder.resolve(), scored.benchmark) + (f", {files[0].stem}" if len(files) == 1 else "")
         if any(name == other.name for other in found):
             name = str(files[0] if len(files) == 1 else folder)
-        found.append(TrialSet(name=name, score=scored, plan=plan, num_gpus=_num_gpus(scored, plan, num_gpus)))
+        gpus = _num_gpus(scored, plan, num_gpus)
+        with_rates = replace(scored, results=tuple(with_gpus(result, gpus) for result in scored.results))
+        found.append(TrialSet(name=name, score=with_rates, plan=plan, num_gpus=gpus))
     return tuple(found)
 
 
