@@ -1,10 +1,9 @@
 """Read a study's folder: all that is to be shown of it, from its run folders' logs."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
-from time import localtime, strftime
 
-from bench.contract.run_files import result as log_of
 from bench.results.comparison import compare, values_by_block
 from bench.results.study import Column, Difference, PlannedArm, Publication, StudyResult
 from bench.studies import arms as arms_of
@@ -102,9 +101,18 @@ def _hardware(found: Sequence[ArmRuns]) -> str:
 
 
 def _dates(found: Sequence[ArmRuns]) -> str:
-    times = [(run.folder / log_of(0)).stat().st_mtime for runs in found for run, _ in runs.proven]
-    days = [strftime("%Y-%m-%d", localtime(time)) for time in (min(times), max(times))] if times else []
-    return " to ".join(dict.fromkeys(days))
+    """Return the days, in UTC, on which the first and the last run began."""
+    times = [one.began_ms for runs in found for _, one in runs.proven if one.began_ms is not None]
+    days = [_day(time_ms) for time_ms in (min(times), max(times))] if times else []
+    return " to ".join(dict.fromkeys(filter(None, days)))
+
+
+def _day(time_ms: int) -> str:
+    """Return a time of a log as a date; empty for one that no calendar holds."""
+    try:
+        return datetime.fromtimestamp(time_ms / 1000, UTC).date().isoformat()
+    except (ValueError, OverflowError, OSError):
+        return ""
 
 
 def _notes(kept: Kept, found: Sequence[ArmRuns]) -> list[str]:
