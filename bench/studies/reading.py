@@ -7,7 +7,7 @@ from pathlib import Path
 from bench.results.comparison import compare, values_by_block
 from bench.results.study import Column, Difference, PlannedArm, Publication, StudyResult
 from bench.studies import arms as arms_of
-from bench.studies import coefficients, order, standing, tables
+from bench.studies import checks, coefficients, library, order, standing, tables
 from bench.studies import folder as folders
 from bench.studies.arms import Arm
 from bench.studies.folder import Kept
@@ -16,14 +16,16 @@ from bench.studies.standing import State
 from bench.studies.tables import ArmRuns
 
 
-def read(folder: Path) -> StudyResult:
+def read(folder: Path, *, runs: int | None = None) -> StudyResult:
     """Return a study's tables; nothing is composed, started or asked of the user.
 
+    `runs` is how many of each arm count; without it as many as the study says.
+
     Raises:
-        ConfigError: it is not a study's folder.
+        ConfigError: it is not a study's folder, or nobody means so many runs.
     """
     kept, planned = folders.kept(folder), folders.planned(folder)
-    study = kept.study
+    study = kept.study if runs is None else library.with_runs(kept.study, runs)
     arms = [arm for arm in arms_of.of(study, where=folders.STUDY) if arm.name in planned]
     standings = standing.of(folder, [(arm, planned[arm.name]) for arm in arms], num_runs=study.runs, ask=False)
     found = [tables.read(arm, planned[arm.name], study, standings) for arm in arms]
@@ -50,7 +52,7 @@ def read(folder: Path) -> StudyResult:
         hardware=_hardware(found),
         order=tuple(order.blocks(list(planned.values()), runs=study.runs, seed=study.seed)),
         margin=study.margin,
-        notes=(*_notes(kept, found), *_further_runs(folder, arms, planned, study)),
+        notes=(*_notes(kept, study, found), *_further_runs(folder, arms, planned, study)),
     )
 
 
@@ -115,8 +117,8 @@ def _day(time_ms: int) -> str:
         return ""
 
 
-def _notes(kept: Kept, found: Sequence[ArmRuns]) -> list[str]:
-    study, notes = kept.study, []
+def _notes(kept: Kept, study: Study, found: Sequence[ArmRuns]) -> list[str]:
+    notes = []
     missing = sum(len(runs.missing) for runs in found)
     total = missing + sum(len(runs.proven) for runs in found)
     if missing:
@@ -129,7 +131,8 @@ def _notes(kept: Kept, found: Sequence[ArmRuns]) -> list[str]:
 
 def _further_runs(folder: Path, arms: Sequence[Arm], planned: Mapping[str, PlannedArm], study: Study) -> Iterator[str]:
     """Yield how many proven runs lie in blocks beyond those that the study counts: `--runs` asked for them once."""
-    last = max((int(path.suffix[1:]) for path in folder.glob("*.*/") if path.suffix[1:].isdigit()), default=0)
+    blocks = (int(path.suffix[1:]) for path in folder.glob("*.*/") if path.suffix[1:].isdecimal())
+    last = max((block for block in blocks if block <= checks.MAX_RUNS), default=0)
     if last <= study.runs:
         return
     every = standing.of(folder, [(arm, planned[arm.name]) for arm in arms], num_runs=last, ask=False)

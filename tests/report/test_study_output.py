@@ -235,7 +235,7 @@ def test_the_verb_writes_what_it_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / studies.STUDY).touch()
-    monkeypatch.setattr(studies, "read", study_results.precisions)
+    monkeypatch.setattr(studies, "read", lambda folder, runs: study_results.precisions(folder))
     out = tmp_path / "out"
     several = ["--out", str(out)]
     for words, code in (
