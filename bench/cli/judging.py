@@ -65,7 +65,7 @@ def _add_parse(verbs: verb.Verbs) -> None:
         metavar="FILE",
         help="result_K.txt of a trial, or any log that holds one; .gz too, pipes, and - for stdin",
     )
-    parser.add_argument("--official", metavar="RULESET", help="ask MLPerf's own checker too")
+    parser.add_argument("--official", metavar="RULESET", help="ask MLPerf's own checker too, of training logs")
     parser.add_argument("--num-gpus", type=verb.count, metavar="N", help="where the log does not say")
     verb.takes_json(parser, "one JSON object per file")
 
@@ -99,7 +99,7 @@ def _parse_one(log: Path, args: argparse.Namespace) -> bool:
     with inputs.plain([log]) as (file,):
         records = logs.read(file)
         proven = results.result(records, str(log), reader.system(file))
-        if (is_done := other_kinds.parse(records, proven, as_json=args.json)) is not None:
+        if (is_done := other_kinds.parse(records, proven, args)) is not None:
             return is_done
         result = with_gpus(proven, args.num_gpus)
         verdicts = [official.official_verdict(file, ruleset=args.official)] if args.official else []
