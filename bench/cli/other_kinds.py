@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     Trials = Sequence[ReadTrial[Any]]
 
 
-def parse(log: "Log", result: "Result", args: argparse.Namespace) -> bool | None:
+def parse(log: "Log", result: "Result", args: argparse.Namespace, others: serving_reading.Others) -> bool | None:
     """Print what a log proves, and return whether its task was done; None for the log of a training task.
+
+    `others` keeps the loads of a server.
 
     Raises:
         LogError: something is asked of it that only logs of training can answer.
@@ -41,6 +43,7 @@ def parse(log: "Log", result: "Result", args: argparse.Namespace) -> bool | None
         return kernel_reading.parse(result, found, as_json=args.json)
     if isinstance(found, GenerationResult):
         return generation_reading.parse(result, found, as_json=args.json)
+    others.keep(found)
     return serving_reading.parse(result, found, as_json=args.json)
 
 
