@@ -65,7 +65,7 @@ def _add_parse(verbs: verb.Verbs) -> None:
         metavar="FILE",
         help="result_K.txt of a trial, or any log that holds one; .gz too, pipes, and - for stdin",
     )
-    parser.add_argument("--official", metavar="RULESET", help="ask MLPerf's own checker too")
+    parser.add_argument("--official", metavar="RULESET", help="ask MLPerf's own checker too, of training logs")
     parser.add_argument("--num-gpus", type=verb.count, metavar="N", help="where the log does not say")
     verb.takes_json(parser, "one JSON object per file")
 
@@ -75,17 +75,17 @@ def _parse(args: argparse.Namespace) -> int:
     others = serving_reading.Others()
     for log in args.logs:
         try:
-            is_good = others.take(log, as_json=args.json) or _parse_one(log, args)
+            is_good = others.take(log, as_json=args.json) or _parse_one(log, args, others)
         except LogError as error:  # the other logs are judged all the same
             print(secrets.masked(str(error)), file=sys.stderr)
             exit_code = max(exit_code, error.exit_code)
         else:
             exit_code = max(exit_code, 0 if is_good else 1)
-    others.show(args.logs, as_json=args.json)
+    others.show(as_json=args.json)
     return exit_code
 
 
-def _parse_one(log: Path, args: argparse.Namespace) -> bool:
+def _parse_one(log: Path, args: argparse.Namespace, others: serving_reading.Others) -> bool:
     """Print what a log proves; return whether that is a valid trial, also to the official checker if it is asked."""
     from bench.console import modules as module_sheets
     from bench.console import result as result_sheets
@@ -99,7 +99,7 @@ def _parse_one(log: Path, args: argparse.Namespace) -> bool:
     with inputs.plain([log]) as (file,):
         records = logs.read(file)
         proven = results.result(records, str(log), reader.system(file))
-        if (is_done := other_kinds.parse(records, proven, as_json=args.json)) is not None:
+        if (is_done := other_kinds.parse(records, proven, args, others)) is not None:
             return is_done
         result = with_gpus(proven, args.num_gpus)
         verdicts = [official.official_verdict(file, ruleset=args.official)] if args.official else []

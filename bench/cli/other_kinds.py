@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench.cli import generation_reading, kernel_reading, serving_reading
+from bench.errors import ConfigError, LogError
 
 if TYPE_CHECKING:
     from bench.console.sheet import Sheet
@@ -19,18 +20,31 @@ if TYPE_CHECKING:
     Trials = Sequence[ReadTrial[Any]]
 
 
-def parse(log: "Log", result: "Result", *, as_json: bool) -> bool | None:
-    """Print what a log proves, and return whether its task was done; None for the log of a training task."""
+def parse(log: "Log", result: "Result", args: argparse.Namespace, others: serving_reading.Others) -> bool | None:
+    """Print what a log proves, and return whether its task was done; None for the log of a training task.
+
+    `others` keeps the loads of a server.
+
+    Raises:
+        LogError: something is asked of it that only logs of training can answer.
+    """
     from bench.results import GenerationResult, KernelsResult, of_kind
 
     found = of_kind(log)
     if found is None:
         return None
+    if unused := [f"--{name.replace('_', '-')}" for name in ("official", "num_gpus") if getattr(args, name)]:
+        raise LogError(
+            f"{' and '.join(unused)} with the log of a task that trains nothing",
+            where=result.file,
+            fix="leave that out for this log: only logs of training have a use for it",
+        )
     if isinstance(found, KernelsResult):
-        return kernel_reading.parse(result, found, as_json=as_json)
+        return kernel_reading.parse(result, found, as_json=args.json)
     if isinstance(found, GenerationResult):
-        return generation_reading.parse(result, found, as_json=as_json)
-    return serving_reading.parse(result, found, as_json=as_json)
+        return generation_reading.parse(result, found, as_json=args.json)
+    others.keep(found)
+    return serving_reading.parse(result, found, as_json=args.json)
 
 
 class Shown(NamedTuple):
@@ -46,7 +60,7 @@ def report(folders: Sequence[Path], args: argparse.Namespace) -> int | None:
     """Print what runs measured, write their page where a folder is named, and return the exit code; None if they train.
 
     Raises:
-        ConfigError: they are of different kinds, or the folder cannot be written.
+        ConfigError: they are of different kinds, --num-gpus is given, or the folder cannot be written.
         LogError: a log cannot be read.
     """
     from bench.console import sheet
@@ -56,6 +70,12 @@ def report(folders: Sequence[Path], args: argparse.Namespace) -> int | None:
     trials = load(folders)
     if not trials:
         return None
+    if args.num_gpus is not None:
+        raise ConfigError(
+            "--num-gpus with logs of a task that trains nothing",
+            where=trials[0].result.file,
+            fix="leave that out: only logs of training have a use for it",
+        )
     shown = _shown(trials[0])
     if args.json:
         for trial in trials:

@@ -1,7 +1,6 @@
 """What `parse` does with the logs of serving tasks, and with the files of other load generators."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,7 +38,7 @@ class Others:
 
     def __init__(self) -> None:
         self._found: list[Summary] = []
-        self._files: set[Path] = set()
+        self._ours: list[Summary] = []
 
     def take(self, path: Path, *, as_json: bool) -> bool:
         """Return whether a file is one of another tool, which is then read; raises LogError where it proves nothing."""
@@ -48,20 +47,21 @@ class Others:
         if not path.is_file() or not imported.is_json(path):  # what a pipe gives is read once, as a log
             return False
         found = imported.read(path)
-        self._files.add(path)
         self._found += found
         for one in found if as_json else ():
             print(json.dumps({"file": str(path), "kind": "imported"} | asdict(one)))
         return True
 
-    def show(self, paths: Sequence[Path], *, as_json: bool) -> None:
+    def keep(self, result: "ServingResult") -> None:
+        """Keep the loads of a log of ours: one that was packed, or came by a pipe, cannot be read a second time."""
+        from bench.results import serving
+
+        self._ours += serving.summaries(result)
+
+    def show(self, *, as_json: bool) -> None:
         """Print the loads of other tools beside those of our own logs, where there are any."""
         from bench.console import serving as serving_sheets
         from bench.console import sheet
-        from bench.results import serving
 
-        if as_json or not self._found:
-            return
-        own = [serving.of_file(path) for path in paths if path not in self._files and path.is_file()]
-        ours = [summary for result in own if result is not None for summary in serving.summaries(result)]
-        sheet.show(serving_sheets.beside([*ours, *self._found]))
+        if self._found and not as_json:
+            sheet.show(serving_sheets.beside([*self._ours, *self._found]))

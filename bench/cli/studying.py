@@ -46,10 +46,11 @@ def _study(args: argparse.Namespace) -> int:
         return _list(args)
     if (Path(args.name) / studies.STUDY).exists():
         _check_only_read(args)
-        _show(studies.read(Path(args.name)), args)
+        _show(studies.read(Path(args.name), runs=args.runs), args)
         return 0
     if args.table:
-        _show(studies.read(studies.folder_of(args.name, args.overrides, config_dir=args.config_dir)), args)
+        folder = studies.folder_of(args.name, args.overrides, config_dir=args.config_dir)
+        _show(studies.read(folder, runs=args.runs), args)
         return 0
     session = studies.begin(args.name, args.overrides, config_dir=args.config_dir, runs=args.runs)
     if args.dry_run:
@@ -61,7 +62,7 @@ def _study(args: argparse.Namespace) -> int:
 
 def _check_only_read(args: argparse.Namespace) -> None:
     """Raise ConfigError where a study's folder is named, and something else is asked for than to read it."""
-    given = {"--dry-run": args.dry_run, "--runs": args.runs, **dict.fromkeys(args.overrides, True)}
+    given = {"--dry-run": args.dry_run, **dict.fromkeys(args.overrides, True)}
     if unused := [name for name, is_given in given.items() if is_given]:
         raise ConfigError(
             f"{unused[0]} with the folder of a study, which is only read",

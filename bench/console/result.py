@@ -142,7 +142,8 @@ def _throughput_row(result: Result) -> Row:
 def _arithmetic_row(result: Result) -> Row:
     name, work = "model arithmetic", f"{result.tflop_per_sample:,.4g} TFLOP a sample"
     if result.tflops_gpu is None:
-        return name, "", f"{work}; no TFLOP/s: not measured on GPUs"
+        why = "the samples are not timed" if result.num_gpus else "not measured on GPUs"
+        return name, "", f"{work}; no TFLOP/s: {why}"
     share = (
         "no MFU: the cluster names no peak rate"
         if result.mfu is None

@@ -71,7 +71,10 @@ def beside(found: Sequence[Summary]) -> Sheet:
         *("ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99"),
     )
     rows = [
-        (one.source, one.load, f"{one.requests:,}", f"{one.failed:,}", *(_cell(getattr(one, name)) for name in numbers))
+        (
+            *(one.source, one.load, f"{one.requests:,}", "-" if one.failed is None else f"{one.failed:,}"),
+            *(_cell(getattr(one, name)) for name in numbers),
+        )
         for one in found
     ]
     columns = (

@@ -2,10 +2,8 @@
 
 import math
 
-from bench.report.numbers import digits, number_text
+from bench.report.numbers import MOST_DECIMALS, digits, number_text
 from bench.results.study import Cell, Mark, Published
-
-_MOST_DECIMALS = 6
 
 
 def cell_text(cell: Cell) -> str:
@@ -28,7 +26,7 @@ def _decimals(deviation: float, value: float) -> int:
     """Return how many decimals show two digits of a deviation; without one, four digits of the value."""
     if deviation == 0:
         return digits(value)
-    return max(0, min(_MOST_DECIMALS, 1 - math.floor(math.log10(deviation))))
+    return max(0, min(MOST_DECIMALS, 1 - math.floor(math.log10(deviation))))
 
 
 def meant(figure: Published) -> str:

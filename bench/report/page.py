@@ -82,7 +82,7 @@ def _section(trials: TrialSet, rows: Sequence[Row], out: Path, *, mark: str) -> 
         "trials": trials,
         "score": trials.score,
         "claim": claimed,
-        "cards": throughput.cards(speed) if speed is not None else _cards(trials, claimed, rows),
+        "cards": _speed_cards(speed) if speed is not None else _cards(trials, claimed, rows),
         "rows": rows,
         "blanks": _blanks(rows),
         "figures": dict(drawn),
@@ -132,6 +132,27 @@ def _cards(trials: TrialSet, claimed: Claim, rows: Sequence[Row]) -> list[dict[s
             note = spread if len(values) > 1 else "one trial"
             cards.append({"name": HEADINGS[key], "value": number_text(median(values)), "unit": unit, "note": note})
     return cards
+
+
+def _speed_cards(speed: throughput.Compared) -> list[dict[str, str]]:
+    """Return the few numbers that stand at the top of a set of random weights; none of them is minutes."""
+    m = speed.measured
+    peak = None if m.peak_memory_gib is None else m.peak_memory_gib.allocated
+    numbers = (
+        ("median step time", m.step_time_ms.median if m.step_time_ms else None, "ms", "of all steps of all trials"),
+        ("samples/s", m.samples_s, "", "samples over time spent training"),
+        ("tokens/s/GPU", m.tokens_s_gpu, "", ""),
+        ("TFLOP/s/GPU", m.tflops_gpu, "", "of the model, nothing recomputed"),
+        ("MFU", 100 * m.mfu if m.mfu else None, "%", "of the dense peak in the precision of the layers"),
+        ("peak memory", peak, "GiB", "allocated on the fullest GPU"),
+        ("evaluation", m.eval_time_s.median if m.eval_time_s else None, "s", "median"),
+    )
+    none = {"name": "score", "value": "none", "unit": "", "note": NO_TARGET}
+    return [none] + [
+        {"name": name, "value": number_text(value), "unit": unit, "note": note}
+        for name, value, unit, note in numbers
+        if value is not None
+    ]
 
 
 def _required(trials: TrialSet) -> str:

@@ -11,11 +11,11 @@ Row = tuple[str, str, str]
 TRAINING_ONLY = "training only: loading, checkpoints and evaluations excluded"
 
 
-def memory_row(peak: PeakMemory | None) -> Row:
-    """Return what the fullest GPU held at most, beside the plan's estimate."""
+def memory_row(peak: PeakMemory | None, why_none: str = "") -> Row:
+    """Return what the fullest GPU held at most, beside the plan's estimate; or why that is not known."""
     name = "peak memory (GiB)"
     if peak is None:
-        return name, "", "not measured on GPUs"
+        return name, "", why_none or "not measured on GPUs"
     reserved = "" if peak.reserved is None else f"{peak.reserved:,.1f} reserved"
     estimated = "" if peak.estimated is None else f"the plan estimated {peak.estimated:,.1f}"
     return name, f"{peak.allocated:,.1f}", "; ".join(filter(None, ("fullest GPU", reserved, estimated)))

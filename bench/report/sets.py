@@ -4,7 +4,7 @@ import itertools
 import logging
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from bench.contract.plan import NOT_A_SUBMISSION, Plan
 from bench.contract.schema import Device
 from bench.errors import ConfigError
 from bench.mlperf.gpu_count import NO_DEVICES
+from bench.mlperf.per_gpu import with_gpus
 from bench.mlperf.result import NO_TARGET, Result
 from bench.mlperf.score import Score, examined, worth
 from bench.mlperf.titles import task_of_mark
@@ -113,7 +114,7 @@ def load(paths: Sequence[Path], *, num_gpus: int | None = None) -> tuple[TrialSe
                 "this does not exist", where=str(path), fix="name a run folder, or some of its result_*.txt"
             )
     found: list[TrialSet] = []
-    paths = [inner for path in paths for inner in _sets_in(path)]
+    paths = [inner for path in paths for inner in sets_in(path)]
     for (folder, is_whole), group in itertools.groupby(paths, _folder):
         files = [] if is_whole else list(group)
         scored, plan = worth(examined(files or folder)), plan_in(folder)
@@ -121,11 +122,13 @@ def load(paths: Sequence[Path], *, num_gpus: int | None = None) -> tuple[TrialSe
         name = _name(folder.resolve(), scored.benchmark) + (f", {files[0].stem}" if len(files) == 1 else "")
         if any(name == other.name for other in found):
             name = str(files[0] if len(files) == 1 else folder)
-        found.append(TrialSet(name=name, score=scored, plan=plan, num_gpus=_num_gpus(scored, plan, num_gpus)))
+        gpus = _num_gpus(scored, plan, num_gpus)
+        with_rates = replace(scored, results=tuple(with_gpus(result, gpus) for result in scored.results))
+        found.append(TrialSet(name=name, score=with_rates, plan=plan, num_gpus=gpus))
     return tuple(found)
 
 
-def _sets_in(path: Path) -> list[Path]:
+def sets_in(path: Path) -> list[Path]:
     """Return the path itself, or for a folder of run folders the ones that hold results."""
     if not path.is_dir() or any(path.glob("result_*.txt")):
         return [path]

@@ -12,12 +12,11 @@ from bench.mlperf import published
 from bench.mlperf.benchmarks import BENCHMARKS
 from bench.mlperf.published import System
 from bench.mlperf.rcp import rcp_record
-from bench.mlperf.result import NO_TARGET, PeakMemory
+from bench.mlperf.result import PeakMemory
 from bench.mlperf.speed import Spread, spread
 from bench.mlperf.telemetry import Telemetry, joined
 from bench.report import apart
 from bench.report.compare import best_of_each, model
-from bench.report.numbers import number_text
 from bench.report.rows import TRAINING_ONLY, Row, measured_rows, memory_row, spread_row, telemetry_rows, value_text
 from bench.report.sets import TrialSet
 
@@ -127,6 +126,8 @@ def project(measured: Throughput, *, ruleset: str) -> tuple[Projection | None, s
     reference's own.
     """
     m = measured
+    if not m.num_runs:
+        return None, _NO_TRIAL
     if m.shape_of is None or m.global_batch_size is None:
         return None, "a step or an evaluation is not as much work as a benchmark's"
     if not m.samples_s or m.eval_time_s is None:
@@ -156,10 +157,12 @@ def beside(trials: TrialSet, measured: Throughput) -> tuple[tuple[Speed, ...], s
     Systems with the same accelerator; where there are none, the best of each accelerator.
     """
     m, own = measured, model(trials.accelerator)
+    if not m.num_runs:
+        return (), _NO_TRIAL
     if m.shape_of is None:
         return (), "a step is not as much work as a published benchmark's"
     if m.num_gpus is None or not m.samples_s or not m.global_batch_size:
-        return (), "not measured on GPUs, or the steps were not timed"
+        return (), _why_no_rate(m, "batch size")
     same = [
         s for s in published.systems(m.shape_of) if s.num_gpus == m.num_gpus and s.step_time_s and s.global_batch_size
     ]
@@ -213,7 +216,7 @@ def _speed(
 
 def rows(measured: Throughput, projection: Projection | None, why_not: str) -> list[Row]:
     """Return what was measured as (what, value, remark); what was not is blank, with the reason."""
-    m, no_gpus = measured, "not measured on GPUs"
+    m = measured
     mfu = 100 * m.mfu if m.mfu else None
     estimate = (
         [("estimated step time (ms)", f"{m.estimated_step_ms:,.0f}", "by the plan")] if m.estimated_step_ms else []
@@ -226,16 +229,16 @@ def rows(measured: Throughput, projection: Projection | None, why_not: str) -> l
             ("time of an epoch (s)", m.epoch_time_s, "{:,.1f}", f"mean over a trial's epochs; {TRAINING_ONLY}"),
         ),
         ("samples/s", value_text(m.samples_s, "{:,.3f}"), "samples over time spent training"),
-        ("tokens/s/GPU", value_text(m.tokens_s_gpu, "{:,.0f}"), "" if m.tokens_s_gpu else no_gpus),
+        _rate_row(m, "tokens/s/GPU", m.tokens_s_gpu, "{:,.0f}", unlogged="sequence length"),
         *measured_rows(("tokens/s/GPU without padding", m.real_tokens_s_gpu, "{:,.0f}", "real tokens only")),
-        ("TFLOP/s/GPU", value_text(m.tflops_gpu, "{:,.1f}"), "" if m.tflops_gpu else no_gpus),
+        _rate_row(m, "TFLOP/s/GPU", m.tflops_gpu, "{:,.1f}", unlogged="TFLOP of a sample"),
         (
             "TFLOP a sample",
             value_text(m.tflop_per_sample, "{:,.5g}"),
             "of the model, forward and backward, nothing recomputed",
         ),
-        ("MFU (%)", value_text(mfu, "{:.1f}"), m.mfu_counts if mfu else "no GPUs, or no peak rate is known of them"),
-        memory_row(m.peak_memory_gib),
+        ("MFU (%)", value_text(mfu, "{:.1f}"), m.mfu_counts if mfu else _why_no_rate(m, "peak rate of the GPUs")),
+        memory_row(m.peak_memory_gib, "" if m.num_runs else _NO_TRIAL),
         *telemetry_rows(m.telemetry),
         spread_row("evaluation (s)", m.eval_time_s, "evaluation"),
         *measured_rows(("last training loss", m.train_loss, "{:.4f}", "")),
@@ -243,6 +246,22 @@ def rows(measured: Throughput, projection: Projection | None, why_not: str) -> l
         if projection is None
         else ("projected minutes", f"{projection.minutes:.2f}", f"{projection.label}; {projection.formula}"),
     ]
+
+
+_NO_TRIAL = "no trial is valid"
+
+
+def _why_no_rate(m: Throughput, unlogged: str) -> str:
+    """Return why there is no rate of a GPU; where nothing else is missing, the logs do not have `unlogged`."""
+    if not m.num_runs:
+        return _NO_TRIAL
+    if m.num_gpus is None:
+        return "not measured on GPUs, or the logs do not say on how many: --num-gpus N does"
+    return f"no {unlogged} is logged" if m.samples_s else "the steps were not timed"
+
+
+def _rate_row(m: Throughput, name: str, rate: float | None, form: str, *, unlogged: str) -> Row:
+    return name, value_text(rate, form), "" if rate else _why_no_rate(m, unlogged)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,27 +283,6 @@ def compared(trials: TrialSet) -> Compared:
     lines, no_peers = beside(trials, measured)
     table = [*rows(measured, projection, why_not), *apart.set_rows(trials.results)]
     return Compared(measured=measured, projection=projection, rows=table, lines=lines, no_peers=no_peers)
-
-
-def cards(speed: Compared) -> list[dict[str, str]]:
-    """Return the few numbers that stand at the top of a set of random weights; none of them is minutes."""
-    m = speed.measured
-    peak = None if m.peak_memory_gib is None else m.peak_memory_gib.allocated
-    numbers = (
-        ("median step time", m.step_time_ms.median if m.step_time_ms else None, "ms", "of all steps of all trials"),
-        ("samples/s", m.samples_s, "", "samples over time spent training"),
-        ("tokens/s/GPU", m.tokens_s_gpu, "", ""),
-        ("TFLOP/s/GPU", m.tflops_gpu, "", "of the model, nothing recomputed"),
-        ("MFU", 100 * m.mfu if m.mfu else None, "%", "of the dense peak in the precision of the layers"),
-        ("peak memory", peak, "GiB", "allocated on the fullest GPU"),
-        ("evaluation", m.eval_time_s.median if m.eval_time_s else None, "s", "median"),
-    )
-    none = {"name": "score", "value": "none", "unit": "", "note": NO_TARGET}
-    return [none] + [
-        {"name": name, "value": number_text(value), "unit": unit, "note": note}
-        for name, value, unit, note in numbers
-        if value is not None
-    ]
 
 
 RATIO = (

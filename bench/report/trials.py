@@ -1,5 +1,6 @@
 """The trials of tasks that train nothing, read for one page: all of a kind, each log once."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from bench.mlperf import log as logs
 from bench.mlperf import reader
 from bench.mlperf import result as results
 from bench.mlperf.result import Result
+from bench.report.sets import sets_in
 from bench.results import GenerationResult, KernelsResult, ServingResult, of_kind
 
 K = TypeVar("K", KernelsResult, GenerationResult, ServingResult)
@@ -35,7 +37,7 @@ class ReadTrial(Generic[K]):
 
 
 def load(paths: Sequence[Path]) -> list[ReadTrial[Any]]:
-    """Return the trials of run folders and logs, in their order; none if their tasks train.
+    """Return the trials of logs, run folders and folders of such folders, in their order; none if their tasks train.
 
     Raises:
         ConfigError: some are of one kind, and some of another.
@@ -43,7 +45,7 @@ def load(paths: Sequence[Path]) -> list[ReadTrial[Any]]:
     """
     trials: list[ReadTrial[Any]] = []
     others: list[str] = []
-    for path in paths:
+    for path in itertools.chain.from_iterable(map(sets_in, paths)):
         for file in sorted(path.glob("result_*.txt")) if path.is_dir() else [path]:
             log = logs.read(file) if file.is_file() else None
             found = None if log is None else of_kind(log)

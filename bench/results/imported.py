@@ -26,7 +26,7 @@ class Summary:
     """The tool, or the log."""
     load: str
     requests: int
-    failed: int
+    failed: int | None
     output_throughput: float | None
     request_throughput: float | None
     latency_p50: float | None
@@ -72,22 +72,21 @@ def _require_answers(found: list[Summary], path: Path) -> None:
     if not found:
         raise LogError("the file holds no load", where=str(path), fix=FIX)
     for one in found:
-        if one.requests - one.failed <= 0:
+        failed = one.failed or 0
+        if one.requests - failed <= 0:
             raise LogError(
-                f"{one.failed} of {one.requests} requests of load {one.load!r} failed: its rates and times are of "
-                "nothing",
+                f"{failed} of {one.requests} requests of load {one.load!r} failed: its rates and times are of nothing",
                 where=str(path),
                 fix="look at what the server answered, and load it again",
             )
 
 
 def _of_vllm(raw: dict[str, Any]) -> Iterator[Summary]:
-    failed = _count(raw.get("failed"))
-    rate = raw.get("request_rate")
+    failed, rate = _failed_of_vllm(raw), raw.get("request_rate")
     yield Summary(
         source=f"vllm bench serve: {raw.get('model_id') or 'model not named'}",
         load="burst" if rate in ("inf", float("inf")) else f"{rate}/s",
-        requests=_count(raw.get("completed")) + failed,
+        requests=_count(raw.get("completed")) + (failed or 0),
         failed=failed,
         output_throughput=_number(raw.get("output_throughput")),
         request_throughput=_number(raw.get("request_throughput")),
@@ -97,6 +96,14 @@ def _of_vllm(raw: dict[str, Any]) -> Iterator[Summary]:
             for share, word in ((50, "median"), (99, "p99"))
         ),
     )
+
+
+def _failed_of_vllm(raw: dict[str, Any]) -> int | None:
+    """Return how many requests failed; without a count, those that were sent and not completed. None if not known."""
+    if is_number(raw.get("failed")):
+        return _count(raw["failed"])
+    lacking = _count(raw.get("num_prompts")) - _count(raw.get("completed"))
+    return lacking if lacking >= 0 else None
 
 
 def _of_guidellm(raw: dict[str, Any]) -> Iterator[Summary]:

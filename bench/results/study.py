@@ -150,7 +150,7 @@ class StudyResult:
     commit: str
     """Of the code that ran, by the logs; several are separated by commas, and it is empty where none says so."""
     date: str
-    """Of the first and last run, as 2026-11-22 or 2026-11-22 to 2026-11-23; empty where there is none."""
+    """Of the first and last run in UTC, as 2026-11-22 or 2026-11-22 to 2026-11-23; empty where there is none."""
     hardware: str
     """By the logs; empty where there is none."""
     order: tuple[tuple[str, ...], ...]

@@ -11,6 +11,8 @@ from bench.studies import arms as arms_of
 from bench.studies.arms import NAME_LABEL, Arm
 from bench.studies.spec import Pivot, Study, matches
 
+MAX_RUNS = 1000
+"""Of each arm."""
 _ALIKE = 0.85
 """How much of a new name may be that of another one; above, it is taken for a misspelling."""
 
@@ -24,6 +26,12 @@ def check(study: Study, *, where: str) -> None:
     _check_pairs(study, arms, where=where)
     _check_tables(study, arms, where=where)
     _check_shortened(study, arms, where=where)
+
+
+def check_runs(runs: int, *, where: str) -> None:
+    """Raise ConfigError for a number of runs of each arm that nobody means: every one of them has its place."""
+    if not 1 <= runs <= MAX_RUNS:
+        raise ConfigError(f"{runs} runs of each arm", where=where, fix=f"ask for 1 to {MAX_RUNS:,} of them")
 
 
 def check_published(table: PublishedTable, *, where: str) -> None:
@@ -46,16 +54,16 @@ def alike(name: str, known: Sequence[str]) -> bool:
 
 
 def _check_numbers(study: Study, *, where: str) -> None:
+    check_runs(study.runs, where=f"{where}: runs")
     window, batch = study.window, study.max_batch
     wrong = {
-        f"runs is {study.runs}": study.runs < 1,
         f"margin is {study.margin:g}": not 0 < study.margin < 1,
         "window has no step": window is not None and (window.steps < 1 or window.skip_steps < 0),
         f"max_batch.limit is {batch.limit if batch else 0}": batch is not None and batch.limit < 1,
     }
     for what, is_wrong in wrong.items():
         if is_wrong:
-            raise ConfigError(what, where=where, fix="runs, steps and limit are 1 or more, margin lies between 0 and 1")
+            raise ConfigError(what, where=where, fix="steps and limit are 1 or more, margin lies between 0 and 1")
 
 
 def _check_columns(study: Study, *, where: str) -> None:

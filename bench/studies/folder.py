@@ -25,7 +25,7 @@ from bench.results.published import PublishedTable
 from bench.results.study import PlannedArm
 from bench.runs.folder import NOT_OTHERS, require_ours, short
 from bench.studies import arms as arms_of
-from bench.studies import yaml_files
+from bench.studies import checks, yaml_files
 from bench.studies.arms import Arm
 from bench.studies.spec import Part, Study
 
@@ -82,7 +82,9 @@ def kept(folder: Path) -> Kept:
     if not (folder / STUDY).exists():
         fix = "leave out --table to start it, or name the cluster on which it ran; --list shows the studies"
         raise ConfigError("no study in this folder", where=str(folder), fix=fix)
-    return yaml_files.load(folder / STUDY, Kept)
+    found = yaml_files.load(folder / STUDY, Kept)
+    checks.check_runs(found.study.runs, where=f"{folder / STUDY}: runs")
+    return found
 
 
 def planned(folder: Path) -> dict[str, PlannedArm]:

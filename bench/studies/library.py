@@ -40,7 +40,8 @@ def load(name: str, *, config_dir: Path | None = None) -> Study:
 
 
 def with_runs(study: Study, runs: int) -> Study:
-    """Return the study with another number of runs of each arm."""
+    """Return the study with another number of runs of each arm; raise ConfigError for one that nobody means."""
+    checks.check_runs(runs, where="--runs")
     return msgspec.structs.replace(study, runs=runs)
 
 

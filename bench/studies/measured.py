@@ -30,6 +30,8 @@ class Measured:
     calculated: frozenset[str] = frozenset()
     """Names of numbers that are scaled from a shorter run."""
     facts: Mapping[str, str]
+    began_ms: int | None = None
+    """When it began by its log's clock, which a copy of the log keeps."""
 
 
 def of_run(folder: Path, arm: Arm, *, window: Window | None) -> Measured:
@@ -48,7 +50,8 @@ def of_run(folder: Path, arm: Arm, *, window: Window | None) -> Measured:
     if arm.calculated is not None:
         scaled = _scaled(numbers, arm.calculated)
         numbers, calculated = numbers | scaled, frozenset(scaled)
-    return Measured(numbers=numbers, calculated=calculated, facts=facts(content.result))
+    began_ms = content.result.run_start_ms
+    return Measured(numbers=numbers, calculated=calculated, facts=facts(content.result), began_ms=began_ms)
 
 
 def of_window(result: Result, numbers: Mapping[str, Measurement], window: Window) -> list[Measurement]:

@@ -1,14 +1,13 @@
 """Read a study's folder: all that is to be shown of it, from its run folders' logs."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
-from time import localtime, strftime
 
-from bench.contract.run_files import result as log_of
 from bench.results.comparison import compare, values_by_block
 from bench.results.study import Column, Difference, PlannedArm, Publication, StudyResult
 from bench.studies import arms as arms_of
-from bench.studies import coefficients, order, standing, tables
+from bench.studies import checks, coefficients, library, order, standing, tables
 from bench.studies import folder as folders
 from bench.studies.arms import Arm
 from bench.studies.folder import Kept
@@ -17,14 +16,16 @@ from bench.studies.standing import State
 from bench.studies.tables import ArmRuns
 
 
-def read(folder: Path) -> StudyResult:
+def read(folder: Path, *, runs: int | None = None) -> StudyResult:
     """Return a study's tables; nothing is composed, started or asked of the user.
 
+    `runs` is how many of each arm count; without it as many as the study says.
+
     Raises:
-        ConfigError: it is not a study's folder.
+        ConfigError: it is not a study's folder, or nobody means so many runs.
     """
     kept, planned = folders.kept(folder), folders.planned(folder)
-    study = kept.study
+    study = kept.study if runs is None else library.with_runs(kept.study, runs)
     arms = [arm for arm in arms_of.of(study, where=folders.STUDY) if arm.name in planned]
     standings = standing.of(folder, [(arm, planned[arm.name]) for arm in arms], num_runs=study.runs, ask=False)
     found = [tables.read(arm, planned[arm.name], study, standings) for arm in arms]
@@ -51,7 +52,7 @@ def read(folder: Path) -> StudyResult:
         hardware=_hardware(found),
         order=tuple(order.blocks(list(planned.values()), runs=study.runs, seed=study.seed)),
         margin=study.margin,
-        notes=(*_notes(kept, found), *_further_runs(folder, arms, planned, study)),
+        notes=(*_notes(kept, study, found), *_further_runs(folder, arms, planned, study)),
     )
 
 
@@ -102,13 +103,22 @@ def _hardware(found: Sequence[ArmRuns]) -> str:
 
 
 def _dates(found: Sequence[ArmRuns]) -> str:
-    times = [(run.folder / log_of(0)).stat().st_mtime for runs in found for run, _ in runs.proven]
-    days = [strftime("%Y-%m-%d", localtime(time)) for time in (min(times), max(times))] if times else []
-    return " to ".join(dict.fromkeys(days))
+    """Return the days, in UTC, on which the first and the last run began."""
+    times = [one.began_ms for runs in found for _, one in runs.proven if one.began_ms is not None]
+    days = [_day(time_ms) for time_ms in (min(times), max(times))] if times else []
+    return " to ".join(dict.fromkeys(filter(None, days)))
 
 
-def _notes(kept: Kept, found: Sequence[ArmRuns]) -> list[str]:
-    study, notes = kept.study, []
+def _day(time_ms: int) -> str:
+    """Return a time of a log as a date; empty for one that no calendar holds."""
+    try:
+        return datetime.fromtimestamp(time_ms / 1000, UTC).date().isoformat()
+    except (ValueError, OverflowError, OSError):
+        return ""
+
+
+def _notes(kept: Kept, study: Study, found: Sequence[ArmRuns]) -> list[str]:
+    notes = []
     missing = sum(len(runs.missing) for runs in found)
     total = missing + sum(len(runs.proven) for runs in found)
     if missing:
@@ -121,7 +131,8 @@ def _notes(kept: Kept, found: Sequence[ArmRuns]) -> list[str]:
 
 def _further_runs(folder: Path, arms: Sequence[Arm], planned: Mapping[str, PlannedArm], study: Study) -> Iterator[str]:
     """Yield how many proven runs lie in blocks beyond those that the study counts: `--runs` asked for them once."""
-    last = max((int(path.suffix[1:]) for path in folder.glob("*.*/") if path.suffix[1:].isdigit()), default=0)
+    blocks = (int(path.suffix[1:]) for path in folder.glob("*.*/") if path.suffix[1:].isdecimal())
+    last = max((block for block in blocks if block <= checks.MAX_RUNS), default=0)
     if last <= study.runs:
         return
     every = standing.of(folder, [(arm, planned[arm.name]) for arm in arms], num_runs=last, ask=False)

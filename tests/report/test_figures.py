@@ -232,9 +232,12 @@ def test_a_figure_of_one_trial_says_what_came_of_it(
 
 
 def test_numbers_show_no_more_than_they_hold() -> None:
-    assert [number_text(x) for x in (0.0, 0.0412, 38.153, 495.83, 3092.6, 196608.0)] == [
-        *("0", "0.04", "38.15", "495.8", "3,093", "196,608")
+    assert [number_text(x) for x in (0.0, 38.153, 495.83, 3092.6, 196608.0)] == [
+        *("0", "38.15", "495.8", "3,093", "196,608")
     ]
+    assert [number_text(x) for x in (1.2345, 0.92418, 0.0412, 0.0031274, -0.0031274, 3.1274e-5)] == [
+        *("1.23", "0.924", "0.0412", "0.00313", "-0.00313", "0.000031")
+    ], "a time between two tokens is a few thousandths of a second"
     assert [minutes_text(x) for x in (0.23456, 29.100687)] == ["0.235", "29.10"]
 
 

@@ -112,6 +112,8 @@ def test_a_page_of_somebody_else_is_not_overwritten(tmp_path: Path) -> None:
         (1500.4, 231.0, "1,500 ± 231"),
         (236.4, 0.0, "236.4 ± 0.0"),
         (236.4, None, "236.4"),
+        (0.0031274, None, "0.00313"),
+        (0.0031274, 0.0, "0.00313 ± 0.00000"),
     ],
 )
 def test_a_number_has_no_digits_beyond_its_spread(value: float, deviation: float | None, text: str) -> None:
@@ -233,7 +235,7 @@ def test_the_verb_writes_what_it_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / studies.STUDY).touch()
-    monkeypatch.setattr(studies, "read", study_results.precisions)
+    monkeypatch.setattr(studies, "read", lambda folder, runs: study_results.precisions(folder))
     out = tmp_path / "out"
     several = ["--out", str(out)]
     for words, code in (

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from bench import report
 from bench.backends.slurm import script
 from bench.cli import main
 from bench.contract import mllog, plan_paths
@@ -175,6 +176,41 @@ def test_a_set_is_measured_on_its_valid_trials(speed_log: SpeedLog) -> None:
     assert measured.num_runs == 4 and len(trials.results) == 5
     assert measured.peak_memory_gib is not None and measured.peak_memory_gib.allocated == 130.75
     assert measured.step_time_ms is not None and measured.step_time_ms.count == 4 * 60
+
+
+def test_gpus_that_the_user_names_give_every_rate(speed_log: SpeedLog, capsys: pytest.CaptureFixture[str]) -> None:
+    """8 samples of 8,192 tokens and 2,500 TFLOP in 2.8 s on 8 GPUs, whose peak is 1,978.9 TFLOP/s."""
+    folder = speed_log(accelerator=None).parent
+    with pytest.raises(SystemExit):
+        main(["report", str(folder), "--num-gpus", "8"])
+    printed = capsys.readouterr().out
+    assert f"tokens/s/GPU: {8192 / STEP_S:,.0f}" in printed and f"TFLOP/s/GPU: {2500 / STEP_S:,.1f}" in printed
+    assert f"MFU (%): {100 * 2500 / STEP_S / 1978.9:.1f}" in printed and "beside published systems with 8" in printed
+    (trials,) = sets.load([folder], num_gpus=8)
+    (row,) = report.trial_rows([trials])
+    assert row["tokens_s_gpu"] == pytest.approx(8192 / STEP_S)
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "why"),
+    [
+        ({"accelerator": None}, "success", "not measured on GPUs, or the logs do not say on how many: --num-gpus N"),
+        ({"max_sequence_length": None}, "success", "no sequence length is logged"),
+        ({}, "aborted", "no trial is valid"),
+    ],
+)
+def test_a_rate_that_is_missing_says_why(
+    speed_log: SpeedLog, change: dict[str, object], status: str, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = speed_log(**change)
+    log.write_text(log.read_text().replace('"success"', f'"{status}"'))
+    with pytest.raises(SystemExit):
+        main(["report", str(log.parent)])
+    printed = capsys.readouterr().out
+    assert f"tokens/s/GPU: {why}" in printed
+    if status == "aborted":
+        for row in ("TFLOP/s/GPU", "MFU (%)", "peak memory (GiB)", "projected minutes: none", "not compared"):
+            assert f"{row}: {why}" in printed, row
 
 
 def test_random_weights_that_pose_as_a_benchmark_are_not_valid(speed_log: SpeedLog) -> None:

@@ -126,6 +126,20 @@ def test_parse_and_report_say_what_it_took(
     assert "answer_time" not in (page := (tmp_path / "page/report.html").read_text()) and "<td" in page
 
 
+def test_what_only_training_has_is_refused(
+    plan: GenerationPlan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = answers_log.write(plan, tmp_path / "result_0.txt", answers_log.rows(plan), run_s=77.5)
+    asked = {"--official": "5.1.0", "--num-gpus": "8"}
+    for option, value in asked.items():
+        assert exit_code("parse", str(log), option, value) == 1
+        printed = capsys.readouterr()
+        assert f"{option} with the log of a task that trains nothing\n  where: {log}\n" in printed.err
+        assert printed.out == ""
+    assert exit_code("report", str(tmp_path), "--num-gpus", "8") == 2
+    assert "--num-gpus with logs of a task that trains nothing" in capsys.readouterr().err
+
+
 def test_a_log_with_too_few_tokens_is_refused_by_parse(
     plan: GenerationPlan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,5 +1,6 @@
 """What the log of a serving task proves: percentiles by numpy, failures as the slowest, limits and the knee."""
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -189,6 +190,37 @@ def test_other_tools_are_shown_beside_ours(
     ]
     assert rows["GuideLLM"][1:4] == ["constant 20.0/s", "50", "2"] and rows["GuideLLM"][6:9] == ["50", "100", "0.05"]
     assert rows["AIPerf 0.13.0"][1:8] == ["load", "50", "3", "400", "-", "0.09", "0.2"]
+
+
+@pytest.mark.parametrize(
+    ("counts", "shown"),
+    [
+        ({"failed": 2}, ["42", "2"]),
+        ({"num_prompts": 100}, ["100", "60"]),
+        ({"num_prompts": 100, "failed": 3}, ["43", "3"]),
+        ({}, ["40", "-"]),
+    ],
+)
+def test_vllm_requests_without_an_answer_have_failed(
+    counts: dict[str, int], shown: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (file := tmp_path / "vllm.json").write_text(json.dumps({**VLLM, "failed": None, **counts}))
+    assert bench("parse", file) == 0
+    (row,) = (line.split("\t") for line in capsys.readouterr().out.splitlines() if line.startswith("vllm bench"))
+    assert row[2:4] == shown
+
+
+def test_a_packed_log_of_ours_is_shown_beside_other_tools(
+    burst: ServingPlan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = serving_log.write(burst, tmp_path / "result_0.txt", {"burst": LATENCIES})
+    (packed := tmp_path / "result_0.txt.gz").write_bytes(gzip.compress(log.read_bytes()))
+    (other := tmp_path / "vllm.json").write_text(json.dumps(VLLM))
+    tables = []
+    for name in (log, packed):
+        assert bench("parse", name, other) == 0
+        tables.append(capsys.readouterr().out.partition("loads beside each other")[2])
+    assert tables[0] == tables[1] and "transformers\tburst\t200" in tables[1]
 
 
 def test_a_file_whose_requests_all_failed_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

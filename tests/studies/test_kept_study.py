@@ -1,7 +1,10 @@
 """The dated report of kubernetes_overhead_tiny: its table is what the logs beside it prove, counted by hand."""
 
 import json
+import os
 import re
+import shutil
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean, median, stdev
 
@@ -54,3 +57,14 @@ def test_the_verdicts_are_those_of_a_paired_t_test_by_scipy(times_ms: dict[str, 
         assert one.comparison is not None and (one.comparison.low, one.comparison.high) == pytest.approx((low, high))
         assert one.comparison.verdict.startswith("different") == bool(low > 1 or high < 1)
         assert f"| {one.first} / {one.second} | {100 * (one.comparison.ratio or 0) - 100:+.1f} |" in report
+
+
+def test_its_date_is_that_of_the_logs_and_not_of_their_copies(tmp_path: Path) -> None:
+    copied = shutil.copytree(FOLDER, tmp_path / "study")
+    begun = []
+    for log in copied.glob("*/result_0.txt"):
+        os.utime(log, (1e9, 1e9))
+        start = next(line for line in log.read_text().splitlines() if '"run_start"' in line)
+        begun.append(datetime.fromtimestamp(json.loads(start.partition(":::MLLOG ")[2])["time_ms"] / 1000, UTC))
+    first, last = (f"{time:%Y-%m-%d}" for time in (min(begun), max(begun)))
+    assert studies.read(copied).date == (first if first == last else f"{first} to {last}")

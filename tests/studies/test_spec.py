@@ -54,7 +54,7 @@ COLUMNS = "columns: [{measurement: step_time, title: step, higher_is_better: fal
         ("repeats: 3", r"no key 'repeats'"),
         ("run: 3", r"no key 'run'[\s\S]*did you mean runs\?"),
         ("runs: three", r"Expected int, got str[\s\S]*mine.yaml: runs"),
-        ("runs: 0", r"runs is 0"),
+        ("runs: 0", r"0 runs of each arm"),
         ("margin: 2", r"margin is 2[\s\S]*between 0 and 1"),
         ("window: {skip_steps: 3}", r"steps is missing[\s\S]*window"),
         ("window: {skip_steps: 3, steps: 0}", r"window has no step"),

@@ -9,9 +9,10 @@ from statistics import fmean, stdev
 import pytest
 from test_spec import written
 
-from bench import studies
+from bench import cli, studies
 from bench.console import study as study_sheets
 from bench.contract import json_files
+from bench.errors import ConfigError
 from bench.results.comparison import Verdict
 from bench.results.study import Cell, Mark, PlannedArm, StudyResult
 from bench.studies import folder as folders
@@ -221,3 +222,31 @@ def test_proven_runs_beyond_those_that_count_are_named(tmp_path: Path) -> None:
     result = studies.read(folder)
     assert cells(result, "7B Naive")["step_time"].n == 3
     assert "1 proven runs of further blocks are not counted: --runs 5 counts them" in result.notes
+    followed = studies.read(folder, runs=5)
+    assert cells(followed, "7B Naive")["step_time"].n == 4 and len(followed.order) == 5
+    assert not [note for note in followed.notes if "not counted" in note]
+
+
+def test_a_table_counts_the_runs_that_are_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = study_folder(tmp_path)
+    for block in (1, 2, 3, 4):
+        proven(folder / f"7B_Naive.{block}", [1.0])
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["study", str(folder), "--table", "--runs", "4", "--json"])
+    (row,) = [row for row in json.loads(capsys.readouterr().out)["rows"] if row["arm"] == "7B Naive"]
+    assert (ended.value.code, len(row["cells"]["step_time"]["values"])) == (0, 4)
+
+
+def test_more_runs_than_anybody_means_are_refused_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever says it: the command line, or a file; each of 100,000,000,000 runs would have its place in memory."""
+    for words in (["tiny", "cluster=local", "--dry-run"], [str(study_folder(tmp_path))]):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["study", *words, "--runs", "100000000000"])
+        printed = capsys.readouterr().err
+        assert ended.value.code == 2 and "100000000000 runs of each arm\n  where: --runs" in printed
+    with pytest.raises(ConfigError, match=r"1001 runs of each arm\n.*mine.yaml: runs\n.*ask for 1 to 1,000"):
+        study_folder(tmp_path, f"{STUDY}runs: 1001\n")
+    kept = tmp_path / "mine-here" / folders.STUDY
+    kept.write_text(kept.read_text().replace("study:\n", "study:\n  runs: 100000000000\n"))
+    with pytest.raises(ConfigError, match=r"where: .*study.yaml: runs"):
+        studies.read(kept.parent)

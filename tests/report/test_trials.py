@@ -1,0 +1,46 @@
+"""Trials of tasks that train nothing, on one page: they are found wherever the logs of training are."""
+
+from pathlib import Path
+
+import pytest
+
+from bench import cli
+from bench.contract.plan import GenerationPlan
+from bench.errors import ConfigError
+from bench.planning import compose
+from bench.report import trials
+from bench.results import ServingResult
+from helpers import answers_log, planted_runs, serving, serving_log
+from helpers.clock import Clock
+
+H200 = ("engine=huggingface", "cluster=dgxh200", "model.weights=random")
+
+
+def generation() -> GenerationPlan:
+    plan = compose.compose(["task=generate_7b", *H200, "cluster.ranks_per_node=1", "task.generation.order=one_by_one"])
+    assert isinstance(plan, GenerationPlan)
+    return plan
+
+
+def test_a_folder_of_run_folders_is_judged_as_its_runs_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """26 of 31 answers prove nothing, whichever folder is named."""
+    (run := tmp_path / "runs/short").mkdir(parents=True)
+    plan = generation()
+    answers_log.write(plan, run / "result_0.txt", answers_log.rows(plan)[:26], run_s=77.5)
+    for folder in (run, run.parent):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["report", str(folder)])
+        assert (ended.value.code, "valid trial: no" in capsys.readouterr().out) == (1, True), folder
+
+
+def test_every_run_of_a_folder_is_one_trial_and_other_kinds_are_refused(tmp_path: Path) -> None:
+    plan = serving.planned("task.serving.arrivals=[burst]", "task.serving.rates=[]")
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        serving_log.write(plan, tmp_path / name / "result_0.txt", {"burst": [1.0] * 200})
+    found = trials.load([tmp_path])
+    assert [one.name for one in found] == ["first/result_0", "second/result_0"]
+    assert {type(one.found) for one in found} == {ServingResult}
+    planted_runs.plant(tmp_path / "third", Clock(), 100.0)
+    with pytest.raises(ConfigError, match=r"not shown on one page\n  where: .*/third\n"):
+        trials.load([tmp_path])
