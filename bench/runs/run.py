@@ -1,5 +1,6 @@
 """Runs as one finds them: their folders, and where their jobs stand."""
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from bench.backends import Job, JobState
 from bench.contract import json_files
 from bench.contract.run_files import JOB, LEDGER, RESERVE, STATUS, SUBMISSION
 from bench.contract.schema import BackendName
-from bench.errors import ConfigError, SubmitError
+from bench.errors import BenchError, ConfigError, SubmitError
 from bench.runs import ledger
 from bench.runs import status as statuses
 from bench.runs.ledger import Outcome
@@ -23,6 +24,7 @@ ENDS_S = 300.0
 """How long a job may take to end once its last word is written: its container and its node are being tidied up."""
 LAG_S = 60.0
 """How long a backend may take to hear again of a job that it has forgotten."""
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +76,7 @@ class Run:
     @property
     def _unknown(self) -> str:
         if not self.is_asked:
-            return f"unknown: no {self.backend.name} here"
+            return f"unknown: {self.backend.name} cannot be asked here"
         return f"unknown to {self.backend.name}" if self.jobs else "no job"
 
     @property
@@ -95,17 +97,18 @@ def find(folder: Path) -> Run:
     return _runs([folder])[0]
 
 
-def below(root: Path, *, ask: bool = True) -> list[Run]:
+def below(root: Path, *, must_answer: bool = False) -> list[Run]:
     """Return the runs below a folder, the oldest first; each backend is asked once, however many runs there are.
 
-    Without `ask` queues are not asked, and only the folders say where their runs stand.
+    Of a backend that cannot be asked only the folders say where its runs stand; that is told.
 
     Raises:
         ConfigError: no such folder.
+        BenchError: a backend cannot be asked, and `must_answer` says that each must be.
     """
     if not root.is_dir():
         raise ConfigError("no such folder", where=str(root), fix="name the folder of runs, or set LOGDIR")
-    return _runs([path.parent for name in (JOB, LEDGER) for path in root.glob(f"*/{name}")], ask=ask)
+    return _runs([path.parent for name in (JOB, LEDGER) for path in root.glob(f"*/{name}")], must_answer=must_answer)
 
 
 def wait(folder: Path, *, started: bool = False) -> Iterator[Job]:
@@ -141,20 +144,28 @@ def exit_code(folder: Path) -> int:
     return 0 if run.states and all(job.state is JobState.completed for job in run.states) else 1
 
 
-def _runs(found: Sequence[Path], *, ask: bool = True) -> list[Run]:
+def _runs(found: Sequence[Path], *, must_answer: bool = True) -> list[Run]:
     raw = {path: json_files.read_object(path / JOB) for path in dict.fromkeys(sorted(found))}
     unasked = [_unasked(path, job) for path, job in raw.items()]
     asked: dict[Path, Run] = {}
     for name in {run.backend for run in unasked}:
-        backend, runs = backends.get(name), [run for run in unasked if run.backend is name]
-        if not backend.is_here() or (isinstance(backend, backends.Queue) and not ask):
-            asked |= {run.folder: replace(run, is_asked=False) for run in runs}
-            continue
-        if isinstance(backend, backends.Queue):
-            runs = [_with_unnoted(run, backend) for run in runs]
-        known = backend.states([run.id for run in runs if run.jobs or not isinstance(backend, backends.Queue)])
-        asked |= {run.folder: _asked(run, known) for run in runs}
-    return [asked[run.folder] for run in unasked]
+        try:
+            asked |= _asked_of(backends.get(name), [run for run in unasked if run.backend is name])
+        except BenchError as error:
+            if must_answer:
+                raise
+            _log.warning("%s cannot be asked where its runs stand: %s", name.name, error.what)
+    return [asked.get(run.folder, replace(run, is_asked=False)) for run in unasked]
+
+
+def _asked_of(backend: backends.Backend, runs: Sequence[Run]) -> dict[Path, Run]:
+    """Return what a backend knows of its runs, by their folders; nothing where it is not on this machine."""
+    if not backend.is_here():
+        return {}
+    if isinstance(backend, backends.Queue):
+        runs = [_with_unnoted(run, backend) for run in runs]
+    known = backend.states([run.id for run in runs if run.jobs or not isinstance(backend, backends.Queue)])
+    return {run.folder: _asked(run, known) for run in runs}
 
 
 def _with_unnoted(run: Run, queue: backends.Queue) -> Run:
