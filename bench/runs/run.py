@@ -44,6 +44,8 @@ class Run:
     """What the job wrote last."""
     is_asked: bool = True
     """Whether its backend could be asked from this machine."""
+    odd_backend: str = ""
+    """What job.json calls its backend, where none is called so: `backend` says nothing then, and is not asked."""
 
     @property
     def id(self) -> str:
@@ -76,7 +78,7 @@ class Run:
     @property
     def _unknown(self) -> str:
         if not self.is_asked:
-            return f"unknown: {self.backend.name} cannot be asked here"
+            return f"unknown: {self.odd_backend or self.backend.name} cannot be asked here"
         return f"unknown to {self.backend.name}" if self.jobs else "no job"
 
     @property
@@ -90,11 +92,15 @@ def find(folder: Path) -> Run:
     """Return one run.
 
     Raises:
-        ConfigError: the folder is not a run's.
+        ConfigError: the folder is not a run's, or the run is of a backend that does not exist.
     """
     if not (folder / JOB).exists() and not (folder / LEDGER).exists():
         raise ConfigError("no run in this folder", where=str(folder), fix="python -m bench runs lists the runs")
-    return _runs([folder])[0]
+    run = _runs([folder])[0]
+    if run.odd_backend:
+        what = f"there is no backend {run.odd_backend}; there are {', '.join(BackendName.__members__)}"
+        raise ConfigError(what, where=str(folder / JOB), fix="use the version of this program that started the run")
+    return run
 
 
 def below(root: Path, *, must_answer: bool = False) -> list[Run]:
@@ -148,9 +154,11 @@ def _runs(found: Sequence[Path], *, must_answer: bool = True) -> list[Run]:
     raw = {path: json_files.read_object(path / JOB) for path in dict.fromkeys(sorted(found))}
     unasked = [_unasked(path, job) for path, job in raw.items()]
     asked: dict[Path, Run] = {}
-    for name in {run.backend for run in unasked}:
+    for name in {run.backend for run in unasked if not run.odd_backend}:
         try:
-            asked |= _asked_of(backends.get(name), [run for run in unasked if run.backend is name])
+            asked |= _asked_of(
+                backends.get(name), [run for run in unasked if run.backend is name and not run.odd_backend]
+            )
         except BenchError as error:
             if must_answer:
                 raise
@@ -177,13 +185,27 @@ def _with_unnoted(run: Run, queue: backends.Queue) -> Run:
 
 def _unasked(path: Path, job: Mapping[str, Any]) -> Run:
     """Return a run without what its backend knows."""
-    name = BackendName.local
-    if job:  # of earlier versions, which did not write the name down, only Slurm's runs have it
-        name = BackendName[job.get("backend", BackendName.slurm.name)]
-    ids = tuple(str(entry["id"]) for entry in job.get("jobs", []))
+    # Of earlier versions, which did not write the name down, only Slurm's runs have a job.json.
+    word = str(job.get("backend", BackendName.slurm.name)) if job else BackendName.local.name
+    name = BackendName.__members__.get(word)
     outcomes = tuple(entry.outcome for entry in ledger.found(path))
     status = statuses.read(path)
-    return Run(folder=path, backend=name, jobs=ids, state=None, elements=(), outcomes=outcomes, status=status)
+    return Run(
+        folder=path,
+        backend=name or BackendName.local,
+        jobs=_job_ids(job.get("jobs")),
+        state=None,
+        elements=(),
+        outcomes=outcomes,
+        status=status,
+        odd_backend="" if name else word,
+    )
+
+
+def _job_ids(entries: Any) -> tuple[str, ...]:
+    """Return the ids of the jobs in job.json; entries that nobody of ours has written are left out."""
+    found = [entry.get("id") for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    return tuple(str(id) for id in found if isinstance(id, str | int))
 
 
 def _asked(run: Run, known: Mapping[str, Job]) -> Run:

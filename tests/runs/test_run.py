@@ -17,7 +17,7 @@ from bench.contract import plan as plans
 from bench.contract.schema import BackendName
 from bench.diagnosis import explain
 from bench.errors import BenchError, ConfigError, SubmitError
-from bench.launch import run_queued
+from bench.launch import again, run_queued
 from bench.planning import compose
 from bench.runs import run as runs
 from bench.studies import standing
@@ -177,6 +177,30 @@ def test_why_does_not_take_a_fresh_log_for_a_run_that_goes_on(
         log.start(mllog.RUN_START)
         log.event(mllog.TRAIN_LOSS, 1.5, samples_count=8, lr=1e-4)
     assert explain([folder]).rule == rule
+
+
+@pytest.mark.parametrize(
+    ("job", "word"),
+    [
+        ('{"backend": "flux", "jobs": []}', "unknown: flux cannot be asked here"),
+        ('{"backend": ["slurm"], "jobs": [{"id": "7"}]}', "unknown: ['slurm'] cannot be asked here"),
+        ('{"backend": "local", "jobs": [{"nr": 1}, "x", {"id": null}]}', "ended"),
+        ('{"backend": "local", "jobs": null}', "ended"),
+        ('{"backend": "local", "jobs": 5}', "ended"),
+    ],
+)
+def test_an_odd_job_json_does_not_hide_other_runs(tmp_path: Path, job: str, word: str) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "a" / "job.json").write_text(job)
+    ledger_of(tmp_path / "b", "proven")
+    assert [run.word for run in runs.below(tmp_path)] == [word, "ended"]
+
+
+def test_a_run_of_a_backend_that_does_not_exist_is_not_gone_on_with(tmp_path: Path) -> None:
+    (tmp_path / "job.json").write_text('{"backend": "flux", "jobs": []}')
+    with pytest.raises(ConfigError, match="there is no backend flux; there are local, "):
+        again.resume(tmp_path)
 
 
 @pytest.mark.parametrize("kind", [ConfigError, SubmitError])
