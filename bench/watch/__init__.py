@@ -149,4 +149,8 @@ def _say(console: "Console", text: str) -> None:
 
 
 def _date(time_ms: int) -> str:
-    return datetime.fromtimestamp(time_ms / 1000).isoformat(" ", "seconds")
+    """Return a time as this machine's clock shows it; words for one of a log that no calendar holds."""
+    try:
+        return datetime.fromtimestamp(time_ms / 1000).isoformat(" ", "seconds")
+    except (ValueError, OverflowError, OSError):
+        return "without a date"
