@@ -4,6 +4,8 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from bench.contract import secrets
+
 if TYPE_CHECKING:
     from bench.mlperf.result import Result
     from bench.results import GenerationResult
@@ -21,7 +23,7 @@ def parse(result: "Result", generation: "GenerationResult", *, as_json: bool) ->
         about = {"file": result.file, "kind": "generate", "minutes": result.minutes, "status": result.status}
         problems = generation_rows.problems(result, generation)
         measured = {"valid": is_proven, "problems": problems, "measurements": [asdict(one) for one in of(generation)]}
-        print(json.dumps(about | measured))
+        print(json.dumps(secrets.masked_all(about | measured)))
     else:
         for table in generation_sheets.sheets(result, generation):
             sheet.show(table)

@@ -105,7 +105,8 @@ def _parse_one(log: Path, args: argparse.Namespace, others: serving_reading.Othe
         verdicts = [official.official_verdict(file, ruleset=args.official)] if args.official else []
     if args.json:
         measured = {"measurements": [asdict(measurement) for measurement in of_training(result)]}
-        print(json.dumps(result.to_json() | measured | {"official": [asdict(verdict) for verdict in verdicts]}))
+        judged = result.to_json() | measured | {"official": [asdict(verdict) for verdict in verdicts]}
+        print(json.dumps(secrets.masked_all(judged)))
     else:
         more = [result_sheets.settings_row(result), ("log", str(log), "")]
         sheet.show(result_sheets.verdict_sheet(result, verdicts, more=more))
@@ -136,7 +137,7 @@ def _why(args: argparse.Namespace) -> int:
     explanations = [diagnosis.explain(paths, ask=True) for paths in diagnosis.runs(verb.run_folders(args.runs))]
     for explanation in explanations:
         if args.json:
-            print(json.dumps(explanation.to_json()))
+            print(json.dumps(secrets.masked_all(explanation.to_json())))
         else:
             sheet.show(explanation_sheets.sheet(explanation))
     return 0 if all(explanation.rule is None for explanation in explanations) else 1
@@ -167,7 +168,7 @@ def _score(args: argparse.Namespace) -> int:
 
     scored = score.score(verb.run_folders([args.folder] if args.folder else [])[0], ruleset=args.ruleset)
     if args.json:
-        print(json.dumps(scored.to_json(), allow_nan=False))
+        print(json.dumps(secrets.masked_all(scored.to_json()), allow_nan=False))
     else:
         for table in score_sheets.sheets(scored):
             sheet.show(table)
@@ -288,7 +289,7 @@ def _pack(args: argparse.Namespace) -> int:
     )
     packed = package.pack(request)
     if args.json:
-        print(json.dumps(packed.to_json(), allow_nan=False))
+        print(json.dumps(secrets.masked_all(packed.to_json()), allow_nan=False))
     else:
         sheet.show(package_sheets.sheet(packed))
     return 0 if packed.passed else 1

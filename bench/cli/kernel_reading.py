@@ -4,6 +4,8 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from bench.contract import secrets
+
 if TYPE_CHECKING:
     from bench.mlperf.result import Result
     from bench.results import KernelsResult
@@ -20,7 +22,7 @@ def parse(result: "Result", kernels: "KernelsResult", *, as_json: bool) -> bool:
         about = {"file": result.file, "kind": "kernels", "minutes": result.minutes, "status": result.status}
         problems = [*(f.what for f in result.findings if f.severity == "error"), *kernels.problems]
         measured = {"valid": is_proven, "problems": problems, "measurements": [asdict(one) for one in of(kernels)]}
-        print(json.dumps(about | measured))
+        print(json.dumps(secrets.masked_all(about | measured)))
     else:
         for table in (*kernel_sheets.sheets(result, kernels), kernel_sheets.points_sheet(kernels)):
             sheet.show(table)

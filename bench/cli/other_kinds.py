@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench.cli import generation_reading, kernel_reading, serving_reading
+from bench.contract import secrets
 from bench.errors import ConfigError, LogError
 
 if TYPE_CHECKING:
@@ -80,7 +81,8 @@ def report(folders: Sequence[Path], args: argparse.Namespace) -> int | None:
     if args.json:
         for trial in trials:
             measured = [asdict(one) for one in of(trial.found)]
-            print(json.dumps({"trial": trial.name, "valid": trial.is_proven, "measurements": measured}))
+            row = {"trial": trial.name, "valid": trial.is_proven, "measurements": measured}
+            print(json.dumps(secrets.masked_all(row)))
     elif args.csv:
         print(shown.csv_text(trials), end="")
     else:

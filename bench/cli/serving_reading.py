@@ -5,6 +5,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bench.contract import secrets
+
 if TYPE_CHECKING:
     from bench.mlperf.result import Result
     from bench.results import ServingResult
@@ -24,7 +26,8 @@ def parse(result: "Result", serving: "ServingResult", *, as_json: bool) -> bool:
         problems = [*(f.titled for f in result.findings if f.severity == "error"), *serving.problems]
         loads = [{"load": one.load.name, "loadgen": one.validity, "reason": one.reason} for one in serving.loads]
         measured = {"valid": is_proven, "problems": problems, "loads": loads}
-        print(json.dumps(about | measured | {"measurements": [asdict(one) for one in of(serving)]}))
+        measured |= {"measurements": [asdict(one) for one in of(serving)]}
+        print(json.dumps(secrets.masked_all(about | measured)))
     else:
         for table in serving_sheets.sheets(result, serving):
             sheet.show(table)
@@ -49,7 +52,7 @@ class Others:
         found = imported.read(path)
         self._found += found
         for one in found if as_json else ():
-            print(json.dumps({"file": str(path), "kind": "imported"} | asdict(one)))
+            print(json.dumps(secrets.masked_all({"file": str(path), "kind": "imported"} | asdict(one))))
         return True
 
     def keep(self, result: "ServingResult") -> None:

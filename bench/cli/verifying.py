@@ -4,6 +4,7 @@ import argparse
 import json
 
 from bench.cli import verb
+from bench.contract import secrets
 
 
 def _add_verify(verbs: verb.Verbs) -> None:
@@ -25,7 +26,7 @@ def _verify(args: argparse.Namespace) -> int:
     verified = [verification.verify(folder) for folder in verb.run_folders(args.runs)]
     for each in verified:
         if args.json:
-            print(json.dumps(each.to_json(), allow_nan=False))
+            print(json.dumps(secrets.masked_all(each.to_json()), allow_nan=False))
         else:
             sheet.show(verification_sheets.sheet(each))
     return 0 if all(each.passed for each in verified) else 1

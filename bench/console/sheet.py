@@ -3,10 +3,10 @@
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TextIO
 
-from bench.mlperf.reader import printable
+from bench.mlperf.reader import clean
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -46,21 +46,32 @@ _GAP = 2
 
 
 def show(sheet: Sheet, *, file: TextIO | None = None) -> None:
-    """Print a sheet to stdout (or file). Text from logs cannot steer the terminal.
+    """Print a sheet to stdout (or file). Text from logs cannot steer the terminal, and its secrets are masked.
 
     In a pipe: title, then `name: value  remark` lines, or tab-separated columns below their headings; then the caption.
     """
-    out = file or sys.stdout
+    out, sheet = file or sys.stdout, _cleaned(sheet)
     if out.isatty():
         from rich.console import Console
 
         console = Console(file=out, highlight=False)
         console.print(_table(sheet, console.width), "")
         return
-    rows = [[printable(cell) for cell in row] for row in (*([sheet.columns] if sheet.columns else []), *sheet.rows)]
+    rows = [*([sheet.columns] if sheet.columns else []), *sheet.rows]
     lines = ["\t".join(row) if sheet.columns else f"{row[0]}: {'  '.join(filter(None, row[1:]))}" for row in rows]
-    for line in (printable(sheet.title), *lines, *sheet.caption.splitlines()):
+    for line in (sheet.title, *lines, *sheet.caption.splitlines()):
         print(line, file=out)
+
+
+def _cleaned(sheet: Sheet) -> Sheet:
+    """Return a sheet whose texts may be shown, whatever logs have brought into them."""
+    return replace(
+        sheet,
+        title=clean(sheet.title),
+        rows=[[clean(cell) for cell in row] for row in sheet.rows],
+        columns=[clean(column) for column in sheet.columns],
+        caption="\n".join(map(clean, sheet.caption.splitlines())),
+    )
 
 
 def _table(sheet: Sheet, width: int) -> "Table":
@@ -76,12 +87,12 @@ def _table(sheet: Sheet, width: int) -> "Table":
 
 def _needed(sheet: Sheet, place: int) -> int:
     """Return the width below which a column cannot be read: that of its numbers, or of a few words of its text."""
-    cells = [len(printable(row[place])) for row in sheet.rows]
+    cells = [len(row[place]) for row in sheet.rows]
     words = [len(line) for line in _heading(sheet, place).splitlines()]
     longest = max(cells, default=0)
     if _is_numeric(sheet, place):
         return max(longest, *words)
-    name = max((len(word) for row in sheet.rows for word in printable(row[place]).split(" ")), default=0)
+    name = max((len(word) for row in sheet.rows for word in row[place].split(" ")), default=0)
     return max(min(longest, _TEXT_WIDTH), min(name, _NAME_WIDTH), *words)
 
 
@@ -149,7 +160,7 @@ def _pairs(sheet: Sheet) -> "Table":
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for row in sheet.rows:
-        name, value, *why = (printable(cell) for cell in row)
+        name, value, *why = row
         gap = "  " if value and any(why) else ""
         style = f"bold {_STYLES.get(value, '')}".strip() if why else ""
         table.add_row(Text(name), Text.assemble((value, style), gap, ("".join(why), "dim")))
@@ -162,8 +173,8 @@ def _empty(sheet: Sheet, *, caption: str) -> "Table":
     from rich.text import Text
 
     return Table(
-        title=Text(printable(sheet.title), style="bold", justify="left"),
-        caption=Text("\n".join(map(printable, caption.splitlines())), style="dim", justify="left"),
+        title=Text(sheet.title, style="bold", justify="left"),
+        caption=Text(caption, style="dim", justify="left"),
         box=box.SIMPLE_HEAD,
         show_edge=False,
         padding=(0, 1, 0, 0),  # and the blank that stands where other tables have a line
@@ -175,5 +186,4 @@ def _empty(sheet: Sheet, *, caption: str) -> "Table":
 def _cell(cell: str, column: str) -> "Text":
     from rich.text import Text
 
-    text = printable(cell)
-    return Text(text, style=_STYLES.get(text, "") if column in _VERDICT_COLUMNS else "")
+    return Text(cell, style=_STYLES.get(cell, "") if column in _VERDICT_COLUMNS else "")

@@ -47,7 +47,10 @@ def _typed(kind: Any, value: Any) -> Any:
     if isinstance(kind, type) and issubclass(kind, Enum):
         return kind[value]
     if kind is float and isinstance(value, int):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError as error:
+            raise ValueError(f"a number of {value.bit_length()} bits where float was expected") from error
     if origin is None and kind in (int, str, bool, float) and type(value) is not kind:
         raise TypeError(f"{value!r} where {kind.__name__} was expected")
     return value

@@ -111,12 +111,9 @@ def of_queue(job: Job | None, file: str) -> list[Scan]:
 
 def of_ledger(folder: Path) -> list[Scan]:
     """Return the logs that lay in the folder and were not written by the run."""
-    file = folder / LEDGER
-    entries = json_files.read(file)
-    found = []
-    for entry in entries if isinstance(entries, list) else ():
-        differing = entry.get("not_as_planned") if isinstance(entry, dict) else None
-        what = str(differing[0]) if isinstance(differing, list) and differing else ""
+    file, found = folder / LEDGER, []
+    for entry in _entries(file):
+        what = _first_difference(entry)
         if entry.get("outcome") == "aborted" and what.partition(": ")[0] == "LOG-17":
             found.append(_only(log_scan.read_message(what, RULES["LOG-17"].fix, file=str(file))))
     return found
@@ -125,15 +122,26 @@ def of_ledger(folder: Path) -> list[Scan]:
 def not_proven(folder: Path) -> Iterator[Clue]:
     """Yield the trials that ended well and yet do not prove what was planned."""
     file = folder / LEDGER
-    ledger = json_files.read(file)
-    for entry in ledger if isinstance(ledger, list) else ():
-        if isinstance(entry, dict) and entry.get("outcome") == "not proven":
-            first = str(next(iter(entry.get("not_as_planned") or ()), ""))
+    for entry in _entries(file):
+        if entry.get("outcome") == "not proven":
+            first = _first_difference(entry)
             if (rule := first.partition(": ")[0]) in RULES:
                 yield log_scan.of_rule(rule, first, RULES[rule].fix, file=str(file))
                 continue
             reasons = {key: entry.get(key) for key in ("trial", "official", "not_as_planned")}
             yield Clue("RUN-12", Weight.OUTCOME, str(file), 1, log_scan.shown(json.dumps(reasons).encode()))
+
+
+def _entries(ledger: Path) -> list[dict[str, Any]]:
+    """Return the entries of a ledger; what is damaged is left out."""
+    found = json_files.read(ledger)
+    return [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
+
+
+def _first_difference(entry: dict[str, Any]) -> str:
+    """Return what an entry says first of how its log differs from the plan."""
+    differing = entry.get("not_as_planned")
+    return str(differing[0]) if isinstance(differing, list) and differing else ""
 
 
 def _scan(account: dict[str, Any], file: str) -> Scan:

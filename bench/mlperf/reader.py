@@ -17,6 +17,7 @@ from typing import Annotated, Any, TypeGuard
 
 import msgspec
 
+from bench.contract import secrets
 from bench.errors import LogError, MissingLogError
 
 _TOKEN = b":::MLLOG"
@@ -273,3 +274,8 @@ def is_number(value: Any) -> TypeGuard[float]:
 def printable(text: str) -> str:
     """Return text from a log without what would steer a terminal or break a line."""
     return text if text.isprintable() else "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def clean(text: str) -> str:
+    """Return text from a log as it may be shown: no secrets, nothing that steers a terminal or breaks a line."""
+    return printable(secrets.masked(text))

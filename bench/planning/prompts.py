@@ -71,6 +71,11 @@ def _parsed(line: str, where: str) -> tuple[str, int | None]:
     prompt, length = record.get("prompt"), record.get("length")
     if not isinstance(prompt, str) or not prompt.strip():
         raise ConfigError(f"the prompt is {prompt!r:.100}", where=where, fix=_fix())
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:  # JSON can write one half of a character, as \ud800
+        what = f"the prompt holds {prompt[error.start]!a}, which is no character"
+        raise ConfigError(what, where=where, fix=_fix()) from error
     if length is not None and (type(length) is not int or length < 1):
         raise ConfigError(f"the length is {length!r:.100}, not a number of tokens", where=where, fix=_fix())
     return prompt, length

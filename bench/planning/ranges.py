@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from bench.contract.schema import Config
 from bench.errors import ConfigError
@@ -27,6 +27,9 @@ def _check_signs(config: Config) -> None:
     for key, amount in _not_negative(config).items():
         if amount is not None and not 0 <= amount < math.inf:
             raise ConfigError(f"{amount} is below 0 or not finite", where=key, fix=f"set {key} to 0 or more")
+    for key, number in _floats(config, ""):
+        if not math.isfinite(number):  # JSON, which a plan is written as, has no such number
+            raise ConfigError(f"{number} is not finite", where=key, fix=f"set {key} to a number")
 
 
 def _check_upper_limits(config: Config) -> None:
@@ -60,6 +63,7 @@ def _positive(config: Config) -> dict[str, float | None]:
         *("global_batch_size", "micro_batch_size", "eval_every_samples", "log_every_steps"),
         *("lr", "clip_grad", "adam_eps"),
     )
+    gpu = ("memory_gib", "peak_bf16_tflops", "peak_fp8_tflops")
     ends = ("max_steps", "epochs", "target_eval_loss", "checkpoint_every_steps")
     return {
         **_values("model", config.model, model),
@@ -69,6 +73,7 @@ def _positive(config: Config) -> dict[str, float | None]:
         **(_values("task.training", config.training, ends) if config.task.training else {}),
         **_values("data", config.data, ("seq_length", "train_rows", "eval_rows", "sample")),
         **(_values("launch.stall", config.launch.stall, ("factor", "floor_s")) if config.launch.stall else {}),
+        **(_values("cluster.gpu", config.cluster.gpu, gpu) if config.cluster.gpu else {}),
         "trials": config.trials,
     }
 
@@ -77,6 +82,18 @@ def _not_negative(config: Config) -> dict[str, float | None]:
     """Return the numbers that must not be below 0, by key."""
     recipe = ("lr_warmup_steps", "warmup_iterations", "eval_skip", "weight_decay")
     return {**_values("recipe", config.recipe, recipe), "seed_base": config.seed_base}
+
+
+def _floats(value: object, key: str) -> Iterator[tuple[str, float]]:
+    """Yield every float in a config, with its key."""
+    if isinstance(value, float):
+        yield key, value
+    elif dataclasses.is_dataclass(value):
+        for item in dataclasses.fields(value):
+            yield from _floats(getattr(value, item.name), f"{key}.{item.name}".removeprefix("."))
+    elif isinstance(value, dict | list):
+        for name, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _floats(item, f"{key}.{name}")
 
 
 def _values(group: str, node: object, names: Iterable[str]) -> dict[str, float | None]:

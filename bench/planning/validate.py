@@ -104,6 +104,12 @@ def check_steps(config: Config, max_steps: int) -> None:
             where="task.training.epochs, recipe.global_batch_size, data.train_rows",
             fix=f"set recipe.global_batch_size to {config.data.train_rows} or less",
         )
+    if max_steps > ranges.MAX_STEPS:
+        raise ConfigError(
+            f"{config.training.epochs} epochs are {max_steps} steps, above {ranges.MAX_STEPS}",
+            where="task.training.epochs",
+            fix="set task.training.epochs to fewer",
+        )
     if warmup >= max_steps:
         raise ConfigError(
             f"{warmup} warm-up steps leave nothing of the run's {max_steps} steps",

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from bench.report.template import clean
+from bench.mlperf.reader import clean
 
 if TYPE_CHECKING:
     from pandas import DataFrame

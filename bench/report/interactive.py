@@ -15,7 +15,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from bench.report.template import clean
+from bench.mlperf.reader import clean
 
 Chart = dict[str, Any]
 """What page.js draws: a list of views, each a name, plotly's traces, and what its layout adds to that of the page."""

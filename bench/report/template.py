@@ -5,8 +5,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.contract import secrets
-from bench.mlperf.reader import printable
+from bench.mlperf.reader import clean
 from bench.report.numbers import minutes_text, number_text
 
 if TYPE_CHECKING:
@@ -20,11 +19,6 @@ _FORMS: dict[str, Callable[[float], str]] = {
     "ratio": "{:.3f}".format,
     "value": "{:#.4g}".format,
 }
-
-
-def clean(text: str) -> str:
-    """Return text from a log as it may be shown: no secrets, nothing that steers a terminal or breaks a line."""
-    return printable(secrets.masked(text))
 
 
 def page(template: str, context: Mapping[str, Any]) -> str:

@@ -126,7 +126,8 @@ def read(log: Log) -> KernelsResult | None:
         return None
     names = [name for name in asked.value if isinstance(name, str)] if isinstance(asked.value, list) else []
     found = {one.point.name: one for one in map(_measured, log.all(mllog.KERNEL_MEASURED)) if one is not None}
-    failed = {event.value: event.metadata.get("reason") for event in log.all(mllog.KERNEL_FAILED)}
+    failures = [event for event in log.all(mllog.KERNEL_FAILED) if isinstance(event.value, str)]
+    failed = {event.value: event.metadata.get("reason") for event in failures}
     measured = tuple(found[name] for name in names if name in found)
     tolerance = number(asked.metadata.get("tolerance"))
     return KernelsResult(

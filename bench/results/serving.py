@@ -190,7 +190,8 @@ def _load(event: Event, asked: Event) -> LoadResult | None:
         status, loadgen = tuple(map(str, m["status"])), m["loadgen"]
         client_s = {str(name): float(value) for name, value in m["client"].items()}
         bound = float(asked.metadata["max_client_delay"])
-    except (KeyError, TypeError, ValueError, AttributeError):
+        details = tuple(map(str, m.get("details", ())))
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         return None
     is_whole = all(len(values) == len(status) == load.requests > 0 for values in lists.values())
     sound = all(value is None or (is_number(value) and value >= 0) for values in lists.values() for value in values)
@@ -199,7 +200,7 @@ def _load(event: Event, asked: Event) -> LoadResult | None:
     return LoadResult(
         load=load,
         status=status,
-        details=tuple(map(str, m.get("details", ()))),
+        details=details,
         together=number(m.get("together")),
         chunks_per_token=number(m.get("chunks_per_token")),
         client_s=client_s,

@@ -109,7 +109,7 @@ def read(folder: Path) -> list[Entry]:
     """
     try:
         return [_entry(raw) for raw in json.loads((folder / LEDGER).read_text())]
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise BenchError(
             f"the ledger cannot be read: {error!r}",
             where=str(folder / LEDGER),

@@ -1,5 +1,6 @@
 """Runs as one finds them: their folders, and where their jobs stand."""
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from bench.backends import Job, JobState
 from bench.contract import json_files
 from bench.contract.run_files import JOB, LEDGER, RESERVE, STATUS, SUBMISSION
 from bench.contract.schema import BackendName
-from bench.errors import ConfigError, SubmitError
+from bench.errors import BenchError, ConfigError, SubmitError
 from bench.runs import ledger
 from bench.runs import status as statuses
 from bench.runs.ledger import Outcome
@@ -23,6 +24,7 @@ ENDS_S = 300.0
 """How long a job may take to end once its last word is written: its container and its node are being tidied up."""
 LAG_S = 60.0
 """How long a backend may take to hear again of a job that it has forgotten."""
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +44,8 @@ class Run:
     """What the job wrote last."""
     is_asked: bool = True
     """Whether its backend could be asked from this machine."""
+    odd_backend: str = ""
+    """What job.json calls its backend, where none is called so: `backend` says nothing then, and is not asked."""
 
     @property
     def id(self) -> str:
@@ -74,7 +78,7 @@ class Run:
     @property
     def _unknown(self) -> str:
         if not self.is_asked:
-            return f"unknown: no {self.backend.name} here"
+            return f"unknown: {self.odd_backend or self.backend.name} cannot be asked here"
         return f"unknown to {self.backend.name}" if self.jobs else "no job"
 
     @property
@@ -88,24 +92,29 @@ def find(folder: Path) -> Run:
     """Return one run.
 
     Raises:
-        ConfigError: the folder is not a run's.
+        ConfigError: the folder is not a run's, or the run is of a backend that does not exist.
     """
     if not (folder / JOB).exists() and not (folder / LEDGER).exists():
         raise ConfigError("no run in this folder", where=str(folder), fix="python -m bench runs lists the runs")
-    return _runs([folder])[0]
+    run = _runs([folder])[0]
+    if run.odd_backend:
+        what = f"there is no backend {run.odd_backend}; there are {', '.join(BackendName.__members__)}"
+        raise ConfigError(what, where=str(folder / JOB), fix="use the version of this program that started the run")
+    return run
 
 
-def below(root: Path, *, ask: bool = True) -> list[Run]:
+def below(root: Path, *, must_answer: bool = False) -> list[Run]:
     """Return the runs below a folder, the oldest first; each backend is asked once, however many runs there are.
 
-    Without `ask` queues are not asked, and only the folders say where their runs stand.
+    Of a backend that cannot be asked only the folders say where its runs stand; that is told.
 
     Raises:
         ConfigError: no such folder.
+        BenchError: a backend cannot be asked, and `must_answer` says that each must be.
     """
     if not root.is_dir():
         raise ConfigError("no such folder", where=str(root), fix="name the folder of runs, or set LOGDIR")
-    return _runs([path.parent for name in (JOB, LEDGER) for path in root.glob(f"*/{name}")], ask=ask)
+    return _runs([path.parent for name in (JOB, LEDGER) for path in root.glob(f"*/{name}")], must_answer=must_answer)
 
 
 def wait(folder: Path, *, started: bool = False) -> Iterator[Job]:
@@ -141,20 +150,30 @@ def exit_code(folder: Path) -> int:
     return 0 if run.states and all(job.state is JobState.completed for job in run.states) else 1
 
 
-def _runs(found: Sequence[Path], *, ask: bool = True) -> list[Run]:
+def _runs(found: Sequence[Path], *, must_answer: bool = True) -> list[Run]:
     raw = {path: json_files.read_object(path / JOB) for path in dict.fromkeys(sorted(found))}
     unasked = [_unasked(path, job) for path, job in raw.items()]
     asked: dict[Path, Run] = {}
-    for name in {run.backend for run in unasked}:
-        backend, runs = backends.get(name), [run for run in unasked if run.backend is name]
-        if not backend.is_here() or (isinstance(backend, backends.Queue) and not ask):
-            asked |= {run.folder: replace(run, is_asked=False) for run in runs}
-            continue
-        if isinstance(backend, backends.Queue):
-            runs = [_with_unnoted(run, backend) for run in runs]
-        known = backend.states([run.id for run in runs if run.jobs or not isinstance(backend, backends.Queue)])
-        asked |= {run.folder: _asked(run, known) for run in runs}
-    return [asked[run.folder] for run in unasked]
+    for name in {run.backend for run in unasked if not run.odd_backend}:
+        try:
+            asked |= _asked_of(
+                backends.get(name), [run for run in unasked if run.backend is name and not run.odd_backend]
+            )
+        except BenchError as error:
+            if must_answer:
+                raise
+            _log.warning("%s cannot be asked where its runs stand: %s", name.name, error.what)
+    return [asked.get(run.folder, replace(run, is_asked=False)) for run in unasked]
+
+
+def _asked_of(backend: backends.Backend, runs: Sequence[Run]) -> dict[Path, Run]:
+    """Return what a backend knows of its runs, by their folders; nothing where it is not on this machine."""
+    if not backend.is_here():
+        return {}
+    if isinstance(backend, backends.Queue):
+        runs = [_with_unnoted(run, backend) for run in runs]
+    known = backend.states([run.id for run in runs if run.jobs or not isinstance(backend, backends.Queue)])
+    return {run.folder: _asked(run, known) for run in runs}
 
 
 def _with_unnoted(run: Run, queue: backends.Queue) -> Run:
@@ -166,13 +185,27 @@ def _with_unnoted(run: Run, queue: backends.Queue) -> Run:
 
 def _unasked(path: Path, job: Mapping[str, Any]) -> Run:
     """Return a run without what its backend knows."""
-    name = BackendName.local
-    if job:  # of earlier versions, which did not write the name down, only Slurm's runs have it
-        name = BackendName[job.get("backend", BackendName.slurm.name)]
-    ids = tuple(str(entry["id"]) for entry in job.get("jobs", []))
+    # Of earlier versions, which did not write the name down, only Slurm's runs have a job.json.
+    word = str(job.get("backend", BackendName.slurm.name)) if job else BackendName.local.name
+    name = BackendName.__members__.get(word)
     outcomes = tuple(entry.outcome for entry in ledger.found(path))
     status = statuses.read(path)
-    return Run(folder=path, backend=name, jobs=ids, state=None, elements=(), outcomes=outcomes, status=status)
+    return Run(
+        folder=path,
+        backend=name or BackendName.local,
+        jobs=_job_ids(job.get("jobs")),
+        state=None,
+        elements=(),
+        outcomes=outcomes,
+        status=status,
+        odd_backend="" if name else word,
+    )
+
+
+def _job_ids(entries: Any) -> tuple[str, ...]:
+    """Return the ids of the jobs in job.json; entries that nobody of ours has written are left out."""
+    found = [entry.get("id") for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    return tuple(str(id) for id in found if isinstance(id, str | int))
 
 
 def _asked(run: Run, known: Mapping[str, Job]) -> Run:

@@ -7,7 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from bench import diagnosis
-from bench.errors import BenchError, SubmitError, with_rule
+from bench.errors import BenchError, with_rule
 from bench.results.study import PlannedArm
 from bench.runs import run as runs
 from bench.runs.folder import short
@@ -71,7 +71,7 @@ def of(folder: Path, arms: Iterable[tuple[Arm, PlannedArm]], *, num_runs: int, a
     """Return where all runs of a study stand, less those of arms that do not run.
 
     Raises:
-        SubmitError: the queue cannot be asked, and `ask` says that it must be.
+        BenchError: the queue cannot be asked, and `ask` says that it must be.
     """
     known = {run.folder: run for run in _known(folder, ask=ask)}
     why = folders.not_started(folder)
@@ -91,14 +91,7 @@ def of(folder: Path, arms: Iterable[tuple[Arm, PlannedArm]], *, num_runs: int, a
 
 
 def _known(folder: Path, *, ask: bool) -> list[Run]:
-    if not folder.is_dir():
-        return []
-    try:
-        return runs.below(folder)
-    except SubmitError:
-        if ask:
-            raise
-        return runs.below(folder, ask=False)
+    return runs.below(folder, must_answer=ask) if folder.is_dir() else []
 
 
 def _standing(name: RunName, folder: Path, known: Mapping[Path, Run], why: Mapping[str, str]) -> Standing:

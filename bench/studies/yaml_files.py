@@ -26,10 +26,11 @@ class _Texts(yaml.CBaseLoader):
         seen = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} stands twice", key_node.start_mark
-                )
+            problem = f"the key {key!r} stands twice"
+            if is_list := isinstance(key, list | dict):
+                problem = f"a key is a word, and this one is {key!r:.60}"
+            if is_list or key in seen:
+                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep=deep)
 
@@ -46,7 +47,7 @@ def load(path: Path, kind: type[T]) -> T:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise ConfigError(f"cannot be read: {reason}", where=str(path), fix="name a readable file") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise ConfigError(_of_yaml(error), where=str(path), fix="see the YAML of conf/study/tiny.yaml") from error
     except msgspec.ValidationError as error:
         raise _explained(str(error), path, kind) from error
@@ -65,7 +66,7 @@ def dump(path: Path, content: Mapping[str, Any]) -> None:
     part.replace(path)
 
 
-def _of_yaml(error: yaml.YAMLError) -> str:
+def _of_yaml(error: Exception) -> str:
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
     return f"{problem or 'not YAML'}{f', line {mark.line + 1}' if mark else ''}"
 

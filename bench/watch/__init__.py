@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bench.contract import secrets
 from bench.mlperf.reader import Follower
 from bench.mlperf.result import UNVERIFIED
 from bench.watch.hardware import Gpus
@@ -122,7 +123,7 @@ def _show_picture(console: "Console", views: list[View], is_due: bool) -> None:
 def _show_json(job: WatchedTrials, views: list[View], is_due: bool) -> None:
     if is_due:
         record = {"time": _date(job.now_ms()), "trials": [view.to_json() for view in views], "result": UNVERIFIED}
-        print(json.dumps(record, allow_nan=False), flush=True)
+        print(json.dumps(secrets.masked_all(record), allow_nan=False), flush=True)
 
 
 def _show_lines(job: WatchedTrials, console: "Console", printed: set[str], views: list[View], is_due: bool) -> None:
@@ -148,4 +149,8 @@ def _say(console: "Console", text: str) -> None:
 
 
 def _date(time_ms: int) -> str:
-    return datetime.fromtimestamp(time_ms / 1000).isoformat(" ", "seconds")
+    """Return a time as this machine's clock shows it; words for one of a log that no calendar holds."""
+    try:
+        return datetime.fromtimestamp(time_ms / 1000).isoformat(" ", "seconds")
+    except (ValueError, OverflowError, OSError):
+        return "without a date"

@@ -1,10 +1,10 @@
-"""One trial at one moment, in words. Text from logs is made printable."""
+"""One trial at one moment, in words. Text from logs is shown clean: it steers no terminal and holds no secret."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from bench.mlperf.reader import printable
+from bench.mlperf.reader import clean
 from bench.watch.alarm import clock
 from bench.watch.hardware import Hottest
 from bench.watch.prediction import Outlook, Planned, goal, reached
@@ -49,8 +49,8 @@ class View:
         if self.progress.phase != "stopped":
             return self.progress.phase
         if self.is_reached:
-            return "target reached" + (f", {printable(self.outcome)}" if self.outcome not in (None, "proven") else "")
-        return f"stopped: {printable(self.progress.status or 'no status')}"
+            return "target reached" + (f", {clean(self.outcome)}" if self.outcome not in (None, "proven") else "")
+        return f"stopped: {clean(self.progress.status or 'no status')}"
 
     def to_json(self) -> dict[str, Any]:
         """Return all that is known as strict JSON holds it, without what it is worked out from."""
@@ -101,9 +101,9 @@ def facts(view: View) -> Iterator[tuple[str, str]]:
     """Yield what is known, each with its name."""
     progress, seen = view.progress, view.outlook
     if view.note:
-        yield NOTE, printable(view.note)
+        yield NOTE, clean(view.note)
     if progress.points_asked is not None:
-        latest = f"; last {printable(progress.last_point)}" if progress.last_point and view.is_running else ""
+        latest = f"; last {clean(progress.last_point)}" if progress.last_point and view.is_running else ""
         yield "measured", f"{progress.points_done} of {progress.points_asked} {progress.points_are}{latest}"
     if progress.answers_asked is not None:
         yield "answers", f"{progress.answers_asked:,} asked for"
@@ -118,7 +118,7 @@ def facts(view: View) -> Iterator[tuple[str, str]]:
     if text := _evaluations(view):
         yield "evaluation", text
     if view.hottest is not None:
-        yield "GPUs", printable(view.hottest.text())
+        yield "GPUs", clean(view.hottest.text())
     if progress.phase == "stopped":
         return
     if seen.next_samples is not None:

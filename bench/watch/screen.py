@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from bench.mlperf.reader import printable
+from bench.mlperf.reader import clean
 from bench.mlperf.result import UNVERIFIED
 from bench.watch.alarm import clock
 from bench.watch.lines import BASIS, View, current, facts, percent
@@ -49,13 +49,13 @@ def _headline(view: View) -> "Text":
     from rich.text import Text
 
     progress, seen = view.progress, view.outlook
-    text = Text.assemble((printable(view.name), "bold"), "  ", (view.state, _style(view)))
+    text = Text.assemble((clean(view.name), "bold"), "  ", (view.state, _style(view)))
     if seen.elapsed_s is not None:
         text.append(f"  {clock(seen.elapsed_s)}", "bold")
     if seen.silent_s is not None and seen.silent_s >= QUIET_S:
         text.append(f"  last line {clock(seen.silent_s)} ago", "yellow")
     named = [view.planned.title or progress.benchmark, progress.platform]
-    return text.append("  " + " on ".join(printable(name) for name in named if name))
+    return text.append("  " + " on ".join(clean(name) for name in named if name))
 
 
 def _style(view: View) -> str:
@@ -140,7 +140,8 @@ def _overview(views: Sequence[View], shown: View, *, rows: int) -> "Table":
 
 def _short(name: str) -> str:
     """Return a name, or the end of it, where names of a set differ."""
-    return printable(name if len(name) <= NAME_WIDTH else f"…{name[1 - NAME_WIDTH :]}")
+    name = clean(name)
+    return name if len(name) <= NAME_WIDTH else f"…{name[1 - NAME_WIDTH :]}"
 
 
 def _row(view: View) -> list[str]:

@@ -460,6 +460,12 @@ def account(folder: Path, rank: int, at: float, what: str, *, rule: str | None =
     (folder / "rank_logs" / f"trial_0_rank_{rank}.error").write_text(json.dumps(said))
 
 
+@pytest.mark.parametrize("entry", ["1", '"text"', "null"])
+def test_a_damaged_ledger_explains_nothing(run_folder: Path, entry: str) -> None:
+    (run_folder / "ledger.json").write_text(f"[{entry}]")
+    assert diagnosis.explain([run_folder]).fix
+
+
 def test_the_rank_that_failed_first_is_believed(run_folder: Path) -> None:
     account(
         run_folder,

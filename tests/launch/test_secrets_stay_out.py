@@ -1,14 +1,18 @@
 """Secrets planted in a config, in arguments and in logs: nothing that is written for others holds one of them."""
 
+import io
 import json
 import shutil
-from contextlib import nullcontext
+from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from bench import cli, report
 from bench.backends.slurm import jobs
+from bench.console import sheet
+from bench.console.sheet import Sheet
 from bench.contract import mllog
 from bench.contract.plan import Plan
 from bench.contract.run_files import JOB, SCRIPT
@@ -22,7 +26,8 @@ from bench.rules.finding import broken
 from bench.runs import folder as folders
 from bench.runs import ledger, status
 from bench.runs.status import Ending, Status
-from bench.watch import trackers
+from bench.watch import sources, trackers
+from bench.watch.screen import picture
 from helpers.planted_secrets import PLANTED
 from helpers.types import MakeLog
 
@@ -161,6 +166,46 @@ def test_a_report_shows_no_secret_of_a_log(
     written = [path.read_text() for path in (tmp_path / "out").iterdir() if path.suffix != ".png"]
     require_hidden(*written, capsys.readouterr().out)
     assert "masked" in "".join(written)
+
+
+VERBS = ("parse {log}", "parse {log} --json", "report {folder}", "watch {log} --once", "watch {log} --once --json")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_no_verb_prints_a_secret_of_a_log(
+    verb: str, written_log: MakeLog, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither in a pipe nor, as far as it shows them there, on a terminal."""
+    log = written_log(submission_platform=ALL, submission_org=ALL).rename(tmp_path / "result_0.txt")
+    with suppress(SystemExit):
+        cli.main(verb.format(log=log, folder=tmp_path).split())
+    printed = capsys.readouterr().out
+    require_hidden(printed)
+    assert "masked" in printed or verb == "watch {log} --once"
+
+
+class Terminal(io.StringIO):
+    """What a person sees."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_no_screen_shows_a_secret_of_a_log(written_log: MakeLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a table nor the picture of a trial."""
+    monkeypatch.setenv("COLUMNS", "4000")
+    log = written_log(submission_platform=ALL)
+    for form in (Sheet("a", [(ALL, "b", ALL)]), Sheet(ALL, [("a", ALL)], ("a", "b"), caption=ALL)):
+        screen = Terminal()
+        sheet.show(form, file=screen)
+        require_hidden(screen.getvalue())
+        assert "masked" in screen.getvalue()
+    with closing(sources.find([log])) as job:
+        job.poll()
+        screen = Terminal()
+        Console(file=screen, width=4000).print(picture(job.views(), width=4000, height=50))
+    require_hidden(screen.getvalue())
+    assert "masked" in screen.getvalue()
 
 
 def test_an_error_on_the_screen_shows_no_secret(

@@ -167,6 +167,7 @@ def test_prompts_of_a_file_have_their_own_length_or_the_tasks_in_turn(tmp_path: 
         ('{"prompt": "a", "length": "3"}', "the length is '3', not a number of tokens"),
         ('{"prompt": "a", "length": true}', "the length is True"),
         (b'{"prompt": "\xff"}', "not UTF-8 text"),
+        ('{"prompt": "a\\ud800b", "length": 10}', r"the prompt holds '\\ud800', which is no character"),
     ],
 )
 def test_a_file_that_holds_no_prompts_is_refused_with_its_line(tmp_path: Path, text: str | bytes, what: str) -> None:

@@ -3,7 +3,9 @@
 import json
 import shlex
 from dataclasses import dataclass, field, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from bench.contract.plan import Plan
 from bench.contract.run_files import JOB, RAY_JOB, SUBMISSION
 from bench.diagnosis import run_reports
 from bench.errors import ConfigError, SubmitError
+from bench.launch import again
 from bench.planning import compose
 from bench.runner import __main__ as runner
 from bench.runs import folder as folders
@@ -45,6 +48,7 @@ class Clusters:
     jobs: dict[str, list[Details]]
     asked: list[str] = field(default_factory=list)
     fails: Exception | None = None
+    is_down: Exception | None = None
 
     def connect(self, address: str) -> Any:
         if address not in self.jobs:
@@ -59,7 +63,14 @@ class Connected:
 
     def list_jobs(self) -> list[Details]:
         self.clusters.asked.append(f"list {self.address}")
+        if self.clusters.is_down:
+            raise self.clusters.is_down
         return self.clusters.jobs[self.address]
+
+    def stop_job(self, submission: str) -> bool:
+        if self.clusters.is_down:
+            raise self.clusters.is_down
+        return True
 
     def submit_job(self, **body: Any) -> str:
         self.clusters.asked.append(f"submit {body['submission_id']}")
@@ -110,6 +121,48 @@ def test_a_cluster_that_is_gone_does_not_hide_the_others(clusters: Clusters, cap
     found = RayBackend().states([f"a@{ADDRESS}", "b@http://gone:1"])
     assert [(job.id, job.state) for job in found.values()] == [(f"a@{ADDRESS}", JobState.cancelled)]
     assert "http://gone:1" in caplog.text
+
+
+DOWN = {
+    "it answers 500": RuntimeError("Request failed with status code 500: GCS is not available."),
+    "no answer in time": TimeoutError("read timed out"),
+    "no JSON": json.JSONDecodeError("Expecting value", "<html>", 0),
+}
+
+
+@pytest.mark.parametrize("how", DOWN)
+def test_of_a_cluster_that_lists_no_jobs_none_is_said_to_be_gone(how: str, clusters: Clusters, tmp_path: Path) -> None:
+    """It takes the connection all the same, and its jobs may run: nobody submits them once more."""
+    clusters.is_down = DOWN[how]
+    job = {"backend": "ray", "jobs": [{"id": f"a@{ADDRESS}"}], "address": ADDRESS}
+    (tmp_path / JOB).write_text(json.dumps(job))
+    asked = (runs.find, RayBackend().submitted, again.cancel)
+    for ask in asked:
+        with pytest.raises(SubmitError, match=f"RAY-01: no Ray cluster takes jobs at {ADDRESS}: "):
+            ask(tmp_path)
+    with pytest.raises(SubmitError):
+        RayBackend().cancel(f"a@{ADDRESS}")
+
+
+def test_something_else_that_answers_at_the_address_takes_no_jobs() -> None:
+    """Ray's own client, to a server that answers 500, or JSON that is not Ray's."""
+    pytest.importorskip("ray.job_submission")
+    for status, body in ((500, b"{}"), (200, b"{}"), (200, b"[]")):
+
+        class Other(BaseHTTPRequestHandler):
+            def do_GET(self, status: int = status, body: bytes = body) -> None:
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *args: object) -> None: ...
+
+        with ThreadingHTTPServer(("127.0.0.1", 0), Other) as server:
+            Thread(target=server.serve_forever, daemon=True).start()
+            with pytest.raises(SubmitError, match="no Ray cluster takes jobs"):
+                client.connect(f"http://127.0.0.1:{server.server_port}")
+            server.shutdown()
 
 
 def test_a_failure_is_told_with_its_kind_its_first_words_and_the_end_of_its_log() -> None:

@@ -93,6 +93,7 @@ def test_an_aborted_trial_is_not_proven(plan: KernelsPlan, tmp_path: Path) -> No
         ('"median_us": 100.0', '"median_us": 300.0'),  # above p90
         ('"n": 50', '"n": 2'),
         ('"work": 1073741824.0', '"work": "much"'),
+        ('"work": 1073741824.0', f'"work": 1{"0" * 400}'),
         ('"unit": "GB/s"', '"unit": "GB"'),
         ('"sizes": [1073741824]', '"sizes": 1073741824'),
     ],
@@ -104,6 +105,13 @@ def test_a_damaged_record_measures_nothing(plan: KernelsPlan, tmp_path: Path, ol
     assert old in lines[place]
     lines[place] = lines[place].replace(old, new)
     log.write_text("".join(lines))
+    found = kernel_results.of_file(log)
+    assert found is not None and found.missing == ((COPY, "no record"),)
+
+
+def test_a_failure_whose_point_has_no_name_says_nothing(plan: KernelsPlan, tmp_path: Path) -> None:
+    log = kernels_log.write(plan, tmp_path / "result_0.txt", failed=[COPY])
+    log.write_text(log.read_text().replace(f'"kernel_failed", "value": "{COPY}"', '"kernel_failed", "value": ["x"]'))
     found = kernel_results.of_file(log)
     assert found is not None and found.missing == ((COPY, "no record"),)
 

@@ -132,6 +132,22 @@ def test_a_load_without_a_record_is_missing(burst: ServingPlan, tmp_path: Path) 
     assert read(log).problems == ["burst was not measured"] and not trials.judge(log, burst, burst.trials[0]).proven
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"details": []', '"details": null'),
+        ('"latency_s": 30.0', f'"latency_s": 1{"0" * 400}'),
+        ('"max_client_delay": 0.5', f'"max_client_delay": 1{"0" * 400}'),
+        ('"sent_p50_s": 0.001', f'"sent_p50_s": 1{"0" * 400}'),
+    ],
+)
+def test_a_damaged_record_is_no_load(burst: ServingPlan, tmp_path: Path, old: str, new: str) -> None:
+    log = serving_log.write(burst, tmp_path / "result_0.txt", {"burst": LATENCIES})
+    assert old in log.read_text()
+    log.write_text(log.read_text().replace(old, new))
+    assert read(log).problems == ["burst was not measured"]
+
+
 VLLM = {
     "model_id": "tiny",
     "completed": 40,

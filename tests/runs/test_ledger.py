@@ -143,7 +143,10 @@ def test_a_folder_keeps_the_seeds_it_was_made_with(tmp_path: Path) -> None:
         ledger.create(tmp_path, other)
 
 
-@pytest.mark.parametrize("content", ["", "{", "[1]", '[{"trial": 0}]', "null", '[{"trial": 0, "outcome": "done"}]'])
+DAMAGED = ["", "{", "[1]", '[{"trial": 0}]', "null", '[{"trial": 0, "outcome": "done"}]', "[" * 100_000]
+
+
+@pytest.mark.parametrize("content", DAMAGED, ids=lambda content: content[:40])
 def test_a_damaged_ledger_is_named(content: str, tmp_path: Path) -> None:
     (tmp_path / "ledger.json").write_text(content)
     with pytest.raises(BenchError, match="the ledger cannot be read"):

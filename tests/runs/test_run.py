@@ -7,16 +7,20 @@ from types import SimpleNamespace
 
 import pytest
 
+from bench import backends
 from bench.backends import Job, JobState
 from bench.backends.slurm.backend import SlurmBackend
 from bench.console import messages
 from bench.console import runs as run_sheets
 from bench.contract import mllog
 from bench.contract import plan as plans
+from bench.contract.schema import BackendName
 from bench.diagnosis import explain
-from bench.launch import run_queued
+from bench.errors import BenchError, ConfigError, SubmitError
+from bench.launch import again, run_queued
 from bench.planning import compose
 from bench.runs import run as runs
+from bench.studies import standing
 
 PLAN = compose.compose(["task=lora_tiny", "cluster=local"])
 
@@ -138,7 +142,7 @@ def test_without_its_backend_a_run_is_not_said_to_have_ended(tmp_path: Path, mon
     ledger_of(folder, "running")
     (folder / ".reserve").touch()
     run = runs.find(folder)
-    assert run.word == "unknown: no slurm here" and not run.has_died
+    assert run.word == "unknown: slurm cannot be asked here" and not run.has_died
 
 
 def test_a_run_that_never_had_a_job_does_not_hide_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,3 +177,52 @@ def test_why_does_not_take_a_fresh_log_for_a_run_that_goes_on(
         log.start(mllog.RUN_START)
         log.event(mllog.TRAIN_LOSS, 1.5, samples_count=8, lr=1e-4)
     assert explain([folder]).rule == rule
+
+
+@pytest.mark.parametrize(
+    ("job", "word"),
+    [
+        ('{"backend": "flux", "jobs": []}', "unknown: flux cannot be asked here"),
+        ('{"backend": ["slurm"], "jobs": [{"id": "7"}]}', "unknown: ['slurm'] cannot be asked here"),
+        ('{"backend": "local", "jobs": [{"nr": 1}, "x", {"id": null}]}', "ended"),
+        ('{"backend": "local", "jobs": null}', "ended"),
+        ('{"backend": "local", "jobs": 5}', "ended"),
+    ],
+)
+def test_an_odd_job_json_does_not_hide_other_runs(tmp_path: Path, job: str, word: str) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "a" / "job.json").write_text(job)
+    ledger_of(tmp_path / "b", "proven")
+    assert [run.word for run in runs.below(tmp_path)] == [word, "ended"]
+
+
+def test_a_run_of_a_backend_that_does_not_exist_is_not_gone_on_with(tmp_path: Path) -> None:
+    (tmp_path / "job.json").write_text('{"backend": "flux", "jobs": []}')
+    with pytest.raises(ConfigError, match="there is no backend flux; there are local, "):
+        again.resume(tmp_path)
+
+
+@pytest.mark.parametrize("kind", [ConfigError, SubmitError])
+def test_a_backend_that_cannot_be_asked_does_not_hide_the_runs_of_others(
+    kind: type[BenchError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its context is gone from the kubeconfig, or its server is down. Only who must know is refused."""
+
+    def states(ids: Sequence[str]) -> dict[str, Job]:
+        raise kind("no API server to ask", where="the kubeconfig", fix="set KUBECONFIG")
+
+    gone, local = SimpleNamespace(is_here=lambda: True, states=states), backends.get(BackendName.local)
+    monkeypatch.setattr(runs.backends, "get", lambda name: local if name is BackendName.local else gone)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "a" / "job.json").write_text('{"backend": "kubernetes", "jobs": [{"id": "job/default/r-x-1@prod"}]}')
+    ledger_of(tmp_path / "b", "proven")
+    assert [run.word for run in runs.below(tmp_path)] == ["unknown: kubernetes cannot be asked here", "ended"]
+    assert "kubernetes cannot be asked where its runs stand: no API server to ask" in caplog.text
+    for ask in (lambda: runs.below(tmp_path, must_answer=True), lambda: runs.find(tmp_path / "a")):
+        with pytest.raises(kind, match="no API server to ask"):
+            ask()
+    assert standing._known(tmp_path, ask=False) == runs.below(tmp_path)
+    with pytest.raises(kind):
+        standing._known(tmp_path, ask=True)

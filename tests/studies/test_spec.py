@@ -59,6 +59,8 @@ COLUMNS = "columns: [{measurement: step_time, title: step, higher_is_better: fal
         ("window: {skip_steps: 3}", r"steps is missing[\s\S]*window"),
         ("window: {skip_steps: 3, steps: 0}", r"window has no step"),
         ("max_batch: {limit: 0}", r"max_batch.limit is 0"),
+        ("? [a, b]\n: c", r"a key is a word, and this one is \['a', 'b'\], line 13"),
+        ("? {a: b}\n: c", r"a key is a word, and this one is \{'a': 'b'\}, line 13"),
         ("title: again", r"the key 'title' stands twice, line 13"),
         ("arms: {7B_Naive: {}}", r"'7B Naive' and '7B_Naive' would share a folder"),
         ("arms: {'!': {}}", r"'!' names no folder"),

@@ -4,6 +4,7 @@ import io
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -365,6 +366,18 @@ def test_json_is_one_object(written_log: MakeLog, capsys: pytest.CaptureFixture[
     assert code == 0
     assert (shown["samples"], shown["phase"], shown["is_reached"], shown["target"]) == (1536, "stopped", False, 0.925)
     assert "Unverified" in json.loads(output)["result"]
+
+
+def test_a_time_that_no_calendar_holds_is_shown_without_a_date(
+    written_log: MakeLog, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = written_log(evals=(0.95,))
+    lines = log.read_text().splitlines(keepends=True)
+    (place,) = (number for number, text in enumerate(lines) if '"eval_accuracy"' in text)
+    lines[place] = re.sub(r'"time_ms": \d+', f'"time_ms": {10**17}', lines[place])
+    log.write_text("".join(lines))
+    code, output = run(capsys, "--once", str(log))
+    assert code == 0 and "without a date  " in output
 
 
 def test_a_log_that_is_not_there_yet_is_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

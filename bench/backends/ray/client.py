@@ -4,8 +4,8 @@ import importlib.util
 import logging
 import socket
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -55,10 +55,8 @@ def connect(address: str) -> Any:
     for name in CHATTY:
         logging.getLogger(name).setLevel(logging.WARNING)
     require_listening(address)
-    try:
+    with _answering(address):
         return JobSubmissionClient(address)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise unreachable(address, str(error)) from error
 
 
 def require_listening(address: str) -> None:
@@ -77,33 +75,57 @@ def unreachable(address: str, why: str) -> UnreachableError:
     return UnreachableError(what, where=address, fix=RULES["RAY-01"].fix, rule="RAY-01")
 
 
+@contextmanager
+def _answering(address: str) -> Iterator[None]:
+    """Raise UnreachableError where Ray's client gets no answer in the block, an error, or an answer that is not Ray's.
+
+    For a status that is not 200 the client raises RuntimeError; errors of requests are OSErrors.
+    """
+    try:
+        yield
+    except (RuntimeError, OSError, ValueError, KeyError, TypeError) as error:
+        raise unreachable(address, str(error) or type(error).__name__) from error
+
+
 def get(address: str, path: str) -> Any:
     """Return what a page of the dashboard answers, as JSON holds it.
 
     Raises:
         UnreachableError: it does not.
     """
-    try:
+    with _answering(address):
         answer = connect(address)._do_request("GET", path)  # with the tokens and certificates of Ray's own client
         answer.raise_for_status()
         return answer.json()
-    except (OSError, ValueError) as error:
-        raise unreachable(address, str(error)) from error
+
+
+def _jobs(client: Any, address: str) -> Sequence[Any]:
+    """Return all jobs that a cluster knows (ray.job_submission.JobDetails).
+
+    Raises:
+        UnreachableError: it does not say.
+    """
+    with _answering(address):
+        return list(client.list_jobs())
 
 
 def states(jobs: Sequence[str]) -> dict[str, Job]:
     """Return where jobs stand, by id, with one question to each cluster; what none of them knows is left out.
 
     A cluster that does not answer may have been shut down, and its jobs with it: it is told, and no error.
+
+    Raises:
+        SubmitError: a cluster is there, and does not list its jobs: they may well run.
     """
     found: dict[str, Job] = {}
     wanted = {job: request.split(job) for job in jobs}
     for address in sorted({address for _, address in wanted.values() if address}):
         try:
-            listed = {details.submission_id: details for details in connect(address).list_jobs()}
+            client = connect(address)
         except SubmitError as error:
             _log.warning("%s", error.what)
             continue
+        listed = {details.submission_id: details for details in _jobs(client, address)}
         mine = {job: submission for job, (submission, place) in wanted.items() if place == address}
         found |= {job: as_job(job, listed[name]) for job, name in mine.items() if name in listed}
     return found
@@ -141,7 +163,7 @@ def submitted(address: str, folder: str) -> list[str]:
     Raises:
         SubmitError: the cluster cannot be asked.
     """
-    mine = _of(connect(address).list_jobs(), address, folder)
+    mine = _of(_jobs(connect(address), address), address, folder)
     return [id for id, details in mine if as_job(id, details).state.is_active]
 
 
@@ -162,6 +184,8 @@ def stop(job: str) -> None:
         is_told = connect(address).stop_job(submission)
     except RuntimeError as error:
         raise SubmitError(_first_line(error), where=f"job {job}", fix=f"ray job stop {submission}") from error
+    except (OSError, ValueError) as error:
+        raise unreachable(address, str(error)) from error
     if not is_told:
         what, fix = "Ray has nothing to stop: the job has ended", "python -m bench runs shows how"
         raise SubmitError(what, where=f"job {job}", fix=fix)

@@ -3,9 +3,9 @@
 import re
 from collections.abc import Iterator, Sequence
 
+from bench.mlperf.reader import clean
 from bench.report.study.layout import Entry, Grid, Layout, Line
 from bench.report.study.statements import provenance, shared_facts, statements
-from bench.report.template import clean
 from bench.results.study import StudyResult
 
 
