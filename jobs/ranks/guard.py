@@ -37,8 +37,10 @@ class Guard:
         """
         if not self._is_failing.acquire(blocking=False):
             threading.Event().wait()  # until the other thread has ended this process
-        _close(self)
-        _fail(error, self._error_file)
+        try:
+            _close(self)
+        finally:
+            _fail(error, self._error_file)
 
 
 @contextmanager
@@ -97,12 +99,15 @@ def _fail(error: BaseException, error_file: Path) -> NoReturn:
         error = BenchError(
             trace, where=error_file.stem, fix="read the traceback's last lines; its file is beside the log"
         )
-    print(error, file=sys.stderr, flush=True)
     account = {name: getattr(error, name) for name in ("exit_code", "rule", "what", "where", "fix")}
-    with suppress(OSError):  # stderr has the error already, and may lie on another disk
-        error_file.parent.mkdir(exist_ok=True)
-        error_file.write_text(json.dumps({"time": time.time()} | account))
-    _exit(error.exit_code)
+    try:
+        with suppress(OSError):  # stderr may lie on the disk that is full
+            print(error, file=sys.stderr, flush=True)
+        with suppress(OSError):
+            error_file.parent.mkdir(exist_ok=True)
+            error_file.write_text(json.dumps({"time": time.time()} | account))
+    finally:
+        _exit(error.exit_code)
 
 
 def _exit(code: int) -> NoReturn:

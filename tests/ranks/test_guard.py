@@ -55,3 +55,24 @@ def test_the_first_of_two_failures_is_the_account(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", TWICE], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 1 and "closed by peer" not in done.stderr
     assert json.loads((tmp_path / "rank.error").read_text())["rule"] == "RUN-17"
+
+
+FULL = """
+import errno, threading
+from pathlib import Path
+from jobs.ranks.guard import guarded
+
+with guarded(Path("rank.error")) as guard:
+    full = OSError(errno.ENOSPC, "No space left on device", "result_0.txt")
+    threading.Thread(target=guard.fail, args=(full,)).start()
+    threading.Event().wait()
+"""
+
+
+def test_a_rank_ends_with_its_account_where_nothing_more_can_be_printed(tmp_path: Path) -> None:
+    """Its output lies on the disk that is full."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-c", FULL], cwd=tmp_path, env=environment, stderr=full, timeout=60)
+    assert done.returncode == 1
+    assert json.loads((tmp_path / "rank.error").read_text())["rule"] == "CFG-08"
