@@ -28,19 +28,19 @@ class Guard:
     finish: Callable[[], object] = staticmethod(lambda: None)
 
     def __init__(self, error_file: Path) -> None:
-        self._error_file, self._is_failing = error_file, threading.Lock()
+        self._error_file, self.ending = error_file, threading.Lock()
+        """The lock is held by the thread that ends this process, and never released: other threads wait for the end."""
 
     def fail(self, error: BaseException) -> NoReturn:
         """Close the log, leave the error as the reason, and exit. Of several threads that call it the first one counts.
 
         Where ranks stall, the watchdog's account comes first; ending one rank then breaks the collective of another.
         """
-        if not self._is_failing.acquire(blocking=False):
-            threading.Event().wait()  # until the other thread has ended this process
-        try:
-            _close(self)
-        finally:
-            _fail(error, self._error_file)
+        with self.ending:
+            try:
+                _close(self)
+            finally:
+                _fail(error, self._error_file)
 
 
 @contextmanager
@@ -59,9 +59,10 @@ def guarded(error_file: Path) -> Iterator[Guard]:
             received = _received()
             if received is None and os.getppid() == parent:
                 continue
-            if not done.is_set():
-                _close(guard)
-                _exit(128 + (received or signal.SIGTERM))
+            with guard.ending:  # a rank that fails already ends with its own reason
+                if not done.is_set():
+                    _close(guard)
+                    _exit(128 + (received or signal.SIGTERM))
 
     threading.Thread(target=watch, name="signals", daemon=True).start()
     try:
@@ -69,7 +70,8 @@ def guarded(error_file: Path) -> Iterator[Guard]:
     except BaseException as error:  # noqa: BLE001 - every error closes the log and leaves its reason
         guard.fail(error)
     finally:
-        done.set()
+        with guard.ending:  # nobody ends this process now, and from here on only another error does
+            done.set()
 
 
 def _received() -> int | None:

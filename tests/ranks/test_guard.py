@@ -76,3 +76,27 @@ def test_a_rank_ends_with_its_account_where_nothing_more_can_be_printed(tmp_path
         done = subprocess.run([sys.executable, "-c", FULL], cwd=tmp_path, env=environment, stderr=full, timeout=60)
     assert done.returncode == 1
     assert json.loads((tmp_path / "rank.error").read_text())["rule"] == "CFG-08"
+
+
+TOLD_TO_END = """
+import os, signal, threading, time
+from pathlib import Path
+from jobs.ranks.guard import guarded
+
+def finish():
+    if threading.current_thread() is threading.main_thread():
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(2)
+
+with guarded(Path("rank.error")) as guard:
+    guard.finish = finish
+    raise ValueError("broken")
+"""
+
+
+def test_a_rank_that_fails_says_why_although_its_launcher_tells_it_to_end_meanwhile(tmp_path: Path) -> None:
+    """The launcher ends the others as soon as one rank has failed; this one's log takes a while to close."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", TOLD_TO_END], cwd=tmp_path, env=environment, timeout=60)
+    assert done.returncode == 1
+    assert "ValueError: broken" in json.loads((tmp_path / "rank.error").read_text())["what"]
