@@ -50,6 +50,9 @@ def guarded(error_file: Path) -> Iterator[Guard]:
     A rank that waits in a collective runs no Python, so a thread of its own receives the signals. Enter before other
     threads exist: they inherit the mask that leaves the signals to that thread. The exit is os._exit, because a clean
     shutdown would wait for ranks that have ended.
+
+    After a body that has ended well the log is complete, and signals have their usual effect, one that has come before
+    at once: Python's shutdown may hang, and whoever sends a signal wants no more than that the process ends.
     """
     guard, done, parent = Guard(error_file), threading.Event(), os.getppid()
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
@@ -69,9 +72,9 @@ def guarded(error_file: Path) -> Iterator[Guard]:
         yield guard
     except BaseException as error:  # noqa: BLE001 - every error closes the log and leaves its reason
         guard.fail(error)
-    finally:
-        with guard.ending:  # nobody ends this process now, and from here on only another error does
-            done.set()
+    with guard.ending:  # unless somebody ends this process already
+        done.set()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 def _received() -> int | None:

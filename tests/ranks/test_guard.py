@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -100,3 +101,28 @@ def test_a_rank_that_fails_says_why_although_its_launcher_tells_it_to_end_meanwh
     done = subprocess.run([sys.executable, "-c", TOLD_TO_END], cwd=tmp_path, env=environment, timeout=60)
     assert done.returncode == 1
     assert "ValueError: broken" in json.loads((tmp_path / "rank.error").read_text())["what"]
+
+
+HANGS = """
+import atexit, time
+from pathlib import Path
+from jobs.ranks.guard import guarded
+
+atexit.register(lambda: (print("shuts down", flush=True), time.sleep(600)))
+with guarded(Path("rank.error")):
+    pass
+"""
+
+
+def test_a_rank_that_hangs_after_its_work_can_be_told_to_end(tmp_path: Path) -> None:
+    """Python shuts down, which may wait for a thread or a library of a device that does not answer."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [sys.executable, "-c", HANGS], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
+    ) as rank:
+        try:
+            assert rank.stdout and rank.stdout.readline() == "shuts down\n"
+            rank.terminate()
+            assert rank.wait(timeout=30) == -signal.SIGTERM
+        finally:
+            rank.kill()
