@@ -19,6 +19,8 @@ from bench.errors import BenchError
 
 SIGNALS = {signal.SIGINT, signal.SIGTERM}
 SIGNAL_POLL_S, POLL_S = 0.2, 0.5
+PRINT_S = 2.0
+"""How long the last output may take: nobody may be there to read it."""
 CANNOT_WRITE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES}
 
 
@@ -106,16 +108,14 @@ def _fail(error: BaseException, error_file: Path) -> NoReturn:
         )
     account = {name: getattr(error, name) for name in ("exit_code", "rule", "what", "where", "fix")}
     try:
-        with suppress(OSError):  # stderr may lie on the disk that is full
-            print(error, file=sys.stderr, flush=True)
-        with suppress(OSError):
+        with suppress(OSError):  # the error is printed too, perhaps to another disk
             error_file.parent.mkdir(exist_ok=True)
             error_file.write_text(json.dumps({"time": time.time()} | account))
     finally:
-        _exit(error.exit_code)
+        _exit(error.exit_code, f"{error}\n")
 
 
-def _exit(code: int) -> NoReturn:
+def _exit(code: int, last_words: str = "") -> NoReturn:
     """End after all that this process has started, such as torch's compilers and the writers of a checkpoint.
 
     They would see only later that they are alone, and until then keep the run folder's file system busy.
@@ -126,7 +126,16 @@ def _exit(code: int) -> NoReturn:
             with suppress(psutil.NoSuchProcess):
                 child.kill()
         psutil.wait_procs(children, timeout=POLL_S)
-        sys.stdout.flush()
-        sys.stderr.flush()
+        printing = threading.Thread(target=_print, args=(last_words,), daemon=True)
+        printing.start()
+        printing.join(PRINT_S)
     finally:
         os._exit(code)
+
+
+def _print(last_words: str) -> None:
+    """Write to stderr, and what Python still holds for stdout; on a full pipe this takes until somebody reads it."""
+    with suppress(OSError):  # they may lie on the disk that is full
+        print(last_words, end="", file=sys.stderr, flush=True)
+    with suppress(OSError):
+        sys.stdout.flush()

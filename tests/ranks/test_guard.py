@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -126,3 +127,36 @@ def test_a_rank_that_hangs_after_its_work_can_be_told_to_end(tmp_path: Path) -> 
             assert rank.wait(timeout=30) == -signal.SIGTERM
         finally:
             rank.kill()
+
+
+UNREAD = """
+import os, signal, sys, time
+from pathlib import Path
+from jobs.ranks.guard import guarded
+
+with guarded(Path("rank.error")):
+    print("more than the pipe takes")
+    {ends}
+"""
+
+
+@pytest.mark.parametrize(
+    ("ends", "exit_code"),
+    [("raise ValueError", 1), ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(600)", 128 + signal.SIGTERM)],
+)
+def test_a_rank_ends_although_nobody_reads_its_output(tmp_path: Path, ends: str, exit_code: int) -> None:
+    """A launcher that was stopped takes nothing more, and what the rank still writes would wait for it for ever."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writer, b"x" * 4096)
+    os.set_blocking(writer, True)
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""}
+    command = [sys.executable, "-c", UNREAD.format(ends=ends)]
+    try:
+        done = subprocess.run(command, cwd=tmp_path, env=environment, stdout=writer, stderr=writer, timeout=60)
+    finally:
+        os.close(reader)
+        os.close(writer)
+    assert done.returncode == exit_code
