@@ -142,15 +142,16 @@ def outlast(limit_s: float) -> None:
     initialize_model_parallel(distributed_timeout_minutes=30).
     """
     import torch
-    from torch.distributed import constants, distributed_c10d
+    from torch.distributed import distributed_c10d
 
     if not torch.distributed.is_initialized():
         return
     needed = timedelta(seconds=SLOWER * limit_s)
-    if needed <= (constants.default_pg_nccl_timeout or constants.default_pg_timeout):
-        return
     for group in list(distributed_c10d._world.pg_map):
-        distributed_c10d._set_pg_timeout(needed, group)
+        for device in group._device_types:
+            backend = group._get_backend(device)
+            if backend.options._timeout < needed:
+                backend._set_default_timeout(needed)
 
 
 def gpu_of(plan: Plan, local_rank: int) -> int:

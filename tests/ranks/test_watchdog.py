@@ -1,5 +1,6 @@
 """Ranks that stall end their trial and say who held them up; slow ones go on."""
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -222,14 +223,17 @@ def test_a_full_disk_does_not_keep_a_rank_from_ending(tmp_path: Path, monkeypatc
 
 
 def test_no_collective_times_out_before_the_watchdog(tmp_path: Path) -> None:
-    """Short limits leave torch's own time-out; one that exceeds it moves it."""
+    """Each group's own time-out stays where it is long enough, and is raised by a limit that exceeds it."""
     group = torch.distributed
     group.init_process_group("gloo", init_method=f"file://{tmp_path / 'meet'}", rank=0, world_size=1)
     try:
-        timeouts = []
-        for limit_s in (120, 1000):
+        short, long = (group.new_group(timeout=timedelta(minutes=minutes)) for minutes in (10, 120))
+        groups = (short, group.group.WORLD, long)
+        timeouts_s = {}
+        for limit_s in (120, 180, 1000):
             process_group.outlast(limit_s)
-            timeouts.append(group.group.WORLD._get_backend(torch.device("cpu")).options._timeout.total_seconds())
-        assert timeouts == [1800, 4000]
+            backends = [each._get_backend(torch.device("cpu")) for each in groups]
+            timeouts_s[limit_s] = [backend.options._timeout.total_seconds() for backend in backends]
+        assert timeouts_s == {120: [600, 1800, 7200], 180: [720, 1800, 7200], 1000: [4000, 4000, 7200]}
     finally:
         group.destroy_process_group()
