@@ -7,14 +7,17 @@ from typing import Any
 import pytest
 import torch
 
-from bench.contract import run_files
+from bench.contract import mllog, run_files
 from bench.contract.stall import Stall
 from bench.errors import BenchError
+from bench.planning import compose
 from helpers import ranks
 from jobs.ranks import process_group, stall_report
+from jobs.ranks.guard import Guard
 from jobs.ranks.identity import Rank
+from jobs.ranks.program import Begun
 from jobs.ranks.stall_report import Report
-from jobs.ranks.watchdog import EVALUATION, LOADING, SAVING, TRAINING, Watchdog
+from jobs.ranks.watchdog import EVALUATION, LOADING, MEASURING, SAVING, TRAINING, Watchdog
 
 pytestmark = pytest.mark.skipif(ranks.DEVICE != "cpu", reason="gloo, and clocks of the tests' own")
 NODES = ("dgx-0", "dgx-0", "dgx-1")
@@ -237,3 +240,36 @@ def test_no_collective_times_out_before_the_watchdog(tmp_path: Path) -> None:
         assert timeouts_s == {120: [600, 1800, 7200], 180: [720, 1800, 7200], 1000: [4000, 4000, 7200]}
     finally:
         group.destroy_process_group()
+
+
+class Stream:
+    """The default stream of a GPU that has work left."""
+
+    def __init__(self, gpu: int) -> None:
+        if gpu >= 2:
+            raise RuntimeError("invalid device ordinal")
+
+    def query(self) -> bool:
+        return False
+
+
+def test_a_rank_that_shares_a_gpu_asks_that_one_whether_it_has_work_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four ranks on two GPUs, of which the last one has number 1; a rank whose GPU works waits, and is not to blame."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "default_stream", Stream)
+    shared = ["parallel.groups=4", "parallel.tp=1", "parallel.share_gpu=true", "cluster.ranks_per_node=2"]
+    plan = compose.compose(["task=generate_tiny", "cluster.device=cuda", *shared])
+    (tmp_path / run_files.RANK_LOGS).mkdir()
+    who, guard = Rank(3, 3, 4, "", 0), Guard(tmp_path / "error")
+    with mllog.Writer(None) as log:
+        dog = Begun(plan, plan.trials[0], who, log, tmp_path, guard).watchdog()
+    assert dog is not None
+    dog._nodes = ("dgx-0",) * 4
+    dog.expect_points(1)
+    dog.alive(MEASURING, 0, None)
+    dog.look(1)
+    dog.look(1000)
+    (found,) = stall_report.read(tmp_path.glob(run_files.stack("trial 0", "*"))).values()
+    assert found.rank == 3 and found.is_waiting
