@@ -19,6 +19,8 @@ from bench.errors import BenchError
 
 SIGNALS = {signal.SIGINT, signal.SIGTERM}
 SIGNAL_POLL_S, POLL_S = 0.2, 0.5
+PRINT_S = 2.0
+"""How long the last output may take: nobody may be there to read it."""
 CANNOT_WRITE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES}
 
 
@@ -28,17 +30,19 @@ class Guard:
     finish: Callable[[], object] = staticmethod(lambda: None)
 
     def __init__(self, error_file: Path) -> None:
-        self._error_file, self._is_failing = error_file, threading.Lock()
+        self._error_file, self.ending = error_file, threading.Lock()
+        """The lock is held by the thread that ends this process, and never released: other threads wait for the end."""
 
     def fail(self, error: BaseException) -> NoReturn:
         """Close the log, leave the error as the reason, and exit. Of several threads that call it the first one counts.
 
         Where ranks stall, the watchdog's account comes first; ending one rank then breaks the collective of another.
         """
-        if not self._is_failing.acquire(blocking=False):
-            threading.Event().wait()  # until the other thread has ended this process
-        _close(self)
-        _fail(error, self._error_file)
+        with self.ending:
+            try:
+                _close(self)
+            finally:
+                _fail(error, self._error_file)
 
 
 @contextmanager
@@ -48,6 +52,9 @@ def guarded(error_file: Path) -> Iterator[Guard]:
     A rank that waits in a collective runs no Python, so a thread of its own receives the signals. Enter before other
     threads exist: they inherit the mask that leaves the signals to that thread. The exit is os._exit, because a clean
     shutdown would wait for ranks that have ended.
+
+    After a body that has ended well the log is complete, and signals have their usual effect, one that has come before
+    at once: Python's shutdown may hang, and whoever sends a signal wants no more than that the process ends.
     """
     guard, done, parent = Guard(error_file), threading.Event(), os.getppid()
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
@@ -57,17 +64,19 @@ def guarded(error_file: Path) -> Iterator[Guard]:
             received = _received()
             if received is None and os.getppid() == parent:
                 continue
-            if not done.is_set():
-                _close(guard)
-                _exit(128 + (received or signal.SIGTERM))
+            with guard.ending:  # a rank that fails already ends with its own reason
+                if not done.is_set():
+                    _close(guard)
+                    _exit(128 + (received or signal.SIGTERM))
 
     threading.Thread(target=watch, name="signals", daemon=True).start()
     try:
         yield guard
     except BaseException as error:  # noqa: BLE001 - every error closes the log and leaves its reason
         guard.fail(error)
-    finally:
+    with guard.ending:  # unless somebody ends this process already
         done.set()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 def _received() -> int | None:
@@ -97,15 +106,16 @@ def _fail(error: BaseException, error_file: Path) -> NoReturn:
         error = BenchError(
             trace, where=error_file.stem, fix="read the traceback's last lines; its file is beside the log"
         )
-    print(error, file=sys.stderr, flush=True)
     account = {name: getattr(error, name) for name in ("exit_code", "rule", "what", "where", "fix")}
-    with suppress(OSError):  # stderr has the error already, and may lie on another disk
-        error_file.parent.mkdir(exist_ok=True)
-        error_file.write_text(json.dumps({"time": time.time()} | account))
-    _exit(error.exit_code)
+    try:
+        with suppress(OSError):  # the error is printed too, perhaps to another disk
+            error_file.parent.mkdir(exist_ok=True)
+            error_file.write_text(json.dumps({"time": time.time()} | account))
+    finally:
+        _exit(error.exit_code, f"{error}\n")
 
 
-def _exit(code: int) -> NoReturn:
+def _exit(code: int, last_words: str = "") -> NoReturn:
     """End after all that this process has started, such as torch's compilers and the writers of a checkpoint.
 
     They would see only later that they are alone, and until then keep the run folder's file system busy.
@@ -116,7 +126,16 @@ def _exit(code: int) -> NoReturn:
             with suppress(psutil.NoSuchProcess):
                 child.kill()
         psutil.wait_procs(children, timeout=POLL_S)
-        sys.stdout.flush()
-        sys.stderr.flush()
+        printing = threading.Thread(target=_print, args=(last_words,), daemon=True)
+        printing.start()
+        printing.join(PRINT_S)
     finally:
         os._exit(code)
+
+
+def _print(last_words: str) -> None:
+    """Write to stderr, and what Python still holds for stdout; on a full pipe this takes until somebody reads it."""
+    with suppress(OSError):  # they may lie on the disk that is full
+        print(last_words, end="", file=sys.stderr, flush=True)
+    with suppress(OSError):
+        sys.stdout.flush()

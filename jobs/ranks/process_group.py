@@ -1,5 +1,6 @@
 """Join all ranks of a plan, or of each of its groups, in one process group: gloo on CPUs, NCCL on GPUs."""
 
+import gc
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -98,12 +99,19 @@ def device() -> "torch.device":
 def leave() -> None:
     """Leave the process group together: a rank that is still at work loses no connection.
 
-    gloo's threads end here, unless somebody still holds the group, and have let go of what was sent before the barrier.
-    One that did so once Python shuts down would end the process by SIGABRT: it needs Python's lock for that.
+    Drop the last reference to what has computed before the call: it holds groups, and its captured graphs keep NCCL
+    from ending a communicator. It is collected here, although `timing.settle` kept it from that.
+
+    gloo's threads end here, unless somebody still holds their group, and have let go of what was sent. One that did so
+    once Python shuts down would end the process by SIGABRT: it needs Python's lock for that.
+
+    Ranks meet in host memory where the group takes tensors there, as in plans that generate: see `join`.
     """
     import torch
 
-    torch.distributed.barrier()
+    gc.unfreeze()
+    gc.collect()
+    torch.distributed.all_gather_object([None] * torch.distributed.get_world_size(), None)
     torch.distributed.destroy_process_group()
 
 
@@ -142,15 +150,16 @@ def outlast(limit_s: float) -> None:
     initialize_model_parallel(distributed_timeout_minutes=30).
     """
     import torch
-    from torch.distributed import constants, distributed_c10d
+    from torch.distributed import distributed_c10d
 
     if not torch.distributed.is_initialized():
         return
     needed = timedelta(seconds=SLOWER * limit_s)
-    if needed <= (constants.default_pg_nccl_timeout or constants.default_pg_timeout):
-        return
     for group in list(distributed_c10d._world.pg_map):
-        distributed_c10d._set_pg_timeout(needed, group)
+        for device in group._device_types:
+            backend = group._get_backend(device)
+            if backend.options._timeout < needed:
+                backend._set_default_timeout(needed)
 
 
 def gpu_of(plan: Plan, local_rank: int) -> int:

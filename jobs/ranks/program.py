@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 from bench.contract import attempt, mllog, run_files
 from bench.contract import plan as plans
 from bench.contract.plan import Plan, Trial
+from jobs.ranks import process_group
 from jobs.ranks.guard import Guard, guarded
 from jobs.ranks.identity import Rank, from_environment
 from jobs.ranks.watchdog import Watchdog
@@ -31,7 +32,10 @@ class Begun(Generic[P]):
     def watchdog(self) -> Watchdog | None:
         """Return what looks for stalls, not yet started; None where nobody does."""
         stall = self.plan.config.launch.stall
-        return Watchdog(self.who, stall, self.folder, f"trial {self.trial.index}", self.guard.fail) if stall else None
+        if stall is None:
+            return None
+        gpu = process_group.gpu_of(self.plan, self.who.local_rank)
+        return Watchdog(self.who, stall, self.folder, f"trial {self.trial.index}", self.guard.fail, gpu=gpu)
 
 
 @contextmanager

@@ -60,13 +60,13 @@ def _shown(frame: FrameType, code: str) -> str:
     return f"{file}:{frame.f_lineno} in {frame.f_code.co_name}" + (f": {code}" if code else "")
 
 
-def device_is_busy(local_rank: int) -> bool:
-    """Return whether this rank's GPU has work left; a host that is ahead of it stands at no telling line."""
+def device_is_busy(gpu: int) -> bool:
+    """Return whether this GPU of the node has work left; a host that is ahead of it stands at no telling line."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available():
         return False
     with suppress(RuntimeError):  # an error of the device, which its main thread meets too
-        return not torch.cuda.default_stream(local_rank).query()
+        return not torch.cuda.default_stream(gpu).query()
     return False
 
 

@@ -98,9 +98,18 @@ class Watchdog:
     """Watches this rank from `start` on."""
 
     def __init__(
-        self, who: Rank, stall: Stall, folder: Path, command: str, fail: Callable[[BenchError], NoReturn]
+        self,
+        who: Rank,
+        stall: Stall,
+        folder: Path,
+        command: str,
+        fail: Callable[[BenchError], NoReturn],
+        *,
+        gpu: int = 0,
     ) -> None:
+        """Watch a rank; `gpu` is the number of its GPU on its node, if it has one. The thread has no current device."""
         self._who, self._stall, self._folder, self._command, self._fail = who, stall, folder, command, fail
+        self._gpu = gpu
         self._nodes: Sequence[str] = ()
         self._beats = Beats()
         self._looked_s = 0.0
@@ -164,7 +173,7 @@ class Watchdog:
                 silent_s=round(now_s - self._beats.since_s, 3),
                 usual_s=usual_s,
                 at=at,
-                is_waiting=is_waiting or stall_report.device_is_busy(self._who.local_rank),
+                is_waiting=is_waiting or stall_report.device_is_busy(self._gpu),
             ),
         )
         with suppress(OSError):  # the disk is full: the others then take this rank for silent

@@ -1,7 +1,6 @@
 """Generate answers, once per rank: `python -m jobs.tasks.generate PLAN --trial K`. It writes the log."""
 
 import csv
-import gc
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -48,8 +47,6 @@ def run(
     mine = {one: requests[one.index] for one in plan.asked if one.replica == who.rank // plan.world.tp}
     module.start_ranks(plan, who)
     telemetry = Telemetry(plan, who, folder, trial.index)
-    import torch
-
     if watchdog is not None:
         watchdog.start(process_group.node_names(who))
     if who.rank == 0:  # it asks git
@@ -72,10 +69,8 @@ def run(
     write(plan, who, given, prompts, log, folder / run_files.answers(trial.index))
     log_memory(plan, who, log)
     telemetry.log(log)
-    del generator
-    gc.collect()  # NCCL ends a communicator only once no captured graph uses it
-    process_group.gathered(who, None)  # the engine's own way to end has all ranks meet on their GPUs
-    torch.distributed.destroy_process_group()
+    del generator  # NCCL ends a communicator only once no captured graph uses it
+    module.end_ranks()
 
 
 def warm_up(plan: GenerationPlan, generator: Generator, requests: Sequence[Request], watchdog: Watchdog | None) -> None:

@@ -69,6 +69,7 @@ def run(begun: Begun[TrainingPlan], watchdog: Watchdog | None = None) -> None:
         loop.saving.finish()
     if plans.keeps_adapters(plan.config) and groups.number() == 0:
         loop.engine.save(folder / run_files.adapters(trial.index), adapters=True)
+    del loop  # the engine holds process groups
     module.end_ranks()
 
 

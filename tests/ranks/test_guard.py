@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -55,3 +57,106 @@ def test_the_first_of_two_failures_is_the_account(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", TWICE], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 1 and "closed by peer" not in done.stderr
     assert json.loads((tmp_path / "rank.error").read_text())["rule"] == "RUN-17"
+
+
+FULL = """
+import errno, threading
+from pathlib import Path
+from jobs.ranks.guard import guarded
+
+with guarded(Path("rank.error")) as guard:
+    full = OSError(errno.ENOSPC, "No space left on device", "result_0.txt")
+    threading.Thread(target=guard.fail, args=(full,)).start()
+    threading.Event().wait()
+"""
+
+
+def test_a_rank_ends_with_its_account_where_nothing_more_can_be_printed(tmp_path: Path) -> None:
+    """Its output lies on the disk that is full."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-c", FULL], cwd=tmp_path, env=environment, stderr=full, timeout=60)
+    assert done.returncode == 1
+    assert json.loads((tmp_path / "rank.error").read_text())["rule"] == "CFG-08"
+
+
+TOLD_TO_END = """
+import os, signal, threading, time
+from pathlib import Path
+from jobs.ranks.guard import guarded
+
+def finish():
+    if threading.current_thread() is threading.main_thread():
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(2)
+
+with guarded(Path("rank.error")) as guard:
+    guard.finish = finish
+    raise ValueError("broken")
+"""
+
+
+def test_a_rank_that_fails_says_why_although_its_launcher_tells_it_to_end_meanwhile(tmp_path: Path) -> None:
+    """The launcher ends the others as soon as one rank has failed; this one's log takes a while to close."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", TOLD_TO_END], cwd=tmp_path, env=environment, timeout=60)
+    assert done.returncode == 1
+    assert "ValueError: broken" in json.loads((tmp_path / "rank.error").read_text())["what"]
+
+
+HANGS = """
+import atexit, time
+from pathlib import Path
+from jobs.ranks.guard import guarded
+
+atexit.register(lambda: (print("shuts down", flush=True), time.sleep(600)))
+with guarded(Path("rank.error")):
+    pass
+"""
+
+
+def test_a_rank_that_hangs_after_its_work_can_be_told_to_end(tmp_path: Path) -> None:
+    """Python shuts down, which may wait for a thread or a library of a device that does not answer."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [sys.executable, "-c", HANGS], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
+    ) as rank:
+        try:
+            assert rank.stdout and rank.stdout.readline() == "shuts down\n"
+            rank.terminate()
+            assert rank.wait(timeout=30) == -signal.SIGTERM
+        finally:
+            rank.kill()
+
+
+UNREAD = """
+import os, signal, sys, time
+from pathlib import Path
+from jobs.ranks.guard import guarded
+
+with guarded(Path("rank.error")):
+    print("more than the pipe takes")
+    {ends}
+"""
+
+
+@pytest.mark.parametrize(
+    ("ends", "exit_code"),
+    [("raise ValueError", 1), ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(600)", 128 + signal.SIGTERM)],
+)
+def test_a_rank_ends_although_nobody_reads_its_output(tmp_path: Path, ends: str, exit_code: int) -> None:
+    """A launcher that was stopped takes nothing more, and what the rank still writes would wait for it for ever."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writer, b"x" * 4096)
+    os.set_blocking(writer, True)
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""}
+    command = [sys.executable, "-c", UNREAD.format(ends=ends)]
+    try:
+        done = subprocess.run(command, cwd=tmp_path, env=environment, stdout=writer, stderr=writer, timeout=60)
+    finally:
+        os.close(reader)
+        os.close(writer)
+    assert done.returncode == exit_code

@@ -13,11 +13,17 @@ from helpers import ranks
 ALONE = """
 import pathlib
 from bench.contract import plan as plans
-from jobs.ranks import identity, process_group
+from jobs.engines import megatron
+from jobs.ranks import identity, timing
 
-process_group.join(plans.load(pathlib.Path("plan.json")), identity.from_environment())
+plan = plans.load(pathlib.Path("plan.json"))
+megatron.start_ranks(plan, identity.from_environment())
 import torch.distributed.nn  # its functions have the group of that moment as their default argument
-process_group.leave()
+engine = megatron.build(plan, 1)
+engine.warm_up(1, 1, profile=None)
+timing.settle()
+del engine
+megatron.end_ranks()
 print(*sorted(file.read_text().strip() for file in pathlib.Path("/proc/self/task").glob("*/comm")))
 """
 
@@ -25,9 +31,10 @@ print(*sorted(file.read_text().strip() for file in pathlib.Path("/proc/self/task
 @pytest.mark.starts
 def test_no_thread_of_gloo_is_left_that_could_meet_the_end_of_python(tmp_path: Path) -> None:
     """It would need Python's lock to let go of a tensor, be ended for that in C++, and abort the process."""
-    folder = ranks.write(ranks.compose(tmp_path, "cluster.ranks_per_node=1"), tmp_path / "run")
+    made = ranks.compose(tmp_path, "task=pretrain_tiny", "cluster.ranks_per_node=1", "cluster.device=cpu")
+    folder = ranks.write(made, tmp_path / "run")
     alone = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "MASTER_PORT": str(free_port())}
-    environment = os.environ | alone | {"MASTER_ADDR": "127.0.0.1", "PYTHONPATH": str(ranks.ROOT)}
+    environment = os.environ | made.environment | alone | {"MASTER_ADDR": "127.0.0.1", "PYTHONPATH": str(ranks.ROOT)}
     done = subprocess.run(
         [sys.executable, "-c", ALONE], cwd=folder, env=environment, capture_output=True, text=True, check=True
     )

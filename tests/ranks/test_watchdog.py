@@ -1,19 +1,23 @@
 """Ranks that stall end their trial and say who held them up; slow ones go on."""
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from bench.contract import run_files
+from bench.contract import mllog, run_files
 from bench.contract.stall import Stall
 from bench.errors import BenchError
+from bench.planning import compose
 from helpers import ranks
 from jobs.ranks import process_group, stall_report
+from jobs.ranks.guard import Guard
 from jobs.ranks.identity import Rank
+from jobs.ranks.program import Begun
 from jobs.ranks.stall_report import Report
-from jobs.ranks.watchdog import EVALUATION, LOADING, SAVING, TRAINING, Watchdog
+from jobs.ranks.watchdog import EVALUATION, LOADING, MEASURING, SAVING, TRAINING, Watchdog
 
 pytestmark = pytest.mark.skipif(ranks.DEVICE != "cpu", reason="gloo, and clocks of the tests' own")
 NODES = ("dgx-0", "dgx-0", "dgx-1")
@@ -222,14 +226,50 @@ def test_a_full_disk_does_not_keep_a_rank_from_ending(tmp_path: Path, monkeypatc
 
 
 def test_no_collective_times_out_before_the_watchdog(tmp_path: Path) -> None:
-    """Short limits leave torch's own time-out; one that exceeds it moves it."""
+    """Each group's own time-out stays where it is long enough, and is raised by a limit that exceeds it."""
     group = torch.distributed
     group.init_process_group("gloo", init_method=f"file://{tmp_path / 'meet'}", rank=0, world_size=1)
     try:
-        timeouts = []
-        for limit_s in (120, 1000):
+        short, long = (group.new_group(timeout=timedelta(minutes=minutes)) for minutes in (10, 120))
+        groups = (short, group.group.WORLD, long)
+        timeouts_s = {}
+        for limit_s in (120, 180, 1000):
             process_group.outlast(limit_s)
-            timeouts.append(group.group.WORLD._get_backend(torch.device("cpu")).options._timeout.total_seconds())
-        assert timeouts == [1800, 4000]
+            backends = [each._get_backend(torch.device("cpu")) for each in groups]
+            timeouts_s[limit_s] = [backend.options._timeout.total_seconds() for backend in backends]
+        assert timeouts_s == {120: [600, 1800, 7200], 180: [720, 1800, 7200], 1000: [4000, 4000, 7200]}
     finally:
         group.destroy_process_group()
+
+
+class Stream:
+    """The default stream of a GPU that has work left."""
+
+    def __init__(self, gpu: int) -> None:
+        if gpu >= 2:
+            raise RuntimeError("invalid device ordinal")
+
+    def query(self) -> bool:
+        return False
+
+
+def test_a_rank_that_shares_a_gpu_asks_that_one_whether_it_has_work_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four ranks on two GPUs, of which the last one has number 1; a rank whose GPU works waits, and is not to blame."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "default_stream", Stream)
+    shared = ["parallel.groups=4", "parallel.tp=1", "parallel.share_gpu=true", "cluster.ranks_per_node=2"]
+    plan = compose.compose(["task=generate_tiny", "cluster.device=cuda", *shared])
+    (tmp_path / run_files.RANK_LOGS).mkdir()
+    who, guard = Rank(3, 3, 4, "", 0), Guard(tmp_path / "error")
+    with mllog.Writer(None) as log:
+        dog = Begun(plan, plan.trials[0], who, log, tmp_path, guard).watchdog()
+    assert dog is not None
+    dog._nodes = ("dgx-0",) * 4
+    dog.expect_points(1)
+    dog.alive(MEASURING, 0, None)
+    dog.look(1)
+    dog.look(1000)
+    (found,) = stall_report.read(tmp_path.glob(run_files.stack("trial 0", "*"))).values()
+    assert found.rank == 3 and found.is_waiting

@@ -17,7 +17,7 @@ from jobs.engines.generation import Answer, Request
 from jobs.ranks.identity import Rank
 from jobs.tasks import generate
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(ranks.DEVICE != "cpu", reason="no device: nothing here differs on a GPU")
 
 
@@ -54,9 +54,8 @@ def test_a_log_has_its_clock_around_the_answers_and_its_generator_ends_before_th
     def end() -> None:
         notes.append("ended with its generator" if made[0]() else "ended")
 
-    module = SimpleNamespace(start_ranks=lambda plan, who: None, versions=dict, generator=generator)
+    module = SimpleNamespace(start_ranks=lambda plan, who: None, end_ranks=end, versions=dict, generator=generator)
     monkeypatch.setattr(generate, "engine_of", lambda plan: module)
-    monkeypatch.setattr(torch.distributed, "destroy_process_group", end)
     trial, path = Trial(index=0, seed=7, log="result_0.txt"), tmp_path / "result_0.txt"
     with mllog.Writer(path) as log:
         generate.run(plan, trial, Rank(0, 0, 1, "127.0.0.1", 0), log, tmp_path)

@@ -2,6 +2,7 @@
 
 import json
 import warnings
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -291,7 +292,10 @@ FULL_FINE_TUNING = ("task.training.trains=all", "task.training.lora=null")
 def test_a_trial_draws_by_its_seed_and_loads_before_its_clock_starts(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, overrides: tuple[str, ...], saved: list[tuple[Any, ...]]
 ) -> None:
-    """Full fine-tuning loads the same base, and saves nothing that could be taken for adapters."""
+    """Full fine-tuning loads the same base, and saves nothing that could be taken for adapters.
+
+    The engine, which holds process groups, is gone when the ranks leave them.
+    """
     plan, calls, course = composed(TARGET, *overrides), [], Course(monkeypatch, tmp_path, (0.5,))
     assert plan.base_dir == composed(TARGET).base_dir and plan.base_dir is not None
     trial = Trial(index=3, seed=4711, log=course.path.name)
@@ -300,14 +304,16 @@ def test_a_trial_draws_by_its_seed_and_loads_before_its_clock_starts(
         calls.append((name, *values, "clock runs" if course.records("run_start") else "before the clock"))
 
     engine: Any = course.engine
+    engines, held = [engine], weakref.ref(engine)
     engine.warm_up = lambda steps, seed, profile: note("warm up", steps, seed)
     engine.load = lambda folder, adapters: note("load", str(folder), adapters)
     engine.save = lambda folder, adapters: note("save", folder.name, adapters)
+    del engine, course.engine
     module = SimpleNamespace(
         start_ranks=lambda plan, who: None,
-        end_ranks=lambda: None,
+        end_ranks=lambda: note("leave", "without an engine" if held() is None else "with one"),
         versions=dict,
-        build=lambda plan, seed: note("build", seed) or engine,
+        build=lambda plan, seed: note("build", seed) or engines.pop(),
     )
     monkeypatch.setattr(train, "engine_of", lambda plan: module)
     monkeypatch.setattr(rows_of, "load", lambda plan, name: note(name) or f"rows to {name}")
@@ -321,6 +327,7 @@ def test_a_trial_draws_by_its_seed_and_loads_before_its_clock_starts(
         ("train", "clock runs"),
         ("eval", "clock runs"),
         *saved,
+        ("leave", "without an engine", "clock runs"),
     ]
     assert any(name.startswith("adapters") for name in plan.files) == bool(saved)
     assert bool(course.records("lora_rank", "lora_alpha", "lora_dropout")) == bool(saved)

@@ -60,6 +60,12 @@ def _connect(plan: Plan) -> None:
 
 
 def end_ranks() -> None:
-    """Leave the process groups together."""
+    """Leave the process groups together. What megatron-core itself holds of them would keep gloo's threads alive."""
+    from megatron.core import parallel_state
+    from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
+
+    parallel_state.destroy_model_parallel()
+    parallel_state._INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP = None  # which 0.16.1 leaves out
+    RotaryEmbedding.forward.cache_clear()  # of embeddings, each with the group of context parallelism
     process_group.leave()
     groups.ended()
