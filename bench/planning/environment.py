@@ -13,7 +13,12 @@ ENVIRONMENT = {
 folder, and with PYTHONSAFEPATH (Python 3.11 and later) nothing is imported from there."""
 CUDA_ENVIRONMENT = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 """Set on GPUs too: freed memory can then be used for tensors of another size."""
+CPU_ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "-1"}
+"""Set on CPUs too: libraries that find a GPU compute there, and every rank would on the first one. It hides AMD's GPUs
+as well; an empty value does not. Slurm sets the variable itself where a job asks for GPUs.
 
+Source: CUDA's programming guide, "CUDA environment variables"; ROCm's clr, rocdevice.cpp, Device::init.
+"""
 
 ONLY_MEGATRON = "CUDA_DEVICE_MAX_CONNECTIONS"
 """One connection keeps kernels and collectives of tensor parallelism in order; FSDP's collectives want several."""
@@ -22,7 +27,7 @@ ONLY_MEGATRON = "CUDA_DEVICE_MAX_CONNECTIONS"
 def of(config: Config) -> dict[str, str]:
     """Return the environment of the ranks of a config."""
     own, is_cuda = config.cluster.environment, config.cluster.device is Device.cuda
-    of_device = CUDA_ENVIRONMENT if is_cuda else {}
+    of_device = CUDA_ENVIRONMENT if is_cuda else CPU_ENVIRONMENT
     of_transport = transport.LOGGING if is_cuda and transport.is_asked(own) else {}
     is_peer = config.huggingface is not None
     of_all = {name: value for name, value in ENVIRONMENT.items() if not (is_peer and name == ONLY_MEGATRON)}

@@ -25,7 +25,7 @@ from typing import IO, Any
 import psutil
 
 ROOT = Path(__file__).parents[2]
-AT_LOADING = {"OMP_NUM_THREADS": "1"}
+AT_LOADING = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "-1"}
 """What libraries read when they are loaded; it is that of plans for CPUs."""
 
 

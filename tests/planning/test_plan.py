@@ -40,6 +40,21 @@ def test_json_gives_back_every_shipped_plan(task: str, cluster: str) -> None:
     assert w.dp * w.tp * w.pp * w.cp == w.num_ranks == w.num_nodes * w.ranks_per_node
 
 
+@pytest.mark.parametrize(
+    ("overrides", "seen"),
+    [
+        (["cluster=local"], "-1"),
+        (["cluster=local", "+cluster.environment.CUDA_VISIBLE_DEVICES='3'"], "3"),
+        (["cluster=local", "cluster.device=cuda"], None),
+    ],
+)
+def test_ranks_on_cpus_see_no_gpu_unless_the_site_says_so(overrides: list[str], seen: str | None) -> None:
+    """Half of the engine would take a GPU that it sees, the first one on every rank, and call the run one on a GPU."""
+    plan = made("task=lora_tiny", *overrides)
+    assert plan.base is not None
+    assert [of.environment.get("CUDA_VISIBLE_DEVICES") for of in (plan, plan.base)] == [seen, seen]
+
+
 @given(
     nodes=st.integers(1, 4),
     per_node=st.sampled_from([1, 2, 4, 8]),

@@ -45,7 +45,7 @@ def test_gpus_are_counted(
         ("1,-1,2", False, "1", ["CUDA_VISIBLE_DEVICES=1 shows 1 of the GPUs, and 2 ranks want one each"]),
         ("", False, "", ["CUDA_VISIBLE_DEVICES= shows 0 of the GPUs, and 2 ranks want one each"]),
         (None, False, None, []),
-        ("5", True, None, []),
+        ("5", True, "-1", []),
     ],
 )
 def test_ranks_get_the_gpus_that_the_user_names(

@@ -31,10 +31,10 @@ print(*sorted(file.read_text().strip() for file in pathlib.Path("/proc/self/task
 @pytest.mark.starts
 def test_no_thread_of_gloo_is_left_that_could_meet_the_end_of_python(tmp_path: Path) -> None:
     """It would need Python's lock to let go of a tensor, be ended for that in C++, and abort the process."""
-    made = ranks.compose(tmp_path, "task=pretrain_tiny", "cluster.ranks_per_node=1")
+    made = ranks.compose(tmp_path, "task=pretrain_tiny", "cluster.ranks_per_node=1", "cluster.device=cpu")
     folder = ranks.write(made, tmp_path / "run")
     alone = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "MASTER_PORT": str(free_port())}
-    environment = os.environ | alone | {"MASTER_ADDR": "127.0.0.1", "PYTHONPATH": str(ranks.ROOT)}
+    environment = os.environ | made.environment | alone | {"MASTER_ADDR": "127.0.0.1", "PYTHONPATH": str(ranks.ROOT)}
     done = subprocess.run(
         [sys.executable, "-c", ALONE], cwd=folder, env=environment, capture_output=True, text=True, check=True
     )
