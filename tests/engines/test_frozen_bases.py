@@ -4,6 +4,7 @@ import warnings
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -16,7 +17,6 @@ from helpers import ranks
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what megatron-core imports is full of deprecated calls
-    from peft import LoraConfig, PeftModel, get_peft_model
     from test_engine_units import TINY, drawn_rows, one_rank, reference_optimizer, reference_step  # noqa: F401
     from test_full_fine_tuning import RATES, llama, llama_weights, mean_loss
 
@@ -24,6 +24,9 @@ with warnings.catch_warnings():
     from jobs.data import rows as rows_of
     from jobs.engines.megatron import checkpoint, loop, model
     from jobs.weights import adapters, nf4
+
+if TYPE_CHECKING:  # its import takes seconds
+    from peft import PeftModel
 
 pytestmark = [
     pytest.mark.skipif(ranks.DEVICE != "cpu", reason="one gloo rank in the tests' own process"),
@@ -108,8 +111,10 @@ def in_peft(plan: Plan, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {f"base_model.model.model.{name.replace('.weight', '.default.weight')}": x for name, x in renamed}
 
 
-def peft_of(engine: model.Parts, dtype: torch.dtype) -> PeftModel:
+def peft_of(engine: model.Parts, dtype: torch.dtype) -> "PeftModel":
     """Return peft's model with the engine's weights; q, k and v share A, as one adapter of linear_qkv does."""
+    from peft import LoraConfig, get_peft_model
+
     plan, weights = engine.plan, dense(engine)
     lora = plan.config.task.training.lora
     base = llama(plan)
@@ -123,7 +128,7 @@ def peft_of(engine: model.Parts, dtype: torch.dtype) -> PeftModel:
     return wrapped.to(dtype)
 
 
-def trained_in(reference: PeftModel) -> dict[str, Parameter]:
+def trained_in(reference: "PeftModel") -> dict[str, Parameter]:
     return {name: p for name, p in reference.named_parameters() if p.requires_grad}
 
 
