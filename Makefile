@@ -8,7 +8,7 @@ run: .venv/run-installed  ## train the tiny benchmark on this machine and show t
 test: .venv/test-installed  ## the gate: real training runs, a real Slurm, the official checkers
 	tests/all.sh $(BIN)/python
 
-fast: .venv/test-installed  ## tests that neither train nor start programs, on all cores
+fast: .venv/test-installed  ## tests that neither train nor start programs nor take long, on all cores
 	tests/all.sh $(BIN)/python fast
 
 faults: .venv/test-installed  ## runs on Slurm, Kubernetes, Ray, on hosts and by the runner are broken in every way that we know

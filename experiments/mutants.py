@@ -30,7 +30,7 @@ EQUIVALENT = Path(__file__).with_name("mutants_equivalent.json")
 """{"file: before -> after": "why no test could tell them apart"}; these are drawn again, and not counted."""
 SOURCES = ("bench", "jobs")
 FAST = (
-    *("-m", "not trains and not slurm and not slow and not starts"),
+    *("-m", "not trains and not slurm and not slow and not starts and not long"),
     *("--ignore=tests/slurm", "--hypothesis-profile=few"),
 )
 """The tests of `make fast`."""

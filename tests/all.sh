@@ -2,12 +2,12 @@
 # All tests of the gate, in streams, four at a time, since each of them waits a lot.  tests/all.sh PYTHON
 # The longest ones come first: runs on a real Slurm, the fast tests that import torch (in one process, since that takes
 # a while), all other fast tests on all cores. As each of them ends, those that train or ask a Slurm of their own begin.
-# With `fast` behind it, only tests that neither train nor start programs, and fewer examples of each property (few of
-# tests/helpers/examples.py): tests/all.sh PYTHON fast
+# With `fast` behind it, only tests that neither train nor start programs nor take long, and fewer examples of each
+# property (few of tests/helpers/examples.py): tests/all.sh PYTHON fast
 set -u
 python=$1
 gate="not slow and not faults" examples=untimed
-[ "${2-}" != fast ] || gate="not slow and not slurm and not starts" examples=few
+[ "${2-}" != fast ] || gate="not slow and not slurm and not starts and not long" examples=few
 queued=(tests/slurm/test_{runs,failures,pyxis,scripts,faults}.py) # the last one reads what went on beside the others
 started=(tests/launch tests/report tests/slurm/test_doctor.py)
 with_torch=(tests/{engines,kernels,node_checks,profiles,ranks,tasks,weights} tests/planning/test_peer_memory.py)

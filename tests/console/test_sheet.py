@@ -26,6 +26,7 @@ def row(text: str, name: str) -> str:
     return next(line.removeprefix(f"{name}: ") for line in text.splitlines() if line.startswith(f"{name}: "))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "changes",
     [{}, {"evals": ()}, {"submission_platform": "$\\frac{", "target_accuracy": None}, {"submission_platform": None}],

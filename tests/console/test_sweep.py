@@ -15,6 +15,7 @@ from bench.runs.summary import summary
 MakeLog = Callable[..., Path]
 
 
+@pytest.mark.long
 def test_a_sweep_ends_with_a_table_of_its_runs(
     written_log: MakeLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -53,6 +53,7 @@ def test_nothing_that_is_shipped_holds_a_secret() -> None:
     assert secrets.first(plans.dumps(compose.compose(["task=lora_tiny", "cluster=local"]))) == ""
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not CORPUS.is_dir(), reason="no published logs here")
 def test_no_published_log_holds_a_secret() -> None:
     """One of each round."""

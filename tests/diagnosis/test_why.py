@@ -357,6 +357,7 @@ def test_no_content_makes_it_fail(tmp_path_factory: pytest.TempPathFactory, part
     json.dumps(said.to_json(), allow_nan=False)
 
 
+@pytest.mark.long
 def test_lines_of_any_length_are_read_in_little_memory(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with log.open("wb") as file:
@@ -621,6 +622,7 @@ def test_each_folder_is_a_run_and_files_are_one(run_folder: Path, written_log: M
     assert diagnosis.runs([log, run_folder, log]) == [[run_folder], [log, log]]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not CORPUS.is_dir(), reason="the public logs are not here")
 def test_published_logs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_scan, "scan", cache(log_scan.scan))  # which `explain` calls too

@@ -132,6 +132,7 @@ def test_moments_in_bf16_are_rounded_by_the_bits_of_the_hash(ops: ModuleType, fi
             exact[:] = got
 
 
+@pytest.mark.long
 def test_a_moment_in_bf16_follows_the_gradients_where_rounding_to_nearest_stalls() -> None:
     """Squared gradients fall from 1 to 1 / 16. After 1000 steps the mean is within 0.5 % of FP32's.
 

@@ -132,6 +132,7 @@ def trained_in(reference: "PeftModel") -> dict[str, Parameter]:
     return {name: p for name, p in reference.named_parameters() if p.requires_grad}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("recomputed", [None, Recomputed(full=False, qkv_layers=3, fc1_layers=2)], ids=["all", "fit"])
 @pytest.mark.trains
 @pytest.mark.parametrize(("is_exact", "tolerance"), [(True, 1e-5), (False, 0.06)], ids=["fp32", "bf16"])
@@ -190,6 +191,7 @@ def test_the_curve_is_that_of_peft(base: str, is_exact: bool, tolerance: float, 
     assert losses[-1] < losses[0] - 0.2, "it must have learned"
 
 
+@pytest.mark.long
 def test_four_bits_change_what_the_base_computes(folder: Path) -> None:
     assert np.abs(np.subtract(learned("nf4", folder), learned("bf16", folder))).max() > 0.01
 

@@ -212,6 +212,7 @@ def reference(shape: str, folder: Path) -> Run:
     return learned(shape, plan, save_base(plan), rows_of.load(plan, "train"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", SHAPES)
 def test_all_weights_train_from_the_base_as_transformers_and_torch_do(shape: str, folder: Path) -> None:
     expected = reference(shape, folder)
@@ -243,6 +244,7 @@ def test_rope_is_scaled_as_transformers_scales_it(folder: Path) -> None:
     assert (expected / unscaled).tolist() == pytest.approx([1, 1, 0.372, 0.125], abs=1e-3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("precision", "bound"), [("bf16", 0.02), ("fp8", FP8_BOUND)])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_other_precisions_learn_as_fp32_does(shape: str, precision: str, bound: float, folder: Path) -> None:

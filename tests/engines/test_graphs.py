@@ -79,6 +79,7 @@ def test_a_captured_pass_trains_as_the_host_does(monkeypatch: pytest.MonkeyPatch
     assert loop.evaluate(captured, drawn_rows(6)) == loop.evaluate(plain, drawn_rows(6))
 
 
+@pytest.mark.long
 def test_a_profile_of_modules_takes_the_host_and_leaves_the_graph(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -81,6 +81,7 @@ def ours(folder: Path, model: Model, asked: Asked) -> MegatronGenerator:
     return made
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", MODELS)
 def test_300_greedy_tokens_are_those_of_transformers(tmp_path: Path, name: str) -> None:
     model = tiny_llama.model(**MODELS[name])
@@ -110,6 +111,7 @@ def expected(tiny: tuple[Path, Model, LlamaForCausalLM]) -> list[tuple[int, ...]
 BATCHES = [(Batching.static, None), (Batching.static, 3), (Batching.continuous, 3), (Batching.continuous, 1)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("batching", "max_batch"), BATCHES)
 def test_answers_side_by_side_are_those_of_transformers_alone(
     tiny: tuple[Path, Model, LlamaForCausalLM],

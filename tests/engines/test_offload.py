@@ -86,6 +86,7 @@ def curve(recomputed: Recomputed, *overrides: str) -> list[float]:
     return [*losses, loop.evaluate(engine, drawn_rows(6))]
 
 
+@pytest.mark.long
 @on_this_rank
 @quietly
 @pytest.mark.parametrize("kind", KINDS)

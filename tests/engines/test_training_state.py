@@ -84,6 +84,7 @@ STATES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", STATES)
 def test_every_kind_of_state_goes_on_bit_for_bit(tmp_path: Path, kind: str) -> None:
     engine = saved(tmp_path, *ALL, *STATES[kind])
@@ -133,6 +134,7 @@ def test_a_damaged_checkpoint_is_skipped_with_a_message(tmp_path: Path, capfd: p
     assert started(tmp_path)[1].resume() == 0
 
 
+@pytest.mark.long
 def test_a_disk_that_fails_at_any_moment_ends_the_trial_and_leaves_whole_checkpoints(tmp_path: Path) -> None:
     saved(tmp_path)
     for at in itertools.count():

@@ -253,6 +253,7 @@ def test_a_damaged_file_is_not_imported_under_a_new_digest(image: Path, tmp_path
     assert contents(tmp_path / "others") == {}
 
 
+@pytest.mark.long
 def test_an_import_whose_disk_fails_changes_nothing(squashed: Callable[..., Path], tmp_path: Path) -> None:
     """Into a folder that holds the same image already, and is to get it again."""
     file, folder = squashed(), tmp_path / "images"

@@ -127,6 +127,7 @@ def at_each_operation(root: Path, verb: Callable[[], object]) -> Iterator[tuple[
     raise AssertionError("the verb never succeeded")
 
 
+@pytest.mark.long
 def test_a_resume_whose_disk_fails_changes_nothing_or_says_what_it_did(ended: Path, slurm: Slurm) -> None:
     (ended / RESERVE).write_bytes(b"\0")
     before, submitted = contents(ended), 0

@@ -59,6 +59,7 @@ def outcomes(run: Path) -> list[Outcome]:
     return [entry.outcome for entry in ledger.read(run)]
 
 
+@pytest.mark.long
 def test_a_run_whose_trials_all_prove_what_was_asked(run: Path, ask: Ask, written_log: MakeLog) -> None:
     assert [ask("open", "--job", "7"), ask("open", "--job", "7"), ask("open", "--job", "8")] == [0, 0, 0]
     job = json.loads((run / "job.json").read_text())
@@ -77,6 +78,7 @@ def test_a_run_whose_trials_all_prove_what_was_asked(run: Path, ask: Ask, writte
     assert statuses.read(run) is None, "the run goes on"
 
 
+@pytest.mark.long
 def test_a_trial_that_misses_its_target_is_judged_and_fails_the_job(run: Path, ask: Ask, written_log: MakeLog) -> None:
     ask("open", "--job", "7")
     for trial, changes in enumerate(({}, {"evals": (0.95, 0.94)})):
@@ -98,6 +100,7 @@ def test_a_job_that_dies_aborts_the_trial_under_way_and_leaves_the_others_open(r
     assert (said.outcome, said.exit_code, said.rule) == (Ending.failed, 143, "SLU-10")
 
 
+@pytest.mark.long
 def test_the_last_element_of_an_array_to_end_writes_the_status(run: Path, ask: Ask, written_log: MakeLog) -> None:
     """Each element closes its own trial; one that failed before it came to its trial has none to wait for."""
     started(run, "launch.array=true")

@@ -151,6 +151,7 @@ def test_what_logs_say_is_kept_without_their_secrets(tmp_path: Path) -> None:
     assert "masked" in curve.name and "rank 0" in (tmp_path / "status.json").read_text()
 
 
+@pytest.mark.long
 def test_a_report_shows_no_secret_of_a_log(
     written_log: MakeLog, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -316,6 +316,7 @@ def test_what_we_call_valid_passes_the_official_checker(
         assert verdict.passed is not False, verdict.messages
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not CORPUS.is_dir(), reason="the public logs are not here")
 def test_our_verdict_and_the_official_one_agree_on_published_logs() -> None:
     different = {}

@@ -240,6 +240,7 @@ def test_on_real_runs_the_ranges_of_minutes_hold_what_they_state() -> None:
     assert 0.85 <= sum(map(replay["holds"], found)) / len(found) <= 0.98
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not CORPUS.is_dir(), reason="no corpus of real logs here")
 def test_on_real_runs_the_ranges_hold_what_they_state() -> None:
     score = runpy.run_path(str(SCORING))

@@ -61,6 +61,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not SMC.is_dir(), reason="no public results here")
 def test_a_published_submission_passes_and_is_scaled_as_published(tmp_path: Path) -> None:
     before = contents(SMC)
@@ -79,6 +80,7 @@ def test_a_published_submission_passes_and_is_scaled_as_published(tmp_path: Path
     assert described["other_software_stack"].startswith("cuda_version 12.4")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ruleset", ["5.1.0", "6.1.0"])
 def test_our_logs_pass_on_the_command_line(
     make_run: MakeRun, tmp_path: Path, ruleset: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -102,6 +104,7 @@ def test_our_logs_pass_on_the_command_line(
     assert "cooling" in (out / "TODO.md").read_text()
 
 
+@pytest.mark.long
 def test_a_run_of_ours_describes_its_system_and_its_commands(make_run: MakeRun) -> None:
     run = make_run(software={"torch": "2.13.0", "megatron_core": "0.16.1"}, submission_status="cloud")
     (run / "plan.json").write_text(plans.dumps(compose.compose(["task=lora70b", "cluster=dgx2", "trials=10"])))
@@ -140,6 +143,7 @@ def test_one_failed_run_counts_as_the_slowest(make_run: MakeRun) -> None:
     assert "result_9.txt: LOG-05" in packed.findings[0].what
 
 
+@pytest.mark.long
 def test_a_seed_that_comes_twice_fails_the_official_checker(
     make_run: MakeRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -151,6 +155,7 @@ def test_a_seed_that_comes_twice_fails_the_official_checker(
     assert any("same seed" in line for line in lines)
 
 
+@pytest.mark.long
 def test_what_converges_too_fast_for_closed_may_be_open(make_run: MakeRun) -> None:
     run = make_run(evals=(0.95, 0.92))
     closed = package.pack(request(run))
@@ -358,6 +363,7 @@ def test_a_crash_leaves_nothing_half_made(
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
+@pytest.mark.long
 def test_a_package_whose_disk_fails_leaves_nothing(make_run: MakeRun, tmp_path: Path, monkeypatch: Any) -> None:
     run = make_run(logs=2)
     monkeypatch.setattr(checkers, "check", lambda submission, ruleset: checkers.Checked({}, {}))

@@ -29,6 +29,7 @@ NOT_BROKEN = ("|", "    ")
 """How lines begin in dated reports that are left as wide as they are: tables, and what a program printed."""
 
 
+@pytest.mark.long
 def test_every_public_function_has_an_example_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "notebooks"))
     import example_logs

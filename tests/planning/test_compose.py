@@ -35,6 +35,7 @@ def of_hydra_alone(words: tuple[str, ...]) -> str:
     return OmegaConf.to_yaml(config)
 
 
+@pytest.mark.long
 def test_each_config_is_that_of_hydra_and_nothing_is_left_of_the_one_before() -> None:
     for words in (*WORDS, *reversed(WORDS)):
         assert compose.for_run(words)[1] == of_hydra_alone(words), words

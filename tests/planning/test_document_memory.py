@@ -60,6 +60,7 @@ def fits(task: str, gpu: str, *, recompute: bool, sharded: bool = False, rows: i
     return bool(made.memory.fits)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("table", [3, 9])
 @pytest.mark.parametrize("gpu", ["a800", "rtx4090", "rtx3090"])
 def test_the_plan_refuses_what_was_out_of_memory_and_nothing_else(table: int, gpu: str) -> None:

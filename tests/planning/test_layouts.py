@@ -37,6 +37,7 @@ def possible(config: Config) -> list[Plan]:
     return found
 
 
+@pytest.mark.long
 @given(
     cluster=st.sampled_from(sorted(PLANS)),
     precision=st.sampled_from([Precision.bf16, Precision.fp8]),

@@ -40,6 +40,7 @@ def png_size(path: Path) -> tuple[int, int]:
     return width, height
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("evals", [(), (0.95,), (0.95, 0.93, 0.92)])
 def test_convergence_is_drawn_of_what_there_is(written_log: MakeLog, tmp_path: Path, evals: tuple[float, ...]) -> None:
     result = parse(written_log(evals=evals))
@@ -51,6 +52,7 @@ def test_convergence_is_drawn_of_what_there_is(written_log: MakeLog, tmp_path: P
     assert pictures[0].read_bytes() == pictures[1].read_bytes()
 
 
+@pytest.mark.long
 def test_every_metric_gets_a_panel_but_a_log_cannot_ask_for_hundreds(written_log: MakeLog, tmp_path: Path) -> None:
     path = written_log(submission_benchmark="stable_diffusion", evals=(0.95,) * 40)
     lines = path.read_text().splitlines(keepends=True)

@@ -63,6 +63,7 @@ def curves(figure: Figure, panel: int) -> dict[str, tuple[list[float], list[floa
     return {str(line.get_label()): (list(line.get_xdata()), list(line.get_ydata())) for line in lines}
 
 
+@pytest.mark.long
 def test_a_report_has_a_page_every_point_and_the_figures_of_what_was_measured(tmp_path: Path) -> None:
     plan = planned("task=attention")
     (tmp_path / "run").mkdir()

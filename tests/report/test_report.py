@@ -97,6 +97,7 @@ def write(*folders: Path, num_gpus: int | None = None, paint: bool = False) -> P
         return Page(report.write(load(folders, num_gpus=num_gpus), out))
 
 
+@pytest.mark.long
 @with_corpus
 def test_ten_published_runs_get_their_published_score_and_place(tmp_path: Path) -> None:
     (trials,) = load([SMC])
@@ -116,6 +117,7 @@ def test_ten_published_runs_get_their_published_score_and_place(tmp_path: Path) 
         assert [float(row["minutes"]) for row in csv.DictReader(file)] == [r.minutes for r in trials.results]
 
 
+@pytest.mark.long
 def test_a_page_stands_alone_and_comes_out_the_same_twice(trial_set: MakeSet) -> None:
     folder = trial_set("set", [{}] * 3)
     page = write(folder, num_gpus=8, paint=True)
@@ -193,6 +195,7 @@ def test_a_log_cannot_write_into_the_page(trial_set: MakeSet) -> None:
     assert "\x1b" not in row["hardware"]
 
 
+@pytest.mark.long
 def test_several_sets_are_set_beside_the_first(trial_set: MakeSet) -> None:
     folders = [trial_set(name, [{}] * 3) for name in ("before", "after")]
     other = trial_set("other", [{"submission_benchmark": "llama31_8b"}])
@@ -210,6 +213,7 @@ def _figures(text: str) -> list[str]:
     return [name for name in re.findall(r"\w+\.png", text) if not name.startswith("step_time")]
 
 
+@pytest.mark.long
 def test_sets_say_in_what_they_differ_and_how_much_faster_they_are(trial_set: MakeSet) -> None:
     before = trial_set("before", [{}] * 3)
     after = trial_set("after", [{"opt_base_learning_rate": 5e-4, "gradient_accumulation_steps": 2}] * 3)
@@ -289,6 +293,7 @@ def test_files_of_somebody_else_are_not_overwritten(trial_set: MakeSet, tmp_path
         report.write(load([folder]), folder / "result_0.txt")
 
 
+@pytest.mark.long
 def test_an_interrupt_leaves_the_last_report_as_it_was(trial_set: MakeSet, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = trial_set("set", [{}])
     out = folder.parent / "out"

@@ -45,6 +45,7 @@ def test_a_document_is_what_its_author_would_have_written(written: Path, name: s
     assert (written / name).read_text() == (GOLDEN / name).read_text()
 
 
+@pytest.mark.long
 def test_a_table_of_labels_has_a_line_of_published_figures_below_each_of_ours(tmp_path: Path) -> None:
     report.write_study(study_results.scaling(tmp_path / "study"), tmp_path)
     lines = (tmp_path / "table.md").read_text().splitlines()
@@ -67,6 +68,7 @@ def test_latex_takes_the_tables(written: Path) -> None:
     assert done.returncode == 0, done.stdout[-2000:]
 
 
+@pytest.mark.long
 def test_texts_that_others_wrote_are_neither_markup_nor_commands(tmp_path: Path) -> None:
     evil = r'</script><script>alert(1)</script> | \input{/etc/passwd} *b* $x$ %{y} [a](http://x) "' + "\x1b[2J\n"
     result = study_results.precisions(tmp_path / "study", title=evil, hardware=evil, notes=(evil,))
@@ -79,6 +81,7 @@ def test_texts_that_others_wrote_are_neither_markup_nor_commands(tmp_path: Path)
     assert not any(line.startswith(r"\input") for line in latex.splitlines())
 
 
+@pytest.mark.long
 def test_a_page_links_each_number_with_its_runs_and_comes_out_the_same_twice(written: Path, tmp_path: Path) -> None:
     page = Page(written / "index.html")
     logs = [url for url in page.loads if url.startswith("../")]
@@ -231,6 +234,7 @@ def test_a_published_figure_is_told_in_the_unit_of_its_column(
     assert (cells.meant(figure), layout.remark(figure)) == (text, remark)
 
 
+@pytest.mark.long
 def test_the_verb_writes_what_it_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -229,6 +229,7 @@ def test_score_and_pack_refuse_random_weights(speed_log: SpeedLog, tmp_path: Pat
     assert not (tmp_path / "package").exists()
 
 
+@pytest.mark.long
 def test_a_report_sets_the_speed_beside_published_systems(
     speed_log: SpeedLog, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -83,6 +83,7 @@ def power(difference: float, spread: float, num_pairs: int) -> tuple[float, floa
     return float(np.mean(different)), float(np.mean(stats.norm.cdf(room - effect) - stats.norm.cdf(-room - effect)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("spread", [0.003, 0.005, 0.01])
 @pytest.mark.parametrize("num_pairs", [3, 6, 10])
 def test_planted_differences_are_called_as_their_power_says(spread: float, num_pairs: int) -> None:

@@ -108,6 +108,7 @@ def test_the_table_says_what_it_adds_up_to_and_how_it_was_measured(written_log: 
     assert "CUDA graph cannot be told apart" in out.getvalue() and "mean of 2 profiled" in out.getvalue()
 
 
+@pytest.mark.long
 def test_the_page_has_the_figure_and_the_table(written_log: MakeLog, tmp_path: Path) -> None:
     profiled(written_log)
     page = report.write(sets.load([tmp_path]), tmp_path / "out").read_text()

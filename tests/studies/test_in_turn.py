@@ -56,6 +56,7 @@ def call(tmp_path: Path, slurm: Slurm, ranks: Ranks, monkeypatch: pytest.MonkeyP
     return call
 
 
+@pytest.mark.long
 def test_a_run_waits_for_the_one_before_it_and_a_place_that_is_missing_has_a_reason(
     call: Call, ranks: Ranks, slurm: Slurm
 ) -> None:
@@ -71,6 +72,7 @@ def test_a_run_waits_for_the_one_before_it_and_a_place_that_is_missing_has_a_rea
     assert ranks.began == slurm.jobs() == [], "what is proven is never run again"
 
 
+@pytest.mark.long
 def test_a_call_that_is_stopped_leaves_its_job_for_the_next_one(
     call: Call, ranks: Ranks, slurm: Slurm, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -112,6 +112,7 @@ def test_a_pair_takes_turns_in_one_job_and_what_is_lacking_in_the_next(call: Cal
     assert ledger.read(folder / "a.1")[0].outcome is Outcome.proven
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("study", "words", "expected"),
     [
@@ -151,6 +152,7 @@ def test_a_job_that_was_submitted_and_not_noted_is_found(call: Call, slurm: Slur
     assert jobs_of(folder) == dict.fromkeys(("a.1", "a.2", "b.1", "b.2"), ["100"])
 
 
+@pytest.mark.long
 def test_a_search_goes_on_with_the_next_smaller_batch_when_a_job_was_out_of_memory(
     call: Call, slurm: Slurm, folder: Path
 ) -> None:

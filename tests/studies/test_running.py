@@ -173,6 +173,7 @@ def test_a_run_that_cannot_start_says_why(call: Call, monkeypatch: pytest.Monkey
     assert code == 1 and result.row("a").cells["step_time"].reason == "not run: no rows in DATADIR"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("there", "now", "message"),
     [

@@ -76,6 +76,7 @@ def test_bf16_and_fp8_on_one_h200_are_planned_for_it() -> None:
     assert bf16.step_time_ms and fp8.step_time_ms and fp8.step_time_ms < bf16.step_time_ms
 
 
+@pytest.mark.long
 def test_generation_on_one_h200_and_the_groups_of_the_document_are_planned() -> None:
     assert [arm.reason for arm in planned("h200_generation", *ONE_H200)] == [""] * 9
     study, arms = loaded("ironbyte")
