@@ -81,6 +81,7 @@ def test_a_report_whose_disk_fails_is_the_old_one_or_none(
                 assert "No space left" in str(error) and contents(tmp_path / "reports") == before, disk.failed
             else:
                 assert not list(out.glob(".part-*")) or disk.failed.startswith("os.r"), "only its removal may fail"
+                assert all("new" in (out / name).read_text() for name in ("report.html", "step_times.csv")), disk.failed
         if not disk.failed:
             break
         shutil.rmtree(tmp_path / "reports", ignore_errors=True)
