@@ -179,6 +179,10 @@ def test_too_small_a_disk_is_refused_before_training(tmp_path: Path, monkeypatch
         started(tmp_path)[1].resume()
 
 
+def test_with_room_training_goes_on_while_a_copy_is_written(tmp_path: Path) -> None:
+    assert saved(tmp_path).snapshot().is_copy
+
+
 def test_without_room_for_a_copy_the_state_is_written_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from jobs.engines import rank_state
 
