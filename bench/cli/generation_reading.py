@@ -1,10 +1,9 @@
 """What `parse` does with the logs of generation tasks."""
 
-import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from bench.contract import secrets
+from bench.contract import strict_json
 
 if TYPE_CHECKING:
     from bench.mlperf.result import Result
@@ -23,7 +22,7 @@ def parse(result: "Result", generation: "GenerationResult", *, as_json: bool) ->
         about = {"file": result.file, "kind": "generate", "minutes": result.minutes, "status": result.status}
         problems = generation_rows.problems(result, generation)
         measured = {"valid": is_proven, "problems": problems, "measurements": [asdict(one) for one in of(generation)]}
-        print(json.dumps(secrets.masked_all(about | measured)))
+        print(strict_json.line(about | measured))
     else:
         for table in generation_sheets.sheets(result, generation):
             sheet.show(table)

@@ -1,12 +1,12 @@
 """The verb that brings container images to a cluster."""
 
 import argparse
-import json
 import os
 import sys
 from pathlib import Path
 
 from bench.cli import verb
+from bench.contract import strict_json
 
 
 def _add_image(verbs: verb.Verbs) -> None:
@@ -62,7 +62,7 @@ def _import_image(args: argparse.Namespace) -> int:
     how = importer.How(architecture=args.arch, again=args.again, progress=progress.shown)
     imported = importer.bring(args.source, args.dir, how=how, say=lambda line: print(line, file=sys.stderr, flush=True))
     if args.json:
-        print(json.dumps(image_sheets.imported_json(imported)))
+        print(strict_json.line(image_sheets.imported_json(imported)))
     else:
         sheet.show(image_sheets.imported_sheet(imported))
     return 0
@@ -75,7 +75,7 @@ def _list_images(args: argparse.Namespace) -> int:
 
     entries = image_folder.entries(args.dir)
     if args.json:
-        print(json.dumps([image_sheets.entry_json(entry) for entry in entries]))
+        print(strict_json.line([image_sheets.entry_json(entry) for entry in entries]))
     else:
         sheet.show(image_sheets.list_sheet(args.dir, entries))
     return 0
@@ -88,7 +88,7 @@ def _verify_image(args: argparse.Namespace) -> int:
 
     record, faults = store.verify(args.file, architecture=args.arch)
     if args.json:
-        print(json.dumps(image_sheets.verified_json(args.file, record, faults)))
+        print(strict_json.line(image_sheets.verified_json(args.file, record, faults)))
     else:
         sheet.show(image_sheets.verified_sheet(args.file, record, faults))
     return 1 if faults else 0

@@ -1,13 +1,12 @@
 """The verbs that read what runs leave behind."""
 
 import argparse
-import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
 
 from bench.cli import inputs, other_kinds, serving_reading, verb
-from bench.contract import secrets
+from bench.contract import secrets, strict_json
 from bench.errors import LogError
 
 
@@ -106,7 +105,7 @@ def _parse_one(log: Path, args: argparse.Namespace, others: serving_reading.Othe
     if args.json:
         measured = {"measurements": [asdict(measurement) for measurement in of_training(result)]}
         judged = result.to_json() | measured | {"official": [asdict(verdict) for verdict in verdicts]}
-        print(json.dumps(secrets.masked_all(judged)))
+        print(strict_json.line(judged))
     else:
         more = [result_sheets.settings_row(result), ("log", str(log), "")]
         sheet.show(result_sheets.verdict_sheet(result, verdicts, more=more))
@@ -137,7 +136,7 @@ def _why(args: argparse.Namespace) -> int:
     explanations = [diagnosis.explain(paths, ask=True) for paths in diagnosis.runs(verb.run_folders(args.runs))]
     for explanation in explanations:
         if args.json:
-            print(json.dumps(secrets.masked_all(explanation.to_json())))
+            print(strict_json.line(explanation.to_json()))
         else:
             sheet.show(explanation_sheets.sheet(explanation))
     return 0 if all(explanation.rule is None for explanation in explanations) else 1
@@ -168,7 +167,7 @@ def _score(args: argparse.Namespace) -> int:
 
     scored = score.score(verb.run_folders([args.folder] if args.folder else [])[0], ruleset=args.ruleset)
     if args.json:
-        print(json.dumps(secrets.masked_all(scored.to_json()), allow_nan=False))
+        print(strict_json.line(scored.to_json()))
     else:
         for table in score_sheets.sheets(scored):
             sheet.show(table)
@@ -208,7 +207,7 @@ def _report(args: argparse.Namespace) -> int:
     page = report.write(sets, args.out, title=args.title) if args.out else None
     if args.json:
         for row in report.trial_rows(sets):
-            print(json.dumps(secrets.masked_all(row), allow_nan=False))
+            print(strict_json.line(row))
     elif args.csv:
         print(report.csv(sets), end="")
     else:
@@ -237,7 +236,7 @@ def _rules(args: argparse.Namespace) -> int:
     found = rule_sheets.named(args.ids)
     if args.json:
         for rule in found:
-            print(json.dumps(asdict(rule)))
+            print(strict_json.line(asdict(rule)))
     elif args.ids:
         for rule in found:
             sheet.show(rule_sheets.sheet(rule))
@@ -289,7 +288,7 @@ def _pack(args: argparse.Namespace) -> int:
     )
     packed = package.pack(request)
     if args.json:
-        print(json.dumps(secrets.masked_all(packed.to_json()), allow_nan=False))
+        print(strict_json.line(packed.to_json()))
     else:
         sheet.show(package_sheets.sheet(packed))
     return 0 if packed.passed else 1

@@ -1,7 +1,6 @@
 """What `parse` and `report` do with the logs of tasks that train nothing: whose kind a log is, it says itself."""
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
@@ -9,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench.cli import generation_reading, kernel_reading, serving_reading
-from bench.contract import secrets
+from bench.contract import strict_json
 from bench.errors import ConfigError, LogError
 
 if TYPE_CHECKING:
@@ -82,7 +81,7 @@ def report(folders: Sequence[Path], args: argparse.Namespace) -> int | None:
         for trial in trials:
             measured = [asdict(one) for one in of(trial.found)]
             row = {"trial": trial.name, "valid": trial.is_proven, "measurements": measured}
-            print(json.dumps(secrets.masked_all(row)))
+            print(strict_json.line(row))
     elif args.csv:
         print(shown.csv_text(trials), end="")
     else:

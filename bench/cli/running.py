@@ -1,12 +1,12 @@
 """The verbs that plan, check, start and end runs."""
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.cli import verb
+from bench.contract import strict_json
 
 if TYPE_CHECKING:
     from bench.contract.plan import Plan
@@ -50,7 +50,7 @@ def _plan(args: argparse.Namespace) -> int:
         return _plan_memory(args)
     plan = _composed(args)
     if args.layouts and args.json:
-        print(json.dumps(layout_sheets.to_json(plan), allow_nan=False))
+        print(strict_json.line(layout_sheets.to_json(plan)))
     elif args.layouts:
         sheet.show(layout_sheets.sheet(plan))
     elif args.json:
@@ -112,7 +112,7 @@ def _doctor(args: argparse.Namespace) -> int:
             for table in check_sheets.sheets(checked):
                 sheet.show(table)
     if args.json:
-        print(json.dumps(doctor.to_json(plan, tiers)))
+        print(strict_json.line(doctor.to_json(plan, tiers)))
     return 1 if doctor.errors([check for checked in tiers for check in checked]) else 0
 
 

@@ -1,11 +1,10 @@
 """What `parse` does with the logs of serving tasks, and with the files of other load generators."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.contract import secrets
+from bench.contract import strict_json
 
 if TYPE_CHECKING:
     from bench.mlperf.result import Result
@@ -27,7 +26,7 @@ def parse(result: "Result", serving: "ServingResult", *, as_json: bool) -> bool:
         loads = [{"load": one.load.name, "loadgen": one.validity, "reason": one.reason} for one in serving.loads]
         measured = {"valid": is_proven, "problems": problems, "loads": loads}
         measured |= {"measurements": [asdict(one) for one in of(serving)]}
-        print(json.dumps(secrets.masked_all(about | measured)))
+        print(strict_json.line(about | measured))
     else:
         for table in serving_sheets.sheets(result, serving):
             sheet.show(table)
@@ -52,7 +51,7 @@ class Others:
         found = imported.read(path)
         self._found += found
         for one in found if as_json else ():
-            print(json.dumps(secrets.masked_all({"file": str(path), "kind": "imported"} | asdict(one))))
+            print(strict_json.line({"file": str(path), "kind": "imported"} | asdict(one)))
         return True
 
     def keep(self, result: "ServingResult") -> None:

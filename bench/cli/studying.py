@@ -1,11 +1,11 @@
 """The verb that runs studies, and shows where they stand."""
 
 import argparse
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.cli import verb
+from bench.contract import strict_json
 from bench.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def _list(args: argparse.Namespace) -> int:
     rows = [(name, one.title, one.question, one.source) for name, one in studies.titles(args.config_dir)]
     columns = ("study", "title", "question", "source")
     if args.json:
-        print(json.dumps([dict(zip(columns, row, strict=True)) for row in rows]))
+        print(strict_json.line([dict(zip(columns, row, strict=True)) for row in rows]))
     else:
         sheet.show(Sheet("studies", rows, columns, caption="python -m bench study NAME cluster=… --dry-run"))
     return 0
@@ -94,7 +94,7 @@ def _dry_run(session: "Session", args: argparse.Namespace) -> int:
     blocks = session.blocks_left(session.standings(ask=False))
     if args.json:
         arms = [asdict(arm) | {"gpu_hours": arm.gpu_hours} for arm in session.planned]
-        print(json.dumps({"folder": str(session.folder), "arms": arms, "order": blocks}))
+        print(strict_json.line({"folder": str(session.folder), "arms": arms, "order": blocks}))
     else:
         sheet.show(study_sheets.plan_sheet(session.kept.name, session.planned, blocks))
     return 0

@@ -1,10 +1,9 @@
 """The verb that checks what a run left behind, before it is handed on or after."""
 
 import argparse
-import json
 
 from bench.cli import verb
-from bench.contract import secrets
+from bench.contract import strict_json
 
 
 def _add_verify(verbs: verb.Verbs) -> None:
@@ -26,7 +25,7 @@ def _verify(args: argparse.Namespace) -> int:
     verified = [verification.verify(folder) for folder in verb.run_folders(args.runs)]
     for each in verified:
         if args.json:
-            print(json.dumps(secrets.masked_all(each.to_json()), allow_nan=False))
+            print(strict_json.line(each.to_json()))
         else:
             sheet.show(verification_sheets.sheet(each))
     return 0 if all(each.passed for each in verified) else 1

@@ -1,6 +1,5 @@
 """Show how two systems compare, and what differs between their runs."""
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -9,6 +8,7 @@ from time import localtime, strftime
 from typing import Any
 
 from bench.console.sheet import Row, Sheet
+from bench.contract import strict_json
 from bench.history.sides import Compared, Side
 from bench.results.comparison import Comparison
 
@@ -34,7 +34,7 @@ def to_json(compared: Compared) -> str:
     content["runs"] = [[str(folder) for folder in side.folders] for side in compared.sides]
     content["differences"] = {name: list(values) for name, *values in compared.differences}
     content["notes"] = [*c.notes, *compared.notes]
-    return json.dumps(content, allow_nan=False)
+    return strict_json.line(content)
 
 
 def _sides(compared: Compared) -> "zip[tuple[str, Side]]":

@@ -1,6 +1,5 @@
 """Show what tasks measured in the past, and whether their newest runs are worse."""
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +8,7 @@ from time import localtime, strftime
 
 from bench.console.comparison import number
 from bench.console.sheet import Sheet
+from bench.contract import strict_json
 from bench.history.past import CONFIDENCE, Judgement, Past, PastRun, apart
 from bench.results.measurement import Measurement, higher_is_better
 from bench.runs.folder import short
@@ -93,7 +93,7 @@ def run_json(past: Past, run: PastRun) -> str:
         "measurements": {name: run.values(name) for name in names},
         "facts": dict(run.trials[-1].facts),
     }
-    return json.dumps(content, allow_nan=False)
+    return strict_json.line(content)
 
 
 def judgement_json(judgement: Judgement) -> str:
@@ -101,7 +101,7 @@ def judgement_json(judgement: Judgement) -> str:
     past = judgement.past
     content = {"task": past.task, "hardware": past.hardware, "settings": past.settings}
     content |= {"measurement": judgement.measurement, "verdict": str(judgement.change), "text": judgement.text}
-    return json.dumps(content | {"newest": str(past.runs[-1].folder)}, allow_nan=False)
+    return strict_json.line(content | {"newest": str(past.runs[-1].folder)})
 
 
 def _values(past: Past, of: Measurement) -> list[float]:

@@ -1,6 +1,5 @@
 """List runs: when they began, what was asked for, where their jobs stand, and what came of their trials."""
 
-import json
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -10,7 +9,7 @@ from typing import Any
 
 from bench.console.sheet import Sheet
 from bench.console.sheet import show as show_sheet
-from bench.contract import secrets
+from bench.contract import strict_json
 from bench.errors import with_rule
 from bench.runs import run as run_folders
 from bench.runs.folder import short
@@ -31,7 +30,7 @@ def show(root: Path, *, active: bool, again: bool, as_json: bool, limit: int | N
         listed = [(run, summary(run.folder)) for run in newest]
         if as_json:
             for run, results in listed:
-                print(json.dumps(secrets.masked_all(row(run, results))), flush=True)
+                print(strict_json.line(row(run, results)), flush=True)
         else:
             show_sheet(sheet(root, listed, num_runs=len(found)))
         if not again or not any(run.is_active for run in found):

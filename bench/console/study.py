@@ -1,11 +1,10 @@
 """Show a study: its tables beside what is published, its comparisons, and what its arms are planned to take."""
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 
 from bench.console.sheet import Sheet
-from bench.contract import secrets
+from bench.contract import strict_json
 from bench.contract.schema import BackendName
 from bench.report.cells import cell_text, published_text
 from bench.report.numbers import number_text
@@ -41,7 +40,7 @@ def to_json(result: StudyResult) -> str:
     for raw, one in zip(content["differences"], result.differences, strict=True):
         if one.comparison is not None:
             raw["comparison"] |= {"text": one.comparison.text, "is_better": one.comparison.is_better}
-    return json.dumps(secrets.masked_all(content), allow_nan=False)
+    return strict_json.line(content)
 
 
 def _arms(result: StudyResult) -> Sheet:

@@ -2,12 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 from bench.contract import codec, mllog
 from bench.contract.kernels import Point
-from bench.mlperf import log as logs
 from bench.mlperf import telemetry
 from bench.mlperf.log import Log, number
 from bench.mlperf.reader import Event
@@ -137,11 +135,6 @@ def read(log: Log) -> KernelsResult | None:
         tolerance=tolerance,
         telemetry=telemetry.of(log),
     )
-
-
-def of_file(path: Path) -> KernelsResult | None:
-    """Return what the log in a file says of kernels; raises LogError if it cannot be opened."""
-    return read(logs.read(path))
 
 
 def _measured(event: Event) -> Measured | None:

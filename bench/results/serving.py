@@ -7,12 +7,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from pathlib import Path
 from typing import Any
 
 from bench.contract import codec, mllog
 from bench.contract.serving import Arrivals, LatencyLimits, Load
-from bench.mlperf import log as logs
 from bench.mlperf.log import Log, finding, number
 from bench.mlperf.reader import Event, is_number
 from bench.results.imported import Summary
@@ -167,11 +165,6 @@ def summaries(result: ServingResult) -> list[Summary]:
         )
         for load in result.loads
     ]
-
-
-def of_file(path: Path) -> ServingResult | None:
-    """Return what the log in a file says of serving; raises LogError if it cannot be opened."""
-    return read(logs.read(path))
 
 
 def _load(event: Event, asked: Event) -> LoadResult | None:

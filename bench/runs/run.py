@@ -154,11 +154,10 @@ def _runs(found: Sequence[Path], *, must_answer: bool = True) -> list[Run]:
     raw = {path: json_files.read_object(path / JOB) for path in dict.fromkeys(sorted(found))}
     unasked = [_unasked(path, job) for path, job in raw.items()]
     asked: dict[Path, Run] = {}
-    for name in {run.backend for run in unasked if not run.odd_backend}:
+    askable = [run for run in unasked if not run.odd_backend]
+    for name in {run.backend for run in askable}:
         try:
-            asked |= _asked_of(
-                backends.get(name), [run for run in unasked if run.backend is name and not run.odd_backend]
-            )
+            asked |= _asked_of(backends.get(name), [run for run in askable if run.backend is name])
         except BenchError as error:
             if must_answer:
                 raise

@@ -117,9 +117,8 @@ class Checkpoints:
         return step % self._every == 0 and step < self._plan.max_steps
 
     def save(self, step: int) -> None:
-        """Copy the state after a step, and begin to write it; wait first until the one before is there as a whole.
-
-        Where one rank has no room for a copy, all wait until this one is there too.
+        """Copy the state after a step, and begin to write it; wait first until the one before is there as a whole, and
+        where one rank has no room for a copy, until this one is too.
 
         Raises:
             BenchError: one of them could not be written.
@@ -281,10 +280,7 @@ def _sum(value: int) -> int:
 
 
 def _require_room(folder: Path, num_bytes: int) -> None:
-    """Raise ConfigError unless the disk has room for the checkpoints that are kept and the one that is written.
-
-    Both the folder and the bytes of a checkpoint are those of all groups.
-    """
+    """Raise ConfigError unless the disk has room for all groups' checkpoints: those kept and the one being written."""
     need, free = (KEPT + 1) * num_bytes - _size(folder), shutil.disk_usage(folder).free
     if need > free:
         raise ConfigError(
@@ -298,8 +294,7 @@ def _require_room(folder: Path, num_bytes: int) -> None:
 def _size(folder: Path) -> int:
     """Return the bytes of all files below a folder, without those that another group removes meanwhile."""
     size = 0
-    for parent, _, names in os.walk(folder):  # which passes over folders that are gone
-        for name in names:
-            with suppress(FileNotFoundError):
-                size += Path(parent, name).stat().st_size
+    for path in (Path(parent, name) for parent, _, names in os.walk(folder) for name in names):
+        with suppress(FileNotFoundError):  # os.walk itself passes over folders that are gone
+            size += path.stat().st_size
     return size

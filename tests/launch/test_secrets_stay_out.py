@@ -185,6 +185,19 @@ def test_no_verb_prints_a_secret_of_a_log(
     assert "masked" in printed or verb == "watch {log} --once"
 
 
+def test_a_comparison_prints_no_secret_of_a_log(
+    written_log: MakeLog, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, setting in (("before", ALL), ("after", f"another {ALL}")):
+        (tmp_path / name).mkdir()
+        written_log(opt_name=setting).rename(tmp_path / name / "result_0.txt")
+    with suppress(SystemExit):
+        cli.main(["compare", f"{tmp_path}/before", f"{tmp_path}/after", "--measurement", "time_to_train", "--json"])
+    printed = capsys.readouterr().out
+    require_hidden(printed)
+    assert "masked" in printed
+
+
 class Terminal(io.StringIO):
     """What a person sees."""
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
+from bench import results as trial_results
 from bench.contract.plan import KernelsPlan
 from bench.errors import ConfigError
 from bench.planning import compose
 from bench.report import kernel_figures, kernels, trials
-from bench.results import kernels as kernel_results
 from helpers import kernels_log
 
 SEED = ["gemm", "memcpy", "all_gather", "reduce_scatter", "collectives", "attention"]
@@ -38,7 +38,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, Figure]:
 def test_rates_are_drawn_over_m_bytes_and_lengths(tmp_path: Path, drawn: dict[str, Figure]) -> None:
     """Every point takes 1 ms: a GEMM of M rows has 2 M N K / 1e9 TFLOP/s, a copy bytes / 1e6 GB/s."""
     log = kernels_log.write(planned("task=node"), tmp_path / "result_0.txt", time_us=lambda point: 1000.0)
-    found = kernel_results.of_file(log)
+    found = trial_results.read(log).of_kind
     assert found is not None
     files = kernel_figures.draw(found, tmp_path, heading="h", note="n")
     assert [path.stem for path in files] == list(drawn) == SEED

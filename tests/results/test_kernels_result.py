@@ -9,12 +9,12 @@ import pytest
 
 import bench.results
 from bench import cli
+from bench import results as trial_results
 from bench.contract import mllog
 from bench.contract.kernels import Point
 from bench.contract.plan import KernelsPlan
 from bench.planning import compose
 from bench.results import Measurement
-from bench.results import kernels as kernel_results
 from bench.runs import trial as trials
 from helpers import kernels_log
 
@@ -105,14 +105,14 @@ def test_a_damaged_record_measures_nothing(plan: KernelsPlan, tmp_path: Path, ol
     assert old in lines[place]
     lines[place] = lines[place].replace(old, new)
     log.write_text("".join(lines))
-    found = kernel_results.of_file(log)
+    found = trial_results.read(log).of_kind
     assert found is not None and found.missing == ((COPY, "no record"),)
 
 
 def test_a_failure_whose_point_has_no_name_says_nothing(plan: KernelsPlan, tmp_path: Path) -> None:
     log = kernels_log.write(plan, tmp_path / "result_0.txt", failed=[COPY])
     log.write_text(log.read_text().replace(f'"kernel_failed", "value": "{COPY}"', '"kernel_failed", "value": ["x"]'))
-    found = kernel_results.of_file(log)
+    found = trial_results.read(log).of_kind
     assert found is not None and found.missing == ((COPY, "no record"),)
 
 

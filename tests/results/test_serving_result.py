@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from bench import cli
+from bench import results as trial_results
 from bench.contract.plan import ServingPlan
 from bench.results import ServingResult, of_serving
-from bench.results import serving as serving_results
 from bench.runs import trial as trials
 from helpers import serving, serving_log
 
@@ -25,7 +25,7 @@ def burst() -> ServingPlan:
 
 
 def read(path: Path) -> ServingResult:
-    found = serving_results.of_file(path)
+    found = trial_results.read(path).of_kind
     assert found is not None
     return found
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from bench import results as trial_results
 from bench.contract.plan import KernelsPlan
 from bench.mlperf import result as results
 from bench.planning import compose
-from bench.results import kernels as kernel_results
 from bench.runs import trial as trials
 from helpers import ranks
 
@@ -33,7 +33,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[KernelsPlan, Pat
 
 def test_every_point_is_measured_but_the_one_that_nothing_computes(measured: tuple[KernelsPlan, Path]) -> None:
     plan, folder = measured
-    found = kernel_results.of_file(folder / "result_0.txt")
+    found = trial_results.read(folder / "result_0.txt").of_kind
     assert found is not None
     assert [one.point for one in found.measured] == plan.points[:-1], "in the order of the plan, as planned"
     ((name, reason),) = found.missing
@@ -55,7 +55,7 @@ def test_the_log_proves_what_can_be_measured(measured: tuple[KernelsPlan, Path],
 
 def test_the_log_says_who_computed_what_and_on_what(measured: tuple[KernelsPlan, Path]) -> None:
     _, folder = measured
-    found, result = kernel_results.of_file(folder / "result_0.txt"), results.parse(folder / "result_0.txt")
+    found, result = trial_results.read(folder / "result_0.txt").of_kind, results.parse(folder / "result_0.txt")
     assert found is not None
     ran = {one.point.name: one.ran for one in found.measured}
     assert ran["all-reduce of 2 ranks 64 KiB"] == "gloo; bus bandwidth = 2 (n - 1) / n x size / time"

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from bench import results as trial_results
 from bench.contract import mllog
 from bench.contract.plan import ServingPlan
 from bench.contract.schema import PORTS
@@ -38,7 +39,7 @@ def loaded(tmp: Path, fault: str, *words: str) -> tuple[int, ServingPlan, Path]:
 
 
 def read(folder: Path) -> ServingResult:
-    found = serving_results.of_file(folder / "result_0.txt")
+    found = trial_results.read(folder / "result_0.txt").of_kind
     assert found is not None
     return found
 

@@ -180,12 +180,11 @@ def stop(job: str) -> None:
         SubmitError: its cluster refuses, or cannot be reached.
     """
     submission, address = request.split(job)
-    try:
-        is_told = connect(address).stop_job(submission)
-    except RuntimeError as error:
-        raise SubmitError(_first_line(error), where=f"job {job}", fix=f"ray job stop {submission}") from error
-    except (OSError, ValueError) as error:
-        raise unreachable(address, str(error)) from error
+    with _answering(address):
+        try:
+            is_told = connect(address).stop_job(submission)
+        except RuntimeError as error:
+            raise SubmitError(_first_line(error), where=f"job {job}", fix=f"ray job stop {submission}") from error
     if not is_told:
         what, fix = "Ray has nothing to stop: the job has ended", "python -m bench runs shows how"
         raise SubmitError(what, where=f"job {job}", fix=fix)
