@@ -1,0 +1,183 @@
+"""What node 0 does with the commands of a plan, and how a run ends; nodes that only take notes stand for the ranks."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from bench.backends.nodes.ending import START_AGAIN, STOPPED, TIME_IS_NEAR, Ending, NodeLostError
+from bench.contract import attempt, run_files
+from bench.contract import plan as plans
+from bench.contract.plan import Command, Plan
+from bench.planning import compose
+from bench.runner import lead as leads
+from bench.runner.lead import Lead
+from bench.runs import ledger
+from bench.runs import status as statuses
+from bench.runs.ledger import Outcome
+from bench.runs.status import Ending as Ended
+from helpers.types import MakeLog
+
+Act = Callable[[], None]
+
+
+@dataclass
+class Noted:
+    """Nodes whose ranks do, in an instant, what a test says by the name of their command, and end with its codes."""
+
+    plan: Plan
+    names: list[str]
+    acts: dict[str, Act] = field(default_factory=dict)
+    codes: dict[str, dict[int, int]] = field(default_factory=dict)
+    """Exit codes so far; without any, all ranks have ended well."""
+    started: list[str] = field(default_factory=list)
+    num_stopped: int = 0
+    members: tuple[()] = ()
+    lost: NodeLostError | None = None
+
+    def start(self, command: Command, port: int) -> None:
+        self.started.append(command.name)
+        self.acts.get(command.name, lambda: None)()
+
+    def exit_codes(self) -> dict[int, int]:
+        if self.lost is not None:
+            raise self.lost
+        return self.codes.get(self.started[-1], dict.fromkeys(range(self.plan.world.num_ranks), 0))
+
+    def stop(self) -> None:
+        self.num_stopped += 1
+
+    def ask(self, question: str, *, check: Act, paths: list[str]) -> list[list[str]]:
+        return []
+
+    def drop_caches(self, words: list[str], *, check: Act) -> list[str]:
+        return [f"{name}: {' '.join(words)}" for name in self.names]
+
+
+@dataclass
+class Run:
+    """A run of two trials on two nodes."""
+
+    lead: Lead
+    nodes: Noted
+
+    def ends(self) -> int:
+        return leads.drive(self.lead, lambda: self.nodes.started.append("joined"))
+
+    @property
+    def status(self) -> statuses.Status:
+        found = statuses.read(self.lead.run)
+        assert found is not None
+        return found
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        return [entry.outcome for entry in ledger.read(self.lead.run)]
+
+
+@pytest.fixture
+def run(tmp_path: Path, written_log: MakeLog) -> Run:
+    words = ("cluster.drop_caches=sync it", "launch.force=true", "trials=2")
+    plan = compose.compose(["task=lora70b", "cluster=dgx2", *words])
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / run_files.PLAN).write_text(plans.dumps(plan))
+    nodes = Noted(plan, ["rig0", "rig1"])
+    lead = Lead(folder, plan, nodes, Ending(), job="7", restarts=True, trials=[0, 1])  # type: ignore[arg-type]
+
+    def trained(index: int) -> None:
+        trial = plan.trials[index]
+        planned = {"seed": trial.seed, "submission_division": plan.submission.division}
+        written_log(**planned, binding=attempt.load(folder, index)).rename(folder / trial.log)
+
+    nodes.acts = {"trial 0": lambda: trained(0), "trial 1": lambda: trained(1)}
+    return Run(lead, nodes)
+
+
+def test_every_command_runs_once_and_in_order_and_the_ledger_proves_the_trials(run: Run) -> None:
+    facts = run.lead.run / run_files.FACTS / "rank_9999.json"
+    facts.parent.mkdir()
+    facts.write_text("of an earlier start")
+    assert run.ends() == 0
+    assert run.nodes.started == ["joined", *(command.name for command in run.lead.plan.commands)]
+    assert run.nodes.num_stopped == len(run.lead.plan.commands) and not facts.exists()
+    assert (run.status.outcome, run.status.exit_code, run.outcomes) == (Ended.proven, 0, [Outcome.proven] * 2)
+    assert [entry.attempts[0].nodes for entry in ledger.read(run.lead.run)] == ["rig0,rig1"] * 2
+    dropped = "rig0: sync it\nrig1: sync it\n"
+    assert [(run.lead.run / run_files.caches(index)).read_text() for index in (0, 1)] == [dropped] * 2
+    assert run.lead.gain and not (run.lead.run / run_files.RESERVE).exists()
+    run.nodes.started.clear()
+    assert run.ends() == 0 and "trial 0" not in run.nodes.started, "a trial that is proven is not run again"
+
+
+@pytest.mark.parametrize(
+    ("name", "codes", "expected", "said"),
+    [
+        ("node check", {0: 0, 1: 5}, 5, "node check failed"),
+        ("trial 1", {3: 137}, 137, "trial 1 failed"),
+        ("trial 1", {3: 7, 4: 9}, 9, "trial 1 failed"),
+    ],
+)
+def test_a_rank_that_fails_ends_the_run_with_its_exit_code(
+    run: Run, name: str, codes: dict[int, int], expected: int, said: str
+) -> None:
+    run.nodes.codes[name] = codes
+    run.nodes.acts.pop(name, None)
+    assert run.ends() == expected
+    assert run.nodes.started[-1] == name, "nothing runs behind it"
+    assert (run.status.outcome, run.status.exit_code) == (Ended.failed, expected)
+    assert said in str(run.status.during or run.status.what)
+
+
+@pytest.mark.parametrize(
+    ("why", "gain", "restarts", "expected"),
+    [
+        (TIME_IS_NEAR, True, True, START_AGAIN),
+        (TIME_IS_NEAR, False, True, 1),
+        (TIME_IS_NEAR, True, False, 1),
+        ("HST-01: node 1 is gone", False, True, START_AGAIN),
+        ("HST-01: node 1 is gone", True, False, 1),
+    ],
+)
+def test_a_run_is_started_again_where_somebody_does_and_the_next_start_gets_further(
+    run: Run, why: str, gain: bool, restarts: bool, expected: int
+) -> None:
+    """Time that was too short to finish anything is so the next time, too; a node that was lost may be replaced."""
+    ledger.create(run.lead.run, run.lead.plan)
+    run.lead.gain, run.lead.restarts = gain, restarts
+    assert leads.leave(run.lead, why) == expected
+    if expected == START_AGAIN:
+        assert statuses.read(run.lead.run) is None
+        assert (run.lead.run / run_files.interrupted()).read_text() == f"{why}\n"
+    else:
+        assert (run.status.outcome, run.status.exit_code) == (Ended.failed, 1)
+        assert f"{run.status.rule}: " == why[: len("HST-01: ")]
+        assert ("has finished nothing" in str(run.status.during)) is not gain
+
+
+def test_who_tells_a_run_to_end_finds_how_to_go_on(run: Run) -> None:
+    run.nodes.acts["trial 1"] = lambda: run.lead.ending._stop(2, None)
+    assert run.ends() == 130
+    assert (run.status.outcome, run.status.exit_code, run.status.rule) == (Ended.interrupted, 130, "SLU-08")
+    assert f"resume {run.lead.run}" in str(run.status.fix) and not (run.lead.run / run_files.RESERVE).exists()
+    assert run.outcomes[0] is Outcome.proven and run.nodes.num_stopped == len(run.nodes.started) - 1
+
+
+def test_a_lost_node_is_blamed_unless_this_one_is_told_to_end_a_moment_later(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leads, "SETTLE_S", 0.15)
+    lost = NodeLostError("node 1 (rig1)", "no beat")
+
+    def dies() -> None:
+        run.nodes.lost = lost
+
+    run.nodes.acts["trial 0"] = dies
+    assert run.ends() == START_AGAIN
+    assert "HST-01: node 1 (rig1) is gone: no beat" in (run.lead.run / run_files.interrupted()).read_text()
+    run.lead.ending.why, run.nodes.lost, began_s = None, None, time.monotonic()
+    monkeypatch.setattr(leads.time, "sleep", lambda s: run.lead.ending._stop(15, None))
+    assert (run.ends(), run.status.rule) == (128 + 15, STOPPED.partition(":")[0])
+    assert time.monotonic() - began_s < 5

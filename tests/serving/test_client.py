@@ -1,0 +1,102 @@
+"""The client of a load: what it notes of answers and of its own delay. The stub that injects faults answers it."""
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+
+import pytest
+
+from helpers import stub_server
+from helpers.ranks import free_port
+from jobs.serving.client import Client, Exchange
+
+BODY = {"model": "tiny", "max_tokens": 6, "stream": True}
+PROMPT = "w1 w2 w3"
+Serve = Callable[[str], str]
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
+    """Serve in a thread; return the address. The fault is there from the first request on."""
+    serving = list[SimpleNamespace]()
+    monkeypatch.setattr(stub_server, "served", 11)
+
+    def started(fault: str) -> str:
+        port, ready = free_port(), threading.Event()
+
+        async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            try:
+                await stub_server.answer(reader, writer, fault)
+            finally:
+                writer.close()
+
+        async def live() -> None:
+            async with await asyncio.start_server(handle, "127.0.0.1", port):
+                over = asyncio.Event()
+                serving.append(SimpleNamespace(over=over, loop=asyncio.get_running_loop(), thread=thread))
+                ready.set()
+                await over.wait()
+
+        thread = threading.Thread(target=lambda: asyncio.run(live()), daemon=True)
+        thread.start()
+        assert ready.wait(10)
+        return f"http://127.0.0.1:{port}"
+
+    yield started
+    for one in serving:
+        one.loop.call_soon_threadsafe(one.over.set)
+        one.thread.join(10)
+
+
+def exchanged(url: str, count: int = 1, *, timeout_s: float = 20.0) -> tuple[list[Exchange], Client]:
+    """Return requests that were sent together, in the order of their ends."""
+    ended = queue.SimpleQueue[Exchange]()
+    with Client(url, BODY, timeout_s=timeout_s) as client:
+        for number in range(count):
+            client.send(Exchange(number, PROMPT, time.perf_counter()), ended.put)
+        return [ended.get(timeout=30) for _ in range(count)], client
+
+
+def test_what_arrives_is_kept_as_it_came_with_its_time(serve: Serve) -> None:
+    found, client = exchanged(serve("none"), 12)
+    assert sorted(exchange.number for exchange in found) == list(range(12))
+    for exchange in found:
+        assert (exchange.http, exchange.failure) == (200, "")
+        text = b"".join(part for _, part in exchange.parts).decode()
+        assert text.count("data: ") == BODY["max_tokens"] + 2 and text.endswith("data: [DONE]\n\n")
+        assert '"prompt_tokens": 3' in text, "the stub got the prompt"
+        times = [exchange.due_s, exchange.sent_s, *(at_s for at_s, _ in exchange.parts), exchange.done_s]
+        assert None not in times and times == sorted(times) and len(exchange.parts) > 2
+    assert client.late_s and all(0 <= late_s < 5 for late_s in client.late_s)
+
+
+@pytest.mark.parametrize(
+    ("fault", "timeout_s", "http", "failure"),
+    [("errors", 20.0, 500, ""), ("hangs", 0.3, 200, "no complete answer within 0.3 s")],
+)
+def test_why_there_is_no_answer_is_told(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, fault: str, timeout_s: float, http: int, failure: str
+) -> None:
+    monkeypatch.setattr(stub_server, "served", 19)  # one in four fails, or one in five hangs
+    ((exchange,), _) = exchanged(serve(fault), timeout_s=timeout_s)
+    assert (exchange.http, exchange.failure) == (http, failure) and exchange.done_s > exchange.due_s
+
+
+def test_where_nobody_listens_the_request_fails_and_was_begun() -> None:
+    ((exchange,), _) = exchanged(f"http://127.0.0.1:{free_port()}")
+    assert exchange.http is None and exchange.failure.startswith("connection: ") and not exchange.parts
+    assert exchange.sent_s is not None and exchange.due_s <= exchange.sent_s <= exchange.done_s
+
+
+def test_who_leaves_ends_what_is_under_way_and_what_comes_later_is_not_sent(serve: Serve) -> None:
+    ended = queue.SimpleQueue[Exchange]()
+    began_s = time.monotonic()
+    with Client(serve("hangs"), BODY, timeout_s=60) as client:
+        for number in range(5):  # one of them is not answered in an hour
+            client.send(Exchange(number, PROMPT, time.perf_counter()), ended.put)
+        assert len([ended.get(timeout=30) for _ in range(4)]) == 4
+    client.send(Exchange(9, PROMPT, time.perf_counter()), ended.put)
+    assert time.monotonic() - began_s < 30 and ended.empty()
