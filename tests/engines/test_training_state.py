@@ -14,8 +14,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.contract import groups
+from bench.contract import plan as plans
 from bench.contract.plan import Plan
 from bench.errors import BenchError, ConfigError
+from bench.planning import compose
 from helpers import ranks
 from helpers.failing_disk import failing
 
@@ -23,6 +26,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what megatron-core imports is full of deprecated calls
     from test_engine_units import TINY, composed, drawn_rows, one_rank  # noqa: F401
 
+    from jobs.engines import rank_state
     from jobs.engines.megatron.engine import MegatronEngine
     from jobs.tasks import checkpoints
     from jobs.tasks.checkpoints import Checkpoints
@@ -193,3 +197,11 @@ def test_without_room_for_a_copy_the_state_is_written_at_once(tmp_path: Path, mo
     other, saving, _ = started(tmp_path)
     assert saving.resume() == 4
     assert trained(other, range(5, 7)) == expected
+
+
+def test_groups_that_share_a_node_share_its_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    where = ("cluster=local", "cluster.ranks_per_node=4", "parallel.groups=2")
+    plan = groups.of_group(plans.required_training(compose.compose(["task=pretrain_tiny_apart", *where])))
+    monkeypatch.setattr(rank_state.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
+    assert plan.world.ranks_per_node == 2
+    assert rank_state.has_room(plan, 200) and not rank_state.has_room(plan, 201), "four ranks, 80 % of 1,000 bytes"
