@@ -1,10 +1,11 @@
-"""Print what a run's job and ranks wrote, and go on as they write more."""
+"""Print what a run's job and ranks wrote, without its secrets, and go on as they write more."""
 
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from bench import backends
+from bench.contract import secrets
 from bench.contract.run_files import JOB, RANK_LOGS, STATUS
 from bench.errors import ConfigError
 from bench.mlperf.reader import printable
@@ -43,8 +44,7 @@ def show(folder: Path, *, num_lines: int | None, follow: bool) -> None:
             if lines and path != last:
                 print(f"==> {short(path)} <==", flush=True)
                 last = path
-            for line in lines[-limit:] if limit else lines:
-                print(line, flush=True)
+            _print(lines[-limit:] if limit else lines)
         if is_over:
             break
         time.sleep(POLL_S)
@@ -67,8 +67,7 @@ def _show_printed(folder: Path, *, num_lines: int | None, follow: bool) -> bool:
             if shown and name != last:
                 print(f"==> {name} <==", flush=True)
                 last = name
-            for line in shown:
-                print(printable(line), flush=True)
+            _print(shown)
         if not (follow and run.is_active):
             break
         time.sleep(POLL_S)
@@ -90,9 +89,15 @@ def written(folder: Path) -> Iterator[Path]:
 
 
 def _lines(path: Path, start: int) -> tuple[list[str], int]:
-    """Return the whole lines of a file from a place on, as a terminal may show them, and where the next one begins."""
+    """Return the whole lines of a file from a place on, and where the next one begins."""
     with path.open("rb") as file:
         file.seek(start)
         data = file.read()
     whole = data[: data.rfind(b"\n") + 1]
-    return [printable(line) for line in whole.decode(errors="replace").splitlines()], start + len(whole)
+    return whole.decode(errors="replace").splitlines(), start + len(whole)
+
+
+def _print(lines: list[str]) -> None:
+    """Print lines as a terminal may show them."""
+    for line in secrets.masked("\n".join(lines)).split("\n") if lines else []:
+        print(printable(line), flush=True)

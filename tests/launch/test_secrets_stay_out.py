@@ -169,7 +169,10 @@ def test_a_report_shows_no_secret_of_a_log(
     assert "masked" in "".join(written)
 
 
-VERBS = ("parse {log}", "parse {log} --json", "report {folder}", "watch {log} --once", "watch {log} --once --json")
+VERBS = (
+    *("parse {log}", "parse {log} --json", "report {folder}", "logs {folder}"),
+    *("watch {log} --once", "watch {log} --once --json"),
+)
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -178,6 +181,7 @@ def test_no_verb_prints_a_secret_of_a_log(
 ) -> None:
     """Neither in a pipe nor, as far as it shows them there, on a terminal."""
     log = written_log(submission_platform=ALL, submission_org=ALL).rename(tmp_path / "result_0.txt")
+    (tmp_path / "job.out").write_text(f"{ALL}\n")
     with suppress(SystemExit):
         cli.main(verb.format(log=log, folder=tmp_path).split())
     printed = capsys.readouterr().out
