@@ -1,11 +1,9 @@
 """The client of a load: what it notes of answers and of its own delay. The stub that injects faults answers it."""
 
-import asyncio
 import queue
-import threading
 import time
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from contextlib import ExitStack
 
 import pytest
 
@@ -14,41 +12,17 @@ from helpers.ranks import free_port
 from jobs.serving.client import Client, Exchange
 
 BODY = {"model": "tiny", "max_tokens": 6, "stream": True}
+BEFORE = {"none": 0, "errors": 11, "hangs": 14}
+"""One in four fails, and one in five hangs: the first of those that come now."""
 PROMPT = "w1 w2 w3"
 Serve = Callable[[str], str]
 
 
 @pytest.fixture
-def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
+def serve() -> Iterator[Serve]:
     """Serve in a thread; return the address. The fault is there from the first request on."""
-    serving = list[SimpleNamespace]()
-    monkeypatch.setattr(stub_server, "served", 11)
-
-    def started(fault: str) -> str:
-        port, ready = free_port(), threading.Event()
-
-        async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            try:
-                await stub_server.answer(reader, writer, fault)
-            finally:
-                writer.close()
-
-        async def live() -> None:
-            async with await asyncio.start_server(handle, "127.0.0.1", port):
-                over = asyncio.Event()
-                serving.append(SimpleNamespace(over=over, loop=asyncio.get_running_loop(), thread=thread))
-                ready.set()
-                await over.wait()
-
-        thread = threading.Thread(target=lambda: asyncio.run(live()), daemon=True)
-        thread.start()
-        assert ready.wait(10)
-        return f"http://127.0.0.1:{port}"
-
-    yield started
-    for one in serving:
-        one.loop.call_soon_threadsafe(one.over.set)
-        one.thread.join(10)
+    with ExitStack() as stack:
+        yield lambda fault: stack.enter_context(stub_server.in_a_thread(fault, before=BEFORE[fault]))
 
 
 def exchanged(url: str, count: int = 1, *, timeout_s: float = 20.0) -> tuple[list[Exchange], Client]:
@@ -78,9 +52,8 @@ def test_what_arrives_is_kept_as_it_came_with_its_time(serve: Serve) -> None:
     [("errors", 20.0, 500, ""), ("hangs", 0.3, 200, "no complete answer within 0.3 s")],
 )
 def test_why_there_is_no_answer_is_told(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch, fault: str, timeout_s: float, http: int, failure: str
+    serve: Serve, fault: str, timeout_s: float, http: int, failure: str
 ) -> None:
-    monkeypatch.setattr(stub_server, "served", 19)  # one in four fails, or one in five hangs
     ((exchange,), _) = exchanged(serve(fault), timeout_s=timeout_s)
     assert (exchange.http, exchange.failure) == (http, failure) and exchange.done_s > exchange.due_s
 
