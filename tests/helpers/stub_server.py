@@ -12,9 +12,11 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
-TOKENS_IN = 16
 served = 0
+bodies = list[dict[str, Any]]()
+"""What it was asked for, in the order of arrival."""
 
 
 def event(text: str | None, usage: dict[str, int] | None = None) -> bytes:
@@ -33,6 +35,7 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, fau
         return
     length = int(next(line.split(":")[1] for line in head.splitlines() if line.lower().startswith("content-length")))
     body = json.loads(await reader.readexactly(length))
+    bodies.append(body)
     served += 1
     this = served  # others come while this one is answered
     if fault == "killed" and this > 12:
@@ -81,6 +84,7 @@ def in_a_thread(fault: str, *, port: int = 0, before: int = 0) -> Iterator[str]:
     """
     global served
     served = before
+    bodies.clear()
     ready = queue.SimpleQueue[tuple[asyncio.AbstractEventLoop, asyncio.Event, int]]()
 
     async def live() -> None:
