@@ -1,7 +1,6 @@
 """Whether an answer is what was asked for, by its bytes: statuses, counts and times, and where each bound lies."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest

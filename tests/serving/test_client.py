@@ -51,9 +51,7 @@ def test_what_arrives_is_kept_as_it_came_with_its_time(serve: Serve) -> None:
     ("fault", "timeout_s", "http", "failure"),
     [("errors", 20.0, 500, ""), ("hangs", 0.3, 200, "no complete answer within 0.3 s")],
 )
-def test_why_there_is_no_answer_is_told(
-    serve: Serve, fault: str, timeout_s: float, http: int, failure: str
-) -> None:
+def test_why_there_is_no_answer_is_told(serve: Serve, fault: str, timeout_s: float, http: int, failure: str) -> None:
     ((exchange,), _) = exchanged(serve(fault), timeout_s=timeout_s)
     assert (exchange.http, exchange.failure) == (http, failure) and exchange.done_s > exchange.due_s
 

@@ -72,7 +72,7 @@ def test_a_model_of_the_plans_shape_is_made_with_other_numbers_for_each_layer_an
         assert folder is not None
         files = {path.name: load_file(path) for path in sorted(folder.glob("*.safetensors"))}
         assert list(files) == [f"model-0000{number}.safetensors" for number in range(3)]
-        drawn += [files[name]["model.layers.%d.mlp.down_proj.weight" % n] for n, name in enumerate(list(files)[1:])]
+        drawn += [files[name][f"model.layers.{n}.mlp.down_proj.weight"] for n, name in enumerate(list(files)[1:])]
     first, second, *others, again, _ = drawn
     assert torch.equal(first, again)
     assert not any(torch.equal(one, other) for one, other in [(first, second), *((second, other) for other in others)])

@@ -190,7 +190,10 @@ def test_a_server_that_ends_or_is_not_healthy_in_time_is_stopped_with_its_last_w
     asked = answers(503)
     with pytest.raises(SubmitError, match=r"not healthy within 2\.5 s: HTTP 503; it last printed: no such m") as late:
         started(tmp_path, "task.serving.server.healthy_within_s=2.5")
-    assert (late.value.rule, late.value.fix) == ("SRV-02", "read its output, or raise task.serving.server.healthy_within_s")
+    assert (late.value.rule, late.value.fix) == (
+        "SRV-02",
+        "read its output, or raise task.serving.server.healthy_within_s",
+    )
     assert late.value.where == f"http://127.0.0.1:20001/health, {output}"
     assert len(asked) == 10 and program.calls == ["terminate", "wait 20.0"]
     for code, how in ((3, "with exit code 3"), (0, "with exit code 0"), (-9, "by signal 9")):
