@@ -2,7 +2,6 @@
 
 import errno
 import os
-import resource
 import signal
 import socket
 import subprocess
@@ -262,37 +261,6 @@ def test_the_last_words_of_a_server_are_its_last_line(
     assert child.last_words() == words
     output.unlink()
     assert child.last_words() == "its output cannot be read"
-
-
-UNLIMITED = resource.RLIM_INFINITY
-
-
-@pytest.mark.parametrize(
-    ("soft", "hard", "raised"),
-    [
-        (1024, 4096, (1512, 4096)),
-        (1511, 1512, (1512, 1512)),
-        (1512, 1512, None),
-        (1024, UNLIMITED, (1512, UNLIMITED)),
-        (UNLIMITED, UNLIMITED, None),
-    ],
-)
-def test_open_files_are_allowed_for_every_connection(
-    monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, raised: tuple[int, int] | None
-) -> None:
-    asked = list[tuple[int, tuple[int, int]]]()
-    monkeypatch.setattr(server.resource, "getrlimit", lambda which: (soft, hard))
-    monkeypatch.setattr(server.resource, "setrlimit", lambda which, limits: asked.append((which, limits)))
-    server.allow_connections(1000)
-    assert asked == ([] if raised is None else [(resource.RLIMIT_NOFILE, raised)])
-
-
-def test_more_connections_than_a_site_allows_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server.resource, "getrlimit", lambda which: (1024, 1511))
-    what = "1,000 requests at a time need 1,512 open files, and 1,511 are allowed"
-    with pytest.raises(SubmitError, match=what) as refused:
-        server.allow_connections(1000)
-    assert (refused.value.rule, refused.value.where) == ("RUN-15", "ulimit -n")
 
 
 def test_a_port_is_free_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: Program) -> None:
