@@ -102,7 +102,7 @@ def test_dashes_of_the_table_of_loads_have_their_reasons_once(tmp_path: Path) ->
     _, table = sheets.sheets(*trial(written(tmp_path / "a", loads, *words, together=0.4, loadgen=said)))
     first, second = table.rows
     assert first[:7] == ("poisson 1/s", "2", "0", "0.0637", "0.00797", "0.00398", "0.5")
-    assert first[7:] == ("250.0", "250.0", "250.0", *"----", "INVALID", "0.8 %")
+    assert first[7:] == ("250.0", "250.0", "250.0", *"----", "INVALID", "0.2 %")
     assert second[1:7] == ("2", "1", "32", "4", "4", "0.25") and second[7:14] == tuple("-------")
     notes = table.caption.splitlines()[1:]
     assert notes == [

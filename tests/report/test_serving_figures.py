@@ -89,7 +89,7 @@ def test_a_limit_far_beyond_is_left_out_and_nothing_is_drawn_of_nothing(
 def test_several_trials_have_their_names_colours_and_bars_from_the_top(
     tmp_path: Path, drawn: dict[str, Figure]
 ) -> None:
-    """8 tokens a request: 400 requests in 1 s are 3,200 tokens/s, and in 32 s, 100. Colours go by trial, then dashes."""
+    """8 tokens a request: 400 requests in 1 s are 3,200 tokens/s, in 32 s 100. Colours go by trial, then dashes."""
     found = [
         Named(f"trial {n}", measured(tmp_path / str(n), {"burst": [seconds] * 400}, *BURST))
         for n, seconds in enumerate([1.0, 32.0, *[2.0] * 8])
