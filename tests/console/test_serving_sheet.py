@@ -112,6 +112,36 @@ def test_dashes_of_the_table_of_loads_have_their_reasons_once(tmp_path: Path) ->
     ]
 
 
+def test_cells_have_as_many_digits_as_mean_something_and_the_right_percentile(tmp_path: Path) -> None:
+    """200 requests take 0.5 s to 100 s; 125 answers of 8 tokens in a second are 1,000 tokens/s."""
+    even: dict[str, list[float | None]] = {"burst": [(n + 1) / 2 for n in range(200)]}
+    _, table = sheets.sheets(*trial(written(tmp_path / "a", even, *BURST)))
+    ((*_, p50, p90, p99, p100, ttft_p50, ttft_p99, tpot_p50, tpot_p99, validity, share),) = table.rows
+    assert (p50, p90, p99, p100) == ("50", "90", "99", "100.0") and table.num_optional == 2
+    assert (ttft_p50, ttft_p99) == ("12.5", "24.8") and (tpot_p50, tpot_p99) == ("5357.1", "10607.1")
+    assert (validity, share) == ("VALID", "0.0 %") and len(table.caption.splitlines()) == 1
+    quick: dict[str, list[float | None]] = {"burst": [1.0] * 125}
+    _, table = sheets.sheets(*trial(written(tmp_path / "b", quick, *BURST, client={})))
+    assert table.rows[0][:6] == ("burst", "125", "0", "1,000", "125", "125") and table.rows[0][-1] == "-"
+
+
+@pytest.mark.parametrize(
+    ("limits", "latency_s", "changed", "why"),
+    [
+        ("latency_s:null", 1.0, {}, "no limit is set"),
+        ("ttft_s:1,latency_s:null", 1.0, {"together": 0.4}, "chunks arrive bunched: 40 % with the one before"),
+        ("tpot_s:1,latency_s:null", 1.0, {"together": 0.4}, "chunks arrive bunched: 40 % with the one before"),
+        ("latency_s:30", None, {}, "no request was answered"),
+    ],
+)
+def test_a_goodput_that_is_not_known_has_its_reason(
+    tmp_path: Path, limits: str, latency_s: float | None, changed: dict[str, Any], why: str
+) -> None:
+    words = (*BURST, f"task.serving.limits={{{limits}}}")
+    _, table = sheets.sheets(*trial(written(tmp_path / "a", {"burst": [latency_s]}, *words, **changed)))
+    assert table.rows[0][5] == "-" and table.caption.splitlines()[-1] == f"burst: goodput is -: {why}."
+
+
 def test_the_same_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = {"result_validity": "INVALID", "early_stopping_result": "too few"}
     failed: list[float | None] = [1.0, None]

@@ -81,6 +81,10 @@ def test_a_limit_far_beyond_is_left_out_and_nothing_is_drawn_of_nothing(
         named = Named("first", measured(tmp_path / name, {"burst": [1.0, slowest]}, *BURST))
         assert serving_figures.cdf_figure([named], tmp_path / "latency_cdf.png", heading="h", note="n")
         assert list(curves(drawn["latency_cdf"])) == labels
+    status = {"status": ["ok", "short"]}
+    short = Named("first", measured(tmp_path / "d", {"burst": [1.0, 2.0]}, *BURST, **status))
+    serving_figures.cdf_figure([short], tmp_path / "latency_cdf.png", heading="h", note="n")
+    assert curves(drawn["latency_cdf"]) == {"burst": ([0, 1], [0, 0.5])}, "an answer that is too short is none"
     failed = Named("none", measured(tmp_path / "c", {"burst": [None, None]}, *BURST))
     drawn.clear()
     assert serving_figures.draw([failed], tmp_path, heading="h", note="n") == [] and drawn == {}

@@ -130,7 +130,7 @@ def test_the_end_of_a_stream_may_itself_be_cut_in_two(asked: Asked) -> None:
         ((0.0, 1.0), 0),
         ((2.0, 2.0), 1),
         ((2.0, 2.0, 2.0, 2.0), 3),
-        ((0.0, 1.0, 20.0), 0),  # a tenth of the mean gap of 10 s
+        ((4.0, 5.0, 24.0), 0),  # a tenth of the mean gap of 10 s
         ((0.0, 0.875, 20.0), 1),
         ((0.0, 8.0, 8.0, 8.25), 2),
     ],

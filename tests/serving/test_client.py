@@ -62,6 +62,15 @@ def test_where_nobody_listens_the_request_fails_and_was_begun() -> None:
     assert exchange.sent_s is not None and exchange.due_s <= exchange.sent_s <= exchange.done_s
 
 
+def test_what_nobody_has_foreseen_ends_the_request_too() -> None:
+    ended = queue.SimpleQueue[Exchange]()
+    with Client("http://127.0.0.1:1", {"stop": {1}}, timeout_s=20) as client:
+        client.send(Exchange(0, PROMPT, time.perf_counter()), ended.put)
+        exchange = ended.get(timeout=30)
+    assert exchange.failure == "connection: TypeError: Object of type set is not JSON serializable"
+    assert (exchange.http, exchange.sent_s) == (None, None) and exchange.done_s >= exchange.due_s
+
+
 def test_who_leaves_ends_what_is_under_way_and_what_comes_later_is_not_sent(serve: Serve) -> None:
     ended = queue.SimpleQueue[Exchange]()
     began_s = time.monotonic()

@@ -83,7 +83,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 @pytest.mark.parametrize(
     ("words", "name", "label", "settings"),
     [
-        ("[burst]", "burst", "burst", {"scenario": "Offline"}),
+        ("[burst]", "burst", "burst", {"scenario": "Offline", "target_qps": 0.001}),
         ("[one_by_one]", "one by one", "one_by_one", {"scenario": "SingleStream"}),
         (
             "[poisson]",
@@ -215,18 +215,18 @@ def test_what_fails_in_loadgens_thread_is_told_and_it_is_put_away(
 
 
 def test_the_clients_delay_is_from_due_to_sent_and_loadgens_is_beyond_the_end() -> None:
-    """Request n of 100 is sent n ms late, and done a second after it was due; loadgen hears of it 0.25 s later."""
-    exchanges = [Exchange(n, "", 10.0 + n, sent_s=10.0 + n + n / 1000, done_s=11.0 + n) for n in range(99, -1, -1)]
+    """Request n of 200 is sent n ms late, and done a second after it was due; loadgen hears of it 0.25 s later."""
+    exchanges = [Exchange(n, "", 10.0 + n, sent_s=10.0 + n + n / 1000, done_s=11.0 + n) for n in range(199, -1, -1)]
     late_s = [n / 64 for n in range(50)]
     found = load.delays(exchanges, late_s, {"result_mean_latency_ns": 1_250_000_000})
     assert found == {
-        "sent_p50_s": pytest.approx(0.050),
-        "sent_p99_s": pytest.approx(0.099),
+        "sent_p50_s": pytest.approx(0.100),
+        "sent_p99_s": pytest.approx(0.198),
         "loop_p50_s": 25 / 64,
         "loop_p99_s": 49 / 64,
         "loadgen_mean_s": 0.25,
     }
-    unsent = [Exchange(0, "", 10.0, done_s=11.0)]
+    unsent = [Exchange(0, "", 10.0, done_s=10.0)]
     assert load.delays(unsent, [], {"result_mean_latency_ns": None}) == dict.fromkeys(found, 0.0)
     assert load.delays(unsent, [0.5], {"result_mean_latency_ns": 1e9})["loop_p99_s"] == 0.5
 
