@@ -6,11 +6,17 @@ It answers /health and /v1/completions as an OpenAI API does, a word for every t
 import asyncio
 import json
 import os
+import queue
 import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
-TOKENS_IN = 16
 served = 0
+bodies = list[dict[str, Any]]()
+"""What it was asked for, in the order of arrival."""
 
 
 def event(text: str | None, usage: dict[str, int] | None = None) -> bytes:
@@ -29,6 +35,7 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, fau
         return
     length = int(next(line.split(":")[1] for line in head.splitlines() if line.lower().startswith("content-length")))
     body = json.loads(await reader.readexactly(length))
+    bodies.append(body)
     served += 1
     this = served  # others come while this one is answered
     if fault == "killed" and this > 12:
@@ -54,16 +61,46 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, fau
     writer.write(event(None, {"prompt_tokens": said, "completion_tokens": tokens}) + b"data: [DONE]\n\n")
 
 
-async def main(port: int, fault: str) -> None:
+async def listening(port: int, fault: str) -> asyncio.Server:
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             await answer(reader, writer, fault)
         finally:
             writer.close()
 
-    server = await asyncio.start_server(handle, "127.0.0.1", port, backlog=512)
-    async with server:
+    return await asyncio.start_server(handle, "127.0.0.1", port, backlog=512)
+
+
+async def main(port: int, fault: str) -> None:
+    async with await listening(port, fault) as server:
         await server.serve_forever()
+
+
+@contextmanager
+def in_a_thread(fault: str, *, port: int = 0, before: int = 0) -> Iterator[str]:
+    """Serve in a thread of this process for as long as the block; yield the address.
+
+    `before` is how many requests count as served already: the faults come with those after the eighth.
+    """
+    global served
+    served = before
+    bodies.clear()
+    ready = queue.SimpleQueue[tuple[asyncio.AbstractEventLoop, asyncio.Event, int]]()
+
+    async def live() -> None:
+        async with await listening(port, fault) as server:
+            over = asyncio.Event()
+            ready.put((asyncio.get_running_loop(), over, server.sockets[0].getsockname()[1]))
+            await over.wait()
+
+    thread = threading.Thread(target=lambda: asyncio.run(live()), name="stub server", daemon=True)
+    thread.start()
+    loop, over, used = ready.get(timeout=10)
+    try:
+        yield f"http://127.0.0.1:{used}"
+    finally:
+        loop.call_soon_threadsafe(over.set)
+        thread.join(10)
 
 
 if __name__ == "__main__":

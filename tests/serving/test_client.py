@@ -1,11 +1,9 @@
 """The client of a load: what it notes of answers and of its own delay. The stub that injects faults answers it."""
 
-import asyncio
 import queue
-import threading
 import time
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from contextlib import ExitStack
 
 import pytest
 
@@ -14,41 +12,17 @@ from helpers.ranks import free_port
 from jobs.serving.client import Client, Exchange
 
 BODY = {"model": "tiny", "max_tokens": 6, "stream": True}
+BEFORE = {"none": 0, "errors": 11, "hangs": 14}
+"""One in four fails, and one in five hangs: the first of those that come now."""
 PROMPT = "w1 w2 w3"
 Serve = Callable[[str], str]
 
 
 @pytest.fixture
-def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
+def serve() -> Iterator[Serve]:
     """Serve in a thread; return the address. The fault is there from the first request on."""
-    serving = list[SimpleNamespace]()
-    monkeypatch.setattr(stub_server, "served", 11)
-
-    def started(fault: str) -> str:
-        port, ready = free_port(), threading.Event()
-
-        async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            try:
-                await stub_server.answer(reader, writer, fault)
-            finally:
-                writer.close()
-
-        async def live() -> None:
-            async with await asyncio.start_server(handle, "127.0.0.1", port):
-                over = asyncio.Event()
-                serving.append(SimpleNamespace(over=over, loop=asyncio.get_running_loop(), thread=thread))
-                ready.set()
-                await over.wait()
-
-        thread = threading.Thread(target=lambda: asyncio.run(live()), daemon=True)
-        thread.start()
-        assert ready.wait(10)
-        return f"http://127.0.0.1:{port}"
-
-    yield started
-    for one in serving:
-        one.loop.call_soon_threadsafe(one.over.set)
-        one.thread.join(10)
+    with ExitStack() as stack:
+        yield lambda fault: stack.enter_context(stub_server.in_a_thread(fault, before=BEFORE[fault]))
 
 
 def exchanged(url: str, count: int = 1, *, timeout_s: float = 20.0) -> tuple[list[Exchange], Client]:
@@ -77,10 +51,7 @@ def test_what_arrives_is_kept_as_it_came_with_its_time(serve: Serve) -> None:
     ("fault", "timeout_s", "http", "failure"),
     [("errors", 20.0, 500, ""), ("hangs", 0.3, 200, "no complete answer within 0.3 s")],
 )
-def test_why_there_is_no_answer_is_told(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch, fault: str, timeout_s: float, http: int, failure: str
-) -> None:
-    monkeypatch.setattr(stub_server, "served", 19)  # one in four fails, or one in five hangs
+def test_why_there_is_no_answer_is_told(serve: Serve, fault: str, timeout_s: float, http: int, failure: str) -> None:
     ((exchange,), _) = exchanged(serve(fault), timeout_s=timeout_s)
     assert (exchange.http, exchange.failure) == (http, failure) and exchange.done_s > exchange.due_s
 
@@ -89,6 +60,15 @@ def test_where_nobody_listens_the_request_fails_and_was_begun() -> None:
     ((exchange,), _) = exchanged(f"http://127.0.0.1:{free_port()}")
     assert exchange.http is None and exchange.failure.startswith("connection: ") and not exchange.parts
     assert exchange.sent_s is not None and exchange.due_s <= exchange.sent_s <= exchange.done_s
+
+
+def test_what_nobody_has_foreseen_ends_the_request_too() -> None:
+    ended = queue.SimpleQueue[Exchange]()
+    with Client("http://127.0.0.1:1", {"stop": {1}}, timeout_s=20) as client:
+        client.send(Exchange(0, PROMPT, time.perf_counter()), ended.put)
+        exchange = ended.get(timeout=30)
+    assert exchange.failure == "connection: TypeError: Object of type set is not JSON serializable"
+    assert (exchange.http, exchange.sent_s) == (None, None) and exchange.done_s >= exchange.due_s
 
 
 def test_who_leaves_ends_what_is_under_way_and_what_comes_later_is_not_sent(serve: Serve) -> None:

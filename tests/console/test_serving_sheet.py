@@ -1,0 +1,156 @@
+"""What a plan that serves says of itself, what a trial is worth in words, and the same as JSON."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import cli
+from bench import results as trial_results
+from bench.console import serving as sheets
+from bench.contract.schema import Device
+from bench.results import ServingResult
+from helpers import serving, serving_log
+
+ARGV = ("task.serving.server.argv=[serve,'{model}','{port}']", "task.serving.server.bunches_chunks=false")
+BURST = (*ARGV, "task.serving.arrivals=[burst]", "task.serving.rates=[]")
+SWEEP = (*ARGV, "task.serving.arrivals=[poisson]", "task.serving.rates=[1,2]")
+
+
+def written(path: Path, latency_s: dict[str, list[float | None]], *words: str, **changed: Any) -> Path:
+    return serving_log.write(serving.planned(*words), path, latency_s, **changed)
+
+
+def trial(path: Path) -> tuple[Any, ServingResult]:
+    read = trial_results.read(path)
+    assert isinstance(read.of_kind, ServingResult)
+    return read.result, read.of_kind
+
+
+def verdict(path: Path) -> dict[str, tuple[str, ...]]:
+    table, _ = sheets.sheets(*trial(path), more=[("more", "1", "")])
+    assert table.caption == "n = 1 run" and table.rows[-1] == ("more", "1", "")
+    return {row[0]: tuple(row[1:]) for row in table.rows}
+
+
+def test_a_plan_in_words(tmp_path: Path) -> None:
+    words = ("task.serving.arrivals=[burst,poisson]", "task.serving.rates=[0.5]", "task.serving.requests=2000")
+    plan = serving.planned(*ARGV, *words, "task.serving.limits={ttft_s:2,tpot_s:null,latency_s:30}")
+    assert sheets.plan_rows(plan) == [
+        ("server", "transformers: serve {model} {port} --dtype float32 --cb-num-blocks 64 --cb-max-batch-tokens 256"),
+        ("model", "tiny, random weights, made on the spot; fp32, tp 1 on cpu"),
+        ("loads", "burst (Offline); poisson 0.5/s (Server)"),
+        ("requests", "2,000 of each load: 32 tokens in, 8 out"),
+        ("limits", "TTFT 2 s, latency 30 s"),
+    ]
+    cluster = dataclasses.replace(plan.config.cluster, device=Device.cuda)
+    on_gpus = dataclasses.replace(plan, config=dataclasses.replace(plan.config, cluster=cluster), base_dir="/m/llama")
+    shown = dict(sheets.plan_rows(on_gpus))
+    assert shown["server"] == "transformers: serve {model} {port} --dtype float32"
+    assert shown["model"] == "tiny, /m/llama; fp32, tp 1 on cuda"
+
+
+def test_a_plan_for_a_server_elsewhere_claims_nothing_of_it(tmp_path: Path) -> None:
+    plan = serving.planned(*BURST, *serving.elsewhere("http://node7:8000", tmp_path))
+    shown = dict(sheets.plan_rows(plan))
+    assert (shown["server"], shown["model"]) == ("transformers at http://node7:8000", "tiny")
+    assert shown["limits"] == "latency 30 s"
+    without = serving.planned(*BURST, "task.serving.limits.latency_s=null")
+    assert dict(sheets.plan_rows(without))["limits"] == "none"
+
+
+def test_a_trial_says_what_it_is_worth_and_why(tmp_path: Path) -> None:
+    shown = verdict(written(tmp_path / "a", {"burst": [1.0] * 200}, *BURST))
+    assert shown["server"] == ("transformers", "fp32, tp 1, random weights")
+    assert shown["loads measured"] == ("1 of 1", "") and "knee (requests/s)" not in shown
+    assert shown["valid trial"] == ("yes", "") and shown["healthy after (s)"] == ("9.5", sheets.UNTIMED)
+    assert shown["GPU memory at its peak"] == ("-", "the server runs on CPUs")
+    _, found = trial(tmp_path / "a")
+    on_gpu = dataclasses.replace(found, memory_gib=70.25, healthy_s=None, findings=found.findings * 2)
+    table, _ = sheets.sheets(trial(tmp_path / "a")[0], on_gpu)
+    rows = {row[0]: row[1:] for row in table.rows}
+    assert rows["GPU memory at its peak"] == ("70.2 GiB", "of the fullest GPU") and "healthy after (s)" not in rows
+
+
+def test_the_knee_has_its_rate_or_why_there_is_none(tmp_path: Path) -> None:
+    knee: dict[str, list[float | None]] = {"poisson 1/s": [1.0, 1.0], "poisson 2/s": [31.0, 31.0]}
+    name = "knee (requests/s)"
+    assert verdict(written(tmp_path / "a", knee, *SWEEP))[name] == ("1", sheets.KNEE)
+    shown = verdict(written(tmp_path / "b", knee | {"poisson 2/s": [1.0, 1.0]}, *SWEEP))
+    assert shown[name] == ("-", "every rate keeps the limits: raise task.serving.rates")
+
+
+def test_of_many_problems_five_are_listed(tmp_path: Path) -> None:
+    rates = f"task.serving.rates=[{','.join(str(n) for n in range(1, 8))}]"
+    names = [f"poisson {n}/s" for n in range(1, 8)]
+    for missing, more in ((5, ""), (7, "; 2 more")):
+        path = tmp_path / str(missing)
+        loads: dict[str, list[float | None]] = {name: [1.0] for name in names}
+        shown = verdict(written(path, loads, *SWEEP, rates, without=names[7 - missing :]))
+        listed = "; ".join(f"{name} was not measured" for name in names[7 - missing :][:5])
+        assert shown["valid trial"] == ("no", listed + more)
+        assert shown["loads measured"] == (f"{7 - missing} of 7", "")
+
+
+def test_dashes_of_the_table_of_loads_have_their_reasons_once(tmp_path: Path) -> None:
+    """One note for all loads, and one for that of which the slowest failed."""
+    loads: dict[str, list[float | None]] = {"poisson 1/s": [0.5, 250.0], "poisson 2/s": [0.25, None]}
+    words = (*SWEEP, "task.serving.limits={ttft_s:null,tpot_s:null,latency_s:30}")
+    said = {"result_validity": "INVALID", "early_stopping_result": "too few"}
+    _, table = sheets.sheets(*trial(written(tmp_path / "a", loads, *words, together=0.4, loadgen=said)))
+    first, second = table.rows
+    assert first[:7] == ("poisson 1/s", "2", "0", "0.0637", "0.00797", "0.00398", "0.5")
+    assert first[7:] == ("250.0", "250.0", "250.0", *"----", "INVALID", "0.2 %")
+    assert second[1:7] == ("2", "1", "32", "4", "4", "0.25") and second[7:14] == tuple("-------")
+    notes = table.caption.splitlines()[1:]
+    assert notes == [
+        "every load: INVALID by loadgen: too few.",
+        "every load: TTFT and TPOT are -: chunks arrive bunched: 40 % with the one before.",
+        "poisson 2/s: a percentile that falls on a failed request is -.",
+    ]
+
+
+def test_cells_have_as_many_digits_as_mean_something_and_the_right_percentile(tmp_path: Path) -> None:
+    """200 requests take 0.5 s to 100 s; 125 answers of 8 tokens in a second are 1,000 tokens/s."""
+    even: dict[str, list[float | None]] = {"burst": [(n + 1) / 2 for n in range(200)]}
+    _, table = sheets.sheets(*trial(written(tmp_path / "a", even, *BURST)))
+    ((*_, p50, p90, p99, p100, ttft_p50, ttft_p99, tpot_p50, tpot_p99, validity, share),) = table.rows
+    assert (p50, p90, p99, p100) == ("50", "90", "99", "100.0") and table.num_optional == 2
+    assert (ttft_p50, ttft_p99) == ("12.5", "24.8") and (tpot_p50, tpot_p99) == ("5357.1", "10607.1")
+    assert (validity, share) == ("VALID", "0.0 %") and len(table.caption.splitlines()) == 1
+    quick: dict[str, list[float | None]] = {"burst": [1.0] * 125}
+    _, table = sheets.sheets(*trial(written(tmp_path / "b", quick, *BURST, client={})))
+    assert table.rows[0][:6] == ("burst", "125", "0", "1,000", "125", "125") and table.rows[0][-1] == "-"
+
+
+@pytest.mark.parametrize(
+    ("limits", "latency_s", "changed", "why"),
+    [
+        ("latency_s:null", 1.0, {}, "no limit is set"),
+        ("ttft_s:1,latency_s:null", 1.0, {"together": 0.4}, "chunks arrive bunched: 40 % with the one before"),
+        ("tpot_s:1,latency_s:null", 1.0, {"together": 0.4}, "chunks arrive bunched: 40 % with the one before"),
+        ("latency_s:30", None, {}, "no request was answered"),
+    ],
+)
+def test_a_goodput_that_is_not_known_has_its_reason(
+    tmp_path: Path, limits: str, latency_s: float | None, changed: dict[str, Any], why: str
+) -> None:
+    words = (*BURST, f"task.serving.limits={{{limits}}}")
+    _, table = sheets.sheets(*trial(written(tmp_path / "a", {"burst": [latency_s]}, *words, **changed)))
+    assert table.rows[0][5] == "-" and table.caption.splitlines()[-1] == f"burst: goodput is -: {why}."
+
+
+def test_the_same_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = {"result_validity": "INVALID", "early_stopping_result": "too few"}
+    failed: list[float | None] = [1.0, None]
+    log = written(tmp_path / "result_0.txt", {"burst": failed}, *BURST, loadgen=said)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["parse", "--json", str(log)])
+    found = json.loads(capsys.readouterr().out)
+    assert (ended.value.code, found["valid"], found["file"], found["kind"]) == (1, False, str(log), "serve")
+    assert found["problems"] == ["SRV-04: burst: 1 of 2 requests failed: timeout (1)"] and found["status"] == "success"
+    assert found["loads"] == [{"load": "burst", "loadgen": "INVALID", "reason": "too few"}]
+    named = {one["name"]: one["value"] for one in found["measurements"]}
+    assert named["latency_p50"] == 1.0 and "latency_p99" not in named and found["minutes"] >= 0
