@@ -93,7 +93,7 @@ def test_a_cluster_that_fits_is_seen_to(look: Look) -> None:
 
 WHERE = "cluster.kubernetes"
 WANTED = f"{WHERE}.resources, gpu_resource, node_selector"
-QUOTAS = {"pods": "1", "requests.nvidia.com/gpu": "20", "limits.cpu": "128", "memory": "2Ti", "secrets": "0"}
+QUOTAS = {"pods": "1", "requests.nvidia.com/gpu": "20", "limits.cpu": "127", "memory": "2Ti", "secrets": "0"}
 quota = partial(broken, "KUB-11")
 CASES: dict[str, tuple[dict[str, Any], str, str, list[Finding]]] = {
     "no server": (
@@ -188,6 +188,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str, list[Finding]]] = {
         [
             quota("pods: 1 left of 1, and the run asks for 2", "quota all"),
             quota("requests.nvidia.com/gpu: 15 left of 20, and the run asks for 16", "quota all"),
+            quota("limits.cpu: 127 left of 127, and the run asks for 128", "quota all"),
         ],
     ),
     "claims": (

@@ -1,6 +1,7 @@
 """What is said of nodes by the facts of their ranks: everything that is found, word for word, and nothing else."""
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, fields, replace
 from functools import cache, partial
@@ -466,7 +467,7 @@ def test_what_the_health_check_found_is_passed_on() -> None:
     assert nodes.slow_nodes(Facts("", SOUND, None, NOW_MS)) == []
 
 
-def test_of_a_job_that_was_requeued_the_last_attempt_counts(tmp_path: Path) -> None:
+def test_of_a_job_that_was_requeued_the_last_attempt_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "facts").mkdir()
     for one in SOUND:
         attempt, time_ms = ("7.1.0", NOW_MS) if one.rank < 3 else ("7.0.0", NOW_MS - 60_000)
@@ -474,6 +475,8 @@ def test_of_a_job_that_was_requeued_the_last_attempt_counts(tmp_path: Path) -> N
         (tmp_path / "facts" / f"rank_{3 - one.rank}.json").write_text(text)
     assert [one.rank for one in nodes.load(tmp_path).ranks] == [0, 1, 2]
     assert nodes.load(tmp_path).folder == str(tmp_path / "facts")
+    monkeypatch.setattr(time, "time_ns", lambda: NOW_MS * 1_000_000 + 999_999)
+    assert nodes.load(tmp_path).read_ms == NOW_MS
     assert asdict(nodes.load(tmp_path).machines["dgx-1"]) == asdict(MACHINE)
     for attempt, slow in (("7.0.2", []), ("7.1.2", ["dgx-1"])):
         health = replace(health_report(), attempt=attempt, slow_nodes=("dgx-1",))
