@@ -178,14 +178,16 @@ def test_a_runner_has_a_minute_at_least_and_no_limit_of_trials_that_nobody_gave(
 def test_other_pods_join_the_first_one_for_two_minutes(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
     entry._announce(pod.run, "10.0.0.1", 29400)
     connected = list[object]()
-    monkeypatch.setattr(socket, "create_connection", lambda place, timeout: connected.append(place) or ExitStack())
+    monkeypatch.setattr(
+        socket, "create_connection", lambda place, timeout: connected.append((*place, timeout)) or ExitStack()
+    )
     for lead, host in (("file:29400", "10.0.0.1"), ("a-0.a:29400", "a-0.a")):
         pod.ends = [0]
         assert pod.starts(3, lead) == 0
         own = ["--node", "3", "--lead", f"{host}:29400", "--job", JOB, "--restarts"]
         assert pod.words(-1) == [*own, "--join-s", "120", "--attempt", "0"]
         assert pod.started[-1][1]["RUNSTOP_TOKEN"] == entry._token(pod.run)
-    assert connected == [("10.0.0.1", 29400)], "a name in DNS is not asked before"
+    assert connected == [("10.0.0.1", 29400, 2.0)], "a name in DNS is not asked before"
 
 
 def test_a_pod_that_starts_its_runner_ten_times_is_replaced(pod: Pod) -> None:
@@ -221,8 +223,10 @@ def test_a_first_pod_that_never_comes_is_waited_for_a_quarter_of_an_hour(
     assert not pod.started
 
 
-def test_the_first_pod_waits_for_the_one_that_it_replaces(pod: Pod) -> None:
+def test_the_first_pod_waits_for_the_one_that_it_replaces(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entry, "WAIT_S", 30.0)
     pod.run.mkdir(parents=True)
+    (pod.run / f"{entry.LEAD}.part").touch()  # that was cut short
     with ExitStack() as older:
         older.enter_context(run_lock.driving(pod.run))
         pod.when_asleep = lambda: pod.now_s < 1003 or older.close()
@@ -230,7 +234,7 @@ def test_the_first_pod_waits_for_the_one_that_it_replaces(pod: Pod) -> None:
         assert pod.now_s == pytest.approx(1003.2), "and the runner takes 0.2 s"
     with run_lock.driving(pod.run):
         pod.ends, pod.now_s, pod.when_asleep = [0], 1000.0, lambda: None
-        assert pod.starts(0, "file:29400") == 0 and pod.now_s == pytest.approx(1900.2)
+        assert pod.starts(0, "file:29400") == 0 and pod.now_s == pytest.approx(1030.2)
 
 
 def test_a_pod_without_an_address_in_its_environment_asks_for_its_own_name(
