@@ -170,6 +170,10 @@ def test_a_job_that_fails_is_explained_where_its_facts_do_not(cluster: Cluster) 
     cluster.condition, cluster.facts = "Failed", [rank(0, of=1)]
     (failed,) = only_code(cluster)
     assert (failed.rule, failed.severity) == ("RUN-10", "error") and failed.what.startswith("the job failed: ")
+    cluster.answers |= {PODS: {"items": [{"metadata": {"name": "x"}}]}, f"{PODS}/x/log": "a.err: CUDA out of memory.\n"}
+    cluster.answers[JOBS], cluster.folders = {"items": []}, []
+    (full,) = only_code(cluster)
+    assert full.rule == "RUN-01" and "CUDA out of memory" in full.what, "its pods say more"
     cluster.facts = [rank(0, of=4)]
     cluster.answers[JOBS], cluster.folders = {"items": []}, []
     assert [one.rule for one in doctor.on_nodes(planned(), "canary").findings] == ["NCC-05"], "the facts say why"
