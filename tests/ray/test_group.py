@@ -136,9 +136,9 @@ def test_a_job_that_waits_for_nodes_says_so_once_and_gives_up_in_time(take: Take
         "max_concurrency": 4,
         "max_restarts": 0,
     }
-    lost, ray, said = take(Ray(ready_s=99.0), planned())
-    assert (lost.rule, str(lost)) == ("RAY-03", f"RAY-03: waited 61 s for {words}")
-    assert said.count("checked") == 61 and [word for word, _ in ray.asked[1:]] == ["removed"]
+    lost, ray, said = take(Ray(ready_s=199.0), planned("cluster.ray.placement_timeout_min=2"))
+    assert (lost.rule, str(lost)) == ("RAY-03", f"RAY-03: waited 121 s for {words}")
+    assert said.count("checked") == 121 and [word for word, _ in ray.asked[1:]] == ["removed"]
 
 
 def test_a_job_that_is_told_to_end_leaves_no_placement_group(take: Take) -> None:
