@@ -45,6 +45,7 @@ class Cluster:
     """They do so."""
 
     def take(self, plan: plans.Plan, say: Any, *, check: Any) -> Group:
+        assert plan.config.cluster.name == "ray_test" and callable(say)
         self.done.append("take")
         if self.taking:
             raise self.taking.pop(0)
