@@ -78,6 +78,16 @@ def test_numbers_out_of_range_are_named(changes: dict[str, object]) -> None:
     assert (one.what, one.where) == ("a number is out of range", f"{K}: shm_gib, grace_s, keep_h")
 
 
+def test_each_folder_of_a_run_lies_in_a_volume() -> None:
+    assert found(config_checks.volumes, settled({})) == []
+    (one,) = found(config_checks.volumes, settled({"results": None}))
+    assert (one.what, one.where) == ("no volume holds cluster.paths.logs", f"{K}.results")
+    assert one.fix == "set cluster.kubernetes.results to {claim: NAME} or {host_path: FOLDER}"
+    relative = settled({})
+    relative.plan.config.cluster.paths.logs = "runs"
+    assert "runs is not a path in pods" in [one.what for one in found(config_checks.volumes, relative)]
+
+
 def test_what_belongs_to_another_backend_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     subject = settled({})
     config = subject.plan.config
