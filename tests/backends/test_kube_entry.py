@@ -1,14 +1,23 @@
 """What a pod does before the runner starts: whether there is anything to do, and where the first pod is."""
 
 import json
+import os
+import signal
 import socket
+import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from bench.backends.kubernetes import entry, printing
+from bench.backends import run_lock
+from bench.backends.kubernetes import entry, pod_template, printing
+from bench.backends.nodes.ending import START_AGAIN
 
 JOB = "job/default/a"
 
@@ -70,3 +79,169 @@ def test_the_first_pod_prints_each_line_of_the_logs_once(tmp_path: Path, capfd: 
     with printing.printed(tmp_path):
         pass
     assert capfd.readouterr().out.splitlines()[-1] == "result_0.txt: new"
+
+
+ORPHAN, CHILD = 7, 50
+STOPS, KILLED = signal.SIGTERM, signal.SIGKILL.value
+
+
+@dataclass
+class Pod:
+    """The processes and the clock of a container: each runner ends in turn, and sleeping takes no time."""
+
+    run: Path
+    ends: list[int]
+    """What waitpid says of runners: exit codes times 256, or signals."""
+    now_s: float = 1000.0
+    started: list[tuple[list[str], dict[str, str]]] = field(default_factory=list)
+    reaped: list[tuple[int, int]] = field(default_factory=list)
+    killed: list[tuple[int, int]] = field(default_factory=list)
+    when_asleep: Callable[[], object] = lambda: None
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.when_asleep()
+
+    def spawn(self, program: str, argv: list[str], environment: dict[str, str]) -> int:
+        assert program == sys.executable
+        self.started.append((argv, environment))
+        child = CHILD + len(self.started)
+        self.reaped = [(0, 0), (ORPHAN, 9), (0, 0), (child, self.ends.pop(0))]
+        return child
+
+    def waitpid(self, pid: int, options: int) -> tuple[int, int]:
+        assert (pid, options) == (-1, os.WNOHANG)
+        return self.reaped.pop(0)
+
+    def words(self, number: int) -> list[str]:
+        argv, _ = self.started[number]
+        assert argv[:4] == [sys.executable, "-m", "bench.runner", str(self.run)]
+        return argv[4:]
+
+    def starts(self, node: int, lead: str, *more: str) -> int:
+        """Return the exit code of the pod of a node."""
+        sys.argv = ["entry", str(self.run), "--node", str(node), "--lead", lead, "--limit-s", "7200", *more]
+        with pytest.raises(SystemExit) as ended:
+            entry.main()
+        assert isinstance(ended.value.code, int)
+        return ended.value.code
+
+
+@pytest.fixture
+def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pod]:
+    made = Pod(tmp_path / "runs" / "a", [0])
+    monkeypatch.setattr(sys, "argv", [])
+    clock = SimpleNamespace(monotonic=lambda: made.now_s, sleep=made.sleep)
+    for name, stand_in in (("time", clock), ("BEGUN_S", 400.0)):
+        monkeypatch.setattr(entry, name, stand_in)
+    for name, call in (("posix_spawn", made.spawn), ("waitpid", made.waitpid)):
+        monkeypatch.setattr(os, name, call)
+    monkeypatch.setattr(os, "kill", lambda pid, signum: made.killed.append((pid, signum)))
+    named = {"RUNSTOP_JOB": JOB, "RUNSTOP_POD_IP": "10.0.0.9", "RUNSTOP_NODE_NAME": "rig9", "MASTER_PORT": "1"}
+    for name, value in (named | {"PET_A": "1", "TORCHELASTIC_B": "1", "KUBEFLOW_C": "1", "PETS": "2"}).items():
+        monkeypatch.setenv(name, value)
+    handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT)}
+    yield made
+    for signum, handler in handlers.items():
+        signal.signal(signum, handler)
+
+
+def told(signum: int) -> None:
+    handler = signal.getsignal(signum)
+    assert callable(handler)
+    handler(signum, None)
+
+
+def test_the_first_pod_says_where_it_is_and_starts_its_runner_until_that_has_done_its_work(pod: Pod) -> None:
+    pod.ends = [START_AGAIN << 8, 3 << 8]
+    assert pod.starts(0, "file:29400", "--trial-min", "7") == 3
+    common = ["--node", "0", "--lead", "10.0.0.9:29400", "--job", JOB, "--restarts", "--trial-min", "7"]
+    plan = ["--plan", pod_template.plan_file(), "--limit-min"]
+    assert pod.words(0) == [*common, *plan, "110.00", "--attempt", "0"], "600 s of 7200 are over"
+    assert pod.words(1) == [*common, *plan, f"{(6600 - 0.2) / 60:.2f}", "--attempt", "1"]
+    assert len(pod.started) == 2 and pod.now_s == pytest.approx(1000.4)
+    lead = json.loads((pod.run / entry.LEAD).read_text())
+    environment = pod.started[1][1]
+    assert lead == {"host": "10.0.0.9", "port": 29400, "token": environment["RUNSTOP_TOKEN"]}
+    assert environment["RUNSTOP_NODE"] == "rig9" and environment["PETS"] == "2"
+    assert not environment.keys() & {"MASTER_PORT", "PET_A", "TORCHELASTIC_B", "KUBEFLOW_C"}
+    assert (pod.run.stat().st_mode & 0o777) == 0o755 and not pod.killed
+
+
+def test_a_runner_has_a_minute_at_least_and_no_limit_of_trials_that_nobody_gave(pod: Pod) -> None:
+    pod.now_s = 400.0 + 7200 - 59
+    assert pod.starts(0, "a-0.a:29400") == 0
+    assert pod.words(0)[-4:] == ["--limit-min", "1.00", "--attempt", "0"] and "--trial-min" not in pod.words(0)
+    assert pod.words(0)[2:4] == ["--lead", "a-0.a:29400"]
+
+
+def test_other_pods_join_the_first_one_for_two_minutes(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry._announce(pod.run, "10.0.0.1", 29400)
+    connected = list[object]()
+    monkeypatch.setattr(
+        socket, "create_connection", lambda place, timeout: connected.append((*place, timeout)) or ExitStack()
+    )
+    for lead, host in (("file:29400", "10.0.0.1"), ("a-0.a:29400", "a-0.a")):
+        pod.ends = [0]
+        assert pod.starts(3, lead) == 0
+        own = ["--node", "3", "--lead", f"{host}:29400", "--job", JOB, "--restarts"]
+        assert pod.words(-1) == [*own, "--join-s", "120", "--attempt", "0"]
+        assert pod.started[-1][1]["RUNSTOP_TOKEN"] == entry._token(pod.run)
+    assert connected == [("10.0.0.1", 29400, 2.0)], "a name in DNS is not asked before"
+
+
+def test_a_pod_that_starts_its_runner_ten_times_is_replaced(pod: Pod) -> None:
+    pod.ends = [START_AGAIN << 8] * 11
+    assert pod.starts(0, "file:29400") == entry.RETRYABLE == 138
+    assert [pod.words(number)[-1] for number in range(len(pod.started))] == [str(number) for number in range(10)]
+
+
+@pytest.mark.parametrize(
+    ("end", "code"), [(START_AGAIN << 8, 143), (0, 0), (5 << 8, 5), (KILLED, 137)], ids=["again", "well", "5", "killed"]
+)
+def test_a_pod_that_is_told_to_end_tells_its_runner_once(pod: Pod, end: int, code: int) -> None:
+    signals = iter([STOPS])
+    pod.ends, pod.when_asleep = [end], lambda: [told(signum) for signum in signals]
+    assert pod.starts(0, "file:29400") == code
+    assert pod.killed == [(CHILD + 1, STOPS)] and len(pod.started) == 1
+
+
+def test_a_pod_of_a_run_with_its_last_word_starts_nothing(pod: Pod, capsys: pytest.CaptureFixture[str]) -> None:
+    pod.run.mkdir(parents=True)
+    write(pod.run, jobs=[JOB], outcome="failed", exit_code=2)
+    assert pod.starts(1, "file:29400") == 2 and not pod.started
+    assert capsys.readouterr().out == "this job has given the run its last word: exit code 2\n"
+
+
+def test_a_first_pod_that_never_comes_is_waited_for_a_quarter_of_an_hour(
+    pod: Pod, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert pod.starts(1, "a-0.a:29400") == entry.RETRYABLE and pod.now_s == 1900.0
+    assert capsys.readouterr().out == f"the first pod has not written its address into {pod.run} within 900 s\n"
+    pod.when_asleep = lambda: told(signal.SIGINT)
+    assert pod.starts(1, "file:29400") == 130 and pod.now_s == 1900.5
+    assert not pod.started
+
+
+def test_the_first_pod_waits_for_the_one_that_it_replaces(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entry, "WAIT_S", 30.0)
+    pod.run.mkdir(parents=True)
+    (pod.run / f"{entry.LEAD}.part").touch()  # that was cut short
+    with ExitStack() as older:
+        older.enter_context(run_lock.driving(pod.run))
+        pod.when_asleep = lambda: pod.now_s < 1003 or older.close()
+        assert pod.starts(0, "file:29400") == 0
+        assert pod.now_s == pytest.approx(1003.2), "and the runner takes 0.2 s"
+    with run_lock.driving(pod.run):
+        pod.ends, pod.now_s, pod.when_asleep = [0], 1000.0, lambda: None
+        assert pod.starts(0, "file:29400") == 0 and pod.now_s == pytest.approx(1030.2)
+
+
+def test_a_pod_without_an_address_in_its_environment_asks_for_its_own_name(
+    pod: Pod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RUNSTOP_POD_IP")
+    monkeypatch.setattr(socket, "gethostname", lambda: "a-0")
+    monkeypatch.setattr(socket, "gethostbyname", {"a-0": "10.0.0.4"}.__getitem__)
+    assert pod.starts(0, "file:29400") == 0
+    assert pod.words(0)[3] == "10.0.0.4:29400"

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -121,9 +121,10 @@ def _submitted(plan: Plan, folder: Path, held: Mapping[str, Any], *, limits: Tim
     objects = manifest.objects(plan, named)
     text = manifest.written(plan, objects)
     secrets.refuse([text], where=KUBERNETES_MANIFEST)
+    again = json_files.read_object(folder / SUBMISSION).get("job") == str(job)
     json_files.write(folder / SUBMISSION, {"since": time.time(), "job": str(job)})
     try:
-        _create(objects, job)
+        _create(objects, job, again=again)
     except NoServerError as error:
         if not _is_there(job):
             what = f"{error.what}; the job may have been made all the same"
@@ -138,18 +139,26 @@ def _submitted(plan: Plan, folder: Path, held: Mapping[str, Any], *, limits: Tim
     return str(job)
 
 
-def _create(objects: Sequence[Object], job: JobId) -> None:
-    """Create all objects, or none: where one is refused, those before it are deleted again."""
+def _create(objects: Sequence[Object], job: JobId, *, again: bool) -> None:
+    """Create all objects, or none: where one is refused, those before it are deleted again.
+
+    again: they have been asked for before, and the answer was lost, so that some of them may be there.
+    """
     done: list[Object] = []
-    try:
-        for made in objects:
+    for made in objects:
+        try:
             client.create(made, context=job.context)
-            done.append(made)
-    except ApiError as error:
-        for made in reversed(done):
-            with suppress(SubmitError):
-                client.delete(made["kind"], job.namespace, made["metadata"]["name"], context=job.context)
-        raise _refused(error, made) from error
+        except ApiError as error:
+            if not (again and error.status == 409):
+                _delete(reversed(done), job)
+                raise _refused(error, made) from error
+        done.append(made)
+
+
+def _delete(objects: Iterable[Object], job: JobId) -> None:
+    for made in objects:
+        with suppress(SubmitError):
+            client.delete(made["kind"], job.namespace, made["metadata"]["name"], context=job.context)
 
 
 def _refused(error: ApiError, made: Object) -> SubmitError:

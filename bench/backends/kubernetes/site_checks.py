@@ -17,7 +17,7 @@ from bench.rules.check import Answer, CannotTellError, Check, Finding, Subject, 
 
 WHERE = "cluster.kubernetes"
 VERBS = ("create", "delete", "list")
-_UNITS = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "m": 1e-3}
+_UNITS = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 _UNITS |= {f"{unit}i": 1024.0**power for power, unit in enumerate("KMGTPE", 1)}
 
 
@@ -114,9 +114,9 @@ def kinds(subject: Subject) -> Iterator[Finding | str]:
         if not name.startswith("kind "):
             continue
         kind = name.removeprefix("kind ")
-        answer = refused_or_said(subject, name)
+        is_known = refused_or_said(subject, name).exit_code != 404
         group = PATHS[kind][0].removeprefix("/apis/").removeprefix("/api/")
-        there = [one["kind"] for one in json.loads(answer.out)["resources"]] if answer.exit_code == 200 else []
+        there = [one["kind"] for one in said(subject, name)["resources"]] if is_known else []
         if kind not in there:
             fix = "have its operator installed, or choose object=job, which needs none"
             yield broken("KUB-06", f"this cluster has no {kind} of {group}", f"{WHERE}.object", fix=fix)
@@ -144,7 +144,7 @@ def accepted(subject: Subject) -> Iterator[Finding | str]:
         answer, count = refused_or_said(subject, name), count + 1
         if answer.exit_code in (200, 409):  # 409: somebody has applied this very manifest
             continue
-        rule = "KUB-07" if answer.out == "Forbidden" and "quota" not in answer.err else "KUB-15"
+        rule = "KUB-07" if answer.out in ("Forbidden", "Unauthorized") else "KUB-15"
         rule = "KUB-11" if "quota" in answer.err else rule
         if answer.exit_code != 404:  # a kind that is not there is another check's
             yield broken(rule, f"refused: {answer.err}", name)
@@ -159,7 +159,7 @@ def offered(subject: Subject) -> Iterator[Finding | str]:
     yield f"{len(able)} of {len(nodes)} nodes"
     if len(able) < plan.world.num_nodes:
         lacking = sorted({one for node in nodes for one in _lacks(node, wanted)})
-        nowhere = [one for one in lacking if all(one not in node["status"]["allocatable"] for node in nodes)]
+        nowhere = [one for one in lacking if all(one not in _allocatable(node) for node in nodes)]
         what = f"{len(able)} nodes have room for a pod, and the run wants {plan.world.num_nodes}"
         if nowhere:
             what = f"no node offers {', '.join(nowhere)}"
@@ -181,8 +181,13 @@ def _is_candidate(node: Mapping[str, Any], plan: Plan) -> bool:
 
 
 def _lacks(node: Mapping[str, Any], wanted: Mapping[str, str]) -> list[str]:
-    has = node["status"].get("allocatable") or {}
+    has = _allocatable(node)
     return [name for name, quantity in wanted.items() if amount(str(has.get(name, "0"))) < amount(quantity)]
+
+
+def _allocatable(node: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what pods can have of a node; nothing of one whose kubelet has not reported yet."""
+    return node["status"].get("allocatable") or {}
 
 
 def amount(quantity: str) -> float:

@@ -146,7 +146,7 @@ def explained(error: Exception, what: str) -> LostError:
     """Return what an error of Ray's says, by the rule that it shows."""
     text = " ".join(str(error).split())
     raw, default = f"{type(error).__name__}: {text}".encode(), "RAY-04"
-    signs = (sign for rule in ("RAY-05", "RAY-07", "RAY-06", "RAY-04") for sign in RULES[rule].signs)
+    signs = (sign for rule in ("RAY-05", "RAY-07", "RAY-04", "RAY-06") for sign in RULES[rule].signs)
     import re
 
     rule = next((sign.rule for sign in signs if re.search(sign.pattern, raw)), default)

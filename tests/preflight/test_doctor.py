@@ -1,0 +1,215 @@
+"""How far the doctor looks, and what it makes of a job that looks at nodes, at an API server that runs it at once."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bench.backends.kubernetes import client, config_checks, names
+from bench.contract import node_facts
+from bench.contract.node_facts import HealthFinding, RankFacts
+from bench.contract.plan import Plan
+from bench.errors import ConfigError, SubmitError
+from bench.planning import compose
+from bench.preflight import Checked, doctor
+from bench.preflight.doctor import ON_NODES
+from bench.rules.finding import Finding, Tier, broken
+from helpers.api_server import ApiServer, refusal
+from helpers.facts import SOUND
+from helpers.nodes import health_report
+
+JOBS, PODS = "GET /apis/batch/v1/namespaces/default/jobs", "GET /api/v1/namespaces/default/pods"
+PULLING = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
+KINDS = {"GET /api/v1": ["ConfigMap"], "GET /apis/batch/v1": ["Job"]}
+FINE = [{"metadata": {"name": name}, "status": {}} for name in ("a", "b")]
+
+
+@dataclass
+class Cluster(ApiServer):
+    """Its jobs end as `condition` says as soon as they are there; ranks have then written facts into the run folder."""
+
+    condition: str | None = "Complete"
+    facts: Sequence[RankFacts] = ()
+    health: node_facts.Health | None = None
+    folders: list[Path] = field(default_factory=list)
+    """Of the runs that were submitted."""
+
+    def request(self, method: str, path: str, *, query: Any = None, body: Any = None, **words: Any) -> Any:
+        found = super().request(method, path, query=query, body=body, **words)
+        if method == "POST" and not query and found.get("kind") == "Job":
+            folder = Path(found["metadata"]["annotations"][names.FOLDER])
+            self.folders += [] if folder in self.folders else [folder]
+            ended = [] if self.condition is None else [{"type": self.condition, "status": "True"}]
+            self.answers.setdefault(JOBS, {"items": []})["items"].append({**found, "status": {"conditions": ended}})
+            self._write(folder)
+        return found
+
+    def _write(self, folder: Path) -> None:
+        (folder / "facts").mkdir(exist_ok=True)
+        for one in self.facts:
+            (folder / "facts" / f"rank_{one.rank}.json").write_text(node_facts.dumps(one))
+        if self.health is not None:
+            (folder / "health.json").write_text(node_facts.dumps(self.health))
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    for name in ("DATADIR", "MODEL", "LOGDIR"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.setattr(config_checks, "os", SimpleNamespace(geteuid=lambda: 1000))  # who submits is the pods' user
+    monkeypatch.setattr(client, "is_here", lambda: True)
+    made = Cluster({place: {"resources": [{"kind": kind} for kind in kinds]} for place, kinds in KINDS.items()})
+    made.answers |= {"GET /version": {"gitVersion": "v1.20.2"}, "GET /api/v1/nodes": {"items": FINE}}
+    made.answers |= {
+        place: {"items": []} for place in (PODS, PODS.replace("pods", "events"), PODS.replace("pods", "resourcequotas"))
+    }
+    monkeypatch.setattr(client, "request", made.request)
+    return made
+
+
+def planned(*overrides: str) -> Plan:
+    return compose.compose(["task=lora_tiny", "cluster=kubernetes_test", *overrides])
+
+
+def rank(number: int, *, of: int, **changes: Any) -> RankFacts:
+    sound = replace(SOUND[0], rank=number, local_rank=0, world_size=of, node=f"dgx-{number}")
+    return replace(sound, **changes)
+
+
+def test_the_doctor_looks_as_far_as_it_is_asked_and_can(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, local = planned(), compose.compose(["task=lora_tiny", "cluster=local"])
+    assert [doctor.tier_for(here, asked) for asked in (None, *doctor.TIERS)] == ["login", *doctor.TIERS]
+    assert [doctor.tier_for(local, asked) for asked in (None, "laptop")] == ["laptop", "laptop"]
+    with pytest.raises(ConfigError) as refused:
+        doctor.tier_for(local, "login")
+    assert refused.value.what == "cluster=local has no queue to ask, and tier login needs it"
+    assert refused.value.fix == "choose a cluster with a queue, or --tier laptop"
+    monkeypatch.setattr(client, "is_here", lambda: False)
+    assert [doctor.tier_for(here, asked) for asked in (None, "laptop")] == ["laptop", "laptop"]
+    with pytest.raises(ConfigError) as elsewhere:
+        doctor.tier_for(here, "canary")
+    assert elsewhere.value.what == "this machine cannot ask kubernetes, and tier canary needs it"
+    assert (elsewhere.value.where, elsewhere.value.fix) == (
+        "--tier canary",
+        "run it on the login node, or --tier laptop",
+    )
+
+
+def test_each_tier_is_looked_at_in_turn_up_to_the_one_asked_for(cluster: Cluster) -> None:
+    said = list[str]()
+    cluster.facts = [rank(0, of=1)]
+    (laptop,) = doctor.examine(planned(), "laptop", say=said.append)
+    assert {one.tier for one in laptop} == {"laptop"} and not cluster.asked and not said
+    tiers = list(doctor.examine(planned(), "canary", say=said.append))
+    assert [{one.tier for one in checked} for checked in tiers] == [{"laptop"}, {"login"}, {"canary"}]
+    assert said == ["canary: a job without trials looks from one node, where the ranks run; this waits for the queue"]
+    (canary,) = tiers[2]
+    assert (canary.what, canary.unknown, canary.findings) == (ON_NODES["canary"], "", ())
+    (folder,) = cluster.folders
+    assert canary.seen.startswith("world, image, versions, environment, paths, results, gpus, gpu faults, drivers,")
+    assert canary.seen.endswith(f"memlock, clocks, health; {folder}")
+    assert len(cluster.answers[JOBS]["items"]) == 1, "one node, one pod"
+    assert doctor.errors([one for checked in tiers for one in checked]) == []
+
+
+def test_a_job_is_not_started_where_it_would_be_stopped(cluster: Cluster) -> None:
+    cluster.answers["GET /version"] = {"gitVersion": "v1.19"}
+    cluster.facts = [rank(0, of=1)]
+    *_, login, canary = doctor.examine(planned(), "canary")
+    assert [one.rule for one in doctor.errors(login)] == ["KUB-16"]
+    assert canary == [Checked(ON_NODES["canary"], (), "canary", unknown="what is broken above would stop its job")]
+    assert not cluster.folders
+    *_, forced = doctor.examine(planned("launch.force=true"), "canary")
+    assert [one.unknown for one in forced] == [""] and len(cluster.folders) == 1
+
+
+def test_all_nodes_are_measured_and_slow_ones_left_out_by_what_one_pastes(cluster: Cluster) -> None:
+    cluster.facts = [rank(0, of=2), rank(1, of=2)]
+    cluster.health = health_report(
+        findings=(HealthFinding("NCC-04", "slow", "dgx-1", "look"),), slow_nodes=("dgx-1",), nodes=()
+    )
+    checked = doctor.on_nodes(planned(), "nodes")
+    assert checked.findings == (replace(broken("NCC-04", "slow", "dgx-1", fix="look"), tier="nodes"),)
+    assert checked.seen.endswith("; without the slow ones: cluster.kubernetes.exclude_nodes=[dgx-1]")
+    assert len(cluster.answers[JOBS]["items"]) == 2
+    plan = json.loads((cluster.folders[0] / "plan.json").read_text())
+    assert (plan["name"], plan["trials"], plan["world"]["num_nodes"]) == ("probe-kubernetes_test", [], 2)
+
+
+def test_a_job_that_waits_for_what_will_not_come_is_cancelled_at_once(cluster: Cluster) -> None:
+    cluster.condition = None
+
+    def pods(method: str, path: str, **words: Any) -> Any:
+        found = asked(method, path, **words)
+        if path == PODS.removeprefix("GET ") and cluster.folders:
+            labels = {names.RUN: names.of_folder(cluster.folders[0], 1)}
+            status = {"phase": "Pending", "containerStatuses": [{"state": PULLING}]}
+            return {"items": [{"metadata": {"name": "x", "labels": labels}, "status": status}]}
+        return found
+
+    asked, client.request = client.request, pods
+    checked = doctor.on_nodes(planned(), "canary")
+    what = "the job cannot start, ImagePullBackOff: no such image"
+    assert checked.findings == (replace(broken("KUB-01", what, str(cluster.folders[0])), tier="canary"),)
+    assert [one.partition("?")[0].rpartition("/")[2] for one in cluster.asked if one.startswith("DELETE")] == [
+        f"{names.of_folder(cluster.folders[0], 1)}-0"
+    ]
+
+
+def only_code(cluster: Cluster, tier: Tier = "canary") -> list[Finding]:
+    found = list(doctor.on_nodes(planned(), tier).findings)
+    assert {(one.tier, one.where) for one in found} <= {(tier, str(cluster.folders[0])), (tier, "dgx-0")}
+    return found
+
+
+def test_a_job_that_fails_is_explained_where_its_facts_do_not(cluster: Cluster) -> None:
+    cluster.condition, cluster.facts = "Failed", [rank(0, of=1)]
+    (failed,) = only_code(cluster)
+    assert (failed.rule, failed.severity) == ("RUN-10", "error") and failed.what.startswith("the job failed: ")
+    cluster.answers |= {PODS: {"items": [{"metadata": {"name": "x"}}]}, f"{PODS}/x/log": "a.err: CUDA out of memory.\n"}
+    cluster.answers[JOBS], cluster.folders = {"items": []}, []
+    (full,) = only_code(cluster)
+    assert full.rule == "RUN-01" and "CUDA out of memory" in full.what, "its pods say more"
+    cluster.facts = [rank(0, of=4)]
+    cluster.answers[JOBS], cluster.folders = {"items": []}, []
+    assert [one.rule for one in doctor.on_nodes(planned(), "canary").findings] == ["NCC-05"], "the facts say why"
+
+
+def test_a_job_that_ends_well_without_facts_has_not_looked(cluster: Cluster) -> None:
+    (silent,) = only_code(cluster)
+    assert silent.rule == "RUN-10"
+
+
+@pytest.mark.parametrize("cancelled", [True, False])
+def test_a_job_for_which_nobody_waits_any_more_is_cancelled(
+    cancelled: bool, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(folder: Path) -> Any:
+        cluster.answers |= {} if cancelled else {JOBS: refusal(500, "", "broken")}
+        raise SubmitError("nobody knows the job any more", where=str(folder), fix="why")
+
+    monkeypatch.setattr(doctor.runs, "wait", lost)
+    with pytest.raises(SubmitError, match="nobody knows the job any more"):
+        doctor.on_nodes(planned(), "canary")
+    assert any(one.startswith("DELETE") for one in cluster.asked) is cancelled
+
+
+def test_everything_is_one_object_of_json(cluster: Cluster) -> None:
+    plan = planned()
+    warning = broken("KUB-08", "it is Pending", "there", severity="warning")
+    error = broken("KUB-02", "no room", "there")
+    checks = Checked("a", ("KUB-08",), "laptop", (warning,), "seen"), Checked("b", (), "login", unknown="not asked")
+    said = doctor.to_json(plan, [checks[:1], checks[1:]])
+    assert (said["plan"], said["tier"], said["fine"]) == (plan.name, "login", True)
+    assert [(one["rule"], one["severity"]) for one in said["findings"]] == [("KUB-08", "warning")]
+    rest = {"rules": ("KUB-08",), "tier": "laptop", "seen": "seen", "unknown": ""}
+    assert said["checks"][0] == {"what": "a", "findings": 1, **rest}
+    assert (said["checks"][1]["findings"], said["checks"][1]["unknown"]) == (0, "not asked")
+    broken_one = Checked("c", (), "login", (warning, error))
+    said = doctor.to_json(plan, [checks, [broken_one]])
+    assert not said["fine"] and [one["rule"] for one in said["findings"]] == ["KUB-02", "KUB-08"]
+    assert doctor.errors([*checks, broken_one]) == [error]

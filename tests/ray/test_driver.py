@@ -1,0 +1,226 @@
+"""The driver of a job: attempts until the run has its last word, on nodes that are lost, and told to end on the way."""
+
+import json
+import logging
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bench.backends.nodes.ending import START_AGAIN
+from bench.backends.ray import driver
+from bench.backends.ray.group import Group, LostError
+from bench.backends.ray.node import Place
+from bench.contract import plan as plans
+from bench.contract.run_files import PLAN, RAY_OUTPUT, STATUS
+from bench.errors import SubmitError
+from bench.launch import in_job
+from bench.planning import compose
+
+WELL = 0
+LOST = LostError("RAY-04", "node 1 (rig1) is lost")
+Step = int | Exception | signal.Signals
+
+
+@dataclass
+class Cluster:
+    """Attempts end in turn as `ends` says: with an exit code, lost, or by a signal to the driver."""
+
+    ends: list[Step]
+    taking: list[Exception] = field(default_factory=list)
+    """What goes wrong as nodes are taken, in turn."""
+    says: bool = True
+    """The runner of an attempt writes the run's last word, where it does not ask for another attempt."""
+    done: list[Any] = field(default_factory=list)
+    closed: list[list[str]] = field(default_factory=list)
+    """The words of the commands by which the driver itself ended a run."""
+    closes: bool = False
+    """They do so."""
+
+    def take(self, plan: plans.Plan, say: Any, *, check: Any) -> Group:
+        assert plan.config.cluster.name == "ray_test" and callable(say)
+        self.done.append("take")
+        if self.taking:
+            raise self.taking.pop(0)
+        check()
+        return Group(None, [], [Place("rig0", "", ""), Place("rig1", "", "")])
+
+    def release(self, group: Group) -> None:
+        assert group.names == ["rig0", "rig1"]
+        self.done.append("release")
+
+    def attempt(self, group: Group, words: Sequence[str], job: driver.DriverJob) -> int:
+        self.done.append(list(words))
+        end = self.ends.pop(0)
+        if isinstance(end, signal.Signals):
+            handler = signal.getsignal(end)
+            assert callable(handler)
+            handler(end, None)
+            job.check()
+        if isinstance(end, Exception):
+            raise end
+        if self.says and end != START_AGAIN:
+            (job.run / STATUS).write_text(json.dumps({"outcome": "proven", "exit_code": end}))
+        return end
+
+    def command(self, argv: list[str], *, cwd: Path, env: dict[str, str], stdin: int, check: bool) -> None:
+        """In this process, as the driver starts it."""
+        assert argv[:3] == [sys.executable, "-m", "bench.launch.in_job"] and argv[3] == str(cwd)
+        assert (stdin, check) == (subprocess.DEVNULL, False)
+        assert str(Path(driver.__file__).parents[3]) in env["PYTHONPATH"].split(":")
+        self.closed.append(argv[4:])
+        if not self.closes:
+            return
+        own, sys.argv = sys.argv, argv[2:]
+        try:
+            in_job.main()
+        except SystemExit as ended:
+            assert ended.code in (0, 1)
+        finally:
+            sys.argv = own
+
+    def runs(self, *words: object) -> int:
+        """Return the exit code of the driver."""
+        sys.argv = ["driver", *map(str, words)]
+        with pytest.raises(SystemExit) as ended:
+            driver.main()
+        assert isinstance(ended.value.code, int)
+        return ended.value.code
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    made = Cluster([])
+    ray = SimpleNamespace(init=lambda **words: made.done.append(words))
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(driver, "attempts", SimpleNamespace(run=made.attempt))
+    monkeypatch.setattr(driver, "groups", SimpleNamespace(take=made.take, release=made.release))
+    monkeypatch.setattr(driver.subprocess, "run", made.command)
+    monkeypatch.setattr(time, "strftime", lambda *_: "2026-11-23 16:00:00")
+    handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT)}
+    yield made
+    for signum, handler in handlers.items():
+        signal.signal(signum, handler)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return folder(tmp_path / "a")
+
+
+def folder(path: Path) -> Path:
+    path.mkdir()
+    plan = compose.compose(["task=lora_tiny", "cluster=ray_test", "trials=2"])
+    (path / PLAN).write_text(plans.dumps(plan))
+    return path
+
+
+def status(run: Path) -> dict[str, Any]:
+    return dict(json.loads((run / STATUS).read_text()))
+
+
+INIT = {"address": "auto", "logging_level": logging.WARNING}
+CLOSE = ["close", "--exit-code", "1", "--what"]
+TRIALS = ["--trials", "0 1"]
+
+
+def test_runs_follow_each_other_on_the_same_nodes(cluster: Cluster, run: Path, tmp_path: Path) -> None:
+    cluster.ends, other = [START_AGAIN, 3, WELL], folder(tmp_path / "b")
+    assert cluster.runs("--job", "j@h", "--limit-min", "28.5", "--walltime", "20", run, other) == 3
+    words = ["--limit-min", "28.5", "--trial-min", "20"]
+    first, second = (["--job", "j@h", "--attempt", number, "--restarts", *words] for number in ("0", "1"))
+    assert cluster.done == [INIT, "take", first, second, first] and not cluster.closed
+    said = [f"job j@h, attempt {number}, on rig0, rig1\n" for number in range(2)]
+    assert (run / RAY_OUTPUT).read_text() == "".join(said)
+    assert (other / RAY_OUTPUT).read_text() == said[0]
+
+
+def test_where_a_node_is_lost_nodes_are_taken_anew_but_not_for_ever(
+    cluster: Cluster, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.ends, cluster.closes = [LOST, START_AGAIN, LOST], True
+    assert cluster.runs("--job", "j", run) == 1
+    words = [["--job", "j", "--attempt", f"{number}", *["--restarts"][: number < 2]] for number in range(3)]
+    assert cluster.done == [INIT, "take", words[0], "release", "take", words[1], words[2], "release"]
+    assert cluster.closed == [["open", "--job", "j"], [*CLOSE, "RAY-04: node 1 (rig1) is lost", *TRIALS]]
+    ended = status(run)
+    assert (ended["outcome"], ended["exit_code"], ended["rule"]) == ("failed", 1, "RAY-04")
+    lost = "2026-11-23 16:00:00 RAY-04: node 1 (rig1) is lost\n"
+    attempts = [f"job j, attempt {number}, on rig0, rig1\n" for number in range(3)]
+    assert capsys.readouterr().out.startswith(f"{attempts[0]}{lost}{attempts[1]}{attempts[2]}{lost}")
+
+
+@pytest.mark.parametrize("rule", driver.FINAL)
+def test_what_other_nodes_would_do_as_well_ends_the_run(rule: str, cluster: Cluster, run: Path) -> None:
+    cluster.taking = [LostError(rule, "no")]
+    assert cluster.runs("--job", "j", run) == 1
+    assert cluster.done == [INIT, "take"] and cluster.closed[1] == [*CLOSE, f"{rule}: no", *TRIALS]
+
+
+def test_nodes_that_could_not_be_taken_are_asked_for_again(cluster: Cluster, run: Path) -> None:
+    cluster.taking, cluster.ends = [LOST], [WELL]
+    assert cluster.runs(run) == 0
+    assert cluster.done == [INIT, "take", "take", ["--job", "ray", "--attempt", "1", "--restarts"]]
+
+
+def test_a_run_that_nobody_has_closed_is_closed(cluster: Cluster, run: Path) -> None:
+    cluster.ends, cluster.says = [WELL], False
+    assert cluster.runs("--job", "j", run) == 1
+    assert cluster.closed == [["open", "--job", "j"], [*CLOSE, "the run ended with exit code 0", *TRIALS]]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_job_that_is_told_to_end_closes_its_run(signum: signal.Signals, cluster: Cluster, run: Path) -> None:
+    cluster.ends = [signum]
+    assert cluster.runs("--job", "j", run, run) == 128 + signum
+    assert cluster.closed == [["open", "--job", "j"], [*CLOSE, "SLU-08: the job was cancelled", *TRIALS]]
+    assert (run / RAY_OUTPUT).read_text().splitlines()[1] == "2026-11-23 16:00:00 the job was told to end"
+    assert len(cluster.done) == 3, "no other run is begun"
+    cluster.ends, cluster.closed = [signum], []
+    (run / STATUS).touch()
+    assert cluster.runs("--job", "j", run) == 128 + signum and not cluster.closed, "it has its last word"
+
+
+def test_a_signal_is_taken_note_of_once(run: Path) -> None:
+    job = driver.DriverJob("j", None, None, None, run)
+    job.check()
+    job._told(signal.SIGTERM, None)
+    with pytest.raises(driver.Stopped) as stopped:
+        job.check()
+    job.check()
+    assert stopped.value.exit_code == 143
+
+
+def test_a_folder_that_the_head_does_not_see_is_an_error_unless_the_plan_comes_by_itself(
+    cluster: Cluster, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unseen = tmp_path / "unseen"
+    assert cluster.runs(run, unseen) == 1 and not cluster.done
+    assert f"RAY-09: the head does not see the run folder\n  where: {unseen}" in capsys.readouterr().out
+    assert "RAY-09" in (run / RAY_OUTPUT).read_text()
+    cluster.ends = [LOST] * 3
+    monkeypatch.setenv(driver.JOB_CONFIG, '{"metadata": {"job_submission_id": "raysubmit_1"}}')
+    assert cluster.runs("--plan", run / PLAN, unseen) == 1
+    words = cluster.done[2]
+    assert words == ["--job", "raysubmit_1", "--attempt", "0", "--restarts", "--plan", str(run / PLAN)]
+    assert not cluster.closed and not unseen.exists(), "nobody has made its folder"
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"metadata": {"job_submission_id": null}}', '{"metadata": 1}'])
+def test_a_job_whose_name_ray_does_not_say_is_called_ray(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(driver.JOB_CONFIG, text)
+    assert driver._own_id() == "ray"
+
+
+def test_an_error_of_ours_ends_the_driver_with_its_exit_code(cluster: Cluster, run: Path) -> None:
+    cluster.taking = [SubmitError("no", where="there", fix="do")]
+    assert cluster.runs(run) == 1
+    assert (run / RAY_OUTPUT).read_text() == "no\n  where: there\n  fix:   do\n"
