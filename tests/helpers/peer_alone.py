@@ -23,7 +23,7 @@ TINY = (
     *("model.hidden_size=32", "model.ffn_hidden_size=48", "model.num_attention_heads=4", "model.num_query_groups=2"),
     *("model.vocab_size=128", "recipe.adam_eps=1", "recipe.lr=0.8", "recipe.clip_grad=2.7"),
 )
-"""Two micro-batches a step. With this eps an update depends on how large gradients are, and not on their signs alone."""
+"""Two micro-batches a step. With this eps an update depends on how large gradients are, not on signs alone."""
 NUM_ROWS = 11
 
 
