@@ -14,7 +14,7 @@ from bench.contract import mllog
 from bench.contract.plan import Plan
 from bench.contract.schema import ProfileKind
 from helpers import ranks
-from helpers.peer_alone import NUM_ROWS, group, random_rows, row_loss, theirs, tiny, weights
+from helpers.peer_alone import group, random_rows, row_loss, theirs, tiny, weights
 from helpers.peer_runs import BLOCK, FSDP2, needed
 
 needed()
@@ -28,7 +28,6 @@ from jobs.profiles import Profile, recording  # noqa: E402
 
 pytestmark = pytest.mark.skipif(ranks.DEVICE != "cpu", reason="the group is gloo's")
 
-OFFLOADED = (FSDP2, f"{BLOCK}.offload_parameters=true")
 BATCHES = np.array([[3, 0, 1, 2], [10, 4, 5, 6], [7, 8, 9, 1]])
 
 
@@ -59,25 +58,21 @@ def by_hand(plan: Plan, model: torch.nn.Module, rows: Rows, steps: range) -> tup
     return losses, norms
 
 
-@pytest.mark.parametrize("strategy", [(), (FSDP2,), OFFLOADED], ids=["replicas", "fsdp2", "offloaded"])
+@pytest.mark.parametrize("strategy", [(), (FSDP2,)], ids=["replicas", "fsdp2"])
 def test_updates_are_those_of_torch_by_hand(strategy: tuple[str, ...], tmp_path: Path) -> None:
     """Micro-batches, what counts in a row, clipping, decay, the learning rate, and the mean of an evaluation."""
     plan = tiny(tmp_path, "all", *strategy)
     engine, rows = build(plan, 7), random_rows(plan)
     model = theirs(plan, weights(engine.placement.model))
-    got, modes = [], []
-    for step in (1, 2, 3):
-        got.append(engine.mean_loss(engine.train_step(rows, BATCHES[step - 1], step)))
-        modes.append(engine.placement.module.training)
-        before = engine.evaluate(rows)
-        modes.append(engine.placement.module.training)
-    expected, norms = by_hand(plan, model, rows, range(1, 4))
-    assert min(norms) < plan.config.recipe.clip_grad < max(norms), norms
+    mean = np.mean([row_loss(model, rows, index).item() for index in range(plan.config.data.eval_rows)])
+    assert engine.evaluate(rows) == pytest.approx(mean, abs=2e-6)
+    assert not engine.placement.module.training
+    got = [engine.mean_loss(engine.train_step(rows, BATCHES[step - 1], step)) for step in (1, 2)]
+    assert engine.placement.module.training
+    expected, norms = by_hand(plan, model, rows, range(1, 3))
+    assert norms[1] < plan.config.recipe.clip_grad < norms[0]
     assert got == pytest.approx(expected, abs=2e-6)
     assert_close(weights(engine.placement.model), dict(model.named_parameters()), rtol=0, atol=2e-6)
-    mean = np.mean([row_loss(model, rows, index).item() for index in range(NUM_ROWS)])
-    assert engine.evaluate(rows) == before == pytest.approx(mean, abs=2e-6)
-    assert modes == [True, False] * 3
 
 
 def test_adapters_learn_by_the_gradient_of_the_base_that_is_frozen(tmp_path: Path) -> None:
@@ -111,7 +106,7 @@ def test_adapters_learn_by_the_gradient_of_the_base_that_is_frozen(tmp_path: Pat
 
 
 @pytest.mark.parametrize("has_room", [True, False])
-def test_a_snapshot_goes_on_in_another_layout(has_room: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_snapshot_goes_on_in_any_layout(has_room: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(rank_state, "has_room", lambda *words: asked.append(words) or has_room)
     plan = tiny(tmp_path, "lora")
@@ -127,20 +122,19 @@ def test_a_snapshot_goes_on_in_another_layout(has_room: bool, tmp_path: Path, mo
     assert (taken.shards[0].state["master"].data_ptr() == own) is not has_room
     if not has_room:
         taken.write(_made(tmp_path / "saved"))
-    expected = engine.mean_loss(engine.train_step(rows, BATCHES[2], 3)), engine.evaluate(rows)
+    expected = engine.mean_loss(engine.train_step(rows, BATCHES[2], 3)), weights(engine.placement.model)
     if has_room:
         taken.write(_made(tmp_path / "saved"))
     engine.complete(tmp_path / "saved", {"step": 2})
 
-    sharded = tiny(tmp_path, "lora", FSDP2)
-    other = HuggingFaceEngine(sharded, 7)
+    other = HuggingFaceEngine(tiny(tmp_path, "lora", *([FSDP2] if has_room else [])), 7)
     other.train_step(rows, BATCHES[2], 1)
     other.load_state(tmp_path / "saved", step=2, seed=70, same_layout=has_room)
     assert torch.equal(torch.get_rng_state(), bits) is has_room
     if not has_room:
         assert torch.initial_seed() == 72
-    got = other.mean_loss(other.train_step(rows, BATCHES[2], 3)), other.evaluate(rows)
-    assert got == pytest.approx(expected, abs=2e-6)
+    got = other.mean_loss(other.train_step(rows, BATCHES[2], 3)), weights(other.placement.model)
+    assert_close(got, expected, rtol=0, atol=2e-6)
 
 
 def _made(folder: Path) -> Path:
@@ -219,7 +213,7 @@ def test_a_layer_is_computed_again_and_what_it_stores_goes_to_the_host(
     engine.train_step(random_rows(plan), BATCHES[0], 1)
     assert passes == [1, 1, 2, 2] and stored == [engine.placement.model] * 2
     engine.evaluate(random_rows(plan))
-    assert len(stored) == 2 and len(passes) == 4 + 2 * 3
+    assert len(stored) == 2 and len(passes) == 4 + 2 * 2
 
 
 def test_what_is_compiled_are_the_layers_of_the_placed_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
