@@ -9,6 +9,7 @@ import accelerate
 import numpy as np
 import pytest
 import torch
+from accelerate.utils import fsdp_utils
 from torch import Tensor
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy
 from torch.distributed.tensor import DTensor
@@ -125,11 +126,16 @@ def test_fsdp2_sums_gradients_with_the_last_micro_batch(tmp_path: Path, monkeypa
     monkeypatch.setattr(
         accelerate.utils, "FullyShardedDataParallelPlugin", lambda **more: told.append(more) or plugin(**more)
     )
+    handed: list[Any] = []
+    prepare = fsdp_utils.fsdp2_prepare_model
+    monkeypatch.setattr(fsdp_utils, "fsdp2_prepare_model", lambda own, model: handed.append(own) or prepare(own, model))
     plan = tiny(tmp_path, "all", *NODE, FSDP2, f"{BLOCK}.offload_parameters=true", "precision=bf16")
     with group(1, 4):
         placement: Any = HuggingFaceEngine(plan, 7).placement
     assert all(isinstance(layer, FSDPModule) for layer in placement.model.get_decoder().layers)
-    (options,) = told
+    (options,), (own,) = told, handed
+    assert (own.is_main_process, own.mixed_precision, own.device) == (False, "bf16", torch.device("cpu"))
+    assert own.torch_device_mesh.shape == (4,) and own.parallelism_config.fsdp_dim_names == ("dp_shard",)
     assert (
         options.pop("cpu_offload") == placing._offload(plan, torch.device("cpu")) == CPUOffloadPolicy(pin_memory=False)
     )

@@ -22,6 +22,7 @@ from helpers.peer_runs import BLOCK, ZERO, needed
 
 needed()
 
+from jobs.engines.huggingface import engine as engines  # noqa: E402
 from jobs.engines.huggingface import folders, sources  # noqa: E402
 from jobs.engines.huggingface import model as models  # noqa: E402
 
@@ -135,6 +136,16 @@ def test_every_rank_updates_everything_at_stage_0_and_each_second_weight_is_its_
     assert optimizer.state[embedding]["step"] == 4 and own.shards()[0].state["exp_avg"].unique().tolist() == [3]
     own.restart()
     assert optimizer.state[embedding]["step"] == 0 and not own.shards()[0].state["exp_avg"].any()
+
+
+def test_the_engine_builds_and_places_by_deepspeed(
+    deepspeed: DeepSpeed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines.process_group, "device", lambda: torch.device("cpu"))
+    engine = engines.HuggingFaceEngine(tiny(tmp_path, "all", *NODE), 7)
+    assert "checked" in deepspeed.told and "model" not in deepspeed.told, "it is placed with its first use"
+    assert engine.placement.module.calls == [] and deepspeed.told["model"] is engine.placement.model
+    assert torch.initial_seed() == 7 + 1000 * RANK
 
 
 def test_deepspeed_counts_the_micro_batches_and_the_last_one_is_the_update(
