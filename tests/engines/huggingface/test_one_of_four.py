@@ -1,5 +1,6 @@
 """What one of four ranks holds, updates, saves and reads, in this process: the collectives of its group do nothing."""
 
+import dataclasses
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy
 from torch.distributed.tensor import DTensor
 from torch.nn import Linear, Parameter
 
+from bench.contract.huggingface import Strategy
 from bench.contract.plan import Plan
 from helpers import ranks
 from helpers.peer_alone import group, random_rows, row_loss, theirs, tiny, weights
@@ -32,7 +34,6 @@ pytestmark = pytest.mark.skipif(ranks.DEVICE != "cpu", reason="the group is gloo
 SHAPE = ("model.ffn_hidden_size=5", "recipe.global_batch_size=8")
 """Five rows are 2, 2, 1 and none on four ranks."""
 NODE = ("cluster.ranks_per_node=4", *SHAPE)
-NODES = ("cluster=dgx2", "cluster.ranks_per_node=2", *SHAPE, f"{BLOCK}.strategy=fsdp2_hybrid")
 GATE, NORM = "model.layers.0.mlp.gate_proj.weight", "model.norm.weight"
 ROWS_OF_GATE = {0: (0, 2), 1: (2, 4), 2: (4, 5), 3: (5, 5)}
 
@@ -86,7 +87,10 @@ def _chunk(whole: Tensor, rank: int) -> Tensor:
 
 @pytest.mark.parametrize("rank", [1, 2])
 def test_nodes_of_hybrid_hold_copies_and_the_first_one_saves(rank: int, tmp_path: Path) -> None:
-    plan = tiny(tmp_path, "all", *NODES)
+    plan = tiny(tmp_path, "all", *NODE, FSDP2)
+    plan = dataclasses.replace(plan, world=dataclasses.replace(plan.world, ranks_per_node=2))
+    block: Any = plan.config.engine.huggingface
+    block.strategy = Strategy.fsdp2_hybrid
     with group(rank, 4):
         engine = HuggingFaceEngine(plan, 7)
         found = {shard.name: shard for shard in engine.placement.shards()}

@@ -151,6 +151,9 @@ def test_adapters_are_saved_whole_as_peft_does_and_loaded_again(tmp_path: Path) 
     other = HuggingFaceEngine(plan, 7)
     other.load(tmp_path / "out", adapters=True)
     assert_close(weights(other.placement.model), own, rtol=0, atol=0)
+    gpt: Any = SimpleNamespace(config=SimpleNamespace(model_type="gpt2"))
+    with pytest.raises(ConfigError, match=f"adapters are for Llamas, and {plan.config.model.name} is a gpt2"):
+        adapters.attach(gpt, plan)
     lora: Any = plan.config.training.lora
     lora.rank += 1
     with pytest.raises(ConfigError, match="no adapters of this plan"):
@@ -173,12 +176,6 @@ def test_drawn_weights_depend_on_the_seed_and_the_name(plan: Plan) -> None:
         expected = drawn((4, 32), "A", seed=7, name=f"layer 2 self_attention.{linear}")
         assert torch.equal(source.read(name.format(module, "A"), (4, 32)), expected)
     assert not source.read(name.format("o_proj", "B"), (32, 4)).any()
-
-
-def test_adapters_are_for_llamas(plan: Plan, tmp_path: Path) -> None:
-    model: Any = SimpleNamespace(config=SimpleNamespace(model_type="gpt2"))
-    with pytest.raises(ConfigError, match=f"adapters are for Llamas, and {plan.config.model.name} is a gpt2"):
-        adapters.attach(model, tiny(tmp_path, "lora"))
 
 
 class Params4bit(torch.nn.Parameter):
