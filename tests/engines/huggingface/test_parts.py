@@ -1,20 +1,36 @@
 """Parts of the peer in this process: what is refused, what attention is seen to take, what is kept in host memory."""
 
+import logging
+import warnings
+from collections import Counter
 from importlib import util
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from bench.contract.generation import WeightPrecision
 from bench.errors import ConfigError
 from helpers import ranks
 from helpers.peer_runs import BLOCK, TRAINS, composed, needed
 
 needed()
 
-from jobs.engines.huggingface import activations, balanced, groups, packages, sources  # noqa: E402
+from jobs.engines.huggingface import (  # noqa: E402
+    activations,
+    balanced,
+    end_ranks,
+    groups,
+    packages,
+    parts,
+    sources,
+    start_ranks,  # noqa: E402
+)
 from jobs.engines.huggingface import model as models  # noqa: E402
 from jobs.engines.huggingface.observed import Observed  # noqa: E402
+from jobs.ranks.identity import Rank  # noqa: E402
 
 pytestmark = pytest.mark.skipif(ranks.DEVICE != "cpu", reason="nothing here differs on a GPU")
 
@@ -175,3 +191,113 @@ def test_ranks_that_update_in_host_memory_share_the_cores(tmp_path: Path, monkey
     assert groups.threads_on_host(composed(tmp_path, *gpu)) is None
     own = (*offloaded, "+cluster.environment.OMP_NUM_THREADS=7")
     assert groups.threads_on_host(composed(tmp_path, *gpu, *own)) is None
+
+
+RANK = Rank(rank=3, local_rank=1, world_size=4, master_addr="node-a", master_port=29500)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_rank_joins_the_others_and_uses_the_group_once(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Accelerate and DeepSpeed find who it is in the environment; a rank that generates has nothing to sum."""
+    offloaded = (f"{BLOCK}.strategy=fsdp2", f"{BLOCK}.offload_parameters=true")
+    gpu = ("cluster.device=cuda", "gpu@cluster.gpu=h200") if device == "cuda" else ()
+    plan = composed(tmp_path, *TRAINS["all"], *offloaded, *gpu)
+    environment = {"THERE": "1"}
+    monkeypatch.setattr(groups.os, "environ", environment)
+    monkeypatch.setattr(groups.os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(groups.os, "sched_getaffinity", lambda _: range(3))
+    joined: list[object] = []
+    monkeypatch.setattr(groups.process_group, "join", lambda *words, **more: joined.append((words, more)))
+    monkeypatch.setattr(groups.process_group, "device", lambda: torch.device("meta"))
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda x: joined.append((x.device.type, tuple(x.shape))))
+    monkeypatch.setattr(groups, "_quieten", lambda: joined.append("quiet"))
+    start_ranks(plan, RANK)
+    assert joined == ["quiet", ((plan, RANK), {"also_on_cpu": True}), ("meta", (1,))]
+    assert environment == {
+        "THERE": "1",
+        "RANK": "3",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "4",
+        "MASTER_ADDR": "node-a",
+        "MASTER_PORT": "29500",
+        "TOKENIZERS_PARALLELISM": "false",
+        **({"DS_ACCELERATOR": "cpu"} if device == "cpu" else {"OMP_NUM_THREADS": "3"}),
+    }
+    replicas = composed(tmp_path, *TRAINS["all"])
+    joined.clear()
+    start_ranks(replicas, RANK)
+    assert joined[1] == ((replicas, RANK), {"also_on_cpu": False})
+    joined.clear()
+    monkeypatch.setattr(groups, "GenerationPlan", type(replicas))
+    start_ranks(replicas, RANK)
+    assert len(joined) == 2
+    monkeypatch.setattr(groups.process_group, "leave", lambda: joined.append("left"))
+    end_ranks()
+    assert joined[2:] == ["left"]
+
+
+def test_libraries_say_only_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = {"DEEPSPEED_LOG_LEVEL": "debug"}
+    monkeypatch.setattr(groups.os, "environ", environment)
+    names = ("DeepSpeed", "deepspeed", "bitsandbytes", "accelerate", "transformers", "torch.distributed")
+    before = {name: logging.getLogger(name).level for name in names}
+    with warnings.catch_warnings():
+        warnings.resetwarnings()
+        groups._quieten()
+        warnings.warn_explicit("soon gone", FutureWarning, "a.py", 1, module="transformers.modeling_utils")
+        warnings.warn_explicit("barrier() is slow", UserWarning, "a.py", 1, module="elsewhere")
+        with pytest.warns(UserWarning, match="ours"):
+            warnings.warn_explicit("ours", UserWarning, "a.py", 1, module="jobs.tasks.train")
+    assert environment == {"DEEPSPEED_LOG_LEVEL": "debug", "TRANSFORMERS_VERBOSITY": "error"}
+    assert {logging.getLogger(name).level for name in names} == {logging.ERROR}
+    for name, level in before.items():
+        logging.getLogger(name).setLevel(level)
+
+
+def test_versions_are_those_of_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        if name in ("peft", "flash_attn"):
+            raise packages.PackageNotFoundError(name)
+        return f"{name} 1"
+
+    monkeypatch.setattr(packages, "version", version)
+    names = ("torch", "transformers", "accelerate", "deepspeed", "bitsandbytes")
+    assert packages.versions() == {name: f"{name} 1" for name in names}
+
+
+def test_what_generates_in_4_bits_needs_bitsandbytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan: Any = SimpleNamespace(config=composed(tmp_path, *TRAINS["all"]).config, weights=WeightPrecision.nf4)
+    monkeypatch.setattr(packages, "GenerationPlan", SimpleNamespace)
+    base = {"transformers": "engine=huggingface", "accelerate": "engine=huggingface"}
+    assert packages.needed(plan) == base | {"bitsandbytes": "task.generation.nf4=true"}
+    plan.weights = WeightPrecision.bf16
+    assert packages.needed(plan) == base
+
+
+def test_every_part_of_a_layer_has_its_name_in_a_profile(tmp_path: Path) -> None:
+    llama = models.build(composed(tmp_path, *TRAINS["lora"], "cluster.ranks_per_node=1", "model.num_layers=1"))
+    llama_parts = Counter(part.name for _, part in parts.parts_of(llama))
+    assert llama_parts == {
+        "embedding": 1,
+        "rope": 1,
+        "norm": 3,
+        "attention": 1,
+        "qkv": 3,
+        "output": 1,
+        "activation": 1,
+        "fc1": 2,
+        "fc2": 1,
+        "adapters": 2 * 2 * 4,
+        "head": 1,
+        "residual": 1,
+    }
+    gpt = models.build(composed(tmp_path, *TRAINS["all"], *GPT))
+    gpt_parts = {name: [] for name in ("output", "fc2", "embedding", "norm", "residual")}
+    names = {module: name for name, module in gpt.named_modules()}
+    for module, part in parts.parts_of(gpt):
+        gpt_parts.setdefault(part.name, []).append(names[module].removeprefix("transformer."))
+    assert gpt_parts["output"] == ["h.0.attn.c_proj"] and gpt_parts["fc2"] == ["h.0.mlp.c_proj"]
+    assert gpt_parts["embedding"] == ["wte", "wpe"] and gpt_parts["norm"] == ["h.0.ln_1", "h.0.ln_2", "ln_f"]
+    assert gpt_parts["residual"] == ["h.0"]

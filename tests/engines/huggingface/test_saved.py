@@ -1,0 +1,247 @@
+"""Folders that the peer writes and reads in this process: models, adapters, and where drawn weights come from."""
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.distributed.tensor import DTensor
+from torch.testing import assert_close
+
+from bench.contract.huggingface import Strategy
+from bench.contract.plan import Plan
+from bench.errors import ConfigError
+from helpers import ranks
+from helpers.peer_alone import group, tiny, weights
+from helpers.peer_runs import BLOCK, FSDP2, needed
+
+needed()
+
+from jobs.engines.huggingface import adapters, balanced, folders, placement, quantized, shards, sources  # noqa: E402
+from jobs.engines.huggingface import model as models  # noqa: E402
+from jobs.engines.huggingface.engine import HuggingFaceEngine  # noqa: E402
+from jobs.weights import families  # noqa: E402
+from jobs.weights.drawn import drawn  # noqa: E402
+
+pytestmark = pytest.mark.skipif(ranks.DEVICE != "cpu", reason="the group is gloo's")
+
+CPU = torch.device("cpu")
+GPT = (
+    *("model=gpt3_126m", "model.num_layers=1", "model.hidden_size=32", "model.ffn_hidden_size=64"),
+    *("model.num_attention_heads=2", "model.num_query_groups=2", "model.vocab_size=64", "model.max_seq_length=1024"),
+)
+EMBEDDING, MATRIX = 4 * 128 * 32, 4 * 32 * 32
+"""Bytes of the tiny Llama's embedding, and of the query's matrix behind it."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def alone() -> Iterator[None]:
+    with group():
+        yield
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    return tiny(tmp_path_factory.mktemp("plan"), "all")
+
+
+@pytest.fixture
+def saved(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What an engine of seed 7 has saved in several files, the first of which is exactly full."""
+    monkeypatch.setattr(folders, "SHARD_BYTES", EMBEDDING + MATRIX)
+    (tmp_path / "out.part").mkdir()
+    (tmp_path / "out.part" / "left over").touch()
+    HuggingFaceEngine(plan, 7).save(tmp_path / "out", adapters=False)
+    return tmp_path / "out"
+
+
+def test_a_model_is_saved_in_files_that_are_full_and_named_as_transformers_does(plan: Plan, saved: Path) -> None:
+    index = json.loads((saved / "model.safetensors.index.json").read_text())["weight_map"]
+    files = sorted(path.name for path in saved.glob("*.safetensors"))
+    assert files == [f"model-{n:05}-of-{len(files):05}.safetensors" for n in range(1, len(files) + 1)]
+    whole = weights(HuggingFaceEngine(plan, 7).placement.model)
+    assert list(index) == list(whole) and list(dict.fromkeys(index.values())) == files
+    contents = [load_file(saved / file) for file in files]
+    assert list(contents[0]) == ["model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight"]
+    assert_close({name: tensor for content in contents for name, tensor in content.items()}, whole, rtol=0, atol=0)
+    sizes = [sum(tensor.nbytes for tensor in content.values()) for content in contents]
+    following = [next(whole[name].nbytes for name in index if index[name] == file) for file in files[1:]]
+    assert max(sizes) == EMBEDDING + MATRIX
+    assert all(size + first > EMBEDDING + MATRIX for size, first in zip(sizes[:-1], following, strict=True))
+    described = families.of(plan.config.model).config(plan.config.model)
+    assert json.loads((saved / "config.json").read_text()) == described | {"dtype": "float32"}
+    assert not (saved / "left over").exists() and not saved.with_name("out.part").exists()
+
+
+def test_a_saved_model_and_its_conversion_are_loaded_as_they_were(
+    plan: Plan, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = weights(HuggingFaceEngine(plan, 7).placement.model)
+    reads: list[str] = []
+    of_family = sources.MegatronFolder._whole
+    monkeypatch.setattr(
+        sources.MegatronFolder, "_whole", lambda self, weight: reads.append(weight.key) or of_family(self, weight)
+    )
+    for folder in (saved, saved / "megatron_core"):
+        engine = HuggingFaceEngine(plan, 8)
+        engine.load(folder, adapters=False)
+        assert_close(weights(engine.placement.model), whole, rtol=0, atol=0)
+        with pytest.raises(AssertionError, match="before the model is placed"):
+            engine.load(folder, adapters=False)
+    assert reads.count("decoder.layers.self_attention.linear_qkv.weight") == 2, "once for q, k and v of a layer"
+    missing, wide = "model.layers.2.mlp.gate_proj.weight", "model.norm.weight"
+    name = plan.config.model.name
+    with pytest.raises(ConfigError, match=f"not a checkpoint of {name}: {missing} is None"):
+        sources.of_folder(saved, plan).read(missing, (48, 32))
+    for folder in (saved, saved / "megatron_core"):
+        with pytest.raises(ConfigError, match=rf"not a checkpoint of {name}: {wide} is \(32,\)"):
+            sources.of_folder(folder, plan).read(wide, (33,))
+    manifest = saved / "megatron_core" / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"precision": "nf4"}))
+    with pytest.raises(ConfigError, match="this checkpoint holds its linears in nf4"):
+        sources.MegatronFolder(saved / "megatron_core", plan.config.model)
+
+
+def test_a_folder_whose_projections_are_one_tensor_is_refused(
+    plan: Plan, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources.tensor_map, "is_fused", lambda source: "lm_head.weight" in source.tensors)
+    with pytest.raises(ConfigError, match="q, k and v are one tensor here"):
+        sources.HuggingFaceFolder(saved, plan.config.model)
+    config = json.loads((saved / "config.json").read_text()) | {"num_hidden_layers": 3}
+    (saved / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="num_hidden_layers"):
+        sources.HuggingFaceFolder(saved, plan.config.model)
+
+
+def test_a_gpt_is_one_file_with_one_embedding_and_without_a_conversion(tmp_path: Path) -> None:
+    engine = HuggingFaceEngine(tiny(tmp_path, "all", *GPT), 7)
+    engine.save(tmp_path / "out", adapters=False)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["config.json", "model.safetensors"]
+    content = load_file(tmp_path / "out" / "model.safetensors")
+    assert "lm_head.weight" not in content
+    assert_close(content, weights(engine.placement.model), rtol=0, atol=0)
+    assert [name for name, p in content.items() if name.endswith(".bias") and p.any()] == []
+    assert len(models.layers(engine.placement.model)) == 1
+
+
+def test_adapters_are_saved_whole_as_peft_does_and_loaded_again(tmp_path: Path) -> None:
+    plan = tiny(tmp_path, "lora", FSDP2)
+    engine = HuggingFaceEngine(plan, 7)
+    for p in adapters.trained(engine.placement.model).values():
+        assert isinstance(p, DTensor)
+        torch.nn.init.normal_(p.to_local())
+    engine.save(tmp_path / "out", adapters=True)
+    content, own = load_file(tmp_path / "out" / "adapter_model.safetensors"), weights(engine.placement.model)
+    place = "model.layers.1.self_attn"
+    assert len(content) == 2 * 4 * 2
+    for module in ("q_proj", "k_proj", "v_proj", "o_proj"):
+        first = "o_proj" if module == "o_proj" else "q_proj"
+        saved = {letter: content[f"base_model.model.{place}.{module}.lora_{letter}.weight"] for letter in "AB"}
+        assert torch.equal(saved["A"], own[f"{place}.{first}.lora_A.default.weight"])
+        assert torch.equal(saved["B"], own[f"{place}.{module}.lora_B.default.weight"])
+    assert (
+        json.loads((tmp_path / "out" / "adapter_config.json").read_text())["base_model_name_or_path"] == plan.base_dir
+    )
+    other = HuggingFaceEngine(plan, 7)
+    other.load(tmp_path / "out", adapters=True)
+    assert_close(weights(other.placement.model), own, rtol=0, atol=0)
+    gpt: Any = SimpleNamespace(config=SimpleNamespace(model_type="gpt2"))
+    with pytest.raises(ConfigError, match=f"adapters are for Llamas, and {plan.config.model.name} is a gpt2"):
+        adapters.attach(gpt, plan)
+    lora: Any = plan.config.training.lora
+    lora.rank += 1
+    with pytest.raises(ConfigError, match="no adapters of this plan"):
+        sources.Adapters(tmp_path / "out", plan)
+
+
+def test_drawn_weights_depend_on_the_seed_and_the_name(plan: Plan) -> None:
+    source = sources.Drawn(plan, 7, CPU)
+    std = math.sqrt(2 / (5 * 32))
+    into = std / math.sqrt(2 * plan.config.model.num_layers)
+    whole, residual = source.read("a.weight", (400, 500)), source.read("a.down_proj.weight", (400, 500))
+    assert float(whole.std()) == pytest.approx(std, rel=0.01) and float(residual.std()) == pytest.approx(into, rel=0.01)
+    assert abs(float(whole.mean())) < std / 100
+    assert source.read("norm.weight", (3,)).tolist() == [1, 1, 1] and source.read("q.bias", (2,)).tolist() == [0, 0]
+    assert torch.equal(source.read("a.base_layer.weight", (400, 500)), whole)
+    for other in (sources.Drawn(plan, 8, CPU).read("a.weight", (400, 500)), source.read("b.weight", (400, 500))):
+        assert abs(float((whole * other).mean())) < std**2 / 50
+    name = "model.layers.1.self_attn.{}.lora_{}.default.weight"
+    for module, linear in {"v_proj": "linear_qkv", "o_proj": "linear_proj"}.items():
+        expected = drawn((4, 32), "A", seed=7, name=f"layer 2 self_attention.{linear}")
+        assert torch.equal(source.read(name.format(module, "A"), (4, 32)), expected)
+    assert not source.read(name.format("o_proj", "B"), (32, 4)).any()
+
+
+class Params4bit(torch.nn.Parameter):
+    """Stands for bitsandbytes' weight: it keeps what it is made with."""
+
+    compress_statistics, quant_type, quant_storage = True, "nf4", torch.uint8
+    options: dict[str, Any]
+
+    def __new__(cls, data: torch.Tensor, requires_grad: bool, **options: Any) -> "Params4bit":
+        made = torch.Tensor._make_subclass(cls, data, requires_grad)
+        made.options = options
+        return made
+
+
+def test_a_weight_in_4_bits_is_made_of_the_whole_one_rounded_to_bf16() -> None:
+    """Its own shape is that of packed bytes; the linear knows the whole one."""
+    layer = torch.nn.Linear(6, 4, bias=False)
+    layer.weight = Params4bit(torch.zeros(12, 1), requires_grad=False)
+    whole = torch.randn(4, 6)
+    asked: list[tuple[str, tuple[int, ...]]] = []
+    source: Any = SimpleNamespace(read=lambda *words: asked.append(words) or whole)
+    shards.fill(layer, source, CPU)
+    weight: Any = layer.weight
+    assert asked == [("weight", (4, 6))]
+    assert torch.equal(weight.data, whole.bfloat16()) and not weight.requires_grad
+    options = {"compress_statistics": True, "quant_type": "nf4", "quant_storage": torch.uint8, "module": layer}
+    assert weight.options == options
+    assert quantized.is_quantized(weight) and not quantized.is_quantized(torch.nn.Parameter(whole))
+
+
+def test_balanced_lays_layers_on_the_gpus_and_hands_them_to_accelerate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The GPUs are stood for by the CPU; on a CPU there is one device, and nothing to hand over."""
+    plan = tiny(tmp_path, "all", f"{BLOCK}.strategy=balanced", "recipe.clip_grad=1")
+    block: Any = plan.config.engine.huggingface
+    block.num_gpus = 2
+    assert block.strategy is Strategy.balanced
+    model, source = models.build(plan), sources.Drawn(plan, 7, CPU)
+    calls: dict[str, Any] = {}
+    monkeypatch.setattr(balanced, "free_bytes", lambda num_gpus: [2**30] * num_gpus)
+    give = models.give_memory
+    monkeypatch.setattr(
+        models, "give_memory", lambda model, places: calls.update(places=places) or give(model, torch.device("cpu"))
+    )
+    monkeypatch.setattr("accelerate.dispatch_model", lambda *words, **more: calls.update(handed=(words, more)))
+    monkeypatch.setattr(placement, "_prepared", lambda plan, model, device: calls.update(on=device) or model)
+    monkeypatch.setattr(placement, "TorchPlacement", lambda *words: words)
+    gpu = torch.device("cuda", 0)
+    assert placement.place(plan, model, source, gpu) == (plan, model, model)
+    devices = calls["handed"][0][1]
+    assert calls["handed"] == ((model, devices), {"force_hooks": True}) and set(devices.values()) == {0, 1}
+    assert calls["places"] == {name: torch.device("cuda", index) for name, index in devices.items()}
+    assert calls["on"] == gpu and torch.equal(model.lm_head.weight, source.read("lm_head.weight", (128, 32)))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_accelerate_is_told_where_it_computes_and_in_what(
+    precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[dict[str, Any]] = []
+    prepared = SimpleNamespace(prepare_model=lambda model, device_placement: told.append({"moves": device_placement}))
+    monkeypatch.setattr("accelerate.Accelerator", lambda **more: told.append(more) or prepared)
+    plan = tiny(tmp_path, "all", f"precision={precision}")
+    for device in ("cpu", "cuda"):
+        placement._prepared(plan, models.build(plan), torch.device(device))
+    mixed = "bf16" if precision == "bf16" else "no"
+    moves = {"moves": False}
+    assert told == [{"cpu": True, "mixed_precision": mixed}, moves, {"cpu": False, "mixed_precision": mixed}, moves]
