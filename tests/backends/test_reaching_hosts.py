@@ -134,9 +134,9 @@ def test_a_first_host_that_does_not_see_the_run_folder_is_refused(
 ) -> None:
     monkeypatch.setenv("SHARED", "false")
     plan = on("rig0", HERE)
+    opening = ssh.SshBackend().nodes(plan, at(tmp_path / "run", plan))
     with pytest.raises(ConfigError, match="HST-09: rank 0 writes the log, and rig0 does not see"):
-        with ssh.SshBackend().nodes(plan, at(tmp_path / "run", plan)):
-            raise AssertionError("nothing is started there")
+        opening.__enter__()
     assert notes().count("bye rig0") == 1, "it is told to end"
 
 
@@ -164,9 +164,9 @@ def test_a_host_that_does_not_start_is_named_with_what_it_said(
     run, real = at(tmp_path / "run", plan), opened._end
     monkeypatch.setattr(opened, "_end", lambda process: (real(process), ended.append(process)))
     good = ["env", "RUNSTOP_NODE=rig0", "python-there"]
+    opening = opened.opened(plan, run, "10.0.0.7", {"rig0": good, "rig1": ["sh", "-c", script]})
     with pytest.raises(SubmitError) as error:
-        with opened.opened(plan, run, "10.0.0.7", {"rig0": good, "rig1": ["sh", "-c", script]}):
-            raise AssertionError("nothing is started there")
+        opening.__enter__()
     errors = run / run_files.host_errors("rig1")
     assert (error.value.rule, error.value.where) == (rule, "cluster.hosts: rig1")
     assert error.value.what.startswith(f"rig1: {what}"), error.value.what
