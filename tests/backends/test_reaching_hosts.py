@@ -45,7 +45,8 @@ printf '{"kind": "join", "node": 0, "name": "%s"}\\n' "$RUNSTOP_NODE"
 while read -r line; do
   case $line in
     *'"kind": "plan"'*) printf '{"kind": "ready", "is_shared": %s}\\n' "${SHARED:-true}" ;;
-    *'"kind": "bye"'*) echo "bye $RUNSTOP_NODE" >>NOTES; exit ;;
+    *'"kind": "bye", "exit_code": 0}'*) echo "bye $RUNSTOP_NODE" >>NOTES; exit ;;
+    *'"kind": "bye"'*) exit ;;
   esac
 done
 """

@@ -329,3 +329,27 @@ def test_a_file_is_sent_in_parts_when_it_has_changed(tmp_path: Path, monkeypatch
     assert (lead / "adapters_0/deep/b").read_text() == "of b: 3456"
     (own / "facts/a").write_text("of a: 7")
     assert [part["name"] for part in files.parts(own, known)] == ["facts/a"] * 2
+
+
+def test_the_parts_of_files_that_a_node_sends_stay_in_the_folders_that_are_taken(tmp_path: Path) -> None:
+    own, lead = tmp_path / "own", tmp_path / "lead"
+    for name in ("rank_logs/a.out", "facts/rank_0001.json", "adapters_0.part/__1_0.distcp", "result_0.txt"):
+        (own / name).parent.mkdir(parents=True, exist_ok=True)
+        (own / name).write_bytes(name.encode() * 100_000)
+    (own / "rank_logs" / "link.out").symlink_to("/etc/passwd")
+    lead.mkdir()
+    known: files.Stamps = {}
+    for part in files.parts(own, known):
+        files.take(lead, part)
+    assert sorted(str(path.relative_to(lead)) for path in lead.rglob("*") if path.is_file()) == [
+        "adapters_0/__1_0.distcp",
+        "facts/rank_0001.json",
+        "rank_logs/a.out",
+    ]
+    assert (lead / "rank_logs/a.out").read_bytes() == (own / "rank_logs/a.out").read_bytes()
+    assert list(files.parts(own, known)) == [], "what has been sent is not sent again"
+    (lead / "rank_logs" / "out").symlink_to(tmp_path)
+    for name in ("ledger.json", "../x", "rank_logs/../plan.json", "/etc/x", "rank_logs/out/x", "rank_logs"):
+        with pytest.raises((BenchError, OSError)):
+            files.take(lead, {"name": name, "offset": 0, "data": ""})
+    assert not (tmp_path / "x").exists()

@@ -246,9 +246,7 @@ def test_a_variable_of_a_plan_that_is_not_set_or_hostile_is_refused(
     plan.config.cluster.paths.data = "$DATADIR"
     (tmp_path / "plan.json").write_text(plans.dumps(plan))
     monkeypatch.setenv("DATADIR", value) if value is not None else monkeypatch.delenv("DATADIR", raising=False)
-    with pytest.raises(
-        ConfigError, match=r"^CFG-06: DATADIR is .*\n  where: the environment\n  fix:   set it, with"
-    ):
+    with pytest.raises(ConfigError, match=r"^CFG-06: DATADIR is .*\n  where: the environment\n  fix:   set it, with"):
         folders.filled_in(tmp_path / "plan.json")
     monkeypatch.setenv("DATADIR", "a b'c")
     assert plans.loads(folders.filled_in(tmp_path / "plan.json")).config.cluster.paths.data == "a b'c"
