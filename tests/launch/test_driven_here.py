@@ -196,7 +196,7 @@ def test_what_is_followed_is_the_log_of_the_command(run: Run, monkeypatch: pytes
     assert "curves" not in followed[0] and "gpus" not in followed[0]
     assert [each["gpus"] for each in followed[1:]] == [(run.folder, 0), (run.folder, 1)]
     assert [each["curves"] for each in followed[1:]] == [(run.plan, run.folder, f"result_{k}") for k in (0, 1)]
-    run.plan = replace(plans.required_training(run.plan), base=None)
+    run.plan = run.nodes.plan = replace(plans.required_training(run.plan), base=None)
     del run.nodes.acts["prepare"]
     run_local._follow(run.nodes, prepare, run.folder, run_local.messages.to_stderr())  # type: ignore[arg-type]
     assert planned[-1] == (run.plan, prepare)
