@@ -62,12 +62,12 @@ def test_a_plan_or_a_script_with_a_secret_is_not_printed(verb: Verb, monkeypatch
         raise ConfigError("a secret", where="w", fix="f")
 
     monkeypatch.setattr(preflight, "require_no_secret", refuse)
-    for words in (("plan", *WORDS, "--json"), ("render", "task=lora_tiny", "cluster=dgx2")):
+    for words in (("plan", *WORDS, "--json"), ("render", "task=lora70b", "cluster=dgx2")):
         assert verb(*words) == (2, "", "a secret\n  where: w\n  fix:   f\n")
 
 
 def test_a_script_is_printed_as_it_would_be_submitted(verb: Verb) -> None:
-    words = ("task=lora_tiny", "cluster=dgx2")
+    words = ("task=lora70b", "cluster=dgx2")
     plan = compose.compose(list(words))
     assert verb("render", *words) == (0, backends.of(plan).render(plan), "")
     code, _, error = verb("render", *WORDS)

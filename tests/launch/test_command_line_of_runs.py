@@ -1,10 +1,13 @@
-"""`python -m bench.launch` as a Hydra application: what it plans, runs and says; a stand-in starts its runs."""
+"""`python -m bench.launch` as a Hydra application of few keys: what it plans, runs and says; nothing is started."""
 
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 import bench
 from bench import preflight
@@ -15,16 +18,34 @@ from bench.contract.plan import Plan
 from bench.errors import BenchError, ConfigError, Stopped
 from bench.launch import __main__ as launching
 from bench.launch import start
+from bench.planning import compose
 
-WORDS = ("task=pretrain_tiny", "cluster=local", "model.weights=random")
+CONFIG = """
+defaults: [_self_, override hydra/job_logging: none, override hydra/hydra_logging: none]
+seed_base: 1
+launch: {dry_run: false}
+hydra: {output_subdir: null, run: {dir: .}, sweep: {dir: "${oc.env:BENCH_SWEEP_DIR}"}, job: {chdir: false}}
+"""
 Launch = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
 def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Launch]:
     """Run it with these words; return its exit code, and what it printed and said."""
-    monkeypatch.setenv("LOGDIR", str(tmp_path))
-    monkeypatch.setenv("DATADIR", str(tmp_path))
+    plan = compose.compose(["task=pretrain_tiny", "cluster=local"])
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf/launch.yaml").write_text(CONFIG)
+
+    def plan_of(config: Any, overrides: list[str]) -> Plan:
+        if config.seed_base == 3:
+            raise ConfigError(f"no plan with {overrides}", where="w", fix="f")
+        made = replace(plan, name=f"seed {config.seed_base}")
+        made.config.launch.dry_run = config.launch.dry_run
+        return made
+
+    monkeypatch.setattr(launching, "CONF", tmp_path / "conf")
+    monkeypatch.setattr(launching, "typed", lambda config: config)
+    monkeypatch.setattr(launching, "plan_of", plan_of)
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
     monkeypatch.setenv("BENCH_SWEEP_DIR", "")
 
@@ -67,34 +88,35 @@ def starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Starts:
     return made
 
 
-def test_every_run_of_a_sweep_is_started_and_the_worst_outcome_counts(launch: Launch, starts: Starts) -> None:
-    starts.ends = [
-        1,
-        BenchError("a rank failed", where="w", fix="f", rule="RUN-02"),
-        ConfigError("no", where="w", fix="f"),
-    ]
-    code, said, error = launch("--multirun", *WORDS, "seed_base=5,6,7")
-    assert code == 2 and error == "RUN-02: a rank failed\n  where: w\n  fix:   f\nno\n  where: w\n  fix:   f\n"
-    assert said.splitlines()[-1] == "sweep of run1, run2", "the third one has left no folder"
-    assert [plan.trials[0].seed for plan, _ in starts.plans] == [5, 6, 7]
-    for seed, (_, config_yaml) in zip((5, 6, 7), starts.plans, strict=True):
-        assert f"seed_base={seed}" in config_yaml and "task=pretrain_tiny" in config_yaml
-        assert f"\nseed_base: {seed}\n" in config_yaml
+def test_every_run_of_a_sweep_is_started_and_the_worst_outcome_counts(
+    launch: Launch, starts: Starts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One cannot be planned, one fails, and a queue refuses the last one."""
+
+    def planned(codes: list[int]) -> list[tuple[Plan, Any, list[str]]]:
+        plan = compose.compose(["task=pretrain_tiny", "cluster=local"])
+        return [(plan, OmegaConf.create({"seed_base": seed}), []) for seed in range(3)]
+
+    failed = BenchError("a rank failed", where="w", fix="f", rule="RUN-02")
+    starts.ends = [1, failed, ConfigError("refused", where="w", fix="f")]
+    with monkeypatch.context() as patch:
+        patch.setattr(launching, "_planned", planned)
+        code, said, error = launch()
+    assert (code, said) == (2, "sweep of run1, run2\n"), "the last one has left no folder"
+    assert [line for line in error.splitlines() if line[0] != " "] == ["RUN-02: a rank failed", "refused"]
+    starts.ends, starts.folder = [0], starts.folder / "conf"
+    code, said, error = launch("--multirun", "seed_base=3,5")
+    assert (code, said.splitlines()[-1:]) == (2, []) and error.startswith("no plan with ['seed_base=3']\n  where: w")
+    plan, config_yaml = starts.plans[-1]
+    assert plan.name == "seed 5" and "seed_base=5" in config_yaml and "\nseed_base: 5\n" in config_yaml
 
 
 def test_a_single_run_has_no_table_of_runs_and_its_own_exit_code(launch: Launch, starts: Starts) -> None:
-    starts.ends = [0, Stopped(15)]
-    assert launch(*WORDS) == (0, "", "")
-    assert launch(*WORDS) == (143, "", "")
-    assert launch("--version") == (0, f"runstop {bench.__version__}\n", "") and len(starts.plans) == 2
-
-
-def test_what_cannot_be_planned_starts_nothing_of_its_own_and_the_rest(launch: Launch, starts: Starts) -> None:
-    starts.ends = [0]
-    code, _, error = launch("--multirun", *WORDS, "parallel.tp=3,1")
-    assert code == 2 and error.startswith("tp 3 does not divide") and len(starts.plans) == 1
-    code, _, error = launch(*WORDS, "recipe.lrr=1")
-    assert code == 2 and error.startswith("no key 'recipe.lrr'") and "did you mean recipe.lr?" in error
+    starts.ends = [Stopped(15)]
+    assert launch() == (143, "", "")
+    code, _, error = launch("seed_bse=1")
+    assert code == 2 and error.startswith("no key 'seed_bse'") and "did you mean seed_base?" in error
+    assert launch("--version") == (0, f"runstop {bench.__version__}\n", "") and len(starts.plans) == 1
 
 
 def test_a_dry_run_shows_the_plan_and_what_is_found(
@@ -103,8 +125,8 @@ def test_a_dry_run_shows_the_plan_and_what_is_found(
     shown: list[tuple[str, object]] = []
     monkeypatch.setattr(preflight, "inspect", lambda plan: "found")
     monkeypatch.setattr(plan_sheets, "show_plan", lambda plan, found: shown.append((plan.name, found)))
-    assert launch(*WORDS, "launch.dry_run=true") == (0, "", "")
-    assert shown == [("pretrain_tiny-local", "found")] and not starts.plans
+    assert launch("launch.dry_run=true") == (0, "", "")
+    assert shown == [("seed 1", "found")] and not starts.plans
 
 
 def test_a_config_that_is_only_shown_is_refused_as_its_run_would_be(monkeypatch: pytest.MonkeyPatch) -> None:
