@@ -46,7 +46,7 @@ class Study:
 
 @pytest.fixture
 def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
-    made = Study({name: One(tmp_path / name) for name in ("a.1", "b.1", "a.2")}, queues={"b.1"})
+    made = Study({name: One(tmp_path / "[bold]" / name) for name in ("a.1", "b.1", "a.2")}, queues={"b.1"})
     made.runs["a.2"].has_job = True
 
     def announce(session: object, todo: One, standings: object) -> None:
@@ -95,7 +95,7 @@ def test_who_stops_the_call_does_not_stop_the_job(
         in_turn.run(cast(Session, study))
     assert study.notes == ["?"] and not study.announced
     said = capsys.readouterr().err
-    assert said.startswith("the job goes on; python -m bench cancel ") and said.endswith("/a.2 ends it\n")
+    assert said.startswith("the job goes on; python -m bench cancel ") and said.endswith("/[bold]/a.2 ends it\n")
 
 
 def test_a_job_that_nobody_knows_any_more_has_ended(
