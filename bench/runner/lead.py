@@ -195,11 +195,16 @@ def finish(lead: Lead, exit_code: int, what: str) -> int:
     if shutil.disk_usage(lead.run).free <= LEAST_FREE_BYTES:
         what = with_rule("CFG-08", f"no space left for results: {what}")
     (lead.run / run_files.RESERVE).unlink(missing_ok=True)
+    code = ask(lead, _close, exit_code=exit_code, what=what, trials=lead.trial_numbers)
+    return exit_code or code
+
+
+def _close(run: Path, plan: Plan, args: Namespace) -> int:
+    """Write the last word, or say that it cannot be written."""
     try:
-        code = ask(lead, in_job.close, exit_code=exit_code, what=what, trials=lead.trial_numbers)
+        return in_job.close(run, plan, args)
     except OSError as error:
         print(
             with_rule("CFG-08", f"{run_files.STATUS} cannot be written: {error.strerror}"), file=sys.stderr, flush=True
         )
-        code = 1
-    return exit_code or code
+        return 1

@@ -1,16 +1,18 @@
 """What node 0 does with the commands of a plan, and how a run ends; nodes that only take notes stand for the ranks."""
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from argparse import Namespace
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from bench.backends.nodes.ending import START_AGAIN, STOPPED, TIME_IS_NEAR, Ending, NodeLostError
-from bench.contract import attempt, run_files
+from bench.contract import attempt, plan_paths, run_files
 from bench.contract import plan as plans
-from bench.contract.plan import Command, Plan
+from bench.contract.plan import Plan
+from bench.errors import BenchError, ConfigError
 from bench.planning import compose
 from bench.runner import lead as leads
 from bench.runner.lead import Lead
@@ -18,42 +20,9 @@ from bench.runs import ledger
 from bench.runs import status as statuses
 from bench.runs.ledger import Outcome
 from bench.runs.status import Ending as Ended
+from helpers.noted_nodes import Noted
+from helpers.planted_secrets import PLANTED
 from helpers.types import MakeLog
-
-Act = Callable[[], None]
-
-
-@dataclass
-class Noted:
-    """Nodes whose ranks do, in an instant, what a test says by the name of their command, and end with its codes."""
-
-    plan: Plan
-    names: list[str]
-    acts: dict[str, Act] = field(default_factory=dict)
-    codes: dict[str, dict[int, int]] = field(default_factory=dict)
-    """Exit codes so far; without any, all ranks have ended well."""
-    started: list[str] = field(default_factory=list)
-    num_stopped: int = 0
-    members: tuple[()] = ()
-    lost: NodeLostError | None = None
-
-    def start(self, command: Command, port: int) -> None:
-        self.started.append(command.name)
-        self.acts.get(command.name, lambda: None)()
-
-    def exit_codes(self) -> dict[int, int]:
-        if self.lost is not None:
-            raise self.lost
-        return self.codes.get(self.started[-1], dict.fromkeys(range(self.plan.world.num_ranks), 0))
-
-    def stop(self) -> None:
-        self.num_stopped += 1
-
-    def ask(self, question: str, *, check: Act, paths: list[str]) -> list[list[str]]:
-        return []
-
-    def drop_caches(self, words: list[str], *, check: Act) -> list[str]:
-        return [f"{name}: {' '.join(words)}" for name in self.names]
 
 
 @dataclass
@@ -181,3 +150,102 @@ def test_a_lost_node_is_blamed_unless_this_one_is_told_to_end_a_moment_later(
     monkeypatch.setattr(leads.time, "sleep", lambda s: run.lead.ending._stop(15, None))
     assert (run.ends(), run.status.rule) == (128 + 15, STOPPED.partition(":")[0])
     assert time.monotonic() - began_s < 5
+
+
+def test_what_is_not_prepared_is_made_once_and_every_node_must_have_it(run: Run, tmp_path: Path) -> None:
+    paths = [f"cluster.paths.{name}={tmp_path}" for name in ("data", "model", "logs")]
+    run.lead.plan = run.nodes.plan = compose.compose(["task=lora_tiny", "cluster=dgx2", "launch.force=true", *paths])
+    made = plan_paths.to_prepare(run.lead.plan)
+
+    def prepare() -> None:
+        for path in made:
+            Path(path).mkdir()
+
+    def cut_short() -> None:
+        run.lead.ending.limit_s = 0.0
+
+    run.nodes.acts = {"prepare": prepare, "trial 0": cut_short}
+    run.nodes.codes["trial 0"] = {}
+    assert run.ends() == START_AGAIN and run.lead.gain, "the next start need not prepare"
+    assert len(made) == 2 and run.nodes.asked == made
+    assert run.nodes.started.index("prepare") < run.nodes.started.index("trial 0") == len(run.nodes.started) - 1
+    before, run.lead.gain = len(run.nodes.started), False
+    run.lead.ending.why = run.lead.ending.limit_s = None
+    assert (run.ends(), run.status.rule) == (1, "SLU-07"), "and this one has finished nothing"
+    assert "prepare" not in run.nodes.started[before:] and run.nodes.asked == made * 2
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "rule", "during"),
+    [
+        (ConfigError("it cannot be", where="w", fix="f", rule="HST-10"), 2, "HST-10", "HST-10: it cannot be"),
+        (BenchError(f"{PLANTED['GitHub'][0]} is wrong", where="w", fix="f", rule="HST-02"), 1, "HST-02", "HST-02: "),
+        (OSError(28, "No space left on device"), 1, "CFG-08", "CFG-08: cannot write: No space left on device"),
+        (NodeLostError("node 1", "no beat"), 1, "HST-01", "HST-01: node 1 is gone: no beat"),
+    ],
+)
+def test_what_goes_wrong_between_commands_ends_the_run_with_its_reason(
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: Exception,
+    code: int,
+    rule: str,
+    during: str,
+) -> None:
+    monkeypatch.setattr(leads, "SETTLE_S", 0.0)
+    run.lead.restarts = False
+
+    def join() -> None:
+        assert (run.lead.run / run_files.RESERVE).stat().st_size == 2**18
+        raise error
+
+    assert leads.drive(run.lead, join) == code
+    assert (run.status.outcome, run.status.exit_code, run.status.rule) == (Ended.failed, code, rule)
+    said = capsys.readouterr().err
+    assert PLANTED["GitHub"][1] not in said and (isinstance(error, OSError | NodeLostError) or f"{rule}: " in said)
+    assert str(run.status.during).startswith(during) and not run.nodes.started
+
+
+def test_a_question_that_fails_is_one_that_is_answered_no(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A defect of its own is told with its traceback, as by a process of its own, and does not end this one."""
+
+    def begin(folder: Path, plan: Plan, words: Namespace) -> int:
+        assert (folder, plan, vars(words)) == (
+            run.lead.run,
+            run.lead.plan,
+            {"trial": 0, "job": "7", "nodes": "rig0,rig1"},
+        )
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(leads.in_job, "begin", begin)
+    assert run.ends() == 1 and "Traceback" in capsys.readouterr().err
+    assert run.status.during == "opening trial 0 failed"
+    monkeypatch.setattr(leads.in_job, "begin", lambda *ignored: 6)
+    assert run.ends() == 6
+
+    def refuses(*ignored: object) -> int:
+        raise ConfigError("refused", where="w", fix="f")
+
+    monkeypatch.setattr(leads.in_job, "open_", refuses)
+    assert run.ends() == 2 and run.status.during == "opening the run failed"
+    assert "refused\n  where: w" in capsys.readouterr().err
+
+
+def test_a_last_word_that_finds_no_room_says_so(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ledger.create(run.lead.run, run.lead.plan)
+    for free, said in ((2**20, "CFG-08: no space left for results: it failed"), (2**20 + 1, "it failed")):
+        monkeypatch.setattr(leads.shutil, "disk_usage", lambda path, free=free: SimpleNamespace(free=free))
+        assert leads.finish(run.lead, 3, "it failed") == 3 and run.status.during == said
+
+    def full(*ignored: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(statuses, "write", full)
+    for exit_code, expected in ((0, 1), (3, 3)):
+        assert leads.finish(run.lead, exit_code, "it failed") == expected
+        assert capsys.readouterr().err == "CFG-08: status.json cannot be written: No space left on device\n"

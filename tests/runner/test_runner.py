@@ -247,33 +247,6 @@ def test_a_start_whose_time_is_up_before_it_has_finished_anything_is_not_repeate
     assert "has finished nothing" in str(status.during)
 
 
-def test_the_parts_of_files_that_a_node_sends_stay_in_the_folders_that_are_taken(tmp_path: Path) -> None:
-    from bench.backends.nodes import files
-    from bench.errors import BenchError
-
-    own, lead = tmp_path / "own", tmp_path / "lead"
-    for name in ("rank_logs/a.out", "facts/rank_0001.json", "adapters_0.part/__1_0.distcp", "result_0.txt"):
-        (own / name).parent.mkdir(parents=True, exist_ok=True)
-        (own / name).write_bytes(name.encode() * 100_000)
-    (own / "rank_logs" / "link.out").symlink_to("/etc/passwd")
-    lead.mkdir()
-    known: files.Stamps = {}
-    for part in files.parts(own, known):
-        files.take(lead, part)
-    assert sorted(str(path.relative_to(lead)) for path in lead.rglob("*") if path.is_file()) == [
-        "adapters_0/__1_0.distcp",
-        "facts/rank_0001.json",
-        "rank_logs/a.out",
-    ]
-    assert (lead / "rank_logs/a.out").read_bytes() == (own / "rank_logs/a.out").read_bytes()
-    assert list(files.parts(own, known)) == [], "what has been sent is not sent again"
-    (lead / "rank_logs" / "out").symlink_to(tmp_path)
-    for name in ("ledger.json", "../x", "rank_logs/../plan.json", "/etc/x", "rank_logs/out/x", "rank_logs"):
-        with pytest.raises((BenchError, OSError)):
-            files.take(lead, {"name": name, "offset": 0, "data": ""})
-    assert not (tmp_path / "x").exists()
-
-
 def shorten(two: Two) -> None:
     """Let the trial that goes on end after a few steps."""
     plan = json.loads(text(two.lead / "plan.json"))

@@ -1,0 +1,255 @@
+"""How hosts are reached, asked and given up: ssh and the Python of a host are small scripts that take notes."""
+
+import os
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bench.backends import ssh
+from bench.backends.nodes import nodes as every_node
+from bench.backends.nodes import opened
+from bench.backends.nodes.processes import PACKAGES
+from bench.contract import plan as plans
+from bench.contract import run_files
+from bench.contract.hosts import Ssh
+from bench.contract.plan import Plan
+from bench.errors import ConfigError, SubmitError
+from bench.planning import compose
+from bench.rules import RULES
+from bench.rules.check import Finding
+
+HERE = socket.gethostname()
+SSH = """#!/bin/sh
+for word; do line=$name; name=$word; done
+line=$name
+echo "$*" >>NOTES
+case "$*" in
+  -G*bare) exit 255 ;;
+  -G*) echo "user me"; echo "hostname 10.0.0.7"; echo "hostnames none" ;;
+  *no-key*) echo "me@no-key: Permission denied (publickey)." >&2; echo "bye" >&2; exit 255 ;;
+  *silent*) exit 9 ;;
+  *) exec sh -c "$line" ;;
+esac
+"""
+PYTHON = """#!/bin/sh
+echo "$RUNSTOP_NODE $*" >>NOTES
+[ "$1" = -c ] && exit
+echo Welcome to this host
+printf '{"kind": "join", "node": 0, "name": "%s"}\\n' "$RUNSTOP_NODE"
+while read -r line; do
+  case $line in
+    *'"kind": "plan"'*) printf '{"kind": "ready", "is_shared": %s}\\n' "${SHARED:-true}" ;;
+    *'"kind": "bye", "exit_code": 0}'*) echo "bye $RUNSTOP_NODE" >>NOTES; exit ;;
+    *'"kind": "bye"'*) exit ;;
+  esac
+done
+"""
+
+
+@pytest.fixture
+def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
+    path = tmp_path / "notes"
+    (tmp_path / "bin").mkdir()
+    for name, text in (("ssh", SSH), ("python-there", PYTHON)):
+        (tmp_path / "bin" / name).write_text(text.replace("NOTES", str(path)))
+        (tmp_path / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.setattr(every_node, "POLL_S", 0.005)
+    return lambda: path.read_text().splitlines()
+
+
+def planned(*overrides: str) -> Plan:
+    plan = compose.compose(["task=lora_tiny", "cluster=hosts", *overrides])
+    plan.config.cluster.ssh = Ssh(python="python-there", options=["-F", "mine"])
+    return plan
+
+
+def on(*hosts: str) -> Plan:
+    plan = planned()
+    plan.config.cluster.hosts = [*hosts]
+    return plan
+
+
+def at(folder: Path, plan: Plan) -> Path:
+    """Return a run's folder with its plan."""
+    (folder / run_files.RANK_LOGS).mkdir(parents=True)
+    (folder / run_files.PLAN).write_text(plans.dumps(plan))
+    return folder
+
+
+OPTIONS = (
+    "-F mine -o BatchMode=yes -o StrictHostKeyChecking=yes -o ConnectTimeout=10 "
+    "-o ServerAliveInterval=5 -o ServerAliveCountMax=3"
+)
+
+
+def test_a_node_is_started_by_ssh_and_on_this_machine_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "")
+    monkeypatch.setattr(socket, "gethostname", lambda: "rig0.site")
+    plan = planned()
+    line = (
+        f"exec env PYTHONPATH={shlex.quote(str(PACKAGES))} PYTHONSAFEPATH=1 RUNSTOP_NODE={{}} "
+        "python-there -m bench.runner '/runs/a b' --node {} --stdio"
+    )
+    for name in ("rig0", "rig0.site", "localhost"):
+        assert ssh.command(plan, Path("/runs/a b"), 3, name) == ["sh", "-c", line.format(name, 3)]
+    words = ["ssh", "-T", *OPTIONS.split(), "--", "me@rig1", line.format("me@rig1", 1)]
+    assert ssh.command(plan, Path("/runs/a b"), 1, "me@rig1") == words
+    contained = planned("container=podman", "container.image=me/bench:1", "cluster.device=cpu")
+    *_, line = ssh.command(contained, Path("/runs/a"), 1, "rig1")
+    assert line.startswith("exec podman run ") and line.endswith(
+        " --env=RUNSTOP_NODE=rig1 --entrypoint= me/bench:1 python -m bench.runner /runs/a --node 1 --stdio"
+    )
+    ours = planned()
+    ours.config.cluster.ssh = None
+    assert f" {shlex.quote(sys.executable)} -m bench.runner " in ssh.command(ours, Path("/r"), 0, "rig0")[2]
+    assert ssh.on_host(ours, "rig1", "true")[2:-3] == OPTIONS.split()[2:]
+    assert ssh.SshBackend().rank_environment(ours) == ours.environment
+
+
+def test_the_nodes_of_a_run_are_open_while_it_lasts(notes: Callable[[], list[str]], tmp_path: Path) -> None:
+    """Each host's login shell says something first; rank 0 is where ssh finds the first host."""
+    plan = on("rig0", HERE)
+    run = at(tmp_path / "run", plan)
+    with ssh.SshBackend().nodes(plan, run) as nodes:
+        assert nodes.names == ["rig0", HERE] and [each.number for each in nodes.members] == [0, 1]
+        assert nodes._host == "10.0.0.7"
+        assert not any(line.startswith("bye") for line in notes())
+    asked, *rest = notes()
+    assert asked == f"-G {OPTIONS} -- rig0"
+    words = [f"{name} -m bench.runner {run} --node {number} --stdio" for number, name in enumerate(nodes.names)]
+    assert {*words, "bye rig0", f"bye {HERE}"} <= {*rest}
+    assert ssh._address("me@bare", plan) == "bare" and ssh._address("me@rig1", plan) == "10.0.0.7"
+    assert [(run / run_files.host_errors(name)).read_text() for name in nodes.names] == ["", ""]
+
+
+def test_a_first_host_that_does_not_see_the_run_folder_is_refused(
+    notes: Callable[[], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHARED", "false")
+    plan = on("rig0", HERE)
+    opening = ssh.SshBackend().nodes(plan, at(tmp_path / "run", plan))
+    with pytest.raises(ConfigError, match="HST-09: rank 0 writes the log, and rig0 does not see"):
+        opening.__enter__()
+    assert notes().count("bye rig0") == 1, "it is told to end"
+
+
+@pytest.mark.parametrize(
+    ("script", "rule", "what", "fix"),
+    [
+        ("echo 'ssh: Could not resolve hostname rig1: no' >&2; echo later >&2", "HST-06", "ssh: Could not", None),
+        ("echo of a shell; echo 'its last word' >&2; echo >&2", None, "its last word", "read "),
+        ('echo \'{"kind": "ready"}\'; cat >/dev/null', None, "says 'ready', and not join", "read "),
+        ("exit 3", None, "the connection has ended", "read "),
+    ],
+)
+def test_a_host_that_does_not_start_is_named_with_what_it_said(
+    notes: Callable[[], list[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    script: str,
+    rule: str | None,
+    what: str,
+    fix: str | None,
+) -> None:
+    plan, ended = planned(), []
+    run, real = at(tmp_path / "run", plan), opened._end
+    monkeypatch.setattr(opened, "_end", lambda process: (real(process), ended.append(process)))
+    good = ["env", "RUNSTOP_NODE=rig0", "python-there"]
+    opening = opened.opened(plan, run, "10.0.0.7", {"rig0": good, "rig1": ["sh", "-c", script]})
+    with pytest.raises(SubmitError) as error:
+        opening.__enter__()
+    errors = run / run_files.host_errors("rig1")
+    assert (error.value.rule, error.value.where) == (rule, "cluster.hosts: rig1")
+    assert error.value.what.startswith(f"rig1: {what}"), error.value.what
+    assert error.value.fix == (RULES[rule].fix if rule else f"{fix}{errors}")
+    assert [process.poll() is not None for process in ended] == [True, True] and "bye rig0" in notes()
+
+
+def test_a_process_that_does_not_end_by_itself_is_told_to_and_then_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    ways = (
+        ("cat", 0, 15.0),
+        ("exec sleep 60", -15, 0.1),
+        ('trap "" TERM; echo; while :; do sleep 1; done', -9, 0.01),
+        ('trap "exit 4" TERM; echo; while :; do sleep 0.01; done', 4, 0.15),
+    )
+    for script, code, ends_s in ways:
+        monkeypatch.setattr(opened, "ENDS_S", ends_s)
+        words = ["sh", "-c", script]
+        process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0, bufsize=0)
+        if "echo" in script:
+            assert process.stdout is not None and process.stdout.read(1) == b"\n"
+        opened._end(process)
+        assert process.returncode == code, script
+        assert process.stdin is not None and process.stdin.closed and process.stdout is not None
+        assert process.stdout.closed
+
+
+def test_an_answer_is_known_by_its_last_line_that_shows_a_rule() -> None:
+    text = "ssh: Could not resolve hostname a: no\n  x: Permission denied (publickey).  \nConnection to b closed.\n\n"
+    assert opened.recognised(text, "y") == ("x: Permission denied (publickey).", "HST-04")
+    assert opened.recognised("RuntimeError: CUDA out of memory\nlast \n \n", "y") == ("last", None)
+    assert opened.recognised(" \n", "y") == ("y", None)
+
+
+def test_every_host_is_asked_whether_it_can_start_ranks(
+    notes: Callable[[], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = ssh.SshBackend()
+    plan = on("rig0", "no-key", "silent", "localhost")
+    assert {tier: [check.what for check in checks] for tier, checks in backend.checks(plan).items()} == {
+        "laptop": ["container", "groups of GPUs"],
+        "login": ["hosts"],
+    }
+    assert backend.subject(plan, "laptop").answers == {}
+    good, refused, silent, local = ssh.reached(backend.subject(plan, "login"))
+    assert (good, local) == ("rig0", "localhost")
+    assert isinstance(refused, Finding) and isinstance(silent, Finding)
+    assert (refused.rule, refused.what) == ("HST-04", "no-key: me@no-key: Permission denied (publickey).")
+    assert (silent.rule, silent.what) == ("HST-07", "silent: exit code 9")
+    assert [each.fix for each in (refused, silent)] == [RULES[rule].fix for rule in ("HST-04", "HST-07")]
+    assert refused.where == "cluster.hosts" and refused.severity == "error"
+    line = f"env PYTHONPATH={PACKAGES} PYTHONSAFEPATH=1 python-there -c 'import bench.runner'"
+    assert f"-T {OPTIONS} -- rig0 {line}" in notes() and notes().count(" -c import bench.runner") == 2
+    contained = planned("container=podman", "container.image=me/bench:1", "cluster.device=cpu")
+    contained.config.cluster.hosts = ["localhost", "rig1"]
+    for name in ("sh", "env"):
+        (tmp_path / "bin" / name).symlink_to(str(shutil.which(name)))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    (tmp_path / "bin/podman").write_text(f'#!/bin/sh\necho podman "$@" >>{tmp_path}/notes\nexit 5\n')
+    found = list(ssh.reached(backend.subject(contained, "login")))
+    assert [str(each.rule) for each in found if isinstance(each, Finding)] == ["HST-08"] * 2
+    (tmp_path / "bin/podman").chmod(0o755)
+    found = list(ssh.reached(backend.subject(contained, "login")))
+    assert [each.what for each in found if isinstance(each, Finding)] == [
+        f"{name}: exit code 5" for name in ("localhost", "rig1")
+    ]
+    assert notes().count("podman version") == 2
+
+
+def test_what_cannot_be_asked_is_an_answer_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    absent = ssh._asked(["no-such-ssh", "-T"])
+    assert (absent.exit_code, absent.out) == (127, "")
+    assert absent.err == "no-such-ssh: command not found on this machine"
+    monkeypatch.setattr(ssh, "ASKING_S", 0.01)
+    late = ssh._asked(["sleep", "9"])
+    assert (late.exit_code, late.out, late.err) == (1, "", "no answer within 0.01 s")
+    monkeypatch.undo()
+    said = ssh._asked(["sh", "-c", "cat; echo out; echo err >&2; exit 4"])
+    assert (said.exit_code, said.out, said.err) == (4, "out\n", "err\n")
+
+
+def test_groups_of_gpus_that_are_no_replicas_are_named(tmp_path: Path) -> None:
+    plan = planned("parallel.tp=2", "parallel.pp=1", "parallel.cp=2")
+    plan.config.cluster.hosts = ["rig0:4x2", "rig1", "rig2:2x4", "rig3:8x1"]
+    first, second = ssh.groups(ssh.SshBackend().subject(plan, "laptop"))
+    assert (first.rule, first.what) == ("HST-11", "rig0 has groups of 2 GPUs, and a replica of the model takes 4")
+    assert (first.where, first.fix) == ("cluster.hosts", "let parallel.tp x pp x cp be 2, or leave the groups out")
+    assert second.what.startswith("rig3 has groups of 1 GPUs")

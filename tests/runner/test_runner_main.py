@@ -1,0 +1,281 @@
+"""What `python -m bench.runner` does on a lead and on another node, and the run folder that it works in."""
+
+import fcntl
+import io
+import os
+import signal
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.backends.nodes import member, sharing
+from bench.backends.nodes.ending import STOPPED, CutShortError, Ending, NodeLostError
+from bench.backends.nodes.nodes import Nodes
+from bench.contract import plan as plans
+from bench.contract import run_files
+from bench.contract.plan import Plan
+from bench.errors import BenchError, ConfigError
+from bench.planning import compose
+from bench.runner import __main__ as runner
+from bench.runner import folder as folders
+from bench.runner import lead as leads
+from bench.runner.lead import Lead
+
+MAIN = Callable[..., int]
+
+
+@pytest.fixture
+def main(monkeypatch: pytest.MonkeyPatch) -> Iterator[MAIN]:
+    """Run it with these words; signals are left as they were."""
+    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
+
+    def main(*words: object) -> int:
+        monkeypatch.setattr(sys, "argv", ["bench.runner", *map(str, words)])
+        with pytest.raises(SystemExit) as stop:
+            runner.main()
+        assert isinstance(stop.value.code, int)
+        return stop.value.code
+
+    yield main
+    for number, handler in kept.items():
+        signal.signal(number, handler)
+
+
+def planned(num_nodes: int = 2) -> Plan:
+    words = ["task=lora_tiny", "cluster=hosts", "cluster.device=cpu", "cluster.gpu=null", "cluster.ranks_per_node=1"]
+    plan = compose.compose(words)
+    return replace(plan, world=replace(plan.world, num_nodes=num_nodes))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / run_files.PLAN).write_text(plans.dumps(planned()))
+    return tmp_path / "run"
+
+
+@dataclass
+class Asked:
+    """What a lead was asked to do, in place of doing it."""
+
+    calls: list[tuple[Any, ...]]
+    leads: list[Lead]
+    ends: Callable[[], int] = lambda: 4
+
+    def drive(self, lead: Lead, join: Callable[[], None]) -> int:
+        self.leads.append(lead)
+        print("on the screen")
+        print("of an error", file=sys.stderr)
+        join()
+        return self.ends()
+
+    @property
+    def lead(self) -> Lead:
+        return self.leads[-1]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
+    made = Asked([], [])
+
+    def noted(name: str, *shown: str) -> Callable[..., None]:
+        return lambda nodes, *words, **more: made.calls.append((name, *words, *(more.get(key) for key in shown)))
+
+    monkeypatch.setattr(leads, "drive", made.drive)
+    monkeypatch.setattr(Nodes, "join", noted("join", "token", "within_s"))
+    monkeypatch.setattr(Nodes, "send_plan", noted("send the plan"))
+    monkeypatch.setattr(Nodes, "bye", noted("bye"))
+    monkeypatch.setattr(sharing, "require_shared", noted("is shared"))
+    monkeypatch.setenv("RUNSTOP_TOKEN", "ours")
+    return made
+
+
+def test_the_lead_drives_the_run_with_what_it_is_told(
+    main: MAIN, run: Path, asked: Asked, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner.time, "monotonic", lambda: 1000.0)
+    words = ("--node", 0, "--lead", "[::1]:70", "--join-s", 2.5, "--limit-min", 0.5, "--trial-min", 7)
+    assert main(run, *words, "--job", "j7", "--attempt", 3, "--restarts") == 4
+    assert asked.calls == [("join", 70, "ours", 2.5), ("send the plan",), ("is shared",), ("bye", 4)]
+    lead = asked.lead
+    assert (lead.run, lead.job, lead.restarts, lead.trials, lead.ending.limit_s) == (run, "j7", True, [0], 1030.0)
+    assert (lead.nodes._host, lead.nodes._own, lead.nodes.plan) == ("::1", lead.plan.environment, lead.plan)
+    assert lead.plan == plans.within(planned(), 7) != planned() and not lead.gain
+    said = capsys.readouterr()
+    first = f"job j7, attempt 3, {lead.plan.name} on 2 nodes"
+    assert (said.out, said.err) == (f"{first}\non the screen\n", "of an error\n")
+    kept = (run / run_files.RUNNER_OUTPUT).read_text()
+    assert kept == f"{first}\non the screen\nof an error\n"
+    signal.raise_signal(signal.SIGTERM)
+    assert (lead.ending.why, lead.ending.signum) == (STOPPED, signal.SIGTERM)
+    monkeypatch.setenv("RUNSTOP_TOKEN", "ours")
+    assert main(run, "--node", 0) == 4
+    assert (asked.lead.job, asked.lead.restarts, asked.lead.ending.limit_s) == (str(run), False, None)
+    assert asked.lead.plan == planned() and asked.calls[4] == ("join", 0, "ours", 900.0)
+    assert (run / run_files.RUNNER_OUTPUT).read_text().startswith(f"{kept}job {run}, attempt 0, ")
+
+
+def test_a_run_on_one_node_needs_no_token_and_one_on_two_does(
+    main: MAIN, run: Path, asked: Asked, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("RUNSTOP_TOKEN")
+    assert main(run, "--node", 0) == 2 and not asked.leads
+    assert "the nodes of this run have no token by which they know each other" in capsys.readouterr().err
+    (run / run_files.PLAN).write_text(plans.dumps(planned(1)))
+    assert main(run, "--node", 0) == 4 and asked.calls[0][:3] == ("join", 0, "")
+    assert main(run.parent / "absent", "--node", 0) == 2 and not (run.parent / "absent").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "words", "code", "said"),
+    [
+        (CutShortError(STOPPED), (), 130, f"{STOPPED}\n"),
+        (NodeLostError("the lead", "no beat"), (), 1, "HST-01: the lead is gone: no beat\n"),
+        (NodeLostError("the lead", "no beat"), ("--restarts",), 75, "HST-01: the lead is gone: no beat\n"),
+        (ConfigError("refused", where="w", fix="f"), (), 2, "refused\n  where: w\n  fix:   f\n"),
+        (BenchError("late", where="w", fix="f"), (), 1, "late\n  where: w\n"),
+        (None, (), 9, ""),
+    ],
+)
+def test_another_node_obeys_and_says_what_ended_it(
+    main: MAIN,
+    run: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: BaseException | None,
+    words: tuple[str, ...],
+    code: int,
+    said: str,
+) -> None:
+    monkeypatch.setenv("RUNSTOP_TOKEN", "ours")
+    calls: list[tuple[Any, ...]] = []
+
+    def join(lead: tuple[str, int], number: int, *, token: str, within_s: float, check: Callable[[], None]) -> str:
+        calls.append((lead, number, token, within_s))
+        check()
+        return "joined"
+
+    def obey(channel: object, number: int, folder: Path, *, check: Callable[[], None]) -> int:
+        calls.append((channel, number, folder))
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(CutShortError):
+            check()
+        if error is not None:
+            raise error
+        return 9
+
+    monkeypatch.setattr(member, "join", join)
+    monkeypatch.setattr(member, "obey", obey)
+    monkeypatch.setattr(member, "by_streams", lambda number: f"streams of {number}")
+    monkeypatch.chdir(run.parent)
+    assert main("run", "--node", 2, "--lead", "rig0:65535", "--join-s", 3, *words) == code
+    assert calls == [(("rig0", 65535), 2, "ours", 3.0), ("joined", 2, run)]
+    assert capsys.readouterr().err.startswith(said)
+    assert main("run", "--node", 0, "--stdio", *words) == code and calls[2:] == [("streams of 0", 0, run)]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--node", "-1"], "'-1' is not 0, 1, 2, …"),
+        (["--node", "x"], "'x' is not 0, 1, 2"),
+        (["--node", "0", "--lead", "rig0"], "'rig0' is not HOST:PORT"),
+        (["--node", "0", "--lead", ":1"], "':1' is not HOST:PORT"),
+        (["--node", "0", "--lead", "rig0:0"], "'rig0:0' is not HOST:PORT"),
+        (["--node", "0", "--lead", "rig0:65536"], "'rig0:65536' is not HOST:PORT"),
+        (["--node", "0", "--lead", "rig0:x"], "'rig0:x' is not HOST:PORT"),
+        ([], "required: --node"),
+    ],
+)
+def test_words_that_name_no_node_or_lead_are_refused(
+    main: MAIN, run: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(run, *words) == 2 and said in capsys.readouterr().err
+
+
+def test_what_is_printed_is_counted_as_the_screen_does() -> None:
+    screen, kept = io.StringIO(), io.StringIO()
+    tee = runner.Tee(screen, kept)
+    assert tee.write("four") == 4 and screen.getvalue() == kept.getvalue() == "four" and not tee.isatty()
+
+
+def test_a_new_run_folder_gets_its_plan_from_a_file_and_an_old_one_keeps_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, file, run = planned(), tmp_path / "mine.json", tmp_path / "deep/run"
+    run.parent.mkdir(mode=0o755)
+    paths = plan.config.cluster.paths
+    paths.data, paths.model, paths.logs = "$DATADIR/x", "$DATA", "/logs"
+    file.write_text(plans.dumps(plan))
+    monkeypatch.setenv("DATADIR", "/of/rows")
+    monkeypatch.setenv("DATA", "/of/models")
+    before = os.umask(0)
+    try:
+        with folders.opened(run, file) as found:
+            assert found == plans.load(run / run_files.PLAN)
+            filled = found.config.cluster.paths
+            assert (filled.data, filled.model, filled.logs) == ("/of/rows/x", "/of/models", "/logs")
+            with (run / run_files.RUN_LOCK).open() as lock, pytest.raises(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with pytest.raises(ConfigError, match="CFG-05: another process drives this run"):
+                folders.opened(run, None).__enter__()
+    finally:
+        os.umask(before)
+    for folder in (run, run / run_files.RANK_LOGS):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o755
+    monkeypatch.setenv("DATA", "/elsewhere")
+    with folders.opened(run, file) as again, folders.output(run) as output:
+        assert again == found and output.name == str(run / run_files.RUNNER_OUTPUT)
+    with folders.opened(run, None) as again:
+        assert again == found
+    run.chmod(0o777)
+    with pytest.raises(ConfigError, match="others may write in this run folder"):
+        folders.opened(run, None).__enter__()
+
+
+@pytest.mark.parametrize("value", [None, "", 'a"b', "a\\b", "a$b", "a`b", "a\x1f", "\n"])
+def test_a_variable_of_a_plan_that_is_not_set_or_hostile_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str | None
+) -> None:
+    plan = planned()
+    plan.config.cluster.paths.data = "$DATADIR"
+    (tmp_path / "plan.json").write_text(plans.dumps(plan))
+    monkeypatch.setenv("DATADIR", value) if value is not None else monkeypatch.delenv("DATADIR", raising=False)
+    with pytest.raises(ConfigError, match=r"^CFG-06: DATADIR is .*\n  where: the environment\n  fix:   set it, with"):
+        folders.filled_in(tmp_path / "plan.json")
+    monkeypatch.setenv("DATADIR", "a b'c")
+    assert plans.loads(folders.filled_in(tmp_path / "plan.json")).config.cluster.paths.data == "a b'c"
+
+
+def test_a_run_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "plan.json").write_text(plans.dumps(planned()))
+    with pytest.raises(BenchError, match=r"CFG-08: cannot write: .*\n  where: .*/file/run"):
+        folders.opened(tmp_path / "file/run", tmp_path / "plan.json").__enter__()
+
+
+def test_why_a_process_must_end_is_kept(monkeypatch: pytest.MonkeyPatch, main: MAIN) -> None:
+    """Time that runs out is a reason of its own; whoever cancels the run is the last word."""
+    now_s = [5.0]
+    monkeypatch.setattr("bench.backends.nodes.ending.time.monotonic", lambda: now_s[0])
+    ending = Ending(limit_s=6.0)
+    ending.listen()
+    for now_s[0] in (5.0, 6.0):
+        ending.check()
+    now_s[0] = 6.1
+    with pytest.raises(CutShortError, match="^SLU-07: the time limit is near$"):
+        ending.check()
+    signal.raise_signal(signal.SIGINT)
+    assert (ending.why, ending.signum) == (STOPPED, signal.SIGINT)
+    signal.raise_signal(signal.SIGUSR1)
+    assert ending.why == STOPPED
+    ending.why, now_s[0] = None, 0.0
+    signal.raise_signal(signal.SIGUSR1)
+    with pytest.raises(CutShortError, match="^SLU-07: "):
+        ending.check()
+    Ending().check()
