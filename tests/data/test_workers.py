@@ -125,11 +125,11 @@ def test_the_first_error_by_the_order_of_the_questions_is_told(processes: list[P
 
 def test_a_process_that_ends_is_named_with_its_exit_code(processes: list[Process]) -> None:
     """Before an answer, or before it takes a question; the other one is ended with it."""
-    with pytest.raises(BenchError, match="a process that tokenises ended with exit code -9") as ended:
-        with workers.started(2, SETTINGS) as ask:
-            for process in processes:
-                process.answer = lambda asked: ""
-            list(ask(numbered(3)))
+    why = "a process that tokenises ended with exit code -9"
+    with pytest.raises(BenchError, match=why) as ended, workers.started(2, SETTINGS) as ask:
+        for process in processes:
+            process.answer = lambda asked: ""
+        list(ask(numbered(3)))
     assert ended.value.where == f"{sys.executable} -m jobs.data.worker {os.getpid()}"
     assert [process.did for process in processes] == [["killed", "waited for"]] * 2
     with pytest.raises(BenchError, match="exit code -9"), workers.started(1, SETTINGS) as ask:

@@ -160,7 +160,10 @@ def test_adapters_of_a_peft_folder_are_those_of_the_engine(tmp_path: Path) -> No
 
 def test_another_model_s_checkpoint_is_refused(base: tuple[Path, dict[str, Tensor]], tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    other, reasons = built("model.num_layers=3"), (": .*Global shape mismatch", ": .*/empty is not a distributed checkpoint$")
+    other, reasons = (
+        built("model.num_layers=3"),
+        (": .*Global shape mismatch", ": .*/empty is not a distributed checkpoint$"),
+    )
     for engine, folder, reason in ((other, base[0], reasons[0]), (built(), tmp_path / "empty", reasons[1])):
         with pytest.raises(ConfigError) as refused:
             checkpoint.load(engine, folder, adapters=False)

@@ -53,16 +53,21 @@ def saved(folder: Path, tensors: dict[str, Tensor]) -> Path:
     return folder
 
 
-def test_an_exported_folder_has_one_adapter_for_each_of_q_k_and_v(
-    of_plan: tuple[Model, Lora], tmp_path: Path
-) -> None:
+def test_an_exported_folder_has_one_adapter_for_each_of_q_k_and_v(of_plan: tuple[Model, Lora], tmp_path: Path) -> None:
     """linear_qkv has, group by group, the rows of two queries, of a key and of a value."""
     (model, lora), whole = of_plan, numbered()
     folder = tmp_path / "peft"
     adapters.export(saved(tmp_path / "saved", whole), folder, model=model, lora=lora, base="a/base")
     assert json.loads((folder / "adapter_config.json").read_text()) == {
-        **{"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": "a/base", "inference_mode": True},
-        **{"r": 3, "lora_alpha": 7, "lora_dropout": 0.25, "bias": "none", "fan_in_fan_out": False},
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": "a/base",
+        "inference_mode": True,
+        "r": 3,
+        "lora_alpha": 7,
+        "lora_dropout": 0.25,
+        "bias": "none",
+        "fan_in_fan_out": False,
         "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"],
     }
     found = load_file(folder / "adapter_model.safetensors")
