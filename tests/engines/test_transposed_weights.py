@@ -1,4 +1,4 @@
-"""Transposed weights ahead of their GEMMs: which buffer has which linear, and who waits for whom, on made-up streams."""
+"""Weights transposed ahead of GEMMs: which buffer has which linear, and who waits for whom, on made-up streams."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

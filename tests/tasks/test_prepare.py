@@ -182,8 +182,7 @@ def test_a_cache_is_locked_by_who_creates_something_there(monkeypatch: pytest.Mo
     def cases(plan: Plan, who: Rank) -> list[Path]:
         locked.clear()
         with prepare.cache_locked(plan, who):
-            inside = [*locked]
-        return inside
+            return [*locked]
 
     monkeypatch.setattr(prepare, "alone", noted)
     first, second = Rank(0, 0, 2, "", 0), Rank(1, 1, 2, "", 0)

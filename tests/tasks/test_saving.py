@@ -1,4 +1,4 @@
-"""Checkpoints of one rank whose engine writes a word: how long they are kept, what is damaged, and who goes on where."""
+"""Checkpoints of one rank whose engine writes a word: how long they are kept, what is damaged, who goes on where."""
 
 import errno
 import json
