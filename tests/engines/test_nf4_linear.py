@@ -4,6 +4,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -40,6 +41,7 @@ NF4 = "task.training.trains=qlora"
 LINEAR = ("self_attention.linear_qkv", "self_attention.linear_proj", "mlp.linear_fc1", "mlp.linear_fc2")
 
 
+@cache
 def built(*overrides: str, seed: int = 1) -> model.Parts:
     plan = ranks.compose(Path("unused"), *SHAPE, *overrides)
     return model.build(replace(plan, base=None), seed)
@@ -50,12 +52,13 @@ def linears(engine: model.Parts) -> dict[str, Any]:
     return {name: part for name, part in chunk.named_modules() if name.endswith(LINEAR)}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def base(tmp_path_factory: pytest.TempPathFactory, one_rank: None) -> Iterator[tuple[Path, dict[str, Tensor]]]:  # noqa: F811
-    """A checkpoint in BF16, and the weights of its linears."""
+    """A checkpoint in BF16, and the weights of its linears; engines are gone before their groups are."""
     folder, engine = tmp_path_factory.mktemp("base") / "base", built()
     checkpoint.save(engine, folder, adapters=False)
     yield folder, {name: linear.weight.detach().clone() for name, linear in linears(engine).items()}
+    built.cache_clear()
 
 
 def same(found: nf4.Nf4, expected: nf4.Nf4) -> bool:
@@ -65,7 +68,7 @@ def same(found: nf4.Nf4, expected: nf4.Nf4) -> bool:
 def test_a_base_is_quantised_where_it_is_loaded(base: tuple[Path, dict[str, Tensor]]) -> None:
     """Its numbers are those of the whole weight; nothing in it is trained, or cast with the model."""
     folder, weights = base
-    engine = built(NF4, seed=2)
+    engine = built(NF4)
     checkpoint.load(engine, folder, adapters=False)
     found = linears(engine)
     assert found.keys() == weights.keys() and len(found) == 8
@@ -138,7 +141,7 @@ def test_layers_are_loaded_one_by_one_where_several_ranks_quantise_them(monkeypa
     assert parts(2) == [whole], "nothing is quantised"
 
 
-def test_adapters_of_a_peft_folder_are_those_of_the_engine(tmp_path: Path) -> None:
+def test_adapters_of_a_peft_folder_are_those_of_the_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As an engine saves them, whose linear of q, k and v has one adapter; the optimizer starts anew."""
     engine, other = built(), built(seed=3)
     torch.manual_seed(5)
@@ -150,8 +153,7 @@ def test_adapters_of_a_peft_folder_are_those_of_the_engine(tmp_path: Path) -> No
     where = {"model": config.model, "lora": config.training.lora}
     peft.export(tmp_path / "saved", tmp_path / "peft", base=None, **where)
     did: list[str] = []
-    reset = other.optimizer.reset
-    other.optimizer.reset = lambda: (did.append("reset"), reset())  # type: ignore[method-assign]
+    monkeypatch.setattr(other.optimizer, "reset", lambda: did.append("reset"))
     checkpoint.load(other, tmp_path / "peft", adapters=True)
     own, expected = trained(other), trained(engine)
     assert own.keys() == expected.keys() and all(torch.equal(own[name], x) for name, x in expected.items())
