@@ -114,7 +114,9 @@ def test_absmax_of_a_checkpoint_in_nf4_are_quantised_where_they_are_loaded() -> 
     linear.load_state_dict({}, strict=False)
     assert same(linear.nf4, before)
     state = {"weight_absmax": absmax, "weight": torch.zeros_like(linear.weight)}
-    linear.load_state_dict(state, strict=False)
+    adapter = torch.rand_like(linear.lora_a)
+    linear.load_state_dict(state | {"lora_a": adapter}, strict=False)
+    assert torch.equal(linear.lora_a, adapter)
     assert same(linear.nf4, nf4.Nf4(before.codes, *nf4.quantize_absmax(absmax)))
 
 
