@@ -1,0 +1,111 @@
+"""Weights transposed ahead of GEMMs: which buffer has which linear, and who waits for whom, on made-up streams."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from jobs.engines.megatron.fp8.quantize import Quantized
+from jobs.engines.megatron.fp8.transposed_weights import PrefetchedTransposes
+
+SHAPES = {"a": (2, 3), "b": (4, 2), "c": (3, 3)}
+
+
+@pytest.fixture
+def did(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Note what streams and events are told, in order."""
+    noted: list[str] = []
+    streams, events, empty = iter(["side"]), iter(["event 0", "event 1"]), torch.empty
+
+    def stream(name: str) -> Any:
+        return SimpleNamespace(name=name, wait_stream=lambda other: noted.append(f"{name} waits for {other.name}"))
+
+    def event() -> Any:
+        name = next(events)
+        return SimpleNamespace(
+            record=lambda: noted.append(f"{name} recorded"), wait=lambda: noted.append(f"{name} awaited")
+        )
+
+    @contextmanager
+    def on(own: Any) -> Iterator[None]:
+        noted.append(f"on {own.name}")
+        yield
+        noted.append(f"off {own.name}")
+
+    main = stream("main")
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: stream(next(streams)))
+    monkeypatch.setattr(torch.cuda, "Event", event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: main)
+    monkeypatch.setattr(torch.cuda, "stream", on)
+    monkeypatch.setattr(torch, "empty", lambda *size, device, **how: empty(*size, **how).fill_(255))
+    return noted
+
+
+def linears() -> dict[str, Any]:
+    """Return linears whose FP8 weights are numbers of one byte, none of them twice."""
+    made, start = {}, 0
+    for name, (rows, columns) in SHAPES.items():
+        linear: Any = torch.nn.Module()
+        values = torch.arange(start, start + rows * columns, dtype=torch.int8).view(rows, columns)
+        linear.weight, linear.quantized = values, Quantized(values, torch.tensor(float(start)))
+        made[name], start = linear, start + rows * columns
+    return made
+
+
+def transposes(noted: list[str]) -> Any:
+    def transpose(weight: Quantized, out: Tensor) -> Quantized:
+        noted.append(f"transposed {weight.values.numel()}")
+        out.copy_(weight.values.T.flatten().view(torch.uint8))
+        return weight
+
+    return transpose
+
+
+START = ["side waits for main", "on side"]
+
+
+def started(size: int, buffer: int) -> list[str]:
+    return [*START, f"transposed {size}", f"event {buffer} recorded", "off side"]
+
+
+def test_the_next_weight_is_transposed_while_the_gemm_of_the_one_before_runs(did: list[str]) -> None:
+    """The first transpose is waited for; each other one is in the other buffer by the time that it is asked for."""
+    of = linears()
+    weights = PrefetchedTransposes([*of.values()], transposes(did))
+    expected = [
+        [*started(6, 0), "event 0 awaited", *started(8, 1)],
+        ["event 1 awaited", *started(9, 0)],
+        ["event 0 awaited"],
+    ]
+    for (name, linear), steps in zip(of.items(), expected, strict=True):
+        did.clear()
+        assert weights.forward(linear) is linear.quantized and did == []
+        found = weights.backward(linear)
+        assert torch.equal(found.values, linear.weight.T) and found.values.dtype is torch.int8, name
+        assert found.scale is linear.quantized.scale and did == steps
+    assert [buffer.numel() for buffer in weights.buffers] == [9, 9] and weights.linear_in_buffer == [None, None]
+
+
+def test_in_another_order_weights_are_right_and_not_ahead(did: list[str]) -> None:
+    of = linears()
+    weights = PrefetchedTransposes([*of.values()], transposes(did))
+    for name in ("b", "a", "c", "b", "c"):
+        assert torch.equal(weights.backward(of[name]).values, of[name].weight.T), name
+
+
+def test_what_was_transposed_ahead_is_forgotten_where_weights_change(did: list[str]) -> None:
+    of = linears()
+    weights = PrefetchedTransposes([*of.values()], transposes(did), stored=lambda linear: linear.other)
+    for linear in of.values():
+        linear.other = Quantized(linear.weight + 1, None)
+    weights.backward(of["a"])
+    assert weights.linear_in_buffer == [None, of["b"]] and weights.next_buffer == 0
+    of["b"].other = Quantized(of["b"].weight + 2, None)
+    did.clear()
+    weights.join()
+    assert did == ["main waits for side"] and weights.linear_in_buffer == [None, None]
+    assert torch.equal(weights.backward(of["b"]).values, of["b"].weight.T + 2)

@@ -1,0 +1,247 @@
+"""The sampler of GPUs in this process, with a made-up driver and clock; and what its rank makes of how it ended."""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bench.contract import mllog, telemetry
+from bench.contract.schema import Device
+from bench.contract.telemetry import Sample
+from helpers.paths import ROOT
+from jobs.ranks import gpu_sampler, identity, process_group
+from jobs.ranks import telemetry as sampling
+from jobs.ranks.gpu_sampler import Gpu
+from jobs.ranks.identity import Rank
+from jobs.ranks.telemetry import Sampler, Telemetry
+from jobs.ranks.telemetry_summary import NotMeasured
+
+FAKE = ROOT / "tests/helpers/fake_nvml"
+PARENT = 4711
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """An NVML with a GPU and a part of one, which never says their power, and whose clocks are made up."""
+    script = {"gpus": {"GPU-a": 3, "MIG-b": 5}, "refused": ["nvmlDeviceGetPowerUsage"]}
+    monkeypatch.setenv("FAKE_NVML", json.dumps(script))
+    monkeypatch.setattr(telemetry, "EVERY_S", telemetry.EVERY_S)  # which the made-up NVML changes
+    monkeypatch.syspath_prepend(FAKE)
+    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
+    monkeypatch.setitem(sys.modules, "pynvml", importlib.import_module("pynvml"))
+    module = sys.modules["pynvml"]
+    monkeypatch.setattr(module, "nvmlDeviceGetTotalEnergyConsumption", lambda handle: 500 * handle)
+    monkeypatch.setattr(mllog, "clocks_ms", lambda: (1000, 20))
+    monkeypatch.setattr(telemetry, "EVERY_S", 0.5)
+    return module
+
+
+def test_what_a_driver_says_of_a_gpu_is_kept_in_our_units(nvml: ModuleType) -> None:
+    gpu = Gpu(nvml, 3, 3)
+    sample = {"time_ms": 1000, "monotonic_ms": 20, "gpu": 3, "sm_clock_mhz": 1755, "memory_clock_mhz": 3201}
+    sample |= {"temperature_c": 63, "memory_gib": 100.0, "energy_j": 1.5}
+    throttle = ("software power cap", "software thermal slowdown")
+    assert gpu.sample() == Sample(**sample, throttle=throttle)
+    assert gpu.settings() == {"gpu": 3, "power_limit_w": 700.0, "max_sm_clock_mhz": 1980}
+    assert gpu.refused == {"power_w": "Not Supported"}
+
+
+def test_what_a_driver_does_not_say_is_left_blank_with_its_first_reason(
+    nvml: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the two names of the query for throttling the newer one is asked."""
+    reasons = iter(["first", "second"])
+
+    def refuse(*arguments: Any) -> int:
+        raise nvml.NVMLError(next(reasons))
+
+    monkeypatch.setattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", refuse, raising=False)
+    monkeypatch.setattr(nvml, "nvmlDeviceGetMemoryInfo", lambda handle: refuse())
+    gpu = Gpu(nvml, 3, 3)
+    sample = gpu.sample()
+    assert (sample.throttle, sample.memory_gib, sample.power_w) == (None, None, None)
+    assert gpu.refused == {"throttle": "first", "memory_gib": "second", "power_w": "Not Supported"}
+    reasons = iter(["third", "fourth"])
+    gpu.sample()
+    assert gpu.refused["throttle"] == "first"
+
+
+def test_it_samples_every_gpu_until_it_is_told_to_end(
+    nvml: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One more time behind the end; then it says what it has sampled. It is the last in line for a CPU."""
+    done: list[Any] = []
+    ends = iter([[], [sys.stdin]])
+    now = iter([10.0, 10.1, 11.4])
+    monkeypatch.setattr(sys, "argv", ["gpu_sampler", str(tmp_path / "gpus.csv"), str(PARENT), "a", "b"])
+    monkeypatch.setattr(gpu_sampler, "end_with", lambda parent: done.append(("ends with", parent)))
+    monkeypatch.setattr(os, "nice", lambda by: done.append(("nice", by)))
+    monkeypatch.setattr(os, "getppid", lambda: PARENT)
+    monkeypatch.setattr(nvml, "nvmlInit", lambda: done.append("init"))
+    monkeypatch.setattr(gpu_sampler, "time", SimpleNamespace(monotonic=lambda: next(now)))
+
+    def select(readers: list[Any], writers: list[Any], errors: list[Any], timeout_s: float) -> Any:
+        num_lines = len((tmp_path / "gpus.csv").read_text().splitlines())
+        assert (readers, writers, errors) == ([sys.stdin], [], [])
+        done.append((num_lines, round(timeout_s, 6)))
+        return next(ends), [], []
+
+    monkeypatch.setattr(gpu_sampler, "select", SimpleNamespace(select=select))
+    gpu_sampler.main()
+    assert done == [("ends with", PARENT), ("nice", 19), "init", (3, 0.4), (5, 0.0)], "what is late is not made up"
+    found = list(telemetry.read(tmp_path / "gpus.csv"))
+    assert [sample.gpu for sample in found] == [3, 5] * 3 and found[1].energy_j == 2.5
+    gpus = [{"gpu": gpu, "power_limit_w": 700.0, "max_sm_clock_mhz": 1980} for gpu in (3, 5)]
+    expected = {"driver": "999.1", "gpus": gpus, "refused": {"power_w": "Not Supported"}}
+    assert json.loads(capsys.readouterr().out) == expected
+
+
+def test_it_samples_no_more_where_its_rank_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether that was so from the start, or comes later; and the kernel ends it at once where it can."""
+    monkeypatch.setattr(os, "getppid", lambda: PARENT)
+    asked: list[Any] = []
+    library = SimpleNamespace(prctl=lambda *arguments: asked.append(arguments))
+    monkeypatch.setattr(gpu_sampler.ctypes, "CDLL", lambda name: asked.append(name) or library)
+    gpu_sampler.end_with(PARENT)
+    assert asked == [None, (1, 9)]
+    with pytest.raises(SystemExit, match="the rank has ended"):
+        gpu_sampler.end_with(PARENT + 1)
+    assert list(gpu_sampler.moments(PARENT + 1)) == [None]
+    monkeypatch.setattr(gpu_sampler.ctypes, "CDLL", lambda name: SimpleNamespace())
+    gpu_sampler.end_with(PARENT)
+    assert gpu_sampler._text("580.1") == gpu_sampler._text(b"580.1") == "580.1"
+
+
+class Ended:
+    """A sampler's process that has ended as is told, or that hangs."""
+
+    def __init__(self, printed: str = "", errors: str = "", returncode: int = 0, *, hangs: int = 0) -> None:
+        self.printed, self.errors, self.returncode, self.hangs = printed, errors, returncode, hangs
+        self.did: list[Any] = []
+
+    def communicate(self, timeout: float) -> tuple[str, str]:
+        self.did.append(timeout)
+        self.hangs -= 1
+        if self.hangs >= 0:
+            raise subprocess.TimeoutExpired("sampler", timeout)
+        return self.printed, self.errors
+
+    def kill(self) -> None:
+        self.did.append("killed")
+
+
+ACCOUNT = {"driver": "999.1", "gpus": [{"gpu": 2, "power_limit_w": 700.0}], "refused": {}}
+
+
+@pytest.mark.parametrize(
+    ("process", "why"),
+    [
+        (Ended(hangs=1), "no end within 20 s: the driver hangs, or the CPUs are busy"),
+        (Ended(returncode=-11), r"the sampler got signal 11 \(Segmentation fault\)"),
+        (Ended(errors="Traceback\nNVMLError: Not Found\n\n", returncode=1), "NVMLError: Not Found"),
+        (Ended(errors=" \n", returncode=3), "exit code 3"),
+        (Ended("half of it"), "the sampler ended without an account of the GPUs"),
+        (Ended(""), "the sampler ended without an account of the GPUs"),
+        (Ended("7"), "the sampler ended without an account of the GPUs"),
+    ],
+)
+def test_how_a_sampler_ended_says_why_nothing_was_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, process: Ended, why: str
+) -> None:
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **how: process)
+    with pytest.raises(NotMeasured, match=f"^{why}$"):
+        Sampler(tmp_path / "gpus.csv", ["a"]).end()
+    assert process.did == ([20.0, "killed", 1] if "no end" in why else [20.0])
+
+
+def test_a_sampler_is_started_with_its_parent_and_its_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its last line is the account. One that hangs in the driver holds up nobody."""
+    started: list[Any] = []
+    process = Ended(f"a library's words\n{json.dumps(ACCOUNT)}\n")
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **how: started.append((command, how)) or process)
+    monkeypatch.setenv("PYTHONPATH", "/site")
+    file = tmp_path / "rank_logs/gpus.csv"
+    sampler = Sampler(file, ["a", "b"])
+    ((command, how),) = started
+    expected = [sys.executable, "-m", "jobs.ranks.gpu_sampler", str(file), str(os.getpid()), "a", "b"]
+    assert command == expected and file.parent.is_dir()
+    assert how["env"]["PYTHONPATH"] == f"{ROOT}{os.pathsep}/site" and how["text"]
+    assert how["stdin"] is how["stdout"] is how["stderr"] is subprocess.PIPE
+    assert sampler.end() == ACCOUNT and process.did == [20.0]
+    process.hangs = 2
+    with pytest.raises(NotMeasured, match="the driver hangs"):
+        sampler.end()
+
+
+def test_a_record_has_the_samples_beside_the_settings_of_each_gpu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    moments = SimpleNamespace(moments=[("run_start", 1000), ("run_stop", 3000)])
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **how: Ended(json.dumps(ACCOUNT)))
+    sampler = Sampler(tmp_path / "gpus.csv", ["a"])
+    log: Any = moments
+    assert sampler.summary(log) == {"not_measured": "the samples cannot be read: No such file or directory"}
+    taken = [Sample(time_ms=0, monotonic_ms=ms, gpu=2, power_w=float(ms)) for ms in (500, 1500, 2500, 3500)]
+    sampler.file.write_text(telemetry.header() + telemetry.lines(taken))
+    record = sampler.summary(log)
+    assert (record["driver"], record["refused"], record["samples"], record["longest_gap_s"]) == ("999.1", {}, 2, 1.0)
+    (gpu,) = record["gpus"]
+    assert (gpu["gpu"], gpu["power_limit_w"], gpu["power_w"]) == (2, 700.0, {"median": 2000.0, "max": 2500.0})
+    log.moments.clear()
+    assert sampler.summary(log) == {"not_measured": "no run_start with a run_stop"}
+
+
+def test_a_sampler_that_cannot_be_started_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse(command: list[str], **how: Any) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    with pytest.raises(NotMeasured, match="^the sampler cannot be started: Cannot allocate memory$"):
+        Sampler(tmp_path / "gpus.csv", ["a"]).end()
+
+
+@pytest.mark.parametrize("local_rank", [0, 1])
+def test_rank_0_logs_a_record_of_each_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, local_rank: int) -> None:
+    """Only local rank 0 samples; a node whose file is missing has a record that says why."""
+    launch, cluster = SimpleNamespace(telemetry=True), SimpleNamespace(device=Device.cuda, ranks_per_node=3)
+    config = SimpleNamespace(launch=launch, cluster=cluster, huggingface=None)
+    plan: Any = SimpleNamespace(config=config, world=SimpleNamespace(ranks_per_node=3))
+    made: list[Any] = []
+
+    class Made:
+        def __init__(self, file: Path, uuids: list[str]) -> None:
+            made.append((file, uuids))
+            self.file = file
+
+        def summary(self, log: mllog.Writer) -> dict[str, Any]:
+            return {"samples": 7}
+
+    properties = {0: SimpleNamespace(uuid="a"), 1: SimpleNamespace(uuid="b"), 2: SimpleNamespace()}
+    monkeypatch.setattr("torch.cuda.get_device_properties", properties.get)
+    monkeypatch.setattr(sampling, "Sampler", Made)
+    monkeypatch.setattr(identity.socket, "gethostname", lambda: "dgx-0")
+    dead = ("dgx-1", "trial_7.gpus_dgx-1.csv", {"not_measured": "it was killed"})
+    given: list[Any] = []
+    monkeypatch.setattr(process_group, "gathered", lambda who, mine: given.append(mine) or [mine, None, dead])
+    for name in ("SLURMD_NODENAME", identity.NODE_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "rank_logs").mkdir()
+    (tmp_path / "rank_logs/trial_7.gpus_dgx-0.csv").write_text("samples")
+    logged: list[Any] = []
+    log: Any = SimpleNamespace(
+        event=lambda key, value, **metadata: logged.append((key, value, metadata)),
+        attach=lambda path: logged.append((path.name, path.read_text())),
+    )
+    Telemetry(plan, Rank(0, local_rank, 3, "", 0), tmp_path, 7).log(log)
+    file = tmp_path / "rank_logs/trial_7.gpus_dgx-0.csv"
+    mine = ("dgx-0", file.name, {"samples": 7})
+    own = [("gpu_telemetry", {"samples": 7}, {"node": "dgx-0"}), (file.name, "samples")]
+    assert made == ([(file, ["a", "b", ""])] if local_rank == 0 else [])
+    assert given == ([mine] if local_rank == 0 else [None])
+    assert logged == [*(own if local_rank == 0 else []), ("gpu_telemetry", dead[2], {"node": "dgx-1"})]
