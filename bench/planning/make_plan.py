@@ -192,11 +192,11 @@ def _make_base(base: Config) -> TrainingPlan:
     try:
         return plans.required_training(make(base))
     except ConfigError as error:
-        name = base.task.name
+        name, size, tokens = base.task.name, base.recipe.global_batch_size, base.data.seq_length
         raise ConfigError(
             f"{error.what}, in {name}, which makes the base checkpoint",
             where=f"task={name}: {error.where}",
-            fix=f"choose ranks that divide its global batch size {base.recipe.global_batch_size}",
+            fix=f"choose ranks and a model that can do its global batch size {size} of rows of {tokens} tokens",
             rule=error.rule,
         ) from error
 
