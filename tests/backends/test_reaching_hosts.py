@@ -178,7 +178,6 @@ def test_a_process_that_does_not_end_by_itself_is_told_to_and_then_killed(monkey
         ("cat", 0, 15.0),
         ("exec sleep 60", -15, 0.1),
         ('trap "" TERM; echo; while :; do sleep 1; done', -9, 0.01),
-        ('trap "exit 4" TERM; echo; while :; do sleep 0.01; done', 4, 0.15),
     )
     for script, code, ends_s in ways:
         monkeypatch.setattr(opened, "ENDS_S", ends_s)

@@ -319,9 +319,9 @@ def test_the_standard_streams_are_a_connection_and_prints_go_elsewhere(tmp_path:
             os.dup2(copy, number)
             os.close(copy)
     lead = channels.of_socket(ours)
-    assert lead.next(1.0, "join") == {"kind": "join", "node": 4, "name": threading.current_thread().name}
+    assert lead.next(5.0, "join") == {"kind": "join", "node": 4, "name": threading.current_thread().name}
     lead.send("bye", exit_code=0)
-    assert channel.next(1.0, "bye")["exit_code"] == 0
+    assert channel.next(5.0, "bye")["exit_code"] == 0
     for each in (channel, lead):
         each.close()
     theirs.close()
@@ -331,9 +331,9 @@ def test_a_message_that_was_not_asked_for_is_no_answer(monkeypatch: pytest.Monke
     ours, theirs = map(channels.of_socket, socket.socketpair())
     for kind in ("a", "b", "c"):
         theirs.send(kind)
-    assert ours.next(1.0, "z", "a") == {"kind": "a"}
+    assert ours.next(5.0, "z", "a") == {"kind": "a"}
     with pytest.raises(channels.LostError, match="^says 'b', and not c or d$"):
-        ours.next(0.1, "c", "d")
+        ours.next(5.0, "c", "d")
     with pytest.raises(channels.LostError, match="^does not answer within 0 s$"):
         ours.next(0.01, "c")
     monkeypatch.setattr(channels, "SILENT_S", 0.01)
