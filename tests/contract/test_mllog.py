@@ -137,6 +137,7 @@ def test_memory_does_not_grow_with_noise(tmp_path: Path) -> None:
         (record().replace(" {", "{", 1), [7]),
         (record(value=":::MLLOG {"), [":::MLLOG {"]),
         (record(value="ü"), ["ü"]),
+        (record(value="<>").replace("<>", "50 µs") + " and more" + record(value=8), ["50 µs", 8]),
     ],
 )
 @pytest.mark.parametrize("newline", ["\n", "\r\n", ""])

@@ -2,10 +2,11 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from bench.console.result import speed_rows
-from bench.mlperf.result import parse
+from bench.mlperf.result import Result, parse
 from bench.results import Measurement, of_training
 
 MakeLog = Callable[..., Path]
@@ -88,6 +89,18 @@ def test_real_tokens_are_told_apart_from_padding(written_log: MakeLog) -> None:
     )
     assert rows["time of an epoch (s)"][1].startswith("mean of 2 epochs (3.0, 7.0); training only")
     assert "of the dense BF16 peak of 989 TFLOP/s; attention counted as causal" in rows["model arithmetic"][1]
+
+
+def test_of_many_epochs_the_first_ten_are_listed(written_log: MakeLog) -> None:
+    result = replace(parse(padded_log(written_log, steps=4)), epoch_times_s=tuple(map(float, range(1, 11))))
+    ten = "mean of 10 epochs (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0); training only"
+    assert remark_of_an_epoch(result).startswith(ten)
+    assert "9.0, 10.0, …); training only" in remark_of_an_epoch(replace(result, epoch_times_s=(*range(1, 12),)))
+    assert remark_of_an_epoch(replace(result, epoch_times_s=(3.0,))).startswith("training only")
+
+
+def remark_of_an_epoch(result: Result) -> str:
+    return {name: remark for name, _, remark in speed_rows(result)}["time of an epoch (s)"]
 
 
 def test_full_rows_need_no_second_speed(written_log: MakeLog) -> None:
