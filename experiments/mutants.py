@@ -27,7 +27,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 EQUIVALENT = Path(__file__).with_name("mutants_equivalent.json")
-"""{"file: before -> after": "why no test could tell them apart"}; these are drawn again, and not counted."""
+"""{"file: before -> after [in line]": "why no test could tell them apart"}; these are drawn again, and not counted."""
 SOURCES = ("bench", "jobs")
 FAST = (
     *("-m", "not trains and not slurm and not slow and not starts and not long"),
@@ -152,7 +152,8 @@ def drawn(seed: int, count: int, equivalent: dict[str, str]) -> tuple[list[Mutan
         if len(chosen) == count:
             break
         mutant = order.choice(mutants)
-        if mutant.name in equivalent:
+        line = (ROOT / mutant.file).read_text().splitlines()[mutant.line - 1].strip()
+        if {mutant.name, f"{mutant.name} in {line}"} & equivalent.keys():
             num_equivalent += 1
         else:
             chosen.append(mutant)

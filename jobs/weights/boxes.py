@@ -14,15 +14,14 @@ def flat_range(shape: Shape, begin: int, end: int) -> Iterator[tuple[Shape, Shap
         yield from (((at,), (min(end - at, MOST_ELEMENTS),)) for at in range(begin, end, MOST_ELEMENTS))
         return
     size = prod(shape[1:])
-    row = begin // size
-    if begin % size or end < (row + 1) * size:  # a part of one row, up to its end or less
-        stop = min(end, (row + 1) * size)
-        inside = flat_range(shape[1:], begin - row * size, stop - row * size)
-        yield from (((row, *offset), (1, *extent)) for offset, extent in inside)
+    while begin < end:
+        row, at = divmod(begin, size)
+        num_rows = min((end - begin) // size, MOST_ELEMENTS // size)
+        if at or not num_rows:  # a part of one row, or a row that is too large for a box
+            stop = min(end, (row + 1) * size)
+            inside = flat_range(shape[1:], at, stop - row * size)
+            yield from (((row, *offset), (1, *extent)) for offset, extent in inside)
+        else:
+            stop = begin + num_rows * size
+            yield (row, *(0 for _ in shape[1:])), (num_rows, *shape[1:])
         begin = stop
-    whole_rows, most = range(-(-begin // size), end // size), max(1, MOST_ELEMENTS // size)
-    for first in whole_rows[::most]:
-        yield (first, *(0 for _ in shape[1:])), (min(most, whole_rows.stop - first), *shape[1:])
-    begin = max(begin, whole_rows.stop * size)
-    if begin < end:
-        yield from flat_range(shape, begin, end)

@@ -73,12 +73,20 @@ def test_a_flat_range_is_cut_into_boxes_that_hold_it_in_order(shape: list[int], 
     whole = torch.arange(prod(shape)).view(shape)
     begin = data.draw(st.integers(0, prod(shape)))
     end = data.draw(st.integers(begin, prod(shape)))
+    most = data.draw(st.sampled_from([2, 7, 1000]))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(boxes_of, "MOST_ELEMENTS", data.draw(st.sampled_from([2, 7, 1000])))
+        patch.setattr(boxes_of, "MOST_ELEMENTS", most)
         boxes = list(boxes_of.flat_range(tuple(shape), begin, end))
     cut = [whole[tuple(slice(o, o + n) for o, n in zip(*box, strict=True))] for box in boxes]
     assert [number for box in cut for number in box.flatten().tolist()] == list(range(begin, end))
     assert all(list(box.shape) == list(extent) for box, (_, extent) in zip(cut, boxes, strict=True))
+    assert all(box.numel() <= most for box in cut)
+
+
+@pytest.mark.parametrize("shape", [(2**26 + 1,), (2**14, 2**12), (1, 2**13, 2**13)])
+def test_a_box_has_at_most_128_mib_in_fp32(shape: tuple[int, ...]) -> None:
+    sizes = [4 * prod(extent) for _, extent in boxes_of.flat_range(shape, 0, prod(shape))]
+    assert max(sizes) == 128 * 2**20 and sum(sizes) == 4 * prod(shape)
 
 
 STATES = {

@@ -191,6 +191,23 @@ def test_gpus_that_the_user_names_give_every_rate(speed_log: SpeedLog, capsys: p
     assert row["tokens_s_gpu"] == pytest.approx(8192 / STEP_S)
 
 
+def test_a_page_is_written_where_and_as_it_is_asked_for(
+    speed_log: SpeedLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written = []
+
+    def write(trials: list[sets.TrialSet], out: Path, *, title: str) -> Path:
+        written.append(([one.results for one in trials], out, title))
+        return out / "report.html"
+
+    monkeypatch.setattr(report, "write", write)
+    folder = speed_log().parent
+    with pytest.raises(SystemExit):
+        main(["report", str(folder), "-o", f"{tmp_path}/out", "--title", "a page"])
+    assert written == [([one.results for one in sets.load([folder], num_gpus=None)], tmp_path / "out", "a page")]
+    assert f"{tmp_path}/out/report.html" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("change", "status", "why"),
     [

@@ -11,6 +11,7 @@ from bench import cli
 from bench.contract import mllog
 from bench.contract.plan import GenerationPlan
 from bench.planning import compose
+from bench.results.generation import Answered
 from bench.runs import trial as trials
 from helpers import answers_log
 
@@ -42,6 +43,12 @@ def test_times_are_those_of_the_document(plan: GenerationPlan, tmp_path: Path) -
     assert 1 / token_s[1] < share < 1 / token_s[0], "by the median of the tokens behind the first"
     judged = trials.judge(log, plan, plan.trials[0])
     assert judged.proven and judged.not_as_planned == []
+
+
+@pytest.mark.parametrize(("tokens", "token_s"), [(1, None), (2, 3.0), (4, 1.0)])
+def test_a_tokens_time_leaves_out_the_first_one(tokens: int, token_s: float | None) -> None:
+    one = Answered(index=0, replica=0, prompt_tokens=9, tokens=tokens, start_s=0.5, first_s=2.0, done_s=5.0)
+    assert one.token_s == token_s
 
 
 def test_eight_gpus_answer_side_by_side(tmp_path: Path) -> None:
