@@ -29,6 +29,16 @@ def options() -> dict[str, set[str]]:
     return found
 
 
+def struct_options() -> dict[str, dict[str, bool]]:
+    """Return the same of each msgspec.Struct of bench."""
+    return {
+        node.name: {str(word.arg): ast.literal_eval(word.value) for word in node.keywords}
+        for path in Path(bench.__file__).parent.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef) and any(word.arg == "frozen" for word in node.keywords)
+    }
+
+
 def of_config(kind: Any) -> set[str]:
     """Return the names of a config's class and of all classes below it."""
     names = {kind.__name__}
@@ -47,3 +57,7 @@ def test_records_are_frozen_and_a_config_takes_no_unknown_key() -> None:
     records = found.keys() - filled - FOLLOWING
     assert {name for name in records if "frozen" not in found[name]} == set()
     assert {name for name in records - CACHING if "slots" not in found[name]} == set()
+    structs, base = struct_options(), {"frozen": True, "kw_only": True}
+    read = {"frozen": True, "forbid_unknown_fields": True}
+    special = {"Part": read | {"omit_defaults": True}, "_Part": read, "Event": {"frozen": True, "gc": False}}
+    assert structs == dict.fromkeys(structs, base) | special and len(structs) > 15

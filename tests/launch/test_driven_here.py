@@ -219,6 +219,13 @@ def test_a_full_disk_is_named_even_where_no_status_can_be_written(run: Run, monk
     assert "CFG-08: status.json cannot be written: No space left on device" in run.said()
 
 
+def test_what_nobody_has_foreseen_ends_the_run_too(run: Run) -> None:
+    run.nodes.acts["trial 0"] = lambda: [][1]
+    with pytest.raises(IndexError):
+        run.drive()
+    assert (run.status.outcome, run.status.exit_code, run.status.what) == (Ending.failed, 1, None)
+
+
 def test_a_lost_node_ends_the_run(run: Run) -> None:
     run.nodes.lost = NodeLostError("node 1 (rig1)", "no beat")
     with pytest.raises(NodeLostError, match="HST-01"):

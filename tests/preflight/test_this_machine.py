@@ -181,6 +181,8 @@ def test_a_server_needs_its_model_and_its_program(tmp_path: Path, monkeypatch: p
     plan = to_serve("model.weights=checkpoint", f"cluster.paths.model={model}", argv)
     missing = [("CFG-06", f"there is no {name}", str(model)) for name in ("config.json", "tokenizer.json")]
     assert serving.reads_model(plan) and told(serving.model(of(plan))) == [*missing, str(model)]
+    fix = "name a folder of Hugging Face's format by MODEL or task.serving.server.model, or set model.weights=random"
+    assert [one.fix for one in serving.model(of(plan)) if isinstance(one, Finding)] == [fix] * 2
     text_data.write_tokenizer(model)
     (model / "config.json").touch()
     assert told(serving.model(of(plan))) == [str(model)]
