@@ -181,7 +181,7 @@ def test_no_place_of_a_script_runs_a_payload(payload: str, tmp_path: Path) -> No
             assert options(text)["nodes"] == "2"
     assert {"task.summary", "cluster.environment.SITE"} <= taken.keys()
     logs = {place: taken.pop(place) for place in ("cluster.paths.logs",) if place in taken}
-    for changes in (taken, logs):
+    for changes in filter(None, (taken, logs)):
         plan = planned(changes)
         done = ran(script.script(plan), tmp_path)
         assert not [path for path in tmp_path.rglob("*") if path.name == "pwned"], done

@@ -15,11 +15,11 @@ from helpers import ranks
 
 pytestmark = pytest.mark.trains
 
-STEPS = 12
+STEPS = 8
 TOLERANCE = 1e-5 if ranks.DEVICE == "cpu" else 1e-4
 SHORT = (
     f"task.training.max_steps={STEPS}",
-    "recipe.eval_every_samples=96",
+    f"recipe.eval_every_samples={8 * STEPS}",
     "recipe.eval_skip=0",
     "recipe.log_every_steps=1",
     "recipe.micro_batch_size=2",

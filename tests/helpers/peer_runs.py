@@ -15,7 +15,7 @@ from bench.mlperf import reader
 from helpers import ranks
 from helpers.paths import ROOT
 
-STEPS = 20
+STEPS = 10
 SHORT = (
     *("cluster.ranks_per_node=2", "precision=fp32", "task.training.target_eval_loss=null", "model.num_layers=2"),
     *(f"task.training.max_steps={STEPS}", "recipe.global_batch_size=8", "recipe.micro_batch_size=2"),

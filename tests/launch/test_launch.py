@@ -223,7 +223,8 @@ def test_ranks_do_not_outlive_a_killed_launcher(launch: Launch, tmp_path: Path) 
 def test_a_run_on_this_machine_can_be_gone_on_with(launch: Launch, spawn: Launch, tmp_path: Path) -> None:
     """Cancelled in its second trial: the first one stays as it is, the other one gets another attempt and a new log."""
     run = tmp_path / "run"
-    quick = (*UNMEASURED, "model.weights=random", "task.training.max_steps=40", "recipe.log_every_steps=1", "trials=2")
+    few = ("task.training.max_steps=40", "data.eval_rows=16", "trials=2")
+    quick = (*UNMEASURED, "model.weights=random", *few, "recipe.log_every_steps=1")
     process = launch(*quick, f"launch.folder={run}")
     wait_for(lambda: "train_loss" in text(run / "result_1.txt"), process)
     with pytest.raises(ConfigError, match="is running"):

@@ -149,18 +149,6 @@ def test_a_clock_that_is_certainly_off_is_reported(tmp_path: Path, bounds: tuple
 
 
 @pytest.mark.starts
-def test_a_request_that_cannot_be_measured_is_refused(tmp_path: Path):
-    made = composed(tmp_path, 2)
-    (tmp_path / "plan.json").write_text(plans.dumps(made))
-    [(code, said)] = on_nodes(tmp_path, "jobs.node_checks.health", "plan.json", size=(1, 1))
-    assert code == 1 and "NCC-05: 1 ranks were started, and the plan is for 2" in said
-    made.config.cluster.health = None
-    (tmp_path / "plan.json").write_text(plans.dumps(made))
-    [(code, said)] = on_nodes(tmp_path, "jobs.node_checks.health", "plan.json", size=(1, 1))
-    assert code == 2 and "the config of local does not say which rates are healthy" in said
-
-
-@pytest.mark.starts
 def test_a_rank_that_never_comes_is_reported(tmp_path: Path):
     late = tmp_path / "late.py"
     late.write_text("from jobs.node_checks import health, rates\nrates.MEETING_S = 2\nhealth.main()\n")

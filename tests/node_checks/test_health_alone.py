@@ -16,7 +16,7 @@ from bench.contract import run_files
 from bench.contract.node_facts import AllReduceRate, Floors, HealthNode, PairRate, RankRates
 from bench.contract.plan import Plan
 from bench.contract.schema import Health
-from bench.errors import BenchError, ConfigError
+from bench.errors import BenchError
 from helpers import alone, ranks
 from helpers.nodes import health_report
 from jobs.kernels import timing
@@ -27,8 +27,8 @@ CPU = torch.device("cpu")
 DGX = ("dgx-0", "dgx-1", "dgx-2")
 
 
-def composed(tmp: Path, **floors_: float) -> Plan:
-    made = ranks.compose(tmp, "task=pretrain_tiny", "cluster.ranks_per_node=1")
+def composed(tmp: Path, num_ranks: int = 1, **floors_: float) -> Plan:
+    made = ranks.compose(tmp, "task=pretrain_tiny", f"cluster.ranks_per_node={num_ranks}")
     made.config.cluster.health = Health(source="this test", min_mib=1, max_mib=2, **floors_)
     return made
 
@@ -83,12 +83,29 @@ def test_the_first_finding_fails_the_check_and_the_others_are_counted() -> None:
     assert alone_.value.what == first.what
 
 
-def test_a_cluster_without_healthy_rates_is_refused(tmp_path: Path) -> None:
-    made = composed(tmp_path)
-    assert health.required_config(made) is made.config.cluster.health
-    made.config.cluster.health = None
-    with pytest.raises(ConfigError, match="the config of local does not say which rates are healthy"):
-        health.required_config(made)
+@pytest.mark.parametrize(
+    ("num_ranks", "has_rates", "code", "words"),
+    [
+        (2, True, 1, "NCC-05: 1 ranks were started, and the plan is for 2"),
+        (1, False, 2, "the config of local does not say which rates are healthy"),
+    ],
+)
+def test_a_request_that_cannot_be_measured_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    num_ranks: int,
+    has_rates: bool,
+    code: int,
+    words: str,
+) -> None:
+    made = composed(tmp_path, num_ranks)
+    if not has_rates:
+        made.config.cluster.health = None
+    (tmp_path / "plan.json").write_text(plans.dumps(made))
+    with alone.started(monkeypatch, tmp_path / "plan.json"), pytest.raises(SystemExit, match=str(code)):
+        health.main()
+    assert words in capsys.readouterr().err and not (tmp_path / "health.json").exists()
 
 
 @pytest.mark.parametrize("floor", [300.0, 400.0])

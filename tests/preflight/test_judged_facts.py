@@ -318,6 +318,15 @@ NETWORKS: dict[str, tuple[dict[str, str], list[tuple[str, str, str]]]] = {
         {"NCCL_SOCKET_IFNAME": "ib"},
         [("NCC-01", "error", "NCCL_SOCKET_IFNAME=ib, and only lo, eth0 are up")] * 2,
     ),
+    "NCCL's by its whole name": (
+        {"NCCL_SOCKET_IFNAME": "=et"},
+        [("NCC-01", "error", "NCCL_SOCKET_IFNAME==et, and only lo, eth0 are up")] * 2,
+    ),
+    "all but some": ({"NCCL_SOCKET_IFNAME": "^lo,docker"}, []),
+    "all but those that are up": (
+        {"NCCL_SOCKET_IFNAME": "^lo,eth"},
+        [("NCC-01", "error", "NCCL_SOCKET_IFNAME=^lo,eth, and only lo, eth0 are up")] * 2,
+    ),
     "Gloo's by its beginning": (
         {"GLOO_SOCKET_IFNAME": "et"},
         [("NCC-01", "error", "GLOO_SOCKET_IFNAME=et, and only lo, eth0 are up")] * 2,
@@ -358,7 +367,8 @@ def test_infiniband_is_missed_where_a_run_asks_for_it_or_has_several_nodes() -> 
         )
     )
     assert judged(without, with_environment(NCCL_NET="IB")) == asked
-    assert judged(without, with_environment(NCCL_NET="Socket")) == []
+    for other in ({"NCCL_NET": "Socket"}, {"NCCL_IB_DISABLE": "1"}):
+        assert judged(without, with_environment(**other)) == []
     alone = replace(planned(), world=replace(planned().world, num_nodes=1, num_ranks=2))
     one_node = ranks(0, 1, world_size=2)(without[:2])
     assert judged(one_node, alone) == []

@@ -11,13 +11,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bench.contract import node_facts
-from bench.contract.node_facts import FileTime, HealthNode, Machine, RankFacts, Results, Software
+from bench.contract.node_facts import FileTime, HealthNode, RankFacts
 from bench.contract.plan import Plan
 from bench.planning import compose
 from bench.preflight import nodes
 from bench.preflight.nodes import clocks
 from bench.preflight.nodes.load import Facts
 from bench.rules.finding import Finding
+from helpers.facts import MACHINE, RANK
 from helpers.nodes import NAMES, health_report
 from jobs.node_checks import facts as writer
 
@@ -30,43 +31,8 @@ def plan() -> Plan:
 
 
 def rank_of(node: str, number: int, clock: FileTime | None, *, time_ms: int = NOW_MS) -> RankFacts:
-    results = Results(path="/runs/7", free_mib=9999, refused=None, clock=clock)
-    machine = Machine(
-        cpu=None,
-        num_cpus=None,
-        memory_gib=1.0,
-        memory_limit_gib=None,
-        page_bytes=4096,
-        huge_pages=None,
-        shm_mib=None,
-        shm_free_mib=None,
-        architecture="x86_64",
-        kernel="6.8",
-        interfaces=(),
-        infiniband=(),
-        infiniband_devices=False,
-        gpus=None,
-        gpus_refused=None,
-        gpu_links=None,
-        results=results,
-        paths=(),
-    )
-    return RankFacts(
-        rank=number,
-        local_rank=0,
-        world_size=4,
-        node=node,
-        hostname=node,
-        attempt=None,
-        time_ms=time_ms,
-        software=Software(None, False, None, "3.11", "python", {}),
-        cuda_visible_devices=None,
-        num_cpus=1,
-        memlock_bytes=-1,
-        environment=(),
-        not_as_planned=(),
-        machine=machine,
-    )
+    machine = replace(MACHINE, results=replace(MACHINE.results, clock=clock))
+    return replace(RANK, rank=number, node=node, hostname=node, time_ms=time_ms, machine=machine)
 
 
 def judged(*ranks: RankFacts, health: node_facts.Health | None = None, read_ms: int = NOW_MS + 5000) -> list[Finding]:

@@ -60,7 +60,6 @@ def kill_what_is_stopped(folder: Path) -> Callable[[], None]:
 @pytest.mark.parametrize(
     ("mishap", "blamed"),
     [
-        (("stop", "1"), "rank 1 on dgx-0 did not answer and wrote no stack; no progress for "),
         (("stop", "0"), "rank 0 on dgx-0 did not answer and wrote no stack; no progress for "),
         (("sleep", "2"), f"rank 2 on dgx-1 stood at {SLEEPS_AT}, and 2 other ranks waited; no progress for "),
         (("load", "0"), f"rank 0 on dgx-0 stood at {SLEEPS_AT}, and 2 other ranks waited; no progress for "),

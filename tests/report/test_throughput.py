@@ -324,6 +324,7 @@ def test_a_run_on_this_machine_ends_proven_with_every_step_timed(spawn: Spawn, t
         "task=lora_tiny",
         RANDOM,
         "task.training.max_steps=20",
+        "data.eval_rows=16",
         "launch.profile=kernels",
         f"launch.folder={tmp_path}/run",
     )

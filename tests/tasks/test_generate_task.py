@@ -71,14 +71,11 @@ def answers(run: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-@pytest.mark.parametrize("order", ["side_by_side", "one_by_one"])
-def test_two_replicas_answer_with_the_tokens_of_transformers_own_model(
-    folder: Path, tmp_path: Path, order: str
-) -> None:
+def test_two_replicas_answer_with_the_tokens_of_transformers_own_model(folder: Path, tmp_path: Path) -> None:
     """Prompts of a file with a length of its own are padded to one width; an answer goes on behind </s>."""
     file = tmp_path / "prompts.jsonl"
     file.write_text(f'{{"prompt": "{QUESTION}"}}\n' * 3 + '{"prompt": "a tree ."}\n{"prompt": "Oaks", "length": 3}\n')
-    words = (f"task.generation.prompts={file}", f"task.generation.order={order}")
+    words = (f"task.generation.prompts={file}", "task.generation.order=side_by_side")
     plan = planned(*words, "model.weights=checkpoint", f"cluster.paths.model={folder}")
     run = ranks.write(plan, tmp_path / "run")
     ranks.run(plan, run, "jobs.tasks.generate", "plan.json", "--trial", "0")

@@ -110,7 +110,7 @@ GOES_ON = {
 @pytest.fixture(scope="module")
 def resumed(runs: Path) -> Path:
     """A whole run of FSDP2 that saves its state, and runs of every strategy that go on with it."""
-    saving = ("task.training.checkpoint_every_steps=8", *TRAINS["all"])
+    saving = ("task.training.checkpoint_every_steps=4", *TRAINS["all"])
     plans = {f"on_{name}": composed(runs, *saving, *overrides) for name, overrides in GOES_ON.items()}
     plans = {"saved": composed(runs, *saving, FSDP2), "saved_zero3": composed(runs, *saving, *GOES_ON["zero3"])} | plans
     for name, plan in plans.items():
@@ -125,10 +125,10 @@ def resumed(runs: Path) -> Path:
 
 @pytest.mark.parametrize("name", GOES_ON)
 def test_a_checkpoint_goes_on_in_every_strategy(name: str, resumed: Path) -> None:
-    """Both saved runs end at step 20 and keep steps 16 and 20, and what has ended is not gone on with."""
+    """Both saved runs end at step 10 and keep steps 8 and 10, and what has ended is not gone on with."""
     expected, log = losses(resumed / "megatron_all"), facts(resumed / f"on_{name}")
-    assert log[mllog.RESUMED].value == 16
-    np.testing.assert_allclose(losses(resumed / f"on_{name}"), expected[16:], rtol=0, atol=1e-4)
+    assert log[mllog.RESUMED].value == 8
+    np.testing.assert_allclose(losses(resumed / f"on_{name}"), expected[8:], rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["saved", "saved_zero3"])
@@ -137,7 +137,7 @@ def test_a_checkpoint_becomes_a_hugging_face_folder(name: str, resumed: Path, tm
 
     from jobs.data import rows as rows_of
 
-    step = resumed / name / "checkpoints" / "trial_0" / "step_20"
+    step = resumed / name / "checkpoints" / "trial_0" / "step_10"
     assert convert.main(["export", str(step), str(tmp_path / "out")]) == 0
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
     rows = rows_of.load(composed(resumed, *TRAINS["all"]), "eval")
