@@ -45,10 +45,11 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ends]:
     yield noted
     monkeypatch.setattr(guard, "_received", sys.exit)  # which ends the threads that look for signals
     for thread in watching():
-        thread.join(5)
+        thread.join(60)
 
 
 def watching() -> list[threading.Thread]:
+    """Return the threads that look for signals, the newest last: those of other tests may not have ended yet."""
     return [thread for thread in threading.enumerate() if thread.name == "signals"]
 
 
@@ -66,9 +67,9 @@ def test_a_body_that_ends_well_gives_signals_their_usual_effect_back(ends: Ends,
     with guarded(tmp_path / "rank_0.error") as begun:
         begun.finish = lambda: ends.append(("closed", None))
         assert ends == [("SIG_BLOCK", {signal.SIGINT, signal.SIGTERM})]
-        (thread,) = watching()
+        thread = watching()[-1]
         assert thread.daemon
-    thread.join(5)
+    thread.join(60)
     assert not thread.is_alive() and ends[1:] == [("SIG_UNBLOCK", {signal.SIGINT, signal.SIGTERM})]
     assert not (tmp_path / "rank_0.error").exists()
 
@@ -137,7 +138,7 @@ def test_a_rank_that_is_told_to_end_closes_its_log_first(
             monkeypatch.setattr(signal, "sigpending", lambda: pending)
         else:
             monkeypatch.setattr(os, "getppid", lambda: 1)
-        watching()[0].join(5)
+        watching()[-1].join(60)
     expected = 128 + (signal.SIGINT if told_by == "signals" else signal.SIGTERM)
     assert ends[1:5] == [("closed", None), *LAST, ("exit", expected)]
 
