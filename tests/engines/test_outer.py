@@ -189,7 +189,7 @@ def test_the_others_go_on_without_a_group_that_does_not_come() -> None:
         if groups.number == 1:
             return None
         taken: list[Tensor] = []
-        meeting = Meeting(groups, Compress.none, 1.0)
+        meeting = Meeting(groups, Compress.none, 3.0)
         pieces = [torch.full((5,), float(groups.number))]
         said = meeting.merge("a", groups.number, lambda: pieces, lambda _, mean: taken.append(mean))
         return said, taken[-1].tolist()
@@ -199,10 +199,11 @@ def test_the_others_go_on_without_a_group_that_does_not_come() -> None:
         assert (said.groups, said.said, said.left, mean) == ([0, 2], [0, 2], [1], [1.0] * 5)
 
 
+@pytest.mark.long
 def test_an_exchange_that_breaks_off_is_made_again_without_the_group() -> None:
     def merged(groups: Groups) -> Any:
         taken: dict[int, Tensor] = {}
-        meeting = Meeting(groups, Compress.none, 1.5)
+        meeting = Meeting(groups, Compress.none, 5.0)
 
         def pieces() -> list[Tensor]:
             if groups.number == 2:
@@ -223,14 +224,14 @@ def test_a_group_that_was_started_again_goes_on_as_a_copy_of_a_living_one() -> N
     state = [torch.arange(300.0), torch.linspace(0, 1, 130).bfloat16()]
 
     def merged(groups: Groups) -> Any:
-        meeting, means = Meeting(groups, Compress.none, 1.0), []
+        meeting, means = Meeting(groups, Compress.none, 2.5), []
         pieces, take = [torch.full((3,), float(groups.number))], lambda _, mean: means.append(mean)
         meeting.merge("a", None, lambda: pieces, take)
         own = state
         if groups.number == 1:
             groups.life, own = 1, [torch.zeros_like(one) for one in state]
             groups.living = joining.take(groups, tensors=own, limit_s=10)
-            meeting = Meeting(groups, Compress.none, 1.0)
+            meeting = Meeting(groups, Compress.none, 2.5)
         else:
             second = meeting.merge("b", None, lambda: pieces, take)
             assert (second.left, second.joined) == ([1], {1: 1})
