@@ -55,8 +55,11 @@ def test_runs_that_took_turns_are_paired_in_order_of_time(clock: Clock, capsys: 
     assert found["first"] == pytest.approx([105 * 512, 0.97 * 105.1 * 512, 0.94 * 105 * 512, 0.91 * 105.1 * 512])
     assert (found["measurement"], found["unit"], found["is_better"]) == ("throughput_per_gpu", "tokens/s/GPU", True)
     assert found["differences"] == {}
+    printed = run(capsys, "fp8-*", "bf16-*")
+    assert "pairs: paired in order of time" in printed and "when: " in printed
     unpaired = as_json(capsys, "fp8-*", "bf16-*", "--pairing", "none", code=1)
     assert unpaired["verdict"] == "undecided" and unpaired["num_more"] > 4
+    assert "\nruns: " in run(capsys, "fp8-*", "bf16-*", "--pairing", "none", code=1)
 
 
 def study_folder(*arms: str, window: Window | None = None) -> Path:

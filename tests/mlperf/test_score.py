@@ -73,6 +73,8 @@ def test_ten_runs_are_a_score(runs: MakeRuns) -> None:
     assert rules(scored) == set()
     assert (scored.num_runs, scored.num_runs_required, scored.num_failed) == (10, 10, 0)
     assert (scored.dropped_fastest, scored.dropped_slowest) == ("result_0.txt", "result_9.txt")
+    reasons = ("result_0.txt is the fastest, 20.000 min", "result_9.txt is the slowest, 29.000 min")
+    assert scored.dropped_reasons == reasons
     assert scored.olympic_minutes == pytest.approx(24.5)
     assert (scored.olympic_samples, scored.samples_distribution) == (3072, {3072: 9, 3456: 1})
     assert scored.rcp_factor == pytest.approx(REFERENCE / 3072)

@@ -25,5 +25,9 @@ def test_ranges_are_recorded_while_they_are_switched_on() -> None:
     assert recorded(work) == set()
     with ranges.switched_on([(linear, Part.head)]):
         assert recorded(work) == {"step", "phase: forward", "part: qkv", "part: head"}
+    with ranges.switched_on([(linear, Part.head)]), profile(activities=[ProfilerActivity.CPU]) as profiler:
+        linear(linear(x))
+    first, second = (event.time_range for event in profiler.events() if event.name == "part: head")
+    assert min(first.end, second.end) <= max(first.start, second.start), "the first one is closed before the second"
     assert recorded(work) == set() and not linear._forward_pre_hooks and not linear._forward_hooks
     assert ranges.named(Part.qkv) is ranges.step(), "nothing is made where nothing is profiled"

@@ -147,10 +147,11 @@ class Course:
     def batches(self) -> list[list[int]]:
         return self.engine.batches
 
-    def run(self, plan: Plan, seed: int = 1) -> "Course":
+    def run(self, plan: Plan, seed: int = 1, saving: Any = None) -> "Course":
         with mllog.Writer(self.path) as log:
             log.start(mllog.RUN_START)
-            train.train(train.Loop(plan, self.engine, Trial(index=0, seed=seed, log=self.path.name), log))
+            trial = Trial(index=0, seed=seed, log=self.path.name)
+            train.train(train.Loop(plan, self.engine, trial, log, saving=saving))
         return self
 
     def records(self, *keys: str) -> list[tuple[str, Any, dict[str, Any]]]:
@@ -197,6 +198,20 @@ def test_a_trial_ends_at_its_target_or_says_that_it_missed_it(
     records = [(key, where.get("status", value), where["step"]) for key, value, where in course.records(*keys)]
     assert records == expected
     assert all(where["samples_count"] == 8 * where["step"] for _, _, where in course.records(*keys) if where["step"])
+
+
+@pytest.mark.parametrize(
+    ("losses", "saved"), [((0.95, 0.93, 0.93), [100, 200, 300, 300]), ((0.95, 0.92), [100, 200, 240])]
+)
+def test_the_state_is_saved_as_often_as_asked_and_behind_the_last_step(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, losses: tuple[float, ...], saved: list[int]
+) -> None:
+    steps: list[int] = []
+    saving = SimpleNamespace(done=0, is_due=lambda step: step % 100 == 0, save=steps.append)
+    Course(monkeypatch, tmp_path, losses).run(
+        composed(TARGET, "task.training.checkpoint_every_steps=100", "task.benchmark=null"), saving=saving
+    )
+    assert steps == saved
 
 
 def test_training_losses_are_means_over_the_batch_beside_their_rate(

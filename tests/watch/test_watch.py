@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from rich.console import Console
 from scipy import stats
 
@@ -224,6 +225,9 @@ def test_warnings_are_said_plainly() -> None:
     assert warnings(trial(1.49)) == ["outside the reference band"]
     assert warnings(trial(0.94, 1.2)) == ["diverges"]
     assert warnings([*good, Event(good[-1].time_ms, "", "train_loss", bad, {}, 9)]) == ["diverges"]
+    no_number = replace(next(event for event in reversed(good) if event.key == "eval_accuracy"), value=bad)
+    assert warnings([*good, no_number]) == ["diverges"]
+    assert warnings([*good, no_number, replace(no_number, value=0.93)]) == []
     risen = [Event(good[-1].time_ms, "", "train_loss", 2.5, {"samples_count": 1930 + n}, 9) for n in range(5)]
     assert "diverges" in warnings([*good, *risen])
 
