@@ -1,5 +1,6 @@
 """Real ranks that stall: three over gloo on two pretended nodes, in processes of their own."""
 
+import contextlib
 import json
 import os
 import signal
@@ -50,9 +51,9 @@ def kill_what_is_stopped(folder: Path) -> Callable[[], None]:
     def kill() -> None:
         if any(folder.glob(run_files.rank_error("trial 0", "*"))):
             for path in folder.glob("pid_*"):
-                stat = Path(f"/proc/{path.read_text()}/stat")
-                if stat.exists() and stat.read_text().rpartition(") ")[2][0] == "T":
-                    os.kill(int(path.read_text()), signal.SIGKILL)
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+                    if Path(f"/proc/{path.read_text()}/stat").read_text().rpartition(") ")[2][0] == "T":
+                        os.kill(int(path.read_text()), signal.SIGKILL)
 
     return kill
 
