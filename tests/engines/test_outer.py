@@ -51,6 +51,13 @@ def together(count: int, work: Callable[[Groups], Any]) -> list[Any]:
     return results
 
 
+def meeting_of(groups: Groups, time_limit_s: float) -> Meeting:
+    """Return a meeting once all groups have theirs, as before training: to connect to the store may take torch 5 s."""
+    meeting = Meeting(groups, Compress.none, time_limit_s)
+    groups.gather(None)
+    return meeting
+
+
 def data() -> tuple[Tensor, Tensor]:
     random = torch.Generator().manual_seed(1)
     return torch.randn(ROWS, COLUMNS, generator=random), torch.randn(ROWS, generator=random)
@@ -186,10 +193,10 @@ def test_the_error_of_compression_is_bounded(compress: Compress, bits: int) -> N
 
 def test_the_others_go_on_without_a_group_that_does_not_come() -> None:
     def merged(groups: Groups) -> Any:
+        meeting = meeting_of(groups, 3.0)
         if groups.number == 1:
             return None
         taken: list[Tensor] = []
-        meeting = Meeting(groups, Compress.none, 3.0)
         pieces = [torch.full((5,), float(groups.number))]
         said = meeting.merge("a", groups.number, lambda: pieces, lambda _, mean: taken.append(mean))
         return said, taken[-1].tolist()
@@ -203,7 +210,7 @@ def test_the_others_go_on_without_a_group_that_does_not_come() -> None:
 def test_an_exchange_that_breaks_off_is_made_again_without_the_group() -> None:
     def merged(groups: Groups) -> Any:
         taken: dict[int, Tensor] = {}
-        meeting = Meeting(groups, Compress.none, 5.0)
+        meeting = meeting_of(groups, 5.0)
 
         def pieces() -> list[Tensor]:
             if groups.number == 2:
@@ -224,14 +231,16 @@ def test_a_group_that_was_started_again_goes_on_as_a_copy_of_a_living_one() -> N
     state = [torch.arange(300.0), torch.linspace(0, 1, 130).bfloat16()]
 
     def merged(groups: Groups) -> Any:
-        meeting, means = Meeting(groups, Compress.none, 2.5), []
+        second_life = Meeting(groups, Compress.none, 2.5)
+        meeting, means = meeting_of(groups, 2.5), []
         pieces, take = [torch.full((3,), float(groups.number))], lambda _, mean: means.append(mean)
         meeting.merge("a", None, lambda: pieces, take)
         own = state
         if groups.number == 1:
             groups.life, own = 1, [torch.zeros_like(one) for one in state]
             groups.living = joining.take(groups, tensors=own, limit_s=10)
-            meeting = Meeting(groups, Compress.none, 2.5)
+            meeting = second_life
+            meeting.begin()
         else:
             second = meeting.merge("b", None, lambda: pieces, take)
             assert (second.left, second.joined) == ([1], {1: 1})
