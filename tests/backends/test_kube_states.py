@@ -20,6 +20,7 @@ from bench.console import logs
 from bench.contract import plan as plans
 from bench.errors import SubmitError
 from bench.planning import compose
+from bench.runs import ledger
 
 
 @dataclass
@@ -186,6 +187,17 @@ def test_why_reads_what_pods_have_printed_where_the_run_folder_holds_no_logs(ser
     (tmp_path / "job.json").write_text(json.dumps({"backend": "kubernetes", "jobs": [{"id": "job/default/a"}]}))
     said = diagnosis.explain([tmp_path], ask=True)
     assert said.rule == "RUN-01" and said.file is not None and Path(said.file).name == "rank_1.err"
+
+
+@pytest.mark.parametrize(("ask", "rule"), [(True, "KUB-02"), (False, "unknown")])
+def test_why_asks_the_cluster_why_a_run_waits_if_told_to(server: Server, tmp_path: Path, ask: bool, rule: str) -> None:
+    folder, plan = tmp_path / "run", compose.compose(["task=lora_tiny", "cluster=kubernetes_test"])
+    folder.mkdir()
+    (folder / "plan.json").write_text(plans.dumps(plan))
+    ledger.create(folder, plan)
+    server.objects = {JOBS: [job("a", 0)], PODS: [pod("a", phase="Pending", conditions=UNSCHEDULABLE)], EVENTS: []}
+    (folder / "job.json").write_text(json.dumps({"backend": "kubernetes", "jobs": [{"id": "job/default/a"}]}))
+    assert diagnosis.explain([folder], ask=ask).rule == rule
 
 
 def test_only_the_objects_of_a_job_are_deleted(server: Server) -> None:

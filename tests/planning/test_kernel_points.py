@@ -146,6 +146,12 @@ def test_what_cannot_be_measured_is_refused(overrides: list[str], what: str, whe
     assert where in error.value.where and error.value.fix
 
 
+def test_the_largest_matrix_is_measured_and_the_largest_copy() -> None:
+    sizes = ("task.kernels.gemm.shapes=[[131072,131072,1]]", "task.kernels.memcpy.sizes_bytes=[34359738368]")
+    points = [(point.family, point.sizes) for point in by_name(TINY, *sizes).values()]
+    assert ("gemm", [131072, 131072, 1]) in points and ("memcpy", [2**35]) in points
+
+
 def test_a_size_that_is_listed_twice_is_measured_once() -> None:
     sizes = ("task.kernels.memcpy.sizes_bytes=[1024,1024]", "task.kernels.collectives.sizes_bytes=[1024,1024]")
     assert by_name(TINY, *sizes).keys() == by_name(TINY, *(word.replace(",1024", "") for word in sizes)).keys()
