@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from bench.results import log_ratios
+from bench.results import comparison
 from bench.results.comparison import Verdict, verdicts
 
 NUM = 20_000
@@ -38,7 +38,7 @@ def pairs(num_pairs: int, spread: float) -> Any:
 
 
 def decided(ratios: Any) -> Any:
-    return verdicts(log_ratios.of_pairs(ratios, **TEST), **TEST)
+    return verdicts(comparison.of_pairs(ratios, **TEST), **TEST)
 
 
 def share(called: Any, *those: Verdict) -> str:
@@ -51,7 +51,7 @@ def looking_again(spread: float) -> None:
     first = decided(ratios[:, :4])
     last = first.copy()
     for place in np.flatnonzero(first == Verdict.undecided):
-        needed = log_ratios.num_needed(float(np.std(ratios[place, :4], ddof=1)), **TEST) or 400
+        needed = comparison.num_needed(float(np.std(ratios[place, :4], ddof=1)), **TEST) or 400
         last[place] = decided(ratios[place : place + 1, : min(needed, 400)])[0]
     print(
         f"equal systems, spread {spread:.1%}: 4 pairs: {share(first, *PROVEN)} called different, "
@@ -83,7 +83,7 @@ def drift() -> None:
     for name, (a, b) in orders.items():
         for difference in (0.0, 0.01):
             first, second = times[:, a] + math.log1p(difference), times[:, b]
-            unpaired = verdicts(log_ratios.of_sets(first, second, **TEST), **TEST)
+            unpaired = verdicts(comparison.of_sets(first, second, **TEST), **TEST)
             by_turns = f", paired in {share(decided(first - second), *PROVEN)}" if name.startswith("ABB") else ""
             print(f"{name}, {difference:.0%} apart: called different in {share(unpaired, *PROVEN)}{by_turns}")
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from triton.testing import do_bench
 
 from jobs.engines.megatron.attention import attend, attend_backward
-from jobs.engines.megatron.fp8.gpu_ops import GpuOps
-from jobs.engines.megatron.fp8.quantize import Adapted, Dropout, Lora, Quantized
+from jobs.engines.megatron.frozen.gpu_ops import GpuOps
+from jobs.engines.megatron.quantize import Adapted, Dropout, Lora, Quantized
 
 TOKENS, HIDDEN, FFN, HEADS, GROUPS, DIM, RANK = 8192, 8192, 28672, 64, 8, 128, 16
 

@@ -286,11 +286,11 @@ def gradients(plan: Plan, base: Weights, points: dict[str, Weights]) -> dict[str
     import numpy as np
 
     from jobs.data import rows as rows_of
-    from jobs.engines.megatron import batches
+    from jobs.engines.megatron import loop
 
     engine, found = built(plan, SEEDS[0], base), {}
     (wrapped,), (chunk,) = engine.chunks, engine.bare_chunks()
-    batch = batches.micro_batch(plan, rows_of.load(plan, "train"), np.arange(plan.batch.micro_batch_size))
+    batch = loop.micro_batch(plan, rows_of.load(plan, "train"), np.arange(plan.batch.micro_batch_size))
     for point, adapters in points.items():
         chunk.load_state_dict(adapters, strict=False)
         wrapped.train()

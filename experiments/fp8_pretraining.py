@@ -139,14 +139,14 @@ def gradients(plan: Plan, weights: Weights) -> Weights:
     import numpy as np
 
     from jobs.data import rows as rows_of
-    from jobs.engines.megatron import batches, model
+    from jobs.engines.megatron import loop, model
 
     engine = model.build(plan, SEEDS[0])
     replace_weights(engine, weights)
     (wrapped,), (chunk,) = engine.chunks, engine.bare_chunks()
     wrapped.train()
     wrapped.zero_grad_buffer()
-    batch = batches.micro_batch(plan, rows_of.load(plan, "train"), np.arange(plan.batch.micro_batch_size))
+    batch = loop.micro_batch(plan, rows_of.load(plan, "train"), np.arange(plan.batch.micro_batch_size))
     losses_BS = wrapped(batch.tokens, batch.position_ids, None, labels=batch.labels)
     (batch.summed(losses_BS) / plan.batch.micro_batch_size).backward()
     return {name: p.main_grad.clone() for name, p in chunk.named_parameters() if "linear_" in name and p.dim() == 2}

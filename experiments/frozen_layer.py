@@ -16,14 +16,14 @@ import torch
 
 from bench.contract.plan import Plan
 from bench.planning import compose
-from bench.planning.parameters import linear_weights
+from bench.planning.estimates.parameters import linear_weights
 from jobs.ranks.identity import Rank
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what megatron-core imports is full of deprecated calls
     from jobs.engines.megatron import groups, model
-    from jobs.engines.megatron.fp8 import nf4_kernels
-    from jobs.engines.megatron.fp8.nf4_kernels import dequantize
+    from jobs.engines.megatron.frozen import nf4_kernels
+    from jobs.engines.megatron.frozen.nf4_kernels import dequantize
     from jobs.weights import nf4
 
 TOKENS, LAYERS, STEPS = 4096, 2, 10

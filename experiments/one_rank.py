@@ -25,7 +25,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from bench.contract.plan import Plan
 from bench.contract.schema import Device
 from bench.errors import BenchError, ConfigError
-from bench.planning import compose, memory
+from bench.planning import compose
+from bench.planning.estimates import memory
 from jobs.engines.megatron import cpu_patch
 from jobs.engines.megatron.groups import split
 from jobs.ranks.timing import forget_memory, peaks_gib
@@ -108,12 +109,12 @@ def measure(plan: Plan, rank: int, steps: int, profile: Path | None) -> list[flo
 
 def known_words(plan: Plan, rank: int) -> "Rows":
     """Return random rows of one step, only of tokens whose embedding this TP rank holds: others would give zeros."""
-    from jobs.data import random
+    from jobs.data import rows
     from jobs.data import rows as rows_of
 
     share = plan.config.model.vocab_size // plan.world.tp
     shape = (plan.batch.global_batch_size, plan.config.data.seq_length)
-    tokens, counts, _ = random.rows(*shape, vocab_size=share, seed=1)
+    tokens, counts, _ = rows.rows(*shape, vocab_size=share, seed=1)
     return rows_of.Rows(tokens + rank % plan.world.tp * share, counts)
 
 

@@ -20,9 +20,8 @@ from torch.nn import Parameter
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what megatron-core imports is full of deprecated calls
     from jobs.engines.megatron.adam import kernels
-    from jobs.engines.megatron.adam.marks import marks
     from jobs.engines.megatron.adam.offload import Piece, Streamed, pieces_of
-    from jobs.engines.megatron.adam.shards import Shard
+    from jobs.engines.megatron.adam.shards import Shard, marks
     from jobs.engines.megatron.adam.update import Step
 
 STEP = Step(count=10, lr=1e-4, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1)

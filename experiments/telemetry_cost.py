@@ -36,8 +36,7 @@ from bench.contract import telemetry
 from bench.contract.plan import Plan
 from bench.errors import BenchError
 from bench.planning import compose
-from jobs.ranks.telemetry import Sampler, uuids
-from jobs.ranks.telemetry_summary import NotMeasured
+from jobs.ranks.telemetry import NotMeasured, Sampler, uuids
 
 LIMIT = 0.005
 """The largest cost that is accepted, as a share of a step."""

@@ -28,7 +28,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from bench.contract.plan import Plan
 from bench.planning import compose
-from jobs.data import making
+from jobs.data import prepare_rows
 
 SEQ_LENGTH, VOCABULARY, TEXT_BYTES = 2048, 8192, 16 * 10**6
 PEER = """
@@ -108,7 +108,7 @@ def _plan(folder: Path, path: Path, tokenizer: Path) -> Plan:
         *("data.train_rows=16", "recipe.eval_every_samples=16", f"cluster.paths.data='{folder}'"),
     )
     plan = compose.compose(list(words))
-    there = making.make(plan)["splits"]["train"]["rows_there"]
+    there = prepare_rows.make(plan)["splits"]["train"]["rows_there"]
     data = dataclasses.replace(plan.config.data, train_rows=there)
     return dataclasses.replace(plan, config=dataclasses.replace(plan.config, data=data))
 
@@ -116,7 +116,7 @@ def _plan(folder: Path, path: Path, tokenizer: Path) -> Plan:
 def _ours(plan: Plan, rows: Path) -> tuple[float, float]:
     """Return seconds, and those of all cores together."""
     start, before = time.perf_counter(), _cpu_s()
-    making.make(dataclasses.replace(plan, data_dir=str(rows)))
+    prepare_rows.make(dataclasses.replace(plan, data_dir=str(rows)))
     return time.perf_counter() - start, _cpu_s() - before
 
 

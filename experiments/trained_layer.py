@@ -24,12 +24,12 @@ from torch import Tensor
 from torch.nn.functional import gelu, layer_norm, rms_norm, silu
 from triton.testing import do_bench
 
-from jobs.engines.megatron.fp8.gpu_ops import transpose
-from jobs.engines.megatron.fp8.quantize import FP8, Quantized
-from jobs.engines.megatron.trained import cublaslt, gemm
+from jobs.engines.megatron.frozen.gpu_ops import transpose
+from jobs.engines.megatron.quantize import FP8, Quantized
+from jobs.engines.megatron.trained import gemm
+from jobs.engines.megatron.trained.fp8_weights import quantize_tensor, tokens_last
 from jobs.engines.megatron.trained.gpu_ops import Bf16GpuOps, Fp8GpuOps
 from jobs.engines.megatron.trained.ops import NormWeights, Operand, TrainedOps
-from jobs.engines.megatron.trained.transpose_kernels import quantize_tensor, tokens_last
 
 MODELS = Path(__file__).parent.parent / "conf/model"
 SEQ_LENGTHS = {"llama2_7b": 4096, "llama31_8b": 8192}
@@ -223,7 +223,7 @@ def of_gemms(s: Sizes) -> Iterator[Case]:
 
 
 def of_bf16_gemm(weight: Tensor, x: Tensor, grad: Tensor, main_grad: Tensor) -> Iterator[Case]:
-    ops, library = Bf16GpuOps(), cublaslt.load()
+    ops, library = Bf16GpuOps(), gemm.load()
     yield Case("BF16 forward", lambda: ops.matmul(Operand(x), Operand(weight)), 0)
     yield Case("BF16 dgrad", lambda: ops.matmul(Operand(grad), Operand(weight.T)), 0)
     wgrad = partial(ops.add_weight_gradient, main_grad, Operand(grad), Operand(x))

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import settings
 
 from bench.contract import mllog
-from bench.contract.attempt import Binding
-from bench.contract.mllog import Writer
+from bench.contract.mllog import Binding, Writer
 from bench.planning import compose
 from helpers import cached_configs, examples, ranks
 from helpers.interpreter import faster

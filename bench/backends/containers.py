@@ -8,12 +8,27 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from bench.backends import mounts
+from bench.contract import data_files
 from bench.contract.plan import Plan
 from bench.contract.plan_paths import expanded
 from bench.contract.run_files import NODE_VARIABLE
-from bench.contract.schema import Device, Runtime
+from bench.contract.schema import DataSource, Device, Runtime
 from bench.rules.check import Finding, Subject, broken
+
+READ_ONLY = ":ro"
+
+
+def of_files(plan: Plan) -> Iterator[str]:
+    """Yield PATH:PATH for the folders that the run fills, and PATH:PATH:ro for what it only reads."""
+    paths = plan.config.cluster.paths
+    data = plan.config.data
+    made = {paths.data} if data.source.is_made else set()
+    made |= {paths.data, paths.model} if plan.base or data.source is DataSource.grammar else set()
+    needs_model = plan.base_dir or data.needs_model_folder
+    needed = [paths.data if plan.data_dir else None, paths.model if needs_model else None, *data_files.outside(data)]
+    for path in dict.fromkeys(filter(None, needed)):
+        yield f"{path}:{path}" if path in made else f"{path}:{path}{READ_ONLY}"
+
 
 OURS = (Runtime.docker, Runtime.podman)
 FLAGS = ("ro", "rw")
@@ -57,7 +72,7 @@ def line(plan: Plan, folder: Path, command: Sequence[str], *, name: str) -> str:
 
 def _mounts(plan: Plan, folder: Path) -> Iterable[str]:
     """Yield the values of --mount, which never creates a folder that is missing on the host."""
-    for mount in (*mounts.of_files(plan), f"{folder}:{folder}", *plan.config.container.mounts):
+    for mount in (*of_files(plan), f"{folder}:{folder}", *plan.config.container.mounts):
         source, target, flag = [*(expanded(mount) or mount).split(":"), "", ""][:3]
         is_read_only = flag == "ro"
         yield f"type=bind,src={source},dst={target or source}{',readonly' if is_read_only else ''}"

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from bench.backends import containers
 from bench.backends.local import LocalBackend
-from bench.backends.nodes import opened
-from bench.backends.nodes.nodes import Nodes
+from bench.backends.nodes import remote
+from bench.backends.nodes.lead import Nodes
 from bench.backends.nodes.processes import python_paths
-from bench.contract import hosts
-from bench.contract.hosts import Ssh
+from bench.contract import cluster
+from bench.contract.cluster import Ssh
 from bench.contract.plan import Plan
 from bench.contract.run_files import NODE_VARIABLE
 from bench.rules import RULES
@@ -50,16 +50,16 @@ class SshBackend(LocalBackend):
         """Yield the nodes that run a plan's commands: a process on each host, or in a container there."""
         names = _names(plan)
         commands = {name: command(plan, folder, number, name) for number, name in enumerate(names)}
-        with opened.opened(plan, folder, _address(names[0], plan), commands) as nodes:
+        with remote.opened(plan, folder, _address(names[0], plan), commands) as nodes:
             yield nodes
 
 
 def command(plan: Plan, folder: Path, number: int, name: str) -> list[str]:
     """Return the command that starts a node's process on its host."""
     if containers.is_ours(plan):
-        member = opened.member_words(folder, number, python="python")
+        member = remote.member_words(folder, number, python="python")
         return on_host(plan, name, containers.line(plan, folder, member, name=name))
-    member = opened.member_words(folder, number, python=_python(plan))
+    member = remote.member_words(folder, number, python=_python(plan))
     variables = [f"{key}={value}" for key, value in (python_paths() | {NODE_VARIABLE: name}).items()]
     return on_host(plan, name, shlex.join(["exec", "env", *variables, *member]))
 
@@ -78,7 +78,7 @@ def _options(plan: Plan) -> list[str]:
 
 
 def _names(plan: Plan) -> list[str]:
-    return [hosts.parsed(text).name for text in plan.config.cluster.hosts or []]
+    return [cluster.parsed(text).name for text in plan.config.cluster.hosts or []]
 
 
 def _python(plan: Plan) -> str:
@@ -124,7 +124,7 @@ def reached(subject: Subject) -> Iterator[Finding | str]:
         if answer.exit_code == 0:
             yield name
             continue
-        what, rule = opened.recognised(answer.err, f"exit code {answer.exit_code}")
+        what, rule = remote.recognised(answer.err, f"exit code {answer.exit_code}")
         yield broken(rule or "HST-07", f"{name}: {what}", "cluster.hosts", fix=RULES[rule or "HST-07"].fix)
 
 
@@ -132,7 +132,7 @@ def groups(subject: Subject) -> Iterator[Finding]:
     """Yield whether the hosts' groups of GPUs are not the replicas of the model."""
     plan, world = subject.plan, subject.plan.world
     size = world.tp * world.pp * world.cp
-    for host in map(hosts.parsed, plan.config.cluster.hosts or []):
+    for host in map(cluster.parsed, plan.config.cluster.hosts or []):
         if host.group_size not in (None, size):
             what = f"{host.name} has groups of {host.group_size} GPUs, and a replica of the model takes {size}"
             fix = f"let parallel.tp x pp x cp be {host.group_size}, or leave the groups out"

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from bench.cli import comparing, images, judging, running, studying, verb, verifying
-from bench.contract import secrets
+from bench import masking
+from bench.cli import arguments, compare, images, judge, run, study
 from bench.errors import BenchError, exit_code_of_signals, output_is_written
 
 LAUNCH = "launch"
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             with output_is_written():
                 code = args.verb(args)
         except BenchError as error:
-            print(secrets.masked(str(error)), file=sys.stderr)
+            print(masking.masked(str(error)), file=sys.stderr)
             code = error.exit_code
         sys.exit(code)
 
@@ -80,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     _add_launch(verbs)
-    groups = (running, studying, images, judging, comparing, verifying)
+    groups = (run, study, images, judge, compare)
     for add in (add for group in groups for add in group.VERBS):
         add(verbs)
     for each in verbs.choices.values():
@@ -103,7 +103,7 @@ def version_line() -> str:
     return f"runstop {bench.__version__}"
 
 
-def _add_launch(verbs: verb.Verbs) -> None:
+def _add_launch(verbs: arguments.Verbs) -> None:
     """Add the verb for the help and the completion; `main` hands its words to Hydra before they are parsed."""
     parser = verbs.add_parser(
         LAUNCH,

@@ -5,12 +5,12 @@ import os
 import sys
 from pathlib import Path
 
-from bench.cli import verb
-from bench.contract import strict_json
+from bench import masked_json
+from bench.cli import arguments
 
 
-def _add_image(verbs: verb.Verbs) -> None:
-    parser = verb.add(
+def _add_image(verbs: arguments.Verbs) -> None:
+    parser = arguments.add(
         verbs,
         _image,
         help="bring container images into a folder for Pyxis and Enroot, list and verify them",
@@ -21,7 +21,9 @@ def _add_image(verbs: verb.Verbs) -> None:
     source = actions.add_parser(
         "import",
         help="import an image, unless it is there already",
-        epilog=verb.pasteable("python -m bench image import nvcr.io/nvidia/pytorch:25.11-py3 --dir /shared/images"),
+        epilog=arguments.pasteable(
+            "python -m bench image import nvcr.io/nvidia/pytorch:25.11-py3 --dir /shared/images"
+        ),
         formatter_class=raw,
     )
     source.add_argument(
@@ -31,13 +33,13 @@ def _add_image(verbs: verb.Verbs) -> None:
     listed = actions.add_parser(
         "list",
         help="show a folder's images, and files in it that are not images",
-        epilog=verb.pasteable("python -m bench image list --dir /shared/images"),
+        epilog=arguments.pasteable("python -m bench image list --dir /shared/images"),
         formatter_class=raw,
     )
     file = actions.add_parser(
         "verify",
         help="read an image's file in full and say what is wrong with it",
-        epilog=verb.pasteable("python -m bench image verify /shared/images/NAME-sha256-0123456789ab.sqsh"),
+        epilog=arguments.pasteable("python -m bench image verify /shared/images/NAME-sha256-0123456789ab.sqsh"),
         formatter_class=raw,
     )
     file.add_argument("file", type=Path, metavar="FILE")
@@ -47,7 +49,7 @@ def _add_image(verbs: verb.Verbs) -> None:
     for action in (source, file):
         action.add_argument("--arch", choices=("x86_64", "aarch64"), help="of the nodes (default: as this machine)")
     for action in (source, listed, file):
-        verb.takes_json(action)
+        arguments.takes_json(action)
 
 
 def _image(args: argparse.Namespace) -> int:
@@ -56,13 +58,13 @@ def _image(args: argparse.Namespace) -> int:
 
 def _import_image(args: argparse.Namespace) -> int:
     from bench.console import images as image_sheets
-    from bench.console import progress, sheet
+    from bench.console import sheet
     from bench.images import importer
 
-    how = importer.How(architecture=args.arch, again=args.again, progress=progress.shown)
+    how = importer.How(architecture=args.arch, again=args.again, progress=image_sheets.shown)
     imported = importer.bring(args.source, args.dir, how=how, say=lambda line: print(line, file=sys.stderr, flush=True))
     if args.json:
-        print(strict_json.line(image_sheets.imported_json(imported)))
+        print(masked_json.line(image_sheets.imported_json(imported)))
     else:
         sheet.show(image_sheets.imported_sheet(imported))
     return 0
@@ -71,11 +73,11 @@ def _import_image(args: argparse.Namespace) -> int:
 def _list_images(args: argparse.Namespace) -> int:
     from bench.console import images as image_sheets
     from bench.console import sheet
-    from bench.images import folder as image_folder
+    from bench.images import store as image_folder
 
     entries = image_folder.entries(args.dir)
     if args.json:
-        print(strict_json.line([image_sheets.entry_json(entry) for entry in entries]))
+        print(masked_json.line([image_sheets.entry_json(entry) for entry in entries]))
     else:
         sheet.show(image_sheets.list_sheet(args.dir, entries))
     return 0
@@ -88,7 +90,7 @@ def _verify_image(args: argparse.Namespace) -> int:
 
     record, faults = store.verify(args.file, architecture=args.arch)
     if args.json:
-        print(strict_json.line(image_sheets.verified_json(args.file, record, faults)))
+        print(masked_json.line(image_sheets.verified_json(args.file, record, faults)))
     else:
         sheet.show(image_sheets.verified_sheet(args.file, record, faults))
     return 1 if faults else 0

@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from bench.contract import strict_json
+from bench import masked_json
 
 if TYPE_CHECKING:
     from bench.mlperf.result import Result
@@ -21,7 +21,7 @@ def parse(result: "Result", kernels: "KernelsResult", *, as_json: bool) -> bool:
         about = {"file": result.file, "kind": "kernels", "minutes": result.minutes, "status": result.status}
         problems = [*(f.what for f in result.findings if f.severity == "error"), *kernels.problems]
         measured = {"valid": is_proven, "problems": problems, "measurements": [asdict(one) for one in of(kernels)]}
-        print(strict_json.line(about | measured))
+        print(masked_json.line(about | measured))
     else:
         for table in (*kernel_sheets.sheets(result, kernels), kernel_sheets.points_sheet(kernels)):
             sheet.show(table)

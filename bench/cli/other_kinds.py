@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from bench import masked_json
 from bench.cli import generation_reading, kernel_reading, serving_reading
-from bench.contract import strict_json
 from bench.errors import ConfigError, LogError
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def report(folders: Sequence[Path], args: argparse.Namespace) -> int | None:
         for trial in trials:
             measured = [asdict(one) for one in of(trial.found)]
             row = {"trial": trial.name, "valid": trial.is_proven, "measurements": measured}
-            print(strict_json.line(row))
+            print(masked_json.line(row))
     elif args.csv:
         print(shown.csv_text(trials), end="")
     else:
@@ -99,26 +99,26 @@ def _shown(trial: "ReadTrial[Any]") -> Shown:
     from bench.console import generation as generation_sheets
     from bench.console import kernels as kernel_sheets
     from bench.console import serving as serving_sheets
-    from bench.report import generation, generation_rows, kernel_rows, kernels, serving, serving_rows
+    from bench.report import generation, kernels, serving
     from bench.results import GenerationResult, KernelsResult
 
     if isinstance(trial.found, KernelsResult):
         return Shown(
             lambda one: (*kernel_sheets.sheets(one.result, one.found), kernel_sheets.points_sheet(one.found)),
-            lambda one: kernel_rows.title(one.result),
+            lambda one: kernels.title(one.result),
             kernels.csv_text,
             kernels.write,
         )
     if isinstance(trial.found, GenerationResult):
         return Shown(
             lambda one: generation_sheets.sheets(one.result, one.found),
-            lambda one: generation_rows.title(one.result),
+            lambda one: generation.title(one.result),
             generation.csv_text,
             generation.write,
         )
     return Shown(
         lambda one: serving_sheets.sheets(one.result, one.found),
-        lambda one: serving_rows.title(one.result, one.found),
+        lambda one: serving.title(one.result, one.found),
         serving.csv_text,
         serving.write,
     )

@@ -4,7 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.contract import strict_json
+from bench import masked_json
 
 if TYPE_CHECKING:
     from bench.mlperf.result import Result
@@ -26,7 +26,7 @@ def parse(result: "Result", serving: "ServingResult", *, as_json: bool) -> bool:
         loads = [{"load": one.load.name, "loadgen": one.validity, "reason": one.reason} for one in serving.loads]
         measured = {"valid": is_proven, "problems": problems, "loads": loads}
         measured |= {"measurements": [asdict(one) for one in of(serving)]}
-        print(strict_json.line(about | measured))
+        print(masked_json.line(about | measured))
     else:
         for table in serving_sheets.sheets(result, serving):
             sheet.show(table)
@@ -51,7 +51,7 @@ class Others:
         found = imported.read(path)
         self._found += found
         for one in found if as_json else ():
-            print(strict_json.line({"file": str(path), "kind": "imported"} | asdict(one)))
+            print(masked_json.line({"file": str(path), "kind": "imported"} | asdict(one)))
         return True
 
     def keep(self, result: "ServingResult") -> None:

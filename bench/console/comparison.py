@@ -7,9 +7,9 @@ from statistics import fmean, stdev
 from time import localtime, strftime
 from typing import Any
 
+from bench import masked_json
 from bench.console.sheet import Row, Sheet
-from bench.contract import strict_json
-from bench.history.sides import Compared, Side
+from bench.history.compare import Compared, Side
 from bench.results.comparison import Comparison
 
 MOST_VALUES = 12
@@ -34,7 +34,7 @@ def to_json(compared: Compared) -> str:
     content["runs"] = [[str(folder) for folder in side.folders] for side in compared.sides]
     content["differences"] = {name: list(values) for name, *values in compared.differences}
     content["notes"] = [*c.notes, *compared.notes]
-    return strict_json.line(content)
+    return masked_json.line(content)
 
 
 def _sides(compared: Compared) -> "zip[tuple[str, Side]]":

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from bench.console.sheet import Row, Sheet
 from bench.contract.generation import GenerationMemory, TokenCost
 from bench.contract.plan import GenerationPlan
-from bench.contract.texts import quoted
 from bench.mlperf.result import Result
-from bench.report import generation_rows
+from bench.report import generation as generation_report
 from bench.results.generation import GenerationResult
+from bench.texts import quoted
 
 
 def plan_rows(plan: GenerationPlan) -> list[tuple[str, str]]:
@@ -87,8 +87,8 @@ def token_time(cost: TokenCost | None) -> str:
 
 def sheets(result: Result, generation: GenerationResult, *, more: Sequence[Row] = ()) -> list[Sheet]:
     """Return what a trial of a generation task is worth, and what answers of each length took, as far as any did."""
-    verdict = [*generation_rows.verdict_rows(result, generation), *more]
-    rows = [generation_rows.length_row(one) for one in generation_rows.lengths(generation)]
-    columns, note = generation_rows.LENGTH_COLUMNS, generation_rows.caption(generation)
+    verdict = [*generation_report.verdict_rows(result, generation), *more]
+    rows = [generation_report.length_row(one) for one in generation_report.lengths(generation)]
+    columns, note = generation_report.LENGTH_COLUMNS, generation_report.caption(generation)
     lengths = [Sheet("answers by length", rows, columns=columns, caption=note)] if rows else []
-    return [Sheet(generation_rows.title(result), verdict, caption="n = 1 run"), *lengths]
+    return [Sheet(generation_report.title(result), verdict, caption="n = 1 run"), *lengths]

@@ -6,10 +6,10 @@ from pathlib import Path
 from statistics import fmean, stdev
 from time import localtime, strftime
 
+from bench import masked_json
 from bench.console.comparison import number
 from bench.console.sheet import Sheet
-from bench.contract import strict_json
-from bench.history.past import CONFIDENCE, Judgement, Past, PastRun, apart
+from bench.history.regression import CONFIDENCE, Judgement, Past, PastRun, apart
 from bench.results.measurement import Measurement, higher_is_better
 from bench.runs.folder import short
 
@@ -93,7 +93,7 @@ def run_json(past: Past, run: PastRun) -> str:
         "measurements": {name: run.values(name) for name in names},
         "facts": dict(run.trials[-1].facts),
     }
-    return strict_json.line(content)
+    return masked_json.line(content)
 
 
 def judgement_json(judgement: Judgement) -> str:
@@ -101,7 +101,7 @@ def judgement_json(judgement: Judgement) -> str:
     past = judgement.past
     content = {"task": past.task, "hardware": past.hardware, "settings": past.settings}
     content |= {"measurement": judgement.measurement, "verdict": str(judgement.change), "text": judgement.text}
-    return strict_json.line(content | {"newest": str(past.runs[-1].folder)})
+    return masked_json.line(content | {"newest": str(past.runs[-1].folder)})
 
 
 def _values(past: Past, of: Measurement) -> list[float]:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from bench.console.sheet import Row, Sheet
 from bench.contract.plan import KernelsPlan
 from bench.mlperf.result import Result
-from bench.report import kernel_rows
-from bench.report.rows import telemetry_rows, value_text
+from bench.report import kernels as kernels_report
+from bench.report.tables import telemetry_rows, value_text
 from bench.results.kernels import KernelsResult
 
 FAMILIES = {"memcpy": "memory copies", "collectives": "collectives", "attention": "attention", "gemm": "GEMMs"}
@@ -48,17 +48,17 @@ def _verdict(result: Result, kernels: KernelsResult, more: Sequence[Row]) -> She
         *telemetry_rows(result.telemetry),
         ("software", ", ".join(f"{name} {version}" for name, version in result.software.items()), ""),
     ]
-    return Sheet(kernel_rows.title(result), [*rows, *more], caption="n = 1 run")
+    return Sheet(kernels_report.title(result), [*rows, *more], caption="n = 1 run")
 
 
 def _bests(kernels: KernelsResult) -> Sheet:
-    rows = [kernel_rows.best_row(best) for best in kernels.bests]
-    caption = kernel_rows.bests_caption(kernels)
-    return Sheet("the best of each kernel", rows, columns=kernel_rows.BEST_COLUMNS, caption=caption, num_optional=1)
+    rows = [kernels_report.best_row(best) for best in kernels.bests]
+    caption = kernels_report.bests_caption(kernels)
+    return Sheet("the best of each kernel", rows, columns=kernels_report.BEST_COLUMNS, caption=caption, num_optional=1)
 
 
 def points_sheet(kernels: KernelsResult) -> Sheet:
     """Return every point that was measured."""
-    rows = [kernel_rows.point_row(one) for one in kernels.measured]
-    caption = kernel_rows.POINTS_CAPTION
-    return Sheet("every point", rows, columns=kernel_rows.POINT_COLUMNS, caption=caption, num_optional=2)
+    rows = [kernels_report.point_row(one) for one in kernels.measured]
+    caption = kernels_report.POINTS_CAPTION
+    return Sheet("every point", rows, columns=kernels_report.POINT_COLUMNS, caption=caption, num_optional=2)

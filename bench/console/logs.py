@@ -4,8 +4,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench import backends
-from bench.contract import secrets
+from bench import backends, masking
 from bench.contract.run_files import JOB, RANK_LOGS, STATUS
 from bench.errors import ConfigError
 from bench.mlperf.reader import printable
@@ -99,5 +98,5 @@ def _lines(path: Path, start: int) -> tuple[list[str], int]:
 
 def _print(lines: list[str]) -> None:
     """Print lines as a terminal may show them."""
-    for line in secrets.masked("\n".join(lines)).split("\n") if lines else []:
+    for line in masking.masked("\n".join(lines)).split("\n") if lines else []:
         print(printable(line), flush=True)

@@ -1,21 +1,26 @@
 """Show a plan: what a run will do, how long that would take, and what would stop it."""
 
+import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from bench.console import checks, generation, kernels, serving
+from bench.console import diagnosis, generation, kernels, serving
 from bench.console.sheet import Sheet, show
-from bench.contract.huggingface import Strategy
+from bench.contract.engine import Strategy
 from bench.contract.local_sgd import Average, Compress, Prediction
-from bench.contract.plan import GenerationPlan, Recomputed, ServingPlan, TrainingPlan
-from bench.contract.schema import DataSource, Device, Precision
+from bench.contract.plan import GenerationPlan, Plan, Recomputed, ServingPlan, TrainingPlan
+from bench.contract.schema import Config, DataSource, Device, Precision
 from bench.contract.task import Recompute, StartsFrom
 from bench.mlperf import published
-from bench.planning import layouts
+from bench.planning import layouts, local_sgd
+from bench.planning.estimates import model_memory as needs
+from bench.planning.estimates.parameters import parameters
+from bench.planning.layouts import Layout
 
 if TYPE_CHECKING:
     from bench.contract.plan import KernelsPlan, Plan
     from bench.preflight import Finding
+
 
 STEP_PARTS = {
     "GEMMs": "gemm_s",
@@ -33,7 +38,7 @@ def show_plan(plan: "Plan", findings: "Sequence[Finding]") -> None:
     """Print the plan as a table, and what would stop it."""
     show(Sheet(f"{plan.name}: {plan.config.task.summary}", rows(plan)))
     if findings:
-        show(checks.findings_sheet(findings, title="before this can run"))
+        show(diagnosis.findings_sheet(findings, title="before this can run"))
 
 
 def rows(plan: "Plan") -> list[tuple[str, str]]:
@@ -253,3 +258,105 @@ def _memory(plan: TrainingPlan) -> str:
         return f"{m.total_gib * scale:.1f} {unit} estimated: {parts}"
     verdict = "fits" if m.fits else "does not fit"
     return f"{m.total_gib:.1f} of {m.capacity_gib:g} GiB estimated, {verdict}: {parts}"
+
+
+WHY = """\
+published: Run:ai 2024, "LLMs don't fit into a single GPU"; GB are 1e9 bytes, and numbers of GPUs are powers of two
+weights differ because the table takes 7, 13 and 70 billion parameters, and the models have 6.74, 13.02 and 68.98
+training: here a weight, its gradient and Adam's two moments, one number each; the table has 3.5 to 3.7 numbers a weight
+  and does not say of what. Neither counts activations, which grow with the batch; the second table does
+FP16: half of FP32 only if master weights and moments had 16 bits, too; mixed precision takes 18 bytes a weight, not 8
+INT8: it would mean gradients and moments of 8 bits, which lose the small steps of training. What 8 and 4 bits are used
+  for is the operands of GEMMs beside larger states (FP8), and frozen weights under adapters"""
+PLANNED = (
+    "states: weights, gradients, master weights and moments; GiB on one GPU: with rows of 4,096 tokens, one a "
+    "micro-batch, all layers recomputed, and CUDA's own memory\nGPUs: the fewest on which a split fits, of {most} at "
+    "most; tp and pp split the model, dp shards only the optimizer's states"
+)
+
+
+def sheets(configs: dict[str, Config]) -> list[Sheet]:
+    """Return the published table beside our arithmetic, and what the engine needs; configs are by the model's name."""
+    return [_published(configs), _planned(configs)]
+
+
+def _published(configs: dict[str, Config]) -> Sheet:
+    columns = (
+        *("model", "precision", "weights (GB)", "published weights", "training (GB)", "published training"),
+        *("GPUs of 40 GB", "published GPUs", "GPUs of 80 GB", "GPUs of 141 GB"),
+    )
+    rows = []
+    for (model, precision), printed in needs.PUBLISHED.items():
+        counted = needs.counted(parameters(configs[model].model), precision)
+        gpus = [str(count) for count in counted.num_gpus.values()]
+        rows.append(
+            (
+                *(model, precision, f"{counted.weights_gb:.1f}", f"{printed.weights_gb:g}"),
+                *(f"{counted.training_gb:.0f}", f"{printed.training_gb:g}"),
+                *(gpus[0], str(printed.num_gpus), *gpus[1:]),
+            )
+        )
+    return Sheet("memory of training, by arithmetic", rows, columns, WHY)
+
+
+def _planned(configs: dict[str, Config]) -> Sheet:
+    of_gpus = (f"GPUs of {capacity} GB" for capacity in needs.CAPACITIES)
+    columns = ("model", "what is trained", "states (GB)", "GiB on one GPU", *of_gpus)
+    rows = []
+    for model, config in configs.items():
+        for way in needs.WAYS:
+            planned = needs.planned(config, way)
+            gpus = [str(count or f"over {needs.MOST_GPUS}") for count in planned.num_gpus.values()]
+            states = f"{needs.states_gb(config, way):.1f}"
+            rows.append((model, way.name, states, f"{planned.one_gpu_gib:.1f}", *gpus))
+    caption = PLANNED.format(most=needs.MOST_GPUS)
+    return Sheet("memory of training, as this engine does it (estimates)", rows, columns, caption)
+
+
+COLUMNS = ("dp", "tp", "pp", "cp", "sp", "recomputed layers", "GiB", "fits", "step (s)")
+_SHORT = {
+    "communication": "comm.",
+    "recomputation": "recompute",
+    "pipeline bubble": "bubble",
+    "waiting for host": "host",
+}
+_PART_COLUMNS = tuple(f"{_SHORT.get(name, name)} (s)" for name in STEP_PARTS)
+
+
+def sheet(plan: Plan) -> Sheet:
+    """Return every legal layout of the plan's ranks as a table, best first; sizes that the config gives are kept."""
+    ranked = layouts.ranked(local_sgd.of_one_group(plan.config))
+    rows = [_row(layout, plan.config.model.num_layers) for layout in ranked]
+    fitting = sum(layout.memory.fits is not False for layout in ranked)
+    caption = (
+        f"{len(ranked)} legal layouts, {fitting} that fit, the fastest first. GiB of a GPU's memory, the time of a "
+        "step and its parts are estimates; a layer is recomputed as a whole, or only its output of qkv or fc1"
+    )
+    title = f"{plan.name}, {plan.config.precision.name}"
+    return Sheet(title, rows, (*COLUMNS, *_PART_COLUMNS), caption, num_optional=len(_PART_COLUMNS))
+
+
+def to_json(plan: Plan) -> list[dict[str, Any]]:
+    """Return the layouts as objects of strict JSON, best first."""
+    return [dataclasses.asdict(layout) for layout in layouts.ranked(local_sgd.of_one_group(plan.config))]
+
+
+def _row(layout: Layout, num_layers: int) -> tuple[str, ...]:
+    w, cost = layout.world, layout.cost
+    seconds = [cost.step_s, *(getattr(cost, field) for field in STEP_PARTS.values())] if cost else []
+    return (
+        *(str(size) for size in (w.dp, w.tp, w.pp, w.cp)),
+        "on" if w.sp else "off",
+        _recomputed(layout.recompute, num_layers // w.pp),
+        f"{layout.memory.total_gib:.1f}",
+        {True: "yes", False: "no", None: ""}[layout.memory.fits],
+        *(f"{value:.2f}" for value in seconds),
+        *[""] * (len(STEP_PARTS) + 1 - len(seconds)),
+    )
+
+
+def _recomputed(recomputed: Recomputed, num_layers: int) -> str:
+    """Return which of a rank's layers are recomputed, short enough for a column."""
+    counts = {"qkv": recomputed.qkv_layers, "fc1": recomputed.fc1_layers, "offloaded": recomputed.offloaded_layers}
+    parts = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
+    return f"all {num_layers}" if recomputed.full else f"{parts} of {num_layers}" if parts else "none"

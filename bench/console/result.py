@@ -1,19 +1,29 @@
-"""Show what one result says."""
+"""Show what trials are worth: one result, a set of them, their score, and the package of a submission."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from bench.console.sheet import Row, Sheet
+from bench.contract.modules import ModuleTimes
 from bench.mlperf.benchmarks import BENCHMARKS
 from bench.mlperf.official import Verdict
+from bench.mlperf.package import Package
+from bench.mlperf.package.entry import Entry
 from bench.mlperf.result import NO_TARGET, UNVERIFIED, Result, Span
+from bench.mlperf.score import Score
 from bench.mlperf.titles import title
-from bench.report.apart import apart_rows
-from bench.report.rows import TRAINING_ONLY, memory_row, telemetry_rows
+from bench.mlperf.trial_set import name
+from bench.report.compare import claim
+from bench.report.sets import TrialSet
+from bench.report.tables import TRAINING_ONLY, apart_rows, memory_row, minutes_text, telemetry_rows, value_text
+from bench.report.throughput import RATIO, compared
+from bench.results import modules
+from bench.rules.finding import Finding
 
 if TYPE_CHECKING:
     from bench.rules.finding import Finding
-from bench.console.sheet import Row, Sheet
 
 
 def verdict_sheet(result: Result, verdicts: Sequence[Verdict], *, more: Sequence[Row] = ()) -> Sheet:
@@ -191,3 +201,138 @@ def _official_row(verdict: Verdict, division: str | None) -> Row:
     first = verdict.messages[0].splitlines()[0] if verdict.messages else ""
     more = f" ({len(verdict.messages) - 1} more)" if verdict.messages[1:] else ""
     return name, {True: "passed", False: "failed", None: ""}[verdict.passed], first + more
+
+
+def modules_sheet(result: Result, times: ModuleTimes) -> Sheet:
+    """Return one line per part, of the profile in a trial's log."""
+    title = f"where the time of a step goes: {result.file}"
+    caption = "\n".join(modules.notes(result, times))
+    return Sheet(title, modules.lines(times), columns=modules.COLUMNS, caption=caption, num_optional=2)
+
+
+def throughput_sheets(trials: TrialSet) -> list[Sheet]:
+    """Return the speed of a set, and the published systems beside it, as tables."""
+    speed = compared(trials)
+    caption = f"{trials.hardware or 'hardware not logged'}, n = {speed.measured.num_runs}"
+    own = Sheet(f"{trials.name}: throughput", speed.rows, caption=caption)
+    if speed.no_peers:
+        return [own, Sheet("published systems", [("not compared", "", speed.no_peers)])]
+    rates = ("samples/s", "tokens/s/GPU", "TFLOP/s/GPU")
+    columns = ("system", "batch", "mean step time (ms)", *rates, "official min", "ratio")
+    cells = [
+        (
+            line.name,
+            str(line.global_batch_size),
+            f"{line.step_time_ms:,.0f}",
+            f"{line.samples_s:.3f}",
+            f"{line.tokens_s_gpu:,.0f}",
+            value_text(line.tflops_gpu, "{:,.0f}"),
+            value_text(line.official_minutes, "{:.2f}"),
+            f"{line.ratio:.3f}",
+        )
+        for line in speed.lines
+    ]
+    title = f"beside published systems with {speed.measured.num_gpus} GPUs"
+    return [own, Sheet(title, cells, columns=columns, caption=RATIO)]
+
+
+def report_sheet(sets: Sequence[TrialSet], written: Path | None) -> Sheet:
+    """Return one line per set for the terminal, and where the page is."""
+    rows = []
+    for trials in sets:
+        claimed = claim(trials)
+        minutes = "" if claimed.minutes is None else minutes_text(claimed.minutes)
+        why = f"; no score: {claimed.why_no_score}" if claimed.why_no_score else ""
+        runs = f"{claimed.num_valid} of {len(trials.results)}"
+        rows.append((trials.name, trials.hardware or "not logged", runs, minutes, claimed.what + why))
+    columns = ("set", "hardware", "valid runs", "minutes", "of what")
+    return Sheet(str(written or "not written: -o OUT does"), rows, columns=columns, caption=UNVERIFIED)
+
+
+def score_sheets(scored: Score) -> list[Sheet]:
+    """Return what each run adds, and what the set is worth or what keeps it from being a score."""
+    hardware = "GPUs not logged" if scored.num_gpus is None else f"{scored.num_gpus} GPUs"
+    caption = f"{UNVERIFIED} {hardware}, n = {_runs(scored)}, {scored.num_failed} failed"
+    rows = [_score_row(scored), *map(_finding_row, scored.findings)]
+    rows += [_olympic_row(scored), *(("not counted", "", why) for why in scored.dropped_reasons)]
+    rows += [_factor_row(scored), _reference_row(scored), _score_samples_row(scored)]
+    rows += (("checkers disagree", "", text) for text in scored.disagreements)
+    runs = Sheet("runs", [_run_cells(scored, n) for n in range(scored.num_runs)], columns=_COLUMNS)
+    return [runs, Sheet(title(scored.results[0]), [*rows, ("folder", scored.folder, "")], caption=caption)]
+
+
+_COLUMNS = ("log", "minutes", "samples to target", "seed", "valid", "official")
+
+
+def _run_cells(scored: Score, place: int) -> tuple[str, ...]:
+    result, official = scored.results[place], scored.compliance[place]
+    return (
+        name(result),
+        "" if result.minutes is None else f"{result.minutes:.3f}",
+        "" if result.samples_to_target is None else f"{result.samples_to_target:,.0f}",
+        "" if result.seed is None else str(result.seed),
+        "yes" if result.valid else "no",
+        {True: "passed", False: "failed", None: ""}[official.passed],
+    )
+
+
+def _finding_row(finding: Finding) -> Row:
+    """Return what keeps a set from being a score; a warning does not, and says that it is one."""
+    return finding.rule, "warning" if finding.severity == "warning" else "", finding.what
+
+
+def _score_row(scored: Score) -> Row:
+    what = f"score by ruleset {scored.ruleset} (min)"
+    if scored.official_minutes is None:
+        return what, "none", ""
+    spread = "90 % interval {:.3f} to {:.3f}".format(*scored.interval_minutes) if scored.interval_minutes else ""
+    return what, f"{scored.official_minutes:.3f}", spread
+
+
+def _olympic_row(scored: Score) -> Row:
+    required = f" of {scored.num_runs_required} that a score takes" if scored.num_runs_required else ""
+    runs = f"{_runs(scored)}{required}"
+    if scored.olympic_minutes is None:
+        return "olympic mean (min)", "", f"{runs}, {scored.num_failed} failed: too few that count"
+    return "olympic mean (min)", f"{scored.olympic_minutes:.3f}", runs
+
+
+def _runs(scored: Score) -> str:
+    return "1 run" if scored.num_runs == 1 else f"{scored.num_runs} runs"
+
+
+def _factor_row(scored: Score) -> Row:
+    return "RCP factor", "" if scored.rcp_factor is None else f"{scored.rcp_factor:.4f}", scored.rcp.message
+
+
+def _reference_row(scored: Score) -> Row:
+    ours, mean, least = scored.olympic_samples, scored.rcp_mean_samples, scored.rcp_min_samples
+    value = "" if ours is None else f"{ours:,.1f}"
+    if mean is None or least is None:
+        return "samples, olympic mean", value, ""
+    return "samples, olympic mean", value, f"reference {mean:,.1f}, accepted from {least:,.1f} on"
+
+
+def _score_samples_row(scored: Score) -> Row:
+    runs = ", ".join(f"{samples:,}: {count}" for samples, count in scored.samples_distribution.items())
+    return "runs by samples to target", runs, "" if runs else "no run that counts says its samples"
+
+
+def package_sheet(package: Package) -> Sheet:
+    """Return what was written, what the official checkers say of it, and what a person must fill in."""
+    rows: list[Row] = [_entry_row(entry, package.checked.scaling) for entry in package.entries]
+    for checker, check in package.checked.checks.items():
+        rows.append((f"official {checker} checker", "passed" if check.passed else "failed", ""))
+        rows += ((f"official {checker} checker", "", message.splitlines()[0]) for message in check.messages)
+    rows += ((finding.rule, finding.severity, finding.what) for finding in package.findings)
+    rows += (("to fill in", file, ", ".join(fields)) for file, fields in package.todo.items())
+    verdict = "every official checker passes" if package.passed else "not fit for submission"
+    rows.append(("package", str(package.request.folder), verdict))
+    title = f"submission of {package.request.org}, {package.division}, ruleset {package.ruleset}"
+    return Sheet(title, rows, caption=UNVERIFIED)
+
+
+def _entry_row(entry: Entry, scaling: Mapping[str, float]) -> Row:
+    factor = scaling.get(f"results/{entry.system}/{entry.benchmark}/scaling.json")
+    scaled = "" if factor is None else f"minutes are scaled by {factor:.7f}"
+    return f"{entry.system}/{entry.benchmark}", f"{len(entry.results)} runs", scaled

@@ -7,9 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from bench import masked_json
 from bench.console.sheet import Sheet
 from bench.console.sheet import show as show_sheet
-from bench.contract import strict_json
 from bench.errors import with_rule
 from bench.runs import run as run_folders
 from bench.runs.folder import short
@@ -30,7 +30,7 @@ def show(root: Path, *, active: bool, again: bool, as_json: bool, limit: int | N
         listed = [(run, summary(run.folder)) for run in newest]
         if as_json:
             for run, results in listed:
-                print(strict_json.line(row(run, results)), flush=True)
+                print(masked_json.line(row(run, results)), flush=True)
         else:
             show_sheet(sheet(root, listed, num_runs=len(found)))
         if not again or not any(run.is_active for run in found):

@@ -7,8 +7,8 @@ from bench.contract.plan import ServingPlan
 from bench.contract.schema import Device
 from bench.contract.serving import command
 from bench.mlperf.result import Result
-from bench.report import serving_rows
-from bench.report.rows import value_text
+from bench.report import serving as serving_report
+from bench.report.tables import value_text
 from bench.results.imported import Summary
 from bench.results.serving import ServingResult
 
@@ -61,7 +61,7 @@ def _verdict(result: Result, serving: ServingResult, more: Sequence[Row]) -> She
         *([_knee(serving)] if serving.swept else []),
         ("software", ", ".join(f"{name} {version}" for name, version in result.software.items()), ""),
     ]
-    return Sheet(serving_rows.title(result, serving), [*rows, *more], caption="n = 1 run")
+    return Sheet(serving_report.title(result, serving), [*rows, *more], caption="n = 1 run")
 
 
 def beside(found: Sequence[Summary]) -> Sheet:
@@ -112,5 +112,5 @@ def _memory(serving: ServingResult) -> Row:
 
 
 def _loads(serving: ServingResult) -> Sheet:
-    rows, caption = [serving_rows.row(load) for load in serving.loads], "\n".join(serving_rows.notes(serving))
-    return Sheet("loads", rows, columns=serving_rows.COLUMNS, caption=caption, num_optional=NUM_OPTIONAL)
+    rows, caption = [serving_report.row(load) for load in serving.loads], "\n".join(serving_report.notes(serving))
+    return Sheet("loads", rows, columns=serving_report.COLUMNS, caption=caption, num_optional=NUM_OPTIONAL)

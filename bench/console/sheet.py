@@ -4,7 +4,7 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, TextIO, TypeAlias
 
 from bench.mlperf.reader import clean
 
@@ -187,3 +187,16 @@ def _cell(cell: str, column: str) -> "Text":
     from rich.text import Text
 
     return Text(cell, style=_STYLES.get(cell, "") if column in _VERDICT_COLUMNS else "")
+
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    Messages: TypeAlias = Console
+
+
+def to_stderr() -> "Messages":
+    """Return what prints messages to stderr; a long one is left to the terminal to wrap, so that it can be pasted."""
+    from rich.console import Console
+
+    return Console(stderr=True, soft_wrap=True, highlight=False)

@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 
+from bench import masked_json
 from bench.console.sheet import Sheet
-from bench.contract import strict_json
 from bench.contract.schema import BackendName
 from bench.report.cells import cell_text, published_text
-from bench.report.numbers import number_text
+from bench.report.tables import number_text
 from bench.results.study import Column, Difference, PlannedArm, StudyResult, Table
 
 COEFFICIENTS = "coefficients: how many times the reference's value, with the 95 % interval over pairs of runs"
@@ -40,7 +40,7 @@ def to_json(result: StudyResult) -> str:
     for raw, one in zip(content["differences"], result.differences, strict=True):
         if one.comparison is not None:
             raw["comparison"] |= {"text": one.comparison.text, "is_better": one.comparison.is_better}
-    return strict_json.line(content)
+    return masked_json.line(content)
 
 
 def _arms(result: StudyResult) -> Sheet:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.contract import file_content
+from bench.contract import atomic_files
 from bench.contract.data import Data, DataSource
 from bench.contract.schema import Config
 from bench.errors import BenchError, ConfigError
@@ -161,7 +161,7 @@ def check_vocabulary(tokenizer: Path, ids: int, vocab_size: int) -> None:
 
 def check_same_tokenizer(rows: Path, made_with: dict[str, Any], tokenizer: Path) -> None:
     """Raise ConfigError when rows were made with another tokenizer, which their manifest describes."""
-    if file_content.sha256(tokenizer) != made_with.get("sha256"):
+    if atomic_files.sha256(tokenizer) != made_with.get("sha256"):
         raise ConfigError(
             f"these rows were made with another tokenizer, {made_with.get('file')}",
             where=f"{rows}, {tokenizer}",

@@ -11,14 +11,40 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from bench.contract import file_content
-from bench.contract.attempt import Binding
+from bench.contract import atomic_files, run_files
 from bench.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Binding:
+    """One attempt of one trial."""
+
+    nonce: str
+    trial: int
+    attempt: int
+    """Counted from 1."""
+
+
+def save(folder: Path, binding: Binding) -> None:
+    """Write the binding where rank 0 looks for it."""
+    path = folder / run_files.binding(binding.trial)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic_files.write(path, asdict(binding))
+
+
+def load(folder: Path, trial: int) -> Binding | None:
+    """Return what a trial's log is bound to; None where nobody has opened an attempt, as for ranks started by hand."""
+    with suppress(TypeError):
+        return Binding(**atomic_files.read_object(folder / run_files.binding(trial)))
+    return None
+
 
 CACHE_CLEAR = "cache_clear"
 INIT_START, INIT_STOP = "init_start", "init_stop"
@@ -192,7 +218,7 @@ class Writer:
         """Write the checksum of a file in the log's folder that another program has finished; raises like `event`."""
         if self._folder is None:
             return
-        attached = file_content.of(file)
+        attached = atomic_files.of(file)
         name = file.relative_to(self._folder).as_posix()
         self.event(ATTACHED_FILE, name, bytes=attached.bytes, sha256=attached.sha256)
 

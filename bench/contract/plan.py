@@ -8,22 +8,145 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from bench.contract import codec, old_plans, run_files
+from bench.contract.codec import LEFT_OUT_IF_NONE
 from bench.contract.generation import Asked, GenerationMemory, TokenCost, WeightPrecision
 from bench.contract.kernels import Point
-from bench.contract.layout import Cost as Cost
-from bench.contract.layout import Memory as Memory
-from bench.contract.layout import Recomputed as Recomputed
-from bench.contract.layout import World as World
 from bench.contract.local_sgd import Prediction
-from bench.contract.plan_parts import Batch as Batch
-from bench.contract.plan_parts import Command as Command
-from bench.contract.plan_parts import Evaluation as Evaluation
-from bench.contract.plan_parts import Submission as Submission
-from bench.contract.plan_parts import Trial as Trial
 from bench.contract.schema import Config, not_of_kind
 from bench.contract.serving import Load
 from bench.contract.task import Kind, StartsFrom
 from bench.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """One optimizer step; a sample is one row."""
+
+    global_batch_size: int
+    micro_batch_size: int
+    gradient_accumulation_steps: int
+    tokens_per_step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """When the model is evaluated; steps count from 1, after the optimizer's update."""
+
+    every_steps: int
+    first_step: int
+    at_steps: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """What the log says about itself. Closed is derived, never claimed: any deviation makes it open."""
+
+    benchmark: str | None
+    """None where there are no official rules, and for a run without a target."""
+    shape_of: str | None
+    """Without a target: the benchmark whose model, LoRA and rows have these sizes, so that speeds can be compared."""
+    division: str
+    org: str
+    platform: str
+    status: str
+    deviations: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One run_start → run_stop measurement."""
+
+    index: int
+    seed: int
+    log: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """What every rank runs, in the run folder. It is the only authority on that: every backend runs this argv.
+
+    A first word `python` stands for the interpreter that the backend runs ranks with.
+    """
+
+    name: str
+    argv: list[str]
+    log: str | None
+    """The MLLOG lines that it writes, where it writes any."""
+    limit_min: int | None
+    """None for no limit, as for preparing, which nobody times."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """How the ranks are split: num_ranks = dp * tp * pp * cp, and times groups where groups train apart."""
+
+    num_nodes: int
+    ranks_per_node: int
+    num_ranks: int
+    dp: int
+    tp: int
+    pp: int
+    cp: int
+    vpp: int
+    sp: bool
+    groups: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    """How many groups of consecutive ranks train apart, each split in this way; None: all ranks train together."""
+
+    @property
+    def sequence_tp(self) -> int:
+        """Over how many TP ranks norms, residuals and dropout are split."""
+        return self.tp if self.sp else 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Seconds of one optimizer step on the slowest pipeline stage, and what they go into."""
+
+    gemm_s: float
+    attention_s: float
+    elementwise_s: float
+    communication_s: float
+    """With what ranks wait in it for each other."""
+    recompute_s: float
+    """All of what is computed again, its communication included."""
+    bubble_s: float
+    """A pipeline filling and draining."""
+    host_s: float
+    """What the GPU waits for the host, where that needs longer to launch kernels than they run. Counted in FP8 only."""
+    step_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recomputed:
+    """What the backward pass of every rank recomputes: whole layers, or the outputs of qkv or fc1 in some layers."""
+
+    full: bool
+    qkv_layers: int
+    fc1_layers: int
+    offloaded_layers: int = 0
+    """How many layers of a rank keep what they save for the backward pass in the host's memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """What one GPU of the fullest pipeline stage needs and has; None where there is no GPU."""
+
+    base_weights_gib: float
+    """The model itself, which LoRA freezes."""
+    adapter_weights_gib: float
+    gradients_gib: float
+    optimizer_gib: float
+    activations_gib: float
+    workspace_gib: float
+    total_gib: float
+    capacity_gib: float | None
+    fits: bool | None
+    parameters: int
+    """Of the whole model with its adapters, each counted once."""
+    trainable_parameters: int
+    rank_parameters: int
+    rank_trainable_parameters: int
+
 
 PLAN_VERSION = 3
 NODE_FACTS, NODE_CHECK, PREPARE = "node facts", "node check", "prepare"

@@ -7,17 +7,14 @@ every override. Slots make an unknown key an error instead of a stray attribute.
 from dataclasses import dataclass, field
 from enum import Enum
 
+from bench.contract.cluster import Gpu as Gpu
+from bench.contract.cluster import Kubernetes, Ray, Slurm, Ssh
+from bench.contract.cluster import Rates as Rates
 from bench.contract.codec import LEFT_OUT_IF_NONE
 from bench.contract.data import Data as Data
 from bench.contract.data import DataSource as DataSource
-from bench.contract.gpu import Gpu as Gpu
-from bench.contract.gpu import Rates as Rates
-from bench.contract.hosts import Ssh
-from bench.contract.huggingface import HuggingFace as HuggingFace
-from bench.contract.kubernetes import Kubernetes
-from bench.contract.nemo import Nemo as Nemo
-from bench.contract.ray import Ray
-from bench.contract.slurm import Slurm
+from bench.contract.engine import HuggingFace as HuggingFace
+from bench.contract.engine import Nemo as Nemo
 from bench.contract.stall import Stall
 from bench.contract.task import Kind, Model, Recipe, Task, Training
 from bench.errors import ConfigError

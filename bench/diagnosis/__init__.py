@@ -5,15 +5,18 @@ wins: a cause beats what follows from it. A failure that no clue explains stays 
 """
 
 import re
-from collections.abc import Iterable, Sequence
-from contextlib import nullcontext, suppress
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bench import backends
 from bench.contract import mllog, run_files
 from bench.contract.plan import Plan
-from bench.diagnosis import fixes, log_scan, printed, run_reports, trial_state
+from bench.diagnosis import fixes, log_scan, run_reports, trial_state
 from bench.diagnosis.log_scan import Clue, Scan
 from bench.errors import BenchError, ConfigError, LogError
 from bench.mlperf import log as logs
@@ -26,6 +29,28 @@ from bench.rules import finding as findings
 from bench.rules.signs import Weight
 from bench.runs import run as run_folders
 from bench.runs.folder import plan_in
+
+_NAMED = re.compile(r"([\w.-]+\.(?:txt|out|err)): (.*)", re.DOTALL)
+
+
+@contextmanager
+def printed_files(folder: Path) -> Iterator[list[Path]]:
+    """Yield what a run's job has printed, where its backend keeps that and can be asked; else nothing."""
+    texts: dict[str, list[str]] = defaultdict(list)
+    with suppress(BenchError):
+        run = run_folders.find(folder)
+        backend = backends.get(run.backend)
+        if run.jobs and isinstance(backend, backends.Printed):
+            for process, text in backend.printed(run.id).items():
+                for line in text.splitlines(keepends=True):
+                    named = _NAMED.match(line)
+                    texts[named[1] if named else f"{process}.out"].append(named[2] if named else line)
+    with tempfile.TemporaryDirectory(prefix="runstop-printed-") as scratch:
+        found = [Path(scratch, name) for name in sorted(texts)]
+        for path in found:
+            path.write_text("".join(texts[path.name]))
+        yield found
+
 
 UNKNOWN = "unknown"
 LOGS = ("*.txt", "*.out", "*.err", "*.log")
@@ -129,8 +154,8 @@ def explain(paths: Sequence[Path], *, ask: bool = False) -> Explanation:
     reported += [_Log(scan) for scan in _of_queue(folder)] if folder and ask else []
     is_over = bool(status) or (folder is not None and _is_gone(folder))
     seen_here = _files(folder) if folder else paths
-    with printed.files(folder) if folder and ask and not seen_here else nullcontext(seen_here) as files:
-        logs = [_read(path, is_over=is_over) for path in files]
+    with printed_files(folder) if folder and ask and not seen_here else nullcontext(seen_here) as paths:
+        logs = [_read(path, is_over=is_over) for path in paths]
     if status.get("outcome") in ("proven", "fine") or not (reported or status) and _all_fine(logs, plan):
         return _nothing(name, logs, "nothing failed: the logs say that the run succeeded")
     bad = [*reported, *sorted((log for log in logs if not log.is_fine), key=_moment)]

@@ -6,20 +6,193 @@ meet a regular expression.
 
 import re
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from io import FileIO
 from pathlib import Path
+from re import _parser  # type: ignore[attr-defined]  # private, and the only parser that agrees with re's own
+from string import ascii_lowercase, ascii_uppercase
+from typing import Any
 
-from bench.diagnosis import tracebacks
-from bench.diagnosis.suspects import AFTER, suspects
-from bench.diagnosis.tracebacks import LABEL, Frame
-from bench.diagnosis.words import of_signs
 from bench.errors import with_rule
 from bench.mlperf.reader import printable
 from bench.rules import RULES
 from bench.rules.signs import EVENTS, SIGNS, Weight
+
+FOLD = bytes.maketrans(ascii_uppercase.encode() + b"23456789", ascii_lowercase.encode() + b"22222222")
+"""To small letters, and most digits to one, so that lines that differ in numbers only become alike."""
+_SHARED = tuple(
+    b"error|fail|nccl warn|pyxis|no such|killed|srun:|exit code|invalid|enroot|cannot |can't |unable to |could not "
+    b"|timed out|not found|memory|watchdog|is not |cuda|no space left|insufficient|mismatch|gated repo|fatal"
+    b"|oom".split(b"|")
+)
+"""Found in so many patterns that one search for it saves a dozen; only those that patterns need are used."""
+_EVERYWHERE = (b"rank", b"loss")
+"""Most lines of a healthy run hold these: they tell nothing, and are the last choice."""
+_MIN_LETTERS = 3
+_REPEATS = ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT")
+
+
+@cache
+def of_signs(others: tuple[bytes, ...] = ()) -> tuple[bytes, ...]:
+    """Return words, folded: each line that a sign or one of the other patterns matches holds at least one.
+
+    Raises:
+        ValueError: a pattern can match without any word, and would have to see every line.
+    """
+    found: set[bytes] = set()
+    for pattern in (*(sign.pattern for sign in SIGNS), *others):
+        if not (words := of_pattern(pattern)):
+            raise ValueError(f"this pattern has no word to look for: {pattern!r}")
+        found |= words
+    return tuple(sorted(word for word in found if not any(other != word and other in word for other in found)))
+
+
+def of_pattern(pattern: bytes) -> frozenset[bytes]:
+    """Return words of which each match of a pattern holds one; none if it can match without."""
+    return _of_sequence(_parser.parse(pattern))
+
+
+def _of_sequence(items: Iterable[tuple[Any, Any]], run: bytes = b"") -> frozenset[bytes]:
+    """Return the best choice of words that a sequence offers: literal runs, or the words of one of its parts."""
+    choices = []
+    for kind, value in items:
+        if letter := _letter(str(kind), value):
+            run += letter
+            continue
+        choices += [_word(run), _of_part(str(kind), value, run)]
+        run = b""
+    return max((*choices, _word(run)), key=_merit)
+
+
+def _of_part(kind: str, value: Any, run: bytes) -> frozenset[bytes]:
+    """Return the words of a part; `run` stands just before it, where re has taken out what alternatives begin with."""
+    if kind == "SUBPATTERN":
+        return _of_sequence(value[-1])
+    if kind in _REPEATS and value[0] > 0:
+        return _of_sequence(value[2])
+    if kind == "BRANCH":
+        parts = [_of_sequence(part, run) for part in value[1]]
+        return frozenset().union(*parts) if all(parts) else frozenset()
+    return frozenset()
+
+
+def _letter(kind: str, value: Any) -> bytes:
+    """Return what stands at one place once it is folded, such as `e` for [Ee]; nothing if that can differ."""
+    options = [("LITERAL", value)] if kind == "LITERAL" else value if kind == "IN" else []
+    if not options or any(str(option) != "LITERAL" for option, _ in options):
+        return b""
+    folded = {bytes([code]).translate(FOLD) for _, code in options}
+    return folded.pop() if len(folded) == 1 else b""
+
+
+def _word(run: bytes) -> frozenset[bytes]:
+    if len(run) < _MIN_LETTERS:
+        return frozenset()
+    return frozenset({next((word for word in _SHARED if word in run), run)})
+
+
+def _merit(words: frozenset[bytes]) -> tuple[int, int]:
+    """Return a sort key: shared words first, then long ones; a choice is as good as its worst word."""
+    ranks = [((word in _SHARED) - (word in _EVERYWHERE), len(word)) for word in words]
+    return min(ranks, default=(-2, 0))
+
+
+LABEL = rb"(?: {0,6}\d{1,6}: ?|\[\S{1,80}\]:? ?){0,3}"
+"""What srun -l and torch put before each line of a rank."""
+_FRAME = re.compile(rb'  File "(?P<path>[^"]{1,400})", line (?P<line>\d{1,7})(?:, in (?P<name>.{1,200}))?')
+_LABELLED = re.compile(b"(?P<label>%b)(?P<rest>.*)" % LABEL)
+_INSTALLED = (b"/site-packages/", b"/dist-packages/", b"/lib/python3", b"<frozen ", b"<string>")
+"""Parts of the paths of code that a user did not write."""
+LOOK_BACK_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One place in a traceback."""
+
+    path: bytes
+    line: bytes
+    name: bytes
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the user wrote this code, as far as its path tells."""
+        return not any(part in self.path for part in _INSTALLED)
+
+    def __str__(self) -> str:
+        where = f"{self.path.decode(errors='replace')}:{self.line.decode()}"
+        return f"{where} in {self.name.decode(errors='replace')}" if self.name else where
+
+
+def innermost(before: bytes, raised: bytes) -> Frame | None:
+    """Return the innermost frame of the user's code, else of any code, in the traceback that ends before a line.
+
+    Lines of other ranks may stand between those of the traceback; they differ in their label.
+    """
+    found = _LABELLED.match(raised)
+    label = found["label"].strip() if found else b""
+    frames = []
+    for line in reversed(before[-LOOK_BACK_BYTES:].split(b"\n")):
+        parts = _LABELLED.match(line)
+        if parts is None or parts["label"].strip() != label or not line.strip():
+            continue
+        rest = parts["rest"]
+        if not rest.startswith(b" "):  # the head of the traceback, or output that belongs to none
+            break
+        if place := _FRAME.match(rest):
+            frames.append(Frame(place["path"], place["line"], place["name"] or b""))
+    return next((frame for frame in frames if frame.is_own), frames[0] if frames else None)
+
+
+BEFORE, AFTER = 1000, 3000
+"""How much of a long line is looked at, around the word."""
+_MAX_DULL = 1 << 16
+
+
+def suspects(flat: bytes, dull: set[bytes], words: Sequence[bytes]) -> Iterator[tuple[int, int]]:
+    """Yield the places of lines that hold one of the words, in order; of a long line, what stands around each word.
+
+    `words` are folded (see `folded`). Most lines of a log differ from others in numbers only: those that
+    hold no word are kept in `dull`, folded.
+    """
+    lines, start = flat.translate(FOLD).split(b"\n"), 0
+    fresh = set(lines) - dull
+    telling = _telling(b"\n".join(fresh), words)
+    for line in lines:
+        if line in telling:
+            yield from ((start + first, start + end) for first, end in _around_words(line, words))
+        start += len(line) + 1
+    if len(dull) > _MAX_DULL:
+        dull.clear()
+    dull |= {line for line in fresh - telling if len(line) <= BEFORE}
+
+
+def _telling(text: bytes, words: Sequence[bytes]) -> set[bytes]:
+    """Return the lines that hold one of the words."""
+    found = set()
+    for word in words:
+        at = text.find(word)
+        while at >= 0:
+            end = text.find(b"\n", at)
+            end = end if end >= 0 else len(text)
+            found.add(text[text.rfind(b"\n", 0, at) + 1 : end])
+            at = text.find(word, end)
+    return found
+
+
+def _around_words(line: bytes, words: Sequence[bytes]) -> list[tuple[int, int]]:
+    if len(line) <= BEFORE:
+        return [(0, len(line))]
+    places = set()
+    for word in words:
+        at = line.find(word)
+        while at >= 0:
+            end = min(len(line), at + AFTER)
+            places.add((max(0, at - BEFORE), end))
+            at = line.find(word, end)
+    return sorted(places)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,10 +405,10 @@ class _Reader:
 
     def _frame(self, line: bytes, flat: bytes, start: int) -> Frame | None:
         """Return the place that raised the exception on a line; its traceback may begin in the chunk before."""
-        before = flat[max(0, start - tracebacks.LOOK_BACK_BYTES) : start]
-        if start < tracebacks.LOOK_BACK_BYTES:
+        before = flat[max(0, start - LOOK_BACK_BYTES) : start]
+        if start < LOOK_BACK_BYTES:
             before = self._end + b"\n" + before
-        return tracebacks.innermost(before, line)
+        return innermost(before, line)
 
     def _add(self, clue: Clue) -> None:
         self._first.setdefault((clue.rule, clue.weight), (clue, self._progress))

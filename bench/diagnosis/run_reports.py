@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.backends import Job, JobState
-from bench.contract import json_files
+from bench.contract import atomic_files
 from bench.contract.run_files import JOB, LEDGER, RANK_LOGS, STATUS
 from bench.diagnosis import log_scan
 from bench.diagnosis.log_scan import Clue, Scan
@@ -31,7 +31,7 @@ _TRACEBACK = "Traceback (most recent call last)"
 
 def status(folder: Path) -> dict[str, Any]:
     """Return what the launcher wrote last; empty while the run goes on, and after the launcher's own death."""
-    return json_files.read_object(folder / STATUS)
+    return atomic_files.read_object(folder / STATUS)
 
 
 def all_of(folder: Path) -> Iterator[Scan]:
@@ -46,7 +46,7 @@ def of_ranks(folder: Path) -> list[Scan]:
     found = [
         (account, path)
         for path in sorted((folder / RANK_LOGS).glob("*.error"))
-        if (account := json_files.read_object(path))
+        if (account := atomic_files.read_object(path))
     ]
     found.sort(key=lambda pair: pair[0]["time"] if is_number(pair[0].get("time")) else 0)
     return [_scan(account, str(path)) for account, path in found]
@@ -134,7 +134,7 @@ def not_proven(folder: Path) -> Iterator[Clue]:
 
 def _entries(ledger: Path) -> list[dict[str, Any]]:
     """Return the entries of a ledger; what is damaged is left out."""
-    found = json_files.read(ledger)
+    found = atomic_files.read(ledger)
     return [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
 
 

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from bench.contract.run_files import LEDGER, MANIFEST, PLAN, RESULTS
 from bench.errors import BenchError, ConfigError
-from bench.history import proven
-from bench.history.proven import ProvenTrial, Runs
+from bench.history import measured_trials
+from bench.history.measured_trials import ProvenTrial, Runs
 from bench.results import Measurement
 
 STORE = "history.sqlite"
@@ -68,7 +68,7 @@ def trials(root: Path, *, rebuild: bool = False) -> tuple[ProvenTrial, ...]:
 
 def _runs(folder: Path) -> Runs:
     try:
-        return proven.in_folder(folder)
+        return measured_trials.in_folder(folder)
     except BenchError as error:
         return Runs(trials=(), left_out=(f"{folder.name}: {error.what}",))
 

@@ -16,13 +16,13 @@ from pathlib import Path
 from shlex import quote
 from typing import Protocol
 
-from bench.contract import file_content
-from bench.contract.json_files import kept
+from bench.contract import atomic_files
+from bench.contract.atomic_files import kept
 from bench.errors import BenchError
-from bench.images import checksums, import_checks, squashfs, store, tools
-from bench.images.lock import locked
+from bench.images import digest as image_digest
+from bench.images import import_checks, squashfs, store, tools
 from bench.images.reference import InDaemon, Reference, read
-from bench.images.store import Record
+from bench.images.store import Record, locked
 from bench.rules import RULES
 
 BLOCK_BYTES = 8 << 20
@@ -98,7 +98,7 @@ def bring(source: str, folder: Path, *, how: How, say: Say) -> Imported:
 def _already_imported(wanted: Reference | InDaemon | Path, folder: Path, how: How) -> Imported | None:
     """Return the image if it was imported before, is whole, and made for the nodes."""
     if isinstance(wanted, Path):
-        path: Path | None = folder / store.file_name(_label(wanted), file_content.sha256(wanted))
+        path: Path | None = folder / store.file_name(_label(wanted), atomic_files.sha256(wanted))
     else:
         path = store.newest(folder, wanted.source, architecture=_machine(how))
     if path is None or not path.is_file() or store.faults(path, architecture=_machine(how)):
@@ -118,7 +118,7 @@ def _label(path: Path) -> str:
 def _copied(path: Path, part: Path, how: How) -> Imported:
     with path.open("rb") as source, part.open("wb") as copy:
         shutil.copyfileobj(source, copy, BLOCK_BYTES)
-    if (what := store.misnamed(path, file_content.sha256(part))) is not None:
+    if (what := store.misnamed(path, atomic_files.sha256(part))) is not None:
         fix = "copy it again from where it came; if it is meant to be another image, give it a name without a digest"
         raise BenchError(what, where=str(path), fix=fix, rule="ENR-08")
     return _admitted(part, _label(path), f"file://{path.resolve()}", "copy", how)
@@ -187,7 +187,7 @@ def _admitted(part: Path, label: str, source: str, importer: str, how: How) -> I
             fix=f"add --arch {inside.architecture} if the nodes are; else choose an image that is made for them",
             rule="ENR-07",
         )
-    digest = file_content.sha256(part)
+    digest = atomic_files.sha256(part)
     image = part.parent / store.file_name(label, digest)
     record = Record(
         version=store.VERSION,
@@ -205,7 +205,7 @@ def _admitted(part: Path, label: str, source: str, importer: str, how: How) -> I
     with kept(store.record_path(image)):
         store.save(image, record)
         part.replace(image)
-    checksums.remember(image, digest)
+    image_digest.remember(image, digest)
     return Imported(image, record, is_new=True)
 
 

@@ -8,19 +8,24 @@ pytorch-25.11-py3-sha256-0123456789ab.checked when its content was read last, an
 """
 
 import dataclasses
+import fcntl
 import json
 import os
 import platform
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import IO, Any
 
-from bench.contract import file_content
-from bench.contract.json_files import write
+from bench.contract import atomic_files
+from bench.contract.atomic_files import write
+from bench.contract.plan_paths import expanded
 from bench.errors import ConfigError
-from bench.images import checksums, squashfs, tools
+from bench.images import digest, squashfs, tools
+from bench.images.reference import SUFFIXES
 from bench.rules.finding import Finding, broken
 
 VERSION = 1
@@ -96,7 +101,7 @@ def faults(image: Path, *, architecture: str | None = None, whole: bool = True) 
         what, fix = f"its record is of another file, {record.file}", "restore the record, or import it again"
         found.append(broken("ENR-11", what, str(image), fix=fix, severity="warning"))
     if whole and not found:
-        found += _changed(image, record, file_content.sha256(image))
+        found += _changed(image, record, atomic_files.sha256(image))
     elif image.stat().st_size != record.size_bytes:
         what = f"it has {image.stat().st_size:,} bytes, and had {record.size_bytes:,} when it was imported"
         found.append(_again(image, what))
@@ -109,7 +114,7 @@ def faults_since_change(image: Path) -> list[Finding]:
     found, record = faults(image, whole=False), recorded(image)
     if record is None or any(finding.rule == "ENR-08" for finding in found):
         return found
-    return [*found, *_changed(image, record, checksums.since_change(image))]
+    return [*found, *_changed(image, record, digest.since_change(image))]
 
 
 def _damage(image: Path, *, whole: bool) -> list[Finding]:
@@ -186,3 +191,149 @@ def make(folder: Path) -> None:
         raise ConfigError(f"{error.strerror}", where=str(folder), fix="choose another --dir", rule="CFG-08") from error
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ConfigError("not writable", where=str(folder), fix="choose another --dir", rule="CFG-08")
+
+
+PART = ".import-*.part"
+RECORD = re.compile(rf".+-sha256-[0-9a-f]{{{SHORT}}}\.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Something in the folder."""
+
+    path: Path
+    size_bytes: int
+    record: Record | None
+    faults: list[Finding]
+
+
+def entries(folder: Path) -> list[Entry]:
+    """Return the images of a folder by name, and what imports that were killed have left.
+
+    Raises:
+        ConfigError: there is no such folder, or it cannot be read.
+    """
+    try:
+        paths = sorted(folder.iterdir())
+    except OSError as error:
+        raise ConfigError(f"{error.strerror}", where=str(folder), fix="name the folder of images with --dir") from error
+    orphans = [path for path in paths if RECORD.fullmatch(path.name) and path.with_suffix(".sqsh") not in paths]
+    parts = [path for path in paths if path.match(PART)]
+    images = [path for path in paths if path.suffix in SUFFIXES]
+    found = [*map(_image, images), *(_part(path, folder) for path in parts), *map(_orphan, orphans)]
+    return [entry for entry in found if entry is not None]
+
+
+def _image(path: Path) -> Entry:
+    if not path.is_file():
+        return Entry(path, 0, None, [_damaged(path, "it is not a file, or a link to nothing")])
+    try:
+        return Entry(path, path.stat().st_size, recorded(path), faults(path, whole=False))
+    except OSError as error:
+        found = _damaged(path, f"cannot be read: {error.strerror}", fix="see that this user may read it")
+        return Entry(path, 0, None, [found])
+
+
+def _part(path: Path, folder: Path) -> Entry | None:
+    """Return what an import writes; None: it was done in between."""
+    with suppress(FileNotFoundError):
+        size = path.stat().st_size
+        if is_locked(folder):
+            return Entry(path, size, None, [_damaged(path, "incomplete: an import is at work", fix="wait for it")])
+        return Entry(path, size, None, [_damaged(path, "incomplete: its import was killed")])
+    return None
+
+
+def _orphan(path: Path) -> Entry:
+    fix = f"import the image again, or rm {quote(str(path))}"
+    found = broken("ENR-11", "a record without its image", str(path), fix=fix, severity="warning")
+    return Entry(path, 0, recorded(path.with_suffix(".sqsh")), [found])
+
+
+def _damaged(path: Path, what: str, *, fix: str | None = None) -> Finding:
+    return broken("ENR-08", what, str(path), fix=fix or f"rm {quote(str(path))}")
+
+
+LOCK = ".import.lock"
+
+
+@contextmanager
+def locked(folder: Path, *, say: Callable[[str], None]) -> Iterator[int]:
+    """Let only one import into a folder run at a time; yields the lock's descriptor, which child processes may keep."""
+    try:
+        lock = _lock_file(folder)
+    except OSError as error:
+        raise ConfigError(
+            f"{error.strerror}", where=str(folder / LOCK), fix="choose another --dir", rule="CFG-08"
+        ) from error
+    with lock:
+        try:
+            if not _lock(lock.fileno(), wait=False):
+                say(f"waiting: another import into {folder} is at work")
+                _lock(lock.fileno(), wait=True)
+        except OSError as error:
+            raise ConfigError(
+                f"imports cannot be kept apart: {error.strerror}",
+                where=str(folder / LOCK),
+                fix="choose a folder on a file system with locks (Lustre: mounted with flock)",
+            ) from error
+        yield lock.fileno()
+
+
+def _lock_file(folder: Path) -> IO[str]:
+    """Return the lock's file; whoever may write to the folder may lock it."""
+    path = folder / LOCK
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR))
+        path.chmod(0o600 | folder.stat().st_mode & 0o066)
+    return path.open("r+")
+
+
+def is_locked(folder: Path) -> bool:
+    """Return whether an import into the folder is at work."""
+    with suppress(OSError), (folder / LOCK).open() as lock:
+        return not _lock(lock.fileno(), wait=False, how=fcntl.LOCK_SH)
+    return False
+
+
+def _lock(descriptor: int, *, wait: bool, how: int = fcntl.LOCK_EX) -> bool:
+    try:
+        fcntl.flock(descriptor, how if wait else how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def identity(image: str) -> dict[str, Any]:
+    """Return an image's name in the plan, its file as it lies there now, and the digest in its record.
+
+    The digest is None where no record fits the file; for a registry reference there is only the name.
+    """
+    path = Path(expanded(image) or "")
+    if not path.is_file():
+        return {"name": image}
+    record, file = recorded(path), path.resolve()
+    fits = record is not None and (record.file, record.size_bytes) == (file.name, path.stat().st_size)
+    digest = record.sha256 if record is not None and fits else None
+    return {"name": image, "file": str(file), "sha256": digest, **_place(file)}
+
+
+def is_unchanged(known: dict[str, Any]) -> bool | None:
+    """Return whether an image's file is the one that `of` found; None where that cannot be known here.
+
+    It is read only if its size, inode or time of change is another one.
+    """
+    path = Path(str(known.get("file") or ""))
+    if not path.is_file() or "bytes" not in known:
+        return None
+    now = _place(path)
+    if all(known.get(name) == value for name, value in now.items()):
+        return True
+    if known["bytes"] != now["bytes"]:
+        return False
+    return atomic_files.sha256(path) == str(known["sha256"]) if known.get("sha256") else None
+
+
+def _place(path: Path) -> dict[str, int]:
+    about = path.stat()
+    return {"bytes": about.st_size, "inode": about.st_ino, "mtime_ns": about.st_mtime_ns}

@@ -10,8 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import bench
-from bench import preflight
-from bench.contract import secrets
+from bench import masking, preflight
 from bench.contract.plan import Plan
 from bench.errors import BenchError, exit_code_of_signals, output_is_written
 from bench.planning.compose import CONF, compose, plan_of, register, typed
@@ -68,7 +67,7 @@ def _shown(codes: list[int]) -> Iterator[None]:
         with output_is_written():
             yield
     except BenchError as error:
-        print(secrets.masked(str(error)), file=sys.stderr)
+        print(masking.masked(str(error)), file=sys.stderr)
         codes.append(error.exit_code)
 
 

@@ -11,9 +11,9 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from bench import preflight
+from bench import masking, preflight
 from bench.console import trial as trial_sheets
-from bench.contract import json_files, secrets
+from bench.contract import atomic_files
 from bench.contract import plan as plans
 from bench.contract.plan import Plan
 from bench.contract.run_files import JOB, PLAN, STATUS, SUBMISSION, element
@@ -35,7 +35,7 @@ def main() -> None:
         plan = plans.load(args.run / PLAN)
         sys.exit(args.answer(args.run, plan, args))
     except BenchError as error:
-        print(secrets.masked(str(error)), file=sys.stderr)
+        print(masking.masked(str(error)), file=sys.stderr)
         sys.exit(error.exit_code)
 
 
@@ -45,12 +45,12 @@ def open_(run: Path, plan: Plan, args: argparse.Namespace) -> int:
     if (run / STATUS).exists():
         ledger.reopen(run)
     with ledger.alone(run):
-        job = json_files.read_object(run / JOB)
+        job = atomic_files.read_object(run / JOB)
         known = job.get("jobs", [])
         if args.job not in [entry["id"] for entry in known]:
             new = {"id": args.job, "submitted": time.time()}
             name = {"backend": plan.config.cluster.backend.name}
-            json_files.write(run / JOB, name | job | {"jobs": [*known, new]})
+            atomic_files.write(run / JOB, name | job | {"jobs": [*known, new]})
         (run / SUBMISSION).unlink(missing_ok=True)  # the job is noted now, whatever became of sbatch's answer
     return 0
 

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 from bench import backends, preflight
 from bench.backends import run_lock
 from bench.backends.local import master_port
-from bench.backends.nodes import running
-from bench.backends.nodes.nodes import Nodes
-from bench.backends.nodes.sharing import require_prepared
-from bench.console import messages
+from bench.backends.nodes import lead
+from bench.backends.nodes.lead import Nodes, require_prepared
+from bench.console import sheet
 from bench.console import trial as trial_sheets
 from bench.contract import checkpoint, plan_paths, run_files
 from bench.contract import plan as plans
@@ -30,7 +29,7 @@ from bench.watch import follow, sources, trackers
 from bench.watch.hardware import Gpus
 
 if TYPE_CHECKING:
-    from bench.console.messages import Messages
+    from bench.console.sheet import Messages
 
 
 def run(plan: Plan, folder: Path) -> int:
@@ -41,7 +40,7 @@ def run(plan: Plan, folder: Path) -> int:
     Raises:
         BenchError: a rank failed, or the folder cannot be written; finished trials are kept.
     """
-    console = messages.to_stderr()
+    console = sheet.to_stderr()
     console.print(
         f"{plan.config.task.summary}\n{plan.name} on {plan.world.num_ranks} ranks, results in {short(folder)}"
     )
@@ -128,7 +127,7 @@ def _look(nodes: Nodes, command: Command, folder: Path, console: "Messages") -> 
     console.print(f"{command.name}: {len(nodes.names)} nodes, {', '.join(nodes.names)}", markup=False)
     for old in (folder / run_files.FACTS).glob("rank_*.json") if command.name == plans.NODE_FACTS else ():
         old.unlink()
-    with running.started(nodes, command, folder, port=master_port(nodes.plan)) as ranks:
+    with lead.started(nodes, command, folder, port=master_port(nodes.plan)) as ranks:
         while ranks.are_running():
             pass
     ranks.check()
@@ -163,7 +162,7 @@ def _follow(nodes: Nodes, command: Command, folder: Path, console: "Messages") -
     """Run a command, and show how far its log has come."""
     assert command.log is not None  # or there is nothing to follow
     plan, is_trial = nodes.plan, command.name != plans.PREPARE
-    with running.started(nodes, command, folder, port=master_port(plan)) as ranks:
+    with lead.started(nodes, command, folder, port=master_port(plan)) as ranks:
         expected = sources.planned(plan if is_trial else plan.base or plan, command)
         log, is_alive = folder / command.log, ranks.are_running
         more: dict[str, Any] = {}

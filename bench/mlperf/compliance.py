@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from bench.contract import mllog
-from bench.mlperf import apart, clock_checks, pace_checks, provenance_checks, recipe_checks, step_checks
+from bench.mlperf import clock_checks, local_sgd, pace_checks, provenance_checks, recipe_checks, step_checks
 from bench.mlperf.benchmarks import DISCLOSED
 from bench.mlperf.log import Log, finding
 from bench.mlperf.official import RULESETS, ruleset_of
@@ -246,5 +246,5 @@ _CHECKS = (
     _check_resumed,
     *(_check_keys, _check_counts, _check_seed, *recipe_checks.CHECKS, *provenance_checks.CHECKS),
     *(*clock_checks.CHECKS, *step_checks.CHECKS, *pace_checks.CHECKS),
-    apart.check,
+    local_sgd.check,
 )

@@ -9,8 +9,7 @@ from itertools import pairwise
 from statistics import median
 
 from bench.contract import mllog
-from bench.mlperf.log import Log, finding
-from bench.mlperf.pace import Stretch
+from bench.mlperf.log import Log, Stretch, finding
 from bench.mlperf.reader import Event, is_number
 from bench.mlperf.step_checks import FEWEST, MANY_TIMES, Timed, evaluations, measured_s
 from bench.rules.finding import Finding

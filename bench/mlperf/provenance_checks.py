@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
-from bench.contract import file_content, mllog
+from bench.contract import atomic_files, mllog
 from bench.errors import LogError
 from bench.mlperf import reader
 from bench.mlperf.log import Log, finding
@@ -106,7 +106,7 @@ def _is_unchanged(path: Path, record: Event) -> bool:
     with suppress(OSError):
         if not stat.S_ISREG(path.lstat().st_mode) or path.stat().st_size != _size(record):
             return False
-        return file_content.sha256(path) == record.metadata.get("sha256")
+        return atomic_files.sha256(path) == record.metadata.get("sha256")
     return False
 
 

@@ -17,7 +17,7 @@ from typing import Annotated, Any, TypeGuard
 
 import msgspec
 
-from bench.contract import secrets
+from bench import masking
 from bench.errors import LogError, MissingLogError
 
 _TOKEN = b":::MLLOG"
@@ -278,4 +278,4 @@ def printable(text: str) -> str:
 
 def clean(text: str) -> str:
     """Return text from a log as it may be shown: no secrets, nothing that steers a terminal or breaks a line."""
-    return printable(secrets.masked(text))
+    return printable(masking.masked(text))

@@ -4,15 +4,16 @@ A number that the log does not prove is None. `bench.mlperf.compliance` finds wh
 """
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from bench.contract import mllog, modules
 from bench.contract.modules import ModuleTimes
-from bench.mlperf import apart, compliance, reader, settings, speed, telemetry
+from bench.mlperf import compliance, local_sgd, reader, settings, speed, telemetry
 from bench.mlperf import log as logs
-from bench.mlperf.apart import Apart
+from bench.mlperf.benchmarks import BENCHMARKS
+from bench.mlperf.local_sgd import Apart
 from bench.mlperf.log import Log, number
 from bench.mlperf.reader import is_number
 from bench.mlperf.speed import Spread
@@ -126,7 +127,7 @@ class Result:
     tokens_s_gpu: float | None
     """Throughput times sequence length over num_gpus."""
     tflop_per_sample: float | None
-    """Of the model, forward and backward, as the run worked it out (`bench.planning.flops`)."""
+    """Of the model, forward and backward, as the run worked it out (`bench.planning.estimates.flops`)."""
     tflops_gpu: float | None
     """Throughput times tflop_per_sample over num_gpus."""
     mfu: float | None
@@ -195,7 +196,7 @@ def result(log: Log, file: str, system: dict[str, Any]) -> Result:
         peak_memory_gib=_peak_memory(log),
         telemetry=telemetry.of(log),
         module_times=modules.found(log.value(mllog.MODULE_TIMES)),
-        apart=apart.of(log),
+        apart=local_sgd.of(log),
         system=system,
         software=settings.software(log),
         hyperparameters=settings.hyperparameters(log),
@@ -291,4 +292,22 @@ def _span(trial: Log) -> Span:
         status=_text(stops[0].metadata.get("status")) if stops else None,
         seed=trial.integer(mllog.SEED),
         eval_final=trial.evaluations[-1].value if trial.evaluations else None,
+    )
+
+
+def with_gpus(result: Result, num_gpus: int | None) -> Result:
+    """Return a result with its rates per GPU; what the log itself says of its GPUs stands."""
+    if num_gpus is None or result.num_gpus is not None:
+        return result
+    per_gpu = None if result.throughput_samples_s is None else result.throughput_samples_s / num_gpus
+    known = BENCHMARKS.get(result.benchmark or "")
+    tokens = result.hyperparameters.get("max_sequence_length") or (known.sequence_length if known else None)
+    work, peak = result.tflop_per_sample, result.hyperparameters.get(mllog.ACCELERATOR_PEAK_TFLOPS)
+    tflops = per_gpu * work if per_gpu and work else None
+    return replace(
+        result,
+        num_gpus=num_gpus,
+        tokens_s_gpu=per_gpu * tokens if per_gpu and isinstance(tokens, int | float) else None,
+        tflops_gpu=tflops,
+        mfu=tflops / peak if tflops and is_number(peak) and peak > 0 else None,
     )

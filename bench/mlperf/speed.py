@@ -1,16 +1,82 @@
 """Measure from the records of a log how fast a trial was: step times, evaluation times, throughput, MFU."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, quantiles
 from typing import Any
 
 from bench.contract import mllog
-from bench.mlperf import epochs, gpu_count
-from bench.mlperf.intervals import eval_times_s, step_times_ms
-from bench.mlperf.log import Log, number
-from bench.mlperf.pace import Stretch
-from bench.mlperf.reader import is_number
+from bench.mlperf import gpu_count
+from bench.mlperf.log import Log, Stretch, number
+from bench.mlperf.reader import Event, is_number
+
+
+def listed_s(event: Event) -> list[float]:
+    """Return the step times that a record lists; empty if it lists none, or not only numbers."""
+    listed = event.value.get(mllog.STEP_TIMES) if isinstance(event.value, dict) else None
+    return listed if isinstance(listed, list) and all(map(is_number, listed)) else []
+
+
+def step_times_ms(log: Log) -> list[tuple[float, float]]:
+    """Return (samples, milliseconds) of each step, as our own runs list them; empty if none are listed."""
+    found: list[tuple[float, float]] = []
+    gbs = log.integer(mllog.GLOBAL_BATCH_SIZE)
+    for event in log.all(mllog.TRACKED_STATS):
+        samples, listed = number(event.metadata.get("samples_count")), listed_s(event)
+        if not gbs or samples is None:
+            continue
+        first = samples - gbs * (len(listed) - 1)
+        found += [(first + gbs * place, 1000 * seconds) for place, seconds in enumerate(listed) if seconds > 0]
+    return found
+
+
+def evaluations(events: Iterable[Event]) -> Iterator[tuple[Event, Event]]:
+    """Yield the eval_start and the eval_stop of each evaluation."""
+    start: Event | None = None
+    for event in events:
+        if event.key == mllog.EVAL_START:
+            start = event
+        elif event.key == mllog.EVAL_STOP and start:
+            yield start, event
+            start = None
+
+
+def eval_times_s(events: Iterable[Event]) -> list[float]:
+    """Return the seconds of each evaluation by the wall clock, without those that it gives a time below zero."""
+    times = [(stop.time_ms - start.time_ms) / 1000 for start, stop in evaluations(events)]
+    return [time for time in times if time >= 0]
+
+
+def steps_time_s(step_times_ms: Sequence[tuple[float, float]]) -> float | None:
+    """Return the seconds of all listed steps together, whose times are given by (samples, milliseconds)."""
+    return sum(time_ms for _, time_ms in step_times_ms) / 1000 if step_times_ms else None
+
+
+def epoch_times_s(log: Log, step_times_ms: Sequence[tuple[float, float]]) -> tuple[float, ...]:
+    """Return the seconds of each epoch whose steps are all listed; of random rows, which nobody calls an epoch, none.
+
+    An epoch is a pass over the training rows, without its incomplete last batch.
+    """
+    gbs, rows = log.integer(mllog.GLOBAL_BATCH_SIZE), log.integer(mllog.TRAIN_SAMPLES)
+    if not gbs or not rows or gbs < 1 or rows < gbs or log.has_random_rows:
+        return ()
+    by_step = {round(samples / gbs): time_ms for samples, time_ms in step_times_ms}
+    length = rows // gbs
+    epochs = [range(first + 1, first + length + 1) for first in range(0, max(by_step, default=0), length)]
+    complete = (epoch for epoch in epochs if all(step in by_step for step in epoch))
+    return tuple(sum(by_step[step] for step in epoch) / 1000 for epoch in complete)
+
+
+def real_token_share(log: Log) -> float | None:
+    """Return which part of the tokens of all steps is no padding; None if the log does not count them."""
+    gbs, length = log.integer(mllog.GLOBAL_BATCH_SIZE), number(log.value("max_sequence_length"))
+    real, steps = 0.0, 0
+    for event in log.all(mllog.TRACKED_STATS):
+        count = number(event.value.get(mllog.REAL_TOKENS)) if isinstance(event.value, dict) else None
+        if count is not None:
+            real, steps = real + count, steps + len(listed_s(event))
+    every = steps * gbs * length if gbs and length else 0
+    return real / every if 0 < real <= every else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +111,9 @@ def times(log: Log, trial: Log) -> dict[str, Any]:
         "step_times_ms": step_times,
         "eval_time_s": _median(eval_times),
         "eval_times_s": tuple(eval_times),
-        "steps_time_s": epochs.steps_time_s(listed),
-        "epoch_times_s": epochs.epoch_times_s(log, listed),
-        "real_token_share": epochs.real_token_share(trial),
+        "steps_time_s": steps_time_s(listed),
+        "epoch_times_s": epoch_times_s(log, listed),
+        "real_token_share": real_token_share(trial),
     }
 
 

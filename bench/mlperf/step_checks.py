@@ -9,7 +9,7 @@ from statistics import median_low
 from typing import NamedTuple
 
 from bench.contract import mllog
-from bench.mlperf import apart, intervals
+from bench.mlperf import local_sgd, speed
 from bench.mlperf.log import Log, finding, number
 from bench.mlperf.reader import Event, is_number
 from bench.rules.finding import Finding
@@ -96,13 +96,13 @@ def _steps(log: Log) -> dict[int, Timed]:
 
 def _steps_alone(log: Log) -> list[Timed]:
     """Return the steps without the merges of groups that train apart, which may take as long as they like."""
-    stopped_s = apart.stopped_s(log)
+    stopped_s = local_sgd.stopped_s(log)
     return [one._replace(time_s=one.time_s - stopped_s.get(one.number, 0.0)) for one in _steps(log).values()]
 
 
 def _listed(event: Event) -> list[float]:
     """Return the step times of a record; empty if it lists none, or not only times."""
-    listed = intervals.listed_s(event)
+    listed = speed.listed_s(event)
     return listed if all(time_s >= 0 for time_s in listed) else []
 
 
@@ -114,7 +114,7 @@ def _step(log: Log, event: Event) -> int | None:
 
 def evaluations(log: Log) -> list[Timed]:
     """Return the time of each evaluation of the run, from eval_start to eval_stop, at the line of the former."""
-    found = enumerate(intervals.evaluations(log.run), 1)
+    found = enumerate(speed.evaluations(log.run), 1)
     return [Timed(n, elapsed_s(start, stop), start.line) for n, (start, stop) in found]
 
 

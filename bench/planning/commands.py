@@ -4,9 +4,9 @@ import dataclasses
 import itertools
 
 from bench.contract import plan as plans
-from bench.contract import run_files
+from bench.contract import run_files, transport
 from bench.contract.plan import NODE_CHECK, NODE_FACTS, PREPARE, Command, Plan, Trial
-from bench.contract.schema import Config, DataSource
+from bench.contract.schema import Config, DataSource, Device
 from bench.contract.task import Kind, StartsFrom
 from bench.planning import nemo
 
@@ -14,7 +14,7 @@ PROBE_MIN = 10
 """The time limit of a job that only looks at its nodes."""
 
 
-def of(config: Config, trials: list[Trial]) -> list[Command]:
+def make_commands(config: Config, trials: list[Trial]) -> list[Command]:
     """Return what every rank runs, in order: what looks at the nodes, what prepares the trials' files, the trials."""
     prepare, limit = _command(PREPARE, "tasks.prepare", log=run_files.PREPARE_LOG), config.walltime
     module, python = nemo.trial_program(config)
@@ -85,3 +85,34 @@ def _made_by_training(config: Config) -> list[str]:
     made = [] if config.data.source is DataSource.random else [run_files.loss_figure("{}")]
     made += [f"{run_files.adapters('{}')}/"] if plans.keeps_adapters(config) else []
     return made + ([] if config.training.checkpoint_every_steps is None else [f"{run_files.checkpoints('{}')}/"])
+
+
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+    "PYTHONUNBUFFERED": "1",
+    "PYTHONSAFEPATH": "1",
+}
+"""Set for every rank. Each has one OpenMP thread, because the ranks of a node share its cores. Ranks start in the run
+folder, and with PYTHONSAFEPATH (Python 3.11 and later) nothing is imported from there."""
+CUDA_ENVIRONMENT = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+"""Set on GPUs too: freed memory can then be used for tensors of another size."""
+CPU_ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "-1"}
+"""Set on CPUs too: libraries that find a GPU compute there, and every rank would on the first one. It hides AMD's GPUs
+as well; an empty value does not. Slurm sets the variable itself where a job asks for GPUs.
+
+Source: CUDA's programming guide, "CUDA environment variables"; ROCm's clr, rocdevice.cpp, Device::init.
+"""
+
+ONLY_MEGATRON = "CUDA_DEVICE_MAX_CONNECTIONS"
+"""One connection keeps kernels and collectives of tensor parallelism in order; FSDP's collectives want several."""
+
+
+def environment(config: Config) -> dict[str, str]:
+    """Return the environment of the ranks of a config."""
+    own, is_cuda = config.cluster.environment, config.cluster.device is Device.cuda
+    of_device = CUDA_ENVIRONMENT if is_cuda else CPU_ENVIRONMENT
+    of_transport = transport.LOGGING if is_cuda and transport.is_asked(own) else {}
+    is_peer = config.huggingface is not None
+    of_all = {name: value for name, value in ENVIRONMENT.items() if not (is_peer and name == ONLY_MEGATRON)}
+    return of_all | of_device | of_transport | own

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.contract.huggingface import MOST_ZERO_STAGE, Strategy
+from bench.contract.engine import MOST_ZERO_STAGE, Strategy
 from bench.contract.plan import Batch
 from bench.contract.schema import Config, Precision
 from bench.errors import ConfigError

@@ -1,16 +1,222 @@
 """Work out a generation task: which replica answers what, what a GPU needs for it, and how fast a token can be."""
 
 import heapq
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
+from typing import Any
 
-from bench.contract.generation import Asked, GenerationMemory, Order, TokenCost, WeightPrecision
+from bench.contract.cluster import Host, parsed
+from bench.contract.generation import Asked, Generation, GenerationMemory, Order, TokenCost, WeightPrecision
 from bench.contract.plan import World
 from bench.contract.schema import Config, Device, Precision
-from bench.contract.task import Activation, Weights
-from bench.planning import replicas
-from bench.planning.memory import CUDA_ALLOWANCE_GIB, GIB, NF4_BYTES, gpu
-from bench.planning.parameters import kv_size, linear_weights, rank_parameters
-from bench.planning.prompts import Wanted, wanted
+from bench.contract.task import Activation, Kind, Weights
+from bench.errors import ConfigError
+from bench.planning.estimates.memory import CUDA_ALLOWANCE_GIB, GIB, NF4_BYTES, gpu
+from bench.planning.estimates.parameters import kv_size, linear_weights, rank_parameters
+from bench.planning.parallelism import check_tensor_parallel
+
+WHERE = "parallel.groups, parallel.tp"
+
+
+def split(config: Config) -> World:
+    """Return the ranks of a generation task: world.dp replicas of world.tp consecutive ranks each, none over two nodes.
+
+    Without parallel.groups there are as many replicas as parallel.tp leaves room for; without either, one on each node.
+
+    Raises:
+        ConfigError: they do not come to the GPUs of the cluster, or the model cannot be split like this.
+    """
+    groups, tp = _chosen(config)
+    c, unit = config.cluster, "GPUs" if config.cluster.device is Device.cuda else "ranks"
+    num_gpus, num_ranks, shares = c.num_nodes * c.ranks_per_node, groups * tp, bool(config.parallel.share_gpu)
+    if num_ranks != num_gpus and not (shares and num_ranks > num_gpus):
+        raise ConfigError(
+            f"{groups} replicas of {tp} come to {num_ranks} {unit}, and the cluster has {num_gpus}",
+            where=WHERE,
+            fix=_replicas_fix(config, num_ranks=num_ranks, num_gpus=num_gpus),
+        )
+    if groups % c.num_nodes:
+        raise ConfigError(
+            f"{groups} replicas cannot be shared evenly by {c.num_nodes} nodes, and none lies on two",
+            where=f"{WHERE}, cluster.num_nodes",
+            fix=f"set parallel.groups to a multiple of {c.num_nodes}",
+        )
+    per_node = num_ranks // c.num_nodes
+    world = World(
+        num_nodes=c.num_nodes,
+        ranks_per_node=per_node,
+        num_ranks=num_ranks,
+        dp=groups,
+        tp=tp,
+        pp=1,
+        cp=1,
+        vpp=1,
+        sp=False,
+    )
+    check_tensor_parallel(config, world)
+    return world
+
+
+def ranks_per_node(config: Config) -> int:
+    """Return how many ranks a node has: one for each GPU, or more where the replicas of a task share GPUs."""
+    if config.task.kind is not Kind.generate or not config.parallel.share_gpu:
+        return config.cluster.ranks_per_node
+    groups, tp = _chosen(config)
+    return groups * tp // config.cluster.num_nodes
+
+
+def per_gpu(config: Config, world: World) -> int:
+    """Return how many replicas the fullest GPU holds a part of."""
+    return -(-world.ranks_per_node // config.cluster.ranks_per_node)
+
+
+def shards(config: Config, world: World) -> int:
+    """Return over how many GPUs the weights of a replica lie."""
+    return config.huggingface.num_gpus if config.huggingface else world.tp
+
+
+def _chosen(config: Config) -> tuple[int, int]:
+    """Return the number of replicas, and the ranks of each."""
+    c, hosts = config.cluster, _of_hosts(config)
+    groups, tp = hosts or (config.parallel.groups, config.parallel.tp)
+    num_ranks = c.num_nodes * c.ranks_per_node
+    if config.huggingface is not None:
+        tp = tp or 1
+    if groups is None and tp is None:
+        return c.num_nodes, c.ranks_per_node
+    if groups is None:
+        assert tp is not None
+        if num_ranks % tp:
+            fix = f"make parallel.tp one of {', '.join(str(n) for n in range(1, num_ranks + 1) if num_ranks % n == 0)}"
+            raise ConfigError(f"{num_ranks} ranks cannot be split into replicas of {tp}", where="parallel.tp", fix=fix)
+        return num_ranks // tp, tp
+    return groups, tp if tp is not None else max(1, num_ranks // groups)
+
+
+def _of_hosts(config: Config) -> tuple[int, int] | None:
+    """Return the replicas that hosts such as rig0:4x2 name; None where they name none.
+
+    Raises:
+        ConfigError: hosts differ, or the config says otherwise.
+    """
+    hosts = [parsed(text) for text in config.cluster.hosts or []]
+    named = {(host.groups, host.group_size) for host in hosts if host.groups and host.group_size}
+    if not named:
+        return None
+    if len(named) > 1 or not all(host.groups for host in hosts):
+        raise ConfigError(
+            f"hosts differ in their groups: {', '.join(map(_shown, hosts))}",
+            where="cluster.hosts",
+            fix="give every host the same groups, such as rig0:4x2 rig1:4x2",
+        )
+    ((groups, size),) = named
+    assert groups is not None and size is not None
+    found, p = (groups * len(hosts), size), config.parallel
+    if (p.groups or found[0], p.tp or found[1]) != found:
+        raise ConfigError(
+            f"the hosts name {found[0]} groups of {found[1]}, and the config {p.groups or found[0]} of "
+            f"{p.tp or found[1]}",
+            where=f"cluster.hosts, {WHERE}",
+            fix="say it in one of these places",
+        )
+    return found
+
+
+def _shown(host: Host) -> str:
+    return f"{host.name}:{host.groups}x{host.group_size}" if host.groups else host.name
+
+
+def _replicas_fix(config: Config, *, num_ranks: int, num_gpus: int) -> str:
+    if num_ranks < num_gpus:
+        c = config.cluster
+        fewer = f", or set cluster.ranks_per_node={num_ranks // c.num_nodes}" if num_ranks % c.num_nodes == 0 else ""
+        return f"make parallel.groups x parallel.tp {num_gpus}{fewer}"
+    if config.cluster.device is not Device.cuda:
+        return f"make parallel.groups x parallel.tp {num_gpus}, or raise cluster.ranks_per_node"
+    return (
+        f"make parallel.groups x parallel.tp {num_gpus}, or set parallel.share_gpu=true: several replicas then "
+        "compute on one GPU, each with weights of its own"
+    )
+
+
+KEYS = ("prompt", "length")
+MOST_ANSWERS = 10_000
+MOST_BYTES = 4 * 2**20
+"""Of all prompts together: the plan holds them, and a batch script holds the plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One answer that is asked for."""
+
+    prompt: str | None
+    """None: random tokens."""
+    length: int
+
+
+def wanted(generation: Generation, *, has_text: bool) -> list[Wanted]:
+    """Return what is asked for, in its order; without text, prompts are random.
+
+    Raises:
+        ConfigError: the file of prompts cannot be read, or one of its lines is no prompt.
+    """
+    if generation.prompts is None:
+        return [Wanted(generation.question if has_text else None, length) for length in generation.lengths]
+    found: list[Wanted] = []
+    for number, line in enumerate(_lines(Path(generation.prompts)), start=1):
+        prompt, length = _parsed(line, f"{generation.prompts}, line {number}")
+        usual = generation.lengths[len(found) % len(generation.lengths)]
+        found.append(Wanted(prompt if has_text else None, usual if length is None else length))
+    if not found:
+        raise ConfigError("no prompt in this file", where=generation.prompts, fix=_prompt_fix())
+    return found
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """Yield the lines that are not blank."""
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise ConfigError(
+                f"{path.stat().st_size:,} bytes of prompts, and a plan holds {MOST_BYTES:,} of them",
+                where=str(path),
+                fix="ask for less: a sample of the prompts, or shorter ones",
+            )
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        what = f"no prompts can be read: {error.strerror}"
+        raise ConfigError(what, where=str(path), fix="correct task.generation.prompts") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"not UTF-8 text: {error.reason}", where=str(path), fix=_prompt_fix()) from error
+    yield from (line for line in text.split("\n") if line.strip())
+
+
+def _parsed(line: str, where: str) -> tuple[str, int | None]:
+    try:
+        record: Any = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"not JSON: {error}", where=where, fix=_prompt_fix()) from error
+    if not isinstance(record, dict) or set(record) - set(KEYS):
+        keys = ", ".join(sorted(record)) if isinstance(record, dict) else type(record).__name__
+        raise ConfigError(f"not an object of prompt and length, but {keys:.100}", where=where, fix=_prompt_fix())
+    prompt, length = record.get("prompt"), record.get("length")
+    if not isinstance(prompt, str) or not prompt.strip():
+        raise ConfigError(f"the prompt is {prompt!r:.100}", where=where, fix=_prompt_fix())
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:  # JSON can write one half of a character, as \ud800
+        what = f"the prompt holds {prompt[error.start]!a}, which is no character"
+        raise ConfigError(what, where=where, fix=_prompt_fix()) from error
+    if length is not None and (type(length) is not int or length < 1):
+        raise ConfigError(f"the length is {length!r:.100}, not a number of tokens", where=where, fix=_prompt_fix())
+    return prompt, length
+
+
+def _prompt_fix() -> str:
+    return 'write one object a line, such as {"prompt": "Why is the sky blue?", "length": 200}; length may be left out'
+
 
 BYTES = {Precision.fp32: 4, Precision.bf16: 2, Precision.fp8: 2}
 """Of a number that is no weight of a linear: activations, keys and values, embeddings, the head."""
@@ -76,7 +282,7 @@ def memory(config: Config, world: World, asked: list[Asked]) -> GenerationMemory
     """Return what the fullest GPU needs, by an estimate: all replicas that share it count."""
     batch, longest = at_work(config, asked, world), max(one.prompt_tokens + one.length for one in asked)
     prompt = max(one.prompt_tokens for one in asked)
-    num_sharing, own = replicas.per_gpu(config, world), 0.0
+    num_sharing, own = per_gpu(config, world), 0.0
     if config.cluster.device is Device.cuda:
         own = CUDA_ALLOWANCE_GIB * GIB
     parts = {
@@ -96,15 +302,15 @@ def memory(config: Config, world: World, asked: list[Asked]) -> GenerationMemory
 def kv_bytes(config: Config, world: World) -> float:
     """Return the bytes of keys and values of one token on one GPU, of all layers that it has."""
     of_layer = 2 * kv_size(config.model) * BYTES[config.precision]
-    return config.model.num_layers * of_layer / replicas.shards(config, world)
+    return config.model.num_layers * of_layer / shards(config, world)
 
 
 def _weight_bytes(config: Config, world: World) -> float:
     """Return the bytes of the weights on one GPU: linears as they are stored, the rest as activations are."""
     model = config.model
-    shards = replicas.shards(config, world)
-    held = rank_parameters(model, None, tp=shards, pp=1, pp_rank=0)[0]
-    linear = model.num_layers * linear_weights(model) / shards
+    num_shards = shards(config, world)
+    held = rank_parameters(model, None, tp=num_shards, pp=1, pp_rank=0)[0]
+    linear = model.num_layers * linear_weights(model) / num_shards
     return linear * LINEAR_BYTES[weights(config)] + (held - linear) * BYTES[config.precision]
 
 
@@ -112,7 +318,7 @@ def _temporary_bytes(config: Config, world: World, batch: int, prompt: int) -> f
     """Return the bytes of the widest moment: the MLP of the prompts' tokens, or the logits of one token each."""
     model = config.model
     gates = 3 if model.activation is Activation.swiglu else 2
-    mlp = gates * model.ffn_hidden_size / replicas.shards(config, world) + 4 * model.hidden_size
+    mlp = gates * model.ffn_hidden_size / shards(config, world) + 4 * model.hidden_size
     return max(batch * prompt * mlp * BYTES[config.precision], LOGIT_COPIES * 4 * batch * model.vocab_size)
 
 
@@ -128,7 +334,7 @@ def cost(config: Config, world: World, asked: list[Asked]) -> TokenCost | None:
     model = config.model
     embedding = 0 if model.tied_embeddings else model.vocab_size * model.hidden_size * BYTES[config.precision]
     before = fmean(one.prompt_tokens + one.length / 2 for one in asked)
-    read = _weight_bytes(config, world) - embedding / replicas.shards(config, world)
+    read = _weight_bytes(config, world) - embedding / shards(config, world)
     read += before * kv_bytes(config, world)
     return TokenCost(
         bytes_per_token=read,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from bench.contract.plan import Cost, Memory, Recomputed, World
 from bench.contract.schema import Config
 from bench.errors import ConfigError
-from bench.planning import memory, peer_memory, step_time
+from bench.planning.estimates import huggingface_memory, memory, step_time
 from bench.planning.parallelism import check, divisors, split
 
 CHOSEN = ("tp", "pp", "cp", "sp")
@@ -101,7 +101,7 @@ def _best_size(layouts: list[Layout]) -> Layout:
 def _layout(config: Config, world: World) -> Layout:
     """Return a layout by the estimates of the config's engine; of the peer's steps there is no model of the time."""
     is_peer = config.huggingface is not None
-    estimator = peer_memory if is_peer else memory
+    estimator = huggingface_memory if is_peer else memory
     recomputed = estimator.recompute(config, world)
     return Layout(
         world=world,

@@ -25,23 +25,10 @@ from bench.contract.task import Kind, StartsFrom, Weights
 from bench.errors import ConfigError
 from bench.mlperf import closed_division
 from bench.mlperf.benchmarks import LLAMA2_70B_LORA
-from bench.planning import (
-    apart,
-    commands,
-    cuda_graph,
-    deepspeed,
-    environment,
-    flops,
-    generation,
-    generation_checks,
-    kernel_points,
-    layouts,
-    memory_checks,
-    nemo,
-    replicas,
-    serving_loads,
-    validate,
-)
+from bench.planning import checks, commands, deepspeed, generation, kernels, layouts, local_sgd, nemo, serving
+from bench.planning.checks import generation as generation_checks
+from bench.planning.checks import memory
+from bench.planning.estimates import cuda_graph, flops
 from bench.planning.parallelism import num_microbatches, split
 
 assert LLAMA2_70B_LORA.schedule is not None
@@ -55,7 +42,7 @@ def make(config: Config, base: Config | None = None) -> Plan:
     Raises:
         ConfigError: the request is impossible; the message gives the legal values.
     """
-    validate.check(config)
+    checks.check(config)
     match config.task.kind:
         case Kind.kernels:
             return _kernels(config)
@@ -69,23 +56,23 @@ def make(config: Config, base: Config | None = None) -> Plan:
 
 
 def _training(config: Config, base: Config | None) -> TrainingPlan:
-    of_group = apart.of_one_group(nemo.restricted(config))
+    of_group = local_sgd.of_one_group(nemo.restricted(config))
     chosen = layouts.choose(of_group)
     steps = max_steps(config)
-    validate.check_steps(config, steps)
+    checks.check_steps(config, steps)
     base_plan = None if base is None else _make_base(base)
     evaluation = _checked_evaluations(config)
-    apart.check_evaluations(config, evaluation.at_steps, steps)
+    local_sgd.check_evaluations(config, evaluation.at_steps, steps)
     is_captured = config.nemo is None and cuda_graph.is_chosen(of_group, chosen)
     chosen = _as_launched(of_group, chosen, is_captured=is_captured)
-    memory_checks.check(config, chosen.memory)
+    memory.check(config, chosen.memory)
     trials, lora = _trials(config), config.training.lora
     batch = _whole(batches(layouts.with_micro_batch(of_group, chosen.micro_batch_size), chosen.world), config)
     return TrainingPlan(
         version=PLAN_VERSION,
         name=f"{config.task.name}-{config.cluster.name}",
         config=config,
-        world=apart.whole(chosen.world, config),
+        world=local_sgd.whole(chosen.world, config),
         batch=batch,
         evaluation=evaluation,
         max_steps=steps,
@@ -94,17 +81,17 @@ def _training(config: Config, base: Config | None) -> TrainingPlan:
         recompute=chosen.recompute,
         memory=chosen.memory,
         cost=chosen.cost,
-        apart=apart.predict(config, chosen, evaluation, steps),
+        apart=local_sgd.predict(config, chosen, evaluation, steps),
         deepspeed=deepspeed.settings(config, batch),
         cuda_graph=is_captured,
         tflop_per_sample=flops.tflop_per_sample(config.model, lora, seq_length=config.data.seq_length),
         peak_tflops=flops.peak_tflops(config),
-        walltime_min=validate.walltime_min(config),
+        walltime_min=checks.walltime_min(config),
         data_dir=data_dir(config),
         base_dir=base_dir(config, base_plan),
         base=base_plan,
-        environment=environment.of(config),
-        commands=commands.of(config, trials),
+        environment=commands.environment(config),
+        commands=commands.make_commands(config, trials),
         files=commands.files(config, trials),
     )
 
@@ -126,16 +113,16 @@ def _kernels(config: Config) -> KernelsPlan:
         config=config,
         world=split(config, tp=1, pp=1, cp=1, sp=False),
         trials=trials,
-        points=kernel_points.points(config),
-        walltime_min=validate.walltime_min(config),
-        environment=environment.of(config),
-        commands=commands.of(config, trials),
+        points=kernels.points(config),
+        walltime_min=checks.walltime_min(config),
+        environment=commands.environment(config),
+        commands=commands.make_commands(config, trials),
         files=commands.files(config, trials),
     )
 
 
 def _generation(config: Config) -> GenerationPlan:
-    world = replicas.split(config)
+    world = generation.split(config)
     asked, trials = generation.asked(config, world), _trials(config)
     generation_checks.check_asked(config, asked, world.dp)
     memory = generation.memory(config, world, asked)
@@ -150,10 +137,10 @@ def _generation(config: Config) -> GenerationPlan:
         memory=memory,
         cost=generation.cost(config, world, asked),
         trials=trials,
-        walltime_min=validate.walltime_min(config),
+        walltime_min=checks.walltime_min(config),
         base_dir=None if config.model.weights is Weights.random else config.cluster.paths.model,
-        environment=environment.of(config),
-        commands=commands.of(config, trials),
+        environment=commands.environment(config),
+        commands=commands.make_commands(config, trials),
         files=commands.files(config, trials),
     )
 
@@ -166,11 +153,11 @@ def _serving(config: Config) -> ServingPlan:
         config=config,
         world=dataclasses.replace(world, tp=config.parallel.tp or 1, dp=1),
         trials=trials,
-        loads=serving_loads.loads(serving_loads.required(config)),
-        walltime_min=validate.walltime_min(config),
-        base_dir=serving_loads.model_folder(config),
-        environment=environment.of(config),
-        commands=commands.of(config, trials),
+        loads=serving.loads(serving.required(config)),
+        walltime_min=checks.walltime_min(config),
+        base_dir=serving.model_folder(config),
+        environment=commands.environment(config),
+        commands=commands.make_commands(config, trials),
         files=commands.files(config, trials),
     )
 
@@ -183,7 +170,7 @@ def _checked_evaluations(config: Config) -> Evaluation:
     """Return the evaluation schedule; raises ConfigError for one that the run cannot keep."""
     schedule = evaluations(config)
     every, first = schedule.every_steps, schedule.first_step
-    validate.check_evaluation(config, every_steps=every, first_step=first, max_steps=max_steps(config))
+    checks.check_evaluation(config, every_steps=every, first_step=first, max_steps=max_steps(config))
     return schedule
 
 

@@ -4,7 +4,7 @@ from bench.contract.plan import World
 from bench.contract.schema import Config, Device, Precision
 from bench.contract.task import Trains
 from bench.errors import ConfigError
-from bench.planning.parameters import linears
+from bench.planning.estimates.parameters import linears
 
 FP8_MULTIPLE = 16
 """The dimensions of an FP8 GEMM are multiples of this. Source: torch 2.11, torch._scaled_mm."""

@@ -4,13 +4,98 @@ A laptop sees the plan and the script; a login node asks this site's Slurm and l
 canary job looks from one node, inside the container, and another one from all of them (`bench.preflight.doctor`).
 """
 
-from collections.abc import Iterable
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from bench import backends
-from bench.contract.plan import Plan
+from bench.contract.plan import Plan, ServingPlan, required_training
+from bench.contract.plan_paths import expanded
+from bench.contract.schema import Runtime
 from bench.errors import ConfigError
-from bench.preflight import host, schedule, secrets, serving, text_files
-from bench.rules.check import TIERS, Check, Checked, Finding, Severity, Tier, broken, run
+from bench.mlperf.benchmarks import BENCHMARKS
+from bench.preflight import data, host, secrets
+from bench.rules.check import TIERS, CannotTellError, Check, Checked, Finding, Severity, Subject, Tier, broken, run
+
+
+def apply(plan: Plan) -> bool:
+    """Return whether the run could be a submission of a benchmark whose schedule is known."""
+    known = BENCHMARKS.get(plan.config.task.benchmark or "")
+    return plan.config.task.submittable and known is not None and known.schedule is not None
+
+
+def schedule(subject: Subject) -> Iterator[Finding | str]:
+    """Yield whether evaluations do not stand where the benchmark's rules have them."""
+    plan = required_training(subject.plan)
+    known = BENCHMARKS[str(plan.config.task.benchmark)]
+    assert known.schedule is not None
+    gbs = plan.batch.global_batch_size
+    wanted = (known.schedule.first(gbs), known.schedule.interval(gbs))
+    planned = (plan.evaluation.first_step * gbs, plan.evaluation.every_steps * gbs)
+    if planned != wanted:
+        what = "first at {:,} samples, then every {:,}; the rules say {:,} and {:,}".format(*planned, *wanted)
+        where = "recipe.eval_every_samples, recipe.eval_skip"
+        fix = f"set recipe.eval_every_samples={known.schedule.every} recipe.eval_skip=null"
+        yield broken("CFG-03", what, where, fix=fix, severity="warning")
+    yield "first at {:,} samples, then every {:,}".format(*planned)
+
+
+def reference(subject: Subject) -> Iterator[Finding | str]:
+    """Yield whether no reference convergence point belongs to the global batch size."""
+    from bench.mlperf.official import RULESETS
+    from bench.mlperf.rcp import rcp_record
+
+    gbs = required_training(subject.plan).batch.global_batch_size
+    point = rcp_record(str(subject.plan.config.task.benchmark), gbs, RULESETS[-1])
+    if point is None:
+        what = f"no reference convergence point for a global batch size of {gbs} (ruleset {RULESETS[-1]})"
+        yield broken("CFG-04", what, "recipe.global_batch_size", severity="warning")
+    else:
+        yield f"{point.mean:,.0f} samples on average"
+
+
+def reads_model(plan: Plan) -> bool:
+    """Return whether a server loads the site's model, or the client reads the tokenizer of one that runs elsewhere."""
+    serving = plan.config.task.serving
+    return isinstance(plan, ServingPlan) and bool(plan.base_dir or (serving and serving.server.tokenizer))
+
+
+def model(subject: Subject) -> Iterator[Finding | str]:
+    """Yield what the model's folder lacks."""
+    serving, base = subject.plan.config.task.serving, subject.plan.base_dir
+    own = serving.server.tokenizer if serving else None
+    full = expanded(base or own)
+    if full is None:
+        raise CannotTellError("MODEL is not set")
+    wanted = [(full, "config.json")] if base else []
+    for folder, name in (*wanted, (expanded(own) or full, "tokenizer.json")):
+        if not (Path(folder) / name).is_file():
+            fix = "name a folder of Hugging Face's format by MODEL or task.serving.server.model, "
+            fix += "or set model.weights=random"
+            yield broken("CFG-06", f"there is no {name}", folder, fix=fix)
+    yield full
+
+
+def is_started_here(plan: Plan) -> bool:
+    """Return whether a server is started on this machine, in no container."""
+    if not isinstance(plan, ServingPlan) or plan.config.cluster.backend.is_elsewhere:
+        return False
+    serving = plan.config.task.serving
+    is_ours = serving is not None and serving.server.url is None and not serving.server.argv[0].startswith("{")
+    return is_ours and plan.config.container.runtime is Runtime.none
+
+
+def program(subject: Subject) -> Iterator[Finding | str]:
+    """Yield whether the program of the server is missing."""
+    serving = subject.plan.config.task.serving
+    assert serving is not None
+    name = serving.server.argv[0]
+    if (found := shutil.which(name)) is None:
+        fix = f"install {serving.server.name.name}, name the path of {name}, or choose another server="
+        yield broken("SRV-01", f"{name} is not on PATH", "task.serving.server.argv", fix=fix)
+    else:
+        yield found
+
 
 __all__ = (
     "TIERS",
@@ -31,17 +116,17 @@ STATIC = (
     Check("paths are set", ("CFG-06",), host.paths),
     Check("container", ("PYX-04",), host.unused_container),
     Check("no secrets", ("CFG-07",), secrets.secrets),
-    Check("evaluation schedule", ("CFG-03",), schedule.schedule, schedule.apply),
-    Check("reference for the batch size", ("CFG-04",), schedule.reference, schedule.apply),
+    Check("evaluation schedule", ("CFG-03",), schedule, apply),
+    Check("reference for the batch size", ("CFG-04",), reference, apply),
 )
 """What the plan says, whatever runs it."""
 FILES = (
     Check("data", ("CFG-06",), host.rows, host.takes_prepared_rows),
-    Check("files of text", ("CFG-06", "CFG-08"), host.text, text_files.takes_text),
+    Check("files of text", ("CFG-06", "CFG-08"), host.text, data.takes_text),
     Check("checkpoint", ("CFG-06",), host.checkpoint, host.takes_checkpoint),
-    Check("tokenizer of the prompts", ("CFG-06",), text_files.prompts, text_files.takes_prompts),
-    Check("model", ("CFG-06",), serving.model, serving.reads_model),
-    Check("server", ("SRV-01",), serving.program, serving.is_started_here),
+    Check("tokenizer of the prompts", ("CFG-06",), data.prompts, data.takes_prompts),
+    Check("model", ("CFG-06",), model, reads_model),
+    Check("server", ("SRV-01",), program, is_started_here),
     Check("room for results", ("CFG-05", "CFG-08"), host.outputs),
     Check("folders that nodes see", ("SLU-06",), host.shared, host.leaves_this_machine),
 )

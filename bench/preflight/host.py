@@ -11,9 +11,9 @@ from bench.contract.plan import GenerationPlan, Plan, TrainingPlan
 from bench.contract.plan_paths import expanded, named_paths
 from bench.contract.schema import DataSource, Runtime
 from bench.contract.task import StartsFrom
-from bench.contract.texts import quoted, steering
-from bench.preflight import data, text_files
+from bench.preflight import data
 from bench.rules.check import CannotTellError, Finding, Subject, broken
+from bench.texts import quoted, steering
 
 CONFIG_JSON = "config.json"
 """Stands in a Hugging Face folder."""
@@ -85,7 +85,7 @@ def takes_prepared_rows(plan: Plan) -> bool:
 def rows(subject: Subject) -> Iterator[Finding | str]:
     """Yield in what the rows that a site should have prepared are missing, or other ones."""
     want, folder = subject.plan.config.data, _set(subject.plan.data_dir, "DATADIR")
-    yield from data.rows(folder, want)
+    yield from data.prepared_rows(folder, want)
     yield from data.manifest(folder)
     yield str(folder)
 
@@ -93,7 +93,7 @@ def rows(subject: Subject) -> Iterator[Finding | str]:
 def text(subject: Subject) -> Iterator[Finding | str]:
     """Yield what stands in the way of rows that are made from files."""
     root, rows = _set(subject.plan.config.cluster.paths.data, "DATADIR"), _set(subject.plan.data_dir, "DATADIR")
-    yield from text_files.found(subject.plan, root=root, rows=rows)
+    yield from data.found(subject.plan, root=root, rows=rows)
 
 
 def takes_checkpoint(plan: Plan) -> bool:

@@ -3,9 +3,9 @@
 import re
 from collections.abc import Iterator
 
-from bench.contract import secrets as known_secrets
-from bench.contract.texts import strings
+from bench import masking as known_secrets
 from bench.rules.check import Finding, Subject, broken
+from bench.texts import strings
 
 _ASSIGNED = re.compile(r"\b([A-Za-z_]\w*)=(?![\s\"']*(?:\$|[\"']?(?:\s|$)))")
 """A value is given to a name; `NAME=$NAME` and `NAME=` only refer to it."""

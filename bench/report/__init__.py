@@ -117,7 +117,7 @@ def _rows(trials: "TrialSet") -> "list[Row]":
 
 def frames(sets: "Sequence[TrialSet]") -> "dict[str, DataFrame]":
     """Return the tables as data frames: one row per trial, per evaluation, per measured step time, per measurement."""
-    from bench.report.data_frames import frame
+    from bench.report.tables import frame
 
     rows = trial_rows(sets)
     runs = [(t.name, name, r) for t in sets for name, r in zip(t.trial_names, t.results, strict=True)]

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
+from bench.report.canvas import COLORS, INTERVAL_COLOR, PUBLISHED_COLOR
 from bench.report.figures import LEAST_WHISKER, Bar
-from bench.report.interactive import Chart, Trace, axis, chart, text, view
-from bench.report.numbers import number_text
-from bench.report.palette import COLORS, INTERVAL_COLOR, PUBLISHED_COLOR
+from bench.report.tables import number_text
+from bench.report.template import Chart, Trace, axis, chart, text, view
 
 _ROW_PIXELS, _FRAME_PIXELS = 26, 70
 _ROOM = 1.12

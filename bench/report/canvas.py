@@ -13,13 +13,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+
 TRAIN_COLOR, EVAL_COLOR, TARGET_COLOR, QUIET_COLOR = "#9db4c8", "#1f5a8c", "#c0392b", "#c9d3dc"
 """Blues and one red: apart in hue and in lightness, so that they stay apart in grey and for the colour-blind."""
 _WIDTH_INCHES, _NOTE_LETTERS = 8, 125
 MAX_HEADING, _MAX_WHERE = 75, 500
 """Letters. What a log or a folder is called may be long, and would press the drawing away."""
 INK, FAINT_INK = "#222222", "#666666"
-INTERVAL_COLOR = "#e08a00"
+CURVE_INTERVAL_COLOR = "#e08a00"
 
 
 def shortened(name: str, *, limit: int = 54) -> str:
@@ -69,3 +70,21 @@ def save(figure: "Figure", path: Path) -> None:
 
 def empty(axes: "Axes", text: str) -> None:
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", color=FAINT_INK)
+
+
+COLORS = ("#1f5a8c", "#e07b00", "#0f9488", "#8250a0", "#a0741c", "#5b6670", "#4a9fe0", "#c05a8a", "#6b8e23", "#7a4b2a")
+"""Of what is compared, in this order. Red is left for what is not valid, and for a target."""
+INVALID_COLOR = "#c0392b"
+PUBLISHED_COLOR = "#b4bfc9"
+"""Of what somebody else has measured; its bars are hatched, too."""
+BAND_COLOR = "rgba(180, 191, 201, 0.35)"
+INTERVAL_COLOR = "#30363c"
+
+
+def pale(color: str) -> str:
+    """Return a colour mixed with white, for a published figure beside a measured one."""
+    parts = (int(color[place : place + 2], 16) for place in (1, 3, 5))
+    return "#" + "".join(f"{round(255 - _STRENGTH * (255 - part)):02x}" for part in parts)
+
+
+_STRENGTH = 0.45

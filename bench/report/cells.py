@@ -2,7 +2,7 @@
 
 import math
 
-from bench.report.numbers import MOST_DECIMALS, digits, number_text
+from bench.report.tables import MOST_DECIMALS, digits, number_text
 from bench.results.study import Cell, Mark, Published
 
 

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple, Protocol
 
 from bench.mlperf.benchmarks import BENCHMARKS
 from bench.mlperf.result import Evaluation, Result
-from bench.report.interactive import Chart, Trace, axis, chart, text, view
-from bench.report.palette import BAND_COLOR, COLORS, INVALID_COLOR
+from bench.report.canvas import BAND_COLOR, COLORS, INVALID_COLOR
+from bench.report.template import Chart, Trace, axis, chart, text, view
 
 _MOST_POINTS = 1500
 """Of one curve. A longer one shows the lowest and the highest value of each stretch."""

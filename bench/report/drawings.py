@@ -8,13 +8,11 @@ from pathlib import Path
 from bench.mlperf import published
 from bench.report import curves, figures, throughput
 from bench.report.bars import bar_chart
-from bench.report.canvas import footer
+from bench.report.canvas import COLORS, footer
 from bench.report.compare import Claim, Entry
-from bench.report.figures import Bar
-from bench.report.interactive import Chart
-from bench.report.module_figure import module_figure
-from bench.report.palette import COLORS
+from bench.report.figures import Bar, module_figure
 from bench.report.sets import TrialSet
+from bench.report.template import Chart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

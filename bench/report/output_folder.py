@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.contract.new_folder import existing
+from bench.contract.atomic_files import existing
 from bench.errors import ConfigError
 
 MARK = '<meta name="generator" content="runstop'

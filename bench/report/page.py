@@ -1,21 +1,112 @@
 """What the page of a report says: text, tables and figures for its template."""
 
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from bench import rules
-from bench.contract import file_content
+from bench.contract import atomic_files
+from bench.contract.codec import plain
+from bench.errors import LogError
+from bench.mlperf.gpu_count import NO_DEVICES
 from bench.mlperf.result import NO_TARGET, UNVERIFIED
-from bench.report import curves, drawings, interactive, system, throughput
+from bench.mlperf.telemetry import joined
+from bench.preflight.nodes import load
+from bench.report import curves, drawings, template, throughput
 from bench.report.compare import Claim, best_of_each, claim, peers, ranked, standings
-from bench.report.differences import differences
-from bench.report.numbers import minutes_text, number_text
 from bench.report.sets import TrialSet
-from bench.results import module_table
+from bench.report.tables import minutes_text, number_text, telemetry_rows
+from bench.results import modules
+
+_NOT_SETTINGS = ("launch.", "cluster.paths.", "cluster.org", "cluster.environment.", "seed_base")
+"""Beginnings of keys that do not change what is measured."""
+_TEXTS = ("summary", "source", "description")
+
+
+def differences(sets: Sequence[TrialSet]) -> list[tuple[str, list[str]]]:
+    """Return each setting that is not the same in all sets, with its value in each.
+
+    The plans are compared where every set has one, else what the logs say of themselves.
+    """
+    by_plan = all(trials.plan is not None for trials in sets)
+    settings = [_planned(trials) if by_plan else _logged(trials) for trials in sets]
+    names = dict.fromkeys(name for of_one_set in settings for name in of_one_set)
+    rows = [(name, [of_one_set.get(name, "") for of_one_set in settings]) for name in names]
+    return [(name, values) for name, values in rows if len(set(values)) > 1]
+
+
+def _planned(trials: TrialSet) -> dict[str, str]:
+    """Return the config, and how the ranks were split where the config leaves that open."""
+    assert trials.plan is not None
+    config = dict(_flat(plain(trials.plan.config)))
+    world = trials.plan.world
+    config |= {f"parallel.{name}": str(getattr(world, name)) for name in ("tp", "pp", "cp", "sp")}
+    measured = {name: value for name, value in config.items() if not name.startswith(_NOT_SETTINGS)}
+    return {name: value for name, value in measured.items() if name.rsplit(".", 1)[-1] not in _TEXTS}
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> "list[tuple[str, str]]":
+    found: list[tuple[str, str]] = []
+    for name, value in values.items():
+        inner = isinstance(value, Mapping)
+        found += _flat(value, f"{prefix}{name}.") if inner else [(f"{prefix}{name}", str(value))]
+    return found
+
+
+def _logged(trials: TrialSet) -> dict[str, str]:
+    """Return the settings in the logs; one that differs between the trials of a set has all its values."""
+    names = dict.fromkeys(name for r in trials.results for name in r.hyperparameters)
+    values = {name: dict.fromkeys(str(r.hyperparameters.get(name, "")) for r in trials.results) for name in names}
+    return {name: " | ".join(found) for name, found in values.items()}
+
+
+def system_rows(trials: TrialSet) -> Iterator[tuple[str, str]]:
+    """Yield what the logs, the ranks and the plan say of the machine and its software; empty entries are left out."""
+    for key, value in trials.system.items():
+        for name, entry in value.items() if isinstance(value, dict) else ((key, value),):
+            if isinstance(entry, str | int | float) and not _SAYS_NOTHING.fullmatch(str(entry)):
+                yield str(name).replace("_", " "), str(entry)[:200]
+    logged = {key: value for r in reversed(trials.results) for key, value in r.hyperparameters.items()}
+    yield from ((key.replace("_", " "), str(logged[key])[:200]) for key in _OF_THE_MACHINE if key in logged)
+    yield from next((r.software.items() for r in trials.results if r.software), ())
+    # Without a target these rows stand among what was measured.
+    meanwhile = joined([r.telemetry for r in trials.results if r.telemetry and trials.has_target])
+    yield from ((name, f"{value} ({remark})" if value else remark) for name, value, remark in telemetry_rows(meanwhile))
+    yield from _found_by_ranks(Path(trials.results[0].file).parent)
+    if trials.plan is not None:
+        c, w = trials.plan.config, trials.plan.world
+        yield "cluster", c.cluster.summary
+        yield "container image", c.container.image or "none"
+        yield "precision", c.precision.name
+        yield "ranks", f"{w.num_ranks} = dp {w.dp} × tp {w.tp} × pp {w.pp} × cp {w.cp} on {w.num_nodes} node(s)"
+
+
+_SAYS_NOTHING = re.compile(rf"\s*|.*(UNKNOWN|PLACEHOLDER|{NO_DEVICES}).*")
+_OF_THE_MACHINE = ("accelerator", "num_ranks", "host_processor_model_name", "operating_system", "commit", "image")
+"""Keys of a log that describe the machine and what ran on it, not the recipe."""
+
+
+def _found_by_ranks(folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield what rank 0 of a run on a cluster found on its node, if its facts lie beside the log."""
+    with suppress(LogError):
+        for rank in load(folder).ranks[:1]:
+            software = {"operating system": rank.software.system, "python": rank.software.python}
+            gpus = (rank.machine.gpus if rank.machine else None) or ()
+            software |= rank.software.packages | {"GPU driver": gpus[0].driver if gpus else None}
+            yield from ((name, text) for name, text in software.items() if text)
+
+
+def settings(trials: TrialSet) -> list[tuple[str, str]]:
+    """Return the settings in the logs; one that differs between trials says so."""
+    names = dict.fromkeys(key for r in trials.results for key in r.hyperparameters if key not in _OF_THE_MACHINE)
+    logged = {key: [str(r.hyperparameters.get(key, "not logged")) for r in trials.results] for key in names}
+    return [(key, " | ".join(dict.fromkeys(values))[:120]) for key, values in sorted(logged.items())]
+
 
 Row = dict[str, Any]
 
@@ -50,11 +141,11 @@ def context(sets: Sequence[TrialSet], rows: Sequence[Sequence[Row]], out: Path, 
     compared = _compared(sets, out) if len(sets) > 1 else None
     figures = [*([compared["figure"]] if compared else []), *(f for s in sections for f in s["figures"].values())]
     charts = {name: chart for figure in figures if figure for name, chart in figure.charts.items()}
-    return interactive.context() | {
+    return template.context() | {
         "title": title or _title(sets),
         "unverified": UNVERIFIED,
         "ratio_text": throughput.RATIO,
-        "module_columns": module_table.COLUMNS,
+        "module_columns": modules.COLUMNS,
         "sections": sections,
         "compared": compared,
         "charts": charts | (compared["curves"] if compared else {}),
@@ -92,8 +183,8 @@ def _section(trials: TrialSet, rows: Sequence[Row], out: Path, *, mark: str) -> 
         "standings": standings(trials, claimed, systems),
         "no_peers": no_peers,
         "findings": _findings(trials),
-        "system": list(system.system_rows(trials)),
-        "settings": system.settings(trials),
+        "system": list(system_rows(trials)),
+        "settings": settings(trials),
         "folder": str(Path(trials.results[0].file).parent),
         "files": list(_files(trials)),
         "commands": list(dict.fromkeys(shlex.join(command.argv) for command in trials.plan.commands))
@@ -106,8 +197,8 @@ def _module_tables(trials: TrialSet) -> Iterator[dict[str, Any]]:
     """Yield where the time of the profiled steps of each trial went."""
     for name, result in zip(trials.trial_names, trials.results, strict=True):
         if (times := result.module_times) is not None:
-            lines = module_table.lines(times)
-            yield {"trial": name, "lines": lines, "notes": " ".join(module_table.notes(result, times))}
+            lines = modules.lines(times)
+            yield {"trial": name, "lines": lines, "notes": " ".join(modules.notes(result, times))}
 
 
 def _cards(trials: TrialSet, claimed: Claim, rows: Sequence[Row]) -> list[dict[str, str]]:
@@ -211,7 +302,7 @@ def _fix(rule: str) -> str:
 def _files(trials: TrialSet) -> Iterator[tuple[str, str, str]]:
     """Yield each trial's name, file name and SHA-256."""
     for name, result in zip(trials.trial_names, trials.results, strict=True):
-        yield name, Path(result.file).name, file_content.sha256(Path(result.file))
+        yield name, Path(result.file).name, atomic_files.sha256(Path(result.file))
 
 
 def _compared(sets: Sequence[TrialSet], out: Path) -> dict[str, Any]:

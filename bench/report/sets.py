@@ -12,8 +12,7 @@ from bench.contract.plan import NOT_A_SUBMISSION, Plan
 from bench.contract.schema import Device
 from bench.errors import ConfigError
 from bench.mlperf.gpu_count import NO_DEVICES
-from bench.mlperf.per_gpu import with_gpus
-from bench.mlperf.result import NO_TARGET, Result
+from bench.mlperf.result import NO_TARGET, Result, with_gpus
 from bench.mlperf.score import Score, examined, worth
 from bench.mlperf.titles import task_of_mark
 from bench.runs.folder import plan_in

@@ -15,10 +15,10 @@ from bench.mlperf.rcp import rcp_record
 from bench.mlperf.result import PeakMemory
 from bench.mlperf.speed import Spread, spread
 from bench.mlperf.telemetry import Telemetry, joined
-from bench.report import apart
+from bench.report import tables
 from bench.report.compare import best_of_each, model
-from bench.report.rows import TRAINING_ONLY, Row, measured_rows, memory_row, spread_row, telemetry_rows, value_text
 from bench.report.sets import TrialSet
+from bench.report.tables import TRAINING_ONLY, Row, measured_rows, memory_row, spread_row, telemetry_rows, value_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,7 +281,7 @@ def compared(trials: TrialSet) -> Compared:
     measured = measure(trials)
     projection, why_not = project(measured, ruleset=trials.score.ruleset)
     lines, no_peers = beside(trials, measured)
-    table = [*rows(measured, projection, why_not), *apart.set_rows(trials.results)]
+    table = [*rows(measured, projection, why_not), *tables.set_rows(trials.results)]
     return Compared(measured=measured, projection=projection, rows=table, lines=lines, no_peers=no_peers)
 
 

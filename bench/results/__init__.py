@@ -10,9 +10,8 @@ from bench.mlperf.log import Log
 from bench.mlperf.result import Result
 from bench.results import generation, kernels, serving
 from bench.results.generation import GenerationResult, of_generation
-from bench.results.hardware import clocks_apart, hardware_facts
 from bench.results.kernels import KernelsResult, of_kernels
-from bench.results.measurement import Measurement
+from bench.results.measurement import Measurement, clocks_apart, hardware_facts
 from bench.results.serving import ServingResult, of_serving
 from bench.results.training import of_training
 

@@ -11,8 +11,7 @@ from bench.mlperf import compliance, telemetry
 from bench.mlperf.log import Log, number
 from bench.mlperf.speed import Spread, spread
 from bench.mlperf.telemetry import Telemetry
-from bench.results.hardware import of_telemetry
-from bench.results.measurement import Measurement
+from bench.results.measurement import Measurement, of_telemetry
 
 SLACK_S = 0.05
 """By how much an answer may end behind run_stop by its replica's clock: replicas start when they have met."""

@@ -10,8 +10,7 @@ from bench.mlperf import telemetry
 from bench.mlperf.log import Log, number
 from bench.mlperf.reader import Event
 from bench.mlperf.telemetry import Telemetry
-from bench.results.hardware import of_telemetry
-from bench.results.measurement import BEST, Measurement
+from bench.results.measurement import BEST, Measurement, of_telemetry
 
 MIN_RUNS = 3
 PER_UNIT = {"TFLOP/s": 1e12, "GB/s": 1e9}

@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator
 
-from bench.mlperf.apart import Apart
+from bench.mlperf.local_sgd import Apart
 from bench.mlperf.result import Result
 from bench.mlperf.speed import Spread, spread
-from bench.results.hardware import of_telemetry
-from bench.results.measurement import Measurement
+from bench.results.measurement import Measurement, of_telemetry
 from bench.results.modules import of_modules
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from bench.contract import secrets
+from bench import masking
 from bench.errors import with_rule
 from bench.rules.registry import RULES
 
@@ -46,7 +46,7 @@ def broken(
 ) -> Finding:
     """Return the finding; its fix is the rule's own where the caller knows nothing more exact."""
     known = RULES[rule]
-    what, where, fix = (secrets.masked(text) for text in (what, where, fix or known.fix))
+    what, where, fix = (masking.masked(text) for text in (what, where, fix or known.fix))
     return Finding(known.id, severity, what, where, fix, line)
 
 

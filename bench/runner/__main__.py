@@ -14,9 +14,10 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import TextIO
 
-from bench.backends.nodes import channel, member, sharing
-from bench.backends.nodes.ending import START_AGAIN, CutShortError, Ending, NodeLostError
-from bench.backends.nodes.nodes import Nodes
+from bench.backends.nodes import channel, member
+from bench.backends.nodes import lead as nodes_lead
+from bench.backends.nodes.interruption import START_AGAIN, CutShortError, Ending, NodeLostError
+from bench.backends.nodes.lead import Nodes
 from bench.contract import plan as plans
 from bench.errors import BenchError
 from bench.runner import folder
@@ -68,7 +69,7 @@ def _lead(args: argparse.Namespace) -> int:
         def join() -> None:
             nodes.join(args.lead[1], token=token, within_s=args.join_s, check=ending.check)
             nodes.send_plan(check=ending.check)
-            sharing.require_shared(nodes)
+            nodes_lead.require_shared(nodes)
 
         with redirect_stdout(Tee(sys.stdout, file)), redirect_stderr(Tee(sys.stderr, file)):
             print(f"job {job}, attempt {args.attempt}, {plan.name} on {plan.world.num_nodes} nodes", flush=True)

@@ -10,13 +10,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bench import masking
 from bench.backends.local import master_port
-from bench.backends.nodes import running
-from bench.backends.nodes.ending import START_AGAIN, STOPPED, TIME_IS_NEAR, CutShortError, Ending, NodeLostError
-from bench.backends.nodes.nodes import Nodes
-from bench.backends.nodes.sharing import require_prepared
+from bench.backends.nodes import lead as nodes_lead
+from bench.backends.nodes.interruption import START_AGAIN, STOPPED, TIME_IS_NEAR, CutShortError, Ending, NodeLostError
+from bench.backends.nodes.lead import Nodes, require_prepared
 from bench.contract import plan as plans
-from bench.contract import plan_paths, run_files, secrets
+from bench.contract import plan_paths, run_files
 from bench.contract.plan import Command, Plan
 from bench.errors import BenchError, with_rule
 from bench.launch import in_job
@@ -78,7 +78,7 @@ def drive(lead: Lead, join: Callable[[], None]) -> int:
     except NodeLostError as error:
         return leave(lead, _settled(lead, with_rule(error.rule, error.what)))
     except BenchError as error:
-        print(secrets.masked(str(error)), file=sys.stderr, flush=True)
+        print(masking.masked(str(error)), file=sys.stderr, flush=True)
         return finish(lead, error.exit_code, with_rule(error.rule, error.what))
     except OSError as error:
         return finish(lead, 1, with_rule("CFG-08", f"cannot write: {error.strerror}"))
@@ -90,7 +90,7 @@ def ask(lead: Lead, question: Callable[[Path, Plan, Namespace], int], **words: o
     try:
         return question(lead.run, lead.plan, Namespace(**words))
     except BenchError as error:
-        print(secrets.masked(str(error)), file=sys.stderr, flush=True)
+        print(masking.masked(str(error)), file=sys.stderr, flush=True)
         return error.exit_code
     except Exception:  # noqa: BLE001 - as of a process of its own, whose traceback stands in the output
         traceback.print_exc()
@@ -151,7 +151,7 @@ def run_command(lead: Lead, command: Command) -> None:
         FailedError: a rank failed, or its time was up.
         NodeLostError: a node is gone, which explains how the ranks ended.
     """
-    with running.started(lead.nodes, command, lead.run, port=master_port(lead.plan)) as ranks:
+    with nodes_lead.started(lead.nodes, command, lead.run, port=master_port(lead.plan)) as ranks:
         while ranks.are_running():
             lead.ending.check()
     if ranks.lost is not None:
@@ -159,7 +159,7 @@ def run_command(lead: Lead, command: Command) -> None:
     try:
         ranks.check()
     except BenchError as error:
-        print(secrets.masked(str(error)), file=sys.stderr, flush=True)
+        print(masking.masked(str(error)), file=sys.stderr, flush=True)
         what = with_rule(error.rule, error.what) if error.rule in IN_STATUS else f"{command.name} failed"
         raise FailedError(ranks.exit_code, what) from None
 

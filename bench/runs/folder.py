@@ -8,8 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
 
+from bench import masking
 from bench.contract import plan as plans
-from bench.contract import plan_paths, secrets
+from bench.contract import plan_paths
 from bench.contract.plan import Plan
 from bench.contract.run_files import CONFIG, PLAN, RANK_LOGS
 from bench.errors import ConfigError
@@ -26,8 +27,8 @@ def make(plan: Plan, config_yaml: str) -> Path:
         ConfigError: it exists, cannot be made or written, or holds a secret.
     """
     folder, plan_text, is_made = _path(plan), plans.dumps(plan), False
-    secrets.refuse([config_yaml], where=CONFIG)
-    secrets.refuse([plan_text], where=PLAN)
+    masking.refuse([config_yaml], where=CONFIG)
+    masking.refuse([plan_text], where=PLAN)
     try:
         for missing in reversed([parent for parent in folder.parents if not parent.exists()]):
             missing.mkdir(mode=NOT_OTHERS, exist_ok=True)

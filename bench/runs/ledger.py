@@ -14,9 +14,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from bench.contract import attempt as attempts_of
-from bench.contract import checkpoint, json_files, run_files
-from bench.contract.attempt import Binding
+from bench.contract import atomic_files, checkpoint, run_files
+from bench.contract import mllog as attempts_of
+from bench.contract.mllog import Binding
 from bench.contract.plan import Plan, Trial
 from bench.contract.run_files import LEDGER, MANIFEST, STATUS
 from bench.errors import BenchError, ConfigError, SubmitError
@@ -194,7 +194,7 @@ def reopened(folder: Path) -> Iterator[None]:
     attempts = folder / run_files.ATTEMPTS
     kept, is_new = _numbered(attempts, "run"), not attempts.exists()
     try:
-        with json_files.kept(folder / LEDGER):
+        with atomic_files.kept(folder / LEDGER):
             reopen(folder)
             yield
     except BaseException:
@@ -225,7 +225,7 @@ def _change(folder: Path, trial: int, change: Callable[[Entry], Entry]) -> None:
 
 
 def _write(folder: Path, entries: list[Entry]) -> None:
-    json_files.write(folder / LEDGER, [_plain(entry) for entry in entries])
+    atomic_files.write(folder / LEDGER, [_plain(entry) for entry in entries])
 
 
 def _plain(value: Entry | Attempt) -> dict[str, Any]:

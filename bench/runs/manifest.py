@@ -14,8 +14,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from bench.contract import file_content, json_files, mllog, run_files
-from bench.contract.file_content import Content
+from bench.contract import atomic_files, mllog, run_files
+from bench.contract.atomic_files import Content
 from bench.contract.run_files import JOB, MANIFEST
 from bench.errors import LogError
 from bench.mlperf import log as logs
@@ -61,19 +61,19 @@ def write(folder: Path) -> None:
         written=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         image=_image(folder),
         folders=tuple(sorted(_folders(folder))),
-        files={name: file_content.of(folder / name) for name in files(folder)},
+        files={name: atomic_files.of(folder / name) for name in files(folder)},
     )
-    json_files.write(folder / MANIFEST, _sealed(asdict(manifest)))
+    atomic_files.write(folder / MANIFEST, _sealed(asdict(manifest)))
 
 
 def read(folder: Path) -> Manifest | None:
     """Return a run's manifest; None if there is none, or one that is not as it was written, to the byte."""
-    raw = json_files.read_object(folder / MANIFEST)
+    raw = atomic_files.read_object(folder / MANIFEST)
     body = {name: value for name, value in raw.items() if name != "sha256"}
     try:
         known = {path: Content(**entry) for path, entry in body["files"].items()}
         manifest = Manifest(**(body | {"files": known, "folders": tuple(body["folders"])}))
-        is_whole = (folder / MANIFEST).read_bytes() == json_files.text(_sealed(body)).encode()
+        is_whole = (folder / MANIFEST).read_bytes() == atomic_files.text(_sealed(body)).encode()
     except (OSError, KeyError, TypeError, AttributeError):
         return None
     return manifest if is_whole and manifest.version == VERSION else None
@@ -113,7 +113,7 @@ def _version() -> str:
 
 def _image(folder: Path) -> dict[str, Any] | None:
     """Return what job.json keeps of the image, else its name in the plan."""
-    known = json_files.read_object(folder / JOB).get("image")
+    known = atomic_files.read_object(folder / JOB).get("image")
     if isinstance(known, dict):
         return known
     plan = plan_in(folder)
@@ -122,4 +122,4 @@ def _image(folder: Path) -> dict[str, Any] | None:
 
 def _sealed(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the manifest with its own checksum as its last entry."""
-    return {**body, "sha256": hashlib.sha256(json_files.text(body).encode()).hexdigest()}
+    return {**body, "sha256": hashlib.sha256(atomic_files.text(body).encode()).hexdigest()}

@@ -1,6 +1,7 @@
 """Runs as one finds them: their folders, and where their jobs stand."""
 
 import logging
+import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,8 +11,8 @@ from typing import Any
 
 from bench import backends
 from bench.backends import Job, JobState
-from bench.contract import json_files
-from bench.contract.run_files import JOB, LEDGER, RESERVE, STATUS, SUBMISSION
+from bench.contract import atomic_files
+from bench.contract.run_files import JOB, LEDGER, PLAN, RESERVE, STATUS, SUBMISSION
 from bench.contract.schema import BackendName
 from bench.errors import BenchError, ConfigError, SubmitError
 from bench.runs import ledger
@@ -151,7 +152,7 @@ def exit_code(folder: Path) -> int:
 
 
 def _runs(found: Sequence[Path], *, must_answer: bool = True) -> list[Run]:
-    raw = {path: json_files.read_object(path / JOB) for path in dict.fromkeys(sorted(found))}
+    raw = {path: atomic_files.read_object(path / JOB) for path in dict.fromkeys(sorted(found))}
     unasked = [_unasked(path, job) for path, job in raw.items()]
     asked: dict[Path, Run] = {}
     askable = [run for run in unasked if not run.odd_backend]
@@ -212,3 +213,30 @@ def _asked(run: Run, known: Mapping[str, Job]) -> Run:
     elements = tuple(job for id, job in known.items() if run.jobs and id.startswith(f"{run.id}_"))
     active = next((job for job in elements if job.state.is_active), elements[-1] if elements else None)
     return replace(run, state=known.get(run.id) or active, elements=elements)
+
+
+LATEST = "latest"
+_log = logging.getLogger(__name__)
+
+
+def root() -> Path:
+    """Return the folder that run folders are made in."""
+    return Path(os.environ.get("LOGDIR") or "runs")
+
+
+def resolved(run: Path) -> Path:
+    """Return the run folder that is meant: the newest one for `latest`, unless a folder has that name.
+
+    Raises:
+        ConfigError: there is no run yet.
+    """
+    if str(run) != LATEST or run.exists():
+        return run
+    found = [path for name in (PLAN, LEDGER) for path in root().glob(f"*/{name}")]
+    if not found:
+        raise ConfigError(
+            "there is no run yet", where=str(root()), fix="name a run folder, or set LOGDIR to the folder of your runs"
+        )
+    newest = max(found, key=lambda path: (path.stat().st_mtime, path)).parent
+    _log.info("the newest run is %s", newest)
+    return newest

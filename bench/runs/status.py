@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from bench.contract import json_files
+from bench.contract import atomic_files
 from bench.contract.run_files import STATUS
 
 
@@ -46,12 +46,12 @@ FILE_KEYS = {"during": "while"}
 def write(folder: Path, status: Status) -> None:
     """Replace a run's status.json; what is not known is left out."""
     said = {FILE_KEYS.get(f.name, f.name): getattr(status, f.name) for f in fields(Status)}
-    json_files.write(folder / STATUS, {key: value for key, value in said.items() if value is not None})
+    atomic_files.write(folder / STATUS, {key: value for key, value in said.items() if value is not None})
 
 
 def read(folder: Path) -> Status | None:
     """Return a run's last word; None while there is none, or none that can be read."""
-    raw = json_files.read_object(folder / STATUS)
+    raw = atomic_files.read_object(folder / STATUS)
     known: dict[str, Any] = {f.name: raw.get(FILE_KEYS.get(f.name, f.name)) for f in fields(Status)}
     if raw.get("outcome") not in [*Ending] or not isinstance(raw.get("exit_code"), int):
         return None

@@ -9,11 +9,11 @@ from statistics import median
 
 from bench.contract.plan import Plan
 from bench.contract.run_files import CONFIG, PLAN
-from bench.contract.texts import steering
 from bench.errors import BenchError
 from bench.mlperf import result as results
 from bench.mlperf.result import Result
 from bench.runs.folder import plan_in
+from bench.texts import steering
 
 _OVERRIDES = "# overrides: "
 """Begins the first line of a config.yaml."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.contract import file_content, mllog
+from bench.contract import atomic_files, mllog
 from bench.contract import plan as plans
 from bench.contract.plan import GenerationPlan, KernelsPlan, Plan, ServingPlan, TrainingPlan, Trial
 from bench.errors import LogError
@@ -211,7 +211,7 @@ def content(log: Path) -> dict[str, Any]:
     """Return what the ledger keeps of the file itself; nothing where there is none."""
     if not log.exists():
         return {}
-    kept = file_content.of(log)
+    kept = atomic_files.of(log)
     return {"log_sha256": kept.sha256, "log_bytes": kept.bytes}
 
 

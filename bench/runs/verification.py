@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from bench import backends
-from bench.contract import codec, file_content, run_files
-from bench.contract.file_content import Content
+from bench.contract import atomic_files, codec, run_files
+from bench.contract.atomic_files import Content
 from bench.contract.plan import Plan
 from bench.contract.run_files import CONFIG, LEDGER, MANIFEST, PLAN, SCRIPT
 from bench.errors import BenchError, ConfigError, LogError
-from bench.images import identity
+from bench.images import store
 from bench.mlperf import log as logs
 from bench.mlperf import provenance_checks
 from bench.mlperf import result as results
@@ -101,7 +101,7 @@ def _why_none(folder: Path) -> str:
 
 def _content(path: Path) -> Content | str:
     try:
-        return file_content.of(path)
+        return atomic_files.of(path)
     except OSError as error:
         return f"cannot be read: {error.strerror}"
 
@@ -214,7 +214,7 @@ def _image(known: Manifest | None) -> Iterator[Compared]:
     if known is None or known.image is None:
         return
     what, digest = f"image {known.image.get('name')}", known.image.get("sha256")
-    is_same = identity.is_unchanged(known.image)
+    is_same = store.is_unchanged(known.image)
     if is_same is None:
         yield _told(what, f"not compared: not here, or never recorded; sha256 {digest}")
     else:

@@ -1,9 +1,8 @@
 """Studies: a named set of runs, what of it runs next, and the tables that its logs prove."""
 
 from bench.studies.folder import STUDY
-from bench.studies.going_on import go_on
 from bench.studies.library import titles
 from bench.studies.reading import read
 from bench.studies.session import Session, begin, folder_of
 
-__all__ = ["STUDY", "Session", "begin", "folder_of", "go_on", "read", "titles"]
+__all__ = ["STUDY", "Session", "begin", "folder_of", "read", "titles"]

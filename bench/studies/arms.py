@@ -1,11 +1,13 @@
 """The arms of a study: those that it lists, and every combination of its axes, each with the cases that match it."""
 
 import itertools
+import random
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.errors import ConfigError
+from bench.results.study import PlannedArm
 from bench.studies.spec import Calculated, Case, Study, matches
 
 NAME_LABEL = "arm"
@@ -106,3 +108,22 @@ def _check_cases(study: Study, arms: list[Arm], *, where: str) -> None:
                 where=f"{where}: cases[{number}]",
                 fix=f"the labels of the arms are {', '.join(known) or 'none'}",
             )
+
+
+def blocks(arms: Sequence[PlannedArm], *, runs: int, seed: int) -> list[tuple[str, ...]]:
+    """Return the arms of each block in their order: drawn in every other block, and turned round in the next one.
+
+    All arms are drawn, those too that do not run and are left out: the others' order is the same once these can run.
+    Over two blocks each arm comes as often before another one as after it, so that what drifts with time (heat, other
+    jobs) does not favour one of a pair. More runs leave the order of the earlier blocks as it is.
+    """
+    found: list[tuple[str, ...]] = []
+    for block in range(runs):
+        if block % 2:
+            found.append(found[-1][::-1])
+            continue
+        drawn = [arm.name for arm in arms]
+        random.Random(f"{seed} {block}").shuffle(drawn)
+        found.append(tuple(drawn))
+    running = {arm.name for arm in arms if arm.runs}
+    return [tuple(name for name in block if name in running) for block in found]

@@ -19,13 +19,13 @@ from typing import Any
 import msgspec
 
 from bench.backends import run_lock
-from bench.contract import json_files
+from bench.contract import atomic_files
 from bench.errors import ConfigError
 from bench.results.published import PublishedTable
 from bench.results.study import PlannedArm
 from bench.runs.folder import NOT_OTHERS, require_ours, short
 from bench.studies import arms as arms_of
-from bench.studies import checks, yaml_files
+from bench.studies import checks, library
 from bench.studies.arms import Arm
 from bench.studies.spec import Part, Study
 
@@ -82,14 +82,14 @@ def kept(folder: Path) -> Kept:
     if not (folder / STUDY).exists():
         fix = "leave out --table to start it, or name the cluster on which it ran; --list shows the studies"
         raise ConfigError("no study in this folder", where=str(folder), fix=fix)
-    found = yaml_files.load(folder / STUDY, Kept)
+    found = library.load_yaml(folder / STUDY, Kept)
     checks.check_runs(found.study.runs, where=f"{folder / STUDY}: runs")
     return found
 
 
 def planned(folder: Path) -> dict[str, PlannedArm]:
     """Return what was planned, by arm; empty where that cannot be read."""
-    raw = json_files.read(folder / ARMS)
+    raw = atomic_files.read(folder / ARMS)
     try:
         return {arm.name: arm for arm in msgspec.convert(raw, list[PlannedArm])}
     except msgspec.ValidationError:
@@ -98,11 +98,11 @@ def planned(folder: Path) -> dict[str, PlannedArm]:
 
 def not_started(folder: Path) -> dict[str, str]:
     """Return why runs that were asked for have no folder, by the name that it would have."""
-    return {name: str(reason) for name, reason in json_files.read_object(folder / NOT_STARTED).items()}
+    return {name: str(reason) for name, reason in atomic_files.read_object(folder / NOT_STARTED).items()}
 
 
 def note_not_started(folder: Path, reasons: dict[str, str]) -> None:
-    json_files.write(folder / NOT_STARTED, reasons)
+    atomic_files.write(folder / NOT_STARTED, reasons)
 
 
 @contextmanager
@@ -119,8 +119,8 @@ def opened(folder: Path, now: Kept, arms: Sequence[PlannedArm]) -> Iterator[None
     with run_lock.driving(folder, noun="study", fix=fix):
         if (folder / STUDY).exists():
             _check_same(folder, now, arms)
-        yaml_files.dump(folder / STUDY, msgspec.to_builtins(now))
-        json_files.write(folder / ARMS, [_plain(arm) for arm in arms])
+        library.dump_yaml(folder / STUDY, msgspec.to_builtins(now))
+        atomic_files.write(folder / ARMS, [_plain(arm) for arm in arms])
         yield
 
 

@@ -7,10 +7,13 @@ from statistics import median
 
 from bench.contract import run_files
 from bench.errors import LogError
-from bench.history import proven
+from bench.history import compare, measured_trials
+from bench.history.compare import Side
+from bench.history.measured_trials import ProvenTrial, Runs
 from bench.mlperf.result import Result
 from bench.results import Measurement, hardware_facts, read
 from bench.runs import ledger
+from bench.studies import arms, folder
 from bench.studies.arms import Arm
 from bench.studies.spec import Calculated, Window
 
@@ -42,7 +45,7 @@ def of_run(folder: Path, arm: Arm, *, window: Window | None) -> Measured:
     """
     log = folder / run_files.result(0)
     content = read(log)
-    proven.checksum(log, next((entry for entry in ledger.found(folder) if entry.trial == 0), None))
+    measured_trials.checksum(log, next((entry for entry in ledger.found(folder) if entry.trial == 0), None))
     numbers = {one.name: one for one in content.measurements}
     if window is not None:
         numbers |= {one.name: one for one in of_window(content.result, numbers, window)}
@@ -100,3 +103,33 @@ def facts(result: Result) -> dict[str, str]:
     logged = {name.replace("_", " "): str(known[name]) for name in _FACTS if name in known}
     gpus = {"GPUs": str(result.num_gpus)} if result.num_gpus else {}
     return {**gpus, **hardware_facts(result), **logged, **result.software}
+
+
+def side(text: str) -> Side:
+    """Return the runs that a user means, as `bench.history.compare.side` does.
+
+    Raises:
+        ConfigError: there are no runs, or the study that they are of cannot be read.
+    """
+    found = compare.side(text)
+    trials: list[ProvenTrial] = []
+    left_out = list(found.runs.left_out)
+    for trial in found.runs.trials:
+        try:
+            trials.append(_as_in_study(trial))
+        except LogError as error:
+            left_out.append(f"{trial.folder.name}: {error.what}")
+    return replace(found, runs=Runs(trials=tuple(trials), left_out=tuple(left_out)))
+
+
+def _as_in_study(trial: ProvenTrial) -> ProvenTrial:
+    """Return a trial with the numbers that its study's tables have of it; one of no study as it is."""
+    slug = compare.arm_of(trial.folder)
+    if not slug:
+        return trial
+    kept = folder.kept(trial.folder.parent)
+    arm = next((arm for arm in arms.of(kept.study, where=folder.STUDY) if arm.slug == slug), None)
+    if arm is None:
+        return trial
+    numbers = of_run(trial.folder, arm, window=kept.study.window).numbers
+    return replace(trial, measurements=numbers)

@@ -6,20 +6,62 @@ engine, a cluster, a container, a kind, a task that is named like no other), and
 because it does not fit the memory or cannot be split over the ranks.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench.contract.plan import GenerationPlan, Plan, ServingPlan, TrainingPlan, fingerprint
+from bench.contract.plan import GenerationPlan, Plan, ServingPlan, TrainingPlan, World, fingerprint
 from bench.contract.schema import Config
 from bench.errors import ConfigError
-from bench.planning import compose
+from bench.planning import compose, layouts
 from bench.planning.compose_errors import UnknownChoiceError
 from bench.results.study import Mark, PlannedArm
-from bench.studies import batches, checks
+from bench.studies import checks
 from bench.studies.arms import Arm
 from bench.studies.spec import Study
+
+
+def candidates(config: Config, *, limit: int) -> tuple[int, ...]:
+    """Return the micro-batches to try, largest first: what the plan says fits, then each an eighth smaller.
+
+    The first one is 1 if the plan says that nothing fits, which planning then refuses with its reason.
+    """
+    world = _world(config)
+    sizes = range(1, limit + 1)
+    first = max(1, bisect_left(sizes, True, key=lambda size: not _fits(config, world, size)))
+    found = [first]
+    while found[-1] > 1:
+        found.append(found[-1] - max(1, found[-1] // 8))
+    return tuple(found)
+
+
+def overrides(config: Config, size: int) -> list[str]:
+    """Return the overrides of runs with this micro-batch: every replica computes one for each pipeline stage."""
+    w = _world(config)
+    split = [f"parallel.{axis}={getattr(w, axis)}" for axis in ("tp", "pp", "cp")] + [
+        f"parallel.sp={str(w.sp).lower()}"
+    ]
+    return [*split, f"recipe.micro_batch_size={size}", f"recipe.global_batch_size={_global(w, size)}"]
+
+
+def _global(world: World, size: int) -> int:
+    return size * world.dp * world.pp
+
+
+def _world(config: Config) -> World:
+    """Return how the ranks are split; where the config leaves that open, as is best for micro-batches of one."""
+    num_ranks = config.cluster.num_nodes * config.cluster.ranks_per_node
+    recipe = replace(config.recipe, micro_batch_size=1, global_batch_size=num_ranks)
+    return layouts.choose(replace(config, recipe=recipe)).world
+
+
+def _fits(config: Config, world: World, size: int) -> bool:
+    recipe = replace(config.recipe, micro_batch_size=size, global_batch_size=_global(world, size))
+    split = replace(config.parallel, tp=world.tp, pp=world.pp, cp=world.cp, sp=world.sp)
+    return layouts.choose(replace(config, recipe=recipe, parallel=split)).memory.fits is not False
+
 
 OPTIONAL_GROUPS = ("engine", "cluster", "container")
 """Groups whose choices differ between versions and sites."""
@@ -91,7 +133,7 @@ def batch_overrides(request: Request, arm: Arm, size: int | None) -> list[str]:
     """Return the overrides of a micro-batch; none where the study does not search the largest one."""
     if size is None:
         return []
-    return batches.overrides(compose.unplanned(request.overrides(arm), config_dir=request.config_dir), size)
+    return overrides(compose.unplanned(request.overrides(arm), config_dir=request.config_dir), size)
 
 
 def _length(study: Study, arm: Arm) -> list[str]:
@@ -116,8 +158,8 @@ def _planned(request: Request, arm: Arm) -> PlannedArm:
         sizes: tuple[int, ...] = ()
         batch: list[str] = []
         if request.study.max_batch is not None:
-            sizes = batches.candidates(config, limit=request.study.max_batch.limit)
-            batch = batches.overrides(config, sizes[0])
+            sizes = candidates(config, limit=request.study.max_batch.limit)
+            batch = overrides(config, sizes[0])
         plan = compose.compose(request.overrides(arm, batch), config_dir=request.config_dir)
     except ConfigError as error:
         return PlannedArm(name=arm.name, mark=Mark.no_result, reason=error.what, runs=False)

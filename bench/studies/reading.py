@@ -7,12 +7,12 @@ from pathlib import Path
 from bench.results.comparison import compare, values_by_block
 from bench.results.study import Column, Difference, PlannedArm, Publication, StudyResult
 from bench.studies import arms as arms_of
-from bench.studies import checks, coefficients, library, order, standing, tables
+from bench.studies import checks, library, session, tables
 from bench.studies import folder as folders
 from bench.studies.arms import Arm
 from bench.studies.folder import Kept
+from bench.studies.session import State
 from bench.studies.spec import Pair, Study
-from bench.studies.standing import State
 from bench.studies.tables import ArmRuns
 
 
@@ -27,9 +27,9 @@ def read(folder: Path, *, runs: int | None = None) -> StudyResult:
     kept, planned = folders.kept(folder), folders.planned(folder)
     study = kept.study if runs is None else library.with_runs(kept.study, runs)
     arms = [arm for arm in arms_of.of(study, where=folders.STUDY) if arm.name in planned]
-    standings = standing.of(folder, [(arm, planned[arm.name]) for arm in arms], num_runs=study.runs, ask=False)
+    standings = session.of(folder, [(arm, planned[arm.name]) for arm in arms], num_runs=study.runs, ask=False)
     found = [tables.read(arm, planned[arm.name], study, standings) for arm in arms]
-    columns = (*tables.columns(study), *coefficients.columns(study))
+    columns = (*tables.columns(study), *tables.coefficient_columns(study))
     rows = [tables.row(runs, study, kept.publications) for runs in found]
     return StudyResult(
         name=kept.name,
@@ -38,7 +38,7 @@ def read(folder: Path, *, runs: int | None = None) -> StudyResult:
         source=study.source,
         folder=str(folder.absolute()),
         columns=columns,
-        rows=coefficients.with_coefficients(rows, found, study),
+        rows=tables.with_coefficients(rows, found, study),
         tables=tuple(tables.pivot(table, arms, columns) for table in study.tables),
         differences=tuple(_difference(pair, found, columns, margin=study.margin) for pair in study.pairs),
         publications=tuple(
@@ -50,7 +50,7 @@ def read(folder: Path, *, runs: int | None = None) -> StudyResult:
         commit=_all_of(found, "commit"),
         date=_dates(found),
         hardware=_hardware(found),
-        order=tuple(order.blocks(list(planned.values()), runs=study.runs, seed=study.seed)),
+        order=tuple(arms_of.blocks(list(planned.values()), runs=study.runs, seed=study.seed)),
         margin=study.margin,
         notes=(*_notes(kept, study, found), *_further_runs(folder, arms, planned, study)),
     )
@@ -135,7 +135,7 @@ def _further_runs(folder: Path, arms: Sequence[Arm], planned: Mapping[str, Plann
     last = max((block for block in blocks if block <= checks.MAX_RUNS), default=0)
     if last <= study.runs:
         return
-    every = standing.of(folder, [(arm, planned[arm.name]) for arm in arms], num_runs=last, ask=False)
+    every = session.of(folder, [(arm, planned[arm.name]) for arm in arms], num_runs=last, ask=False)
     further = sum(block >= study.runs and run.state is State.proven for (_, block), run in every.runs.items())
     if further:
         yield f"{further} proven runs of further blocks are not counted: --runs {last} counts them"

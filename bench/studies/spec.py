@@ -53,7 +53,7 @@ class Window(Part, frozen=True, kw_only=True):
 class MaxBatch(Part, frozen=True, kw_only=True):
     """Runs take the largest micro-batch, up to this limit, that the plan says fits, without gradient accumulation.
 
-    Where a run is out of memory the next smaller one is tried (`bench.studies.batches`).
+    Where a run is out of memory the next smaller one is tried (`bench.studies.plans`).
     """
 
     limit: int

@@ -5,10 +5,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bench.mlperf.reader import clean
-from bench.watch.alarm import clock
 from bench.watch.hardware import Hottest
 from bench.watch.prediction import Outlook, Planned, goal, reached
-from bench.watch.progress import Evaluated, Progress
+from bench.watch.progress import Evaluated, Progress, clock
 
 SHOWN_EVALUATIONS, SHOWN_CHANCES = 3, 3
 """How many of the latest evaluations, and of the likeliest coming ones, are written out."""

@@ -1,9 +1,11 @@
 """How far a trial has come, as far as its log says; what the log does not say is None."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
+from bench.contract.stall import Stall
 from bench.mlperf.benchmarks import BENCHMARKS, Goal, goals
 
 Phase = Literal["waiting", "preparing", "training", "evaluating", "measuring", "generating", "stopped"]
@@ -99,3 +101,96 @@ class Progress:
     @property
     def eval_time_s(self) -> float | None:
         return median(self.eval_times_s) if self.eval_times_s else None
+
+
+SILENT_GAPS, SILENT_STEPS, SILENT_EVALS, SILENT_S = 4, 10, 3, 30
+"""How many usual gaps, step times or evaluation times without a line are too long; at least SILENT_S seconds."""
+OVERDUE = 1.5
+"""How many times the wait for the next evaluation is too long."""
+GAPS_KNOWN = 3
+"""From so many gaps on their median is what is usual."""
+DIVERGED, WORSENED = 1.5, 1.05
+"""Smoothed training loss, and evaluation loss, over the lowest so far: more than published runs show."""
+
+
+def clock(seconds: float) -> str:
+    """Return a duration as people read it: 4.1 s, 2:10, 1:02:03, or 12 days."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds >= 2 * 86400:
+        return f"{seconds / 86400:,.0f} days"
+    minutes, second = divmod(round(seconds), 60)
+    hour, minute = divmod(minutes, 60)
+    return f"{hour}:{minute:02}:{second:02}" if hour else f"{minute}:{second:02}"
+
+
+def divergence(progress: Progress) -> Iterator[str]:
+    if progress.not_finite is not None:
+        yield f"diverges: {progress.not_finite}"
+    lowest, recent = progress.lowest_loss, progress.recent_losses
+    if lowest is not None and lowest > 0 and median(recent) > DIVERGED * lowest:
+        yield f"diverges: train loss {median(recent):.4g} after {lowest:.4g} (medians of {len(recent)})"
+    values, wanted = [evaluated.value for evaluated in progress.evaluations], progress.goal
+    if wanted and not wanted.higher_is_better and values and values[-1] > WORSENED * min(values):
+        yield f"diverges: evaluation {values[-1]:.4f} after {min(values):.4f}"
+
+
+def stall(progress: Progress, *, silent_s: float | None, usual_s: float | None, limits: Stall | None) -> Iterator[str]:
+    """Yield that the log is silent for too long, and what the ranks will do about it if they watch themselves."""
+    if silent_s is None or usual_s is None or silent_s <= usual_s:
+        return
+    doing = "evaluation" if progress.phase == "evaluating" else "training"
+    times_s = progress.eval_times_s if doing == "evaluation" else [gap / 1000 for gap in progress.line_gaps_ms]
+    middle_s = median(times_s) if times_s else 0
+    than = f"{silent_s / middle_s:.1f} times the median of {clock(middle_s)}" if middle_s else f"where {clock(usual_s)}"
+    text = f"stalled: no new line for {clock(silent_s)} of {doing}, {than}{'' if middle_s else ' is long'}"
+    last_s = None if limits is None else _ended_after_s(progress, limits)
+    if last_s is None:
+        yield text
+    elif silent_s <= last_s:
+        yield f"{text}; its ranks end it after {clock(last_s)} at the latest and say who held them up (RUN-17)"
+    else:
+        yield f"{text}; its ranks should have ended it after {clock(last_s)} (RUN-17): all of them may be stopped"
+
+
+def _ended_after_s(progress: Progress, limits: Stall) -> float | None:
+    """Return the longest silence before the ranks' watchdog ends a trial; None where this log cannot say it."""
+    if progress.phase == "evaluating":  # the ranks judge the first one by their warm-up, which no log has
+        took_s = progress.eval_time_s
+        return None if took_s is None else limits.limit_s(took_s) + limits.grace_s
+    if progress.step_time_ms is None or not progress.line_gaps_ms:
+        return None
+    unlogged_s = median(progress.line_gaps_ms) / 1000  # the ranks may have got further than the last line
+    return unlogged_s + limits.limit_s(progress.step_time_ms / 1000) + limits.grace_s
+
+
+def usual_silence_s(
+    progress: Progress, *, step_time_ms: float | None, eval_time_s: float | None, next_samples: int | None
+) -> float | None:
+    """Return how long the log may be silent, or None: some log every few steps, others only around evaluations."""
+    start_ms, gbs, place = progress.run_start_ms, progress.global_batch_size, progress.place
+    if progress.eval_start_ms is not None and start_ms is not None:
+        if progress.eval_times_s:
+            return max(SILENT_S, SILENT_EVALS * median(progress.eval_times_s))
+        return max(SILENT_S, (progress.eval_start_ms - start_ms) / 1000)  # the first one: as long as training was
+    if place is None or step_time_ms is None:
+        return None
+    hidden_s = eval_time_s or 0 if progress.eval_time_is_estimated else 0  # no line says that it evaluates
+    least_s = max(SILENT_S, SILENT_STEPS * step_time_ms / 1000 + hidden_s)
+    waits = []
+    if len(progress.line_gaps_ms) >= GAPS_KNOWN:
+        waits.append(SILENT_GAPS * median(progress.line_gaps_ms) / 1000)
+    if next_samples is not None and gbs and eval_time_s is not None:
+        steps = max(0, next_samples - place.samples) / gbs
+        waits.append(OVERDUE * (steps * step_time_ms / 1000 + eval_time_s))
+    return max(least_s, min(waits)) if waits else None
+
+
+def too_late(left_s: float | None, *, next_s: float | None, chance: float | None) -> Iterator[str]:
+    if left_s is None or chance is None or next_s is None:
+        return
+    left = f"{clock(max(0.0, left_s))} of walltime left"
+    if chance == 0:
+        yield f"cannot reach the target: {left}, and the next evaluation ends in {clock(next_s)}"
+    elif chance < 0.5:
+        yield f"will likely not reach the target: {left}, a chance of {chance * 100:.0f} %"

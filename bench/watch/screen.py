@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING
 
 from bench.mlperf.reader import clean
 from bench.mlperf.result import UNVERIFIED
-from bench.watch.alarm import clock
 from bench.watch.lines import BASIS, View, current, facts, percent
 from bench.watch.prediction import Coming
-from bench.watch.progress import Progress
+from bench.watch.progress import Progress, clock
 
 if TYPE_CHECKING:
     from rich.console import Group

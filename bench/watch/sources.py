@@ -1,27 +1,64 @@
 """The trials to watch: those of a run folder, of logs, or of a log that is replayed."""
 
+import math
 import re
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
+from bench.backends import JobState
 from bench.contract import plan as plans
 from bench.contract.plan import Command, Plan, TrainingPlan
 from bench.contract.run_files import JOB, JOB_OUTPUTS, PLAN, PREPARE_LOG, RESULTS, STATUS
-from bench.errors import ConfigError, LogError
+from bench.errors import BenchError, ConfigError, LogError
 from bench.mlperf import reader
 from bench.mlperf.reader import Event, Follower, printable
 from bench.runs import ledger
+from bench.runs import run as runs
 from bench.watch import prediction, trackers
 from bench.watch.hardware import Gpus
 from bench.watch.lines import View
 from bench.watch.prediction import Planned
 from bench.watch.progress import Phase, Progress
-from bench.watch.queue import Queue
 from bench.watch.tracker import Tracker
 from bench.watch.trackers import Curves
+
+QUESTIONS_S = 10.0
+"""How long an answer of the queue holds."""
+
+
+class Queue:
+    """The state of a run's job; the backend is asked at most every QUESTIONS_S seconds."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._asked_s = folder, -math.inf
+        self._run: runs.Run | None = None
+
+    def is_over(self) -> bool:
+        """Whether the job has written its status, or Slurm says that it has ended."""
+        if (self._folder / STATUS).exists():
+            return True
+        run = self._look()
+        return run is not None and run.state is not None and not run.is_active
+
+    @property
+    def waits_for(self) -> str:
+        """What a trial that has not begun waits for."""
+        run = self._look()
+        if run is None or run.state is None or run.state.state is JobState.running:
+            return "the first line of its log"
+        return f"job {run.jobs[-1]}: {run.state.word}" + (f" ({run.state.reason})" if run.state.reason else "")
+
+    def _look(self) -> runs.Run | None:
+        if time.monotonic() - self._asked_s > QUESTIONS_S:
+            self._asked_s = time.monotonic()
+            with suppress(BenchError):
+                self._run = runs.find(self._folder)
+        return self._run
+
 
 RUNNING: tuple[Phase, ...] = ("training", "evaluating", "measuring", "generating")
 """Between run_start and run_stop."""

@@ -1,6 +1,6 @@
 """Follow how far a trial has come from its log alone, event by event.
 
-Records mean the same here as in `bench.mlperf.result`: `bench.mlperf.pace` says which of them count samples.
+Records mean the same here as in `bench.mlperf.result`: `bench.mlperf.log` says which of them count samples.
 """
 
 from collections.abc import Callable, Iterable
@@ -9,7 +9,7 @@ from typing import Any
 
 from bench.contract import mllog
 from bench.mlperf.benchmarks import BENCHMARKS
-from bench.mlperf.pace import Pace, Stretch
+from bench.mlperf.log import Pace, Stretch
 from bench.mlperf.reader import Event, is_number
 from bench.watch.progress import Evaluated, Place, Progress
 

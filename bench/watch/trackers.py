@@ -15,7 +15,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Protocol
 
-from bench.contract import mllog, secrets
+from bench import masking
+from bench.contract import mllog
 from bench.contract.plan import Plan
 from bench.contract.schema import Tracker
 from bench.errors import ConfigError
@@ -90,7 +91,7 @@ def points(event: Event) -> Iterator[Point]:
         return
     for name, value in named.items():
         if is_number(value):
-            yield Point(secrets.masked(name), float(value), int(samples), event.time_ms)
+            yield Point(masking.masked(name), float(value), int(samples), event.time_ms)
 
 
 @dataclass(slots=True)

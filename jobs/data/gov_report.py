@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from bench.contract.atomic_files import appearing
 from bench.contract.checkpoint import MANIFEST
-from bench.contract.new_folder import appearing
 from bench.contract.schema import Data
 from bench.errors import ConfigError
-from jobs.data.files import described
+from jobs.data.writing import described
 from jobs.ranks.progress import tracked
 
 SPLITS = {"train": "train", "eval": "validation"}

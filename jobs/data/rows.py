@@ -17,7 +17,23 @@ import numpy as np
 from bench.contract.plan import Plan
 from bench.contract.schema import DataSource
 from bench.errors import ConfigError
-from jobs.data import random
+
+
+def rows(
+    num_rows: int, seq_length: int, *, vocab_size: int, seed: int, lengths: list[int] | None = None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return tokens and counts [num_rows, seq_length] and the real tokens of each row, the same on every rank.
+
+    Without lengths every token is real and counts, so the work is at least that of real rows. With them each row's
+    length is drawn from the list, and the rest is padding of token 0.
+    """
+    shape, rng = (num_rows, seq_length), np.random.default_rng(seed)
+    tokens = rng.integers(vocab_size, size=shape, dtype=np.int32)
+    if lengths is None:
+        return tokens, np.broadcast_to(np.True_, shape), np.broadcast_to(np.int32(seq_length), num_rows)
+    drawn = rng.choice(np.asarray(lengths, dtype=np.int32), size=num_rows)
+    counts = np.arange(seq_length) < drawn[:, None]
+    return np.where(counts, tokens, 0), counts, drawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +75,7 @@ def load(plan: Plan, name: str) -> Rows:
     num_rows = want.train_rows if name == "train" else want.eval_rows
     if want.source is DataSource.random:
         vocab_size = plan.config.model.vocab_size
-        return Rows(
-            *random.rows(num_rows, want.seq_length, vocab_size=vocab_size, seed=want.seed, lengths=want.lengths)
-        )
+        return Rows(*rows(num_rows, want.seq_length, vocab_size=vocab_size, seed=want.seed, lengths=want.lengths))
     try:
         tokens = np.load(folder / f"{name}_tokens.npy", mmap_mode="r")
         counts = np.load(folder / f"{name}_counts.npy", mmap_mode="r")

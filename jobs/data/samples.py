@@ -10,9 +10,9 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
+from bench.contract.atomic_files import appearing
 from bench.contract.data import Data, DataSource
 from bench.contract.data_files import TOKENIZER, TOKENIZER_CONFIG
-from bench.contract.new_folder import appearing
 from bench.errors import ConfigError
 from jobs.data import tiny_reports
 

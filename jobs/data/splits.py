@@ -6,7 +6,7 @@ import numpy as np
 
 from bench.contract.data import Data
 from bench.errors import ConfigError
-from jobs.data import layout
+from jobs.data import packing
 
 DECILES = tuple(i / 10 for i in range(11))
 
@@ -25,7 +25,7 @@ def choose(documents: np.ndarray, data: Data) -> Splits:
     With test_split that share of the documents, drawn by the seed, is for evaluation. Without it evaluation takes the
     first ones, as many as fill eval_rows rows, and training those behind them: no document is in both.
     """
-    kept = layout.is_kept(documents, seq_length=data.seq_length, packing=data.packing, answer_only=data.answer_only)
+    kept = packing.is_kept(documents, seq_length=data.seq_length, packing=data.packing, answer_only=data.answer_only)
     is_eval = np.zeros(len(documents), dtype=bool)
     where = np.flatnonzero(kept)
     if data.test_split is not None:

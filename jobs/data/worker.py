@@ -17,10 +17,10 @@ from typing import Any
 
 from bench.contract.data import DataSource, PromptType
 from bench.errors import BenchError
-from jobs.data import token_blocks
+from jobs.data import tokenization
 from jobs.data import tokenizer as tokenizers
-from jobs.data.blocks import Block
-from jobs.data.files import described
+from jobs.data.records import Block
+from jobs.data.writing import described
 
 POLL_S = 0.5
 
@@ -55,7 +55,7 @@ def _done(job: dict[str, Any], settings: dict[str, Any], load: Any) -> dict[str,
     kind = None if settings["prompt_type"] is None else PromptType[settings["prompt_type"]]
     source, by = DataSource[settings["source"]], load(Path(settings["tokenizer"]))
     block, folder = Block(**job["block"]), Path(settings["folder"])
-    return asdict(token_blocks.make(block, job["number"], folder, source=source, kind=kind, by=by))
+    return asdict(tokenization.make(block, job["number"], folder, source=source, kind=kind, by=by))
 
 
 def _end_with(parent: int) -> None:

@@ -1,16 +1,68 @@
 """Write the rows of tokenised blocks, and what a manifest says of them."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
+from bench.contract import atomic_files
 from bench.contract.data import Data
-from jobs.data import files, layout, splits, token_blocks
-from jobs.data.layout import Documents, Rows
-from jobs.data.token_blocks import TokenBlock
+from jobs.data import packing, splits, tokenization
+from jobs.data.packing import Documents, Rows
+from jobs.data.tokenization import TokenBlock
 from jobs.data.workers import Ask
+
+DTYPES = {"tokens": "<i4", "counts": "|b1", "lengths": "<i4"}
+COUNTED = ("rows", "tokens", "real_tokens", "counted_tokens")
+"""What a manifest says of a split: its rows, their tokens, those that are not padding, and those of the loss."""
+
+
+@dataclass(slots=True)
+class RowFiles:
+    """NAME_tokens.npy, NAME_counts.npy and NAME_lengths.npy of one split, and how much has been written to them."""
+
+    files: dict[str, BinaryIO]
+    num_rows: int
+    """Of the headers."""
+    written: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTED, 0))
+
+    def write(self, rows: Rows) -> None:
+        """Append rows, and leave out those that the headers have no room for."""
+        room = self.num_rows - self.written["rows"]
+        tokens, counts, lengths = rows.tokens[:room], rows.counts[:room], rows.lengths[:room]
+        for name, array in (("tokens", tokens), ("counts", counts), ("lengths", lengths)):
+            self.files[name].write(array.astype(DTYPES[name]).tobytes())
+        sums = {"tokens": tokens.size, "real_tokens": int(lengths.sum()), "counted_tokens": int(counts.sum())}
+        for name, more in ({"rows": len(tokens)} | sums).items():
+            self.written[name] += more
+
+    @property
+    def is_full(self) -> bool:
+        return self.written["rows"] == self.num_rows
+
+
+@contextmanager
+def opened(folder: Path, name: str, *, num_rows: int, seq_length: int) -> Iterator[RowFiles]:
+    """Yield the files of a split, with the headers of so many rows."""
+    files: dict[str, BinaryIO] = {}
+    try:
+        for part, descr in DTYPES.items():
+            shape = (num_rows,) if part == "lengths" else (num_rows, seq_length)
+            files[part] = (folder / f"{name}_{part}.npy").open("wb")
+            np.lib.format.write_array_header_1_0(files[part], {"descr": descr, "fortran_order": False, "shape": shape})
+        yield RowFiles(files, num_rows)
+    finally:
+        for file in files.values():
+            file.close()
+
+
+def described(path: Path) -> dict[str, Any]:
+    """Return a file's name, size and sha256, as a manifest lists them."""
+    content = atomic_files.of(path)
+    return {"path": path.name, "bytes": content.bytes, "sha256": content.sha256}
 
 
 def write(folder: Path, work: Path, made: list[TokenBlock], data: Data, *, pad: int, where: str) -> dict[str, Any]:
@@ -19,7 +71,7 @@ def write(folder: Path, work: Path, made: list[TokenBlock], data: Data, *, pad: 
     Raises:
         ConfigError: the blocks hold fewer rows than the config says; `where` names their files.
     """
-    documents = np.concatenate([token_blocks.documents(work, block) for block in made])
+    documents = np.concatenate([tokenization.documents(work, block) for block in made])
     chosen = splits.choose(documents, data)
     masks = {"train": chosen.train, "eval": chosen.eval}
     there = {name: splits.num_rows(documents[mask], data) for name, mask in masks.items()}
@@ -27,7 +79,7 @@ def write(folder: Path, work: Path, made: list[TokenBlock], data: Data, *, pad: 
     written = {}
     for name, mask in masks.items():
         wanted = data.train_rows if name == "train" else data.eval_rows
-        with files.opened(folder, name, num_rows=wanted, seq_length=data.seq_length) as out:
+        with opened(folder, name, num_rows=wanted, seq_length=data.seq_length) as out:
             for rows in _rows(_documents(work, made, mask, data), data, pad):
                 out.write(rows)
                 if out.is_full:
@@ -43,8 +95,8 @@ def _documents(work: Path, made: list[TokenBlock], mask: np.ndarray, data: Data)
     """Yield the documents that a mask over all of them chooses, in chunks."""
     start = 0
     for block in made:
-        listed, tokens = token_blocks.documents(work, block), token_blocks.tokens(work, block)
-        for chunk in layout.chunks(tokens, listed, seq_length=data.seq_length):
+        listed, tokens = tokenization.documents(work, block), tokenization.tokens(work, block)
+        for chunk in packing.chunks(tokens, listed, seq_length=data.seq_length):
             stop = start + len(chunk.lengths)
             if mask[start:stop].any():
                 yield chunk.chosen(mask[start:stop])
@@ -53,10 +105,10 @@ def _documents(work: Path, made: list[TokenBlock], mask: np.ndarray, data: Data)
 
 def _rows(documents: Iterator[Documents], data: Data, pad: int) -> Iterator[Rows]:
     if data.packing:
-        yield from layout.packed(documents, seq_length=data.seq_length, answer_only=data.answer_only)
+        yield from packing.packed(documents, seq_length=data.seq_length, answer_only=data.answer_only)
         return
     for part in documents:
-        yield layout.padded(part, seq_length=data.seq_length, answer_only=data.answer_only, pad=pad)
+        yield packing.padded(part, seq_length=data.seq_length, answer_only=data.answer_only, pad=pad)
 
 
 def checksums(ask: Ask, folder: Path, made: list[TokenBlock]) -> dict[str, Any]:

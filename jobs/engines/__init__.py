@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from jobs.data.rows import Rows
-    from jobs.ranks.groups import Groups
+    from jobs.local_sgd.groups import Groups
 
 
 Fact = tuple[str, Any, dict[str, Any]]

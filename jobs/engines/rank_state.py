@@ -7,7 +7,7 @@ import psutil
 import torch
 from torch import Tensor
 
-from bench.contract import json_files
+from bench.contract import atomic_files
 from bench.contract.plan import Plan
 from jobs.weights import checkpoint_writer
 from jobs.weights.checkpoint_reader import Reader, Wanted
@@ -21,7 +21,7 @@ def write(folder: Path, pieces: Iterable[Piece]) -> None:
     """Write this rank's file, and then the record that says so."""
     rank = torch.distributed.get_rank()
     record = checkpoint_writer.write(folder / f"rank_{rank}.distcp", pieces)
-    json_files.write(folder / f"rank_{rank}.json", record)
+    atomic_files.write(folder / f"rank_{rank}.json", record)
 
 
 def has_room(plan: Plan, num_bytes: int) -> bool:

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.contract.kernels import AttentionBackend, Point
 from bench.errors import BenchError
-from jobs.kernels.prepared import Prepared
+from jobs.kernels.timing import Prepared
 
 BACKENDS = {
     AttentionBackend.math: SDPBackend.MATH,

@@ -7,7 +7,7 @@ from torch import distributed
 from torch.distributed import ProcessGroup
 
 from bench.contract.kernels import Collective, Point
-from jobs.kernels.prepared import Prepared
+from jobs.kernels.timing import Prepared
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 SETTINGS = ("NCCL_ALGO", "NCCL_PROTO", "NCCL_NVLS_ENABLE", "NCCL_MIN_CTAS", "NCCL_MAX_CTAS")

@@ -3,7 +3,7 @@
 import torch
 
 from bench.contract.kernels import GemmPrecision, Point
-from jobs.kernels.prepared import Prepared
+from jobs.kernels.timing import Prepared
 
 DTYPES = {GemmPrecision.fp32: torch.float32, GemmPrecision.bf16: torch.bfloat16}
 FP8, LARGEST = torch.float8_e4m3fn, 448.0

@@ -14,7 +14,7 @@ from torch.distributed import ProcessGroup
 from bench.contract.kernels import Kernels, Point
 from bench.errors import BenchError
 from jobs.kernels import attention, collectives, gemm, memcpy, timing
-from jobs.kernels.prepared import Prepared
+from jobs.kernels.timing import Prepared
 from jobs.ranks.watchdog import MEASURING, Alive, nobody_asks
 
 MEETING_S = 120

@@ -4,7 +4,7 @@ import torch
 
 from bench.contract.kernels import Copy, Point
 from bench.errors import SubmitError
-from jobs.kernels.prepared import Prepared
+from jobs.kernels.timing import Prepared
 
 BLOCK = 2**20
 """Random bytes that fill host memory again and again: drawing 1 GiB of them would take seconds."""

@@ -112,3 +112,11 @@ def _mark() -> torch.cuda.Event:
     event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A call with its operands, and what computes it, for the log."""
+
+    call: Call
+    ran: str = ""

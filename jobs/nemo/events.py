@@ -18,7 +18,7 @@ from bench.contract import plan as plans
 from bench.contract.plan import TrainingPlan
 from jobs.data import rows as rows_of
 from jobs.engines import WarmUpTimes
-from jobs.nemo import adapters, base, recipe
+from jobs.nemo import recipe, weights
 from jobs.nemo.rows import micro_batches
 from jobs.ranks import process_group, timing, transport
 from jobs.ranks.program import Begun
@@ -50,7 +50,7 @@ class Events(pl.Callback):
     def on_train_start(self, trainer: Any, pl_module: pl.LightningModule) -> None:
         """Load the base checkpoint, before NeMo puts adapters on the model, and take over when to evaluate."""
         if self._plan.base_dir is not None:
-            base.load(_bare(trainer.strategy.megatron_parallel[0]), Path(self._plan.base_dir), self._plan.config)
+            weights.load(_bare(trainer.strategy.megatron_parallel[0]), Path(self._plan.base_dir), self._plan.config)
             for optimizer in trainer.optimizers:  # none yet where adapters are trained
                 optimizer.mcore_optimizer.reload_model_params()
         at_steps = self._plan.evaluation.at_steps
@@ -121,7 +121,7 @@ class Events(pl.Callback):
         timing.log_memory(self._plan, self._log)
         if plans.keeps_adapters(self._plan.config):
             folder = self._begun.folder / run_files.adapters(self._trial.index)
-            adapters.save(self._plan, [_bare(chunk) for chunk in trainer.strategy.megatron_parallel], folder)
+            weights.save(self._plan, [_bare(chunk) for chunk in trainer.strategy.megatron_parallel], folder)
 
     def on_exception(self, trainer: Any, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """End this rank at once; Lightning would first take the model apart."""

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from bench.contract.plan import TrainingPlan
 from jobs.data import rows as rows_of
+from jobs.data.micro_batches import cut, targets
 from jobs.data.rows import Rows
 
 Batch = dict[str, Tensor]
@@ -68,21 +69,16 @@ class _MicroBatches(IterableDataset[Batch]):
 
 def micro_batches(plan: TrainingPlan, rows: Rows, indices: np.ndarray) -> list[Batch]:
     """Return this rank's share of a global batch, cut into micro-batches; -1 is an empty row."""
-    mine = np.split(indices, plan.world.dp)[parallel_state.get_data_parallel_rank()]
-    return [_micro_batch(rows, part) for part in np.split(mine, len(mine) // plan.batch.micro_batch_size)]
+    return [_micro_batch(rows, part) for part in cut(plan, indices, replica=parallel_state.get_data_parallel_rank())]
 
 
 def _micro_batch(rows: Rows, indices: np.ndarray) -> Batch:
     """Return a micro-batch. The weights of a row's tokens (loss_mask) sum to 1, or to 0 in an empty row."""
-    tokens_BS = torch.from_numpy(rows.tokens[indices].astype(np.int64))
-    counts_BS = torch.from_numpy(rows.counts[indices].astype(np.float32)) * torch.from_numpy(indices >= 0)[:, None]
-    weights_BS = counts_BS.roll(-1, dims=1)
-    weights_BS[:, -1] = 0  # the last token's successor lies outside the row
-    weights_BS /= weights_BS.sum(dim=1, keepdim=True).clamp(min=1)
+    tokens_BS, labels_BS, weights_BS = targets(rows, indices)
     size = tokens_BS.shape[1]
     batch = {
         "tokens": tokens_BS,
-        "labels": tokens_BS.roll(-1, dims=1),
+        "labels": labels_BS,
         "loss_mask": weights_BS,
         "position_ids": torch.arange(size).expand_as(tokens_BS),
     }

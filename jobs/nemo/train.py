@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.contract import mllog, run_files
 from bench.contract import plan as plans
-from bench.contract.nemo import NEMO, VERSION
+from bench.contract.engine import NEMO, VERSION
 from bench.contract.plan import Plan, TrainingPlan
 from bench.errors import ConfigError
 from jobs.ranks import process_group, program

@@ -14,8 +14,7 @@ from typing import Any
 
 from bench.contract.modules import ModuleTimes, Part, Phase, TimeRow
 from jobs.profiles import ranges
-from jobs.profiles.nesting import Span
-from jobs.profiles.trace import Kernel, Kind, Moment, Trace
+from jobs.profiles.trace import Kernel, Kind, Moment, Span, Trace
 
 Interval = tuple[float, float]
 """Begin and end in microseconds."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from bench.contract.plan import GenerationPlan, Plan
 from bench.contract.schema import Device
 from bench.errors import SubmitError
-from jobs.ranks import groups
+from jobs.local_sgd import groups
 from jobs.ranks.identity import Rank, node_name
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from bench.contract import attempt, mllog, run_files
+from bench.contract import mllog, run_files
 from bench.contract import plan as plans
 from bench.contract.plan import Plan, Trial
 from jobs.ranks import process_group
@@ -50,6 +50,6 @@ def begun(module: str, about: str | None, required: Callable[[Plan], P]) -> Iter
         plan = required(plans.load(args.plan))
         trial = plans.trial(plan, args.trial)
         is_writer = who.rank == 0
-        log = mllog.Writer(folder / trial.log, attempt.load(folder, args.trial)) if is_writer else mllog.Writer(None)
+        log = mllog.Writer(folder / trial.log, mllog.load(folder, args.trial)) if is_writer else mllog.Writer(None)
         guard.finish = log.abort
         yield Begun(plan, trial, who, log, folder, guard)

@@ -11,16 +11,119 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
+
+import numpy as np
 
 from bench.contract import mllog, run_files, telemetry
 from bench.contract import plan as plans
 from bench.contract.plan import Plan
 from bench.contract.schema import Device
-from jobs.ranks import process_group, telemetry_summary
+from bench.contract.telemetry import NUMBERS, Sample
+from jobs.ranks import process_group
 from jobs.ranks.identity import Rank, node_name
-from jobs.ranks.telemetry_summary import NotMeasured
+
+MAX_GAP_S = 5.0
+"""Power is not integrated over a longer time without a sample."""
+LEVELS = tuple(name for name in NUMBERS if name != "energy_j")
+Span = tuple[int, int]
+"""Start and stop of the run, or of a block of training, in milliseconds of the monotonic clock."""
+Record = dict[str, Any]
+
+
+class NotMeasured(Exception):
+    """The samples do not show the run; the text says why."""
+
+
+def summary(samples: Sequence[Sample], moments: Sequence[tuple[str, int]]) -> Record:
+    """Return what the log says of one node: {samples, longest_gap_s, gpus}.
+
+    `moments` is when the run and its blocks started and stopped. Energy is that of the run and, as training_energy_j,
+    of its blocks, if it has any, which leave out loading and evaluations.
+
+    Raises:
+        NotMeasured: no GPU was sampled while the run went on, or not until its end.
+    """
+    run = next(iter(spans(moments, mllog.RUN_START, mllog.RUN_STOP)), None)
+    if run is None:
+        raise NotMeasured("no run_start with a run_stop")
+    blocks = spans(moments, mllog.BLOCK_START, mllog.BLOCK_STOP)
+    by_gpu: dict[int, list[Sample]] = {}
+    for sample in samples:
+        by_gpu.setdefault(sample.gpu, []).append(sample)
+    if not by_gpu:
+        raise NotMeasured("there is no sample")
+    for found in by_gpu.values():
+        if found[0].monotonic_ms > run[0] or found[-1].monotonic_ms < run[1]:
+            raise NotMeasured("the GPUs were not sampled from run_start to run_stop")
+    gpus = [_gpu(found, run, blocks) | {"gpu": gpu} for gpu, found in sorted(by_gpu.items())]
+    first = next(iter(by_gpu.values()))
+    return {"samples": len(_within(first, run)), "longest_gap_s": longest_gap_s(first, run), "gpus": gpus}
+
+
+def spans(moments: Sequence[tuple[str, int]], start: str, stop: str) -> list[Span]:
+    """Return each start with the stop that follows it."""
+    marks = [(key, time_ms) for key, time_ms in moments if key in (start, stop)]
+    return [(began, ended) for (key, began), (after, ended) in pairwise(marks) if (key, after) == (start, stop)]
+
+
+def longest_gap_s(samples: Sequence[Sample], run: Span) -> float:
+    """Return the longest time between two samples that overlaps the run."""
+    pairs = pairwise(sample.monotonic_ms for sample in samples)
+    return max((later - sooner for sooner, later in pairs if later > run[0] and sooner < run[1]), default=0) / 1000
+
+
+def _gpu(samples: Sequence[Sample], run: Span, blocks: Sequence[Span]) -> Record:
+    inside = _within(samples, run)
+    if not inside:
+        raise NotMeasured(f"no sample within the run's {(run[1] - run[0]) / 1000:.1f} s")
+    levels = {name: [value for s in inside if (value := getattr(s, name)) is not None] for name in LEVELS}
+    summarised = {name: {"median": median(v), "max": max(v)} for name, v in levels.items() if v}
+    return summarised | _throttle(inside) | _energy(samples, run, blocks)
+
+
+def _within(samples: Sequence[Sample], run: Span) -> list[Sample]:
+    return [sample for sample in samples if run[0] <= sample.monotonic_ms <= run[1]]
+
+
+def _throttle(samples: Sequence[Sample]) -> Record:
+    """Return the share of the samples in which each reason held; nothing where the driver gives no reasons."""
+    known = [sample.throttle for sample in samples if sample.throttle is not None]
+    names = dict.fromkeys(name for active in known for name in active)
+    shares = {name: round(sum(name in active for active in known) / len(known), 4) for name in names}
+    return {"throttle": shares} if known else {}
+
+
+def _energy(samples: Sequence[Sample], run: Span, blocks: Sequence[Span]) -> Record:
+    """Return the energy by the GPU's own counter, else by its power; nothing where neither shows the whole run."""
+    counter = [(s.monotonic_ms, s.energy_j) for s in samples if s.energy_j is not None]
+    power = [(s.monotonic_ms, s.power_w) for s in samples if s.power_w is not None]
+    if _covers(counter, run):
+        by, (times_ms, energy_j) = "counter", np.array(counter).T
+    elif _covers(power, run) and longest_gap_s(samples, run) <= MAX_GAP_S:
+        by, times_ms = "power", np.array(power)[:, 0]
+        energy_j = _integrated(power)
+    else:
+        return {}
+    of_run, *of_blocks = (float(np.diff(np.interp(span, times_ms, energy_j))[0]) for span in (run, *blocks))
+    if of_run < 0:  # the driver was loaded anew
+        return {}
+    of_training = {"training_energy_j": round(sum(of_blocks), 3)} if blocks else {}
+    return {"energy_j": round(of_run, 3), "energy_by": by} | of_training
+
+
+def _covers(series: Sequence[tuple[int, float]], run: Span) -> bool:
+    return bool(series) and series[0][0] <= run[0] and series[-1][0] >= run[1]
+
+
+def _integrated(power: Sequence[tuple[int, float]]) -> np.ndarray:
+    """Return the energy since the first sample at each one, by trapezoids of power over time."""
+    times_ms, power_w = np.array(power).T
+    return np.concatenate([[0.0], np.cumsum(np.diff(times_ms) / 1000 * (power_w[1:] + power_w[:-1]) / 2)])
+
 
 END_S = 20.0
 """How long the sampler may take to end: a driver that hangs must not hold up the run, nor a busy CPU lose a record."""
@@ -82,7 +185,7 @@ class Sampler:
         """End the process and return the record of this node."""
         try:
             account = self.end()
-            record = telemetry_summary.summary(list(telemetry.read(self.file)), log.moments)
+            record = summary(list(telemetry.read(self.file)), log.moments)
             settings = {each["gpu"]: each for each in account["gpus"]}
             return account | record | {"gpus": [settings[each["gpu"]] | each for each in record["gpus"]]}
         except NotMeasured as reason:

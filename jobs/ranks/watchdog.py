@@ -23,7 +23,8 @@ from typing import Any, NoReturn
 from bench.contract import run_files
 from bench.contract.stall import Stall
 from bench.errors import BenchError
-from jobs.ranks import groups, stall_report
+from jobs.local_sgd import groups
+from jobs.ranks import stall_report
 from jobs.ranks.identity import Rank
 from jobs.ranks.stall_report import Report
 

@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.contract import checkpoint, codec, file_content, mllog, run_files
+from bench.contract import atomic_files, checkpoint, codec, mllog, run_files
 from bench.contract import plan as plans
 from bench.contract.checkpoint import KEPT, STEP
 from bench.contract.plan import Plan, Trial
 from bench.errors import BenchError, ConfigError
 from jobs.engines import Engine, Snapshot
-from jobs.ranks import groups, process_group
+from jobs.local_sgd import groups
+from jobs.ranks import process_group
 
 POLL_S = 0.05
 UNFINISHED = ".part"
@@ -265,7 +266,7 @@ def damage(found: Complete, share: slice) -> str:
         path = found.folder / entry["path"]
         if not path.is_file():
             return f"{path.name} is missing"
-        if file_content.sha256(path) != entry["sha256"]:
+        if atomic_files.sha256(path) != entry["sha256"]:
             return f"{path.name} has another sha256"
     return ""
 

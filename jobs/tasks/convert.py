@@ -76,8 +76,8 @@ def rows(plan: Plan, args: argparse.Namespace) -> str:
 
 def _rows_of_files(plan: Plan, args: argparse.Namespace) -> str:
     """Tokenise data.files into the folder where the plan's runs look for the rows."""
-    from jobs.data import making
-    from jobs.data.locking import alone
+    from jobs.data import prepare_rows
+    from jobs.data.prepare_rows import alone
 
     if args.source is not None:
         fix = "leave them out: data.files names the files, and the rows go below DATADIR, where the run looks for them"
@@ -86,8 +86,8 @@ def _rows_of_files(plan: Plan, args: argparse.Namespace) -> str:
     if folder is None:
         raise ConfigError("DATADIR is not set", where=str(plan.data_dir), fix="export DATADIR=…")
     with alone(Path(folder).parent):
-        manifest = making.make(plan, processes=args.processes)
-    return "\n".join([*making.described(manifest), f"{folder} is complete"])
+        manifest = prepare_rows.make(plan, processes=args.processes)
+    return "\n".join([*prepare_rows.described(manifest), f"{folder} is complete"])
 
 
 def _published_rows(plan: Plan, args: argparse.Namespace) -> str:

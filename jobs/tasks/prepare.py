@@ -12,11 +12,11 @@ from pathlib import Path
 
 from bench.contract import mllog, run_files
 from bench.contract import plan as plans
-from bench.contract.new_folder import appearing
+from bench.contract.atomic_files import appearing
 from bench.contract.plan import Plan
 from bench.contract.schema import DataSource
 from bench.errors import ConfigError
-from jobs.data.locking import alone
+from jobs.data.prepare_rows import alone
 from jobs.engines import engine_of
 from jobs.ranks import process_group
 from jobs.ranks.guard import guarded
@@ -105,9 +105,9 @@ def make_rows(plan: Plan) -> None:
             )
         return
     if data.source.reads_files:
-        from jobs.data import making
+        from jobs.data import prepare_rows
 
-        for line in making.described(making.make(plan)):
+        for line in prepare_rows.described(prepare_rows.make(plan)):
             _LOG.info("%s", line)
     elif not folder.exists():
         _make_grammar_rows(plan, folder)

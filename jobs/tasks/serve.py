@@ -19,7 +19,7 @@ from jobs.ranks import program
 from jobs.tasks import describe
 
 if TYPE_CHECKING:
-    from jobs.serving.load import Loaded, Setting
+    from jobs.serving.loadgen import Loaded, Setting
 
 PACKAGES = ("mlcommons-loadgen", "aiohttp", "tokenizers")
 """Whose versions the log says, beside that of the server where it is installed with the ranks."""
@@ -44,7 +44,7 @@ def run(plan: ServingPlan, trial: Trial, log: mllog.Writer, folder: Path) -> Non
     """Start the server, warm it up, load it from run_start to run_stop, and stop it."""
     serving = required(plan)
     try:
-        from jobs.serving import load, memory, model_folder, prompts, server
+        from jobs.serving import loadgen, memory, model_folder, prompts, server
         from jobs.serving.answers import Asked
     except ImportError as error:
         fix = "pip install 'runstop[serve]'"
@@ -65,10 +65,10 @@ def run(plan: ServingPlan, trial: Trial, log: mllog.Writer, folder: Path) -> Non
         if found.child is not None:
             stack.callback(found.child.stop)
         log_server(plan, serving, found, log)
-        setting = load.Setting(
+        setting = loadgen.Setting(
             serving=serving, server=found, asked=asked, folder=folder, trial=trial.index, seed=trial.seed
         )
-        load.warmed_up(setting, texts[: serving.warm_up])
+        loadgen.warmed_up(setting, texts[: serving.warm_up])
         log.stop(mllog.INIT_STOP)
         done = timed(plan, setting, texts[serving.warm_up :], log)
     log.event(mllog.SERVER_MEMORY, used)
@@ -78,13 +78,13 @@ def run(plan: ServingPlan, trial: Trial, log: mllog.Writer, folder: Path) -> Non
 
 def timed(plan: ServingPlan, setting: "Setting", texts: list[str], log: mllog.Writer) -> "list[Loaded]":
     """Return what came of each load, between run_start and run_stop."""
-    from jobs.serving import load
+    from jobs.serving import loadgen
 
     done, per_load = [], setting.serving.requests
     log.start(mllog.RUN_START)
     for number, one in enumerate(plan.loads):
         print(f"{one.name}: {one.requests} requests", flush=True)
-        found = load.loaded(setting, one, texts[number * per_load : (number + 1) * per_load])
+        found = loadgen.loaded(setting, one, texts[number * per_load : (number + 1) * per_load])
         write(found, log)
         done.append(found)
     log.finish(mllog.SUCCESS)

@@ -13,7 +13,8 @@ from bench.contract.groups import of_group
 from bench.contract.plan import Plan, TrainingPlan, Trial
 from jobs import profiles
 from jobs.engines import Apart, Engine, EngineModule, WarmUpTimes, engine_of
-from jobs.ranks import groups, process_group, program, timing, transport
+from jobs.local_sgd import groups
+from jobs.ranks import process_group, program, timing, transport
 from jobs.ranks.program import Begun
 from jobs.ranks.telemetry import Telemetry
 from jobs.ranks.watchdog import EVALUATION, LOADING, MERGING, SAVING, TRAINING, Alive, Watchdog, nobody_asks

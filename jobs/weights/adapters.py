@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint.api import CheckpointException
 
-from bench.contract.new_folder import appearing
+from bench.contract.atomic_files import appearing
 from bench.contract.task import Lora, Model
 from bench.errors import ConfigError
-from jobs.weights import checkpoint_metadata
+from jobs.weights import checkpoint_reader
 from jobs.weights.tensor_map import interleave, separate
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -98,7 +98,7 @@ def _fused(tensors: dict[str, Tensor], layer: int, linear: str, letter: str, mod
 def read(adapters: Path, model: Model, lora: Lora) -> dict[str, Tensor]:
     """Return the adapters of all layers, [L, R, I] and [L, O, R], whatever layout saved them."""
     keys = [f"{PREFIX}{module}.{part}" for module in lora.target_modules for part in ("lora_a", "lora_b")]
-    checkpoint_metadata.require_plain(adapters)
+    checkpoint_reader.require_plain(adapters)
     try:
         known = checkpoint.FileSystemReader(adapters).read_metadata().state_dict_metadata
         tensors = {key: torch.empty(known[key].size, dtype=known[key].properties.dtype) for key in keys}

@@ -24,9 +24,9 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from bench.contract import file_content, json_files
+from bench.contract import atomic_files
 from bench.contract.checkpoint import MANIFEST
-from jobs.weights import checkpoint_metadata
+from jobs.weights import checkpoint_reader
 
 BACKEND = {"sharded_backend": "torch_dist", "sharded_backend_version": 1}
 COMMON = {"common_backend": "torch", "common_backend_version": 1}
@@ -108,8 +108,8 @@ def complete(folder: Path, about: dict[str, Any]) -> None:
     records = [json.loads(path.read_text()) for path in folder.glob("rank_*.json")]
     close(folder, records)
     files = [{key: record[key] for key in ("path", "bytes", "sha256")} for record in records]
-    metadata = file_content.of(folder / checkpoint_metadata.FILE)
-    files.append({"path": checkpoint_metadata.FILE, "bytes": metadata.bytes, "sha256": metadata.sha256})
-    json_files.write(folder / MANIFEST, {"version": 1, **about, "files": files})
+    metadata = atomic_files.of(folder / checkpoint_reader.FILE)
+    files.append({"path": checkpoint_reader.FILE, "bytes": metadata.bytes, "sha256": metadata.sha256})
+    atomic_files.write(folder / MANIFEST, {"version": 1, **about, "files": files})
     for path in folder.glob("rank_*.json"):
         path.unlink()

@@ -26,7 +26,7 @@ from bench.contract.checkpoint import FOLDERS, MANIFEST, Stored
 from bench.contract.plan import fingerprint
 from bench.contract.task import Model
 from bench.errors import ConfigError
-from jobs.engines.megatron.fp8 import quantize
+from jobs.engines.megatron import quantize
 from jobs.ranks.progress import Progress
 from jobs.weights import checkpoint_writer, nf4, tensor_map
 from jobs.weights.source import Source, open_source, sha256

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bench.contract import checkpoint, codec
-from bench.contract.new_folder import appearing
+from bench.contract.atomic_files import appearing
 from bench.contract.task import Model, Trains
 from bench.errors import ConfigError
 from jobs.ranks.progress import tracked

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from bench.contract import file_content
+from bench.contract import atomic_files
 from bench.errors import ConfigError
 
 INDEX = "model.safetensors.index.json"
@@ -87,7 +87,7 @@ def sha256(path: Path) -> str:
     Raises:
         ConfigError: they differ.
     """
-    digest = file_content.sha256(path)
+    digest = atomic_files.sha256(path)
     blob = path.resolve().name
     if re.fullmatch(r"[0-9a-f]{64}", blob) and blob != digest:
         _refuse(path, f"its sha256 is {digest}, and its name in the cache says {blob}")

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench import texts
 from bench.backends.slurm import script
 from bench.contract import plan as plans
-from bench.contract import texts
 from bench.contract.plan import Plan
 from bench.errors import ConfigError
 from bench.planning import compose
-from bench.planning.texts import NAMES, PATHS, WORDS
+from bench.planning.checks.texts import NAMES, PATHS, WORDS
 from bench.preflight import host
 from bench.rules.check import Subject
 from helpers.hostile_configs import KEY, PAYLOADS, PLACES, hostile, placed, planned

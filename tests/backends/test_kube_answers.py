@@ -4,7 +4,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from bench.backends.kubernetes import site_checks
+from bench.backends.kubernetes import checks
 from bench.planning import compose
 from bench.rules.check import Answer, Subject
 from bench.rules.finding import Finding
@@ -19,7 +19,7 @@ def findings(answer: Answer) -> list[tuple[str, str]]:
         answers[name] = Future()
         answers[name].set_result(value)
     plan = compose.compose(["task=lora_tiny", "cluster=kubernetes", "container.image=image"])
-    found = list(site_checks.accepted(Subject(plan, "", (), answers)))
+    found = list(checks.accepted(Subject(plan, "", (), answers)))
     assert found[-1] == "1 objects"
     return [(one.rule, one.what) for one in found if isinstance(one, Finding)]
 

@@ -16,8 +16,8 @@ from types import SimpleNamespace
 import pytest
 
 from bench.backends import run_lock
-from bench.backends.kubernetes import entry, pod_template, printing
-from bench.backends.nodes.ending import START_AGAIN
+from bench.backends.kubernetes import entry, pod_template
+from bench.backends.nodes.interruption import START_AGAIN
 
 JOB = "job/default/a"
 
@@ -70,13 +70,13 @@ def test_the_first_pod_prints_each_line_of_the_logs_once(tmp_path: Path, capfd: 
     log = tmp_path / "result_0.txt"
     places = dict[Path, int]()
     log.write_text("one\nhalf")
-    assert [*printing.added(tmp_path, places)] == [b"result_0.txt: one\n"]
+    assert [*entry.added(tmp_path, places)] == [b"result_0.txt: one\n"]
     log.write_text("one\nhalf of it\n")
     (tmp_path / "rank_logs/0.err").write_text("hf_" + "a" * 34 + "\n")
-    second, first = printing.added(tmp_path, places)
+    second, first = entry.added(tmp_path, places)
     assert first == b"result_0.txt: half of it\n" and second.startswith(b"0.err: [masked: ")
     log.write_text("new\n")  # the next attempt's
-    with printing.printed(tmp_path):
+    with entry.printed(tmp_path):
         pass
     assert capfd.readouterr().out.splitlines()[-1] == "result_0.txt: new"
 

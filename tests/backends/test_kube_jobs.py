@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("kubernetes", reason="pip install 'runstop[kubernetes]'")
 
-from bench.backends.kubernetes import client, jobs, names
+from bench.backends.kubernetes import backend, client, names
 from bench.backends.kubernetes.backend import KubernetesBackend
 from bench.backends.kubernetes.client import NoServerError
 from bench.contract import plan as plans
@@ -149,7 +149,7 @@ def test_an_answer_that_is_lost_is_of_no_account_where_the_job_is_seen(api: ApiS
 
 
 def test_all_kinds_of_a_job_are_deleted_from_the_owner_down(api: ApiServer) -> None:
-    places = {kind: client.path_of(kind, "lab") for kind in jobs.DELETED}
+    places = {kind: client.path_of(kind, "lab") for kind in backend.DELETED}
     owned = {"JobSet": ["a-x"], "Job": ["a-y", "a-z"], "TrainJob": []}
     api.answers = {
         f"GET {places[kind]}": {"items": [{"metadata": {"name": name}} for name in found]}
@@ -159,7 +159,7 @@ def test_all_kinds_of_a_job_are_deleted_from_the_owner_down(api: ApiServer) -> N
     BACKEND.cancel("jobset/lab/a@far")
     gone = [asked.partition("?")[0] for asked in api.asked if asked.startswith("DELETE")]
     assert gone == [f"DELETE {places['JobSet']}/a-x", *(f"DELETE {places['Job']}/{name}" for name in ("a-y", "a-z"))]
-    asked = [f"GET {places[kind]}?labelSelector={names.RUN}=a" for kind in jobs.DELETED]
+    asked = [f"GET {places[kind]}?labelSelector={names.RUN}=a" for kind in backend.DELETED]
     assert [one for one in api.asked if one.startswith("GET")] == asked and api.contexts == {"far"}
     for question in (f"GET {places['JobSet']}", f"DELETE {places['JobSet']}/a-x"):
         api.answers[question] = refusal(403, "Forbidden", "you may not")

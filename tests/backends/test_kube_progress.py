@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from bench.backends.kubernetes import progress
+from bench.backends.kubernetes import trainer_status
 from bench.contract import mllog
 from bench.contract import plan as plans
 from bench.planning import compose
@@ -54,7 +54,14 @@ def server(tmp_path: Path) -> Iterator[tuple[dict[str, str], Posts]]:
         thread = threading.Thread(target=http.serve_forever, args=(0.02,), daemon=True)
         thread.start()
         url = f"https://127.0.0.1:{http.server_port}/status"
-        yield {progress.URL: url, progress.CERTIFICATE: str(crt), progress.TOKEN: str(tmp_path / "token")}, posts
+        yield (
+            {
+                trainer_status.URL: url,
+                trainer_status.CERTIFICATE: str(crt),
+                trainer_status.TOKEN: str(tmp_path / "token"),
+            },
+            posts,
+        )
         http.shutdown()
         thread.join()
 
@@ -83,7 +90,7 @@ def test_a_run_tells_how_far_it_is_and_its_losses_once_more_at_its_end(
 ) -> None:
     env, posts = server
     run = run_of(tmp_path, "task.training.target_eval_loss=null", "task.training.max_steps=100")
-    with progress.told(run, env):
+    with trainer_status.told(run, env):
         train(run, 0, samples=400, stops=True)
         train(run, 1, samples=200, stops=False)
     ((authorization, status),) = posts
@@ -106,7 +113,7 @@ def test_a_run_tells_how_far_it_is_and_its_losses_once_more_at_its_end(
 def test_how_long_it_takes_to_a_target_nobody_knows(tmp_path: Path, server: tuple[dict[str, str], Posts]) -> None:
     env, posts = server
     run = run_of(tmp_path)
-    with progress.told(run, env):
+    with trainer_status.told(run, env):
         train(run, 0, samples=400, stops=True)
     ((_, status),) = posts
     assert "estimatedRemainingSeconds" not in status and status["progressPercentage"] == 50
@@ -119,7 +126,7 @@ def test_a_server_that_refuses_costs_the_run_nothing_but_a_line(
     env, posts = server
     run = run_of(tmp_path)
     (tmp_path / "token").unlink()
-    with progress.told(run, env):
+    with trainer_status.told(run, env):
         pass
     assert (
         posts == [] and "the TrainJob's status does not get the progress: FileNotFoundError" in capfd.readouterr().out

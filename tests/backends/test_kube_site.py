@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bench.backends.kubernetes import client, manifest, site_checks
+from bench.backends.kubernetes import checks, client, manifest
 from bench.backends.kubernetes.client import NoServerError
 from bench.contract.plan import Plan
 from bench.planning import compose
@@ -60,8 +60,8 @@ def look(monkeypatch: pytest.MonkeyPatch) -> Look:
 
     def ask(api: ApiServer, plan: Plan) -> dict[str, Checked]:
         monkeypatch.setattr(client, "request", api.request)
-        subject = site_checks.ask_all(plan, manifest.text(plan))
-        return {one.what: one for one in run(site_checks.CHECKS, subject, tier="login")}
+        subject = checks.ask_all(plan, manifest.text(plan))
+        return {one.what: one for one in run(checks.SITE_CHECKS, subject, tier="login")}
 
     return ask
 
@@ -79,8 +79,8 @@ def test_a_cluster_that_fits_is_seen_to(look: Look) -> None:
         "claims": "; ".join(f"runstop-{name} Bound ReadWriteMany (nfs)" for name in ("results", "data", "model")),
     }
     assert [(one.findings, one.unknown, one.tier) for one in found.values()] == [((), "", "login")] * 7
-    rights = [f"{verb}  {kind} in team" for verb in site_checks.VERBS for kind in ("configmaps", "services")]
-    rights += [f"{verb} batch jobs in team" for verb in site_checks.VERBS] + ["list  pods in team"]
+    rights = [f"{verb}  {kind} in team" for verb in checks.VERBS for kind in ("configmaps", "services")]
+    rights += [f"{verb} batch jobs in team" for verb in checks.VERBS] + ["list  pods in team"]
     dry = [f"POST {place}?dryRun=All" for place in (f"{NAMESPACE}/configmaps", f"{NAMESPACE}/services", JOBS)]
     assert sorted(api.asked) == sorted([*api.answers, "GET /api/v1", *rights, *dry, *[f"POST {REVIEWS}"] * 10])
     assert [made["kind"] for made in sorted(api.sent, key=lambda made: str(made["kind"]))] == [
@@ -286,7 +286,7 @@ def test_only_nodes_onto_which_pods_may_go_are_counted(case: str, look: Look) ->
     + [("1P", 1e15), ("1Pi", 2**50), ("1E", 1e18), ("1Ei", 2**60), ("1e3", 1000), ("7u", 7e-6), ("9n", 9e-9)],
 )
 def test_quantities_are_read_as_kubernetes_does(quantity: str, number: float) -> None:
-    assert site_checks.amount(quantity) == pytest.approx(number, rel=1e-12)
+    assert checks.amount(quantity) == pytest.approx(number, rel=1e-12)
 
 
 def test_a_run_on_one_node_can_use_a_claim_for_one(look: Look) -> None:

@@ -15,7 +15,7 @@ pytest.importorskip("kubernetes", reason="pip install 'runstop[kubernetes]'")
 
 from bench import diagnosis
 from bench.backends import JobState
-from bench.backends.kubernetes import client, jobs, names, states
+from bench.backends.kubernetes import backend, client, names, states
 from bench.console import logs
 from bench.contract import plan as plans
 from bench.errors import SubmitError
@@ -163,7 +163,7 @@ def test_a_run_is_resumed_with_other_limits_and_the_same_plan(server: Server, tm
     plan = compose.compose(["task=lora_tiny", "cluster=kubernetes_test", "trials=3"])
     server.objects = {JOBS: [], "/api/v1/namespaces/default/configmaps": []}
     (tmp_path / "plan.json").write_text(plans.dumps(plan))
-    jobs.resume(tmp_path, trials_left=2, walltime_min=7, arguments=())
+    backend.resume(tmp_path, trials_left=2, walltime_min=7, arguments=())
     held, *work = server.created
     assert plans.loads(held["data"]["plan.json"]) == plan
     pods = [one["spec"]["template"]["spec"] for one in work]
@@ -202,7 +202,7 @@ def test_why_asks_the_cluster_why_a_run_waits_if_told_to(server: Server, tmp_pat
 
 def test_only_the_objects_of_a_job_are_deleted(server: Server) -> None:
     server.objects = {JOBS: [job("a", 0), job("a", 1)]}
-    jobs.cancel(names.read_id("job/default/a"))
+    backend.cancel(names.read_id("job/default/a"))
     assert unquote(server.asked[0]) == f"GET {JOBS}?labelSelector=runstop/run=a"
     assert {asked.partition("?")[0] for asked in server.asked[1:]} == {f"DELETE {JOBS}/a-0", f"DELETE {JOBS}/a-1"}
 

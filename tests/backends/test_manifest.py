@@ -15,9 +15,9 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.backends.kubernetes import config_checks, manifest, yaml_text
+from bench.backends.kubernetes import checks, manifest
 from bench.contract import plan as plans
-from bench.contract.kubernetes import ObjectKind, Toleration, Volume
+from bench.contract.cluster import ObjectKind, Toleration, Volume
 from bench.contract.plan import Plan
 from bench.errors import ConfigError
 from bench.planning import compose
@@ -150,10 +150,10 @@ def test_every_pod_is_without_root_and_gets_what_its_node_has(name: str) -> None
 
 def test_an_old_server_gets_one_job_a_node_and_a_new_one_an_indexed_job() -> None:
     words = ["task=lora_tiny", "cluster=kubernetes_test"]
-    old = [made for made in yaml_text.load_all(manifest.text(compose.compose(words))) if made["kind"] == "Job"]
+    old = [made for made in manifest.load_all(manifest.text(compose.compose(words))) if made["kind"] == "Job"]
     assert [made["spec"]["template"]["spec"]["hostname"][-2:] for made in old] == ["-0", "-1"]
     new = manifest.text(compose.compose([*words, "cluster.kubernetes.version='1.31'"]))
-    (job,) = [made for made in yaml_text.load_all(new) if made["kind"] == "Job"]
+    (job,) = [made for made in manifest.load_all(new) if made["kind"] == "Job"]
     assert (job["spec"]["completionMode"], job["spec"]["completions"]) == ("Indexed", 2)
 
 
@@ -261,7 +261,7 @@ def test_kubernetes_own_parser_reads_what_was_meant(tmp_path: Path) -> None:
     values = ["1e3", "0o17", "y", "on", "NO", "~", "0x1f", "1_000", "12:30:00", "=", "<<", ".5", "null", "a: b", "- a"]
     data = {f"k{number}": value for number, value in enumerate(values)}
     made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}, "data": data}
-    (tmp_path / "a.yaml").write_text(yaml_text.dump_all([made]))
+    (tmp_path / "a.yaml").write_text(manifest.dump_all([made]))
     argv = ["kubectl", "annotate", "--local", "--filename", str(tmp_path / "a.yaml"), "x=y", "--output", "json"]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["data"] == data
@@ -291,13 +291,13 @@ def test_kubernetes_own_parser_reads_what_was_meant(tmp_path: Path) -> None:
 )
 def test_what_cannot_become_a_pod_is_refused_before_anything_starts(words: list[str], rule: str, what: str) -> None:
     plan = compose.compose(["task=lora70b", "cluster=kubernetes", IMAGE, *words])
-    checked = run(config_checks.CHECKS, Subject(plan, ""), tier="laptop")
+    checked = run(checks.CONFIG_CHECKS, Subject(plan, ""), tier="laptop")
     assert any(f.rule == rule and what in f.what for one in checked for f in one.findings), checked
 
 
 @pytest.mark.parametrize("name", SHOWN)
 def test_nothing_is_wrong_with_what_is_shown(name: str) -> None:
-    checked = run(config_checks.CHECKS, Subject(shown(name), ""), tier="laptop")
+    checked = run(checks.CONFIG_CHECKS, Subject(shown(name), ""), tier="laptop")
     assert [f for one in checked for f in one.findings if f.severity == "error"] == []
 
 

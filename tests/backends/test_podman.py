@@ -10,7 +10,7 @@ import pytest
 
 from bench import preflight
 from bench.backends import containers
-from bench.backends.nodes import opened
+from bench.backends.nodes import remote
 from bench.contract.plan import Plan
 from bench.planning import compose
 from bench.runs import status as statuses
@@ -89,7 +89,7 @@ def test_hostile_names_stay_words_of_the_line() -> None:
 )
 def test_what_podman_says_where_a_user_who_is_not_root_may_not_use_it_is_explained(said: str) -> None:
     """These are podman 4.3.1's own words."""
-    assert opened.recognised(f'time="…" level=error msg="…"\n{said}: %!w(<nil>)\n', "") == (
+    assert remote.recognised(f'time="…" level=error msg="…"\n{said}: %!w(<nil>)\n', "") == (
         f"{said}: %!w(<nil>)",
         "HST-08",
     )

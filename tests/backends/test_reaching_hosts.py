@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from bench.backends import ssh
-from bench.backends.nodes import nodes as every_node
-from bench.backends.nodes import opened
+from bench.backends.nodes import lead as every_node
+from bench.backends.nodes import remote
 from bench.backends.nodes.processes import PACKAGES
 from bench.contract import plan as plans
 from bench.contract import run_files
-from bench.contract.hosts import Ssh
+from bench.contract.cluster import Ssh
 from bench.contract.plan import Plan
 from bench.errors import ConfigError, SubmitError
 from bench.planning import compose
@@ -160,10 +160,10 @@ def test_a_host_that_does_not_start_is_named_with_what_it_said(
     fix: str | None,
 ) -> None:
     plan, ended = planned(), []
-    run, real = at(tmp_path / "run", plan), opened._end
-    monkeypatch.setattr(opened, "_end", lambda process: (real(process), ended.append(process)))
+    run, real = at(tmp_path / "run", plan), remote._end
+    monkeypatch.setattr(remote, "_end", lambda process: (real(process), ended.append(process)))
     good = ["env", "RUNSTOP_NODE=rig0", "python-there"]
-    opening = opened.opened(plan, run, "10.0.0.7", {"rig0": good, "rig1": ["sh", "-c", script]})
+    opening = remote.opened(plan, run, "10.0.0.7", {"rig0": good, "rig1": ["sh", "-c", script]})
     with pytest.raises(SubmitError) as error:
         opening.__enter__()
     errors = run / run_files.host_errors("rig1")
@@ -180,12 +180,12 @@ def test_a_process_that_does_not_end_by_itself_is_told_to_and_then_killed(monkey
         ('trap "" TERM; echo; while :; do sleep 1; done', -9, 0.01),
     )
     for script, code, ends_s in ways:
-        monkeypatch.setattr(opened, "ENDS_S", ends_s)
+        monkeypatch.setattr(remote, "ENDS_S", ends_s)
         words = ["sh", "-c", script]
         process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0, bufsize=0)
         if "echo" in script:
             assert process.stdout is not None and process.stdout.read(1) == b"\n"
-        opened._end(process)
+        remote._end(process)
         assert process.returncode == code, script
         assert process.stdin is not None and process.stdin.closed and process.stdout is not None
         assert process.stdout.closed
@@ -193,9 +193,9 @@ def test_a_process_that_does_not_end_by_itself_is_told_to_and_then_killed(monkey
 
 def test_an_answer_is_known_by_its_last_line_that_shows_a_rule() -> None:
     text = "ssh: Could not resolve hostname a: no\n  x: Permission denied (publickey).  \nConnection to b closed.\n\n"
-    assert opened.recognised(text, "y") == ("x: Permission denied (publickey).", "HST-04")
-    assert opened.recognised("RuntimeError: CUDA out of memory\nlast \n \n", "y") == ("last", None)
-    assert opened.recognised(" \n", "y") == ("y", None)
+    assert remote.recognised(text, "y") == ("x: Permission denied (publickey).", "HST-04")
+    assert remote.recognised("RuntimeError: CUDA out of memory\nlast \n \n", "y") == ("last", None)
+    assert remote.recognised(" \n", "y") == ("y", None)
 
 
 def test_every_host_is_asked_whether_it_can_start_ranks(

@@ -16,7 +16,7 @@ import pytest
 
 from bench import backends
 from bench.backends import local
-from bench.backends.nodes import running
+from bench.backends.nodes import lead
 from bench.backends.slurm import script
 from bench.contract import plan as plans
 from bench.contract.plan import Plan
@@ -170,7 +170,7 @@ def test_the_local_runner_runs_the_argv_of_its_plan(tmp_path: Path) -> None:
     plan = saying(compose.compose(["task=lora_tiny", "cluster=local", f"launch.folder={tmp_path}"]))
     (tmp_path / "rank_logs").mkdir()
     here, command = local.LocalBackend(), plan.commands[-1]
-    with here.nodes(plan, tmp_path) as nodes, running.started(nodes, command, tmp_path, port=1) as ranks:
+    with here.nodes(plan, tmp_path) as nodes, lead.started(nodes, command, tmp_path, port=1) as ranks:
         while ranks.are_running():
             pass
     ranks.check()

@@ -4,7 +4,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from bench.backends.slurm import site_checks
+from bench.backends.slurm import checks
 from bench.planning import compose
 from bench.rules.check import Answer, Subject
 from bench.rules.finding import Finding
@@ -16,7 +16,7 @@ def findings(sinfo: str, *overrides: str) -> list[tuple[str, str, str, str]]:
     answer: Future[Answer] = Future()
     answer.set_result(Answer(0, sinfo, ""))
     plan = compose.compose(["task=lora70b", "cluster=dgx2", "cluster.slurm.partition=batch", "walltime=20", *overrides])
-    found = site_checks.partition(Subject(plan, "", (), {"sinfo": answer}))
+    found = checks.partition(Subject(plan, "", (), {"sinfo": answer}))
     return [(one.rule, one.severity, one.what, one.where) for one in found if isinstance(one, Finding)]
 
 

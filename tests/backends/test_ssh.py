@@ -14,11 +14,11 @@ import pytest
 
 from bench import preflight
 from bench.backends import ssh
-from bench.contract import hosts
-from bench.contract.hosts import Host
+from bench.contract import cluster
+from bench.contract.cluster import Host
 from bench.diagnosis import explain
 from bench.errors import ConfigError
-from bench.launch import again
+from bench.launch import resume
 from bench.planning import compose
 from bench.rules import RULES
 from bench.runs import run as runs
@@ -54,7 +54,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_hosts_are_written_as_users_and_documents_write_them(text: str, host: Host) -> None:
-    assert hosts.parsed(text) == host and host.num_ranks in (None, 8)
+    assert cluster.parsed(text) == host and host.num_ranks in (None, 8)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_run_over_two_hosts_is_driven_from_here(rigs: Hosts, cache: Path, tmp_
     assert status is not None and status.outcome == "proven"
     assert len(list(run.glob("facts/rank_*.json"))) == 2
     with pytest.raises(ConfigError, match="there is nothing to go on with"):
-        again.resume(run)
+        resume.resume(run)
 
 
 @sshd.needs_sshd
@@ -145,7 +145,7 @@ def test_whatever_ends_a_run_over_hosts_ends_all_of_its_ranks(
         case "Ctrl-C":
             os.killpg(process.pid, signal.SIGINT)
         case "bench cancel":
-            assert again.cancel(run) == str(run)
+            assert resume.cancel(run) == str(run)
         case "the starter is killed":
             process.kill()
     output = process.communicate(timeout=120)[0]

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.cli import inputs, main
+from bench.cli import arguments, main
 from bench.errors import LogError
 from helpers.types import MakeLog
 
@@ -66,7 +66,7 @@ def test_a_packed_log_is_replayed_under_its_name(
 
 def test_a_plain_log_is_not_copied(written_log: MakeLog) -> None:
     log = written_log()
-    with inputs.plain([log, Path("absent")]) as files:
+    with arguments.plain([log, Path("absent")]) as files:
         assert files == [log, Path("absent")]
 
 
@@ -76,7 +76,7 @@ def test_a_packed_log_that_is_damaged_is_named(
 ) -> None:
     path = tmp_path / "log.gz"
     path.write_bytes(damage(gzip.compress(written_log().read_bytes())))
-    with pytest.raises(LogError, match=r"cannot be unpacked: .*\n  where: .*log.gz"), inputs.plain([path]):
+    with pytest.raises(LogError, match=r"cannot be unpacked: .*\n  where: .*log.gz"), arguments.plain([path]):
         pass
 
 

@@ -9,13 +9,13 @@ import pytest
 
 from bench import backends, preflight
 from bench.cli import main
-from bench.console import checks as check_sheets
-from bench.console import layouts as layout_sheets
+from bench.console import diagnosis as check_sheets
+from bench.console import plan as layout_sheets
 from bench.console import plan as plan_sheets
 from bench.contract import plan as plans
 from bench.contract.plan import Plan
 from bench.errors import ConfigError
-from bench.launch import again
+from bench.launch import resume as launch_resume
 from bench.planning import compose
 from bench.preflight import doctor
 from bench.rules.check import Checked, Tier, broken
@@ -91,7 +91,7 @@ def test_the_doctor_tells_each_tier_when_it_is_there_and_fails_for_an_error_in_a
     monkeypatch.setattr(doctor, "examine", examine)
     text = verb("doctor", *WORDS, "--tier", "canary")
     assert text[0] == code and text[2] == "a job looks\n" and asked == [("lora_tiny-local", "lora_tiny-local canary")]
-    titles = [sheet.title for tier in tiers for sheet in check_sheets.sheets(tier)]
+    titles = [sheet.title for tier in tiers for sheet in check_sheets.check_sheets(tier)]
     assert [line for line in text[1].splitlines() if line in titles] == titles != []
     as_json = verb("doctor", *WORDS, "--json")
     assert as_json[0] == code and asked[1][1] == "lora_tiny-local None"
@@ -107,8 +107,8 @@ def test_runs_are_ended_and_gone_on_with_by_their_folders(
         resumed.append((folder, walltime_min, list(arguments)))
         return 7
 
-    monkeypatch.setattr(again, "cancel", lambda folder: f"of {folder.name}")
-    monkeypatch.setattr(again, "resume", resume)
+    monkeypatch.setattr(launch_resume, "cancel", lambda folder: f"of {folder.name}")
+    monkeypatch.setattr(launch_resume, "resume", resume)
     a, b = tmp_path / "a", tmp_path / "b"
     said = [f"job of {run.name} is cancelled; python -m bench resume {run} goes on with it\n" for run in (a, b)]
     assert verb("cancel", a, b) == (0, "".join(said), "")

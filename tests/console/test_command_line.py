@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from bench import cli
-from bench.cli import main, verb
+from bench.cli import arguments, main
 from bench.errors import BenchError, ConfigError, output_is_written
 from bench.planning import compose
-from bench.runs import latest
+from bench.runs import run as runs
 from helpers.paths import ROOT
 
 MakeLog = Callable[..., Path]
@@ -74,7 +74,7 @@ def test_an_example_survives_a_narrow_terminal(
 
 
 def test_a_long_example_goes_on_behind_a_backslash() -> None:
-    assert verb.pasteable(f"python -m bench pack {'x' * 60} -o out") == (
+    assert arguments.pasteable(f"python -m bench pack {'x' * 60} -o out") == (
         f"example:\n  python -m bench pack \\\n    {'x' * 60} -o out"
     )
 
@@ -128,17 +128,17 @@ def test_an_unquoted_value_gets_its_quotes(override: str, fix: str) -> None:
 def test_the_newest_run_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOGDIR", str(tmp_path))
     with pytest.raises(ConfigError, match="there is no run yet"):
-        verb.run_folders([])
+        arguments.run_folders([])
     for age, name in enumerate(("newest", "b", "a")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "plan.json").write_text("{}")
         os.utime(tmp_path / name / "plan.json", (1e9 - age, 1e9 - age))
     (tmp_path / "no-run").mkdir()
-    assert verb.run_folders([]) == verb.run_folders([Path("latest")]) == [tmp_path / "newest"]
-    assert verb.run_folders([tmp_path / "a"]) == [tmp_path / "a"]
+    assert arguments.run_folders([]) == arguments.run_folders([Path("latest")]) == [tmp_path / "newest"]
+    assert arguments.run_folders([tmp_path / "a"]) == [tmp_path / "a"]
     monkeypatch.chdir(tmp_path)
     (tmp_path / "latest").mkdir()
-    assert latest.resolved(Path("latest")) == Path("latest")
+    assert runs.resolved(Path("latest")) == Path("latest")
 
 
 def test_a_rule_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
@@ -190,4 +190,4 @@ def test_more_is_said_with_v(tmp_path: Path) -> None:
         done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
         assert done.stdout.endswith("job\n")
         said[words] = done.stderr
-    assert said == {(): "", ("-v",): f"INFO bench.runs.latest: the newest run is {tmp_path}/only\n"}
+    assert said == {(): "", ("-v",): f"INFO bench.runs.run: the newest run is {tmp_path}/only\n"}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.console import layouts
+from bench.console import plan
 from bench.console.sheet import Sheet, show
 from helpers.screen import terminal
 
@@ -12,7 +12,7 @@ LAYOUTS = Sheet(
         *[("4", "2", "1", "1", "on", "none", "70.5", "yes", "2.92", "1.61", "0.70", "0.25", "0.35", "0", "0.00", "0")],
         *[("2", "1", "1", "4", "off", "qkv 80, fc1 39 of 80", "78.5", "no", "3.46", "1.62", *["0.70"] * 6)],
     ],
-    (*layouts.COLUMNS, *layouts._PART_COLUMNS),
+    (*plan.COLUMNS, *plan._PART_COLUMNS),
     "2 legal layouts",
     num_optional=7,
 )

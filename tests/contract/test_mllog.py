@@ -17,8 +17,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from bench.contract import mllog
-from bench.contract.attempt import Binding
-from bench.contract.mllog import Writer
+from bench.contract.mllog import Binding, Writer
 from bench.errors import ConfigError, LogError
 from bench.mlperf import compliance
 from bench.mlperf import log as logs

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.contract.new_folder import appearing, existing
+from bench.contract.atomic_files import appearing, existing
 from helpers import ranks
 from helpers.failing_disk import contents, failing
 

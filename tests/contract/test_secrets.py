@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.contract import json_files, secrets
+from bench import masking
+from bench.contract import atomic_files
 from bench.contract import plan as plans
 from bench.errors import ConfigError
 from bench.planning import compose
@@ -18,24 +19,24 @@ from helpers.planted_secrets import HARMLESS, PLANTED
 def test_every_kind_of_secret_is_found_masked_and_refused_but_not_shown(kind: str) -> None:
     text, secret = PLANTED[kind]
     around = f"before it {text} after it"
-    assert secrets.first(around)
-    masked = secrets.masked(around)
+    assert masking.first(around)
+    masked = masking.masked(around)
     assert secret not in masked and masked.startswith("before it ") and masked.endswith(" after it")
-    assert secrets.masked(masked) == masked, "what is masked holds no secret"
+    assert masking.masked(masked) == masked, "what is masked holds no secret"
     with pytest.raises(ConfigError, match="CFG-07") as refused:
-        secrets.refuse(["fine", around], where="here")
+        masking.refuse(["fine", around], where="here")
     assert secret not in str(refused.value) and "characters" in str(refused.value)
 
 
 def test_several_secrets_in_one_text_are_all_masked() -> None:
     texts, hidden = zip(*PLANTED.values(), strict=True)
-    masked = secrets.masked("\n".join(texts * 2))
+    masked = masking.masked("\n".join(texts * 2))
     assert not [secret for secret in hidden if secret in masked] and masked.count("masked") == 2 * len(texts)
 
 
 @pytest.mark.parametrize("text", HARMLESS)
 def test_what_only_looks_like_a_secret_is_left_alone(text: str) -> None:
-    assert secrets.first(text) == "" and secrets.masked(text) == text
+    assert masking.first(text) == "" and masking.masked(text) == text
 
 
 def test_the_value_of_a_secret_variable_is_one_wherever_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,14 +44,14 @@ def test_the_value_of_a_secret_variable_is_one_wherever_it_stands(monkeypatch: p
     monkeypatch.setenv("SSH_KEY", "/home/me/.ssh/id_rsa")
     monkeypatch.setenv("OTHER_TOKEN", "true")
     text = "it is correct horse battery, true, in /home/me/.ssh/id_rsa"
-    assert secrets.masked(text) == "it is [masked: 21 characters], true, in /home/me/.ssh/id_rsa"
+    assert masking.masked(text) == "it is [masked: 21 characters], true, in /home/me/.ssh/id_rsa"
 
 
 def test_nothing_that_is_shipped_holds_a_secret() -> None:
     for folder, suffix in (("conf", "yaml"), ("sbatch", "sbatch"), ("docs", "md"), ("containers", "*")):
         for path in (ROOT / folder).rglob(f"*.{suffix}"):
-            assert path.suffix == ".pyc" or secrets.found(path.read_text()) == [], path
-    assert secrets.first(plans.dumps(compose.compose(["task=lora_tiny", "cluster=local"]))) == ""
+            assert path.suffix == ".pyc" or masking.found(path.read_text()) == [], path
+    assert masking.first(plans.dumps(compose.compose(["task=lora_tiny", "cluster=local"]))) == ""
 
 
 @pytest.mark.long
@@ -60,12 +61,12 @@ def test_no_published_log_holds_a_secret() -> None:
     logs = sorted({path.relative_to(CORPUS).parts[0]: path for path in CORPUS.rglob("result_0.txt")}.values())
     assert logs
     for path in logs:
-        assert secrets.found(path.read_text(errors="replace")) == [], path
+        assert masking.found(path.read_text(errors="replace")) == [], path
 
 
 def test_json_files_are_written_without_the_secrets_in_their_texts(tmp_path: Path) -> None:
     content = {"evidence": [text for text, _ in PLANTED.values()], "exit_code": 1, "seconds": 1.5, "none": None}
-    json_files.write(tmp_path / "status.json", content)
+    atomic_files.write(tmp_path / "status.json", content)
     written = (tmp_path / "status.json").read_text()
     assert not [secret for _, secret in PLANTED.values() if secret in written]
     assert {name: json.loads(written)[name] for name in ("exit_code", "seconds", "none")} == {
@@ -78,7 +79,7 @@ def test_a_json_file_is_written_through_no_link(tmp_path: Path) -> None:
     victim.write_text("precious")
     for name in ("a.json", f"a.part{os.getpid()}"):
         (tmp_path / name).symlink_to(victim)
-    json_files.write(tmp_path / "a.json", {"b": 1})
+    atomic_files.write(tmp_path / "a.json", {"b": 1})
     assert victim.read_text() == "precious" and json.loads((tmp_path / "a.json").read_text()) == {"b": 1}
 
 
@@ -95,4 +96,4 @@ HEAVY = {
 @pytest.mark.timeout(60)
 def test_no_text_keeps_the_search_busy(kind: str) -> None:
     """Each takes well under a second; one that backtracks over all of it would take hours."""
-    secrets.masked(HEAVY[kind])
+    masking.masked(HEAVY[kind])

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from bench.contract.data import Data, DataSource
 from bench.errors import ConfigError
-from jobs.data import blocks, layout, random, records, rows, splits
-from jobs.data.layout import Documents
+from jobs.data import packing, records, rows, splits
+from jobs.data.packing import Documents
 
 LENGTHS = st.lists(st.integers(1, 40).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n - 1))), max_size=30)
 SEQ = st.integers(2, 24)
@@ -24,8 +24,8 @@ def chunked(listed: list[tuple[int, int]], seq_length: int, chunk: int) -> tuple
     """Return ascending tokens of documents of (length, prompt), and the documents in chunks."""
     documents = np.array(listed, dtype=np.int32).reshape(-1, 2)
     tokens = np.arange(documents[:, 0].sum(), dtype=np.int32)
-    with mock.patch.object(layout, "CHUNK_TOKENS", chunk):
-        return tokens, iter(list(layout.chunks(tokens, documents, seq_length=seq_length)))
+    with mock.patch.object(packing, "CHUNK_TOKENS", chunk):
+        return tokens, iter(list(packing.chunks(tokens, documents, seq_length=seq_length)))
 
 
 @given(listed=LENGTHS, seq_length=SEQ, chunk=st.integers(1, 100), answer_only=st.booleans())
@@ -33,7 +33,7 @@ def test_packing_loses_and_invents_no_token(
     listed: list[tuple[int, int]], seq_length: int, chunk: int, answer_only: bool
 ) -> None:
     tokens, parts = chunked(listed, seq_length, chunk)
-    made = list(layout.packed(parts, seq_length=seq_length, answer_only=answer_only))
+    made = list(packing.packed(parts, seq_length=seq_length, answer_only=answer_only))
     flat = [token for part in made for token in part.tokens.ravel().tolist()]
     full = len(tokens) // seq_length * seq_length
     assert flat == tokens[:full].tolist()
@@ -48,7 +48,7 @@ def test_padding_cuts_and_fills_and_masks_agree(
     listed: list[tuple[int, int]], seq_length: int, chunk: int, answer_only: bool
 ) -> None:
     tokens, parts = chunked(listed, seq_length, chunk)
-    made = [layout.padded(part, seq_length=seq_length, answer_only=answer_only, pad=-7) for part in parts]
+    made = [packing.padded(part, seq_length=seq_length, answer_only=answer_only, pad=-7) for part in parts]
     rows_of = [row for part in made for row in zip(part.tokens, part.counts, part.lengths, strict=True)]
     assert len(rows_of) == len(listed)
     start = 0
@@ -124,8 +124,8 @@ def test_blocks_of_any_size_hold_the_records_of_the_file(
     else:
         text = json.dumps(held, ensure_ascii=ascii, indent=3 if form == "indented" else None)
     path.write_bytes(text.encode())
-    with mock.patch.object(blocks, "BLOCK_BYTES", size):
-        cut = list(blocks.cut(path))
+    with mock.patch.object(records, "BLOCK_BYTES", size):
+        cut = list(records.cut(path))
     read = [record for block in cut for record in records.read(block, DataSource.c4)]
     assert read == held
     assert sum(block.num_bytes for block in cut) <= len(text.encode())
@@ -137,7 +137,7 @@ def test_blocks_of_any_size_hold_the_records_of_the_file(
 def test_an_array_of_something_else_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "p.json").write_text(text)
     with pytest.raises(ConfigError, match=r"behind \d records: .* stands where"):
-        list(blocks.cut(tmp_path / "p.json"))
+        list(records.cut(tmp_path / "p.json"))
 
 
 def test_real_tokens_are_those_before_the_padding() -> None:
@@ -155,8 +155,8 @@ def test_saved_rows_know_their_lengths(tmp_path: Path) -> None:
 
 
 def test_random_rows_have_the_lengths_that_are_asked_for() -> None:
-    tokens, counts, lengths = random.rows(400, 6, vocab_size=9, seed=1, lengths=[2, 6, 6, 6])
+    tokens, counts, lengths = rows.rows(400, 6, vocab_size=9, seed=1, lengths=[2, 6, 6, 6])
     assert set(lengths) == {2, 6} and 60 < (lengths == 2).sum() < 140
     assert (counts.sum(axis=1) == lengths).all() and (tokens[~counts] == 0).all()
-    full, all_count, whole = random.rows(3, 6, vocab_size=9, seed=1)
+    full, all_count, whole = rows.rows(3, 6, vocab_size=9, seed=1)
     assert all_count.all() and (whole == 6).all() and full.max() < 9

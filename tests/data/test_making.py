@@ -25,7 +25,7 @@ from bench.mlperf import reader
 from helpers import ranks, text_data
 from helpers.paths import ROOT
 from helpers.text_data import lines, make_here, plan, rows, write_gzip, write_parquet, write_tokenizer
-from jobs.data import blocks, making, token_blocks
+from jobs.data import prepare_rows, records, tokenization
 from jobs.tasks import convert, prepare
 
 SIZES = ("data.train_rows=40", "data.eval_rows=4", "data.seq_length=8", "data.test_split=null", "data.version=0")
@@ -48,10 +48,10 @@ def content(folder: Path) -> dict[str, bytes]:
 @pytest.mark.starts
 def test_any_number_of_processes_makes_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = c4(tmp_path)
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", 300)
+    monkeypatch.setattr(records, "BLOCK_BYTES", 300)
     found = {}
     for processes in (1, 3):
-        making.make(made, processes=processes)
+        prepare_rows.make(made, processes=processes)
         found[processes] = content(Path(str(made.data_dir)))
         Path(str(made.data_dir)).rename(tmp_path / f"by {processes}")
     assert found[1] == found[3] and len(found[1]) == 7
@@ -66,7 +66,7 @@ def test_no_more_is_read_than_the_rows_need(tmp_path: Path, monkeypatch: pytest.
     make_here(made, monkeypatch)
     first = rows(made, "train")
     Path(str(made.data_dir)).rename(tmp_path / "before")
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", 300)
+    monkeypatch.setattr(records, "BLOCK_BYTES", 300)
     path = tmp_path / "cache/c4.jsonl"
     path.write_bytes(path.read_bytes() + lines([{"text": "oak " * 20}] * 40) + b"{not json")
     make_here(made, monkeypatch)
@@ -76,7 +76,7 @@ def test_no_more_is_read_than_the_rows_need(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.starts
 def test_what_was_killed_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = c4(tmp_path)
-    whole = making.make(made, processes=1) and content(Path(str(made.data_dir)))
+    whole = prepare_rows.make(made, processes=1) and content(Path(str(made.data_dir)))
     Path(str(made.data_dir)).rename(tmp_path / "whole")
     killed_after(3, made, tmp_path)
     (work,) = (tmp_path / "cache").glob("c4-tokens-*")
@@ -90,9 +90,9 @@ def test_what_was_killed_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytes
         kept.extend(path.stat().st_mtime_ns == was for path, was in times.items())
 
     tools = SimpleNamespace(rmtree=look_instead_of_removing, disk_usage=shutil.disk_usage)
-    monkeypatch.setattr(making, "shutil", tools)
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", 300)
-    making.make(made, processes=2)
+    monkeypatch.setattr(prepare_rows, "shutil", tools)
+    monkeypatch.setattr(records, "BLOCK_BYTES", 300)
+    prepare_rows.make(made, processes=2)
     assert kept and all(kept) and done[0].stat().st_mtime_ns not in times.values()
     assert {name: held for name, held in content(Path(str(made.data_dir))).items() if name != "manifest.json"} == {
         name: held for name, held in whole.items() if name != "manifest.json"
@@ -159,7 +159,7 @@ def test_a_process_that_dies_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "broken/tokenizers").mkdir(parents=True)
     (tmp_path / "broken/tokenizers/__init__.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     with pytest.raises(BenchError, match=f"a process that tokenises ended with exit code -{signal.SIGKILL}"):
-        making.make(made, processes=1)
+        prepare_rows.make(made, processes=1)
 
 
 DOLLY = {"instruction": "Name a tree.", "context": "", "response": "oak"}
@@ -231,7 +231,7 @@ def test_bad_files_are_told_with_the_place(message: str, tmp_path: Path, monkeyp
     source, name, write = BAD[message]
     made = plan(tmp_path, f"data={source}", f"data.files='{name}'", *SIZES, *RECIPE)
     write(tmp_path / "cache" / name)
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1)
+    monkeypatch.setattr(records, "BLOCK_BYTES", 1)
     with pytest.raises(ConfigError, match=message) as told:
         make_here(made, monkeypatch)
     assert str(tmp_path / "cache") in told.value.where or name in told.value.where
@@ -245,7 +245,7 @@ def test_a_wrong_number_of_rows_tells_the_right_one(tmp_path: Path, monkeypatch:
         make_here(made, monkeypatch)
     right = re.search(r"set data.train_rows=(\d+) or fewer", told.value.fix)
     assert right, told.value
-    monkeypatch.setattr(token_blocks.records, "read", lambda *_: pytest.fail("tokenised again"))
+    monkeypatch.setattr(tokenization.records, "read", lambda *_: pytest.fail("tokenised again"))
     num_rows = int(right[1])
     with pytest.raises(ConfigError, match=f"data.train_rows is {num_rows + 1}, and the files hold {num_rows} rows"):
         make_here(with_train_rows(made, num_rows + 1), monkeypatch)
@@ -284,10 +284,10 @@ def test_rows_of_another_tokenizer_are_not_used(tmp_path: Path, monkeypatch: pyt
     made = c4(tmp_path)
     manifest = make_here(made, monkeypatch)
     prepare.make_rows(made)
-    assert making.make(made) == manifest, "they are there"
+    assert prepare_rows.make(made) == manifest, "they are there"
     write_tokenizer(tmp_path / "cache", words=[*text_data.WORDS, "another"])
     with pytest.raises(ConfigError, match="these rows were made with another tokenizer"):
-        making.make(made)
+        prepare_rows.make(made)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
@@ -301,10 +301,10 @@ def test_a_disk_that_fills_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         made.config.data.files = str(tmp_path / "c4.jsonl")
         made.config.data.train_rows = 8000
         with pytest.raises(BenchError, match=r"CFG-08: the rows need about 0.00 GB"):
-            making.make(made, processes=1)
+            prepare_rows.make(made, processes=1)
         monkeypatch.setattr(data_files, "check_room", lambda root, data: None)
         with pytest.raises(BenchError, match="CFG-08: cannot read or write: No space left on device"):
-            making.make(made, processes=1)
+            prepare_rows.make(made, processes=1)
         assert not Path(str(made.data_dir)).exists()
 
 

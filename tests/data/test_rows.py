@@ -95,7 +95,7 @@ def test_published_rows_become_the_loops(plan: Plan, tmp_path: Path, form: str, 
         tokens, counts = (np.load(tmp_path / "rows" / f"{name}_{part}.npy") for part in ("tokens", "counts"))
         np.testing.assert_array_equal(tokens, [tokens for tokens, _ in BOTH[split]])
         np.testing.assert_array_equal(counts, [labels != -100 for _, labels in BOTH[split]])
-    findings = [*preflight.rows(tmp_path / "rows", plan.config.data), *preflight.manifest(tmp_path / "rows")]
+    findings = [*preflight.prepared_rows(tmp_path / "rows", plan.config.data), *preflight.manifest(tmp_path / "rows")]
     assert not findings, findings
     assert len(json.loads((tmp_path / "rows" / "manifest.json").read_text())["files"]) == 4
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from jobs.data import words
+from jobs.data import tokenizer
 
 tokenizers = pytest.importorskip("tokenizers")
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers  # noqa: E402
@@ -31,7 +31,7 @@ def gpt2() -> Tokenizer:
 @cache
 def llama3() -> Tokenizer:
     by = Tokenizer(models.BPE(ignore_merges=True))
-    split = pre_tokenizers.Split(tokenizers.Regex(words.LLAMA_3), "isolated")
+    split = pre_tokenizers.Split(tokenizers.Regex(tokenizer.LLAMA_3), "isolated")
     by.pre_tokenizer = pre_tokenizers.Sequence(
         [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
@@ -77,8 +77,8 @@ TEXTS = st.lists(st.text(LETTERS, max_size=40), min_size=1, max_size=4)
 )
 def test_words_give_the_tokens_of_the_text(name: str, texts: list[str]) -> None:
     by = TOKENIZERS[name]()
-    ids = words.of(by)
-    assert getattr(ids, "__self__", None).__class__ is words.Words, "this tokenizer is one that allows it"
+    ids = tokenizer.of(by)
+    assert getattr(ids, "__self__", None).__class__ is tokenizer.Words, "this tokenizer is one that allows it"
     want = [by.encode(text, add_special_tokens=False).ids for text in texts]
     assert ids(texts) == want
     assert ids(texts) == want, "from memory"
@@ -103,18 +103,18 @@ CHANGES: dict[str, Callable[[dict[str, Any]], object]] = {
 def test_other_tokenizers_get_whole_texts(change: str) -> None:
     written = json.loads(gpt2().to_str())
     CHANGES[change](written)
-    assert not hasattr(words.of(Tokenizer.from_str(json.dumps(written))), "__self__")
+    assert not hasattr(tokenizer.of(Tokenizer.from_str(json.dumps(written))), "__self__")
 
 
 def test_a_vocabulary_that_merges_over_spaces_gets_whole_texts() -> None:
     written = json.loads(llama2().to_str())
     written["model"]["vocab"]["t▁"] = len(written["model"]["vocab"])
-    assert not hasattr(words.of(Tokenizer.from_str(json.dumps(written))), "__self__")
+    assert not hasattr(tokenizer.of(Tokenizer.from_str(json.dumps(written))), "__self__")
 
 
 def test_a_memory_that_is_full_is_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(words, "MOST_WORDS", 2)
-    ids = words.of(gpt2())
+    monkeypatch.setattr(tokenizer, "MOST_WORDS", 2)
+    ids = tokenizer.of(gpt2())
     texts = ["a b c d", "e f g", "a b"]
     want = [gpt2().encode(text).ids for text in texts]
     assert [ids([text])[0] for text in texts] == want

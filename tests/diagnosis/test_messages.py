@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from bench import diagnosis, preflight
-from bench.backends import local_checks
-from bench.backends.nodes import running
+from bench.backends import local as backends_local
+from bench.backends.nodes import lead
 from bench.contract import plan as plans
 from bench.errors import BenchError
 from bench.planning import compose
@@ -205,7 +205,7 @@ def test_a_local_run_without_the_engine_is_refused_before_it_starts(monkeypatch:
         compose.compose(["task=lora70b", "cluster=dgx2"]),
     )
     assert "RUN-08" not in [finding.rule for finding in preflight.inspect(local)]
-    monkeypatch.setattr(local_checks, "ENGINE", ("numpy", "a_module_of_nobody", "a_package_of_nobody.core"))
+    monkeypatch.setattr(backends_local, "ENGINE", ("numpy", "a_module_of_nobody", "a_package_of_nobody.core"))
     (found,) = [finding for finding in preflight.inspect(local) if finding.rule == "RUN-08"]
     assert found.severity == "error" and found.fix == "pip install 'runstop[engine]'"
     assert found.what == "a_module_of_nobody, a_package_of_nobody.core cannot be imported"
@@ -247,7 +247,7 @@ def test_the_rule_of_an_error_goes_from_rank_to_why_as_a_field(local_run: Path) 
     found = diagnosis.explain([local_run])
     assert (found.rule, found.evidence, found.fix) == ("CFG-06", str(error).splitlines()[0], "do this")
     plan = plans.load(local_run / "plan.json")
-    first = running.first_error(local_run, plan.commands[-1])
+    first = lead.first_error(local_run, plan.commands[-1])
     assert first is not None and (first.rule, first.what, str(first)) == ("CFG-06", error.what, str(error))
     account.unlink()
     status = {"outcome": "failed", "exit_code": 1, "rule": first.rule, "what": first.what, "fix": first.fix}

@@ -21,8 +21,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what megatron-core imports is full of deprecated calls
     from jobs.engines.megatron.adam import kernels
     from jobs.engines.megatron.adam import update as torch_update
-    from jobs.engines.megatron.adam.marks import BLOCK, marks
-    from jobs.engines.megatron.adam.shards import Shard
+    from jobs.engines.megatron.adam.shards import BLOCK, Shard, marks
     from jobs.engines.megatron.adam.update import Moments, Step
 
 pytestmark = pytest.mark.usefixtures("interpreter_that_rounds")

@@ -29,9 +29,9 @@ with warnings.catch_warnings():
     from megatron.core.tensor_parallel import random
 
     from jobs.data import rows as rows_of
-    from jobs.engines.megatron import batches, checkpoint, loop, lora, model
+    from jobs.engines.megatron import checkpoint, loop, lora, model
     from jobs.engines.megatron.adam import offload
-    from jobs.engines.megatron.fp8.torch_ops import TorchOps
+    from jobs.engines.megatron.frozen.torch_ops import TorchOps
 
 pytestmark = [
     pytest.mark.skipif(ranks.DEVICE != "cpu", reason="one gloo rank in the tests' own process"),
@@ -74,7 +74,7 @@ def one_rank() -> Iterator[None]:
         torch.set_num_threads(1)  # threads that wait for a core of a busy machine cost more than they give
         yield
         torch.set_num_threads(num_threads)
-        batches.parallel_state.destroy_model_parallel()
+        loop.parallel_state.destroy_model_parallel()
         warnings.filterwarnings("ignore", message=r"barrier\(\)")  # on a GPU; pytest has forgotten that of start_ranks
         groups.end_ranks()
 
@@ -328,8 +328,8 @@ def test_ranks_drop_the_same_numbers_only_of_what_they_all_hold(
     def output(tp: int, dp: int, pp: int) -> Tensor:
         monkeypatch.setattr(linear, "tp_group", Half(tp))
         monkeypatch.setattr(random, "get_tensor_model_parallel_rank", lambda: tp)
-        monkeypatch.setattr(batches.parallel_state, "get_data_parallel_rank", lambda with_context_parallel: dp)
-        monkeypatch.setattr(batches.parallel_state, "get_pipeline_model_parallel_rank", lambda: pp)
+        monkeypatch.setattr(loop.parallel_state, "get_data_parallel_rank", lambda with_context_parallel: dp)
+        monkeypatch.setattr(loop.parallel_state, "get_pipeline_model_parallel_rank", lambda: pp)
         model.seed_all(1)
         return linear(torch.ones(12, 2, 32))[0].detach()
 

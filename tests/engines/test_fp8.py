@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bench.contract.plan import Recomputed
-from bench.planning.memory import NOTHING
+from bench.planning.estimates.memory import NOTHING
 from helpers import ranks
 
 pytestmark = pytest.mark.trains

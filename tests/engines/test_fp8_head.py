@@ -11,15 +11,15 @@ from bench.contract import layers
 from bench.contract.layers import has_fp8_head
 from bench.planning import compose
 from helpers import ranks
-from jobs.engines.megatron.fp8.quantize import BF16, FP8
-from jobs.engines.megatron.fp8.torch_ops import TorchOps, in_fp32
+from jobs.engines.megatron.frozen.torch_ops import TorchOps, in_fp32
+from jobs.engines.megatron.quantize import BF16, FP8
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what megatron-core imports is full of deprecated calls
     from test_engine_units import composed, drawn_rows, one_rank  # noqa: F401
 
     from jobs.engines.megatron import loop, loss, model
-    from jobs.engines.megatron.fp8 import head
+    from jobs.engines.megatron.frozen import head
 
 DEVICE = ranks.DEVICE
 HALF_ULP = 2.0**-4
@@ -87,7 +87,7 @@ def output_layer(weight_VH: Tensor) -> torch.nn.Module:
 def ops_of_device() -> object:
     if DEVICE == "cpu":
         return TorchOps()
-    from jobs.engines.megatron.fp8.gpu_ops import GpuOps
+    from jobs.engines.megatron.frozen.gpu_ops import GpuOps
 
     return GpuOps()
 

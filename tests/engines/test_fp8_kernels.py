@@ -17,15 +17,15 @@ from torch import Tensor
 from torch.nn.functional import rms_norm, silu
 
 from helpers import ranks
-from jobs.engines.megatron.fp8.ops import Fp8Ops
-from jobs.engines.megatron.fp8.quantize import Adapted, Dropout, Lora, Quantized
-from jobs.engines.megatron.fp8.torch_ops import TorchOps
+from jobs.engines.megatron.frozen.ops import Fp8Ops
+from jobs.engines.megatron.frozen.torch_ops import TorchOps
+from jobs.engines.megatron.quantize import Adapted, Dropout, Lora, Quantized
 
 if sys.platform != "linux":
     pytest.skip("Triton is for Linux", allow_module_level=True)
 
-from jobs.engines.megatron.fp8 import rope_kernels
-from jobs.engines.megatron.fp8.gpu_ops import GpuOps, PlainGpuOps
+from jobs.engines.megatron import rope_kernels
+from jobs.engines.megatron.frozen.gpu_ops import GpuOps, PlainGpuOps
 
 pytestmark = [
     pytest.mark.usefixtures("interpreter_that_rounds"),
@@ -341,7 +341,7 @@ def test_tp_ranks_with_different_parts_of_an_input_drop_different_numbers(
 ) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what megatron-core imports is full of deprecated calls
-        from jobs.engines.megatron.fp8 import layer
+        from jobs.engines.megatron.frozen import layer
     monkeypatch.setattr(layer.parallel_state, "get_context_parallel_group", lambda: None)
     lora, linear, weights = SimpleNamespace(dropout=0.1), SimpleNamespace(scale=2.0), [torch.ones(1)] * 4
     config = SimpleNamespace(layernorm_epsilon=0.0, sequence_parallel=sequence_parallel, lora=lora)

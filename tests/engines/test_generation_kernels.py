@@ -21,14 +21,7 @@ if sys.platform != "linux":
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what megatron-core imports is full of deprecated calls
-    from jobs.engines.megatron.generation import (
-        attention_kernels,
-        few_rows_kernels,
-        forward,
-        loading,
-        rope,
-        slots,
-    )
+    from jobs.engines.megatron.generation import attention_kernels, few_rows_kernels, forward, kv_cache, weights
     from jobs.engines.megatron.generation.generator import decoder
     from jobs.engines.megatron.generation.gpu_ops import GpuOps
     from jobs.engines.megatron.generation.ops import TorchOps
@@ -124,7 +117,7 @@ def test_the_next_tokens_are_those_of_torch(sampling: Sampling) -> None:
     logits[1, [5, 17, 3000]] = 9.0
     found = []
     for ops in (KERNELS.many_rows, KERNELS):
-        batch = slots.empty(num_slots, room, layers=1, groups=1, dim=16, like=logits)
+        batch = kv_cache.empty(num_slots, room, layers=1, groups=1, dim=16, like=logits)
         batch.positions_B.copy_(torch.tensor([0, 40, room - 1]))
         batch.seeds_B.copy_(torch.tensor([1, 2**31 - 1, 7]))
         for times in range(2):  # the counters start at 0 again
@@ -177,14 +170,14 @@ def test_the_kernels_compute_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """A short prompt, whose rows go through them too, and two steps; against the operations in torch."""
     monkeypatch.setattr(attention_kernels, "num_parts", lambda *_: 2)
     model, device = tiny_llama.model(num_layers=1, vocab_size=64), torch.device(DEVICE)
-    place = loading.Place(WeightPrecision.bf16, Ranks(), device)
-    made = decoder(model, loading.random(model, place, seed=1), place, Sampling())
+    place = weights.Place(WeightPrecision.bf16, Ranks(), device)
+    made = decoder(model, weights.random(model, place, seed=1), place, Sampling())
     by_torch = dataclasses.replace(made, ops=TorchOps(made.trained))
     found = []
     for one in (by_torch, dataclasses.replace(made, ops=GpuOps(TorchOps(made.trained)))):
         shape = {"layers": 1, "groups": 2, "dim": 32}
-        batch = slots.empty(2, 70, **shape, like=one.weights.embedding_VH)
-        angles, at = rope.angles(model, batch.room, device), torch.arange(2, device=device)
+        batch = kv_cache.empty(2, 70, **shape, like=one.weights.embedding_VH)
+        angles, at = forward.angles(model, batch.room, device), torch.arange(2, device=device)
         rows = torch.arange(10, device=device).view(5, 2)
         prompts = forward.Prompts(rows, torch.tensor([5, 3], device=device), at, at)
         with torch.no_grad():

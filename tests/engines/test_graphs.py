@@ -22,7 +22,7 @@ with warnings.catch_warnings():
     from test_engine_units import composed, drawn_rows, one_rank  # noqa: F401
 
     from jobs.engines.megatron import graphs, loop, model
-    from jobs.engines.megatron.fp8.torch_ops import TorchOps
+    from jobs.engines.megatron.frozen.torch_ops import TorchOps
 
 pytestmark = [
     pytest.mark.skipif(ranks.DEVICE != "cpu", reason="one gloo rank in the tests' own process"),

@@ -11,12 +11,12 @@ from torch.distributed import TCPStore
 
 from bench.backends.local import free_port
 from bench.contract.local_sgd import LocalSgd
-from jobs.ranks import joining
-from jobs.ranks.groups import Groups
+from jobs.local_sgd import joining
+from jobs.local_sgd.groups import Groups
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what megatron-core imports is full of deprecated calls
-    from jobs.engines.megatron.local_sgd import LocalSgdTraining
+    from jobs.local_sgd.engine import LocalSgdTraining
 
 STEPS, LAST_MERGE = 32, 30
 """Steps of the run, and the last one at which a merge is due before the end."""

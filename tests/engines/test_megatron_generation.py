@@ -33,7 +33,8 @@ from jobs.weights.tensor_map import interleave, separate
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what megatron-core imports is full of deprecated calls
-    from jobs.engines.megatron.generation import captured, forward, loading, rope, slots
+    from jobs.engines.megatron.generation import batch as generation_batch
+    from jobs.engines.megatron.generation import forward, kv_cache, weights
     from jobs.engines.megatron.generation.generator import MegatronGenerator, decoder
     from jobs.engines.megatron.generation.ranks import Ranks
     from jobs.engines.megatron.generation.sampling import kept, next_tokens
@@ -183,12 +184,12 @@ def test_two_ranks_with_half_of_the_vocabulary_each_draw_what_one_does(sampling:
 
 def logits(folder: Path, model: Model, precision: WeightPrecision, row: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """Return the logits that follow a row: of the whole row as a prompt, and of its last token as a step."""
-    place = loading.Place(precision, Ranks(), DEVICE)
-    made = decoder(model, loading.load(folder, model, place), place, Sampling())
+    place = weights.Place(precision, Ranks(), DEVICE)
+    made = decoder(model, weights.load(folder, model, place), place, Sampling())
     shape = {"layers": model.num_layers, "groups": model.num_query_groups, "dim": made.dim}
-    batch = slots.empty(1, len(row), **shape, like=made.weights.embedding_VH)
+    batch = kv_cache.empty(1, len(row), **shape, like=made.weights.embedding_VH)
     tokens_S, first = torch.tensor(row, device=DEVICE), torch.tensor([0], device=DEVICE)
-    angles, length = rope.angles(model, batch.room, DEVICE), first + len(row)
+    angles, length = forward.angles(model, batch.room, DEVICE), first + len(row)
     prompt = forward.Prompts(tokens_S[:, None], length, first, first)
     with torch.no_grad():
         of_prompt = forward.prompt_logits(made, batch, angles, prompt)
@@ -292,12 +293,12 @@ def test_passes_of_prompts_of_a_rehearsed_shape_are_captured(monkeypatch: pytest
 
         return replay, written
 
-    monkeypatch.setattr(captured.graphs, "captured", captured_pass)
+    monkeypatch.setattr(generation_batch.graphs, "captured", captured_pass)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
     model, seen = tiny_llama.model(), []
-    place = loading.Place(WeightPrecision.fp32, Ranks(), DEVICE)
-    made = decoder(model, loading.random(model, place, seed=1), place, Sampling())
+    place = weights.Place(WeightPrecision.fp32, Ranks(), DEVICE)
+    made = decoder(model, weights.random(model, place, seed=1), place, Sampling())
     shape = {"layers": model.num_layers, "groups": made.groups, "dim": made.dim}
 
     def pass_of(tokens: Tensor) -> forward.Prompts:
@@ -307,9 +308,9 @@ def test_passes_of_prompts_of_a_rehearsed_shape_are_captured(monkeypatch: pytest
     rows = torch.arange(24).view(4, 6)
     first, second, other, long = rows[:, :2], rows[:, 2:4], rows[:, 4:5], torch.zeros(2049, 1).long()
     for rehearsed in ((), (first, other, first, long)):
-        batch = slots.empty(2, 2049, **shape, like=made.weights.embedding_VH)
-        prefills = captured.Prefills(
-            partial(forward.prefill, made, batch, rope.angles(model, batch.room, DEVICE)), is_captured=True
+        batch = kv_cache.empty(2, 2049, **shape, like=made.weights.embedding_VH)
+        prefills = generation_batch.Prefills(
+            partial(forward.prefill, made, batch, forward.angles(model, batch.room, DEVICE)), is_captured=True
         )
         for tokens in rehearsed:
             prefills.rehearse(pass_of(tokens))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from helpers import ranks
-from jobs.engines.megatron.fp8.dequantized_weights import DequantizedWeights
+from jobs.engines.megatron.frozen.weights import DequantizedWeights
 from jobs.weights import nf4
 
 DEVICE = ranks.DEVICE
@@ -102,7 +102,7 @@ def test_dequantised_in_torch_and_in_triton(shape: tuple[int, int], interpreter_
     relative = np.linalg.norm(expected - weight(shape).double().cpu().numpy()) / np.linalg.norm(expected)
     assert 0.07 < relative < 0.12, "of normal numbers, NF4 loses a tenth"
     if sys.platform == "linux":
-        from jobs.engines.megatron.fp8.nf4_kernels import dequantize
+        from jobs.engines.megatron.frozen.nf4_kernels import dequantize
 
         for programs in (1, 3, None):  # fewer than tiles, not a divisor of them, and as a run has it
             out = torch.full((shape[0] * shape[1] + 7,), 5.0, dtype=torch.bfloat16, device=DEVICE)

@@ -25,7 +25,7 @@ with warnings.catch_warnings():
     from test_engine_units import one_rank  # noqa: F401
 
     from jobs.engines.megatron import checkpoint, model
-    from jobs.engines.megatron.fp8.nf4_linear import LINEARS
+    from jobs.engines.megatron.frozen.linear import NF4_LINEARS
     from jobs.weights import adapters as peft
     from jobs.weights import nf4
 
@@ -74,7 +74,7 @@ def test_a_base_is_quantised_where_it_is_loaded(base: tuple[Path, dict[str, Tens
     assert found.keys() == weights.keys() and len(found) == 8
     for name, linear in found.items():
         expected = nf4.quantize(weights[name])
-        assert isinstance(linear, LINEARS) and same(linear.nf4, expected), name
+        assert isinstance(linear, NF4_LINEARS) and same(linear.nf4, expected), name
         assert linear.shape == tuple(weights[name].shape)
         values = linear.quantized
         assert torch.equal(values.values, nf4.dequantize(expected, torch.bfloat16)) and values.scale is None

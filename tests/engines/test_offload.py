@@ -9,8 +9,8 @@ from torch import Tensor
 
 from bench.contract.plan import Recomputed
 from helpers import ranks
-from jobs.engines.megatron.fp8.quantize import Quantized
 from jobs.engines.megatron.offload import HostActivations, is_offloaded
+from jobs.engines.megatron.quantize import Quantized
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what megatron-core imports is full of deprecated calls

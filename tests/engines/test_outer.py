@@ -14,10 +14,10 @@ from torch.distributed import TCPStore
 from bench.backends.local import free_port
 from bench.contract.local_sgd import Average, Compress, LocalSgd
 from bench.errors import BenchError
-from jobs.engines.megatron.outer import Outer, on_host
-from jobs.ranks import joining, merging
-from jobs.ranks.groups import Groups
-from jobs.ranks.merging import Meeting
+from jobs.local_sgd import joining, merging
+from jobs.local_sgd.groups import Groups
+from jobs.local_sgd.merging import Meeting
+from jobs.local_sgd.outer import Outer, on_host
 
 ROWS, COLUMNS, BATCH, RATE = 24, 300, 8, 2e-3
 """Of a linear regression with 300 weights, which is no multiple of what is exchanged at once."""

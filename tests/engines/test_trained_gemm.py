@@ -14,14 +14,13 @@ import torch
 from torch import Tensor
 
 from helpers import ranks
-from jobs.engines.megatron.trained import cublaslt
-from jobs.engines.megatron.trained.cublaslt import CublasError, CublasLt, Layout
+from jobs.engines.megatron.trained import gemm
+from jobs.engines.megatron.trained.gemm import CublasError, CublasLt, Layout
 from jobs.engines.megatron.trained.ops import Operand
 
 if sys.platform != "linux":
     pytest.skip("Triton is for Linux", allow_module_level=True)
 
-from jobs.engines.megatron.trained import gemm
 from jobs.engines.megatron.trained.gpu_ops import Bf16GpuOps, Fp8GpuOps
 
 DEVICE = ranks.DEVICE
@@ -82,7 +81,7 @@ def test_gradients_are_added_to_what_is_there(is_fp8: bool, offset: int) -> None
 @pytest.mark.parametrize("fast", [False, True], ids=["FP32 sums", "fast accumulation"])
 @pytest.mark.parametrize("beta", [0.0, 1.0])
 def test_cublaslt_and_torch_compute_the_same(fast: bool, beta: float) -> None:
-    library = cublaslt.load()
+    library = gemm.load()
     assert library is not None
     left, right = (gemm.tokens_last(x) for x in operands(is_fp8=True))
     expected = left.scale.double() * right.scale.double() * (left.values.double() @ right.values.double().T)
@@ -97,7 +96,7 @@ def test_cublaslt_and_torch_compute_the_same(fast: bool, beta: float) -> None:
 @on_gpu
 @pytest.mark.parametrize("beta", [0.0, 1.0])
 def test_cublaslt_takes_bf16_with_tokens_first(beta: float) -> None:
-    library, (grad, x) = cublaslt.load(), operands(is_fp8=False)
+    library, (grad, x) = gemm.load(), operands(is_fp8=False)
     assert library is not None
     out = torch.full((OUT, IN), 1e5, device=DEVICE)
     library.add_matmul(out, grad.values, x.values, beta=beta)
@@ -114,7 +113,7 @@ def test_forward_and_backward_gemms() -> None:
 
 @on_gpu
 def test_what_cublaslt_cannot_do_is_an_error_that_names_it() -> None:
-    library = cublaslt.load()
+    library = gemm.load()
     odd = torch.zeros(7, 9, dtype=FP8, device=DEVICE)
     with pytest.raises(CublasError, match=r"float8_e4m3fn.*rows=9, columns=7"):
         library.add_matmul(torch.zeros(7, 7, device=DEVICE), odd, odd)
@@ -137,20 +136,20 @@ MAPS = """\
     ],
 )
 def test_the_library_is_the_one_of_torchs_cuda(cuda: str, path: str) -> None:
-    assert cublaslt.loaded_library(MAPS, cuda) == path
-    assert cublaslt.loaded_library(MAPS.splitlines()[0], cuda) is None
+    assert gemm.loaded_library(MAPS, cuda) == path
+    assert gemm.loaded_library(MAPS.splitlines()[0], cuda) is None
 
 
 def test_matrices_are_handed_over_as_column_major() -> None:
     out, left, right = torch.zeros(OUT, IN), torch.zeros(OUT, 208, dtype=FP8), torch.zeros(IN, 208, dtype=FP8)
-    asked = cublaslt.problem(out, left, right, fast_accumulation=True)
+    asked = gemm.problem(out, left, right, fast_accumulation=True)
     assert (asked.a, asked.b, asked.d) == (Layout(208, IN, 208), Layout(208, OUT, 208), Layout(IN, OUT, IN))
     assert asked.transposes == (1, 0) and asked.fast_accumulation
     left, right = torch.zeros(TOKENS, OUT).bfloat16(), torch.zeros(TOKENS, IN).bfloat16()
-    asked = cublaslt.problem(out, left, right, fast_accumulation=True)
+    asked = gemm.problem(out, left, right, fast_accumulation=True)
     assert (asked.a, asked.b, asked.d) == (Layout(IN, TOKENS, IN), Layout(OUT, TOKENS, OUT), Layout(IN, OUT, IN))
     assert asked.transposes == (0, 1) and not asked.fast_accumulation
-    assert [cublaslt.alignment(address) for address in (4096, 48, 4, 0)] == [256, 16, 4, 256]
+    assert [gemm.alignment(address) for address in (4096, 48, 4, 0)] == [256, 16, 4, 256]
 
 
 class FakeLibrary:
@@ -159,13 +158,13 @@ class FakeLibrary:
     def __init__(self, *, failing: str = "", status: int = 15, found: int = 1) -> None:
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
         self.failing, self.status, self.found = failing, status, found
-        for name in cublaslt.SIGNATURES:
+        for name in gemm.SIGNATURES:
             setattr(self, name, self._function(name))
         self.cublasLtGetStatusName = lambda status: b"CUBLAS_STATUS_NOT_SUPPORTED"
 
     def _function(self, name: str) -> Callable[..., int]:
         def call(*args: Any) -> int:
-            assert len(args) == len(cublaslt.SIGNATURES[name]), name
+            assert len(args) == len(gemm.SIGNATURES[name]), name
             self.calls.append((name, args))
             if name == "cublasLtMatmulAlgoGetHeuristic":
                 args[-1]._obj.value = self.found
@@ -181,7 +180,7 @@ class FakeLibrary:
 def add(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeLibrary]:
     """Add the same product twice with a fake library."""
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=99))
-    monkeypatch.setattr(cublaslt, "WORKSPACE_BYTES", 64)
+    monkeypatch.setattr(gemm, "WORKSPACE_BYTES", 64)
 
     def run(library: FakeLibrary) -> FakeLibrary:
         out, left, right = torch.zeros(OUT, IN), torch.zeros(OUT, 208, dtype=FP8), torch.zeros(IN, 208, dtype=FP8)
@@ -222,7 +221,7 @@ def test_errors_name_the_function_the_status_and_the_matrices(add: Callable[...,
 def test_without_the_library_torch_adds_and_one_line_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(cublaslt, "load", lambda: None)
+    monkeypatch.setattr(gemm, "load", lambda: None)
     with caplog.at_level(logging.WARNING):
         assert [gemm.fp8_gemm() for _ in range(2)] == [gemm.add_by_torch] * 2
     assert [record.message for record in caplog.records] == [
@@ -240,19 +239,19 @@ def headers() -> list[Path]:
 def test_values_are_those_of_the_headers() -> None:
     text = "\n".join(header.read_text() for header in headers())
     own = {
-        "CUBLAS_COMPUTE_32F": cublaslt.COMPUTE_32F,
-        "CUBLAS_OP_N": cublaslt.OP_N,
-        "CUBLAS_OP_T": cublaslt.OP_T,
-        "CUBLASLT_MATMUL_DESC_TRANSA": cublaslt.DESC_TRANSA,
-        "CUBLASLT_MATMUL_DESC_TRANSB": cublaslt.DESC_TRANSB,
-        "CUBLASLT_MATMUL_DESC_A_SCALE_POINTER": cublaslt.DESC_A_SCALE_POINTER,
-        "CUBLASLT_MATMUL_DESC_B_SCALE_POINTER": cublaslt.DESC_B_SCALE_POINTER,
-        "CUBLASLT_MATMUL_DESC_FAST_ACCUM": cublaslt.DESC_FAST_ACCUM,
-        "CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES": cublaslt.PREF_MAX_WORKSPACE_BYTES,
-        "CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES": cublaslt.PREF_MIN_ALIGNMENT_A_BYTES,
+        "CUBLAS_COMPUTE_32F": gemm.COMPUTE_32F,
+        "CUBLAS_OP_N": gemm.OP_N,
+        "CUBLAS_OP_T": gemm.OP_T,
+        "CUBLASLT_MATMUL_DESC_TRANSA": gemm.DESC_TRANSA,
+        "CUBLASLT_MATMUL_DESC_TRANSB": gemm.DESC_TRANSB,
+        "CUBLASLT_MATMUL_DESC_A_SCALE_POINTER": gemm.DESC_A_SCALE_POINTER,
+        "CUBLASLT_MATMUL_DESC_B_SCALE_POINTER": gemm.DESC_B_SCALE_POINTER,
+        "CUBLASLT_MATMUL_DESC_FAST_ACCUM": gemm.DESC_FAST_ACCUM,
+        "CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES": gemm.PREF_MAX_WORKSPACE_BYTES,
+        "CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES": gemm.PREF_MIN_ALIGNMENT_A_BYTES,
     }
     assert {name: int(re.search(rf"\b{name}\s*=\s*(\d+)", text)[1]) for name in own} == own
 
 
 def test_the_answer_of_the_heuristic_has_the_size_of_cublass() -> None:
-    assert ctypes.sizeof(cublaslt.Heuristic) == 8 * 8 + 8 + 4 + 4 + 4 * 4
+    assert ctypes.sizeof(gemm.Heuristic) == 8 * 8 + 8 + 4 + 4 + 4 * 4

@@ -21,8 +21,8 @@ if sys.platform != "linux":
     pytest.skip("Triton is for Linux", allow_module_level=True)
 
 from jobs.engines.megatron.trained import fp8_weights
+from jobs.engines.megatron.trained.fp8_weights import quantize_tensor, tokens_last
 from jobs.engines.megatron.trained.gpu_ops import Bf16GpuOps, Fp8GpuOps
-from jobs.engines.megatron.trained.transpose_kernels import quantize_tensor, tokens_last
 
 pytestmark = [
     pytest.mark.usefixtures("interpreter_that_rounds"),

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from jobs.engines.megatron.fp8.quantize import Quantized
-from jobs.engines.megatron.fp8.transposed_weights import PrefetchedTransposes
+from jobs.engines.megatron.frozen.weights import PrefetchedTransposes
+from jobs.engines.megatron.quantize import Quantized
 
 SHAPES = {"a": (2, 3), "b": (4, 2), "c": (3, 3)}
 

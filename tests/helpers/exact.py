@@ -18,7 +18,7 @@ from jobs.ranks.identity import from_environment
 from jobs.tasks.train import Loop, train
 
 if TYPE_CHECKING:
-    from jobs.engines.megatron.fp8.torch_ops import TorchOps
+    from jobs.engines.megatron.frozen.torch_ops import TorchOps
     from jobs.engines.megatron.model import Parts
 
 STEP = 3e-3
@@ -45,7 +45,7 @@ def exact_ops(plan: plans.Plan) -> "TorchOps":
     """Return the operations of a plan's frozen layers, with FP32 in the place of FP8 and BF16."""
     import torch
 
-    from jobs.engines.megatron.fp8.torch_ops import TorchOps
+    from jobs.engines.megatron.frozen.torch_ops import TorchOps
 
     is_fp8, is_nf4 = plan.config.precision is Precision.fp8, plan.config.task.training.trains is Trains.qlora
     return TorchOps(torch.float32 if is_fp8 else None, torch.float32, is_nf4)
@@ -56,7 +56,7 @@ def slopes(engine: "Parts") -> None:
     import torch
 
     from jobs.data import rows as rows_of
-    from jobs.engines.megatron import batches
+    from jobs.engines.megatron import loop
 
     (chunk,) = engine.bare_chunks()
     weights = {name: p for name, p in chunk.named_parameters() if p.requires_grad}
@@ -64,7 +64,7 @@ def slopes(engine: "Parts") -> None:
     for weight in weights.values():
         weight.data.add_(torch.randn_like(weight) / 10)
     plan = engine.plan
-    batch = batches.micro_batch(plan, rows_of.synthetic(plan), batches.np.arange(plan.batch.micro_batch_size))
+    batch = loop.micro_batch(plan, rows_of.synthetic(plan), loop.np.arange(plan.batch.micro_batch_size))
     engine.chunks[0].train()
 
     def loss() -> torch.Tensor:

@@ -7,12 +7,12 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from bench.contract import texts
+from bench import texts
+from bench.contract.cluster import Slurm
 from bench.contract.plan import Plan
 from bench.contract.schema import Config, ContainerFlags
-from bench.contract.slurm import Slurm
 from bench.planning import compose, make_plan
-from bench.planning.texts import PATHS
+from bench.planning.checks.texts import PATHS
 
 FRAGMENTS = (
     *(

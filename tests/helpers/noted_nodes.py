@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from bench.backends.nodes.ending import NodeLostError
+from bench.backends.nodes.interruption import NodeLostError
 from bench.contract.plan import Command, Plan
 
 Act = Callable[[], None]

@@ -105,10 +105,10 @@ def held(engine: "HuggingFaceEngine") -> dict[str, Any]:
     """Return the numbers of each weight that this rank holds and updates, and whether it is a shard of torch's."""
     from torch.distributed.tensor import DTensor
 
-    from jobs.engines.huggingface import shards
+    from jobs.engines.huggingface import training_state
 
     model = engine.placement.model
-    num_bytes = shards.num_bytes(model)  # ends what an evaluation has gathered
+    num_bytes = training_state.weight_bytes(model)  # ends what an evaluation has gathered
     held, is_dtensor = {}, {}
     for name, parameter in model.named_parameters():
         own = getattr(parameter, "ds_tensor", parameter)

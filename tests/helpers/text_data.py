@@ -12,7 +12,7 @@ import pytest
 
 from bench.contract.plan import Plan
 from helpers import ranks
-from jobs.data import making, worker, workers
+from jobs.data import prepare_rows, worker, workers
 
 WORDS = (
     *("<pad>", "<s>", "</s>", "<unk>", "###", "Instruction", ":", "Context", "Response"),
@@ -101,4 +101,4 @@ def make_here(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Make the plan's rows without starting processes."""
     with monkeypatch.context() as patch:
         patch.setattr(workers, "started", _here)
-        return making.make(plan, processes=1)
+        return prepare_rows.make(plan, processes=1)

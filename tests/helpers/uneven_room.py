@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from bench.contract import json_files
+from bench.contract import atomic_files
 from bench.contract import plan as plans
 from jobs.ranks import identity, process_group
 from jobs.tasks.checkpoints import Checkpoints
@@ -20,12 +20,12 @@ def main() -> None:
     import torch
 
     def write(folder: Path) -> None:
-        json_files.write(folder / f"rank_{who.rank}.json", {})
+        atomic_files.write(folder / f"rank_{who.rank}.json", {})
 
     engine: Any = SimpleNamespace(
         state_bytes=lambda: 1,
         snapshot=lambda: SimpleNamespace(is_copy=who.rank == 0, write=write),
-        complete=lambda folder, about: json_files.write(folder / "manifest.json", about),
+        complete=lambda folder, about: atomic_files.write(folder / "manifest.json", about),
     )
     nobody: Any = SimpleNamespace()
     saving = Checkpoints(plan, plan.trials[0], engine, Path(), nobody, rank=who.rank)

@@ -14,7 +14,7 @@ from bench.contract.node_facts import GpuFacts, RankFacts, Results, Software
 from bench.contract.plan import GenerationPlan, KernelsPlan
 from bench.planning.compose import compose
 from bench.runs import manifest
-from bench.studies import STUDY, folder, yaml_files
+from bench.studies import STUDY, folder, library
 from bench.studies.spec import Arm, ColumnSpec, Study, Window
 from helpers import answers_log, kernels_log, serving, serving_log, study_runs
 from helpers.clock import Clock, turned
@@ -70,7 +70,7 @@ def study_folder(*arms: str, window: Window | None = None) -> Path:
     path = Path("studies/tiny-local")
     path.mkdir(parents=True)
     kept = folder.Kept(name="tiny", cluster="local", words=(), study=study, publications={})
-    yaml_files.dump(path / STUDY, msgspec.to_builtins(kept))
+    library.dump_yaml(path / STUDY, msgspec.to_builtins(kept))
     return path
 
 

@@ -13,8 +13,8 @@ import pytest
 
 from bench.cli import main
 from bench.contract.plan import GenerationPlan
-from bench.history import past, store
-from bench.history.past import Change, judge
+from bench.history import regression, store
+from bench.history.regression import Change, judge
 from bench.planning.compose import compose
 from bench.results.measurement import Measurement
 from helpers import answers_log, serving, serving_log
@@ -104,7 +104,7 @@ def test_a_check_that_judged_nothing_fails_and_says_why(
 def test_a_faster_step_is_no_regression_of_its_time(clock: Clock, root: Path) -> None:
     for number, speed in enumerate((*STEADY, 120.0)):
         plant(root / f"run{number}", clock, speed, **H200)
-    (of,) = past.pasts(store.trials(root))
+    (of,) = regression.pasts(store.trials(root))
     (step,) = of.measurements("step_time")
     assert judge(of, step, tolerance=0.02).change is Change.none
     assert judge(of, SPEED, tolerance=0.02).text.startswith("+20.0 %")
@@ -115,7 +115,7 @@ def test_a_change_that_is_not_proven_is_undecided_and_one_earlier_run_is_not_jud
         shutil.rmtree(root, ignore_errors=True)
         for number, speed in enumerate(speeds):
             plant(root / f"run{number}", clock, speed, **H200)
-        (of,) = past.pasts(store.trials(root))
+        (of,) = regression.pasts(store.trials(root))
         return judge(of, SPEED, tolerance=0.02, **how).change
 
     assert change(100, 90) is Change.not_judged
@@ -130,7 +130,7 @@ def test_trials_of_one_run_are_one_value(clock: Clock, root: Path) -> None:
     for number, speed in enumerate(STEADY):
         trials = (speed - 1, speed + 1) if number < 4 else (speed + 1, speed - 1)
         plant(root / f"run{number}", clock, *trials, **H200)
-    (of,) = past.pasts(store.trials(root))
+    (of,) = regression.pasts(store.trials(root))
     assert judge(of, SPEED, tolerance=0.02).text == "-0.1 % (-0.9 to +0.6 %), 1 run against 4 earlier ones"
 
 
@@ -239,8 +239,8 @@ def test_logs_without_a_plan_have_one_past_for_each_thing_that_was_asked(clock: 
         (root / f"run{number}").mkdir(parents=True)
         answers_log.write(plan, root / f"run{number}/result_0.txt", answers_log.rows(plan), run_s=100 + number, **about)
         prove(root / f"run{number}")
-    found = past.pasts(store.trials(root))
-    settings = {of.runs[-1].folder.name: past.apart(of, found) for of in found}
+    found = regression.pasts(store.trials(root))
+    settings = {of.runs[-1].folder.name: regression.apart(of, found) for of in found}
     assert len(settings) == 3, "an estimate is no setting"
     assert "answers_asked.order=one_by_one" in settings["run2"] and "answers_asked.max_batch=3" in settings["run3"]
 
@@ -258,11 +258,11 @@ def test_a_server_of_another_folder_and_port_is_the_same_and_one_of_other_option
         serving_log.write(plan, root / f"run{number}/result_0.txt", latency_s, started=started)
         prove(root / f"run{number}")
         clock.now_s += 60
-    found = past.pasts(store.trials(root))
+    found = regression.pasts(store.trials(root))
     assert sorted(sorted(run.folder.name for run in of.runs) for of in found) == [["run0", "run1"], ["run2"], ["run3"]]
     own = next(of for of in found if len(of.runs) == 2)
     assert own.settings_by_name["server.argv"] == "vllm serve ….model --port …"
-    assert past.apart(own, found) == "server.argv=vllm serve ….model --port … burst.requests=9"
+    assert regression.apart(own, found) == "server.argv=vllm serve ….model --port … burst.requests=9"
 
 
 def test_json_has_every_value(clock: Clock, root: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.contract import file_content
-from bench.images import identity, store
+from bench.contract import atomic_files
+from bench.images import store
 from bench.images.store import Record
 
 CONTENT = b"an image of 20 GB"
@@ -35,34 +35,34 @@ def test_an_image_that_lies_where_it_lay_is_not_read_again(image: Path, monkeypa
     def read(path: Path) -> str:
         raise AssertionError("20 GB are read")
 
-    monkeypatch.setattr(file_content, "sha256", read)
-    known = identity.of("$CONT")
+    monkeypatch.setattr(atomic_files, "sha256", read)
+    known = store.identity("$CONT")
     assert known["name"] == "$CONT" and known["sha256"] == hashlib.sha256(CONTENT).hexdigest()
-    assert identity.is_unchanged(known) is True
+    assert store.is_unchanged(known) is True
 
 
 def test_a_copy_is_the_image_by_its_content_alone(image: Path) -> None:
-    known = identity.of("$CONT")
+    known = store.identity("$CONT")
     shutil.copy(image, image.with_name("copy"))
     image.with_name("copy").replace(image)
     os.utime(image, ns=(0, known["mtime_ns"]))
-    assert image.stat().st_ino != known["inode"] and identity.is_unchanged(known) is True
+    assert image.stat().st_ino != known["inode"] and store.is_unchanged(known) is True
     image.write_bytes(CONTENT[::-1])
-    assert identity.is_unchanged(known) is False
+    assert store.is_unchanged(known) is False
     image.write_bytes(CONTENT + b"!")
-    assert identity.is_unchanged(known) is False
+    assert store.is_unchanged(known) is False
 
 
 def test_an_image_without_a_record_that_fits_has_no_digest(image: Path) -> None:
     image.write_bytes(CONTENT + b"!")
-    known = identity.of(str(image))
+    known = store.identity(str(image))
     assert (known["sha256"], known["bytes"]) == (None, len(CONTENT) + 1)
-    assert identity.is_unchanged(known) is True
+    assert store.is_unchanged(known) is True
     os.utime(image, ns=(0, 1))
-    assert identity.is_unchanged(known) is None, "nobody can tell"
+    assert store.is_unchanged(known) is None, "nobody can tell"
 
 
 @pytest.mark.parametrize("name", ["nvcr.io#nvidia/pytorch:25.11-py3", "$NOT_SET", ""])
 def test_what_is_no_file_here_is_known_by_name_only(name: str) -> None:
-    assert identity.of(name) == {"name": name}
-    assert identity.is_unchanged({"name": name}) is None
+    assert store.identity(name) == {"name": name}
+    assert store.is_unchanged({"name": name}) is None

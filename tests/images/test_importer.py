@@ -22,7 +22,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench.images import lock, store
+from bench.images import importer, store
 
 pytestmark = [
     pytest.mark.starts,
@@ -110,7 +110,7 @@ def wait_for(found: Callable[[], bool]) -> None:
 
 
 def left(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if path.name != lock.LOCK)
+    return sorted(path.name for path in folder.iterdir() if path.name != importer.LOCK)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_after_a_kill_the_next_import_waits_for_the_enroot_that_is_left(
     first.kill()
     second = bench("import", str(image_file), "--dir", str(folder))
     assert second.stdout is not None and "another import" in second.stdout.readline()
-    assert lock.is_locked(folder)
+    assert store.is_locked(folder)
     os.killpg(int((tmp_path / "enroot.pid").read_text()), signal.SIGKILL)
     code, out = said(second)
     assert code == 0 and out.startswith("imported\n")
@@ -173,7 +173,7 @@ def test_after_a_kill_the_next_import_waits_for_the_enroot_that_is_left(
 
 def test_of_two_imports_at_once_the_second_finds_the_image(bench, folder: Path, image_file: Path) -> None:
     folder.mkdir()
-    with (folder / lock.LOCK).open("w") as held:
+    with (folder / importer.LOCK).open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         both = [bench("import", str(image_file), "--dir", str(folder), "--json") for _ in range(2)]
         waiting = [process.stdout.readline() for process in both if process.stdout]

@@ -15,10 +15,10 @@ from typing import Any, Literal
 import pytest
 
 from bench import cli
-from bench.backends.slurm import pyxis_checks
-from bench.contract import file_content
+from bench.backends.slurm import checks
+from bench.contract import atomic_files
 from bench.errors import BenchError, ConfigError
-from bench.images import importer, lock, reference, squashfs, store
+from bench.images import importer, reference, squashfs, store
 from bench.rules.check import Finding, Subject
 from helpers.failing_disk import contents, failing
 
@@ -211,7 +211,7 @@ def flip(image: Path, *, keeping_its_times: bool = False) -> None:
 def doctors_findings(image: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setenv("CONT", str(image))
     plan = SimpleNamespace(config=SimpleNamespace(container=SimpleNamespace(image="$CONT")))
-    found = pyxis_checks.file(Subject(plan, ""))  # type: ignore[arg-type]
+    found = checks.file(Subject(plan, ""))  # type: ignore[arg-type]
     return [f"{finding.rule} {finding.what}" for finding in found if isinstance(finding, Finding)]
 
 
@@ -223,8 +223,8 @@ def test_the_doctor_finds_flipped_bytes_and_reads_an_image_only_once(
     """In a folder of our own, and in one that only others may write to, whose images nobody has read since."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     read: list[Path] = []
-    sha256 = file_content.sha256
-    monkeypatch.setattr(file_content, "sha256", lambda path: read.append(path) or sha256(path))
+    sha256 = atomic_files.sha256
+    monkeypatch.setattr(atomic_files, "sha256", lambda path: read.append(path) or sha256(path))
     if not is_ours:
         image.with_suffix(".checked").unlink()
         image.with_suffix(".checked").mkdir()  # root may write everywhere, but not there
@@ -363,7 +363,7 @@ def test_list_names_what_is_left_of_killed_imports(image: Path, capsys: pytest.C
         and "a record without its image" in out
         and "a link to nothing" in out
     )
-    with (image.parent / lock.LOCK).open() as held:
+    with (image.parent / store.LOCK).open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         run("list", "--dir", str(image.parent))
     assert "incomplete: an import is at work" in capsys.readouterr().out

@@ -21,7 +21,7 @@ from bench.contract import plan as plans
 from bench.contract.plan import Plan
 from bench.contract.run_files import JOB, LEDGER, RESERVE, SUBMISSION
 from bench.errors import BenchError, ConfigError, SubmitError
-from bench.launch import again, run_local, run_queued
+from bench.launch import resume, run_local, start
 from bench.planning import compose
 from bench.runs import folder as folders
 from bench.runs import ledger
@@ -131,7 +131,7 @@ def at_each_operation(root: Path, verb: Callable[[], object]) -> Iterator[tuple[
 def test_a_resume_whose_disk_fails_changes_nothing_or_says_what_it_did(ended: Path, slurm: Slurm) -> None:
     (ended / RESERVE).write_bytes(b"\0")
     before, submitted = contents(ended), 0
-    for failed, error in at_each_operation(ended, lambda: again.resume(ended)):
+    for failed, error in at_each_operation(ended, lambda: resume.resume(ended)):
         if error is None:  # what could not be tidied up in the end
             assert noted(ended) == ["7", "100"], failed
         elif "job 100 is submitted" in str(error):
@@ -168,10 +168,10 @@ def test_a_refused_resume_changes_nothing_and_can_be_tried_again(
     if how == "killed":  # on a file system without hard links
         monkeypatch.setattr(os, "link", lambda *names: (_ for _ in ()).throw(PermissionError(errno.EPERM, "no links")))
     with pytest.raises(SubmitError, match=said if how != "killed" else None):
-        again.resume(ended, walltime_min=7, arguments=["--exclud=dgx-7"])
+        resume.resume(ended, walltime_min=7, arguments=["--exclud=dgx-7"])
     assert contents(ended) == before
     slurm.says("sbatch", "echo 100", queues=True)
-    assert again.resume(ended) == 0 and noted(ended) == ["7", "100"]
+    assert resume.resume(ended) == 0 and noted(ended) == ["7", "100"]
     (arguments,) = (slurm.queue / "100").read_text().splitlines()
     assert arguments == f"--parsable -A x {ended}/job.sbatch {ended}"
 
@@ -190,7 +190,7 @@ def test_a_job_whose_number_is_lost_is_found_in_the_queue(
 ) -> None:
     monkeypatch.setattr(slurm_jobs, "SBATCH_S", 0.3)
     slurm.says("sbatch", LOST[how], queues=True)
-    assert again.resume(ended) == 0
+    assert resume.resume(ended) == 0
     assert noted(ended) == ["7", "100"] and not (ended / SUBMISSION).exists()
 
 
@@ -203,7 +203,7 @@ def test_a_job_that_may_be_there_is_looked_for_whenever_the_run_is(
     slurm.says("sbatch", LOST[how])
     before = contents(ended)
     with pytest.raises(SubmitError, match="the job may have been submitted all the same"):
-        again.resume(ended)
+        resume.resume(ended)
     (note,) = contents(ended).keys() - before.keys()
     assert note == SUBMISSION and contents(ended).items() >= before.items()
     assert not runs.find(ended).is_active
@@ -212,10 +212,10 @@ def test_a_job_that_may_be_there_is_looked_for_whenever_the_run_is(
     found = runs.find(ended)
     assert (found.id, found.is_active) == ("100", True)
     with pytest.raises(ConfigError, match="job 100 is PENDING"):
-        again.resume(ended)
-    assert again.cancel(ended) == "100" and (slurm.queue / "101").exists()
+        resume.resume(ended)
+    assert resume.cancel(ended) == "100" and (slurm.queue / "101").exists()
     slurm.says("sbatch", "echo 102")
-    assert again.resume(ended) == 0 and noted(ended) == ["7", "102"] and not (ended / SUBMISSION).exists()
+    assert resume.resume(ended) == 0 and noted(ended) == ["7", "102"] and not (ended / SUBMISSION).exists()
 
 
 @pytest.mark.starts
@@ -229,7 +229,7 @@ def test_of_two_resumes_at_once_one_submits(ended: Path, slurm: Slurm, spawn: Ca
     slurm.forgets()
     during = contents(ended)
     with pytest.raises(ConfigError, match="another process resumes this run"):
-        again.resume(ended)
+        resume.resume(ended)
     assert contents(ended) == during
     (slurm.bin / "go").touch()
     assert first.wait(60) == 0
@@ -238,18 +238,18 @@ def test_of_two_resumes_at_once_one_submits(ended: Path, slurm: Slurm, spawn: Ca
 
 @pytest.mark.parametrize("how", ["exit 1", "echo 'scancel: error: Access denied' >&2; exit 1"])
 def test_a_cancel_that_slurm_refuses_changes_nothing(ended: Path, slurm: Slurm, how: str) -> None:
-    again.resume(ended)
+    resume.resume(ended)
     before = contents(ended)
     slurm.says("scancel", how)
     with pytest.raises(SubmitError, match="scancel failed" if how == "exit 1" else "Access denied"):
-        again.cancel(ended)
+        resume.cancel(ended)
     assert contents(ended) == before and runs.find(ended).is_active
 
 
 def test_a_cancel_whose_disk_fails_says_that_the_job_is_cancelled(ended: Path, slurm: Slurm) -> None:
-    again.resume(ended)
+    resume.resume(ended)
     before = contents(ended)
-    for failed, error in at_each_operation(ended, lambda: again.cancel(ended)):
+    for failed, error in at_each_operation(ended, lambda: resume.cancel(ended)):
         assert "job 100 is cancelled, and that cannot be written down" in str(error), failed
         assert contents(ended) == before, failed
         (slurm.queue / "100").write_text("")
@@ -257,11 +257,11 @@ def test_a_cancel_whose_disk_fails_says_that_the_job_is_cancelled(ended: Path, s
 
 
 def test_what_is_cancelled_cannot_be_cancelled_twice(ended: Path, slurm: Slurm) -> None:
-    again.resume(ended)
-    assert again.cancel(ended) == "100"
+    resume.resume(ended)
+    assert resume.cancel(ended) == "100"
     before = contents(ended)
     with pytest.raises(ConfigError, match="nothing to cancel: the run is interrupted"):
-        again.cancel(ended)
+        resume.cancel(ended)
     assert contents(ended) == before and slurm.num_asked("scancel") == 1
 
 
@@ -269,14 +269,14 @@ def test_a_job_that_is_still_ending_is_not_gone_on_with(ended: Path, slurm: Slur
     before = contents(ended)
     slurm.says("squeue", "echo '7|COMPLETING|None|dgx-0|0|0:10|1:00:00|N/A|'")
     with pytest.raises(ConfigError, match="job 7 is COMPLETING"):
-        again.resume(ended)
+        resume.resume(ended)
     assert contents(ended) == before and not slurm.num_asked("sbatch")
 
 
 def test_a_queue_that_does_not_answer_changes_nothing(ended: Path, slurm: Slurm) -> None:
     before = contents(ended)
     slurm.says("squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
-    for verb in (again.resume, again.cancel):
+    for verb in (resume.resume, resume.cancel):
         with pytest.raises(SubmitError, match="Unable to contact"):
             verb(ended)
     assert contents(ended) == before and not slurm.num_asked("sbatch")
@@ -293,7 +293,7 @@ def launched(tmp_path: Path, slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> C
     monkeypatch.setattr(slurm_jobs.script, "script", lambda plan: "#!/bin/bash\n")
 
     def launch() -> int:
-        return run_queued.run(SlurmBackend(), plan, folders.make(plan, "trials: 2\n"), [])
+        return start.run_queued(SlurmBackend(), plan, folders.make(plan, "trials: 2\n"), [])
 
     return launch
 
@@ -332,7 +332,7 @@ def test_a_launch_whose_answer_is_lost_keeps_its_folder(
     folder = tmp_path / "runs/new"
     assert runs.find(folder).word == "no job"
     slurm.says("sbatch", "echo 100")
-    assert again.resume(folder) == 0 and noted(folder) == ["100"]
+    assert resume.resume(folder) == 0 and noted(folder) == ["100"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
@@ -350,7 +350,7 @@ def test_a_full_disk_changes_nothing(ended: Path, slurm: Slurm, tmp_path: Path) 
                     filler.write(bytes(4096))
             os.truncate(ended.parent / "filler", (ended.parent / "filler").stat().st_size - free)
             try:
-                again.resume(ended)
+                resume.resume(ended)
             except BenchError as error:
                 refused += 1
                 assert "No space left" in str(error)
@@ -372,7 +372,7 @@ def test_a_run_on_this_machine_is_opened_again_as_a_whole_or_not_at_all(
     (ended / JOB).unlink()
     before = contents(ended)
     monkeypatch.setattr(run_local, "_work", lambda plan, folder, console: True)
-    for failed, error in at_each_operation(ended, lambda: again.resume(ended)):
+    for failed, error in at_each_operation(ended, lambda: resume.resume(ended)):
         said = capsys.readouterr().err
         if contents(ended) != before:
             status = statuses.read(ended)
@@ -394,14 +394,14 @@ def test_what_cannot_be_written_is_named(ended: Path, monkeypatch: pytest.Monkey
     (ended / JOB).unlink()
     monkeypatch.setattr(run_local, "_work", full)
     with pytest.raises(BenchError, match="cannot write: No space left on device") as failed:
-        again.resume(ended)
+        resume.resume(ended)
     assert (failed.value.where, failed.value.rule) == (place or str(ended), "CFG-08")
 
 
 def test_who_comes_second_on_this_machine_changes_nothing(ended: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (ended / JOB).unlink()
     before = contents(ended)
-    monkeypatch.setattr(again, "_check_ended", lambda run: None)  # the first one began after this check
+    monkeypatch.setattr(resume, "_check_ended", lambda run: None)  # the first one began after this check
     with run_lock.driving(ended), pytest.raises(ConfigError, match="another process drives this run"):
-        again.resume(ended)
+        resume.resume(ended)
     assert contents(ended) == before

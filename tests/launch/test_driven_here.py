@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from bench.backends.nodes.ending import NodeLostError
+from bench.backends.nodes.interruption import NodeLostError
 from bench.backends.ssh import SshBackend
-from bench.contract import attempt, plan_paths, run_files
+from bench.contract import mllog, plan_paths, run_files
 from bench.contract import plan as plans
 from bench.contract.plan import Command, Plan, Trial
 from bench.contract.task import Kind
@@ -83,7 +83,7 @@ def run(
         trial = plan.trials[index]
         start = {"data_source": "grammar", "initial_weights": "task"}
         planned = start | {"seed": trial.seed, "submission_division": plan.submission.division}
-        binding = attempt.load(made.folder, index)
+        binding = mllog.load(made.folder, index)
         written_log(**planned, evals=(0.95, 0.94, made.last), binding=binding).rename(made.folder / trial.log)
 
     def prepared() -> None:
@@ -198,7 +198,7 @@ def test_what_is_followed_is_the_log_of_the_command(run: Run, monkeypatch: pytes
     assert [each["curves"] for each in followed[1:]] == [(run.plan, run.folder, f"result_{k}") for k in (0, 1)]
     run.plan = run.nodes.plan = replace(plans.required_training(run.plan), base=None)
     del run.nodes.acts["prepare"]
-    run_local._follow(run.nodes, prepare, run.folder, run_local.messages.to_stderr())  # type: ignore[arg-type]
+    run_local._follow(run.nodes, prepare, run.folder, run_local.sheet.to_stderr())  # type: ignore[arg-type]
     assert planned[-1] == (run.plan, prepare)
 
 

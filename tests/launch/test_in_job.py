@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.contract import attempt
+from bench.contract import mllog
 from bench.contract import plan as plans
 from bench.contract.plan import Plan
 from bench.launch import in_job
@@ -52,7 +52,7 @@ def trained(run: Path, written_log: MakeLog, trial: int, **changes: object) -> N
     """Leave the log of a trial that went as planned, but for the changes."""
     plan: Plan = plans.load(run / "plan.json")
     planned = {"seed": plan.trials[trial].seed, "submission_division": plan.submission.division}
-    written_log(**planned | changes, binding=attempt.load(run, trial)).rename(run / plan.trials[trial].log)
+    written_log(**planned | changes, binding=mllog.load(run, trial)).rename(run / plan.trials[trial].log)
 
 
 def outcomes(run: Path) -> list[Outcome]:
@@ -159,7 +159,7 @@ def test_the_last_element_of_an_array_writes_the_manifest(tmp_path: Path, writte
     for trial in plan.trials:
         asked = {"trial": trial.index, "job": "7", "nodes": "dgx-0", "trials": str(trial.index)}
         assert in_job.begin(run, plan, Namespace(**asked)) == 0
-        written_log(name=f"run/{trial.log}", seed=trial.seed, binding=attempt.load(run, trial.index))
+        written_log(name=f"run/{trial.log}", seed=trial.seed, binding=mllog.load(run, trial.index))
         assert in_job.close(run, plan, Namespace(**asked, exit_code=1, what="a rank was killed behind run_stop")) == 1
         assert (manifest.read(run) is not None) == (trial.index == 1) == (run / "status.json").exists()
     assert [str(entry.outcome) for entry in ledger.read(run)] == ["proven", "proven"]

@@ -18,7 +18,7 @@ import pytest
 from bench.contract import mllog
 from bench.diagnosis import explain
 from bench.errors import ConfigError
-from bench.launch import again
+from bench.launch import resume
 from bench.mlperf import reader
 from bench.mlperf.result import parse
 from bench.runs.verification import verify
@@ -228,11 +228,11 @@ def test_a_run_on_this_machine_can_be_gone_on_with(launch: Launch, spawn: Launch
     process = launch(*quick, f"launch.folder={run}")
     wait_for(lambda: "train_loss" in text(run / "result_1.txt"), process)
     with pytest.raises(ConfigError, match="is running"):
-        again.resume(run)
-    assert again.cancel(run) == str(run) and process.wait(timeout=120) == 143
+        resume.resume(run)
+    assert resume.cancel(run) == str(run) and process.wait(timeout=120) == 143
     kept = (run / "result_0.txt").read_bytes()
     with pytest.raises(ConfigError, match="--exclude=dgx-7 is for a queue"):
-        again.resume(run, arguments=["--exclude=dgx-7"])
+        resume.resume(run, arguments=["--exclude=dgx-7"])
     assert json.loads(text(run / "status.json"))["outcome"] == "interrupted", "what is refused changes nothing"
     resumed = spawn([sys.executable, "-m", "bench", "resume", str(run)], {})
     output = resumed.communicate(timeout=300)[0]
@@ -244,7 +244,7 @@ def test_a_run_on_this_machine_can_be_gone_on_with(launch: Launch, spawn: Launch
     assert '"aborted"' in text(run / "attempts/1.1/result_1.txt")
     assert json.loads(text(run / "status.json")) == {"outcome": "proven", "exit_code": 0}
     with pytest.raises(ConfigError, match="there is nothing to go on with"):
-        again.resume(run)
+        resume.resume(run)
 
 
 def wait_for(condition: Callable[[], bool], process: "subprocess.Popen[str]") -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.contract import attempt, mllog, run_files
+from bench.contract import mllog, run_files
 from bench.contract import plan as plans
 from bench.errors import BenchError, LogError, Stopped
 from bench.launch import run_local
@@ -24,7 +24,7 @@ def test_a_log_that_the_ranks_found_is_named_for_what_it_is(
     run.mkdir()
     (run / "plan.json").write_text(plans.dumps(plan))
     written_log(name="run/result_0.txt")
-    monkeypatch.setattr(run_local, "_follow", lambda *ignored: mllog.Writer(run / "result_0.txt", attempt.load(run, 0)))
+    monkeypatch.setattr(run_local, "_follow", lambda *ignored: mllog.Writer(run / "result_0.txt", mllog.load(run, 0)))
     with pytest.raises(LogError, match="LOG-17: result_0.txt was not written by this attempt"):
         run_local.run(plan, run)
     status = statuses.read(run)

@@ -17,7 +17,7 @@ from bench.contract import mllog
 from bench.contract.plan import Plan
 from bench.contract.run_files import JOB, SCRIPT
 from bench.errors import BenchError, ConfigError
-from bench.launch import again
+from bench.launch import resume
 from bench.mlperf.reader import Event
 from bench.planning import compose
 from bench.report.sets import load
@@ -134,10 +134,10 @@ def test_a_run_is_not_resumed_with_a_secret_and_stays_as_it_was(kind: str, ended
     before = contents(ended)
     for argument in (f"--comment={PLANTED[kind][0]}", PLANTED[kind][0]):
         with pytest.raises(ConfigError, match="CFG-07") as refused:
-            again.resume(ended, arguments=[argument])
+            resume.resume(ended, arguments=[argument])
         require_hidden(str(refused.value))
     assert asked == [] and {k: v for k, v in contents(ended).items() if k in before} == before
-    assert again.resume(ended, arguments=["--comment=again"]) == 0 and len(asked) == 1
+    assert resume.resume(ended, arguments=["--comment=again"]) == 0 and len(asked) == 1
     assert json.loads((ended / JOB).read_text())["arguments"][-1] == "--comment=again" and (ended / SCRIPT).exists()
 
 

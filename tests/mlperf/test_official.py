@@ -10,8 +10,7 @@ import pytest
 from mlperf_logging.compliance_checker import mlp_compliance, mlp_parser
 from mlperf_logging.rcp_checker import rcp_checker
 
-from bench.contract.attempt import Binding
-from bench.contract.mllog import Writer
+from bench.contract.mllog import Binding, Writer
 from bench.errors import ConfigError, LogError
 from bench.mlperf import official
 from bench.mlperf.official import RULESETS, official_verdict, ruleset_of

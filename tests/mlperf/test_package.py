@@ -14,10 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlperf_logging.compliance_checker import mlp_compliance
 
-from bench import cli
-from bench.console import package as package_sheets
+from bench import cli, masking
+from bench.console import result as package_sheets
 from bench.contract import plan as plans
-from bench.contract import secrets
 from bench.errors import BenchError, ConfigError
 from bench.mlperf import package
 from bench.mlperf.package import checkers, system
@@ -175,7 +174,7 @@ def test_what_is_forced_is_marked_everywhere(make_run: MakeRun) -> None:
     texts = contents(run.parent / "package")
     for name in ("TODO.md", "example/benchmarks/llama2_70b_lora/implementations/box/README.md"):
         assert b"Not for submission" in texts[name] and b"PCK-03" in texts[name]
-    assert any("not fit for submission" in row for row in package_sheets.sheet(packed).rows)
+    assert any("not fit for submission" in row for row in package_sheets.package_sheet(packed).rows)
 
 
 @pytest.mark.parametrize(
@@ -256,7 +255,7 @@ def test_a_setting_that_holds_a_secret_is_not_published(make_run: MakeRun) -> No
     ],
 )
 def test_every_shape_of_a_secret_is_known(secret: str) -> None:
-    assert secrets.first(f"value {secret}\n")
+    assert masking.first(f"value {secret}\n")
 
 
 @pytest.mark.parametrize(
@@ -272,7 +271,7 @@ def test_every_shape_of_a_secret_is_known(secret: str) -> None:
     ],
 )
 def test_what_only_sounds_like_a_secret_is_packed(text: str) -> None:
-    assert not secrets.first(text)
+    assert not masking.first(text)
 
 
 def test_a_run_script_that_saw_no_devices_describes_none(make_run: MakeRun) -> None:

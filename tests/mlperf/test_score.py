@@ -16,7 +16,7 @@ from mlperf_logging.package_checker import seed_checker
 from mlperf_logging.result_summarizer.result_summarizer import _compute_olympic_average
 
 from bench.cli import main
-from bench.console.score import sheets
+from bench.console.result import score_sheets
 from bench.console.sheet import show
 from bench.errors import ConfigError, LogError
 from bench.mlperf.result import UNVERIFIED
@@ -141,7 +141,7 @@ def test_platforms_of_two_names_are_said_beside_the_score(runs: MakeRuns) -> Non
     scored = score(runs(changes={7: {"submission_platform": "another"}}))
     assert rules(scored) == {"SCO-04"}
     assert scored.official_minutes == pytest.approx(24.5 * REFERENCE / 3072)
-    (row,) = [row for row in sheets(scored)[1].rows if row[0] == "SCO-04"]
+    (row,) = [row for row in score_sheets(scored)[1].rows if row[0] == "SCO-04"]
     assert row[1:] == ("warning", "platform differs: '1xexample' in result_0.txt, 'another' in result_7.txt")
 
 
@@ -268,7 +268,7 @@ def test_every_draw_has_the_factor_of_its_own_runs(runs: MakeRuns) -> None:
 
 def test_the_table_says_unverified_hardware_and_runs(runs: MakeRuns, capsys: pytest.CaptureFixture[str]) -> None:
     folder = runs(changes={0: {"status": "aborted"}}, submission_platform="evil\x1b[2J")
-    for sheet in sheets(score(folder)):
+    for sheet in score_sheets(score(folder)):
         show(sheet)
     text = capsys.readouterr().out
     assert f"{UNVERIFIED} GPUs not logged, n = 10 runs, 1 failed" in text

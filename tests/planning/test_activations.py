@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bench.contract.plan import Plan
-from bench.planning.activations import layer_bytes
+from bench.planning.estimates.activations import layer_bytes
 from helpers import ranks
 
 HIDDEN = 512

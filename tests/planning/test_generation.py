@@ -9,7 +9,8 @@ from bench.backends.slurm import script
 from bench.contract import plan as plans
 from bench.contract.plan import GenerationPlan
 from bench.errors import ConfigError
-from bench.planning import compose, prompts, replicas
+from bench.planning import compose
+from bench.planning import generation as generation_plan
 from jobs.ranks import process_group
 
 PEER = ("engine=huggingface", "cluster=dgxh200")
@@ -67,12 +68,12 @@ def test_a_tokens_time_is_that_of_reading_all_but_the_embedding() -> None:
 def test_the_documents_5x2_of_8_gpus_is_refused_unless_replicas_may_share_a_gpu() -> None:
     config = compose.unplanned(["task=generate_7b", "cluster=dgxh200", "parallel.groups=5", "parallel.tp=2"])
     with pytest.raises(ConfigError, match="5 replicas of 2 come to 10 GPUs, and the cluster has 8") as error:
-        replicas.split(config)
+        generation_plan.split(config)
     assert "parallel.share_gpu=true" in error.value.fix
     config.parallel.share_gpu = True
-    world = replicas.split(config)
+    world = generation_plan.split(config)
     assert (world.num_ranks, world.ranks_per_node, world.dp, world.tp) == (10, 10, 5, 2)
-    assert replicas.per_gpu(config, world) == 2
+    assert generation_plan.per_gpu(config, world) == 2
 
 
 def test_replicas_on_one_gpu_take_its_memory_together_and_slurm_is_asked_for_the_gpus_that_are_there() -> None:
@@ -96,7 +97,7 @@ def test_hosts_may_name_their_groups(hosts: str, words: list[str], replica: tupl
     config = compose.unplanned(["task=generate_70b", "cluster=hosts", f"cluster.hosts={hosts}", *words])
     config.cluster.num_nodes = 2
     config.cluster.device = compose.unplanned(["cluster=dgxh200"]).cluster.device
-    world = replicas.split(config)
+    world = generation_plan.split(config)
     assert (world.dp, world.tp) == replica and world.num_ranks == replica[0] * replica[1]
 
 
@@ -142,12 +143,12 @@ def test_what_cannot_be_generated_is_refused(overrides: list[str], what: str, wh
     assert where in error.value.where and error.value.fix
 
 
-def from_file(tmp_path: Path, text: str | bytes) -> list[prompts.Wanted]:
+def from_file(tmp_path: Path, text: str | bytes) -> list[generation_plan.Wanted]:
     file = tmp_path / "prompts.jsonl"
     file.write_bytes(text.encode() if isinstance(text, str) else text)
     generation = compose.unplanned([TINY, f"{ASKED}.prompts={file}", f"{ASKED}.lengths=[7,9]"]).task.generation
     assert generation is not None
-    return prompts.wanted(generation, has_text=True)
+    return generation_plan.wanted(generation, has_text=True)
 
 
 def test_prompts_of_a_file_have_their_own_length_or_the_tasks_in_turn(tmp_path: Path) -> None:

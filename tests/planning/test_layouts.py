@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.console import layouts as layout_sheets
+from bench.console import plan as layout_sheets
 from bench.contract import plan as plans
 from bench.contract.plan import Plan
 from bench.contract.schema import Config, Precision
 from bench.contract.task import Recompute
 from bench.errors import ConfigError
-from bench.planning import compose, layouts, make_plan, memory
+from bench.planning import compose, layouts, make_plan
+from bench.planning.estimates import memory
 from helpers.examples import in_proportion
 
 OPEN = "parallel={tp: null, pp: null, cp: null, sp: null}"

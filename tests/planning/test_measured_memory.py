@@ -6,7 +6,8 @@ import pytest
 
 from bench.contract import layers
 from bench.contract.schema import Config
-from bench.planning import compose, memory
+from bench.planning import compose
+from bench.planning.estimates import memory
 from bench.planning.parallelism import split
 
 NEAR_GIB = 0.5

@@ -43,8 +43,9 @@ from bench.contract.task import (
     Training,
     Trains,
 )
-from bench.planning import compose, memory, parameters
-from bench.planning.memory import NOTHING
+from bench.planning import compose
+from bench.planning.estimates import memory, parameters
+from bench.planning.estimates.memory import NOTHING
 from helpers.examples import in_proportion
 from helpers.paths import ROOT
 

@@ -7,8 +7,9 @@ import pytest
 from bench import cli
 from bench.contract.schema import Config, Precision
 from bench.contract.task import MomentPrecision
-from bench.planning import compose, model_memory
-from bench.planning.model_memory import WAYS, Way, counted, planned, states_gb
+from bench.planning import compose
+from bench.planning.estimates import model_memory
+from bench.planning.estimates.model_memory import WAYS, Way, counted, planned, states_gb
 
 GOLDEN = Path(__file__).parent / "plan_memory.txt"
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.backends import nemo_environment
+from bench.backends import local
 from bench.contract import plan as plans
 from bench.contract.plan import Plan, TrainingPlan
 from bench.errors import ConfigError
@@ -75,7 +75,7 @@ def test_what_nemos_recipes_cannot_do_is_refused_by_its_key(overrides: tuple[str
 
 def looked(python: Path | str) -> list[Finding | str]:
     plan = compose.compose(["engine=nemo", "task=lora_tiny", "cluster=local", f"engine.nemo.python={python}"])
-    return list(nemo_environment.environment(Subject(plan, "")))
+    return list(local.environment(Subject(plan, "")))
 
 
 def test_preflight_sees_whether_the_environment_has_the_nemo_of_the_recipes(tmp_path: Path) -> None:

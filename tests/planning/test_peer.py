@@ -10,7 +10,7 @@ from bench.contract import plan as plans
 from bench.contract.plan import TrainingPlan
 from bench.contract.schema import EngineName
 from bench.errors import ConfigError
-from bench.planning import compose, make_plan, validate
+from bench.planning import checks, compose, make_plan
 from tests.helpers.cached_configs import cached
 
 PEER = "engine=huggingface"
@@ -88,7 +88,7 @@ def test_what_it_cannot_do_is_refused(name: str) -> None:
     words, where, what = REFUSED[name]
     config = config_of([PEER, "cluster.ranks_per_node=2", *words])
     with pytest.raises(ConfigError) as refused:
-        validate.check(config)
+        checks.check(config)
     assert where in refused.value.where and what in refused.value.what and refused.value.fix
 
 
@@ -100,20 +100,20 @@ def test_what_it_can_do_is_not_refused() -> None:
         [f"{BLOCK}.strategy=balanced", "cluster.ranks_per_node=1"],
         ["task=pretrain_gpt3_126m", "recipe.recompute=full", *EIGHT],
     ):
-        validate.check(config_of([PEER, *words]))
+        checks.check(config_of([PEER, *words]))
 
 
 def test_the_benchmark_of_mlperf_s_closed_division_is_ours_alone() -> None:
     with pytest.raises(ConfigError, match="closed division"):
-        validate.check(config_of([PEER, "task=lora70b", "cluster=dgxh200", "precision=bf16"]))
-    validate.check(config_of([PEER, "task=lora70b", "cluster=dgxh200", "precision=bf16", "task.submittable=false"]))
+        checks.check(config_of([PEER, "task=lora70b", "cluster=dgxh200", "precision=bf16"]))
+    checks.check(config_of([PEER, "task=lora70b", "cluster=dgxh200", "precision=bf16", "task.submittable=false"]))
 
 
 def test_a_block_belongs_to_the_engine_of_its_name() -> None:
     config = config_of([PEER])
     config.engine.name = EngineName.megatron
     with pytest.raises(ConfigError, match="engine.name is megatron, and engine.huggingface is given"):
-        validate.check(config)
+        checks.check(config)
 
 
 def test_a_key_below_a_missing_block_names_the_engine_that_has_it() -> None:

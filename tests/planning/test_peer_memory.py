@@ -10,7 +10,7 @@ from bench.contract import plan as plans
 from bench.contract.plan import Memory
 from bench.planning import compose, make_plan
 from bench.planning.conf_folder import CONF
-from bench.planning.peer_activations import layer_bytes
+from bench.planning.estimates.huggingface_memory import layer_bytes
 from tests.helpers.cached_configs import cached
 
 BLOCK = "engine.huggingface"

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from bench.contract import layers
 from bench.contract.plan import Cost, Recomputed, World
 from bench.contract.schema import Config, Device, Precision
-from bench.planning import compose, memory, step_time
-from bench.planning.memory import EVERYTHING, NOTHING
+from bench.planning import compose
+from bench.planning.estimates import memory, step_time
+from bench.planning.estimates.memory import EVERYTHING, NOTHING
+from bench.planning.estimates.network import rate_at
+from bench.planning.estimates.parameters import rank_parameters
 from bench.planning.parallelism import split
-from bench.planning.parameters import rank_parameters
-from bench.planning.rates import rate_at
 
 LAYER_TFLOP = 2 * 8192 * 8192 * (10240 + 8192 + 3 * 28672) / 1e12
 HEAD_TFLOP = 2 * 8192 * 8192 * 32000 / 1e12

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bench.backends.kubernetes import client, config_checks, names
+from bench.backends.kubernetes import checks, client, names
 from bench.contract import node_facts
 from bench.contract.node_facts import HealthFinding, RankFacts
 from bench.contract.plan import Plan
@@ -60,7 +60,7 @@ class Cluster(ApiServer):
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     for name in ("DATADIR", "MODEL", "LOGDIR"):
         monkeypatch.setenv(name, str(tmp_path))
-    monkeypatch.setattr(config_checks, "os", SimpleNamespace(geteuid=lambda: 1000))  # who submits is the pods' user
+    monkeypatch.setattr(checks, "os", SimpleNamespace(geteuid=lambda: 1000))  # who submits is the pods' user
     monkeypatch.setattr(client, "is_here", lambda: True)
     made = Cluster({place: {"resources": [{"kind": kind} for kind in kinds]} for place, kinds in KINDS.items()})
     made.answers |= {"GET /version": {"gitVersion": "v1.20.2"}, "GET /api/v1/nodes": {"items": FINE}}

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from bench import preflight
-from bench.backends import local_checks
+from bench.backends import local
 from bench.backends.local import LocalBackend
-from bench.backends.nodes.running import started
+from bench.backends.nodes.lead import started
 from bench.contract.node_facts import GpuFacts
 from bench.contract.plan import Command
 from bench.contract.run_files import RANK_LOGS
@@ -30,7 +30,7 @@ def test_gpus_are_counted(
 ) -> None:
     for name in ("nvidiactl", "nvidia-uvm", *(f"nvidia{n}" for n in range(count))):
         (tmp_path / name).touch()
-    monkeypatch.setattr(local_checks, "DEVICES", str(tmp_path))
+    monkeypatch.setattr(local, "DEVICES", str(tmp_path))
     plan = compose.compose(["cluster.device=cuda", f"cluster.ranks_per_node={wanted}"])
     assert [f.what for f in preflight.inspect(plan) if f.rule == "HW-03"] == what
 
@@ -53,7 +53,7 @@ def test_ranks_get_the_gpus_that_the_user_names(
 ) -> None:
     for n in range(8):
         (tmp_path / f"nvidia{n}").touch()
-    monkeypatch.setattr(local_checks, "DEVICES", str(tmp_path))
+    monkeypatch.setattr(local, "DEVICES", str(tmp_path))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
@@ -76,7 +76,7 @@ def test_ranks_see_the_gpus_that_a_user_names(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_run_on_cpus_wants_none() -> None:
-    assert not local_checks.is_cuda_here(compose.compose(["cluster=local"]))
+    assert not local.is_cuda_here(compose.compose(["cluster=local"]))
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_a_network_that_nccl_is_told_to_use_must_be_on_this_machine(
         (tmp_path / name).mkdir()
         for device in devices:
             (tmp_path / name / device).touch()
-        monkeypatch.setattr(local_checks, name, str(tmp_path / name))
+        monkeypatch.setattr(local, name, str(tmp_path / name))
     plan = compose.compose(["cluster.device=cuda", f"+cluster.environment.{setting}"])
     assert [f.rule for f in preflight.inspect(plan) if f.rule.startswith("NCC")] == rules
 
@@ -136,7 +136,7 @@ def test_one_process_for_several_gpus_is_told_how_many_it_wants(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "nvidia0").touch()
-    monkeypatch.setattr(local_checks, "DEVICES", str(tmp_path))
+    monkeypatch.setattr(local, "DEVICES", str(tmp_path))
     peer = ["engine=huggingface", "engine.huggingface.strategy=balanced", "engine.huggingface.num_gpus=4"]
     plan = compose.compose(["cluster.device=cuda", "cluster.ranks_per_node=1", *peer])
     (what,) = [f.what for f in preflight.inspect(plan) if f.rule == "HW-03"]
@@ -144,7 +144,7 @@ def test_one_process_for_several_gpus_is_told_how_many_it_wants(
 
 
 def test_packages_of_the_peer_are_looked_for_with_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_checks, "_is_installed", lambda name: name not in ("deepspeed", "flash_attn"))
+    monkeypatch.setattr(local, "_is_installed", lambda name: name not in ("deepspeed", "flash_attn"))
     words = ["engine=huggingface", "engine.huggingface.strategy=deepspeed", "precision=bf16", "cluster.device=cuda"]
     plan = compose.compose([*words, "engine.huggingface.attention=flash_attention_2", "cluster.ranks_per_node=1"])
     (finding,) = [f for f in preflight.inspect(plan) if f.rule == "RUN-08"]
@@ -155,7 +155,7 @@ def test_packages_of_the_peer_are_looked_for_with_how_to_get_them(monkeypatch: p
 def test_what_rows_are_made_of_texts_with_is_looked_for_until_they_are_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_checks, "_is_installed", lambda name: name not in ("tokenizers", "pyarrow"))
+    monkeypatch.setattr(local, "_is_installed", lambda name: name not in ("tokenizers", "pyarrow"))
     plans = {
         task: compose.compose([f"task={task}", "cluster=local", f"cluster.paths.data={tmp_path}"])
         for task in ("finetune_tiny_dolly", "pretrain_7b", "lora_tiny")

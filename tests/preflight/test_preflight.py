@@ -219,7 +219,7 @@ def prepared(folder: Path) -> Path:
 
 
 def test_rows_as_planned_are_fine(tmp_path: Path) -> None:
-    assert list(data.rows(prepared(tmp_path), ROWS)) == []
+    assert list(data.prepared_rows(prepared(tmp_path), ROWS)) == []
 
 
 def cut(path: Path) -> None:
@@ -248,7 +248,7 @@ DAMAGE = {
 def test_rows_that_are_not_as_planned_are_named(case: str, tmp_path: Path) -> None:
     damage, text = DAMAGE[case]
     damage(prepared(tmp_path))
-    (found,) = data.rows(tmp_path, ROWS)
+    (found,) = data.prepared_rows(tmp_path, ROWS)
     assert found.rule == "CFG-06" and re.search(text, found.what), found
 
 

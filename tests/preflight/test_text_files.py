@@ -16,7 +16,7 @@ from bench.contract.plan import Plan
 from bench.errors import ConfigError
 from bench.planning import compose
 from bench.planning.commands import needs_preparing
-from bench.preflight import text_files
+from bench.preflight import data
 from helpers import text_data
 from helpers.text_data import lines, make_here, plan, write_gzip, write_parquet, write_tokenizer
 
@@ -112,7 +112,7 @@ def test_too_little_room_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "cache/c4.jsonl").write_bytes(lines([TEXT]))
     for free, rules in ((143, ["CFG-08"]), (144, [])):
         monkeypatch.setattr(data_files.shutil, "disk_usage", lambda path, free=free: SimpleNamespace(free=free))
-        told = text_files.found(made, root=tmp_path / "cache", rows=tmp_path / "none")
+        told = data.found(made, root=tmp_path / "cache", rows=tmp_path / "none")
         assert [found.rule for found in told if not isinstance(found, str)] == rules
 
 

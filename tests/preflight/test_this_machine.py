@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
+from bench import preflight
 from bench.contract.plan import GenerationPlan, Plan
 from bench.contract.schema import DataSource
 from bench.errors import ConfigError
 from bench.planning import compose
-from bench.preflight import data, host, secrets, serving, text_files
+from bench.preflight import data, host, secrets
 from bench.rules.check import CannotTellError, Subject
 from bench.rules.finding import Finding, broken
 from helpers import text_data
@@ -105,16 +106,16 @@ def generating(tmp_path: Path, *overrides: str) -> GenerationPlan:
 def test_a_generator_takes_hugging_face_weights_and_their_tokenizer(tmp_path: Path) -> None:
     model = tmp_path / "MODEL"
     plan = generating(tmp_path, "engine=huggingface")
-    assert host.takes_checkpoint(plan) and text_files.takes_prompts(plan)
+    assert host.takes_checkpoint(plan) and data.takes_prompts(plan)
     assert told(host.checkpoint(of(plan)))[-1] == str(model) != told(host.checkpoint(of(plan)))[0]
-    (none,) = text_files.prompts(of(plan))
+    (none,) = data.prompts(of(plan))
     assert isinstance(none, Finding) and none.rule == "CFG-06" and "tokenizer.json" in none.what
     text_data.write_tokenizer(model)
     (model / "config.json").write_text("{}")
     assert told(host.checkpoint(of(plan))) == [str(model)]
-    assert told(text_files.prompts(of(plan))) == [str(model / "tokenizer.json")]
+    assert told(data.prompts(of(plan))) == [str(model / "tokenizer.json")]
     (model / "tokenizer_config.json").write_text("{}")
-    (unnamed,) = text_files.prompts(of(plan))
+    (unnamed,) = data.prompts(of(plan))
     assert isinstance(unnamed, Finding) and "eos_token" in unnamed.what
 
 
@@ -124,10 +125,10 @@ def test_without_the_paths_that_name_them_nothing_is_said_of_files(
     plan = generating(tmp_path, "engine=huggingface", "cluster.paths.model=$NOWHERE")
     monkeypatch.delenv("NOWHERE", raising=False)
     with pytest.raises(CannotTellError, match="MODEL is not set"):
-        list(text_files.prompts(of(plan)))
+        list(data.prompts(of(plan)))
     with pytest.raises(CannotTellError, match="MODEL is not set"):
         list(host.checkpoint(of(plan)))
-    assert [*text_files._other_tokenizer(tmp_path, None)] == []
+    assert [*data._other_tokenizer(tmp_path, None)] == []
 
 
 def test_files_of_text_that_cannot_be_read_or_written_are_named(
@@ -139,7 +140,7 @@ def test_files_of_text_that_cannot_be_read_or_written_are_named(
     made = text_data.plan(tmp_path, "data=c4", "data.files=c4.json.gz", *sizes, *recipe)
 
     def found() -> list[Any]:
-        return told(text_files.found(made, root=cache, rows=tmp_path / "none"))
+        return told(data.found(made, root=cache, rows=tmp_path / "none"))
 
     path = cache / "c4.json.gz"
     path.write_bytes(gzip.compress(b'{"text": "oak"}\n')[:-9])
@@ -163,7 +164,7 @@ def test_files_of_text_that_cannot_be_read_or_written_are_named(
 def test_without_pyarrow_a_parquet_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.parquet").write_bytes(b"none")
     with pytest.raises(ConfigError, match="the parquet is cut short or damaged"):
-        text_files._check_head(tmp_path / "a.parquet", DataSource.fineweb_edu)
+        data._check_head(tmp_path / "a.parquet", DataSource.fineweb_edu)
     imported = builtins.__import__
 
     def without(name: str, *words: Any, **more: Any) -> Any:
@@ -172,7 +173,7 @@ def test_without_pyarrow_a_parquet_is_taken_as_it_is(tmp_path: Path, monkeypatch
         return imported(name, *words, **more)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    text_files._check_head(tmp_path / "a.parquet", DataSource.fineweb_edu)
+    data._check_head(tmp_path / "a.parquet", DataSource.fineweb_edu)
 
 
 def test_a_server_needs_its_model_and_its_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,24 +181,24 @@ def test_a_server_needs_its_model_and_its_program(tmp_path: Path, monkeypatch: p
     argv = "task.serving.server.argv=[serve,'{model}','{port}']"
     plan = to_serve("model.weights=checkpoint", f"cluster.paths.model={model}", argv)
     missing = [("CFG-06", f"there is no {name}", str(model)) for name in ("config.json", "tokenizer.json")]
-    assert serving.reads_model(plan) and told(serving.model(of(plan))) == [*missing, str(model)]
+    assert preflight.reads_model(plan) and told(preflight.model(of(plan))) == [*missing, str(model)]
     fix = "name a folder of Hugging Face's format by MODEL or task.serving.server.model, or set model.weights=random"
-    assert [one.fix for one in serving.model(of(plan)) if isinstance(one, Finding)] == [fix] * 2
+    assert [one.fix for one in preflight.model(of(plan)) if isinstance(one, Finding)] == [fix] * 2
     text_data.write_tokenizer(model)
     (model / "config.json").touch()
-    assert told(serving.model(of(plan))) == [str(model)]
-    assert serving.is_started_here(plan)
+    assert told(preflight.model(of(plan))) == [str(model)]
+    assert preflight.is_started_here(plan)
     places = {"serve": "/bin/serve"}
     monkeypatch.setattr(shutil, "which", places.get)
-    assert told(serving.program(of(plan))) == ["/bin/serve"]
+    assert told(preflight.program(of(plan))) == ["/bin/serve"]
     places.clear()
-    (found,) = serving.program(of(plan))
+    (found,) = preflight.program(of(plan))
     assert isinstance(found, Finding)
     assert (found.rule, found.what, found.where) == ("SRV-01", "serve is not on PATH", "task.serving.server.argv")
     assert "name the path of serve, or choose another server=" in found.fix
     nowhere = to_serve("model.weights=checkpoint", "cluster.paths.model=$NOWHERE")
     with pytest.raises(CannotTellError, match="MODEL is not set"):
-        list(serving.model(of(nowhere)))
+        list(preflight.model(of(nowhere)))
 
 
 def test_secrets_of_a_script_and_of_a_command_line_are_named_by_line_and_option() -> None:

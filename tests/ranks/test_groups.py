@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.distributed import DistStoreError
 
-from jobs.ranks.groups import SHORT, Groups
+from jobs.local_sgd.groups import SHORT, Groups
 
 
 class PatientStore:

@@ -12,7 +12,8 @@ from bench.contract.plan import Plan
 from bench.contract.schema import Device
 from bench.errors import SubmitError
 from helpers import ranks
-from jobs.ranks import groups, process_group
+from jobs.local_sgd import groups
+from jobs.ranks import process_group
 from jobs.ranks.identity import Rank
 
 FIRST, SECOND = Rank(0, 0, 2, "dgx-0", 4711), Rank(1, 1, 2, "dgx-0", 4711)

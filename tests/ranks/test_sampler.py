@@ -19,8 +19,7 @@ from jobs.ranks import gpu_sampler, identity, process_group
 from jobs.ranks import telemetry as sampling
 from jobs.ranks.gpu_sampler import Gpu
 from jobs.ranks.identity import Rank
-from jobs.ranks.telemetry import Sampler, Telemetry
-from jobs.ranks.telemetry_summary import NotMeasured
+from jobs.ranks.telemetry import NotMeasured, Sampler, Telemetry
 
 FAKE = ROOT / "tests/helpers/fake_nvml"
 PARENT = 4711

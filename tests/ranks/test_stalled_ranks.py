@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bench.backends.local import free_port
-from bench.backends.nodes.running import first_error
+from bench.backends.nodes.lead import first_error
 from bench.contract import run_files
 from bench.contract.plan import Command
 from bench.diagnosis import explain

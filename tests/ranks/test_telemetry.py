@@ -22,8 +22,7 @@ from helpers.paths import ROOT
 from jobs.ranks import process_group
 from jobs.ranks import telemetry as sampling
 from jobs.ranks.identity import Rank, node_name
-from jobs.ranks.telemetry import Sampler, Telemetry
-from jobs.ranks.telemetry_summary import NotMeasured, summary
+from jobs.ranks.telemetry import NotMeasured, Sampler, Telemetry, summary
 
 FAKE = ROOT / "tests/helpers/fake_nvml"
 RUN = [("run_start", 1000), ("block_start", 1000), ("block_stop", 3500), ("run_stop", 4000)]

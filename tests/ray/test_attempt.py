@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from bench.backends.nodes.ending import START_AGAIN
-from bench.backends.ray import attempt
-from bench.backends.ray.group import Group, LostError
-from bench.backends.ray.node import Ended, Place
+from bench.backends.nodes.interruption import START_AGAIN
+from bench.backends.ray import driver as ray_driver
+from bench.backends.ray.placement_group import Ended, Group, LostError, Place
 from bench.contract.run_files import PLAN, STATUS
 
 STOPS = Ended(143, ("told to end",))
@@ -85,7 +84,7 @@ def tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tupl
         places = [Place(f"rig{number}", f"10.0.0.{number}", f"id{number}") for number in range(3)]
         group = Group(None, [ray.actor(number) for number in range(3)], places)
         try:
-            return attempt.run(group, words, driver), ray, driver
+            return ray_driver.run_attempt(group, words, driver), ray, driver
         except LostError as error:
             return str(error), ray, driver
 
@@ -126,7 +125,7 @@ def test_a_lost_lead_ends_the_others_at_once(tried: Tried) -> None:
 
 
 def test_a_lead_that_does_not_end_though_others_have_is_told_to(tried: Tried, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempt, "OTHERS_S", 0.05)
+    monkeypatch.setattr(ray_driver, "OTHERS_S", 0.05)
     code, ray, _ = tried((2, Ended(1, ())))
     assert (code, ray.told) == (143, [0, 1])
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from bench.backends.ray import checks, client, jobs, request
+from bench.backends.kubernetes import checks as kubernetes_checks
+from bench.backends.ray import backend, client, request
 from bench.backends.ray.backend import RayBackend
 from bench.contract import plan as plans
 from bench.contract.plan import Plan
@@ -165,7 +166,7 @@ def test_a_cluster_that_kuberay_makes_has_a_manifest_and_nobody_to_ask(dashboard
     assert subject.script == BACKEND.render(plan)
     assert looked(plan, "login") == {} and dashboard.asked == []
     found = looked(plan, "laptop")
-    assert [name for name in found if name not in {one.what for one in checks.config_checks.CHECKS}] == [
+    assert [name for name in found if name not in {one.what for one in kubernetes_checks.CONFIG_CHECKS}] == [
         *("variables that are passed on", "one job", "manifest")
     ]
     (by_hand,) = findings(found)["manifest"]
@@ -206,7 +207,7 @@ def test_words_for_sbatch_are_refused(dashboard: Dashboard, tmp_path: Path) -> N
     with pytest.raises(ConfigError, match="--qos=a -n1 is for sbatch, and a Ray job has no such options"):
         BACKEND.resume(tmp_path, trials_left=1, arguments=["--qos=a", "-n1"])
     assert list(BACKEND.submitted(tmp_path)) == [], "it has never had a job"
-    assert jobs.WALLTIME == "walltime" and not dashboard.taken
+    assert backend.WALLTIME == "walltime" and not dashboard.taken
 
 
 @pytest.mark.parametrize(

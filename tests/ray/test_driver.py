@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 
-from bench.backends.nodes.ending import START_AGAIN
+from bench.backends.nodes.interruption import START_AGAIN
 from bench.backends.ray import driver
-from bench.backends.ray.group import Group, LostError
-from bench.backends.ray.node import Place
+from bench.backends.ray.placement_group import Group, LostError, Place
 from bench.contract import plan as plans
 from bench.contract.run_files import PLAN, RAY_OUTPUT, STATUS
 from bench.errors import SubmitError
@@ -101,7 +100,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     ray = SimpleNamespace(init=lambda **words: made.done.append(words))
     monkeypatch.setitem(sys.modules, "ray", ray)
     monkeypatch.setattr(sys, "argv", [])
-    monkeypatch.setattr(driver, "attempts", SimpleNamespace(run=made.attempt))
+    monkeypatch.setattr(driver, "run_attempt", made.attempt)
     monkeypatch.setattr(driver, "groups", SimpleNamespace(take=made.take, release=made.release))
     monkeypatch.setattr(driver.subprocess, "run", made.command)
     monkeypatch.setattr(time, "strftime", lambda *_: "2026-11-23 16:00:00")

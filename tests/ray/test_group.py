@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from bench.backends.ray import group
-from bench.backends.ray.group import Group, LostError
-from bench.backends.ray.node import Node, Place
+from bench.backends.ray import placement_group as ray_placement_group
+from bench.backends.ray.placement_group import Group, LostError, Node, Place
 from bench.contract.plan import Plan
 from bench.planning import compose
 
@@ -62,7 +61,7 @@ class Ray:
         return ([], calls) if self.looks >= 0 else (calls, [])
 
     def get(self, calls: list[Any], timeout: float) -> list[Any]:
-        assert timeout == group.POLL_S
+        assert timeout == ray_placement_group.READY_POLL_S
         if self.error:
             raise self.error
         return calls
@@ -96,10 +95,14 @@ def take(monkeypatch: pytest.MonkeyPatch) -> Take:
             )
         )
         monkeypatch.setitem(sys.modules, "ray.util.scheduling_strategies", strategy)
-        monkeypatch.setattr(group, "time", SimpleNamespace(monotonic=lambda: ray.now_s))
+        monkeypatch.setattr(ray_placement_group, "time", SimpleNamespace(monotonic=lambda: ray.now_s))
         said = list[str]()
         try:
-            return group.take(plan, said.append, check=check or (lambda: said.append("checked"))), ray, said
+            return (
+                ray_placement_group.take(plan, said.append, check=check or (lambda: said.append("checked"))),
+                ray,
+                said,
+            )
         except LostError as error:
             return error, ray, said
 
@@ -121,7 +124,7 @@ def test_each_node_is_another_one_with_an_actor_that_holds_what_its_ranks_take(t
     assert taken.names == ["rig-aaaaaa", "rig-bbbbbb"]
     other = Place("box", "10.0.0.3", "cccc")
     assert Group(None, [], [PLACES[0], other]).names == ["rig", "box"]
-    group.release(taken)
+    ray_placement_group.release(taken)
     assert ray.asked[1:] == [*(("killed", actor) for actor in taken.actors), ("removed", taken.placement)]
 
 
@@ -159,11 +162,12 @@ def test_an_actor_that_does_not_start_is_waited_for_ten_minutes(take: Take) -> N
 
 def test_no_node_is_as_large_as_one_resource_of_it() -> None:
     nodes = [{"CPU": 2.0, "GPU": 1.0}, {"CPU": 2.0}, {"CPU": 1.5, "GPU": 1.0}]
-    assert [group.num_large(nodes, wanted) for wanted in ({"CPU": 2.0}, {"CPU": 2.0, "GPU": 1.0}, {"GPU": 2.0})] == [
-        *(2, 1, 0)
-    ]
-    assert group.num_large(nodes, {"rdma": 0.0}) == 3
-    assert group.shown({"CPU": 2.0, "GPU": 0.5}) == "CPU: 2, GPU: 0.5"
+    assert [
+        ray_placement_group.num_large(nodes, wanted)
+        for wanted in ({"CPU": 2.0}, {"CPU": 2.0, "GPU": 1.0}, {"GPU": 2.0})
+    ] == [*(2, 1, 0)]
+    assert ray_placement_group.num_large(nodes, {"rdma": 0.0}) == 3
+    assert ray_placement_group.shown({"CPU": 2.0, "GPU": 0.5}) == "CPU: 2, GPU: 0.5"
 
 
 @pytest.mark.parametrize(
@@ -177,9 +181,9 @@ def test_no_node_is_as_large_as_one_resource_of_it() -> None:
     ],
 )
 def test_what_ray_says_of_an_actor_is_explained_by_what_came_first(error: RayError, rule: str) -> None:
-    lost = group.explained(error, "node 1 (rig) is lost")
+    lost = ray_placement_group.explained(error, "node 1 (rig) is lost")
     assert (lost.rule, str(lost)) == (rule, f"{rule}: node 1 (rig) is lost: {' '.join(str(error).split())}")
 
 
 def test_what_ray_says_is_cut_after_six_hundred_characters() -> None:
-    assert str(group.explained(RayError("x" * 601), "lost")) == f"RAY-04: lost: {'x' * 600}"
+    assert str(ray_placement_group.explained(RayError("x" * 601), "lost")) == f"RAY-04: lost: {'x' * 600}"

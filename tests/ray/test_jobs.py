@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from bench.backends.protocol import JobState
-from bench.backends.ray import client, driver, group, jobs, node, request
+from bench.backends import JobState
+from bench.backends.ray import backend, client, driver, placement_group, request
 from bench.backends.ray.backend import RayBackend
 from bench.contract.plan import Plan
 from bench.contract.run_files import JOB, RAY_JOB, SUBMISSION
 from bench.diagnosis import run_reports
 from bench.errors import ConfigError, SubmitError
-from bench.launch import again
+from bench.launch import resume
 from bench.planning import compose
 from bench.runner import __main__ as runner
 from bench.runs import folder as folders
@@ -136,7 +136,7 @@ def test_of_a_cluster_that_lists_no_jobs_none_is_said_to_be_gone(how: str, clust
     clusters.is_down = DOWN[how]
     job = {"backend": "ray", "jobs": [{"id": f"a@{ADDRESS}"}], "address": ADDRESS}
     (tmp_path / JOB).write_text(json.dumps(job))
-    asked = (runs.find, RayBackend().submitted, again.cancel)
+    asked = (runs.find, RayBackend().submitted, resume.cancel)
     for ask in asked:
         with pytest.raises(SubmitError, match=f"RAY-01: no Ray cluster takes jobs at {ADDRESS}: "):
             ask(tmp_path)
@@ -207,10 +207,10 @@ def test_an_answer_that_is_lost_makes_no_second_job(clusters: Clusters, tmp_path
     folder = folders.make(plan, "")
     clusters.fails = ConnectionError("reset by peer")
     with pytest.raises(SubmitError, match="may have the job all the same"):
-        jobs.submit(plan, folder)
+        backend.submit(plan, folder)
     assert (folder / SUBMISSION).exists() and runs.find(folder).is_active
     clusters.fails = None
-    job = jobs.resume(folder, trials_left=1, walltime_min=None, arguments=())
+    job = backend.resume(folder, trials_left=1, walltime_min=None, arguments=())
     assert len(clusters.jobs[ADDRESS]) == 1 and not (folder / SUBMISSION).exists()
     assert [entry["id"] for entry in json.loads((folder / JOB).read_text())["jobs"]] == [job]
 
@@ -219,9 +219,9 @@ def test_a_run_that_goes_on_with_more_time_keeps_it(clusters: Clusters) -> None:
     """The job's limit is that of the trials that are left; the runner of every node is told that of each trial."""
     plan = planned("walltime=3", "trials=2")
     folder = folders.make(plan, "")
-    jobs.submit(plan, folder)
+    backend.submit(plan, folder)
     for walltime in (20, None):
-        jobs.resume(folder, trials_left=1, walltime_min=walltime, arguments=())
+        backend.resume(folder, trials_left=1, walltime_min=walltime, arguments=())
     asked = [shlex.split(details.entrypoint) for details in clusters.jobs[ADDRESS]]
     args = [driver._parser().parse_args(words[3:]) for words in asked]
     assert [(one.walltime, one.limit_min) for one in args] == [(None, 19.0), (20, 28.0), (20, 28.0)]
@@ -235,7 +235,7 @@ def test_a_refusal_leaves_the_folder_as_it_was(clusters: Clusters) -> None:
     folder = folders.make(plan, "")
     clusters.fails = RuntimeError("Request failed with status code 500: no")
     with pytest.raises(SubmitError, match="Ray refuses the job: Request failed with status code 500: no"):
-        jobs.submit(plan, folder)
+        backend.submit(plan, folder)
     assert not (folder / SUBMISSION).exists() and not (folder / RAY_JOB).exists()
 
 
@@ -245,7 +245,7 @@ def test_secrets_are_neither_passed_on_nor_written_down(clusters: Clusters, monk
     plan = planned("cluster.ray.environment=[HARMLESS]")
     folder = folders.make(plan, "")
     with pytest.raises(ConfigError, match="would be written down"):
-        jobs.submit(plan, folder)
+        backend.submit(plan, folder)
     written = "".join(path.read_text() for path in folder.rglob("*") if path.is_file())
     assert token not in written and not clusters.asked
     from bench import preflight
@@ -269,12 +269,12 @@ def test_a_cluster_without_an_address_is_refused_with_what_to_set(monkeypatch: p
 
 def test_each_node_must_have_what_its_ranks_take() -> None:
     plan = compose.compose(["task=lora70b", "cluster=ray", "+cluster.ray.resources.rdma=1"])
-    assert group.bundle(plan) == {"CPU": 16.0, "GPU": 8.0, "rdma": 1.0}
+    assert placement_group.bundle(plan) == {"CPU": 16.0, "GPU": 8.0, "rdma": 1.0}
     nodes = [{"CPU": 64.0, "GPU": 8.0, "rdma": 4.0}, {"CPU": 64.0, "GPU": 4.0}, {"CPU": 64.0}]
-    assert group.num_large(nodes, group.bundle(plan)) == 1
+    assert placement_group.num_large(nodes, placement_group.bundle(plan)) == 1
 
 
 def test_ranks_do_not_inherit_what_ray_sets_for_its_workers() -> None:
     worker = {"RAY_JOB_ID": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "2,3", "HOME": "/h"}
-    assert node.inherited(worker, frozenset()) == {"CUDA_VISIBLE_DEVICES": "2,3", "HOME": "/h"}
-    assert node.inherited(worker, frozenset(["OMP_NUM_THREADS"]))["OMP_NUM_THREADS"] == "1"
+    assert placement_group.inherited(worker, frozenset()) == {"CUDA_VISIBLE_DEVICES": "2,3", "HOME": "/h"}
+    assert placement_group.inherited(worker, frozenset(["OMP_NUM_THREADS"]))["OMP_NUM_THREADS"] == "1"

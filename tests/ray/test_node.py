@@ -14,8 +14,8 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from bench.backends.ray import keeper, node
-from bench.backends.ray.node import Ended, Node, Place
+from bench.backends.ray import keeper, placement_group
+from bench.backends.ray.placement_group import Ended, Node, Place
 from bench.contract.schema import PORTS
 
 PARENT = 40
@@ -57,8 +57,8 @@ def test_a_node_runs_a_command_under_a_keeper_and_keeps_its_last_lines(
     process = Printing(["".join(lines[:3]).encode(), b"", "".join(lines[3:]).encode() + b"the end \xff"], -3)
     slept = list[float]()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(node.subprocess, "Popen", process.start)
-    monkeypatch.setattr(node, "time", SimpleNamespace(sleep=slept.append))
+    monkeypatch.setattr(placement_group.subprocess, "Popen", process.start)
+    monkeypatch.setattr(placement_group, "time", SimpleNamespace(sleep=slept.append))
     for name, value in {"PYTHONPATH": "/a:b::/c:/a", "RAY_JOB_ID": "1", "RAY_KEPT": "2", "HOST": "h"}.items():
         monkeypatch.setenv(name, value)
     actor = Node(["RAY_KEPT"])
@@ -66,10 +66,10 @@ def test_a_node_runs_a_command_under_a_keeper_and_keeps_its_last_lines(
     assert actor.run(["-m", "bench.runner"], {"HOST": "rig", "PLAN": "p"}) == Ended(
         -3, (*map(str, range(3, 22)), "the end \ufffd")
     )
-    assert capsys.readouterr().out == "".join(lines) + "the end \ufffd" and slept == [node.POLL_S] * 2
+    assert capsys.readouterr().out == "".join(lines) + "the end \ufffd" and slept == [placement_group.OUTPUT_POLL_S] * 2
     assert process.argv == [sys.executable, "-m", "bench.backends.ray.keeper", sys.executable, "-m", "bench.runner"]
     environment = process.options.pop("env")
-    assert environment["PYTHONPATH"] == f"{Path(node.__file__).parents[3]}:/a:/c"
+    assert environment["PYTHONPATH"] == f"{Path(placement_group.__file__).parents[3]}:/a:/c"
     assert (environment["HOST"], environment["PLAN"], environment["RAY_KEPT"]) == ("rig", "p", "2")
     assert "RAY_JOB_ID" not in environment
     assert process.options == {

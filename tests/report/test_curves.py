@@ -10,8 +10,8 @@ from scipy import stats
 
 from bench.mlperf.result import parse
 from bench.report import curves
-from bench.report.palette import INVALID_COLOR
-from bench.report.study.logs import ArmRuns
+from bench.report.canvas import INVALID_COLOR
+from bench.report.study.page import ArmRuns
 from helpers.types import MakeLog
 
 

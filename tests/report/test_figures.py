@@ -26,7 +26,7 @@ from bench.report.figures import (
     samples_figure,
     step_time_figure,
 )
-from bench.report.numbers import minutes_text, number_text
+from bench.report.tables import minutes_text, number_text
 from helpers.types import MakeLog
 
 HOSTILE = "$\\frac{ \x1b[2J \n<b> \u6f22"

@@ -10,7 +10,7 @@ from bench import results as trial_results
 from bench.contract.plan import KernelsPlan
 from bench.errors import ConfigError
 from bench.planning import compose
-from bench.report import kernel_figures, kernels, trials
+from bench.report import kernels, trials
 from helpers import kernels_log
 
 SEED = ["gemm", "memcpy", "all_gather", "reduce_scatter", "collectives", "attention"]
@@ -31,7 +31,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, Figure]:
         kept[path.stem] = figure
         path.touch()
 
-    monkeypatch.setattr(kernel_figures, "save", save)
+    monkeypatch.setattr(kernels, "save", save)
     return kept
 
 
@@ -40,7 +40,7 @@ def test_rates_are_drawn_over_m_bytes_and_lengths(tmp_path: Path, drawn: dict[st
     log = kernels_log.write(planned("task=node"), tmp_path / "result_0.txt", time_us=lambda point: 1000.0)
     found = trial_results.read(log).of_kind
     assert found is not None
-    files = kernel_figures.draw(found, tmp_path, heading="h", note="n")
+    files = kernels.draw(found, tmp_path, heading="h", note="n")
     assert [path.stem for path in files] == list(drawn) == SEED
     bf16 = curves(drawn["gemm"], 0)
     m, rates = bf16["N16384 K16384"]

@@ -21,9 +21,9 @@ from bench.errors import ConfigError, LogError
 from bench.mlperf import titles
 from bench.mlperf.result import UNVERIFIED
 from bench.planning.compose import compose
-from bench.report import compare, page, system
-from bench.report.differences import differences
+from bench.report import compare, page
 from bench.report.output_folder import MARK
+from bench.report.page import differences
 from bench.report.sets import load
 from helpers.failing_disk import contents, failing
 from helpers.page import Page, unpainted
@@ -368,7 +368,7 @@ def test_a_report_names_the_machine_and_the_software(trial_set: MakeSet) -> None
     (folder / "facts").mkdir()
     (folder / "facts" / "rank_0.json").write_text(node_facts.dumps(rank))
     (trials,) = load([folder])
-    rows = dict(system.system_rows(trials))
+    rows = dict(page.system_rows(trials))
     assert rows == {
         "torch": "2.13.0",
         "accelerator": "NVIDIA H200",
@@ -378,10 +378,10 @@ def test_a_report_names_the_machine_and_the_software(trial_set: MakeSet) -> None
         "numpy": "2.1.0",
         "GPU driver": "570.86.15",
     }
-    settings = dict(system.settings(trials))
+    settings = dict(page.settings(trials))
     assert settings["lora_dropout"] == "0.1" and not {"accelerator", "operating_system", "commit"} & settings.keys()
     (folder / "facts" / "rank_0.json").write_text("{")
-    assert dict(system.system_rows(trials))["operating system"] == "Ubuntu 24.04"
+    assert dict(page.system_rows(trials))["operating system"] == "Ubuntu 24.04"
     assert "570.86.15" not in write(folder).text
 
 

@@ -8,8 +8,8 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from bench import results as trial_results
-from bench.report import serving_figures
-from bench.report.serving_figures import Named
+from bench.report import serving as serving_report
+from bench.report.serving import Named
 from bench.results import ServingResult
 from helpers import serving, serving_log
 
@@ -22,7 +22,7 @@ BURST = ("task.serving.arrivals=[burst]", "task.serving.rates=[]")
 def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, Figure]:
     """Keep each figure that is saved, by the name of its file."""
     kept: dict[str, Figure] = {}
-    monkeypatch.setattr(serving_figures, "save", lambda figure, path: kept.update({path.stem: figure}))
+    monkeypatch.setattr(serving_report, "save", lambda figure, path: kept.update({path.stem: figure}))
     return kept
 
 
@@ -58,7 +58,7 @@ def names(figure: Figure, panel: int = 0) -> tuple[str, str]:
 def test_a_burst_has_the_share_of_all_its_requests_and_its_output(tmp_path: Path, drawn: dict[str, Figure]) -> None:
     """Of four requests one failed: the curve ends at 3/4. Three answers of 8 tokens in 16 s are 1.5 tokens/s."""
     found = measured(tmp_path / "a", {"burst": [4.0, None, 16.0, 8.0]}, *BURST)
-    paths = serving_figures.draw([Named("first", found)], tmp_path, heading="h", note="n")
+    paths = serving_report.draw([Named("first", found)], tmp_path, heading="h", note="n")
     assert [path.name for path in paths] == ["latency_cdf.png", "output_throughput.png"] and len(drawn) == 2
     cdf, output = drawn["latency_cdf"], drawn["output_throughput"]
     assert curves(cdf) == {"burst": ([0, 4, 8, 16], [0, 0.25, 0.5, 0.75]), "limit": ([30, 30], [0, 1])}
@@ -79,15 +79,15 @@ def test_a_limit_far_beyond_is_left_out_and_nothing_is_drawn_of_nothing(
     """A limit of 30 s is drawn for an answer of 15 s, and not for one of 14.9 s."""
     for name, slowest, labels in (("a", 15.0, ["burst", "limit"]), ("b", 14.9, ["burst"])):
         named = Named("first", measured(tmp_path / name, {"burst": [1.0, slowest]}, *BURST))
-        assert serving_figures.cdf_figure([named], tmp_path / "latency_cdf.png", heading="h", note="n")
+        assert serving_report.cdf_figure([named], tmp_path / "latency_cdf.png", heading="h", note="n")
         assert list(curves(drawn["latency_cdf"])) == labels
     status = {"status": ["ok", "short"]}
     short = Named("first", measured(tmp_path / "d", {"burst": [1.0, 2.0]}, *BURST, **status))
-    serving_figures.cdf_figure([short], tmp_path / "latency_cdf.png", heading="h", note="n")
+    serving_report.cdf_figure([short], tmp_path / "latency_cdf.png", heading="h", note="n")
     assert curves(drawn["latency_cdf"]) == {"burst": ([0, 1], [0, 0.5])}, "an answer that is too short is none"
     failed = Named("none", measured(tmp_path / "c", {"burst": [None, None]}, *BURST))
     drawn.clear()
-    assert serving_figures.draw([failed], tmp_path, heading="h", note="n") == [] and drawn == {}
+    assert serving_report.draw([failed], tmp_path, heading="h", note="n") == [] and drawn == {}
 
 
 def test_several_trials_have_their_names_colours_and_bars_from_the_top(
@@ -98,11 +98,11 @@ def test_several_trials_have_their_names_colours_and_bars_from_the_top(
         Named(f"trial {n}", measured(tmp_path / str(n), {"burst": [seconds] * 400}, *BURST))
         for n, seconds in enumerate([1.0, 32.0, *[2.0] * 8])
     ]
-    serving_figures.draw(found, tmp_path, heading="h", note="n")
+    serving_report.draw(found, tmp_path, heading="h", note="n")
     cdf, output = drawn["latency_cdf"], drawn["output_throughput"]
     assert list(curves(cdf)) == [f"burst: trial {n}" for n in range(10)], "the first one's limit is far beyond"
-    number = len(serving_figures.COLORS)
-    expected = [(serving_figures.COLORS[n % number], "-" if n < number else "--") for n in range(10)]
+    number = len(serving_report.COLORS)
+    expected = [(serving_report.COLORS[n % number], "-" if n < number else "--") for n in range(10)]
     assert list(styles(cdf).values()) == expected and number < 10
     assert bars(output)[:3] == [(9, 3200), (8, 100), (7, 1600)] and texts(output)[:3] == [" 3,200", " 100", " 1,600"]
     axes = output.axes[0]
@@ -119,7 +119,7 @@ def test_a_sweep_has_its_latencies_its_answers_and_its_knee(tmp_path: Path, draw
         "poisson 4/s": [4.0, 31.75],
     }
     found = measured(tmp_path / "a", loads, *SWEEP)
-    (*_, path) = serving_figures.draw([Named("first", found)], tmp_path, heading="h", note="n")
+    (*_, path) = serving_report.draw([Named("first", found)], tmp_path, heading="h", note="n")
     figure = drawn["rate_sweep"]
     assert path == tmp_path / "rate_sweep.png" and figure.get_suptitle() == "rates: h"
     left, right = (curves(figure, panel) for panel in (0, 1))
@@ -141,7 +141,7 @@ def test_two_sweeps_are_told_apart_and_what_failed_leaves_a_gap(tmp_path: Path, 
     found = [measured(tmp_path / "a", loads, *SWEEP), measured(tmp_path / "b", gone, *SWEEP)]
     burst = measured(tmp_path / "c", {"burst": [1.0]}, *BURST)
     named = [Named("first", found[0]), Named("s" * 30, found[1]), Named("burst", burst)]
-    assert serving_figures.sweep_figure(named, tmp_path / "rate_sweep.png", heading="h", note="n")
+    assert serving_report.sweep_figure(named, tmp_path / "rate_sweep.png", heading="h", note="n")
     figure, long = drawn["rate_sweep"], f"{'s' * 23}… "
     left, right = (curves(figure, panel) for panel in (0, 1))
     assert list(left)[:2] == ["first p50", "first p99"] and "limit" not in left
@@ -149,5 +149,5 @@ def test_two_sweeps_are_told_apart_and_what_failed_leaves_a_gap(tmp_path: Path, 
     assert right[f"{long}answered"] == ([1, 2, 4], [1, pytest.approx(2 / 1.5), 0])
     assert "as many as arrive" in right and len([one for one in right if one.startswith("_")]) == 1
     first, second = styles(figure)["first p50"][0], styles(figure)[f"{long}p50"][0]
-    assert (first, second) == serving_figures.COLORS[:2]
-    assert not serving_figures.sweep_figure([named[2]], tmp_path / "x.png", heading="h", note="n")
+    assert (first, second) == serving_report.COLORS[:2]
+    assert not serving_report.sweep_figure([named[2]], tmp_path / "x.png", heading="h", note="n")

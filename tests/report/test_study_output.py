@@ -17,7 +17,8 @@ from bench.cli import main
 from bench.errors import ConfigError
 from bench.report import cells
 from bench.report.cells import cell_text
-from bench.report.study import bar_pictures, layout, pairs, scaling
+from bench.report.study import bars as study_bars
+from bench.report.study import layout, pairs, scaling
 from bench.report.study.bars import bars_of
 from bench.report.study.scaling import scalings_of
 from bench.results.study import Cell, Mark, Published
@@ -130,9 +131,7 @@ def test_whiskers_are_the_t_interval_of_the_mean(tmp_path: Path) -> None:
     low, high = stats.t.interval(0.95, 3, loc=mean(values), scale=stdev(values) / 2)
     bar = next(bar for _, _, bar, _ in bars.places())
     assert bar.half_width == pytest.approx((high - low) / 2)
-    error = next(
-        trace["error_x"] for trace in bar_pictures.bars_chart(bars)["views"][0]["traces"] if "error_x" in trace
-    )
+    error = next(trace["error_x"] for trace in study_bars.bars_chart(bars)["views"][0]["traces"] if "error_x" in trace)
     assert error["array"][0] == bar.half_width and len(error["array"]) == 2, "one run has no interval"
 
 
@@ -140,7 +139,7 @@ def test_whiskers_are_the_t_interval_of_the_mean(tmp_path: Path) -> None:
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     """Collect what would be saved, to be asked what it shows."""
     found: list[Figure] = []
-    for module in (bar_pictures, pairs, scaling):
+    for module in (study_bars, pairs, scaling):
         monkeypatch.setattr(module, "save", lambda figure, path: found.append(figure))
     return found
 
@@ -148,12 +147,12 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
 def test_paper_and_page_show_the_same_bars(tmp_path: Path, drawn: list[Figure]) -> None:
     """A bar is as long as its number, the published one is hatched and the calculated one dotted; X and - are words."""
     bars = bars_of(study_results.precisions(tmp_path))[0]
-    bar_pictures.draw_bars(bars, tmp_path, note="")
+    study_bars.draw_bars(bars, tmp_path, note="")
     (axes,) = drawn[0].axes
     shown = {(bar.get_width(), bar.get_hatch()) for bar in axes.patches if bar.get_width()}
     assert shown == {(17_326.25, None), (23_420.0, None), (64_043.5, "////"), (9_120.5, "....")}
     assert [text.get_text() for text in axes.texts] == ["17,326", "64,044", "23,420", "* 9,120", "X", "-"]
-    view = bar_pictures.bars_chart(bars)["views"][0]
+    view = study_bars.bars_chart(bars)["views"][0]
     on_page = {
         (x, shape)
         for trace in view["traces"]

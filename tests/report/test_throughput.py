@@ -22,7 +22,8 @@ from bench.errors import ConfigError, LogError
 from bench.mlperf import package, published
 from bench.mlperf.result import parse
 from bench.mlperf.score import score
-from bench.planning import compose, flops
+from bench.planning import compose
+from bench.planning.estimates import flops
 from bench.report import compare, sets, throughput
 from bench.runs import ledger
 from bench.runs import trial as trials

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from bench.errors import ConfigError
-from bench.results import log_ratios
-from bench.results.comparison import Comparison, Pairing, Verdict, compare, values_by_block, verdicts
-from bench.results.log_ratios import Estimate
+from bench.results import comparison
+from bench.results.comparison import Comparison, Estimate, Pairing, Verdict, compare, values_by_block, verdicts
 from helpers.examples import in_proportion
 
 NUM_SIMULATIONS = 2000
@@ -57,7 +56,7 @@ def test_the_interval_is_as_wide_as_the_table_of_half_widths_says(
     shape = np.linspace(-1, 1, num_pairs)
     for spread, half_width in zip((0.003, 0.005, 0.01), half_widths, strict=True):
         ratios = math.sqrt(2) * spread * shape / np.std(shape, ddof=1)
-        found = log_ratios.of_pairs(ratios, **TEST)
+        found = comparison.of_pairs(ratios, **TEST)
         assert 100 * (found.high - found.low) / 2 == pytest.approx(half_width, abs=0.006)
         assert rates(np.exp(ratios), np.ones(num_pairs)).spread == pytest.approx(spread)
 
@@ -66,7 +65,7 @@ def simulated(difference: float, spread: float, num_pairs: int) -> Estimate:
     """Return the estimates of many comparisons of a system that is slower by this difference."""
     rng = np.random.default_rng(7)
     first, second = rng.normal(0, spread, (2, NUM_SIMULATIONS, num_pairs))
-    return log_ratios.of_pairs(first + math.log1p(-difference) - second, **TEST)
+    return comparison.of_pairs(first + math.log1p(-difference) - second, **TEST)
 
 
 def power(difference: float, spread: float, num_pairs: int) -> tuple[float, float]:
@@ -147,7 +146,7 @@ def test_as_many_more_pairs_as_it_asks_for_decide_a_comparison() -> None:
     for num_pairs, decided in ((18, False), (19, True)):
         shape = np.tile(np.linspace(-1, 1, num_pairs), (400, 1))
         shape *= math.sqrt(2) * found.spread / np.std(shape[0], ddof=1)
-        estimate = log_ratios.of_pairs(shape + np.linspace(0, 2 * BOUND, 400)[:, None], **TEST)
+        estimate = comparison.of_pairs(shape + np.linspace(0, 2 * BOUND, 400)[:, None], **TEST)
         assert np.all(verdicts(estimate, **TEST) != Verdict.undecided) == decided
 
 

@@ -9,12 +9,12 @@ import pytest
 from matplotlib.figure import Figure
 
 from bench import report
-from bench.console import modules as module_sheets
+from bench.console import result as module_sheets
 from bench.console import sheet
 from bench.contract.modules import ModuleTimes, Part, Phase, TimeRow
 from bench.contract.modules import plain as plain_times
 from bench.mlperf.result import Result, parse
-from bench.report import module_figure, sets
+from bench.report import figures, sets
 from bench.results import names, of_training
 from bench.results.modules import NAMES
 from helpers.types import MakeLog
@@ -96,7 +96,7 @@ def test_a_log_without_a_profile_or_with_a_damaged_one_has_none_of_them(written_
 
 def test_the_table_says_what_it_adds_up_to_and_how_it_was_measured(written_log: MakeLog) -> None:
     out = io.StringIO()
-    sheet.show(module_sheets.sheet(profiled(written_log), TIMES), file=out)
+    sheet.show(module_sheets.modules_sheet(profiled(written_log), TIMES), file=out)
     _, head, *lines = out.getvalue().splitlines()
     cells = {line.split("\t")[0]: line.split("\t")[1:] for line in lines if "\t" in line}
     assert head.split("\t")[1:6] == ["forward (ms)", "backward (ms)", "optimizer (ms)", "all (ms)", "step (%)"]
@@ -121,8 +121,8 @@ def test_the_page_has_the_figure_and_the_table(written_log: MakeLog, tmp_path: P
 
 def test_bars_are_stacked_to_the_time_of_their_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Figure] = []
-    monkeypatch.setattr(module_figure, "save", lambda figure, path: drawn.append(figure))
-    module_figure.module_figure([("a", TIMES), ("b", TIMES)], tmp_path / "x.png", heading="h", note="n")
+    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure))
+    figures.module_figure([("a", TIMES), ("b", TIMES)], tmp_path / "x.png", heading="h", note="n")
     (axes,) = drawn[0].axes
     assert [label.get_text() for label in axes.get_yticklabels()][:3] == ["a forward", "a backward", "a optimizer"]
     ends = [0.0] * 6

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import bench
 import jobs
-from bench.diagnosis import words
+from bench.diagnosis import log_scan
 from bench.errors import BenchError
 from bench.rules import RULES
 from bench.rules.finding import broken, errors
@@ -86,7 +86,7 @@ def test_lines_of_a_healthy_run_hold_no_word_that_is_looked_for() -> None:
         b"8 ranks, 1 GPU each",
     )
     for line in lines:
-        assert [word for word in words.of_signs() if word in line.translate(words.FOLD)] == []
+        assert [word for word in log_scan.of_signs() if word in line.translate(log_scan.FOLD)] == []
 
 
 @pytest.mark.parametrize("sign", SIGNS, ids=lambda sign: sign.rule)
@@ -94,6 +94,6 @@ def test_lines_of_a_healthy_run_hold_no_word_that_is_looked_for() -> None:
 @settings(max_examples=in_proportion(8))
 def test_whatever_a_sign_matches_holds_a_word_that_is_looked_for(sign: Sign, data: st.DataObject) -> None:
     text = data.draw(st.from_regex(sign.pattern))
-    folded = text.translate(words.FOLD)
-    assert any(word in folded for word in words.of_pattern(sign.pattern))
-    assert any(word in folded for word in words.of_signs())
+    folded = text.translate(log_scan.FOLD)
+    assert any(word in folded for word in log_scan.of_pattern(sign.pattern))
+    assert any(word in folded for word in log_scan.of_signs())

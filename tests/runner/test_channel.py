@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench.backends.nodes import channel as channels
-from bench.backends.nodes import member, nodes
+from bench.backends.nodes import lead, member
 from bench.backends.nodes.channel import Channel, LostError
 from bench.errors import ConfigError
 from bench.planning import compose
@@ -82,9 +82,9 @@ def test_a_node_that_has_joined_hears_that_its_lead_lives_until_the_run_ends(
 ) -> None:
     channel, other = pair
     monkeypatch.setattr(channels, "BEAT_S", 0.01)
-    monkeypatch.setattr(nodes, "LEAVES_S", 0.05)
-    every = nodes.Nodes(compose.compose(["task=lora_tiny"]), tmp_path, "127.0.0.1", own=None)
-    every.add(nodes.Member(0, "rig0", channel))
+    monkeypatch.setattr(lead, "LEAVES_S", 0.05)
+    every = lead.Nodes(compose.compose(["task=lora_tiny"]), tmp_path, "127.0.0.1", own=None)
+    every.add(lead.Member(0, "rig0", channel))
     heard = b""
     while heard.count(b'"beat"') < 3:
         heard += other.recv(4096)

@@ -13,11 +13,9 @@ from typing import Any, cast
 import pytest
 
 from bench.backends.local import HERE
-from bench.backends.nodes import files, processes, running, sharing
-from bench.backends.nodes import nodes as every_node
-from bench.backends.nodes.ending import NodeLostError
-from bench.backends.nodes.nodes import Nodes
-from bench.backends.nodes.running import Running
+from bench.backends.nodes import file_transfer, lead, processes
+from bench.backends.nodes.interruption import NodeLostError
+from bench.backends.nodes.lead import Nodes, Running
 from bench.contract import plan as plans
 from bench.contract import run_files
 from bench.contract.plan import Command, Plan
@@ -141,8 +139,8 @@ def test_what_the_rank_says_that_failed_first_is_the_reason(trial: Trial) -> Non
     with pytest.raises(SubmitError, match="^CFG-08: no room\n  where: rank 1\n  fix:   f$") as error:
         trial.running.check()
     assert error.value.exit_code == trial.running.exit_code == 5
-    assert running.first_error(trial.folder, replace(trial.command, name="trial 1")) is None
-    with running.started(cast(Nodes, trial.nodes), trial.command, trial.folder, port=77):
+    assert lead.first_error(trial.folder, replace(trial.command, name="trial 1")) is None
+    with lead.started(cast(Nodes, trial.nodes), trial.command, trial.folder, port=77):
         assert trial.nodes.started == [("trial 0", 77)]
         assert not list(trial.folder.glob("rank_logs/*")), "what an earlier attempt said"
 
@@ -201,7 +199,7 @@ def test_ranks_of_this_machine_start_again_with_the_number_of_their_life(
     trial: Trial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that does not end when it is told to is killed; the other ranks go on."""
-    monkeypatch.setattr(every_node, "POLL_S", 0.005)
+    monkeypatch.setattr(lead, "POLL_S", 0.005)
     monkeypatch.setattr(processes, "POLL_S", 0.005)
     monkeypatch.setattr(processes, "GRACE_S", 0.05)
     deaf = (
@@ -275,15 +273,15 @@ def test_nodes_must_share_what_several_of_them_write() -> None:
     shares, alone = Other(0, "rig0", True), Other(1, "rig1", False)
     two = [shares, alone, Other(2, "rig2", True), Other(3, "rig3", False)]
     for fine in (Others(plan, two), Others(saving, [shares]), Others(saving, [])):
-        sharing.require_shared(cast(Nodes, fine))
+        lead.require_shared(cast(Nodes, fine))
     said = r"HST-09: all nodes write checkpoints into the run folder, and rig1, rig3 has another one\n  where: task\.tr"
     with pytest.raises(ConfigError, match=said):
-        sharing.require_shared(cast(Nodes, Others(saving, two)))
+        lead.require_shared(cast(Nodes, Others(saving, two)))
     said = (
         "HST-09: rank 0 writes the log, and rig0 does not see .*\n  where: LOGDIR\n  fix:   start the run on rig0, name"
     )
     with pytest.raises(ConfigError, match=said):
-        sharing.require_shared(cast(Nodes, Others(plan, [alone, Other(0, "rig0", False)])))
+        lead.require_shared(cast(Nodes, Others(plan, [alone, Other(0, "rig0", False)])))
 
 
 def test_what_was_prepared_must_be_there_on_every_node(tmp_path: Path) -> None:
@@ -291,17 +289,17 @@ def test_what_was_prepared_must_be_there_on_every_node(tmp_path: Path) -> None:
     plan = compose.compose(["task=lora_tiny", "cluster=local", *paths])
     checked: list[int] = []
     every = [Other(1, "rig1", True), Other(2, "rig2", True)]
-    sharing.require_prepared(cast(Nodes, Others(plan, every)), lambda: checked.append(1))
+    lead.require_prepared(cast(Nodes, Others(plan, every)), lambda: checked.append(1))
     assert checked == [1]
     every[1].has = lambda path: "/model" not in path
     missing = rf"{re.escape(str(tmp_path))}/model/\S+"
     said = rf"HST-10: {missing} was prepared, and rig2 does not have it\n  where: DATADIR, MODEL"
     with pytest.raises(ConfigError, match=said):
-        sharing.require_prepared(cast(Nodes, Others(plan, every)))
+        lead.require_prepared(cast(Nodes, Others(plan, every)))
 
 
 def test_the_mark_of_a_run_folder_is_there_for_a_moment(tmp_path: Path) -> None:
-    with pytest.raises(BenchError), sharing.marked(tmp_path) as name, sharing.marked(tmp_path) as other:
+    with pytest.raises(BenchError), lead.marked(tmp_path) as name, lead.marked(tmp_path) as other:
         assert {path.name for path in tmp_path.iterdir()} == {name, other} and name != other
         assert re.fullmatch(r"\.lead-[0-9a-f]{16}", name)
         raise BenchError("what", where="where", fix="fix")
@@ -309,26 +307,26 @@ def test_the_mark_of_a_run_folder_is_there_for_a_moment(tmp_path: Path) -> None:
 
 
 def test_a_file_is_sent_in_parts_when_it_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "PART_BYTES", 4)
+    monkeypatch.setattr(file_transfer, "PART_BYTES", 4)
     own, lead = tmp_path / "own", tmp_path / "lead"
     for name in ("facts/a", "adapters_0.part/deep/b", "rank_logs/empty"):
         (own / name).parent.mkdir(parents=True, exist_ok=True)
         (own / name).write_text("" if "empty" in name else f"of {name[-1]}: 3456")
-    known: files.Stamps = {}
-    sent = list(files.parts(own, known))
+    known: file_transfer.Stamps = {}
+    sent = list(file_transfer.parts(own, known))
     assert [(part["name"], part["offset"]) for part in sent if part["name"] == "facts/a"] == [
         ("facts/a", offset) for offset in (0, 4, 8)
     ]
-    assert list(files.parts(own, known)) == [] and len(known) == 3
+    assert list(file_transfer.parts(own, known)) == [] and len(known) == 3
     lead.mkdir()
     (lead / "facts").mkdir()
     (lead / "facts/a").write_text("what was there before, which is longer")
     for part in sent:
-        files.take(lead, part)
+        file_transfer.take(lead, part)
     assert (lead / "facts/a").read_text() == "of a: 3456" and len(sent) == 6
     assert (lead / "adapters_0/deep/b").read_text() == "of b: 3456"
     (own / "facts/a").write_text("of a: 7")
-    assert [part["name"] for part in files.parts(own, known)] == ["facts/a"] * 2
+    assert [part["name"] for part in file_transfer.parts(own, known)] == ["facts/a"] * 2
 
 
 def test_the_parts_of_files_that_a_node_sends_stay_in_the_folders_that_are_taken(tmp_path: Path) -> None:
@@ -338,18 +336,18 @@ def test_the_parts_of_files_that_a_node_sends_stay_in_the_folders_that_are_taken
         (own / name).write_bytes(name.encode() * 100_000)
     (own / "rank_logs" / "link.out").symlink_to("/etc/passwd")
     lead.mkdir()
-    known: files.Stamps = {}
-    for part in files.parts(own, known):
-        files.take(lead, part)
+    known: file_transfer.Stamps = {}
+    for part in file_transfer.parts(own, known):
+        file_transfer.take(lead, part)
     assert sorted(str(path.relative_to(lead)) for path in lead.rglob("*") if path.is_file()) == [
         "adapters_0/__1_0.distcp",
         "facts/rank_0001.json",
         "rank_logs/a.out",
     ]
     assert (lead / "rank_logs/a.out").read_bytes() == (own / "rank_logs/a.out").read_bytes()
-    assert list(files.parts(own, known)) == [], "what has been sent is not sent again"
+    assert list(file_transfer.parts(own, known)) == [], "what has been sent is not sent again"
     (lead / "rank_logs" / "out").symlink_to(tmp_path)
     for name in ("ledger.json", "../x", "rank_logs/../plan.json", "/etc/x", "rank_logs/out/x", "rank_logs"):
         with pytest.raises((BenchError, OSError)):
-            files.take(lead, {"name": name, "offset": 0, "data": ""})
+            file_transfer.take(lead, {"name": name, "offset": 0, "data": ""})
     assert not (tmp_path / "x").exists()

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.backends.nodes.ending import START_AGAIN, STOPPED, TIME_IS_NEAR, Ending, NodeLostError
-from bench.contract import attempt, plan_paths, run_files
+from bench.backends.nodes.interruption import START_AGAIN, STOPPED, TIME_IS_NEAR, Ending, NodeLostError
+from bench.contract import mllog, plan_paths, run_files
 from bench.contract import plan as plans
 from bench.contract.plan import Plan
 from bench.errors import BenchError, ConfigError
@@ -59,7 +59,7 @@ def run(tmp_path: Path, written_log: MakeLog) -> Run:
     def trained(index: int) -> None:
         trial = plan.trials[index]
         planned = {"seed": trial.seed, "submission_division": plan.submission.division}
-        written_log(**planned, binding=attempt.load(folder, index)).rename(folder / trial.log)
+        written_log(**planned, binding=mllog.load(folder, index)).rename(folder / trial.log)
 
     nodes.acts = {"trial 0": lambda: trained(0), "trial 1": lambda: trained(1)}
     return Run(lead, nodes)

@@ -13,10 +13,10 @@ import pytest
 
 from bench.backends.local import free_port
 from bench.backends.nodes import channel as channels
+from bench.backends.nodes import lead as every_node
 from bench.backends.nodes import member, processes
-from bench.backends.nodes import nodes as every_node
-from bench.backends.nodes.ending import STOPPED, CutShortError, Ending, NodeLostError
-from bench.backends.nodes.nodes import Member, Nodes
+from bench.backends.nodes.interruption import STOPPED, CutShortError, Ending, NodeLostError
+from bench.backends.nodes.lead import Member, Nodes
 from bench.contract import plan as plans
 from bench.contract import run_files
 from bench.contract.plan import Command, Plan

@@ -15,7 +15,7 @@ import pytest
 from bench.contract import mllog
 from bench.contract import plan as plans
 from bench.diagnosis import explain
-from bench.launch import again
+from bench.launch import resume
 from bench.mlperf import reader
 from bench.planning import compose
 from bench.runs import status as statuses
@@ -193,7 +193,7 @@ def test_a_run_that_is_told_to_end_says_so_and_keeps_what_it_has(nodes: Nodes) -
     assert (status.outcome, status.rule, status.exit_code) == (Ending.interrupted, "SLU-08", 143)
     last = reader.read(two.lead / "result_0.txt")[0][-2]
     assert (last.key, last.metadata["status"]) == (mllog.RUN_STOP, "aborted")
-    assert again.runs.find(two.lead).word == "interrupted"
+    assert resume.runs.find(two.lead).word == "interrupted"
 
 
 @pytest.mark.trains

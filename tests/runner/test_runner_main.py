@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from bench.backends.nodes import member, sharing
-from bench.backends.nodes.ending import STOPPED, CutShortError, Ending, NodeLostError
-from bench.backends.nodes.nodes import Nodes
+from bench.backends.nodes import lead, member
+from bench.backends.nodes.interruption import STOPPED, CutShortError, Ending, NodeLostError
+from bench.backends.nodes.lead import Nodes
 from bench.contract import plan as plans
 from bench.contract import run_files
 from bench.contract.plan import Plan
@@ -90,7 +90,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     monkeypatch.setattr(Nodes, "join", noted("join", "token", "within_s"))
     monkeypatch.setattr(Nodes, "send_plan", noted("send the plan"))
     monkeypatch.setattr(Nodes, "bye", noted("bye"))
-    monkeypatch.setattr(sharing, "require_shared", noted("is shared"))
+    monkeypatch.setattr(lead, "require_shared", noted("is shared"))
     monkeypatch.setenv("RUNSTOP_TOKEN", "ours")
     return made
 
@@ -262,7 +262,7 @@ def test_a_run_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 def test_why_a_process_must_end_is_kept(monkeypatch: pytest.MonkeyPatch, main: MAIN) -> None:
     """Time that runs out is a reason of its own; whoever cancels the run is the last word."""
     now_s = [5.0]
-    monkeypatch.setattr("bench.backends.nodes.ending.time.monotonic", lambda: now_s[0])
+    monkeypatch.setattr("bench.backends.nodes.interruption.time.monotonic", lambda: now_s[0])
     ending = Ending(limit_s=6.0)
     ending.listen()
     for now_s[0] in (5.0, 6.0):

@@ -14,7 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from bench.contract import attempt, json_files
+from bench.contract import atomic_files, mllog
 from bench.errors import BenchError, ConfigError, SubmitError
 from bench.planning import compose
 from bench.runs import ledger
@@ -170,7 +170,7 @@ def test_a_job_that_dies_after_run_stop_loses_no_trial(
     """A job died before its trial was judged: the next attempt judges it. A trial that was stopped is trained again."""
     ledger.create(tmp_path, PLAN)
     ledger.begin(tmp_path, PLAN.trials[0], attempts=3, job="7")
-    bound = attempt.load(tmp_path, 0)
+    bound = mllog.load(tmp_path, 0)
     log = written_log(status=ended, seed=PLAN.trials[0].seed, binding=bound).read_bytes()
     trials.settle(tmp_path, PLAN, PLAN.trials[0])
     assert ledger.begin(tmp_path, PLAN.trials[0], attempts=3, job="7") is not kept
@@ -237,24 +237,24 @@ def test_nobody_reads_or_writes_the_ledger_while_one_changes_it(tmp_path: Path) 
 def test_a_file_is_replaced_and_never_rewritten(tmp_path: Path) -> None:
     """Who has opened the old file goes on reading all of it."""
     path = tmp_path / "status.json"
-    json_files.write(path, {"word": "first"})
+    atomic_files.write(path, {"word": "first"})
     with path.open() as old:
-        json_files.write(path, {"word": "second"})
+        atomic_files.write(path, {"word": "second"})
         assert json.load(old) == {"word": "first"}
-    assert json_files.read(path) == {"word": "second"} and [*tmp_path.iterdir()] == [path]
+    assert atomic_files.read(path) == {"word": "second"} and [*tmp_path.iterdir()] == [path]
 
 
 def test_a_file_that_does_not_fit_leaves_the_old_one(tmp_path: Path) -> None:
     """A file system that takes only a part of it, here by a limit on the size of files."""
     path = tmp_path / "ledger.json"
-    json_files.write(path, ["old"])
+    atomic_files.write(path, ["old"])
 
     def write_more() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-        json_files.write(path, ["new" * 100_000])
+        atomic_files.write(path, ["new" * 100_000])
 
     assert in_a_child(write_more) == 1
-    assert json_files.read(path) == ["old"] and [*tmp_path.iterdir()] == [path]
+    assert atomic_files.read(path) == ["old"] and [*tmp_path.iterdir()] == [path]
 
 
 def test_a_status_is_read_as_it_was_written(tmp_path: Path) -> None:

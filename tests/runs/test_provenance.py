@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.contract import attempt, mllog
+from bench.contract import mllog
 from bench.contract.plan import Plan
 from bench.diagnosis import explain
 from bench.errors import ConfigError, LogError
@@ -45,7 +45,7 @@ def trained(written_log: MakeLog, made: Plan) -> MakeLog:
     """Write the log of a trial as its rank 0 would."""
 
     def write(run: Path, trial: int = 0, **changes: object) -> Path:
-        seed, binding = made.trials[trial].seed, attempt.load(run, trial)
+        seed, binding = made.trials[trial].seed, mllog.load(run, trial)
         return written_log(name=f"{run.name}/result_{trial}.txt", seed=seed, **({"binding": binding} | changes))
 
     return write

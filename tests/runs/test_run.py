@@ -10,17 +10,17 @@ import pytest
 from bench import backends
 from bench.backends import Job, JobState
 from bench.backends.slurm.backend import SlurmBackend
-from bench.console import messages
 from bench.console import runs as run_sheets
+from bench.console import sheet
 from bench.contract import mllog
 from bench.contract import plan as plans
 from bench.contract.schema import BackendName
 from bench.diagnosis import explain
 from bench.errors import BenchError, ConfigError, SubmitError
-from bench.launch import again, run_queued
+from bench.launch import resume, start
 from bench.planning import compose
 from bench.runs import run as runs
-from bench.studies import standing
+from bench.studies import session
 
 PLAN = compose.compose(["task=lora_tiny", "cluster=local"])
 
@@ -92,7 +92,7 @@ def test_whoever_follows_a_job_is_told_what_came_of_it(
     (folder / "status.json").write_text(DONE)
     (folder / "plan.json").write_text(plans.dumps(PLAN))
     monkeypatch.setattr(runs, "ENDS_S", 0.0)
-    assert run_queued.follow(PLAN, folder, messages.to_stderr()) == 0
+    assert start.follow(PLAN, folder, sheet.to_stderr()) == 0
     last = capsys.readouterr().err.splitlines()[-1]
     assert last == f"proven: every trial did what was asked{said}"
 
@@ -200,7 +200,7 @@ def test_an_odd_job_json_does_not_hide_other_runs(tmp_path: Path, job: str, word
 def test_a_run_of_a_backend_that_does_not_exist_is_not_gone_on_with(tmp_path: Path) -> None:
     (tmp_path / "job.json").write_text('{"backend": "flux", "jobs": []}')
     with pytest.raises(ConfigError, match="there is no backend flux; there are local, "):
-        again.resume(tmp_path)
+        resume.resume(tmp_path)
 
 
 @pytest.mark.parametrize("kind", [ConfigError, SubmitError])
@@ -223,6 +223,6 @@ def test_a_backend_that_cannot_be_asked_does_not_hide_the_runs_of_others(
     for ask in (lambda: runs.below(tmp_path, must_answer=True), lambda: runs.find(tmp_path / "a")):
         with pytest.raises(kind, match="no API server to ask"):
             ask()
-    assert standing._known(tmp_path, ask=False) == runs.below(tmp_path)
+    assert session._known(tmp_path, ask=False) == runs.below(tmp_path)
     with pytest.raises(kind):
-        standing._known(tmp_path, ask=True)
+        session._known(tmp_path, ask=True)

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from bench.backends.slurm import script
-from bench.contract import attempt, json_files
+from bench.contract import atomic_files, mllog
 from bench.contract import plan as plans
 from bench.contract.plan import Plan
 from bench.errors import ConfigError
-from bench.images import identity
+from bench.images import store
 from bench.planning import compose
 from bench.runs import ledger, manifest
 from bench.runs import status as statuses
@@ -55,7 +55,7 @@ def run(tmp_path: Path, made: Plan, written_log: MakeLog, monkeypatch: pytest.Mo
         ledger.begin(folder, trial, attempts=1, job="7")
         requests = folder / f"rank_logs/trial_{trial.index}.requests"
         requests.write_text("0.1\n")
-        bound = attempt.load(folder, trial.index)
+        bound = mllog.load(folder, trial.index)
         written_log(name=f"run/{trial.log}", seed=trial.seed, binding=bound, attached=[requests][: 1 - trial.index])
         judged = trials.close(folder, made, trial, failed=False)
         assert judged is not None and judged.proven
@@ -107,7 +107,7 @@ def test_a_manifest_vouches_for_itself_to_the_byte(run: Path, old: bytes, new: b
 def test_the_image_is_compared_where_it_lies(run: Path, tmp_path: Path) -> None:
     image = tmp_path / "train.sqsh"
     image.write_bytes(b"an image")
-    json_files.write(run / "job.json", {"backend": "slurm", "jobs": [], "image": identity.of(str(image))})
+    atomic_files.write(run / "job.json", {"backend": "slurm", "jobs": [], "image": store.identity(str(image))})
     manifest.write(run)
     assert verify(run).passed
     image.write_bytes(b"another image")
@@ -163,7 +163,7 @@ def swapped(run: Path) -> None:
     kept = json.loads((run / "ledger.json").read_text())
     for name in ("log_sha256", "log_bytes", "minutes"):
         kept[0][name], kept[1][name] = kept[1][name], kept[0][name]
-    json_files.write(run / "ledger.json", kept)
+    atomic_files.write(run / "ledger.json", kept)
 
 
 def edited(run: Path) -> None:
@@ -171,13 +171,13 @@ def edited(run: Path) -> None:
     log.write_bytes(log.read_bytes().replace(b'"lora_alpha", "value": 32', b'"lora_alpha", "value": 64'))
     kept = json.loads((run / "ledger.json").read_text())
     kept[0] |= trials.content(log)
-    json_files.write(run / "ledger.json", kept)
+    atomic_files.write(run / "ledger.json", kept)
 
 
 def in_ledger(run: Path) -> None:
     kept = json.loads((run / "ledger.json").read_text())
     kept[1]["minutes"] = 0.001
-    json_files.write(run / "ledger.json", kept)
+    atomic_files.write(run / "ledger.json", kept)
 
 
 def in_plan(run: Path) -> None:

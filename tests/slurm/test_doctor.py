@@ -14,7 +14,7 @@ from booted import Cluster
 
 from bench import preflight
 from bench.backends.slurm import client, script
-from bench.backends.slurm.arguments import excluding, sbatch_arguments
+from bench.backends.slurm.backend import excluding, sbatch_arguments
 from bench.contract.plan import Plan
 from bench.planning.compose import compose as composed
 from bench.preflight import Checked, Finding, doctor

@@ -13,6 +13,7 @@ from bench.backends import Job
 from bench.errors import Stopped
 from bench.results.study import StudyResult
 from bench.runs import run as runs
+from bench.studies import run_missing
 from helpers import study_runs
 
 __all__ = ["ranks", "slurm"]
@@ -49,7 +50,7 @@ def call(tmp_path: Path, slurm: Slurm, ranks: Ranks, monkeypatch: pytest.MonkeyP
     def call() -> tuple[int, StudyResult]:
         written(tmp_path, STUDY)
         session = studies.begin("mine", ["cluster=local"])
-        return studies.go_on(session), studies.read(session.folder)
+        return run_missing.run_missing(session), studies.read(session.folder)
 
     monkeypatch.setattr(runs, "wait", wait)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))

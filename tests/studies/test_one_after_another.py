@@ -11,7 +11,7 @@ from bench.backends import Job, JobState
 from bench.contract.schema import BackendName
 from bench.errors import Stopped, SubmitError
 from bench.runs import run as runs
-from bench.studies import in_turn, queued, running
+from bench.studies import run_missing
 from bench.studies.session import Session
 
 
@@ -54,9 +54,9 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
         made.announced.append([name for name, one in made.runs.items() if one.has_job])
 
     def attempt(session: object, todo: One, work: object) -> None:
-        made.notes.append(f"{'submits' if work is queued.submit_one else 'begins'} {todo.folder.name}")
-        assert work in (queued.submit_one, running.begin_or_resume)
-        todo.has_job = work is queued.submit_one
+        made.notes.append(f"{'submits' if work is run_missing.submit_one else 'begins'} {todo.folder.name}")
+        assert work in (run_missing.submit_one, run_missing.begin_or_resume)
+        todo.has_job = work is run_missing.submit_one
 
     def wait(folder: Path) -> Iterator[Job]:
         made.notes.append(f"waits for {folder.name}")
@@ -65,8 +65,8 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
         made.runs[folder.name].has_job = False
         made.runs[folder.name].folder = folder
 
-    monkeypatch.setattr(running, "announce", announce)
-    monkeypatch.setattr(running, "attempt", attempt)
+    monkeypatch.setattr(run_missing, "announce", announce)
+    monkeypatch.setattr(run_missing, "attempt", attempt)
     monkeypatch.setattr(runs, "wait", wait)
     return made
 
@@ -74,7 +74,7 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
 def test_a_job_is_followed_to_its_end_before_the_next_run_begins(
     study: Study, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    in_turn.run(cast(Session, study))
+    run_missing.run_sequentially(cast(Session, study))
     assert study.notes == [
         *("?", "waits for a.2", "?", "begins a.1"),
         *("?", "submits b.1", "?", "waits for b.1", "?", "begins a.2", "?"),
@@ -92,7 +92,7 @@ def test_who_stops_the_call_does_not_stop_the_job(
 
     monkeypatch.setattr(runs, "wait", stopped)
     with pytest.raises(Stopped):
-        in_turn.run(cast(Session, study))
+        run_missing.run_sequentially(cast(Session, study))
     assert study.notes == ["?"] and not study.announced
     said = capsys.readouterr().err
     assert said.startswith("the job goes on; python -m bench cancel ") and said.endswith("/[bold]/a.2 ends it\n")
@@ -106,6 +106,6 @@ def test_a_job_that_nobody_knows_any_more_has_ended(
         raise SubmitError("no such job", where="squeue", fix="look")
 
     monkeypatch.setattr(runs, "wait", unknown)
-    in_turn.run(cast(Session, study))
+    run_missing.run_sequentially(cast(Session, study))
     assert [note for note in study.notes if note != "?"] == ["begins a.1", "submits b.1", "begins a.2"]
     assert capsys.readouterr().err == "no such job\n  where: squeue\n  fix:   look\n" * 2

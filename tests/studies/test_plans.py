@@ -10,7 +10,8 @@ from test_spec import COLUMNS, written
 from bench.errors import ConfigError
 from bench.planning import compose
 from bench.results.study import Mark, PlannedArm
-from bench.studies import library, order, session
+from bench.studies import arms as study_arms
+from bench.studies import library, session
 
 H200 = "cluster=dgxh200 cluster.num_nodes=1 cluster.ranks_per_node=1 model.weights=random"
 Planned = Callable[..., list[PlannedArm]]
@@ -110,11 +111,11 @@ def test_the_largest_batch_is_the_last_that_the_plan_takes(planned: Planned) -> 
 
 def test_each_arm_of_a_pair_is_first_as_often_as_last() -> None:
     arms = [PlannedArm(name=name) for name in "abc"]
-    drawn = {order.blocks(arms, runs=2, seed=seed)[0] for seed in range(50)}
+    drawn = {study_arms.blocks(arms, runs=2, seed=seed)[0] for seed in range(50)}
     assert len(drawn) == 6, "every order is drawn"
     for seed in range(5):
-        found = order.blocks(arms, runs=6, seed=seed)
-        assert found[:4] == order.blocks(arms, runs=4, seed=seed), "more runs leave the earlier blocks as they are"
+        found = study_arms.blocks(arms, runs=6, seed=seed)
+        assert found[:4] == study_arms.blocks(arms, runs=4, seed=seed), "more runs leave the earlier blocks as they are"
         assert sum(block.index("a") < block.index("b") for block in found) == 3
-        without = order.blocks([arms[0], arms[1], PlannedArm(name="c", runs=False)], runs=6, seed=seed)
+        without = study_arms.blocks([arms[0], arms[1], PlannedArm(name="c", runs=False)], runs=6, seed=seed)
         assert without == [tuple(name for name in block if name != "c") for block in found]

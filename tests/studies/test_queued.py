@@ -14,7 +14,7 @@ from bench import preflight, studies
 from bench.runs import ledger, status
 from bench.runs.ledger import Outcome
 from bench.runs.status import Ending, Status
-from bench.studies import library
+from bench.studies import library, run_missing
 from helpers import study_runs
 
 PAIR = "pairs: [{first: a, second: b, measurement: step_time}]\n"
@@ -72,7 +72,7 @@ Call = Callable[..., int]
 def call(tmp_path: Path, slurm: Slurm) -> Call:
     def call(study: str, *words: str) -> int:
         written(tmp_path, study)
-        return studies.go_on(studies.begin("mine", ["cluster=slurm_test", "walltime=10", *words]))
+        return run_missing.run_missing(studies.begin("mine", ["cluster=slurm_test", "walltime=10", *words]))
 
     return call
 

@@ -16,7 +16,7 @@ from bench.errors import ConfigError, Stopped, SubmitError
 from bench.launch import run_local
 from bench.results.study import StudyResult
 from bench.runs.status import Ending, Status
-from bench.studies import library
+from bench.studies import library, run_missing
 from helpers import study_runs
 
 STUDY = f"""
@@ -79,7 +79,7 @@ def call(tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> Call:
     def call(study: str = STUDY, *words: str, runs: int | None = None) -> tuple[int, StudyResult]:
         written(tmp_path, study)
         session = studies.begin("mine", [*words, *paths(tmp_path)], runs=runs)
-        code = studies.go_on(session)
+        code = run_missing.run_missing(session)
         return code, studies.read(session.folder)
 
     return call

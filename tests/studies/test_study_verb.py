@@ -9,7 +9,7 @@ from test_running import STUDY, Ranks, paths, ranks
 from test_spec import written
 
 from bench import cli, report, studies
-from bench.cli import studying
+from bench.cli import study as cli_study
 from bench.results.study import StudyResult
 from bench.studies import library
 
@@ -45,7 +45,7 @@ def test_studies_are_listed_and_their_names_completed(study: Verb) -> None:
     assert lines[2:4] == ["mine\tt\tq\ts", "other\tanother\twhy\ts"]
     assert lines[4:] == ["python -m bench study NAME cluster=… --dry-run"]
     assert study("mine", "--list", "--json") == (code, said, "")
-    assert (studying._names("m"), studying._names(""), studying._names("x")) == (["mine"], ["mine", "other"], [])
+    assert (cli_study._names("m"), cli_study._names(""), cli_study._names("x")) == (["mine"], ["mine", "other"], [])
 
 
 def test_a_dry_run_plans_the_arms_and_starts_nothing(study: Verb, ranks: Ranks, tmp_path: Path) -> None:

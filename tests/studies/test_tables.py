@@ -11,7 +11,7 @@ from test_spec import written
 
 from bench import cli, studies
 from bench.console import study as study_sheets
-from bench.contract import json_files
+from bench.contract import atomic_files
 from bench.errors import ConfigError
 from bench.results.comparison import Verdict
 from bench.results.study import Cell, Mark, PlannedArm, StudyResult
@@ -210,7 +210,7 @@ def test_the_result_is_strict_json_and_means_what_statistics_says(tmp_path: Path
     text = json.dumps(asdict(result), allow_nan=False)
     (cell,) = [row["cells"]["step_time"] for row in json.loads(text)["rows"] if row["arm"] == "7B Naive"]
     assert (cell["value"], cell["deviation"]) == pytest.approx((fmean(cell["values"]), stdev(cell["values"])))
-    assert json_files.read(folder / folders.ARMS)[0]["name"] == "7B Naive"
+    assert atomic_files.read(folder / folders.ARMS)[0]["name"] == "7B Naive"
 
 
 def test_proven_runs_beyond_those_that_count_are_named(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ import torch
 
 from bench.errors import ConfigError
 from helpers import ranks
-from jobs.ranks import groups
-from jobs.ranks.groups import Groups
+from jobs.local_sgd import groups
+from jobs.local_sgd.groups import Groups
 from jobs.tasks.checkpoints import Checkpoints
 
 LAST = 6

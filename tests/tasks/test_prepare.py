@@ -18,7 +18,7 @@ from bench.contract.plan import Plan
 from bench.contract.schema import DataSource
 from bench.errors import ConfigError
 from helpers import alone, ranks
-from jobs.data import making, tiny_reports
+from jobs.data import prepare_rows, tiny_reports
 from jobs.ranks import process_group
 from jobs.ranks.identity import Rank
 from jobs.tasks import prepare
@@ -111,8 +111,8 @@ def test_rows_of_files_are_made_of_them_while_the_other_ranks_wait_for_hours(
         prepare.prepare(made, Rank(1, 1, 2, "", 0), log)
         assert outlasted == [] and not Path(str(made.data_dir)).exists()
         made.config.data.source = DataSource.c4
-        monkeypatch.setattr(making, "make", lambda plan: ["first", plan.name])
-        monkeypatch.setattr(making, "described", iter)
+        monkeypatch.setattr(prepare_rows, "make", lambda plan: ["first", plan.name])
+        monkeypatch.setattr(prepare_rows, "described", iter)
         with caplog.at_level(logging.INFO, "jobs"):
             prepare.prepare(made, Rank(0, 0, 2, "", 0), log)
     assert outlasted == [6 * 3600] and caplog.messages == ["first", made.name]

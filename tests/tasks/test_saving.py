@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from bench.contract import file_content
+from bench.contract import atomic_files
 from bench.contract.plan import Plan
 from bench.errors import BenchError, ConfigError
 from helpers import alone, ranks
-from jobs.ranks import groups
-from jobs.ranks.groups import Groups
+from jobs.local_sgd import groups
+from jobs.local_sgd.groups import Groups
 from jobs.tasks import checkpoints, train
 from jobs.tasks.checkpoints import Checkpoints
 
@@ -53,7 +53,7 @@ class Engine:
 
     def complete(self, folder: Path, about: dict[str, Any]) -> None:
         path = folder / "rank_0.distcp"
-        files = [{"path": path.name, "sha256": file_content.sha256(path)}]
+        files = [{"path": path.name, "sha256": atomic_files.sha256(path)}]
         (folder / "manifest.json").write_text(json.dumps(about | {"files": files}))
 
     def load_state(self, folder: Path, *, step: int, seed: int, same_layout: bool) -> None:

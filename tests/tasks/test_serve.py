@@ -29,7 +29,7 @@ pytest.importorskip("torch")
 from jobs.node_checks import hardware
 from jobs.ranks import program
 from jobs.ranks.identity import Rank
-from jobs.serving import load, model_folder, prompts, server
+from jobs.serving import loadgen, model_folder, prompts, server
 from jobs.serving.answers import Answer
 from jobs.tasks import describe, serve
 
@@ -235,7 +235,7 @@ def test_a_load_is_logged_request_by_request(tmp_path: Path) -> None:
     client = {"sent_p50_s": 0.12345678}
     said = {"result_validity": "VALID"}
     files = (tmp_path / "rows", tmp_path / "detail")
-    found = load.Loaded(load=plan.loads[1], answers=[ok, slow, *failed], client=client, loadgen=said, files=files)
+    found = loadgen.Loaded(load=plan.loads[1], answers=[ok, slow, *failed], client=client, loadgen=said, files=files)
     with logging(tmp_path) as (log, path):
         serve.write(found, log)
         serve.write(replace(found, answers=failed[:1]), log)
@@ -264,9 +264,9 @@ def test_a_load_needs_loadgen_and_a_plan_of_serving(tmp_path: Path, monkeypatch:
     with logging(tmp_path) as (log, _):
         with pytest.raises(ConfigError, match="the plan names no server"):
             serve.run(replace(plan, config=replace(plan.config, task=task)), plan.trials[0], log, tmp_path)
-        for module in ("jobs.serving.load", "mlperf_loadgen"):
+        for module in ("jobs.serving.loadgen", "mlperf_loadgen"):
             monkeypatch.setitem(sys.modules, module, None)
-        monkeypatch.delattr("jobs.serving.load")
+        monkeypatch.delattr("jobs.serving.loadgen")
         with pytest.raises(SubmitError, match=r"the load needs jobs\.serving") as refused:
             serve.run(plan, plan.trials[0], log, tmp_path)
     assert (refused.value.rule, refused.value.where) == ("RUN-08", "jobs.serving")

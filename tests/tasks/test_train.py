@@ -28,7 +28,7 @@ from jobs.tasks import train
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what megatron-core imports is full of deprecated calls
     from jobs.data import rows as rows_of
-    from jobs.engines.megatron import batches
+    from jobs.engines.megatron import loop
 
 pytestmark = pytest.mark.skipif(ranks.DEVICE != "cpu", reason="no rank and no device: nothing here differs on a GPU")
 
@@ -46,8 +46,8 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: torch.device("cpu"))
 
     def say(dp: int, cp: int) -> None:
-        monkeypatch.setattr(batches.parallel_state, "get_data_parallel_rank", lambda: dp)
-        monkeypatch.setattr(batches.parallel_state, "get_context_parallel_rank", lambda: cp)
+        monkeypatch.setattr(loop.parallel_state, "get_data_parallel_rank", lambda: dp)
+        monkeypatch.setattr(loop.parallel_state, "get_context_parallel_rank", lambda: cp)
 
     say(0, 0)
     return say
@@ -61,7 +61,7 @@ ROWS = rows_of.Rows(
 
 def test_a_token_is_weighed_by_whether_its_successor_counts(place: Callable[[int, int], None]) -> None:
     """Tokens 1 and 2 of row 0 are followed by some that count, all but the last of row 1, none of row 2."""
-    batch = batches.micro_batch(composed(*SMALL), ROWS, np.array([0, 1, 2, -1]))
+    batch = loop.micro_batch(composed(*SMALL), ROWS, np.array([0, 1, 2, -1]))
     assert batch.tokens.tolist()[:3] == ROWS.tokens.tolist()
     assert batch.labels[:3, :3].tolist() == [[11, 12, 13], [21, 22, 23], [31, 32, 33]]
     third = pytest.approx(1 / 3)
@@ -76,7 +76,7 @@ def test_context_parallel_ranks_take_an_early_and_a_late_part_of_the_same_rows(
     plan = replace(plan, world=replace(plan.world, cp=2))
     for cp, places in expected.items():
         place(0, cp)
-        batch = batches.micro_batch(plan, ROWS, np.array([0]))
+        batch = loop.micro_batch(plan, ROWS, np.array([0]))
         assert batch.position_ids.tolist() == [places]
         assert batch.tokens.tolist() == [[10 + i for i in places]]
         assert batch.labels.tolist() == [[[11, 12, 13, 10][i] for i in places]]
@@ -91,7 +91,7 @@ def test_replicas_share_a_batch_row_by_row(place: Callable[[int, int], None]) ->
     firsts = []
     for dp in range(2):
         place(dp, 0)
-        mine = batches.micro_batches(plan, rows, np.array([7, 0, 6, 1, 5, 2, 4, 3]))
+        mine = loop.micro_batches(plan, rows, np.array([7, 0, 6, 1, 5, 2, 4, 3]))
         firsts.append([batch.tokens[:, 0].tolist() for batch in mine])
     assert firsts == [[[28, 0], [24, 4]], [[20, 8], [16, 12]]]
 

@@ -29,7 +29,7 @@ from bench.mlperf import reader
 from bench.mlperf import result as results
 from bench.mlperf.reader import Event
 from bench.planning import compose
-from bench.watch import arrivals, prediction, sources
+from bench.watch import prediction, sources
 from bench.watch.lines import View, evaluation_line, line
 from bench.watch.prediction import Planned
 from bench.watch.progress import Evaluated, Progress
@@ -193,7 +193,7 @@ def test_the_range_of_minutes_is_that_of_students_t() -> None:
     """Step times of 2.9, 3.0 and 3.1 s; the evaluations after the first took 27, 28 and 29 s."""
     progress = tracked(trial(0.94, 0.935))
     progress.step_times_ms, progress.eval_times_s = (2900.0, 3000.0, 3100.0), (60.0, 27.0, 28.0, 29.0)
-    (first, second) = arrivals.arrivals(progress, (2304, 2688), progress.last_ms or 0)
+    (first, second) = prediction.arrivals(progress, (2304, 2688), progress.last_ms or 0)
     half_step = stats.t(2).ppf(0.95) * 0.1 * math.sqrt(4 / 3)
     half_eval = stats.t(2).ppf(0.95) * 1.0 * math.sqrt(4 / 3)
     assert first.seconds.typical == pytest.approx(48 * 3 + 28)

@@ -18,7 +18,7 @@ with warnings.catch_warnings(action="ignore"):  # megatron-core's imports warn
     from torch.distributed import checkpoint as distributed
 
     from jobs.engines.megatron import checkpoint
-    from jobs.weights import adapters, checkpoint_metadata, checkpoint_writer
+    from jobs.weights import adapters, checkpoint_reader, checkpoint_writer
 
 TENSORS = {"a": torch.ones(2, 3), "b": torch.ones(4, dtype=torch.bfloat16), "c": torch.ones(4).to(torch.float8_e4m3fn)}
 
@@ -38,14 +38,14 @@ def written_by_us(folder: Path) -> None:
 def test_what_torch_writes_is_taken(tmp_path: Path, save: Callable[[Path], None]) -> None:
     save(tmp_path / "saved")
     assert (tmp_path / "saved" / ".metadata").stat().st_size > 0
-    checkpoint_metadata.require_plain(tmp_path / "saved")
-    checkpoint_metadata.require_plain(tmp_path)  # without metadata the loader says what is missing
+    checkpoint_reader.require_plain(tmp_path / "saved")
+    checkpoint_reader.require_plain(tmp_path)  # without metadata the loader says what is missing
 
 
 @pytest.mark.trains
 def test_what_megatron_core_writes_is_taken(prepared: Path) -> None:
     (base,) = (path.parent for path in (prepared / "cache").glob("*/.metadata"))
-    checkpoint_metadata.require_plain(base)
+    checkpoint_reader.require_plain(base)
 
 
 class Attack:

@@ -13,16 +13,64 @@ import secrets
 import signal
 import socket
 import sys
+import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from bench import masking
 from bench.backends import run_lock
-from bench.backends.kubernetes import printing, progress
+from bench.backends.kubernetes import trainer_status
 from bench.backends.kubernetes.pod_template import plan_file
-from bench.backends.nodes.ending import START_AGAIN
-from bench.contract import json_files, run_files
-from bench.contract.kubernetes import Discovery
+from bench.backends.nodes.interruption import START_AGAIN
+from bench.contract import atomic_files, run_files
+from bench.contract.cluster import Discovery
+
+EVERY_S = 2.0
+PATTERNS = (run_files.PREPARE_LOG, run_files.RESULTS, *(f"{run_files.RANK_LOGS}/*.{kind}" for kind in ("out", "err")))
+
+
+@contextmanager
+def printed(run: Path) -> Iterator[None]:
+    """Print lines of the run's files for as long as the block takes, and what came last at its end."""
+    ended, places = threading.Event(), dict[Path, int]()
+
+    def follow() -> None:
+        while True:
+            is_last = ended.wait(EVERY_S)
+            for line in added(run, places):
+                with suppress(OSError):
+                    os.write(sys.stdout.fileno(), line)
+            if is_last:
+                return
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(10 * EVERY_S)
+
+
+def added(run: Path, places: dict[Path, int]) -> Iterator[bytes]:
+    """Yield the whole lines that files have got since, but the runner's, which it prints by itself.
+
+    `places` keeps how far each was read.
+    """
+    files = sorted(path for pattern in PATTERNS for path in run.glob(pattern))
+    for path in (path for path in files if path != run / run_files.RUNNER_OUTPUT):
+        with suppress(OSError), path.open("rb") as file:  # it may be set aside by the next attempt
+            start = places.get(path, 0)
+            start = 0 if os.fstat(file.fileno()).st_size < start else start  # that attempt's own is shorter
+            file.seek(start)
+            data = file.read()
+            whole = data[: data.rfind(b"\n") + 1]
+            places[path] = start + len(whole)
+            for line in whole.decode(errors="replace").splitlines():
+                yield f"{path.name}: {masking.masked(line)}\n".encode()
+
 
 RETRYABLE = 138
 """What stands for the runner's START_AGAIN here: Kubeflow's training operator starts pods again from 128 on."""
@@ -47,7 +95,7 @@ def main() -> None:
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda number, frame: told.append(number))
     if args.node == 0:
-        with progress.told(run), printing.printed(run):
+        with trainer_status.told(run), printed(run):
             code = _work(args, run, job, told)
     else:
         code = _work(args, run, job, told)
@@ -90,8 +138,8 @@ def exit_code_of_ended(run: Path, job: str) -> int | None:
 
     A run that was interrupted goes on.
     """
-    jobs = json_files.read_object(run / run_files.JOB).get("jobs") or [{}]
-    status = json_files.read_object(run / run_files.STATUS)
+    jobs = atomic_files.read_object(run / run_files.JOB).get("jobs") or [{}]
+    status = atomic_files.read_object(run / run_files.STATUS)
     if jobs[-1].get("id") != job or status.get("outcome") in (None, "interrupted"):
         return None
     return int(status["exit_code"])
@@ -111,7 +159,7 @@ def _wait_for_predecessor(run: Path, told: list[int]) -> None:
 def _announce(run: Path, host: str, port: int) -> None:
     """Write down where the first pod is, and what the others must know to be let in; that stays as it once was."""
     run.mkdir(mode=0o755, parents=True, exist_ok=True)
-    token = json_files.read_object(run / LEAD).get("token") or secrets.token_hex(32)
+    token = atomic_files.read_object(run / LEAD).get("token") or secrets.token_hex(32)
     part = run / f"{LEAD}.part"
     part.unlink(missing_ok=True)
     with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -123,7 +171,7 @@ def _announced(run: Path, told: list[int], *, is_by_file: bool) -> str:
     """Return the first pod's address; where a file names it, once somebody answers: it may be of an earlier start."""
     until_s = time.monotonic() + WAIT_S
     while time.monotonic() < until_s and not told:
-        said = json_files.read_object(run / LEAD)
+        said = atomic_files.read_object(run / LEAD)
         if said and (not is_by_file or _answers(str(said["host"]), int(said["port"]))):
             return str(said["host"])
         time.sleep(POLL_S)
@@ -158,7 +206,7 @@ def _run(words: list[str], run: Path, told: list[int]) -> int:
 
 
 def _token(run: Path) -> str:
-    return str(json_files.read_object(run / LEAD).get("token", ""))
+    return str(atomic_files.read_object(run / LEAD).get("token", ""))
 
 
 def _parser() -> argparse.ArgumentParser:

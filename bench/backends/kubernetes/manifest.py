@@ -1,20 +1,53 @@
 """Write the manifest of a plan: every object of the run, in the dialect of the cluster. Pure.
 
 It holds its plan, so that `kubectl apply -f` of it alone is the whole run. Objects are built as data and written by a
-YAML library (`bench.backends.kubernetes.yaml_text`).
+YAML library (`bench.backends.kubernetes.manifest`).
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench.backends.kubernetes import names, yaml_text
+import yaml
+
+from bench.backends.kubernetes import names
 from bench.backends.kubernetes.pod_template import AS_PLANNED, Object, Place, TimeLimits, template
 from bench.contract import plan as plans
-from bench.contract.kubernetes import Discovery, ObjectKind
+from bench.contract.cluster import Discovery, ObjectKind
 from bench.contract.plan import Plan
 from bench.contract.run_files import PLAN
-from bench.contract.texts import steering
+from bench.texts import steering
+
+_PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_/.@-]*(?: [A-Za-z0-9_/.@-]+)*")
+_WORDS = frozenset(["y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf"])
+
+
+class _Dumper(yaml.CSafeDumper):
+    """Writes texts in quotes where in doubt, those of several lines as they stand, and never an alias."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    is_plain = _PLAIN.fullmatch(text) is not None and text.lower() not in _WORDS
+    style = "|" if "\n" in text else None if is_plain else '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def dump_all(objects: Iterable[Any]) -> str:
+    """Return objects as documents of one file."""
+    return yaml.dump_all(objects, Dumper=_Dumper, sort_keys=False, explicit_start=True, width=10_000)
+
+
+def load_all(text: str) -> Iterator[Any]:
+    """Yield the objects of a file."""
+    yield from yaml.load_all(text, Loader=yaml.CSafeLoader)
+
 
 FINAL_CODES = [1, 2]
 """Exit codes of a runner whose run has its last word; any other says that another start goes on with it."""
@@ -47,7 +80,7 @@ def written(plan: Plan, made: list[Object]) -> str:
     summary = "".join(" " if steering(letter) else letter for letter in plan.config.task.summary)
     return (
         f"# {plan.name}: {summary}\n"
-        "# Written by `python -m bench render`. Start it: kubectl apply -f FILE\n" + yaml_text.dump_all(made)
+        "# Written by `python -m bench render`. Start it: kubectl apply -f FILE\n" + dump_all(made)
     )
 
 
@@ -59,7 +92,7 @@ def objects(plan: Plan, of: Named) -> list[Object]:
 
 def held_plan(text: str) -> str:
     """Return the plan in a manifest; nothing if it holds none."""
-    for made in yaml_text.load_all(text):
+    for made in load_all(text):
         if isinstance(made, dict) and made.get("kind") == "ConfigMap" and PLAN in (made.get("data") or {}):
             return str(made["data"][PLAN])
     return ""

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from bench.contract.kubernetes import Kubernetes, ObjectKind
+from bench.contract.cluster import Kubernetes, ObjectKind
 from bench.contract.plan import Plan, fingerprint
 from bench.errors import SubmitError
 

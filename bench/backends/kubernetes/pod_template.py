@@ -11,7 +11,7 @@ from typing import Any
 
 from bench.backends.kubernetes import names
 from bench.contract import plan as plans
-from bench.contract.kubernetes import Discovery, Toleration, Volume
+from bench.contract.cluster import Discovery, Toleration, Volume
 from bench.contract.plan import Plan, TrainingPlan
 from bench.contract.run_files import PLAN
 from bench.contract.schema import Device

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.backends.nodes import channel as channels
-from bench.backends.nodes import files, processes
+from bench.backends.nodes import file_transfer, processes
 from bench.backends.nodes.channel import Channel, LostError
-from bench.backends.nodes.ending import CutShortError, NodeLostError
+from bench.backends.nodes.interruption import CutShortError, NodeLostError
 from bench.backends.nodes.processes import Ranks
 from bench.contract import plan as plans
 from bench.contract import run_files
@@ -35,7 +35,7 @@ class Node:
     plan: Plan
     is_shared: bool
     """Whether the lead sees what is written into the run folder here."""
-    sent: files.Stamps = field(default_factory=dict)
+    sent: file_transfer.Stamps = field(default_factory=dict)
     ranks: Ranks | None = None
     told: dict[int, int] = field(default_factory=dict)
     """The exit codes that the lead knows."""
@@ -131,7 +131,7 @@ def received(message: dict[str, Any], channel: Channel, number: int, folder: Pat
     if not is_shared:
         (folder / run_files.RANK_LOGS).mkdir(parents=True, exist_ok=True)
         (folder / run_files.PLAN).write_text(message["text"])
-    sent = {} if is_shared else files.stamps(folder)
+    sent = {} if is_shared else file_transfer.stamps(folder)
     channel.send("ready", is_shared=is_shared)
     return Node(number, folder, channel, plans.loads(message["text"]), is_shared, sent)
 
@@ -153,7 +153,7 @@ def follow(node: Node, message: dict[str, Any]) -> None:
                 node.ranks.stop()
                 node.ranks = None
             if not node.is_shared:
-                for part in files.parts(node.folder, node.sent):
+                for part in file_transfer.parts(node.folder, node.sent):
                     node.channel.send("file", **part)
             node.channel.send("stopped")
         case "drop_caches":

@@ -6,11 +6,11 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
-from bench.backends.kubernetes import config_checks
-from bench.backends.ray import client, group, manifest, request
-from bench.contract import secrets as known_secrets
+from bench import masking as known_secrets
+from bench.backends.kubernetes import checks
+from bench.backends.ray import client, manifest, placement_group, request
+from bench.contract.cluster import Ray
 from bench.contract.plan import Plan
-from bench.contract.ray import Ray
 from bench.contract.schema import Runtime
 from bench.errors import BenchError
 from bench.rules.check import Answer, CannotTellError, Check, Finding, Subject, Tier, broken
@@ -93,13 +93,13 @@ def version(subject: Subject) -> Iterator[Finding | str]:
 
 def nodes(subject: Subject) -> Iterator[Finding | str]:
     """Yield whether the cluster has as many nodes of that size as the run takes, free or not."""
-    plan, wanted = subject.plan, group.bundle(subject.plan)
+    plan, wanted = subject.plan, placement_group.bundle(subject.plan)
     listed = _answer(subject, "nodes")["data"]["result"]["result"]
     alive = [node["resources_total"] for node in listed if node["state"] == "ALIVE"]
-    large = group.num_large(alive, wanted)
-    yield f"{len(alive)} nodes, {large} of them with {group.shown(wanted)}"
+    large, size = placement_group.num_large(alive, wanted), placement_group.shown(wanted)
+    yield f"{len(alive)} nodes, {large} of them with {size}"
     if large < plan.world.num_nodes:
-        what = f"{large} of {len(alive)} nodes have {group.shown(wanted)}, and the run takes {plan.world.num_nodes}"
+        what = f"{large} of {len(alive)} nodes have {size}, and the run takes {plan.world.num_nodes}"
         fix = "lower cluster.num_nodes, ranks_per_node or ray.cpus_per_node, or add nodes; where an autoscaler adds "
         yield broken("RAY-03", what, request.address(plan), fix=f"{fix}them, launch.force=true starts the run")
 
@@ -154,7 +154,7 @@ LAPTOP = (
     Check("no container", ("PYX-04",), no_container, is_there),
     Check("variables that are passed on", ("CFG-06", "CFG-07"), passed_on),
     Check("one job", ("CFG-09",), one_job),
-    *(replace(check, applies=is_made) for check in config_checks.CHECKS),
+    *(replace(check, applies=is_made) for check in checks.CONFIG_CHECKS),
     Check("manifest", ("RAY-10",), by_hand, is_made),
 )
 LOGIN = (

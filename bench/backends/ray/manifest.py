@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from bench.backends.kubernetes import manifest as kubernetes
-from bench.backends.kubernetes import names, pod_template, yaml_text
+from bench.backends.kubernetes import names, pod_template
 from bench.backends.kubernetes.pod_template import Object, Place
 from bench.backends.ray import request
 from bench.contract import plan as plans
+from bench.contract.cluster import KubeRay, RayObject
 from bench.contract.plan import Plan
-from bench.contract.ray import KubeRay, RayObject
 from bench.contract.run_files import PLAN
 from bench.contract.schema import Device
 from bench.errors import ConfigError
@@ -81,7 +81,7 @@ def _job(plan: Plan, name: str) -> Object:
     return {
         "entrypoint": _entrypoint(plan, name),
         "submissionMode": kuberay.submission.value,
-        "runtimeEnvYAML": yaml_text.dump_all([{"env_vars": request.SETTINGS}]).removeprefix("---\n"),
+        "runtimeEnvYAML": kubernetes.dump_all([{"env_vars": request.SETTINGS}]).removeprefix("---\n"),
         "metadata": {request.FOLDER: folder(plan, name)},
         "activeDeadlineSeconds": 60 * (plan.walltime_min + ray.placement_timeout_min),
         "backoffLimit": 0,  # the driver itself starts a run's next attempt

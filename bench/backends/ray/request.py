@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.contract.cluster import Ray, RayCode
 from bench.contract.plan import Plan
-from bench.contract.ray import Ray, RayCode
 from bench.errors import ConfigError
 
 PACKAGES = Path(__file__).parents[3]

@@ -5,10 +5,10 @@ import shlex
 from collections.abc import Iterator
 
 from bench.backends.slurm import client
+from bench.contract.cluster import GpuRequest
 from bench.contract.plan import Plan
 from bench.contract.plan_paths import expanded, named_paths
 from bench.contract.schema import Runtime
-from bench.contract.slurm import GpuRequest
 from bench.rules.check import Finding, Severity, Subject, broken
 
 WHERE = "cluster.slurm.arguments"

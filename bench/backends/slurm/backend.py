@@ -1,15 +1,58 @@
 """Slurm as a backend: its checks, its script, its jobs."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from bench.backends.protocol import Job
-from bench.backends.slurm import argument_checks, client, held_plan, jobs, pyxis_checks, script, site_checks
-from bench.backends.slurm.arguments import excluding, sbatch_arguments
+from bench.backends import Job
+from bench.backends.slurm import argument_checks, client, jobs, script
+from bench.backends.slurm import checks as slurm_checks
+from bench.backends.slurm.script import excluding, sbatch_arguments
 from bench.contract.plan import Plan
 from bench.contract.plan_paths import expanded
 from bench.errors import SubmitError
 from bench.rules.check import TIERS, Check, Finding, Subject, Tier
+
+_PLAN = re.compile(r"^  cat <<'PLAN'\n(.*?\n)PLAN\n", re.DOTALL | re.MULTILINE)
+_SITE_NAMES = re.compile(r'^site_names="([\w ]*)"$', re.MULTILINE)
+
+
+def differences(script: str, plan: str) -> Iterator[str]:
+    """Yield where a plan.json is not the plan that a script holds, line by line of the JSON."""
+    held, names = _PLAN.search(script), _SITE_NAMES.search(script)
+    if held is None or names is None:
+        yield "the script holds no plan"
+        return
+    wanted, found = held[1].splitlines(), plan.splitlines()
+    if len(wanted) != len(found):
+        yield f"{len(found)} lines, and {len(wanted)} in the script"
+        return
+    values: dict[str, str] = {}
+    variable = re.compile("|".join(rf"\${name}" for name in names[1].split()) or r"(?!)")
+    for number, (ours, theirs) in enumerate(zip(wanted, found, strict=True), 1):
+        if not _fits(ours, theirs, variable, values):
+            yield f"line {number} is {theirs.strip()!r:.80}, in the script {ours.strip()!r:.80}"
+
+
+def _fits(held: str, line: str, variable: re.Pattern[str], values: dict[str, str]) -> bool:
+    """Return whether a line is the script's with values in place of the variables; each has one value in all lines."""
+    pattern, at, new = "", 0, []
+    for found in variable.finditer(held):
+        pattern += re.escape(held[at : found.start()])
+        name = found[0][1:]
+        if name in values:
+            pattern += re.escape(values[name])
+        elif name in new:
+            pattern += f"(?P={name})"
+        else:
+            new.append(name)
+            pattern += f"(?P<{name}>.*?)"
+        at = found.end()
+    match = re.fullmatch(pattern + re.escape(held[at:]), line)
+    if match:
+        values.update(match.groupdict())
+    return match is not None
+
 
 LAPTOP = (
     Check("image and container", ("PYX-04", "PYX-06"), argument_checks.container),
@@ -21,16 +64,16 @@ LAPTOP = (
     Check("GPU type", ("SLU-01",), argument_checks.gpu_type),
 )
 LOGIN = (
-    Check("partition", ("SLU-02", "SLU-09"), site_checks.partition),
-    Check("GPUs", ("SLU-01", "SLU-02"), site_checks.gpus),
-    Check("CPUs", ("SLU-02",), site_checks.cpus),
-    Check("account and QOS", ("SLU-02",), site_checks.accounts),
-    Check("sbatch --test-only", ("SLU-01", "SLU-02"), site_checks.accepted),
-    Check("Pyxis", ("PYX-02",), pyxis_checks.plugin, pyxis_checks.in_container),
-    Check("container flags", ("PYX-01",), pyxis_checks.flags, pyxis_checks.has_bare_flags),
-    Check("accounting", ("SLU-04",), site_checks.accounting),
-    Check("image file", ("ENR-07", "ENR-08", "ENR-11"), pyxis_checks.file, pyxis_checks.is_file),
-    Check("registry credentials", ("ENR-01",), pyxis_checks.credentials, pyxis_checks.is_in_registry),
+    Check("partition", ("SLU-02", "SLU-09"), slurm_checks.partition),
+    Check("GPUs", ("SLU-01", "SLU-02"), slurm_checks.gpus),
+    Check("CPUs", ("SLU-02",), slurm_checks.cpus),
+    Check("account and QOS", ("SLU-02",), slurm_checks.accounts),
+    Check("sbatch --test-only", ("SLU-01", "SLU-02"), slurm_checks.accepted),
+    Check("Pyxis", ("PYX-02",), slurm_checks.plugin, slurm_checks.in_container),
+    Check("container flags", ("PYX-01",), slurm_checks.flags, slurm_checks.has_bare_flags),
+    Check("accounting", ("SLU-04",), slurm_checks.accounting),
+    Check("image file", ("ENR-07", "ENR-08", "ENR-11"), slurm_checks.file, slurm_checks.is_file),
+    Check("registry credentials", ("ENR-01",), slurm_checks.credentials, slurm_checks.is_in_registry),
 )
 
 
@@ -51,14 +94,14 @@ class SlurmBackend:
         text, words = script.script(plan), sbatch_arguments(plan, folder)
         if tier == "laptop":
             return Subject(plan, text, tuple(words))
-        probe = pyxis_checks.probe(plan, text)
-        return site_checks.ask_all(plan, text, words, probes=[probe] if probe else [])
+        probe = slurm_checks.probe(plan, text)
+        return slurm_checks.ask_all(plan, text, words, probes=[probe] if probe else [])
 
     def render(self, plan: Plan) -> str:
         return script.script(plan)
 
     def differences(self, rendered: str, plan_json: str) -> Iterable[str]:
-        return held_plan.differences(rendered, plan_json)
+        return differences(rendered, plan_json)
 
     def rank_environment(self, plan: Plan) -> dict[str, str]:
         return script.rank_environment(plan)

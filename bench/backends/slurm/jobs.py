@@ -9,18 +9,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from bench import masking
 from bench.backends.slurm import client, script
-from bench.backends.slurm.arguments import sbatch_arguments
-from bench.backends.slurm.site_checks import REFUSALS, last_line
-from bench.contract import json_files, secrets
+from bench.backends.slurm.checks import REFUSALS, last_line
+from bench.backends.slurm.script import sbatch_arguments
+from bench.contract import atomic_files
 from bench.contract.plan import Plan
 from bench.contract.run_files import JOB, SCRIPT, SUBMISSION
 from bench.contract.schema import BackendName, Runtime
-from bench.contract.texts import strings
 from bench.errors import BenchError, ConfigError, SubmitError
-from bench.images import identity
-from bench.planning import validate
+from bench.images import store
+from bench.planning import checks
 from bench.rules.check import Answer, Finding
+from bench.texts import strings
 
 SBATCH_S = 300.0
 """How long sbatch may take. One that is killed may have submitted its job all the same, so this is long."""
@@ -41,7 +42,7 @@ def submit(plan: Plan, folder: Path, *, forced: Sequence[Finding] = ()) -> str:
 def note(plan: Plan, folder: Path, *, forced: Sequence[Finding] = ()) -> dict[str, Any]:
     """Write a run's script and job.json into its folder, and return the latter; no job has it yet."""
     text = script.script(plan)
-    secrets.refuse([text], where=SCRIPT)
+    masking.refuse([text], where=SCRIPT)
     site = {name: value for name in script.variables(plan) if (value := os.environ.get(name))}
     job: dict[str, Any] = {
         "backend": BackendName.slurm.name,
@@ -50,7 +51,7 @@ def note(plan: Plan, folder: Path, *, forced: Sequence[Finding] = ()) -> dict[st
         "environment": site,
     }
     if plan.config.container.runtime is not Runtime.none:
-        job["image"] = identity.of(plan.config.container.image or "")
+        job["image"] = store.identity(plan.config.container.image or "")
     else:
         job["environment"] = site | {"BENCH_PYTHON": sys.executable}
     if forced:
@@ -58,7 +59,7 @@ def note(plan: Plan, folder: Path, *, forced: Sequence[Finding] = ()) -> dict[st
     _require_no_secret(job)
     with (folder / SCRIPT).open("x") as file:
         file.write(text)
-    json_files.write(folder / JOB, job)
+    atomic_files.write(folder / JOB, job)
     return job
 
 
@@ -75,10 +76,10 @@ def submit_shared(runs: Sequence[tuple[Plan, Path]], folder: Path, *, name: str)
         file.write(script.together(plans, names, name=name))
     environment: dict[str, str] = {}
     for _, run in runs:
-        environment |= json_files.read_object(run / JOB).get("environment") or {}
+        environment |= atomic_files.read_object(run / JOB).get("environment") or {}
     job: dict[str, Any] = {"backend": BackendName.slurm.name, "jobs": [], "runs": names}
     job |= {"arguments": sbatch_arguments(plans[0], folder), "environment": environment}
-    json_files.write(folder / JOB, job)
+    atomic_files.write(folder / JOB, job)
     number = _submitted(folder, job)
     note_shared(folder)
     return number
@@ -86,17 +87,17 @@ def submit_shared(runs: Sequence[tuple[Plan, Path]], folder: Path, *, name: str)
 
 def note_shared(folder: Path) -> None:
     """Enter the jobs of a shared job's folder into job.json of its runs; each once, whatever was cut short before."""
-    shared = json_files.read_object(folder / JOB)
+    shared = atomic_files.read_object(folder / JOB)
     known = [str(entry["id"]) for entry in shared.get("jobs") or []]
     if (folder / SUBMISSION).exists():
         known += [job for job in client.submitted(folder) if job not in known]
     for run in (folder.parent / name for name in shared.get("runs") or []):
-        held = json_files.read_object(run / JOB)
+        held = atomic_files.read_object(run / JOB)
         entries = held.get("jobs") or []
         new = [job for job in known if job not in [str(entry["id"]) for entry in entries]]
         if held and new:
             added = [{"id": job, "submitted": time.time(), "shared": folder.name} for job in new]
-            json_files.write(run / JOB, held | {"jobs": [*entries, *added]})
+            atomic_files.write(run / JOB, held | {"jobs": [*entries, *added]})
 
 
 def resume(folder: Path, *, trials_left: int, walltime_min: int | None, arguments: Sequence[str]) -> str:
@@ -108,10 +109,10 @@ def resume(folder: Path, *, trials_left: int, walltime_min: int | None, argument
     """
     if not (folder / SCRIPT).exists():
         raise ConfigError(f"the run has no {SCRIPT}", where=str(folder), fix="start a new one with bench.launch")
-    job = json_files.read_object(folder / JOB)
+    job = atomic_files.read_object(folder / JOB)
     if walltime_min is not None:
         job["environment"] = (job.get("environment") or {}) | {"BENCH_WALLTIME": str(walltime_min)}
-        arguments = [f"--time={validate.job_min(trials_left, walltime_min)}", *arguments]
+        arguments = [f"--time={checks.job_min(trials_left, walltime_min)}", *arguments]
     return _submitted(folder, job | {"arguments": [*(job.get("arguments") or []), *arguments]})
 
 
@@ -128,7 +129,7 @@ def _submitted(folder: Path, job: Mapping[str, Any]) -> str:
     note = folder / SUBMISSION
     is_first = not note.exists()  # one that is there is of an earlier answer that was lost, and still holds
     if is_first:
-        json_files.write(note, {"since": time.time(), "command": argv})
+        atomic_files.write(note, {"since": time.time(), "command": argv})
     try:
         number = _accepted(argv, folder, known, environment=job.get("environment") or {})
     except _LostError:
@@ -139,7 +140,7 @@ def _submitted(folder: Path, job: Mapping[str, Any]) -> str:
         raise
     entry = {"id": number, "submitted": time.time()}
     try:
-        json_files.write(folder / JOB, dict(job) | {"jobs": [*(job.get("jobs") or []), entry]})
+        atomic_files.write(folder / JOB, dict(job) | {"jobs": [*(job.get("jobs") or []), entry]})
     except OSError as error:
         what = f"job {number} is submitted, and its id cannot be written down: {error.strerror}"
         fix = f"make room; `python -m bench runs` finds the job all the same, and scancel {number} ends it"
@@ -185,7 +186,7 @@ class _LostError(SubmitError):
 def _require_no_secret(job: Mapping[str, Any]) -> None:
     """Refuse what Slurm shows to every user of the cluster, and job.json keeps."""
     for place, _, text in strings(dict(job), JOB):
-        secrets.refuse([text], where=place)
+        masking.refuse([text], where=place)
 
 
 def _refused(answer: Answer, folder: Path) -> SubmitError:

@@ -7,18 +7,19 @@ The script holds its plan, so that it alone is the whole run. What differs betwe
 $DATADIR, $MODEL, $LOGDIR and $CONT; account, QOS and reservation only ever stand on sbatch's command line.
 """
 
+import json
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from bench.backends import mounts
+from bench.backends import containers
 from bench.contract import plan as plans
 from bench.contract import run_files
+from bench.contract.cluster import GpuRequest, Slurm
 from bench.contract.plan import Plan
 from bench.contract.schema import ContainerFlags, Runtime
-from bench.contract.slurm import GpuRequest, Slurm
-from bench.contract.texts import steering
+from bench.texts import steering
 
 BODY = Path(__file__).with_name("job.sh")
 TOGETHER = Path(__file__).with_name("together.sh")
@@ -169,7 +170,7 @@ def _directive(key: str, value: str | int | bool | None) -> list[str]:
 
 def _word(text: str) -> str:
     """Return one word of bash that is just the text."""
-    assert not steering(text), "bench.planning.texts refuses these"
+    assert not steering(text), "bench.planning.checks.texts refuses these"
     return f"'{text}'" if "," in text and shlex.quote(text) == text else shlex.quote(text)  # shellcheck wants these so
 
 
@@ -250,7 +251,7 @@ def _container(plan: Plan) -> list[str]:
 
 def _mounts(plan: Plan) -> Iterable[str]:
     """Yield what ranks see of the file system, at the paths it has outside."""
-    yield from mounts.of_files(plan)
+    yield from containers.of_files(plan)
     yield "$run:$run"
     yield from plan.config.container.mounts
 
@@ -262,10 +263,30 @@ def _plan(plan: Plan) -> list[str]:
 
 def _quoted(text: str) -> str:
     """Return a word in double quotes in which only $NAME is the shell's."""
-    assert not steering(text), "bench.planning.texts refuses these"
+    assert not steering(text), "bench.planning.checks.texts refuses these"
     safe = re.sub(r'(["\\`]|\$(?![A-Za-z_]))', r"\\\1", text)
     return f'"{safe}"'
 
 
 if __name__ == "__main__":
     raise SystemExit("a verb: python -m bench render")
+
+
+def sbatch_arguments(plan: Plan, folder: Path) -> list[str]:
+    """Return what only stands on sbatch's command line: whose job it is, where its output goes, and the user's own."""
+    s = plan.config.cluster.slurm or Slurm()
+    own = {"account": s.account, "qos": s.qos, "reservation": s.reservation}
+    out = run_files.ELEMENT_OUTPUT if plan.config.launch.array else run_files.JOB_OUTPUT
+    return [
+        *(f"--{key}={value}" for key, value in own.items() if value),
+        f"--output={str(folder).replace('%', '%%')}/{out}",
+        *s.arguments,
+    ]
+
+
+def excluding(plan: Plan, nodes: Sequence[str]) -> str:
+    """Return the override, as one would paste it, that leaves nodes out beside those that are left out already."""
+    own = plan.config.cluster.slurm.arguments if plan.config.cluster.slurm else []
+    excluded = [word.partition("=")[2] for word in own if word.startswith("--exclude=")]
+    words = [*(word for word in own if not word.startswith("--exclude=")), f"--exclude={','.join([*excluded, *nodes])}"]
+    return shlex.quote(f"cluster.slurm.arguments={json.dumps(words)}")

@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from bench import masking as known_secrets
 from bench.contract import run_files
-from bench.contract import secrets as known_secrets
-from bench.contract.new_folder import appearing
+from bench.contract.atomic_files import appearing
 from bench.errors import BenchError, ConfigError
 from bench.mlperf import official
 from bench.mlperf.package import checkers, manual, system

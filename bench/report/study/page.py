@@ -1,21 +1,73 @@
 """What the page of a study says: its tables, verdicts and figures, for its template."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from bench.report import curves, interactive
+from bench.contract import run_files
+from bench.errors import LogError
+from bench.mlperf.result import Result, parse
+from bench.report import curves, template
+from bench.report.canvas import COLORS, canvas, save
 from bench.report.drawings import Shown, shown
-from bench.report.interactive import Chart
-from bench.report.study.bar_pictures import bars_chart, draw_bars
-from bench.report.study.bars import bars_of
+from bench.report.study.bars import bars_chart, bars_of, draw_bars
 from bench.report.study.layout import Layout
-from bench.report.study.logs import ArmRuns, draw_distributions, runs_of
 from bench.report.study.pairs import apart, draw_pairs, pairs_chart
 from bench.report.study.scaling import draw_scaling, scaling_chart, scalings_of
 from bench.report.study.statements import NOT_LOGGED, own_facts, provenance, shared_facts, statements
+from bench.report.template import Chart
 from bench.results.study import StudyResult
+
+_MOST_ARMS = 12
+"""Curves of more arms cannot be told apart."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmRuns:
+    """The results of the runs of one arm."""
+
+    name: str
+    trial_names: tuple[str, ...]
+    results: tuple[Result, ...]
+
+
+def runs_of(result: StudyResult) -> tuple[ArmRuns, ...]:
+    """Return the runs of the first arms that left logs of training; a log that cannot be read has no curve."""
+    found: list[ArmRuns] = []
+    for row in result.rows:
+        folders = dict.fromkeys(run for cell in row.cells.values() for run in cell.runs)
+        read = {folder: _read(Path(result.folder, folder, run_files.result(0))) for folder in folders}
+        results = {folder.rpartition(".")[2]: one for folder, one in read.items() if one and one.step_times_ms}
+        if results:
+            found.append(ArmRuns(name=row.arm, trial_names=tuple(results), results=tuple(results.values())))
+    return tuple(found[:_MOST_ARMS])
+
+
+def _read(log: Path) -> Result | None:
+    try:
+        return parse(log) if log.exists() else None
+    except LogError:
+        return None
+
+
+def draw_distributions(runs: Sequence[ArmRuns], path: Path, *, note: str) -> None:
+    """Draw the share of steps within a time, a line for each run, as a PNG."""
+    figure, (axes,) = canvas(3.8, "Distribution of step times", note)
+    for place, arm in enumerate(runs):
+        for number, result in enumerate(arm.results):
+            points = curves.distribution([time_ms for _, time_ms in result.step_times_ms])
+            label = arm.name if number == 0 else "_"  # matplotlib lists no name that begins with _
+            color = COLORS[place % len(COLORS)]
+            axes.step(*zip(*points, strict=True), where="post", color=color, linewidth=1.2, alpha=0.85, label=label)
+    axes.set_ylim(0, 102)
+    axes.set_xlabel("step time (ms)")
+    axes.set_ylabel("steps within this time (%)")
+    axes.xaxis.set_major_formatter("{x:,.10g}")
+    axes.legend(loc="lower right", frameon=False, fontsize=8)
+    save(figure, path)
+
 
 CURVES = {
     "step_time_distributions": "Distribution of step times",
@@ -31,7 +83,7 @@ def context(result: StudyResult, layout: Layout, out: Path) -> dict[str, Any]:
     runs = runs_of(result)
     figures, overlaid = draw(result, runs, out), curves.overlaid(runs)
     charts: Mapping[str, Chart] = {name: chart for figure in figures for name, chart in figure.charts.items()}
-    return interactive.context() | {
+    return template.context() | {
         "title": result.title,
         "result": result,
         "layout": layout,

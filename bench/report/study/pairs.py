@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.report.canvas import canvas, save, shortened
-from bench.report.interactive import Chart, Trace, axis, chart, text, view
-from bench.report.palette import BAND_COLOR, COLORS, INTERVAL_COLOR
+from bench.report.canvas import BAND_COLOR, COLORS, INTERVAL_COLOR, canvas, save, shortened
+from bench.report.template import Chart, Trace, axis, chart, text, view
 from bench.results.comparison import Comparison, Pairing
 from bench.results.study import StudyResult
 

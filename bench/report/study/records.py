@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from bench.report.data_frames import frame
+from bench.report.tables import frame
 from bench.results.study import Cell, Published, Row, StudyResult
 
 _FIRST = ("arm",)

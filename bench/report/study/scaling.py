@@ -5,13 +5,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bench.report.canvas import canvas, save
+from bench.report.canvas import COLORS, INTERVAL_COLOR, canvas, save
 from bench.report.cells import cell_text
-from bench.report.interactive import Chart, Trace, axis, chart, text, view
-from bench.report.numbers import number_text
-from bench.report.palette import COLORS, INTERVAL_COLOR
 from bench.report.study.bars import half_width_of_mean, sentence
 from bench.report.study.layout import heading, letters_of
+from bench.report.tables import number_text
+from bench.report.template import Chart, Trace, axis, chart, text, view
 from bench.results.study import Column, Row, StudyResult
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from bench.report.numbers import number_text
+from bench.report.tables import number_text
 from bench.results.comparison import Comparison
 from bench.results.study import Difference, StudyResult
 

@@ -8,11 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bench.contract.huggingface import Strategy
+from bench.contract import mllog
+from bench.contract.codec import plain
+from bench.contract.engine import Strategy
 from bench.contract.plan import Plan
+from bench.contract.schema import Precision
 from jobs.data.rows import Rows
 from jobs.engines import Fact, WarmUpTimes, rank_state
-from jobs.engines.huggingface import adapters, facts, folders, placement, shards, sources, state
+from jobs.engines.huggingface import adapters, folders, placement, training_state, weights
 from jobs.engines.huggingface import model as models
 from jobs.engines.huggingface.loop import Loop, mean_loss
 from jobs.engines.huggingface.packages import settings
@@ -23,13 +26,46 @@ from jobs.weights import checkpoint_writer
 from jobs.weights.checkpoint_reader import Reader
 
 
+def of(loop: Loop, times: list[WarmUpTimes]) -> list[Fact]:
+    """Return strategy, attention and BF16 of a loop that has warmed up; all ranks ask together."""
+    plan, chosen = loop.plan, settings(loop.plan)
+    held = [0] * plan.world.num_ranks
+    torch.distributed.all_gather_object(held, training_state.weight_bytes(loop.placement.model))
+    about = plain(chosen) | {"activation_checkpointing": models.is_checkpointed(plan), "rank_bytes": held}
+    name = about.pop("strategy")
+    found: list[Fact] = [(mllog.STRATEGY, name, {"engine": plan.config.engine.name.name} | about)]
+    if times:
+        asked = chosen.attention.name
+        found.append((mllog.ATTENTION_BACKEND, loop.observed.attention(asked), {"asked": asked}))
+    if plan.config.precision is Precision.bf16:
+        found.append((mllog.BF16_MODE, chosen.bf16_mode.name, _types(loop)))
+    if chosen.compile and times[1:]:
+        found.append((mllog.COMPILE_TIME, times[0].step_s - times[-1].step_s, {}))
+    return found
+
+
+def _types(loop: Loop) -> dict[str, Any]:
+    """Return the types of what is trained; gradients are those that the update takes."""
+    trained = next(iter(adapters.trained(loop.placement.model).values()))
+    weights, state = _name(trained.dtype), loop.placement.shards()[0].state
+    types = {"weights": weights, "gradients": weights}
+    types |= {"master": _name(state["master"].dtype), "moments": _name(state["exp_avg"].dtype)}
+    if settings(loop.plan).strategy in (Strategy.fsdp2, Strategy.fsdp2_hybrid):
+        types["reduced"] = "bfloat16"
+    return types
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 class _Sources:
     """Weights of the base, and of the adapters, from where they were loaded or else drawn."""
 
-    def __init__(self, drawn: sources.Source) -> None:
+    def __init__(self, drawn: weights.Source) -> None:
         self.base, self.adapters = drawn, drawn
 
-    def read(self, name: str, shape: sources.Shape) -> Tensor:
+    def read(self, name: str, shape: weights.Shape) -> Tensor:
         return (self.adapters if adapters.is_adapter(name) else self.base).read(name, shape)
 
 
@@ -48,7 +84,7 @@ class HuggingFaceEngine:
             self._strategy, self._model = zero, zero.build(plan)
         else:
             self._strategy, self._model = placement, models.build(plan)
-        self._sources = _Sources(sources.Drawn(plan, seed, self._device))
+        self._sources = _Sources(weights.Drawn(plan, seed, self._device))
         self._facts: list[Fact] = []
 
     @cached_property
@@ -67,26 +103,26 @@ class HuggingFaceEngine:
     def load(self, folder: Path, *, adapters: bool) -> None:
         assert "placement" not in self.__dict__, "weights are loaded before the model is placed on the ranks"
         if adapters:
-            self._sources.adapters = sources.Adapters(folder, self.plan)
+            self._sources.adapters = weights.Adapters(folder, self.plan)
         else:
-            self._sources.base = sources.of_folder(folder, self.plan)
+            self._sources.base = weights.of_folder(folder, self.plan)
 
     def save(self, folder: Path, *, adapters: bool) -> None:
         (folders.save_adapters if adapters else folders.save_model)(self.plan, self.placement.model, folder)
 
     def state_bytes(self) -> int:
-        return state.num_bytes(self.placement.shards())
+        return training_state.state_bytes(self.placement.shards())
 
-    def snapshot(self) -> state.Snapshot:
-        return state.take(self.plan, self.placement.shards())
+    def snapshot(self) -> training_state.Snapshot:
+        return training_state.take(self.plan, self.placement.shards())
 
     def complete(self, folder: Path, about: dict[str, Any]) -> None:
         checkpoint_writer.complete(folder, about)
 
     def load_state(self, folder: Path, *, step: int, seed: int, same_layout: bool) -> None:
         reader = Reader(folder)
-        shards.fill(self.placement.model, sources.Trained(reader), self._device, only_trained=True)
-        state.load(reader, self.placement.shards())
+        training_state.fill(self.placement.model, weights.Trained(reader), self._device, only_trained=True)
+        training_state.load(reader, self.placement.shards())
         self.placement.restart(step)
         if same_layout:
             rank_state.restore_generators(reader, rank_state.generators())
@@ -97,7 +133,7 @@ class HuggingFaceEngine:
         times = self.loop.warm_up(iterations, profile)
         self.placement.restart()
         self._seed_all(seed)
-        self._facts = facts.of(self.loop, times)
+        self._facts = of(self.loop, times)
         return times[-1] if times else None
 
     def facts(self) -> list[Fact]:

@@ -13,7 +13,7 @@ from torch.nn import Module, Parameter
 
 from bench.contract.plan import Plan
 from jobs.engines.huggingface import adapters
-from jobs.engines.huggingface.sources import canonical
+from jobs.engines.huggingface.weights import canonical
 from jobs.weights import adapters as peft
 from jobs.weights import conversion, families
 from jobs.weights.export import SHARD_BYTES

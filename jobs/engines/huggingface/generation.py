@@ -12,13 +12,13 @@ from transformers import CompileConfig, GenerationConfig, PreTrainedModel, Stati
 from transformers.generation import BaseStreamer
 
 from bench.contract import mllog
+from bench.contract.engine import Strategy
 from bench.contract.generation import Order, WeightPrecision
-from bench.contract.huggingface import Strategy
 from bench.contract.plan import GenerationPlan
 from jobs.engines import Fact
 from jobs.engines.generation import Answer, Request
 from jobs.engines.huggingface import model as models
-from jobs.engines.huggingface import placement, quantized, shards, sources
+from jobs.engines.huggingface import placement, training_state, weights
 from jobs.engines.huggingface.packages import settings
 from jobs.ranks import process_group
 
@@ -36,13 +36,13 @@ class HuggingFaceGenerator:
         assert plan.config.task.generation is not None
         self._plan, self._task, self._device = plan, plan.config.task.generation, process_group.device()
         self._is_compiled = settings(plan).compile
-        self._source: sources.Source = sources.Drawn(plan, seed, self._device)
+        self._source: weights.Source = weights.Drawn(plan, seed, self._device)
         self._caches: dict[int, StaticCache] = {}
         self._longest, self._compile_s = 0, 0.0
 
     def load(self, folder: Path) -> None:
         assert "_model" not in self.__dict__, "weights are loaded before the model is made"
-        self._source = sources.of_folder(folder, self._plan)
+        self._source = weights.of_folder(folder, self._plan)
 
     def warm_up(self, requests: Sequence[Request]) -> None:
         """Answer the first tokens of a batch of each size; what is compiled runs twice, to tell how long that took.
@@ -86,12 +86,12 @@ class HuggingFaceGenerator:
         plan, model = self._plan, models.bare(self._plan)
         models.cast(model, models.FP32 if plan.weights is WeightPrecision.fp32 else models.BF16)
         if plan.weights is WeightPrecision.nf4:
-            quantized.replace_linears(model)
+            models.replace_linears(model)
         if settings(plan).strategy is Strategy.balanced and self._device.type == "cuda":
             placement.spread(plan, model, self._source, self._device)
         else:
             models.give_memory(model, self._device)
-            shards.fill(model, self._source, self._device)
+            training_state.fill(model, self._source, self._device)
         model.generation_config = GenerationConfig()
         return model.eval().requires_grad_(False)
 

@@ -4,7 +4,7 @@ import logging
 import os
 import warnings
 
-from bench.contract.huggingface import Strategy
+from bench.contract.engine import Strategy
 from bench.contract.plan import GenerationPlan, Plan
 from bench.contract.schema import Device
 from jobs.engines.huggingface import packages

@@ -1,28 +1,133 @@
 """Train and evaluate: steps in, losses out. Logs, targets and clocks are not known here."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import Module
+from torch.nn.functional import cross_entropy
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.contract.modules import Part, Phase
 from bench.contract.plan import Plan, learning_rate
 from bench.contract.schema import ProfileKind
 from jobs.data import rows as rows_of
+from jobs.data.micro_batches import cut, targets
+from jobs.data.rows import Rows
 from jobs.engines import WarmUpTimes
-from jobs.engines.huggingface import activations
-from jobs.engines.huggingface.batches import micro_batches
-from jobs.engines.huggingface.observed import Observed
+from jobs.engines.huggingface import offload
 from jobs.engines.huggingface.packages import settings
-from jobs.engines.huggingface.parts import parts_of
 from jobs.engines.huggingface.placement import Placement
 from jobs.profiles import Profile, recording
 from jobs.profiles.ranges import named
 from jobs.ranks.timing import device_time_s
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """The input of one forward pass: tensors [B, S]; see `targets` for the weights."""
+
+    tokens_BS: Tensor
+    labels_BS: Tensor
+    weights_BS: Tensor
+
+    def summed_loss(self, model: torch.nn.Module) -> Tensor:
+        """Return the sum of the rows' losses in FP32: transformers' logits, and cross-entropy as transformers has it.
+
+        There is no mask: what is padded lies behind what counts, and attention is causal.
+        """
+        logits_BSV = model(input_ids=self.tokens_BS, use_cache=False).logits
+        with named(Part.loss):
+            labels_M = self.labels_BS.flatten().to(logits_BSV.device)
+            losses_M = cross_entropy(logits_BSV.flatten(0, 1).float(), labels_M, reduction="none")
+            return (losses_M * self.weights_BS.flatten().to(losses_M.device)).sum()
+
+
+def micro_batches(plan: Plan, rows: Rows, indices: np.ndarray, device: torch.device) -> list[MicroBatch]:
+    """Return this rank's share of the rows, cut into micro-batches; -1 is an empty row."""
+    parts = cut(plan, indices, replica=torch.distributed.get_rank() if plan.world.dp > 1 else 0)
+    return [MicroBatch(*(x.to(device, non_blocking=True) for x in targets(rows, part))) for part in parts]
+
+
+FUSED = {
+    "_scaled_dot_product_flash_attention": "flash",
+    "_scaled_dot_product_flash_attention_for_cpu": "flash",
+    "_scaled_dot_product_efficient_attention": "efficient",
+    "_scaled_dot_product_cudnn_attention": "cudnn",
+    "_scaled_dot_product_fused_attention_overrideable": "overrideable",
+}
+"""By torch's names of the kernels that scaled_dot_product_attention chooses from."""
+FLASH_ATTENTION_2 = ("flash_attn::_flash_attn_forward", "flash_attn::_flash_attn_varlen_forward")
+
+
+class Observed(TorchDispatchMode, AbstractContextManager[Any]):
+    """Notes the operations of a block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.operations.add(func.name().split(".")[0].removeprefix("aten::"))
+        return func(*args, **(kwargs or {}))
+
+    def attention(self, asked: str) -> str:
+        """Return the kernel that attention took: a fused one, or for what is made of products and softmax its kind."""
+        fused = [name for operation, name in FUSED.items() if operation in self.operations]
+        if self.operations.intersection(FLASH_ATTENTION_2):
+            fused.append("flash_attention_2")
+        if fused:
+            return " and ".join(sorted(set(fused)))
+        return "math" if asked == "sdpa" else asked
+
+
+PARTS = {
+    "embed_tokens": Part.embedding,
+    "wte": Part.embedding,
+    "wpe": Part.embedding,
+    "rotary_emb": Part.rope,
+    "input_layernorm": Part.norm,
+    "post_attention_layernorm": Part.norm,
+    "norm": Part.norm,
+    "ln_1": Part.norm,
+    "ln_2": Part.norm,
+    "ln_f": Part.norm,
+    "self_attn": Part.attention,
+    "attn": Part.attention,
+    "q_proj": Part.qkv,
+    "k_proj": Part.qkv,
+    "v_proj": Part.qkv,
+    "c_attn": Part.qkv,
+    "o_proj": Part.output,
+    "attn.c_proj": Part.output,
+    "mlp": Part.activation,
+    "gate_proj": Part.fc1,
+    "up_proj": Part.fc1,
+    "c_fc": Part.fc1,
+    "down_proj": Part.fc2,
+    "mlp.c_proj": Part.fc2,
+    "lora_A": Part.adapters,
+    "lora_B": Part.adapters,
+    "lm_head": Part.head,
+}
+"""By the end of a module's name. What a module does outside of those inside it is its own: attention has RoPE too."""
+
+
+def parts_of(model: Module) -> Iterator[tuple[Module, Part]]:
+    """Yield the modules that are a part of their own; a layer adds residuals outside of those inside it."""
+    for name, module in model.named_modules():
+        words = name.removesuffix(".default").split(".")
+        part = PARTS.get(".".join(words[-2:])) or PARTS.get(words[-1])
+        if part is not None:
+            yield module, part
+        elif words[-1].isdigit():
+            yield module, Part.residual
+
 
 NOTHING = nullcontext()
 
@@ -61,7 +166,7 @@ class Loop:
         """Return the context that decides where activations are stored."""
         if not settings(self.plan).offload_activations:
             return NOTHING
-        return activations.in_host_memory(self.placement.model)
+        return offload.in_host_memory(self.placement.model)
 
     def evaluate(self, rows: rows_of.Rows) -> float:
         """Return the mean over all evaluation rows of each row's mean loss (nats per token that counts)."""

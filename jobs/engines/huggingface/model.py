@@ -5,17 +5,55 @@ from typing import Any
 
 import torch
 from accelerate import init_empty_weights
+from torch import Tensor
 from torch.nn import Module, Parameter
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
-from bench.contract.huggingface import Bf16
+from bench.contract.engine import Bf16
 from bench.contract.plan import Plan
 from bench.contract.schema import Precision
 from bench.contract.task import Trains
-from jobs.engines.huggingface import adapters, quantized
+from jobs.engines.huggingface import adapters
 from jobs.engines.huggingface.packages import settings
 from jobs.weights import families
+
+
+def replace_linears(model: PreTrainedModel) -> None:
+    """Put bitsandbytes' linears in the place of all but the head; they have no weights yet.
+
+    Source: QLoRA (Dettmers et al., 2023), and transformers' documentation of bitsandbytes.
+    """
+    from transformers.integrations.bitsandbytes import replace_with_bnb_linear
+
+    config = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16,
+    )
+    replace_with_bnb_linear(model, modules_to_not_convert=["lm_head"], quantization_config=config)
+    model.is_loaded_in_4bit = True  # PEFT then takes its adapters for such linears
+
+
+def is_quantized(parameter: Any) -> bool:
+    """Return whether a parameter is one of bitsandbytes' 4-bit weights, without importing it."""
+    return type(parameter).__name__ == "Params4bit"
+
+
+def quantize(module: Module, weight: Tensor, device: torch.device) -> None:
+    """Give one of bitsandbytes' linears its weight, rounded to BF16 first, in 4 bits on the device."""
+    old = module.weight
+    rounded = weight.to(torch.bfloat16).contiguous()
+    module.weight = type(old)(
+        rounded,
+        requires_grad=False,
+        compress_statistics=old.compress_statistics,
+        quant_type=old.quant_type,
+        quant_storage=old.quant_storage,
+        module=module,
+    ).to(device)
+
 
 BF16, FP32 = torch.bfloat16, torch.float32
 
@@ -29,7 +67,7 @@ def build(plan: Plan, *, around: AbstractContextManager[Any] | None = None) -> P
     trains = plan.config.training.trains
     cast(model, trained_dtype(plan) if trains is Trains.all else frozen_dtype(plan))
     if trains is Trains.qlora:
-        quantized.replace_linears(model)
+        replace_linears(model)
     if trains is not Trains.all:
         adapters.attach(model, plan)
         cast(model, trained_dtype(plan), only_trained=True)
@@ -85,7 +123,7 @@ def give_memory(model: Module, device: torch.device | dict[str, torch.device]) -
     for name, module in model.named_modules():
         to = device if isinstance(device, torch.device) else _device_of(name, device)
         for key, parameter in module._parameters.items():
-            if parameter is None or not parameter.is_meta or quantized.is_quantized(parameter):
+            if parameter is None or not parameter.is_meta or is_quantized(parameter):
                 continue
             if id(parameter) not in given:
                 memory = torch.empty_like(parameter, device=to)

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
+from bench.contract.engine import Attention, HuggingFace, Strategy
 from bench.contract.generation import WeightPrecision
-from bench.contract.huggingface import Attention, HuggingFace, Strategy
 from bench.contract.plan import GenerationPlan, Plan
 from bench.contract.task import Trains
 from bench.errors import ConfigError

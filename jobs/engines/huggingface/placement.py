@@ -6,6 +6,8 @@ from types import SimpleNamespace
 from typing import Any, Protocol
 
 import torch
+from accelerate import infer_auto_device_map
+from accelerate.utils import get_balanced_memory
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy
@@ -15,16 +17,55 @@ from torch.nn.utils import clip_grad_norm_
 from transformers import PreTrainedModel
 
 from bench.contract import plan as plans
-from bench.contract.huggingface import Strategy
+from bench.contract.engine import Strategy
 from bench.contract.modules import Part
 from bench.contract.plan import Plan
-from jobs.engines.huggingface import adapters, balanced
+from bench.errors import ConfigError
+from jobs.engines.huggingface import adapters
 from jobs.engines.huggingface import model as models
 from jobs.engines.huggingface import optimizer as optimizers
 from jobs.engines.huggingface.packages import settings
-from jobs.engines.huggingface.shards import Shard, fill, rows_of
-from jobs.engines.huggingface.sources import Source, canonical
+from jobs.engines.huggingface.training_state import Shard, fill, rows_of
+from jobs.engines.huggingface.weights import Source, canonical
 from jobs.profiles.ranges import named
+
+
+def free_bytes(num_gpus: int) -> list[int]:
+    """Return the free memory of the first GPUs that this process sees; it may see more than the plan gives it.
+
+    Raises:
+        ConfigError: it sees fewer.
+    """
+    found = torch.cuda.device_count()
+    if found < num_gpus:
+        raise ConfigError(
+            f"strategy=balanced lays its layers on {num_gpus} GPUs, and this process sees {found}",
+            where="engine.huggingface.num_gpus, CUDA_VISIBLE_DEVICES",
+            fix=f"set engine.huggingface.num_gpus={found}, or let the process see {num_gpus}",
+            rule="HW-03",
+        )
+    return [torch.cuda.mem_get_info(index)[0] for index in range(num_gpus)]
+
+
+def device_map(model: PreTrainedModel, free: list[int]) -> dict[str, int]:
+    """Return the GPU of each module, layers in their order; the model may be without memory.
+
+    free: of each GPU, in bytes. A layer is never split. Weights alone are counted, as device_map="balanced" does.
+
+    Raises:
+        ConfigError: the weights do not fit; Accelerate would put the rest onto the host or a disk, and not train it.
+    """
+    whole = list(model._no_split_modules)
+    room = get_balanced_memory(model, max_memory=dict(enumerate(free)), no_split_module_classes=whole)
+    devices = infer_auto_device_map(model, max_memory=room, no_split_module_classes=whole)
+    if left := [name for name, device in devices.items() if not isinstance(device, int)]:
+        raise ConfigError(
+            f"the weights do not fit {len(free)} GPUs: {left[0]} and {len(left) - 1} other modules are left over",
+            where="engine.huggingface.num_gpus",
+            fix="use more GPUs, or a smaller model",
+            rule="RUN-03",
+        )
+    return devices
 
 
 class Placement(Protocol):
@@ -137,7 +178,7 @@ def spread(plan: Plan, model: PreTrainedModel, source: Source, device: torch.dev
     """Give the model memory and weights, its layers spread evenly over the GPUs that the plan gives this process."""
     from accelerate import dispatch_model
 
-    devices = balanced.device_map(model, balanced.free_bytes(plans.gpus_per_rank(plan.config)))
+    devices = device_map(model, free_bytes(plans.gpus_per_rank(plan.config)))
     models.give_memory(model, {name: torch.device("cuda", index) for name, index in devices.items()})
     fill(model, source, device)
     dispatch_model(model, devices, force_hooks=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from transformers import PreTrainedModel
 
-from bench.contract.huggingface import MOST_ZERO_STAGE
+from bench.contract.engine import MOST_ZERO_STAGE
 from bench.contract.modules import Part
 from bench.contract.plan import Plan
 from bench.contract.schema import Device
@@ -18,8 +18,8 @@ from jobs.engines.huggingface import adapters
 from jobs.engines.huggingface import model as models
 from jobs.engines.huggingface import optimizer as optimizers
 from jobs.engines.huggingface.packages import settings
-from jobs.engines.huggingface.shards import Shard, fill
-from jobs.engines.huggingface.sources import Source, canonical
+from jobs.engines.huggingface.training_state import Shard, fill
+from jobs.engines.huggingface.weights import Source, canonical
 from jobs.profiles.ranges import named
 
 SHARED_MEMORY = "deepspeed_shm_comm"

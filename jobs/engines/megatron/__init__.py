@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from bench.contract.plan import GenerationPlan
     from jobs.engines.generation import Generator
     from jobs.engines.megatron.engine import MegatronEngine
-    from jobs.engines.megatron.local_sgd import LocalSgdTraining
-    from jobs.ranks.groups import Groups
+    from jobs.local_sgd.engine import LocalSgdTraining
+    from jobs.local_sgd.groups import Groups
 
 __all__ = ["apart", "build", "end_ranks", "generator", "start_ranks", "versions"]
 
@@ -47,7 +47,7 @@ def generator(plan: "GenerationPlan", seed: int) -> "Generator":
 
 def apart(engine: "MegatronEngine", plan: Plan, groups: "Groups") -> "LocalSgdTraining":
     """Return what merges this rank's group with the others; `plan` is that of all groups."""
-    from jobs.engines.megatron.local_sgd import LocalSgdTraining
+    from jobs.local_sgd.engine import LocalSgdTraining
 
     return LocalSgdTraining(engine, plan, groups)
 

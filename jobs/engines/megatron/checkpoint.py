@@ -19,7 +19,7 @@ from bench.contract.checkpoint import Stored
 from bench.errors import ConfigError
 from jobs.engines.megatron.lora import is_adapter
 from jobs.engines.megatron.model import Parts
-from jobs.weights import checkpoint_metadata
+from jobs.weights import checkpoint_reader
 
 PEFT = "adapter_config.json"
 _LAYER = re.compile(r"decoder\.layers\.\d+\.")
@@ -61,7 +61,7 @@ def load(engine: Parts, folder: Path, *, adapters: bool) -> None:
         return
     folder = folder if adapters else checkpoint.located(folder, config)
     checkpoint.require(folder, config)
-    checkpoint_metadata.require_plain(folder)
+    checkpoint_reader.require_plain(folder)
     try:
         parts = _parts(engine, adapters, checkpoint.stored(folder))
         is_whole = len(parts) == 1  # the integrity check wants all layers of a checkpoint

@@ -15,7 +15,7 @@ from jobs.profiles import Profile
 from jobs.weights import checkpoint_writer
 
 if TYPE_CHECKING:
-    from jobs.engines.megatron.outer import Outer
+    from jobs.local_sgd.outer import Outer
 
 
 class MegatronEngine:

@@ -12,7 +12,7 @@ the seeds of dropout. It may not call a collective, so tp, pp and cp are 1. Its 
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import partial
 
 import torch
@@ -22,11 +22,28 @@ from torch import Tensor
 
 from bench.contract.modules import Part, Phase
 from bench.contract.plan import Plan
-from jobs.engines.megatron.batches import MicroBatch
-from jobs.engines.megatron.fp8.dequantized_weights import DequantizedWeights
-from jobs.engines.megatron.fp8.layer import Fp8Layer
-from jobs.engines.megatron.fp8.transposed_weights import PrefetchedTransposes
+from jobs.engines.megatron.frozen.layer import Fp8Layer
+from jobs.engines.megatron.frozen.weights import DequantizedWeights, PrefetchedTransposes
 from jobs.profiles.ranges import named
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """The input of one forward pass: tensors [B, S / cp] of this rank's part of the sequence.
+
+    The weights sum to 1 over the tokens of a row that count (to 0 over a row that only fills the batch), so that the
+    loss is the mean over rows of each row's mean in every layout.
+    """
+
+    tokens: Tensor
+    labels: Tensor
+    weights: Tensor
+    position_ids: Tensor
+
+    def summed(self, losses_BS: Tensor) -> Tensor:
+        """Return the sum of the rows' losses in FP32, from those of their tokens."""
+        return (losses_BS.float() * self.weights).sum()
+
 
 Pass = Callable[[MicroBatch], Tensor]
 """Adds the gradients of a micro-batch to main_grad, and returns the sum of its rows' losses."""

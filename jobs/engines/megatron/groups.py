@@ -4,7 +4,8 @@ import warnings
 
 from bench.contract.groups import of_group
 from bench.contract.plan import GenerationPlan, Plan
-from jobs.ranks import groups, process_group
+from jobs.local_sgd import groups
+from jobs.ranks import process_group
 from jobs.ranks.identity import Rank
 
 

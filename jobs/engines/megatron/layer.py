@@ -13,9 +13,9 @@ from megatron.core.transformer.mlp import MLP, MLPSubmodules
 
 from bench.contract.task import Lora
 from jobs.engines.megatron.attention import Attention
-from jobs.engines.megatron.fp8 import linear, nf4_linear
-from jobs.engines.megatron.fp8.layer import Fp8Layer
-from jobs.engines.megatron.fp8.ops import Fp8Ops
+from jobs.engines.megatron.frozen import linear
+from jobs.engines.megatron.frozen.layer import Fp8Layer
+from jobs.engines.megatron.frozen.ops import Fp8Ops
 from jobs.engines.megatron.lora import LoraColumnParallelLinear, LoraRowParallelLinear
 from jobs.engines.megatron.trained.layer import TrainedLayer
 from jobs.engines.megatron.trained.ops import TrainedOps
@@ -85,7 +85,7 @@ def _submodules(*, qkv: Linear, proj: Linear, fc1: Linear, fc2: Linear) -> Trans
 def _frozen_linears(ops: Fp8Ops) -> Sequence[Linear]:
     """Return the same kinds as `_LINEARS`, with frozen weights as the operations want them stored."""
     if ops.is_nf4:
-        return nf4_linear.LINEARS
+        return linear.NF4_LINEARS
     if ops.quantized_dtype is None:
         return _LINEARS
-    return [ModuleSpec(kind, params={"weight_dtype": ops.quantized_dtype}) for kind in linear.LINEARS]
+    return [ModuleSpec(kind, params={"weight_dtype": ops.quantized_dtype}) for kind in linear.FP8_LINEARS]

@@ -1,6 +1,6 @@
 """Train and evaluate: steps in, losses out. Logs, targets and clocks are not known here."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 import numpy as np
@@ -11,18 +11,62 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
 from bench.contract.modules import Part, Phase
-from bench.contract.plan import learning_rate
+from bench.contract.plan import Plan, learning_rate
 from bench.contract.schema import ProfileKind
 from jobs.data import rows as rows_of
+from jobs.data.micro_batches import cut, targets
+from jobs.data.rows import Rows
 from jobs.engines import WarmUpTimes
-from jobs.engines.megatron import batches
-from jobs.engines.megatron.batches import MicroBatch
-from jobs.engines.megatron.graphs import Captured, summed_loss
+from jobs.engines.megatron.attention import positions
+from jobs.engines.megatron.graphs import Captured, MicroBatch, summed_loss
 from jobs.engines.megatron.model import Parts, seed_all
-from jobs.engines.megatron.parts import parts_of
 from jobs.profiles import Profile, recording
 from jobs.profiles.ranges import named
 from jobs.ranks.timing import device_time_s
+
+
+def micro_batches(plan: Plan, rows: Rows, indices: np.ndarray) -> list[MicroBatch]:
+    """Return this rank's share of the rows, cut into micro-batches; -1 is an empty row."""
+    parts = cut(plan, indices, replica=parallel_state.get_data_parallel_rank())
+    return [micro_batch(plan, rows, part) for part in parts]
+
+
+def micro_batch(plan: Plan, rows: Rows, indices: np.ndarray) -> MicroBatch:
+    """Return this context-parallel rank's part of the rows, on the device."""
+    tokens, labels, weights = targets(rows, indices)
+    mine = positions(tokens.shape[1], plan.world.cp, parallel_state.get_context_parallel_rank())
+    device = torch.cuda.current_device()
+    parts = (x[:, mine].to(device, non_blocking=True) for x in (tokens, labels, weights))
+    return MicroBatch(*parts, mine.to(device).expand(len(indices), -1))
+
+
+PARTS = {
+    "embedding": Part.embedding,
+    "rotary_pos_emb": Part.rope,
+    "input_layernorm": Part.norm,
+    "pre_mlp_layernorm": Part.norm,
+    "final_layernorm": Part.norm,
+    "self_attention": Part.rope,
+    "linear_qkv": Part.qkv,
+    "core_attention": Part.attention,
+    "linear_proj": Part.output,
+    "mlp": Part.activation,
+    "linear_fc1": Part.fc1,
+    "linear_fc2": Part.fc2,
+    "output_layer": Part.head,
+}
+"""By a module's name. What a module does outside of those inside it is its own: heads and RoPE of self_attention."""
+
+
+def parts_of(chunks: Iterable[torch.nn.Module]) -> Iterator[tuple[torch.nn.Module, Part]]:
+    """Yield the modules that are a part of their own; a layer adds residuals outside of those inside it."""
+    for chunk in chunks:
+        for name, module in chunk.named_modules():
+            parent, _, own = name.rpartition(".")
+            if own in PARTS:
+                yield module, PARTS[own]
+            elif parent.endswith("layers") and own.isdigit():
+                yield module, Part.residual
 
 
 def train_step(engine: Parts, rows: rows_of.Rows, indices: np.ndarray, step: int) -> Tensor:
@@ -115,10 +159,10 @@ def _profile_modules(engine: Parts, step: Callable[[], Tensor], profile: Profile
 def _forward(engine: Parts, rows: rows_of.Rows, indices: np.ndarray, *, forward_only: bool) -> Tensor:
     """Pass the batch forward and, in training, backward; return this rank's share of the sum of the rows' losses."""
     with named(Phase.forward), named(Part.input):
-        micro_batches = batches.micro_batches(engine.plan, rows, indices)
+        batches = micro_batches(engine.plan, rows, indices)
     schedule = _one_after_the_other if engine.training_pass else _pipelined
     with torch.set_grad_enabled(not forward_only):
-        reported = schedule(engine, micro_batches, forward_only=forward_only)
+        reported = schedule(engine, batches, forward_only=forward_only)
     share = torch.zeros((), dtype=torch.float32, device=engine.device)
     if parallel_state.get_tensor_model_parallel_rank() == 0:  # TP ranks hold the same losses: count them once
         for losses in reported:

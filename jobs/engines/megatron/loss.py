@@ -12,7 +12,7 @@ from megatron.core import parallel_state
 from torch import Tensor
 from torch.autograd import Function
 
-from jobs.engines.megatron.fp8.quantize import FP8, LARGEST, SMALLEST_AMAX, Quantized
+from jobs.engines.megatron.quantize import FP8, LARGEST, SMALLEST_AMAX, Quantized
 
 
 def cross_entropy(logits_MV: Tensor, labels_M: Tensor) -> Tensor:

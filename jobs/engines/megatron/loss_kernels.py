@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jobs.engines.megatron.fp8.quantize import FP8, LARGEST, SMALLEST_AMAX, Quantized
+from jobs.engines.megatron.quantize import FP8, LARGEST, SMALLEST_AMAX, Quantized
 
 _LARGEST, _SMALLEST_AMAX = tl.constexpr(LARGEST), tl.constexpr(SMALLEST_AMAX)
 _CHUNK = 4096

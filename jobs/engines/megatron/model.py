@@ -21,17 +21,17 @@ from bench.contract.schema import Precision
 from bench.contract.task import Activation, Position
 from jobs.engines.megatron import graphs, layer, lora
 from jobs.engines.megatron.adam import Adam
-from jobs.engines.megatron.fp8 import ops as fp8_ops
-from jobs.engines.megatron.fp8.head import Fp8Head
-from jobs.engines.megatron.fp8.layer import Fp8Layer
-from jobs.engines.megatron.fp8.ops import Fp8Ops
+from jobs.engines.megatron.frozen import ops as fp8_ops
+from jobs.engines.megatron.frozen.head import Fp8Head
+from jobs.engines.megatron.frozen.layer import Fp8Layer
+from jobs.engines.megatron.frozen.ops import Fp8Ops
 from jobs.engines.megatron.loss import cross_entropy
 from jobs.engines.megatron.offload import HostActivations, is_offloaded
 from jobs.engines.megatron.own_layer import OwnLayer
 from jobs.engines.megatron.trained import ops as trained_ops
 from jobs.engines.megatron.trained.ops import LinearWeights, TrainedOps
+from jobs.local_sgd import groups
 from jobs.profiles.ranges import named
-from jobs.ranks import groups
 
 Ops = Fp8Ops | TrainedOps
 """The operations of the hand-written layers: with frozen linears, or those of whole-model training."""

@@ -18,7 +18,7 @@ from jobs.weights.checkpoint_reader import Reader, Wanted
 from jobs.weights.checkpoint_writer import Piece
 
 if TYPE_CHECKING:
-    from jobs.engines.megatron.outer import Outer
+    from jobs.local_sgd.outer import Outer
 
 
 @dataclass(frozen=True, slots=True)

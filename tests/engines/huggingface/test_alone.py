@@ -21,9 +21,10 @@ needed()
 
 from jobs.data.rows import Rows  # noqa: E402
 from jobs.engines import WarmUpTimes, rank_state  # noqa: E402
-from jobs.engines.huggingface import activations, build, facts, loop  # noqa: E402
+from jobs.engines.huggingface import build, loop, offload  # noqa: E402
+from jobs.engines.huggingface import engine as huggingface_engine  # noqa: E402
 from jobs.engines.huggingface.engine import HuggingFaceEngine  # noqa: E402
-from jobs.engines.huggingface.parts import parts_of  # noqa: E402
+from jobs.engines.huggingface.loop import parts_of  # noqa: E402
 from jobs.profiles import Profile, recording  # noqa: E402
 
 pytestmark = pytest.mark.skipif(ranks.DEVICE != "cpu", reason="the group is gloo's")
@@ -186,7 +187,7 @@ def test_facts_are_read_off_the_model_and_its_optimizer(chosen: tuple[str, ...],
     plan = tiny(tmp_path, "all", "precision=bf16", *chosen, f"{BLOCK}.attention=eager")
     engine = HuggingFaceEngine(plan, 7)
     times = [WarmUpTimes(step_s=step_s, eval_batch_s=1.0) for step_s in (9.0, 5.0, 2.0)]
-    (strategy, name, about), attention, bf16 = facts.of(engine.loop, times)
+    (strategy, name, about), attention, bf16 = huggingface_engine.of(engine.loop, times)
     num = sum(p.numel() for p in engine.placement.model.parameters())
     assert (strategy, name) == (mllog.STRATEGY, "fsdp2" if FSDP2 in chosen else "balanced" if chosen[1:] else "ddp")
     assert about["engine"] == "huggingface" and about["rank_bytes"] == [num * (2 if BF16[chosen][0] == "pure" else 4)]
@@ -195,9 +196,9 @@ def test_facts_are_read_off_the_model_and_its_optimizer(chosen: tuple[str, ...],
     assert bf16 == (mllog.BF16_MODE, *BF16[chosen])
     block: Any = plan.config.engine.huggingface
     block.compile = True
-    assert facts.of(engine.loop, times)[3:] == [(mllog.COMPILE_TIME, 7.0, {})]
-    assert facts.of(engine.loop, times[:2])[3:] == [(mllog.COMPILE_TIME, 4.0, {})]
-    assert len(facts.of(engine.loop, times[:1])) == 3, "one iteration does not tell them apart"
+    assert huggingface_engine.of(engine.loop, times)[3:] == [(mllog.COMPILE_TIME, 7.0, {})]
+    assert huggingface_engine.of(engine.loop, times[:2])[3:] == [(mllog.COMPILE_TIME, 4.0, {})]
+    assert len(huggingface_engine.of(engine.loop, times[:1])) == 3, "one iteration does not tell them apart"
 
 
 def test_a_layer_is_computed_again_and_what_it_stores_goes_to_the_host(
@@ -205,7 +206,7 @@ def test_a_layer_is_computed_again_and_what_it_stores_goes_to_the_host(
 ) -> None:
     plan = tiny(tmp_path, "all", f"{BLOCK}.activation_checkpointing=true", f"{BLOCK}.offload_activations=true")
     stored: list[torch.nn.Module] = []
-    monkeypatch.setattr(activations, "in_host_memory", lambda model: stored.append(model) or loop.NOTHING)
+    monkeypatch.setattr(offload, "in_host_memory", lambda model: stored.append(model) or loop.NOTHING)
     with warnings.catch_warnings(action="ignore"):
         engine = HuggingFaceEngine(plan, 7)
     passes = []

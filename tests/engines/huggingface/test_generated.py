@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from bench.contract import mllog
+from bench.contract.engine import HuggingFace, Strategy
 from bench.contract.generation import Order, Sampling, WeightPrecision
-from bench.contract.huggingface import HuggingFace, Strategy
 from bench.contract.schema import EngineName
 from helpers import ranks, tiny_llama
 from helpers.peer_alone import group
@@ -20,7 +20,8 @@ from helpers.tiny_llama import Asked
 needed()
 
 from jobs.engines.generation import Answer, Request  # noqa: E402
-from jobs.engines.huggingface import generation, generator, placement, quantized  # noqa: E402
+from jobs.engines.huggingface import generation, generator, placement  # noqa: E402
+from jobs.engines.huggingface import model as huggingface_model  # noqa: E402
 from jobs.engines.huggingface.generation import HuggingFaceGenerator  # noqa: E402
 
 pytestmark = pytest.mark.skipif(ranks.DEVICE != "cpu", reason="the group is gloo's")
@@ -180,7 +181,7 @@ def test_a_warm_up_answers_a_batch_of_each_size(device: str, compiled: bool, mon
 @pytest.mark.parametrize("precision", [WeightPrecision.fp32, WeightPrecision.bf16, WeightPrecision.nf4])
 def test_weights_are_of_the_plan_s_precision(precision: WeightPrecision, monkeypatch: pytest.MonkeyPatch) -> None:
     in_4_bits: list[Any] = []
-    monkeypatch.setattr(quantized, "replace_linears", in_4_bits.append)
+    monkeypatch.setattr(huggingface_model, "replace_linears", in_4_bits.append)
     made: Any = generator(plan(Asked(weights=precision)), 7)
     model = made._model
     assert {p.dtype for p in model.parameters()} == {

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy
 from torch.distributed.tensor import DTensor
 from torch.nn import Linear, Parameter
 
-from bench.contract.huggingface import Strategy
+from bench.contract.engine import Strategy
 from bench.contract.plan import Plan
 from helpers import ranks
 from helpers.peer_alone import group, random_rows, row_loss, theirs, tiny, weights
@@ -24,10 +24,11 @@ from helpers.peer_runs import BLOCK, FSDP2, needed
 
 needed()
 
-from jobs.engines.huggingface import batches, shards, sources  # noqa: E402
+from jobs.engines.huggingface import loop, training_state  # noqa: E402
 from jobs.engines.huggingface import placement as placing  # noqa: E402
+from jobs.engines.huggingface import weights as huggingface_weights  # noqa: E402
 from jobs.engines.huggingface.engine import HuggingFaceEngine  # noqa: E402
-from jobs.engines.huggingface.shards import NAMES, Shard  # noqa: E402
+from jobs.engines.huggingface.training_state import NAMES, Shard  # noqa: E402
 
 pytestmark = pytest.mark.skipif(ranks.DEVICE != "cpu", reason="the group is gloo's")
 
@@ -54,7 +55,7 @@ def test_a_rank_without_others_is_wrapped_in_nothing(tmp_path: Path, monkeypatch
 
 def drawn(plan: Plan, model: torch.nn.Module) -> dict[str, Tensor]:
     """Return the whole weights that a seed of 7 draws."""
-    source = sources.Drawn(plan, 7, torch.device("cpu"))
+    source = huggingface_weights.Drawn(plan, 7, torch.device("cpu"))
     return {name: source.read(name, tuple(p.shape)) for name, p in model.named_parameters()}
 
 
@@ -77,7 +78,7 @@ def test_a_rank_of_fsdp2_holds_and_saves_its_rows(rank: int, tmp_path: Path) -> 
             assert (found[GATE].whole, found[GATE].begin) == ((5, 32), 32 * begin)
             assert torch.equal(found[GATE].state["master"], whole[GATE][begin:end].flatten())
         assert all(shard.is_saved for shard in found.values())
-        assert shards.num_bytes(model) == 4 * sum(_chunk(tensor, rank).numel() for tensor in whole.values())
+        assert training_state.weight_bytes(model) == 4 * sum(_chunk(tensor, rank).numel() for tensor in whole.values())
 
 
 def _chunk(whole: Tensor, rank: int) -> Tensor:
@@ -167,7 +168,7 @@ def test_a_rank_computes_its_share_of_the_rows_and_all_shares_are_summed(
     plan = tiny(tmp_path, "all", *NODE, "recipe.micro_batch_size=1")
     with group(2, 4):
         engine, rows = HuggingFaceEngine(plan, 7), random_rows(plan)
-        cut = batches.micro_batches(plan, rows, np.array([0, 1, 2, 3, 9, -1, 6, 7]), torch.device("cpu"))
+        cut = loop.micro_batches(plan, rows, np.array([0, 1, 2, 3, 9, -1, 6, 7]), torch.device("cpu"))
         assert [batch.tokens_BS.tolist() for batch in cut] == [rows.tokens[[9]].tolist(), rows.tokens[[-1]].tolist()]
         assert [float(batch.weights_BS.sum()) for batch in cut] == [pytest.approx(1), 0]
         share = engine.loop.share_of(rows, np.array([0, 1, 2, 3, 9, -1, 6, 7]))
@@ -228,10 +229,10 @@ def test_a_rank_of_zero_3_is_given_its_part_and_the_whole_only_while_it_is_gathe
         layer = Linear(3, 3, bias=False)
         layer.weight.data = torch.zeros(3, 3) if is_gathered else torch.empty(0)
         layer.weight.ds_shape, layer.weight.ds_tensor = torch.Size((3, 3)), torch.full((4,), -1.0)
-        shards.fill(layer, source, torch.device("cpu"))
+        training_state.fill(layer, source, torch.device("cpu"))
         assert layer.weight.ds_tensor.tolist() == part
         assert layer.weight.tolist() == (whole.tolist() if is_gathered else [])
-        assert shards.num_bytes(layer) == 4 * 4
+        assert training_state.weight_bytes(layer) == 4 * 4
 
 
 def test_each_weight_is_read_once_and_frozen_ones_only_where_they_are_wanted() -> None:
@@ -241,11 +242,11 @@ def test_each_weight_is_read_once_and_frozen_ones_only_where_they_are_wanted() -
     model.c.weight.requires_grad_(False)
     asked: list[tuple[str, tuple[int, ...]]] = []
     source: Any = SimpleNamespace(read=lambda *words: asked.append(words) or torch.full(words[1], len(asked)))
-    shards.fill(model, source, torch.device("cpu"))
+    training_state.fill(model, source, torch.device("cpu"))
     every = [("own", (2,)), ("a.weight", (2, 2)), ("a.bias", (2,)), ("b.bias", (2,))]
     every += [("c.weight", (3, 2)), ("c.bias", (3,))]
     assert asked == every
     assert model.own.tolist() == [1, 1] and model.c.bias.tolist() == [6, 6, 6]
     asked.clear()
-    shards.fill(model, source, torch.device("cpu"), only_trained=True)
+    training_state.fill(model, source, torch.device("cpu"), only_trained=True)
     assert asked == [one for one in every if one[0] != "c.weight"] and model.c.weight.tolist() == [[5, 5]] * 3

@@ -18,18 +18,9 @@ from helpers.peer_runs import BLOCK, TRAINS, composed, needed
 
 needed()
 
-from jobs.engines.huggingface import (  # noqa: E402
-    activations,
-    balanced,
-    end_ranks,
-    groups,
-    packages,
-    parts,
-    sources,
-    start_ranks,  # noqa: E402
-)
+from jobs.engines.huggingface import end_ranks, groups, loop, offload, packages, placement, start_ranks, weights  # noqa: E402
 from jobs.engines.huggingface import model as models  # noqa: E402
-from jobs.engines.huggingface.observed import Observed  # noqa: E402
+from jobs.engines.huggingface.loop import Observed  # noqa: E402
 from jobs.ranks.identity import Rank  # noqa: E402
 
 pytestmark = pytest.mark.skipif(ranks.DEVICE != "cpu", reason="nothing here differs on a GPU")
@@ -97,7 +88,7 @@ def test_balanced_fills_the_gpus_of_the_plan_and_no_other(num_gpus: int, tmp_pat
     """Layers in their order, in even shares, no weight elsewhere; `meta` and the CPU stand for the GPUs."""
     layers = ("model.num_layers=6", "cluster.ranks_per_node=1", "recipe.global_batch_size=4")
     model = models.build(composed(tmp_path, *TRAINS["lora"], *layers))
-    devices = balanced.device_map(model, [2**30] * num_gpus)
+    devices = placement.device_map(model, [2**30] * num_gpus)
     at = [devices[f"model.layers.{layer}"] for layer in range(6)] if num_gpus > 1 else [devices[""]] * 6
     assert at == sorted(at) and set(devices.values()) == set(range(num_gpus))
     assert max(map(at.count, at)) <= 6 // num_gpus + 1
@@ -111,9 +102,9 @@ def test_balanced_fills_the_gpus_of_the_plan_and_no_other(num_gpus: int, tmp_pat
 def test_balanced_refuses_what_does_not_fit_or_is_not_there(tmp_path: Path) -> None:
     model = models.build(composed(tmp_path, *TRAINS["all"], "cluster.ranks_per_node=1"))
     with pytest.raises(ConfigError, match="do not fit 2 GPUs"):
-        balanced.device_map(model, [2**16] * 2)
+        placement.device_map(model, [2**16] * 2)
     with pytest.raises(ConfigError, match="on 3 GPUs, and this process sees 0"):
-        balanced.free_bytes(3)
+        placement.free_bytes(3)
 
 
 GPT = (
@@ -139,19 +130,19 @@ def test_a_gpt_2_that_computes_something_else_is_refused(wrong: dict[str, object
     net = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes))
     net.save_pretrained(tmp_path / "right")
     name = "transformer.h.0.attn.c_attn.weight"
-    read = sources.HuggingFaceFolder(tmp_path / "right", model).read(name, (32, 96))
+    read = weights.HuggingFaceFolder(tmp_path / "right", model).read(name, (32, 96))
     torch.testing.assert_close(read, net.get_parameter(name).detach())
     other = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes | wrong))
     other.save_pretrained(tmp_path / "other")
     with pytest.raises(ConfigError, match=what):
-        sources.HuggingFaceFolder(tmp_path / "other", model)
+        weights.HuggingFaceFolder(tmp_path / "other", model)
 
 
 def test_stored_activations_are_copies() -> None:
     """Changing the memory that they came from changes no gradient; weights are not copied, and theirs would."""
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
     x = torch.randn(4, 8)
-    with activations.in_host_memory(model, least_bytes=0):
+    with offload.in_host_memory(model, least_bytes=0):
         hidden = model[0](x)
         loss = model[1](hidden).square().sum()
     saved = hidden.detach().clone()
@@ -159,7 +150,7 @@ def test_stored_activations_are_copies() -> None:
     loss.backward()
     out_grad = 2 * (model[1](saved)).detach()
     torch.testing.assert_close(model[1].weight.grad, out_grad.T @ saved)
-    with activations.in_host_memory(model, least_bytes=0):
+    with offload.in_host_memory(model, least_bytes=0):
         inputs = torch.randn(4, 8, requires_grad=True)
         loss = model[1](inputs).sum()
     with torch.no_grad():
@@ -174,7 +165,7 @@ def test_weights_that_are_gathered_for_a_layer_are_no_activations() -> None:
     layer.weight.data, layer.weight.ds_shape = torch.empty(0), (8, 8)
     layer.register_forward_pre_hook(lambda module, _: setattr(module.weight, "data", gathered))
     inputs = torch.randn(4, 8, requires_grad=True)
-    with activations.in_host_memory(layer, least_bytes=0):
+    with offload.in_host_memory(layer, least_bytes=0):
         loss = layer(inputs).sum()
     gathered.fill_(3.0)  # unseen by autograd, which has kept no copy
     loss.backward()
@@ -278,7 +269,7 @@ def test_what_generates_in_4_bits_needs_bitsandbytes(tmp_path: Path, monkeypatch
 
 def test_every_part_of_a_layer_has_its_name_in_a_profile(tmp_path: Path) -> None:
     llama = models.build(composed(tmp_path, *TRAINS["lora"], "cluster.ranks_per_node=1", "model.num_layers=1"))
-    llama_parts = Counter(part.name for _, part in parts.parts_of(llama))
+    llama_parts = Counter(part.name for _, part in loop.parts_of(llama))
     assert llama_parts == {
         "embedding": 1,
         "rope": 1,
@@ -296,7 +287,7 @@ def test_every_part_of_a_layer_has_its_name_in_a_profile(tmp_path: Path) -> None
     gpt = models.build(composed(tmp_path, *TRAINS["all"], *GPT))
     gpt_parts = {name: [] for name in ("output", "fc2", "embedding", "norm", "residual")}
     names = {module: name for name, module in gpt.named_modules()}
-    for module, part in parts.parts_of(gpt):
+    for module, part in loop.parts_of(gpt):
         gpt_parts.setdefault(part.name, []).append(names[module].removeprefix("transformer."))
     assert gpt_parts["output"] == ["h.0.attn.c_proj"] and gpt_parts["fc2"] == ["h.0.mlp.c_proj"]
     assert gpt_parts["embedding"] == ["wte", "wpe"] and gpt_parts["norm"] == ["h.0.ln_1", "h.0.ln_2", "ln_f"]

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor
 from torch.testing import assert_close
 
-from bench.contract.huggingface import Strategy
+from bench.contract.engine import Strategy
 from bench.contract.plan import Plan
 from bench.errors import ConfigError
 from helpers import ranks
@@ -22,8 +22,9 @@ from helpers.peer_runs import BLOCK, FSDP2, needed
 
 needed()
 
-from jobs.engines.huggingface import adapters, balanced, folders, placement, quantized, shards, sources  # noqa: E402
+from jobs.engines.huggingface import adapters, folders, model, placement, training_state  # noqa: E402
 from jobs.engines.huggingface import model as models  # noqa: E402
+from jobs.engines.huggingface import weights as huggingface_weights  # noqa: E402
 from jobs.engines.huggingface.engine import HuggingFaceEngine  # noqa: E402
 from jobs.weights import families  # noqa: E402
 from jobs.weights.drawn import drawn  # noqa: E402
@@ -83,9 +84,11 @@ def test_a_saved_model_and_its_conversion_are_loaded_as_they_were(
 ) -> None:
     whole = weights(HuggingFaceEngine(plan, 7).placement.model)
     reads: list[str] = []
-    of_family = sources.MegatronFolder._whole
+    of_family = huggingface_weights.MegatronFolder._whole
     monkeypatch.setattr(
-        sources.MegatronFolder, "_whole", lambda self, weight: reads.append(weight.key) or of_family(self, weight)
+        huggingface_weights.MegatronFolder,
+        "_whole",
+        lambda self, weight: reads.append(weight.key) or of_family(self, weight),
     )
     for folder in (saved, saved / "megatron_core"):
         engine = HuggingFaceEngine(plan, 8)
@@ -97,26 +100,26 @@ def test_a_saved_model_and_its_conversion_are_loaded_as_they_were(
     missing, wide = "model.layers.2.mlp.gate_proj.weight", "model.norm.weight"
     name = plan.config.model.name
     with pytest.raises(ConfigError, match=f"not a checkpoint of {name}: {missing} is None"):
-        sources.of_folder(saved, plan).read(missing, (48, 32))
+        huggingface_weights.of_folder(saved, plan).read(missing, (48, 32))
     for folder in (saved, saved / "megatron_core"):
         with pytest.raises(ConfigError, match=rf"not a checkpoint of {name}: {wide} is \(32,\)"):
-            sources.of_folder(folder, plan).read(wide, (33,))
+            huggingface_weights.of_folder(folder, plan).read(wide, (33,))
     manifest = saved / "megatron_core" / "manifest.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"precision": "nf4"}))
     with pytest.raises(ConfigError, match="this checkpoint holds its linears in nf4"):
-        sources.MegatronFolder(saved / "megatron_core", plan.config.model)
+        huggingface_weights.MegatronFolder(saved / "megatron_core", plan.config.model)
 
 
 def test_a_folder_whose_projections_are_one_tensor_is_refused(
     plan: Plan, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources.tensor_map, "is_fused", lambda source: "lm_head.weight" in source.tensors)
+    monkeypatch.setattr(huggingface_weights.tensor_map, "is_fused", lambda source: "lm_head.weight" in source.tensors)
     with pytest.raises(ConfigError, match="q, k and v are one tensor here"):
-        sources.HuggingFaceFolder(saved, plan.config.model)
+        huggingface_weights.HuggingFaceFolder(saved, plan.config.model)
     config = json.loads((saved / "config.json").read_text()) | {"num_hidden_layers": 3}
     (saved / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match="num_hidden_layers"):
-        sources.HuggingFaceFolder(saved, plan.config.model)
+        huggingface_weights.HuggingFaceFolder(saved, plan.config.model)
 
 
 def test_a_gpt_is_one_file_with_one_embedding_and_without_a_conversion(tmp_path: Path) -> None:
@@ -157,11 +160,11 @@ def test_adapters_are_saved_whole_as_peft_does_and_loaded_again(tmp_path: Path) 
     lora: Any = plan.config.training.lora
     lora.rank += 1
     with pytest.raises(ConfigError, match="no adapters of this plan"):
-        sources.Adapters(tmp_path / "out", plan)
+        huggingface_weights.Adapters(tmp_path / "out", plan)
 
 
 def test_drawn_weights_depend_on_the_seed_and_the_name(plan: Plan) -> None:
-    source = sources.Drawn(plan, 7, CPU)
+    source = huggingface_weights.Drawn(plan, 7, CPU)
     std = math.sqrt(2 / (5 * 32))
     into = std / math.sqrt(2 * plan.config.model.num_layers)
     whole, residual = source.read("a.weight", (400, 500)), source.read("a.down_proj.weight", (400, 500))
@@ -169,7 +172,10 @@ def test_drawn_weights_depend_on_the_seed_and_the_name(plan: Plan) -> None:
     assert abs(float(whole.mean())) < std / 100
     assert source.read("norm.weight", (3,)).tolist() == [1, 1, 1] and source.read("q.bias", (2,)).tolist() == [0, 0]
     assert torch.equal(source.read("a.base_layer.weight", (400, 500)), whole)
-    for other in (sources.Drawn(plan, 8, CPU).read("a.weight", (400, 500)), source.read("b.weight", (400, 500))):
+    for other in (
+        huggingface_weights.Drawn(plan, 8, CPU).read("a.weight", (400, 500)),
+        source.read("b.weight", (400, 500)),
+    ):
         assert abs(float((whole * other).mean())) < std**2 / 50
     name = "model.layers.1.self_attn.{}.lora_{}.default.weight"
     for module, linear in {"v_proj": "linear_qkv", "o_proj": "linear_proj"}.items():
@@ -197,13 +203,13 @@ def test_a_weight_in_4_bits_is_made_of_the_whole_one_rounded_to_bf16() -> None:
     whole = torch.randn(4, 6)
     asked: list[tuple[str, tuple[int, ...]]] = []
     source: Any = SimpleNamespace(read=lambda *words: asked.append(words) or whole)
-    shards.fill(layer, source, CPU)
+    training_state.fill(layer, source, CPU)
     weight: Any = layer.weight
     assert asked == [("weight", (4, 6))]
     assert torch.equal(weight.data, whole.bfloat16()) and not weight.requires_grad
     options = {"compress_statistics": True, "quant_type": "nf4", "quant_storage": torch.uint8, "module": layer}
     assert weight.options == options
-    assert quantized.is_quantized(weight) and not quantized.is_quantized(torch.nn.Parameter(whole))
+    assert model.is_quantized(weight) and not model.is_quantized(torch.nn.Parameter(whole))
 
 
 def test_balanced_lays_layers_on_the_gpus_and_hands_them_to_accelerate(
@@ -214,9 +220,9 @@ def test_balanced_lays_layers_on_the_gpus_and_hands_them_to_accelerate(
     block: Any = plan.config.engine.huggingface
     block.num_gpus = 2
     assert block.strategy is Strategy.balanced
-    model, source = models.build(plan), sources.Drawn(plan, 7, CPU)
+    model, source = models.build(plan), huggingface_weights.Drawn(plan, 7, CPU)
     calls: dict[str, Any] = {}
-    monkeypatch.setattr(balanced, "free_bytes", lambda num_gpus: [2**30] * num_gpus)
+    monkeypatch.setattr(placement, "free_bytes", lambda num_gpus: [2**30] * num_gpus)
     give = models.give_memory
     monkeypatch.setattr(
         models, "give_memory", lambda model, places: calls.update(places=places) or give(model, torch.device("cpu"))

@@ -23,7 +23,7 @@ from helpers.peer_runs import BLOCK, ZERO, needed
 needed()
 
 from jobs.engines.huggingface import engine as engines  # noqa: E402
-from jobs.engines.huggingface import folders, sources  # noqa: E402
+from jobs.engines.huggingface import folders, weights  # noqa: E402
 from jobs.engines.huggingface import model as models  # noqa: E402
 
 pytestmark = pytest.mark.skipif(ranks.DEVICE != "cpu", reason="nothing here differs on a GPU")
@@ -106,7 +106,7 @@ def deepspeed(monkeypatch: pytest.MonkeyPatch) -> Iterator[DeepSpeed]:
 
 def placed(plan: Plan) -> Any:
     zero = import_module(NAME)
-    source = sources.Drawn(plan, 7, torch.device("cpu"))
+    source = weights.Drawn(plan, 7, torch.device("cpu"))
     return zero.place(plan, zero.build(plan), source, torch.device("cpu"))
 
 

@@ -10,7 +10,7 @@ from bench.contract import mllog
 from bench.mlperf.result import parse
 from helpers import ranks
 from helpers.peer_runs import BLOCK, FSDP2, TRAINS, ZERO, composed, facts, held, losses, needed, trained
-from jobs.data.targets import targets
+from jobs.data.micro_batches import targets
 from jobs.tasks import convert
 
 needed()

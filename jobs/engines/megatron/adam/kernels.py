@@ -9,8 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jobs.engines.megatron.adam.marks import BLOCK
-from jobs.engines.megatron.adam.shards import Shard
+from jobs.engines.megatron.adam.shards import BLOCK, Shard
 from jobs.engines.megatron.adam.update import Moments, Step
 from jobs.engines.megatron.hash_kernel import hash32
 

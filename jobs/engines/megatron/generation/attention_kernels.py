@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from jobs.engines.megatron.fp8.lora_kernels import FACTOR
+from jobs.engines.megatron.frozen.lora_kernels import FACTOR
 from jobs.engines.megatron.generation.one_row_kernels import launch_options
 
 _KEYS = 64

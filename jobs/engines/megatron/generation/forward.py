@@ -10,16 +10,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from torch import Tensor
 from torch.nn.functional import embedding
 
 from bench.contract.generation import Sampling
 from bench.contract.task import Model
 from jobs.engines.megatron.attention import attend
+from jobs.engines.megatron.generation.kv_cache import Slots
 from jobs.engines.megatron.generation.ops import GenerationOps
 from jobs.engines.megatron.generation.ranks import OneRank, Ranks
 from jobs.engines.megatron.generation.sampling import next_tokens
-from jobs.engines.megatron.generation.slots import Slots
 from jobs.engines.megatron.generation.weights import Weights
 from jobs.engines.megatron.trained.ops import NormWeights, TrainedOps
 
@@ -127,3 +128,16 @@ def _layers(decoder: Decoder, x_MH: Tensor, attended: Attend) -> Tensor:
         residual_MH = x_MH if ranks.rank == 0 else None
         x_MH = ranks.sum(ops.linear(hidden_MF, layer.fc2, residual_MO=residual_MH))
     return x_MH
+
+
+def angles(model: Model, num_positions: int, device: torch.device) -> Tensor:
+    """Return the angles [T, D] in FP32; both halves of a row are the same."""
+    rope = RotaryEmbedding(
+        kv_channels=model.hidden_size // model.num_attention_heads,
+        rotary_percent=1.0,
+        rotary_base=model.rope_base,
+        rope_scaling=model.rope_scaling_factor != 1,
+        rope_scaling_factor=model.rope_scaling_factor,
+        use_cpu_initialization=True,
+    )
+    return rope.get_freqs_non_repeated(num_positions).repeat(1, 2).to(device)

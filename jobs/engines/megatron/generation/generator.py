@@ -14,12 +14,11 @@ from bench.contract.task import Model
 from bench.errors import ConfigError
 from jobs.engines import Fact
 from jobs.engines.generation import Answer, Request
-from jobs.engines.megatron.generation import captured, loading, slots
+from jobs.engines.megatron.generation import batch, kv_cache, weights
 from jobs.engines.megatron.generation.batch import Batch
-from jobs.engines.megatron.generation.forward import Decoder
+from jobs.engines.megatron.generation.forward import Decoder, angles
 from jobs.engines.megatron.generation.ops import GenerationOps, TorchOps
 from jobs.engines.megatron.generation.ranks import Ranks
-from jobs.engines.megatron.generation.rope import angles
 from jobs.engines.megatron.generation.weights import Weights, require_divisible
 from jobs.engines.megatron.trained import ops as trained_ops
 
@@ -35,14 +34,14 @@ class MegatronGenerator:
         model = plan.config.model
         require_llama(model)
         require_divisible(model, ranks.size, plan.weights)
-        self.plan, self.seed, self.place = plan, seed, loading.Place(plan.weights, ranks, device)
+        self.plan, self.seed, self.place = plan, seed, weights.Place(plan.weights, ranks, device)
         self._weights: Weights | None = None
         self._batch: Batch | None = None
 
     @torch.no_grad()
     def load(self, folder: Path) -> None:
         self._weights = self._batch = None
-        self._weights = loading.load(folder, self.plan.config.model, self.place)
+        self._weights = weights.load(folder, self.plan.config.model, self.place)
 
     @torch.no_grad()
     def warm_up(self, requests: Sequence[Request]) -> None:
@@ -78,15 +77,15 @@ class MegatronGenerator:
         self._batch = None  # its memory is free before there is another one
         made, model = self._decoder(), self.plan.config.model
         shape = {"layers": model.num_layers, "groups": made.groups, "dim": made.dim}
-        batch_slots = slots.empty(num_slots, room, **shape, like=made.weights.embedding_VH)
+        batch_slots = kv_cache.empty(num_slots, room, **shape, like=made.weights.embedding_VH)
         angles_TD = angles(model, batch_slots.room, self.place.device)
         parts = (made, batch_slots, angles_TD)
         is_continuous = self._asked.batching is Batching.continuous
-        return Batch(batch_slots, captured.steps(*parts), captured.prefills(*parts), is_continuous)
+        return Batch(batch_slots, batch.steps(*parts), batch.prefills(*parts), is_continuous)
 
     def _decoder(self) -> Decoder:
         model = self.plan.config.model
-        self._weights = self._weights or loading.random(model, self.place, seed=self.seed)
+        self._weights = self._weights or weights.random(model, self.place, seed=self.seed)
         return decoder(model, self._weights, self.place, self._asked.sampling)
 
     @property
@@ -96,7 +95,7 @@ class MegatronGenerator:
         return asked
 
 
-def decoder(model: Model, weights: Weights, place: loading.Place, sampling: Sampling) -> Decoder:
+def decoder(model: Model, weights: Weights, place: weights.Place, sampling: Sampling) -> Decoder:
     """Return the model with the operations of its device and precision."""
     is_fp32 = place.precision is WeightPrecision.fp32  # quantised weights change nothing about activations
     trained = trained_ops.for_device(place.device, Precision.fp32 if is_fp32 else Precision.bf16)

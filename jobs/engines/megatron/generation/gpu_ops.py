@@ -7,15 +7,15 @@ import torch
 from torch import Tensor
 
 from bench.contract.generation import Sampling
-from jobs.engines.megatron.fp8.gpu_ops import matmul
-from jobs.engines.megatron.fp8.quantize import FP8, Quantized
+from jobs.engines.megatron.frozen.gpu_ops import matmul
 from jobs.engines.megatron.generation import attention_kernels, few_rows_kernels, one_row_kernels, sampling_kernels
 from jobs.engines.megatron.generation.few_rows_kernels import LOW, MOST_ROWS
+from jobs.engines.megatron.generation.kv_cache import Slots
 from jobs.engines.megatron.generation.one_row_kernels import of_gates_and_ups, of_outputs
 from jobs.engines.megatron.generation.ops import TorchOps
 from jobs.engines.megatron.generation.ranks import Ranks
-from jobs.engines.megatron.generation.slots import Slots
 from jobs.engines.megatron.generation.weights import Linear
+from jobs.engines.megatron.quantize import FP8, Quantized
 from jobs.engines.megatron.trained.ops import NormWeights
 
 _FP8_ALIGNMENT = 16

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from jobs.engines.megatron.fp8.lora_kernels import HAS_PTX
+from jobs.engines.megatron.frozen.lora_kernels import HAS_PTX
 from jobs.engines.megatron.generation.weights import Linear
 from jobs.engines.megatron.trained.ops import NormWeights
 from jobs.weights.nf4 import BLOCK, nf4_levels

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from bench.contract.generation import Sampling
+from jobs.engines.megatron.generation.kv_cache import Slots
 from jobs.engines.megatron.generation.ranks import Ranks
 from jobs.engines.megatron.generation.sampling import next_tokens
-from jobs.engines.megatron.generation.slots import Slots
 from jobs.engines.megatron.generation.weights import Linear
 from jobs.engines.megatron.trained.ops import NormWeights, TrainedOps
 

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from bench.contract.generation import Sampling
-from jobs.engines.megatron.generation.slots import Slots
+from jobs.engines.megatron.generation.kv_cache import Slots
 from jobs.engines.megatron.hash_kernel import hash32
 
 _TOKENS = 2048

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from jobs.engines.megatron.fp8 import gpu_ops as frozen_ops
-from jobs.engines.megatron.fp8 import rope_kernels, row_kernels
-from jobs.engines.megatron.fp8.quantize import BF16
-from jobs.engines.megatron.fp8.unquantized import Unquantized
-from jobs.engines.megatron.trained import gelu_kernels, gemm, norm_kernels, sum_kernels
+from jobs.engines.megatron import rope_kernels, row_kernels
+from jobs.engines.megatron.frozen import gpu_ops as frozen_ops
+from jobs.engines.megatron.frozen.weights import Unquantized
+from jobs.engines.megatron.quantize import BF16
+from jobs.engines.megatron.trained import gemm, norm_kernels
 from jobs.engines.megatron.trained.fp8_weights import Fp8Weights
 from jobs.engines.megatron.trained.ops import NormGradients, NormStats, NormWeights, Operand
 
@@ -36,7 +36,7 @@ class Bf16GpuOps:
         gemm.add_weight_gradient(main_grad_OI, grad, x)
 
     def column_sum(self, x: Tensor | Operand) -> Tensor:
-        return sum_kernels.column_sum(x)
+        return norm_kernels.column_sum(x)
 
     def norm(self, x_MH: Tensor, weights: NormWeights) -> tuple[Operand, NormStats]:
         return norm_kernels.norm(x_MH, weights, to_fp8=self.to_fp8)
@@ -69,10 +69,10 @@ class Bf16GpuOps:
         return row_kernels.swiglu_backward_again(grad_MF, saved)
 
     def gelu(self, x_MF: Tensor, bias_F: Tensor | None) -> tuple[Operand, Operand]:
-        return gelu_kernels.gelu(x_MF, bias_F, to_fp8=self.to_fp8)
+        return norm_kernels.gelu(x_MF, bias_F, to_fp8=self.to_fp8)
 
     def gelu_backward(self, grad_MF: Tensor, saved: Operand) -> tuple[Operand, Operand]:
-        return gelu_kernels.gelu_backward(grad_MF, saved)
+        return norm_kernels.gelu_backward(grad_MF, saved)
 
 
 class Fp8GpuOps(Bf16GpuOps):

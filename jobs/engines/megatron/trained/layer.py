@@ -35,8 +35,8 @@ from torch.nn import Parameter
 
 from bench.contract.modules import Part
 from jobs.engines.megatron.attention import attend, attend_backward
-from jobs.engines.megatron.fp8.tensor_parallel import Pending, TensorParallel
 from jobs.engines.megatron.own_layer import OwnLayer
+from jobs.engines.megatron.tensor_parallel import Pending, TensorParallel
 from jobs.engines.megatron.trained.ops import LinearWeights, NormStats, NormWeights, Operand
 from jobs.profiles.ranges import named
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bench.contract.schema import Precision
-from jobs.engines.megatron.fp8.quantize import Quantized
+from jobs.engines.megatron.quantize import Quantized
 
 Operand = Quantized
 """An operand of a GEMM; each row of FP8 activations and gradients has a scale, and a weight has one."""

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, silu
 
-from jobs.engines.megatron.fp8.quantize import BF16, FP8, amax, quantize_weight, weight_scale
-from jobs.engines.megatron.fp8.torch_ops import by_rows, in_fp32, rotated, swiglu_gradient
-from jobs.engines.megatron.fp8.unquantized import Unquantized
+from jobs.engines.megatron.frozen.torch_ops import by_rows, in_fp32, rotated, swiglu_gradient
+from jobs.engines.megatron.frozen.weights import Unquantized
+from jobs.engines.megatron.quantize import BF16, FP8, amax, quantize_weight, weight_scale
 from jobs.engines.megatron.trained.ops import NormGradients, NormStats, NormWeights, Operand
 
 

@@ -1,0 +1,222 @@
+"""The verbs that plan, check, start and end runs."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bench import masked_json
+from bench.cli import arguments
+
+if TYPE_CHECKING:
+    from bench.contract.plan import Plan
+
+
+def _takes_overrides(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as for bench.launch")
+    parser.add_argument("--config-dir", type=Path, help="a site's own conf/ files")
+
+
+def _composed(args: argparse.Namespace) -> "Plan":
+    from bench.planning import compose
+
+    return compose.compose(args.overrides, config_dir=args.config_dir)
+
+
+def _add_plan(verbs: arguments.Verbs) -> None:
+    parser = arguments.add(
+        verbs, _plan, help="work out what a run would do", example="task=lora70b cluster=dgx2 parallel.tp=8 --json"
+    )
+    _takes_overrides(parser)
+    arguments.takes_json(parser, "plan.json, or the layouts, instead of a table")
+    parser.add_argument(
+        "--layouts",
+        action="store_true",
+        help="list what parallel.tp, pp, cp and sp can be where they are null, best first",
+    )
+    parser.add_argument(
+        "--memory", action="store_true", help="list what Llama 2's sizes need to be trained, beside a published table"
+    )
+
+
+def _plan(args: argparse.Namespace) -> int:
+    from bench import preflight
+    from bench.console import plan as layout_sheets
+    from bench.console import plan as plan_sheets
+    from bench.console import sheet
+    from bench.contract import plan as plans
+
+    if args.memory:
+        return _plan_memory(args)
+    plan = _composed(args)
+    if args.layouts and args.json:
+        print(masked_json.line(layout_sheets.to_json(plan)))
+    elif args.layouts:
+        sheet.show(layout_sheets.sheet(plan))
+    elif args.json:
+        preflight.require_no_secret(plan)
+        print(plans.dumps(plan), end="")
+    else:
+        plan_sheets.show_plan(plan, preflight.inspect(plan))
+    return 0
+
+
+def _plan_memory(args: argparse.Namespace) -> int:
+    from bench.console import plan as layout_sheets
+    from bench.console import sheet
+    from bench.errors import ConfigError
+    from bench.planning import compose
+    from bench.planning.estimates.model_memory import MODELS
+
+    if args.overrides or args.layouts or args.json:
+        raise ConfigError(
+            "the tables of memory are of fixed models, and text only",
+            where="plan --memory",
+            fix="leave out the rest; the memory of one task stands in `plan task=…`",
+        )
+    task = ("task=pretrain_7b", "cluster=dgxh200")
+    configs = {model: compose.unplanned([*task, f"model={model}"], config_dir=args.config_dir) for model in MODELS}
+    for table in layout_sheets.sheets(configs):
+        sheet.show(table)
+    return 0
+
+
+def _add_doctor(verbs: arguments.Verbs) -> None:
+    parser = arguments.add(
+        verbs,
+        _doctor,
+        help="say what would fail later: in the plan and its script, at this site's Slurm, on the nodes",
+        example="task=lora70b cluster=dgx2 --tier canary",
+    )
+    _takes_overrides(parser)
+    parser.add_argument(
+        "--tier",
+        choices=("laptop", "login", "canary", "nodes"),
+        help="how far to look, each beyond the one before: plan and script, this site's Slurm "
+        "and files, a job on one node, a job on all of them that measures "
+        "their speed (default: login where sbatch is, else laptop)",
+    )
+    arguments.takes_json(parser)
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from bench.console import diagnosis as check_sheets
+    from bench.console import sheet
+    from bench.preflight import doctor
+
+    plan, tiers = _composed(args), []
+    for checked in doctor.examine(
+        plan, doctor.tier_for(plan, args.tier), say=lambda line: print(line, file=sys.stderr)
+    ):
+        tiers.append(checked)
+        if not args.json:
+            for table in check_sheets.check_sheets(checked):
+                sheet.show(table)
+    if args.json:
+        print(masked_json.line(doctor.to_json(plan, tiers)))
+    return 1 if doctor.errors([check for checked in tiers for check in checked]) else 0
+
+
+def _add_render(verbs: arguments.Verbs) -> None:
+    parser = arguments.add(
+        verbs,
+        _render,
+        help="write the sbatch script of a run: it alone is the whole run",
+        example="task=lora70b cluster=dgx2 > lora70b_dgx2.sbatch",
+    )
+    _takes_overrides(parser)
+
+
+def _render(args: argparse.Namespace) -> int:
+    from bench import backends, preflight
+
+    plan = _composed(args)
+    text = backends.of(plan).render(plan)
+    preflight.require_no_secret(plan)
+    print(text, end="")
+    return 0
+
+
+def _add_runs(verbs: arguments.Verbs) -> None:
+    parser = arguments.add(
+        verbs, _runs, help="list runs: where their jobs stand, and what came of them", example="--watch"
+    )
+    parser.add_argument(
+        "folder", nargs="?", type=Path, metavar="DIR", help="of run folders (default: LOGDIR, else runs)"
+    )
+    parser.add_argument("--active", action="store_true", help="only runs that are queued or running")
+    parser.add_argument(
+        "--limit", type=arguments.count, metavar="N", default=30, help="only the newest N (default: 30)"
+    )
+    parser.add_argument("--watch", action="store_true", help="list them again every 10 s until none is active")
+    arguments.takes_json(parser, "one JSON object per run")
+
+
+def _runs(args: argparse.Namespace) -> int:
+    from bench.console import runs as run_sheets
+    from bench.runs import run
+
+    root = args.folder or run.root()
+    run_sheets.show(root, active=args.active, again=args.watch, as_json=args.json, limit=args.limit)
+    return 0
+
+
+def _add_logs(verbs: arguments.Verbs) -> None:
+    parser = arguments.add(verbs, _logs, help="print what a run's job and ranks wrote", example="latest --follow")
+    parser.add_argument(
+        "run", nargs="?", type=Path, metavar="RUN", help="a run folder (default: latest, the newest one)"
+    )
+    parser.add_argument("--follow", "-f", action="store_true", help="go on until the run has ended")
+    parser.add_argument("--lines", "-n", type=arguments.count, metavar="N", help="only the last N lines of each file")
+
+
+def _logs(args: argparse.Namespace) -> int:
+    from bench.console import logs as log_pages
+
+    (folder,) = arguments.run_folders([args.run] if args.run else [])
+    log_pages.show(folder, num_lines=args.lines, follow=args.follow)
+    return 0
+
+
+def _add_cancel(verbs: arguments.Verbs) -> None:
+    parser = arguments.add(
+        verbs,
+        _cancel,
+        help="end a run; finished trials are kept",
+        example="runs/20261121-lora70b-dgx2-acbd",
+    )
+    parser.add_argument("folders", nargs="+", type=Path, metavar="RUN", help="run folders; `latest` is the newest one")
+
+
+def _cancel(args: argparse.Namespace) -> int:
+    from bench.launch import resume
+
+    for folder in arguments.run_folders(args.folders):
+        print(f"job {resume.cancel(folder)} is cancelled; python -m bench resume {folder} goes on with it")
+    return 0
+
+
+def _add_resume(verbs: arguments.Verbs) -> None:
+    parser = arguments.add(
+        verbs,
+        _resume,
+        help="go on with a run that has ended: finished trials stay, the others get another attempt",
+        example="runs/20261121-lora70b-dgx2-acbd",
+    )
+    parser.add_argument("folder", type=Path, metavar="RUN", help="a run folder; `latest` is the newest one")
+    parser.add_argument(
+        "--walltime", type=arguments.count, metavar="MIN", help="of each trial that is left (default: as planned)"
+    )
+    parser.add_argument(
+        "--sbatch", action="append", default=[], metavar="OPTION", help="one more for sbatch: --sbatch=--exclude=dgx-7"
+    )
+
+
+def _resume(args: argparse.Namespace) -> int:
+    from bench.launch import resume
+
+    (folder,) = arguments.run_folders([args.folder])
+    return resume.resume(folder, walltime_min=args.walltime, arguments=args.sbatch)
+
+
+VERBS = (_add_plan, _add_doctor, _add_render, _add_runs, _add_logs, _add_cancel, _add_resume)

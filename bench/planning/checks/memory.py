@@ -1,0 +1,59 @@
+"""Refuse what does not fit, and what moves to the host where nothing can be moved."""
+
+from bench.contract.layers import Layer, layer_of
+from bench.contract.plan import Memory
+from bench.contract.schema import Config
+from bench.contract.task import MomentPrecision, Recompute, Trains
+from bench.errors import ConfigError
+from bench.planning.checks import huggingface
+
+
+def check(config: Config, memory: Memory) -> None:
+    """Raise ConfigError when the estimate is above what the GPU has."""
+    if memory.fits is not False:
+        return
+    gpu = config.cluster.gpu
+    assert gpu is not None
+    raise ConfigError(
+        f"{memory.total_gib:.1f} GiB per GPU needed, and a {gpu.name} has {gpu.memory_gib:g}: weights "
+        f"{memory.base_weights_gib + memory.adapter_weights_gib:.1f}, gradients {memory.gradients_gib:.1f}, "
+        f"optimizer {memory.optimizer_gib:.1f}, activations {memory.activations_gib:.1f}, "
+        f"workspace {memory.workspace_gib:.1f}",
+        **(_smaller(config) if config.huggingface is None else huggingface.smaller(config.huggingface)),
+    )
+
+
+def _smaller(config: Config) -> dict[str, str]:
+    """Return where a config says how much memory it takes, and what makes that less."""
+    return {
+        "where": "parallel.tp, parallel.pp, parallel.cp, recipe.recompute",
+        "fix": "raise parallel.tp (weights), parallel.cp (activations) or the number of GPUs, "
+        "or set recipe.recompute=full" + _smaller_states(config),
+    }
+
+
+def _smaller_states(config: Config) -> str:
+    """Return what else makes a whole model's training smaller: other moments, or adapters."""
+    if config.training.trains is not Trains.all:
+        return ""
+    choices = ["recipe.moments=bf16"] if config.recipe.moments is MomentPrecision.fp32 else []
+    choices += ["recipe.offload_moments=true"] if not config.recipe.offload_moments else []
+    return "".join(f", {choice}" for choice in choices) + ", or train adapters (a task lora_* or qlora_*)"
+
+
+def check_offload(config: Config) -> None:
+    """Refuse activations on the host where none are stored, or by layers that cannot move them."""
+    if not config.recipe.offload_activations:
+        return
+    if config.recipe.recompute is Recompute.full:
+        raise ConfigError(
+            "recompute=full stores no activations of layers that could be offloaded",
+            where="recipe.offload_activations, recipe.recompute",
+            fix="set recipe.recompute=fit, or recipe.offload_activations=false",
+        )
+    if layer_of(config) is Layer.megatron:
+        raise ConfigError(
+            "only the hand-written layers offload activations, and this model is computed with megatron-core's",
+            where="recipe.offload_activations, precision",
+            fix="set precision=bf16 for adapters of a Llama, or recipe.offload_activations=false",
+        )

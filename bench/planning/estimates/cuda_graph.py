@@ -1,0 +1,31 @@
+"""Decide whether one CUDA graph launches the kernels of a micro-batch, or the host one after the other."""
+
+import dataclasses
+
+from bench.contract.plan import Cost, Memory
+from bench.contract.schema import Config
+from bench.planning.estimates import memory
+from bench.planning.layouts import Layout, with_micro_batch
+
+
+def is_chosen(config: Config, layout: Layout) -> bool:
+    """Return whether the GPU would wait for the host, and the engine can capture the passes of this layout.
+
+    It captures no collective, no layer that is recomputed as a whole, which restores the generators' states, and no
+    copies of activations to the host's memory and back. For megatron-core's layers no wait is estimated.
+    """
+    w, cost = layout.world, layout.cost
+    can_capture = w.tp == w.pp == w.cp == 1 and not layout.recompute.full
+    can_capture &= not layout.recompute.offloaded_layers
+    return can_capture and cost is not None and cost.host_s > 0
+
+
+def without_waiting(cost: Cost) -> Cost:
+    """Return the cost of a step in which the GPU does not wait for the host."""
+    return dataclasses.replace(cost, host_s=0.0, step_s=cost.step_s - cost.host_s)
+
+
+def memory_of(config: Config, layout: Layout) -> Memory:
+    """Return the memory of a layout whose passes a graph launches."""
+    sized = with_micro_batch(config, layout.micro_batch_size)
+    return memory.estimate(sized, layout.world, layout.recompute, has_graph=True)

@@ -1,0 +1,42 @@
+"""Model FLOPs of one training sample: what the model needs, without what an implementation adds.
+
+A multiply-add counts as two operations. S tokens per sample, h hidden width, k width of K or V, f width of the MLP,
+L layers, V vocabulary size:
+
+| part                                       | weights                           | operations per token       |
+| ------------------------------------------ | --------------------------------- | -------------------------- |
+| qkv, proj, fc1 (2 f if gated), fc2         | L (h (h + 2 k) + h h + h f + f h) | 4 per weight, 6 if trained |
+| output head                                | h V                               | 4 per weight, 6 if trained |
+| adapters                                   | rank (inputs + outputs) of each   | 6 per weight               |
+| causal attention, S / 2 keys for each query | none                             | 6 S h L                    |
+
+A trained weight takes 2 operations forward and 4 backward (gradients of its input and of the weight). Under LoRA a
+frozen weight has no gradient of its own, so it takes 2 backward. Attention takes 2 S h L forward and twice that
+backward. Not counted: recomputation, evaluation, embedding look-up, norms, RoPE, activation function, softmax, loss,
+optimizer.
+
+NVIDIA's MLPerf configs give 421.59 TFLOP per sample for Llama 3.1 8B pre-training; this formula gives the same with a
+vocabulary of 128,000. For llama2_70b_lora they give 2598 without saying how it is counted; this formula gives 2517.7.
+"""
+
+from bench.contract.schema import Config, Device, Precision
+from bench.contract.task import Lora, Model
+from bench.planning.estimates.parameters import linear_weights, lora_parameters
+
+
+def tflop_per_sample(model: Model, lora: Lora | None, *, seq_length: int) -> float:
+    """Return the TFLOP (1e12 operations) of training on one sample, forward and backward."""
+    weights = model.num_layers * linear_weights(model) + model.hidden_size * model.vocab_size
+    per_token = (4 if lora else 6) * weights
+    if lora:
+        per_token += 6 * lora_parameters(model, lora)
+    per_token += 6 * seq_length * model.hidden_size * model.num_layers
+    return per_token * seq_length / 1e12
+
+
+def peak_tflops(config: Config) -> float | None:
+    """Return the dense peak of one GPU in the precision of the layers; None if the cluster config has no such rate."""
+    gpu = config.cluster.gpu if config.cluster.device is Device.cuda else None
+    if gpu is None:
+        return None
+    return {Precision.bf16: gpu.peak_bf16_tflops, Precision.fp8: gpu.peak_fp8_tflops}.get(config.precision)

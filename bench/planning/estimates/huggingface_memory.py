@@ -1,0 +1,412 @@
+"""Estimate the GPU memory of a step of engine=huggingface, by strategy.
+
+A step has two full moments: the backward pass begins, with all activations, and the optimizer steps, with all
+gradients. The parts of the estimate are those of the fuller one, so that they add up.
+"""
+
+import math
+from dataclasses import dataclass
+
+from bench.contract.engine import MOST_ZERO_STAGE, Attention, Bf16, HuggingFace, Strategy
+from bench.contract.plan import Memory, Recomputed, World
+from bench.contract.schema import Config, Device, Precision
+from bench.contract.task import Norm, Recompute, Trains
+from bench.planning import deepspeed
+from bench.planning.estimates.memory import CUDA_ALLOWANCE_GIB, EVERYTHING, FIT_MARGIN_GIB, GIB, NF4_BYTES, NOTHING, gpu
+from bench.planning.estimates.parameters import (
+    kv_size,
+    largest_trained,
+    linear_weights,
+    linears,
+    lora_parameters,
+    parameters,
+)
+from bench.planning.parallelism import num_microbatches, tokens
+
+QKV_ADAPTERS = {"linear_qkv": 3, "linear_proj": 1}
+"""PEFT's adapters in the place of one of megatron-core's linears: q, k and v have one each, with a common A."""
+LOSS_BYTES = 12
+"""Per logit while the loss is differentiated: log-softmax in FP32 and two gradients of that size."""
+
+
+def compute_bytes(config: Config) -> int:
+    """Return the bytes of a number in products."""
+    return 4 if config.precision is Precision.fp32 else 2
+
+
+def is_autocast(config: Config, peer: HuggingFace) -> bool:
+    """Return whether products are computed in BF16 from trained weights in FP32, under autocast."""
+    is_fsdp = peer.strategy in (Strategy.fsdp2, Strategy.fsdp2_hybrid)  # its gathered weights are BF16: no autocast
+    return config.precision is Precision.bf16 and peer.bf16_mode is Bf16.autocast and not is_fsdp
+
+
+def residual_bytes(config: Config, peer: HuggingFace) -> int:
+    """Return the bytes of a number of the residual stream: FP32 below trained embeddings in FP32."""
+    is_wide = is_autocast(config, peer) and config.training.trains is Trains.all
+    return 4 if is_wide else compute_bytes(config)
+
+
+def layer_bytes(config: Config, peer: HuggingFace) -> float:
+    """Return the bytes that one layer stores per token of one micro-batch."""
+    is_llama = config.model.norm is Norm.RMSNorm
+    if config.training.trains is not Trains.all:
+        return _frozen_llama_bytes(config, peer)
+    return _llama_bytes(config, peer) if is_llama else _gpt2_bytes(config, peer)
+
+
+def _llama_bytes(config: Config, peer: HuggingFace) -> float:
+    """Return the bytes of a Llama layer whose weights are trained: p bytes a number of products, hidden h, MLP f.
+
+    | stored tensor                                          | bytes            | under autocast |
+    | ------------------------------------------------------ | ---------------- | -------------- |
+    | inputs of the two norms, in FP32; 1 / rms              | 8 h + 8          | 8 h + 8        |
+    | normalized, before the norm's weight                   | 2 p h            | 8 h            |
+    | inputs of q, k, v and of gate, up                      | 2 p h            | 5 p h          |
+    | q, k, v after RoPE, output of attention; see attention | p (h + 2 k), p h | as without     |
+    | gate, its SiLU, up, their product                      | 4 p f            | 4 p f          |
+    """
+    h, f, p = config.model.hidden_size, config.model.ffn_hidden_size, compute_bytes(config)
+    norms = 8 * h + 8 + (8 * h + 5 * p * h if is_autocast(config, peer) else 4 * p * h)
+    return norms + _attention_bytes(config, peer) + 4 * p * f
+
+
+def _frozen_llama_bytes(config: Config, peer: HuggingFace) -> float:
+    """Return the bytes of a Llama layer under adapters: linears that are frozen store no input.
+
+    | stored tensor                                 | bytes                                                     |
+    | --------------------------------------------- | --------------------------------------------------------- |
+    | inputs of the two norms, in FP32; 1 / rms     | 8 h + 8                                                   |
+    | q, k, v after RoPE, output of attention       | p (h + 2 k), p h                                          |
+    | gate, its SiLU, up                            | 3 p f                                                     |
+    | inputs of adapters: without dropout           | p h for q, k, v together; under autocast p h for each     |
+    | with dropout: its output and its mask, each   | (p + 1) h                                                 |
+    | A x, each                                     | p rank                                                    |
+    """
+    lora, h, f = config.training.lora, config.model.hidden_size, config.model.ffn_hidden_size
+    assert lora is not None
+    p, count = compute_bytes(config), sum(QKV_ADAPTERS[name] for name in lora.target_modules)
+    inputs = p * h if "linear_qkv" in lora.target_modules else 0  # attention's output is stored already
+    has_copies = lora.dropout > 0 or is_autocast(config, peer)
+    if has_copies:
+        inputs = count * (p + (1 if lora.dropout else 0)) * h
+    if peer.attention is Attention.eager and (has_copies or "linear_proj" not in lora.target_modules):
+        inputs -= p * h  # eager attention does not need its output, which nobody else stores then
+    return 8 * h + 8 + _attention_bytes(config, peer) + 3 * p * f + inputs + count * p * lora.rank
+
+
+def _gpt2_bytes(config: Config, peer: HuggingFace) -> float:
+    """Return the bytes of a GPT-2 layer whose weights are trained; r bytes a number of the residual stream.
+
+    | stored tensor                                  | bytes          |
+    | ---------------------------------------------- | -------------- |
+    | inputs of the two norms; their mean and 1 / sd | 2 r h + 4 r    |
+    | outputs of the two norms                       | 2 p h          |
+    | q, k, v, output of attention                   | 3 p h, p h     |
+    | input and output of GELU                       | 2 p f          |
+    """
+    h, f, p = config.model.hidden_size, config.model.ffn_hidden_size, compute_bytes(config)
+    r = residual_bytes(config, peer)
+    return 2 * r * h + 4 * r + 2 * p * h + _attention_bytes(config, peer) + 2 * p * f
+
+
+def _attention_bytes(config: Config, peer: HuggingFace) -> float:
+    """Return the bytes of q, k, v, the output, and what the kind of attention stores beside them.
+
+    sdpa and flash_attention_2 store one FP32 number a head. eager stores the probabilities, heads x row length numbers
+    a token: in the type of products, and a Llama's, or any under autocast, in FP32 too; and k, v for every head.
+    """
+    model, p, a = config.model, compute_bytes(config), config.model.num_attention_heads
+    stored = p * (linears(model)["linear_qkv"].num_out + model.hidden_size)
+    if peer.attention is not Attention.eager:
+        return stored + 4 * a
+    is_upcast = p == 2 and (model.norm is Norm.RMSNorm or is_autocast(config, peer))
+    repeated = 2 * p * (model.hidden_size - kv_size(model))
+    return stored + repeated + (p + (4 if is_upcast else 0)) * a * config.data.seq_length
+
+
+def transient_bytes(config: Config, peer: HuggingFace) -> float:
+    """Return the peak bytes per token of temporary tensors in the layer at work, beside what is stored; an estimate.
+
+    Backward of the MLP has gradients of the product, of SiLU and of both projections; that of eager attention, of the
+    probabilities in both types.
+    """
+    model, p = config.model, compute_bytes(config)
+    mlp = 4 * p * model.ffn_hidden_size
+    is_eager = peer.attention is Attention.eager
+    return max(mlp, (p + 8) * model.num_attention_heads * config.data.seq_length if is_eager else 0)
+
+
+GATHERED_LAYERS = 3
+"""Of FSDP2: a layer at work, the next one's weights in the buffer that they arrive in, and as unpacked. Assumed."""
+HOST_LAYERS = 2
+"""With offloaded activations: those of a layer at work, and of the one whose copies are under way. Assumed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class States:
+    """Bytes of one rank between two steps, and of what comes and goes."""
+
+    base: float
+    adapters: float
+    optimizer: float
+    """Master weights and moments."""
+    gradients: float
+    """When the optimizer steps."""
+    early_gradients: float
+    """What exists of them, on all ranks or whole, when the last backward pass begins."""
+    copies: float = 0.0
+    """Of weights in BF16, from the forward to the backward pass."""
+    buffers: float
+    """What is always there: FSDP2's gathered weights, DDP's buckets, stage 3's bucket of gradients."""
+    reduction: float = 0.0
+    """During the backward pass: DeepSpeed's buckets of gradients, their copies, and what stage 3 has gathered."""
+    step: float = 0.0
+    """What the optimizer's step needs beside all that."""
+
+
+def estimate(config: Config, world: World, recomputed: Recomputed) -> Memory:
+    """Return the memory of one GPU."""
+    peer = config.huggingface
+    assert peer is not None
+    states = _states(config, peer, world)
+    activations = states.copies + _activation_bytes(config, peer, world, recomputed)
+    work = max(
+        _head_bytes(config, peer, world),
+        tokens(config, world) * transient_bytes(config, peer) + _dequantized_bytes(config),
+    )
+    work += states.reduction
+    is_at_step = states.gradients + states.step > states.early_gradients + activations + work
+    own = CUDA_ALLOWANCE_GIB * GIB if config.cluster.device is Device.cuda else 0
+    parts = {
+        "base_weights_gib": states.base,
+        "adapter_weights_gib": states.adapters,
+        "gradients_gib": states.gradients if is_at_step else states.early_gradients,
+        "optimizer_gib": states.optimizer,
+        "activations_gib": 0.0 if is_at_step else activations,
+        "workspace_gib": own + states.buffers + (states.step if is_at_step else work),
+    }
+    in_gib = {name: size / GIB for name, size in parts.items()}
+    total_gib, device = sum(in_gib.values()), gpu(config)
+    every, trained = counts(config)
+    shards = weight_shards(peer, world)
+    return Memory(
+        **in_gib,
+        total_gib=total_gib,
+        capacity_gib=device.memory_gib if device else None,
+        fits=total_gib <= device.memory_gib if device else None,
+        parameters=every,
+        trainable_parameters=trained,
+        rank_parameters=math.ceil(every / shards),
+        rank_trainable_parameters=math.ceil(trained / shards),
+    )
+
+
+def recompute(config: Config, world: World) -> Recomputed:
+    """Return whether every layer is computed again: as the engine's block says, or the recipe; `fit`: if it must be."""
+    peer = config.huggingface
+    assert peer is not None
+    if peer.activation_checkpointing is not None:
+        return EVERYTHING if peer.activation_checkpointing else NOTHING
+    requested, device = config.recipe.recompute, gpu(config)
+    if requested is not Recompute.fit or device is None:
+        return EVERYTHING if requested is Recompute.full else NOTHING
+    fits = estimate(config, world, NOTHING).total_gib <= device.memory_gib - FIT_MARGIN_GIB
+    return NOTHING if fits else EVERYTHING
+
+
+def counts(config: Config) -> tuple[int, int]:
+    """Return how many parameters there are, and how many are trained."""
+    base, lora = parameters(config.model), config.training.lora
+    adapters = lora_parameters(config.model, lora) if lora else 0
+    return base + adapters, adapters if lora else base
+
+
+def weight_shards(peer: HuggingFace, world: World) -> int:
+    """Return over how many ranks, or GPUs of the one process, the weights lie."""
+    if peer.strategy is Strategy.balanced:
+        return peer.num_gpus
+    if not peer.is_sharded:
+        return 1
+    return min(world.ranks_per_node, world.num_ranks) if peer.strategy is Strategy.fsdp2_hybrid else world.num_ranks
+
+
+def _states(config: Config, peer: HuggingFace, world: World) -> States:
+    if peer.strategy is Strategy.deepspeed:
+        return _zero(config, peer, world)
+    if peer.strategy in (Strategy.fsdp2, Strategy.fsdp2_hybrid):
+        return _fsdp2(config, peer, world)
+    return _replicated(config, peer, world)
+
+
+def _trained_bytes(config: Config, peer: HuggingFace) -> int:
+    """Return the bytes of a trained weight, as of its gradient and of each of its moments where torch updates it."""
+    return 4 if config.precision is Precision.fp32 or peer.bf16_mode is Bf16.autocast else 2
+
+
+def _base_bytes(config: Config, size: int) -> float:
+    """Return the bytes of the base: trained in numbers of this size, or frozen, in 4 bits all but what is no linear."""
+    base, training = parameters(config.model), config.training
+    if training.trains is Trains.all:
+        return float(size * base)
+    in_4_bits = config.model.num_layers * linear_weights(config.model) if training.trains is Trains.qlora else 0
+    return compute_bytes(config) * (base - in_4_bits) + NF4_BYTES * in_4_bits
+
+
+def _adapter_bytes(config: Config, size: int) -> float:
+    lora = config.training.lora
+    return float(size * lora_parameters(config.model, lora)) if lora else 0.0
+
+
+def _is_accumulating(config: Config, world: World) -> bool:
+    return num_microbatches(config, world) > 1
+
+
+def _replicated(config: Config, peer: HuggingFace, world: World) -> States:
+    """Weights, gradients and both moments of one size, p; DDP sums gradients in buckets, copies of all of them.
+
+    Under autocast the BF16 copies of all linears' weights are kept from the forward to the backward pass.
+    """
+    size, trained, over = _trained_bytes(config, peer), counts(config)[1], weight_shards(peer, world)
+    buckets = size * trained if world.dp > 1 else 0
+    return States(
+        base=_base_bytes(config, size) / over,
+        adapters=_adapter_bytes(config, size) / over,
+        optimizer=2 * size * trained / over,
+        gradients=size * trained / over,
+        early_gradients=size * trained / over if _is_accumulating(config, world) else 0.0,
+        copies=2 * trained / over if is_autocast(config, peer) else 0.0,
+        buffers=buckets,
+    )
+
+
+def _fsdp2(config: Config, peer: HuggingFace, world: World) -> States:
+    """Shards of weights, gradients and moments; gathered are layers, and what belongs to none, in the products' type.
+
+    Gradients of micro-batches before the last one are not summed over ranks, and lie whole on each rank.
+    """
+    size, trained, over = _trained_bytes(config, peer), counts(config)[1], weight_shards(peer, world)
+    on_gpu = 0 if peer.offload_parameters else 1
+    p, model = compute_bytes(config), config.model
+    layers = (model.num_layers * linear_weights(model)) or 1
+    root = parameters(model) - layers
+    gathered = p * (GATHERED_LAYERS * layers / model.num_layers + root)
+    share = trained / parameters(model) if config.training.lora else 1.0
+    reduced = 2 * p * share * layers / model.num_layers
+    whole = p * trained if _is_accumulating(config, world) else 0
+    return States(
+        base=on_gpu * _base_bytes(config, size) / over,
+        adapters=on_gpu * _adapter_bytes(config, size) / over,
+        optimizer=on_gpu * 2 * size * trained / over,
+        gradients=on_gpu * size * trained / over,
+        early_gradients=whole,
+        buffers=gathered + reduced,
+    )
+
+
+def _zero(config: Config, peer: HuggingFace, world: World) -> States:
+    """ZeRO: s the bytes of a weight and of a gradient, t trained weights, N ranks, o 1 or with offload 0.
+
+    | bytes                    | stage 0     | 1               | 2               | 3                          |
+    | ------------------------ | ----------- | --------------- | --------------- | -------------------------- |
+    | weights                  | s           | s               | s               | s / N; offloaded 0         |
+    | master weights           | 4 t, FP32 0 | 4 o t / N       | 4 o t / N       | 4 o t / N                  |
+    | moments                  | 8 t         | 8 o t / N       | 8 o t / N       | 8 o t / N                  |
+    | gradients                | s t         | s t             | s o t / N       | s o t / N                  |
+    | in the step              | 4 t, FP32 0 | (4 + s) o t / N | (4 + s) o t / N | (4 + s) o of a sub-group   |
+    | buckets, in the backward | one         | 2 or 3          | 2 or 3          | 2, of which one stays      |
+    | with offloaded states    |             | of one weight   | of one weight   |                            |
+    | gathered weights         |             |                 |                 | see deepspeed.gathered     |
+
+    In FP32 the step needs 4 where BF16 needs 4 + s: there is nothing to convert.
+
+    Source: DeepSpeed 0.19.8, runtime/fp16/unfused_optimizer.py, runtime/zero/stage_1_and_2.py (_release_ipg_buffers,
+    step) and stage3.py (_prepare_fp32_grad_for_sub_group).
+    """
+    sizes, size, stage = deepspeed.sizes(config), compute_bytes(config), peer.zero_stage
+    trained, shards = counts(config)[1], world.num_ranks if stage else 1
+    on_gpu = 0 if peer.offload_optimizer else 1
+    weight_bytes = 0 if peer.offload_parameters else 1 / weight_shards(peer, world)
+    has_copies = size < 4 or stage > 0
+    own = trained / shards
+    gradients = size * (trained if stage < 2 else own) * (on_gpu if stage else 1)
+    is_kept = _is_accumulating(config, world) or stage == MOST_ZERO_STAGE
+    return States(
+        base=weight_bytes * _base_bytes(config, size),
+        adapters=weight_bytes * _adapter_bytes(config, size),
+        optimizer=(8 + 4 * has_copies) * own * on_gpu,
+        gradients=gradients,
+        early_gradients=gradients if is_kept else 0.0,
+        buffers=float(size * _zero_buffers(config, peer, sizes)),
+        reduction=float(size * _zero_reduction(config, peer, world, sizes)),
+        step=_zero_step(sizes, own, size=size, stage=stage) * on_gpu,
+    )
+
+
+def _zero_buffers(config: Config, peer: HuggingFace, sizes: deepspeed.Sizes) -> int:
+    """Return the numbers of stage 3's bucket; below it, of what gradients pass through on their way to the host.
+
+    Source: DeepSpeed 0.19.8, stage3.py, ipg_buckets; stage_1_and_2.py, temp_grad_buffer_for_gpu_offload.
+    """
+    if peer.zero_stage == MOST_ZERO_STAGE:
+        return sizes.bucket
+    return largest_trained(config.model, config.training.lora) if peer.offload_optimizer else 0
+
+
+def _zero_reduction(config: Config, peer: HuggingFace, world: World, sizes: deepspeed.Sizes) -> int:
+    """Return the numbers that the backward pass needs: buckets, a copy of one, and what stage 3 has gathered.
+
+    A bucket is summed over ranks from a copy, which has its parts in the order of ranks.
+
+    Source: DeepSpeed 0.19.8, stage_1_and_2.py, allreduce_bucket (flatten); runtime/comm/coalesced_collectives.py,
+    reduce_scatter_coalesced (tensor_partition_flat_buffer).
+    """
+    every, trained = counts(config)
+    copy = min(sizes.bucket, trained)
+    if peer.zero_stage == MOST_ZERO_STAGE:
+        return copy + deepspeed.gathered(config, world.num_ranks, every)
+    return copy + (sizes.bucket * sizes.num_buckets if peer.zero_stage else 0)
+
+
+def _head_bytes(config: Config, peer: HuggingFace, world: World) -> float:
+    """Return the bytes of the head at work: those of the loss, or later the gradients of its weights and logits."""
+    logits, size = tokens(config, world) * config.model.vocab_size, _gradient_bytes(config, peer)
+    weights = config.model.hidden_size * config.model.vocab_size if config.training.trains is Trains.all else 0
+    return max(logits * LOSS_BYTES, 2 * compute_bytes(config) * logits + size * weights)
+
+
+def _gradient_bytes(config: Config, peer: HuggingFace) -> int:
+    """Return the bytes of a number of a weight's gradient as the backward pass makes it."""
+    return _trained_bytes(config, peer) if peer.strategy in (Strategy.ddp, Strategy.balanced) else compute_bytes(config)
+
+
+def _zero_step(sizes: deepspeed.Sizes, own: float, *, size: int, stage: int) -> float:
+    """Return the bytes of gradients in FP32, and of the flat copy that they are converted from."""
+    converted = size if size < 4 else 0
+    if stage == MOST_ZERO_STAGE:
+        return (4 + converted) * min(own, sizes.sub_group)
+    if stage:
+        return (4 + converted) * own
+    return 4 * own if size < 4 else 0.0
+
+
+def _activation_bytes(config: Config, peer: HuggingFace, world: World, recomputed: Recomputed) -> float:
+    """Return the bytes that layers store for the backward pass on the GPU when it begins.
+
+    If layers are computed again, these are the inputs of all of them, and all of the one at work. What lies in host
+    memory is on the GPU for a layer or two.
+    """
+    count, num_layers = tokens(config, world), config.model.num_layers
+    over = peer.num_gpus if peer.strategy is Strategy.balanced else 1
+    layer, hidden = layer_bytes(config, peer), residual_bytes(config, peer) * config.model.hidden_size
+    whole = num_layers / over
+    if recomputed.full:
+        stored = hidden * (min(whole, 1) if peer.offload_activations else whole)
+        return count * (stored + layer)
+    return count * layer * (min(whole, HOST_LAYERS) if peer.offload_activations else whole)
+
+
+def _dequantized_bytes(config: Config) -> float:
+    """Return the bytes of the one linear of a 4-bit base that is at work in BF16; gate and up are two of them."""
+    if config.training.trains is not Trains.qlora:
+        return 0.0
+    return 2.0 * config.model.hidden_size * max(config.model.hidden_size, config.model.ffn_hidden_size)

@@ -1,0 +1,72 @@
+"""Estimate the time of the collectives of a step from measured bus bandwidths."""
+
+import math
+from dataclasses import dataclass
+
+from bench.contract.plan import World
+from bench.contract.schema import Config, Rates
+from bench.planning.estimates.parameters import kv_size
+from bench.planning.parallelism import tokens
+
+
+def rate_at(size: float, sizes: list[float], rates: list[float]) -> float:
+    """Return the rate at a size, interpolated linearly on two logarithmic axes.
+
+    Below the smallest size the first segment is extrapolated; above the largest size its rate stays.
+    """
+    if size >= sizes[-1] or len(sizes) == 1:
+        return rates[-1]
+    right = next((i for i in range(1, len(sizes)) if size <= sizes[i]), len(sizes) - 1)
+    low, high = sizes[right - 1], sizes[right]
+    share = math.log(size / low) / math.log(high / low)
+    return rates[right - 1] * math.exp(share * math.log(rates[right] / rates[right - 1]))
+
+
+MIB = 2**20
+
+
+def hidden_bytes(config: Config, world: World, size: int) -> float:
+    """Return the bytes of a micro-batch's hidden states on one rank, at `size` bytes per number."""
+    return size * config.model.hidden_size * tokens(config, world)
+
+
+@dataclass(frozen=True, slots=True)
+class Collectives:
+    """The collectives of a layout, on GPUs with these rates."""
+
+    config: Config
+    world: World
+    rates: Rates
+
+    def around_linears_s(self, gathered: int) -> float:
+        """Return the seconds of the collectives around one pair of linears.
+
+        Under sp these are an all-gather of the inputs and a reduce-scatter of the outputs, otherwise one all-reduce.
+        """
+        return self.gather_s(gathered if self.world.sp else 2) + self.gather_s(2)
+
+    def gather_s(self, size: int) -> float:
+        """Return the seconds in which the ranks of tp all-gather hidden states of `size` bytes per number."""
+        return self.exchange_s(hidden_bytes(self.config, self.world, size), ranks=self.world.tp, apart=1)
+
+    def keys_and_values_s(self) -> float:
+        """Return the seconds in which the ranks of cp all-gather keys and values, or reduce-scatter their gradients."""
+        size = 2 * 2 * kv_size(self.config.model) / self.world.tp * tokens(self.config, self.world) * self.world.cp
+        return self.exchange_s(size, ranks=self.world.cp, apart=self.world.tp)
+
+    def exchange_s(self, size: float, *, ranks: int, apart: int) -> float:
+        """Return the seconds of an all-gather or reduce-scatter of a tensor of `size` bytes; an all-reduce is both."""
+        return (ranks - 1) / ranks * size / self.bandwidth(size, ranks=ranks, apart=apart) if ranks > 1 else 0.0
+
+    def bandwidth(self, size: float, *, ranks: int, apart: int) -> float:
+        """Return the bus bandwidth, in bytes/s, of a group whose rank numbers are `apart` from each other.
+
+        Rank numbers run over tp first, then cp, dp and pp. A group that spans nodes has the bandwidth of all network
+        cards that its ranks on one node have together, one card per rank.
+        """
+        bandwidth_gbs = rate_at(size / MIB, self.rates.busbw_mib, self.rates.busbw_gbs)
+        in_node = max(1, self.world.ranks_per_node // apart)
+        if ranks > in_node:
+            assert self.config.cluster.network_gbs is not None
+            bandwidth_gbs = min(bandwidth_gbs, self.config.cluster.network_gbs * in_node)
+        return bandwidth_gbs * 1e9

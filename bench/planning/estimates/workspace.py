@@ -1,0 +1,91 @@
+"""How many bytes of temporary tensors a pass needs at its peak, beside what is stored for the backward pass."""
+
+from bench.contract.layers import Layer, has_fp8_head, layer_of
+from bench.contract.plan import Recomputed, World
+from bench.contract.schema import Config, Precision
+from bench.contract.task import Trains
+from bench.planning.estimates.activations import BYTES, hidden_bytes, quantized_bytes, stores_inputs
+from bench.planning.estimates.parameters import kv_size, linears
+from bench.planning.parallelism import tokens
+
+HIDDEN_BYTES = 8
+"""Per number of a hidden state in the layer at work: gradients of the residual and of a norm, BF16 and FP8. Assumed."""
+
+
+def head_bytes(config: Config, world: World, recomputed: Recomputed) -> float:
+    """Return the peak bytes of temporary tensors from the final norm to the loss and back.
+
+    Hidden states H, p bytes per number:
+
+    | pass     | base    | held at its peak                                                                            |
+    | -------- | ------- | ------------------------------------------------------------------------------------------- |
+    | forward  | frozen  | logits; the final norm's input and output, 2 H; the embedding's output, H, which            |
+    |          |         | megatron-core's model refers to until it returns, unless the first layer stores it          |
+    | backward | frozen  | logits, which their gradient overwrites, and in FP8 that gradient beside them; the norm's   |
+    |          |         | input, H; in the GEMM, without an FP8 head, the gradient of its input, H                    |
+    | backward | trained | logits; the gradient of the weight in p bytes, before it is added to the FP32 one; the      |
+    |          |         | gradient of the GEMM's input, H                                                             |
+
+    In a pipeline the stage's input takes the place of the embedding's output (`memory`).
+    """
+    size, hidden, logits = BYTES[config.precision], hidden_bytes(config, world), logits_bytes(config, world)
+    if layer_of(config) is Layer.trained:
+        return logits + size * config.model.hidden_size * config.model.vocab_size / world.tp + hidden
+    has_embedding = world.pp == 1 and not stores_inputs(config, recomputed)
+    forward = logits + (2 + has_embedding) * hidden
+    return max(forward, logits * (1 + 1 / size) + hidden) if has_fp8_head(config) else forward
+
+
+def logits_bytes(config: Config, world: World) -> float:
+    return BYTES[config.precision] * tokens(config, world) * config.model.vocab_size / world.tp
+
+
+def weight_buffers_bytes(config: Config, world: World) -> float:
+    """Return the bytes of the two buffers for weights that a GEMM cannot read as they are stored.
+
+    FP8 GEMMs on Hopper need both operands with the summed axis last, so that weights are transposed for the backward
+    pass. Weights of a 4-bit base are dequantised.
+    """
+    is_4_bit = config.training.trains is Trains.qlora
+    if config.precision is not Precision.fp8 and not is_4_bit:
+        return 0.0
+    size = BYTES[config.precision] if is_4_bit else 1
+    return 2 * size * max(linear.weights for linear in linears(config.model).values()) / world.tp
+
+
+def layer_bytes(config: Config, world: World, recomputed: Recomputed) -> float:
+    """Return the peak bytes of temporary tensors in one layer, beside the stored activations; an estimate.
+
+    p bytes per number, q bytes per quantized number (1 in FP8, else p), o width of the fc1 output, w width of the qkv
+    output; all are split over tp:
+
+    | phase                 | bytes per token                                                                        |
+    | --------------------- | -------------------------------------------------------------------------------------- |
+    | forward of the MLP    | output of fc1 p o, output of the activation q f                                        |
+    | backward of the MLP   | gradients of the activation p f and of fc1 q o; p o more if fc1 is recomputed; for the |
+    |                       | weights' gradients also the activation q f and, in FP8, transposed operands of fc1 o   |
+    | backward of attention | gradients of attention p h and of qkv p w; p w more if qkv is recomputed; with cp also |
+    |                       | k and v of every cp rank and their gradients, 4 p k cp                                 |
+
+    In FP8, transposed operands of h more, not split over tp, are in HIDDEN_BYTES. The buffers for weights are counted
+    in `weight_buffers_bytes`.
+    """
+    model, size, quantized = config.model, BYTES[config.precision], quantized_bytes(config)
+    fc1, qkv = linears(model)["linear_fc1"], linears(model)["linear_qkv"]
+    mlp = size * model.ffn_hidden_size + (quantized + (size if recomputed.fc1_layers else 0)) * fc1.num_out
+    if layer_of(config) is Layer.trained:
+        mlp += quantized * model.ffn_hidden_size + (fc1.num_out if config.precision is Precision.fp8 else 0)
+    attention = size * (model.hidden_size + (2 if recomputed.qkv_layers else 1) * qkv.num_out)
+    if world.cp > 1:
+        attention += 4 * size * kv_size(model) * world.cp
+    count = tokens(config, world)
+    backward = max(mlp, attention) * count / world.tp + HIDDEN_BYTES * model.hidden_size * count
+    return max(forward_bytes(config, world), backward)
+
+
+def forward_bytes(config: Config, world: World) -> float:
+    """Return the bytes of temporary tensors in the forward pass of one layer: `layer_bytes` has the parts."""
+    model, count = config.model, tokens(config, world)
+    fc1 = linears(model)["linear_fc1"]
+    split = BYTES[config.precision] * fc1.num_out + quantized_bytes(config) * model.ffn_hidden_size
+    return (split / world.tp + HIDDEN_BYTES * model.hidden_size) * count

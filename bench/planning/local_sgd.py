@@ -1,0 +1,135 @@
+"""Plan groups that train apart: the config of one group, and what merging costs and gains by arithmetic.
+
+A merge every H steps of t seconds takes X seconds of the network, of which `overlap_steps` steps hide a part:
+
+    efficiency      = H t / (H t + max(0, X - overlap t)), with X itself where the merged model is used at once
+    X               = 2 (n - 1) / n * numbers of a rank * bytes of a number / (cluster.network_gbs * TCP_SHARE)
+
+One of n groups alone needs n t for the same batch, so n groups are faster than one where H t + X < n H t, which is
+above H = X / ((n - 1) t). Synchronous training of all ranks takes s seconds a step with the gradients' way over the
+same network: it is slower where H t + X < H s, which is above H = X / (s - t).
+"""
+
+from dataclasses import replace
+
+from bench.contract.local_sgd import BYTES, Prediction
+from bench.contract.plan import Evaluation, World
+from bench.contract.schema import Config
+from bench.errors import ConfigError
+from bench.planning import layouts
+from bench.planning.estimates.activations import BYTES as WEIGHT_BYTES
+from bench.planning.estimates.memory import MAIN_GRADIENT_BYTES
+from bench.planning.layouts import Layout
+
+TCP_SHARE = 1448 / 1538
+"""Of what Ethernet carries, for the exchange goes by TCP. A frame of 1500 bytes holds 1448 of data behind 20 of IPv4
+(RFC 791), 20 of TCP (RFC 9293) and 12 of its timestamps (RFC 7323); 38 more are its Ethernet header, checksum, preamble
+and gap (IEEE 802.3)."""
+
+
+def of_one_group(config: Config) -> Config:
+    """Return the config of one of its groups, alone with its share of nodes, ranks and batch."""
+    groups = config.parallel.groups
+    if groups is None or config.recipe.local_sgd is None:
+        return config
+    nodes = config.cluster.num_nodes
+    of_group = max(1, nodes // groups)
+    cluster = replace(
+        config.cluster, num_nodes=of_group, ranks_per_node=nodes * config.cluster.ranks_per_node // groups // of_group
+    )
+    recipe = replace(config.recipe, global_batch_size=config.recipe.global_batch_size // groups, local_sgd=None)
+    return replace(config, cluster=cluster, recipe=recipe, parallel=replace(config.parallel, groups=None))
+
+
+def whole(world: World, config: Config) -> World:
+    """Return the ranks of all groups, each of which is split as `world` is."""
+    if config.recipe.local_sgd is None:
+        return world
+    nodes, per_node = config.cluster.num_nodes, config.cluster.ranks_per_node
+    groups = config.parallel.groups
+    return replace(world, num_nodes=nodes, ranks_per_node=per_node, num_ranks=nodes * per_node, groups=groups)
+
+
+def check_evaluations(config: Config, at_steps: list[int], max_steps: int) -> None:
+    """Refuse an evaluation between two merges: there is no model yet that all groups have trained.
+
+    Raises:
+        ConfigError: with the first such step.
+    """
+    if config.recipe.local_sgd is None:
+        return
+    every = config.recipe.local_sgd.every_steps
+    between = next((step for step in at_steps if step % every and step != max_steps), None)
+    if between is not None:
+        interval = every * config.recipe.global_batch_size
+        raise ConfigError(
+            f"an evaluation after step {between}, and the groups are merged every {every} steps: what is evaluated is "
+            "the merged model",
+            where="recipe.eval_every_samples, recipe.local_sgd.every_steps",
+            fix=f"make recipe.eval_every_samples a multiple of {interval}, or {max_steps * interval // every} to "
+            "evaluate at the end alone",
+        )
+
+
+def predict(config: Config, layout: Layout, evaluation: Evaluation, max_steps: int) -> Prediction | None:
+    """Return what training apart costs and gains; None without groups. `layout` is that of a group."""
+    local_sgd, groups = config.recipe.local_sgd, config.parallel.groups
+    if local_sgd is None or groups is None:
+        return None
+    numbers = layout.memory.rank_trainable_parameters / (layout.world.dp * layout.world.cp)
+    sent = 2 * (groups - 1) / groups * numbers * BYTES[local_sgd.compress]
+    network_gbs, cost = config.cluster.network_gbs, layout.cost
+    exchange_s = None if network_gbs is None else sent / (network_gbs * TCP_SHARE) / 1e9
+    step_s = local_sgd.step_time_s or (cost.step_s if cost else None)
+    synchronous_s = _synchronous_s(config, layout, step_s) if groups > 1 else step_s
+    merges, waiting = _merges(config, evaluation, max_steps)
+    efficiency = None
+    if step_s is not None and exchange_s is not None:
+        seen_s = max(0.0, exchange_s - local_sgd.overlap_steps * step_s)
+        stopped_s = waiting * exchange_s + (merges - waiting) * seen_s
+        efficiency = max_steps * step_s / (max_steps * step_s + stopped_s)
+    return Prediction(
+        num_merges=merges,
+        rank_bytes=sent,
+        exchange_s=exchange_s,
+        step_s=step_s,
+        efficiency=efficiency,
+        synchronous_step_s=synchronous_s,
+        even_with_one_group=_even(exchange_s, step_s and (groups - 1) * step_s),
+        even_with_synchronous=_even(exchange_s, synchronous_s and step_s and synchronous_s - step_s),
+    )
+
+
+def _merges(config: Config, evaluation: Evaluation, max_steps: int) -> tuple[int, int]:
+    """Return how many merges there are, and for how many of them training waits: what they give is used at once."""
+    local_sgd, saved = config.recipe.local_sgd, config.training.checkpoint_every_steps
+    assert local_sgd is not None
+    steps = {*range(local_sgd.every_steps, max_steps + 1, local_sgd.every_steps), max_steps}
+    used = {max_steps, *evaluation.at_steps, *(range(saved, max_steps, saved) if saved else ())}
+    return len(steps), len(steps & used)
+
+
+def _even(exchange_s: float | None, saved_s: float | None) -> float | None:
+    """Return after how many steps, each of which saves so much, a merge is paid for; None if nothing is saved."""
+    return exchange_s / saved_s if exchange_s is not None and saved_s and saved_s > 0 else None
+
+
+def _synchronous_s(config: Config, layout: Layout, step_s: float | None) -> float | None:
+    """Return the time of a synchronous step of all ranks.
+
+    With a measured step time that is this step, and its gradients' way over the network and that of the new weights;
+    else it is the estimate of the fastest synchronous layout.
+    """
+    local_sgd, network_gbs = config.recipe.local_sgd, config.cluster.network_gbs
+    assert local_sgd is not None
+    if local_sgd.step_time_s is None:
+        alone = replace(config.recipe, local_sgd=None)
+        cost = layouts.choose(replace(config, recipe=alone, parallel=replace(config.parallel, groups=None))).cost
+        return cost.step_s if cost else None
+    if step_s is None or network_gbs is None:
+        return None
+    world = layout.world
+    replicas = world.dp * world.cp * (config.parallel.groups or 1)
+    sent = (replicas - 1) / replicas * layout.memory.rank_trainable_parameters
+    cards = max(1, min(config.cluster.ranks_per_node // world.tp, world.dp * world.cp))
+    return step_s + sent * (MAIN_GRADIENT_BYTES + WEIGHT_BYTES[config.precision]) / cards / network_gbs / 1e9

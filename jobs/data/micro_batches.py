@@ -1,0 +1,28 @@
+"""Cut a global batch into micro-batches, and say what their tokens must predict: the same for every engine."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bench.contract.plan import TrainingPlan
+from jobs.data.rows import Rows
+
+
+def cut(plan: TrainingPlan, indices: np.ndarray, *, replica: int) -> list[np.ndarray]:
+    """Return the row indices of one data-parallel replica's share of a global batch, one array for each micro-batch."""
+    share = np.split(indices, plan.world.dp)[replica]
+    return np.split(share, len(share) // plan.batch.micro_batch_size)
+
+
+def targets(rows: Rows, indices: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
+    """Return tokens, labels and weights [B, S] of the rows; -1 is an empty row.
+
+    The weights sum to 1 over the tokens of a row whose successors count, and to 0 over an empty row, so that the sum
+    of all weighted losses is the sum over rows of each row's mean loss.
+    """
+    tokens = torch.from_numpy(rows.tokens[indices].astype(np.int64))
+    counts = torch.from_numpy(rows.counts[indices].astype(np.float32)) * torch.from_numpy(indices >= 0)[:, None]
+    labels, weights = tokens.roll(-1, dims=1), counts.roll(-1, dims=1)
+    weights[:, -1] = 0  # the last token's successor lies outside the row
+    weights /= weights.sum(dim=1, keepdim=True).clamp(min=1)
+    return tokens, labels, weights

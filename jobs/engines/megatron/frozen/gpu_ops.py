@@ -1,0 +1,116 @@
+"""The layer's operations on a GPU: `Fp8Ops` by Triton kernels and cuBLAS's GEMMs, in FP8 or in BF16."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from jobs.engines.megatron.frozen.lora_kernels import add_down_gradient, down, down_backward
+from jobs.engines.megatron.frozen.nf4_kernels import dequantize
+from jobs.engines.megatron.frozen.weights import DequantizedWeights, PrefetchedTransposes, Unquantized
+from jobs.engines.megatron.quantize import BF16, FP8, Quantized
+from jobs.engines.megatron.rope_kernels import rope, rope_backward
+from jobs.engines.megatron.row_kernels import (
+    add_norm_quantize,
+    norm_backward,
+    norm_backward_quantize,
+    norm_quantize,
+    quantize,
+    swiglu_backward_quantize,
+    swiglu_quantize,
+)
+
+
+def matmul(x: Quantized, weight: Quantized) -> Tensor:
+    """Return x weight^T by cuBLAS. Hopper's FP8 GEMMs need the summed dimension last in both operands."""
+    num_out, known = len(weight.values), weight.scale.numel()
+    scale_N = weight.scale[:num_out] if known >= num_out else weight.scale[:1].expand(num_out).contiguous()
+    return torch._scaled_mm(
+        x.values,
+        weight.values.T,
+        scale_a=x.scale[:, None],
+        scale_b=scale_N[None],
+        out_dtype=BF16,
+        use_fast_accum=True,
+    )
+
+
+def transpose(weight: Quantized, out: Tensor | None = None) -> Quantized:
+    num_rows, num_columns = weight.values.shape
+    if out is None:
+        out = torch.empty(num_columns * num_rows, dtype=torch.uint8, device=weight.values.device)
+    grid = (triton.cdiv(num_rows, 128), triton.cdiv(num_columns, 128))
+    _transpose[grid](weight.values.view(torch.uint8), out, num_rows, num_columns, num_warps=8)
+    return Quantized(out[: num_columns * num_rows].view(num_columns, num_rows).view(FP8), weight.scale)
+
+
+@triton.jit
+def _transpose(in_ptr, out_ptr, num_rows, num_columns):
+    row = tl.program_id(0).to(tl.int64) * 128 + tl.arange(0, 128)
+    column = tl.program_id(1).to(tl.int64) * 128 + tl.arange(0, 128)
+    inside = (row < num_rows)[:, None] & (column < num_columns)[None, :]
+    tile = tl.load(in_ptr + row[:, None] * num_columns + column[None, :], inside)
+    tl.store(out_ptr + column[:, None] * num_rows + row[None, :], tl.trans(tile), tl.trans(inside))
+
+
+class GpuOps:
+    """`Fp8Ops` on a GPU; the protocol says what each operation returns."""
+
+    quantized_dtype, output_dtype, is_nf4 = FP8, BF16, False
+
+    quantize = staticmethod(quantize)
+    matmul = staticmethod(matmul)
+    transpose = staticmethod(transpose)
+    norm_quantize = staticmethod(norm_quantize)
+    add_norm_quantize = staticmethod(add_norm_quantize)
+    norm_backward = staticmethod(norm_backward)
+    norm_backward_quantize = staticmethod(norm_backward_quantize)
+    rope = staticmethod(rope)
+    rope_backward = staticmethod(rope_backward)
+    swiglu_quantize = staticmethod(swiglu_quantize)
+    swiglu_backward_quantize = staticmethod(swiglu_backward_quantize)
+    down = staticmethod(down)
+    down_backward = staticmethod(down_backward)
+    add_down_gradient = staticmethod(add_down_gradient)
+
+    def frozen_weights(self, linears: Sequence[torch.nn.Module]) -> PrefetchedTransposes:
+        return PrefetchedTransposes(linears, transpose)
+
+
+class PlainGpuOps:
+    """`Fp8Ops` on a GPU without quantised operands: Triton kernels and cuBLAS's GEMMs in BF16.
+
+    is_nf4: the frozen weights are stored in 4 bits.
+    """
+
+    quantized_dtype, output_dtype = None, BF16
+
+    norm_quantize = staticmethod(partial(norm_quantize, to_fp8=False))
+    add_norm_quantize = staticmethod(partial(add_norm_quantize, to_fp8=False))
+    norm_backward = staticmethod(norm_backward)
+    norm_backward_quantize = staticmethod(partial(norm_backward_quantize, to_fp8=False))
+    rope = staticmethod(rope)
+    rope_backward = staticmethod(partial(rope_backward, to_fp8=False))
+    swiglu_quantize = staticmethod(partial(swiglu_quantize, to_fp8=False))
+    swiglu_backward_quantize = staticmethod(swiglu_backward_quantize)
+    down = staticmethod(down)
+    down_backward = staticmethod(down_backward)
+    add_down_gradient = staticmethod(add_down_gradient)
+
+    def __init__(self, is_nf4: bool = False) -> None:
+        self.is_nf4 = is_nf4
+
+    def quantize(self, x_MH: Tensor) -> Quantized:
+        return Quantized(x_MH, None)
+
+    def matmul(self, x: Quantized, weight: Quantized) -> Tensor:
+        return x.values @ weight.values.T
+
+    def transpose(self, weight: Quantized) -> Quantized:
+        return Quantized(weight.values.T, None)
+
+    def frozen_weights(self, linears: Sequence[torch.nn.Module]) -> DequantizedWeights | Unquantized:
+        return DequantizedWeights(linears, dequantize) if self.is_nf4 else Unquantized()

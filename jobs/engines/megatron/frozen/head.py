@@ -1,0 +1,81 @@
+"""The frozen output layer in FP8 and the loss of its logits, for training passes; evaluations take the layer itself.
+
+The weight is quantised once, with one scale, and kept in both layouts that GEMMs want. Hidden states are quantised row
+by row, and the gradient of the logits by the kernel that computes it, so that it is never written in BF16. Two rounded
+operands of E4M3 change a product of normal numbers by at most 2^-4 + 2^-4 + 2^-8 of it.
+
+Shape letters: S sequence and B batch of this rank, M = S * B tokens, H hidden, V this TP rank's part of the vocabulary.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from bench.contract.modules import Part
+from jobs.engines.megatron.frozen.ops import Fp8Ops
+from jobs.engines.megatron.loss import quantized_gradient, statistics
+from jobs.engines.megatron.quantize import Quantized, amax, quantize_weight, weight_scale
+from jobs.engines.megatron.tensor_parallel import TensorParallel
+from jobs.profiles.ranges import named
+
+_ROWS = 4096
+"""Of the weight that are quantised at once: an FP32 copy of all of them would be 2 GB."""
+
+
+class Fp8Head:
+    """The output layer of a rank, with FP8 copies of its weight.
+
+    output_layer: megatron-core's, with a frozen weight [V, H]; ops: those of the layers, which quantise.
+    """
+
+    def __init__(self, output_layer: torch.nn.Module, ops: Fp8Ops, sp: bool) -> None:
+        self.output_layer, self.ops = output_layer, ops
+        self.tp = TensorParallel(output_layer.tp_group, sp)
+        self._weights: tuple[Quantized, Quantized] | None = None
+        output_layer.register_load_state_dict_post_hook(lambda *_: self._forget())
+
+    def losses(self, hidden_SBH: Tensor, labels_BS: Tensor) -> Tensor:
+        """Return the loss [B, S] of each token in FP32."""
+        losses_M = _Losses.apply(self, hidden_SBH.flatten(0, 1), labels_BS.T.flatten())
+        return losses_M.view(labels_BS.T.shape).T.contiguous()
+
+    def weights(self) -> tuple[Quantized, Quantized]:
+        """Return the weight in FP8, [V, H] and [H, V]."""
+        if self._weights is None:
+            weight_VH = self.output_layer.weight.detach()
+            largest = amax(weight_VH)
+            if self.tp.size > 1:
+                torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX, group=self.tp.group)
+            scale = weight_scale(largest)
+            values_VH = torch.empty_like(weight_VH, dtype=self.ops.quantized_dtype)
+            for part, values in zip(weight_VH.split(_ROWS), values_VH.split(_ROWS), strict=True):
+                values.copy_(quantize_weight(part, scale, self.ops.quantized_dtype))
+            weight = Quantized(values_VH, scale.expand(max(weight_VH.shape)).contiguous())
+            self._weights = weight, self.ops.transpose(weight)
+        return self._weights
+
+    def _forget(self) -> None:
+        """Follow a weight that was loaded: it is quantised again before the next pass."""
+        self._weights = None
+
+
+class _Losses(Function):
+    @staticmethod
+    def forward(ctx: Any, head: Fp8Head, hidden_MH: Tensor, labels_M: Tensor) -> Tensor:
+        with named(Part.head):
+            hidden = head.tp.gather_quantized(head.ops.quantize(hidden_MH))
+            logits_MV = head.ops.matmul(hidden, head.weights()[0])
+        with named(Part.loss):
+            ctx.head, ctx.logits_MV, ctx.known = head, logits_MV, statistics(logits_MV, labels_M)
+        return ctx.known.losses_M
+
+    @staticmethod
+    def backward(ctx: Any, grad_M: Tensor):
+        head, logits_MV, ctx.logits_MV = ctx.head, ctx.logits_MV, None
+        with named(Part.loss):
+            grad = quantized_gradient(logits_MV, ctx.known, grad_M, dtype=head.ops.quantized_dtype)
+        del logits_MV
+        with named(Part.head):
+            return None, head.tp.reduce(head.ops.matmul(grad, head.weights()[1])), None

@@ -1,0 +1,248 @@
+"""Llama's layer with frozen linears in FP8, BF16 or 4 bits. Its hand-written passes save memory and time.
+
+The base is frozen, so no linear's input is needed for a gradient of its weight. The layer saves the normalised inputs
+of qkv and fc1 in FP8 (for the gradients of the norms and of LoRA), q, k, v and the output of attention in BF16, and
+gate and up in FP8. The kernels that compute activations and gradients also quantise them, each row with its own scale.
+With plain operations all of it is in BF16; weights in 4 bits are dequantised to BF16 just before each GEMM.
+
+Shape letters: S sequence and B batch of this rank, M = S * B tokens (between the linears under SP: those of this TP
+rank), H hidden, D head dimension, N heads, G key/value groups, R LoRA rank, I and O input and output of a linear on
+this TP rank.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from megatron.core import parallel_state
+from torch import Tensor
+from torch.autograd import Function
+
+from bench.contract.modules import Part
+from jobs.engines.megatron import tensor_parallel
+from jobs.engines.megatron.attention import attend, attend_backward
+from jobs.engines.megatron.frozen.ops import FrozenWeights
+from jobs.engines.megatron.own_layer import OwnLayer
+from jobs.engines.megatron.quantize import Adapted, Dropout, Lora, Quantized
+from jobs.profiles.ranges import named
+
+Seeds = list[int] | Tensor
+"""Of the dropout of the two adapters: drawn by the host, or in the device's memory [2]."""
+
+
+class Fp8Layer(OwnLayer):
+    """The layer; ops is an `Fp8Ops`."""
+
+    weights: FrozenWeights
+    """All layers of a rank share one; `model.build` sets it before the first pass."""
+
+    device_seeds: Tensor | None = None
+    """Drawn by `graphs` before each pass; None: each pass draws its own on the host."""
+
+    def forward(self, hidden_states, attention_mask=None, rotary_pos_emb=None, **_unused):
+        """Return the layer's output [S, B, H] and, as megatron-core expects, a context, which is None."""
+        adapters = [getattr(part, name, None) for part in (self.qkv, self.proj) for name in ("lora_a", "lora_b")]
+        keep = torch.is_grad_enabled()
+        seeds = _seeds() if self.device_seeds is None else self.device_seeds
+        return _LayerFunction.apply(self, keep, rotary_pos_emb, seeds, hidden_states, *adapters), None
+
+
+class Adapter(NamedTuple):
+    """A linear's A [R, I] and B [O, R]: y += scale * B A dropout(x)."""
+
+    a_RI: Tensor
+    b_OR: Tensor
+    scale: float
+    drop: Dropout
+
+
+@dataclass(slots=True)
+class SavedActivations:
+    """The activations that the forward pass saves for the backward pass; qkv and gate_up are None if recomputed."""
+
+    normed: Quantized
+    rstd_M: Tensor
+    qkv_low_MR: Tensor | None
+    qkv: tuple[Tensor, Tensor, Tensor] | None
+    attended_MO: Tensor
+    lse: Tensor
+    proj_low_MR: Tensor | None
+    mlp_normed: Quantized
+    mlp_rstd_M: Tensor
+    gate_up: Quantized | None
+
+
+class _LayerFunction(Function):
+    """The layer, as autograd calls it."""
+
+    @staticmethod
+    def forward(ctx: Any, layer: Fp8Layer, keep: bool, freqs: Tensor, seeds: Seeds, x_SBH: Tensor, *weights):
+        layer_pass = _LayerPass(layer, freqs, x_SBH.shape[1], seeds, weights)
+        ctx.layer, ctx.freqs, ctx.seeds = layer, freqs, seeds
+        ctx.save_for_backward(*weights)
+        y_MH, saved_by_attention = layer_pass.attention(x_SBH.flatten(0, 1))
+        y_MH, saved_by_mlp = layer_pass.mlp(x_SBH.flatten(0, 1), y_MH, keep=keep and not layer.recompute_fc1)
+        if keep:
+            layer.keep(ctx, SavedActivations(*saved_by_attention, *saved_by_mlp))
+        return y_MH.view_as(x_SBH)
+
+    @staticmethod
+    def backward(ctx: Any, grad_SBH: Tensor):
+        layer_pass = _LayerPass(ctx.layer, ctx.freqs, grad_SBH.shape[1], ctx.seeds, ctx.saved_tensors)
+        saved = ctx.layer.kept(ctx)
+        grad_MH, grad = layer_pass.mlp_backward(grad_SBH.contiguous().flatten(0, 1), saved)
+        is_needed = ctx.needs_input_grad[4]
+        dx_MH, *adapter_grads = layer_pass.attention_backward(grad_MH, grad, saved, is_needed=is_needed)
+        return None, None, None, None, None if dx_MH is None else dx_MH.view_as(grad_SBH), *adapter_grads
+
+
+class _LayerPass:
+    """One pass of a micro-batch through the layer, forward or backward: the layer, its adapters and its ranks."""
+
+    def __init__(self, layer: Fp8Layer, freqs: Tensor, batch: int, seeds: Seeds, weights):
+        self.layer, self.ops, self.batch, self.eps = layer, layer.ops, batch, layer.config.layernorm_epsilon
+        self.weights = layer.weights
+        self.freqs_MD = freqs.squeeze(2).expand(-1, batch, -1).flatten(0, 1)
+        self.tp = tensor_parallel.TensorParallel(layer.tp_group, layer.config.sequence_parallel)
+        self.cp_group = parallel_state.get_context_parallel_group()
+        p = layer.config.lora.dropout if layer.config.lora and layer.training else 0.0
+        qkv_drop = own_dropout(p, seeds[0], tp_rank=self.tp.rank, is_split=self.tp.sp)
+        proj_drop = own_dropout(p, seeds[1], tp_rank=self.tp.rank, is_split=self.tp.size > 1)
+        self.qkv = _adapter(layer.qkv, *weights[:2], qkv_drop)
+        self.proj = _adapter(layer.proj, *weights[2:], proj_drop)
+
+    def attention(self, x_MH: Tensor) -> tuple[Tensor, tuple]:
+        """Return the output of attention, to be added to x, and the activations to save."""
+        with named(Part.norm):
+            normed, rstd_M = self.ops.norm_quantize(x_MH, self.layer.input_layernorm.weight, self.eps)
+        with named(Part.adapters):
+            low_MR = self.tp.gather(self.ops.down(normed, self.qkv.a_RI, self.qkv.drop)) if self.qkv else None
+        qkv = self.heads(normed, low_MR)
+        with named(Part.attention):
+            attended, lse = attend(*qkv, scale=qkv[0].shape[-1] ** -0.5, group=self.cp_group)
+        attended_MO = attended.flatten(2).flatten(0, 1)
+        y_MH, proj_low_MR = self.project(attended_MO)
+        saved_qkv = None if self.layer.recompute_qkv else qkv
+        return y_MH, (normed, rstd_M, low_MR, saved_qkv, attended_MO, lse, proj_low_MR)
+
+    def heads(self, normed: Quantized, low_MR: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q [S, B, N, D], k and v [S, B, G, D], with RoPE applied to q and k."""
+        with named(Part.qkv):
+            qkv_MO = self.ops.matmul(self.tp.gather_quantized(normed), self.weights.forward(self.layer.qkv))
+        lora = Lora(low_MR, self.qkv.b_OR, self.qkv.scale) if self.qkv else None
+        groups = self.layer.self_attention.num_query_groups_per_partition
+        with named(Part.rope):
+            q, k, v = self.ops.rope(qkv_MO, self.freqs_MD, groups, lora)
+        return self._unflat(q), self._unflat(k), self._unflat(v)
+
+    def project(self, attended_MO: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the output projection [M, H], and its adapter's A dropout(x) [M, R]."""
+        with named(Part.output):
+            weight = self.weights.forward(self.layer.proj)
+            y_MH = self.tp.reduce(self.ops.matmul(self.ops.quantize(attended_MO), weight))
+        if self.proj is None:
+            return y_MH, None
+        with named(Part.adapters):
+            low_MR = self.tp.reduce(self.ops.down(attended_MO, self.proj.a_RI, self.proj.drop))
+            return y_MH.addmm_(low_MR, self.proj.b_OR.T, alpha=self.proj.scale), low_MR
+
+    def mlp(self, x_MH: Tensor, y_MH: Tensor, *, keep: bool) -> tuple[Tensor, tuple]:
+        """Return x + y + MLP(x + y), and the activations to save; keep: save gate and up too."""
+        norm_weight = self.layer.pre_mlp_layernorm.weight
+        with named(Part.norm):
+            x_MH, normed, rstd_M = self.ops.add_norm_quantize(x_MH, y_MH, norm_weight, self.eps)
+        with named(Part.activation):
+            hidden, gate_up = self.ops.swiglu_quantize(self.fc1(normed), keep=keep)
+        with named(Part.fc2):
+            y_MH = self.tp.reduce(self.ops.matmul(hidden, self.weights.forward(self.layer.mlp.linear_fc2)))
+        with named(Part.residual):
+            return x_MH + y_MH, (normed, rstd_M, gate_up)
+
+    def fc1(self, normed: Quantized) -> Tensor:
+        """Return gate and up [M, O], gates first."""
+        with named(Part.fc1):
+            return self.ops.matmul(self.tp.gather_quantized(normed), self.weights.forward(self.layer.mlp.linear_fc1))
+
+    def mlp_backward(self, grad_MH: Tensor, saved: SavedActivations) -> tuple[Tensor, Quantized]:
+        """Return the gradient of x + y, the residual's included: this rank's rows, and all TP ranks' rows in FP8."""
+        mlp, weights = self.layer.mlp, self.weights
+        with named(Part.activation):
+            gate_up = saved.gate_up or self.ops.swiglu_quantize(self.fc1(saved.mlp_normed))[1]
+        with named(Part.fc2):
+            grad = self.tp.gather_quantized(self.ops.quantize(grad_MH))
+            hidden_grad = self.ops.matmul(grad, weights.backward(mlp.linear_fc2))
+        with named(Part.activation):
+            grad = self.ops.swiglu_backward_quantize(hidden_grad, gate_up)
+        saved.gate_up = gate_up = hidden_grad = None
+        with named(Part.fc1):
+            normed_grad = self.tp.reduce(self.ops.matmul(grad, weights.backward(mlp.linear_fc1)))
+        with named(Part.norm):
+            grad_MH, grad = self.ops.norm_backward_quantize(
+                normed_grad, grad_MH, saved.mlp_normed, saved.mlp_rstd_M, self.layer.pre_mlp_layernorm.weight
+            )
+        return grad_MH, self.tp.gather_quantized(grad)
+
+    def attention_backward(
+        self, grad_MH: Tensor, grad: Quantized, saved: SavedActivations, *, is_needed: bool
+    ) -> tuple:
+        """Return the gradients of the layer's input (None unless needed), of qkv's A and B and of proj's A and B."""
+        attended_grad, *proj_grads = self.project_backward(grad_MH, grad, saved)
+        q, k, v = saved.qkv or self.heads(saved.normed, saved.qkv_low_MR)
+        out = self._unflat(saved.attended_MO.view(len(saved.attended_MO), -1, q.shape[-1]))
+        options = {"scale": q.shape[-1] ** -0.5, "group": self.cp_group}
+        with named(Part.attention):
+            dq, dk, dv = attend_backward(attended_grad.view_as(q), q, k, v, out, saved.lse, **options)
+        del attended_grad, q, k, v, out
+        saved.qkv = None
+        flat = (x.flatten(0, 1) for x in (dq, dk, dv))
+        with named(Part.rope):
+            qkv_grad_MO, qkv_grad = self.ops.rope_backward(*flat, self.freqs_MD)
+        low_grad_MR, qkv_grads = None, (None, None)
+        if self.qkv:
+            with named(Part.adapters):
+                low_grad_MR = self.tp.reduce(self.qkv.scale * (qkv_grad_MO @ self.qkv.b_OR))
+                b_grad_OR = self.qkv.scale * (qkv_grad_MO.T @ saved.qkv_low_MR)
+                qkv_grads = self.ops.down_backward(low_grad_MR, saved.normed, self.qkv.drop), b_grad_OR
+        if not is_needed:
+            return None, *qkv_grads, *proj_grads
+        with named(Part.qkv):
+            normed_grad = self.tp.reduce(self.ops.matmul(qkv_grad, self.weights.backward(self.layer.qkv)))
+        with named(Part.adapters):
+            adapted = Adapted(low_grad_MR @ self.qkv.a_RI, self.qkv.drop) if self.qkv else None
+        weight_H = self.layer.input_layernorm.weight
+        with named(Part.norm):
+            dx_MH = self.ops.norm_backward(normed_grad, grad_MH, saved.normed, saved.rstd_M, weight_H, adapted)
+        return dx_MH, *qkv_grads, *proj_grads
+
+    def project_backward(self, grad_MH: Tensor, grad: Quantized, saved: SavedActivations) -> tuple:
+        """Return the gradient of the attention's output [M, O], and those of the projection's A and B."""
+        with named(Part.output):
+            attended_grad = self.ops.matmul(grad, self.weights.backward(self.layer.proj))
+        if self.proj is None:
+            return attended_grad, None, None
+        with named(Part.adapters):
+            low_grad_MR = self.tp.gather(self.proj.scale * (grad_MH @ self.proj.b_OR))
+            b_grad_OR = self.proj.scale * (grad_MH.T @ saved.proj_low_MR)
+            a_grad_RI = self.ops.down_backward(low_grad_MR, saved.attended_MO, self.proj.drop)
+            attended_grad = self.ops.add_down_gradient(attended_grad, low_grad_MR, self.proj.a_RI, self.proj.drop)
+        return attended_grad, a_grad_RI, b_grad_OR
+
+    def _unflat(self, x: Tensor) -> Tensor:
+        return x.unflatten(0, (-1, self.batch))
+
+
+def _adapter(linear, a_RI: Tensor | None, b_OR: Tensor | None, drop: Dropout) -> Adapter | None:
+    return None if a_RI is None or b_OR is None else Adapter(a_RI, b_OR, linear.scale, drop)
+
+
+def own_dropout(p: float, seed: int | Tensor, *, tp_rank: int, is_split: bool) -> Dropout:
+    """Return a TP rank's dropout: ranks that hold different parts of the tensor (is_split) get different masks."""
+    return Dropout(p, (seed + tp_rank) % 2**31 if is_split and tp_rank else seed)
+
+
+def _seeds() -> list[int]:
+    """Return seeds for the dropout of the two adapters, the same on all TP ranks.
+
+    The host draws them, so that it need not wait for the device.
+    """
+    return torch.randint(2**31, (2,), device="cpu").tolist()

@@ -1,0 +1,173 @@
+"""The layer's operations in plain torch, for CPUs. `Fp8Ops` says what each of them returns.
+
+Shape letters: M rows (tokens), H hidden, F width of the MLP, D head dimension, G query groups, R queries of a group.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+from jobs.engines.megatron.frozen.weights import Unquantized
+from jobs.engines.megatron.hashing import hash32
+from jobs.engines.megatron.quantize import BF16, FP8, LARGEST, SMALLEST_AMAX, Adapted, Dropout, Lora, Quantized
+
+
+@dataclass(frozen=True)
+class TorchOps:
+    """`Fp8Ops` in torch, for any dtypes: with FP32 in place of FP8 and BF16, nothing is rounded to fewer bits."""
+
+    quantized_dtype: torch.dtype | None = FP8
+    output_dtype: torch.dtype = BF16
+    is_nf4: bool = False
+
+    def quantize(self, x_MH: Tensor) -> Quantized:
+        if self.quantized_dtype is None:
+            return Quantized(x_MH.to(self.output_dtype), None)
+        return by_rows(x_MH, self.quantized_dtype)
+
+    def matmul(self, x: Quantized, weight: Quantized) -> Tensor:
+        y_MN = x.values.float() @ weight.values.float().T
+        if x.scale is not None and weight.scale is not None:
+            y_MN *= x.scale[:, None] * weight.scale[0]
+        return y_MN.to(self.output_dtype)
+
+    def transpose(self, weight: Quantized) -> Quantized:
+        return Quantized(weight.values.T.contiguous(), weight.scale)
+
+    def frozen_weights(self, linears: Sequence[torch.nn.Module]) -> "OnDemand | Unquantized":
+        is_dense = self.quantized_dtype is None and not self.is_nf4
+        return Unquantized() if is_dense else OnDemand(self)
+
+    def norm_quantize(self, x_MH: Tensor, weight_H: Tensor, eps: float) -> tuple[Quantized, Tensor]:
+        normed_MH, rstd_M = norm(x_MH, weight_H, eps)
+        return self.quantize(normed_MH), rstd_M
+
+    def add_norm_quantize(
+        self, x_MH: Tensor, y_MH: Tensor, weight_H: Tensor, eps: float
+    ) -> tuple[Tensor, Quantized, Tensor]:
+        sum_MH = x_MH + y_MH
+        return sum_MH, *self.norm_quantize(sum_MH, weight_H, eps)
+
+    def norm_backward(
+        self,
+        grad_MH: Tensor,
+        residual_MH: Tensor,
+        normed: Quantized,
+        rstd_M: Tensor,
+        weight_H: Tensor,
+        adapted: Adapted | None = None,
+    ) -> Tensor:
+        grad_MH, weight_H = grad_MH.float(), weight_H.float()
+        if adapted:
+            grad_MH = grad_MH + _with_dropout(adapted.grad.float(), adapted.drop)
+        grad_MH = grad_MH * weight_H
+        unit_MH = torch.where(weight_H == 0, 0, in_fp32(normed) / weight_H)  # x / rms
+        along_M = (grad_MH * unit_MH).mean(1)
+        grad_MH = rstd_M[:, None] * (grad_MH - unit_MH * along_M[:, None])
+        return (residual_MH.float() + grad_MH).to(residual_MH.dtype)
+
+    def norm_backward_quantize(
+        self, grad_MH: Tensor, residual_MH: Tensor, normed: Quantized, rstd_M: Tensor, weight_H: Tensor
+    ) -> tuple[Tensor, Quantized]:
+        grad_MH = self.norm_backward(grad_MH, residual_MH, normed, rstd_M, weight_H)
+        return grad_MH, self.quantize(grad_MH)
+
+    def rope(
+        self, qkv: Tensor, freqs_MD: Tensor, groups: int, lora: Lora | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        dim = freqs_MD.shape[-1]
+        dtype, qkv = qkv.dtype, qkv.float()
+        if lora:
+            qkv = qkv + lora.scale * (lora.low.float() @ lora.b.float().T)
+        qkv = qkv.view(len(qkv), groups, -1, dim)
+        qk = rotated(qkv[:, :, :-1], freqs_MD.cos(), freqs_MD.sin()).to(dtype)
+        return qk[:, :, :-1].flatten(1, 2), qk[:, :, -1].contiguous(), qkv[:, :, -1].to(dtype).contiguous()
+
+    def rope_backward(self, dq: Tensor, dk: Tensor, dv: Tensor, freqs_MD: Tensor) -> tuple[Tensor, Quantized]:
+        groups = dk.shape[1]
+        dqk = torch.cat([dq.unflatten(1, (groups, -1)), dk[:, :, None]], dim=2).float()
+        dqk = rotated(dqk, freqs_MD.cos(), -freqs_MD.sin()).to(dq.dtype)
+        dqkv = torch.cat([dqk, dv[:, :, None]], dim=2).flatten(1)
+        return dqkv, self.quantize(dqkv)
+
+    def swiglu_quantize(self, gate_up: Tensor, *, keep: bool = True) -> tuple[Quantized, Quantized | None]:
+        gate_MF, up_MF = gate_up.float().chunk(2, dim=1)
+        hidden = self.quantize(silu(gate_MF) * up_MF)
+        if not keep:
+            return hidden, None
+        is_plain = self.quantized_dtype is None
+        return hidden, Quantized(gate_up, None) if is_plain else self.quantize(torch.cat([gate_MF, up_MF]))
+
+    def swiglu_backward_quantize(self, grad_MF: Tensor, gate_up: Quantized) -> Quantized:
+        gate_MF, up_MF = in_fp32(gate_up).chunk(2, dim=1 if gate_up.scale is None else 0)
+        return self.quantize(swiglu_gradient(grad_MF, gate_MF, up_MF))
+
+    def down(self, x: Tensor | Quantized, a_RI: Tensor, drop: Dropout) -> Tensor:
+        return (_with_dropout(in_fp32(x), drop) @ a_RI.float().T).to(self.output_dtype)
+
+    def down_backward(self, low_grad_MR: Tensor, x: Tensor | Quantized, drop: Dropout) -> Tensor:
+        return (low_grad_MR.float().T @ _with_dropout(in_fp32(x), drop)).to(self.output_dtype)
+
+    def add_down_gradient(self, grad_MI: Tensor, low_grad_MR: Tensor, a_RI: Tensor, drop: Dropout) -> Tensor:
+        return grad_MI.copy_(grad_MI.float() + _with_dropout(low_grad_MR.float() @ a_RI.float(), drop))
+
+
+@dataclass(frozen=True)
+class OnDemand:
+    """`FrozenWeights` without buffers: every weight is transposed, or dequantised, when it is requested."""
+
+    ops: TorchOps
+
+    def forward(self, linear: torch.nn.Module) -> Quantized:
+        return linear.quantized
+
+    def backward(self, linear: torch.nn.Module) -> Quantized:
+        return self.ops.transpose(linear.quantized)
+
+
+def by_rows(x_MH: Tensor, dtype: torch.dtype) -> Quantized:
+    """Return the rows in the dtype, each with its own scale."""
+    x_MH = x_MH.float()
+    scale_M = x_MH.abs().amax(1).clamp(min=SMALLEST_AMAX) / LARGEST
+    return Quantized((x_MH / scale_M[:, None]).to(dtype), scale_M)
+
+
+def in_fp32(x: Tensor | Quantized) -> Tensor:
+    """Return the numbers in FP32."""
+    if isinstance(x, Tensor):
+        return x.float()
+    return x.values.float() if x.scale is None else x.values.float() * x.scale[:, None]
+
+
+def swiglu_gradient(grad_MF: Tensor, gate_MF: Tensor, up_MF: Tensor) -> Tensor:
+    """Return the gradient of gate and up [M, 2 F] in FP32, from that of silu(gate) * up."""
+    grad_MF, sigmoid_MF = grad_MF.float(), gate_MF.sigmoid()
+    gate_grad_MF = grad_MF * up_MF * sigmoid_MF * (1 + gate_MF * (1 - sigmoid_MF))
+    return torch.cat([gate_grad_MF, grad_MF * gate_MF * sigmoid_MF], dim=1)
+
+
+def norm(x_MH: Tensor, weight_H: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Return RMSNorm in FP32 and 1 / rms [M]."""
+    x_MH = x_MH.float()
+    rstd_M = torch.rsqrt(x_MH.square().mean(1) + eps)
+    return x_MH * rstd_M[:, None] * weight_H.float(), rstd_M
+
+
+def _with_dropout(x_MH: Tensor, drop: Dropout) -> Tensor:
+    """Return dropout(x) by the mask that `Dropout` describes."""
+    if not drop.threshold:
+        return x_MH
+    index = torch.arange(x_MH.numel(), device=x_MH.device).view_as(x_MH)
+    bits = hash32(index // 2 ^ drop.seed)
+    bits = torch.where(index % 2 == 0, bits & 0xFFFF, bits >> 16)
+    return torch.where(bits >= drop.threshold, x_MH * drop.scale, 0)
+
+
+def rotated(x: Tensor, cos_MD: Tensor, sin_MD: Tensor) -> Tensor:
+    """Return heads [M, ..., D] rotated by the angles; coordinates i and i + D / 2 of a head are a plane's."""
+    cos, sin = (part.view(len(x), *[1] * (x.dim() - 2), -1) for part in (cos_MD, sin_MD))
+    low, high = x.chunk(2, dim=-1)
+    return x * cos + torch.cat([-high, low], dim=-1) * sin

@@ -1,0 +1,162 @@
+"""Transposed weights for the GEMMs of the backward pass, each computed while the previous GEMM runs.
+
+GPU memory does not hold all of them at once. Two buffers alternate, and the transposes run on a stream of their own.
+"""
+
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+
+import torch
+from torch import Tensor
+
+from bench.contract.modules import Part
+from jobs.engines.megatron.quantize import BF16, Quantized
+from jobs.profiles.ranges import named
+from jobs.weights.nf4 import Nf4
+
+
+class PrefetchedTransposes:
+    """`FrozenWeights` in FP8 on a GPU, for linears whose backward pass has the order in which they are passed.
+
+    In another order the weights are right too, but their transposes do not overlap with GEMMs.
+
+    stored: returns the weight of a linear in FP8.
+    """
+
+    def __init__(
+        self,
+        linears: Sequence[torch.nn.Module],
+        transpose: Callable[[Quantized, torch.Tensor], Quantized],
+        stored: Callable[[torch.nn.Module], Quantized] = attrgetter("quantized"),
+    ) -> None:
+        self.transpose, self.stored = transpose, stored
+        self.next_linear = dict(zip(linears, [*linears[1:], None], strict=True))
+        self.stream = torch.cuda.Stream()
+        size = max(linear.weight.numel() for linear in linears)
+        self.buffers = [torch.empty(size, dtype=torch.uint8, device="cuda") for _ in range(2)]
+        self.linear_in_buffer: list[torch.nn.Module | None] = [None, None]
+        self.transposed = [torch.cuda.Event(), torch.cuda.Event()]
+        self.next_buffer = 0
+
+    def forward(self, linear: torch.nn.Module) -> Quantized:
+        return self.stored(linear)
+
+    def backward(self, linear: torch.nn.Module) -> Quantized:
+        """Return a linear's transposed weight and start to transpose the next linear's."""
+        if linear not in self.linear_in_buffer:
+            self._start(linear)
+        buffer = self.linear_in_buffer.index(linear)
+        self.transposed[buffer].wait()
+        self.linear_in_buffer[buffer] = None
+        weight = self._view(linear, buffer)
+        next_linear = self.next_linear[linear]
+        if next_linear is not None:
+            self.next_buffer = 1 - buffer
+            self._start(next_linear)
+        return weight
+
+    def _start(self, linear: torch.nn.Module) -> None:
+        """Transpose into the next buffer, once the GEMMs that were launched so far have read it."""
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with named(Part.weights), torch.cuda.stream(self.stream):
+            self.transpose(self.stored(linear), self.buffers[self.next_buffer][: linear.weight.numel()])
+            self.transposed[self.next_buffer].record()
+        self.linear_in_buffer[self.next_buffer] = linear
+        self.next_buffer = 1 - self.next_buffer
+
+    def _view(self, linear: torch.nn.Module, buffer: int) -> Quantized:
+        weight = self.stored(linear)
+        values = self.buffers[buffer][: weight.values.numel()].view(weight.values.T.shape)
+        return Quantized(values.view(weight.values.dtype), weight.scale)
+
+    def join(self) -> None:
+        """Let the current stream wait for what was transposed ahead, and forget it."""
+        torch.cuda.current_stream().wait_stream(self.stream)
+        self.forget()
+
+    def forget(self) -> None:
+        """Follow a change of the weights: what was transposed ahead is done again."""
+        self.linear_in_buffer = [None, None]
+
+
+class Unquantized:
+    """`FrozenWeights`, and `LinearWeights` of trained ones, without copies.
+
+    cuBLAS reads the transposed view as fast as the weight.
+    """
+
+    def forward(self, linear: torch.nn.Module) -> Quantized:
+        return Quantized(linear.weight, None)
+
+    def backward(self, linear: torch.nn.Module) -> Quantized:
+        return Quantized(linear.weight.T, None)
+
+    def refresh(self) -> None:
+        """Do nothing: there are no copies."""
+
+
+class DequantizedWeights:
+    """`FrozenWeights` in NF4 on a GPU. After a request comes, most likely, the one that followed it last time.
+
+    Where another one comes the weights are right too, but the GEMM waits for them.
+    """
+
+    def __init__(self, linears: Sequence[torch.nn.Module], dequantize: Callable[[Nf4, Tensor], Tensor]) -> None:
+        self.dequantize = dequantize
+        self.stream = torch.cuda.Stream()
+        size = max(linear.shape[0] * linear.shape[1] for linear in linears)
+        self.buffers = [torch.empty(size, dtype=BF16, device=torch.cuda.current_device()) for _ in range(2)]
+        self.absmax_of_buffer: list[Tensor | None] = [None, None]
+        self.dequantized = [torch.cuda.Event(), torch.cuda.Event()]
+        self.buffer_in_use = 0
+        self.previous: tuple[str, torch.nn.Module] | None = None
+        self.followers: dict[tuple[str, torch.nn.Module], torch.nn.Module] = {}
+
+    def forward(self, linear: torch.nn.Module) -> Quantized:
+        return Quantized(self._get("forward", linear), None)
+
+    def backward(self, linear: torch.nn.Module) -> Quantized:
+        return Quantized(self._get("backward", linear).T, None)
+
+    def _get(self, direction: str, linear: torch.nn.Module) -> Tensor:
+        """Return the weight [O, I], and start to dequantise the one that will follow."""
+        self._learn(direction, linear)
+        self.buffer_in_use = buffer = self._provide(linear)
+        self.dequantized[buffer].wait()
+        follower = self.followers.get((direction, linear))
+        if follower is not None:
+            self._provide(follower)
+        num_out, num_in = linear.shape
+        return self.buffers[buffer][: num_out * num_in].view(num_out, num_in)
+
+    def _learn(self, direction: str, linear: torch.nn.Module) -> None:
+        if self.previous is not None and self.previous[1] is not linear:  # what is recomputed follows itself: no news
+            self.followers[self.previous] = linear
+        self.previous = direction, linear
+
+    def _provide(self, linear: torch.nn.Module) -> int:
+        """Return the buffer that has the weight, or gets it.
+
+        It is dequantised into the one that is not in use, once the GEMMs that were launched so far have read it. A
+        buffer is known by the absmax of its weight: a checkpoint that is loaded brings others.
+        """
+        weight = linear.nf4
+        for buffer, absmax in enumerate(self.absmax_of_buffer):
+            if absmax is weight.absmax:
+                return buffer
+        buffer = 1 - self.buffer_in_use
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with named(Part.weights), torch.cuda.stream(self.stream):
+            self.dequantize(weight, self.buffers[buffer])
+            self.dequantized[buffer].record()
+        self.absmax_of_buffer[buffer] = weight.absmax
+        return buffer
+
+    def join(self) -> None:
+        """Let the current stream wait for what was dequantised ahead, and forget it."""
+        torch.cuda.current_stream().wait_stream(self.stream)
+        self.forget()
+
+    def forget(self) -> None:
+        """Take nothing for granted that the buffers hold: a graph that was launched since has filled them again."""
+        self.absmax_of_buffer = [None, None]

@@ -1,0 +1,201 @@
+"""RoPE in Triton, forward and backward. A program of the forward pass takes a tile of the heads of one or more groups,
+and first adds the output of the adapter's B and the linear's bias; one of the backward pass takes a row. Without
+angles, the heads are split and merged only.
+"""
+
+from typing import Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from jobs.engines.megatron.frozen.lora_kernels import FACTOR, padded
+from jobs.engines.megatron.quantize import Lora, Quantized
+from jobs.engines.megatron.row_kernels import quantized_like, scale_of
+
+_ROWS, _ROWS_OF_LARGE_RANK = 16, 64
+"""How many rows a program of the forward pass takes. Each reads B anew, which must not take longer than to read qkv."""
+_PROGRAMS = 512
+"""How many programs of the forward pass there are at least where B is large, if there are so many groups of all tiles.
+More groups in one program share its sines and cosines, which are a third of its instructions otherwise."""
+_REGISTERS = 128
+"""Of a thread where B is large: two programs fit on a multiprocessor."""
+
+
+def rope(qkv: Tensor, freqs: Tensor, groups: int, lora: Lora | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    return split_heads(qkv, None, freqs, groups, freqs.shape[-1], lora)
+
+
+def split_heads(
+    qkv: Tensor, bias: Tensor | None, freqs: Tensor | None, groups: int, dim: int, lora: Lora | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    num_rows, repeats = len(qkv), qkv.shape[1] // dim // groups - 2
+    q, k, v = (qkv.new_empty(num_rows, heads, dim) for heads in (groups * repeats, groups, groups))
+    low, b, scale = lora or (qkv, qkv, 0.0)
+    rank = low.shape[1] if lora else 0
+    options = _tile(num_rows, groups, rank) | {"HALF": dim // 2, "RANK": padded(rank)}
+    grid = (triton.cdiv(num_rows, options["ROWS"]), groups // options["GROUPS"])
+    _rope[grid](qkv, bias, freqs, low, b, scale, q, k, v, num_rows, rank, repeats, **options)
+    return q, k, v
+
+
+def _tile(num_rows: int, groups: int, rank: int) -> dict[str, Any]:
+    """Return the rows and groups that a program of the forward pass takes, and how it is compiled."""
+    if rank <= 16:
+        return {"ROWS": _ROWS, "GROUPS": 1, "STAGES": None, "num_warps": 4}
+    most = max(1, groups * triton.cdiv(num_rows, _ROWS_OF_LARGE_RANK) // _PROGRAMS)
+    per_program = max(n for n in range(1, groups + 1) if groups % n == 0 and n <= most)
+    shape = {"ROWS": _ROWS_OF_LARGE_RANK, "GROUPS": per_program, "STAGES": 3}
+    return shape | {"num_warps": 8, "maxnreg": _REGISTERS}
+
+
+def rope_backward(
+    dq: Tensor, dk: Tensor, dv: Tensor, freqs: Tensor, *, to_fp8: bool = True
+) -> tuple[Tensor, Quantized]:
+    """Return the gradient of the rows, and the same in FP8, or else the same tensor without a scale."""
+    out = _empty_rows(dq, dk)
+    quantized = quantized_like(out) if to_fp8 else Quantized(out, None)
+    _launch_backward(dq, dk, dv, freqs, out, quantized, QUANTIZE=to_fp8, POWERS=False)
+    return out, quantized
+
+
+def merge_heads(dq: Tensor, dk: Tensor, dv: Tensor, freqs: Tensor | None, *, to_fp8: bool) -> Quantized:
+    """Return the gradient of the rows, in FP8 with scales that are powers of two, or without a scale."""
+    out = _empty_rows(dq, dk)
+    quantized = quantized_like(out) if to_fp8 else Quantized(out, None)
+    _launch_backward(dq, dk, dv, freqs, None if to_fp8 else out, quantized, QUANTIZE=to_fp8, POWERS=True)
+    return quantized
+
+
+def _empty_rows(dq: Tensor, dk: Tensor) -> Tensor:
+    num_rows, groups, dim = dk.shape
+    return dq.new_empty(num_rows, (dq.shape[1] + 2 * groups) * dim)
+
+
+def _launch_backward(dq, dk, dv, freqs, out, quantized: Quantized, **options) -> None:
+    num_rows, groups, dim = dk.shape
+    repeats, grads = dq.shape[1] // groups, (x.contiguous() for x in (dq, dk, dv))
+    options |= {"QUERIES": triton.next_power_of_2(groups * repeats), "GROUPS": triton.next_power_of_2(groups)}
+    args = (*grads, freqs, out, *quantized, groups, repeats)
+    _rope_backward[(num_rows,)](*args, **options, HALF=dim // 2, num_warps=4)
+
+
+@triton.jit
+def _load_heads(row_ptr, at, inside, HALF: tl.constexpr):
+    """Return both halves of heads in FP32."""
+    low = tl.load(row_ptr + at, inside, other=0.0).to(tl.float32)
+    return low, tl.load(row_ptr + at + HALF, inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _store_heads(row_ptr, at, inside, low, high, HALF: tl.constexpr):
+    tl.store(row_ptr + at, low.to(row_ptr.dtype.element_ty), inside)
+    tl.store(row_ptr + at + HALF, high.to(row_ptr.dtype.element_ty), inside)
+
+
+@triton.jit
+def _offsets(groups, repeats, QUERIES: tl.constexpr, GROUPS: tl.constexpr, HALF: tl.constexpr):
+    """Return the offsets of a row's heads (queries in q and qkv, keys in k and qkv), and which of them exist."""
+    query, group, plane = tl.arange(0, QUERIES)[:, None], tl.arange(0, GROUPS)[:, None], tl.arange(0, HALF)[None, :]
+    q_in_qkv = (query // repeats * (repeats + 2) + query % repeats) * (2 * HALF) + plane
+    k_in_qkv = (group * (repeats + 2) + repeats) * (2 * HALF) + plane
+    is_query, is_group = (query < groups * repeats) & (plane >= 0), (group < groups) & (plane >= 0)
+    return query * (2 * HALF) + plane, q_in_qkv, is_query, group * (2 * HALF) + plane, k_in_qkv, is_group
+
+
+@triton.jit
+def _half_head(
+    qkv_ptr, bias_ptr, low, b_ptr, lora_scale, begin, row, num_rows, width, rank,
+    HALF: tl.constexpr, RANK: tl.constexpr,
+):  # fmt: skip
+    """Return half a head of qkv's rows in FP32, with the bias and the adapter's output added."""
+    column = begin + tl.arange(0, HALF)
+    x = tl.load(qkv_ptr + row[:, None] * width + column[None, :], (row < num_rows)[:, None], other=0.0).to(tl.float32)
+    if bias_ptr is not None:
+        x += tl.load(bias_ptr + column).to(tl.float32)[None, :]
+    if RANK:
+        r = tl.arange(0, RANK)
+        b = tl.load(b_ptr + column[None, :] * rank + r[:, None], (r < rank)[:, None], other=0.0)
+        x += lora_scale * tl.dot(low, b.to(FACTOR))
+    return x
+
+
+@triton.jit
+def _rope(
+    qkv_ptr, bias_ptr, freqs_ptr, low_ptr, b_ptr, lora_scale, q_ptr, k_ptr, v_ptr, num_rows, rank,
+    repeats: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr, STAGES: tl.constexpr, HALF: tl.constexpr,
+    RANK: tl.constexpr,
+):  # fmt: skip
+    row, first = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.program_id(1) * GROUPS
+    groups, plane, inside = tl.num_programs(1) * GROUPS, tl.arange(0, HALF)[None, :], (row < num_rows)[:, None]
+    width = groups * (repeats + 2) * (2 * HALF)
+    if freqs_ptr is not None:
+        angle = tl.load(freqs_ptr + row[:, None] * (2 * HALF) + plane, inside, other=0.0)
+        cos, sin = tl.cos(angle), tl.sin(angle)
+    low = 0.0
+    if RANK:
+        r = tl.arange(0, RANK)[None, :]
+        low = tl.load(low_ptr + row[:, None] * rank + r, inside & (r < rank), other=0.0).to(FACTOR)
+    for index in tl.range(0, GROUPS * (repeats + 2), num_stages=STAGES):
+        group, head = first + index // (repeats + 2), index % (repeats + 2)
+        begin = (group * (repeats + 2) + head) * (2 * HALF)
+        x = _half_head(qkv_ptr, bias_ptr, low, b_ptr, lora_scale, begin, row, num_rows, width, rank, HALF, RANK)
+        y = _half_head(qkv_ptr, bias_ptr, low, b_ptr, lora_scale, begin + HALF, row, num_rows, width, rank, HALF, RANK)
+        if freqs_ptr is not None and head <= repeats:
+            x, y = x * cos - y * sin, y * cos + x * sin
+        if head < repeats:
+            out = q_ptr + row[:, None] * (groups * repeats * 2 * HALF) + (group * repeats + head) * (2 * HALF) + plane
+        elif head == repeats:
+            out = k_ptr + row[:, None] * (groups * 2 * HALF) + group * (2 * HALF) + plane
+        else:
+            out = v_ptr + row[:, None] * (groups * 2 * HALF) + group * (2 * HALF) + plane
+        tl.store(out, x.to(q_ptr.dtype.element_ty), inside)
+        tl.store(out + HALF, y.to(q_ptr.dtype.element_ty), inside)
+
+
+@triton.jit
+def _rounded(x, pointer):
+    return x.to(pointer.dtype.element_ty).to(tl.float32)
+
+
+@triton.jit
+def _most(low, high):
+    return tl.max(tl.max(tl.maximum(tl.abs(low), tl.abs(high)), 1), 0)
+
+
+@triton.jit
+def _rotated_back(low, high, cos, sin, pointer):
+    """Return both halves rotated by minus the angle and rounded; without an angle, as they are."""
+    if cos is not None:
+        low, high = _rounded(low * cos + high * sin, pointer), _rounded(high * cos - low * sin, pointer)
+    return low, high
+
+
+@triton.jit
+def _rope_backward(
+    dq_ptr, dk_ptr, dv_ptr, freqs_ptr, out_ptr, out_q_ptr, out_scale_ptr, groups, repeats, QUERIES: tl.constexpr,
+    GROUPS: tl.constexpr, HALF: tl.constexpr, QUANTIZE: tl.constexpr, POWERS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    at_q, q_in_qkv, is_query, at_k, k_in_qkv, is_group = _offsets(groups, repeats, QUERIES, GROUPS, HALF)
+    cos, sin = None, None
+    if freqs_ptr is not None:
+        angle = tl.load(freqs_ptr + row * (2 * HALF) + tl.arange(0, HALF))[None, :]
+        cos, sin = tl.cos(angle), tl.sin(angle)
+    low, high = _load_heads(dq_ptr + row * groups * repeats * (2 * HALF), at_q, is_query, HALF)
+    q_low, q_high = _rotated_back(low, high, cos, sin, dq_ptr)
+    low, high = _load_heads(dk_ptr + row * groups * (2 * HALF), at_k, is_group, HALF)
+    k_low, k_high = _rotated_back(low, high, cos, sin, dk_ptr)
+    v_low, v_high = _load_heads(dv_ptr + row * groups * (2 * HALF), at_k, is_group, HALF)
+    begin = row * groups * (repeats + 2) * (2 * HALF)
+    if out_ptr is not None:
+        _store_heads(out_ptr + begin, q_in_qkv, is_query, q_low, q_high, HALF)
+        _store_heads(out_ptr + begin, k_in_qkv, is_group, k_low, k_high, HALF)
+        _store_heads(out_ptr + begin, k_in_qkv + 2 * HALF, is_group, v_low, v_high, HALF)
+    if QUANTIZE:
+        most = tl.maximum(_most(q_low, q_high), tl.maximum(_most(k_low, k_high), _most(v_low, v_high)))
+        scale = scale_of(most, POWERS)
+        _store_heads(out_q_ptr + begin, q_in_qkv, is_query, q_low / scale, q_high / scale, HALF)
+        _store_heads(out_q_ptr + begin, k_in_qkv, is_group, k_low / scale, k_high / scale, HALF)
+        _store_heads(out_q_ptr + begin, k_in_qkv + 2 * HALF, is_group, v_low / scale, v_high / scale, HALF)
+        tl.store(out_scale_ptr + row, scale)

@@ -1,0 +1,74 @@
+"""The collectives of tensor parallelism around a linear: rows are gathered before it, partial sums reduced after it.
+
+In the backward pass it is the other way round. Under SP each rank holds a part of the rows between the linears, and
+without SP all of them. With tp 1 there is nothing to do.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from jobs.engines.megatron.quantize import Quantized
+
+
+@dataclass(slots=True)
+class Pending:
+    """The result of collectives that may still run beside the GEMMs that are launched meanwhile."""
+
+    result: Any
+    collectives: list[torch.distributed.Work]
+
+    def wait(self) -> Any:
+        """Return the result; kernels that are launched from now on may read it. The host does not wait for a GPU."""
+        while self.collectives:
+            self.collectives.pop().wait()
+        return self.result
+
+
+class TensorParallel:
+    """The TP ranks of a layer."""
+
+    def __init__(self, group: ProcessGroup, sp: bool) -> None:
+        self.group, self.sp, self.size, self.rank = group, sp, group.size(), group.rank()
+
+    def gather(self, x: Tensor) -> Tensor:
+        """Return the rows of all ranks, in the order of the ranks."""
+        return self.start_gather(x).wait()
+
+    def start_gather(self, x: Tensor) -> Pending:
+        """Start what `gather` does."""
+        if not self.sp:
+            return Pending(x, [])
+        out = x.new_empty(self.size * len(x), *x.shape[1:])
+        work = torch.distributed.all_gather_into_tensor(out, x.contiguous(), group=self.group, async_op=True)
+        return Pending(out, [work])
+
+    def gather_quantized(self, x: Quantized) -> Quantized:
+        """Return the rows of all ranks; FP8 moves half the bytes of BF16."""
+        return self.start_gather_quantized(x).wait()
+
+    def start_gather_quantized(self, x: Quantized) -> Pending:
+        """Start what `gather_quantized` does."""
+        if x.scale is None:
+            values = self.start_gather(x.values)
+            return Pending(Quantized(values.result, None), values.collectives)
+        values, scale = self.start_gather(x.values.view(torch.uint8)), self.start_gather(x.scale)
+        result = Quantized(values.result.view(x.values.dtype), scale.result)
+        return Pending(result, values.collectives + scale.collectives)
+
+    def reduce(self, x: Tensor) -> Tensor:
+        """Return the sum over the ranks, of this rank's rows under SP."""
+        return self.start_reduce(x).wait()
+
+    def start_reduce(self, x: Tensor) -> Pending:
+        """Start what `reduce` does."""
+        if self.size == 1:
+            return Pending(x, [])
+        if not self.sp:
+            return Pending(x, [torch.distributed.all_reduce(x, group=self.group, async_op=True)])
+        out = x.new_empty(len(x) // self.size, *x.shape[1:])
+        work = torch.distributed.reduce_scatter_tensor(out, x.contiguous(), group=self.group, async_op=True)
+        return Pending(out, [work])
