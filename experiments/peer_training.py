@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from bench.contract.task import Model
+from bench.contract.model import Model
 from bench.planning import compose
 from jobs.weights import families
 

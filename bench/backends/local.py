@@ -25,7 +25,8 @@ from bench.contract.engine import NEMO, VERSION, Attention, HuggingFace, Strateg
 from bench.contract.plan import GenerationPlan, Plan
 from bench.contract.plan_paths import expanded
 from bench.contract.schema import PORTS, Config, Device
-from bench.contract.task import Kind, Trains
+from bench.contract.task import Kind
+from bench.contract.training import Trains
 from bench.errors import ConfigError, SubmitError
 from bench.rules.check import CannotTellError, Check, Finding, Subject, Tier, broken
 

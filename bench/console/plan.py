@@ -10,7 +10,7 @@ from bench.contract.engine import Strategy
 from bench.contract.local_sgd import Average, Compress, Prediction
 from bench.contract.plan import GenerationPlan, Plan, Recomputed, ServingPlan, TrainingPlan
 from bench.contract.schema import Config, DataSource, Device, Precision
-from bench.contract.task import Recompute, StartsFrom
+from bench.contract.training import Recompute, StartsFrom
 from bench.mlperf import published
 from bench.planning import layouts, local_sgd
 from bench.planning.estimates import model_memory as needs

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.contract import run_files
+from bench.contract.model import Model
 from bench.contract.schema import Config, Precision
-from bench.contract.task import Model, MomentPrecision, Trains
+from bench.contract.training import MomentPrecision, Trains
 from bench.errors import ConfigError
 
 

@@ -2,8 +2,9 @@
 
 from enum import Enum
 
+from bench.contract.model import Activation, Model, Norm, Position
 from bench.contract.schema import Config, Precision
-from bench.contract.task import Activation, Model, Norm, Position, Trains
+from bench.contract.training import Trains
 
 
 class Layer(Enum):

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from bench.contract.task import Activation, Model, Norm, Position
+from bench.contract.model import Activation, Model, Norm, Position
 from bench.errors import ConfigError
 
 FAMILIES = ("llama", "custom_llama")

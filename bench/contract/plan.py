@@ -14,7 +14,8 @@ from bench.contract.kernels import Point
 from bench.contract.local_sgd import Prediction
 from bench.contract.schema import Config, not_of_kind
 from bench.contract.serving import Load
-from bench.contract.task import Kind, StartsFrom
+from bench.contract.task import Kind
+from bench.contract.training import StartsFrom
 from bench.errors import ConfigError
 
 

@@ -4,8 +4,10 @@ import os
 from pathlib import Path
 
 from bench.contract import plan as plans
+from bench.contract.model import Weights
 from bench.contract.schema import Config, DataSource, Runtime
-from bench.contract.task import Kind, StartsFrom, Weights
+from bench.contract.task import Kind
+from bench.contract.training import StartsFrom
 
 
 def expanded(text: str | None) -> str | None:

@@ -15,8 +15,10 @@ from bench.contract.data import Data as Data
 from bench.contract.data import DataSource as DataSource
 from bench.contract.engine import HuggingFace as HuggingFace
 from bench.contract.engine import Nemo as Nemo
+from bench.contract.model import Model
 from bench.contract.stall import Stall
-from bench.contract.task import Kind, Model, Recipe, Task, Training
+from bench.contract.task import Kind, Task
+from bench.contract.training import Recipe, Training
 from bench.errors import ConfigError
 
 PORTS = range(61000, 65536)

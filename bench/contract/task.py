@@ -6,33 +6,8 @@ from enum import Enum
 from bench.contract.codec import LEFT_OUT_IF_NONE
 from bench.contract.generation import Generation
 from bench.contract.kernels import Kernels
-from bench.contract.local_sgd import LocalSgd
 from bench.contract.serving import Serving
-
-LORA_TARGETS = ("linear_qkv", "linear_proj")
-"""The projections that the engine can put adapters on, by megatron-core's names."""
-
-
-class Recompute(Enum):
-    """Activations recomputed in the backward pass: none, every layer from its input, or as few as the plan needs."""
-
-    none = "none"
-    full = "full"
-    fit = "fit"
-
-
-class MomentPrecision(Enum):
-    """How Adam's moments are stored; in bf16 they are rounded stochastically, so that small changes are not lost."""
-
-    fp32 = "fp32"
-    bf16 = "bf16"
-
-
-class Weights(Enum):
-    """The user's switch: start as the task says, or use random weights and rows to measure speed without files."""
-
-    checkpoint = "checkpoint"
-    random = "random"
+from bench.contract.training import Training
 
 
 class Kind(Enum):
@@ -48,73 +23,6 @@ class Kind(Enum):
         """Return the key of what a task of this kind says of itself; it has no other kind's."""
         blocks = {Kind.train: "training", Kind.generate: "generation", Kind.serve: "serving", Kind.kernels: "kernels"}
         return blocks[self]
-
-
-class Trains(Enum):
-    """Which weights are trained: adapters on a frozen base, adapters on a frozen 4-bit base, or the whole model."""
-
-    lora = "lora"
-    qlora = "qlora"
-    all = "all"
-
-
-class StartsFrom(Enum):
-    """Where the first weights come from: a checkpoint of the site, what another task trains, or random numbers."""
-
-    checkpoint = "checkpoint"
-    task = "task"
-    random = "random"
-
-
-class Norm(Enum):
-    """Normalization, by megatron-core's names."""
-
-    RMSNorm = "RMSNorm"
-    LayerNorm = "LayerNorm"
-
-
-class Activation(Enum):
-    """Of the MLP; swiglu has a gate, so its first projection is twice as wide."""
-
-    swiglu = "swiglu"
-    gelu = "gelu"
-
-
-class Position(Enum):
-    """How positions are encoded."""
-
-    rope = "rope"
-    learned = "learned"
-
-
-@dataclass(slots=True, kw_only=True)
-class Lora:
-    """Low-rank adapters beside frozen projections: y = W x + alpha / rank * B A dropout(x)."""
-
-    rank: int
-    alpha: int
-    dropout: float
-    target_modules: list[str]
-
-
-@dataclass(slots=True, kw_only=True)
-class Training:
-    """What a task trains, from where, and when it stops: at the target or after max_steps or epochs."""
-
-    trains: Trains
-    starts_from: StartsFrom
-    base: str | None = None
-    """For starts_from=task: the task whose checkpoint is fine-tuned."""
-    lora: Lora | None = None
-    """The adapters, where adapters are trained."""
-    target_eval_loss: float | None = None
-    """Mean cross-entropy (nats per token) at or below which the run stops; None: it trains for all of its steps."""
-    max_steps: int | None = None
-    epochs: int | None = None
-    """Passes over the training rows, each without its incomplete last batch. Either this or max_steps is given."""
-    checkpoint_every_steps: int | None = None
-    """Save the training state after so many steps, and after the last one; an attempt that is cut short goes on from
-    the newest checkpoint. None: nothing is saved. Not for a benchmark, whose rules know no resuming."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -133,64 +41,3 @@ class Task:
     serving: Serving | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
     kernels: Kernels | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
     """A task has the block of its kind, and no other."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Model:
-    """Architecture of a decoder-only transformer."""
-
-    name: str
-    source: str
-    num_layers: int
-    hidden_size: int
-    ffn_hidden_size: int
-    num_attention_heads: int
-    num_query_groups: int
-    vocab_size: int
-    max_seq_length: int
-    norm: Norm
-    norm_epsilon: float
-    activation: Activation
-    position: Position
-    rope_base: int = 10000
-    rope_scaling_factor: float = 1.0
-    """Llama 3.1's frequency scaling; 1 leaves RoPE as it is."""
-    bias: bool = False
-    tied_embeddings: bool = False
-    weights: Weights = Weights.checkpoint
-
-
-@dataclass(slots=True, kw_only=True)
-class Recipe:
-    """How the model is trained. AdamW; the learning rate follows a cosine from lr to 0 at the last step."""
-
-    global_batch_size: int
-    micro_batch_size: int | None
-    """Samples of one forward pass. None: the plan chooses what is fastest and fits a GPU; on CPUs a replica's whole
-    share of the global batch."""
-    lr: float
-    lr_warmup_steps: int
-    weight_decay: float
-    clip_grad: float
-    adam_beta1: float
-    adam_beta2: float
-    adam_eps: float
-    eval_every_samples: int
-    eval_skip: int | None = None
-    """Evaluations left out at the start; None: by the official rule, FLOOR(0.125 * GBS + 2)."""
-    warmup_iterations: int = 2
-    """Steps and evaluations on synthetic data before run_start; they leave no trace in the weights."""
-    log_every_steps: int = 10
-    recompute: Recompute = Recompute.none
-    moments: MomentPrecision = MomentPrecision.fp32
-    offload_moments: bool = False
-    """Keep Adam's moments in host memory; each step copies them to the GPU and back, which costs time."""
-    offload_activations: bool = False
-    """Keep the activations of some layers in host memory until the backward pass, instead of recomputing them: as few
-    layers as memory needs with recompute=fit, and all of them with recompute=none."""
-    local_sgd: LocalSgd | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
-    """How the groups of parallel.groups train apart. None: every step sums the gradients of all ranks."""
-
-    def micro_batch(self, dp: int) -> int:
-        """Return the samples of one forward pass when dp replicas share the global batch; without a size, all."""
-        return self.micro_batch_size or max(1, self.global_batch_size // dp)

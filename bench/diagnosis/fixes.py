@@ -11,7 +11,7 @@ from pathlib import Path
 from bench.contract import checkpoint, mllog
 from bench.contract.plan import Plan, TrainingPlan, required_training
 from bench.contract.schema import Config, Runtime
-from bench.contract.task import Recompute
+from bench.contract.training import Recompute
 from bench.diagnosis.log_scan import Clue
 from bench.errors import ConfigError
 from bench.mlperf.reader import Event, is_number

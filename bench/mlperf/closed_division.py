@@ -1,8 +1,9 @@
 """Find where a config deviates from the rules of the closed division."""
 
 from bench.contract import mllog
+from bench.contract.model import Activation, Norm, Position
 from bench.contract.schema import Config
-from bench.contract.task import LORA_TARGETS, Activation, Norm, Position
+from bench.contract.training import LORA_TARGETS
 from bench.mlperf.benchmarks import LLAMA2_70B_LORA
 
 NAME = "llama2_70b_lora"

@@ -7,7 +7,8 @@ from bench.contract import plan as plans
 from bench.contract import run_files, transport
 from bench.contract.plan import NODE_CHECK, NODE_FACTS, PREPARE, Command, Plan, Trial
 from bench.contract.schema import Config, DataSource, Device
-from bench.contract.task import Kind, StartsFrom
+from bench.contract.task import Kind
+from bench.contract.training import StartsFrom
 from bench.planning import nemo
 
 PROBE_MIN = 10

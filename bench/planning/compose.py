@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 
 from bench.contract import old_plans
 from bench.contract.local_sgd import LocalSgd
+from bench.contract.model import Weights
 from bench.contract.plan import Plan
 from bench.contract.schema import Config, DataSource
-from bench.contract.task import StartsFrom, Weights
+from bench.contract.training import StartsFrom
 from bench.errors import ConfigError
 from bench.planning import deepspeed, make_plan
 from bench.planning.compose_errors import explained

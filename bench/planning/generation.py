@@ -10,9 +10,10 @@ from typing import Any
 
 from bench.contract.cluster import Host, parsed
 from bench.contract.generation import Asked, Generation, GenerationMemory, Order, TokenCost, WeightPrecision
+from bench.contract.model import Activation, Weights
 from bench.contract.plan import World
 from bench.contract.schema import Config, Device, Precision
-from bench.contract.task import Activation, Kind, Weights
+from bench.contract.task import Kind
 from bench.errors import ConfigError
 from bench.planning.estimates.memory import CUDA_ALLOWANCE_GIB, GIB, NF4_BYTES, gpu
 from bench.planning.estimates.parameters import kv_size, linear_weights, rank_parameters

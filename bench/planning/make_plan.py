@@ -5,6 +5,7 @@ import math
 
 from bench.contract import plan as plans
 from bench.contract import run_files
+from bench.contract.model import Weights
 from bench.contract.plan import (
     NOT_A_SUBMISSION,
     PLAN_VERSION,
@@ -21,7 +22,8 @@ from bench.contract.plan import (
     fingerprint,
 )
 from bench.contract.schema import Config, DataSource
-from bench.contract.task import Kind, StartsFrom, Weights
+from bench.contract.task import Kind
+from bench.contract.training import StartsFrom
 from bench.errors import ConfigError
 from bench.mlperf import closed_division
 from bench.mlperf.benchmarks import LLAMA2_70B_LORA

@@ -5,8 +5,10 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from bench.contract.layers import differs_from_llama
+from bench.contract.model import Activation, Model, Norm, Position
 from bench.contract.schema import Config, Device, EngineName, Precision, ProfileKind, Runtime
-from bench.contract.task import Activation, Kind, Model, MomentPrecision, Norm, Position, StartsFrom, Trains
+from bench.contract.task import Kind
+from bench.contract.training import MomentPrecision, StartsFrom, Trains
 from bench.errors import ConfigError
 
 Refusal = tuple[bool, str, str, str]

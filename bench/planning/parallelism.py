@@ -2,7 +2,7 @@
 
 from bench.contract.plan import World
 from bench.contract.schema import Config, Device, Precision
-from bench.contract.task import Trains
+from bench.contract.training import Trains
 from bench.errors import ConfigError
 from bench.planning.estimates.parameters import linears
 

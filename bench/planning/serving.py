@@ -4,9 +4,9 @@ import string
 from collections.abc import Iterator
 from itertools import chain
 
+from bench.contract.model import Weights
 from bench.contract.schema import Config, Device
 from bench.contract.serving import Arrivals, Load, Server, Serving, total_tokens
-from bench.contract.task import Weights
 from bench.errors import ConfigError
 
 FILLED_IN = ("python", "model", "host", "port", "tp", "device", "total", "requests")

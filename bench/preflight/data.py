@@ -17,10 +17,10 @@ from bench.contract import checkpoint as checkpoints
 from bench.contract.atomic_files import read_object
 from bench.contract.data import DataSource
 from bench.contract.layers import differs_from_llama
+from bench.contract.model import Model
 from bench.contract.plan import GenerationPlan, Plan
 from bench.contract.plan_paths import expanded
 from bench.contract.schema import Config, Data
-from bench.contract.task import Model
 from bench.errors import BenchError, ConfigError
 from bench.rules.check import CannotTellError, Finding, Subject, broken
 

@@ -10,7 +10,7 @@ from bench.contract import checkpoint as checkpoints
 from bench.contract.plan import GenerationPlan, Plan, TrainingPlan
 from bench.contract.plan_paths import expanded, named_paths
 from bench.contract.schema import DataSource, Runtime
-from bench.contract.task import StartsFrom
+from bench.contract.training import StartsFrom
 from bench.preflight import data
 from bench.rules.check import CannotTellError, Finding, Subject, broken
 from bench.texts import quoted, steering

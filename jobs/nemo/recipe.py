@@ -15,9 +15,10 @@ from nemo.lightning.pytorch.optim import LRSchedulerModule
 from torch.optim.lr_scheduler import LambdaLR
 
 from bench.contract import plan as plans
+from bench.contract.model import Norm, Position
 from bench.contract.plan import TrainingPlan
 from bench.contract.schema import Device, Precision
-from bench.contract.task import Norm, Position, StartsFrom, Trains
+from bench.contract.training import StartsFrom, Trains
 from jobs.nemo import cpu_patch
 from jobs.nemo.rows import RowLoss, RowsModule
 from jobs.ranks.identity import Rank

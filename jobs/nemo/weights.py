@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from bench.contract import checkpoint
 from bench.contract.plan import TrainingPlan
 from bench.contract.schema import Config
-from bench.contract.task import Lora
+from bench.contract.training import Lora
 from bench.errors import ConfigError
 from jobs.weights import adapters as peft
 from jobs.weights import checkpoint_reader

@@ -17,7 +17,8 @@ from torch.distributed import checkpoint
 from torch.distributed.checkpoint.api import CheckpointException
 
 from bench.contract.atomic_files import appearing
-from bench.contract.task import Lora, Model
+from bench.contract.model import Model
+from bench.contract.training import Lora
 from bench.errors import ConfigError
 from jobs.weights import checkpoint_reader
 from jobs.weights.tensor_map import interleave, separate

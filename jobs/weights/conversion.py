@@ -23,8 +23,8 @@ from torch import Tensor
 
 from bench.contract import checkpoint, llama_config
 from bench.contract.checkpoint import FOLDERS, MANIFEST, Stored
+from bench.contract.model import Model
 from bench.contract.plan import fingerprint
-from bench.contract.task import Model
 from bench.errors import ConfigError
 from jobs.engines.megatron import quantize
 from jobs.ranks.progress import Progress

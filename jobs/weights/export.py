@@ -12,7 +12,8 @@ from torch import Tensor
 
 from bench.contract import checkpoint, codec
 from bench.contract.atomic_files import appearing
-from bench.contract.task import Model, Trains
+from bench.contract.model import Model
+from bench.contract.training import Trains
 from bench.errors import ConfigError
 from jobs.ranks.progress import tracked
 from jobs.weights import families

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bench.contract.llama_config import LLAMA3_ROPE
-from bench.contract.task import Activation, Model, Norm, Position
+from bench.contract.model import Activation, Model, Norm, Position
 from bench.errors import ConfigError
 from jobs.weights import tensor_map
 from jobs.weights.tensor_map import Weight, separate

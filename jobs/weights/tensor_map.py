@@ -10,7 +10,7 @@ from math import gcd
 import torch
 from torch import Tensor
 
-from bench.contract.task import Model
+from bench.contract.model import Model
 from bench.errors import ConfigError
 from jobs.weights.source import DTYPES, Source
 

@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from bench.contract import plan as plans
 from bench.contract.plan import Command
 from bench.contract.schema import BackendName, ProfileKind
-from bench.contract.task import StartsFrom, Trains
+from bench.contract.training import StartsFrom, Trains
 from bench.errors import ConfigError
 from bench.planning import compose
 

@@ -21,7 +21,7 @@ from transformers.generation import TopKLogitsWarper, TopPLogitsWarper
 from bench.backends.local import free_port
 from bench.contract.checkpoint import Stored
 from bench.contract.generation import Batching, Order, Sampling, WeightPrecision
-from bench.contract.task import Activation, Model
+from bench.contract.model import Activation, Model
 from bench.errors import ConfigError
 from bench.planning import compose
 from bench.runs import trial as trials

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from bench.contract import layers, mllog
 from bench.contract import plan as plans
 from bench.contract.schema import Precision
-from bench.contract.task import Trains
+from bench.contract.training import Trains
 from jobs.engines.megatron.groups import end_ranks, start_ranks
 from jobs.ranks.identity import from_environment
 from jobs.tasks.train import Loop, train

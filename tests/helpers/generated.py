@@ -11,7 +11,7 @@ import torch
 
 from bench.contract import codec
 from bench.contract.generation import Sampling, WeightPrecision
-from bench.contract.task import Model
+from bench.contract.model import Model
 from jobs.engines.generation import Request
 from tests.helpers import tiny_llama
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from transformers import LlamaConfig
 
-from bench.contract.task import Model
+from bench.contract.model import Model
 
 
 def llama_config(model: Model, **others: Any) -> LlamaConfig:

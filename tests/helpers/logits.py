@@ -13,7 +13,7 @@ import torch
 from bench.contract import plan as plans
 from bench.contract.checkpoint import Stored, wanted
 from bench.contract.schema import Precision
-from bench.contract.task import Trains
+from bench.contract.training import Trains
 from bench.errors import ConfigError
 from jobs.engines.megatron.groups import end_ranks, split, start_ranks
 from jobs.ranks.identity import from_environment

@@ -10,7 +10,7 @@ import torch
 
 from bench.contract.checkpoint import Stored
 from bench.contract.generation import Batching, Generation, Order, Sampling, WeightPrecision
-from bench.contract.task import Activation, Model, Norm, Position
+from bench.contract.model import Activation, Model, Norm, Position
 from jobs.weights import conversion, families
 
 if TYPE_CHECKING:

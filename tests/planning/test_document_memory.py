@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 
 from bench.contract.schema import Config, Gpu
-from bench.contract.task import Recompute
+from bench.contract.training import Recompute
 from bench.errors import ConfigError
 from bench.planning import compose, make_plan
 from bench.results import published

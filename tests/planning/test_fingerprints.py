@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from bench.contract.model import Norm
 from bench.contract.plan import Plan
 from bench.contract.schema import Config, Precision
-from bench.contract.task import Norm
 from bench.planning import make_plan
 from helpers import ranks
 

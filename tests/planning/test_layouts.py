@@ -12,7 +12,7 @@ from bench.console import plan as layout_sheets
 from bench.contract import plan as plans
 from bench.contract.plan import Plan
 from bench.contract.schema import Config, Precision
-from bench.contract.task import Recompute
+from bench.contract.training import Recompute
 from bench.errors import ConfigError
 from bench.planning import compose, layouts, make_plan
 from bench.planning.estimates import memory

@@ -10,6 +10,7 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from bench.contract.model import Activation, Model, Norm, Position
 from bench.contract.plan import Memory, Recomputed, World
 from bench.contract.schema import (
     BackendName,
@@ -28,21 +29,8 @@ from bench.contract.schema import (
     Precision,
     Runtime,
 )
-from bench.contract.task import (
-    Activation,
-    Kind,
-    Lora,
-    Model,
-    MomentPrecision,
-    Norm,
-    Position,
-    Recipe,
-    Recompute,
-    StartsFrom,
-    Task,
-    Training,
-    Trains,
-)
+from bench.contract.task import Kind, Task
+from bench.contract.training import Lora, MomentPrecision, Recipe, Recompute, StartsFrom, Training, Trains
 from bench.planning import compose
 from bench.planning.estimates import memory, parameters
 from bench.planning.estimates.memory import NOTHING

@@ -6,7 +6,7 @@ import pytest
 
 from bench import cli
 from bench.contract.schema import Config, Precision
-from bench.contract.task import MomentPrecision
+from bench.contract.training import MomentPrecision
 from bench.planning import compose
 from bench.planning.estimates import model_memory
 from bench.planning.estimates.model_memory import WAYS, Way, counted, planned, states_gb

@@ -8,9 +8,10 @@ import pytest
 import yaml
 
 from bench.contract import plan as plans
+from bench.contract.model import Weights
 from bench.contract.plan import Plan
 from bench.contract.schema import Config, Precision
-from bench.contract.task import Trains, Weights
+from bench.contract.training import Trains
 from bench.errors import ConfigError
 from bench.planning import compose, make_plan
 

@@ -10,7 +10,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.distributed import checkpoint
 
-from bench.contract.task import Lora, Model
+from bench.contract.model import Model
+from bench.contract.training import Lora
 from bench.errors import ConfigError
 from helpers import ranks
 from jobs.weights import adapters

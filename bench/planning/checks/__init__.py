@@ -4,8 +4,10 @@ from collections.abc import Iterable
 
 from bench.contract.cluster import require_even
 from bench.contract.layers import differs_from_llama
+from bench.contract.model import Position
 from bench.contract.schema import BackendName, Config, Device, Precision, ProfileKind
-from bench.contract.task import LORA_TARGETS, Kind, Position, StartsFrom, Task, Trains
+from bench.contract.task import Kind, Task
+from bench.contract.training import LORA_TARGETS, StartsFrom, Trains
 from bench.errors import ConfigError
 from bench.planning import generation as generation_plan
 from bench.planning import nemo, serving

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 from bench.contract.engine import MOST_ZERO_STAGE, Attention, Bf16, HuggingFace, Strategy
 from bench.contract.layers import differs_from_llama
+from bench.contract.model import Activation, Norm, Position
 from bench.contract.schema import Config, Device, EngineName, Precision
-from bench.contract.task import Activation, MomentPrecision, Norm, Position, Trains
+from bench.contract.training import MomentPrecision, Trains
 from bench.errors import ConfigError
 from bench.mlperf import closed_division
 

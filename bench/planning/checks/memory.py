@@ -3,7 +3,7 @@
 from bench.contract.layers import Layer, layer_of
 from bench.contract.plan import Memory
 from bench.contract.schema import Config
-from bench.contract.task import MomentPrecision, Recompute, Trains
+from bench.contract.training import MomentPrecision, Recompute, Trains
 from bench.errors import ConfigError
 from bench.planning.checks import huggingface
 

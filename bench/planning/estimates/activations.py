@@ -1,9 +1,10 @@
 """How many bytes of activations one layer stores per token for its backward pass, on one rank."""
 
 from bench.contract.layers import Layer, layer_of
+from bench.contract.model import Activation, Norm, Position
 from bench.contract.plan import Recomputed, World
 from bench.contract.schema import Config, Precision
-from bench.contract.task import Activation, Lora, Norm, Position
+from bench.contract.training import Lora
 from bench.planning.estimates.parameters import kv_size, linears
 from bench.planning.parallelism import tokens
 

@@ -19,8 +19,9 @@ NVIDIA's MLPerf configs give 421.59 TFLOP per sample for Llama 3.1 8B pre-traini
 vocabulary of 128,000. For llama2_70b_lora they give 2598 without saying how it is counted; this formula gives 2517.7.
 """
 
+from bench.contract.model import Model
 from bench.contract.schema import Config, Device, Precision
-from bench.contract.task import Lora, Model
+from bench.contract.training import Lora
 from bench.planning.estimates.parameters import linear_weights, lora_parameters
 
 

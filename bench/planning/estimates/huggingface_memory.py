@@ -8,9 +8,10 @@ import math
 from dataclasses import dataclass
 
 from bench.contract.engine import MOST_ZERO_STAGE, Attention, Bf16, HuggingFace, Strategy
+from bench.contract.model import Norm
 from bench.contract.plan import Memory, Recomputed, World
 from bench.contract.schema import Config, Device, Precision
-from bench.contract.task import Norm, Recompute, Trains
+from bench.contract.training import Recompute, Trains
 from bench.planning import deepspeed
 from bench.planning.estimates.memory import CUDA_ALLOWANCE_GIB, EVERYTHING, FIT_MARGIN_GIB, GIB, NF4_BYTES, NOTHING, gpu
 from bench.planning.estimates.parameters import (

@@ -11,7 +11,7 @@ from dataclasses import replace
 from bench.contract.layers import Layer, has_fp8_head, layer_of
 from bench.contract.plan import Memory, Recomputed, World
 from bench.contract.schema import Config, Device, Gpu, Precision
-from bench.contract.task import MomentPrecision, Recompute, Trains
+from bench.contract.training import MomentPrecision, Recompute, Trains
 from bench.planning.estimates import workspace
 from bench.planning.estimates.activations import BYTES, fc1_bytes, hidden_bytes, layer_bytes, qkv_bytes, stores_inputs
 from bench.planning.estimates.parameters import linear_weights, lora_parameters, parameters, rank_parameters

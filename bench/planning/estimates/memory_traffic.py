@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 
 from bench.contract.layers import Layer, layer_of
+from bench.contract.model import Activation
 from bench.contract.schema import Config, Precision
-from bench.contract.task import Activation
 from bench.planning.estimates.activations import quantized_bytes
 
 

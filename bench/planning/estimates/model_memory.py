@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from bench.contract.schema import Config, Precision
-from bench.contract.task import Lora, MomentPrecision, Trains
+from bench.contract.training import Lora, MomentPrecision, Trains
 from bench.errors import ConfigError
 from bench.planning.estimates import memory
 from bench.planning.estimates.memory import EVERYTHING, GIB

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from bench.contract.task import Activation, Lora, Model, Norm, Position
+from bench.contract.model import Activation, Model, Norm, Position
+from bench.contract.training import Lora
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from bench.contract.layers import Layer, has_fp8_head, layer_of
 from bench.contract.plan import Cost, Recomputed, World
 from bench.contract.schema import Config, Device, Precision, Rates
-from bench.contract.task import Trains
+from bench.contract.training import Trains
 from bench.planning.estimates.activations import BYTES, layer_bytes
 from bench.planning.estimates.memory import MAIN_GRADIENT_BYTES, MASTER_WEIGHT_BYTES, NF4_BYTES, moment_bytes
 from bench.planning.estimates.memory_traffic import Traffic, backward_traffic, forward_traffic

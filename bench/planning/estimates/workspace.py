@@ -3,7 +3,7 @@
 from bench.contract.layers import Layer, has_fp8_head, layer_of
 from bench.contract.plan import Recomputed, World
 from bench.contract.schema import Config, Precision
-from bench.contract.task import Trains
+from bench.contract.training import Trains
 from bench.planning.estimates.activations import BYTES, hidden_bytes, quantized_bytes, stores_inputs
 from bench.planning.estimates.parameters import kv_size, linears
 from bench.planning.parallelism import tokens

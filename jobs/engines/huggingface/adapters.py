@@ -13,7 +13,7 @@ from torch.nn import Module, Parameter
 from transformers import PreTrainedModel
 
 from bench.contract.plan import Plan
-from bench.contract.task import Lora
+from bench.contract.training import Lora
 from bench.errors import ConfigError
 from jobs.weights.adapters import MODULES
 from jobs.weights.drawn import drawn

@@ -13,7 +13,7 @@ from transformers.initialization import no_init_weights
 from bench.contract.engine import Bf16
 from bench.contract.plan import Plan
 from bench.contract.schema import Precision
-from bench.contract.task import Trains
+from bench.contract.training import Trains
 from jobs.engines.huggingface import adapters
 from jobs.engines.huggingface.packages import settings
 from jobs.weights import families

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from bench.contract.engine import Attention, HuggingFace, Strategy
 from bench.contract.generation import WeightPrecision
 from bench.contract.plan import GenerationPlan, Plan
-from bench.contract.task import Trains
+from bench.contract.training import Trains
 from bench.errors import ConfigError
 
 EXTRA, FLASH_ATTENTION = "pip install 'runstop[peer]'", "pip install flash-attn --no-build-isolation"

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from bench.contract import checkpoint, llama_config
 from bench.contract.checkpoint import Stored
+from bench.contract.model import Model
 from bench.contract.plan import Plan
-from bench.contract.task import Model
 from bench.errors import ConfigError
 from jobs.engines.huggingface import adapters
 from jobs.weights import adapters as peft

@@ -11,7 +11,7 @@ from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubm
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
 
-from bench.contract.task import Lora
+from bench.contract.training import Lora
 from jobs.engines.megatron.attention import Attention
 from jobs.engines.megatron.frozen import linear
 from jobs.engines.megatron.frozen.layer import Fp8Layer

@@ -15,10 +15,10 @@ from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
 from bench.contract.layers import Layer, has_fp8_head, layer_of
+from bench.contract.model import Activation, Position
 from bench.contract.modules import Part
 from bench.contract.plan import Plan
 from bench.contract.schema import Precision
-from bench.contract.task import Activation, Position
 from jobs.engines.megatron import graphs, layer, lora
 from jobs.engines.megatron.adam import Adam
 from jobs.engines.megatron.frozen import ops as fp8_ops

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bench.contract.modules import Part
 from bench.contract.plan import Plan
-from bench.contract.task import MomentPrecision
+from bench.contract.training import MomentPrecision
 from jobs.engines.megatron.adam import update as torch_update
 from jobs.engines.megatron.adam.offload import Streamed, pieces_of
 from jobs.engines.megatron.adam.shards import Place, shards_of

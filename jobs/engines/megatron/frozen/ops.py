@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bench.contract.schema import Precision
-from bench.contract.task import Trains
+from bench.contract.training import Trains
 from jobs.engines.megatron.quantize import BF16, FP8, Adapted, Dropout, Lora, Quantized
 
 

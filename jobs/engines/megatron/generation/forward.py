@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 from bench.contract.generation import Sampling
-from bench.contract.task import Model
+from bench.contract.model import Model
 from jobs.engines.megatron.attention import attend
 from jobs.engines.megatron.generation.kv_cache import Slots
 from jobs.engines.megatron.generation.ops import GenerationOps

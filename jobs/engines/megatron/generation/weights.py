@@ -16,7 +16,7 @@ from torch import Tensor
 from bench.contract import checkpoint
 from bench.contract.checkpoint import Stored
 from bench.contract.generation import WeightPrecision
-from bench.contract.task import Model
+from bench.contract.model import Model
 from bench.errors import ConfigError
 from jobs.engines.megatron import quantize
 from jobs.engines.megatron.generation.ranks import Ranks
