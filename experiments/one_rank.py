@@ -113,7 +113,7 @@ def known_words(plan: Plan, rank: int) -> "Rows":
     from jobs.data import rows as rows_of
 
     share = plan.config.model.vocab_size // plan.world.tp
-    shape = (plan.batch.global_batch_size, plan.config.data.seq_length)
+    shape = (plan.batch.global_batch_size, plan.config.training_data.seq_length)
     tokens, counts, _ = rows.rows(*shape, vocab_size=share, seed=1)
     return rows_of.Rows(tokens + rank % plan.world.tp * share, counts)
 

@@ -15,10 +15,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from bench.contract import plan as plans
-from bench.contract import plan_paths
+from bench.contract import plan_kinds, plan_paths
 from bench.contract.local_sgd import Prediction
-from bench.contract.plan import TrainingPlan
+from bench.contract.plan_kinds import TrainingPlan
 from bench.mlperf.result import Result, parse
 from bench.planning import compose
 
@@ -61,9 +60,11 @@ def methods(steps: int) -> dict[str, Sequence[str]]:
 
 def trained(folder: Path, words: Sequence[str]) -> Result:
     """Return what a run proves whose ranks are in the two namespaces; rows come from the cache of the plan."""
-    plan = plans.required_training(compose.compose([*TINY, *words, "cluster.paths.data=" + str(folder.parent)]))
+    plan = plan_kinds.required(
+        compose.compose([*TINY, *words, "cluster.paths.data=" + str(folder.parent)]), plan_kinds.TrainingPlan
+    )
     folder.mkdir(parents=True)
-    (folder / "plan.json").write_text(plans.dumps(plan))
+    (folder / "plan.json").write_text(plan_kinds.dumps(plan))
     if not plan_paths.is_prepared(plan):
         _run(plan, folder, "jobs.tasks.prepare", "plan.json")
     _run(plan, folder, "jobs.tasks.train", "plan.json", "--trial", "0")
@@ -120,7 +121,7 @@ def _call(*words: str, stderr: int | None = None) -> None:
 def predicted(mbit: float, words: Sequence[str], inner_s: float) -> Prediction:
     """Return what the plan predicts with the inner step time of this run."""
     known = (f"cluster.network_gbs={mbit / 8000}", f"recipe.local_sgd.step_time_s={inner_s}")
-    plan = plans.required_training(compose.compose([*TINY, *words, *known]))
+    plan = plan_kinds.required(compose.compose([*TINY, *words, *known]), plan_kinds.TrainingPlan)
     assert plan.apart is not None
     return plan.apart
 

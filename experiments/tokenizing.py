@@ -109,7 +109,7 @@ def _plan(folder: Path, path: Path, tokenizer: Path) -> Plan:
     )
     plan = compose.compose(list(words))
     there = prepare_rows.make(plan)["splits"]["train"]["rows_there"]
-    data = dataclasses.replace(plan.config.data, train_rows=there)
+    data = dataclasses.replace(plan.config.training_data, train_rows=there)
     return dataclasses.replace(plan, config=dataclasses.replace(plan.config, data=data))
 
 

@@ -20,12 +20,13 @@ READ_ONLY = ":ro"
 
 def of_files(plan: Plan) -> Iterator[str]:
     """Yield PATH:PATH for the folders that the run fills, and PATH:PATH:ro for what it only reads."""
-    paths = plan.config.cluster.paths
-    data = plan.config.data
-    made = {paths.data} if data.source.is_made else set()
-    made |= {paths.data, paths.model} if plan.base or data.source is DataSource.grammar else set()
-    needs_model = plan.base_dir or data.needs_model_folder
-    needed = [paths.data if plan.data_dir else None, paths.model if needs_model else None, *data_files.outside(data)]
+    paths, data, inputs = plan.config.cluster.paths, plan.config.data, plan.inputs
+    made = {paths.data} if inputs.rows_are_made else set()
+    is_grammar = data is not None and data.source is DataSource.grammar
+    made |= {paths.data, paths.model} if inputs.checkpoint_is_made or is_grammar else set()
+    needs_model = inputs.checkpoint or (data is not None and data.needs_model_folder)
+    needed = [paths.data if inputs.rows else None, paths.model if needs_model else None]
+    needed += data_files.outside(data) if data is not None else []
     for path in dict.fromkeys(filter(None, needed)):
         yield f"{path}:{path}" if path in made else f"{path}:{path}{READ_ONLY}"
 

@@ -22,10 +22,9 @@ from bench.contract import plan as plans
 from bench.contract import transport
 from bench.contract.data_files import FORMATS
 from bench.contract.engine import NEMO, VERSION, Attention, HuggingFace, Strategy
-from bench.contract.plan import GenerationPlan, Plan
+from bench.contract.plan import Plan
 from bench.contract.plan_paths import expanded
 from bench.contract.schema import PORTS, Config, Device
-from bench.contract.task import Kind
 from bench.contract.training import Trains
 from bench.errors import ConfigError, SubmitError
 from bench.rules.check import CannotTellError, Check, Finding, Subject, Tier, broken
@@ -123,12 +122,10 @@ def engine(subject: Subject) -> Iterator[Finding | str]:
 
 def packages(subject: Subject) -> Iterator[Finding | str]:
     """Yield what the ranks of this machine could not import; they run in this very Python."""
-    peer = subject.plan.config.huggingface
-    is_of_engine = subject.plan.config.task.kind in (Kind.train, Kind.generate)
-    wanted = ENGINE if peer is None or not is_of_engine else (*RANKS, *peer_packages(subject.plan.config, peer))
-    wanted = (*wanted, *_of_texts(subject.plan))
-    if subject.plan.config.task.kind is Kind.serve:
-        wanted = LOAD
+    config, peer = subject.plan.config, subject.plan.config.huggingface
+    is_of_engine = bool(config.task.training or config.task.generation)
+    wanted = ENGINE if peer is None or not is_of_engine else (*RANKS, *peer_packages(config, peer))
+    wanted = LOAD if config.task.serving else (*wanted, *_of_texts(subject.plan))
     if missing := [name for name in wanted if not _is_installed(name)]:
         what = f"{', '.join(missing)} cannot be imported"
         extra = "serve" if wanted is LOAD else "engine" if peer is None else "peer"
@@ -143,11 +140,11 @@ def packages(subject: Subject) -> Iterator[Finding | str]:
 
 def _of_texts(plan: Plan) -> Iterator[str]:
     """Yield what prompts or rows are made of texts with; rows that are there need nothing."""
-    if isinstance(plan, GenerationPlan):
-        yield from TEXTS[:1] if plan.base_dir is not None else ()
-    if plan.config.task.kind is not Kind.train:
+    if plan.config.task.generation and plan.inputs.checkpoint is not None:
+        yield TEXTS[0]
+    if plan.config.data is None:
         return
-    source, rows = plan.config.data.source, expanded(plan.data_dir)
+    source, rows = plan.config.data.source, expanded(plan.inputs.rows)
     if source.reads_files and not (rows and Path(rows).exists()):
         yield "tokenizers"
         if FORMATS[source].suffixes == (".parquet",):

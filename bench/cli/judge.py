@@ -4,10 +4,14 @@ import argparse
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from bench import masked_json, masking
-from bench.cli import arguments, other_kinds, serving_reading
+from bench.cli import arguments
 from bench.errors import LogError
+
+if TYPE_CHECKING:
+    from bench.cli.other_tools import Loads
 
 
 def _add_watch(verbs: arguments.Verbs) -> None:
@@ -72,50 +76,61 @@ def _add_parse(verbs: arguments.Verbs) -> None:
 
 
 def _parse(args: argparse.Namespace) -> int:
-    exit_code = 0
-    others = serving_reading.Others()
+    from bench.cli.other_tools import Loads
+
+    exit_code, loads = 0, Loads()
     for log in args.logs:
         try:
-            is_good = others.take(log, as_json=args.json) or _parse_one(log, args, others)
+            is_good = loads.read(log, as_json=args.json) or _parse_one(log, args, loads)
         except LogError as error:  # the other logs are judged all the same
             print(masking.masked(str(error)), file=sys.stderr)
             exit_code = max(exit_code, error.exit_code)
         else:
             exit_code = max(exit_code, 0 if is_good else 1)
-    others.show(as_json=args.json)
+    loads.show(as_json=args.json)
     return exit_code
 
 
-def _parse_one(log: Path, args: argparse.Namespace, others: serving_reading.Others) -> bool:
+def _parse_one(path: Path, args: argparse.Namespace, loads: "Loads") -> bool:
     """Print what a log proves; return whether that is a valid trial, also to the official checker if it is asked."""
-    from bench.console import result as module_sheets
-    from bench.console import result as result_sheets
     from bench.console import sheet
     from bench.mlperf import log as logs
-    from bench.mlperf import official, reader
+    from bench.mlperf import reader
     from bench.mlperf import result as results
-    from bench.mlperf.result import with_gpus
-    from bench.results import of_training
+    from bench.report import kinds
+    from bench.report.kinds import ShownTrial
+    from bench.results import kind
 
-    with arguments.plain([log]) as (file,):
-        records = logs.read(file)
-        proven = results.result(records, str(log), reader.system(file))
-        if (is_done := other_kinds.parse(records, proven, args, others)) is not None:
-            return is_done
-        result = with_gpus(proven, args.num_gpus)
-        verdicts = [official.official_verdict(file, ruleset=args.official)] if args.official else []
+    with arguments.plain([path]) as (file,):
+        log = logs.read(file)
+        result = results.result(log, str(path), reader.system(file))
+        judged = kind.of_log(log, results.with_gpus(result, args.num_gpus))
+        unused = [f"--{name.replace('_', '-')}" for name in ("official", "num_gpus") if getattr(args, name)]
+        if unused and not kind.KINDS[judged.kind].has_referee:
+            raise LogError(
+                f"{' and '.join(unused)} with the log of a task that trains nothing",
+                where=str(path),
+                fix="leave that out for this log: only logs of training have a use for it",
+            )
+        judged = kind.refereed(judged, file, [args.official] if args.official else [])
+    loads.keep(judged)
+    shown = kinds.of(judged.kind)
+    trial: ShownTrial[Any] = ShownTrial(str(path), judged)
     if args.json:
-        measured = {"measurements": [asdict(measurement) for measurement in of_training(result)]}
-        judged = result.to_json() | measured | {"official": [asdict(verdict) for verdict in verdicts]}
-        print(masked_json.line(judged))
+        about: dict[str, Any] = {
+            "file": str(path),
+            "kind": judged.kind.name,
+            "minutes": result.minutes,
+            "status": result.status,
+        }
+        about |= {"valid": judged.of_kind.valid, "problems": judged.problems} | shown.json_fields(judged.of_kind)
+        about |= {"measurements": [asdict(one) for one in judged.of_kind.measurements]}
+        official = [asdict(verdict) for verdict in judged.verdicts]
+        print(masked_json.line(about | ({"official": official} if kind.KINDS[judged.kind].has_referee else {})))
     else:
-        more = [result_sheets.settings_row(result), ("log", str(log), "")]
-        sheet.show(result_sheets.verdict_sheet(result, verdicts, more=more))
-        if result.module_times is not None:
-            sheet.show(module_sheets.modules_sheet(result, result.module_times))
-        if result.findings:
-            sheet.show(result_sheets.findings_sheet(result.findings))
-    return result.valid and all(verdict.passed is not False for verdict in verdicts)
+        for table in (*shown.tables(trial, more=shown.parse_rows(trial)), *shown.detail_tables(trial)):
+            sheet.show(table)
+    return judged.valid
 
 
 def _add_why(verbs: arguments.Verbs) -> None:
@@ -194,31 +209,22 @@ def _add_report(verbs: arguments.Verbs) -> None:
 
 
 def _report(args: argparse.Namespace) -> int:
-    from bench import report
-    from bench.console import result as module_sheets
     from bench.console import sheet
-    from bench.report.compare import claim
-    from bench.report.sets import load
+    from bench.report import kinds
 
-    folders = arguments.run_folders(args.runs)
-    if (exit_code := other_kinds.report(folders, args)) is not None:
-        return exit_code
-    sets = load(folders, num_gpus=args.num_gpus)
-    page = report.write(sets, args.out, title=args.title) if args.out else None
+    report = kinds.load(arguments.run_folders(args.runs), num_gpus=args.num_gpus)
+    page = report.write(args.out, title=args.title) if args.out else None
     if args.json:
-        for row in report.trial_rows(sets):
+        for row in report.rows():
             print(masked_json.line(row))
     elif args.csv:
-        print(report.csv(sets), end="")
+        print(report.csv_text(), end="")
     else:
-        sheet.show(module_sheets.report_sheet(sets, page))
-        for trials in (trials for trials in sets if not trials.has_target):
-            for table in module_sheets.throughput_sheets(trials):
-                sheet.show(table)
-        for result in (result for trials in sets for result in trials.results):
-            if result.module_times is not None:
-                sheet.show(module_sheets.modules_sheet(result, result.module_times))
-    return 0 if all(claim(trials).num_valid for trials in sets) else 1
+        for table in report.tables(page):
+            sheet.show(table)
+    if page is not None:
+        print(page, file=sys.stderr)
+    return 0 if report.valid else 1
 
 
 def _add_rules(verbs: arguments.Verbs) -> None:

@@ -10,6 +10,7 @@ from bench.cli import arguments
 
 if TYPE_CHECKING:
     from bench.contract.plan import Plan
+from bench.contract import plan_kinds
 
 
 def _takes_overrides(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +45,6 @@ def _plan(args: argparse.Namespace) -> int:
     from bench.console import plan as layout_sheets
     from bench.console import plan as plan_sheets
     from bench.console import sheet
-    from bench.contract import plan as plans
 
     if args.memory:
         return _plan_memory(args)
@@ -55,7 +55,7 @@ def _plan(args: argparse.Namespace) -> int:
         sheet.show(layout_sheets.sheet(plan))
     elif args.json:
         preflight.require_no_secret(plan)
-        print(plans.dumps(plan), end="")
+        print(plan_kinds.dumps(plan), end="")
     else:
         plan_sheets.show_plan(plan, preflight.inspect(plan))
     return 0

@@ -75,14 +75,14 @@ def _check_only_read(args: argparse.Namespace) -> None:
 def _list(args: argparse.Namespace) -> int:
     from bench import studies
     from bench.console import sheet
-    from bench.console.sheet import Sheet
+    from bench.report.tables import TextTable
 
     rows = [(name, one.title, one.question, one.source) for name, one in studies.titles(args.config_dir)]
     columns = ("study", "title", "question", "source")
     if args.json:
         print(masked_json.line([dict(zip(columns, row, strict=True)) for row in rows]))
     else:
-        sheet.show(Sheet("studies", rows, columns, caption="python -m bench study NAME cluster=… --dry-run"))
+        sheet.show(TextTable("studies", rows, columns, caption="python -m bench study NAME cluster=… --dry-run"))
     return 0
 
 

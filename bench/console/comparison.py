@@ -8,14 +8,14 @@ from time import localtime, strftime
 from typing import Any
 
 from bench import masked_json
-from bench.console.sheet import Row, Sheet
 from bench.history.compare import Compared, Side
+from bench.report.tables import Row, TextTable
 from bench.results.comparison import Comparison
 
 MOST_VALUES = 12
 
 
-def sheets(compared: Compared) -> list[Sheet]:
+def sheets(compared: Compared) -> list[TextTable]:
     """Return the verdict with the values that it stands on, then what else differs."""
     c = compared.comparison
     rows = [("verdict", c.text, ""), *(_values_row(c, place) for place in (0, 1)), *_ratio_rows(c)]
@@ -24,7 +24,7 @@ def sheets(compared: Compared) -> list[Sheet]:
     rows += [("note", note, "") for note in (*c.notes, *compared.notes)]
     best = "higher" if c.higher_is_better else "lower"
     title = f"{c.names[0]} against {c.names[1]}: {c.measurement}{f' ({c.unit})' if c.unit else ''}, {best} is better"
-    return [Sheet(title, rows), _differences(compared)]
+    return [TextTable(title, rows), _differences(compared)]
 
 
 def to_json(compared: Compared) -> str:
@@ -75,9 +75,11 @@ def _when(side: Side) -> str:
     return " to ".join(dict.fromkeys((times[0], times[-1])))
 
 
-def _differences(compared: Compared) -> Sheet:
+def _differences(compared: Compared) -> TextTable:
     names = compared.comparison.names
     if not compared.differences:
-        return Sheet("what else differs", [("nothing", "no hardware, software or setting that is known differs", "")])
+        return TextTable(
+            "what else differs", [("nothing", "no hardware, software or setting that is known differs", "")]
+        )
     rows = [(name, *(value or "not known" for value in values)) for name, *values in compared.differences]
-    return Sheet("what else differs", rows, columns=("", *names))
+    return TextTable("what else differs", rows, columns=("", *names))

@@ -5,15 +5,15 @@ import re
 from collections.abc import Iterator, Sequence
 
 from bench import preflight
-from bench.console.sheet import Row, Sheet
 from bench.diagnosis import Explanation
 from bench.errors import ConfigError
 from bench.preflight import Checked, Finding
+from bench.report.tables import Row, TextTable
 from bench.rules import RULES, Rule
 from bench.runs.verification import Compared, Verification
 
 
-def check_sheets(checked: Sequence[Checked]) -> list[Sheet]:
+def check_sheets(checked: Sequence[Checked]) -> list[TextTable]:
     """Return a tier's findings, if there are any, errors first, and what was looked at."""
     found = preflight.findings(checked)
     num_made = sum(not check.unknown for check in checked)
@@ -21,14 +21,14 @@ def check_sheets(checked: Sequence[Checked]) -> list[Sheet]:
     counts += [f"{len(checked) - num_made} not made"] if num_made < len(checked) else []
     title, looked_at = f"{checked[0].tier}: {', '.join(counts)}", [_check_row(check) for check in checked]
     if not found:
-        return [Sheet(title, looked_at)]
-    return [findings_sheet(found, title=title), Sheet(f"{checked[0].tier}: what was checked", looked_at)]
+        return [TextTable(title, looked_at)]
+    return [findings_sheet(found, title=title), TextTable(f"{checked[0].tier}: what was checked", looked_at)]
 
 
-def findings_sheet(found: Sequence[Finding], *, title: str) -> Sheet:
+def findings_sheet(found: Sequence[Finding], *, title: str) -> TextTable:
     """Return what is wrong with a plan, where, and what to do."""
     rows = [(f.rule, f.severity, f.what, f.where, f.fix) for f in found]
-    return Sheet(title, rows, ("rule", "severity", "what", "where", "fix"))
+    return TextTable(title, rows, ("rule", "severity", "what", "where", "fix"))
 
 
 def _count(number: int, noun: str) -> str:
@@ -42,7 +42,7 @@ def _check_row(check: Checked) -> Row:
     return check.what, verdict, "  ".join(filter(None, (check.unknown or check.seen, rules)))
 
 
-def explanation_sheet(explanation: Explanation) -> Sheet:
+def explanation_sheet(explanation: Explanation) -> TextTable:
     """Return the explanation as rows to print."""
     where = f"{explanation.file}:{explanation.line}" if explanation.file else ""
     rows = [
@@ -53,14 +53,14 @@ def explanation_sheet(explanation: Explanation) -> Sheet:
         *(("also", clue.rule, f"{RULES[clue.rule].title} ({clue.file}:{clue.line})") for clue in explanation.also),
         *(("line", line, "") for line in explanation.lines),
     ]
-    return Sheet(explanation.run, rows)
+    return TextTable(explanation.run, rows)
 
 
 _CHECKSUM = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{20,}\b")
 _COLUMNS = ("what", "expected", "found", "verified")
 
 
-def verification_sheet(verification: Verification) -> Sheet:
+def verification_sheet(verification: Verification) -> TextTable:
     """Return what was compared, what is wrong first; files of one folder that are as expected share a row."""
     failed = [each for each in verification.compared if each.passed is False]
     fine = [each for each in verification.compared if each.passed is not False]
@@ -68,7 +68,7 @@ def verification_sheet(verification: Verification) -> Sheet:
     rules = dict.fromkeys(each.rule for each in failed if each.rule)
     caption = "\n".join(f"{rule}: {RULES[rule].title}; {RULES[rule].fix}" for rule in rules)
     rows = [*map(_compared_row, failed), *_compared_rows(fine)]
-    return Sheet(f"{verification.folder}: {verdict}", rows, _COLUMNS, caption=caption)
+    return TextTable(f"{verification.folder}: {verdict}", rows, _COLUMNS, caption=caption)
 
 
 def _compared_rows(fine: list[Compared]) -> Iterator[tuple[str, ...]]:
@@ -108,13 +108,13 @@ def named_rules(ids: Sequence[str]) -> list[Rule]:
     return [RULES[id.upper()] for id in ids] or list(RULES.values())
 
 
-def rule_sheet(rule: Rule) -> Sheet:
+def rule_sheet(rule: Rule) -> TextTable:
     """Return one rule."""
     signs = [("shows as", sign.pattern.decode(errors="replace"), "") for sign in rule.signs]
-    return Sheet(rule.id, [("what", rule.title, ""), ("fix", rule.fix, ""), *signs])
+    return TextTable(rule.id, [("what", rule.title, ""), ("fix", rule.fix, ""), *signs])
 
 
-def rules_sheet(rules: Sequence[Rule]) -> Sheet:
+def rules_sheet(rules: Sequence[Rule]) -> TextTable:
     """Return all rules, one line each."""
     rows = [(rule.id, rule.title) for rule in rules]
-    return Sheet("rules", rows, ("rule", "what is wrong"), "python -m bench rules RULE says what to do")
+    return TextTable("rules", rows, ("rule", "what is wrong"), "python -m bench rules RULE says what to do")

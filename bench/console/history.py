@@ -8,8 +8,8 @@ from time import localtime, strftime
 
 from bench import masked_json
 from bench.console.comparison import number
-from bench.console.sheet import Sheet
 from bench.history.regression import CONFIDENCE, Judgement, Past, PastRun, apart
+from bench.report.tables import TextTable
 from bench.results.measurement import Measurement, higher_is_better
 from bench.runs.folder import short
 
@@ -23,7 +23,7 @@ _NO_CHANGE = ("nodes",)
 """Facts that differ from run to run and say nothing of speed."""
 
 
-def list_sheet(root: Path, pasts: Sequence[Past], name: str | None) -> Sheet:
+def list_sheet(root: Path, pasts: Sequence[Past], name: str | None) -> TextTable:
     """Return one line for each task, hardware, settings and measurement: that of this name, or the main ones."""
     rows = []
     for past, of in ((each, of) for each in pasts for of in shown_of(each, name)):
@@ -36,7 +36,7 @@ def list_sheet(root: Path, pasts: Sequence[Past], name: str | None) -> Sheet:
         measured = (_title(of) if of else "", *shown)
         rows.append((past.task, past.hardware, past.settings, *counts, *days, *measured, apart(past, pasts)))
     caption = "python -m bench history TASK lists its runs"
-    return Sheet(f"proven runs in {short(root)}", rows, columns=_TASKS, caption=caption)
+    return TextTable(f"proven runs in {short(root)}", rows, columns=_TASKS, caption=caption)
 
 
 def shown_of(past: Past, name: str | None) -> Sequence[Measurement | None]:
@@ -44,7 +44,7 @@ def shown_of(past: Past, name: str | None) -> Sequence[Measurement | None]:
     return past.measurements(name) or (None,)
 
 
-def past_sheet(past: Past, of: Measurement | None) -> Sheet:
+def past_sheet(past: Past, of: Measurement | None) -> TextTable:
     """Return the runs of a past by one measurement, the newest first."""
     like = _values(past, of) if of else []
     rows = []
@@ -62,14 +62,14 @@ def past_sheet(past: Past, of: Measurement | None) -> Sheet:
         )
     filled = [place for place in range(len(_RUNS)) if place < 4 or any(row[place] for row in rows)]
     measured = f": {_title(of)}, {'higher' if higher_is_better(of) else 'lower'} is better" if of else ""
-    return Sheet(
+    return TextTable(
         f"{past.task} on {past.hardware}, settings {past.settings}{measured}",
         [tuple(row[place] for place in filled) for row in rows],
         columns=[_RUNS[place] for place in filled],
     )
 
 
-def judgement_sheet(judgements: Sequence[Judgement], *, tolerance: float) -> Sheet:
+def judgement_sheet(judgements: Sequence[Judgement], *, tolerance: float) -> TextTable:
     """Return what became of each task."""
     rows = [(j.past.task, j.past.hardware, j.past.settings, j.measurement, str(j.change), j.text) for j in judgements]
     counts = Counter(str(j.change) for j in judgements)
@@ -77,7 +77,7 @@ def judgement_sheet(judgements: Sequence[Judgement], *, tolerance: float) -> She
         f"{', '.join(f'{count} {change}' for change, count in counts.items())}. A regression is "
         f"proven ({100 * CONFIDENCE:g} %) and above the tolerance of {100 * tolerance:g} %."
     )
-    return Sheet("the newest runs against the ones before", rows, columns=_JUDGED, caption=caption)
+    return TextTable("the newest runs against the ones before", rows, columns=_JUDGED, caption=caption)
 
 
 def run_json(past: Past, run: PastRun) -> str:

@@ -9,34 +9,34 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from bench.console.sheet import Row, Sheet
 from bench.images.importer import Imported
 from bench.images.store import SHORT, Entry, Record
+from bench.report.tables import Row, TextTable
 from bench.rules.finding import Finding
 
 
-def imported_sheet(imported: Imported) -> Sheet:
+def imported_sheet(imported: Imported) -> TextTable:
     """Return the imported image, and how to run in it."""
     record = imported.record
     is_tag = record.source.startswith(("docker", "podman")) and "@sha256:" not in record.source
     since = "" if imported.is_new else f"since {record.imported}"
     since += "; its tag may name another image by now: --again imports that" if since and is_tag else ""
     rows = [("image", str(imported.path), since), *_rows(record)]
-    return Sheet("imported" if imported.is_new else "there already", rows, caption=f"export CONT={imported.path}")
+    return TextTable("imported" if imported.is_new else "there already", rows, caption=f"export CONT={imported.path}")
 
 
-def verified_sheet(path: Path, record: Record | None, faults: list[Finding]) -> Sheet:
+def verified_sheet(path: Path, record: Record | None, faults: list[Finding]) -> TextTable:
     """Return what is known of an image's file, and what is wrong with it."""
     verdict = ("intact", "no" if faults else "yes", "" if faults else "content, name and record agree")
     wrong = [(fault.rule, fault.what, f"fix: {fault.fix}") for fault in faults]
-    return Sheet(str(path), [verdict, *wrong, *(_rows(record) if record else [])])
+    return TextTable(str(path), [verdict, *wrong, *(_rows(record) if record else [])])
 
 
-def list_sheet(folder: Path, entries: list[Entry]) -> Sheet:
+def list_sheet(folder: Path, entries: list[Entry]) -> TextTable:
     """Return the images of a folder, one line each."""
     rows = [_line(entry) for entry in entries]
     caption = "content is not read here: python -m bench image verify FILE" if rows else "no images here"
-    return Sheet(f"images in {folder}", rows, ("image", "source", "GiB", "imported", "sha256", "wrong"), caption)
+    return TextTable(f"images in {folder}", rows, ("image", "source", "GiB", "imported", "sha256", "wrong"), caption)
 
 
 def imported_json(imported: Imported) -> dict[str, Any]:

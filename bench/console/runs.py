@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from bench import masked_json
-from bench.console.sheet import Sheet
 from bench.console.sheet import show as show_sheet
 from bench.errors import with_rule
+from bench.report.tables import TextTable
 from bench.runs import run as run_folders
 from bench.runs.folder import short
 from bench.runs.ledger import Outcome
@@ -38,7 +38,7 @@ def show(root: Path, *, active: bool, again: bool, as_json: bool, limit: int | N
         time.sleep(AGAIN_S)
 
 
-def sheet(root: Path, runs: Sequence[tuple[Run, Summary]], *, num_runs: int) -> Sheet:
+def sheet(root: Path, runs: Sequence[tuple[Run, Summary]], *, num_runs: int) -> TextTable:
     """Return the runs as a table, the newest first."""
     rows = [
         (
@@ -57,7 +57,7 @@ def sheet(root: Path, runs: Sequence[tuple[Run, Summary]], *, num_runs: int) -> 
     more = "" if num_runs == len(runs) else f"; {num_runs - len(runs)} older ones are not listed: --limit N"
     caption = f"runs: {len(runs)}, queued or running: {active}{more}" if runs else "none"
     filled = [place for place in range(len(COLUMNS)) if place < 2 or any(row[place] for row in rows)]
-    return Sheet(
+    return TextTable(
         f"runs in {short(root)}",
         [tuple(row[place] for place in filled) for row in rows],
         columns=tuple(COLUMNS[place] for place in filled),
@@ -81,7 +81,7 @@ def row(run: Run, results: Summary) -> dict[str, Any]:
     }
 
 
-def sweep_sheet(runs: Sequence[Summary]) -> Sheet:
+def sweep_sheet(runs: Sequence[Summary]) -> TextTable:
     """Return the runs of one command line beside each other, the first one as the baseline."""
     words = [run.overrides.split() for run in runs]
     base = runs[0].tokens_s if runs else None
@@ -95,7 +95,7 @@ def sweep_sheet(runs: Sequence[Summary]) -> Sheet:
         "Medians of each run's valid trials. Above 1 trains faster than the first run. One trial says little: whether "
         "a small difference holds, more trials tell (trials=N)."
     )
-    return Sheet("runs of this sweep", rows, SWEEP_COLUMNS, caption)
+    return TextTable("runs of this sweep", rows, SWEEP_COLUMNS, caption)
 
 
 def _began(run: Run) -> tuple[float, str]:

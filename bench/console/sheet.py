@@ -2,32 +2,16 @@
 
 import re
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, TextIO, TypeAlias
 
 from bench.mlperf.reader import clean
+from bench.report.tables import TextTable
 
 if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-
-@dataclass(frozen=True, slots=True)
-class Sheet:
-    """Rows of text to show: a table on a terminal, plain lines in a pipe."""
-
-    title: str
-    rows: Sequence[Sequence[str]]
-    columns: Sequence[str] = ()
-    """Headings of the columns; none for rows of name, value and an optional remark."""
-    caption: str = ""
-    num_optional: int = 0
-    """How many of the last columns are left out on a terminal that is too narrow. A pipe gets all of them."""
-
-
-Row = tuple[str, str, str]
-"""What, its value, and why it is so or missing."""
 
 _STYLES = {
     **dict.fromkeys(("yes", "passed", "proven", "fine", "COMPLETED"), "green"),
@@ -45,7 +29,7 @@ _GAP = 2
 """Blanks between two columns."""
 
 
-def show(sheet: Sheet, *, file: TextIO | None = None) -> None:
+def show(sheet: TextTable, *, file: TextIO | None = None) -> None:
     """Print a sheet to stdout (or file). Text from logs cannot steer the terminal, and its secrets are masked.
 
     In a pipe: title, then `name: value  remark` lines, or tab-separated columns below their headings; then the caption.
@@ -63,7 +47,7 @@ def show(sheet: Sheet, *, file: TextIO | None = None) -> None:
         print(line, file=out)
 
 
-def _cleaned(sheet: Sheet) -> Sheet:
+def _cleaned(sheet: TextTable) -> TextTable:
     """Return a sheet whose texts may be shown, whatever logs have brought into them."""
     return replace(
         sheet,
@@ -74,7 +58,7 @@ def _cleaned(sheet: Sheet) -> Sheet:
     )
 
 
-def _table(sheet: Sheet, width: int) -> "Table":
+def _table(sheet: TextTable, width: int) -> "Table":
     """Return a sheet as a table of at most this width."""
     if not sheet.columns:
         return _pairs(sheet)
@@ -85,7 +69,7 @@ def _table(sheet: Sheet, width: int) -> "Table":
     return _grid(sheet, fitting, width_of_all=ends[-1]) if fitting >= least else _records(sheet)
 
 
-def _needed(sheet: Sheet, place: int) -> int:
+def _needed(sheet: TextTable, place: int) -> int:
     """Return the width below which a column cannot be read: that of its numbers, or of a few words of its text."""
     cells = [len(row[place]) for row in sheet.rows]
     words = [len(line) for line in _heading(sheet, place).splitlines()]
@@ -96,12 +80,12 @@ def _needed(sheet: Sheet, place: int) -> int:
     return max(min(longest, _TEXT_WIDTH), min(name, _NAME_WIDTH), *words)
 
 
-def _is_numeric(sheet: Sheet, place: int) -> bool:
+def _is_numeric(sheet: TextTable, place: int) -> bool:
     cells = [cell for row in sheet.rows if (cell := row[place])]
     return bool(cells) and all(_NUMBER.fullmatch(cell) for cell in cells)
 
 
-def _heading(sheet: Sheet, place: int) -> str:
+def _heading(sheet: TextTable, place: int) -> str:
     """Return a heading, on as many lines as it takes for it to be no wider than its column or its longest word."""
     widest = max((len(row[place]) for row in sheet.rows), default=0)
     lines = [""]
@@ -115,7 +99,7 @@ def _heading(sheet: Sheet, place: int) -> str:
     return "\n".join(lines)
 
 
-def _grid(sheet: Sheet, count: int, *, width_of_all: int) -> "Table":
+def _grid(sheet: TextTable, count: int, *, width_of_all: int) -> "Table":
     """Return the first columns of a sheet, and below them what a wider terminal would show."""
     from rich.text import Text
 
@@ -136,7 +120,7 @@ def _grid(sheet: Sheet, count: int, *, width_of_all: int) -> "Table":
     return table
 
 
-def _records(sheet: Sheet) -> "Table":
+def _records(sheet: TextTable) -> "Table":
     """Return the rows one below the other, each as names and values: where columns would be too narrow to read."""
     from rich.text import Text
 
@@ -151,7 +135,7 @@ def _records(sheet: Sheet) -> "Table":
     return table
 
 
-def _pairs(sheet: Sheet) -> "Table":
+def _pairs(sheet: TextTable) -> "Table":
     """Return rows of name, value and remark."""
     from rich.text import Text
 
@@ -167,7 +151,7 @@ def _pairs(sheet: Sheet) -> "Table":
     return table
 
 
-def _empty(sheet: Sheet, *, caption: str) -> "Table":
+def _empty(sheet: TextTable, *, caption: str) -> "Table":
     from rich import box
     from rich.table import Table
     from rich.text import Text

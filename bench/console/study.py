@@ -4,10 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 
 from bench import masked_json
-from bench.console.sheet import Sheet
 from bench.contract.schema import BackendName
 from bench.report.cells import cell_text, published_text
-from bench.report.tables import number_text
+from bench.report.tables import TextTable, number_text
 from bench.results.study import Column, Difference, PlannedArm, StudyResult, Table
 
 COEFFICIENTS = "coefficients: how many times the reference's value, with the 95 % interval over pairs of runs"
@@ -19,19 +18,19 @@ MARKS = {
 }
 
 
-def sheets(result: StudyResult) -> Iterator[Sheet]:
+def sheets(result: StudyResult) -> Iterator[TextTable]:
     """Yield the tables of a study, and why cells are empty or marked."""
     *others, last = [_pivot(result, table) for table in result.tables] or [_arms(result)]
     yield from others
     yield replace(last, caption=_caption(result))
     remarks = list(dict.fromkeys(_remarks(result)))
     if remarks:
-        yield Sheet("remarks", remarks, columns=("arm", "column", "why"))
+        yield TextTable("remarks", remarks, columns=("arm", "column", "why"))
     if result.differences:
         yield _differences(result.differences, margin=result.margin)
     if result.publications:
         rows = [(one.name, one.title, one.place, one.hardware, one.date) for one in result.publications]
-        yield Sheet("published", rows, columns=("name", "title", "where", "hardware", "date"))
+        yield TextTable("published", rows, columns=("name", "title", "where", "hardware", "date"))
 
 
 def to_json(result: StudyResult) -> str:
@@ -43,7 +42,7 @@ def to_json(result: StudyResult) -> str:
     return masked_json.line(content)
 
 
-def _arms(result: StudyResult) -> Sheet:
+def _arms(result: StudyResult) -> TextTable:
     """Return one row for each arm, one column for each measurement, and the published figures beside it."""
     published = {
         (column.measurement, one.publication): f"{column.title}, {one.publication}"
@@ -58,10 +57,10 @@ def _arms(result: StudyResult) -> Sheet:
         n = max((cell.n for cell in cells), default=0)
         rows.append((row.arm, *map(cell_text, cells), str(n), *(figures.get(key, "") for key in published)))
     columns = ("arm", *map(_heading, result.columns), "runs", *published.values())
-    return Sheet(f"{result.name}: {result.title}", rows, columns)
+    return TextTable(f"{result.name}: {result.title}", rows, columns)
 
 
-def _pivot(result: StudyResult, table: Table) -> Sheet:
+def _pivot(result: StudyResult, table: Table) -> TextTable:
     """Return one table of labels; below each number of ours stands what is published."""
     rows: list[tuple[str, ...]] = []
     for key, arms in table.rows:
@@ -71,7 +70,7 @@ def _pivot(result: StudyResult, table: Table) -> Sheet:
             rows.append((*key[:-1], f"  {name}", *figures))
     across = [" ".join(key) for key in table.columns]
     title = f"{table.title}: {_heading(table.column)}"
-    return Sheet(title, rows, (*table.row_labels, *across))
+    return TextTable(title, rows, (*table.row_labels, *across))
 
 
 def _number(result: StudyResult, table: Table, arm: str | None) -> str:
@@ -123,7 +122,7 @@ def _remarks(result: StudyResult) -> Iterator[tuple[str, str, str]]:
         yield arms[0] if len(arms) == 1 else f"{len(arms)} arms", what, reason
 
 
-def _differences(found: Sequence[Difference], *, margin: float) -> Sheet:
+def _differences(found: Sequence[Difference], *, margin: float) -> TextTable:
     rows = []
     for one in found:
         comparison = one.comparison
@@ -131,7 +130,7 @@ def _differences(found: Sequence[Difference], *, margin: float) -> Sheet:
         pairs = str(len(comparison.first)) if comparison else ""
         rows.append((f"{one.first} / {one.second}", one.measurement, pairs, _percent(one), verdict))
     caption = f"difference of run-level values, paired by block; 95 % confidence; margin {100 * margin:g} %"
-    return Sheet("comparisons", rows, ("arms", "measurement", "pairs", "difference (%)", "verdict"), caption)
+    return TextTable("comparisons", rows, ("arms", "measurement", "pairs", "difference (%)", "verdict"), caption)
 
 
 def _percent(one: Difference) -> str:
@@ -142,7 +141,7 @@ def _percent(one: Difference) -> str:
     return f"{mean:+.2f} ({low:+.2f} to {high:+.2f})"
 
 
-def plan_sheet(name: str, arms: Sequence[PlannedArm], blocks: Sequence[Sequence[str]]) -> Sheet:
+def plan_sheet(name: str, arms: Sequence[PlannedArm], blocks: Sequence[Sequence[str]]) -> TextTable:
     """Return what the arms of a study would take; `blocks` are the arms that have no result in each block yet."""
     rows = [
         (
@@ -161,7 +160,7 @@ def plan_sheet(name: str, arms: Sequence[PlannedArm], blocks: Sequence[Sequence[
     ]
     columns = ("arm", "runs", "layout", "ranks", "batch", "step time (ms)", "memory (GiB)", "GPU-hours", "limit (min)")
     order = [f"block {number}: {' · '.join(block)}" for number, block in enumerate(blocks, 1) if block]
-    return Sheet(
+    return TextTable(
         f"{name}: {len(rows)} arms", rows, (*columns, "why"), caption="\n".join([_total(arms, blocks), *order])
     )
 

@@ -8,20 +8,24 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-LEFT_OUT_IF_NONE = {"left out of JSON": "if None"}
-"""The metadata of a field that is None by default, and that JSON has only where it is not."""
+OMIT_DEFAULT = {"json": "omit the default"}
+"""The metadata of a field that JSON holds only where it differs from its default."""
 
 
 def plain(value: Any) -> Any:
     """Return dataclasses, enums, tuples and lists as what JSON holds."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         values = ((f, getattr(value, f.name)) for f in dataclasses.fields(value))
-        return {f.name: plain(v) for f, v in values if v is not None or f.metadata != LEFT_OUT_IF_NONE}
+        return {f.name: plain(v) for f, v in values if f.metadata != OMIT_DEFAULT or v != _default(f)}
     if isinstance(value, Enum):
         return value.name
     if isinstance(value, list | tuple):
         return [plain(v) for v in value]
     return value
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def typed(kind: type[T], value: Any) -> T:

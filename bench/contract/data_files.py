@@ -89,9 +89,10 @@ def outside(data: Data) -> list[str]:
 
 def tokenizer_place(config: Config, data_dir: str | None) -> str | None:
     """Return the file or folder that the tokenizer is looked for in, as the plan has it ($MODEL may stand in it)."""
-    if config.data.sample is not None:
+    data = config.data
+    if data is not None and data.sample is not None:
         return None if data_dir is None else sample_dir(data_dir)
-    return config.data.tokenizer or config.cluster.paths.model
+    return (data.tokenizer if data is not None else None) or config.cluster.paths.model
 
 
 def find_tokenizer(place: Path) -> Path:

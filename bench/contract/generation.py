@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
-from bench.contract.codec import LEFT_OUT_IF_NONE
+from bench.contract.codec import OMIT_DEFAULT
 
 
 class Order(Enum):
@@ -64,7 +64,7 @@ class Generation:
     warmup_tokens: int = 8
     """New tokens of the untimed answers before run_start."""
     sampling: Sampling = field(default_factory=Sampling)
-    nf4: bool | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    nf4: bool | None = field(default=None, metadata=OMIT_DEFAULT)
     """Store the linears' weights in 4 bits, with precision=bf16."""
 
 

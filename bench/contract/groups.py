@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from bench.contract import plan as plans
-from bench.contract.plan import Command, Plan, TrainingPlan
+from bench.contract.plan import Command, Plan
+from bench.contract.plan_kinds import TrainingPlan
 
 
 def of_group(plan: TrainingPlan) -> TrainingPlan:
@@ -23,7 +24,7 @@ def of_group(plan: TrainingPlan) -> TrainingPlan:
 
 def restarts(plan: Plan, command: Command) -> list[range]:
     """Return the ranks of each group of a trial that may be started again, once for each time that it may be."""
-    groups, local_sgd = plan.world.groups, plan.config.recipe.local_sgd
+    groups, local_sgd = plan.world.groups, plan.config.training_recipe.averaging
     if not groups or local_sgd is None or not local_sgd.restarts or command not in plans.trial_commands(plan):
         return []
     size = plan.world.num_ranks // groups

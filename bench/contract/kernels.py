@@ -47,7 +47,9 @@ class Gemms:
     shapes: list[list[int]]
     """M, N and K of each."""
     of_model: bool
-    """Those of a layer of the model besides, as a micro-batch of the recipe has them on a rank of parallel.tp."""
+    """Those of a layer of the model besides, as a micro-batch has them on a rank of parallel.tp."""
+    model_tokens: int
+    """Tokens of that micro-batch: its rows times their length."""
     precisions: list[GemmPrecision] | None = None
     """None: all that the device has (BF16 and FP8 on a GPU, FP32 and BF16 on a CPU)."""
     sustained: list[list[int]] = field(default_factory=list)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
-from bench.contract.codec import LEFT_OUT_IF_NONE
+from bench.contract.codec import OMIT_DEFAULT
 
 
 class Average(Enum):
@@ -38,8 +38,9 @@ class LocalSgd:
     Source: Stich 2019, Local SGD, arXiv 1805.09767; Douillard et al. 2023, DiLoCo, arXiv 2311.08105.
     """
 
-    every_steps: int
-    """H. The last step always merges, so that as many as the run has steps merge once, at its end."""
+    every_steps: int | None = None
+    """H. The last step always merges, so that as many as the run has steps merge once, at its end. None: no local SGD,
+    every step sums the gradients of all ranks."""
     outer_lr: float = 1.0
     outer_momentum: float = 0.0
     average: Average = Average.parameters
@@ -48,10 +49,16 @@ class LocalSgd:
     """How many inner steps go on while a merge crosses the network; its result is then applied. 0: training waits."""
     time_limit_s: float = 300.0
     """How long the others wait for a group at a merge, and then go on without it."""
-    restarts: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    restarts: int | None = field(default=None, metadata=OMIT_DEFAULT)
     """How often a group whose processes have ended is started again, to join at the next merge. None: never."""
     step_time_s: float | None = None
     """Of a group's inner step, as measured, for the plan's estimates; None: the plan's own estimate."""
+
+    @property
+    def interval(self) -> int:
+        """H, where there is local SGD."""
+        assert self.every_steps is not None
+        return self.every_steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

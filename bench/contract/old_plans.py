@@ -17,6 +17,8 @@ def upgraded(raw: Any, *, to: int) -> Any:
     """
     if raw is None:
         return None
+    if raw["version"] == 3:
+        raw = _of_version_3(raw, to=to)
     if raw["version"] == to:
         changed = {"config": with_named_profile(raw.get("config")), "base": upgraded(raw.get("base"), to=to)}
         return raw | {key: value for key, value in changed.items() if key in raw}
@@ -27,6 +29,20 @@ def upgraded(raw: Any, *, to: int) -> Any:
     new["max_steps"] = raw["config"]["recipe"]["max_steps"]
     new["config"] = _config(raw["config"], has_checkpoint=raw["base_dir"] is not None)
     return new
+
+
+def _of_version_3(raw: dict[str, Any], *, to: int) -> dict[str, Any]:
+    """Return a plan of version 3, in which every kind of task had rows and a recipe."""
+    config = dict(raw["config"])
+    if config["task"]["kind"] == "train":
+        return raw | {"version": to}
+    data, recipe = config.pop("data"), config.pop("recipe")
+    gemm = (config["task"].get("kernels") or {}).get("gemm")
+    if gemm:
+        tokens = (recipe["micro_batch_size"] or 1) * data["seq_length"]
+        kernels = config["task"]["kernels"] | {"gemm": gemm | {"model_tokens": tokens}}
+        config["task"] = config["task"] | {"kernels": kernels}
+    return raw | {"version": to, "config": config}
 
 
 def _config(old: dict[str, Any], *, has_checkpoint: bool) -> Any:

@@ -1,19 +1,13 @@
-"""The plan: everything worked out before anything runs, as data and as JSON. It is the only thing that a job reads."""
+"""The plan: everything worked out before anything runs. As JSON it is the only thing that a job reads."""
 
 import hashlib
 import json
-import math
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, ClassVar
 
-from bench.contract import codec, old_plans, run_files
-from bench.contract.codec import LEFT_OUT_IF_NONE
-from bench.contract.generation import Asked, GenerationMemory, TokenCost, WeightPrecision
-from bench.contract.kernels import Point
-from bench.contract.local_sgd import Prediction
-from bench.contract.schema import Config, not_of_kind
-from bench.contract.serving import Load
+from bench.contract import codec
+from bench.contract.codec import OMIT_DEFAULT
+from bench.contract.schema import Config
 from bench.contract.task import Kind
 from bench.contract.training import StartsFrom
 from bench.errors import ConfigError
@@ -90,7 +84,7 @@ class World:
     cp: int
     vpp: int
     sp: bool
-    groups: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    groups: int | None = field(default=None, metadata=OMIT_DEFAULT)
     """How many groups of consecutive ranks train apart, each split in this way; None: all ranks train together."""
 
     @property
@@ -149,7 +143,7 @@ class Memory:
     rank_trainable_parameters: int
 
 
-PLAN_VERSION = 3
+PLAN_VERSION = 4
 NODE_FACTS, NODE_CHECK, PREPARE = "node facts", "node check", "prepare"
 """The names of commands that are not trials."""
 NOT_A_SUBMISSION = "not a submission"
@@ -157,167 +151,60 @@ NOT_A_SUBMISSION = "not a submission"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingPlan:
-    """A run that trains, worked out. Paths in `files` are relative to the run folder."""
+class Inputs:
+    """The folders that a run reads, as its plan names them: symbolic or not. None: it reads none."""
+
+    rows: str | None = None
+    rows_are_made: bool = False
+    """Whether the prepare command makes them."""
+    checkpoint: str | None = None
+    checkpoint_is_made: bool = False
+    """Whether the prepare command trains it."""
+
+
+class Plan:
+    """What the plans of all kinds have. Each is a frozen dataclass in `bench.contract.plan_kinds`."""
+
+    __slots__ = ()
+    __dataclass_fields__: ClassVar[dict[str, Any]]  # for type checkers: dataclasses.replace takes every plan
 
     version: int
     name: str
     config: Config
     world: World
-    batch: Batch
-    evaluation: Evaluation
-    max_steps: int
-    """Optimizer steps at most: what the task says, or what its epochs come to."""
-    submission: Submission
     trials: list[Trial]
-    recompute: Recomputed
-    """Of every rank, as recipe.recompute says or, for `fit`, as memory allows."""
-    memory: Memory
-    cost: Cost | None
-    """None where rates of the GPU are not known. Of groups that train apart: of an inner step."""
-    apart: Prediction | None = field(default=None, metadata=codec.LEFT_OUT_IF_NONE)
-    """None where all ranks train together."""
-    deepspeed: dict[str, Any] | None = field(default=None, metadata=codec.LEFT_OUT_IF_NONE)
-    """What DeepSpeed is given, complete: nothing in it is "auto". None with other engines and strategies."""
-    cuda_graph: bool = False
-    """Whether one CUDA graph launches the kernels of a micro-batch, captured once, instead of the host."""
-    tflop_per_sample: float
-    """Of the model, forward and backward."""
-    peak_tflops: float | None
-    """Of one GPU in the precision of the layers; None where the cluster names none."""
     walltime_min: int | None
-    data_dir: str | None
-    """Rows, made or checked by the prepare command."""
-    base_dir: str | None
-    """Checkpoint that training starts from; None starts from random numbers."""
-    base: "TrainingPlan | None"
-    """The run that makes base_dir; None: the site provides it."""
+    """Of the whole job."""
     environment: dict[str, str]
     """What is set for every rank: ours, then cluster.environment. Secrets are passed by name, by the site."""
     commands: list[Command]
     """In their order; the trials come last."""
     files: list[str]
+    """What the run writes, relative to its folder."""
 
+    @property
+    def kind(self) -> Kind:
+        return self.config.task.kind
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelsPlan:
-    """A run that measures kernels and links, worked out. It reads no rows and starts from no checkpoint."""
+    @property
+    def inputs(self) -> Inputs:
+        """The folders that it reads."""
+        return Inputs()
 
-    version: int
-    name: str
-    config: Config
-    world: World
-    """All ranks are equal: tp of the shapes that are measured is parallel.tp."""
-    trials: list[Trial]
-    points: list[Point]
-    """What is measured, in this order."""
-    walltime_min: int | None
-    environment: dict[str, str]
-    """What is set for every rank: ours, then cluster.environment."""
-    commands: list[Command]
-    """In their order; the trials come last."""
-    files: list[str]
-    data_dir: ClassVar[None] = None
-    base_dir: ClassVar[None] = None
-    base: ClassVar[None] = None
+    @property
+    def work(self) -> tuple[Any, ...]:
+        """What differs between plans that measure different work, besides their config and their split."""
+        return ()
 
+    @property
+    def max_samples(self) -> int | None:
+        """How many samples a trial trains on at most; None for the kinds that train nothing."""
+        return None
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationPlan:
-    """A run that generates, worked out. It reads no rows."""
-
-    version: int
-    name: str
-    config: Config
-    world: World
-    """A replica is tp consecutive ranks, and dp counts them. ranks_per_node is above cluster.ranks_per_node where
-    replicas share GPUs."""
-    weights: WeightPrecision
-    asked: list[Asked]
-    """Every answer that is asked for."""
-    memory: GenerationMemory
-    cost: TokenCost | None
-    """None where the GPU's memory bandwidth is not known."""
-    trials: list[Trial]
-    walltime_min: int | None
-    base_dir: str | None
-    """The checkpoint, with its tokenizer; None: random weights and random prompts."""
-    environment: dict[str, str]
-    """What is set for every rank: ours, then cluster.environment."""
-    commands: list[Command]
-    """In their order; the trials come last."""
-    files: list[str]
-    data_dir: ClassVar[None] = None
-    base: ClassVar[None] = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServingPlan:
-    """A run that loads a server, worked out. Rank 0 starts the server and loads it; the other ranks end at once."""
-
-    version: int
-    name: str
-    config: Config
-    world: World
-    """tp is the server's; it takes the first tp GPUs of its node."""
-    trials: list[Trial]
-    loads: list[Load]
-    """In this order."""
-    walltime_min: int | None
-    base_dir: str | None
-    """The model's folder; None: it is made on the spot, or the server runs elsewhere."""
-    environment: dict[str, str]
-    """What is set for every rank: ours, then cluster.environment."""
-    commands: list[Command]
-    """In their order; the trials come last."""
-    files: list[str]
-    data_dir: ClassVar[None] = None
-    base: ClassVar[None] = None
-
-
-Plan = TrainingPlan | GenerationPlan | ServingPlan | KernelsPlan
-"""The plan of a run, by the kind of its task."""
-
-
-def required_training(plan: Plan) -> TrainingPlan:
-    """Return the plan as that of a run that trains.
-
-    Raises:
-        ConfigError: its task is of another kind.
-    """
-    if isinstance(plan, TrainingPlan):
-        return plan
-    raise not_of_kind(plan.config.task, Kind.train)
-
-
-def required_generation(plan: Plan) -> GenerationPlan:
-    """Return the plan as that of a run that generates; raises like `required_training`."""
-    if isinstance(plan, GenerationPlan):
-        return plan
-    raise not_of_kind(plan.config.task, Kind.generate)
-
-
-def required_serving(plan: Plan) -> ServingPlan:
-    """Return the plan as that of a run that loads a server; raises like `required_training`."""
-    if isinstance(plan, ServingPlan):
-        return plan
-    raise not_of_kind(plan.config.task, Kind.serve)
-
-
-def required_kernels(plan: Plan) -> KernelsPlan:
-    """Return the plan as that of a run that measures kernels; raises like `required_training`."""
-    if isinstance(plan, KernelsPlan):
-        return plan
-    raise not_of_kind(plan.config.task, Kind.kernels)
-
-
-def learning_rate(plan: TrainingPlan, step: int) -> float:
-    """Return the learning rate of the update that ends step `step` (from 1): linear warm-up, then a cosine to 0."""
-    recipe, done = plan.config.recipe, step - 1
-    if done < recipe.lr_warmup_steps:
-        return recipe.lr * (done + 1) / recipe.lr_warmup_steps
-    progress = (done - recipe.lr_warmup_steps) / (plan.max_steps - recipe.lr_warmup_steps)
-    return recipe.lr * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+    @property
+    def checkpoint_every_steps(self) -> int | None:
+        """After how many steps a trial saves its training state; None: it saves none."""
+        return None
 
 
 def gpus_per_rank(config: Config) -> int:
@@ -334,11 +221,6 @@ def keeps_adapters(config: Config) -> bool:
     """Return whether a trial keeps the adapters that it trained; on random weights they are worth nothing."""
     training = config.training
     return training.lora is not None and training.starts_from is not StartsFrom.random
-
-
-def samples(plan: TrainingPlan, step: int) -> int:
-    """Return the rows trained on after `step` steps."""
-    return step * plan.batch.global_batch_size
 
 
 def trial_commands(plan: Plan) -> list[Command]:
@@ -366,43 +248,6 @@ def trial(plan: Plan, index: int) -> Trial:
 def command(plan: Plan, name: str) -> Command | None:
     """Return the command of this name; None if the plan has none."""
     return next((command for command in plan.commands if command.name == name), None)
-
-
-def dumps(plan: Plan) -> str:
-    """Return the plan as JSON text."""
-    return json.dumps(codec.plain(plan), indent=1, allow_nan=False) + "\n"
-
-
-def loads(text: str, *, where: str = run_files.PLAN) -> Plan:
-    """Return the plan that `dumps` wrote, or that an earlier version did.
-
-    Raises:
-        ConfigError: not JSON, another version, or a missing, unknown or mistyped field.
-    """
-    try:
-        raw = old_plans.upgraded(json.loads(text), to=PLAN_VERSION)
-        if "asked" in raw:
-            return codec.typed(GenerationPlan, raw)
-        if "loads" in raw:
-            return codec.typed(ServingPlan, raw)
-        return codec.typed(KernelsPlan, raw) if "points" in raw else codec.typed(TrainingPlan, raw)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ConfigError(
-            f"not a plan that can be read: {error!r}",
-            where=where,
-            fix="write it again with `python -m bench plan … --json`",
-        ) from error
-
-
-def load(path: Path) -> Plan:
-    """Return the plan in a file."""
-    try:
-        return loads(path.read_text(), where=str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise ConfigError(
-            f"the plan cannot be read: {reason}", where=str(path), fix="name the plan.json of a run folder"
-        ) from error
 
 
 def fingerprint(*parts: Any) -> str:

@@ -6,7 +6,6 @@ from pathlib import Path
 from bench.contract import plan as plans
 from bench.contract.model import Weights
 from bench.contract.schema import Config, DataSource, Runtime
-from bench.contract.task import Kind
 from bench.contract.training import StartsFrom
 
 
@@ -22,15 +21,16 @@ def expanded(text: str | None) -> str | None:
 
 def named_paths(config: Config) -> dict[str, str | None]:
     """Return what a run reads and writes, by the variable that usually names it."""
-    named, trains = {"LOGDIR": config.cluster.paths.logs}, config.task.kind is Kind.train
-    if trains and config.data.source is not DataSource.random:
+    named, data, task = {"LOGDIR": config.cluster.paths.logs}, config.data, config.task
+    if data is not None and data.source is not DataSource.random:
         named = {"DATADIR": config.cluster.paths.data} | named
-    if trains and (config.training.starts_from is not StartsFrom.random or config.data.needs_model_folder):
+    starts_from_files = task.training is not None and task.training.starts_from is not StartsFrom.random
+    if starts_from_files or (data is not None and data.needs_model_folder):
         named["MODEL"] = config.cluster.paths.model
-    if config.task.kind is Kind.generate and config.model.weights is not Weights.random:
+    if task.generation and config.model.weights is not Weights.random:
         named["MODEL"] = config.cluster.paths.model
-    if config.task.serving and config.task.serving.server.url is None and config.model.weights is not Weights.random:
-        named["MODEL"] = config.task.serving.server.model or config.cluster.paths.model
+    if task.serving and task.serving.server.url is None and config.model.weights is not Weights.random:
+        named["MODEL"] = task.serving.server.model or config.cluster.paths.model
     if config.container.runtime is not Runtime.none and config.container.image:
         named["CONT"] = config.container.image
     return named
@@ -40,9 +40,10 @@ def to_prepare(plan: plans.Plan) -> list[str]:
     """Return the folders that the prepare command makes."""
     if plans.command(plan, plans.PREPARE) is None:
         return []
-    rows = plan.data_dir if plan.config.data.source.is_made else None
-    made = [rows, None if plan.base is None else plan.base_dir]
-    return [path for path in made if path is not None]
+    inputs = plan.inputs
+    rows = inputs.rows if inputs.rows_are_made else None
+    checkpoint = inputs.checkpoint if inputs.checkpoint_is_made else None
+    return [path for path in (rows, checkpoint) if path is not None]
 
 
 def is_prepared(plan: plans.Plan) -> bool:

@@ -10,7 +10,7 @@ from enum import Enum
 from bench.contract.cluster import Gpu as Gpu
 from bench.contract.cluster import Kubernetes, Ray, Slurm, Ssh
 from bench.contract.cluster import Rates as Rates
-from bench.contract.codec import LEFT_OUT_IF_NONE
+from bench.contract.codec import OMIT_DEFAULT
 from bench.contract.data import Data as Data
 from bench.contract.data import DataSource as DataSource
 from bench.contract.engine import HuggingFace as HuggingFace
@@ -116,8 +116,8 @@ class Engine:
     """What trains the model."""
 
     name: EngineName
-    huggingface: HuggingFace | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
-    nemo: Nemo | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    huggingface: HuggingFace | None = field(default=None, metadata=OMIT_DEFAULT)
+    nemo: Nemo | None = field(default=None, metadata=OMIT_DEFAULT)
     """Settings of the engine of this name, and of no other."""
 
 
@@ -133,9 +133,9 @@ class Parallel:
     sp: bool | None = False
     """Sequence parallel: norms and dropout split over the TP ranks along the sequence."""
     distributed_optimizer: bool = True
-    groups: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    groups: int | None = field(default=None, metadata=OMIT_DEFAULT)
     """How many whole layouts work beside each other, each on its share of the ranks. None: one."""
-    share_gpu: bool | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    share_gpu: bool | None = field(default=None, metadata=OMIT_DEFAULT)
     """Of a generation task: several replicas may compute on one GPU. None: no."""
 
 
@@ -186,12 +186,12 @@ class Cluster:
     network_gbs: float | None = None
     """What one GPU can send to another node, in 1e9 bytes/s, for estimates of the step time."""
     slurm: Slurm | None = None
-    ray: Ray | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
-    kubernetes: Kubernetes | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    ray: Ray | None = field(default=None, metadata=OMIT_DEFAULT)
+    kubernetes: Kubernetes | None = field(default=None, metadata=OMIT_DEFAULT)
     health: Health | None = None
-    hosts: list[str] | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    hosts: list[str] | None = field(default=None, metadata=OMIT_DEFAULT)
     """Of backend ssh, in the order of their ranks: rig0, or rig0:2x4 for two groups of four GPUs."""
-    ssh: Ssh | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    ssh: Ssh | None = field(default=None, metadata=OMIT_DEFAULT)
     drop_caches: str | None = None
     """Command that empties a node's page cache before each trial; None: caches stay, and the log says so."""
     environment: dict[str, str] = field(default_factory=dict)
@@ -212,7 +212,7 @@ class Container:
     mounts: list[str] = field(default_factory=list)
     """More than those, as SRC[:DST[:FLAG+FLAG]]."""
     flags: ContainerFlags = ContainerFlags.arguments
-    arguments: list[str] | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    arguments: list[str] | None = field(default=None, metadata=OMIT_DEFAULT)
     """More for `docker run` or `podman run`, such as --shm-size=16g."""
 
 
@@ -248,8 +248,10 @@ class Config:
 
     task: Task
     model: Model
-    data: Data
-    recipe: Recipe
+    data: Data | None = field(default=None, metadata=OMIT_DEFAULT)
+    """The rows of a training task; None for the other kinds, which read none."""
+    recipe: Recipe | None = field(default=None, metadata=OMIT_DEFAULT)
+    """Of a training task; None for the other kinds, which train nothing."""
     parallel: Parallel
     engine: Engine
     cluster: Cluster
@@ -281,6 +283,20 @@ class Config:
         if self.task.training is None:
             raise not_of_kind(self.task, Kind.train)
         return self.task.training
+
+    @property
+    def training_data(self) -> Data:
+        """Return the rows of a training task; raises as `training`."""
+        if self.data is None:
+            raise not_of_kind(self.task, Kind.train)
+        return self.data
+
+    @property
+    def training_recipe(self) -> Recipe:
+        """Return the recipe of a training task; raises as `training`."""
+        if self.recipe is None:
+            raise not_of_kind(self.task, Kind.train)
+        return self.recipe
 
 
 def not_of_kind(task: Task, kind: Kind) -> ConfigError:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from bench.contract.codec import LEFT_OUT_IF_NONE
+from bench.contract.codec import OMIT_DEFAULT
 
 
 class ServerName(Enum):
@@ -115,9 +115,9 @@ class Load:
     """burst, poisson 2/s, one by one."""
     arrivals: Arrivals
     requests: int
-    rate: float | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    rate: float | None = field(default=None, metadata=OMIT_DEFAULT)
     """Requests per second, of a Poisson load."""
-    bunched: bool | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    bunched: bool | None = field(default=None, metadata=OMIT_DEFAULT)
     """True where the server is known to send tokens together."""
 
     @property

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
-from bench.contract.codec import LEFT_OUT_IF_NONE
+from bench.contract.codec import OMIT_DEFAULT
 from bench.contract.local_sgd import LocalSgd
 
 LORA_TARGETS = ("linear_qkv", "linear_proj")
@@ -99,8 +99,13 @@ class Recipe:
     offload_activations: bool = False
     """Keep the activations of some layers in host memory until the backward pass, instead of recomputing them: as few
     layers as memory needs with recompute=fit, and all of them with recompute=none."""
-    local_sgd: LocalSgd | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
-    """How the groups of parallel.groups train apart. None: every step sums the gradients of all ranks."""
+    local_sgd: LocalSgd = field(default_factory=LocalSgd, metadata=OMIT_DEFAULT)
+    """How the groups of parallel.groups average their weights."""
+
+    @property
+    def averaging(self) -> LocalSgd | None:
+        """The settings of local SGD; None where every step sums the gradients of all ranks."""
+        return None if self.local_sgd.every_steps is None else self.local_sgd
 
     def micro_batch(self, dp: int) -> int:
         """Return the samples of one forward pass when dp replicas share the global batch; without a size, all."""

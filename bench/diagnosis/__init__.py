@@ -23,7 +23,7 @@ from bench.mlperf import log as logs
 from bench.mlperf import result as results
 from bench.mlperf.reader import Event
 from bench.mlperf.result import Result
-from bench.results import of_kind
+from bench.results import kind
 from bench.rules import RULES
 from bench.rules import finding as findings
 from bench.rules.signs import Weight
@@ -275,15 +275,14 @@ def _read(path: Path, *, is_over: bool) -> _Log:
         if not scan.has_records:
             return _Log(scan)
         log = logs.read(path)
-        result, measured = results.result(log, str(path), {}), of_kind(log)
+        result = results.result(log, str(path), {})
         is_running = not is_over and result.run_stop_ms is None and trial_state.is_fresh(path, log.events)
     except (OSError, LogError) as error:
         raise ConfigError(
             f"the log cannot be read: {error}", where=str(path), fix="make it readable, or leave it out"
         ) from error
-    unproven: Sequence[Clue] = ()
-    if measured is not None and not measured.proven and result.status == mllog.SUCCESS:
-        unproven = tuple(trial_state.unproven(measured.problems, str(path)))
+    problems = kind.of_log(log, result).of_kind.problems if result.status == mllog.SUCCESS else ()
+    unproven = tuple(trial_state.unproven(problems, str(path)))
     return _Log(scan, log.events, result, is_running, unproven)
 
 

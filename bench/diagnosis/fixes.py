@@ -9,7 +9,8 @@ from datetime import datetime
 from pathlib import Path
 
 from bench.contract import checkpoint, mllog
-from bench.contract.plan import Plan, TrainingPlan, required_training
+from bench.contract.plan import Plan
+from bench.contract.plan_kinds import TrainingPlan, required, training_plan
 from bench.contract.schema import Config, Runtime
 from bench.contract.training import Recompute
 from bench.diagnosis.log_scan import Clue
@@ -40,12 +41,13 @@ def without_image(clue: Clue, plan: Plan | None) -> Clue:
 
 def less_memory(plan: Plan) -> str | None:
     """Return the smallest legal changes that need less memory than the plan and fit by its own estimate, or None."""
-    if not isinstance(plan, TrainingPlan):
+    trained = training_plan(plan)
+    if trained is None:
         return None
-    now, fitting = plan.memory.total_gib, []
-    for key, changed in _changes(plan):
+    now, fitting = trained.memory.total_gib, []
+    for key, changed in _changes(trained):
         try:
-            needed = required_training(make_plan.make(changed)).memory
+            needed = required(make_plan.make(changed), TrainingPlan).memory
         except ConfigError:
             continue
         if needed.fits is not False and needed.total_gib < now:
@@ -56,7 +58,7 @@ def less_memory(plan: Plan) -> str | None:
     return f"one of {', '.join(reversed(best.values()))}, estimated per GPU, where the plan has {now:.1f}"
 
 
-def _changes(plan: Plan) -> Iterator[tuple[str, Config]]:
+def _changes(plan: TrainingPlan) -> Iterator[tuple[str, Config]]:
     """Yield what could need less memory, the mildest of each kind first."""
     config, ranks = plan.config, plan.world.num_ranks
     for name in ("tp", "cp"):
@@ -65,13 +67,13 @@ def _changes(plan: Plan) -> Iterator[tuple[str, Config]]:
                 changed = copy.deepcopy(config)
                 setattr(changed.parallel, name, size)
                 yield f"parallel.{name}={size}", changed
-    if config.recipe.recompute is not Recompute.full:
+    if config.training_recipe.recompute is not Recompute.full:
         changed = copy.deepcopy(config)
-        changed.recipe.recompute = Recompute.full
+        changed.training_recipe.recompute = Recompute.full
         yield "recipe.recompute=full", changed
-    if (config.recipe.micro_batch_size or 1) > 1:
+    if (config.training_recipe.micro_batch_size or 1) > 1:
         changed = copy.deepcopy(config)
-        changed.recipe.micro_batch_size = 1
+        changed.training_recipe.micro_batch_size = 1
         yield "recipe.micro_batch_size=1", changed
 
 

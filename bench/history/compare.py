@@ -11,9 +11,8 @@ from bench.contract.run_files import LEDGER, PLAN, RESULTS
 from bench.errors import ConfigError
 from bench.history import measured_trials
 from bench.history.measured_trials import ProvenTrial, Runs
-from bench.results import clocks_apart
 from bench.results.comparison import Comparison, Pairing, compare, values_by_block
-from bench.results.measurement import MAIN, Measurement, higher_is_better
+from bench.results.measurement import MAIN, Measurement, clocks_apart, higher_is_better
 from bench.runs import run
 
 STUDY = "study.yaml"

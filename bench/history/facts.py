@@ -14,7 +14,7 @@ from bench.errors import LogError
 from bench.mlperf.log import Log
 from bench.mlperf.result import Result
 from bench.preflight.nodes import Facts, load
-from bench.results import hardware_facts
+from bench.results.measurement import hardware_facts
 from bench.runs import manifest
 
 _OF_THE_MACHINE = ("accelerator", "num_ranks", "host_processor_model_name", "operating_system", "commit", "image")

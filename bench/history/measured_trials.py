@@ -10,7 +10,8 @@ from bench.contract.run_files import LEDGER, RESULTS
 from bench.errors import LogError
 from bench.history import facts
 from bench.mlperf.result import Result
-from bench.results import Measurement, read
+from bench.results.kind import read
+from bench.results.measurement import Measurement
 from bench.runs import ledger
 from bench.runs.folder import plan_in
 from bench.runs.ledger import Entry, Outcome
@@ -87,8 +88,10 @@ def _trial(log: Path, number: int, plan: Plan | None, *, entry: Entry | None) ->
     """
     content = read(log)
     result, found = content.result, checksum(log, entry)
-    if entry is None and content.unproven:
-        raise LogError(content.unproven, where=str(log), fix=f"python -m bench parse {log}")
+    if entry is None and not content.of_kind.valid:
+        first = next(iter(content.of_kind.problems), "")
+        what = f"not a valid trial: {first}" if first else "not a valid trial"
+        raise LogError(what, where=str(log), fix=f"python -m bench parse {log}")
     if result.run_start_ms is None:
         raise LogError("no run_start", where=str(log), fix=f"python -m bench parse {log}")
     return ProvenTrial(
@@ -97,7 +100,7 @@ def _trial(log: Path, number: int, plan: Plan | None, *, entry: Entry | None) ->
         log_sha256=found,
         began_ms=result.run_start_ms,
         task=_task(result, plan),
-        measurements={one.name: one for one in content.measurements},
+        measurements={one.name: one for one in content.of_kind.measurements},
         facts=facts.of_trial(result, log.parent, number),
         logged=facts.logged_settings(content.log, result),
         planned=facts.planned_settings(plan),

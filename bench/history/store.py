@@ -20,7 +20,7 @@ from bench.contract.run_files import LEDGER, MANIFEST, PLAN, RESULTS
 from bench.errors import BenchError, ConfigError
 from bench.history import measured_trials
 from bench.history.measured_trials import ProvenTrial, Runs
-from bench.results import Measurement
+from bench.results.measurement import Measurement
 
 STORE = "history.sqlite"
 _RUNS = (f"*/{LEDGER}", f"studies/*/*/{LEDGER}")

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from bench import masking, preflight
 from bench.console import trial as trial_sheets
-from bench.contract import atomic_files
-from bench.contract import plan as plans
+from bench.contract import atomic_files, plan_kinds
 from bench.contract.plan import Plan
 from bench.contract.run_files import JOB, PLAN, STATUS, SUBMISSION, element
 from bench.errors import BenchError
@@ -32,7 +31,7 @@ OK = "every trial did what was asked"
 def main() -> None:
     args = _parser().parse_args()
     try:
-        plan = plans.load(args.run / PLAN)
+        plan = plan_kinds.load(args.run / PLAN)
         sys.exit(args.answer(args.run, plan, args))
     except BenchError as error:
         print(masking.masked(str(error)), file=sys.stderr)
@@ -80,7 +79,7 @@ def judge(run: Path, plan: Plan, args: argparse.Namespace) -> int:
     judged = trials.close(run, plan, trial, failed=False)
     assert judged is not None
     trial_sheets.show(run, trial, judged)
-    return 0 if judged.proven else 1
+    return 0 if judged.valid else 1
 
 
 def close(run: Path, plan: Plan, args: argparse.Namespace) -> int:

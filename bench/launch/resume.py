@@ -8,6 +8,7 @@ from pathlib import Path
 from bench import backends
 from bench.backends import JobState
 from bench.contract import plan as plans
+from bench.contract import plan_kinds
 from bench.contract.run_files import LEDGER, PLAN, RESERVE, RUN_LOCK, STATUS
 from bench.errors import BenchError, ConfigError, written
 from bench.runs import ledger
@@ -145,5 +146,5 @@ def _here(run: Run, *, walltime_min: int | None, arguments: Sequence[str]) -> in
             where="--sbatch",
             fix="leave it out",
         )
-    plan = plans.load(run.folder / PLAN)
+    plan = plan_kinds.load(run.folder / PLAN)
     return run_local.run(plans.within(plan, walltime_min) if walltime_min else plan, run.folder)

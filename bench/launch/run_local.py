@@ -16,9 +16,9 @@ from bench.contract import checkpoint, plan_paths, run_files
 from bench.contract import plan as plans
 from bench.contract.plan import Command, Plan, Trial
 from bench.contract.run_files import STATUS
-from bench.contract.task import Kind
 from bench.errors import BenchError, Stopped, with_rule, written
 from bench.preflight import nodes as node_checks
+from bench.report import kinds
 from bench.runs import ledger, manifest
 from bench.runs import status as statuses
 from bench.runs import trial as trials
@@ -91,15 +91,7 @@ def _next(plan: Plan, folder: Path, exit_code: int) -> str:
         if any(checkpoint.newest(folder, trial.index) for trial in plan.trials):
             words += f"\nto go on from the last checkpoint: python -m bench resume {short(folder)}"
         return words
-    if plan.config.task.kind is Kind.kernels:
-        return f"every point, and its figures: python -m bench report {short(folder)} -o FOLDER"
-    if plan.config.task.kind is Kind.generate:
-        return f"every answer, and its figure: python -m bench report {short(folder)} -o FOLDER"
-    if plan.config.task.kind is Kind.serve:
-        return f"every load, and its figures: python -m bench report {short(folder)} -o FOLDER"
-    if plan.config.training.target_eval_loss is None:
-        return f"beside published systems: python -m bench report {short(folder)}"
-    return f"what the trials are worth together: python -m bench score {short(folder)}" if plan.trials[1:] else ""
+    return kinds.of(plan.kind).next_step(plan, short(folder))
 
 
 def _work(nodes: Nodes, folder: Path, console: "Messages") -> bool:
@@ -163,7 +155,7 @@ def _follow(nodes: Nodes, command: Command, folder: Path, console: "Messages") -
     assert command.log is not None  # or there is nothing to follow
     plan, is_trial = nodes.plan, command.name != plans.PREPARE
     with lead.started(nodes, command, folder, port=master_port(plan)) as ranks:
-        expected = sources.planned(plan if is_trial else plan.base or plan, command)
+        expected = sources.planned(plan, command)
         log, is_alive = folder / command.log, ranks.are_running
         more: dict[str, Any] = {}
         if is_trial:

@@ -15,6 +15,7 @@ from bench.contract.run_files import JOB, STATUS, SUBMISSION
 from bench.errors import BenchError, written
 from bench.launch import run_local
 from bench.preflight import Finding
+from bench.results.kind import judge
 from bench.runs import folder as folders
 from bench.runs import run as runs
 from bench.runs import trial as trials
@@ -67,7 +68,7 @@ def follow(plan: Plan, folder: Path, console: "Messages") -> int:
         if found := trials.foreign(folder, trial, may_have_moved=True):  # seen from here, owners may have other ids
             console.print(str(found), markup=False)
         elif (folder / trial.log).exists():
-            trial_sheets.show(folder, trial, trials.judge(folder / trial.log, plan, trial))
+            trial_sheets.show(folder, trial, judge(folder / trial.log, plan, trial))
     run = runs.find(folder)
     word, what = (run.status.outcome, run.status.what) if run.status else (run.word, None)
     still = f" (job {run.id} still is {run.states[0].word})" if run.is_active else ""

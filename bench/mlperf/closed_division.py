@@ -35,12 +35,12 @@ def deviations(config: Config) -> list[str]:
         return [f"task {config.task.name} has no target here: it measures speed, not a time to train"]
     if config.task.benchmark != NAME or not config.task.submittable:
         return [f"task {config.task.name} is not an MLPerf benchmark"]
-    training, r, rules = config.training, config.recipe, LLAMA2_70B_LORA.fixed
+    training, r, rules = config.training, config.training_recipe, LLAMA2_70B_LORA.fixed
     found: list[tuple[str, object, object]] = [
         *_sizes(config),
-        ("data", config.data.name, "gov_report"),
-        ("data.source", config.data.source.name, "prepared"),
-        ("data.answer_only", config.data.answer_only, True),
+        ("data", config.training_data.name, "gov_report"),
+        ("data.source", config.training_data.source.name, "prepared"),
+        ("data.answer_only", config.training_data.answer_only, True),
         ("task.training.target_eval_loss", training.target_eval_loss, LLAMA2_70B_LORA.goals[0].value),
         ("recipe.weight_decay", r.weight_decay, rules[mllog.OPT_ADAMW_WEIGHT_DECAY]),
         ("recipe.clip_grad", r.clip_grad, rules[mllog.OPT_GRADIENT_CLIP_NORM]),
@@ -61,7 +61,7 @@ def has_benchmark_shape(config: Config) -> bool:
 
 def _sizes(config: Config) -> list[tuple[str, object, object]]:
     """Return the fixed values that decide how much work a step and an evaluation are, as (key, value, rule's value)."""
-    lora, m, d, rules = config.training.lora, config.model, config.data, LLAMA2_70B_LORA.fixed
+    lora, m, d, rules = config.training.lora, config.model, config.training_data, LLAMA2_70B_LORA.fixed
     return [
         *((f"model.{key}", getattr(m, key), want) for key, want in LLAMA2_70B.items()),
         ("data.seq_length", d.seq_length, rules["max_sequence_length"]),

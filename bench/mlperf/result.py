@@ -3,7 +3,7 @@
 A number that the log does not prove is None. `bench.mlperf.compliance` finds what is wrong with a log.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -311,3 +311,8 @@ def with_gpus(result: Result, num_gpus: int | None) -> Result:
         tflops_gpu=tflops,
         mfu=tflops / peak if tflops and is_number(peak) and peak > 0 else None,
     )
+
+
+def differing(pairs: Mapping[str, tuple[Any, Any]]) -> list[str]:
+    """Return, as sentences, the settings whose logged value is not the planned one; pairs are (logged, planned)."""
+    return [f"{name} is {logged}, planned {planned}" for name, (logged, planned) in pairs.items() if logged != planned]

@@ -2,12 +2,12 @@
 
 import dataclasses
 import itertools
+from typing import Any
 
 from bench.contract import plan as plans
 from bench.contract import run_files, transport
-from bench.contract.plan import NODE_CHECK, NODE_FACTS, PREPARE, Command, Plan, Trial
+from bench.contract.plan import NODE_CHECK, NODE_FACTS, PLAN_VERSION, PREPARE, Command, Plan, Trial
 from bench.contract.schema import Config, DataSource, Device
-from bench.contract.task import Kind
 from bench.contract.training import StartsFrom
 from bench.planning import nemo
 
@@ -56,16 +56,31 @@ def probe(plan: Plan, *, num_nodes: int, health: bool) -> Plan:
     )
 
 
+def fields_of_all(config: Config) -> dict[str, Any]:
+    """Return the fields that the plans of all kinds have, but for the split of the ranks."""
+    trials = [Trial(index=k, seed=config.seed_base + k, log=run_files.result(k)) for k in range(config.trials)]
+    return {
+        "version": PLAN_VERSION,
+        "name": f"{config.task.name}-{config.cluster.name}",
+        "config": config,
+        "trials": trials,
+        "walltime_min": walltime_min(config),
+        "environment": environment(config),
+        "commands": make_commands(config, trials),
+        "files": files(config, trials),
+    }
+
+
 def needs_preparing(config: Config) -> bool:
     """Return whether rows or a base checkpoint have to be made before the first trial."""
-    if config.task.kind is not Kind.train:
+    if config.task.training is None:
         return False
-    return config.data.source.is_made or config.training.starts_from is StartsFrom.task
+    return config.training_data.source.is_made or config.training.starts_from is StartsFrom.task
 
 
 def files(config: Config, trials: list[Trial]) -> list[str]:
     """Return what the run folder will hold."""
-    made = _made_by_training(config) if config.task.kind is Kind.train else []
+    made = _made_by_training(config) if config.task.training else []
     own = [(t.log, *(name.format(t.index) for name in made)) for t in trials]
     looked = [f"{run_files.FACTS}/", *([run_files.HEALTH] if config.cluster.health else [])]
     return [
@@ -83,7 +98,7 @@ def files(config: Config, trials: list[Trial]) -> list[str]:
 
 def _made_by_training(config: Config) -> list[str]:
     """Return what a trial leaves besides its log, by names with {} for its number."""
-    made = [] if config.data.source is DataSource.random else [run_files.loss_figure("{}")]
+    made = [] if config.training_data.source is DataSource.random else [run_files.loss_figure("{}")]
     made += [f"{run_files.adapters('{}')}/"] if plans.keeps_adapters(config) else []
     return made + ([] if config.training.checkpoint_every_steps is None else [f"{run_files.checkpoints('{}')}/"])
 
@@ -117,3 +132,18 @@ def environment(config: Config) -> dict[str, str]:
     is_peer = config.huggingface is not None
     of_all = {name: value for name, value in ENVIRONMENT.items() if not (is_peer and name == ONLY_MEGATRON)}
     return of_all | of_device | of_transport | own
+
+
+def walltime_min(config: Config) -> int | None:
+    """Return the time limit of a job in minutes: 5, plus walltime + 5 for each of its trials; None without a limit.
+
+    Source: WALLTIME in the config_*.sh of NVIDIA's MLPerf training submissions.
+    """
+    if config.walltime is None:
+        return None
+    return job_min(1 if config.launch.array else config.trials, config.walltime)
+
+
+def job_min(trials: int, trial_min: int) -> int:
+    """Return the time limit in minutes of a job with so many trials."""
+    return 5 + trials * (trial_min + 5)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.contract import old_plans
-from bench.contract.local_sgd import LocalSgd
 from bench.contract.model import Weights
 from bench.contract.plan import Plan
 from bench.contract.schema import Config, DataSource
@@ -84,9 +83,8 @@ def plan_of(config: Config, overrides: Sequence[str]) -> Plan:
 
 def as_planned(config: Config) -> Config:
     """Return the config as its plan has it: what a run does not read is not in it."""
-    if config.task.training is None:  # of the rows only their length counts, and that for kernels
-        return dataclasses.replace(config, data=dataclasses.replace(config.data, source=DataSource.random, sample=None))
-    return with_random_weights(config) if config.model.weights is Weights.random else config
+    is_random = config.task.training is not None and config.model.weights is Weights.random
+    return with_random_weights(config) if is_random else config
 
 
 def with_random_weights(config: Config) -> Config:
@@ -95,7 +93,7 @@ def with_random_weights(config: Config) -> Config:
     return dataclasses.replace(
         config,
         task=dataclasses.replace(config.task, training=training, submittable=False),
-        data=dataclasses.replace(config.data, source=DataSource.random),
+        data=dataclasses.replace(config.training_data, source=DataSource.random),
     )
 
 
@@ -167,15 +165,15 @@ def _with_values(config: "DictConfig", words: Sequence[str]) -> "DictConfig":
 
 
 def typed(config: "DictConfig") -> Config:
-    """Return the config as its dataclasses, with the paths made absolute. Settings that nothing asked for leave it."""
+    """Return the config as its dataclasses, with the paths made absolute."""
     from omegaconf import OmegaConf
 
-    _drop_unused_local_sgd(config)
     typed_config = typing.cast(Config, OmegaConf.to_object(config))
     paths = typed_config.cluster.paths
     for name in ("data", "model", "logs"):
         setattr(paths, name, _absolute(getattr(paths, name)))
-    typed_config.data.tokenizer = _absolute(typed_config.data.tokenizer)
+    if typed_config.data is not None:
+        typed_config.data.tokenizer = _absolute(typed_config.data.tokenizer)
     if typed_config.task.generation is not None:
         typed_config.task.generation.prompts = _absolute(typed_config.task.generation.prompts)
     typed_config.launch.folder = _absolute(typed_config.launch.folder)
@@ -183,26 +181,6 @@ def typed(config: "DictConfig") -> Config:
     if peer is not None and deepspeed.is_path(peer.deepspeed_json):
         peer.deepspeed_json = _absolute(peer.deepspeed_json)
     return typed_config
-
-
-def _drop_unused_local_sgd(config: "DictConfig") -> None:
-    """Make recipe.local_sgd null if nothing was given of it: conf/launch.yaml has it for all tasks.
-
-    Raises:
-        ConfigError: something was given, and not every_steps.
-    """
-    from omegaconf import OmegaConf
-
-    local_sgd = config.recipe.get("local_sgd")
-    if local_sgd is None or not OmegaConf.is_missing(local_sgd, "every_steps"):
-        return
-    unset = {field.name: field.default for field in dataclasses.fields(LocalSgd) if field.name != "every_steps"}
-    given = [f"recipe.local_sgd.{key}" for key, value in unset.items() if local_sgd[key] != value]
-    if given:
-        what = f"{', '.join(given)} is set, and not after how many steps groups are merged"
-        fix = "say how often: recipe.local_sgd.every_steps=100"
-        raise ConfigError(what, where="recipe.local_sgd.every_steps", fix=fix)
-    config.recipe.local_sgd = None
 
 
 def read(config_yaml: str) -> Config:

@@ -119,7 +119,7 @@ def _wanted(config: Config, batch: Batch) -> dict[str, Any]:
         "train_batch_size": batch.global_batch_size,
         "train_micro_batch_size_per_gpu": batch.micro_batch_size,
         "gradient_accumulation_steps": batch.gradient_accumulation_steps,
-        "gradient_clipping": config.recipe.clip_grad,
+        "gradient_clipping": config.training_recipe.clip_grad,
         "bf16": {"enabled": is_bf16},
         "fp16": {"enabled": False},
         "zero_allow_untested_optimizer": True,

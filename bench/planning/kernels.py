@@ -31,9 +31,12 @@ from bench.contract.kernels import (
     Limits,
     Point,
 )
+from bench.contract.plan_kinds import KernelsPlan
 from bench.contract.schema import Config, Device, Gpu
 from bench.errors import ConfigError
 from bench.planning.checks import kernels
+from bench.planning.commands import fields_of_all
+from bench.planning.parallelism import split
 
 TFLOPS, GBS = "TFLOP/s", "GB/s"
 LEAST_CALLS = 5
@@ -118,7 +121,7 @@ def _gpu(config: Config) -> Gpu | None:
 def _gemms(gemms: Gemms, config: Config) -> Iterator[Point]:
     """Yield every shape in every precision, then those that are measured without a pause."""
     listed = [(m, n, k) for m, n, k in gemms.shapes]
-    shapes = list(dict.fromkeys([*listed, *(kernels.model_shapes(config) if gemms.of_model else ())]))
+    shapes = list(dict.fromkeys([*listed, *(kernels.model_shapes(config, gemms) if gemms.of_model else ())]))
     sustained = [(m, n, k) for m, n, k in gemms.sustained]
     for precision in kernels.precisions(gemms, config):
         for shape in shapes:
@@ -258,3 +261,8 @@ def _of_attention(
         peak=gpu.peak_bf16_tflops if gpu else None,
         limit=limit,
     )
+
+
+def make(config: Config, base: Config | None) -> KernelsPlan:
+    """Return the plan of a run that measures kernels."""
+    return KernelsPlan(**fields_of_all(config), world=split(config, tp=1, pp=1, cp=1, sp=False), points=points(config))

@@ -67,7 +67,7 @@ def ranked(config: Config) -> list[Layout]:
 
 def with_micro_batch(config: Config, size: int) -> Config:
     """Return the config with this size of a micro-batch."""
-    return replace(config, recipe=replace(config.recipe, micro_batch_size=size))
+    return replace(config, recipe=replace(config.training_recipe, micro_batch_size=size))
 
 
 def _micro_batch_sizes(config: Config, world: World) -> list[int]:
@@ -75,10 +75,10 @@ def _micro_batch_sizes(config: Config, world: World) -> list[int]:
 
     Where no GPU is known, so that nothing says what fits, that is the whole share.
     """
-    whole = config.recipe.micro_batch(max(1, world.dp))  # 0 replicas are refused by `check`
-    if config.recipe.micro_batch_size is not None or memory.gpu(config) is None:
+    whole = config.training_recipe.micro_batch(max(1, world.dp))  # 0 replicas are refused by `check`
+    if config.training_recipe.micro_batch_size is not None or memory.gpu(config) is None:
         return [whole]
-    most = max(1, MOST_TOKENS * world.cp // config.data.seq_length)
+    most = max(1, MOST_TOKENS * world.cp // config.training_data.seq_length)
     return [size for size in reversed(divisors(whole)) if size <= most]
 
 
@@ -105,7 +105,7 @@ def _layout(config: Config, world: World) -> Layout:
     recomputed = estimator.recompute(config, world)
     return Layout(
         world=world,
-        micro_batch_size=config.recipe.micro_batch(world.dp),
+        micro_batch_size=config.training_recipe.micro_batch(world.dp),
         recompute=recomputed,
         memory=estimator.estimate(config, world, recomputed),
         cost=None if is_peer else step_time.estimate(config, world, recomputed),

@@ -12,7 +12,7 @@ same network: it is slower where H t + X < H s, which is above H = X / (s - t).
 
 from dataclasses import replace
 
-from bench.contract.local_sgd import BYTES, Prediction
+from bench.contract.local_sgd import BYTES, LocalSgd, Prediction
 from bench.contract.plan import Evaluation, World
 from bench.contract.schema import Config
 from bench.errors import ConfigError
@@ -30,20 +30,24 @@ and gap (IEEE 802.3)."""
 def of_one_group(config: Config) -> Config:
     """Return the config of one of its groups, alone with its share of nodes, ranks and batch."""
     groups = config.parallel.groups
-    if groups is None or config.recipe.local_sgd is None:
+    if groups is None or config.training_recipe.averaging is None:
         return config
     nodes = config.cluster.num_nodes
     of_group = max(1, nodes // groups)
     cluster = replace(
         config.cluster, num_nodes=of_group, ranks_per_node=nodes * config.cluster.ranks_per_node // groups // of_group
     )
-    recipe = replace(config.recipe, global_batch_size=config.recipe.global_batch_size // groups, local_sgd=None)
+    recipe = replace(
+        config.training_recipe,
+        global_batch_size=config.training_recipe.global_batch_size // groups,
+        local_sgd=LocalSgd(),
+    )
     return replace(config, cluster=cluster, recipe=recipe, parallel=replace(config.parallel, groups=None))
 
 
 def whole(world: World, config: Config) -> World:
     """Return the ranks of all groups, each of which is split as `world` is."""
-    if config.recipe.local_sgd is None:
+    if config.training_recipe.averaging is None:
         return world
     nodes, per_node = config.cluster.num_nodes, config.cluster.ranks_per_node
     groups = config.parallel.groups
@@ -56,12 +60,12 @@ def check_evaluations(config: Config, at_steps: list[int], max_steps: int) -> No
     Raises:
         ConfigError: with the first such step.
     """
-    if config.recipe.local_sgd is None:
+    if config.training_recipe.averaging is None:
         return
-    every = config.recipe.local_sgd.every_steps
+    every = config.training_recipe.averaging.interval
     between = next((step for step in at_steps if step % every and step != max_steps), None)
     if between is not None:
-        interval = every * config.recipe.global_batch_size
+        interval = every * config.training_recipe.global_batch_size
         raise ConfigError(
             f"an evaluation after step {between}, and the groups are merged every {every} steps: what is evaluated is "
             "the merged model",
@@ -73,7 +77,7 @@ def check_evaluations(config: Config, at_steps: list[int], max_steps: int) -> No
 
 def predict(config: Config, layout: Layout, evaluation: Evaluation, max_steps: int) -> Prediction | None:
     """Return what training apart costs and gains; None without groups. `layout` is that of a group."""
-    local_sgd, groups = config.recipe.local_sgd, config.parallel.groups
+    local_sgd, groups = config.training_recipe.averaging, config.parallel.groups
     if local_sgd is None or groups is None:
         return None
     numbers = layout.memory.rank_trainable_parameters / (layout.world.dp * layout.world.cp)
@@ -102,9 +106,9 @@ def predict(config: Config, layout: Layout, evaluation: Evaluation, max_steps: i
 
 def _merges(config: Config, evaluation: Evaluation, max_steps: int) -> tuple[int, int]:
     """Return how many merges there are, and for how many of them training waits: what they give is used at once."""
-    local_sgd, saved = config.recipe.local_sgd, config.training.checkpoint_every_steps
+    local_sgd, saved = config.training_recipe.averaging, config.training.checkpoint_every_steps
     assert local_sgd is not None
-    steps = {*range(local_sgd.every_steps, max_steps + 1, local_sgd.every_steps), max_steps}
+    steps = {*range(local_sgd.interval, max_steps + 1, local_sgd.interval), max_steps}
     used = {max_steps, *evaluation.at_steps, *(range(saved, max_steps, saved) if saved else ())}
     return len(steps), len(steps & used)
 
@@ -120,10 +124,10 @@ def _synchronous_s(config: Config, layout: Layout, step_s: float | None) -> floa
     With a measured step time that is this step, and its gradients' way over the network and that of the new weights;
     else it is the estimate of the fastest synchronous layout.
     """
-    local_sgd, network_gbs = config.recipe.local_sgd, config.cluster.network_gbs
+    local_sgd, network_gbs = config.training_recipe.averaging, config.cluster.network_gbs
     assert local_sgd is not None
     if local_sgd.step_time_s is None:
-        alone = replace(config.recipe, local_sgd=None)
+        alone = replace(config.training_recipe, local_sgd=LocalSgd())
         cost = layouts.choose(replace(config, recipe=alone, parallel=replace(config.parallel, groups=None))).cost
         return cost.step_s if cost else None
     if step_s is None or network_gbs is None:

@@ -1,41 +1,30 @@
-"""Make the plan of a run from its config: the parallelism, the schedule, the commands and every file it will write."""
+"""Make the plan of a run from its config, by the kind of its task."""
 
-import dataclasses
-import math
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
-from bench.contract import plan as plans
-from bench.contract import run_files
-from bench.contract.model import Weights
-from bench.contract.plan import (
-    NOT_A_SUBMISSION,
-    PLAN_VERSION,
-    Batch,
-    Evaluation,
-    GenerationPlan,
-    KernelsPlan,
-    Plan,
-    ServingPlan,
-    Submission,
-    TrainingPlan,
-    Trial,
-    World,
-    fingerprint,
-)
-from bench.contract.schema import Config, DataSource
+from bench.contract.plan import Plan
+from bench.contract.schema import Config
 from bench.contract.task import Kind
-from bench.contract.training import StartsFrom
-from bench.errors import ConfigError
-from bench.mlperf import closed_division
-from bench.mlperf.benchmarks import LLAMA2_70B_LORA
-from bench.planning import checks, commands, deepspeed, generation, kernels, layouts, local_sgd, nemo, serving
+from bench.planning import checks, generation, kernels, serving, training
 from bench.planning.checks import generation as generation_checks
-from bench.planning.checks import memory
-from bench.planning.estimates import cuda_graph, flops
-from bench.planning.parallelism import num_microbatches, split
+from bench.planning.checks import kernels as kernel_checks
+from bench.planning.checks import training as training_checks
 
-assert LLAMA2_70B_LORA.schedule is not None
-RULES = LLAMA2_70B_LORA.schedule
-"""How many evaluations are skipped at the start if the recipe does not say."""
+
+class Planner(NamedTuple):
+    """What plans the tasks of one kind."""
+
+    check: Callable[[Config], None]
+    make: Callable[[Config, Config | None], Plan]
+
+
+PLANNERS: Mapping[Kind, Planner] = {
+    Kind.train: Planner(training_checks.check, training.make),
+    Kind.generate: Planner(generation_checks.check, generation.make),
+    Kind.serve: Planner(serving.check, serving.make),
+    Kind.kernels: Planner(kernel_checks.check, kernels.make),
+}
 
 
 def make(config: Config, base: Config | None = None) -> Plan:
@@ -44,233 +33,11 @@ def make(config: Config, base: Config | None = None) -> Plan:
     Raises:
         ConfigError: the request is impossible; the message gives the legal values.
     """
+    check(config)
+    return PLANNERS[config.task.kind].make(config, base)
+
+
+def check(config: Config) -> None:
+    """Raise ConfigError when the config contradicts itself in every layout."""
     checks.check(config)
-    match config.task.kind:
-        case Kind.kernels:
-            return _kernels(config)
-        case Kind.generate:
-            return _generation(config)
-        case Kind.serve:
-            return _serving(config)
-        case Kind.train:
-            return _training(config, base)
-    return _kernels(config) if config.task.kind is Kind.kernels else _training(config, base)
-
-
-def _training(config: Config, base: Config | None) -> TrainingPlan:
-    of_group = local_sgd.of_one_group(nemo.restricted(config))
-    chosen = layouts.choose(of_group)
-    steps = max_steps(config)
-    checks.check_steps(config, steps)
-    base_plan = None if base is None else _make_base(base)
-    evaluation = _checked_evaluations(config)
-    local_sgd.check_evaluations(config, evaluation.at_steps, steps)
-    is_captured = config.nemo is None and cuda_graph.is_chosen(of_group, chosen)
-    chosen = _as_launched(of_group, chosen, is_captured=is_captured)
-    memory.check(config, chosen.memory)
-    trials, lora = _trials(config), config.training.lora
-    batch = _whole(batches(layouts.with_micro_batch(of_group, chosen.micro_batch_size), chosen.world), config)
-    return TrainingPlan(
-        version=PLAN_VERSION,
-        name=f"{config.task.name}-{config.cluster.name}",
-        config=config,
-        world=local_sgd.whole(chosen.world, config),
-        batch=batch,
-        evaluation=evaluation,
-        max_steps=steps,
-        submission=submission(config),
-        trials=trials,
-        recompute=chosen.recompute,
-        memory=chosen.memory,
-        cost=chosen.cost,
-        apart=local_sgd.predict(config, chosen, evaluation, steps),
-        deepspeed=deepspeed.settings(config, batch),
-        cuda_graph=is_captured,
-        tflop_per_sample=flops.tflop_per_sample(config.model, lora, seq_length=config.data.seq_length),
-        peak_tflops=flops.peak_tflops(config),
-        walltime_min=checks.walltime_min(config),
-        data_dir=data_dir(config),
-        base_dir=base_dir(config, base_plan),
-        base=base_plan,
-        environment=commands.environment(config),
-        commands=commands.make_commands(config, trials),
-        files=commands.files(config, trials),
-    )
-
-
-def _as_launched(config: Config, layout: layouts.Layout, *, is_captured: bool) -> layouts.Layout:
-    """Return the layout with the memory and the times that it has where a CUDA graph launches its passes."""
-    cost = layout.cost if config.nemo is None else None  # rates are those of our kernels
-    if not is_captured:
-        return dataclasses.replace(layout, cost=cost)
-    cost = cuda_graph.without_waiting(cost) if cost else None
-    return dataclasses.replace(layout, memory=cuda_graph.memory_of(config, layout), cost=cost)
-
-
-def _kernels(config: Config) -> KernelsPlan:
-    trials = _trials(config)
-    return KernelsPlan(
-        version=PLAN_VERSION,
-        name=f"{config.task.name}-{config.cluster.name}",
-        config=config,
-        world=split(config, tp=1, pp=1, cp=1, sp=False),
-        trials=trials,
-        points=kernels.points(config),
-        walltime_min=checks.walltime_min(config),
-        environment=commands.environment(config),
-        commands=commands.make_commands(config, trials),
-        files=commands.files(config, trials),
-    )
-
-
-def _generation(config: Config) -> GenerationPlan:
-    world = generation.split(config)
-    asked, trials = generation.asked(config, world), _trials(config)
-    generation_checks.check_asked(config, asked, world.dp)
-    memory = generation.memory(config, world, asked)
-    generation_checks.check_memory(config, memory)
-    return GenerationPlan(
-        version=PLAN_VERSION,
-        name=f"{config.task.name}-{config.cluster.name}",
-        config=config,
-        world=world,
-        weights=generation.weights(config),
-        asked=asked,
-        memory=memory,
-        cost=generation.cost(config, world, asked),
-        trials=trials,
-        walltime_min=checks.walltime_min(config),
-        base_dir=None if config.model.weights is Weights.random else config.cluster.paths.model,
-        environment=commands.environment(config),
-        commands=commands.make_commands(config, trials),
-        files=commands.files(config, trials),
-    )
-
-
-def _serving(config: Config) -> ServingPlan:
-    trials, world = _trials(config), split(config, tp=1, pp=1, cp=1, sp=False)
-    return ServingPlan(
-        version=PLAN_VERSION,
-        name=f"{config.task.name}-{config.cluster.name}",
-        config=config,
-        world=dataclasses.replace(world, tp=config.parallel.tp or 1, dp=1),
-        trials=trials,
-        loads=serving.loads(serving.required(config)),
-        walltime_min=checks.walltime_min(config),
-        base_dir=serving.model_folder(config),
-        environment=commands.environment(config),
-        commands=commands.make_commands(config, trials),
-        files=commands.files(config, trials),
-    )
-
-
-def _trials(config: Config) -> list[Trial]:
-    return [Trial(index=k, seed=config.seed_base + k, log=run_files.result(k)) for k in range(config.trials)]
-
-
-def _checked_evaluations(config: Config) -> Evaluation:
-    """Return the evaluation schedule; raises ConfigError for one that the run cannot keep."""
-    schedule = evaluations(config)
-    every, first = schedule.every_steps, schedule.first_step
-    checks.check_evaluation(config, every_steps=every, first_step=first, max_steps=max_steps(config))
-    return schedule
-
-
-def _make_base(base: Config) -> TrainingPlan:
-    """Return the plan of the base task; its errors name the task, because the user did not ask for it by name."""
-    try:
-        return plans.required_training(make(base))
-    except ConfigError as error:
-        name, size, tokens = base.task.name, base.recipe.global_batch_size, base.data.seq_length
-        raise ConfigError(
-            f"{error.what}, in {name}, which makes the base checkpoint",
-            where=f"task={name}: {error.where}",
-            fix=f"choose ranks and a model that can do its global batch size {size} of rows of {tokens} tokens",
-            rule=error.rule,
-        ) from error
-
-
-def max_steps(config: Config) -> int:
-    """Return the maximum number of optimizer steps; an epoch leaves out its incomplete last batch."""
-    training = config.training
-    if training.max_steps is not None:
-        return training.max_steps
-    assert training.epochs is not None
-    return training.epochs * (config.data.train_rows // config.recipe.global_batch_size)
-
-
-def batches(config: Config, world: World) -> Batch:
-    """Return the batch sizes: global batch size = dp * micro-batch size * gradient accumulation steps."""
-    r = config.recipe
-    return Batch(
-        global_batch_size=r.global_batch_size,
-        micro_batch_size=r.micro_batch(world.dp),
-        gradient_accumulation_steps=num_microbatches(config, world),
-        tokens_per_step=r.global_batch_size * config.data.seq_length,
-    )
-
-
-def _whole(batch: Batch, config: Config) -> Batch:
-    """Return the batch of all groups, from that of one; without groups, as it is."""
-    size = config.recipe.global_batch_size
-    return dataclasses.replace(batch, global_batch_size=size, tokens_per_step=size * config.data.seq_length)
-
-
-def evaluations(config: Config) -> Evaluation:
-    """Return the evaluation schedule: every CEIL(samples / GBS) steps, the first ones skipped.
-
-    Without a target the model is also evaluated after its last step.
-
-    Source: MLPerf training rules, llama2_70b_lora: every 384 samples, skip FLOOR(0.125 * GBS + 2).
-    """
-    r = config.recipe
-    every = math.ceil(r.eval_every_samples / r.global_batch_size)
-    skip = r.eval_skip if r.eval_skip is not None else RULES.skipped(r.global_batch_size)
-    first = every * (skip + 1)
-    last = max_steps(config)
-    at_steps = list(range(first, last + 1, every))
-    if config.training.target_eval_loss is None and at_steps[-1:] != [last]:
-        at_steps.append(last)
-    return Evaluation(every_steps=every, first_step=at_steps[0] if at_steps else first, at_steps=at_steps)
-
-
-def submission(config: Config) -> Submission:
-    """Return what the log will say about the submission; org and platform mark a run that may not be submitted."""
-    task, cluster = config.task, config.cluster
-    has_target = config.training.target_eval_loss is not None
-    deviations = closed_division.deviations(config)
-    is_submittable = task.submittable and config.model.name == "llama2_70b"
-    mark = "" if is_submittable else f" ({task.name}: {NOT_A_SUBMISSION})"
-    return Submission(
-        benchmark=task.benchmark if has_target else None,
-        shape_of=task.benchmark if not has_target and closed_division.has_benchmark_shape(config) else None,
-        division="open" if deviations else "closed",
-        org=cluster.org + mark,
-        platform=cluster.platform + mark,
-        status=cluster.status,
-        deviations=deviations,
-    )
-
-
-def data_dir(config: Config) -> str | None:
-    """Return the folder of the rows; None for random rows, which exist in memory only.
-
-    Rows that are made for the run have one folder per data config and vocabulary size, so that two never mix.
-    """
-    root, source = config.cluster.paths.data, config.data.source
-    if source is DataSource.random:
-        return None
-    if root is None or source is DataSource.prepared:
-        return root
-    return f"{root}/{config.data.name}-{fingerprint(config.data, config.model.vocab_size)}"
-
-
-def base_dir(config: Config, base: TrainingPlan | None) -> str | None:
-    """Return the folder of the checkpoint that training starts from; None for random weights."""
-    root = config.cluster.paths.model
-    if root is None or config.training.starts_from is StartsFrom.random:
-        return None
-    if base is None:
-        return root
-    b = base.config
-    return f"{root}/{b.task.name}-{fingerprint(b.model, b.data, b.recipe, b.training, b.seed_base, b.precision)}"
+    PLANNERS[config.task.kind].check(config)

@@ -55,7 +55,7 @@ def _is_gpt(m: Model) -> bool:
 
 
 def _recipe(config: Config) -> Iterator[Refusal]:
-    r = config.recipe
+    r = config.training_recipe
     what = "FP8 of Transformer Engine was not tried with its recipes"
     yield config.precision is Precision.fp8, what, "precision", "set precision=bf16"
     what = "Adam's moments are in FP32, in the memory of the GPU"

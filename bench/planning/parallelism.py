@@ -33,12 +33,12 @@ def split(config: Config, *, tp: int, pp: int, cp: int, sp: bool) -> World:
 
 def num_microbatches(config: Config, world: World) -> int:
     """Return how many micro-batches every replica computes in one optimizer step."""
-    return config.recipe.global_batch_size // (world.dp * config.recipe.micro_batch(world.dp))
+    return config.training_recipe.global_batch_size // (world.dp * config.training_recipe.micro_batch(world.dp))
 
 
 def tokens(config: Config, world: World) -> float:
     """Return how many tokens of one micro-batch one rank computes."""
-    return config.recipe.micro_batch(world.dp) * config.data.seq_length / world.cp
+    return config.training_recipe.micro_batch(world.dp) * config.training_data.seq_length / world.cp
 
 
 def check(config: Config, world: World) -> None:
@@ -101,7 +101,7 @@ def _check_pipeline(config: Config, world: World) -> None:
 
 
 def _check_sequence(config: Config, world: World) -> None:
-    s = config.data.seq_length
+    s = config.training_data.seq_length
     if world.cp > 1 and s % (2 * world.cp):
         raise ConfigError(
             f"sequence length {s} cannot be cut into the 2 x cp = {2 * world.cp} chunks of context parallelism",
@@ -158,7 +158,7 @@ def _check_4_bit_blocks(config: Config, world: World) -> None:
 
 
 def _check_batch(config: Config, world: World) -> None:
-    r, dp = config.recipe, world.dp
+    r, dp = config.training_recipe, world.dp
     micro_batch_size = r.micro_batch(dp)
     per_step = dp * micro_batch_size
     if r.global_batch_size % per_step:

@@ -2,12 +2,16 @@
 
 import string
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain
 
 from bench.contract.model import Weights
+from bench.contract.plan_kinds import ServingPlan
 from bench.contract.schema import Config, Device
 from bench.contract.serving import Arrivals, Load, Server, Serving, total_tokens
 from bench.errors import ConfigError
+from bench.planning.commands import fields_of_all
+from bench.planning.parallelism import split
 
 FILLED_IN = ("python", "model", "host", "port", "tp", "device", "total", "requests")
 """The words of an argv that stand for something of the plan."""
@@ -175,3 +179,13 @@ def _check_elsewhere(server: Server) -> None:
             where=f"{SERVER}.model, {SERVER}.tokenizer",
             fix=f"set {SERVER}.model to its name there, and {SERVER}.tokenizer to a folder with tokenizer.json",
         )
+
+
+def make(config: Config, base: Config | None) -> ServingPlan:
+    """Return the plan of a run that loads a server."""
+    return ServingPlan(
+        **fields_of_all(config),
+        world=replace(split(config, tp=1, pp=1, cp=1, sp=False), tp=config.parallel.tp or 1, dp=1),
+        loads=loads(required(config)),
+        base_dir=model_folder(config),
+    )

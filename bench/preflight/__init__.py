@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from bench import backends
-from bench.contract.plan import Plan, ServingPlan, required_training
+from bench.contract.plan import Plan
+from bench.contract.plan_kinds import TrainingPlan, required
 from bench.contract.plan_paths import expanded
 from bench.contract.schema import Runtime
 from bench.errors import ConfigError
@@ -26,7 +27,7 @@ def apply(plan: Plan) -> bool:
 
 def schedule(subject: Subject) -> Iterator[Finding | str]:
     """Yield whether evaluations do not stand where the benchmark's rules have them."""
-    plan = required_training(subject.plan)
+    plan = required(subject.plan, TrainingPlan)
     known = BENCHMARKS[str(plan.config.task.benchmark)]
     assert known.schedule is not None
     gbs = plan.batch.global_batch_size
@@ -45,7 +46,7 @@ def reference(subject: Subject) -> Iterator[Finding | str]:
     from bench.mlperf.official import RULESETS
     from bench.mlperf.rcp import rcp_record
 
-    gbs = required_training(subject.plan).batch.global_batch_size
+    gbs = required(subject.plan, TrainingPlan).batch.global_batch_size
     point = rcp_record(str(subject.plan.config.task.benchmark), gbs, RULESETS[-1])
     if point is None:
         what = f"no reference convergence point for a global batch size of {gbs} (ruleset {RULESETS[-1]})"
@@ -57,12 +58,12 @@ def reference(subject: Subject) -> Iterator[Finding | str]:
 def reads_model(plan: Plan) -> bool:
     """Return whether a server loads the site's model, or the client reads the tokenizer of one that runs elsewhere."""
     serving = plan.config.task.serving
-    return isinstance(plan, ServingPlan) and bool(plan.base_dir or (serving and serving.server.tokenizer))
+    return serving is not None and bool(plan.inputs.checkpoint or serving.server.tokenizer)
 
 
 def model(subject: Subject) -> Iterator[Finding | str]:
     """Yield what the model's folder lacks."""
-    serving, base = subject.plan.config.task.serving, subject.plan.base_dir
+    serving, base = subject.plan.config.task.serving, subject.plan.inputs.checkpoint
     own = serving.server.tokenizer if serving else None
     full = expanded(base or own)
     if full is None:
@@ -78,10 +79,10 @@ def model(subject: Subject) -> Iterator[Finding | str]:
 
 def is_started_here(plan: Plan) -> bool:
     """Return whether a server is started on this machine, in no container."""
-    if not isinstance(plan, ServingPlan) or plan.config.cluster.backend.is_elsewhere:
-        return False
     serving = plan.config.task.serving
-    is_ours = serving is not None and serving.server.url is None and not serving.server.argv[0].startswith("{")
+    if serving is None or plan.config.cluster.backend.is_elsewhere:
+        return False
+    is_ours = serving.server.url is None and not serving.server.argv[0].startswith("{")
     return is_ours and plan.config.container.runtime is Runtime.none
 
 

@@ -18,7 +18,7 @@ from bench.contract.atomic_files import read_object
 from bench.contract.data import DataSource
 from bench.contract.layers import differs_from_llama
 from bench.contract.model import Model
-from bench.contract.plan import GenerationPlan, Plan
+from bench.contract.plan import Plan
 from bench.contract.plan_paths import expanded
 from bench.contract.schema import Config, Data
 from bench.errors import BenchError, ConfigError
@@ -192,7 +192,8 @@ HEAD_BYTES = 2**20
 
 def takes_text(plan: Plan) -> bool:
     """Return whether the user brings files that rows are made from."""
-    return plan.config.data.source.reads_files and plan.config.data.sample is None
+    data = plan.config.data
+    return data is not None and data.source.reads_files and data.sample is None
 
 
 def found(plan: Plan, *, root: Path, rows: Path) -> Iterator[Finding | str]:
@@ -203,7 +204,7 @@ def found(plan: Plan, *, root: Path, rows: Path) -> Iterator[Finding | str]:
         yield broken("CFG-06", error.what, error.where, fix=error.fix)
         tokenizer = None
     if rows.exists():
-        yield from prepared_rows(rows, plan.config.data)
+        yield from prepared_rows(rows, plan.config.training_data)
         yield from manifest(rows)
         yield from _other_tokenizer(rows, tokenizer)
         yield from _other_files(rows)
@@ -211,8 +212,8 @@ def found(plan: Plan, *, root: Path, rows: Path) -> Iterator[Finding | str]:
         yield f"made before: {rows}"
         return
     try:
-        files = data_files.find(root, plan.config.data)
-        _check_head(files[0], plan.config.data.source)
+        files = data_files.find(root, plan.config.training_data)
+        _check_head(files[0], plan.config.training_data.source)
         yield f"{len(files)} files, {sum(path.stat().st_size for path in files) / 1e9:,.2f} GB"
     except ConfigError as error:
         yield broken("CFG-06", error.what, error.where, fix=error.fix)
@@ -223,7 +224,7 @@ def found(plan: Plan, *, root: Path, rows: Path) -> Iterator[Finding | str]:
 
 def takes_prompts(plan: Plan) -> bool:
     """Return whether the ranks tokenise prompts."""
-    return isinstance(plan, GenerationPlan) and plan.base_dir is not None
+    return plan.config.task.generation is not None and plan.inputs.checkpoint is not None
 
 
 def prompts(subject: Subject) -> Iterator[Finding | str]:
@@ -244,7 +245,7 @@ def _tokenizer(plan: Plan) -> Path | None:
     Raises:
         ConfigError: there is none, it does not fit the model, or nothing says how a document ends.
     """
-    place = expanded(data_files.tokenizer_place(plan.config, plan.data_dir))
+    place = expanded(data_files.tokenizer_place(plan.config, plan.inputs.rows))
     if place is None:
         return None
     path = data_files.find_tokenizer(Path(place))
@@ -280,7 +281,9 @@ def _new_files(rows: Path, root: Path, plan: Plan) -> Iterator[Finding]:
     source = read_object(rows / MANIFEST).get("source")
     read = [Path(file["path"]) for file in source.get("files", [])] if isinstance(source, dict) else []
     try:
-        new = [path for path in data_files.find(root, plan.config.data) if path not in read and path < max(read)]
+        new = [
+            path for path in data_files.find(root, plan.config.training_data) if path not in read and path < max(read)
+        ]
     except (ConfigError, OSError, ValueError):  # the files may be gone once there are rows; older manifests list none
         return
     if new:
@@ -295,7 +298,7 @@ def _room(plan: Plan, root: Path) -> Iterator[Finding]:
         yield broken("CFG-08", "rows cannot be written", str(there), fix=fix)
         return
     try:
-        data_files.check_room(root, plan.config.data)
+        data_files.check_room(root, plan.config.training_data)
     except BenchError as error:
         yield broken("CFG-08", error.what, error.where, fix=error.fix)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from bench import backends, preflight
 from bench.backends import Job
-from bench.contract import plan as plans
+from bench.contract import plan_kinds
 from bench.contract.plan import Plan
 from bench.contract.run_files import PLAN
 from bench.errors import BenchError, ConfigError
@@ -69,7 +69,7 @@ def on_nodes(plan: Plan, tier: Tier) -> Checked:
     num_nodes = 1 if tier == "canary" else plan.world.num_nodes
     folder, exit_code, stuck = _probed(commands.probe(plan, num_nodes=num_nodes, health=tier == "nodes"))
     facts = nodes.load(folder)
-    judged = nodes.judge(plans.load(folder / PLAN), facts) if facts.ranks else []  # else its logs say more
+    judged = nodes.judge(plan_kinds.load(folder / PLAN), facts) if facts.ranks else []  # else its logs say more
     found = [replace(finding, tier=tier) for finding in judged]
     seen = f"{', '.join(check.__name__.replace('_', ' ') for check in nodes.CHECKS)}; {short(folder)}"
     if slow := nodes.slow_nodes(facts):

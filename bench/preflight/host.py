@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from bench.contract import checkpoint as checkpoints
-from bench.contract.plan import GenerationPlan, Plan, TrainingPlan
+from bench.contract.plan import Plan
+from bench.contract.plan_kinds import training_plan
 from bench.contract.plan_paths import expanded, named_paths
 from bench.contract.schema import DataSource, Runtime
 from bench.contract.training import StartsFrom
@@ -79,12 +80,12 @@ def _set(text: str | None, name: str) -> Path:
 
 def takes_prepared_rows(plan: Plan) -> bool:
     """Return whether the site has to bring the rows."""
-    return plan.config.data.source is DataSource.prepared
+    return plan.config.data is not None and plan.config.data.source is DataSource.prepared
 
 
 def rows(subject: Subject) -> Iterator[Finding | str]:
     """Yield in what the rows that a site should have prepared are missing, or other ones."""
-    want, folder = subject.plan.config.data, _set(subject.plan.data_dir, "DATADIR")
+    want, folder = subject.plan.config.training_data, _set(subject.plan.inputs.rows, "DATADIR")
     yield from data.prepared_rows(folder, want)
     yield from data.manifest(folder)
     yield str(folder)
@@ -92,21 +93,22 @@ def rows(subject: Subject) -> Iterator[Finding | str]:
 
 def text(subject: Subject) -> Iterator[Finding | str]:
     """Yield what stands in the way of rows that are made from files."""
-    root, rows = _set(subject.plan.config.cluster.paths.data, "DATADIR"), _set(subject.plan.data_dir, "DATADIR")
+    root, rows = _set(subject.plan.config.cluster.paths.data, "DATADIR"), _set(subject.plan.inputs.rows, "DATADIR")
     yield from data.found(subject.plan, root=root, rows=rows)
 
 
 def takes_checkpoint(plan: Plan) -> bool:
     """Return whether the site has to bring the checkpoint that is fine-tuned, or that generates."""
-    if isinstance(plan, GenerationPlan):
-        return plan.base_dir is not None
-    return isinstance(plan, TrainingPlan) and plan.config.training.starts_from is StartsFrom.checkpoint
+    task = plan.config.task
+    if task.generation:
+        return plan.inputs.checkpoint is not None
+    return task.training is not None and task.training.starts_from is StartsFrom.checkpoint
 
 
 def checkpoint(subject: Subject) -> Iterator[Finding | str]:
     """Yield whether the checkpoint that a site should have prepared is missing, or not whole."""
-    folder = _set(subject.plan.base_dir, "MODEL")
-    if isinstance(subject.plan, GenerationPlan) and subject.plan.config.huggingface and (folder / CONFIG_JSON).exists():
+    folder, config = _set(subject.plan.inputs.checkpoint, "MODEL"), subject.plan.config
+    if config.task.generation and config.huggingface and (folder / CONFIG_JSON).exists():
         yield str(folder)  # transformers' own: its generator reads it as it is
         return
     yield from data.checkpoint(folder, subject.plan.config)
@@ -138,9 +140,10 @@ def outputs(subject: Subject) -> Iterator[Finding | str]:
 
 def _checkpoints_mib(plan: Plan) -> int:
     """Return what the checkpoints of a trial take on disk; those of trials that ended are kept as well."""
-    if not isinstance(plan, TrainingPlan) or plan.config.training.checkpoint_every_steps is None:
+    trained = training_plan(plan)
+    if trained is None or trained.checkpoint_every_steps is None:
         return 0
-    size = checkpoints.state_bytes(plan.memory.trainable_parameters, plan.config.recipe.moments)
+    size = checkpoints.state_bytes(trained.memory.trainable_parameters, trained.recipe.moments)
     return (checkpoints.KEPT * len(plan.trials) + 1) * size // 2**20
 
 

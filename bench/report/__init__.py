@@ -9,7 +9,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from bench.report import output_folder
-from bench.results import Measurement, of_training
+from bench.results.measurement import Measurement
+from bench.results.training import TrainingResult
 from bench.rules.finding import Finding
 
 if TYPE_CHECKING:  # pages are imported when one is written: every launch imports the words of tables from this folder
@@ -125,7 +126,9 @@ def frames(sets: "Sequence[TrialSet]") -> "dict[str, DataFrame]":
         (s, name, e.samples, _date(e.time_ms), e.metric, e.value, e.line) for s, name, r in runs for e in r.evaluations
     ]
     step_times = [(s, name, *measured) for s, name, r in runs for measured in r.step_times_ms]
-    measurements = [(s, name, *astuple(measurement)) for s, name, r in runs for measurement in of_training(r)]
+    measurements = [
+        (s, name, *astuple(measurement)) for s, name, r in runs for measurement in TrainingResult(result=r).measurements
+    ]
     return {
         "trials": frame([tuple(row.values()) for row in rows], list(rows[0])),
         "evaluations": frame(evaluations, ["set", "trial", "samples", "time", "metric", "value", "line"]),

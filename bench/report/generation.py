@@ -1,29 +1,25 @@
-"""What generation tasks measured as files to hand on: a page, every answer as CSV, and the figure of their times."""
+"""How generation tasks are shown: what a plan says, what a trial is worth, a page with every answer."""
 
-import csv
-import io
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, fields
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from bench.contract import mllog
+from bench.contract import mllog, run_files
+from bench.contract.generation import GenerationMemory, TokenCost
+from bench.contract.plan_kinds import GenerationPlan
 from bench.mlperf.reader import printable
 from bench.mlperf.result import Result
-from bench.report import drawings, output_folder, template
+from bench.report import drawings
 from bench.report.canvas import canvas, save
-from bench.report.tables import Row, inert, memory_row, telemetry_rows
-from bench.report.trials import ReadTrial
+from bench.report.kinds import ShownTrial, TrialsKindReport
+from bench.report.tables import Row, TextTable, memory_row, telemetry_rows
 from bench.results.generation import Answered, GenerationResult, OfLength, by_length
+from bench.texts import quoted
 
 LENGTH_COLUMNS = ("length (tokens)", "answers", "answer (s)", "first token (s)", "next token (ms)", "tokens/s")
 HOW = {"compile": "compiled", "cuda_graph": "captured in a CUDA graph"}
 """What an engine says of its way to compute, in words."""
-SHOWN = 5
-"""So many problems are listed; the others are counted."""
-lengths = by_length
 
 
 def title(result: Result) -> str:
@@ -35,22 +31,15 @@ def title(result: Result) -> str:
     return printable(f"{name}: {where}")
 
 
-def problems(result: Result, generation: GenerationResult) -> list[str]:
-    """Return what keeps the log from proving that the task was done."""
-    return [*(finding.what for finding in result.findings if finding.severity == "error"), *generation.problems]
-
-
-def verdict_rows(result: Result, generation: GenerationResult) -> list[Row]:
+def verdict_rows(trial: ShownTrial[GenerationResult]) -> list[Row]:
     """Return what a trial is worth; without a proof of every answer there are no times."""
-    found = problems(result, generation)
-    shown = "; ".join(found[:SHOWN]) + (f"; {len(found) - SHOWN} more" if found[SHOWN:] else "")
+    result, generation = trial.judged.result, trial.found
     given, asked = len(generation.answers), len(generation.asked)
-    is_proven = result.valid and generation.proven
     return [
         ("run_start → run_stop (s)", _text(generation.total_s, "{:.3f}"), "all answers, without loading and warm-up"),
         ("answers as asked for", f"{given} of {asked}", f"{generation.tokens:,} of {sum(generation.asked):,} tokens"),
-        ("valid trial", "yes" if is_proven else "no", shown),
-        *(_times(generation) if is_proven else []),
+        trial.valid_row,
+        *(_times(generation) if generation.valid else []),
         *_engine(generation),
         ("asked for", str(generation.about.get("weights", "")), _how(generation)),
         memory_row(result.peak_memory_gib),
@@ -124,53 +113,13 @@ def _text(value: float | None, form: str) -> str:
     return "" if value is None else form.format(value)
 
 
-PAGE, TABLE, TEMPLATE, FIGURE = "report.html", "answers.csv", "generation.html.j2", "answers.png"
-_FILES = re.compile(r"report\.html|answers\.(csv|png)")
-"""Names of what such a report consists of."""
+FIGURE = "answers"
 _HEIGHT_INCHES = 4.2
 
 
-def write(trials: Sequence[ReadTrial[GenerationResult]], out: Path, *, heading: str) -> Path:
-    """Write the page, the table of every answer and the figure into a folder; return the page's path.
-
-    Raises:
-        ConfigError: the folder cannot be made or written, or holds files of these names that are not ours.
-    """
-    output_folder.write(out, lambda part: _write(trials, part, heading=heading), page=PAGE, names=_FILES)
-    return out / PAGE
-
-
-def _write(trials: Sequence[ReadTrial[GenerationResult]], out: Path, *, heading: str) -> None:
-    (out / TABLE).write_text(csv_text(trials), encoding="utf-8")
-    drawn = [trial for trial in trials if trial.is_proven]
-    if drawn:
-        figure(drawn, out / FIGURE, heading=heading)
-    shown = [drawings.shown(out / FIGURE, "")] if drawn else []
-    context = {
-        "title": heading,
-        "sections": [_section(trial) for trial in trials],
-        "figures": shown,
-        "charts": {},
-        "versions": {"runstop": version("runstop")},
-    }
-    (out / PAGE).write_text(template.page(TEMPLATE, context | template.context(has_charts=False)), encoding="utf-8")
-
-
-def _section(trial: ReadTrial[GenerationResult]) -> dict[str, Any]:
-    """Return what the page says of a trial."""
-    rows = [length_row(one) for one in lengths(trial.found)]
-    return {
-        "name": trial.name,
-        "rows": verdict_rows(trial.result, trial.found),
-        "columns": LENGTH_COLUMNS,
-        "lengths": rows,
-        "caption": caption(trial.found),
-    }
-
-
-def figure(trials: Sequence[ReadTrial[GenerationResult]], path: Path, *, heading: str) -> None:
+def figure(trials: Sequence[ShownTrial[GenerationResult]], path: Path, *, heading: str) -> None:
     """Draw the time of every answer over its length, one colour for each trial."""
-    note = f"{trials[0].result.platform or 'platform not logged'}; one mark for each answer"
+    note = f"{trials[0].judged.result.platform or 'platform not logged'}; one mark for each answer"
     drawing, (axes,) = canvas(_HEIGHT_INCHES, heading, note, panels=1)
     for trial in trials:
         answers = trial.found.answers
@@ -183,12 +132,122 @@ def figure(trials: Sequence[ReadTrial[GenerationResult]], path: Path, *, heading
     save(drawing, path)
 
 
-def csv_text(trials: Sequence[ReadTrial[GenerationResult]]) -> str:
-    """Return every answer of every trial as CSV."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["trial", *(field.name for field in fields(Answered))])
-    writer.writerows(
-        [inert(value) for value in (trial.name, *astuple(one))] for trial in trials for one in trial.found.answers
+def plan_rows(plan: GenerationPlan) -> list[tuple[str, str]]:
+    """Return what the plan says, by name, without what every plan says."""
+    w, c, asked = plan.world, plan.config, plan.asked
+    assert c.task.generation is not None
+    device = c.cluster.gpu.name if c.cluster.gpu else c.cluster.device.name
+    nodes = f"{w.num_nodes} node{'s' if w.num_nodes > 1 else ''} with {c.cluster.ranks_per_node} x {device}"
+    weights = "random weights" if plan.base_dir is None else plan.base_dir
+    return [
+        ("model", f"{c.model.name}, {weights}, in {plan.weights.name}"),
+        ("engine", c.engine.name.name),
+        ("answers", answers(plan)),
+        ("order", order(plan)),
+        ("replicas", f"{w.dp} of {w.tp} rank{'s' if w.tp > 1 else ''}; {nodes}"),
+        ("longest share", f"{longest_share(plan):,} of {sum(one.length for one in asked):,} tokens"),
+        ("memory per GPU", memory(plan.memory)),
+        ("time of a token", token_time(plan.cost)),
+    ]
+
+
+def answers(plan: GenerationPlan) -> str:
+    """Return how many answers there are, how long, and to what."""
+    lengths = [one.length for one in plan.asked]
+    same = len({one.prompt for one in plan.asked}) == 1
+    first = plan.asked[0].prompt
+    what = f"random prompts of {plan.asked[0].prompt_tokens} tokens" if first is None else "prompts of a file"
+    if first is not None and same:
+        what = quoted(first)
+    span = f"{min(lengths)} to {max(lengths)}" if min(lengths) < max(lengths) else f"{lengths[0]}"
+    return f"{len(lengths)} of {span} tokens, {sum(lengths):,} in all; {what}"
+
+
+def order(plan: GenerationPlan) -> str:
+    """Return how a replica works on its answers, and how tokens are drawn."""
+    generation = plan.config.task.generation
+    assert generation is not None
+    words = generation.order.name.replace("_", " ")
+    if generation.order.name == "side_by_side":
+        most = f"up to {generation.max_batch}" if generation.max_batch else "all of a replica's share"
+        words += f", {most} in a {generation.batching.name} batch"
+    sampling = generation.sampling
+    if sampling.temperature == 0:
+        return f"{words}; greedy"
+    top = [f"top_k {sampling.top_k}"] if sampling.top_k else []
+    top += [f"top_p {sampling.top_p:g}"] if sampling.top_p else []
+    return f"{words}; {', '.join([f'temperature {sampling.temperature:g}', *top])}"
+
+
+def longest_share(plan: GenerationPlan) -> int:
+    """Return the tokens of the replica with the most of them."""
+    shares = [0] * plan.world.dp
+    for one in plan.asked:
+        shares[one.replica] += one.length
+    return max(shares)
+
+
+def memory(needed: GenerationMemory) -> str:
+    """Return what a GPU needs, and of what it has."""
+    parts = f"weights {needed.weights_gib:.3g}, keys and values {needed.kv_cache_gib:.2g}"
+    parts += f", workspace {needed.workspace_gib:.2g}"
+    if needed.capacity_gib is None:
+        return f"{needed.total_gib:.3g} GiB estimated: {parts}"
+    return f"{needed.total_gib:.1f} of {needed.capacity_gib:g} GiB estimated, fits: {parts}"
+
+
+def token_time(cost: TokenCost | None) -> str:
+    """Return the bound that the memory bandwidth sets for one stream."""
+    if cost is None:
+        return "- (the memory bandwidth of the device is not known)"
+    return (
+        f"{1000 * cost.token_s:.2f} ms estimated for one answer at a time, by memory bandwidth alone: "
+        f"{cost.bytes_per_token / 1e9:.1f} GB at {cost.bandwidth_gbs:,.0f} GB/s"
     )
-    return text.getvalue()
+
+
+class GenerationReport(TrialsKindReport[GenerationPlan, GenerationResult]):
+    """How generation tasks are shown."""
+
+    work, page_shows = "generate", "every answer, and its figure"
+    table_name, table_columns = "answers.csv", tuple(field.name for field in fields(Answered))
+    template, figure_names = "generation.html.j2", (FIGURE,)
+
+    def plan_rows(self, plan: GenerationPlan) -> list[tuple[str, str]]:
+        return plan_rows(plan)
+
+    def title(self, trial: ShownTrial[GenerationResult]) -> str:
+        return title(trial.judged.result)
+
+    def tables(self, trial: ShownTrial[GenerationResult], *, more: Sequence[Row] = ()) -> list[TextTable]:
+        verdict, rows = [*verdict_rows(trial), *more], [length_row(one) for one in by_length(trial.found)]
+        columns, note = LENGTH_COLUMNS, caption(trial.found)
+        lengths = [TextTable("answers by length", rows, columns=columns, caption=note)] if rows else []
+        return [TextTable(self.title(trial), verdict, caption="n = 1 run"), *lengths]
+
+    def files(self, folder: Path, trial: int, found: GenerationResult) -> list[Row]:
+        return [("answers", str(folder / run_files.answers(trial)), "")]
+
+    def table_rows(self, trial: ShownTrial[GenerationResult]) -> Iterator[Sequence[object]]:
+        yield from (astuple(one) for one in trial.found.answers)
+
+    def page_context(
+        self, trials: Sequence[ShownTrial[GenerationResult]], out: Path, *, heading: str
+    ) -> dict[str, Any]:
+        drawn, path = [trial for trial in trials if trial.found.valid], out / f"{FIGURE}.png"
+        if drawn:
+            figure(drawn, path, heading=heading)
+        sections = [
+            {
+                "name": trial.name,
+                "rows": verdict_rows(trial),
+                "columns": LENGTH_COLUMNS,
+                "lengths": [length_row(one) for one in by_length(trial.found)],
+                "caption": caption(trial.found),
+            }
+            for trial in trials
+        ]
+        return {"sections": sections, "figures": [drawings.shown(path, "")] if drawn else []}
+
+
+REPORT = GenerationReport()

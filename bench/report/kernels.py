@@ -1,21 +1,18 @@
-"""What kernels tasks measured as files to hand on: a page, every point as CSV, and the figures."""
+"""How kernels tasks are shown: what a plan says, what a trial is worth, a page with every point."""
 
-import csv
-import io
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.contract import mllog
+from bench.contract.plan_kinds import KernelsPlan
 from bench.mlperf.reader import printable
 from bench.mlperf.result import Result
-from bench.report import drawings, output_folder, template
+from bench.report import drawings
 from bench.report.canvas import FAINT_INK, INK, TARGET_COLOR, canvas, empty, save
-from bench.report.tables import inert
-from bench.report.trials import ReadTrial
+from bench.report.kinds import ShownTrial, TrialsKindReport
+from bench.report.tables import Row, TextTable, telemetry_rows, value_text
 from bench.results.kernels import Best, KernelsResult, Measured
 
 if TYPE_CHECKING:
@@ -263,57 +260,18 @@ NAMES = tuple(_FIGURES)
 """Of the figures' files."""
 
 
-PAGE, TABLE, TEMPLATE = "report.html", "kernels.csv", "kernels.html.j2"
-_FILES = re.compile(rf"report\.html|kernels\.csv|({'|'.join(NAMES)})\.png")
-"""Names of what such a report consists of."""
-_COLUMNS = (
-    *("trial", "point", "kernel", "variant", "ranks", "latency_us", "p10_us", "p90_us", "n"),
-    *("rate", "unit", "share_of_peak", "limit", "rank", "ran"),
-)
-
-
-def write(trials: Sequence[ReadTrial[KernelsResult]], out: Path, *, heading: str) -> Path:
-    """Write the page, the table of every point and the figures into a folder; return the page's path.
-
-    The figures are those of the last trial that measured anything.
-
-    Raises:
-        ConfigError: the folder cannot be made or written, or holds files of these names that are not ours.
-    """
-    output_folder.write(out, lambda part: _write(trials, part, heading=heading), page=PAGE, names=_FILES)
-    return out / PAGE
-
-
-def _write(trials: Sequence[ReadTrial[KernelsResult]], out: Path, *, heading: str) -> None:
-    (out / TABLE).write_text(csv_text(trials), encoding="utf-8")
-    drawn = next((one for one in reversed(trials) if one.found.measured), None)
-    files = []
-    if drawn is not None:
-        note = f"{drawn.result.platform or 'platform not logged'}, n = 1 run; shaded: 10th to 90th percentile"
-        files = draw(drawn.found, out, heading=heading, note=note)
-    context = {
-        "title": heading,
-        "sections": [_section(trial) for trial in trials],
-        "figures": [drawings.shown(file, f"{drawn.name if drawn else ''}:") for file in files],
-        "charts": {},
-        "versions": {"runstop": version("runstop")},
-    }
-    (out / PAGE).write_text(template.page(TEMPLATE, context | template.context(has_charts=False)), encoding="utf-8")
-
-
-def _section(trial: ReadTrial[KernelsResult]) -> dict[str, Any]:
+def _section(trial: ShownTrial[KernelsResult]) -> dict[str, Any]:
     """Return what the page says of a trial."""
-    kernels, minutes = trial.found, trial.result.minutes
+    kernels, minutes = trial.found, trial.judged.result.minutes
     asked = len(kernels.measured) + len(kernels.missing)
-    verdict = "every point was measured, and no limit missed" if trial.is_proven else "not proven"
+    verdict = "every point was measured, and no limit missed" if trial.found.valid else "not proven"
     took = "" if minutes is None else f" in {minutes:.2f} min"
     bests = [best_row(best) for best in kernels.bests]
     points = [point_row(one) for one in kernels.measured]
-    errors = [finding.what for finding in trial.result.findings if finding.severity == "error"]
     return {
         "name": trial.name,
         "lead": f"{len(kernels.measured)} of {asked} points measured{took}: {verdict}.",
-        "problems": [*errors, *kernels.problems],
+        "problems": trial.judged.problems,
         "bests": _grid(BEST_COLUMNS, bests, bests_caption(kernels)),
         "points": _grid(POINT_COLUMNS, points, POINTS_CAPTION),
     }
@@ -321,16 +279,6 @@ def _section(trial: ReadTrial[KernelsResult]) -> dict[str, Any]:
 
 def _grid(columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -> dict[str, Any]:
     return {"columns": columns, "rows": rows, "caption": caption, "words": ("unit", "within", "of", "ran")}
-
-
-def csv_text(trials: Sequence[ReadTrial[KernelsResult]]) -> str:
-    """Return every point of every trial as CSV."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(_COLUMNS)
-    for trial in trials:
-        writer.writerows([inert(value) for value in (trial.name, *_row(one))] for one in trial.found.measured)
-    return text.getvalue()
 
 
 def _row(one: Measured) -> list[object]:
@@ -349,3 +297,84 @@ def _row(one: Measured) -> list[object]:
         one.rank,
         one.ran,
     ]
+
+
+FAMILIES = {"memcpy": "memory copies", "collectives": "collectives", "attention": "attention", "gemm": "GEMMs"}
+
+
+def plan_rows(plan: KernelsPlan) -> list[tuple[str, str]]:
+    """Return what the plan says, by name, without what every plan says."""
+    w, c = plan.world, plan.config
+    device = c.cluster.gpu.name if c.cluster.gpu else c.cluster.device.name
+    counts = {family: sum(point.family == family for point in plan.points) for family in FAMILIES}
+    nodes = f"{w.num_nodes} node{'s' if w.num_nodes > 1 else ''} with {w.ranks_per_node} x {device}"
+    gemm = c.task.kernels.gemm if c.task.kernels else None
+    tokens = f", {gemm.model_tokens:,} tokens" if gemm and gemm.of_model else ""
+    limits = sorted({f"{p.kernel} {p.limit:g} {p.unit}" for p in plan.points if p.limit is not None})
+    return [
+        ("shapes of", f"{c.model.name}{tokens}, tp {c.parallel.tp or 1}"),
+        ("ranks", f"{w.num_ranks}; {nodes}"),
+        *((FAMILIES[family], f"{count} points") for family, count in counts.items() if count),
+        ("best rates known", "; ".join(limits) or "none of this device"),
+    ]
+
+
+def _bests(kernels: KernelsResult) -> TextTable:
+    rows = [best_row(best) for best in kernels.bests]
+    caption = bests_caption(kernels)
+    return TextTable("the best of each kernel", rows, columns=BEST_COLUMNS, caption=caption, num_optional=1)
+
+
+def points_table(kernels: KernelsResult) -> TextTable:
+    """Return every point that was measured."""
+    rows = [point_row(one) for one in kernels.measured]
+    caption = POINTS_CAPTION
+    return TextTable("every point", rows, columns=POINT_COLUMNS, caption=caption, num_optional=2)
+
+
+class KernelsReport(TrialsKindReport[KernelsPlan, KernelsResult]):
+    """How kernels tasks are shown."""
+
+    work, page_shows = "measure kernels", "every point, and its figures"
+    table_name, template, figure_names = "kernels.csv", "kernels.html.j2", NAMES
+    table_columns = (
+        *("point", "kernel", "variant", "ranks", "latency_us", "p10_us", "p90_us", "n"),
+        *("rate", "unit", "share_of_peak", "limit", "rank", "ran"),
+    )
+
+    def plan_rows(self, plan: KernelsPlan) -> list[tuple[str, str]]:
+        return plan_rows(plan)
+
+    def title(self, trial: ShownTrial[KernelsResult]) -> str:
+        return title(trial.judged.result)
+
+    def tables(self, trial: ShownTrial[KernelsResult], *, more: Sequence[Row] = ()) -> list[TextTable]:
+        kernels, result = trial.found, trial.judged.result
+        asked, done = len(kernels.measured) + len(kernels.missing), len(kernels.measured)
+        rows = [
+            ("run_start → run_stop (min)", value_text(result.minutes, "{:.2f}"), ""),
+            ("points measured", f"{done} of {asked}", ""),
+            trial.valid_row,
+            *telemetry_rows(result.telemetry),
+            ("software", ", ".join(f"{name} {version}" for name, version in result.software.items()), ""),
+        ]
+        return [TextTable(self.title(trial), [*rows, *more], caption="n = 1 run"), _bests(kernels)]
+
+    def detail_tables(self, trial: ShownTrial[KernelsResult]) -> list[TextTable]:
+        return [points_table(trial.found)]
+
+    def table_rows(self, trial: ShownTrial[KernelsResult]) -> Iterator[Sequence[object]]:
+        yield from (_row(one) for one in trial.found.measured)
+
+    def page_context(self, trials: Sequence[ShownTrial[KernelsResult]], out: Path, *, heading: str) -> dict[str, Any]:
+        """The figures are those of the last trial that measured anything."""
+        drawn, files = next((one for one in reversed(trials) if one.found.measured), None), []
+        if drawn is not None:
+            place = drawn.judged.result.platform or "platform not logged"
+            note = f"{place}, n = 1 run; shaded: 10th to 90th percentile"
+            files = draw(drawn.found, out, heading=heading, note=note)
+        figures = [drawings.shown(file, f"{drawn.name if drawn else ''}:") for file in files]
+        return {"sections": [_section(trial) for trial in trials], "figures": figures}
+
+
+REPORT = KernelsReport()

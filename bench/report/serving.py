@@ -1,22 +1,22 @@
-"""What serving tasks measured as files to hand on: a page, every load and request as CSV, and the figures."""
+"""How serving tasks are shown: what a plan says, what a trial is worth, a page with every load and request."""
 
-import csv
-import io
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.contract import mllog
+from bench.contract.plan_kinds import ServingPlan
+from bench.contract.schema import Device
+from bench.contract.serving import command
 from bench.mlperf.reader import printable
 from bench.mlperf.result import Result
-from bench.report import drawings, output_folder, template
+from bench.report import drawings
 from bench.report.canvas import FAINT_INK, INK, TARGET_COLOR, canvas, save, shortened
 from bench.report.kernels import COLORS
-from bench.report.tables import inert
-from bench.report.trials import ReadTrial
+from bench.report.kinds import ShownTrial, TrialsKindReport
+from bench.report.tables import Row, TextTable, findings_table, value_text
+from bench.results.imported import Summary
 from bench.results.serving import LoadResult, ServingResult
 
 if TYPE_CHECKING:
@@ -221,40 +221,6 @@ def _name_axes(axes: "Axes", horizontal: str, vertical: str) -> None:
     axes.set_ylabel(vertical)
 
 
-PAGE, TABLE, TEMPLATE = "report.html", "requests.csv", "serving.html.j2"
-_FILES = re.compile(rf"report\.html|requests\.csv|({'|'.join(NAMES)})\.png")
-"""Names of what such a report consists of."""
-_COLUMNS = ("trial", "server", "load", "request", "arrival_s", "latency_s", "ttft_s", "tpot_s", "tokens_out", "status")
-
-
-def write(trials: Sequence[ReadTrial[ServingResult]], out: Path, *, heading: str) -> Path:
-    """Write the page, the table of every request and the figures into a folder; return the page's path.
-
-    Raises:
-        ConfigError: the folder cannot be made or written, or holds files of these names that are not ours.
-    """
-    output_folder.write(out, lambda part: _write(trials, part, heading=heading), page=PAGE, names=_FILES)
-    return out / PAGE
-
-
-def _write(trials: Sequence[ReadTrial[ServingResult]], out: Path, *, heading: str) -> None:
-    (out / TABLE).write_text(csv_text(trials), encoding="utf-8")
-    places = ", ".join(dict.fromkeys(trial.result.platform or "platform not logged" for trial in trials))
-    random = " Random weights: times mean something, answers do not." * any(t.found.is_random for t in trials)
-    note = f"{places}, n = {len(trials)} run{'s' if len(trials) > 1 else ''}.{random}"
-    named = [Named(_name(trial, trials), trial.found) for trial in trials]
-    files = draw(named, out, heading=heading, note=note)
-    context = {
-        "title": heading,
-        "sections": [_section(trial) for trial in trials],
-        "columns": COLUMNS,
-        "figures": [drawings.shown(file, CAPTIONS[file.stem]) for file in files],
-        "charts": {},
-        "versions": {"runstop": version("runstop")},
-    }
-    (out / PAGE).write_text(template.page(TEMPLATE, context | template.context(has_charts=False)), encoding="utf-8")
-
-
 CAPTIONS = {
     "latency_cdf": "The share of all requests that were answered within so many seconds:",
     "output_throughput": "Output of each load:",
@@ -262,23 +228,22 @@ CAPTIONS = {
 }
 
 
-def _name(trial: ReadTrial[ServingResult], trials: Sequence[ReadTrial[ServingResult]]) -> str:
+def _name(trial: ShownTrial[ServingResult], trials: Sequence[ShownTrial[ServingResult]]) -> str:
     """Return what a figure calls a trial: its server and model where that tells it from the others."""
     name = f"{trial.found.server} {Path(trial.found.model).name}"
     others = [f"{one.found.server} {Path(one.found.model).name}" for one in trials if one is not trial]
     return f"{name} ({trial.name})" if name in others else name
 
 
-def _section(trial: ReadTrial[ServingResult]) -> dict[str, Any]:
+def _section(trial: ShownTrial[ServingResult]) -> dict[str, Any]:
     """Return what the page says of a trial."""
     serving = trial.found
     memory = f"{serving.memory_gib:.1f} GiB" if serving.memory_gib is not None else f"- ({serving.no_memory})"
-    verdict = "every load was measured, and answered as asked for" if trial.is_proven else "not proven"
-    errors = [finding.titled for finding in trial.result.findings if finding.severity == "error"]
+    verdict = "every load was measured, and answered as asked for" if trial.found.valid else "not proven"
     return {
         "name": f"{trial.name}: {serving.server}, {serving.model}",
         "lead": f"{serving.about}; GPU memory at its peak {memory}{_knee(serving)}: {verdict}.",
-        "problems": [*errors, *serving.problems],
+        "problems": trial.judged.problems,
         "rows": [row(one) for one in serving.loads],
         "notes": notes(serving),
     }
@@ -290,20 +255,145 @@ def _knee(serving: ServingResult) -> str:
     return f"; knee - ({serving.no_knee})" if serving.knee is None else f"; knee {serving.knee:g} requests/s"
 
 
-def csv_text(trials: Sequence[ReadTrial[ServingResult]]) -> str:
-    """Return every request of every trial as CSV."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(_COLUMNS)
-    for trial in trials:
-        writer.writerows([inert(value) for value in row] for row in _rows(trial))
-    return text.getvalue()
-
-
-def _rows(trial: ReadTrial[ServingResult]) -> Iterator[Sequence[object]]:
+def _rows(trial: ShownTrial[ServingResult]) -> Iterator[Sequence[object]]:
     for one in trial.found.loads:
         columns = (one.arrival_s, one.latency_s, one.ttft_s, one.tpot_s, one.tokens_out, one.status)
         for number, values in enumerate(zip(*columns, strict=True)):
             at, took, *tokens, count, status = values
             times = ["", ""] if one.no_token_times else tokens
-            yield [trial.name, trial.found.server, one.load.name, number, at, took, *times, count, status]
+            yield [trial.found.server, one.load.name, number, at, took, *times, count, status]
+
+
+NUM_OPTIONAL = 2
+
+
+def plan_rows(plan: ServingPlan) -> list[tuple[str, str]]:
+    """Return what the plan says, by name, without what every plan says."""
+    c, serving = plan.config, plan.config.task.serving
+    assert serving is not None
+    server, limits = serving.server, serving.limits
+    device = c.cluster.gpu.name if c.cluster.gpu else c.cluster.device.name
+    weights = plan.base_dir or "random weights, made on the spot"
+    if server.url is None:
+        words = command(server, precision=c.precision.name, is_cpu=c.cluster.device is Device.cpu)
+        place = f"{server.name.name}: {' '.join(words)}"
+        model = f"{c.model.name}, {weights}; {c.precision.name}, tp {plan.world.tp} on {device}"
+    else:
+        place, model = f"{server.name.name} at {server.url}", str(server.model)
+    kept = {"TTFT": limits.ttft_s, "TPOT": limits.tpot_s, "latency": limits.latency_s}
+    shown = ", ".join(f"{name} {limit:g} s" for name, limit in kept.items() if limit is not None)
+    return [
+        ("server", place),
+        ("model", model),
+        ("loads", "; ".join(f"{load.name} ({load.arrivals.scenario})" for load in plan.loads)),
+        ("requests", f"{serving.requests:,} of each load: {serving.tokens_in} tokens in, {serving.tokens_out} out"),
+        ("limits", shown or "none"),
+    ]
+
+
+def loads_of_tools(found: Sequence[Summary]) -> TextTable:
+    """Return loads of several tools beside each other; `-` is what one does not say."""
+    numbers = (
+        *("output_throughput", "request_throughput", "latency_p50", "latency_p99"),
+        *("ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99"),
+    )
+    rows = [
+        (
+            *(one.source, one.load, f"{one.requests:,}", "-" if one.failed is None else f"{one.failed:,}"),
+            *(_cell(getattr(one, name)) for name in numbers),
+        )
+        for one in found
+    ]
+    columns = (
+        *("measured by", "load", "requests", "failed", "output tokens/s", "requests/s", "latency p50 (s)", "p99"),
+        *("TTFT p50 (s)", "TTFT p99", "TPOT p50 (s)", "TPOT p99"),
+    )
+    why = [f"{one.source}, {one.load}: {one.why_no_tokens}." for one in found if one.why_no_tokens]
+    return TextTable("loads beside each other", rows, columns=columns, caption="\n".join([CAUTION, *why]))
+
+
+CAUTION = (
+    "Percentiles of other tools leave out the requests that failed; ours count them as the slowest. Compare loads of "
+    "the same requests only."
+)
+
+
+def _cell(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+UNTIMED = "not timed with the loads"
+KNEE = "the highest rate at which 99 % of the requests keep the limits"
+
+
+def _knee_row(serving: ServingResult) -> Row:
+    name, knee = "knee (requests/s)", serving.knee
+    return (name, "-", serving.no_knee) if knee is None else (name, f"{knee:g}", KNEE)
+
+
+def _memory(serving: ServingResult) -> Row:
+    name = "GPU memory at its peak"
+    if serving.memory_gib is None:
+        return name, "-", serving.no_memory
+    return name, f"{serving.memory_gib:.1f} GiB", "of the fullest GPU"
+
+
+def _loads(serving: ServingResult) -> TextTable:
+    rows, caption = [row(load) for load in serving.loads], "\n".join(notes(serving))
+    return TextTable("loads", rows, columns=COLUMNS, caption=caption, num_optional=NUM_OPTIONAL)
+
+
+class ServingReport(TrialsKindReport[ServingPlan, ServingResult]):
+    """How serving tasks are shown."""
+
+    work, page_shows = "load a server", "every load, and its figures"
+    table_name, template, figure_names = "requests.csv", "serving.html.j2", NAMES
+    table_columns = ("server", "load", "request", "arrival_s", "latency_s", "ttft_s", "tpot_s", "tokens_out", "status")
+
+    def plan_rows(self, plan: ServingPlan) -> list[tuple[str, str]]:
+        return plan_rows(plan)
+
+    def title(self, trial: ShownTrial[ServingResult]) -> str:
+        return title(trial.judged.result, trial.found)
+
+    def tables(self, trial: ShownTrial[ServingResult], *, more: Sequence[Row] = ()) -> list[TextTable]:
+        serving, result = trial.found, trial.judged.result
+        asked = len(serving.loads) + len(serving.missing)
+        rows = [
+            ("server", serving.server, serving.about),
+            ("run_start → run_stop (min)", value_text(result.minutes, "{:.2f}"), ""),
+            ("loads measured", f"{len(serving.loads)} of {asked}", ""),
+            trial.valid_row,
+            *([] if serving.healthy_s is None else [("healthy after (s)", f"{serving.healthy_s:.1f}", UNTIMED)]),
+            _memory(serving),
+            *([_knee_row(serving)] if serving.swept else []),
+            ("software", ", ".join(f"{name} {version}" for name, version in result.software.items()), ""),
+        ]
+        return [TextTable(self.title(trial), [*rows, *more], caption="n = 1 run"), _loads(serving)]
+
+    def detail_tables(self, trial: ShownTrial[ServingResult]) -> list[TextTable]:
+        found = (*trial.judged.result.findings, *trial.found.findings)
+        return [findings_table(found)] if found else []
+
+    def json_fields(self, found: ServingResult) -> dict[str, Any]:
+        return {
+            "loads": [{"load": one.load.name, "loadgen": one.validity, "reason": one.reason} for one in found.loads]
+        }
+
+    def table_rows(self, trial: ShownTrial[ServingResult]) -> Iterator[Sequence[object]]:
+        return _rows(trial)
+
+    def page_context(self, trials: Sequence[ShownTrial[ServingResult]], out: Path, *, heading: str) -> dict[str, Any]:
+        places = ", ".join(dict.fromkeys(one.judged.result.platform or "platform not logged" for one in trials))
+        random = " Random weights: times mean something, answers do not." * any(t.found.is_random for t in trials)
+        note = f"{places}, n = {len(trials)} run{'s' if len(trials) > 1 else ''}.{random}"
+        named = [Named(_name(trial, trials), trial.found) for trial in trials]
+        files = draw(named, out, heading=heading, note=note)
+        return {
+            "sections": [_section(trial) for trial in trials],
+            "columns": COLUMNS,
+            "figures": [drawings.shown(file, CAPTIONS[file.stem]) for file in files],
+        }
+
+
+REPORT = ServingReport()

@@ -13,6 +13,11 @@ from bench.mlperf.telemetry import Telemetry
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bench.contract.plan import Plan
+from bench.rules.finding import Finding
 
 Row = tuple[str, str, str]
 """What was measured, its value, and a remark."""
@@ -153,3 +158,39 @@ def apart_rows(result: Result) -> list[Row]:
 
 def _by_group(values: Mapping[str, float], form: str) -> str:
     return ", ".join(f"group {group} {value:{form}}" for group, value in values.items())
+
+
+@dataclass(frozen=True, slots=True)
+class TextTable:
+    """Rows of text to show: a table on a terminal, plain lines in a pipe."""
+
+    title: str
+    rows: Sequence[Sequence[str]]
+    columns: Sequence[str] = ()
+    """Headings of the columns; none for rows of name, value and an optional remark."""
+    caption: str = ""
+    num_optional: int = 0
+    """How many of the last columns are left out on a terminal that is too narrow. A pipe gets all of them."""
+
+
+def findings_table(findings: "Sequence[Finding]") -> TextTable:
+    """Return where a log differs from that of a valid trial, worst first."""
+    ordered = sorted(findings, key=lambda finding: finding.severity)
+    rows = [(f.rule, f.severity, str(f.line or ""), f.what) for f in ordered]
+    return TextTable("findings", rows, columns=("rule", "severity", "line", "what"))
+
+
+def trials_row(plan: "Plan") -> str:
+    seeds = ", ".join(str(trial.seed) for trial in plan.trials)
+    return f"{len(plan.trials)}, with seed{'s' if len(plan.trials) > 1 else ''} {seeds}"
+
+
+def time_limit(plan: "Plan") -> str:
+    """Return the job's time limit, and what it is made of."""
+    c, total = plan.config, plan.walltime_min
+    if total is None or c.walltime is None:
+        return "none"
+    if c.launch.array:
+        return f"{total} min for each trial, which is an array element of its own"
+    each = f"{c.trials} trial{'s' if c.trials > 1 else ''} of {c.walltime} min"
+    return f"{total} min: {each}, and {total - c.trials * c.walltime} min to start, check and judge them"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from bench.contract.plan import TrainingPlan
+from bench.contract.plan_kinds import training_plan
 from bench.mlperf import published
 from bench.mlperf.benchmarks import BENCHMARKS
 from bench.mlperf.published import System
@@ -94,7 +94,8 @@ def measure(trials: TrialSet) -> Throughput:
     found, gpus = [r for r in trials.results if r.valid], trials.num_gpus
     peaks = [r.peak_memory_gib for r in found if r.peak_memory_gib]
     shapes = {r.shape_of for r in found}
-    cost = trials.plan.cost if isinstance(trials.plan, TrainingPlan) else None
+    trained = None if trials.plan is None else training_plan(trials.plan)
+    cost = None if trained is None else trained.cost
     return Throughput(
         num_runs=len(found),
         shape_of=shapes.pop() if len(shapes) == 1 else None,

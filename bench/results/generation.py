@@ -7,12 +7,25 @@ from statistics import median
 from typing import Any
 
 from bench.contract import mllog
+from bench.contract.plan import Plan, Trial
+from bench.contract.plan_kinds import GenerationPlan, required
 from bench.mlperf import compliance, telemetry
 from bench.mlperf.log import Log, number
+from bench.mlperf.result import Result, differing
 from bench.mlperf.speed import Spread, spread
 from bench.mlperf.telemetry import Telemetry
 from bench.results.measurement import Measurement, of_telemetry
 
+UNITS = {
+    "generation_time": "s",
+    "time_per_token": "s",
+    "generation_throughput": "tokens/s",
+    "time_to_first_token": "s",
+    "answer_time": "s",
+    "time_per_output_token": "s",
+    "bandwidth_share": "",
+}
+"""Of a trial's measurements, by name."""
 SLACK_S = 0.05
 """By how much an answer may end behind run_stop by its replica's clock: replicas start when they have met."""
 SHOWN = 5
@@ -52,6 +65,7 @@ class OfLength:
 class GenerationResult:
     """What the log says of the answers that were asked for."""
 
+    result: Result
     asked: tuple[int, ...]
     """New tokens of each answer, by its index."""
     about: dict[str, Any]
@@ -70,9 +84,19 @@ class GenerationResult:
     telemetry: Telemetry | None
 
     @property
-    def proven(self) -> bool:
+    def valid(self) -> bool:
         """Whether every answer was given, with as many tokens as were asked for."""
-        return bool(self.answers) and not self.problems and self.total_s is not None
+        return self.result.valid and bool(self.answers) and not self.problems and self.total_s is not None
+
+    @property
+    def measurements(self) -> tuple[Measurement, ...]:
+        """The whole time first, then rates, and what the GPUs did meanwhile; nothing of a trial that is not valid."""
+        return tuple(_measurements(self)) if self.valid else ()
+
+    def differences(self, plan: Plan, trial: Trial) -> list[str]:
+        """Return in what the log differs from the planned trial."""
+        planned = required(plan, GenerationPlan)
+        return [*_other_settings(self, planned, trial), *_other_answers(self, planned)]
 
     @property
     def tokens(self) -> int:
@@ -81,7 +105,7 @@ class GenerationResult:
     @property
     def time_per_token_s(self) -> float | None:
         """The whole time over all tokens, however many were worked on at one time."""
-        return self.total_s / self.tokens if self.proven and self.total_s else None
+        return self.total_s / self.tokens if self.valid and self.total_s else None
 
     @property
     def one_stream_token_s(self) -> float | None:
@@ -97,11 +121,10 @@ class GenerationResult:
         return read / token_s / (rate_gbs * 1e9) if read and rate_gbs and token_s else None
 
 
-def read(log: Log) -> GenerationResult | None:
-    """Return what a log says of generation; None for the log of a task of another kind."""
+def read(log: Log, result: Result) -> GenerationResult:
+    """Return what the log of such a task says."""
     asked, strategy = log.single(mllog.ANSWERS_ASKED), log.single(mllog.STRATEGY)
-    if asked is None:
-        return None
+    assert asked is not None, "the table of kinds knows the log by this record"
     lengths = asked.value if isinstance(asked.value, list) else []
     wanted = tuple(length for length in lengths if isinstance(length, int) and length > 0)
     total_min, is_gpu = compliance.minutes(log), log.value("accelerator") not in (None, "cpu")
@@ -111,6 +134,7 @@ def read(log: Log) -> GenerationResult | None:
         problems = (f"{mllog.ANSWERS_ASKED} does not say how long the answers should be", *problems)
     peak = log.value(mllog.PEAK_MEMORY)
     return GenerationResult(
+        result=result,
         asked=wanted,
         about=dict(asked.metadata),
         engine={} if strategy is None else {mllog.STRATEGY: strategy.value, **strategy.metadata},
@@ -188,12 +212,25 @@ def _of_length(length: int, answers: Sequence[Answered]) -> OfLength:
     )
 
 
-def of_generation(result: GenerationResult) -> tuple[Measurement, ...]:
-    """Return what a trial measured: of all answers, of one, by length, then memory and what the GPUs did meanwhile.
+def _other_settings(found: GenerationResult, plan: GenerationPlan, trial: Trial) -> list[str]:
+    task = plan.config.task.generation
+    assert task is not None
+    wanted = {"replicas": plan.world.dp, "tp": plan.world.tp, "weights": plan.weights.name, "order": task.order.name}
+    wanted |= {"batching": task.batching.name, "max_batch": task.max_batch, "model": plan.config.model.name}
+    wanted |= {name: getattr(task.sampling, name) for name in ("temperature", "top_k", "top_p")}
+    pairs = {name: (found.about.get(name), want) for name, want in wanted.items()}
+    pairs["seed"] = (found.result.seed, trial.seed)
+    start = mllog.RANDOM if plan.base_dir is None else "checkpoint"
+    pairs[mllog.INITIAL_WEIGHTS] = (found.result.hyperparameters.get(mllog.INITIAL_WEIGHTS), start)
+    return differing(pairs)
 
-    Nothing is measured of answers that were not given as they were asked for.
-    """
-    return tuple(_measurements(result)) if result.proven else ()
+
+def _other_answers(found: GenerationResult, plan: GenerationPlan) -> Iterator[str]:
+    if list(found.asked) != [one.length for one in plan.asked]:
+        yield "the lengths of its answers are not those of the plan"
+    replica_of = {one.index: one.replica for one in plan.asked}
+    others = [one.index for one in found.answers if replica_of.get(one.index) != one.replica]
+    yield from (f"answer {index} was given by another replica" for index in others[:1])
 
 
 def _measurements(result: GenerationResult) -> Iterator[Measurement]:

@@ -6,11 +6,14 @@ from typing import Any
 
 from bench.contract import codec, mllog
 from bench.contract.kernels import Point
+from bench.contract.plan import Plan, Trial
+from bench.contract.plan_kinds import KernelsPlan, required
 from bench.mlperf import telemetry
 from bench.mlperf.log import Log, number
 from bench.mlperf.reader import Event
+from bench.mlperf.result import Result, differing
 from bench.mlperf.telemetry import Telemetry
-from bench.results.measurement import BEST, Measurement, of_telemetry
+from bench.results.measurement import BEST, NOTHING_MEASURED, Measurement, of_telemetry
 
 MIN_RUNS = 3
 PER_UNIT = {"TFLOP/s": 1e12, "GB/s": 1e9}
@@ -64,6 +67,7 @@ class Best:
 class KernelsResult:
     """What the log says of the points that were asked for."""
 
+    result: Result
     measured: tuple[Measured, ...]
     missing: tuple[tuple[str, str], ...]
     """Name of each point that was asked for and not measured, and why."""
@@ -73,15 +77,32 @@ class KernelsResult:
     """What the GPUs did meanwhile; None where nobody looked, as on CPUs."""
 
     @property
-    def proven(self) -> bool:
+    def valid(self) -> bool:
         """Whether everything was measured, and nothing missed its limit."""
-        return bool(self.measured) and not self.missing and all(best.reached is not False for best in self.bests)
+        return self.result.valid and bool(self.measured) and not self.problems
+
+    @property
+    def measurements(self) -> tuple[Measurement, ...]:
+        """The best rate of each kernel, then rate and latency of each point, then what the GPUs did meanwhile."""
+        return tuple(_measurements(self))
+
+    def differences(self, plan: Plan, trial: Trial) -> list[str]:
+        """Return in what the log differs from the planned trial."""
+        measured = [one.point for one in self.measured]
+        known = {name for name, _ in self.missing}
+        points = required(plan, KernelsPlan).points
+        others = [point.name for point in points if point not in measured and point.name not in known]
+        return [
+            *(f"{name} is not measured as planned" for name in others),
+            *differing({"seed": (self.result.seed, trial.seed)}),
+        ]
 
     @property
     def problems(self) -> list[str]:
         """What keeps the log from proving that the task was done."""
         below = [best for best in self.bests if best.reached is False]
         return [
+            *([] if self.measured or self.missing else [NOTHING_MEASURED]),
             *(f"{name} was not measured: {why}" for name, why in self.missing),
             *(
                 f"{best.kernel} reaches {best.measured.rate:,.4g} {best.measured.point.unit}, {_share(best)}"
@@ -92,11 +113,6 @@ class KernelsResult:
 
 def _share(best: Best) -> str:
     return f"{100 * (best.share_of_limit or 0):.1f} % of the best rate known, {best.measured.point.limit:g}"
-
-
-def of_kernels(result: KernelsResult) -> tuple[Measurement, ...]:
-    """Return the best rate of each kernel, then rate and latency of each point, then what the GPUs did meanwhile."""
-    return tuple(_measurements(result))
 
 
 def _measurements(result: KernelsResult) -> Iterator[Measurement]:
@@ -116,11 +132,10 @@ def _rate(name: str, one: Measured) -> Measurement:
     return Measurement(name=name, unit=one.point.unit, value=one.rate, n=one.n, p10=low, p90=high)
 
 
-def read(log: Log) -> KernelsResult | None:
-    """Return what a log says of kernels; None for the log of a task of another kind."""
+def read(log: Log, result: Result) -> KernelsResult:
+    """Return what the log of such a task says."""
     asked = log.single(mllog.KERNELS_ASKED)
-    if asked is None:
-        return None
+    assert asked is not None, "the table of kinds knows the log by this record"
     names = [name for name in asked.value if isinstance(name, str)] if isinstance(asked.value, list) else []
     found = {one.point.name: one for one in map(_measured, log.all(mllog.KERNEL_MEASURED)) if one is not None}
     failures = [event for event in log.all(mllog.KERNEL_FAILED) if isinstance(event.value, str)]
@@ -128,6 +143,7 @@ def read(log: Log) -> KernelsResult | None:
     measured = tuple(found[name] for name in names if name in found)
     tolerance = number(asked.metadata.get("tolerance"))
     return KernelsResult(
+        result=result,
         measured=measured,
         missing=tuple((name, str(failed.get(name) or "no record")) for name in names if name not in found),
         bests=tuple(_bests(measured, tolerance)),

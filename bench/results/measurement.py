@@ -24,6 +24,8 @@ class Measurement:
     """A tenth of the repetitions lies below the one, a tenth above the other; None where there is one number only."""
 
 
+NOTHING_MEASURED = "the log does not prove that anything was measured"
+"""The problem of a trial that measured nothing, and misses nothing either."""
 MAIN = ("throughput_per_gpu", "throughput", "generation_throughput", "step_time")
 """What a trial is compared by, the first one that it has."""
 BEST = "best "
@@ -109,3 +111,10 @@ def clocks_apart(first: Sequence[Measurements], second: Sequence[Measurements]) 
         one, other = (median([run[name].value for run in runs if name in run] or [0.0]) for runs in (first, second))
         if min(one, other) > 0 and max(one, other) / min(one, other) > 1 + TOLERANCE:
             yield title, f"{one:.0f}", f"{other:.0f}"
+
+
+HARDWARE = (
+    *("gpu_power", "sm_clock", "memory_clock", "gpu_temperature", "peak_gpu_power", "peak_sm_clock"),
+    *("peak_gpu_temperature", "peak_gpu_memory_used", "energy", "energy_per_step", "energy_per_token"),
+)
+"""The names of what telemetry measures, whatever the task."""

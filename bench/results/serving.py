@@ -12,11 +12,14 @@ from statistics import fmean
 from typing import Any
 
 from bench.contract import codec, mllog
+from bench.contract.plan import Plan, Trial
+from bench.contract.plan_kinds import ServingPlan, required
 from bench.contract.serving import Arrivals, LatencyLimits, Load
 from bench.mlperf.log import Log, finding, number
 from bench.mlperf.reader import Event, is_number
+from bench.mlperf.result import Result, differing
 from bench.results.imported import Summary
-from bench.results.measurement import Measurement
+from bench.results.measurement import NOTHING_MEASURED, Measurement
 from bench.rules.finding import Finding, errors
 
 OK = "ok"
@@ -144,10 +147,24 @@ SHARES = (50, 60, 90, 99, 100)
 """Of the latencies that are measurements; 60 is the one that the document's text cites."""
 
 
+UNITS = {
+    "output_throughput": "tokens/s",
+    "request_throughput": "requests/s",
+    "goodput": "requests/s",
+    **{f"latency_p{share}": "s" for share in (50, 60, 90, 99, 100)},
+    **{f"{name}_p{share}": "s" for name in ("ttft", "tpot") for share in (50, 99)},
+    "knee": "requests/s",
+    "time_to_healthy": "s",
+    "server_memory": "GiB",
+}
+"""Of the measurements of a trial with one load, by name."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingResult:
     """What the log says of the loads that were asked for."""
 
+    result: Result
     server: str
     model: str
     about: str
@@ -165,14 +182,30 @@ class ServingResult:
     findings: tuple[Finding, ...]
 
     @property
-    def proven(self) -> bool:
+    def valid(self) -> bool:
         """Whether every load was measured, and all of its requests were answered as asked for."""
-        return bool(self.loads) and not self.missing and not errors(self.findings)
+        return self.result.valid and bool(self.loads) and not self.problems
+
+    @property
+    def measurements(self) -> tuple[Measurement, ...]:
+        """What each load measured; with several loads a name begins with that of its load."""
+        return tuple(_measurements(self))
+
+    def differences(self, plan: Plan, trial: Trial) -> list[str]:
+        """Return in what the log differs from the planned trial."""
+        measured, planned = [one.load for one in self.loads], required(plan, ServingPlan).loads
+        others = [load.name for load in planned if load not in measured and load.name not in self.missing]
+        return [
+            *(f"{name} is not measured as planned" for name in others),
+            *differing({"seed": (self.result.seed, trial.seed)}),
+        ]
 
     @property
     def problems(self) -> list[str]:
         """What keeps the log from proving that the task was done."""
-        return [*(f"{name} was not measured" for name in self.missing), *(f.titled for f in errors(self.findings))]
+        nothing = [] if self.loads or self.missing else [NOTHING_MEASURED]
+        missing = (f"{name} was not measured" for name in self.missing)
+        return [*nothing, *missing, *(finding.titled for finding in errors(self.findings))]
 
     @property
     def swept(self) -> list[LoadResult]:
@@ -197,19 +230,16 @@ class ServingResult:
         return "of a rate it cannot be told whether it keeps the limits"
 
 
-def of_serving(result: ServingResult) -> tuple[Measurement, ...]:
-    """Return what each load measured; with several loads a name begins with that of its load."""
-    found = [
-        measurement for load in result.loads for measurement in _of_load(load, f"{load.load.name} " * _many(result))
-    ]
+def _measurements(result: ServingResult) -> Iterator[Measurement]:
+    for load in result.loads:
+        yield from _of_load(load, f"{load.load.name} " * _many(result))
     for name, unit, value in (
         ("knee", "requests/s", result.knee),
         ("time_to_healthy", "s", result.healthy_s),
         ("server_memory", "GiB", result.memory_gib),
     ):
         if value is not None:
-            found.append(Measurement(name=name, unit=unit, value=value))
-    return tuple(found)
+            yield Measurement(name=name, unit=unit, value=value)
 
 
 def _many(result: ServingResult) -> bool:
@@ -234,11 +264,10 @@ def _of_load(load: LoadResult, prefix: str) -> Iterator[Measurement]:
                 yield Measurement(name=f"{prefix}{name}_p{share}", unit="s", value=seconds, n=n)
 
 
-def read(log: Log) -> ServingResult | None:
-    """Return what a log says of serving; None for the log of a task of another kind."""
+def read(log: Log, result: Result) -> ServingResult:
+    """Return what the log of such a task says."""
     asked, server = log.single(mllog.LOADS_ASKED), log.single(mllog.SERVER)
-    if asked is None:
-        return None
+    assert asked is not None, "the table of kinds knows the log by this record"
     names = [name for name in asked.value if isinstance(name, str)] if isinstance(asked.value, list) else []
     loads = [one for one in (_load(event, asked) for event in log.all(mllog.LOAD_MEASURED)) if one is not None]
     by_name = {one.load.name: one for one in loads}
@@ -246,6 +275,7 @@ def read(log: Log) -> ServingResult | None:
     about, memory = (server.metadata if server else {}), log.value(mllog.SERVER_MEMORY)
     memory = memory if isinstance(memory, dict) else {}
     return ServingResult(
+        result=result,
         server=str(server.value) if server else "a server that never answered",
         model=str(about.get("model", "")),
         about=_about(about),

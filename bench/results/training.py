@@ -1,21 +1,87 @@
-"""The measurements of a training trial, from what its log proves."""
+"""What a trial of a training task shows, from its log alone: what it proves, and its measurements."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
+from bench.contract import mllog
+from bench.contract.plan import Plan, Trial
+from bench.contract.plan_kinds import TrainingPlan, required
 from bench.mlperf.local_sgd import Apart
-from bench.mlperf.result import Result
+from bench.mlperf.log import Log
+from bench.mlperf.result import Result, differing
 from bench.mlperf.speed import Spread, spread
 from bench.results.measurement import Measurement, of_telemetry
 from bench.results.modules import of_modules
 
+UNITS = {
+    "time_to_train": "min",
+    "run_time": "min",
+    "samples_to_target": "samples",
+    "step_time": "ms",
+    "evaluation_time": "s",
+    "epoch_time": "s",
+    "time_of_steps": "s",
+    "initialization_time": "s",
+    "throughput": "samples/s",
+    "throughput_per_gpu": "tokens/s/GPU",
+    "real_throughput_per_gpu": "tokens/s/GPU",
+    "arithmetic_per_gpu": "TFLOP/s/GPU",
+    "mfu": "",
+    "peak_memory": "GiB",
+    "inner_step_time": "ms",
+    "merge_time": "s",
+    "merge_bytes": "B",
+    "efficiency_apart": "",
+    "training_loss": "",
+    "evaluation_loss": "",
+}
+"""Of a trial's measurements, by name."""
 
-def of_training(result: Result) -> tuple[Measurement, ...]:
-    """Return what a trial measured: times first, then rates, memory and losses. The time of an epoch is a mean.
 
-    A time to train and the samples to the target exist only if the target was reached. Without a target, the interval
-    from run_start to run_stop is the duration of the run's steps.
-    """
-    return tuple(_measured(result))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingResult:
+    """What the log says of a trial that trained."""
+
+    result: Result
+    problems: tuple[str, ...] = ()
+    """None of its own: what is wrong with training stands in the findings of the log."""
+
+    @property
+    def valid(self) -> bool:
+        """Whether the log is that of a valid trial, and its target was reached."""
+        return self.result.valid and (self.result.target is None or self.result.converged)
+
+    @property
+    def measurements(self) -> tuple[Measurement, ...]:
+        """Times first, then rates, memory and losses. The time of an epoch is a mean.
+
+        A time to train and the samples to the target exist only if the target was reached. Without a target, the
+        interval from run_start to run_stop is the duration of the run's steps.
+        """
+        return tuple(_measured(self.result))
+
+    def differences(self, plan: Plan, trial: Trial) -> list[str]:
+        """Return in what the log differs from the planned trial."""
+        wanted, result = required(plan, TrainingPlan), self.result
+        planned = {
+            "seed": (result.seed, trial.seed),
+            "submission_benchmark": (result.benchmark, wanted.submission.benchmark),
+            "submission_division": (result.division, wanted.submission.division),
+            "target_accuracy": (result.target, wanted.config.training.target_eval_loss),
+            "global_batch_size": (result.global_batch_size, wanted.batch.global_batch_size),
+        }
+        start, source = wanted.config.training.starts_from, wanted.data.source
+        for key, want in ((mllog.INITIAL_WEIGHTS, start), (mllog.DATA_SOURCE, source)):
+            planned[key] = (result.hyperparameters.get(key), want.name)
+        if not result.has_target:
+            last = result.evaluations[-1].samples if result.evaluations else None
+            planned["samples trained on"] = (last, wanted.max_samples)
+        return differing(planned)
+
+
+def read(log: Log, result: Result) -> TrainingResult:
+    """Return what a log says of training; the logs of other kinds say nothing of it."""
+    return TrainingResult(result=result)
 
 
 def _measured(result: Result) -> Iterator[Measurement]:

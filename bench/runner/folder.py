@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TextIO
 
 from bench.backends import run_lock
-from bench.contract import plan as plans
-from bench.contract import plan_paths, run_files
+from bench.contract import plan_kinds, plan_paths, run_files
 from bench.contract.plan import Plan
 from bench.errors import ConfigError, written
 from bench.runs import folder as folders
@@ -25,7 +24,7 @@ def opened(run: Path, plan_file: Path | None) -> Iterator[Plan]:
         ConfigError: another process works in it, it is not this user's, or it has no plan.
     """
     if plan_file is None:
-        plans.load(run / run_files.PLAN)  # or nothing is made
+        plan_kinds.load(run / run_files.PLAN)  # or nothing is made
     with written(run):
         run.mkdir(mode=folders.NOT_OTHERS, parents=True, exist_ok=True)
         folders.require_ours(run)
@@ -34,7 +33,7 @@ def opened(run: Path, plan_file: Path | None) -> Iterator[Plan]:
         if plan_file is not None and not (run / run_files.PLAN).exists():
             with written(run):
                 (run / run_files.PLAN).write_text(filled_in(plan_file))
-        yield plans.load(run / run_files.PLAN)
+        yield plan_kinds.load(run / run_files.PLAN)
 
 
 def filled_in(plan_file: Path) -> str:
@@ -43,8 +42,8 @@ def filled_in(plan_file: Path) -> str:
     Raises:
         ConfigError: one of them is not set.
     """
-    plan = plans.load(plan_file)
-    text = plans.dumps(plan)
+    plan = plan_kinds.load(plan_file)
+    text = plan_kinds.dumps(plan)
     named = plan_paths.named_paths(plan.config).values()
     names = {name for path in named if path for name in _VARIABLE.findall(path)}
     for name in sorted(names, key=len, reverse=True):

@@ -9,8 +9,7 @@ from pathlib import Path
 from secrets import token_hex
 
 from bench import masking
-from bench.contract import plan as plans
-from bench.contract import plan_paths
+from bench.contract import plan_kinds, plan_paths
 from bench.contract.plan import Plan
 from bench.contract.run_files import CONFIG, PLAN, RANK_LOGS
 from bench.errors import ConfigError
@@ -26,7 +25,7 @@ def make(plan: Plan, config_yaml: str) -> Path:
     Raises:
         ConfigError: it exists, cannot be made or written, or holds a secret.
     """
-    folder, plan_text, is_made = _path(plan), plans.dumps(plan), False
+    folder, plan_text, is_made = _path(plan), plan_kinds.dumps(plan), False
     masking.refuse([config_yaml], where=CONFIG)
     masking.refuse([plan_text], where=PLAN)
     try:
@@ -91,7 +90,7 @@ def _not_ours(what: str, where: Path, *, fix: str) -> ConfigError:
 def plan_in(folder: Path) -> Plan | None:
     """Return the plan of a run folder; None if there is none, or none that can be read: logs are read without one."""
     with suppress(ConfigError):
-        return plans.load(folder / PLAN)
+        return plan_kinds.load(folder / PLAN)
     return None
 
 

@@ -39,7 +39,7 @@ def summary(folder: Path) -> Summary:
     """Return what a run folder says; a folder that lacks some of it has a summary, too."""
     plan, made = plan_in(folder), folder / PLAN
     valid = [result for result in _results(folder, plan) if result.valid]
-    tokens = plan.config.data.seq_length if plan else None
+    tokens = plan.config.training_data.seq_length if plan else None
     return Summary(
         folder=folder,
         started=time.strftime("%Y-%m-%d %H:%M", time.localtime(made.stat().st_mtime)) if made.exists() else "",

@@ -11,7 +11,8 @@ from bench.history import compare, measured_trials
 from bench.history.compare import Side
 from bench.history.measured_trials import ProvenTrial, Runs
 from bench.mlperf.result import Result
-from bench.results import Measurement, hardware_facts, read
+from bench.results.kind import read
+from bench.results.measurement import Measurement, hardware_facts
 from bench.runs import ledger
 from bench.studies import arms, folder
 from bench.studies.arms import Arm
@@ -46,7 +47,7 @@ def of_run(folder: Path, arm: Arm, *, window: Window | None) -> Measured:
     log = folder / run_files.result(0)
     content = read(log)
     measured_trials.checksum(log, next((entry for entry in ledger.found(folder) if entry.trial == 0), None))
-    numbers = {one.name: one for one in content.measurements}
+    numbers = {one.name: one for one in content.of_kind.measurements}
     if window is not None:
         numbers |= {one.name: one for one in of_window(content.result, numbers, window)}
     calculated: frozenset[str] = frozenset()

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench.contract.plan import GenerationPlan, Plan, ServingPlan, TrainingPlan, World, fingerprint
+from bench.contract.plan import Plan, World, fingerprint
+from bench.contract.plan_kinds import TrainingPlan, training_plan
 from bench.contract.schema import Config
 from bench.errors import ConfigError
 from bench.planning import compose, layouts
@@ -53,12 +54,12 @@ def _global(world: World, size: int) -> int:
 def _world(config: Config) -> World:
     """Return how the ranks are split; where the config leaves that open, as is best for micro-batches of one."""
     num_ranks = config.cluster.num_nodes * config.cluster.ranks_per_node
-    recipe = replace(config.recipe, micro_batch_size=1, global_batch_size=num_ranks)
+    recipe = replace(config.training_recipe, micro_batch_size=1, global_batch_size=num_ranks)
     return layouts.choose(replace(config, recipe=recipe)).world
 
 
 def _fits(config: Config, world: World, size: int) -> bool:
-    recipe = replace(config.recipe, micro_batch_size=size, global_batch_size=_global(world, size))
+    recipe = replace(config.training_recipe, micro_batch_size=size, global_batch_size=_global(world, size))
     split = replace(config.parallel, tp=world.tp, pp=world.pp, cp=world.cp, sp=world.sp)
     return layouts.choose(replace(config, recipe=recipe, parallel=split)).memory.fits is not False
 
@@ -195,7 +196,7 @@ def of_plan(name: str, plan: Plan) -> PlannedArm:
         device=gpu.name if gpu and config.cluster.device.name == "cuda" else config.cluster.device.name,
         layout=" ".join(f"{axis} {size}" for axis, size in split.items() if size > 1) or "1 rank",
         walltime_min=plan.walltime_min,
-        **(_of_training(plan) if isinstance(plan, TrainingPlan) else {}),
+        **(_of_training(trained) if (trained := training_plan(plan)) is not None else {}),
     )
 
 
@@ -216,13 +217,15 @@ def _of_training(plan: TrainingPlan) -> dict[str, Any]:
 def _fingerprint(plan: Plan) -> str:
     """Return what differs whenever an arm measures something else; paths, account and folders are left out."""
     c = plan.config
-    parts = (c.task, c.model, c.data, c.recipe, c.parallel, c.engine, c.container, c.precision.name, c.cluster.name)
-    return fingerprint(*parts, plan.world, *_work(plan))
-
-
-def _work(plan: Plan) -> tuple[Any, ...]:
-    if isinstance(plan, TrainingPlan):
-        return plan.batch, plan.max_steps
-    if isinstance(plan, ServingPlan):
-        return (plan.loads,)
-    return (plan.asked,) if isinstance(plan, GenerationPlan) else (plan.points,)
+    parts = (
+        c.task,
+        c.model,
+        c.data,
+        c.recipe,
+        c.parallel,
+        c.engine,
+        c.container,
+        c.precision.name,
+        c.cluster.name,
+    )
+    return fingerprint(*parts, plan.world, *plan.work)

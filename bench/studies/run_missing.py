@@ -11,6 +11,7 @@ from bench import backends, masking, preflight
 from bench.backends import Queue
 from bench.console import sheet
 from bench.contract import plan as contract_plans
+from bench.contract import plan_kinds
 from bench.contract.plan import Plan
 from bench.contract.run_files import JOB, LEDGER, PLAN, SUBMISSION
 from bench.contract.schema import BackendName
@@ -87,7 +88,7 @@ def plan_in(folder: Path) -> contract_plans.Plan | None:
     if not folder.exists():
         return None
     try:
-        return contract_plans.load(folder / PLAN)
+        return plan_kinds.load(folder / PLAN)
     except ConfigError:
         if (folder / LEDGER).exists():
             raise
@@ -233,7 +234,7 @@ def _prepared(session: Session, queue: Queue, one: Standing) -> Plan:
     """Return the plan of a run whose folder is ready for a job."""
     if (one.folder / JOB).exists():
         require_ours(one.folder)
-        return contract_plans.load(one.folder / PLAN)
+        return plan_kinds.load(one.folder / PLAN)
     _remove_unsubmitted(one.folder)
     plan, config_yaml = planned(session, one)
     findings = preflight.before_start(plan)

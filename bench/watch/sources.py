@@ -11,7 +11,8 @@ from typing import Protocol
 
 from bench.backends import JobState
 from bench.contract import plan as plans
-from bench.contract.plan import Command, Plan, TrainingPlan
+from bench.contract import plan_kinds
+from bench.contract.plan import Command, Plan
 from bench.contract.run_files import JOB, JOB_OUTPUTS, PLAN, PREPARE_LOG, RESULTS, STATUS
 from bench.errors import BenchError, ConfigError, LogError
 from bench.mlperf import reader
@@ -235,7 +236,7 @@ def run_folder(folder: Path) -> WatchedTrials:
     """
     if not (folder / PLAN).exists():
         return log_files(_logs(folder))
-    plan = plans.load(folder / PLAN)
+    plan = plan_kinds.load(folder / PLAN)
     count = len(plan.trials)
     if not count:
         raise ConfigError(
@@ -253,7 +254,7 @@ def run_folder(folder: Path) -> WatchedTrials:
     )
     command = plans.command(plan, plans.PREPARE)
     log = Follower(folder / PREPARE_LOG)
-    prepare = Watched(command.name, log, planned(plan.base or plan, command)) if command else None
+    prepare = Watched(command.name, log, planned(plan, command)) if command else None
     queue = Queue(folder) if (folder / JOB).exists() else None
     return WatchedTrials(trials, prepare, folder, queue.is_over if queue else (folder / STATUS).exists, queue=queue)
 
@@ -287,17 +288,20 @@ def replay(path: Path, *, speed: float, trials: int = 1, walltime_min: float | N
 
 
 def planned(plan: Plan, command: Command) -> Planned:
-    """Return what the plan says of a trial."""
-    if not isinstance(plan, TrainingPlan):
+    """Return what the plan says of a trial, or of the run that its prepare command makes."""
+    trained, is_preparing = plan_kinds.training_plan(plan), command.name == plans.PREPARE
+    if is_preparing and trained is not None:
+        trained = trained.base or trained
+    if trained is None:
         return Planned(title=plan.config.task.name, is_published=False, limit_min=command.limit_min)
     return Planned(
-        title=plan.config.task.name,
-        max_samples=plans.samples(plan, plan.max_steps),
-        eval_samples=tuple(plans.samples(plan, at) for at in plan.evaluation.at_steps),
-        target=plan.config.training.target_eval_loss,
-        is_published=plan.config.task.submittable,
+        title=trained.config.task.name,
+        max_samples=trained.max_samples,
+        eval_samples=tuple(plan_kinds.samples(trained, at) for at in trained.evaluation.at_steps),
+        target=trained.config.training.target_eval_loss,
+        is_published=trained.config.task.submittable,
         limit_min=command.limit_min,
-        stall=None if command.name == plans.PREPARE else plan.config.launch.stall,
+        stall=None if is_preparing else trained.config.launch.stall,
     )
 
 

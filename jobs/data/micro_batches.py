@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bench.contract.plan import TrainingPlan
+from bench.contract.plan_kinds import TrainingPlan
 from jobs.data.rows import Rows
 
 

@@ -32,8 +32,10 @@ def make(plan: Plan, *, processes: int | None = None) -> dict[str, Any]:
     """
     folder, root = _named(plan.data_dir), _named(plan.config.cluster.paths.data)
     try:
-        if plan.config.data.sample is not None:
-            samples.provide(Path(data_files.sample_dir(str(folder))), plan.config.data, plan.config.model.vocab_size)
+        if plan.config.training_data.sample is not None:
+            samples.provide(
+                Path(data_files.sample_dir(str(folder))), plan.config.training_data, plan.config.model.vocab_size
+            )
         if folder.exists():
             return _found(plan, folder)
         return _made(plan, root, folder, processes or len(os.sched_getaffinity(0)))
@@ -72,7 +74,7 @@ def _found(plan: Plan, folder: Path) -> dict[str, Any]:
 
 def _made(plan: Plan, root: Path, folder: Path, processes: int) -> dict[str, Any]:
     """Return the manifest of rows made now."""
-    config, data = plan.config, plan.config.data
+    config, data = plan.config, plan.config.training_data
     by_file = _tokenizer_file(plan)
     by = tokenizer.load(by_file)
     data_files.check_vocabulary(by_file, by.num_ids, config.model.vocab_size)

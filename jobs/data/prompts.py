@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bench.contract import data_files
 from bench.contract.generation import Asked
-from bench.contract.plan import GenerationPlan
+from bench.contract.plan_kinds import GenerationPlan
 from bench.errors import ConfigError
 from jobs.data import tokenizer
 

@@ -71,7 +71,7 @@ def load(plan: Plan, name: str) -> Rows:
     Raises:
         ConfigError: a file is missing or its shape is not the plan's.
     """
-    folder, want = Path(str(plan.data_dir)), plan.config.data
+    folder, want = Path(str(plan.data_dir)), plan.config.training_data
     num_rows = want.train_rows if name == "train" else want.eval_rows
     if want.source is DataSource.random:
         vocab_size = plan.config.model.vocab_size
@@ -112,20 +112,20 @@ def train_order(plan: Plan, seed: int) -> Iterator[np.ndarray]:
     """Yield the row numbers of each step, [GBS]: a new seeded shuffle each epoch, the incomplete last batch dropped."""
     rng, size = np.random.default_rng(seed), plan.batch.global_batch_size
     while True:
-        order = rng.permutation(plan.config.data.train_rows)
+        order = rng.permutation(plan.config.training_data.train_rows)
         yield from order[: len(order) // size * size].reshape(-1, size)
 
 
 def eval_order(plan: Plan) -> np.ndarray:
     """Return the row numbers of one evaluation, [batches, GBS], the last batch filled with -1."""
     size = plan.batch.global_batch_size
-    order = np.arange(plan.config.data.eval_rows)
+    order = np.arange(plan.config.training_data.eval_rows)
     filled = np.pad(order, (0, -len(order) % size), constant_values=-1)
     return filled.reshape(-1, size)
 
 
 def synthetic(plan: Plan) -> Rows:
     """Return the rows of one step for the warm-up: ascending tokens, which all count."""
-    shape = (plan.batch.global_batch_size, plan.config.data.seq_length)
+    shape = (plan.batch.global_batch_size, plan.config.training_data.seq_length)
     tokens = np.arange(shape[0] * shape[1], dtype=np.int32).reshape(shape) % plan.config.model.vocab_size
     return Rows(tokens, np.ones(shape, dtype=bool))

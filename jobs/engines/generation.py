@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Protocol, cast
 
-from bench.contract.plan import GenerationPlan
+from bench.contract.plan_kinds import GenerationPlan
 from jobs.engines import EngineModule, Fact
 
 

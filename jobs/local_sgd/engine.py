@@ -36,7 +36,7 @@ class LocalSgdTraining:
     """What a rank does to train apart. `mine` and `after` are called at every step."""
 
     def __init__(self, engine: MegatronEngine, plan: Plan, groups: Groups) -> None:
-        local_sgd = plan.config.recipe.local_sgd
+        local_sgd = plan.config.training_recipe.averaging
         assert local_sgd is not None
         self._engine, self._plan, self._groups, self._settings = engine, plan, groups, local_sgd
         self._meeting = Meeting(groups, local_sgd.compress, local_sgd.time_limit_s)
@@ -84,7 +84,7 @@ class LocalSgdTraining:
     def is_due(self, step: int, *, is_saved: bool) -> bool:
         """Return whether `after` has something to do."""
         must_end = self._pending is not None and (is_saved or step >= self._pending.step + self._settings.overlap_steps)
-        return must_end or step % self._settings.every_steps == 0 or step == self._plan.max_steps
+        return must_end or step % self._settings.interval == 0 or step == self._plan.max_steps
 
     def after(self, step: int, share: Tensor, *, is_saved: bool) -> list[Fact]:
         """Merge what is due after a step; return what the log must say of it.
@@ -95,7 +95,7 @@ class LocalSgdTraining:
         said = {"loss": loss, "step_s": (time.perf_counter() - self._since_s) / self._num_steps}
         if self._pending is not None:
             facts += self._ended(step)
-        if step % self._settings.every_steps == 0 or step == self._plan.max_steps:
+        if step % self._settings.interval == 0 or step == self._plan.max_steps:
             waits = is_saved or step == self._plan.max_steps or step in self._plan.evaluation.at_steps
             self._begun(step, said, is_copied=bool(self._settings.overlap_steps) and not waits)
             if not self._pending.copy:
@@ -184,7 +184,7 @@ class LocalSgdTraining:
             "waited_for_groups_s": round(merged.waited_s, 6),
             "training_stopped_s": round(stopped_s, 6),
         }
-        return mllog.OUTER_STEP, -(-step // self._settings.every_steps), about
+        return mllog.OUTER_STEP, -(-step // self._settings.interval), about
 
 
 def _thread_and_stream(library: Any) -> tuple[ThreadPoolExecutor, Any]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bench.contract import mllog, run_files
 from bench.contract import plan as plans
-from bench.contract.plan import TrainingPlan
+from bench.contract.plan_kinds import TrainingPlan
 from jobs.data import rows as rows_of
 from jobs.engines import WarmUpTimes
 from jobs.nemo import recipe, weights
@@ -81,7 +81,7 @@ class Events(pl.Callback):
         assert self._pace is not None and self._rows is not None
         plan, step = self._plan, trainer.global_step
         self._alive(TRAINING, step, self._pace.stepped(rows_of.real_tokens(self._rows, next(self._order))))
-        if step % plan.config.recipe.log_every_steps == 0 or step == plan.max_steps:
+        if step % plan.config.training_recipe.log_every_steps == 0 or step == plan.max_steps:
             self._pace.log(step, outputs["loss"].item())
         if step == plan.max_steps and step not in plan.evaluation.at_steps:
             self._log.stop(mllog.BLOCK_STOP, **train.place(plan, step))
@@ -143,7 +143,7 @@ def warm_up(plan: TrainingPlan, model: Any) -> WarmUpTimes | None:
     indices = np.arange(plan.batch.global_batch_size)
     times = None
     with _same_generators():
-        for _ in range(plan.config.recipe.warmup_iterations):
+        for _ in range(plan.config.training_recipe.warmup_iterations):
             for chunk in model:
                 chunk.zero_grad_buffer()
             start_s = timing.device_time_s()

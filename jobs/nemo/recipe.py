@@ -14,9 +14,9 @@ from nemo.collections.llm.gpt.model.base import local_layer_spec
 from nemo.lightning.pytorch.optim import LRSchedulerModule
 from torch.optim.lr_scheduler import LambdaLR
 
-from bench.contract import plan as plans
+from bench.contract import plan_kinds
 from bench.contract.model import Norm, Position
-from bench.contract.plan import TrainingPlan
+from bench.contract.plan_kinds import TrainingPlan
 from bench.contract.schema import Device, Precision
 from bench.contract.training import StartsFrom, Trains
 from jobs.nemo import cpu_patch
@@ -101,7 +101,7 @@ def _set_trainer(plan: TrainingPlan, who: Rank, trainer: Any) -> None:
         trainer.plugins = nemo_run.Config(nl.MegatronMixedPrecision, precision="32")
     trainer.plugins = [trainer.plugins, _Environment(plan, who)]
     trainer.max_steps = plan.max_steps
-    trainer.limit_val_batches = -(-plan.config.data.eval_rows // plan.batch.global_batch_size)
+    trainer.limit_val_batches = -(-plan.config.training_data.eval_rows // plan.batch.global_batch_size)
     trainer.val_check_interval = plan.evaluation.every_steps  # our callback says at which of these steps
     trainer.check_val_every_n_epoch = None
     trainer.num_sanity_val_steps = 0
@@ -125,7 +125,7 @@ def _set_strategy(plan: TrainingPlan, strategy: Any) -> None:
 
 
 def _set_optimizer(plan: TrainingPlan, config: Any) -> None:
-    r = plan.config.recipe
+    r = plan.config.training_recipe
     config.lr, config.weight_decay, config.clip_grad = r.lr, r.weight_decay, r.clip_grad
     config.adam_beta1, config.adam_beta2, config.adam_eps = r.adam_beta1, r.adam_beta2, r.adam_eps
     config.bf16 = plan.config.precision is not Precision.fp32
@@ -150,8 +150,8 @@ class _Schedule(LRSchedulerModule):
         self._plan = plan
 
     def scheduler(self, model: Any, optimizer: Any) -> Any:
-        base = self._plan.config.recipe.lr
-        schedule = LambdaLR(optimizer, lambda done: plans.learning_rate(self._plan, done + 1) / base)
+        base = self._plan.config.training_recipe.lr
+        schedule = LambdaLR(optimizer, lambda done: plan_kinds.learning_rate(self._plan, done + 1) / base)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step", "frequency": 1}}
 
 

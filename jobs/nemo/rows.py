@@ -14,7 +14,7 @@ from nemo.lightning.pytorch.plugins import MegatronDataSampler
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from bench.contract.plan import TrainingPlan
+from bench.contract.plan_kinds import TrainingPlan
 from jobs.data import rows as rows_of
 from jobs.data.micro_batches import cut, targets
 from jobs.data.rows import Rows
@@ -29,7 +29,7 @@ class RowsModule(pl.LightningDataModule):
     def __init__(self, plan: TrainingPlan, seed: int) -> None:
         super().__init__()
         self._plan, self._seed = plan, seed
-        self.seq_length = plan.config.data.seq_length
+        self.seq_length = plan.config.training_data.seq_length
         self.micro_batch_size = plan.batch.micro_batch_size
         self.global_batch_size = plan.batch.global_batch_size
         self.tokenizer = None

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from importlib import metadata
 from typing import Any
 
-from bench.contract import mllog, run_files
-from bench.contract import plan as plans
+from bench.contract import mllog, plan_kinds, run_files
 from bench.contract.engine import NEMO, VERSION
-from bench.contract.plan import Plan, TrainingPlan
+from bench.contract.plan import Plan
+from bench.contract.plan_kinds import TrainingPlan
 from bench.errors import ConfigError
 from jobs.ranks import process_group, program
 from jobs.ranks.program import Begun
@@ -29,7 +29,7 @@ def main() -> None:
 
 def required(plan: Plan) -> TrainingPlan:
     """Return the plan as that of a run that trains, where this interpreter has NeMo; raises as both checks do."""
-    training = plans.required_training(plan)
+    training = plan_kinds.required(plan, plan_kinds.TrainingPlan)
     require_nemo()
     return training
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
 from bench.contract import checkpoint
-from bench.contract.plan import TrainingPlan
+from bench.contract.plan_kinds import TrainingPlan
 from bench.contract.schema import Config
 from bench.contract.training import Lora
 from bench.errors import ConfigError

@@ -18,8 +18,7 @@ from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
-from bench.contract import checkpoint, node_facts, plan_paths, run_files
-from bench.contract import plan as plans
+from bench.contract import checkpoint, node_facts, plan_kinds, plan_paths, run_files
 from bench.contract.node_facts import FileTime, Health, Machine, NeededPath, RankFacts, Results, Software
 from bench.contract.plan import Plan
 from bench.contract.schema import DataSource, Runtime
@@ -46,7 +45,7 @@ def main() -> None:
     args = parser.parse_args()
     folder, who = args.plan.resolve().parent, from_environment()
     with guard.guarded(folder / run_files.rank_error(f"facts{run_files.element()}", who.rank)):
-        write(collect(plans.load(args.plan), who, folder), folder / run_files.facts(run_files.element()))
+        write(collect(plan_kinds.load(args.plan), who, folder), folder / run_files.facts(run_files.element()))
 
 
 def collect(plan: Plan, who: Rank, folder: Path) -> RankFacts:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench.contract import node_facts, run_files, schema
-from bench.contract import plan as plans
 from bench.contract.node_facts import AllReduceRate, Floors, HealthNode, RankRates
 from bench.contract.plan import Plan
 from bench.errors import BenchError, ConfigError
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     import torch
 
     from jobs.node_checks.rates import Readings
+from bench.contract import plan_kinds
 
 MIN_NODES_FOR_PAIRS = 3
 """The one pair that two nodes make cannot tell which of them is slow."""
@@ -37,7 +37,7 @@ def main() -> None:
     args = parser.parse_args()
     folder, who, began = args.plan.resolve().parent, from_environment(), time.monotonic()
     with guard.guarded(folder / run_files.rank_error(f"health{run_files.element()}", who.rank)):
-        plan = plans.load(args.plan)
+        plan = plan_kinds.load(args.plan)
         config = required_config(plan)
         from jobs.node_checks import rates
 

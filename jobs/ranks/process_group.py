@@ -4,7 +4,8 @@ import gc
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bench.contract.plan import GenerationPlan, Plan
+from bench.contract.plan import Plan
+from bench.contract.plan_kinds import GenerationPlan
 from bench.contract.schema import Device
 from bench.errors import SubmitError
 from jobs.local_sgd import groups

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from bench.contract import mllog, run_files
+from bench.contract import mllog, plan_kinds, run_files
 from bench.contract import plan as plans
 from bench.contract.plan import Plan, Trial
 from jobs.ranks import process_group
@@ -47,7 +47,7 @@ def begun(module: str, about: str | None, required: Callable[[Plan], P]) -> Iter
     args = parser.parse_args()
     folder, who = args.plan.resolve().parent, from_environment()
     with guarded(folder / run_files.rank_error(f"trial {args.trial}", who.rank)) as guard:
-        plan = required(plans.load(args.plan))
+        plan = required(plan_kinds.load(args.plan))
         trial = plans.trial(plan, args.trial)
         is_writer = who.rank == 0
         log = mllog.Writer(folder / trial.log, mllog.load(folder, args.trial)) if is_writer else mllog.Writer(None)

@@ -14,6 +14,7 @@ from bench.errors import BenchError
 
 if TYPE_CHECKING:
     import torch
+from bench.contract import plan_kinds
 
 GIB = 2**30
 
@@ -48,9 +49,9 @@ class Pace:
 
     def log(self, step: int, loss: float) -> None:
         """Log the measurements. The host has read the loss, so the device has finished all steps."""
-        now, place = time.perf_counter(), {"samples_count": plans.samples(self._plan, step), "step": step}
+        now, place = time.perf_counter(), {"samples_count": plan_kinds.samples(self._plan, step), "step": step}
         step_time_s = (now - self._since) / (step - self._step)
-        lr = plans.learning_rate(self._plan, step)
+        lr = plan_kinds.learning_rate(self._plan, step)
         of_group = {} if self._plan.world.groups is None else {"group": 0}
         self._log.event(mllog.TRAIN_LOSS, finite(loss, "training", step), **place, lr=lr, **of_group)
         self._collect()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.contract import plan_paths
-from bench.contract.plan import ServingPlan
+from bench.contract.plan_kinds import ServingPlan
 from bench.contract.schema import Precision
 from bench.contract.serving import Server
 from bench.errors import ConfigError

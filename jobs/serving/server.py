@@ -18,7 +18,7 @@ from urllib.error import URLError
 
 import psutil
 
-from bench.contract.plan import ServingPlan
+from bench.contract.plan_kinds import ServingPlan
 from bench.contract.schema import PORTS, Device
 from bench.contract.serving import Server, Serving, command, total_tokens
 from bench.errors import SubmitError

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.contract import atomic_files, checkpoint, codec, mllog, run_files
-from bench.contract import plan as plans
+from bench.contract import atomic_files, checkpoint, codec, mllog, plan_kinds, run_files
 from bench.contract.checkpoint import KEPT, STEP
 from bench.contract.plan import Plan, Trial
 from bench.errors import BenchError, ConfigError
@@ -218,7 +217,7 @@ def about(plan: Plan, trial: Trial, step: int) -> dict[str, Any]:
     """Return what a manifest says of the training, beside its files."""
     training = {
         "step": step,
-        "samples": plans.samples(plan, step),
+        "samples": plan_kinds.samples(plan, step),
         "precision": plan.config.precision.name,
         "world": codec.plain(plan.world),
         "same": _must_be_same(plan, trial),
@@ -232,11 +231,13 @@ def _must_be_same(plan: Plan, trial: Trial) -> dict[str, Any]:
     return {
         "seed": trial.seed,
         "global_batch_size": plan.batch.global_batch_size,
-        "train_rows": config.data.train_rows,
-        "seq_length": config.data.seq_length,
+        "train_rows": config.training_data.train_rows,
+        "seq_length": config.training_data.seq_length,
         "trains": config.training.trains.name,
         "max_steps": plan.max_steps,
-    } | ({} if config.recipe.local_sgd is None else {"local_sgd": codec.plain(config.recipe.local_sgd)})
+    } | (
+        {} if config.training_recipe.averaging is None else {"local_sgd": codec.plain(config.training_recipe.averaging)}
+    )
 
 
 def require_same(found: Complete, plan: Plan, trial: Trial) -> None:

@@ -13,8 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench.contract import plan as plans
-from bench.contract import plan_paths, run_files
+from bench.contract import plan_kinds, plan_paths, run_files
 from bench.contract.checkpoint import FOLDERS, Stored
 from bench.contract.plan import Plan
 from bench.errors import BenchError, ConfigError, Stopped, stopped_by_signals
@@ -26,7 +25,7 @@ def main(argv: list[str] | None = None) -> int:
     verb: Callable[..., str] = args.verb
     try:
         with stopped_by_signals():
-            print(verb(plans.load(args.plan), args) if "plan" in args else verb(args))
+            print(verb(plan_kinds.load(args.plan), args) if "plan" in args else verb(args))
     except (OSError, ModuleNotFoundError) as error:
         return _failed(_explained(error))
     except BenchError as error:
@@ -66,11 +65,11 @@ def rows(plan: Plan, args: argparse.Namespace) -> str:
     Raises:
         ConfigError: the arguments are not those that the plan's source takes, or its files do not fit the plan.
     """
-    if plan.config.data.source.reads_files:
+    if plan.config.training_data.source.reads_files:
         return _rows_of_files(plan, args)
     if args.folder is None:
         fix = "name the folder of the published rows, and a new one"
-        raise ConfigError(f"{plan.config.data.name} needs SOURCE and FOLDER", where="command line", fix=fix)
+        raise ConfigError(f"{plan.config.training_data.name} needs SOURCE and FOLDER", where="command line", fix=fix)
     return _published_rows(plan, args)
 
 
@@ -95,9 +94,11 @@ def _published_rows(plan: Plan, args: argparse.Namespace) -> str:
     from jobs.data import gov_report
 
     config = plan.config
-    manifest = gov_report.convert(args.source, args.folder, data=config.data, vocab_size=config.model.vocab_size)
+    manifest = gov_report.convert(
+        args.source, args.folder, data=config.training_data, vocab_size=config.model.vocab_size
+    )
     counted = [
-        f"{name}: {split['rows']:,} rows of {config.data.seq_length:,} tokens, "
+        f"{name}: {split['rows']:,} rows of {config.training_data.seq_length:,} tokens, "
         f"{split['counted_tokens'] / split['tokens']:.1%} count"
         for name, split in manifest["splits"].items()
     ]

@@ -26,7 +26,7 @@ def describe(plan: Plan, trial: Trial, versions: Mapping[str, str], log: mllog.W
     shape_of = plan.submission.shape_of
     shape = {} if shape_of is None else {"shape_of": shape_of}
     log.event(mllog.INITIAL_WEIGHTS, plan.config.training.starts_from.name, **shape)
-    log.event(mllog.DATA_SOURCE, plan.config.data.source.name)
+    log.event(mllog.DATA_SOURCE, plan.config.training_data.source.name)
     described = (
         submission(plan, trial)
         | batch(plan)
@@ -60,18 +60,18 @@ def submission(plan: Plan, trial: Trial) -> Facts:
 def batch(plan: Plan) -> Facts:
     """Return the batch sizes and the size of the data."""
     return {
-        mllog.GLOBAL_BATCH_SIZE: plan.config.recipe.global_batch_size,
+        mllog.GLOBAL_BATCH_SIZE: plan.config.training_recipe.global_batch_size,
         mllog.MICRO_BATCH_SIZE: plan.batch.micro_batch_size,
         mllog.GRADIENT_ACCUMULATION_STEPS: plan.batch.gradient_accumulation_steps,
-        mllog.TRAIN_SAMPLES: plan.config.data.train_rows,
-        mllog.EVAL_SAMPLES: plan.config.data.eval_rows,
-        "max_sequence_length": plan.config.data.seq_length,
+        mllog.TRAIN_SAMPLES: plan.config.training_data.train_rows,
+        mllog.EVAL_SAMPLES: plan.config.training_data.eval_rows,
+        "max_sequence_length": plan.config.training_data.seq_length,
     }
 
 
 def optimizer(plan: Plan) -> Facts:
     """Return the optimizer and its schedule."""
-    r = plan.config.recipe
+    r = plan.config.training_recipe
     return {
         "opt_name": "adamw",
         mllog.OPT_BASE_LEARNING_RATE: r.lr,

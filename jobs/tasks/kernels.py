@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.contract import codec, mllog
-from bench.contract import plan as plans
 from bench.contract.kernels import Kernels
-from bench.contract.plan import KernelsPlan, Trial
+from bench.contract.plan import Trial
+from bench.contract.plan_kinds import KernelsPlan
 from bench.errors import ConfigError
 from jobs.ranks import process_group, program
 from jobs.ranks.identity import Rank
@@ -16,10 +16,11 @@ from jobs.tasks import describe
 
 if TYPE_CHECKING:
     from jobs.kernels.measure import Outcome
+from bench.contract import plan_kinds
 
 
 def main() -> None:
-    with program.begun("jobs.tasks.kernels", __doc__, plans.required_kernels) as begun:
+    with program.begun("jobs.tasks.kernels", __doc__, plan_kinds.required_kernels) as begun:
         run(begun.plan, begun.trial, begun.who, begun.log, begun.folder, watchdog=begun.watchdog())
 
 

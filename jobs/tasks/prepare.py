@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench.contract import mllog, run_files
-from bench.contract import plan as plans
+from bench.contract import mllog, plan_kinds, run_files
 from bench.contract.atomic_files import appearing
 from bench.contract.plan import Plan
 from bench.contract.schema import DataSource
@@ -38,7 +37,7 @@ def main() -> None:
     folder = args.plan.resolve().parent
     who = from_environment()
     with guarded(folder / run_files.rank_error(f"prepare{run_files.element()}", who.rank)) as guard:
-        plan = plans.load(args.plan)
+        plan = plan_kinds.load(args.plan)
         path = folder / run_files.prepare_log(run_files.element())
         if who.rank == 0:
             path.unlink(missing_ok=True)  # an earlier attempt's, which was interrupted; nothing reads it
@@ -76,7 +75,7 @@ def _show_progress(who: Rank) -> None:
 
 def prepare(plan: Plan, who: Rank, log: mllog.Writer) -> None:
     """Create what is missing: rank 0 the rows, then all ranks the base checkpoint."""
-    if plan.config.data.source.reads_files:
+    if plan.config.training_data.source.reads_files:
         process_group.outlast(MAKING_ROWS_S)
     if who.rank == 0:
         for needed in (plan, plan.base):
@@ -93,7 +92,7 @@ def make_rows(plan: Plan) -> None:
         ConfigError: prepared rows are missing, files or a tokenizer do not fit the config, or the model's vocabulary is
             smaller than the grammar's.
     """
-    data, folder = plan.config.data, Path(str(plan.data_dir))
+    data, folder = plan.config.training_data, Path(str(plan.data_dir))
     if data.source is DataSource.prepared:
         if not (folder / "train_tokens.npy").exists():
             raise ConfigError(
@@ -117,7 +116,7 @@ def _make_grammar_rows(plan: Plan, folder: Path) -> None:
     from jobs.data import rows as rows_of
     from jobs.data import tiny_reports
 
-    data = plan.config.data
+    data = plan.config.training_data
     vocab_size, num_words = plan.config.model.vocab_size, len(tiny_reports.vocabulary())
     if vocab_size < num_words:
         raise ConfigError(
@@ -159,7 +158,7 @@ def cache_locked(plan: Plan, who: Rank) -> Iterator[None]:
 
     Where the site prepares everything, nothing is created and nothing needs to be writable.
     """
-    is_created_here = plan.base is not None or plan.config.data.source is not DataSource.prepared
+    is_created_here = plan.base is not None or plan.config.training_data.source is not DataSource.prepared
     if who.rank != 0 or plan.data_dir is None or not is_created_here:
         yield
         return

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from bench.contract import codec, mllog, run_files
 from bench.contract import plan as plans
 from bench.contract.groups import of_group
-from bench.contract.plan import Plan, TrainingPlan, Trial
+from bench.contract.plan import Plan, Trial
+from bench.contract.plan_kinds import TrainingPlan
 from jobs import profiles
 from jobs.engines import Apart, Engine, EngineModule, WarmUpTimes, engine_of
 from jobs.local_sgd import groups
@@ -23,6 +24,7 @@ from jobs.tasks.describe import describe
 
 if TYPE_CHECKING:
     from jobs.data.rows import Rows
+from bench.contract import plan_kinds
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ class Loop:
 
 
 def main() -> None:
-    with program.begun("jobs.tasks.train", __doc__, plans.required_training) as begun:
+    with program.begun("jobs.tasks.train", __doc__, plan_kinds.required_training) as begun:
         run(begun, begun.watchdog())
 
 
@@ -96,7 +98,7 @@ def warm_up(begun: Begun[TrainingPlan], engine: Engine, watchdog: Watchdog | Non
     """Warm up on synthetic rows, and log what this has shown of the run."""
     plan, trial, log = begun.plan, begun.trial, begun.log
     profile = profiles.of_trial(plan, trial.index, begun.folder)
-    usual = engine.warm_up(plan.config.recipe.warmup_iterations, trial.seed, profile=profile)
+    usual = engine.warm_up(plan.config.training_recipe.warmup_iterations, trial.seed, profile=profile)
     if watchdog is not None and usual is not None:
         expect(watchdog, usual, plan)
     transport.log_used(plan, begun.who, begun.folder, log)
@@ -107,7 +109,7 @@ def warm_up(begun: Begun[TrainingPlan], engine: Engine, watchdog: Watchdog | Non
 
 def log_facts(plan: Plan, engine: Engine, log: mllog.Writer) -> None:
     """Log how this run trains, as its plan says and as the warm-up has shown."""
-    if (local_sgd := plan.config.recipe.local_sgd) is not None:
+    if (local_sgd := plan.config.training_recipe.averaging) is not None:
         log.event(mllog.LOCAL_SGD, plan.world.groups, group=0, **codec.plain(local_sgd))
     for key, value, metadata in engine.facts():
         log.event(key, value, **metadata)
@@ -115,7 +117,7 @@ def log_facts(plan: Plan, engine: Engine, log: mllog.Writer) -> None:
 
 def expect(watchdog: Watchdog, usual: WarmUpTimes, plan: TrainingPlan) -> None:
     """Tell the watchdog what the warm-up says of a step and of an evaluation, and let torch wait for longer than it."""
-    num_batches = math.ceil(plan.config.data.eval_rows / of_group(plan).batch.global_batch_size)
+    num_batches = math.ceil(plan.config.training_data.eval_rows / of_group(plan).batch.global_batch_size)
     process_group.outlast(watchdog.expect(step_s=usual.step_s, eval_s=num_batches * usual.eval_batch_s))
 
 
@@ -150,7 +152,7 @@ def train(loop: Loop) -> None:
         is_saved = loop.saving is not None and loop.saving.is_due(step)
         merge(loop, share, step, is_saved=is_saved)
         loop.alive(TRAINING, step, pace.stepped(rows_of.real_tokens(train_rows, indices)))
-        if step % plan.config.recipe.log_every_steps == 0 or step == plan.max_steps:
+        if step % plan.config.training_recipe.log_every_steps == 0 or step == plan.max_steps:
             pace.log(step, loop.engine.mean_loss(share))
         if not (is_saved or step in plan.evaluation.at_steps or step == plan.max_steps):
             continue
@@ -221,7 +223,7 @@ def log_evaluation(plan: Plan, loss: float, step: int, log: mllog.Writer) -> flo
         BenchError: the loss is not a finite number.
     """
     at = place(plan, step)
-    epochs = at["samples_count"] / plan.config.data.train_rows  # ruleset 5.1.0's open division asks for it
+    epochs = at["samples_count"] / plan.config.training_data.train_rows  # ruleset 5.1.0's open division asks for it
     log.event(mllog.EVAL_ACCURACY, timing.finite(loss, "evaluation", step), **at, epoch_num=epochs)
     log.stop(mllog.EVAL_STOP, **at)
     return loss
@@ -229,7 +231,7 @@ def log_evaluation(plan: Plan, loss: float, step: int, log: mllog.Writer) -> flo
 
 def place(plan: Plan, step: int) -> dict[str, int]:
     """Return the metadata by which the log says how far a trial is."""
-    return {"samples_count": plans.samples(plan, step), "step": step}
+    return {"samples_count": plan_kinds.samples(plan, step), "step": step}
 
 
 if __name__ == "__main__":

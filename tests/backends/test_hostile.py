@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bench import texts
 from bench.backends.slurm import script
-from bench.contract import plan as plans
+from bench.contract import plan_kinds
 from bench.contract.plan import Plan
 from bench.errors import ConfigError
 from bench.planning import compose
@@ -140,10 +140,10 @@ def test_no_line_of_a_plan_ends_the_here_document_that_holds_it(tmp_path: Path) 
     plan.config.task.summary = "x\n#SBATCH --nodes=99\ntouch pwned"
     assert options(script.script(plan))["nodes"] == str(plan.world.num_nodes)
     plan.config.cluster.org = plan.config.cluster.platform = "x\nPLAN\ntouch pwned\ncat <<'PLAN'\nPLAN"
-    assert not [line for line in plans.dumps(plan).split("\n") if line.strip() in ("PLAN", "EOF")]
+    assert not [line for line in plan_kinds.dumps(plan).split("\n") if line.strip() in ("PLAN", "EOF")]
     function = "the_plan() {" + script.script(plan).split("the_plan() {")[1].replace('main "$@"', "the_plan")
     done = subprocess.run(["bash", "-euc", function], capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert plans.loads(done.stdout) == plan and list(tmp_path.iterdir()) == []
+    assert plan_kinds.loads(done.stdout) == plan and list(tmp_path.iterdir()) == []
 
 
 VALUES = ("$(touch pwned)", "/a`touch pwned`", '/a"b', "/a\\b", "/a\nb", "$MODEL", "docker://$oauthtoken@nvcr.io#a")
@@ -218,7 +218,7 @@ def test_a_hostile_config_is_refused_or_is_only_data(
             "gres": f"gpu:{plan.config.cluster.slurm.gpu_type}:{plan.world.ranks_per_node}",  # type: ignore[union-attr]
         }.items()
     )
-    assert "PLAN" not in plans.dumps(plan).splitlines()
+    assert "PLAN" not in plan_kinds.dumps(plan).splitlines()
     (root / "syntax").write_text(text)
     subprocess.run(["bash", "-n", root / "syntax"], check=True, capture_output=True)
     element = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "0"} if array else {}
@@ -230,5 +230,5 @@ def test_a_hostile_config_is_refused_or_is_only_data(
         return
     require_planned(plan, done)
     (run,) = [path.parent for path in root.rglob("plan.json")]
-    written = plans.loads((run / "plan.json").read_text())
-    assert plans.dumps(written) == site_paths(root, plans.dumps(plan)).replace(f"{root}/cwd", "$HOME")
+    written = plan_kinds.loads((run / "plan.json").read_text())
+    assert plan_kinds.dumps(written) == site_paths(root, plan_kinds.dumps(plan)).replace(f"{root}/cwd", "$HOME")

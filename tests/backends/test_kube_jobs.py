@@ -13,7 +13,7 @@ pytest.importorskip("kubernetes", reason="pip install 'runstop[kubernetes]'")
 from bench.backends.kubernetes import backend, client, names
 from bench.backends.kubernetes.backend import KubernetesBackend
 from bench.backends.kubernetes.client import NoServerError
-from bench.contract import plan as plans
+from bench.contract import plan_kinds
 from bench.contract.plan import Plan
 from bench.contract.run_files import JOB, KUBERNETES_MANIFEST, PLAN, SUBMISSION
 from bench.errors import ConfigError, SubmitError
@@ -36,7 +36,7 @@ def api(monkeypatch: pytest.MonkeyPatch) -> ApiServer:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "a run").mkdir()
-    (tmp_path / "a run" / PLAN).write_text(plans.dumps(planned()))
+    (tmp_path / "a run" / PLAN).write_text(plan_kinds.dumps(planned()))
     return tmp_path / "a run"
 
 
@@ -190,8 +190,8 @@ def test_runs_on_kubernetes_have_a_job_each(folder: Path) -> None:
             share()
     assert BACKEND.without(made, ["c", "b"]) == "cluster.kubernetes.exclude_nodes=[a,c,b]"
     rendered = BACKEND.render(made)
-    assert [*BACKEND.differences(rendered, plans.dumps(made))] == []
-    assert [*BACKEND.differences(rendered, plans.dumps(planned()))] == ["the manifest holds another plan"]
+    assert [*BACKEND.differences(rendered, plan_kinds.dumps(made))] == []
+    assert [*BACKEND.differences(rendered, plan_kinds.dumps(planned()))] == ["the manifest holds another plan"]
     assert BACKEND.rank_environment(made) == made.environment
     assert BACKEND.subject(made, "laptop").script == rendered and not BACKEND.subject(made, "laptop").answers
 

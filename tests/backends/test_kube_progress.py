@@ -15,8 +15,7 @@ import pytest
 import yaml
 
 from bench.backends.kubernetes import trainer_status
-from bench.contract import mllog
-from bench.contract import plan as plans
+from bench.contract import mllog, plan_kinds
 from bench.planning import compose
 from helpers.clock import Clock
 from helpers.paths import ROOT
@@ -69,7 +68,7 @@ def server(tmp_path: Path) -> Iterator[tuple[dict[str, str], Posts]]:
 def run_of(folder: Path, *words: str) -> Path:
     """Make a run folder with a plan in it."""
     (folder / "run").mkdir()
-    (folder / "run/plan.json").write_text(plans.dumps(compose.compose([*WORDS, *words])))
+    (folder / "run/plan.json").write_text(plan_kinds.dumps(compose.compose([*WORDS, *words])))
     return folder / "run"
 
 

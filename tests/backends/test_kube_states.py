@@ -17,7 +17,7 @@ from bench import diagnosis
 from bench.backends import JobState
 from bench.backends.kubernetes import backend, client, names, states
 from bench.console import logs
-from bench.contract import plan as plans
+from bench.contract import plan_kinds
 from bench.errors import SubmitError
 from bench.planning import compose
 from bench.runs import ledger
@@ -162,10 +162,10 @@ def test_two_hundred_runs_are_one_list_of_objects_and_one_of_pods(server: Server
 def test_a_run_is_resumed_with_other_limits_and_the_same_plan(server: Server, tmp_path: Path) -> None:
     plan = compose.compose(["task=lora_tiny", "cluster=kubernetes_test", "trials=3"])
     server.objects = {JOBS: [], "/api/v1/namespaces/default/configmaps": []}
-    (tmp_path / "plan.json").write_text(plans.dumps(plan))
+    (tmp_path / "plan.json").write_text(plan_kinds.dumps(plan))
     backend.resume(tmp_path, trials_left=2, walltime_min=7, arguments=())
     held, *work = server.created
-    assert plans.loads(held["data"]["plan.json"]) == plan
+    assert plan_kinds.loads(held["data"]["plan.json"]) == plan
     pods = [one["spec"]["template"]["spec"] for one in work]
     assert [pod["activeDeadlineSeconds"] for pod in pods] == [60 * (5 + 2 * (7 + 5)) + 120] * 2
     assert [pod["containers"][0]["args"][-4:] for pod in pods] == [["--limit-s", "1740", "--trial-min", "7"]] * 2
@@ -193,7 +193,7 @@ def test_why_reads_what_pods_have_printed_where_the_run_folder_holds_no_logs(ser
 def test_why_asks_the_cluster_why_a_run_waits_if_told_to(server: Server, tmp_path: Path, ask: bool, rule: str) -> None:
     folder, plan = tmp_path / "run", compose.compose(["task=lora_tiny", "cluster=kubernetes_test"])
     folder.mkdir()
-    (folder / "plan.json").write_text(plans.dumps(plan))
+    (folder / "plan.json").write_text(plan_kinds.dumps(plan))
     ledger.create(folder, plan)
     server.objects = {JOBS: [job("a", 0)], PODS: [pod("a", phase="Pending", conditions=UNSCHEDULABLE)], EVENTS: []}
     (folder / "job.json").write_text(json.dumps({"backend": "kubernetes", "jobs": [{"id": "job/default/a"}]}))

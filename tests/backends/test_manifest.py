@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.backends.kubernetes import checks, manifest
-from bench.contract import plan as plans
+from bench.contract import plan_kinds
 from bench.contract.cluster import ObjectKind, Toleration, Volume
 from bench.contract.plan import Plan
 from bench.errors import ConfigError
@@ -145,7 +145,7 @@ def test_every_pod_is_without_root_and_gets_what_its_node_has(name: str) -> None
         assert writable == {"/dev/shm", "/tmp", "/results", *MADE.get(name, ())}
         assert pod["activeDeadlineSeconds"] > 60 * (plan.walltime_min or 0)
     (held,) = [made for made in objects(name) if made["kind"] == "ConfigMap"]
-    assert plans.loads(held["data"]["plan.json"]) == plan
+    assert plan_kinds.loads(held["data"]["plan.json"]) == plan
 
 
 def test_an_old_server_gets_one_job_a_node_and_a_new_one_an_indexed_job() -> None:

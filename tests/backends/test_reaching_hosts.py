@@ -15,8 +15,7 @@ from bench.backends import ssh
 from bench.backends.nodes import lead as every_node
 from bench.backends.nodes import remote
 from bench.backends.nodes.processes import PACKAGES
-from bench.contract import plan as plans
-from bench.contract import run_files
+from bench.contract import plan_kinds, run_files
 from bench.contract.cluster import Ssh
 from bench.contract.plan import Plan
 from bench.errors import ConfigError, SubmitError
@@ -80,7 +79,7 @@ def on(*hosts: str) -> Plan:
 def at(folder: Path, plan: Plan) -> Path:
     """Return a run's folder with its plan."""
     (folder / run_files.RANK_LOGS).mkdir(parents=True)
-    (folder / run_files.PLAN).write_text(plans.dumps(plan))
+    (folder / run_files.PLAN).write_text(plan_kinds.dumps(plan))
     return folder
 
 

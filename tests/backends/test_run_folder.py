@@ -11,7 +11,7 @@ import pytest
 
 from bench.backends.local import LocalBackend
 from bench.backends.slurm import script
-from bench.contract import plan as plans
+from bench.contract import plan_kinds
 from bench.contract.plan import Plan
 from bench.errors import ConfigError
 from bench.planning import compose
@@ -169,7 +169,7 @@ def test_nothing_is_imported_from_the_run_folder(path: str, tmp_path: Path, monk
     for name in ("argparse", "json", "bench", "jobs"):
         (run / name).with_suffix(".py").parent.mkdir(exist_ok=True)
         (run / f"{name}.py").write_text(MODULE)
-    (run / "plan.json").write_text(plans.dumps(plan()))
+    (run / "plan.json").write_text(plan_kinds.dumps(plan()))
     monkeypatch.setenv("PYTHONPATH", path)
     done = ran(script.script(plan()), tmp_path, **({"PYTHONPATH": path} if path else {}))
     (_, of_job), *_ = done.calls

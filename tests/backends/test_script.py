@@ -18,7 +18,7 @@ from bench import backends
 from bench.backends import local
 from bench.backends.nodes import lead
 from bench.backends.slurm import script
-from bench.contract import plan as plans
+from bench.contract import plan_kinds
 from bench.contract.plan import Plan
 from bench.contract.schema import Container, ContainerFlags, Runtime
 from bench.errors import ConfigError
@@ -91,7 +91,7 @@ def test_bash_and_shellcheck_have_nothing_to_say_of_any_script(tmp_path: Path) -
     """
     shared, heads = script.BODY.read_text(), set[str]()
     for plan in itertools.chain.from_iterable(map(in_every_way, shipped())):
-        text, written = script.script(plan), plans.dumps(plan)
+        text, written = script.script(plan), plan_kinds.dumps(plan)
         assert text.count(shared) == 1 and text.count(written) == 1
         heads.add(text.replace(shared, "").replace(written, ""))
     assert len(heads) >= 30
@@ -261,7 +261,7 @@ def test_the_plan_in_a_script_is_the_plan() -> None:
     plan.config.cluster.org = odd
     function = "the_plan() {" + script.script(plan).split("the_plan() {")[1].replace('main "$@"', "the_plan")
     done = subprocess.run(["bash", "-euc", function], capture_output=True, text=True, check=True)
-    assert plans.loads(done.stdout) == plan
+    assert plan_kinds.loads(done.stdout) == plan
 
 
 def test_an_array_asks_for_the_time_of_one_trial() -> None:

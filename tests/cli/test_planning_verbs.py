@@ -12,7 +12,7 @@ from bench.cli import main
 from bench.console import diagnosis as check_sheets
 from bench.console import plan as layout_sheets
 from bench.console import plan as plan_sheets
-from bench.contract import plan as plans
+from bench.contract import plan_kinds
 from bench.contract.plan import Plan
 from bench.errors import ConfigError
 from bench.launch import resume as launch_resume
@@ -43,7 +43,7 @@ def test_a_plan_is_shown_as_a_table_as_its_file_and_with_its_layouts(
     verb: Verb, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = compose.compose(list(WORDS))
-    assert verb("plan", *WORDS, "--json") == (0, plans.dumps(plan), "")
+    assert verb("plan", *WORDS, "--json") == (0, plan_kinds.dumps(plan), "")
     code, said, _ = verb("plan", *WORDS, "--layouts", "--json")
     assert code == 0 and json.loads(said) == json.loads(json.dumps(layout_sheets.to_json(plan)))
     code, said, _ = verb("plan", *WORDS, "--layouts")

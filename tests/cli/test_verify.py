@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bench.cli import main
-from bench.contract import plan as plans
+from bench.contract import plan_kinds
 from bench.planning import compose
 from bench.runs import ledger, manifest
 from bench.runs import status as statuses
@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
     (folder / "facts").mkdir(parents=True)
     for rank in (0, 1):
         (folder / f"facts/rank_000{rank}.json").write_text("{}")
-    (folder / "plan.json").write_text(plans.dumps(plan))
+    (folder / "plan.json").write_text(plan_kinds.dumps(plan))
     ledger.create(folder, plan)
     ledger.end(folder, 0, ledger.Outcome.aborted)
     statuses.write(folder, Status(outcome=Ending.failed, exit_code=1))

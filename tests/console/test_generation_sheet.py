@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-import bench.results
-from bench.console import generation as sheets
 from bench.contract.generation import Asked, TokenCost
-from bench.contract.plan import GenerationPlan
+from bench.contract.plan_kinds import GenerationPlan
 from bench.planning import compose
-from bench.results.generation import GenerationResult
+from bench.report import generation as sheets
+from bench.report.kinds import ShownTrial
+from bench.results import kind
 from helpers import answers_log
 
 H200 = ("task=generate_7b", "cluster=dgxh200")
@@ -123,9 +123,7 @@ def test_a_trial_has_a_verdict_and_a_row_for_each_length(random_7b: GenerationPl
     shown = dataclasses.replace(plan, asked=[one for one in plan.asked if one.length in (100, 400)])
     rows = [[n, *row[1:4], 0.0, *row[5:]] for n, row in enumerate(answers_log.rows(shown))]
     log = answers_log.write(shown, tmp_path / "result_0.txt", rows, run_s=4.0)
-    read = bench.results.read(log)
-    assert isinstance(read.of_kind, GenerationResult)
-    verdict, lengths = sheets.sheets(read.result, read.of_kind, more=[("more", "1", "")])
+    verdict, lengths = sheets.REPORT.tables(ShownTrial("0", kind.read(log)), more=[("more", "1", "")])
     assert verdict.caption == "n = 1 run" and verdict.rows[-1] == ("more", "1", "")
     assert verdict.title.startswith("generate_7b: 8 ranks on made up")
     assert lengths.title == "answers by length" and lengths.caption.startswith("Medians, counted from the start of all")
@@ -134,5 +132,4 @@ def test_a_trial_has_a_verdict_and_a_row_for_each_length(random_7b: GenerationPl
         ("400", "1", "4", "0.02", "9.975"),
     ]
     none = answers_log.write(shown, tmp_path / "result_1.txt", [], run_s=4.0)
-    read = bench.results.read(none)
-    assert isinstance(read.of_kind, GenerationResult) and len(sheets.sheets(read.result, read.of_kind)) == 1
+    assert len(sheets.REPORT.tables(ShownTrial("0", kind.read(none)))) == 1

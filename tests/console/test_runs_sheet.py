@@ -8,7 +8,7 @@ import pytest
 
 from bench.cli import main
 from bench.console import runs as run_sheets
-from bench.contract import plan as plans
+from bench.contract import plan_kinds
 from bench.planning import compose
 from bench.runs import ledger
 from bench.runs.summary import Summary, summary, with_overrides
@@ -50,7 +50,7 @@ def test_a_run_is_summed_up_from_its_folder(written_log: MakeLog, tmp_path: Path
     plan = compose.compose(["task=lora_tiny", "cluster=local"])
     folder = tmp_path / "runs" / "20261122-tiny"
     folder.mkdir(parents=True)
-    (folder / "plan.json").write_text(plans.dumps(plan))
+    (folder / "plan.json").write_text(plan_kinds.dumps(plan))
     (folder / "config.yaml").write_text(with_overrides("trials: 1\n", ["task=lora_tiny", "seed_base=7"]))
     os.utime(folder / "plan.json", (1e9, 1e9))
     written_log().rename(folder / "result_0.txt")
@@ -67,7 +67,7 @@ def test_runs_are_listed_newest_first(tmp_path: Path, capsys: pytest.CaptureFixt
     plan = compose.compose(["task=lora_tiny", "cluster=local"])
     for age, name in enumerate(("new", "middle", "old")):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "plan.json").write_text(plans.dumps(plan))
+        (tmp_path / name / "plan.json").write_text(plan_kinds.dumps(plan))
         (tmp_path / name / "config.yaml").write_text(with_overrides("a: 1\n", [f"seed_base={age}"]))
         ledger.create(tmp_path / name, plan)
         os.utime(tmp_path / name / "plan.json", (1e9 - age, 1e9 - age))

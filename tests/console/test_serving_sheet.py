@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from bench import cli
-from bench import results as trial_results
-from bench.console import serving as sheets
 from bench.contract.schema import Device
-from bench.results import ServingResult
+from bench.report import serving as sheets
+from bench.report.kinds import ShownTrial
+from bench.results import kind as trial_results
+from bench.results.serving import ServingResult
 from helpers import serving, serving_log
 
 ARGV = ("task.serving.server.argv=[serve,'{model}','{port}']", "task.serving.server.bunches_chunks=false")
@@ -23,14 +24,14 @@ def written(path: Path, latency_s: dict[str, list[float | None]], *words: str, *
     return serving_log.write(serving.planned(*words), path, latency_s, **changed)
 
 
-def trial(path: Path) -> tuple[Any, ServingResult]:
-    read = trial_results.read(path)
-    assert isinstance(read.of_kind, ServingResult)
-    return read.result, read.of_kind
+def trial(path: Path) -> ShownTrial[ServingResult]:
+    judged = trial_results.read(path)
+    assert isinstance(judged.of_kind, ServingResult)
+    return ShownTrial("0", judged)
 
 
 def verdict(path: Path) -> dict[str, tuple[str, ...]]:
-    table, _ = sheets.sheets(*trial(path), more=[("more", "1", "")])
+    table, _ = sheets.REPORT.tables(trial(path), more=[("more", "1", "")])
     assert table.caption == "n = 1 run" and table.rows[-1] == ("more", "1", "")
     return {row[0]: tuple(row[1:]) for row in table.rows}
 
@@ -69,7 +70,7 @@ def test_a_trial_says_what_it_is_worth_and_why(tmp_path: Path) -> None:
     assert shown["GPU memory at its peak"] == ("-", "the server runs on CPUs")
     _, found = trial(tmp_path / "a")
     on_gpu = dataclasses.replace(found, memory_gib=70.25, healthy_s=None, findings=found.findings * 2)
-    table, _ = sheets.sheets(trial(tmp_path / "a")[0], on_gpu)
+    table, _ = sheets.tables(trial(tmp_path / "a")[0], on_gpu)
     rows = {row[0]: row[1:] for row in table.rows}
     assert rows["GPU memory at its peak"] == ("70.2 GiB", "of the fullest GPU") and "healthy after (s)" not in rows
 
@@ -99,7 +100,7 @@ def test_dashes_of_the_table_of_loads_have_their_reasons_once(tmp_path: Path) ->
     loads: dict[str, list[float | None]] = {"poisson 1/s": [0.5, 250.0], "poisson 2/s": [0.25, None]}
     words = (*SWEEP, "task.serving.limits={ttft_s:null,tpot_s:null,latency_s:30}")
     said = {"result_validity": "INVALID", "early_stopping_result": "too few"}
-    _, table = sheets.sheets(*trial(written(tmp_path / "a", loads, *words, together=0.4, loadgen=said)))
+    _, table = sheets.REPORT.tables(trial(written(tmp_path / "a", loads, *words, together=0.4, loadgen=said)))
     first, second = table.rows
     assert first[:7] == ("poisson 1/s", "2", "0", "0.0637", "0.00797", "0.00398", "0.5")
     assert first[7:] == ("250.0", "250.0", "250.0", *"----", "INVALID", "0.2 %")
@@ -115,13 +116,13 @@ def test_dashes_of_the_table_of_loads_have_their_reasons_once(tmp_path: Path) ->
 def test_cells_have_as_many_digits_as_mean_something_and_the_right_percentile(tmp_path: Path) -> None:
     """200 requests take 0.5 s to 100 s; 125 answers of 8 tokens in a second are 1,000 tokens/s."""
     even: dict[str, list[float | None]] = {"burst": [(n + 1) / 2 for n in range(200)]}
-    _, table = sheets.sheets(*trial(written(tmp_path / "a", even, *BURST)))
+    _, table = sheets.REPORT.tables(trial(written(tmp_path / "a", even, *BURST)))
     ((*_, p50, p90, p99, p100, ttft_p50, ttft_p99, tpot_p50, tpot_p99, validity, share),) = table.rows
     assert (p50, p90, p99, p100) == ("50", "90", "99", "100.0") and table.num_optional == 2
     assert (ttft_p50, ttft_p99) == ("12.5", "24.8") and (tpot_p50, tpot_p99) == ("5357.1", "10607.1")
     assert (validity, share) == ("VALID", "0.0 %") and len(table.caption.splitlines()) == 1
     quick: dict[str, list[float | None]] = {"burst": [1.0] * 125}
-    _, table = sheets.sheets(*trial(written(tmp_path / "b", quick, *BURST, client={})))
+    _, table = sheets.REPORT.tables(trial(written(tmp_path / "b", quick, *BURST, client={})))
     assert table.rows[0][:6] == ("burst", "125", "0", "1,000", "125", "125") and table.rows[0][-1] == "-"
 
 
@@ -138,7 +139,7 @@ def test_a_goodput_that_is_not_known_has_its_reason(
     tmp_path: Path, limits: str, latency_s: float | None, changed: dict[str, Any], why: str
 ) -> None:
     words = (*BURST, f"task.serving.limits={{{limits}}}")
-    _, table = sheets.sheets(*trial(written(tmp_path / "a", {"burst": [latency_s]}, *words, **changed)))
+    _, table = sheets.REPORT.tables(trial(written(tmp_path / "a", {"burst": [latency_s]}, *words, **changed)))
     assert table.rows[0][5] == "-" and table.caption.splitlines()[-1] == f"burst: goodput is -: {why}."
 
 

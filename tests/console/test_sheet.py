@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.console.result import verdict_sheet
 from bench.console.sheet import show
 from bench.mlperf.official import official_verdict
 from bench.mlperf.result import UNVERIFIED, parse
 from bench.report.figures import loss_figure
+from bench.report.training import verdict_table
 from helpers.types import MakeLog
 
 
@@ -18,7 +18,7 @@ def table_text(path: Path, figure: Path | None = None) -> str:
     screen = io.StringIO()
     verdicts = [official_verdict(path, ruleset=ruleset) for ruleset in ("5.1.0", "6.1.0")]
     files = [("figure", str(figure), "")] if figure else []
-    show(verdict_sheet(parse(path), verdicts, more=files), file=screen)
+    show(verdict_table(parse(path), verdicts, more=files), file=screen)
     return screen.getvalue()
 
 

@@ -3,10 +3,11 @@
 import pytest
 
 from bench.console import plan
-from bench.console.sheet import Sheet, show
+from bench.console.sheet import show
+from bench.report.tables import TextTable
 from helpers.screen import terminal
 
-LAYOUTS = Sheet(
+LAYOUTS = TextTable(
     "lora70b-dgx1, fp8",
     [
         *[("4", "2", "1", "1", "on", "none", "70.5", "yes", "2.92", "1.61", "0.70", "0.25", "0.35", "0", "0.00", "0")],
@@ -16,7 +17,7 @@ LAYOUTS = Sheet(
     "2 legal layouts",
     num_optional=7,
 )
-FINDINGS = Sheet(
+FINDINGS = TextTable(
     "laptop: 1 check, 1 finding",
     [
         (
@@ -88,7 +89,7 @@ CFG-06  error     DATADIR is not set, and nothing   cluster=dgx2  export
         ),
     ],
 )
-def test_a_table_is_legible(monkeypatch: pytest.MonkeyPatch, sheet: Sheet, columns: int, shown: str) -> None:
+def test_a_table_is_legible(monkeypatch: pytest.MonkeyPatch, sheet: TextTable, columns: int, shown: str) -> None:
     screen = terminal(monkeypatch, columns)
     show(sheet, file=screen)
     assert screen.text.strip("\n") == shown.strip("\n")
@@ -104,8 +105,8 @@ def test_a_pipe_gets_every_column_at_any_width(capsys: pytest.CaptureFixture[str
 
 def test_verdicts_have_colours_and_other_words_none(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = terminal(monkeypatch, 80)
-    show(Sheet("", [("valid trial", "yes", ""), ("target reached", "no", ""), ("seed", "7", "")]), file=screen)
-    show(Sheet("", [("no", "no", "warning")], ("sp", "fits", "severity")), file=screen)
+    show(TextTable("", [("valid trial", "yes", ""), ("target reached", "no", ""), ("seed", "7", "")]), file=screen)
+    show(TextTable("", [("no", "no", "warning")], ("sp", "fits", "severity")), file=screen)
     coloured = screen.getvalue()
     assert coloured.count("\x1b[1;32myes\x1b[0m") == coloured.count("\x1b[1;31mno\x1b[0m") == 1
     assert coloured.count("\x1b[31mno") == coloured.count("\x1b[33mwarning") == 1

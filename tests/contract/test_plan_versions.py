@@ -7,6 +7,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from bench.contract import plan as plans
+from bench.contract import plan_kinds
 from bench.contract.plan import Command
 from bench.contract.schema import BackendName, ProfileKind
 from bench.contract.training import StartsFrom, Trains
@@ -18,14 +19,14 @@ TRAIN = ["python", "-m", "jobs.tasks.train", "plan.json", "--trial"]
 
 
 def test_a_local_plan_of_version_2_is_read_with_its_base() -> None:
-    plan = plans.load(HERE / "plan_version_2_local.json")
-    assert (plan.version, plan.config.cluster.backend, plan.world.num_ranks) == (3, BackendName.local, 2)
+    plan = plan_kinds.load(HERE / "plan_version_2_local.json")
+    assert (plan.version, plan.config.cluster.backend, plan.world.num_ranks) == (4, BackendName.local, 2)
     prepare = Command(
         name="prepare", argv=["python", "-m", "jobs.tasks.prepare", "plan.json"], log="prepare.txt", limit_min=None
     )
     trials = [Command(name=f"trial {k}", argv=[*TRAIN, str(k)], log=f"result_{k}.txt", limit_min=30) for k in (0, 1)]
     assert plan.commands == [prepare, *trials] and plans.trial_commands(plan) == trials
-    assert plan.base is not None and (plan.base.version, plan.base.name) == (3, "pretrain_tiny-local")
+    assert plan.base is not None and (plan.base.version, plan.base.name) == (4, "pretrain_tiny-local")
     assert plan.config.task.training.starts_from is StartsFrom.task
     base = plan.base.config.task.training
     assert (base.trains, base.starts_from) == (Trains.all, StartsFrom.random)
@@ -36,10 +37,10 @@ def test_a_local_plan_of_version_2_is_read_with_its_base() -> None:
 
 def test_a_slurm_plan_of_version_2_is_read_and_keeps_what_it_holds() -> None:
     path = HERE / "plan_version_2_slurm.json"
-    plan = plans.load(path)
+    plan = plan_kinds.load(path)
     assert plan.config.cluster.backend is BackendName.slurm and plan.data_dir == "$DATADIR"
     assert [command.name for command in plan.commands] == ["prepare", "trial 0"], "node facts were the script's own"
-    old, new = json.loads(path.read_text()), json.loads(plans.dumps(plan))
+    old, new = json.loads(path.read_text()), json.loads(plan_kinds.dumps(plan))
     changed = {key for key in old | new if old.get(key) != new.get(key)}
     assert changed == {"version", "steps", "commands", "max_steps", "config", "cuda_graph", "recompute"}
     assert new["recompute"] == old["recompute"] | {"offloaded_layers": 0}, "activations in host memory are new"
@@ -61,10 +62,10 @@ def test_a_slurm_plan_of_version_2_is_read_and_keeps_what_it_holds() -> None:
 @pytest.mark.parametrize(("written", "meant"), [(True, ProfileKind.kernels), (False, ProfileKind.none)])
 def test_a_profile_that_was_a_switch_is_read_as_its_kind(written: bool, meant: ProfileKind) -> None:
     """In plan.json, its base's too, and in config.yaml."""
-    plan = json.loads(plans.dumps(plans.load(HERE / "plan_version_2_local.json")))
+    plan = json.loads(plan_kinds.dumps(plan_kinds.load(HERE / "plan_version_2_local.json")))
     for one in (plan, plan["base"]):
         one["config"]["launch"]["profile"] = written
-    read = plans.loads(json.dumps(plan))
+    read = plan_kinds.loads(json.dumps(plan))
     assert read.base is not None
     assert (read.config.launch.profile, read.base.config.launch.profile) == (meant, meant)
     config = compose.unplanned([])
@@ -76,11 +77,11 @@ def test_a_profile_that_was_a_switch_is_read_as_its_kind(written: bool, meant: P
 
 @pytest.mark.parametrize("name", ["local", "slurm"])
 def test_what_was_read_is_written_as_this_version(name: str) -> None:
-    plan = plans.load(HERE / f"plan_version_2_{name}.json")
-    assert plans.loads(plans.dumps(plan)) == plan
+    plan = plan_kinds.load(HERE / f"plan_version_2_{name}.json")
+    assert plan_kinds.loads(plan_kinds.dumps(plan)) == plan
 
 
 def test_a_plan_that_is_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_bytes(b'{"name": "\xfb"}')
     with pytest.raises(ConfigError, match="the plan cannot be read: it is not text"):
-        plans.load(tmp_path / "plan.json")
+        plan_kinds.load(tmp_path / "plan.json")

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench import masking
-from bench.contract import atomic_files
-from bench.contract import plan as plans
+from bench.contract import atomic_files, plan_kinds
 from bench.errors import ConfigError
 from bench.planning import compose
 from helpers.paths import CORPUS, ROOT
@@ -51,7 +50,7 @@ def test_nothing_that_is_shipped_holds_a_secret() -> None:
     for folder, suffix in (("conf", "yaml"), ("sbatch", "sbatch"), ("docs", "md"), ("containers", "*")):
         for path in (ROOT / folder).rglob(f"*.{suffix}"):
             assert path.suffix == ".pyc" or masking.found(path.read_text()) == [], path
-    assert masking.first(plans.dumps(compose.compose(["task=lora_tiny", "cluster=local"]))) == ""
+    assert masking.first(plan_kinds.dumps(compose.compose(["task=lora_tiny", "cluster=local"]))) == ""
 
 
 @pytest.mark.long

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.contract import data_files, mllog, plan_paths
-from bench.contract import plan as plans
+from bench.contract import data_files, mllog, plan_kinds, plan_paths
 from bench.contract.plan import Plan
 from bench.errors import BenchError, ConfigError
 from bench.mlperf import reader
@@ -101,7 +100,7 @@ def test_what_was_killed_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytes
 
 def killed_after(num_blocks: int, made: Plan, tmp_path: Path) -> None:
     """Kill the making of rows once so many blocks are done; its own processes are gone a moment later."""
-    (tmp_path / "plan.json").write_text(plans.dumps(made))
+    (tmp_path / "plan.json").write_text(plan_kinds.dumps(made))
     code = f"""
 import sys, time
 from pathlib import Path
@@ -312,7 +311,7 @@ def test_convert_makes_the_rows_that_the_run_looks_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = c4(tmp_path)
-    (tmp_path / "plan.json").write_text(plans.dumps(made))
+    (tmp_path / "plan.json").write_text(plan_kinds.dumps(made))
     assert convert.main(["rows", str(tmp_path / "plan.json"), "somewhere", "else"]) == 2
     assert "this plan takes no SOURCE and FOLDER" in capsys.readouterr().err
     assert not plan_paths.is_prepared(made)

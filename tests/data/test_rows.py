@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.contract import plan as plans
+from bench.contract import plan_kinds
 from bench.contract.plan import Plan
 from bench.preflight import data as preflight
 from helpers import ranks
@@ -30,7 +30,7 @@ def plan(tmp_path: Path) -> Plan:
         f"data.seq_length={SEQ_LENGTH}",
     )
     made = ranks.compose(tmp_path, "cluster.ranks_per_node=1", *sizes)
-    (tmp_path / "plan.json").write_text(plans.dumps(made))
+    (tmp_path / "plan.json").write_text(plan_kinds.dumps(made))
     return made
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench import diagnosis
-from bench.contract import plan as plans
+from bench.contract import plan_kinds
 from bench.launch import in_job
 from bench.planning import compose
 from bench.runs import ledger
@@ -23,7 +23,7 @@ def run_folder(tmp_path: Path) -> Path:
     """The folder of a job of a queue whose first trial was begun."""
     folder = tmp_path / "run"
     (folder / "rank_logs").mkdir(parents=True)
-    (folder / "plan.json").write_text(plans.dumps(PLAN))
+    (folder / "plan.json").write_text(plan_kinds.dumps(PLAN))
     (folder / "job.json").write_text(json.dumps({"backend": "slurm", "jobs": [{"id": "7"}]}))
     ledger.create(folder, PLAN)
     ledger.begin(folder, PLAN.trials[0], attempts=3, job="7", nodes="dgx-[0-1]")
@@ -191,7 +191,7 @@ def test_ranks_whose_batch_script_was_killed_were_ended_from_outside(run_folder:
 def test_a_run_that_hung_is_not_told_to_take_more_time(run_folder: Path, silent_s: int, advice: str) -> None:
     """It logged something every second, and then nothing until its minute was up."""
     plan = compose.compose(["task=lora_tiny", "cluster=local", "walltime=1"])
-    (run_folder / "plan.json").write_text(plans.dumps(plan))
+    (run_folder / "plan.json").write_text(plan_kinds.dumps(plan))
     ended = int(time.time())
     last, first = ended - silent_s, ended - 58
     records = [

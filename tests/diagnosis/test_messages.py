@@ -9,7 +9,7 @@ import pytest
 from bench import diagnosis, preflight
 from bench.backends import local as backends_local
 from bench.backends.nodes import lead
-from bench.contract import plan as plans
+from bench.contract import plan_kinds
 from bench.errors import BenchError
 from bench.planning import compose
 from helpers.types import MakeLog
@@ -176,7 +176,7 @@ def test_an_empty_log_is_called_empty(tmp_path: Path) -> None:
 def local_run(tmp_path: Path) -> Path:
     folder = tmp_path / "run"
     (folder / "rank_logs").mkdir(parents=True)
-    (folder / "plan.json").write_text(plans.dumps(compose.compose(["task=lora_tiny", "cluster=local"])))
+    (folder / "plan.json").write_text(plan_kinds.dumps(compose.compose(["task=lora_tiny", "cluster=local"])))
     return folder
 
 
@@ -246,7 +246,7 @@ def test_the_rule_of_an_error_goes_from_rank_to_why_as_a_field(local_run: Path) 
     assert json.loads(account.read_text())["rule"] == "CFG-06"
     found = diagnosis.explain([local_run])
     assert (found.rule, found.evidence, found.fix) == ("CFG-06", str(error).splitlines()[0], "do this")
-    plan = plans.load(local_run / "plan.json")
+    plan = plan_kinds.load(local_run / "plan.json")
     first = lead.first_error(local_run, plan.commands[-1])
     assert first is not None and (first.rule, first.what, str(first)) == ("CFG-06", error.what, str(error))
     account.unlink()
@@ -275,7 +275,7 @@ def test_a_batch_script_that_ends_its_run_knows_why(local_run: Path) -> None:
 
 def test_a_run_that_hung_is_not_given_less_time_than_it_had(local_run: Path) -> None:
     config = compose.compose(["task=lora_tiny", "cluster=local", "walltime=90"])
-    (local_run / "plan.json").write_text(plans.dumps(config))
+    (local_run / "plan.json").write_text(plan_kinds.dumps(config))
     limit = "slurmstepd: error: *** JOB 7 ON dgx-1 CANCELLED AT 2026-11-20T11:00:00 DUE TO TIME LIMIT ***\n"
     records = [
         (0, "INTERVAL_START", "init_start", None, {}),

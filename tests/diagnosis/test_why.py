@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench import cli, diagnosis
-from bench.contract import plan as plans
+from bench.contract import plan_kinds
 from bench.diagnosis import log_scan
 from bench.errors import ConfigError
 from bench.planning import compose
@@ -391,7 +391,7 @@ def test_a_log_that_did_not_do_what_it_says_was_asked_is_not_fine(tmp_path: Path
     said = diagnosis.explain([serving_log.write(plan, tmp_path / "missing", {}, without=["burst"])])
     assert (said.rule, said.evidence) == ("RUN-12", "burst was not measured")
     answers = compose.compose(["task=generate_tiny", "cluster=local"])
-    assert isinstance(answers, plans.GenerationPlan)
+    assert isinstance(answers, plan_kinds.GenerationPlan)
     rows = answers_log.rows(answers)[1:]
     said = diagnosis.explain([answers_log.write(answers, tmp_path / "answers", rows, run_s=100.0)])
     assert (said.rule, said.evidence) == ("RUN-12", "answer 0 was not given")
@@ -451,7 +451,7 @@ def test_a_time_limit_says_what_would_have_been_enough(tmp_path: Path) -> None:
 def run_folder(tmp_path: Path) -> Path:
     folder = tmp_path / "run"
     (folder / "rank_logs").mkdir(parents=True)
-    (folder / "plan.json").write_text(plans.dumps(compose.compose(["task=lora70b", "cluster=dgx2", "trials=1"])))
+    (folder / "plan.json").write_text(plan_kinds.dumps(compose.compose(["task=lora70b", "cluster=dgx2", "trials=1"])))
     (folder / "result_0.txt").write_text("")
     return folder
 
@@ -509,7 +509,7 @@ def test_what_a_log_does_not_prove_is_told_by_its_own_rule(
 ) -> None:
     plan, run = compose.compose(["task=pretrain_tiny", "cluster=local"]), tmp_path / "run"
     run.mkdir()
-    (run / "plan.json").write_text(plans.dumps(plan))
+    (run / "plan.json").write_text(plan_kinds.dumps(plan))
     ledger.create(run, plan)
     ledger.begin(run, plan.trials[0], attempts=1)
     written_log().rename(run / "result_0.txt")
@@ -527,7 +527,7 @@ def test_out_of_memory_says_which_split_would_fit(run_folder: Path) -> None:
         "Traceback (most recent call last):\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB",
     )
     said = diagnosis.explain([run_folder])
-    before = plans.load(run_folder / "plan.json")
+    before = plan_kinds.load(run_folder / "plan.json")
     assert said.rule == "RUN-01" and f"where the plan has {before.memory.total_gib:.1f}" in str(said.fix)
     for change in ("parallel.tp=4", "parallel.cp=2"):
         changed = compose.compose(["task=lora70b", "cluster=dgx2", "trials=1", change]).memory

@@ -14,8 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.contract import groups
-from bench.contract import plan as plans
+from bench.contract import groups, plan_kinds
 from bench.contract.plan import Plan
 from bench.errors import BenchError, ConfigError
 from bench.planning import compose
@@ -209,7 +208,9 @@ def test_without_room_for_a_copy_the_state_is_written_at_once(tmp_path: Path, mo
 
 def test_groups_that_share_a_node_share_its_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     where = ("cluster=local", "cluster.ranks_per_node=4", "parallel.groups=2")
-    plan = groups.of_group(plans.required_training(compose.compose(["task=pretrain_tiny_apart", *where])))
+    plan = groups.of_group(
+        plan_kinds.required(compose.compose(["task=pretrain_tiny_apart", *where]), plan_kinds.TrainingPlan)
+    )
     monkeypatch.setattr(rank_state.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
     assert plan.world.ranks_per_node == 2
     assert rank_state.has_room(plan, 200) and not rank_state.has_room(plan, 201), "four ranks, 80 % of 1,000 bytes"

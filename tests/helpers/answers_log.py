@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.contract import mllog
-from bench.contract.plan import GenerationPlan
+from bench.contract.plan_kinds import GenerationPlan
 from helpers.clock import Clock
 from jobs.tasks import generate
 

@@ -7,8 +7,7 @@ compute in FP32, whatever the precision.
 import sys
 from pathlib import Path
 
-from bench.contract import mllog
-from bench.contract import plan as plans
+from bench.contract import mllog, plan_kinds
 from bench.contract.plan import Plan
 from jobs.engines.megatron.groups import end_ranks, split, start_ranks
 from jobs.ranks.identity import from_environment
@@ -17,7 +16,7 @@ from jobs.tasks.train import Loop, train
 
 def main() -> None:
     is_exact, folders = sys.argv[1] == "--exact", [Path(word) for word in sys.argv[1:] if word != "--exact"]
-    by_folder = {folder: plans.load(folder / "plan.json") for folder in folders}
+    by_folder = {folder: plan_kinds.load(folder / "plan.json") for folder in folders}
     who = from_environment()
     start_ranks(next(iter(by_folder.values())), who)
     from megatron.core import parallel_state

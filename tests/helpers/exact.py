@@ -20,13 +20,14 @@ from jobs.tasks.train import Loop, train
 if TYPE_CHECKING:
     from jobs.engines.megatron.frozen.torch_ops import TorchOps
     from jobs.engines.megatron.model import Parts
+from bench.contract import plan_kinds
 
 STEP = 3e-3
 
 
 def main() -> None:
     path = Path(sys.argv[1])
-    plan, who = plans.load(path), from_environment()
+    plan, who = plan_kinds.load(path), from_environment()
     trial = plan.trials[0]
     start_ranks(plan, who)
     layers.FP8_HEAD_VOCABULARY = 1

@@ -14,12 +14,13 @@ from typing import Any
 import torch
 
 from bench.contract import plan as plans
+from bench.contract import plan_kinds
 from jobs.engines.megatron.groups import end_ranks, start_ranks
 from jobs.ranks.identity import from_environment
 
 
 def main() -> None:
-    all_plans = [plans.load(Path(path)) for path in sys.argv[1:]]
+    all_plans = [plan_kinds.load(Path(path)) for path in sys.argv[1:]]
     start_ranks(all_plans[0], from_environment())
     from jobs.engines.megatron import model
 

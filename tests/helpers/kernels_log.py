@@ -5,7 +5,7 @@ from pathlib import Path
 
 from bench.contract import codec, mllog
 from bench.contract.kernels import Point
-from bench.contract.plan import KernelsPlan
+from bench.contract.plan_kinds import KernelsPlan
 
 
 def write(

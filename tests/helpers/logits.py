@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from bench.contract import plan as plans
+from bench.contract import plan_kinds
 from bench.contract.checkpoint import Stored, wanted
 from bench.contract.schema import Precision
 from bench.contract.training import Trains
@@ -27,7 +27,7 @@ def tokens(seq_length: int, vocab_size: int) -> torch.Tensor:
 
 
 def main() -> None:
-    by_path = {Path(path): plans.load(Path(path)) for path in sys.argv[1:]}
+    by_path = {Path(path): plan_kinds.load(Path(path)) for path in sys.argv[1:]}
     who = from_environment()
     start_ranks(next(iter(by_path.values())), who)
     from megatron.core import parallel_state

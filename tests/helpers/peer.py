@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 from bench.backends.local import free_port
 from bench.contract import mllog
-from bench.contract import plan as plans
 from bench.contract.plan import Plan
 
 if TYPE_CHECKING:
     from jobs.engines.huggingface.engine import HuggingFaceEngine
+from bench.contract import plan_kinds
 
 
 def main() -> None:
     folders = [Path(word) for word in sys.argv[1:]]
-    num_ranks = plans.load(folders[0] / "plan.json").world.num_ranks
+    num_ranks = plan_kinds.load(folders[0] / "plan.json").world.num_ranks
     os.environ |= {"DS_ACCELERATOR": "cpu", "WORLD_SIZE": str(num_ranks), "MASTER_PORT": str(free_port())}
     with warnings.catch_warnings(action="ignore"):
         import deepspeed  # noqa: F401 - the ranks find these loaded
@@ -55,7 +55,7 @@ def train_all(folders: list[Path]) -> None:
     from jobs.engines.huggingface import end_ranks, start_ranks
     from jobs.ranks.identity import from_environment
 
-    by_folder = {folder: plans.load(folder / "plan.json") for folder in folders}
+    by_folder = {folder: plan_kinds.load(folder / "plan.json") for folder in folders}
     who = from_environment()
     for number, (folder, plan) in enumerate(by_folder.items()):
         if number == 0:

@@ -3,8 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from bench.contract import mllog
-from bench.contract import plan as plans
+from bench.contract import mllog, plan_kinds
 from bench.contract.mllog import Writer
 from bench.contract.plan import Plan
 from bench.runs import ledger, trial
@@ -24,7 +23,7 @@ def plant(folder: Path, clock: Clock, *samples_s: float, plan: Plan | None = Non
     """
     folder.mkdir(parents=True)
     if plan is not None:
-        (folder / "plan.json").write_text(plans.dumps(plan))
+        (folder / "plan.json").write_text(plan_kinds.dumps(plan))
     for number, speed in enumerate(samples_s):
         _log(folder / f"result_{number}.txt", clock, speed, ONCE | _SILENT | {"seed": number} | changes)
     return prove(folder, len(samples_s))

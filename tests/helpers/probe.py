@@ -6,17 +6,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.contract import mllog
-from bench.contract import plan as plans
 from jobs.engines.megatron.groups import end_ranks, start_ranks
 from jobs.ranks.identity import from_environment
 from jobs.tasks.train import Loop, train
 
 if TYPE_CHECKING:
     from jobs.engines.megatron.model import Parts
+from bench.contract import plan_kinds
 
 
 def main() -> None:
-    what, made, folder = sys.argv[1], plans.load(Path(sys.argv[2])), Path(sys.argv[3])
+    what, made, folder = sys.argv[1], plan_kinds.load(Path(sys.argv[2])), Path(sys.argv[3])
     start_ranks(made, from_environment())
     from jobs.data import rows as rows_of
     from jobs.engines.megatron.engine import MegatronEngine

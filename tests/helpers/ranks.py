@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bench.backends.local import free_port
-from bench.contract import mllog
-from bench.contract import plan as plans
+from bench.contract import mllog, plan_kinds
 from bench.contract.plan import Plan
 from bench.mlperf import reader
 from bench.planning import compose as composing
@@ -51,7 +50,7 @@ def compose(tmp: Path, *overrides: str) -> Plan:
 def write(made: Plan, folder: Path) -> Path:
     """Write the plan into a new run folder."""
     folder.mkdir(parents=True)
-    (folder / "plan.json").write_text(plans.dumps(made))
+    (folder / "plan.json").write_text(plan_kinds.dumps(made))
     return folder
 
 

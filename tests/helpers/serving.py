@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from bench.contract.plan import ServingPlan
+from bench.contract.plan_kinds import ServingPlan
 from bench.planning import compose
 from helpers.paths import ROOT
 

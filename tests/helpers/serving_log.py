@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.contract import codec, mllog
-from bench.contract.plan import ServingPlan
+from bench.contract.plan_kinds import ServingPlan
 
 Seconds = Sequence[float | None]
 

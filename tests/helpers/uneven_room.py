@@ -8,14 +8,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from bench.contract import atomic_files
-from bench.contract import plan as plans
+from bench.contract import atomic_files, plan_kinds
 from jobs.ranks import identity, process_group
 from jobs.tasks.checkpoints import Checkpoints
 
 
 def main() -> None:
-    plan, who = plans.load(Path(sys.argv[1])), identity.from_environment()
+    plan, who = plan_kinds.load(Path(sys.argv[1])), identity.from_environment()
     process_group.join(plan, who)
     import torch
 

@@ -11,7 +11,7 @@ import pytest
 from bench.cli import main
 from bench.contract import node_facts
 from bench.contract.node_facts import GpuFacts, RankFacts, Results, Software
-from bench.contract.plan import GenerationPlan, KernelsPlan
+from bench.contract.plan_kinds import GenerationPlan, KernelsPlan
 from bench.planning.compose import compose
 from bench.runs import manifest
 from bench.studies import STUDY, folder, library

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bench.cli import main
-from bench.contract.plan import GenerationPlan
+from bench.contract.plan_kinds import GenerationPlan
 from bench.history import regression, store
 from bench.history.regression import Change, judge
 from bench.planning.compose import compose

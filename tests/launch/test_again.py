@@ -17,7 +17,7 @@ import pytest
 from bench.backends import run_lock
 from bench.backends.slurm import jobs as slurm_jobs
 from bench.backends.slurm.backend import SlurmBackend
-from bench.contract import plan as plans
+from bench.contract import plan_kinds
 from bench.contract.plan import Plan
 from bench.contract.run_files import JOB, LEDGER, RESERVE, SUBMISSION
 from bench.errors import BenchError, ConfigError, SubmitError
@@ -87,7 +87,7 @@ def ended(tmp_path: Path, slurm: Slurm) -> Path:
     """A run of two trials on Slurm whose job 7 proved one of them, aborted the other, and was ended."""
     folder = tmp_path / "runs" / "run"
     (folder / "rank_logs").mkdir(parents=True)
-    (folder / "plan.json").write_text(plans.dumps(PLAN))
+    (folder / "plan.json").write_text(plan_kinds.dumps(PLAN))
     (folder / "job.sbatch").write_text("#!/bin/bash\n")
     (folder / JOB).write_text('{"backend": "slurm", "jobs": [{"id": "7", "submitted": 1.0}], "arguments": ["-A", "x"]}')
     ledger.create(folder, PLAN)

@@ -12,7 +12,7 @@ import pytest
 
 from bench.backends.nodes.interruption import NodeLostError
 from bench.backends.ssh import SshBackend
-from bench.contract import mllog, plan_paths, run_files
+from bench.contract import mllog, plan_kinds, plan_paths, run_files
 from bench.contract import plan as plans
 from bench.contract.plan import Command, Plan, Trial
 from bench.contract.task import Kind
@@ -48,7 +48,7 @@ class Run:
         """Run it as a process of its own."""
         self.pid += 1
         self.nodes.plan = self.plan
-        (self.folder / run_files.PLAN).write_text(plans.dumps(self.plan))
+        (self.folder / run_files.PLAN).write_text(plan_kinds.dumps(self.plan))
         return run_local.run(self.plan, self.folder)
 
     def said(self) -> list[str]:
@@ -92,8 +92,8 @@ def run(
             Path(path).mkdir()
 
     def show(folder: Path, trial: Trial, judged: Judged) -> None:
-        assert folder == made.folder and not judged.not_as_planned, judged.not_as_planned
-        made.shown.append((trial.index, judged.proven))
+        assert folder == made.folder and not list(judged.differences), list(judged.differences)
+        made.shown.append((trial.index, judged.valid))
 
     @contextmanager
     def nodes(backend: SshBackend, plan: Plan, folder: Path) -> Iterator[Noted]:
@@ -186,8 +186,7 @@ def test_what_is_followed_is_the_log_of_the_command(run: Run, monkeypatch: pytes
     monkeypatch.setattr(run_local, "Gpus", lambda folder, number: (folder, number))
     assert run.drive() == 0
     prepare, *trials = run.plan.commands[-3:]
-    base = plans.required_training(run.plan).base
-    assert planned == [(base, prepare), (run.plan, trials[0]), (run.plan, trials[1])] and base is not None
+    assert planned == [(run.plan, prepare), (run.plan, trials[0]), (run.plan, trials[1])]
     assert [(each["log"].name, each["name"], each["alive"]) for each in followed] == [
         (run_files.PREPARE_LOG, "prepare", False),
         ("result_0.txt", "trial 0", False),
@@ -196,7 +195,7 @@ def test_what_is_followed_is_the_log_of_the_command(run: Run, monkeypatch: pytes
     assert "curves" not in followed[0] and "gpus" not in followed[0]
     assert [each["gpus"] for each in followed[1:]] == [(run.folder, 0), (run.folder, 1)]
     assert [each["curves"] for each in followed[1:]] == [(run.plan, run.folder, f"result_{k}") for k in (0, 1)]
-    run.plan = run.nodes.plan = replace(plans.required_training(run.plan), base=None)
+    run.plan = run.nodes.plan = replace(plan_kinds.required(run.plan, plan_kinds.TrainingPlan), base=None)
     del run.nodes.acts["prepare"]
     run_local._follow(run.nodes, prepare, run.folder, run_local.sheet.to_stderr())  # type: ignore[arg-type]
     assert planned[-1] == (run.plan, prepare)
@@ -247,7 +246,7 @@ def test_a_lost_node_ends_the_run(run: Run) -> None:
 def test_what_one_would_type_next_is_shown(
     run: Run, kind: Kind, target: float | None, num_trials: int, said: str
 ) -> None:
-    plan = replace(plans.required_training(run.plan), trials=run.plan.trials[:num_trials])
+    plan = replace(plan_kinds.required(run.plan, plan_kinds.TrainingPlan), trials=run.plan.trials[:num_trials])
     plan.config.task.kind, plan.config.training.target_eval_loss = kind, target
     assert run_local._next(plan, run.folder, 0) == said.format(run_local.short(run.folder))
     assert (

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.contract import mllog
-from bench.contract import plan as plans
+from bench.contract import mllog, plan_kinds
 from bench.contract.plan import Plan
 from bench.launch import in_job
 from bench.planning import compose
@@ -45,12 +44,12 @@ def ask(run: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
 
 def started(run: Path, *overrides: str) -> None:
     run.mkdir(exist_ok=True)
-    (run / "plan.json").write_text(plans.dumps(compose.compose([*TWO_TRIALS, *overrides])))
+    (run / "plan.json").write_text(plan_kinds.dumps(compose.compose([*TWO_TRIALS, *overrides])))
 
 
 def trained(run: Path, written_log: MakeLog, trial: int, **changes: object) -> None:
     """Leave the log of a trial that went as planned, but for the changes."""
-    plan: Plan = plans.load(run / "plan.json")
+    plan: Plan = plan_kinds.load(run / "plan.json")
     planned = {"seed": plan.trials[trial].seed, "submission_division": plan.submission.division}
     written_log(**planned | changes, binding=mllog.load(run, trial)).rename(run / plan.trials[trial].log)
 
@@ -154,7 +153,7 @@ def test_the_last_element_of_an_array_writes_the_manifest(tmp_path: Path, writte
     plan = compose.compose(["task=lora70b", "cluster=dgx1", "trials=2", "launch.array=true"])
     run = tmp_path / "run"
     run.mkdir()
-    (run / "plan.json").write_text(plans.dumps(plan))
+    (run / "plan.json").write_text(plan_kinds.dumps(plan))
     ledger.create(run, plan)
     for trial in plan.trials:
         asked = {"trial": trial.index, "job": "7", "nodes": "dgx-0", "trials": str(trial.index)}
@@ -172,7 +171,7 @@ def test_a_log_that_was_not_the_trials_own_is_the_reason_that_the_job_gives(
     plan = compose.compose(["task=lora70b", "cluster=dgx1"])
     run = tmp_path / "run"
     run.mkdir()
-    (run / "plan.json").write_text(plans.dumps(plan))
+    (run / "plan.json").write_text(plan_kinds.dumps(plan))
     ledger.create(run, plan)
     written_log(name="run/result_0.txt", seed=plan.trials[0].seed)
     asked = {"trial": 0, "job": "7", "nodes": "dgx-0", "trials": "0"}

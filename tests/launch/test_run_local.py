@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.contract import mllog, run_files
-from bench.contract import plan as plans
+from bench.contract import mllog, plan_kinds, run_files
 from bench.errors import BenchError, LogError, Stopped
 from bench.launch import run_local
 from bench.planning import compose
@@ -22,7 +21,7 @@ def test_a_log_that_the_ranks_found_is_named_for_what_it_is(
     plan = compose.compose(["task=lora_tiny", "cluster=local", "model.weights=random"])
     run = tmp_path / "run"
     run.mkdir()
-    (run / "plan.json").write_text(plans.dumps(plan))
+    (run / "plan.json").write_text(plan_kinds.dumps(plan))
     written_log(name="run/result_0.txt")
     monkeypatch.setattr(run_local, "_follow", lambda *ignored: mllog.Writer(run / "result_0.txt", mllog.load(run, 0)))
     with pytest.raises(LogError, match="LOG-17: result_0.txt was not written by this attempt"):
@@ -45,7 +44,7 @@ def test_a_run_that_was_cut_short_says_how_to_go_on(
     for name, part in (("without", "step_5.part"), ("with", "step_5")):
         run = tmp_path / name
         (run / run_files.checkpoints(0) / part).mkdir(parents=True)
-        (run / "plan.json").write_text(plans.dumps(plan))
+        (run / "plan.json").write_text(plan_kinds.dumps(plan))
         with pytest.raises(BenchError):
             run_local.run(plan, run)
         assert ("python -m bench resume" in capsys.readouterr().err) is (name == "with")
@@ -60,7 +59,7 @@ def test_a_run_that_was_stopped_says_where_what_was_finished_is(
         raise Stopped(signal.SIGTERM)
 
     monkeypatch.setattr(run_local, "_follow", stopped)
-    (tmp_path / "plan.json").write_text(plans.dumps(plan))
+    (tmp_path / "plan.json").write_text(plan_kinds.dumps(plan))
     with pytest.raises(Stopped):
         run_local.run(plan, tmp_path)
     assert f"stopped; what was finished is in {tmp_path}" in capsys.readouterr().err.replace("\n", "")

@@ -12,7 +12,6 @@ from rich.console import Console
 from bench import cli, report
 from bench.backends.slurm import jobs
 from bench.console import sheet
-from bench.console.sheet import Sheet
 from bench.contract import mllog
 from bench.contract.plan import Plan
 from bench.contract.run_files import JOB, SCRIPT
@@ -21,6 +20,7 @@ from bench.launch import resume
 from bench.mlperf.reader import Event
 from bench.planning import compose
 from bench.report.sets import load
+from bench.report.tables import TextTable
 from bench.rules.check import Answer
 from bench.rules.finding import broken
 from bench.runs import folder as folders
@@ -213,7 +213,7 @@ def test_no_screen_shows_a_secret_of_a_log(written_log: MakeLog, monkeypatch: py
     """Neither a table nor the picture of a trial."""
     monkeypatch.setenv("COLUMNS", "4000")
     log = written_log(submission_platform=ALL)
-    for form in (Sheet("a", [(ALL, "b", ALL)]), Sheet(ALL, [("a", ALL)], ("a", "b"), caption=ALL)):
+    for form in (TextTable("a", [(ALL, "b", ALL)]), TextTable(ALL, [("a", ALL)], ("a", "b"), caption=ALL)):
         screen = Terminal()
         sheet.show(form, file=screen)
         require_hidden(screen.getvalue())

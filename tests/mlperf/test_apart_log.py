@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from bench.console.result import speed_rows
 from bench.contract import mllog
 from bench.mlperf.result import Result, parse
-from bench.results.training import of_training
+from bench.report.training import speed_rows
+from bench.results.training import TrainingResult
 
 CASES: dict[str, dict[str, Any]] = {"apart": {}, "left": {"left": 20}, "unexplained": {"merges": False}}
 STEP_S, EVERY, STEPS, STOPPED_S = 0.5, 10, 40, 30.0
@@ -64,7 +64,7 @@ def written(
 
 def test_speed_and_merged_loss_stand_beside_each_other(tmp_path: Path) -> None:
     result = written(tmp_path / "result_0.txt", left=30)
-    found = {measured.name: measured.value for measured in of_training(result)}
+    found = {measured.name: measured.value for measured in TrainingResult(result=result).measurements}
     assert found["efficiency_apart"] == pytest.approx(20 / (20 + 4 * STOPPED_S))
     assert (found["inner_step_time"], found["merge_time"], found["merge_bytes"]) == (400.0, 29.0, 4e6)
     assert found["evaluation_loss"] == 1.25

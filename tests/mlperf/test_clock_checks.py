@@ -107,7 +107,7 @@ def line_of(path: Path, key: str, *, nth: int = 0) -> int:
 
 def test_a_sound_trial_has_no_finding(written_trial: WriteTrial) -> None:
     path = written_trial()
-    assert found(path) == [] and trial.judge(path).proven
+    assert found(path) == [] and trial.judge(path).valid
     assert "monotonic_ms" not in parse(path).hyperparameters
     assert found(without_monotonic(path)) == []
     assert found(foreign(path)) == []
@@ -152,7 +152,7 @@ def test_what_the_clock_did_is_told_with_lines_and_both_times(written_trial: Wri
     path = written_trial()
     stop = line_of(path, "eval_stop")
     shifted(path, -8, first_line=stop)
-    assert not trial.judge(path).proven
+    assert not trial.judge(path).valid
     assert message(path) == (
         f"the wall clock was set back by 8.0 s between lines {stop - 1} and {stop}, 0 ms apart by the "
         "monotonic clock; run_start to run_stop took 780.0 s by it, and 772.0 s by time_ms"
@@ -343,7 +343,7 @@ def test_a_step_or_evaluation_of_many_times_the_median_is_named(
 ) -> None:
     path = written_trial(step_s=0.2, eval_s=20.0, slow=slow)
     assert found(path) == ([("RUN-18", "warning")] if what else [])
-    assert trial.judge(path).proven, "a pause is true time"
+    assert trial.judge(path).valid, "a pause is true time"
     if what:
         (finding,) = parse(path).findings
         assert what in finding.what

@@ -16,7 +16,7 @@ from mlperf_logging.compliance_checker import mlp_compliance
 
 from bench import cli, masking
 from bench.console import result as package_sheets
-from bench.contract import plan as plans
+from bench.contract import plan_kinds
 from bench.errors import BenchError, ConfigError
 from bench.mlperf import package
 from bench.mlperf.package import checkers, system
@@ -106,7 +106,7 @@ def test_our_logs_pass_on_the_command_line(
 @pytest.mark.long
 def test_a_run_of_ours_describes_its_system_and_its_commands(make_run: MakeRun) -> None:
     run = make_run(software={"torch": "2.13.0", "megatron_core": "0.16.1"}, submission_status="cloud")
-    (run / "plan.json").write_text(plans.dumps(compose.compose(["task=lora70b", "cluster=dgx2", "trials=10"])))
+    (run / "plan.json").write_text(plan_kinds.dumps(compose.compose(["task=lora70b", "cluster=dgx2", "trials=10"])))
     (run / "config.yaml").write_text("task: lora70b\n")
     by_hand = run.parent / "box.json"
     by_hand.write_text(json.dumps({"cooling": "air", "host_processors_per_node": 2}))

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.console.result import speed_rows
 from bench.contract.mllog import Writer
 from bench.mlperf.reader import is_number
 from bench.mlperf.result import parse
 from bench.mlperf.speed import Spread, spread
+from bench.report.training import speed_rows
 from helpers.paths import CORPUS
 from helpers.types import MakeLog
 

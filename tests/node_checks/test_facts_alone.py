@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench.contract import node_facts
-from bench.contract import plan as plans
+from bench.contract import node_facts, plan_kinds
 from bench.contract.node_facts import FileTime, NeededPath
 from bench.contract.schema import DataSource, Runtime
 from helpers import alone, ranks
@@ -29,7 +28,7 @@ def test_a_rank_collects_its_facts_into_its_file(monkeypatch: pytest.MonkeyPatch
     """Of the environment the names only; local rank 0 describes its node's hardware besides."""
     made = ranks.compose(tmp_path, *ALONE)
     made.environment.update(OMP_NUM_THREADS="7", PLANNED="as planned", OTHER="planned")
-    (tmp_path / "plan.json").write_text(plans.dumps(made))
+    (tmp_path / "plan.json").write_text(plan_kinds.dumps(made))
     env = {"NCCL_DEBUG": "secret", "PLANNED": "as planned", "OTHER": "another", "HOME": "/root"}
     with alone.started(monkeypatch, tmp_path / "plan.json"):
         monkeypatch.setattr(os, "environ", env | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "3"})

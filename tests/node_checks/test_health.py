@@ -17,8 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.contract import node_facts
-from bench.contract import plan as plans
+from bench.contract import node_facts, plan_kinds
 from bench.contract.node_facts import AllReduceRate, Floors, HealthNode, PairRate
 from bench.contract.plan import Plan
 from bench.contract.schema import Health
@@ -40,7 +39,7 @@ def composed(tmp: Path, num_ranks: int, **floors_: float) -> Plan:
 
 def measured(folder: Path, num_nodes: int, per_node: int, **floors_: float) -> tuple[list[tuple[int, str]], Any]:
     """Return how the ranks ended and what they printed, and health.json."""
-    (folder / "plan.json").write_text(plans.dumps(composed(folder, num_nodes * per_node, **floors_)))
+    (folder / "plan.json").write_text(plan_kinds.dumps(composed(folder, num_nodes * per_node, **floors_)))
     done = on_nodes(folder, "jobs.node_checks.health", "plan.json", size=(num_nodes, per_node), OMP_NUM_THREADS="1")
     return done, json.loads((folder / "health.json").read_text())
 
@@ -84,7 +83,7 @@ def test_below_a_floor_every_rank_fails_for_the_same_reason(tmp_path: Path):
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("tc") or ranks.DEVICE != "cpu", reason="needs root and tc")
 def test_the_node_behind_a_slow_link_is_named(tmp_path: Path):
     made = composed(tmp_path, 4, busbw_gbs=0.05)
-    (tmp_path / "plan.json").write_text(plans.dumps(made))
+    (tmp_path / "plan.json").write_text(plan_kinds.dumps(made))
     with networks(slow=2) as wrap:
         env = os.environ | made.environment | {"PYTHONPATH": str(ranks.ROOT), "WORLD_SIZE": "4"}
         env |= {"MASTER_ADDR": "10.99.0.1", "GLOO_SOCKET_IFNAME": "eth0"}
@@ -152,7 +151,7 @@ def test_a_clock_that_is_certainly_off_is_reported(tmp_path: Path, bounds: tuple
 def test_a_rank_that_never_comes_is_reported(tmp_path: Path):
     late = tmp_path / "late.py"
     late.write_text("from jobs.node_checks import health, rates\nrates.MEETING_S = 2\nhealth.main()\n")
-    (tmp_path / "plan.json").write_text(plans.dumps(composed(tmp_path, 2)))
+    (tmp_path / "plan.json").write_text(plan_kinds.dumps(composed(tmp_path, 2)))
     [(code, said)] = on_nodes(tmp_path, "late", "plan.json", size=(1, 1), WORLD_SIZE="2")
     assert code == 1 and "NCC-05: the ranks cannot meet at 127.0.0.1" in said
 

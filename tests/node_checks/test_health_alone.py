@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench.contract import plan as plans
-from bench.contract import run_files
+from bench.contract import plan_kinds, run_files
 from bench.contract.node_facts import AllReduceRate, Floors, HealthNode, PairRate, RankRates
 from bench.contract.plan import Plan
 from bench.contract.schema import Health
@@ -42,7 +41,7 @@ def test_a_rank_alone_writes_its_rates_and_fails_below_a_floor(
     code: int | None,
 ) -> None:
     """It has no all-reduce, and its clock is its own."""
-    (tmp_path / "plan.json").write_text(plans.dumps(composed(tmp_path, gemm_tflops=floor, copy_gbs=12.0)))
+    (tmp_path / "plan.json").write_text(plan_kinds.dumps(composed(tmp_path, gemm_tflops=floor, copy_gbs=12.0)))
     monkeypatch.setattr(rates, "own_rates", lambda device: (0.5, 12.0))
     moments = iter((100.0, 107.26))
     monkeypatch.setattr(health, "time", SimpleNamespace(monotonic=lambda: next(moments), time_ns=lambda: 1_780_000_999))
@@ -102,7 +101,7 @@ def test_a_request_that_cannot_be_measured_is_refused(
     made = composed(tmp_path, num_ranks)
     if not has_rates:
         made.config.cluster.health = None
-    (tmp_path / "plan.json").write_text(plans.dumps(made))
+    (tmp_path / "plan.json").write_text(plan_kinds.dumps(made))
     with alone.started(monkeypatch, tmp_path / "plan.json"), pytest.raises(SystemExit, match=str(code)):
         health.main()
     assert words in capsys.readouterr().err and not (tmp_path / "health.json").exists()

@@ -5,10 +5,9 @@ from typing import Any
 import pytest
 
 from bench.console.plan import rows
-from bench.contract import groups
-from bench.contract import plan as plans
+from bench.contract import groups, plan_kinds
 from bench.contract.local_sgd import Compress, LocalSgd
-from bench.contract.plan import TrainingPlan
+from bench.contract.plan_kinds import TrainingPlan
 from bench.errors import ConfigError
 from bench.planning import compose
 
@@ -20,7 +19,7 @@ TEN_GBIT = "cluster.network_gbs=0.15625"
 
 
 def planned(*overrides: str) -> TrainingPlan:
-    return plans.required_training(compose.compose(list(overrides)))
+    return plan_kinds.required(compose.compose(list(overrides)), plan_kinds.TrainingPlan)
 
 
 def test_a_group_is_a_layout_of_its_own_and_all_of_them_share_the_batch() -> None:
@@ -28,7 +27,7 @@ def test_a_group_is_a_layout_of_its_own_and_all_of_them_share_the_batch() -> Non
     assert (plan.world.groups, plan.world.num_ranks, plan.world.dp * plan.world.tp * plan.world.pp) == (2, 16, 8)
     assert plan.batch.global_batch_size == 128 and plan.batch.tokens_per_step == 128 * 4096
     assert 2 * 8 * plan.batch.micro_batch_size * plan.batch.gradient_accumulation_steps == 128
-    assert plans.loads(plans.dumps(plan)) == plan
+    assert plan_kinds.loads(plan_kinds.dumps(plan)) == plan
     one = groups.of_group(plan)
     assert (one.world.num_nodes, one.world.num_ranks, one.world.groups, one.batch.global_batch_size) == (1, 8, None, 64)
     alone = planned("task=pretrain_7b", "cluster=dgx2", "cluster.num_nodes=1", "recipe.global_batch_size=64")
@@ -85,9 +84,9 @@ def test_any_training_task_trains_apart_when_it_is_told_how_often_to_merge(
 
 def test_a_task_that_is_not_told_so_trains_together() -> None:
     plan, config_yaml = compose.for_run(["task=pretrain_tiny"])
-    assert isinstance(plan, TrainingPlan) and plan.config.recipe.local_sgd is None
-    assert "local_sgd" not in plans.dumps(plan)
-    assert compose.read(config_yaml).recipe.local_sgd is None
+    assert isinstance(plan, TrainingPlan) and plan.config.recipe.averaging is None
+    assert "local_sgd" not in plan_kinds.dumps(plan)
+    assert compose.read(config_yaml).recipe.averaging is None
 
 
 REFUSED: dict[str, tuple[tuple[str, ...], str, str]] = {

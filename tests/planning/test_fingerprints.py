@@ -9,7 +9,7 @@ import pytest
 from bench.contract.model import Norm
 from bench.contract.plan import Plan
 from bench.contract.schema import Config, Precision
-from bench.planning import make_plan
+from bench.planning import training as training_plans
 from helpers import ranks
 
 
@@ -46,20 +46,20 @@ WORDS: list[Callable[[Config], object]] = [
 
 def test_a_base_trained_otherwise_lies_elsewhere(composed: Plan) -> None:
     assert composed.base
-    places = {make_plan.base_dir(composed.config, composed.base)}
+    places = {training_plans.base_dir(composed.config, composed.base)}
     for change in BASE:
         base = copy.deepcopy(composed.base)
         change(base.config)
-        places.add(make_plan.base_dir(composed.config, base))
+        places.add(training_plans.base_dir(composed.config, base))
     assert len(places) == 1 + len(BASE)
 
 
 def test_rows_made_otherwise_lie_elsewhere(composed: Plan) -> None:
-    places = {make_plan.data_dir(composed.config)}
+    places = {training_plans.data_dir(composed.config)}
     for change in ROWS:
         config = copy.deepcopy(composed.config)
         change(config)
-        places.add(make_plan.data_dir(config))
+        places.add(training_plans.data_dir(config))
     assert len(places) == 1 + len(ROWS)
 
 
@@ -69,5 +69,5 @@ def test_descriptions_and_trials_make_nothing_anew(composed: Plan) -> None:
         config, base = copy.deepcopy(composed.config), copy.deepcopy(composed.base)
         change(config)
         change(base.config)
-        assert make_plan.data_dir(config) == make_plan.data_dir(composed.config)
-        assert make_plan.base_dir(config, base) == make_plan.base_dir(composed.config, composed.base)
+        assert training_plans.data_dir(config) == training_plans.data_dir(composed.config)
+        assert training_plans.base_dir(config, base) == training_plans.base_dir(composed.config, composed.base)

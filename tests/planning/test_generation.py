@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from bench.backends.slurm import script
-from bench.contract import plan as plans
-from bench.contract.plan import GenerationPlan
+from bench.contract import plan_kinds
+from bench.contract.plan_kinds import GenerationPlan
 from bench.errors import ConfigError
-from bench.planning import compose
+from bench.planning import compose, replicas
 from bench.planning import generation as generation_plan
 from jobs.ranks import process_group
 
@@ -31,7 +31,7 @@ def one_gpu(*overrides: str) -> GenerationPlan:
 def test_the_documents_lengths_come_to_its_7750_tokens_and_are_shared_the_longest_first() -> None:
     plan = planned("task=generate_7b", *PEER)
     assert [one.length for one in plan.asked] == LENGTHS and sum(LENGTHS) == 7750
-    assert plans.loads(plans.dumps(plan)) == plan and plan.world.dp == 8
+    assert plan_kinds.loads(plan_kinds.dumps(plan)) == plan and plan.world.dp == 8
     shares = [[one.length for one in plan.asked if one.replica == replica] for replica in range(8)]
     assert [share[-1] for share in shares] == LENGTHS[:-9:-1], "the eight longest have a replica each"
     assert max(map(sum, shares)) - min(map(sum, shares)) <= 100 and {len(share) for share in shares} <= {3, 4}
@@ -68,12 +68,12 @@ def test_a_tokens_time_is_that_of_reading_all_but_the_embedding() -> None:
 def test_the_documents_5x2_of_8_gpus_is_refused_unless_replicas_may_share_a_gpu() -> None:
     config = compose.unplanned(["task=generate_7b", "cluster=dgxh200", "parallel.groups=5", "parallel.tp=2"])
     with pytest.raises(ConfigError, match="5 replicas of 2 come to 10 GPUs, and the cluster has 8") as error:
-        generation_plan.split(config)
+        replicas.split(config)
     assert "parallel.share_gpu=true" in error.value.fix
     config.parallel.share_gpu = True
-    world = generation_plan.split(config)
+    world = replicas.split(config)
     assert (world.num_ranks, world.ranks_per_node, world.dp, world.tp) == (10, 10, 5, 2)
-    assert generation_plan.per_gpu(config, world) == 2
+    assert replicas.per_gpu(config, world) == 2
 
 
 def test_replicas_on_one_gpu_take_its_memory_together_and_slurm_is_asked_for_the_gpus_that_are_there() -> None:
@@ -97,7 +97,7 @@ def test_hosts_may_name_their_groups(hosts: str, words: list[str], replica: tupl
     config = compose.unplanned(["task=generate_70b", "cluster=hosts", f"cluster.hosts={hosts}", *words])
     config.cluster.num_nodes = 2
     config.cluster.device = compose.unplanned(["cluster=dgxh200"]).cluster.device
-    world = generation_plan.split(config)
+    world = replicas.split(config)
     assert (world.dp, world.tp) == replica and world.num_ranks == replica[0] * replica[1]
 
 

@@ -3,9 +3,9 @@
 import pytest
 import yaml
 
-from bench.contract import plan as plans
+from bench.contract import plan_kinds
 from bench.contract.kernels import Point
-from bench.contract.plan import KernelsPlan
+from bench.contract.plan_kinds import KernelsPlan
 from bench.errors import ConfigError
 from bench.planning import compose
 from helpers.paths import ROOT
@@ -29,7 +29,7 @@ def by_name(*overrides: str) -> dict[str, Point]:
 @pytest.mark.parametrize("task", FULL)
 def test_every_task_is_planned_for_a_node_and_its_plan_is_read_as_it_was_written(task: str) -> None:
     plan = planned(f"task={task}", "cluster=dgxh200")
-    assert plans.loads(plans.dumps(plan)) == plan
+    assert plan_kinds.loads(plan_kinds.dumps(plan)) == plan
     families = {"memcpy", "collectives", "attention", "gemm"} if task == "node" else {task}
     assert {point.family for point in plan.points} == families
     assert plan.commands[-1].argv == ["python", "-m", "jobs.tasks.kernels", "plan.json", "--trial", "0"]
@@ -162,6 +162,6 @@ def test_a_config_of_another_kind_has_no_training() -> None:
     with pytest.raises(ConfigError, match="kernels_tiny is of kind kernels, and this is for tasks of kind train"):
         _ = plan.config.training
     with pytest.raises(ConfigError, match="kernels_tiny is of kind kernels"):
-        plans.required_training(plan)
+        plan_kinds.required(plan, plan_kinds.TrainingPlan)
     with pytest.raises(ConfigError, match="lora_tiny is of kind train, and this is for tasks of kind kernels"):
-        plans.required_kernels(compose.compose(["task=lora_tiny"]))
+        plan_kinds.required(compose.compose(["task=lora_tiny"]), plan_kinds.KernelsPlan)

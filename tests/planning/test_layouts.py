@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.console import plan as layout_sheets
-from bench.contract import plan as plans
+from bench.contract import plan_kinds
 from bench.contract.plan import Plan
 from bench.contract.schema import Config, Precision
 from bench.contract.training import Recompute
@@ -171,7 +171,7 @@ def test_the_table_lists_them_all_with_what_fits_first() -> None:
 
 def test_a_plan_made_again_from_its_config_is_the_same() -> None:
     made = compose.compose(["task=lora70b", "cluster=dgx8"])
-    assert make_plan.make(made.config) == made == plans.loads(plans.dumps(made))
+    assert make_plan.make(made.config) == made == plan_kinds.loads(plan_kinds.dumps(made))
     assert made.config.parallel.tp is None and made.config.recipe.recompute is Recompute.fit
 
 
@@ -183,7 +183,7 @@ def test_fit_stands_in_the_plan_and_its_table(capsys: pytest.CaptureFixture[str]
     assert made.recompute.qkv_layers and not made.recompute.full
     assert made.cost and made.cost.recompute_s > 0
     assert made.recompute == memory.recompute(made.config, made.world)
-    assert plans.loads(plans.dumps(made)) == made
+    assert plan_kinds.loads(plan_kinds.dumps(made)) == made
     plan_sheets.show_plan(made, [])
     shown = capsys.readouterr().out
     assert f"fp8, recompute qkv in {made.recompute.qkv_layers} of 80 layers (as much as memory needs)" in shown

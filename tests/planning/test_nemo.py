@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from bench.backends import local
-from bench.contract import plan as plans
-from bench.contract.plan import Plan, TrainingPlan
+from bench.contract import plan_kinds
+from bench.contract.plan import Plan
+from bench.contract.plan_kinds import TrainingPlan
 from bench.errors import ConfigError
 from bench.planning import compose
 from bench.rules.check import CannotTellError, Finding, Subject
@@ -28,7 +29,7 @@ def test_trials_run_nemos_program_in_its_environment_and_the_rest_in_ours() -> N
     assert trial.argv == ["/opt/nemo/bin/python", "-m", "jobs.nemo.train", "plan.json", "--trial", "0"]
     assert plan.base is not None and plan.base.config.engine.name.name == "megatron"
     assert "adapters_0/" in plan.files
-    assert plans.loads(plans.dumps(plan)) == plan
+    assert plan_kinds.loads(plan_kinds.dumps(plan)) == plan
 
 
 def test_in_a_container_the_images_interpreter_runs_everything() -> None:

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from bench.contract import plan as plans
-from bench.contract.plan import TrainingPlan
+from bench.contract import plan_kinds
+from bench.contract.plan_kinds import TrainingPlan
 from bench.contract.schema import EngineName
 from bench.errors import ConfigError
-from bench.planning import checks, compose, make_plan
+from bench.planning import compose, make_plan
 from tests.helpers.cached_configs import cached
 
 PEER = "engine=huggingface"
@@ -22,7 +23,7 @@ config_of = cached(lambda words: compose.unplanned(words))
 
 
 def planned(*words: str) -> TrainingPlan:
-    return plans.required_training(make_plan.make(compose.as_planned(config_of([PEER, *words]))))
+    return plan_kinds.required(make_plan.make(compose.as_planned(config_of([PEER, *words]))), plan_kinds.TrainingPlan)
 
 
 def deepspeed(stage: int, *words: str) -> list[str]:
@@ -88,7 +89,7 @@ def test_what_it_cannot_do_is_refused(name: str) -> None:
     words, where, what = REFUSED[name]
     config = config_of([PEER, "cluster.ranks_per_node=2", *words])
     with pytest.raises(ConfigError) as refused:
-        checks.check(config)
+        make_plan.check(config)
     assert where in refused.value.where and what in refused.value.what and refused.value.fix
 
 
@@ -100,20 +101,20 @@ def test_what_it_can_do_is_not_refused() -> None:
         [f"{BLOCK}.strategy=balanced", "cluster.ranks_per_node=1"],
         ["task=pretrain_gpt3_126m", "recipe.recompute=full", *EIGHT],
     ):
-        checks.check(config_of([PEER, *words]))
+        make_plan.check(config_of([PEER, *words]))
 
 
 def test_the_benchmark_of_mlperf_s_closed_division_is_ours_alone() -> None:
     with pytest.raises(ConfigError, match="closed division"):
-        checks.check(config_of([PEER, "task=lora70b", "cluster=dgxh200", "precision=bf16"]))
-    checks.check(config_of([PEER, "task=lora70b", "cluster=dgxh200", "precision=bf16", "task.submittable=false"]))
+        make_plan.check(config_of([PEER, "task=lora70b", "cluster=dgxh200", "precision=bf16"]))
+    make_plan.check(config_of([PEER, "task=lora70b", "cluster=dgxh200", "precision=bf16", "task.submittable=false"]))
 
 
 def test_a_block_belongs_to_the_engine_of_its_name() -> None:
     config = config_of([PEER])
     config.engine.name = EngineName.megatron
     with pytest.raises(ConfigError, match="engine.name is megatron, and engine.huggingface is given"):
-        checks.check(config)
+        make_plan.check(config)
 
 
 def test_a_key_below_a_missing_block_names_the_engine_that_has_it() -> None:
@@ -127,7 +128,7 @@ def test_all_ranks_are_data_parallel_and_no_step_time_is_made_up() -> None:
     w = plan.world
     assert (w.dp, w.tp, w.pp, w.cp, w.sp) == (8, 1, 1, 1, False)
     assert plan.cost is None and not plan.cuda_graph
-    assert plans.loads(plans.dumps(plan)) == plan
+    assert plan_kinds.loads(plan_kinds.dumps(plan)) == plan
 
 
 def test_without_a_model_of_the_time_a_micro_batch_that_needs_no_recomputation_is_preferred() -> None:
@@ -201,7 +202,7 @@ def test_sizes_that_a_file_leaves_open_follow_the_hidden_size_as_in_transformers
     )
     assert config.cluster.gpu
     config.cluster.gpu.memory_gib = 1000.0
-    plan = plans.required_training(make_plan.make(compose.as_planned(config)))
+    plan = plan_kinds.required(make_plan.make(compose.as_planned(config)), plan_kinds.TrainingPlan)
     assert plan.deepspeed is not None
     zero = plan.deepspeed["zero_optimization"]
     sizes = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")

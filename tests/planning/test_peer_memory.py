@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from bench.contract import plan as plans
+from bench.contract import plan_kinds
 from bench.contract.plan import Memory
 from bench.planning import compose, make_plan
 from bench.planning.conf_folder import CONF
@@ -147,7 +147,7 @@ def memory(*words: str, ranks: int = 8, batch: int | None = None) -> Memory:
     config = config_of([*ONE_GPU, *BATCH, *sizes, *words])
     assert config.cluster.gpu is not None
     config.cluster.gpu.memory_gib = 10_000.0
-    return plans.required_training(make_plan.make(compose.as_planned(config))).memory
+    return plan_kinds.required(make_plan.make(compose.as_planned(config)), plan_kinds.TrainingPlan).memory
 
 
 def deepspeed(stage: int, *words: str) -> list[str]:
@@ -191,7 +191,7 @@ def test_gradients_are_sharded_from_stage_2_on() -> None:
 def test_hybrid_shards_over_the_ranks_of_a_node() -> None:
     words = ["task=pretrain_7b", "cluster=dgx2", "recipe.global_batch_size=16", f"{BLOCK}.strategy=fsdp2_hybrid"]
     config = config_of([*words, "model.weights=random", *BATCH, "data=rows_350"])
-    found = plans.required_training(make_plan.make(compose.as_planned(config))).memory
+    found = plan_kinds.required(make_plan.make(compose.as_planned(config)), plan_kinds.TrainingPlan).memory
     assert found.base_weights_gib == pytest.approx(4 * T / 8 / 2**30)
 
 

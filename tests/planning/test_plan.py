@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.contract import plan as plans
+from bench.contract import plan_kinds
 from bench.contract.plan import Plan
 from bench.errors import ConfigError
 from bench.planning import compose, make_plan
+from bench.planning import training as training_plans
 from helpers.examples import in_proportion
 
 CONF = Path(compose.CONF)
@@ -35,7 +37,7 @@ def test_json_gives_back_every_shipped_plan(task: str, cluster: str) -> None:
     small = ["walltime=60", "cluster.num_nodes=1"] if "tiny" in task else []
     small += ["cluster.hosts=[rig0]"] if small and cluster == "hosts" else []
     original = made(f"task={task}", f"cluster={cluster}", *fitting, *small)
-    assert plans.loads(plans.dumps(original)) == original
+    assert plan_kinds.loads(plan_kinds.dumps(original)) == original
     w = original.world
     assert w.dp * w.tp * w.pp * w.cp == w.num_ranks == w.num_nodes * w.ranks_per_node
 
@@ -101,7 +103,7 @@ OFFICIAL_SCHEDULE = {8: (1536, 384), 9: (1548, 387), 16: (1920, 384), 32: (2688,
 def test_evaluation_follows_the_official_schedule(seventy_b: Plan, gbs: int) -> None:
     config = copy.deepcopy(seventy_b.config)
     config.recipe.global_batch_size, config.task.training.max_steps = gbs, 1024
-    schedule = make_plan.evaluations(config)
+    schedule = training_plans.evaluations(config)
     assert (schedule.first_step * gbs, schedule.every_steps * gbs) == OFFICIAL_SCHEDULE[gbs]
     assert schedule.at_steps[:2] == [schedule.first_step, schedule.first_step + schedule.every_steps]
 
@@ -109,7 +111,7 @@ def test_evaluation_follows_the_official_schedule(seventy_b: Plan, gbs: int) -> 
 def test_learning_rate_is_a_cosine_from_lr_to_zero() -> None:
     plan = made("task=lora70b", "cluster=dgx1", "recipe.lr_warmup_steps=4")
     recipe = plan.config.recipe
-    rates = [plans.learning_rate(plan, step) for step in range(1, 1024 + 2)]
+    rates = [plan_kinds.learning_rate(plan, step) for step in range(1, 1024 + 2)]
     assert rates[:5] == [recipe.lr * k / 4 for k in (1, 2, 3, 4)] + [recipe.lr]
     assert rates[4:] == sorted(rates[4:], reverse=True)
     assert rates[-1] == pytest.approx(0, abs=1e-12)
@@ -257,23 +259,23 @@ def test_the_impossible_is_refused_with_where_and_fix(request_: str) -> None:
     [
         ("{", "JSONDecodeError"),
         ("[" * 100_000, "RecursionError"),
-        ('{"version": 1}', "version 1, and this is version 3"),
-        ('{"version": 3, "nmae": 2}', "unknown field"),
-        ('{"version": 3, "config": ["task"]}', "AttributeError"),
+        ('{"version": 1}', "version 1, and this is version 4"),
+        ('{"version": 4, "config": {"task": {"kind": "train"}}, "nmae": 2}', "unknown field"),
+        ('{"version": 4, "config": ["task"]}', "TypeError"),
     ],
 )
 def test_what_is_not_a_plan_is_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        plans.loads(text)
-    document = json.loads(plans.dumps(made()))
+        plan_kinds.loads(text)
+    document = json.loads(plan_kinds.dumps(made()))
     document["trials"][0]["seed"] = "seven"
     with pytest.raises(ConfigError, match="'seven' where int was expected"):
-        plans.loads(json.dumps(document))
+        plan_kinds.loads(json.dumps(document))
 
 
 def test_a_missing_plan_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="the plan cannot be read: No such file"):
-        plans.load(tmp_path / "plan.json")
+        plan_kinds.load(tmp_path / "plan.json")
 
 
 @pytest.mark.parametrize("model", MODELS)

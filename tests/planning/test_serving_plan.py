@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from bench import preflight
-from bench.contract import plan as plans
-from bench.contract.plan import ServingPlan
+from bench.contract import plan_kinds
+from bench.contract.plan_kinds import ServingPlan
 from bench.contract.serving import command
 from bench.errors import ConfigError
 from bench.planning import compose
@@ -52,7 +52,7 @@ def test_a_sweep_is_a_load_for_each_rate_and_the_plan_survives_its_json() -> Non
         ("poisson 2/s", "Server", 2),
         ("one by one", "SingleStream", None),
     ]
-    assert plans.loads(plans.dumps(plan)) == plan
+    assert plan_kinds.loads(plan_kinds.dumps(plan)) == plan
 
 
 def test_what_one_server_needs_on_cpus_is_not_given_to_another_or_to_a_gpu() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bench.contract import plan as plans
+from bench.contract import plan_kinds
 from bench.contract.model import Weights
 from bench.contract.plan import Plan
 from bench.contract.schema import Config, Precision
@@ -45,7 +45,7 @@ def refused_by_memory(config: Config, num_nodes: int, per_node: int) -> bool:
         assert "GiB per GPU needed" in error.what and "raise parallel.tp" in error.fix
         return True
     b, w = made.batch, made.world
-    assert made.memory.fits and made.cost and plans.loads(plans.dumps(made)) == made
+    assert made.memory.fits and made.cost and plan_kinds.loads(plan_kinds.dumps(made)) == made
     assert w.num_ranks == num_nodes * per_node == w.dp * w.tp * w.pp * w.cp
     assert w.dp * b.micro_batch_size * b.gradient_accumulation_steps == b.global_batch_size
     return False

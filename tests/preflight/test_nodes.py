@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.contract import plan as plans
+from bench.contract import plan_kinds
 from bench.contract.checkpoint import CONVERTED, CONVERTED_FP8, CONVERTED_NF4
 from bench.contract.plan import Plan
 from bench.planning import compose
@@ -43,7 +43,7 @@ def test_sound_facts_are_complete_and_break_no_rule_but_that_of_missing_infiniba
     programs.mkdir()
     (programs / "nvidia-smi").write_text(NVIDIA_SMI)
     (programs / "nvidia-smi").chmod(0o755)
-    (tmp_path / "plan.json").write_text(plans.dumps(made))
+    (tmp_path / "plan.json").write_text(plan_kinds.dumps(made))
     slurm = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1"}
     env = made.environment | slurm | {"NCCL_API_KEY": SECRET, "PATH": f"{programs}:{os.environ['PATH']}"}
     assert on_nodes(tmp_path, "jobs.node_checks.facts", "plan.json", **env) == [(0, "")] * 4
@@ -67,7 +67,7 @@ def test_sound_facts_are_complete_and_break_no_rule_but_that_of_missing_infiniba
 
 def test_ranks_that_each_take_themselves_for_rank_0(tmp_path: Path):
     made = composed()
-    (tmp_path / "plan.json").write_text(plans.dumps(made))
+    (tmp_path / "plan.json").write_text(plan_kinds.dumps(made))
     assert [
         code for code, _ in on_nodes(tmp_path, "jobs.node_checks.facts", "plan.json", RANK="0", WORLD_SIZE="1")
     ] == [0] * 4
@@ -100,7 +100,7 @@ def test_the_checkpoint_is_looked_for_where_a_run_loads_it(tmp_path: Path):
 def test_a_disk_without_room_is_found_by_writing(tmp_path: Path):
     made = composed()
     with ranks.mounted(tmp_path / "small", "size=512k"):
-        (tmp_path / "small" / "plan.json").write_text(plans.dumps(made))
+        (tmp_path / "small" / "plan.json").write_text(plan_kinds.dumps(made))
         on_nodes(tmp_path / "small", "jobs.node_checks.facts", "plan.json", size=(1, 1), WORLD_SIZE="4")
         findings = nodes.judge(made, nodes.load(tmp_path / "small"))
     assert "results cannot be written: No space left on device" in [f.what for f in findings if f.rule == "CFG-08"]

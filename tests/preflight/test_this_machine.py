@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from bench import preflight
-from bench.contract.plan import GenerationPlan, Plan
+from bench.contract.plan import Plan
+from bench.contract.plan_kinds import GenerationPlan
 from bench.contract.schema import DataSource
 from bench.errors import ConfigError
 from bench.planning import compose

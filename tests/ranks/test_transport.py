@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.contract import mllog, run_files
-from bench.contract.plan import TrainingPlan, required_training
+from bench.contract.plan_kinds import TrainingPlan, required
 from bench.errors import SubmitError
 from bench.planning import compose
 from jobs.ranks import transport
@@ -33,7 +33,7 @@ WHO = Rank(rank=0, local_rank=0, world_size=1, master_addr="localhost", master_p
 
 def planned(*settings: str) -> TrainingPlan:
     gpu = ["cluster.device=cuda", "cluster.ranks_per_node=1", "gpu@cluster.gpu=h200"]
-    return required_training(compose.compose([*gpu, *(f"+cluster.environment.{one}" for one in settings)]))
+    return required(compose.compose([*gpu, *(f"+cluster.environment.{one}" for one in settings)]), TrainingPlan)
 
 
 def logged(plan: TrainingPlan, nccl: str, folder: Path) -> list[dict[str, object]]:

@@ -12,7 +12,7 @@ import pytest
 from bench.backends.kubernetes import checks as kubernetes_checks
 from bench.backends.ray import backend, client, request
 from bench.backends.ray.backend import RayBackend
-from bench.contract import plan as plans
+from bench.contract import plan_kinds
 from bench.contract.plan import Plan
 from bench.contract.run_files import JOB, RAY_JOB, SUBMISSION
 from bench.contract.schema import Runtime
@@ -172,7 +172,7 @@ def test_a_cluster_that_kuberay_makes_has_a_manifest_and_nobody_to_ask(dashboard
     (by_hand,) = findings(found)["manifest"]
     assert (by_hand.rule, by_hand.where) == ("RAY-10", "cluster.ray.kuberay")
     assert by_hand.what == "bench.launch has no cluster to send this run to"
-    assert [*BACKEND.differences(subject.script, plans.dumps(plan))] == []
+    assert [*BACKEND.differences(subject.script, plan_kinds.dumps(plan))] == []
     assert [*BACKEND.differences(subject.script, "{}")] == ["the manifest holds another plan"]
     assert not BACKEND.subject(plan, "laptop").answers
     assert BACKEND.subject(planned(), "laptop").script == ""

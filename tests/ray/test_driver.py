@@ -18,6 +18,7 @@ from bench.backends.nodes.interruption import START_AGAIN
 from bench.backends.ray import driver
 from bench.backends.ray.placement_group import Group, LostError, Place
 from bench.contract import plan as plans
+from bench.contract import plan_kinds
 from bench.contract.run_files import PLAN, RAY_OUTPUT, STATUS
 from bench.errors import SubmitError
 from bench.launch import in_job
@@ -118,7 +119,7 @@ def run(tmp_path: Path) -> Path:
 def folder(path: Path) -> Path:
     path.mkdir()
     plan = compose.compose(["task=lora_tiny", "cluster=ray_test", "trials=2"])
-    (path / PLAN).write_text(plans.dumps(plan))
+    (path / PLAN).write_text(plan_kinds.dumps(plan))
     return path
 
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from bench.backends.ray import driver, manifest
-from bench.contract import plan as plans
+from bench.contract import plan_kinds
 from bench.contract.plan import Plan
 from bench.errors import ConfigError
 from bench.planning import compose
@@ -93,8 +93,8 @@ def misfits(schema: dict[str, Any], value: Any, place: str) -> Iterator[str]:
 
 def test_a_rayjob_holds_the_plan_and_starts_the_driver_of_it() -> None:
     held, job = objects("lora70b_kuberay")
-    plan = plans.loads(held["data"]["plan.json"])
-    assert plans.dumps(plan) == plans.dumps(shown("lora70b_kuberay"))
+    plan = plan_kinds.loads(held["data"]["plan.json"])
+    assert plan_kinds.dumps(plan) == plan_kinds.dumps(shown("lora70b_kuberay"))
     python, dash_m, module, *words = shlex.split(job["spec"]["entrypoint"])
     assert (python, dash_m, module) == ("python", "-m", "bench.backends.ray.driver")
     args = driver._parser().parse_args(words)

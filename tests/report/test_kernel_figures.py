@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from bench import results as trial_results
-from bench.contract.plan import KernelsPlan
+from bench.contract.plan_kinds import KernelsPlan
 from bench.errors import ConfigError
 from bench.planning import compose
 from bench.report import kernels, trials
+from bench.results import kind as trial_results
 from helpers import kernels_log
 
 SEED = ["gemm", "memcpy", "all_gather", "reduce_scatter", "collectives", "attention"]

@@ -14,8 +14,7 @@ import pytest
 
 from bench import report
 from bench.cli import main
-from bench.contract import node_facts
-from bench.contract import plan as plans
+from bench.contract import node_facts, plan_kinds
 from bench.contract.node_facts import GpuFacts, RankFacts, Results, Software
 from bench.errors import ConfigError, LogError
 from bench.mlperf import titles
@@ -235,7 +234,7 @@ def test_plans_say_it_by_the_key_that_one_would_set(trial_set: MakeSet) -> None:
     folders = [trial_set(name, [{}]) for name in ("a", "b")]
     for folder, tp in zip(folders, (1, 2), strict=True):
         plan = compose(["task=lora_tiny", "cluster=local", f"parallel.tp={tp}", f"launch.folder={folder}"])
-        (folder / "plan.json").write_text(plans.dumps(plan))
+        (folder / "plan.json").write_text(plan_kinds.dumps(plan))
     assert ("parallel.tp", ["1", "2"]) in differences(load(folders))
     assert not [name for name, _ in differences(load(folders)) if name.startswith(("launch", "task.summary"))]
 

@@ -7,10 +7,10 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from bench import results as trial_results
 from bench.report import serving as serving_report
 from bench.report.serving import Named
-from bench.results import ServingResult
+from bench.results import kind as trial_results
+from bench.results.serving import ServingResult
 from helpers import serving, serving_log
 
 Curves = dict[str, tuple[list[float], list[float]]]

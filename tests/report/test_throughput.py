@@ -14,7 +14,7 @@ import pytest
 from bench import report
 from bench.backends.slurm import script
 from bench.cli import main
-from bench.contract import mllog, plan_paths
+from bench.contract import mllog, plan_kinds, plan_paths
 from bench.contract import plan as plans
 from bench.contract.plan import Plan
 from bench.contract.schema import Device, Precision
@@ -118,7 +118,7 @@ def test_a_plan_of_random_weights_needs_no_files_and_claims_nothing() -> None:
     assert all("(lora70b: not a submission)" in mark for mark in (said.org, said.platform))
     assert said.deviations == ["task lora70b has no target here: it measures speed, not a time to train"]
     assert script.variables(made) == ["LOGDIR", "CONT"], "no DATADIR, no MODEL"
-    assert plans.loads(plans.dumps(made)) == made
+    assert plan_kinds.loads(plan_kinds.dumps(made)) == made
 
 
 def test_a_longer_run_is_evaluated_as_scheduled_and_at_its_end() -> None:
@@ -349,14 +349,14 @@ def test_a_run_on_this_machine_ends_proven_with_every_step_timed(spawn: Spawn, t
     assert "aten::mm" in (run / "rank_logs" / "trial_0.profile").read_text()
     assert json.loads((run / "ledger.json").read_text())[0]["outcome"] == ledger.Outcome.proven
     assert sources.run_folder(run).prepare is None
-    check_not_as_planned(plans.load(run / "plan.json"), run)
+    check_not_as_planned(plan_kinds.load(run / "plan.json"), run)
 
 
 def check_not_as_planned(made: Plan, run: Path) -> None:
     """A log with fewer steps than were planned does not prove the run."""
     longer = replace(made, max_steps=30)
     judged = trials.judge(run / "result_0.txt", longer, made.trials[0])
-    assert not judged.proven and judged.not_as_planned == ["samples trained on is 160, planned 240"]
+    assert not judged.valid and list(judged.differences) == ["samples trained on is 160, planned 240"]
 
 
 @pytest.mark.trains

@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 
 from bench import cli
-from bench.contract.plan import GenerationPlan
+from bench.contract.plan_kinds import GenerationPlan
 from bench.errors import ConfigError
 from bench.planning import compose
-from bench.report import trials
-from bench.results import ServingResult
+from bench.report import kinds
+from bench.report.kinds import TrialsReport
+from bench.results.serving import ServingResult
 from helpers import answers_log, planted_runs, serving, serving_log
 from helpers.clock import Clock
 
@@ -38,9 +39,10 @@ def test_every_run_of_a_folder_is_one_trial_and_other_kinds_are_refused(tmp_path
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
         serving_log.write(plan, tmp_path / name / "result_0.txt", {"burst": [1.0] * 200})
-    found = trials.load([tmp_path])
-    assert [one.name for one in found] == ["first/result_0", "second/result_0"]
-    assert {type(one.found) for one in found} == {ServingResult}
+    report = kinds.load([tmp_path])
+    assert isinstance(report, TrialsReport)
+    assert [one.name for one in report.trials] == ["first/result_0", "second/result_0"]
+    assert {type(one.found) for one in report.trials} == {ServingResult}
     planted_runs.plant(tmp_path / "third", Clock(), 100.0)
     with pytest.raises(ConfigError, match=r"not shown on one page\n  where: .*/third\n"):
-        trials.load([tmp_path])
+        kinds.load([tmp_path])

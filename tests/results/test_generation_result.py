@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-import bench.results
 from bench import cli
 from bench.contract import mllog
-from bench.contract.plan import GenerationPlan
+from bench.contract.plan_kinds import GenerationPlan
 from bench.planning import compose
+from bench.results import kind
 from bench.results.generation import Answered
 from bench.runs import trial as trials
 from helpers import answers_log
@@ -30,7 +30,7 @@ def plan() -> GenerationPlan:
 def test_times_are_those_of_the_document(plan: GenerationPlan, tmp_path: Path) -> None:
     """7,750 tokens in 77.5 s, in which a first token took 20 ms and the others of an answer of 100 tokens 980."""
     log = answers_log.write(plan, tmp_path / "result_0.txt", answers_log.rows(plan), run_s=77.5)
-    found = {one.name: one for one in bench.results.of(log)}
+    found = {one.name: one for one in kind.read(log).of_kind.measurements}
     assert found["generation_time"].value == pytest.approx(77.5) and found["generation_time"].unit == "s"
     assert found["time_per_token"].value == pytest.approx(0.01)
     assert found["generation_throughput"].value == found["throughput_per_gpu"].value == pytest.approx(100)
@@ -42,7 +42,7 @@ def test_times_are_those_of_the_document(plan: GenerationPlan, tmp_path: Path) -
     share = found["bandwidth_share"].value * plan.cost.bandwidth_gbs * 1e9 / plan.cost.bytes_per_token
     assert 1 / token_s[1] < share < 1 / token_s[0], "by the median of the tokens behind the first"
     judged = trials.judge(log, plan, plan.trials[0])
-    assert judged.proven and judged.not_as_planned == []
+    assert judged.valid and list(judged.differences) == []
 
 
 @pytest.mark.parametrize(("tokens", "token_s"), [(1, None), (2, 3.0), (4, 1.0)])
@@ -56,7 +56,7 @@ def test_eight_gpus_answer_side_by_side(tmp_path: Path) -> None:
     assert isinstance(made, GenerationPlan)
     rows = [[*row[:4], 0.0, *row[5:]] for row in answers_log.rows(made)]
     log = answers_log.write(made, tmp_path / "result_0.txt", rows, run_s=4.0)
-    found = {one.name: one.value for one in bench.results.of(log)}
+    found = {one.name: one.value for one in kind.read(log).of_kind.measurements}
     assert found["generation_throughput"] == pytest.approx(1937.5)
     assert found["throughput_per_gpu"] == pytest.approx(1937.5 / 8)
     assert "bandwidth_share" not in found, "a step reads the weights for all answers of the batch"
@@ -97,17 +97,17 @@ def test_answers_that_are_not_as_asked_for_measure_nothing(
     rows = change(answers_log.rows(plan))
     log = answers_log.write(plan, tmp_path / "result_0.txt", rows, run_s=77.5)
     judged = trials.judge(log, plan, plan.trials[0])
-    assert judged.generation is not None and not judged.proven
-    assert any(problem in one for one in judged.generation.problems), judged.generation.problems
-    assert bench.results.of(log) == ()
+    assert judged.of_kind is not None and not judged.valid
+    assert any(problem in one for one in judged.of_kind.problems), judged.of_kind.problems
+    assert kind.read(log).of_kind.measurements == ()
 
 
 def test_a_log_of_other_answers_is_not_that_of_the_plan(plan: GenerationPlan, tmp_path: Path) -> None:
     rows = answers_log.rows(plan)
     log = answers_log.write(plan, tmp_path / "result_0.txt", rows, run_s=77.5, weights="fp8", order="side_by_side")
     judged = trials.judge(log, plan, plan.trials[0])
-    assert judged.not_as_planned == ["weights is fp8, planned bf16", "order is side_by_side, planned one_by_one"]
-    assert not judged.proven
+    assert list(judged.differences) == ["weights is fp8, planned bf16", "order is side_by_side, planned one_by_one"]
+    assert not judged.valid
 
 
 def test_parse_and_report_say_what_it_took(

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from bench.console.result import speed_rows
 from bench.contract import mllog
 from bench.mlperf.result import parse
 from bench.report import sets, throughput
-from bench.results import clocks_apart, hardware_facts, of_training
+from bench.report.training import speed_rows
+from bench.results.measurement import clocks_apart, hardware_facts
+from bench.results.training import TrainingResult
 from helpers.written_log import ONCE
 
 MakeLog = Callable[..., Path]
@@ -63,7 +64,7 @@ def gpu_log(tmp_path: Path) -> MakeLog:
 
 
 def measured(log: Path) -> dict[str, tuple[float, str, int]]:
-    return {m.name: (m.value, m.unit, m.n) for m in of_training(parse(log))}
+    return {m.name: (m.value, m.unit, m.n) for m in TrainingResult(result=parse(log)).measurements}
 
 
 def test_measurements_are_over_gpus_and_energy_is_of_all_of_them(gpu_log: MakeLog) -> None:
@@ -121,7 +122,9 @@ def test_runs_at_other_clocks_are_not_those_of_one_machine(gpu_log: MakeLog) -> 
     close = GPU | {"sm_clock_mhz": {"median": 1780, "max": 1980}, "power_w": {"median": 400.0, "max": 500.0}}
     slow = GPU | {"sm_clock_mhz": {"median": 1404, "max": 1410}, "power_limit_w": 500.0}
     logs = [gpu_log(("n", {"gpus": [gpu]}), name=f"{number}.txt") for number, gpu in enumerate((GPU, close, slow))]
-    one, same, other, silent = ([{m.name: m for m in of_training(parse(log))}] for log in (*logs, gpu_log()))
+    one, same, other, silent = (
+        [{m.name: m for m in TrainingResult(result=parse(log)).measurements}] for log in (*logs, gpu_log())
+    )
     assert list(clocks_apart(one, same)) == list(clocks_apart(one, silent)) == []
     assert list(clocks_apart(one, other)) == [("median SM clock (MHz)", "1755", "1404")]
     assert [hardware_facts(parse(log)) for log in logs[1:]] == [

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-import bench.results
 from bench import cli
-from bench import results as trial_results
 from bench.contract import mllog
 from bench.contract.kernels import Point
-from bench.contract.plan import KernelsPlan
+from bench.contract.plan_kinds import KernelsPlan
 from bench.planning import compose
-from bench.results import Measurement
+from bench.results import kind
+from bench.results import kind as trial_results
+from bench.results.measurement import Measurement
 from bench.runs import trial as trials
 from helpers import kernels_log
 
@@ -37,7 +37,7 @@ def test_a_rate_is_the_work_over_the_median_time(plan: KernelsPlan, tmp_path: Pa
     """2 x 8,192^3 operations in 1.5 ms are 733.0 TFLOP/s; 1 GiB in 20 ms is 53.69 GB/s."""
     times = {GEMM: 1500.0, COPY: 20_000.0}
     log = kernels_log.write(plan, tmp_path / "result_0.txt", time_us=lambda point: times.get(point.name, 1e9))
-    found = {one.name: one for one in bench.results.of(log)}
+    found = {one.name: one for one in kind.read(log).of_kind.measurements}
     assert found[GEMM].unit == "TFLOP/s" and found[GEMM].value == pytest.approx(733.0077, abs=1e-3)
     assert found[GEMM].p10 == pytest.approx(733.0077 / 1.1, abs=1e-3), "the slowest tenth of the runs"
     assert found[COPY].unit == "GB/s" and found[COPY].value == pytest.approx(53.68709, abs=1e-4)
@@ -53,9 +53,9 @@ def test_the_best_of_each_kernel_is_held_against_the_best_rate_known(
 ) -> None:
     log = kernels_log.write(plan, tmp_path / "result_0.txt", time_us=at_share(share))
     judged = trials.judge(log, plan, plan.trials[0])
-    assert judged.proven is is_proven and judged.not_as_planned == []
-    assert judged.kernels is not None
-    below = [problem for problem in judged.kernels.problems if "% of the best rate known" in problem]
+    assert judged.valid is is_proven and list(judged.differences) == []
+    assert judged.of_kind is not None
+    below = [problem for problem in judged.of_kind.problems if "% of the best rate known" in problem]
     assert len(below) == (0 if is_proven else 7), "BF16, FP8, attention twice, copies both ways and within"
 
 
@@ -65,24 +65,25 @@ def test_one_fast_point_of_a_kernel_is_enough(plan: KernelsPlan, tmp_path: Path)
     log = kernels_log.write(
         plan, tmp_path / "result_0.txt", time_us=lambda point: (fast if point == best[point.kernel] else slow)(point)
     )
-    assert trials.judge(log, plan, plan.trials[0]).proven
+    assert trials.judge(log, plan, plan.trials[0]).valid
 
 
 @pytest.mark.parametrize("how", ["without", "failed"])
 def test_a_log_with_a_missing_point_is_not_proven(plan: KernelsPlan, tmp_path: Path, how: str) -> None:
     log = kernels_log.write(plan, tmp_path / "result_0.txt", time_us=at_share(1), **{how: [COPY]})
     judged = trials.judge(log, plan, plan.trials[0])
-    assert judged.result.valid and not judged.proven and judged.kernels is not None
-    assert trials.facts(judged)["not_as_planned"] == judged.kernels.problems, "so that `why` finds it in the ledger"
+    assert judged.result.valid and not judged.valid and judged.of_kind is not None
+    assert trials.facts(judged)["not_as_planned"] == judged.of_kind.problems, "so that `why` finds it in the ledger"
     why = {"without": "no record", "failed": "rank 0: no such kernel"}[how]
-    assert judged.kernels.missing == ((COPY, why),)
-    assert f"{COPY} was not measured: {why}" in judged.kernels.problems
-    assert not {COPY, f"{COPY} latency"} & {one.name for one in bench.results.of(log)}, "no number, not even 0"
+    assert judged.of_kind.missing == ((COPY, why),)
+    assert f"{COPY} was not measured: {why}" in judged.of_kind.problems
+    names = {one.name for one in kind.read(log).of_kind.measurements}
+    assert not {COPY, f"{COPY} latency"} & names, "no number, not even 0"
 
 
 def test_an_aborted_trial_is_not_proven(plan: KernelsPlan, tmp_path: Path) -> None:
     log = kernels_log.write(plan, tmp_path / "result_0.txt", time_us=at_share(1), status=mllog.ABORTED)
-    assert not trials.judge(log, plan, plan.trials[0]).proven
+    assert not trials.judge(log, plan, plan.trials[0]).valid
 
 
 @pytest.mark.parametrize(
@@ -121,7 +122,7 @@ def test_what_was_measured_must_be_what_was_planned(plan: KernelsPlan, tmp_path:
     other = replace(plan, points=[replace(plan.points[0], work=2 * plan.points[0].work), *plan.points[1:]])
     log = kernels_log.write(other, tmp_path / "result_0.txt", time_us=at_share(1))
     judged = trials.judge(log, plan, plan.trials[0])
-    assert judged.not_as_planned == [f"{plan.points[0].name} is not measured as planned"] and not judged.proven
+    assert list(judged.differences) == [f"{plan.points[0].name} is not measured as planned"] and not judged.valid
 
 
 def parsed(log: Path, capsys: pytest.CaptureFixture[str], *more: str) -> str:

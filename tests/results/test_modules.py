@@ -9,14 +9,14 @@ import pytest
 from matplotlib.figure import Figure
 
 from bench import report
-from bench.console import result as module_sheets
 from bench.console import sheet
 from bench.contract.modules import ModuleTimes, Part, Phase, TimeRow
 from bench.contract.modules import plain as plain_times
 from bench.mlperf.result import Result, parse
-from bench.report import figures, sets
-from bench.results import names, of_training
+from bench.report import figures, sets, training
+from bench.results import names
 from bench.results.modules import NAMES
+from bench.results.training import TrainingResult
 from helpers.types import MakeLog
 
 
@@ -53,7 +53,7 @@ def test_a_profile_has_the_numbers_of_the_documents_tables(written_log: MakeLog)
     """Phases, modules of both passes, the share of matrix products, communication and copies, all and exposed."""
     result = profiled(written_log)
     assert result.module_times == TIMES
-    found = {one.name: (one.value, one.unit, one.n) for one in of_training(result)}
+    found = {one.name: (one.value, one.unit, one.n) for one in TrainingResult(result=result).measurements}
     expected_ms = {
         "profiled_step_time": 200,
         "time_forward": 50,
@@ -91,12 +91,12 @@ def test_a_log_without_a_profile_or_with_a_damaged_one_has_none_of_them(written_
     for number, changes in enumerate(({}, {"module_times": damaged}, {"module_times": "twelve"})):
         result = parse(written_log(name=f"{number}.txt", **changes))
         assert result.module_times is None
-        assert not {one.name for one in of_training(result)} & set(NAMES)
+        assert not {one.name for one in TrainingResult(result=result).measurements} & set(NAMES)
 
 
 def test_the_table_says_what_it_adds_up_to_and_how_it_was_measured(written_log: MakeLog) -> None:
     out = io.StringIO()
-    sheet.show(module_sheets.modules_sheet(profiled(written_log), TIMES), file=out)
+    sheet.show(training.modules_table(profiled(written_log), TIMES), file=out)
     _, head, *lines = out.getvalue().splitlines()
     cells = {line.split("\t")[0]: line.split("\t")[1:] for line in lines if "\t" in line}
     assert head.split("\t")[1:6] == ["forward (ms)", "backward (ms)", "optimizer (ms)", "all (ms)", "step (%)"]

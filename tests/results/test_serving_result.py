@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from bench import cli
-from bench import results as trial_results
-from bench.contract.plan import ServingPlan
-from bench.results import ServingResult, of_serving
+from bench.contract.plan_kinds import ServingPlan
+from bench.results import kind as trial_results
+from bench.results.serving import ServingResult
 from bench.runs import trial as trials
 from helpers import serving, serving_log
 
@@ -38,7 +38,7 @@ def bench(*words: object) -> int:
 
 
 def values(found: ServingResult) -> dict[str, float]:
-    return {one.name: one.value for one in of_serving(found)}
+    return {one.name: one.value for one in found.measurements}
 
 
 def test_percentiles_and_rates_are_numpys_and_the_arithmetics(burst: ServingPlan, tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_a_request_that_failed_is_the_slowest_and_keeps_the_trial_from_being_pro
     with_inf = [*LATENCIES[:197], np.inf, np.inf, np.inf]
     assert values(found)["latency_p90"] == pytest.approx(np.percentile(with_inf, 90, method="inverted_cdf"))
     judged = trials.judge(log, burst, burst.trials[0])
-    assert not judged.proven and judged.result.valid and judged.not_as_planned == []
+    assert not judged.valid and judged.result.valid and list(judged.differences) == []
     assert found.problems == ["SRV-04: burst: 3 of 200 requests failed: timeout (3)"]
 
 
@@ -82,7 +82,7 @@ def test_what_keeps_a_log_from_proving_the_task(
 ) -> None:
     log = serving_log.write(burst, tmp_path / "result_0.txt", {"burst": LATENCIES}, **changed)
     (said,) = read(log).problems
-    assert said.startswith(problem) and not trials.judge(log, burst, burst.trials[0]).proven
+    assert said.startswith(problem) and not trials.judge(log, burst, burst.trials[0]).valid
 
 
 def test_a_mean_delay_of_the_client_is_a_share_of_the_mean_latency(burst: ServingPlan, tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_load_that_is_invalid_by_loadgen_is_shown_with_the_reason_and_was_meas
 ) -> None:
     said = {"result_validity": "INVALID", "early_stopping_result": " * Processed 200 queries.\n * Would need 259 more."}
     log = serving_log.write(burst, tmp_path / "result_0.txt", {"burst": LATENCIES}, loadgen=said)
-    assert trials.judge(log, burst, burst.trials[0]).proven
+    assert trials.judge(log, burst, burst.trials[0]).valid
     assert bench("parse", log) == 0
     shown = capsys.readouterr().out
     assert "burst: INVALID by loadgen: Processed 200 queries.; Would need 259 more." in shown and "SRV-07" in shown
@@ -129,7 +129,7 @@ def test_the_knee_is_the_last_rate_that_keeps_the_limits(tmp_path: Path) -> None
 
 def test_a_load_without_a_record_is_missing(burst: ServingPlan, tmp_path: Path) -> None:
     log = serving_log.write(burst, tmp_path / "result_0.txt", {}, without=["burst"])
-    assert read(log).problems == ["burst was not measured"] and not trials.judge(log, burst, burst.trials[0]).proven
+    assert read(log).problems == ["burst was not measured"] and not trials.judge(log, burst, burst.trials[0]).valid
 
 
 @pytest.mark.parametrize(

@@ -5,15 +5,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from bench.console.result import speed_rows
 from bench.mlperf.result import Result, parse
-from bench.results import Measurement, of_training
+from bench.report.training import speed_rows
+from bench.results.measurement import Measurement
+from bench.results.training import TrainingResult
 
 MakeLog = Callable[..., Path]
 
 
 def by_name(log: Path) -> dict[str, Measurement]:
-    found = of_training(parse(log))
+    found = TrainingResult(result=parse(log)).measurements
     assert len({one.name for one in found}) == len(found)
     return {one.name: one for one in found}
 

@@ -9,8 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from bench.backends.nodes.interruption import START_AGAIN, STOPPED, TIME_IS_NEAR, Ending, NodeLostError
-from bench.contract import mllog, plan_paths, run_files
-from bench.contract import plan as plans
+from bench.contract import mllog, plan_kinds, plan_paths, run_files
 from bench.contract.plan import Plan
 from bench.errors import BenchError, ConfigError
 from bench.planning import compose
@@ -52,7 +51,7 @@ def run(tmp_path: Path, written_log: MakeLog) -> Run:
     plan = compose.compose(["task=lora70b", "cluster=dgx2", *words])
     folder = tmp_path / "run"
     folder.mkdir()
-    (folder / run_files.PLAN).write_text(plans.dumps(plan))
+    (folder / run_files.PLAN).write_text(plan_kinds.dumps(plan))
     nodes = Noted(plan, ["rig0", "rig1"])
     lead = Lead(folder, plan, nodes, Ending(), job="7", restarts=True, trials=[0, 1])  # type: ignore[arg-type]
 

@@ -18,7 +18,7 @@ from bench.backends.nodes import member, processes
 from bench.backends.nodes.interruption import STOPPED, CutShortError, Ending, NodeLostError
 from bench.backends.nodes.lead import Member, Nodes
 from bench.contract import plan as plans
-from bench.contract import run_files
+from bench.contract import plan_kinds, run_files
 from bench.contract.plan import Command, Plan
 from bench.errors import BenchError, ConfigError
 from bench.planning import compose
@@ -55,7 +55,7 @@ class Cluster:
         self.plan: Plan = replace(plan, world=world, commands=said, environment={"OF_PLAN": "set"})
         self.run, self.own, self.port = folder / "run", folder / "deep/own", free_port()
         self.run.mkdir()
-        (self.run / run_files.PLAN).write_text(plans.dumps(self.plan))
+        (self.run / run_files.PLAN).write_text(plan_kinds.dumps(self.plan))
         self.nodes = Nodes(self.plan, self.run, HERE, own=self.plan.environment)
         self.ends: dict[int, Future[int]] = {}
         self.endings = {1: Ending(), 2: Ending()}
@@ -151,7 +151,7 @@ def test_ranks_that_still_run_are_ended_on_every_node(cluster: Cluster, tmp_path
     waits = f"echo $$ >>{pids}; exec sleep 60"
     commands = [replace(command, argv=["sh", "-c", waits]) for command in cluster.plan.commands]
     cluster.plan = cluster.nodes.plan = replace(cluster.plan, commands=commands)
-    (cluster.run / run_files.PLAN).write_text(plans.dumps(cluster.plan))
+    (cluster.run / run_files.PLAN).write_text(plan_kinds.dumps(cluster.plan))
     cluster.joins()
 
     def started() -> list[int]:

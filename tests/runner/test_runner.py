@@ -12,8 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench.contract import mllog
-from bench.contract import plan as plans
+from bench.contract import mllog, plan_kinds
 from bench.diagnosis import explain
 from bench.launch import resume
 from bench.mlperf import reader
@@ -51,7 +50,7 @@ class Two:
         self.port = free_port()
         paths = [f"cluster.paths.{name}={cache}" for name in ("data", "model", "logs")]
         plan = ranks.compose(cache, *words) if has_base else compose.compose([*words, *paths])
-        (self.lead / "plan.json").write_text(plans.dumps(plan))
+        (self.lead / "plan.json").write_text(plan_kinds.dumps(plan))
         self.processes: list[Process] = []
 
     def start(self, node: int, *words: str, token: str = TOKEN) -> Process:

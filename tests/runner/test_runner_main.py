@@ -17,7 +17,7 @@ from bench.backends.nodes import lead, member
 from bench.backends.nodes.interruption import STOPPED, CutShortError, Ending, NodeLostError
 from bench.backends.nodes.lead import Nodes
 from bench.contract import plan as plans
-from bench.contract import run_files
+from bench.contract import plan_kinds, run_files
 from bench.contract.plan import Plan
 from bench.errors import BenchError, ConfigError
 from bench.planning import compose
@@ -55,7 +55,7 @@ def planned(num_nodes: int = 2) -> Plan:
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / run_files.PLAN).write_text(plans.dumps(planned()))
+    (tmp_path / "run" / run_files.PLAN).write_text(plan_kinds.dumps(planned()))
     return tmp_path / "run"
 
 
@@ -126,7 +126,7 @@ def test_a_run_on_one_node_needs_no_token_and_one_on_two_does(
     monkeypatch.delenv("RUNSTOP_TOKEN")
     assert main(run, "--node", 0) == 2 and not asked.leads
     assert "the nodes of this run have no token by which they know each other" in capsys.readouterr().err
-    (run / run_files.PLAN).write_text(plans.dumps(planned(1)))
+    (run / run_files.PLAN).write_text(plan_kinds.dumps(planned(1)))
     assert main(run, "--node", 0) == 4 and asked.calls[0][:3] == ("join", 0, "")
     assert main(run.parent / "absent", "--node", 0) == 2 and not (run.parent / "absent").exists()
 
@@ -211,13 +211,13 @@ def test_a_new_run_folder_gets_its_plan_from_a_file_and_an_old_one_keeps_its_own
     run.parent.mkdir(mode=0o755)
     paths = plan.config.cluster.paths
     paths.data, paths.model, paths.logs = "$DATADIR/x", "$DATA", "/logs"
-    file.write_text(plans.dumps(plan))
+    file.write_text(plan_kinds.dumps(plan))
     monkeypatch.setenv("DATADIR", "/of/rows")
     monkeypatch.setenv("DATA", "/of/models")
     before = os.umask(0)
     try:
         with folders.opened(run, file) as found:
-            assert found == plans.load(run / run_files.PLAN)
+            assert found == plan_kinds.load(run / run_files.PLAN)
             filled = found.config.cluster.paths
             assert (filled.data, filled.model, filled.logs) == ("/of/rows/x", "/of/models", "/logs")
             with (run / run_files.RUN_LOCK).open() as lock, pytest.raises(BlockingIOError):
@@ -244,17 +244,17 @@ def test_a_variable_of_a_plan_that_is_not_set_or_hostile_is_refused(
 ) -> None:
     plan = planned()
     plan.config.cluster.paths.data = "$DATADIR"
-    (tmp_path / "plan.json").write_text(plans.dumps(plan))
+    (tmp_path / "plan.json").write_text(plan_kinds.dumps(plan))
     monkeypatch.setenv("DATADIR", value) if value is not None else monkeypatch.delenv("DATADIR", raising=False)
     with pytest.raises(ConfigError, match=r"^CFG-06: DATADIR is .*\n  where: the environment\n  fix:   set it, with"):
         folders.filled_in(tmp_path / "plan.json")
     monkeypatch.setenv("DATADIR", "a b'c")
-    assert plans.loads(folders.filled_in(tmp_path / "plan.json")).config.cluster.paths.data == "a b'c"
+    assert plan_kinds.loads(folders.filled_in(tmp_path / "plan.json")).config.cluster.paths.data == "a b'c"
 
 
 def test_a_run_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    (tmp_path / "plan.json").write_text(plans.dumps(planned()))
+    (tmp_path / "plan.json").write_text(plan_kinds.dumps(planned()))
     with pytest.raises(BenchError, match=r"CFG-08: cannot write: .*\n  where: .*/file/run"):
         folders.opened(tmp_path / "file/run", tmp_path / "plan.json").__enter__()
 

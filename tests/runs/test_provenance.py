@@ -60,7 +60,7 @@ def outcome(run: Path, trial: int = 0) -> tuple[str, str]:
 def test_the_log_of_the_attempt_is_proven_and_its_checksum_kept(run: Path, made: Plan, trained: MakeLog) -> None:
     log = trained(run)
     judged = trials.close(run, made, made.trials[0], failed=False)
-    assert judged is not None and judged.proven
+    assert judged is not None and judged.valid
     entry = ledger.read(run)[0]
     assert entry.official == {"5.1.0": True, "6.1.0": True}
     assert (entry.log_sha256, entry.log_bytes) == (sha256sum(log), log.stat().st_size)
@@ -210,8 +210,8 @@ def test_a_file_that_a_log_has_attached_is_judged_with_it(
     else:
         requests.unlink()
     judged = trials.close(run, made, made.trials[0], failed=False)
-    assert judged is not None and not judged.proven
-    said = [*judged.not_as_planned, *(finding.titled for finding in judged.result.findings)]
+    assert judged is not None and not judged.valid
+    said = [*list(judged.differences), *(finding.titled for finding in judged.result.findings)]
     assert any(text.startswith("LOG-18: rank_logs/trial_0.requests") and why in text for text in said)
 
 

@@ -12,8 +12,7 @@ from bench.backends import Job, JobState
 from bench.backends.slurm.backend import SlurmBackend
 from bench.console import runs as run_sheets
 from bench.console import sheet
-from bench.contract import mllog
-from bench.contract import plan as plans
+from bench.contract import mllog, plan_kinds
 from bench.contract.schema import BackendName
 from bench.diagnosis import explain
 from bench.errors import BenchError, ConfigError, SubmitError
@@ -90,7 +89,7 @@ def test_whoever_follows_a_job_is_told_what_came_of_it(
     known = {"7": Job(id="7", state=JobState.running, word=left)} if left else {}
     folder = with_job(tmp_path, monkeypatch, known)
     (folder / "status.json").write_text(DONE)
-    (folder / "plan.json").write_text(plans.dumps(PLAN))
+    (folder / "plan.json").write_text(plan_kinds.dumps(PLAN))
     monkeypatch.setattr(runs, "ENDS_S", 0.0)
     assert start.follow(PLAN, folder, sheet.to_stderr()) == 0
     last = capsys.readouterr().err.splitlines()[-1]

@@ -35,7 +35,7 @@ def planned_log(written_log: MakeLog, plan: Plan, **changes: object) -> Path:
 
 def test_the_log_of_the_plan_proves_the_trial(written_log: MakeLog, made: Plan) -> None:
     judged = trials.judge(planned_log(written_log, made), made, made.trials[0])
-    assert judged.proven and judged.not_as_planned == []
+    assert judged.valid and list(judged.differences) == []
     assert [(v.ruleset, v.passed) for v in judged.verdicts] == [("5.1.0", True), ("6.1.0", True)]
 
 
@@ -52,15 +52,15 @@ def test_the_log_of_another_plan_does_not(
     written_log: MakeLog, made: Plan, changes: dict[str, object], differing: str
 ) -> None:
     judged = trials.judge(planned_log(written_log, made, **changes), made, made.trials[0])
-    assert not judged.proven
-    (only,) = judged.not_as_planned
+    assert not judged.valid
+    (only,) = list(judged.differences)
     assert only.startswith(differing)
 
 
 def test_one_ruleset_that_passes_is_not_enough(written_log: MakeLog, made: Plan) -> None:
     judged = trials.judge(planned_log(written_log, made, micro_batch_size=None), made, made.trials[0])
-    assert judged.result.valid and judged.not_as_planned == []
-    assert [v.passed for v in judged.verdicts] == [True, False] and not judged.proven
+    assert judged.result.valid and list(judged.differences) == []
+    assert [v.passed for v in judged.verdicts] == [True, False] and not judged.valid
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from bench.backends.slurm import script
-from bench.contract import atomic_files, mllog
-from bench.contract import plan as plans
+from bench.contract import atomic_files, mllog, plan_kinds
 from bench.contract.plan import Plan
 from bench.errors import ConfigError
 from bench.images import store
@@ -46,7 +45,7 @@ def run(tmp_path: Path, made: Plan, written_log: MakeLog, monkeypatch: pytest.Mo
         (folder / name).write_text(f'"{name}"')
     (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.structured(made.config)))
     (folder / "job.sbatch").write_text(script.script(made))
-    text = plans.dumps(made)
+    text = plan_kinds.dumps(made)
     for name in sorted(SITE, key=len, reverse=True):
         text = text.replace(f"${name}", SITE[name])
     (folder / "plan.json").write_text(text)
@@ -58,7 +57,7 @@ def run(tmp_path: Path, made: Plan, written_log: MakeLog, monkeypatch: pytest.Mo
         bound = mllog.load(folder, trial.index)
         written_log(name=f"run/{trial.log}", seed=trial.seed, binding=bound, attached=[requests][: 1 - trial.index])
         judged = trials.close(folder, made, trial, failed=False)
-        assert judged is not None and judged.proven
+        assert judged is not None and judged.valid
     statuses.write(folder, Status(outcome=Ending.proven, exit_code=0))
     manifest.write(folder)
     return folder

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bench.contract.plan import ServingPlan
+from bench.contract.plan_kinds import ServingPlan
 from bench.contract.serving import Load
 from bench.errors import SubmitError
 from bench.mlperf import log as logs

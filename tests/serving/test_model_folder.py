@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bench.contract.plan import ServingPlan
+from bench.contract.plan_kinds import ServingPlan
 from bench.contract.serving import Server
 from bench.errors import ConfigError
 from helpers import serving

@@ -17,7 +17,7 @@ from urllib.error import URLError
 import psutil
 import pytest
 
-from bench.contract.plan import ServingPlan
+from bench.contract.plan_kinds import ServingPlan
 from bench.contract.schema import Device
 from bench.contract.serving import Serving
 from bench.errors import SubmitError

@@ -15,7 +15,7 @@ from typing import Any
 from breaking import Scene, of_job
 from user import SHORT, Run, User, training, until
 
-from bench.console.sheet import Sheet
+from bench.report.tables import TextTable
 
 ONE_TRIAL = (*SHORT, "task.training.max_steps=100")
 ONE_NODE = (*ONE_TRIAL, "cluster.num_nodes=1")
@@ -256,7 +256,7 @@ def shown_live(played: Iterable[Played]) -> Iterator[Played]:
         yield one
 
 
-def table(played: Sequence[Played]) -> Sheet:
+def table(played: Sequence[Played]) -> TextTable:
     """Return the rows with what must come out, what came out, and whether that is right."""
     rows = [
         (
@@ -270,7 +270,7 @@ def table(played: Sequence[Played]) -> Sheet:
     ]
     counts = Counter(one.verdict for one in played)
     caption = ", ".join(f"{counts[word]} {word}" for word in ("right", "WRONG", "skipped"))
-    return Sheet("faults", rows, ("fault", "expected", "found", "verdict", "s"), caption)
+    return TextTable("faults", rows, ("fault", "expected", "found", "verdict", "s"), caption)
 
 
 def shown(answer: Answer) -> str:

@@ -9,8 +9,7 @@ from test_spec import COLUMNS, written
 
 from bench import studies
 from bench.console import study as study_sheets
-from bench.contract import plan as contract_plans
-from bench.contract import run_files
+from bench.contract import plan_kinds, run_files
 from bench.contract.plan import Plan
 from bench.errors import ConfigError, Stopped, SubmitError
 from bench.launch import run_local
@@ -125,7 +124,7 @@ def test_what_a_kill_left_of_a_folder_is_made_anew(call: Call, ranks: Ranks, tmp
     folder = tmp_path / "studies/mine-local/a.1"
     (folder / "rank_logs").mkdir(parents=True)
     (folder / "plan.json").write_text('{"version": ')
-    assert call()[0] == 0 and contract_plans.load(folder / "plan.json").trials[0].seed == 1
+    assert call()[0] == 0 and plan_kinds.load(folder / "plan.json").trials[0].seed == 1
 
 
 def test_out_of_memory_leads_to_the_next_smaller_batch_for_all_blocks(call: Call, ranks: Ranks) -> None:

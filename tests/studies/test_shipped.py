@@ -5,10 +5,10 @@ from functools import cache
 
 import pytest
 
-from bench.contract.plan import KernelsPlan
+from bench.contract.plan_kinds import KernelsPlan
 from bench.planning import compose
-from bench.results import Measurement, names
-from bench.results.measurement import higher_is_better
+from bench.results import names
+from bench.results.measurement import Measurement, higher_is_better
 from bench.results.study import Mark, PlannedArm
 from bench.studies import arms as arms_of
 from bench.studies import library, plans

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from bench.contract import mllog
-from bench.contract.plan import GenerationPlan, Trial
+from bench.contract.plan import Trial
+from bench.contract.plan_kinds import GenerationPlan
 from bench.planning import compose
 from helpers import ranks
 from jobs.engines.generation import Answer, Request

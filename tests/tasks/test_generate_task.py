@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.contract.plan import GenerationPlan
+from bench.contract.plan_kinds import GenerationPlan
 from bench.mlperf import result as results
 from bench.planning import compose
 from bench.runs import trial as trials
@@ -81,7 +81,7 @@ def test_two_replicas_answer_with_the_tokens_of_transformers_own_model(folder: P
     ranks.run(plan, run, "jobs.tasks.generate", "plan.json", "--trial", "0")
 
     judged = trials.judge(run / "result_0.txt", plan, plan.trials[0])
-    assert judged.proven, (judged.not_as_planned, judged.generation, judged.result.findings)
+    assert judged.valid, (list(judged.differences), judged.of_kind, judged.result.findings)
     rows = answers(run)
     assert [int(row["tokens"]) for row in rows] == [9, 4, 7, 12, 3]
     assert {row["replica"] for row in rows} == {"0", "1"}
@@ -100,9 +100,9 @@ def test_a_replica_that_leaves_out_a_token_is_found_out(tmp_path: Path) -> None:
     run = ranks.write(plan, tmp_path / "run")
     ranks.run(plan, run, "tests.helpers.short_answers", "plan.json", "--trial", "0")
     judged = trials.judge(run / "result_0.txt", plan, plan.trials[0])
-    assert judged.generation is not None and not judged.proven
+    assert judged.of_kind is not None and not judged.valid
     short = [index for index, one in enumerate(plan.asked) if one.replica == 1]
-    assert list(judged.generation.problems) == [
+    assert list(judged.of_kind.problems) == [
         f"answer {index} has {LENGTHS[index] - 1} tokens, and {LENGTHS[index]} were asked for" for index in short
     ]
     assert results.parse(run / "result_0.txt").status == "success", "the ranks say so; the log does not prove it"

@@ -11,9 +11,8 @@ import pytest
 import torch
 from torch import distributed
 
-from bench.contract import codec, mllog
-from bench.contract import plan as plans
-from bench.contract.plan import KernelsPlan
+from bench.contract import codec, mllog, plan_kinds
+from bench.contract.plan_kinds import KernelsPlan
 from bench.errors import ConfigError
 from bench.mlperf import reader
 from bench.planning import compose
@@ -76,7 +75,7 @@ def test_a_task_measures_its_points_between_start_and_stop(
     plan: KernelsPlan, watching: list[Watch], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     path, limits = tmp_path / "plan.json", []
-    path.write_text(plans.dumps(plan))
+    path.write_text(plan_kinds.dumps(plan))
     system = {"num_ranks": 1, "commit": None}
     outcomes = measure.outcomes
 

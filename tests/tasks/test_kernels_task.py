@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from bench import results as trial_results
-from bench.contract.plan import KernelsPlan
+from bench.contract.plan_kinds import KernelsPlan
 from bench.mlperf import result as results
 from bench.planning import compose
+from bench.results import kind as trial_results
 from bench.runs import trial as trials
 from helpers import ranks
 
@@ -39,7 +39,7 @@ def test_every_point_is_measured_but_the_one_that_nothing_computes(measured: tup
     ((name, reason),) = found.missing
     assert name == "impossible" and reason.startswith("rank ")
     judged = trials.judge(folder / "result_0.txt", plan, plan.trials[0])
-    assert judged.result.valid and judged.not_as_planned == [] and not judged.proven
+    assert judged.result.valid and list(judged.differences) == [] and not judged.valid
 
 
 def test_the_log_proves_what_can_be_measured(measured: tuple[KernelsPlan, Path], tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_the_log_proves_what_can_be_measured(measured: tuple[KernelsPlan, Path],
     log = tmp_path / "result_0.txt"
     log.write_text("".join(kept))
     judged = trials.judge(log, replace(plan, points=plan.points[:-1]), plan.trials[0])
-    assert judged.proven and judged.result.minutes is not None
+    assert judged.valid and judged.result.minutes is not None
 
 
 def test_the_log_says_who_computed_what_and_on_what(measured: tuple[KernelsPlan, Path]) -> None:

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from bench.contract import mllog
-from bench.contract import plan as plans
-from bench.contract.plan import ServingPlan
+from bench.contract.plan_kinds import ServingPlan
 from bench.contract.schema import Device
 from bench.contract.serving import Serving
 from bench.errors import ConfigError, SubmitError
@@ -26,6 +25,7 @@ from helpers.paths import ROOT
 
 pytest.importorskip("mlperf_loadgen", reason="pip install 'runstop[serve]'")
 pytest.importorskip("torch")
+from bench.contract import plan_kinds
 from jobs.node_checks import hardware
 from jobs.ranks import program
 from jobs.ranks.identity import Rank
@@ -131,8 +131,8 @@ def test_a_trial_puts_its_server_up_loads_it_twice_and_puts_it_away(
     attached = [f"rank_logs/trial_0.{one}.{x}" for one in ("burst", "poisson_400") for x in ("requests.csv", "loadgen")]
     assert [value for value, _ in of_key(path, mllog.ATTACHED_FILE)] == attached
     judged = trials.judge(path, plan, plan.trials[0])
-    assert judged.not_as_planned == [] and judged.serving is not None
-    assert [one.status for one in judged.serving.loads] == [("ok",) * 6] * 2
+    assert list(judged.differences) == [] and judged.of_kind is not None
+    assert [one.status for one in judged.of_kind.loads] == [("ok",) * 6] * 2
 
     model_folder._make_tokenizer(made := tmp_path, size=plan.config.model.vocab_size, longest=1)
     drawn = prompts.drawn(prompts.tokenizer(made), count=15, num_tokens=16, seed=plan.trials[0].seed)
@@ -283,7 +283,7 @@ def test_rank_0_serves_and_whoever_ends_it_finds_its_log_closed_and_its_folder_g
 
     @contextmanager
     def begun(module: str, about: str, required: Any) -> Iterator[program.Begun[ServingPlan]]:
-        assert (module, required) == ("jobs.tasks.serve", plans.required_serving) and "on rank 0" in about
+        assert (module, required) == ("jobs.tasks.serve", plan_kinds.required_serving) and "on rank 0" in about
         who = Rank(rank, 0, 2, "127.0.0.1", 0)
         yield program.Begun(plan, plan.trials[0], who, log, tmp_path, guard)  # type: ignore[arg-type]
 

@@ -7,12 +7,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench import results as trial_results
 from bench.contract import mllog
-from bench.contract.plan import ServingPlan
+from bench.contract.plan_kinds import ServingPlan
 from bench.mlperf import log as logs
-from bench.results import ServingResult
-from bench.results import serving as serving_results
+from bench.results import kind as trial_results
+from bench.results.serving import ServingResult
 from bench.runs import trial as trials
 from helpers import ranks, serving, stub_server
 
@@ -59,7 +58,7 @@ def test_answers_as_asked_for_prove_the_trial(tmp_path: Path) -> None:
     """The stub without a fault: what is measured of a client, and of loadgen's log."""
     code, plan, folder = loaded(tmp_path, "none")
     judged = trials.judge(folder / "result_0.txt", plan, plan.trials[0])
-    assert (code, judged.proven, judged.not_as_planned) == (0, True, [])
+    assert (code, judged.valid, list(judged.differences)) == (0, True, [])
     (load,) = read(folder).loads
     assert load.status == ("ok",) * 24 and set(load.tokens_out) == {8} and load.validity == "VALID"
     rows = (folder / "rank_logs/trial_0.burst.requests.csv").read_text().splitlines()
@@ -112,7 +111,7 @@ def test_chunks_that_arrive_together_say_nothing_of_single_tokens(tmp_path: Path
     found = read(folder)
     (load,) = found.loads
     assert load.no_token_times.startswith("chunks arrive bunched") and load.percentile_s(load.latency_s, 50) is not None
-    names = {one.name for one in serving_results.of_serving(found)}
+    names = {one.name for one in found.measurements}
     assert "latency_p50" in names and not any(name.startswith(("ttft", "tpot")) for name in names)
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench.contract.plan import ServingPlan
+from bench.contract.plan_kinds import ServingPlan
 from bench.mlperf import log as logs
-from bench.results import ServingResult, of_serving
+from bench.results.serving import ServingResult
 from bench.runs import trial as trials
 from helpers import ranks, serving
 
@@ -43,9 +43,9 @@ def loaded(plan: ServingPlan, folder: Path) -> ServingResult:
     (folder / "rank_logs").mkdir()
     ranks.run(plan, folder, "jobs.tasks.serve", "plan.json", "--trial", "0")
     judged = trials.judge(folder / "result_0.txt", plan, plan.trials[0])
-    assert judged.proven, (judged.serving, judged.result.findings, judged.not_as_planned)
-    assert judged.serving is not None
-    return judged.serving
+    assert judged.valid, (judged.of_kind, judged.result.findings, list(judged.differences))
+    assert judged.of_kind is not None
+    return judged.of_kind
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def test_no_time_of_a_token_is_stated_of_a_server_that_bunches_them(
     tiny: tuple[ServingPlan, Path, ServingResult],
 ) -> None:
     *_, found = tiny
-    names = {one.name for one in of_serving(found)}
+    names = {one.name for one in found.measurements}
     for load in found.loads:
         is_stated = f"{load.load.name} ttft_p50" in names
         assert not is_stated and load.no_token_times.startswith("chunks arrive bunched") and load.together is not None
@@ -149,5 +149,5 @@ def test_vllm_passes_the_whole_acceptance(tmp_path: Path) -> None:
     found = loaded(plan, tmp_path / "run")
     burst, poisson = found.loads
     assert burst.num_failed == poisson.num_failed == 0 and burst.validity == "VALID"
-    names = {one.name for one in of_serving(found)}
+    names = {one.name for one in found.measurements}
     assert {"burst ttft_p50", "burst tpot_p50"} <= names or burst.no_token_times

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench import watch
-from bench.contract import mllog
-from bench.contract import plan as plans
+from bench.contract import mllog, plan_kinds
 from bench.contract.schema import Tracker
 from bench.errors import ConfigError
 from bench.mlperf import reader
@@ -26,7 +25,7 @@ def run_folder(tmp_path: Path, *names: str) -> Path:
     folder = tmp_path / "run"
     folder.mkdir()
     plan = compose.compose([f"launch.trackers=[{','.join(names)}]"])
-    (folder / "plan.json").write_text(plans.dumps(plan))
+    (folder / "plan.json").write_text(plan_kinds.dumps(plan))
     return folder
 
 

@@ -21,8 +21,7 @@ from rich.console import Console
 from scipy import stats
 
 from bench import cli, watch
-from bench.contract import plan as plans
-from bench.contract import run_files, telemetry
+from bench.contract import plan_kinds, run_files, telemetry
 from bench.contract.stall import Stall
 from bench.contract.telemetry import Sample
 from bench.mlperf import reader
@@ -416,7 +415,7 @@ def test_a_run_folder_is_shown_from_what_it_holds(written_log: MakeLog, tmp_path
     plan = compose.compose(["task=lora_tiny", "cluster=local", "trials=3", "walltime=10"])
     folder = tmp_path / "run"
     folder.mkdir()
-    (folder / "plan.json").write_text(plans.dumps(plan))
+    (folder / "plan.json").write_text(plan_kinds.dumps(plan))
     job = sources.run_folder(folder)
     job.poll()
     assert [view.state for view in job.views()] == ["waiting"] * 3
@@ -441,7 +440,7 @@ def test_the_hottest_gpu_is_shown_while_a_trial_trains(written_log: MakeLog, tmp
     """The files of three nodes: one is two minutes old, as that of a node whose sampler has died."""
     folder, now_ms = tmp_path / "run", time.time_ns() // 1_000_000
     (folder / "rank_logs").mkdir(parents=True)
-    (folder / "plan.json").write_text(plans.dumps(compose.compose(["task=lora_tiny", "cluster=local"])))
+    (folder / "plan.json").write_text(plan_kinds.dumps(compose.compose(["task=lora_tiny", "cluster=local"])))
     (folder / "result_0.txt").write_text(written_log().read_text().split('"run_stop"')[0])
     for node, at_ms, temperatures in (("a", now_ms, (60, 61)), ("b", now_ms, (55, 71)), ("c", now_ms - 120_000, (90,))):
         found = [

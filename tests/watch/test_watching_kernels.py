@@ -3,9 +3,8 @@
 import time
 from pathlib import Path
 
-from bench.contract import plan as plans
-from bench.contract import run_files, telemetry
-from bench.contract.plan import KernelsPlan
+from bench.contract import plan_kinds, run_files, telemetry
+from bench.contract.plan_kinds import KernelsPlan
 from bench.contract.telemetry import Sample
 from bench.mlperf import reader
 from bench.planning import compose
@@ -39,7 +38,7 @@ def test_the_hottest_gpu_is_shown_while_kernels_are_measured(tmp_path: Path) -> 
     assert isinstance(plan, KernelsPlan)
     whole = kernels_log.write(plan, tmp_path / "result_0.txt").read_text()
     (tmp_path / "result_0.txt").write_text(whole.split('"run_stop"')[0])
-    (tmp_path / "plan.json").write_text(plans.dumps(plan))
+    (tmp_path / "plan.json").write_text(plan_kinds.dumps(plan))
     (tmp_path / "rank_logs").mkdir()
     now = Sample(time_ms=time.time_ns() // 1_000_000, monotonic_ms=0, gpu=2, temperature_c=64, throttle=("a\x1b[2J",))
     (tmp_path / run_files.telemetry(0, "n1")).write_text(telemetry.header() + telemetry.lines([now]))

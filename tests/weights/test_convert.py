@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bench.contract import plan as plans
+from bench.contract import plan_kinds
 from bench.contract.checkpoint import FOLDERS, Stored
 from bench.contract.plan import Plan
 from helpers import logits, ranks
@@ -92,7 +92,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for name, (_, shape) in MODELS.items():
                 made = planned(tmp, tmp / name / "hf", f"cluster.ranks_per_node={NUM_RANKS}", *split, shape)
                 paths.append(tmp / name / f"{layout}.json")
-                paths[-1].write_text(plans.dumps(made))
+                paths[-1].write_text(plan_kinds.dumps(made))
         for name in MODELS:
             assert converted("weights", tmp / name / f"{layout}.json", tmp / name / "hf") == 0
         for stored in QUANTISED:
@@ -108,7 +108,7 @@ def quantised_plans(tmp: Path, source: Path, stored: Stored) -> list[Path]:
         for name, base in folders.items():
             made = planned(tmp, base, f"cluster.ranks_per_node={NUM_RANKS}", *split, *QUANTISED[stored])
             paths.append(source.parent / f"{stored.name}_{name}_{layout}.json")
-            paths[-1].write_text(plans.dumps(made))
+            paths[-1].write_text(plan_kinds.dumps(made))
     assert converted("weights", paths[-1], source, f"--{stored.name}", "--workers", "2") == 0
     return paths
 

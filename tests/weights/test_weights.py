@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bench.contract import plan as plans
+from bench.contract import plan_kinds
 from bench.contract.checkpoint import Stored
 from helpers import ranks
 from jobs.tasks import convert
@@ -55,7 +55,7 @@ def made(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
         plan = tmp_path / "plan.json"
         overrides = (f"model.num_layers={num_layers}", "model.hidden_size=16", "model.ffn_hidden_size=24")
         composed = ranks.compose(tmp_path, "cluster.ranks_per_node=1", *overrides)
-        plan.write_text(plans.dumps(replace(composed, base=None, base_dir=str(source))))
+        plan.write_text(plan_kinds.dumps(replace(composed, base=None, base_dir=str(source))))
         return plan, source
 
     return write
@@ -208,7 +208,7 @@ def test_a_begun_conversion_goes_on_in_its_own_precision_only(
     from jobs.weights import conversion
 
     plan, source = made()
-    model = plans.load(plan).config.model
+    model = plan_kinds.load(plan).config.model
     with monkeypatch.context() as patch:
         patch.setattr(conversion, "finish", lambda conversion: None)
         for stored_as, folder in ((Stored.plain, tmp_path / "other"), (Stored.fp8, tmp_path / "same")):

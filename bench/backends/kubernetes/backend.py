@@ -15,14 +15,13 @@ from bench.backends.kubernetes.client import ApiError, NoServerError
 from bench.backends.kubernetes.manifest import Named
 from bench.backends.kubernetes.names import JobId
 from bench.backends.kubernetes.pod_template import AS_PLANNED, Object, TimeLimits
-from bench.contract import atomic_files
-from bench.contract import plan as plans
+from bench.contract import atomic_files, plan_kinds
 from bench.contract.cluster import ObjectKind
 from bench.contract.plan import Plan
 from bench.contract.run_files import JOB, KUBERNETES_MANIFEST, PLAN, SUBMISSION
 from bench.contract.schema import BackendName
 from bench.errors import BenchError, ConfigError, SubmitError
-from bench.planning import checks
+from bench.planning import commands
 from bench.rules.check import TIERS, Check, Finding, Subject, Tier
 
 DELETED = ("PyTorchJob", "TrainJob", "TrainingRuntime", "JobSet", "Job")
@@ -55,8 +54,8 @@ def resume(folder: Path, *, trials_left: int, walltime_min: int | None, argument
         )
     limits = AS_PLANNED
     if walltime_min is not None:
-        limits = TimeLimits(job_min=checks.job_min(trials_left, walltime_min), trial_min=walltime_min)
-    return _submitted(plans.load(folder / PLAN), folder, atomic_files.read_object(folder / JOB), limits=limits)
+        limits = TimeLimits(job_min=commands.job_min(trials_left, walltime_min), trial_min=walltime_min)
+    return _submitted(plan_kinds.load(folder / PLAN), folder, atomic_files.read_object(folder / JOB), limits=limits)
 
 
 def submitted(folder: Path) -> list[str]:

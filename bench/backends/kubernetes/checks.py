@@ -91,8 +91,8 @@ def volumes_of_config(subject: Subject) -> Iterator[Finding]:
     paths = plan.config.cluster.paths
     wanted = (
         ("results", k.results, paths.logs, "logs"),
-        ("data", k.data, paths.data if plan.data_dir else None, "data"),
-        ("model", k.model, paths.model if plan.base_dir else None, "model"),
+        ("data", k.data, paths.data if plan.inputs.rows else None, "data"),
+        ("model", k.model, paths.model if plan.inputs.checkpoint else None, "model"),
     )
     mounted = {path for _, volume, path, _ in wanted if volume is not None and path}
     for name, volume, path, key in wanted:

@@ -13,7 +13,7 @@ import yaml
 
 from bench.backends.kubernetes import names
 from bench.backends.kubernetes.pod_template import AS_PLANNED, Object, Place, TimeLimits, template
-from bench.contract import plan as plans
+from bench.contract import plan_kinds
 from bench.contract.cluster import Discovery, ObjectKind
 from bench.contract.plan import Plan
 from bench.contract.run_files import PLAN
@@ -86,7 +86,7 @@ def written(plan: Plan, made: list[Object]) -> str:
 
 def objects(plan: Plan, of: Named) -> list[Object]:
     """Return all objects of a job: the plan, the Service that gives pods their names, and what becomes the pods."""
-    held = _object(plan, of, "v1", "ConfigMap") | {"data": {PLAN: plans.dumps(plan)}}
+    held = _object(plan, of, "v1", "ConfigMap") | {"data": {PLAN: plan_kinds.dumps(plan)}}
     return [held, *_service(plan, of), *_work(plan, of)]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from bench.backends.kubernetes import names
 from bench.contract import plan as plans
 from bench.contract.cluster import Discovery, Toleration, Volume
-from bench.contract.plan import Plan, TrainingPlan
+from bench.contract.plan import Plan
 from bench.contract.run_files import PLAN
 from bench.contract.schema import Device
 
@@ -195,12 +195,12 @@ class _Mounted:
 def _mounted(plan: Plan) -> list[_Mounted]:
     """Return the run's own folders, each path once: what is written is writable wherever else it stands."""
     cluster, paths = names.settings(plan), plan.config.cluster.paths
-    trains = isinstance(plan, TrainingPlan)
-    makes_rows = trains and plan.data_dir is not None and plan.config.data.source.is_made
+    inputs = plan.inputs
+    makes_rows = inputs.rows is not None and inputs.rows_are_made
     wanted = (
         ("results", cluster.results, paths.logs, False),
-        ("model", cluster.model, paths.model if plan.base_dir else None, plan.base is None),
-        ("data", cluster.data, paths.data if plan.data_dir else None, not makes_rows),
+        ("model", cluster.model, paths.model if inputs.checkpoint else None, not inputs.checkpoint_is_made),
+        ("data", cluster.data, paths.data if inputs.rows else None, not makes_rows),
     )
     found: dict[str, _Mounted] = {}
     for name, volume, path, is_read_only in wanted:

@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any
 from urllib.request import HTTPSHandler, ProxyHandler, Request, build_opener
 
-from bench.contract import mllog
-from bench.contract import plan as plans
-from bench.contract.plan import Plan, TrainingPlan
+from bench.contract import mllog, plan_kinds
+from bench.contract.plan import Plan
 from bench.contract.run_files import PLAN
 from bench.errors import BenchError
 from bench.mlperf.reader import Event, Follower, is_number
@@ -78,7 +77,7 @@ class FollowedRun:
     @property
     def max_samples(self) -> int | None:
         """How many samples a trial trains on at most."""
-        return plans.samples(self.plan, self.plan.max_steps) if isinstance(self.plan, TrainingPlan) else None
+        return self.plan.max_samples
 
     def read(self) -> dict[str, Any]:
         """Return how far the run is, as upstream's TrainerStatus. The percentage is of the most that it may take."""
@@ -98,10 +97,10 @@ class FollowedRun:
 
     def _left_s(self, latest: FollowedTrial) -> float | None:
         """Return the time that the rest takes at the latest trial's pace; None where a target may end it earlier."""
-        most, plan = self.max_samples, self.plan
-        if most is None or not latest.training_s or not isinstance(plan, TrainingPlan):
+        most, training = self.max_samples, self.plan.config.task.training
+        if most is None or not latest.training_s:
             return None
-        if plan.config.training.target_eval_loss is not None:
+        if training is not None and training.target_eval_loss is not None:
             return None
         left = sum(most - trial.samples for trial in self.trials if not trial.is_over)
         return left * latest.training_s / latest.samples if latest.samples else None
@@ -139,7 +138,7 @@ def _tell(run: Path, env: Mapping[str, str], ended: threading.Event) -> None:
 def _reader(run: Path) -> FollowedRun | None:
     """Return who reads a run's logs, once it has its plan."""
     try:
-        plan = plans.load(run / PLAN)
+        plan = plan_kinds.load(run / PLAN)
     except BenchError:
         return None
     return (

@@ -20,7 +20,7 @@ from bench.backends.nodes.interruption import NodeLostError
 from bench.backends.nodes.member import node_name
 from bench.backends.nodes.processes import GRACE_S, Ranks
 from bench.contract import groups, plan_paths, run_files
-from bench.contract.plan import Command, Plan, TrainingPlan
+from bench.contract.plan import Command, Plan
 from bench.errors import BenchError, ConfigError, SubmitError
 
 
@@ -48,9 +48,7 @@ def require_shared(nodes: "Nodes") -> None:
             fix=f"start the run on {rank_0.name}, name this machine first, or put LOGDIR where both see it",
             rule="HST-09",
         )
-    plan = nodes.plan
-    saves = isinstance(plan, TrainingPlan) and plan.config.training.checkpoint_every_steps is not None
-    if others and saves:
+    if others and nodes.plan.checkpoint_every_steps is not None:
         names = ", ".join(member.name for member in others)
         raise ConfigError(
             f"all nodes write checkpoints into the run folder, and {names} has another one",

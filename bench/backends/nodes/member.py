@@ -15,7 +15,7 @@ from bench.backends.nodes.channel import Channel, LostError
 from bench.backends.nodes.interruption import CutShortError, NodeLostError
 from bench.backends.nodes.processes import Ranks
 from bench.contract import plan as plans
-from bench.contract import run_files
+from bench.contract import plan_kinds, run_files
 from bench.contract.plan import Command, Plan
 from bench.errors import BenchError, ConfigError
 
@@ -133,7 +133,7 @@ def received(message: dict[str, Any], channel: Channel, number: int, folder: Pat
         (folder / run_files.PLAN).write_text(message["text"])
     sent = {} if is_shared else file_transfer.stamps(folder)
     channel.send("ready", is_shared=is_shared)
-    return Node(number, folder, channel, plans.loads(message["text"]), is_shared, sent)
+    return Node(number, folder, channel, plan_kinds.loads(message["text"]), is_shared, sent)
 
 
 def follow(node: Node, message: dict[str, Any]) -> None:

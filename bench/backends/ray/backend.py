@@ -10,13 +10,12 @@ from typing import Any
 from bench import masking
 from bench.backends import Job
 from bench.backends.ray import checks, client, manifest, placement_group, request
-from bench.contract import atomic_files
-from bench.contract import plan as plans
+from bench.contract import atomic_files, plan_kinds
 from bench.contract.plan import Plan
 from bench.contract.run_files import JOB, PLAN, RAY_JOB, SUBMISSION
 from bench.contract.schema import BackendName
 from bench.errors import BenchError, ConfigError, SubmitError
-from bench.planning.checks import job_min
+from bench.planning.commands import job_min
 from bench.rules.check import Check, Finding, Subject, Tier
 from bench.texts import strings
 
@@ -74,7 +73,7 @@ def resume(folder: Path, *, trials_left: int, walltime_min: int | None, argument
     if arguments:
         what = f"{' '.join(arguments)} is for sbatch, and a Ray job has no such options"
         raise ConfigError(what, where="--sbatch", fix="leave it out")
-    plan, job = plans.load(folder / PLAN), atomic_files.read_object(folder / JOB)
+    plan, job = plan_kinds.load(folder / PLAN), atomic_files.read_object(folder / JOB)
     if walltime_min is not None:
         job[WALLTIME] = walltime_min
     if (minutes := job.get(WALLTIME)) is not None:

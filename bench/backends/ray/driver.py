@@ -24,7 +24,7 @@ from bench.backends.nodes.channel import TOKEN
 from bench.backends.nodes.interruption import START_AGAIN
 from bench.backends.ray import placement_group as groups
 from bench.backends.ray.placement_group import Ended, Group, LostError, explained
-from bench.contract import plan as plans
+from bench.contract import plan_kinds
 from bench.contract.plan import Plan
 from bench.contract.run_files import NODE_VARIABLE, PLAN, RAY_OUTPUT, STATUS
 from bench.errors import BenchError, Stopped, with_rule
@@ -216,7 +216,7 @@ def _plan(job: DriverJob, run: Path) -> Plan:
     if job.plan_file is None and not run.is_dir():
         what, fix = "the head does not see the run folder", RULES["RAY-09"].fix
         raise BenchError(what, where=str(run), fix=fix, rule="RAY-09")
-    return plans.load(job.plan_file or run / PLAN)
+    return plan_kinds.load(job.plan_file or run / PLAN)
 
 
 def _run(job: DriverJob, plan: Plan) -> int:

@@ -13,6 +13,7 @@ from bench.backends.kubernetes import names, pod_template
 from bench.backends.kubernetes.pod_template import Object, Place
 from bench.backends.ray import request
 from bench.contract import plan as plans
+from bench.contract import plan_kinds
 from bench.contract.cluster import KubeRay, RayObject
 from bench.contract.plan import Plan
 from bench.contract.run_files import PLAN
@@ -58,7 +59,7 @@ def objects(plan: Plan) -> list[Object]:
     name = names.of_plan(plan)
     if block(plan).object is RayObject.raycluster:
         return [_object(plan, "RayCluster", VERSION, name) | {"spec": _cluster(plan, name)}]
-    held = _object(plan, "ConfigMap", "v1", name) | {"data": {PLAN: plans.dumps(plan)}}
+    held = _object(plan, "ConfigMap", "v1", name) | {"data": {PLAN: plan_kinds.dumps(plan)}}
     return [held, _object(plan, "RayJob", VERSION, name) | {"spec": _job(plan, name)}]
 
 

@@ -19,7 +19,7 @@ from bench.contract.run_files import JOB, SCRIPT, SUBMISSION
 from bench.contract.schema import BackendName, Runtime
 from bench.errors import BenchError, ConfigError, SubmitError
 from bench.images import store
-from bench.planning import checks
+from bench.planning import commands
 from bench.rules.check import Answer, Finding
 from bench.texts import strings
 
@@ -112,7 +112,7 @@ def resume(folder: Path, *, trials_left: int, walltime_min: int | None, argument
     job = atomic_files.read_object(folder / JOB)
     if walltime_min is not None:
         job["environment"] = (job.get("environment") or {}) | {"BENCH_WALLTIME": str(walltime_min)}
-        arguments = [f"--time={checks.job_min(trials_left, walltime_min)}", *arguments]
+        arguments = [f"--time={commands.job_min(trials_left, walltime_min)}", *arguments]
     return _submitted(folder, job | {"arguments": [*(job.get("arguments") or []), *arguments]})
 
 

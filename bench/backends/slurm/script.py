@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bench.backends import containers
 from bench.contract import plan as plans
-from bench.contract import run_files
+from bench.contract import plan_kinds, run_files
 from bench.contract.cluster import GpuRequest, Slurm
 from bench.contract.plan import Plan
 from bench.contract.schema import ContainerFlags, Runtime
@@ -151,7 +151,8 @@ def _words(command: str | None) -> list[str]:
 def variables(plan: Plan) -> list[str]:
     """Return the names of the environment variables that the plan leaves to the job's shell."""
     c, paths = plan.config.container, plan.config.cluster.paths
-    texts = [paths.data if plan.data_dir else None, paths.model if plan.base_dir else None, paths.logs]
+    inputs = plan.inputs
+    texts = [paths.data if inputs.rows else None, paths.model if inputs.checkpoint else None, paths.logs]
     texts += [c.image, *c.mounts] if c.runtime is Runtime.pyxis else []
     return list(dict.fromkeys(name for text in texts for name in _VARIABLE.findall(text or "")))
 
@@ -208,10 +209,11 @@ def rank_environment(plan: Plan) -> dict[str, str]:
 
 def _to_prepare(plan: Plan) -> Iterable[str]:
     """Yield what the prepare command makes."""
-    if plan.config.data.source.is_made and plan.trials:
-        yield plan.data_dir or ""
-    if plan.base is not None and plan.trials:
-        yield plan.base_dir or ""
+    inputs = plan.inputs
+    if inputs.rows_are_made and plan.trials:
+        yield inputs.rows or ""
+    if inputs.checkpoint_is_made and plan.trials:
+        yield inputs.checkpoint or ""
 
 
 def _commands(plan: Plan) -> Iterable[str]:
@@ -258,7 +260,7 @@ def _mounts(plan: Plan) -> Iterable[str]:
 
 def _plan(plan: Plan) -> list[str]:
     """Return the end of the script: the plan, then the call of its first function, so that bash has read all of it."""
-    return ["the_plan() {", "  cat <<'PLAN'", plans.dumps(plan).rstrip(), "PLAN", "}", "", 'main "$@"']
+    return ["the_plan() {", "  cat <<'PLAN'", plan_kinds.dumps(plan).rstrip(), "PLAN", "}", "", 'main "$@"']
 
 
 def _quoted(text: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bench.contract import run_files
 from bench.contract.plan import NOT_A_SUBMISSION, Plan
-from bench.contract.plan import load as load_plan
+from bench.contract.plan_kinds import load as load_plan
 from bench.errors import ConfigError
 from bench.mlperf.official import num_dropped
 from bench.mlperf.package.checkers import DIVISIONS

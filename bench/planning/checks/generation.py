@@ -9,7 +9,6 @@ from bench.contract.layers import differs_from_llama
 from bench.contract.schema import Config, Device, EngineName, Precision, ProfileKind
 from bench.contract.task import Kind
 from bench.errors import ConfigError
-from bench.planning.generation import MOST_ANSWERS
 from bench.planning.parallelism import NF4_BLOCK
 
 Refusal = tuple[bool, str, str, str]
@@ -211,3 +210,6 @@ def _peer(config: Config, generation: Generation, peer: HuggingFace) -> Iterator
         yield getattr(peer, key), f"{key} is for training", f"{PEER}.{key}", f"set {PEER}.{key}=false"
     what = "deepspeed_json is for training"
     yield peer.deepspeed_json is not None, what, f"{PEER}.deepspeed_json", f"set {PEER}.deepspeed_json=null"
+
+
+MOST_ANSWERS = 10_000

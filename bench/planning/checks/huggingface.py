@@ -130,7 +130,7 @@ def _layout(config: Config, peer: HuggingFace) -> Iterator[Refused]:
 
 
 def _recipe(config: Config, peer: HuggingFace) -> Iterator[Refused]:
-    recipe = config.recipe
+    recipe = config.training_recipe
     yield Refused(
         peer.compile and recipe.warmup_iterations < COMPILING_ITERATIONS,
         f"compile has a warm-up of {recipe.warmup_iterations}: the first iteration compiles, and what that takes is "

@@ -122,14 +122,14 @@ def _check_precisions(chosen: list[GemmPrecision], config: Config) -> None:
 
 def fp8_refused(gemms: Gemms, config: Config) -> Iterator[list[int]]:
     """Yield the shapes that FP8 does not take."""
-    for m, n, k in [*gemms.shapes, *gemms.sustained, *(model_shapes(config) if gemms.of_model else {})]:
+    for m, n, k in [*gemms.shapes, *gemms.sustained, *(model_shapes(config, gemms) if gemms.of_model else {})]:
         if n % FP8_MULTIPLE or k % FP8_MULTIPLE:
             yield [m, n, k]
 
 
-def model_shapes(config: Config) -> dict[tuple[int, int, int], str]:
+def model_shapes(config: Config, gemm: Gemms) -> dict[tuple[int, int, int], str]:
     """Return M, N and K of a layer's projections on a rank, as a micro-batch has them, and the projection's name."""
-    tp, tokens = config.parallel.tp or 1, (config.recipe.micro_batch_size or 1) * config.data.seq_length
+    tp, tokens = config.parallel.tp or 1, gemm.model_tokens
     shapes = {}
     for name, linear in linears(config.model).items():
         n, k = (linear.num_out // tp, linear.num_in) if linear.is_column else (linear.num_out, linear.num_in // tp)

@@ -1,10 +1,10 @@
 """Refuse parallel.groups and recipe.local_sgd where nothing uses them, and settings by which nothing can be trained."""
 
 from collections.abc import Iterator
+from dataclasses import asdict
 
 from bench.contract.local_sgd import Average, LocalSgd
 from bench.contract.schema import BackendName, Config, EngineName, Runtime
-from bench.contract.task import Kind
 from bench.errors import ConfigError
 
 Refusal = tuple[bool, str, str, str]
@@ -17,11 +17,11 @@ def check(config: Config) -> None:
     Raises:
         ConfigError: with the first of them.
     """
-    if config.task.kind is Kind.generate:  # its groups are replicas
+    if config.task.generation:  # its groups are replicas
         return
-    local_sgd, groups = config.recipe.local_sgd, config.parallel.groups
+    local_sgd, groups = config.recipe.averaging if config.recipe else None, config.parallel.groups
     refusals = [*_together(config)]
-    if local_sgd is not None and groups is not None and config.task.kind is Kind.train:
+    if local_sgd is not None and groups is not None:
         refusals += [*_settings(local_sgd), *_ranks(config, groups), *_run(config)]
     for is_refused, what, where, fix in refusals:
         if is_refused:
@@ -29,20 +29,25 @@ def check(config: Config) -> None:
 
 
 def _together(config: Config) -> Iterator[Refusal]:
-    local_sgd, groups = config.recipe.local_sgd, config.parallel.groups
-    is_trained = config.task.kind is Kind.train
-    what = f"{groups} groups, and recipe.local_sgd, by which they would train apart, is null"
+    given = config.recipe.local_sgd if config.recipe else LocalSgd()
+    local_sgd, groups = config.recipe.averaging if config.recipe else None, config.parallel.groups
+    changed = [name for name, value in asdict(given).items() if value != getattr(LocalSgd(), name)]
+    what = (
+        f"{', '.join(f'recipe.local_sgd.{name}' for name in changed)} is set, and not after how many steps groups are "
+    )
+    what += "merged"
+    fix = "say how often: recipe.local_sgd.every_steps=100"
+    yield bool(changed) and local_sgd is None, what, "recipe.local_sgd.every_steps", fix
+    what = f"{groups} groups, and recipe.local_sgd.every_steps, by which they would train apart, is null"
     fix = "leave parallel.groups out, or set recipe.local_sgd.every_steps=100, or choose a task such as "
     fix += "pretrain_tiny_apart"
     yield groups is not None and local_sgd is None, what, "parallel.groups", fix
-    what, where = f"recipe.local_sgd is given, and {config.task.name} trains nothing", "recipe.local_sgd"
-    yield local_sgd is not None and not is_trained, what, where, "set recipe.local_sgd=null"
     what, where = "recipe.local_sgd is given, and there are no groups that would train apart", "recipe.local_sgd"
     yield local_sgd is not None and groups is None, what, f"{where}, parallel.groups", "set parallel.groups=2"
 
 
 def _settings(local_sgd: LocalSgd) -> Iterator[Refusal]:
-    here, every = "recipe.local_sgd", local_sgd.every_steps
+    here, every = "recipe.local_sgd", local_sgd.interval
     yield every < 1, f"a merge every {every} steps", f"{here}.every_steps", "use 1 or more"
     what = f"a merge that overlaps with {local_sgd.overlap_steps} steps, and the next one after {every}"
     yield not 0 <= local_sgd.overlap_steps < every, what, f"{here}.overlap_steps", f"use 0 to {max(0, every - 1)}"
@@ -61,7 +66,11 @@ def _settings(local_sgd: LocalSgd) -> Iterator[Refusal]:
 
 
 def _ranks(config: Config, groups: int) -> Iterator[Refusal]:
-    nodes, per_node, gbs = config.cluster.num_nodes, config.cluster.ranks_per_node, config.recipe.global_batch_size
+    nodes, per_node, gbs = (
+        config.cluster.num_nodes,
+        config.cluster.ranks_per_node,
+        config.training_recipe.global_batch_size,
+    )
     yield groups < 1, f"{groups} groups", "parallel.groups", "use 1 or more"
     size = max(1, groups)
     is_even = nodes % size == 0 or (size % nodes == 0 and per_node % (size // nodes) == 0)
@@ -75,7 +84,7 @@ def _ranks(config: Config, groups: int) -> Iterator[Refusal]:
 
 
 def _run(config: Config) -> Iterator[Refusal]:
-    name, training, local_sgd = config.engine.name, config.training, config.recipe.local_sgd
+    name, training, local_sgd = config.engine.name, config.training, config.training_recipe.averaging
     is_here = config.cluster.backend is BackendName.local and config.container.runtime is Runtime.none
     what = "only on this machine, without a container, are single groups started again"
     is_asked = local_sgd is not None and bool(local_sgd.restarts)

@@ -36,16 +36,16 @@ def _smaller_states(config: Config) -> str:
     """Return what else makes a whole model's training smaller: other moments, or adapters."""
     if config.training.trains is not Trains.all:
         return ""
-    choices = ["recipe.moments=bf16"] if config.recipe.moments is MomentPrecision.fp32 else []
-    choices += ["recipe.offload_moments=true"] if not config.recipe.offload_moments else []
+    choices = ["recipe.moments=bf16"] if config.training_recipe.moments is MomentPrecision.fp32 else []
+    choices += ["recipe.offload_moments=true"] if not config.training_recipe.offload_moments else []
     return "".join(f", {choice}" for choice in choices) + ", or train adapters (a task lora_* or qlora_*)"
 
 
 def check_offload(config: Config) -> None:
     """Refuse activations on the host where none are stored, or by layers that cannot move them."""
-    if not config.recipe.offload_activations:
+    if not config.training_recipe.offload_activations:
         return
-    if config.recipe.recompute is Recompute.full:
+    if config.training_recipe.recompute is Recompute.full:
         raise ConfigError(
             "recompute=full stores no activations of layers that could be offloaded",
             where="recipe.offload_activations, recipe.recompute",

@@ -34,7 +34,7 @@ def _check_signs(config: Config) -> None:
 
 def _check_upper_limits(config: Config) -> None:
     r = config.recipe
-    for key, beta in {"recipe.adam_beta1": r.adam_beta1, "recipe.adam_beta2": r.adam_beta2}.items():
+    for key, beta in ({"recipe.adam_beta1": r.adam_beta1, "recipe.adam_beta2": r.adam_beta2} if r else {}).items():
         if not 0 <= beta < 1:
             raise ConfigError(f"{beta} is not in [0, 1)", where=key, fix=f"set {key} to 0 or more, below 1")
     largest = {
@@ -69,9 +69,9 @@ def _positive(config: Config) -> dict[str, float | None]:
         **_values("model", config.model, model),
         **_values("parallel", config.parallel, ("tp", "pp", "cp", "vpp")),
         **_values("cluster", config.cluster, ("num_nodes", "ranks_per_node")),
-        **_values("recipe", config.recipe, recipe),
+        **(_values("recipe", config.recipe, recipe) if config.recipe else {}),
         **(_values("task.training", config.training, ends) if config.task.training else {}),
-        **_values("data", config.data, ("seq_length", "train_rows", "eval_rows", "sample")),
+        **(_values("data", config.data, ("seq_length", "train_rows", "eval_rows", "sample")) if config.data else {}),
         **(_values("launch.stall", config.launch.stall, ("factor", "floor_s")) if config.launch.stall else {}),
         **(_values("cluster.gpu", config.cluster.gpu, gpu) if config.cluster.gpu else {}),
         "trials": config.trials,
@@ -81,7 +81,7 @@ def _positive(config: Config) -> dict[str, float | None]:
 def _not_negative(config: Config) -> dict[str, float | None]:
     """Return the numbers that must not be below 0, by key."""
     recipe = ("lr_warmup_steps", "warmup_iterations", "eval_skip", "weight_decay")
-    return {**_values("recipe", config.recipe, recipe), "seed_base": config.seed_base}
+    return {**(_values("recipe", config.recipe, recipe) if config.recipe else {}), "seed_base": config.seed_base}
 
 
 def _floats(value: object, key: str) -> Iterator[tuple[str, float]]:

@@ -122,7 +122,7 @@ def _attention_bytes(config: Config, peer: HuggingFace) -> float:
         return stored + 4 * a
     is_upcast = p == 2 and (model.norm is Norm.RMSNorm or is_autocast(config, peer))
     repeated = 2 * p * (model.hidden_size - kv_size(model))
-    return stored + repeated + (p + (4 if is_upcast else 0)) * a * config.data.seq_length
+    return stored + repeated + (p + (4 if is_upcast else 0)) * a * config.training_data.seq_length
 
 
 def transient_bytes(config: Config, peer: HuggingFace) -> float:
@@ -134,7 +134,7 @@ def transient_bytes(config: Config, peer: HuggingFace) -> float:
     model, p = config.model, compute_bytes(config)
     mlp = 4 * p * model.ffn_hidden_size
     is_eager = peer.attention is Attention.eager
-    return max(mlp, (p + 8) * model.num_attention_heads * config.data.seq_length if is_eager else 0)
+    return max(mlp, (p + 8) * model.num_attention_heads * config.training_data.seq_length if is_eager else 0)
 
 
 GATHERED_LAYERS = 3
@@ -208,7 +208,7 @@ def recompute(config: Config, world: World) -> Recomputed:
     assert peer is not None
     if peer.activation_checkpointing is not None:
         return EVERYTHING if peer.activation_checkpointing else NOTHING
-    requested, device = config.recipe.recompute, gpu(config)
+    requested, device = config.training_recipe.recompute, gpu(config)
     if requested is not Recompute.fit or device is None:
         return EVERYTHING if requested is Recompute.full else NOTHING
     fits = estimate(config, world, NOTHING).total_gib <= device.memory_gib - FIT_MARGIN_GIB

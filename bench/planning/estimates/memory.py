@@ -61,7 +61,11 @@ def recompute(config: Config, world: World) -> Recomputed:
     layers as suffice; or it offloads the activations of as few layers as suffice, where the recipe says so. If that is
     not enough, and in megatron-core's layers, it recomputes whole layers.
     """
-    requested, device, offloads = config.recipe.recompute, gpu(config), config.recipe.offload_activations
+    requested, device, offloads = (
+        config.training_recipe.recompute,
+        gpu(config),
+        config.training_recipe.offload_activations,
+    )
     num_layers = 0 if layer_of(config) is Layer.megatron else config.model.num_layers // world.pp
     if requested is not Recompute.fit:
         return EVERYTHING if requested is Recompute.full else offloaded(num_layers if offloads else 0)
@@ -158,7 +162,7 @@ def _with_evaluation(config: Config, world: World, stage: Memory) -> Memory:
 
 def moment_bytes(config: Config) -> int:
     """Return the bytes of both of Adam's moments of one parameter."""
-    return 4 if config.recipe.moments is MomentPrecision.bf16 else 8
+    return 4 if config.training_recipe.moments is MomentPrecision.bf16 else 8
 
 
 def _optimizer_bytes(config: Config, updated: float) -> float:
@@ -166,7 +170,7 @@ def _optimizer_bytes(config: Config, updated: float) -> float:
 
     Moments in the host's memory pass through two buffers.
     """
-    on_gpu = min(updated, 2 * OFFLOADED_PIECE) if config.recipe.offload_moments else updated
+    on_gpu = min(updated, 2 * OFFLOADED_PIECE) if config.training_recipe.offload_moments else updated
     return MASTER_WEIGHT_BYTES * updated + moment_bytes(config) * on_gpu
 
 

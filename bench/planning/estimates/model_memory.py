@@ -124,7 +124,7 @@ def _config(config: Config, way: Way, num_gpus: int) -> Config:
     return replace(
         config,
         task=replace(config.task, training=training),
-        recipe=replace(config.recipe, global_batch_size=MOST_GPUS, micro_batch_size=1, moments=way.moments),
+        recipe=replace(config.training_recipe, global_batch_size=MOST_GPUS, micro_batch_size=1, moments=way.moments),
         cluster=replace(config.cluster, num_nodes=num_gpus // per_node, ranks_per_node=per_node),
         precision=way.precision,
     )

@@ -120,7 +120,7 @@ def estimate(config: Config, world: World, recomputed: Recomputed) -> Cost | Non
         return None
     if world.num_nodes > 1 and config.cluster.network_gbs is None:
         return None
-    offloads = config.recipe.offload_moments or recomputed.offloaded_layers
+    offloads = config.training_recipe.offload_moments or recomputed.offloaded_layers
     if offloads and gpu.rates.host_gbs is None:
         return None
     return _Step(config, world, gpu.rates, Collectives(config, world, gpu.rates)).cost(recomputed)
@@ -292,7 +292,7 @@ class _Step:
         if config.precision is Precision.fp8 and layer_of(config) is Layer.trained:
             layers = config.model.num_layers // self.world.pp
             size += (2 * BYTES[config.precision] + 1) * layers * linear_weights(config.model) / self.world.tp
-        if not config.recipe.offload_moments:
+        if not config.training_recipe.offload_moments:
             return size / self.rates.copy_gbs / 1e9
         assert self.rates.host_gbs is not None
         return size / self.rates.copy_gbs / 1e9 + moment_bytes(config) * updated / self.rates.host_gbs / 1e9
@@ -321,7 +321,7 @@ class _Step:
 
     def attention_s(self, tflops: float, tflops_4096: float | None) -> float:
         """Return the seconds of one layer's causal attention forward; backward has 2.5 times the operations."""
-        length = self.config.data.seq_length
+        length = self.config.training_data.seq_length
         tflop = 2 * length * hidden_bytes(self.config, self.world, 1) / self.world.tp / 1e12
         return tflop / rate_at(length, [4096, 8192], [tflops_4096 or tflops, tflops])
 

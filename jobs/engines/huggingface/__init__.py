@@ -5,7 +5,8 @@ Importing this module imports none of them: what is not installed is refused fir
 
 from typing import TYPE_CHECKING
 
-from bench.contract.plan import GenerationPlan, Plan
+from bench.contract.plan import Plan
+from bench.contract.plan_kinds import GenerationPlan
 from jobs.engines.huggingface.groups import end_ranks, start_ranks
 from jobs.engines.huggingface.packages import versions
 

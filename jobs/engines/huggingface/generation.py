@@ -14,7 +14,7 @@ from transformers.generation import BaseStreamer
 from bench.contract import mllog
 from bench.contract.engine import Strategy
 from bench.contract.generation import Order, WeightPrecision
-from bench.contract.plan import GenerationPlan
+from bench.contract.plan_kinds import GenerationPlan
 from jobs.engines import Fact
 from jobs.engines.generation import Answer, Request
 from jobs.engines.huggingface import model as models

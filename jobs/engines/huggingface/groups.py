@@ -5,7 +5,8 @@ import os
 import warnings
 
 from bench.contract.engine import Strategy
-from bench.contract.plan import GenerationPlan, Plan
+from bench.contract.plan import Plan
+from bench.contract.plan_kinds import GenerationPlan
 from bench.contract.schema import Device
 from jobs.engines.huggingface import packages
 from jobs.ranks import process_group

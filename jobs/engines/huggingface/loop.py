@@ -14,7 +14,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.contract.modules import Part, Phase
-from bench.contract.plan import Plan, learning_rate
+from bench.contract.plan import Plan
+from bench.contract.plan_kinds import learning_rate
 from bench.contract.schema import ProfileKind
 from jobs.data import rows as rows_of
 from jobs.data.micro_batches import cut, targets
@@ -171,7 +172,7 @@ class Loop:
     def evaluate(self, rows: rows_of.Rows) -> float:
         """Return the mean over all evaluation rows of each row's mean loss (nats per token that counts)."""
         shares = [self.share_of(rows, indices) for indices in rows_of.eval_order(self.plan)]
-        return mean_loss(torch.stack(shares).sum(), self.plan.config.data.eval_rows, self.plan)
+        return mean_loss(torch.stack(shares).sum(), self.plan.config.training_data.eval_rows, self.plan)
 
     @torch.no_grad()
     def share_of(self, rows: rows_of.Rows, indices: np.ndarray) -> Tensor:

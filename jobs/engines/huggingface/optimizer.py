@@ -15,7 +15,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 def adamw(plan: Plan, trained: list[Parameter]) -> AdamW:
     """Return torch's AdamW; matrices decay, norms' weights and biases do not. The learning rate is set every step."""
-    r = plan.config.recipe
+    r = plan.config.training_recipe
     return AdamW(groups(plan, trained), lr=r.lr, betas=(r.adam_beta1, r.adam_beta2), eps=r.adam_eps, fused=True)
 
 
@@ -23,7 +23,7 @@ def groups(plan: Plan, trained: list[Parameter]) -> list[dict[str, Any]]:
     """Return the parameters by whether they decay; there is no empty group."""
     matrices = [p for p in trained if len(getattr(p, "ds_shape", p.shape)) > 1]
     others = [p for p in trained if len(getattr(p, "ds_shape", p.shape)) <= 1]
-    both = ((matrices, plan.config.recipe.weight_decay), (others, 0.0))
+    both = ((matrices, plan.config.training_recipe.weight_decay), (others, 0.0))
     return [{"params": params, "weight_decay": decay} for params, decay in both if params]
 
 

@@ -7,7 +7,8 @@ from importlib.util import find_spec
 
 from bench.contract.engine import Attention, HuggingFace, Strategy
 from bench.contract.generation import WeightPrecision
-from bench.contract.plan import GenerationPlan, Plan
+from bench.contract.plan import Plan
+from bench.contract.plan_kinds import GenerationPlan
 from bench.contract.training import Trains
 from bench.errors import ConfigError
 

@@ -114,7 +114,7 @@ class TorchPlacement:
 
     def update(self, lr: float) -> None:
         with named(Part.gradient_norm):
-            clip_grad_norm_(self._trained.values(), self._plan.config.recipe.clip_grad)
+            clip_grad_norm_(self._trained.values(), self._plan.config.training_recipe.clip_grad)
         optimizers.set_rate(self._optimizer, lr)
         with named(Part.adamw):
             self._optimizer.step()

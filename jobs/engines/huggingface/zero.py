@@ -166,6 +166,6 @@ def _optimizer(plan: Plan, trained: list[Parameter]) -> torch.optim.Optimizer:
         return optimizers.adamw(plan, trained)
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
-    r = plan.config.recipe
+    r = plan.config.training_recipe
     groups, betas = optimizers.groups(plan, trained), (r.adam_beta1, r.adam_beta2)
     return DeepSpeedCPUAdam(groups, lr=r.lr, betas=betas, eps=r.adam_eps, adamw_mode=True)

@@ -11,7 +11,7 @@ from bench.contract.schema import Device
 from jobs.engines.megatron.groups import end_ranks, start_ranks
 
 if TYPE_CHECKING:
-    from bench.contract.plan import GenerationPlan
+    from bench.contract.plan_kinds import GenerationPlan
     from jobs.engines.generation import Generator
     from jobs.engines.megatron.engine import MegatronEngine
     from jobs.local_sgd.engine import LocalSgdTraining

@@ -3,7 +3,8 @@
 import warnings
 
 from bench.contract.groups import of_group
-from bench.contract.plan import GenerationPlan, Plan
+from bench.contract.plan import Plan
+from bench.contract.plan_kinds import GenerationPlan
 from jobs.local_sgd import groups
 from jobs.ranks import process_group
 from jobs.ranks.identity import Rank

@@ -11,7 +11,8 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
 from bench.contract.modules import Part, Phase
-from bench.contract.plan import Plan, learning_rate
+from bench.contract.plan import Plan
+from bench.contract.plan_kinds import learning_rate
 from bench.contract.schema import ProfileKind
 from jobs.data import rows as rows_of
 from jobs.data.micro_batches import cut, targets
@@ -114,7 +115,7 @@ def evaluate(engine: Parts, rows: rows_of.Rows) -> float:
     for chunk in engine.chunks:
         chunk.eval()
     shares = [_forward(engine, rows, indices, forward_only=True) for indices in rows_of.eval_order(engine.plan)]
-    return mean_loss(torch.stack(shares).sum(), engine.plan.config.data.eval_rows)
+    return mean_loss(torch.stack(shares).sum(), engine.plan.config.training_data.eval_rows)
 
 
 def warm_up(engine: Parts, iterations: int, seed: int, *, profile: Profile | None = None) -> WarmUpTimes | None:
@@ -191,7 +192,7 @@ def _pipelined(engine: Parts, micro_batches: list[MicroBatch], *, forward_only: 
             data_iterator=iterators if len(iterators) > 1 else iterators[0],
             model=engine.chunks if len(engine.chunks) > 1 else engine.chunks[0],
             num_microbatches=len(micro_batches),
-            seq_length=plan.config.data.seq_length,
+            seq_length=plan.config.training_data.seq_length,
             micro_batch_size=plan.batch.micro_batch_size,
             forward_only=forward_only,
         )

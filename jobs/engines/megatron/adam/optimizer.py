@@ -35,7 +35,7 @@ class Adam:
     """Updates since the start or the last reset."""
 
     def __init__(self, plan: Plan, chunks: list[DistributedDataParallel]) -> None:
-        self.recipe, self.chunks = plan.config.recipe, chunks
+        self.recipe, self.chunks = plan.config.training_recipe, chunks
         self.is_sharded = plan.config.parallel.distributed_optimizer
         self.group = None if self.is_sharded else parallel_state.get_model_parallel_group()
         self.shards = shards_of(chunks, is_sharded=self.is_sharded)

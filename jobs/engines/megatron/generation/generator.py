@@ -9,7 +9,7 @@ from bench.contract import mllog
 from bench.contract.generation import Batching, Generation, Order, Sampling, WeightPrecision
 from bench.contract.layers import differs_from_llama
 from bench.contract.model import Model
-from bench.contract.plan import GenerationPlan
+from bench.contract.plan_kinds import GenerationPlan
 from bench.contract.schema import Precision
 from bench.errors import ConfigError
 from jobs.engines import Fact

@@ -1,0 +1,131 @@
+"""Split the GPUs of a generation task into replicas of the model: parallel.groups of parallel.tp ranks each."""
+
+from bench.contract.cluster import Host, parsed
+from bench.contract.plan import World
+from bench.contract.schema import Config, Device
+from bench.contract.task import Kind
+from bench.errors import ConfigError
+from bench.planning.parallelism import check_tensor_parallel
+
+WHERE = "parallel.groups, parallel.tp"
+
+
+def split(config: Config) -> World:
+    """Return the ranks of a generation task: world.dp replicas of world.tp consecutive ranks each, none over two nodes.
+
+    Without parallel.groups there are as many replicas as parallel.tp leaves room for; without either, one on each node.
+
+    Raises:
+        ConfigError: they do not come to the GPUs of the cluster, or the model cannot be split like this.
+    """
+    groups, tp = _chosen(config)
+    c, unit = config.cluster, "GPUs" if config.cluster.device is Device.cuda else "ranks"
+    num_gpus, num_ranks, shares = c.num_nodes * c.ranks_per_node, groups * tp, bool(config.parallel.share_gpu)
+    if num_ranks != num_gpus and not (shares and num_ranks > num_gpus):
+        raise ConfigError(
+            f"{groups} replicas of {tp} come to {num_ranks} {unit}, and the cluster has {num_gpus}",
+            where=WHERE,
+            fix=_replicas_fix(config, num_ranks=num_ranks, num_gpus=num_gpus),
+        )
+    if groups % c.num_nodes:
+        raise ConfigError(
+            f"{groups} replicas cannot be shared evenly by {c.num_nodes} nodes, and none lies on two",
+            where=f"{WHERE}, cluster.num_nodes",
+            fix=f"set parallel.groups to a multiple of {c.num_nodes}",
+        )
+    per_node = num_ranks // c.num_nodes
+    world = World(
+        num_nodes=c.num_nodes,
+        ranks_per_node=per_node,
+        num_ranks=num_ranks,
+        dp=groups,
+        tp=tp,
+        pp=1,
+        cp=1,
+        vpp=1,
+        sp=False,
+    )
+    check_tensor_parallel(config, world)
+    return world
+
+
+def per_gpu(config: Config, world: World) -> int:
+    """Return how many replicas the fullest GPU holds a part of."""
+    return -(-world.ranks_per_node // config.cluster.ranks_per_node)
+
+
+def shards(config: Config, world: World) -> int:
+    """Return over how many GPUs the weights of a replica lie."""
+    return config.huggingface.num_gpus if config.huggingface else world.tp
+
+
+def _chosen(config: Config) -> tuple[int, int]:
+    """Return the number of replicas, and the ranks of each."""
+    c, hosts = config.cluster, _of_hosts(config)
+    groups, tp = hosts or (config.parallel.groups, config.parallel.tp)
+    num_ranks = c.num_nodes * c.ranks_per_node
+    if config.huggingface is not None:
+        tp = tp or 1
+    if groups is None and tp is None:
+        return c.num_nodes, c.ranks_per_node
+    if groups is None:
+        assert tp is not None
+        if num_ranks % tp:
+            fix = f"make parallel.tp one of {', '.join(str(n) for n in range(1, num_ranks + 1) if num_ranks % n == 0)}"
+            raise ConfigError(f"{num_ranks} ranks cannot be split into replicas of {tp}", where="parallel.tp", fix=fix)
+        return num_ranks // tp, tp
+    return groups, tp if tp is not None else max(1, num_ranks // groups)
+
+
+def _of_hosts(config: Config) -> tuple[int, int] | None:
+    """Return the replicas that hosts such as rig0:4x2 name; None where they name none.
+
+    Raises:
+        ConfigError: hosts differ, or the config says otherwise.
+    """
+    hosts = [parsed(text) for text in config.cluster.hosts or []]
+    named = {(host.groups, host.group_size) for host in hosts if host.groups and host.group_size}
+    if not named:
+        return None
+    if len(named) > 1 or not all(host.groups for host in hosts):
+        raise ConfigError(
+            f"hosts differ in their groups: {', '.join(map(_shown, hosts))}",
+            where="cluster.hosts",
+            fix="give every host the same groups, such as rig0:4x2 rig1:4x2",
+        )
+    ((groups, size),) = named
+    assert groups is not None and size is not None
+    found, p = (groups * len(hosts), size), config.parallel
+    if (p.groups or found[0], p.tp or found[1]) != found:
+        raise ConfigError(
+            f"the hosts name {found[0]} groups of {found[1]}, and the config {p.groups or found[0]} of "
+            f"{p.tp or found[1]}",
+            where=f"cluster.hosts, {WHERE}",
+            fix="say it in one of these places",
+        )
+    return found
+
+
+def _shown(host: Host) -> str:
+    return f"{host.name}:{host.groups}x{host.group_size}" if host.groups else host.name
+
+
+def _replicas_fix(config: Config, *, num_ranks: int, num_gpus: int) -> str:
+    if num_ranks < num_gpus:
+        c = config.cluster
+        fewer = f", or set cluster.ranks_per_node={num_ranks // c.num_nodes}" if num_ranks % c.num_nodes == 0 else ""
+        return f"make parallel.groups x parallel.tp {num_gpus}{fewer}"
+    if config.cluster.device is not Device.cuda:
+        return f"make parallel.groups x parallel.tp {num_gpus}, or raise cluster.ranks_per_node"
+    return (
+        f"make parallel.groups x parallel.tp {num_gpus}, or set parallel.share_gpu=true: several replicas then "
+        "compute on one GPU, each with weights of its own"
+    )
+
+
+def ranks_per_node(config: Config) -> int:
+    """Return how many ranks a node has: one for each GPU, or more where the replicas of a task share GPUs."""
+    if config.task.kind is not Kind.generate or not config.parallel.share_gpu:
+        return config.cluster.ranks_per_node
+    groups, tp = _chosen(config)
+    return groups * tp // config.cluster.num_nodes

@@ -1,0 +1,525 @@
+"""How training tasks are shown: what a plan says, what a trial is worth, and sets of trials."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from bench import report
+from bench.contract import run_files
+from bench.contract.engine import Strategy
+from bench.contract.local_sgd import Average, Compress, Prediction
+from bench.contract.modules import ModuleTimes
+from bench.contract.plan import Recomputed
+from bench.contract.plan_kinds import TrainingPlan
+from bench.contract.schema import DataSource, Device, Precision
+from bench.contract.training import Recompute, StartsFrom
+from bench.mlperf import published
+from bench.mlperf.benchmarks import BENCHMARKS
+from bench.mlperf.official import Verdict
+from bench.mlperf.result import NO_TARGET, UNVERIFIED, Result, Span
+from bench.mlperf.titles import title
+from bench.planning import layouts
+from bench.report import figures, sets
+from bench.report.compare import claim
+from bench.report.kinds import KindReport, ShownTrial
+from bench.report.sets import TrialSet
+from bench.report.tables import (
+    TRAINING_ONLY,
+    Row,
+    TextTable,
+    apart_rows,
+    findings_table,
+    memory_row,
+    minutes_text,
+    telemetry_rows,
+    time_limit,
+    trials_row,
+    value_text,
+)
+from bench.report.throughput import RATIO, compared
+from bench.results import modules
+from bench.results.training import TrainingResult
+
+
+def verdict_table(result: Result, verdicts: Sequence[Verdict], *, more: Sequence[Row] = ()) -> TextTable:
+    """Return what the trial is worth; a number that the log does not prove is blank, with the reason beside it."""
+    rows = [_time_row(result), _valid_row(result)]
+    rows += [] if not result.has_target else [_samples_row(result), _loss_row(result), _target_row(result)]
+    rows += _untargeted_losses(result)
+    rows += [_official_row(verdict, result.division) for verdict in verdicts]
+    rows += [*speed_rows(result), _evaluation_row(result), _init_row(result)]
+    rows += [_trial_row(number, trial) for number, trial in enumerate(result.trials)] if result.trials[1:] else []
+    return TextTable(title(result), [*rows, *more], caption=f"{UNVERIFIED} n = 1 run")
+
+
+def speed_rows(result: Result) -> list[Row]:
+    """Return how fast a trial trained, and what it took of its GPUs as far as the log says."""
+    rows = [_step_row(result), *_total_rows(result), _throughput_row(result), *_real_tokens_row(result)]
+    rows += [] if result.tflop_per_sample is None else [_arithmetic_row(result)]
+    rows += [] if result.peak_memory_gib is None and result.has_target else [memory_row(result.peak_memory_gib)]
+    return [*rows, *apart_rows(result), *telemetry_rows(result.telemetry)]
+
+
+def _time_row(result: Result) -> Row:
+    name = "run_start → run_stop (min)"
+    if result.minutes is not None:
+        return name, f"{result.minutes:.2f}", "" if result.has_target else NO_TARGET
+    clock = ("LOG-01", "LOG-02", "LOG-03", "LOG-04", "LOG-21")
+    return name, "", next((f.what for f in result.findings if f.rule in clock), "")
+
+
+def _valid_row(result: Result) -> Row:
+    errors = [finding for finding in result.findings if finding.severity == "error"]
+    why = "; ".join(f"{e.rule}{f' line {e.line}' if e.line else ''}: {e.what}" for e in errors[:3])
+    return "valid trial", "yes" if result.valid else "no", why + (f"; {len(errors) - 3} more" if errors[3:] else "")
+
+
+def _samples_row(result: Result) -> Row:
+    if result.samples_to_target is not None:
+        return "samples to target", f"{result.samples_to_target:,}", ""
+    why = "no evaluation that reaches the target says its samples"
+    return "samples to target", "", why if _target(result) else "the log names no target"
+
+
+def _target(result: Result) -> str | None:
+    """Return what is to be reached; several goals are always those of a benchmark."""
+    if result.target is not None:
+        return f"{result.target:g}"
+    known = BENCHMARKS.get(result.benchmark or "")
+    return " and ".join(map(str, known.goals)) if known else None
+
+
+def _loss_row(result: Result) -> Row:
+    goal = _target(result)
+    target = f"target {goal}" if goal else "no target"
+    if result.eval_final is None:
+        return "final evaluation", "", f"none in the log; {target}"
+    return "final evaluation", f"{result.eval_final:.4f}", target
+
+
+def _target_row(result: Result) -> Row:
+    if _target(result) is None:
+        return "target reached", "", "the log names no target"
+    return "target reached", "yes" if result.converged else "no", ""
+
+
+def _step_row(result: Result) -> Row:
+    name, s = "median step time (ms)", result.step_time_ms
+    if s is None:
+        return name, "", "the log does not time its steps"
+    return name, f"{s.median:,.1f}", f"p10 {s.p10:,.1f}, p90 {s.p90:,.1f}, n = {s.count}"
+
+
+def _total_rows(result: Result) -> list[Row]:
+    """Return how long all steps took, and an epoch; no row for what the log does not list."""
+    rows, epochs = [], result.epoch_times_s
+    if result.steps_time_s is not None:
+        name = f"time of {len(result.step_times_ms):,} steps (s)"
+        rows.append((name, f"{result.steps_time_s:,.1f}", TRAINING_ONLY))
+    if epochs:
+        each = f"mean of {len(epochs)} epochs ({', '.join(f'{time_s:,.1f}' for time_s in epochs[:_MAX_EPOCHS])}"
+        more = ", …); " if epochs[_MAX_EPOCHS:] else "); "
+        of = each + more if epochs[1:] else ""
+        rows.append(("time of an epoch (s)", f"{fmean(epochs):,.1f}", of + TRAINING_ONLY))
+    return rows
+
+
+_MAX_EPOCHS = 10
+
+
+def _real_tokens_row(result: Result) -> list[Row]:
+    """Return the speed without padding, where rows are padded."""
+    share = result.real_token_share
+    if share is None or share >= 1:
+        return []
+    rate = "" if result.real_tokens_s_gpu is None else f"{result.real_tokens_s_gpu:,.0f} tokens/s/GPU"
+    return [("without padding", rate, f"{100 * share:.1f} % of all tokens are real")]
+
+
+def _untargeted_losses(result: Result) -> list[Row]:
+    """Return the losses at the end of a run; of random rows they mean nothing."""
+    rows = []
+    if result.train_loss is not None:
+        rows.append(("last training loss", f"{result.train_loss:.4f}", ""))
+    if not result.has_target and not result.has_random_rows and result.eval_final is not None:
+        rows.append(("final evaluation", f"{result.eval_final:.4f}", "no target"))
+    return rows
+
+
+def _throughput_row(result: Result) -> Row:
+    name, rate = "training throughput", result.throughput_samples_s
+    if rate is None:
+        return name, "", "the log does not time its samples"
+    if result.tokens_s_gpu is None:
+        unnamed = "sequence length" if result.num_gpus else "GPUs"
+        why = "" if result.num_gpus else result.gpus_in_doubt
+        return name, f"{rate:,.3f} samples/s", f"no tokens/s/GPU: {why or f'the log names no {unnamed}'}"
+    return name, f"{rate:,.3f} samples/s", f"{result.tokens_s_gpu:,.0f} tokens/s/GPU on {result.num_gpus} GPUs"
+
+
+def _arithmetic_row(result: Result) -> Row:
+    name, work = "model arithmetic", f"{result.tflop_per_sample:,.4g} TFLOP a sample"
+    if result.tflops_gpu is None:
+        why = "the samples are not timed" if result.num_gpus else "not measured on GPUs"
+        return name, "", f"{work}; no TFLOP/s: {why}"
+    share = (
+        "no MFU: the cluster names no peak rate"
+        if result.mfu is None
+        else f"MFU {100 * result.mfu:.1f} % {result.mfu_counts}"
+    )
+    return name, f"{result.tflops_gpu:,.1f} TFLOP/s/GPU", f"{share}; {work}"
+
+
+def _evaluation_row(result: Result) -> Row:
+    time = "" if result.eval_time_s is None else f"{result.eval_time_s:,.1f} s each"
+    if not result.has_target:
+        return "evaluations", f"{len(result.evaluations)}", time
+    at = [f"{e.value:.4f} at {e.samples:,} samples" for e in result.evaluations if e.samples is not None]
+    half = _MAX_EVALUATIONS // 2
+    left_out = len(at) - 2 * half
+    shown = at if len(at) <= _MAX_EVALUATIONS else [*at[:half], f"{left_out} more", *at[-half:]]
+    return "evaluations", f"{len(result.evaluations)}", "; ".join(filter(None, (time, ", ".join(shown))))
+
+
+_MAX_EVALUATIONS = 40
+"""A log may hold thousands; more than these are counted, not listed."""
+
+
+def _init_row(result: Result) -> Row:
+    if result.init_s is None:
+        return "initialisation (s)", "", "no init_start and init_stop"
+    return "initialisation (s)", f"{result.init_s:,.1f}", "before the clock"
+
+
+def settings_row(result: Result) -> Row:
+    """Return what the log says of how the run was set up."""
+    seed = {} if result.seed is None else {"seed": result.seed}
+    settings = ", ".join(f"{key} {value}" for key, value in (seed | result.hyperparameters).items())
+    return "settings", "", settings
+
+
+def _trial_row(number: int, trial: Span) -> Row:
+    time = "not finished" if trial.minutes is None else f"{trial.minutes:.2f} min, {trial.status}"
+    seed = "" if trial.seed is None else f", seed {trial.seed}"
+    return f"trial {number} of the log", time, f"lines {trial.first_line} to {trial.last_line}{seed}"
+
+
+def _official_row(verdict: Verdict, division: str | None) -> Row:
+    name = f"official rules {verdict.ruleset}, {division or 'no division'}"
+    first = verdict.messages[0].splitlines()[0] if verdict.messages else ""
+    more = f" ({len(verdict.messages) - 1} more)" if verdict.messages[1:] else ""
+    return name, {True: "passed", False: "failed", None: ""}[verdict.passed], first + more
+
+
+def modules_table(result: Result, times: ModuleTimes) -> TextTable:
+    """Return one line per part, of the profile in a trial's log."""
+    title = f"where the time of a step goes: {result.file}"
+    caption = "\n".join(modules.notes(result, times))
+    return TextTable(title, modules.lines(times), columns=modules.COLUMNS, caption=caption, num_optional=2)
+
+
+def throughput_tables(trials: TrialSet) -> list[TextTable]:
+    """Return the speed of a set, and the published systems beside it, as tables."""
+    speed = compared(trials)
+    caption = f"{trials.hardware or 'hardware not logged'}, n = {speed.measured.num_runs}"
+    own = TextTable(f"{trials.name}: throughput", speed.rows, caption=caption)
+    if speed.no_peers:
+        return [own, TextTable("published systems", [("not compared", "", speed.no_peers)])]
+    rates = ("samples/s", "tokens/s/GPU", "TFLOP/s/GPU")
+    columns = ("system", "batch", "mean step time (ms)", *rates, "official min", "ratio")
+    cells = [
+        (
+            line.name,
+            str(line.global_batch_size),
+            f"{line.step_time_ms:,.0f}",
+            f"{line.samples_s:.3f}",
+            f"{line.tokens_s_gpu:,.0f}",
+            value_text(line.tflops_gpu, "{:,.0f}"),
+            value_text(line.official_minutes, "{:.2f}"),
+            f"{line.ratio:.3f}",
+        )
+        for line in speed.lines
+    ]
+    title = f"beside published systems with {speed.measured.num_gpus} GPUs"
+    return [own, TextTable(title, cells, columns=columns, caption=RATIO)]
+
+
+def sets_table(sets: Sequence[TrialSet], written: Path | None) -> TextTable:
+    """Return one line per set for the terminal, and where the page is."""
+    rows = []
+    for trials in sets:
+        claimed = claim(trials)
+        minutes = "" if claimed.minutes is None else minutes_text(claimed.minutes)
+        why = f"; no score: {claimed.why_no_score}" if claimed.why_no_score else ""
+        runs = f"{claimed.num_valid} of {len(trials.results)}"
+        rows.append((trials.name, trials.hardware or "not logged", runs, minutes, claimed.what + why))
+    columns = ("set", "hardware", "valid runs", "minutes", "of what")
+    return TextTable(str(written or "not written: -o OUT does"), rows, columns=columns, caption=UNVERIFIED)
+
+
+STEP_PARTS = {
+    "GEMMs": "gemm_s",
+    "attention": "attention_s",
+    "element-wise": "elementwise_s",
+    "communication": "communication_s",
+    "recomputation": "recompute_s",
+    "pipeline bubble": "bubble_s",
+    "waiting for host": "host_s",
+}
+"""What a step's seconds go into, and the field of the plan's cost that has them."""
+
+
+def plan_rows(plan: TrainingPlan) -> list[tuple[str, str]]:
+    return [
+        ("model", _model(plan)),
+        ("data", _data(plan)),
+        *_engine(plan),
+        ("ranks", _ranks(plan)),
+        ("batch", _batch(plan)),
+        ("learning rate", f"{plan.config.training_recipe.lr:g}, cosine to 0 at step {plan.max_steps:,}"),
+        ("precision", f"{plan.config.precision.name}, recompute {_recompute(plan)}"),
+        ("evaluation", _evaluation(plan)),
+        ("trials", trials_row(plan)),
+        ("time limit", time_limit(plan)),
+        ("memory per GPU", _memory(plan)),
+        ("step time", _step_time(plan)),
+        *_apart(plan),
+        ("training time", _training_time(plan)),
+        ("division", f"{plan.submission.division}" + "".join(f"; {d}" for d in plan.submission.deviations)),
+    ]
+
+
+def _model(plan: TrainingPlan) -> str:
+    c, m = plan.config, plan.memory
+    lora = "" if c.training.lora is None else f" (LoRA rank {c.training.lora.rank}, alpha {c.training.lora.alpha})"
+    weights = ", random weights" if c.training.starts_from is StartsFrom.random else ""
+    return f"{c.model.name}: {m.parameters:,} parameters, {m.trainable_parameters:,} of them trained{lora}{weights}"
+
+
+def _data(plan: TrainingPlan) -> str:
+    data = plan.config.training_data
+    name = "random rows, made up in memory" if data.source is DataSource.random else data.name
+    return (
+        f"{name}: {data.train_rows:,} rows to train on, {data.eval_rows:,} to evaluate, {data.seq_length:,} tokens each"
+    )
+
+
+def _engine(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
+    """Yield how engine=huggingface computes; of the others the plan's other rows say it."""
+    peer = plan.config.huggingface
+    if peer is None:
+        return
+    bf16 = f", BF16 as {peer.bf16_mode.name}" if plan.config.precision is Precision.bf16 else ""
+    stage = f" of stage {peer.zero_stage}" if peer.strategy is Strategy.deepspeed else ""
+    moved = [name for name in ("optimizer", "parameters", "activations") if getattr(peer, f"offload_{name}")]
+    offload = f", {' and '.join(moved)} offloaded" if moved else ""
+    compiled = ", compiled" if peer.compile else ""
+    how = f"{peer.strategy.name}{stage}, {peer.attention.name} attention{bf16}{offload}{compiled}"
+    yield "engine", f"huggingface: {how}"
+
+
+def _ranks(plan: TrainingPlan) -> str:
+    w, cluster = plan.world, plan.config.cluster
+    vpp, sp = (f", vpp {w.vpp}" if w.vpp > 1 else ""), (", sp" if w.sp else "")
+    device = cluster.gpu.name if cluster.gpu else cluster.device.name
+    nodes = f"{w.num_nodes} node{'s' if w.num_nodes > 1 else ''} with {w.ranks_per_node} x {device}"
+    groups = "" if w.groups is None else f"{w.groups} groups of "
+    return f"{w.num_ranks} = {groups}dp {w.dp} x tp {w.tp} x pp {w.pp} x cp {w.cp}{vpp}{sp}{_chosen(plan)}; {nodes}"
+
+
+def _chosen(plan: TrainingPlan) -> str:
+    """Return which sizes the config left to the plan."""
+    names = [name for name in layouts.CHOSEN if getattr(plan.config.parallel, name) is None]
+    return f" ({', '.join(names)} chosen)" if names else ""
+
+
+def _batch(plan: TrainingPlan) -> str:
+    b = plan.batch
+    is_chosen = plan.config.training_recipe.micro_batch_size is None and plan.config.cluster.device is Device.cuda
+    micro = f"micro-batch {b.micro_batch_size}{' (chosen)' if is_chosen else ''}"
+    groups = "" if plan.world.groups is None else f"{plan.world.groups} groups x "
+    sizes = f"{groups}dp {plan.world.dp} x {micro} x gradient accumulation {b.gradient_accumulation_steps}"
+    return f"{b.global_batch_size} = {sizes}; {b.tokens_per_step:,} tokens a step"
+
+
+def _evaluation(plan: TrainingPlan) -> str:
+    e, gbs, target = plan.evaluation, plan.batch.global_batch_size, plan.config.training.target_eval_loss
+    until = "no target" if target is None else f"until the evaluation loss is at most {target:g}"
+    return f"first after {e.first_step * gbs:,} samples, then every {e.every_steps * gbs:,}; {until}"
+
+
+def _recompute(plan: TrainingPlan) -> str:
+    found = recompute_words(plan.recompute, plan.config.model.num_layers // plan.world.pp)
+    return f"{found} (as much as memory needs)" if plan.config.training_recipe.recompute is Recompute.fit else found
+
+
+def recompute_words(recomputed: Recomputed, num_layers: int) -> str:
+    """Return what a rank with so many layers recomputes."""
+    counts = {"qkv": recomputed.qkv_layers, "fc1": recomputed.fc1_layers}
+    parts = [f"{name} in {count} of {num_layers} layers" for name, count in counts.items() if count]
+    if count := recomputed.offloaded_layers:
+        parts.append(f"none; activations of {count} of {num_layers} layers in the host's memory")
+    return f"all {num_layers} layers" if recomputed.full else ", ".join(parts) or "none"
+
+
+def _step_time(plan: TrainingPlan) -> str:
+    if plan.cost is None and plan.config.huggingface is not None:
+        return "not estimated: there is no model of the time of engine=huggingface"
+    if plan.cost is None:
+        return "not estimated: no rates are known for this hardware and precision"
+    seconds = {name: getattr(plan.cost, field) for name, field in STEP_PARTS.items()}
+    parts = ", ".join(f"{name} {value:.2f}" for name, value in seconds.items() if value >= 0.005)
+    return f"{plan.cost.step_s:.2f} s estimated: {parts}"
+
+
+def _apart(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
+    """Yield how groups train apart, what merging them costs, and from which H on it is worth it."""
+    found, local_sgd = plan.apart, plan.config.training_recipe.averaging
+    if found is None or local_sgd is None:
+        return
+    outer = "" if local_sgd.average is Average.parameters else f" (rate {local_sgd.outer_lr:g}, "
+    outer += outer and f"momentum {local_sgd.outer_momentum:g})"
+    crosses = "FP32" if local_sgd.compress is Compress.none else local_sgd.compress.name.upper()
+    how = f"{plan.world.groups}, merged every {local_sgd.every_steps} steps by {local_sgd.average.name}{outer}"
+    hidden = f", hidden by {local_sgd.overlap_steps} steps" if local_sgd.overlap_steps else ""
+    yield "groups apart", f"{how}; {found.num_merges} merges, each rank sends {_bytes(found.rank_bytes)} in {crosses}"
+    if found.exchange_s is None or found.step_s is None or found.efficiency is None:
+        missing = "cluster.network_gbs" if found.exchange_s is None else "a step time (recipe.local_sgd.step_time_s)"
+        yield "efficiency apart", f"not estimated: {missing} is not known"
+        return
+    network = f"{plan.config.cluster.network_gbs:g} GB/s a rank"
+    yield (
+        "efficiency apart",
+        (
+            f"{100 * found.efficiency:.1f} % estimated: inner steps of {found.step_s:.3g} s, a merge of "
+            f"{found.exchange_s:.3g} s at {network}{hidden}"
+        ),
+    )
+    yield "worth it", "; ".join(_worth(plan, found, local_sgd.interval))
+
+
+def _worth(plan: TrainingPlan, found: Prediction, every: int) -> Iterator[str]:
+    """Yield the break-even with one group and with synchronous training; X marks one that this H does not reach."""
+    one = found.even_with_one_group
+    if one is not None:
+        yield f"faster than one group alone above H = {one:.3g}{' (X: not with this H)' if every <= one else ''}"
+    if found.synchronous_step_s is None:
+        yield "synchronous training is not estimated"
+        return
+    synchronous = f"than synchronous training ({found.synchronous_step_s:.3g} s a step)"
+    even = found.even_with_synchronous
+    if even is None:
+        yield f"never faster {synchronous} (X)"
+    else:
+        yield f"{synchronous} above H = {even:.3g}{' (X: not with this H)' if every <= even else ''}"
+
+
+def _bytes(size: float) -> str:
+    return f"{size / 1e9:.3g} GB" if size >= 1e9 else f"{size / 1e6:.3g} MB"
+
+
+def _training_time(plan: TrainingPlan) -> str:
+    """Return the minutes that the estimated step time projects to, without evaluations: of these no time is known."""
+    of_step = plan.cost.step_s if plan.cost else None
+    step_s = plan.apart.mean_step_s if plan.apart else of_step
+    if step_s is None:
+        return "not projected: there is no step time"
+    steps, gbs, benchmark = plan.max_steps, plan.batch.global_batch_size, plan.submission.benchmark
+    why = "at most all of its steps"
+    known = published.samples_to_target(benchmark, gbs) if benchmark and plan.config.task.submittable else None
+    if known is not None:
+        steps, why = round(known.mean_samples / gbs), f"mean of {known.num_runs:,} published runs"
+    timed = f"{steps:,} steps ({why}) of {step_s:.2f} s"
+    return f"{steps * step_s / 60:.1f} min projected: {timed}; evaluations not counted"
+
+
+def _memory(plan: TrainingPlan) -> str:
+    m = plan.memory
+    unit, scale = ("GiB", 1) if m.total_gib >= 1 else ("MiB", 1024)
+    parts = ", ".join(
+        f"{name} {gib * scale:.2g}" if gib * scale < 10 else f"{name} {gib * scale:.1f}"
+        for name, gib in (
+            ("weights", m.base_weights_gib),
+            ("adapters", m.adapter_weights_gib),
+            ("gradients", m.gradients_gib),
+            ("optimizer", m.optimizer_gib),
+            ("activations", m.activations_gib),
+            ("workspace", m.workspace_gib),
+        )
+    )
+    if m.capacity_gib is None:
+        return f"{m.total_gib * scale:.1f} {unit} estimated: {parts}"
+    verdict = "fits" if m.fits else "does not fit"
+    return f"{m.total_gib:.1f} of {m.capacity_gib:g} GiB estimated, {verdict}: {parts}"
+
+
+@dataclass(frozen=True, slots=True)
+class SetsReport:
+    """Sets of trials beside each other, with their scores or their throughput."""
+
+    sets: Sequence[TrialSet]
+
+    @property
+    def valid(self) -> bool:
+        return all(claim(trials).num_valid for trials in self.sets)
+
+    def tables(self, page: Path | None) -> Iterator[TextTable]:
+        yield sets_table(self.sets, page)
+        for trials in self.sets:
+            yield from () if trials.has_target else throughput_tables(trials)
+        for result in (result for trials in self.sets for result in trials.results):
+            if result.module_times is not None:
+                yield modules_table(result, result.module_times)
+
+    def rows(self) -> Iterable[Mapping[str, Any]]:
+        return report.trial_rows(self.sets)
+
+    def csv_text(self) -> str:
+        return report.csv(self.sets)
+
+    def write(self, out: Path, *, title: str | None) -> Path:
+        return report.write(self.sets, out, title=title)
+
+
+class TrainingReport(KindReport[TrainingPlan, TrainingResult]):
+    """How training tasks are shown."""
+
+    work = "train"
+
+    def plan_rows(self, plan: TrainingPlan) -> list[tuple[str, str]]:
+        return plan_rows(plan)
+
+    def tables(self, trial: ShownTrial[TrainingResult], *, more: Sequence[Row] = ()) -> list[TextTable]:
+        return [verdict_table(trial.judged.result, trial.judged.verdicts, more=more)]
+
+    def detail_tables(self, trial: ShownTrial[TrainingResult]) -> list[TextTable]:
+        result = trial.judged.result
+        modules_of_step = [] if result.module_times is None else [modules_table(result, result.module_times)]
+        return [*modules_of_step, *([findings_table(result.findings)] if result.findings else [])]
+
+    def parse_rows(self, trial: ShownTrial[TrainingResult]) -> list[Row]:
+        return [settings_row(trial.judged.result), ("log", trial.name, "")]
+
+    def json_fields(self, found: TrainingResult) -> dict[str, Any]:
+        return found.result.to_json()
+
+    def files(self, folder: Path, trial: int, found: TrainingResult) -> list[Row]:
+        """Draw the loss, if it means anything."""
+        if found.result.has_random_rows:
+            return []
+        path = folder / run_files.loss_figure(trial)
+        figures.loss_figure(found.result, path)
+        return [("figure", str(path), "")]
+
+    def load(self, paths: Sequence[Path], *, num_gpus: int | None) -> SetsReport:
+        return SetsReport(sets.load(paths, num_gpus=num_gpus))
+
+    def next_step(self, plan: TrainingPlan, folder: str) -> str:
+        if plan.config.training.target_eval_loss is None:
+            return f"beside published systems: python -m bench report {folder}"
+        return f"what the trials are worth together: python -m bench score {folder}" if plan.trials[1:] else ""
+
+
+REPORT = TrainingReport()
