@@ -36,7 +36,7 @@ class LocalSgdTraining:
     """What a rank does to train apart. `mine` and `after` are called at every step."""
 
     def __init__(self, engine: MegatronEngine, plan: Plan, groups: Groups) -> None:
-        local_sgd = plan.config.training_recipe.averaging
+        local_sgd = plan.recipe.averaging
         assert local_sgd is not None
         self._engine, self._plan, self._groups, self._settings = engine, plan, groups, local_sgd
         self._meeting = Meeting(groups, local_sgd.compress, local_sgd.time_limit_s)

@@ -1,7 +1,7 @@
 """How the program of a trial begins on each rank: its arguments, its plan, its log, and what ends it early."""
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,15 +39,15 @@ class Begun(Generic[P]):
 
 
 @contextmanager
-def begun(module: str, about: str | None, required: Callable[[Plan], P]) -> Iterator[Begun[P]]:
-    """Read the command line and the plan, which `required` checks before the log is made, and run the body guarded."""
+def begun(module: str, about: str | None, of: type[P]) -> Iterator[Begun[P]]:
+    """Read the command line and the plan, which must be of this class, open the log, and run the body guarded."""
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=about)
     parser.add_argument("plan", type=Path, help="plan.json of a run folder; the log is written beside it")
     parser.add_argument("--trial", type=int, required=True, help="which of the plan's trials")
     args = parser.parse_args()
     folder, who = args.plan.resolve().parent, from_environment()
     with guarded(folder / run_files.rank_error(f"trial {args.trial}", who.rank)) as guard:
-        plan = required(plan_kinds.load(args.plan))
+        plan = plan_kinds.required(plan_kinds.load(args.plan), of)
         trial = plans.trial(plan, args.trial)
         is_writer = who.rank == 0
         log = mllog.Writer(folder / trial.log, mllog.load(folder, args.trial)) if is_writer else mllog.Writer(None)

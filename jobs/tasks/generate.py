@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.contract import mllog, plan_kinds, run_files
+from bench.contract import mllog, run_files
 from bench.contract.generation import Asked, Generation, Order
 from bench.contract.plan import Trial
 from bench.contract.plan_kinds import GenerationPlan
@@ -33,7 +33,7 @@ class Given:
 
 
 def main() -> None:
-    with program.begun("jobs.tasks.generate", __doc__, plan_kinds.required_generation) as begun:
+    with program.begun("jobs.tasks.generate", __doc__, GenerationPlan) as begun:
         run(begun.plan, begun.trial, begun.who, begun.log, begun.folder, watchdog=begun.watchdog())
 
 

@@ -16,11 +16,10 @@ from jobs.tasks import describe
 
 if TYPE_CHECKING:
     from jobs.kernels.measure import Outcome
-from bench.contract import plan_kinds
 
 
 def main() -> None:
-    with program.begun("jobs.tasks.kernels", __doc__, plan_kinds.required_kernels) as begun:
+    with program.begun("jobs.tasks.kernels", __doc__, KernelsPlan) as begun:
         run(begun.plan, begun.trial, begun.who, begun.log, begun.folder, watchdog=begun.watchdog())
 
 

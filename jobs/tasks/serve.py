@@ -20,14 +20,13 @@ from jobs.tasks import describe
 
 if TYPE_CHECKING:
     from jobs.serving.loadgen import Loaded, Setting
-from bench.contract import plan_kinds
 
 PACKAGES = ("mlcommons-loadgen", "aiohttp", "tokenizers")
 """Whose versions the log says, beside that of the server where it is installed with the ranks."""
 
 
 def main() -> None:
-    with program.begun("jobs.tasks.serve", __doc__, plan_kinds.required_serving) as begun:
+    with program.begun("jobs.tasks.serve", __doc__, ServingPlan) as begun:
         if begun.who.rank == 0:  # the server is one process of its own on all of its GPUs
             begun.guard.finish = partial(_cut_short, begun)
             run(begun.plan, begun.trial, begun.log, begun.folder)

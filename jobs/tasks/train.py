@@ -44,7 +44,7 @@ class Loop:
 
 
 def main() -> None:
-    with program.begun("jobs.tasks.train", __doc__, plan_kinds.required_training) as begun:
+    with program.begun("jobs.tasks.train", __doc__, TrainingPlan) as begun:
         run(begun, begun.watchdog())
 
 

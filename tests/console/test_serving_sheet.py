@@ -68,9 +68,11 @@ def test_a_trial_says_what_it_is_worth_and_why(tmp_path: Path) -> None:
     assert shown["loads measured"] == ("1 of 1", "") and "knee (requests/s)" not in shown
     assert shown["valid trial"] == ("yes", "") and shown["healthy after (s)"] == ("9.5", sheets.UNTIMED)
     assert shown["GPU memory at its peak"] == ("-", "the server runs on CPUs")
-    _, found = trial(tmp_path / "a")
+    shown_trial = trial(tmp_path / "a")
+    found = shown_trial.found
     on_gpu = dataclasses.replace(found, memory_gib=70.25, healthy_s=None, findings=found.findings * 2)
-    table, _ = sheets.tables(trial(tmp_path / "a")[0], on_gpu)
+    judged = dataclasses.replace(shown_trial.judged, of_kind=on_gpu)
+    table, _ = sheets.REPORT.tables(ShownTrial("0", judged))
     rows = {row[0]: row[1:] for row in table.rows}
     assert rows["GPU memory at its peak"] == ("70.2 GiB", "of the fullest GPU") and "healthy after (s)" not in rows
 

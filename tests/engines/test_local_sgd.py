@@ -26,7 +26,7 @@ def apart(groups: Groups, overlap_steps: int) -> LocalSgdTraining:
     """Return what merges groups of one rank, which train five numbers."""
     local_sgd = LocalSgd(every_steps=10, overlap_steps=overlap_steps, time_limit_s=1)
     plan: Any = SimpleNamespace(
-        config=SimpleNamespace(recipe=SimpleNamespace(local_sgd=local_sgd)),
+        recipe=SimpleNamespace(averaging=local_sgd),
         world=SimpleNamespace(dp=1),
         batch=SimpleNamespace(micro_batch_size=1),
         evaluation=SimpleNamespace(at_steps=[STEPS]),

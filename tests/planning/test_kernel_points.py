@@ -55,8 +55,9 @@ def test_the_work_of_a_point_is_that_of_the_field() -> None:
 
 def test_the_layers_of_the_given_plan_are_measured_as_a_rank_has_them() -> None:
     """Llama-2-70B: hidden 8,192, FFN 28,672, 8 of 64 heads for keys; tp 2 halves outputs, then inputs."""
-    given = ("model=llama2_70b", "parallel.tp=2", "recipe.micro_batch_size=2", "data.seq_length=1024")
-    found = by_name("task=gemm", "cluster=dgxh200", *given, "task.kernels.gemm.shapes=[]")
+    given = ("model=llama2_70b", "parallel.tp=2")
+    gemm = ("task.kernels.gemm.shapes=[]", "task.kernels.gemm.model_tokens=2048")
+    found = by_name("task=gemm", "cluster=dgxh200", *given, *gemm)
     shapes = {tuple(point.sizes) for point in found.values() if not point.is_sustained}
     assert shapes == {(2048, 5120, 8192), (2048, 8192, 4096), (2048, 28672, 8192), (2048, 8192, 14336)}
     heads = by_name("task=attention", "cluster=dgxh200", *given)[

@@ -9,7 +9,8 @@ from matplotlib.figure import Figure
 from bench.contract.plan_kinds import KernelsPlan
 from bench.errors import ConfigError
 from bench.planning import compose
-from bench.report import kernels, trials
+from bench.report import kernels, kinds
+from bench.report.training import SetsReport
 from bench.results import kind as trial_results
 from helpers import kernels_log
 
@@ -69,8 +70,8 @@ def test_a_report_has_a_page_every_point_and_the_figures_of_what_was_measured(tm
     (tmp_path / "run").mkdir()
     slow = plan.points[0].name
     kernels_log.write(plan, tmp_path / "run/result_0.txt", failed=[slow])
-    (trial,) = trials.load([tmp_path / "run"])
-    page = kernels.write([trial], tmp_path / "out", heading="attention <b>")
+    report = kinds.load([tmp_path / "run"])
+    page = report.write(tmp_path / "out", title="attention <b>")
     assert sorted(path.name for path in page.parent.iterdir()) == ["attention.png", "kernels.csv", "report.html"]
     header, *rows = (tmp_path / "out/kernels.csv").read_text().splitlines()
     assert header.startswith("trial,point,kernel,variant,ranks,latency_us") and len(rows) == len(plan.points) - 1
@@ -80,25 +81,25 @@ def test_a_report_has_a_page_every_point_and_the_figures_of_what_was_measured(tm
     assert f"<li>{slow} was not measured: rank 0: no such kernel</li>" in text
     assert text.count("<tr><td class=") == 2 + len(plan.points) - 1, "the best forward and backward, and every point"
     assert "attention &lt;b&gt;" in text and "data:image/png;base64," in text and text.count("<script>") == 1
-    assert page == kernels.write([trial], tmp_path / "out", heading="again"), "over our own page"
+    assert page == report.write(tmp_path / "out", title="again"), "over our own page"
     (tmp_path / "other").mkdir()
     (tmp_path / "other/kernels.csv").write_text("mine")
     with pytest.raises(ConfigError, match="kernels.csv not of our making"):
-        kernels.write([trial], tmp_path / "other", heading="h")
+        report.write(tmp_path / "other", title="h")
 
 
 def test_a_log_gives_a_spreadsheet_no_formula(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     log = kernels_log.write(planned("task=attention"), tmp_path / "run/result_0.txt")
     log.write_text(log.read_text().replace('"ran": "made up"', '"ran": "=1+1"'))
-    assert ",'=1+1\n" in kernels.csv_text(trials.load([tmp_path / "run"]))
+    assert ",'=1+1\n" in kinds.load([tmp_path / "run"]).csv_text()
 
 
 def test_runs_of_different_kinds_are_not_one_report(tmp_path: Path, written_log: Callable[..., Path]) -> None:
     training = written_log()
     (tmp_path / "run").mkdir()
     kernels_log.write(planned("task=attention"), tmp_path / "run/result_0.txt")
-    assert trials.load([training]) == []
+    assert isinstance(kinds.load([training]), SetsReport)
     with pytest.raises(ConfigError, match="are not shown on one page") as error:
-        trials.load([tmp_path / "run", training])
+        kinds.load([tmp_path / "run", training])
     assert str(training) == error.value.where

@@ -25,7 +25,6 @@ from helpers.paths import ROOT
 
 pytest.importorskip("mlperf_loadgen", reason="pip install 'runstop[serve]'")
 pytest.importorskip("torch")
-from bench.contract import plan_kinds
 from jobs.node_checks import hardware
 from jobs.ranks import program
 from jobs.ranks.identity import Rank
@@ -283,7 +282,7 @@ def test_rank_0_serves_and_whoever_ends_it_finds_its_log_closed_and_its_folder_g
 
     @contextmanager
     def begun(module: str, about: str, required: Any) -> Iterator[program.Begun[ServingPlan]]:
-        assert (module, required) == ("jobs.tasks.serve", plan_kinds.required_serving) and "on rank 0" in about
+        assert (module, required) == ("jobs.tasks.serve", ServingPlan) and "on rank 0" in about
         who = Rank(rank, 0, 2, "127.0.0.1", 0)
         yield program.Begun(plan, plan.trials[0], who, log, tmp_path, guard)  # type: ignore[arg-type]
 

@@ -65,7 +65,7 @@ def test_answers_as_asked_for_prove_the_trial(tmp_path: Path) -> None:
     assert len(rows) == 25 and rows[0].startswith("request,arrival_s,sent_s,first_token_s,last_token_s,tokens_in")
     (folder / "rank_logs/trial_0.burst.loadgen").write_text("another\n")
     changed = trials.judge(folder / "result_0.txt", plan, plan.trials[0])
-    assert not changed.proven, "loadgen's log is bound to ours by its checksum"
+    assert not changed.valid, "loadgen's log is bound to ours by its checksum"
 
 
 @pytest.mark.starts
@@ -74,7 +74,7 @@ def test_answers_of_a_server_of_ours_that_fail_are_found_out(tmp_path: Path) -> 
     (finding,) = read(folder).findings
     assert (code, finding.rule) == (0, "SRV-04")
     assert "burst: 6 of 24 requests failed: http 500 (6); oops" in finding.what
-    assert not trials.judge(folder / "result_0.txt", plan, plan.trials[0]).proven
+    assert not trials.judge(folder / "result_0.txt", plan, plan.trials[0]).valid
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_answers_that_are_not_as_asked_for_are_found_out(tmp_path: Path, fault: 
     found = read(folder)
     (finding,) = found.findings
     assert finding.rule == rule and what in finding.what
-    assert not trials.judge(folder / "result_0.txt", plan, plan.trials[0]).proven
+    assert not trials.judge(folder / "result_0.txt", plan, plan.trials[0]).valid
     (load,) = found.loads
     assert len(load.status) == 24 and load.percentile_s(load.latency_s, 100) is None, "failures are the slowest"
 
@@ -137,7 +137,7 @@ def test_a_server_that_ends_or_never_comes_up_ends_the_trial(tmp_path: Path, fau
 def test_a_server_that_runs_elsewhere_proves_what_was_measured_and_nothing_of_itself(tmp_path: Path) -> None:
     plan, folder = loaded_here(tmp_path, "none")
     found = read(folder)
-    assert trials.judge(folder / "result_0.txt", plan, plan.trials[0]).proven
+    assert trials.judge(folder / "result_0.txt", plan, plan.trials[0]).valid
     assert re.fullmatch(r"at http://127.0.0.1:\d+; its precision and its hardware are not known", found.about)
     assert found.healthy_s is None and found.no_memory == "the server runs elsewhere"
     assert "transformers" not in logs.read(folder / "result_0.txt").value("software")
