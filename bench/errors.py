@@ -46,6 +46,14 @@ def with_rule(rule: str | None, what: str) -> str:
     return what if rule is None or what.startswith(f"{rule}: ") else f"{rule}: {what}"
 
 
+def exit_code_of(end: int) -> int:
+    """Return how a process ended as shells say it: its exit code, or 128 + the signal that ended it.
+
+    `end` is a return code of subprocess or of os.waitstatus_to_exitcode: below 0 for a signal.
+    """
+    return end if end >= 0 else 128 - end
+
+
 class Stopped(KeyboardInterrupt):
     """A signal asks this process to end.
 
@@ -55,7 +63,7 @@ class Stopped(KeyboardInterrupt):
 
     def __init__(self, signum: int) -> None:
         super().__init__(signum)
-        self.exit_code = 128 + signum
+        self.exit_code = exit_code_of(-signum)
 
 
 @contextmanager
@@ -84,7 +92,7 @@ def exit_code_of_signals() -> Iterator[None]:
         sys.exit(stop.exit_code)
     except BrokenPipeError:
         sys.stderr.close()
-        sys.exit(128 + signal.SIGPIPE)
+        sys.exit(exit_code_of(-signal.SIGPIPE))
 
 
 @contextmanager

@@ -96,7 +96,7 @@ def _ask_all(plan: Plan) -> dict[str, Future[Answer]]:
     """Ask every host at once whether it can be reached, and has what starts ranks."""
     container = plan.config.container
     variables = [f"{key}={value}" for key, value in python_paths().items()]
-    line = shlex.join(["env", *variables, _python(plan), "-c", "import bench.runner"])
+    line = shlex.join(["env", *variables, _python(plan), "-c", "import bench.driver"])
     if containers.is_ours(plan):
         engine = container.runtime.name
         line = f"command -v {engine} >/dev/null || {{ echo {engine}: command not found >&2; exit {NO_SUCH}; }}"

@@ -17,11 +17,11 @@ def upgraded(raw: Any, *, to: int) -> Any:
     """
     if raw is None:
         return None
-    if raw["version"] == 3:
-        raw = _of_version_3(raw, to=to)
     if raw["version"] == to:
-        changed = {"config": with_named_profile(raw.get("config")), "base": upgraded(raw.get("base"), to=to)}
-        return raw | {key: value for key, value in changed.items() if key in raw}
+        return raw
+    if raw["version"] == 3:
+        changed = {"config": upgraded_config(raw.get("config")), "base": upgraded(raw.get("base"), to=to)}
+        return raw | {"version": to} | {key: value for key, value in changed.items() if key in raw}
     if raw["version"] != 2:
         raise ValueError(f"version {raw['version']}, and this is version {to}")
     new = raw | {"version": to, "base": upgraded(raw["base"], to=to)}
@@ -29,20 +29,6 @@ def upgraded(raw: Any, *, to: int) -> Any:
     new["max_steps"] = raw["config"]["recipe"]["max_steps"]
     new["config"] = _config(raw["config"], has_checkpoint=raw["base_dir"] is not None)
     return new
-
-
-def _of_version_3(raw: dict[str, Any], *, to: int) -> dict[str, Any]:
-    """Return a plan of version 3, in which every kind of task had rows and a recipe."""
-    config = dict(raw["config"])
-    if config["task"]["kind"] == "train":
-        return raw | {"version": to}
-    data, recipe = config.pop("data"), config.pop("recipe")
-    gemm = (config["task"].get("kernels") or {}).get("gemm")
-    if gemm:
-        tokens = (recipe["micro_batch_size"] or 1) * data["seq_length"]
-        kernels = config["task"]["kernels"] | {"gemm": gemm | {"model_tokens": tokens}}
-        config["task"] = config["task"] | {"kernels": kernels}
-    return raw | {"version": to, "config": config}
 
 
 def _config(old: dict[str, Any], *, has_checkpoint: bool) -> Any:
@@ -61,12 +47,27 @@ def _config(old: dict[str, Any], *, has_checkpoint: bool) -> Any:
     }
     data = old["data"] | ({"source": "random"} if is_random else {})
     changed = {"cluster": cluster, "recipe": recipe, "task": task | {"kind": "train", "training": training}}
-    return with_named_profile(old | changed | {"data": data, "engine": {"name": "megatron"}})
+    return upgraded_config(old | changed | {"data": data, "engine": {"name": "megatron"}})
 
 
-def with_named_profile(config: Any) -> Any:
-    """Return a config whose launch.profile is a name: it was a switch while there was one kind of profile."""
-    launch = config.get("launch") if isinstance(config, dict) else None
-    if not isinstance(launch, dict) or not isinstance(launch.get("profile"), bool):
+def upgraded_config(config: Any) -> Any:
+    """Return a config of version 3 as this version writes it; another one is returned as it is.
+
+    launch.profile was a switch while there was one kind of profile, recipe.local_sgd was null where there was none, and
+    tasks that train nothing had rows and a recipe.
+    """
+    if not isinstance(config, dict):
         return config
-    return config | {"launch": launch | {"profile": "kernels" if launch["profile"] else "none"}}
+    new = dict(config)
+    launch, recipe, task = config.get("launch"), config.get("recipe"), config.get("task")
+    if isinstance(launch, dict) and isinstance(launch.get("profile"), bool):
+        new["launch"] = launch | {"profile": "kernels" if launch["profile"] else "none"}
+    if isinstance(recipe, dict) and recipe.get("local_sgd", {}) is None:
+        new["recipe"] = {key: value for key, value in recipe.items() if key != "local_sgd"}
+    if isinstance(task, dict) and task.get("kind") != "train" and recipe and config.get("data"):
+        del new["recipe"], new["data"]
+        gemm = (task.get("kernels") or {}).get("gemm")
+        if gemm:
+            tokens = (recipe["micro_batch_size"] or 1) * config["data"]["seq_length"]
+            new["task"] = task | {"kernels": task["kernels"] | {"gemm": gemm | {"model_tokens": tokens}}}
+    return new

@@ -1,7 +1,7 @@
 """What a run of ours reports itself: the accounts of ranks that failed, the launcher's status, the ledger.
 
 A rank that fails leaves rank_logs/*.error (`jobs.ranks.guard`); the launcher writes status.json and ledger.json
-(`bench.launch.run_local`). These files name the rule in a field of its own.
+(`bench.driver.drive`). These files name the rule in a field of its own.
 """
 
 import json

@@ -5,6 +5,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from bench import masked_json
 from bench.contract import atomic_files
 
 
@@ -26,7 +27,7 @@ def remember(image: Path, digest: str) -> None:
     for note in _notes(image):
         with suppress(OSError):
             note.parent.mkdir(parents=True, exist_ok=True)
-            atomic_files.write(note, {"state": _state(image), "sha256": digest})
+            masked_json.write(note, {"state": _state(image), "sha256": digest})
             return
 
 

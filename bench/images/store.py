@@ -21,11 +21,11 @@ from shlex import quote
 from typing import IO, Any
 
 from bench.contract import atomic_files
-from bench.contract.atomic_files import write
 from bench.contract.plan_paths import expanded
 from bench.errors import ConfigError
 from bench.images import digest, squashfs, tools
 from bench.images.reference import SUFFIXES
+from bench.masked_json import write
 from bench.rules.finding import Finding, broken
 
 VERSION = 1

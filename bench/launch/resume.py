@@ -138,7 +138,7 @@ def _check_ended(run: Run) -> None:
 
 def _here(run: Run, *, walltime_min: int | None, arguments: Sequence[str]) -> int:
     """Drive the same plan again on this machine."""
-    from bench.launch import run_local
+    from bench.launch import run_here
 
     if arguments:
         raise ConfigError(
@@ -147,4 +147,4 @@ def _here(run: Run, *, walltime_min: int | None, arguments: Sequence[str]) -> in
             fix="leave it out",
         )
     plan = plan_kinds.load(run.folder / PLAN)
-    return run_local.run(plans.within(plan, walltime_min) if walltime_min else plan, run.folder)
+    return run_here.run(plans.within(plan, walltime_min) if walltime_min else plan, run.folder)

@@ -13,7 +13,7 @@ from bench.contract import atomic_files
 from bench.contract.plan import Plan
 from bench.contract.run_files import JOB, STATUS, SUBMISSION
 from bench.errors import BenchError, written
-from bench.launch import run_local
+from bench.launch import run_here
 from bench.preflight import Finding
 from bench.results.kind import judge
 from bench.runs import folder as folders
@@ -94,4 +94,4 @@ def run(plan: Plan, config_yaml: str, made: list[Path]) -> int:
         case backends.Queue() as queue:
             return run_queued(queue, plan, folder, findings)
         case _:
-            return run_local.run(plan, folder)
+            return run_here.run(plan, folder)

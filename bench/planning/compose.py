@@ -194,7 +194,7 @@ def read(config_yaml: str) -> Config:
     from yaml import YAMLError
 
     try:
-        raw = old_plans.with_named_profile(OmegaConf.to_container(OmegaConf.create(config_yaml)))
+        raw = old_plans.upgraded_config(OmegaConf.to_container(OmegaConf.create(config_yaml)))
         return typed(typing.cast("DictConfig", OmegaConf.merge(OmegaConf.structured(Config), raw)))
     except (OmegaConfBaseException, YAMLError, ValueError, TypeError, AttributeError) as error:
         what = f"not a config of this version: {str(error).partition(chr(10))[0]}"

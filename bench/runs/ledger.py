@@ -14,6 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from bench import masked_json
 from bench.contract import atomic_files, checkpoint, run_files
 from bench.contract import mllog as attempts_of
 from bench.contract.mllog import Binding
@@ -225,7 +226,7 @@ def _change(folder: Path, trial: int, change: Callable[[Entry], Entry]) -> None:
 
 
 def _write(folder: Path, entries: list[Entry]) -> None:
-    atomic_files.write(folder / LEDGER, [_plain(entry) for entry in entries])
+    masked_json.write(folder / LEDGER, [_plain(entry) for entry in entries])
 
 
 def _plain(value: Entry | Attempt) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from bench import masked_json
 from bench.contract import atomic_files, mllog, run_files
 from bench.contract.atomic_files import Content
 from bench.contract.run_files import JOB, MANIFEST
@@ -63,7 +64,7 @@ def write(folder: Path) -> None:
         folders=tuple(sorted(_folders(folder))),
         files={name: atomic_files.of(folder / name) for name in files(folder)},
     )
-    atomic_files.write(folder / MANIFEST, _sealed(asdict(manifest)))
+    masked_json.write(folder / MANIFEST, _sealed(asdict(manifest)))
 
 
 def read(folder: Path) -> Manifest | None:
@@ -73,7 +74,7 @@ def read(folder: Path) -> Manifest | None:
     try:
         known = {path: Content(**entry) for path, entry in body["files"].items()}
         manifest = Manifest(**(body | {"files": known, "folders": tuple(body["folders"])}))
-        is_whole = (folder / MANIFEST).read_bytes() == atomic_files.text(_sealed(body)).encode()
+        is_whole = (folder / MANIFEST).read_bytes() == masked_json.text(_sealed(body)).encode()
     except (OSError, KeyError, TypeError, AttributeError):
         return None
     return manifest if is_whole and manifest.version == VERSION else None
@@ -122,4 +123,4 @@ def _image(folder: Path) -> dict[str, Any] | None:
 
 def _sealed(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the manifest with its own checksum as its last entry."""
-    return {**body, "sha256": hashlib.sha256(atomic_files.text(body).encode()).hexdigest()}
+    return {**body, "sha256": hashlib.sha256(masked_json.text(body).encode()).hexdigest()}

@@ -8,6 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from bench import masked_json
 from bench.contract import atomic_files
 from bench.contract.run_files import STATUS
 
@@ -46,7 +47,7 @@ FILE_KEYS = {"during": "while"}
 def write(folder: Path, status: Status) -> None:
     """Replace a run's status.json; what is not known is left out."""
     said = {FILE_KEYS.get(f.name, f.name): getattr(status, f.name) for f in fields(Status)}
-    atomic_files.write(folder / STATUS, {key: value for key, value in said.items() if value is not None})
+    masked_json.write(folder / STATUS, {key: value for key, value in said.items() if value is not None})
 
 
 def read(folder: Path) -> Status | None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from bench import masked_json
 from bench.backends import run_lock
 from bench.contract import atomic_files
 from bench.errors import ConfigError
@@ -102,7 +103,7 @@ def not_started(folder: Path) -> dict[str, str]:
 
 
 def note_not_started(folder: Path, reasons: dict[str, str]) -> None:
-    atomic_files.write(folder / NOT_STARTED, reasons)
+    masked_json.write(folder / NOT_STARTED, reasons)
 
 
 @contextmanager
@@ -120,7 +121,7 @@ def opened(folder: Path, now: Kept, arms: Sequence[PlannedArm]) -> Iterator[None
         if (folder / STUDY).exists():
             _check_same(folder, now, arms)
         library.dump_yaml(folder / STUDY, msgspec.to_builtins(now))
-        atomic_files.write(folder / ARMS, [_plain(arm) for arm in arms])
+        masked_json.write(folder / ARMS, [_plain(arm) for arm in arms])
         yield
 
 

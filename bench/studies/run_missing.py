@@ -16,7 +16,8 @@ from bench.contract.plan import Plan
 from bench.contract.run_files import JOB, LEDGER, PLAN, SUBMISSION
 from bench.contract.schema import BackendName
 from bench.errors import BenchError, ConfigError, Stopped, SubmitError, written
-from bench.launch import resume, run_local, start
+from bench.launch import resume, start
+from bench.launch import run_here as runs_here
 from bench.runs import folder as run_folders
 from bench.runs import ledger
 from bench.runs import run as runs
@@ -74,7 +75,7 @@ def begin_or_resume(session: Session, todo: Standing) -> None:
     plan = plan_in(todo.folder)
     if plan is not None:
         require_ours(todo.folder)
-        run_local.run(plan, todo.folder)
+        runs_here.run(plan, todo.folder)
     else:
         start_anew(session, todo)
 

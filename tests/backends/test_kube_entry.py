@@ -115,7 +115,7 @@ class Pod:
 
     def words(self, number: int) -> list[str]:
         argv, _ = self.started[number]
-        assert argv[:4] == [sys.executable, "-m", "bench.runner", str(self.run)]
+        assert argv[:4] == [sys.executable, "-m", "bench.driver", str(self.run)]
         return argv[4:]
 
     def starts(self, node: int, lead: str, *more: str) -> int:

@@ -31,14 +31,14 @@ def planned(*overrides: str) -> Plan:
 
 def test_the_line_of_podman_mounts_what_pyxis_does_and_gives_all_gpus() -> None:
     plan = planned("container=podman", "container.image=quay.io/me/bench:1", "container.mounts=[/opt/x:/x:ro]")
-    assert containers.line(plan, Path("/runs/a b"), ["python", "-m", "bench.runner"], name="rig0") == (
+    assert containers.line(plan, Path("/runs/a b"), ["python", "-m", "bench.driver"], name="rig0") == (
         "exec podman run --rm --interactive --network=host --ipc=host --security-opt=label=disable "
         '$([ "$(id -u)" = 0 ] || echo --userns=keep-id) $([ ! -e /dev/infiniband ] || echo --device=/dev/infiniband) '
         "--device nvidia.com/gpu=all --mount=type=bind,src=/data,dst=/data "
         "--mount=type=bind,src=/models,dst=/models,readonly "
         "'--mount=type=bind,src=/runs/a b,dst=/runs/a b' --mount=type=bind,src=/opt/x,dst=/x,readonly "
         "'--workdir=/runs/a b' --env=PYTHONSAFEPATH=1 --env=RUNSTOP_NODE=rig0 --entrypoint= quay.io/me/bench:1 "
-        "python -m bench.runner"
+        "python -m bench.driver"
     )
 
 

@@ -95,7 +95,7 @@ def test_a_node_is_started_by_ssh_and_on_this_machine_without(monkeypatch: pytes
     plan = planned()
     line = (
         f"exec env PYTHONPATH={shlex.quote(str(PACKAGES))} PYTHONSAFEPATH=1 RUNSTOP_NODE={{}} "
-        "python-there -m bench.runner '/runs/a b' --node {} --stdio"
+        "python-there -m bench.driver '/runs/a b' --node {} --stdio"
     )
     for name in ("rig0", "rig0.site", "localhost"):
         assert ssh.command(plan, Path("/runs/a b"), 3, name) == ["sh", "-c", line.format(name, 3)]
@@ -104,11 +104,11 @@ def test_a_node_is_started_by_ssh_and_on_this_machine_without(monkeypatch: pytes
     contained = planned("container=podman", "container.image=me/bench:1", "cluster.device=cpu")
     *_, line = ssh.command(contained, Path("/runs/a"), 1, "rig1")
     assert line.startswith("exec podman run ") and line.endswith(
-        " --env=RUNSTOP_NODE=rig1 --entrypoint= me/bench:1 python -m bench.runner /runs/a --node 1 --stdio"
+        " --env=RUNSTOP_NODE=rig1 --entrypoint= me/bench:1 python -m bench.driver /runs/a --node 1 --stdio"
     )
     ours = planned()
     ours.config.cluster.ssh = None
-    assert f" {shlex.quote(sys.executable)} -m bench.runner " in ssh.command(ours, Path("/r"), 0, "rig0")[2]
+    assert f" {shlex.quote(sys.executable)} -m bench.driver " in ssh.command(ours, Path("/r"), 0, "rig0")[2]
     assert ssh.on_host(ours, "rig1", "true")[2:-3] == OPTIONS.split()[2:]
     assert ssh.SshBackend().rank_environment(ours) == ours.environment
 
@@ -123,7 +123,7 @@ def test_the_nodes_of_a_run_are_open_while_it_lasts(notes: Callable[[], list[str
         assert not any(line.startswith("bye") for line in notes())
     asked, *rest = notes()
     assert asked == f"-G {OPTIONS} -- rig0"
-    words = [f"{name} -m bench.runner {run} --node {number} --stdio" for number, name in enumerate(nodes.names)]
+    words = [f"{name} -m bench.driver {run} --node {number} --stdio" for number, name in enumerate(nodes.names)]
     assert {*words, "bye rig0", f"bye {HERE}"} <= {*rest}
     assert ssh._address("me@bare", plan) == "bare" and ssh._address("me@rig1", plan) == "10.0.0.7"
     assert [(run / run_files.host_errors(name)).read_text() for name in nodes.names] == ["", ""]
@@ -214,8 +214,8 @@ def test_every_host_is_asked_whether_it_can_start_ranks(
     assert (silent.rule, silent.what) == ("HST-07", "silent: exit code 9")
     assert [each.fix for each in (refused, silent)] == [RULES[rule].fix for rule in ("HST-04", "HST-07")]
     assert refused.where == "cluster.hosts" and refused.severity == "error"
-    line = f"env PYTHONPATH={PACKAGES} PYTHONSAFEPATH=1 python-there -c 'import bench.runner'"
-    assert f"-T {OPTIONS} -- rig0 {line}" in notes() and notes().count(" -c import bench.runner") == 2
+    line = f"env PYTHONPATH={PACKAGES} PYTHONSAFEPATH=1 python-there -c 'import bench.driver'"
+    assert f"-T {OPTIONS} -- rig0 {line}" in notes() and notes().count(" -c import bench.driver") == 2
     contained = planned("container=podman", "container.image=me/bench:1", "cluster.device=cpu")
     contained.config.cluster.hosts = ["localhost", "rig1"]
     for name in ("sh", "env"):

@@ -174,7 +174,7 @@ def test_nothing_is_imported_from_the_run_folder(path: str, tmp_path: Path, monk
     done = ran(script.script(plan()), tmp_path, **({"PYTHONPATH": path} if path else {}))
     (_, of_job), *_ = done.calls
     assert of_job["PYTHONSAFEPATH"] == "1" and of_job.get("PYTHONPATH", "") == (str(ROOT) if path else "")
-    asks = ["-m", "bench.launch.in_job", str(run), "open", "--job", "7"]
+    asks = ["-m", "bench.driver.between_commands", str(run), "open", "--job", "7"]
     for environment in ({"PATH": os.environ["PATH"]} | of_job, os.environ | LocalBackend().rank_environment(plan())):
         words = ["-c", "import argparse, json, bench, jobs"] if path else asks
         subprocess.run([sys.executable, *words], cwd=run, env=environment, check=True)

@@ -136,7 +136,7 @@ def test_a_script_runs_the_argv_of_its_plan() -> None:
     bash += f"\nfor label in {' '.join(labels)}; do command_of $label --label; done\necho ${{before_trials[@]}}"
     done = subprocess.run(["bash", "-euc", bash], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [*(f"{name}|$HOME 'x\"" for name in names), " ".join(labels[:3])]
-    assert "jobs." not in text.split("the_plan() {")[0].replace("bench.launch.in_job", "")
+    assert "jobs." not in text.split("the_plan() {")[0].replace("bench.driver.between_commands", "")
 
 
 def test_no_shell_reads_the_command_that_drops_caches(tmp_path: Path) -> None:

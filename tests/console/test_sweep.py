@@ -9,7 +9,7 @@ import pytest
 from bench.contract.plan import Plan
 from bench.errors import SubmitError
 from bench.launch import __main__ as launch
-from bench.launch import run_local
+from bench.launch import run_here
 from bench.runs.summary import summary
 
 MakeLog = Callable[..., Path]
@@ -25,7 +25,7 @@ def test_a_sweep_ends_with_a_table_of_its_runs(
         written_log().rename(folder / "result_0.txt")
         return 0
 
-    monkeypatch.setattr(run_local, "run", finished)
+    monkeypatch.setattr(run_here, "run", finished)
     monkeypatch.setenv("LOGDIR", str(tmp_path / "runs"))
     monkeypatch.setattr(sys, "argv", ["launch", "task=lora_tiny", "recipe.lr=0.001,0.002,0.003", "--multirun"])
     with pytest.raises(SystemExit) as stop:

@@ -59,12 +59,25 @@ def test_a_slurm_plan_of_version_2_is_read_and_keeps_what_it_holds() -> None:
     assert (training.target_eval_loss, training.max_steps, plan.max_steps) == (0.925, 1024, 1024)
 
 
+def test_a_plan_of_version_3_loses_what_its_kind_does_not_use() -> None:
+    """Tasks that train nothing had rows and a recipe, which said of how many tokens a micro-batch of GEMMs is."""
+    old = json.loads((HERE / "plan_version_3_kernels.json").read_text())
+    plan = plan_kinds.load(HERE / "plan_version_3_kernels.json")
+    assert isinstance(plan, plan_kinds.KernelsPlan) and (plan.config.data, plan.config.recipe) == (None, None)
+    assert plan.config.task.kernels is not None and plan.config.task.kernels.gemm is not None
+    assert plan.config.task.kernels.gemm.model_tokens == old["config"]["data"]["seq_length"] == 4096
+    assert plan == compose.compose(["task=gemm", "cluster=dgx1"])
+    trained = plan_kinds.load(HERE / "plan_version_3_training.json")
+    assert trained == compose.compose(["task=lora70b", "cluster=dgx1"])
+
+
 @pytest.mark.parametrize(("written", "meant"), [(True, ProfileKind.kernels), (False, ProfileKind.none)])
 def test_a_profile_that_was_a_switch_is_read_as_its_kind(written: bool, meant: ProfileKind) -> None:
     """In plan.json, its base's too, and in config.yaml."""
     plan = json.loads(plan_kinds.dumps(plan_kinds.load(HERE / "plan_version_2_local.json")))
     for one in (plan, plan["base"]):
         one["config"]["launch"]["profile"] = written
+        one["version"] = 3
     read = plan_kinds.loads(json.dumps(plan))
     assert read.base is not None
     assert (read.config.launch.profile, read.base.config.launch.profile) == (meant, meant)

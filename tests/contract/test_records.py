@@ -11,7 +11,7 @@ from bench.contract.schema import Config
 
 FOLLOWING = {
     *("Progress", "Watched", "Curves", "Gpus", "FollowedTrial", "FollowedRun"),
-    *("Lead", "Member", "Node", "Ending", "Runners", "DriverJob"),
+    *("Drive", "Member", "Node", "Interruption", "Runners", "DriverJob"),
 }
 """These follow a log, record by record, or the nodes of a run, and change."""
 CACHING = {"Subject", "Trials"}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import masking
-from bench.contract import atomic_files, plan_kinds
+from bench import masked_json, masking
+from bench.contract import plan_kinds
 from bench.errors import ConfigError
 from bench.planning import compose
 from helpers.paths import CORPUS, ROOT
@@ -65,7 +65,7 @@ def test_no_published_log_holds_a_secret() -> None:
 
 def test_json_files_are_written_without_the_secrets_in_their_texts(tmp_path: Path) -> None:
     content = {"evidence": [text for text, _ in PLANTED.values()], "exit_code": 1, "seconds": 1.5, "none": None}
-    atomic_files.write(tmp_path / "status.json", content)
+    masked_json.write(tmp_path / "status.json", content)
     written = (tmp_path / "status.json").read_text()
     assert not [secret for _, secret in PLANTED.values() if secret in written]
     assert {name: json.loads(written)[name] for name in ("exit_code", "seconds", "none")} == {
@@ -78,7 +78,7 @@ def test_a_json_file_is_written_through_no_link(tmp_path: Path) -> None:
     victim.write_text("precious")
     for name in ("a.json", f"a.part{os.getpid()}"):
         (tmp_path / name).symlink_to(victim)
-    atomic_files.write(tmp_path / "a.json", {"b": 1})
+    masked_json.write(tmp_path / "a.json", {"b": 1})
     assert victim.read_text() == "precious" and json.loads((tmp_path / "a.json").read_text()) == {"b": 1}
 
 

@@ -104,15 +104,15 @@ def killed_after(num_blocks: int, made: Plan, tmp_path: Path) -> None:
     code = f"""
 import sys, time
 from pathlib import Path
-from jobs.data import blocks, tokenising, token_blocks
+from jobs.data import records, tokenization
 from jobs.tasks import convert
-blocks.BLOCK_BYTES = 300
-plain = token_blocks.from_plain
+records.BLOCK_BYTES = 300
+plain = tokenization.from_plain
 def slowly(held):
     if held["number"] == {num_blocks}:
         print("now", flush=True); time.sleep(60)
     return plain(held)
-token_blocks.from_plain = slowly
+tokenization.from_plain = slowly
 convert.main(["rows", {str(tmp_path / "plan.json")!r}, "--processes", "2"])
 """
     environment = os.environ | {"PYTHONPATH": str(ROOT)}

@@ -2,7 +2,6 @@
 
 import json
 import time
-from argparse import Namespace
 from datetime import datetime
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 
 from bench import diagnosis
 from bench.contract import plan_kinds
-from bench.launch import in_job
+from bench.driver import between_commands
 from bench.planning import compose
 from bench.runs import ledger
 
@@ -31,7 +30,7 @@ def run_folder(tmp_path: Path) -> Path:
 
 
 def close(folder: Path, what: str, exit_code: int = 1) -> None:
-    in_job.close(folder, PLAN, Namespace(trials="0", exit_code=exit_code, what=what))
+    between_commands.close_run(folder, PLAN, exit_code=exit_code, what=what, of_job=[0])
 
 
 @pytest.mark.parametrize(

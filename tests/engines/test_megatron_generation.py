@@ -328,7 +328,7 @@ def test_a_task_is_proven_by_its_log(tmp_path: Path) -> None:
     plan = compose.compose(["task=generate_tiny", "engine=megatron", *split, *batches])
     run = ranks.write(plan, tmp_path / "run")
     ranks.run(plan, run, "jobs.tasks.generate", "plan.json", "--trial", "0")
-    assert trials.judge(run / "result_0.txt", plan, plan.trials[0]).proven
+    assert trials.judge(run / "result_0.txt", plan, plan.trials[0]).valid
     assert '"bytes_per_step"' in (run / "result_0.txt").read_text()
 
 

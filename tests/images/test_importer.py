@@ -22,7 +22,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench.images import importer, store
+from bench.images import store
 
 pytestmark = [
     pytest.mark.starts,
@@ -110,7 +110,7 @@ def wait_for(found: Callable[[], bool]) -> None:
 
 
 def left(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if path.name != importer.LOCK)
+    return sorted(path.name for path in folder.iterdir() if path.name != store.LOCK)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_after_a_kill_the_next_import_waits_for_the_enroot_that_is_left(
 
 def test_of_two_imports_at_once_the_second_finds_the_image(bench, folder: Path, image_file: Path) -> None:
     folder.mkdir()
-    with (folder / importer.LOCK).open("w") as held:
+    with (folder / store.LOCK).open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         both = [bench("import", str(image_file), "--dir", str(folder), "--json") for _ in range(2)]
         waiting = [process.stdout.readline() for process in both if process.stdout]

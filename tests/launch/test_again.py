@@ -8,20 +8,21 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bench.backends import run_lock
+from bench.backends.local import LocalBackend
 from bench.backends.slurm import jobs as slurm_jobs
 from bench.backends.slurm.backend import SlurmBackend
 from bench.contract import plan_kinds
-from bench.contract.plan import Plan
 from bench.contract.run_files import JOB, LEDGER, RESERVE, SUBMISSION
+from bench.driver import drive
 from bench.errors import BenchError, ConfigError, SubmitError
-from bench.launch import resume, run_local, start
+from bench.launch import resume, start
 from bench.planning import compose
 from bench.runs import folder as folders
 from bench.runs import ledger
@@ -365,19 +366,26 @@ def test_a_full_disk_changes_nothing(ended: Path, slurm: Slurm, tmp_path: Path) 
 # on this machine
 
 
+def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the driver run no command of a plan."""
+    monkeypatch.setattr(LocalBackend, "nodes", lambda backend, plan, folder: nullcontext())
+    for name in ("_before_trials", "_trial"):
+        monkeypatch.setattr(drive, name, lambda *ignored: None)
+
+
 def test_a_run_on_this_machine_is_opened_again_as_a_whole_or_not_at_all(
     ended: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Before its ranks start; what happens to them is another matter."""
     (ended / JOB).unlink()
     before = contents(ended)
-    monkeypatch.setattr(run_local, "_work", lambda plan, folder, console: True)
+    nothing_runs(monkeypatch)
     for failed, error in at_each_operation(ended, lambda: resume.resume(ended)):
         said = capsys.readouterr().err
         if contents(ended) != before:
             status = statuses.read(ended)
             assert status or "CFG-08: status.json cannot be written" in said, failed
-            assert status is None or status.outcome is Ending.proven or status.rule == "CFG-08", failed
+            assert status is None or status.outcome is Ending.failed, failed
             assert [entry.outcome for entry in ledger.read(ended)] == [Outcome.proven, Outcome.interrupted], failed
         else:
             assert "No space left" in str(error), failed
@@ -385,17 +393,19 @@ def test_a_run_on_this_machine_is_opened_again_as_a_whole_or_not_at_all(
 
 
 @pytest.mark.parametrize("place", [None, "/mnt/full/part"])
-def test_what_cannot_be_written_is_named(ended: Path, monkeypatch: pytest.MonkeyPatch, place: str | None) -> None:
+def test_what_cannot_be_written_is_named(
+    ended: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], place: str | None
+) -> None:
     """The file, where the system says which; else the run folder."""
 
-    def full(plan: Plan, folder: Path, console: object) -> bool:
+    def full(*ignored: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", place)
 
     (ended / JOB).unlink()
-    monkeypatch.setattr(run_local, "_work", full)
-    with pytest.raises(BenchError, match="cannot write: No space left on device") as failed:
-        resume.resume(ended)
-    assert (failed.value.where, failed.value.rule) == (place or str(ended), "CFG-08")
+    nothing_runs(monkeypatch)
+    monkeypatch.setattr(drive, "_trial", full)
+    assert resume.resume(ended) == 1
+    assert f"CFG-08: cannot write: No space left on device\n  where: {place or ended}\n" in capsys.readouterr().err
 
 
 def test_who_comes_second_on_this_machine_changes_nothing(ended: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,6 @@ def of_hydra_alone(words: tuple[str, ...]) -> str:
     compose.register()
     with initialize_config_dir(str(compose.CONF), version_base="1.3"):
         config = hydra_compose("launch", overrides=list(words))
-    config.recipe.local_sgd = None  # of which nothing is given
     return OmegaConf.to_yaml(config)
 
 

@@ -12,11 +12,11 @@ from helpers import ranks
 
 ALONE = """
 import pathlib
-from bench.contract import plan as plans
+from bench.contract import plan_kinds
 from jobs.engines import megatron
 from jobs.ranks import identity, timing
 
-plan = plans.load(pathlib.Path("plan.json"))
+plan = plan_kinds.load(pathlib.Path("plan.json"))
 megatron.start_ranks(plan, identity.from_environment())
 import torch.distributed.nn  # its functions have the group of that moment as their default argument
 engine = megatron.build(plan, 1)

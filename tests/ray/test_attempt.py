@@ -100,7 +100,7 @@ def test_a_runner_starts_on_each_node_and_only_this_run_knows_their_token(tried:
     assert (code, ray.told, driver.said) == (0, [], []) and driver.num_checks == 1
     for number, (argv, environment) in ray.commands.items():
         own = ["--node", f"{number}", "--lead", "10.0.0.0:20001", "--restarts"]
-        assert argv == ["-m", "bench.runner", str(tmp_path), *own]
+        assert argv == ["-m", "bench.driver", str(tmp_path), *own]
         assert environment["RUNSTOP_NODE"] == f"rig{number}" and len(environment["RUNSTOP_TOKEN"]) == 64
     assert len({environment["RUNSTOP_TOKEN"] for _, environment in ray.commands.values()}) == 1
     _, again, _ = tried(*ALL_WELL)

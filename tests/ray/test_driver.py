@@ -20,8 +20,8 @@ from bench.backends.ray.placement_group import Group, LostError, Place
 from bench.contract import plan as plans
 from bench.contract import plan_kinds
 from bench.contract.run_files import PLAN, RAY_OUTPUT, STATUS
+from bench.driver import between_commands
 from bench.errors import SubmitError
-from bench.launch import in_job
 from bench.planning import compose
 
 WELL = 0
@@ -72,7 +72,7 @@ class Cluster:
 
     def command(self, argv: list[str], *, cwd: Path, env: dict[str, str], stdin: int, check: bool) -> None:
         """In this process, as the driver starts it."""
-        assert argv[:3] == [sys.executable, "-m", "bench.launch.in_job"] and argv[3] == str(cwd)
+        assert argv[:3] == [sys.executable, "-m", "bench.driver.between_commands"] and argv[3] == str(cwd)
         assert (stdin, check) == (subprocess.DEVNULL, False)
         assert str(Path(driver.__file__).parents[3]) in env["PYTHONPATH"].split(":")
         self.closed.append(argv[4:])
@@ -80,7 +80,7 @@ class Cluster:
             return
         own, sys.argv = sys.argv, argv[2:]
         try:
-            in_job.main()
+            between_commands.main()
         except SystemExit as ended:
             assert ended.code in (0, 1)
         finally:

@@ -16,10 +16,10 @@ from bench.backends.ray.backend import RayBackend
 from bench.contract.plan import Plan
 from bench.contract.run_files import JOB, RAY_JOB, SUBMISSION
 from bench.diagnosis import run_reports
+from bench.driver import __main__ as runner
 from bench.errors import ConfigError, SubmitError
 from bench.launch import resume
 from bench.planning import compose
-from bench.runner import __main__ as runner
 from bench.runs import folder as folders
 from bench.runs import run as runs
 

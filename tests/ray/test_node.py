@@ -63,11 +63,11 @@ def test_a_node_runs_a_command_under_a_keeper_and_keeps_its_last_lines(
         monkeypatch.setenv(name, value)
     actor = Node(["RAY_KEPT"])
     actor.stop()  # there is nothing to stop yet
-    assert actor.run(["-m", "bench.runner"], {"HOST": "rig", "PLAN": "p"}) == Ended(
+    assert actor.run(["-m", "bench.driver"], {"HOST": "rig", "PLAN": "p"}) == Ended(
         -3, (*map(str, range(3, 22)), "the end \ufffd")
     )
     assert capsys.readouterr().out == "".join(lines) + "the end \ufffd" and slept == [placement_group.OUTPUT_POLL_S] * 2
-    assert process.argv == [sys.executable, "-m", "bench.backends.ray.keeper", sys.executable, "-m", "bench.runner"]
+    assert process.argv == [sys.executable, "-m", "bench.backends.ray.keeper", sys.executable, "-m", "bench.driver"]
     environment = process.options.pop("env")
     assert environment["PYTHONPATH"] == f"{Path(placement_group.__file__).parents[3]}:/a:/c"
     assert (environment["HOST"], environment["PLAN"], environment["RAY_KEPT"]) == ("rig", "p", "2")

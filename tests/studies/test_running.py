@@ -12,7 +12,7 @@ from bench.console import study as study_sheets
 from bench.contract import plan_kinds, run_files
 from bench.contract.plan import Plan
 from bench.errors import ConfigError, Stopped, SubmitError
-from bench.launch import run_local
+from bench.launch import run_here
 from bench.results.study import StudyResult
 from bench.runs.status import Ending, Status
 from bench.studies import library, run_missing
@@ -30,7 +30,7 @@ runs: 2
 
 
 class Ranks:
-    """In place of `run_local.run`: notes each run, and ends it as the test says; proven unless it says otherwise."""
+    """In place of `run_here.run`: notes each run, and ends it as the test says; proven unless it says otherwise."""
 
     def __init__(self) -> None:
         self.began: list[str] = []
@@ -53,7 +53,7 @@ class Ranks:
 @pytest.fixture
 def ranks(monkeypatch: pytest.MonkeyPatch) -> Ranks:
     made = Ranks()
-    monkeypatch.setattr(run_local, "run", made.run)
+    monkeypatch.setattr(run_here, "run", made.run)
     return made
 
 
@@ -154,7 +154,7 @@ def test_out_of_memory_is_known_by_the_traceback_of_a_rank(
         study_runs.ended(folder, "aborted", Status(outcome=Ending.failed, exit_code=1, what=what))
         raise SubmitError(what, where="x", fix="y")
 
-    monkeypatch.setattr(run_local, "run", run)
+    monkeypatch.setattr(run_here, "run", run)
     code, result = call(STUDY.replace("arms:", "max_batch: {limit: 16}\narms:"))
     assert code == 1 and result.row("a").cells["step_time"].runs == ("a.b14.1", "a.b14.2")
     reason = "failed: RUN-13: a Python exception ended a rank: RuntimeError: the shapes differ"

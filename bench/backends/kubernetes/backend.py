@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from bench import masking
+from bench import masked_json, masking
 from bench.backends import Job
 from bench.backends.kubernetes import checks as kubernetes_checks
 from bench.backends.kubernetes import client, manifest, names, states
@@ -37,7 +37,7 @@ def submit(plan: Plan, folder: Path, *, forced: Sequence[Finding] = ()) -> str:
     made = {"backend": BackendName.kubernetes.name, "jobs": [], "image": {"name": names.settings(plan).image}}
     if forced:
         made["forced"] = [f"{finding.rule}: {finding.what}" for finding in forced]
-    atomic_files.write(folder / JOB, made)
+    masked_json.write(folder / JOB, made)
     return _submitted(plan, folder, made)
 
 
@@ -124,7 +124,7 @@ def _submitted(plan: Plan, folder: Path, held: Mapping[str, Any], *, limits: Tim
     text = manifest.written(plan, objects)
     masking.refuse([text], where=KUBERNETES_MANIFEST)
     again = atomic_files.read_object(folder / SUBMISSION).get("job") == str(job)
-    atomic_files.write(folder / SUBMISSION, {"since": time.time(), "job": str(job)})
+    masked_json.write(folder / SUBMISSION, {"since": time.time(), "job": str(job)})
     try:
         _create(objects, job, again=again)
     except NoServerError as error:
@@ -136,7 +136,7 @@ def _submitted(plan: Plan, folder: Path, held: Mapping[str, Any], *, limits: Tim
         (folder / SUBMISSION).unlink(missing_ok=True)
         raise
     (folder / KUBERNETES_MANIFEST).write_text(text)
-    atomic_files.write(folder / JOB, {**held, "jobs": [*entries, {"id": str(job), "submitted": time.time()}]})
+    masked_json.write(folder / JOB, {**held, "jobs": [*entries, {"id": str(job), "submitted": time.time()}]})
     (folder / SUBMISSION).unlink(missing_ok=True)
     return str(job)
 
@@ -180,7 +180,7 @@ def _is_there(job: JobId) -> bool:
 
 
 class KubernetesBackend:
-    """Jobs are objects of the cluster; each node is a pod, whose ranks are started by `bench.runner`."""
+    """Jobs are objects of the cluster; each node is a pod, whose ranks are started by `bench.driver`."""
 
     tiers: tuple[Tier, ...] = TIERS
     files_tier: Tier = "nodes"

@@ -1,4 +1,4 @@
-"""What a pod starts: `python -m bench.backends.kubernetes.entry RUN --node K --lead HOST:PORT`, then `bench.runner`.
+"""What a pod starts: `python -m bench.backends.kubernetes.entry RUN --node K --lead HOST:PORT`, then `bench.driver`.
 
 It is the first process of its container. It finds the first pod where the cluster has no DNS, shares the run's token
 through the run folder, which only this user can read, and hands signals on. A runner that was cut short because another
@@ -26,6 +26,7 @@ from bench.backends.kubernetes.pod_template import plan_file
 from bench.backends.nodes.interruption import START_AGAIN
 from bench.contract import atomic_files, run_files
 from bench.contract.cluster import Discovery
+from bench.errors import exit_code_of
 
 EVERY_S = 2.0
 PATTERNS = (run_files.PREPARE_LOG, run_files.RESULTS, *(f"{run_files.RANK_LOGS}/*.{kind}" for kind in ("out", "err")))
@@ -176,7 +177,7 @@ def _announced(run: Path, told: list[int], *, is_by_file: bool) -> str:
             return str(said["host"])
         time.sleep(POLL_S)
     print(f"the first pod has not written its address into {run} within {WAIT_S:.0f} s", flush=True)
-    sys.exit(RETRYABLE if not told else 128 + told[0])
+    sys.exit(RETRYABLE if not told else exit_code_of(-told[0]))
 
 
 def _answers(host: str, port: int) -> bool:
@@ -189,7 +190,7 @@ def _run(words: list[str], run: Path, told: list[int]) -> int:
     """Return the exit code of a runner; this process reaps whatever loses its parent in the container."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(FROM_OPERATORS)}
     known = {TOKEN: _token(run), "RUNSTOP_NODE": os.environ.get("RUNSTOP_NODE_NAME", "")}
-    argv = [sys.executable, "-m", "bench.runner", str(run), *words]
+    argv = [sys.executable, "-m", "bench.driver", str(run), *words]
     child = os.posix_spawn(sys.executable, argv, kept | known)
     said = 0
     while True:
@@ -198,9 +199,8 @@ def _run(words: list[str], run: Path, told: list[int]) -> int:
         said = len(told)
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == child:
-            code = os.waitstatus_to_exitcode(status)
-            code = 128 - code if code < 0 else code
-            return 128 + told[0] if told and code == START_AGAIN else code
+            code = exit_code_of(os.waitstatus_to_exitcode(status))
+            return exit_code_of(-told[0]) if told and code == START_AGAIN else code
         if pid == 0:
             time.sleep(0.1)
 

@@ -13,7 +13,11 @@ TIME_IS_NEAR = with_rule("SLU-07", "the time limit is near")
 
 
 class CutShortError(Exception):
-    """The run ends before its work is done."""
+    """The run ends before its work is done; `signum` is the signal that asked for it, SIGTERM where none did."""
+
+    def __init__(self, why: str, signum: int = signal.SIGTERM) -> None:
+        super().__init__(why)
+        self.signum = signum
 
 
 class NodeLostError(BenchError):
@@ -25,8 +29,8 @@ class NodeLostError(BenchError):
 
 
 @dataclass(slots=True)
-class Ending:
-    """What has asked this process to end; signals only leave a note here, and whoever waits looks at it."""
+class Interruption:
+    """What asks this process to end. Signals only leave a note here, and whoever waits looks at it."""
 
     limit_s: float | None = None
     """When the time limit is near, by time.monotonic."""
@@ -44,7 +48,7 @@ class Ending:
         if self.why is None and self.limit_s is not None and time.monotonic() > self.limit_s:
             self.why = TIME_IS_NEAR
         if self.why is not None:
-            raise CutShortError(self.why)
+            raise CutShortError(self.why, self.signum)
 
     def _stop(self, signum: int, frame: object) -> None:
         self.why, self.signum = STOPPED, signum

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from bench.contract import run_files
 from bench.contract.plan import Command, Plan
+from bench.errors import exit_code_of
 
 GRACE_S = 10.0
 """How long a rank may take to end once it is told to."""
@@ -82,7 +83,7 @@ def _exit_code(pid: int) -> int | None:
     ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     if ended is None:
         return None
-    return ended.si_status if ended.si_code == os.CLD_EXITED else 128 + ended.si_status
+    return exit_code_of(ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status)
 
 
 def start(

@@ -32,7 +32,7 @@ class Opened:
 
 def member_words(folder: Path, number: int, *, python: str) -> list[str]:
     """Return the command of a node that is spoken to by its standard streams."""
-    return [python, "-m", "bench.runner", str(folder), "--node", str(number), "--stdio"]
+    return [python, "-m", "bench.driver", str(folder), "--node", str(number), "--stdio"]
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench import masking
+from bench import masked_json, masking
 from bench.backends import Job
 from bench.backends.ray import checks, client, manifest, placement_group, request
 from bench.contract import atomic_files, plan_kinds
@@ -37,7 +37,7 @@ def note(plan: Plan, folder: Path, *, forced: Sequence[Finding] = ()) -> dict[st
     job: dict[str, Any] = {"backend": BackendName.ray.name, "jobs": [], "address": request.address(plan)}
     if forced:
         job["forced"] = [f"{finding.rule}: {finding.what}" for finding in forced]
-    atomic_files.write(folder / JOB, job)
+    masked_json.write(folder / JOB, job)
     return job
 
 
@@ -45,7 +45,7 @@ def submit_shared(runs: Sequence[tuple[Plan, Path]], folder: Path) -> str:
     """Return the id of one job that runs several runs, one after another on the same nodes."""
     plan, names = runs[0][0], [run.name for _, run in runs]
     job = {"backend": BackendName.ray.name, "jobs": [], "address": request.address(plan), "runs": names}
-    atomic_files.write(folder / JOB, job)
+    masked_json.write(folder / JOB, job)
     number = _submitted(plan, folder, [run for _, run in runs], job)
     note_shared(folder)
     return number
@@ -60,7 +60,7 @@ def note_shared(folder: Path) -> None:
         known = [str(entry["id"]) for entry in entries]
         new = [dict(entry) | {"shared": folder.name} for entry in shared.get("jobs") or [] if entry["id"] not in known]
         if held and new:
-            atomic_files.write(run / JOB, held | {"jobs": [*entries, *new]})
+            masked_json.write(run / JOB, held | {"jobs": [*entries, *new]})
 
 
 def resume(folder: Path, *, trials_left: int, walltime_min: int | None, arguments: Sequence[str]) -> str:
@@ -103,7 +103,7 @@ def _submitted(plan: Plan, folder: Path, runs: Sequence[Path], job: Mapping[str,
         masking.refuse([text], where=place)
     id = request.job_id(body["submission_id"], request.address(plan))
     note, is_first = folder / SUBMISSION, not (folder / SUBMISSION).exists()
-    atomic_files.write(note, {"since": time.time(), "job": id})
+    masked_json.write(note, {"since": time.time(), "job": id})
     try:
         _take(request.address(plan), body, id)
     except LostError:
@@ -112,9 +112,9 @@ def _submitted(plan: Plan, folder: Path, runs: Sequence[Path], job: Mapping[str,
         if is_first:
             note.unlink(missing_ok=True)
         raise
-    atomic_files.write(folder / RAY_JOB, body)
+    masked_json.write(folder / RAY_JOB, body)
     entry = {"id": id, "submitted": time.time()}
-    atomic_files.write(folder / JOB, dict(job) | {"jobs": [*entries, entry], "page": request.page(id)})
+    masked_json.write(folder / JOB, dict(job) | {"jobs": [*entries, entry], "page": request.page(id)})
     with suppress(OSError):
         note.unlink()
     return id

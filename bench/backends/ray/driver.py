@@ -1,6 +1,6 @@
 """The driver of a Ray job: `python -m bench.backends.ray.driver RUN…`, run by Ray on its head.
 
-It takes the nodes of a run, starts `bench.runner` on each of them, and ends with the exit code of the run. Where a node
+It takes the nodes of a run, starts `bench.driver` on each of them, and ends with the exit code of the run. Where a node
 is lost it takes nodes anew and starts the run's next attempt there, as Slurm does. Several runs follow each other on
 the same nodes.
 """
@@ -131,7 +131,7 @@ def start_runners(group: Group, words: Sequence[str], folder: Path) -> Runners:
     token, address = secrets.token_hex(32), f"{group.places[0].address}:{port}"
     calls = {}
     for number, (actor, name) in enumerate(zip(group.actors, group.names, strict=True)):
-        own = ["-m", "bench.runner", str(folder), "--node", str(number), "--lead", address, *words]
+        own = ["-m", "bench.driver", str(folder), "--node", str(number), "--lead", address, *words]
         calls[actor.run.remote(own, {TOKEN: token, NODE_VARIABLE: name})] = number
     return Runners(group, calls)
 
@@ -257,7 +257,7 @@ def _close(job: DriverJob, plan: Plan, what: str) -> int:
         return 1
     trials = " ".join(str(trial.index) for trial in plan.trials)
     for words in (["open", "--job", job.id], ["close", "--exit-code", "1", "--what", what, "--trials", trials]):
-        argv = [sys.executable, "-m", "bench.launch.in_job", str(job.run), *words]
+        argv = [sys.executable, "-m", "bench.driver.between_commands", str(job.run), *words]
         subprocess.run(argv, cwd=job.run, env=_environment(), stdin=subprocess.DEVNULL, check=False)
     return 1
 

@@ -12,6 +12,8 @@ import signal
 import subprocess
 import sys
 
+from bench.errors import exit_code_of
+
 POLL_S = 0.1
 GRACE_S = 90.0
 """How long the command may take to end: its ranks, and those of other nodes, have 10 s and more."""
@@ -27,15 +29,14 @@ def main() -> None:
     def end_with_this_process() -> None:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:  # it was too late
-            os._exit(128 + signal.SIGTERM)
+            os._exit(exit_code_of(-signal.SIGTERM))
 
     process = subprocess.Popen(
         sys.argv[1:], stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=end_with_this_process
     )
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: process.terminate())
-    code = _watched(process)
-    sys.exit(code if code >= 0 else 128 - code)
+    sys.exit(exit_code_of(_watched(process)))
 
 
 def _watched(process: "subprocess.Popen[bytes]") -> int:

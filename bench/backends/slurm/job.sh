@@ -29,7 +29,7 @@ hosts() { start --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 "$@"; } #
 inside() { start ${container[@]+"${container[@]}"} "$@"; } # the container, where there is one
 first() { inside --nodes=1 --ntasks=1 --ntasks-per-node=1 "$@"; }
 ranks() { inside --nodes="$nodes" --ntasks=$((nodes * ranks_per_node)) --ntasks-per-node="$ranks_per_node" --kill-on-bad-exit=1 "$@"; }
-ask() { first "$python" -m bench.launch.in_job "$run" "$@"; }
+ask() { first "$python" -m bench.driver.between_commands "$run" "$@"; }
 
 command_of() { # LABEL SRUN_OPTION...: run a command of the plan on every rank
   local -n argv=argv_$1

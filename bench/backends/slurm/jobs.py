@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from bench import masking
+from bench import masked_json, masking
 from bench.backends.slurm import client, script
 from bench.backends.slurm.checks import REFUSALS, last_line
 from bench.backends.slurm.script import sbatch_arguments
@@ -59,7 +59,7 @@ def note(plan: Plan, folder: Path, *, forced: Sequence[Finding] = ()) -> dict[st
     _require_no_secret(job)
     with (folder / SCRIPT).open("x") as file:
         file.write(text)
-    atomic_files.write(folder / JOB, job)
+    masked_json.write(folder / JOB, job)
     return job
 
 
@@ -79,7 +79,7 @@ def submit_shared(runs: Sequence[tuple[Plan, Path]], folder: Path, *, name: str)
         environment |= atomic_files.read_object(run / JOB).get("environment") or {}
     job: dict[str, Any] = {"backend": BackendName.slurm.name, "jobs": [], "runs": names}
     job |= {"arguments": sbatch_arguments(plans[0], folder), "environment": environment}
-    atomic_files.write(folder / JOB, job)
+    masked_json.write(folder / JOB, job)
     number = _submitted(folder, job)
     note_shared(folder)
     return number
@@ -97,7 +97,7 @@ def note_shared(folder: Path) -> None:
         new = [job for job in known if job not in [str(entry["id"]) for entry in entries]]
         if held and new:
             added = [{"id": job, "submitted": time.time(), "shared": folder.name} for job in new]
-            atomic_files.write(run / JOB, held | {"jobs": [*entries, *added]})
+            masked_json.write(run / JOB, held | {"jobs": [*entries, *added]})
 
 
 def resume(folder: Path, *, trials_left: int, walltime_min: int | None, arguments: Sequence[str]) -> str:
@@ -129,7 +129,7 @@ def _submitted(folder: Path, job: Mapping[str, Any]) -> str:
     note = folder / SUBMISSION
     is_first = not note.exists()  # one that is there is of an earlier answer that was lost, and still holds
     if is_first:
-        atomic_files.write(note, {"since": time.time(), "command": argv})
+        masked_json.write(note, {"since": time.time(), "command": argv})
     try:
         number = _accepted(argv, folder, known, environment=job.get("environment") or {})
     except _LostError:
@@ -140,7 +140,7 @@ def _submitted(folder: Path, job: Mapping[str, Any]) -> str:
         raise
     entry = {"id": number, "submitted": time.time()}
     try:
-        atomic_files.write(folder / JOB, dict(job) | {"jobs": [*(job.get("jobs") or []), entry]})
+        masked_json.write(folder / JOB, dict(job) | {"jobs": [*(job.get("jobs") or []), entry]})
     except OSError as error:
         what = f"job {number} is submitted, and its id cannot be written down: {error.strerror}"
         fix = f"make room; `python -m bench runs` finds the job all the same, and scancel {number} ends it"

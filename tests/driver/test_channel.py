@@ -11,9 +11,9 @@ import pytest
 from bench.backends.nodes import channel as channels
 from bench.backends.nodes import lead, member
 from bench.backends.nodes.channel import Channel, LostError
+from bench.driver.lead import Tee
 from bench.errors import ConfigError
 from bench.planning import compose
-from bench.runner.__main__ import Tee
 
 Pair = tuple[Channel, socket.socket]
 

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 
 from bench.contract import mllog, plan_kinds
 from bench.contract.plan import Plan
-from bench.launch import in_job
+from bench.driver import between_commands
 from bench.planning import compose
 from bench.runs import ledger, manifest
 from bench.runs import status as statuses
@@ -33,9 +32,9 @@ def ask(run: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
     """Ask in a run folder of two trials, as job.sh does, and return the exit code."""
 
     def asked(question: str, *words: str) -> int:
-        monkeypatch.setattr(sys, "argv", ["in_job", str(run), question, *words])
+        monkeypatch.setattr(sys, "argv", ["between_commands", str(run), question, *words])
         with pytest.raises(SystemExit) as ended:
-            in_job.main()
+            between_commands.main()
         return int(str(ended.value.code))
 
     started(run)
@@ -68,7 +67,7 @@ def test_a_run_whose_trials_all_prove_what_was_asked(run: Path, ask: Ask, writte
         assert outcomes(run)[int(trial)] is Outcome.running
         trained(run, written_log, int(trial))
         assert ask("judge", trial) == 0
-        assert ask("begin", trial, "--job", "8", "--nodes", "dgx-0") == in_job.DONE
+        assert ask("begin", trial, "--job", "8", "--nodes", "dgx-0") == between_commands.DONE
     assert not (run / "status.json").exists()
     assert ask("close", "--exit-code", "0", "--what", "", "--trials", "0 1") == 0
     said = statuses.read(run)
@@ -156,10 +155,10 @@ def test_the_last_element_of_an_array_writes_the_manifest(tmp_path: Path, writte
     (run / "plan.json").write_text(plan_kinds.dumps(plan))
     ledger.create(run, plan)
     for trial in plan.trials:
-        asked = {"trial": trial.index, "job": "7", "nodes": "dgx-0", "trials": str(trial.index)}
-        assert in_job.begin(run, plan, Namespace(**asked)) == 0
+        assert between_commands.begin_trial(run, plan, trial, job="7", nodes="dgx-0")
         written_log(name=f"run/{trial.log}", seed=trial.seed, binding=mllog.load(run, trial.index))
-        assert in_job.close(run, plan, Namespace(**asked, exit_code=1, what="a rank was killed behind run_stop")) == 1
+        what = "a rank was killed after run_stop"
+        assert between_commands.close_run(run, plan, exit_code=1, what=what, of_job=[trial.index]) == 1
         assert (manifest.read(run) is not None) == (trial.index == 1) == (run / "status.json").exists()
     assert [str(entry.outcome) for entry in ledger.read(run)] == ["proven", "proven"]
     assert verify(run).passed
@@ -174,8 +173,7 @@ def test_a_log_that_was_not_the_trials_own_is_the_reason_that_the_job_gives(
     (run / "plan.json").write_text(plan_kinds.dumps(plan))
     ledger.create(run, plan)
     written_log(name="run/result_0.txt", seed=plan.trials[0].seed)
-    asked = {"trial": 0, "job": "7", "nodes": "dgx-0", "trials": "0"}
-    assert in_job.begin(run, plan, Namespace(**asked)) == 0
-    assert in_job.close(run, plan, Namespace(**asked, exit_code=2, what="trial 0 failed")) == 1
+    assert between_commands.begin_trial(run, plan, plan.trials[0], job="7", nodes="dgx-0")
+    assert between_commands.close_run(run, plan, exit_code=2, what="trial 0 failed", of_job=[0]) == 1
     status = (run / "status.json").read_text()
     assert '"rule": "LOG-17"' in status and "result_0.txt was not written by this attempt" in status

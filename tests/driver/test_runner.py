@@ -56,7 +56,7 @@ class Two:
     def start(self, node: int, *words: str, token: str = TOKEN) -> Process:
         folder = self.own if node else self.lead
         joining = ["--node", f"{node}", "--lead", f"127.0.0.1:{self.port}"]
-        argv = [sys.executable, "-m", "bench.runner", str(folder), *joining]
+        argv = [sys.executable, "-m", "bench.driver", str(folder), *joining]
         environment = os.environ | {"RUNSTOP_TOKEN": token, "RUNSTOP_NODE": f"rig{node}"}
         process = subprocess.Popen(
             [*argv, *words], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

@@ -1,4 +1,4 @@
-"""What `python -m bench.runner` does on a lead and on another node, and the run folder that it works in."""
+"""What `python -m bench.driver` does on a lead and on another node, and the run folder that it works in."""
 
 import fcntl
 import io
@@ -7,24 +7,24 @@ import signal
 import stat
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench.backends.nodes import lead, member
-from bench.backends.nodes.interruption import STOPPED, CutShortError, Ending, NodeLostError
+from bench.backends.nodes import member
+from bench.backends.nodes.interruption import STOPPED, CutShortError, Interruption, NodeLostError
 from bench.backends.nodes.lead import Nodes
 from bench.contract import plan as plans
 from bench.contract import plan_kinds, run_files
 from bench.contract.plan import Plan
+from bench.driver import __main__ as runner
+from bench.driver import lead as leads
+from bench.driver.drive import Drive
 from bench.errors import BenchError, ConfigError
 from bench.planning import compose
-from bench.runner import __main__ as runner
-from bench.runner import folder as folders
-from bench.runner import lead as leads
-from bench.runner.lead import Lead
 
 MAIN = Callable[..., int]
 
@@ -35,7 +35,7 @@ def main(monkeypatch: pytest.MonkeyPatch) -> Iterator[MAIN]:
     kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
 
     def main(*words: object) -> int:
-        monkeypatch.setattr(sys, "argv", ["bench.runner", *map(str, words)])
+        monkeypatch.setattr(sys, "argv", ["bench.driver", *map(str, words)])
         with pytest.raises(SystemExit) as stop:
             runner.main()
         assert isinstance(stop.value.code, int)
@@ -64,24 +64,26 @@ class Asked:
     """What a lead was asked to do, in place of doing it."""
 
     calls: list[tuple[Any, ...]]
-    leads: list[Lead]
+    driven: list[Drive]
+    nodes: list[Nodes]
     ends: Callable[[], int] = lambda: 4
 
-    def drive(self, lead: Lead, join: Callable[[], None]) -> int:
-        self.leads.append(lead)
-        print("on the screen")
+    def drive(self, run: Drive, connect: Callable[[], AbstractContextManager[Nodes]]) -> int:
+        self.driven.append(run)
+        run.progress.say("on the screen")
         print("of an error", file=sys.stderr)
-        join()
+        with connect() as nodes:
+            self.nodes.append(nodes)
         return self.ends()
 
     @property
-    def lead(self) -> Lead:
-        return self.leads[-1]
+    def last(self) -> Drive:
+        return self.driven[-1]
 
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
-    made = Asked([], [])
+    made = Asked([], [], [])
 
     def noted(name: str, *shown: str) -> Callable[..., None]:
         return lambda nodes, *words, **more: made.calls.append((name, *words, *(more.get(key) for key in shown)))
@@ -90,7 +92,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     monkeypatch.setattr(Nodes, "join", noted("join", "token", "within_s"))
     monkeypatch.setattr(Nodes, "send_plan", noted("send the plan"))
     monkeypatch.setattr(Nodes, "bye", noted("bye"))
-    monkeypatch.setattr(lead, "require_shared", noted("is shared"))
+    monkeypatch.setattr(leads, "require_shared", noted("is shared"))
     monkeypatch.setenv("RUNSTOP_TOKEN", "ours")
     return made
 
@@ -98,25 +100,28 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
 def test_the_lead_drives_the_run_with_what_it_is_told(
     main: MAIN, run: Path, asked: Asked, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner.time, "monotonic", lambda: 1000.0)
+    monkeypatch.setattr(leads.time, "monotonic", lambda: 1000.0)
     words = ("--node", 0, "--lead", "[::1]:70", "--join-s", 2.5, "--limit-min", 0.5, "--trial-min", 7)
     assert main(run, *words, "--job", "j7", "--attempt", 3, "--restarts") == 4
     assert asked.calls == [("join", 70, "ours", 2.5), ("send the plan",), ("is shared",), ("bye", 4)]
-    lead = asked.lead
-    assert (lead.run, lead.job, lead.restarts, lead.trials, lead.ending.limit_s) == (run, "j7", True, [0], 1030.0)
-    assert (lead.nodes._host, lead.nodes._own, lead.nodes.plan) == ("::1", lead.plan.environment, lead.plan)
-    assert lead.plan == plans.within(planned(), 7) != planned() and not lead.gain
+    driven, (nodes,) = asked.last, asked.nodes
+    interruption: Interruption = driven.check.__self__  # type: ignore[attr-defined]
+    assert (driven.folder, driven.job, driven.noted_job, driven.restarts) == (run, "j7", "j7", True)
+    assert interruption.limit_s == 1030.0
+    assert (nodes._host, nodes._own, nodes.plan) == ("::1", driven.plan.environment, driven.plan)
+    assert driven.plan == plans.within(planned(), 7) != planned() and not driven.made_progress
     said = capsys.readouterr()
-    first = f"job j7, attempt 3, {lead.plan.name} on 2 nodes"
+    first = f"job j7, attempt 3, {driven.plan.name} on 2 nodes"
     assert (said.out, said.err) == (f"{first}\non the screen\n", "of an error\n")
     kept = (run / run_files.RUNNER_OUTPUT).read_text()
     assert kept == f"{first}\non the screen\nof an error\n"
     signal.raise_signal(signal.SIGTERM)
-    assert (lead.ending.why, lead.ending.signum) == (STOPPED, signal.SIGTERM)
+    assert (interruption.why, interruption.signum) == (STOPPED, signal.SIGTERM)
     monkeypatch.setenv("RUNSTOP_TOKEN", "ours")
     assert main(run, "--node", 0) == 4
-    assert (asked.lead.job, asked.lead.restarts, asked.lead.ending.limit_s) == (str(run), False, None)
-    assert asked.lead.plan == planned() and asked.calls[4] == ("join", 0, "ours", 900.0)
+    interruption = asked.last.check.__self__  # type: ignore[attr-defined]
+    assert (asked.last.job, asked.last.restarts, interruption.limit_s) == (str(run), False, None)
+    assert asked.last.plan == planned() and asked.calls[4] == ("join", 0, "ours", 900.0)
     assert (run / run_files.RUNNER_OUTPUT).read_text().startswith(f"{kept}job {run}, attempt 0, ")
 
 
@@ -124,7 +129,7 @@ def test_a_run_on_one_node_needs_no_token_and_one_on_two_does(
     main: MAIN, run: Path, asked: Asked, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("RUNSTOP_TOKEN")
-    assert main(run, "--node", 0) == 2 and not asked.leads
+    assert main(run, "--node", 0) == 2 and not asked.driven
     assert "the nodes of this run have no token by which they know each other" in capsys.readouterr().err
     (run / run_files.PLAN).write_text(plan_kinds.dumps(planned(1)))
     assert main(run, "--node", 0) == 4 and asked.calls[0][:3] == ("join", 0, "")
@@ -134,7 +139,7 @@ def test_a_run_on_one_node_needs_no_token_and_one_on_two_does(
 @pytest.mark.parametrize(
     ("error", "words", "code", "said"),
     [
-        (CutShortError(STOPPED), (), 130, f"{STOPPED}\n"),
+        (CutShortError(STOPPED, signal.SIGINT), (), 130, f"{STOPPED}\n"),
         (NodeLostError("the lead", "no beat"), (), 1, "HST-01: the lead is gone: no beat\n"),
         (NodeLostError("the lead", "no beat"), ("--restarts",), 75, "HST-01: the lead is gone: no beat\n"),
         (ConfigError("refused", where="w", fix="f"), (), 2, "refused\n  where: w\n  fix:   f\n"),
@@ -200,7 +205,7 @@ def test_words_that_name_no_node_or_lead_are_refused(
 
 def test_what_is_printed_is_counted_as_the_screen_does() -> None:
     screen, kept = io.StringIO(), io.StringIO()
-    tee = runner.Tee(screen, kept)
+    tee = leads.Tee(screen, kept)
     assert tee.write("four") == 4 and screen.getvalue() == kept.getvalue() == "four" and not tee.isatty()
 
 
@@ -216,26 +221,26 @@ def test_a_new_run_folder_gets_its_plan_from_a_file_and_an_old_one_keeps_its_own
     monkeypatch.setenv("DATA", "/of/models")
     before = os.umask(0)
     try:
-        with folders.opened(run, file) as found:
+        with leads.opened(run, file) as found:
             assert found == plan_kinds.load(run / run_files.PLAN)
             filled = found.config.cluster.paths
             assert (filled.data, filled.model, filled.logs) == ("/of/rows/x", "/of/models", "/logs")
             with (run / run_files.RUN_LOCK).open() as lock, pytest.raises(BlockingIOError):
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             with pytest.raises(ConfigError, match="CFG-05: another process drives this run"):
-                folders.opened(run, None).__enter__()
+                leads.opened(run, None).__enter__()
     finally:
         os.umask(before)
     for folder in (run, run / run_files.RANK_LOGS):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o755
     monkeypatch.setenv("DATA", "/elsewhere")
-    with folders.opened(run, file) as again, folders.output(run) as output:
+    with leads.opened(run, file) as again, leads.output(run) as output:
         assert again == found and output.name == str(run / run_files.RUNNER_OUTPUT)
-    with folders.opened(run, None) as again:
+    with leads.opened(run, None) as again:
         assert again == found
     run.chmod(0o777)
     with pytest.raises(ConfigError, match="others may write in this run folder"):
-        folders.opened(run, None).__enter__()
+        leads.opened(run, None).__enter__()
 
 
 @pytest.mark.parametrize("value", [None, "", 'a"b', "a\\b", "a$b", "a`b", "a\x1f", "\n"])
@@ -247,23 +252,23 @@ def test_a_variable_of_a_plan_that_is_not_set_or_hostile_is_refused(
     (tmp_path / "plan.json").write_text(plan_kinds.dumps(plan))
     monkeypatch.setenv("DATADIR", value) if value is not None else monkeypatch.delenv("DATADIR", raising=False)
     with pytest.raises(ConfigError, match=r"^CFG-06: DATADIR is .*\n  where: the environment\n  fix:   set it, with"):
-        folders.filled_in(tmp_path / "plan.json")
+        leads.filled_in(tmp_path / "plan.json")
     monkeypatch.setenv("DATADIR", "a b'c")
-    assert plan_kinds.loads(folders.filled_in(tmp_path / "plan.json")).config.cluster.paths.data == "a b'c"
+    assert plan_kinds.loads(leads.filled_in(tmp_path / "plan.json")).config.cluster.paths.data == "a b'c"
 
 
 def test_a_run_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "plan.json").write_text(plan_kinds.dumps(planned()))
     with pytest.raises(BenchError, match=r"CFG-08: cannot write: .*\n  where: .*/file/run"):
-        folders.opened(tmp_path / "file/run", tmp_path / "plan.json").__enter__()
+        leads.opened(tmp_path / "file/run", tmp_path / "plan.json").__enter__()
 
 
 def test_why_a_process_must_end_is_kept(monkeypatch: pytest.MonkeyPatch, main: MAIN) -> None:
     """Time that runs out is a reason of its own; whoever cancels the run is the last word."""
     now_s = [5.0]
     monkeypatch.setattr("bench.backends.nodes.interruption.time.monotonic", lambda: now_s[0])
-    ending = Ending(limit_s=6.0)
+    ending = Interruption(limit_s=6.0)
     ending.listen()
     for now_s[0] in (5.0, 6.0):
         ending.check()
@@ -278,4 +283,4 @@ def test_why_a_process_must_end_is_kept(monkeypatch: pytest.MonkeyPatch, main: M
     signal.raise_signal(signal.SIGUSR1)
     with pytest.raises(CutShortError, match="^SLU-07: "):
         ending.check()
-    Ending().check()
+    Interruption().check()

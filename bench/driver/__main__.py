@@ -1,4 +1,4 @@
-"""Run a plan over nodes without srun: `python -m bench.runner RUN --node K --lead HOST:PORT`, once on each node.
+"""Run a plan over nodes without srun: `python -m bench.driver RUN --node K --lead HOST:PORT`, once on each node.
 
 Node 0 leads. The others join it, in any order, and find in RUNSTOP_TOKEN the same text as node 0 does. RUN is a run
 folder with a plan.json, or gets one from --plan. It may be shared by the nodes, or be each node's own: the lead's has
@@ -7,90 +7,42 @@ more for a signal.
 """
 
 import argparse
-import io
 import sys
-import time
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import TextIO
 
 from bench.backends.nodes import channel, member
-from bench.backends.nodes import lead as nodes_lead
-from bench.backends.nodes.interruption import START_AGAIN, CutShortError, Ending, NodeLostError
-from bench.backends.nodes.lead import Nodes
-from bench.contract import plan as plans
-from bench.errors import BenchError
-from bench.runner import folder
-
-
-class Tee(io.TextIOBase):
-    """What a runner prints, also kept in the run folder, where `why` looks for it."""
-
-    def __init__(self, screen: TextIO, file: TextIO) -> None:
-        self._screen, self._file = screen, file
-
-    def write(self, text: str) -> int:
-        self._file.write(text)
-        written = self._screen.write(text)
-        self.flush()
-        return written
-
-    def flush(self) -> None:
-        self._file.flush()
-        self._screen.flush()
-
-    def isatty(self) -> bool:
-        return False
+from bench.backends.nodes.interruption import START_AGAIN, CutShortError, Interruption, NodeLostError
+from bench.errors import BenchError, exit_code_of
 
 
 def main() -> None:
     args = _parser().parse_args()
     try:
-        sys.exit(_lead(args) if args.node == 0 and not args.stdio else _member(args))
+        if args.node == 0 and not args.stdio:
+            from bench.driver import lead
+
+            sys.exit(lead.run(args))
+        sys.exit(_member(args))
     except BenchError as error:
         print(error, file=sys.stderr, flush=True)
         sys.exit(error.exit_code)
 
 
-def _lead(args: argparse.Namespace) -> int:
-    from bench.runner import lead as leads
-
-    run: Path = args.run.absolute()
-    ending = Ending(limit_s=None if args.limit_min is None else time.monotonic() + 60 * args.limit_min)
-    ending.listen()
-    with folder.opened(run, args.plan) as planned, folder.output(run) as file:
-        plan = planned if args.trial_min is None else plans.within(planned, args.trial_min)
-        token = channel.token() if plan.world.num_nodes > 1 else ""
-        nodes = Nodes(plan, run, args.lead[0], own=plan.environment)
-        job = args.job or str(run)
-        trials = [trial.index for trial in plan.trials]
-        lead = leads.Lead(run, plan, nodes, ending, job=job, restarts=args.restarts, trials=trials)
-
-        def join() -> None:
-            nodes.join(args.lead[1], token=token, within_s=args.join_s, check=ending.check)
-            nodes.send_plan(check=ending.check)
-            nodes_lead.require_shared(nodes)
-
-        with redirect_stdout(Tee(sys.stdout, file)), redirect_stderr(Tee(sys.stderr, file)):
-            print(f"job {job}, attempt {args.attempt}, {plan.name} on {plan.world.num_nodes} nodes", flush=True)
-            code = leads.drive(lead, join)
-            nodes.bye(code)
-            return code
-
-
 def _member(args: argparse.Namespace) -> int:
-    ending = Ending()
-    ending.listen()
+    interruption = Interruption()
+    interruption.listen()
     run: Path = args.run.absolute()
     try:
         if args.stdio:
             joined = member.by_streams(args.node)
         else:
-            joined = member.join(args.lead, args.node, token=channel.token(), within_s=args.join_s, check=ending.check)
-        return member.obey(joined, args.node, run, check=ending.check)
+            joined = member.join(
+                args.lead, args.node, token=channel.token(), within_s=args.join_s, check=interruption.check
+            )
+        return member.obey(joined, args.node, run, check=interruption.check)
     except CutShortError as error:
         print(error, file=sys.stderr, flush=True)
-        return 128 + ending.signum
+        return exit_code_of(-error.signum)
     except NodeLostError as error:
         print(error, file=sys.stderr, flush=True)
         return START_AGAIN if args.restarts else 1
@@ -111,7 +63,7 @@ def _address(text: str) -> tuple[str, int]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m bench.runner", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m bench.driver", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="the run folder")
     parser.add_argument("--node", type=_number, required=True, metavar="K", help="which node this is, from 0")

@@ -15,7 +15,7 @@ from bench.backends.local import free_port
 from bench.backends.nodes import channel as channels
 from bench.backends.nodes import lead as every_node
 from bench.backends.nodes import member, processes
-from bench.backends.nodes.interruption import STOPPED, CutShortError, Ending, NodeLostError
+from bench.backends.nodes.interruption import STOPPED, CutShortError, Interruption, NodeLostError
 from bench.backends.nodes.lead import Member, Nodes
 from bench.contract import plan as plans
 from bench.contract import plan_kinds, run_files
@@ -58,7 +58,7 @@ class Cluster:
         (self.run / run_files.PLAN).write_text(plan_kinds.dumps(self.plan))
         self.nodes = Nodes(self.plan, self.run, HERE, own=self.plan.environment)
         self.ends: dict[int, Future[int]] = {}
-        self.endings = {1: Ending(), 2: Ending()}
+        self.endings = {1: Interruption(), 2: Interruption()}
 
     def starts(self, number: int) -> None:
         """Let a node join the lead and obey it, in a thread of its name."""
