@@ -24,7 +24,8 @@ def of_group(plan: TrainingPlan) -> TrainingPlan:
 
 def restarts(plan: Plan, command: Command) -> list[range]:
     """Return the ranks of each group of a trial that may be started again, once for each time that it may be."""
-    groups, local_sgd = plan.world.groups, plan.config.training_recipe.averaging
+    groups, recipe = plan.world.groups, plan.config.recipe
+    local_sgd = recipe.averaging if recipe else None
     if not groups or local_sgd is None or not local_sgd.restarts or command not in plans.trial_commands(plan):
         return []
     size = plan.world.num_ranks // groups

@@ -168,6 +168,9 @@ class Plan:
     __slots__ = ()
     __dataclass_fields__: ClassVar[dict[str, Any]]  # for type checkers: dataclasses.replace takes every plan
 
+    replicas_reduce: ClassVar[bool] = True
+    """Whether the replicas reduce over all ranks. Those that do not may share a GPU, which NCCL refuses."""
+
     version: int
     name: str
     config: Config

@@ -128,6 +128,8 @@ class KernelsPlan(Plan):
 class GenerationPlan(Plan):
     """A run that generates, worked out. It reads no rows."""
 
+    replicas_reduce = False
+
     version: int
     name: str
     config: Config

@@ -1,7 +1,6 @@
 """Make the plan of a run from its config, by the kind of its task."""
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 from bench.contract.plan import Plan
 from bench.contract.schema import Config
@@ -11,20 +10,16 @@ from bench.planning.checks import generation as generation_checks
 from bench.planning.checks import kernels as kernel_checks
 from bench.planning.checks import training as training_checks
 
-
-class Planner(NamedTuple):
-    """What plans the tasks of one kind."""
-
-    check: Callable[[Config], None]
-    make: Callable[[Config, Config | None], Plan]
-
-
-PLANNERS: Mapping[Kind, Planner] = {
-    Kind.train: Planner(training_checks.check, training.make),
-    Kind.generate: Planner(generation_checks.check, generation.make),
-    Kind.serve: Planner(serving.check, serving.make),
-    Kind.kernels: Planner(kernel_checks.check, kernels.make),
+PLANNERS: "Mapping[Kind, tuple[Check, Make]]" = {
+    Kind.train: (training_checks.check, training.make),
+    Kind.generate: (generation_checks.check, generation.make),
+    Kind.serve: (serving.check, serving.make),
+    Kind.kernels: (kernel_checks.check, kernels.make),
 }
+Check = Callable[[Config], None]
+"""Refuses a config of its kind that contradicts itself in every layout."""
+Make = Callable[[Config, Config | None], Plan]
+"""Makes the plan of a config of its kind; the second one is that of the task that makes its base checkpoint."""
 
 
 def make(config: Config, base: Config | None = None) -> Plan:
@@ -34,10 +29,12 @@ def make(config: Config, base: Config | None = None) -> Plan:
         ConfigError: the request is impossible; the message gives the legal values.
     """
     check(config)
-    return PLANNERS[config.task.kind].make(config, base)
+    _, plan_of_kind = PLANNERS[config.task.kind]
+    return plan_of_kind(config, base)
 
 
 def check(config: Config) -> None:
     """Raise ConfigError when the config contradicts itself in every layout."""
     checks.check(config)
-    PLANNERS[config.task.kind].check(config)
+    check_kind, _ = PLANNERS[config.task.kind]
+    check_kind(config)

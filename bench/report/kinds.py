@@ -124,8 +124,8 @@ class TrialsKindReport(KindReport[P, R]):
 
     table_name: ClassVar[str]
     table_columns: ClassVar[Sequence[str]]
-    template: ClassVar[str]
-    figure_names: ClassVar[Sequence[str]]
+    template: ClassVar[str] = "trials.html.j2"
+    figure_names: ClassVar[Sequence[str]] = ()
     """Of all PNG files that a page may have, without .png."""
 
     @abstractmethod
@@ -136,9 +136,9 @@ class TrialsKindReport(KindReport[P, R]):
     def table_rows(self, trial: ShownTrial[R]) -> Iterator[Sequence[object]]:
         """Yield the rows of the CSV table, without the trial's name."""
 
-    @abstractmethod
     def page_context(self, trials: Sequence[ShownTrial[R]], out: Path, *, heading: str) -> dict[str, Any]:
-        """Draw the figures into a folder, and return what the page's template needs."""
+        """Draw the figures into a folder, and return what the page's template needs: by default, the tables."""
+        return {"sections": [{"name": trial.name, "tables": self.tables(trial)} for trial in trials]}
 
     def load(self, paths: Sequence[Path], *, num_gpus: int | None) -> "TrialsReport[R]":
         trials: list[ShownTrial[R]] = [ShownTrial(name, kinds.read(file)) for name, file in _logs(paths)]

@@ -130,10 +130,10 @@ def paths(plan: Plan) -> list[tuple[str, str | None, bool]]:
     full, c = plan_paths.expanded, plan.config
     roots = {"DATADIR": c.cluster.paths.data, "MODEL": c.cluster.paths.model, "LOGDIR": c.cluster.paths.logs}
     found = [(what, full(path), False) for what, path in roots.items() if path]
-    if c.data.source is DataSource.prepared and plan.data_dir:
-        found.append(("the prepared rows", full(f"{plan.data_dir}/train_tokens.npy"), True))
-    if plan.base is None and plan.base_dir:
-        folder = full(plan.base_dir)
+    if c.data and c.data.source is DataSource.prepared and plan.inputs.rows:
+        found.append(("the prepared rows", full(f"{plan.inputs.rows}/train_tokens.npy"), True))
+    if plan.inputs.checkpoint and not plan.inputs.checkpoint_is_made:
+        folder = full(plan.inputs.checkpoint)
         found.append(("the checkpoint", folder and str(checkpoint.first_file(Path(folder), c)), True))
     if c.container.runtime is Runtime.pyxis:
         found += [("a mount", full(target), True) for target in map(mounted_at, c.container.mounts) if target]

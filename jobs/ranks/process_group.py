@@ -5,7 +5,6 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bench.contract.plan import Plan
-from bench.contract.plan_kinds import GenerationPlan
 from bench.contract.schema import Device
 from bench.errors import SubmitError
 from jobs.local_sgd import groups
@@ -28,7 +27,7 @@ def join(
     apart: where groups of the plan train apart, each of them joins for itself.
 
     also_on_cpu: collectives take tensors in host memory too, by gloo, beside those on GPUs. So they do in every plan
-    that generates: its ranks meet there, since NCCL refuses a communicator whose ranks share a GPU.
+    whose replicas may share a GPU: its ranks meet there, since NCCL refuses a communicator whose ranks share one.
 
     NCCL's communicators are created when they are first used. A group that is bound to its device would split one for
     each of megatron-core's groups instead, which needs all of their ranks and took 6 GiB of an H200.
@@ -42,7 +41,7 @@ def join(
     import torch
     import torch.distributed.nn  # imported once there is a group, its default arguments would hold that to the end
 
-    also_on_cpu = also_on_cpu or isinstance(plan, GenerationPlan)
+    also_on_cpu = also_on_cpu or not plan.replicas_reduce
     try:
         torch.distributed.init_process_group(
             _backend(device, also_on_cpu),

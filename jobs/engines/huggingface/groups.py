@@ -6,7 +6,6 @@ import warnings
 
 from bench.contract.engine import Strategy
 from bench.contract.plan import Plan
-from bench.contract.plan_kinds import GenerationPlan
 from bench.contract.schema import Device
 from jobs.engines.huggingface import packages
 from jobs.ranks import process_group
@@ -28,7 +27,7 @@ def start_ranks(plan: Plan, who: Rank) -> None:
     process_group.join(plan, who, also_on_cpu=_computes_on_host(plan))
     import torch
 
-    if not isinstance(plan, GenerationPlan):  # whose replicas have nothing to tell each other by NCCL
+    if plan.replicas_reduce:
         torch.distributed.all_reduce(torch.zeros(1, device=process_group.device()))
 
 

@@ -6,9 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 from bench.contract.engine import Attention, HuggingFace, Strategy
-from bench.contract.generation import WeightPrecision
 from bench.contract.plan import Plan
-from bench.contract.plan_kinds import GenerationPlan
 from bench.contract.training import Trains
 from bench.errors import ConfigError
 
@@ -48,9 +46,8 @@ def needed(plan: Plan) -> dict[str, str]:
 
 
 def _of_task(plan: Plan) -> dict[str, str]:
-    if isinstance(plan, GenerationPlan):
-        is_4_bit = plan.weights is WeightPrecision.nf4
-        return {"bitsandbytes": "task.generation.nf4=true"} if is_4_bit else {}
+    if generation := plan.config.task.generation:
+        return {"bitsandbytes": "task.generation.nf4=true"} if generation.nf4 else {}
     trains, found = plan.config.training.trains, {}
     if trains is not Trains.all:
         found["peft"] = f"task.training.trains={trains.name}"

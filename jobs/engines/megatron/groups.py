@@ -4,7 +4,7 @@ import warnings
 
 from bench.contract.groups import of_group
 from bench.contract.plan import Plan
-from bench.contract.plan_kinds import GenerationPlan
+from bench.contract.plan_kinds import training_plan
 from jobs.local_sgd import groups
 from jobs.ranks import process_group
 from jobs.ranks.identity import Rank
@@ -23,7 +23,8 @@ def start_ranks(plan: Plan, who: Rank) -> None:
     warnings.filterwarnings("ignore", message=r"barrier\(\): using the device under current context")
     cpu_patch.install()
     process_group.join(plan, who, apart=True)
-    split(plan if isinstance(plan, GenerationPlan) else of_group(plan))
+    trained = training_plan(plan)
+    split(of_group(trained) if trained else plan)
     _connect(plan)
 
 
@@ -56,7 +57,7 @@ def _connect(plan: Plan) -> None:
         parallel_state.get_model_parallel_group(),
     )
     replicas = parallel_state.get_data_parallel_group(with_context_parallel=True)
-    of_all = () if isinstance(plan, GenerationPlan) else (None, replicas)
+    of_all = (None, replicas) if plan.replicas_reduce else ()
     for group in (*of_all, *(group for group in split if group.size() > 1)):
         torch.distributed.all_reduce(torch.zeros(1, device=torch.cuda.current_device()), group=group)
 
