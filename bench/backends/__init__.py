@@ -138,6 +138,14 @@ class Queue(Backend, Protocol):
             SubmitError: the backend refuses it, in its own words.
         """
 
+    def without(self, plan: Plan, nodes: Sequence[str]) -> str:
+        """Return the override, as one would paste it, that leaves nodes out beside those that are left out already."""
+
+
+@runtime_checkable
+class SharesNodes(Queue, Protocol):
+    """A queue one of whose jobs may run several runs, one after another on the same nodes."""
+
     def shares_nodes(self, plans: Sequence[Plan]) -> bool:
         """Return whether runs of these plans can follow each other on the same nodes, in one job."""
 
@@ -154,11 +162,8 @@ class Queue(Backend, Protocol):
     def note_shared(self, folder: Path) -> None:
         """Enter the jobs of a shared job's folder into its runs', where that has not been done."""
 
-    def without(self, plan: Plan, nodes: Sequence[str]) -> str:
-        """Return the override, as one would paste it, that leaves nodes out beside those that are left out already."""
 
-
-__all__ = ["Backend", "Here", "Job", "JobState", "Printed", "Queue", "get", "of"]
+__all__ = ["Backend", "Here", "Job", "JobState", "Printed", "Queue", "SharesNodes", "get", "of"]
 
 
 def get(name: BackendName) -> Backend:

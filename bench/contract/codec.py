@@ -43,6 +43,11 @@ def _typed(kind: Any, value: Any) -> Any:
         return None if value is None else _typed(args[0], value)
     if origin is list:
         return [_typed(args[0], v) for v in value]
+    if origin is tuple:
+        kinds = (args[0],) * len(value) if args[1:] == (...,) else args
+        return tuple(_typed(kind, v) for kind, v in zip(kinds, value, strict=True))
+    if origin is dict:
+        return {_typed(args[0], key): _typed(args[1], v) for key, v in value.items()}
     if dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind)
         if unknown := set(value) - set(hints):

@@ -6,6 +6,11 @@ module: it needs the standard library only. None means that a value could not be
 
 import json
 from dataclasses import asdict, dataclass
+from typing import TypeVar
+
+from bench.contract import codec
+
+T = TypeVar("T")
 
 VERSION = 1
 """The version of both formats; every file says it."""
@@ -226,6 +231,17 @@ class Health:
     findings: tuple[HealthFinding, ...] = ()
     slow_nodes: tuple[str, ...] = ()
     """The nodes to leave out of the next job."""
+
+
+def loads(text: str, kind: type[T]) -> T:
+    """Return what `dumps` wrote.
+
+    Raises:
+        ValueError, TypeError, KeyError, AttributeError: it is not such a text.
+    """
+    content = dict(json.loads(text))
+    del content["version"]
+    return codec.typed(kind, content)
 
 
 def dumps(content: RankFacts | Health) -> str:

@@ -32,6 +32,14 @@ class UnknownChoiceError(ConfigError):
         self.group, self.name, self.known = group, name, known
 
 
+class InvalidValueError(ConfigError):
+    """A key cannot have this value, such as the name of an engine of a later version."""
+
+    def __init__(self, what: str, *, key: str, value: str | None) -> None:
+        super().__init__(what, where=key, fix="give a value of the type that --cfg job shows")
+        self.key, self.value = key, value
+
+
 @contextmanager
 def explained() -> Iterator[None]:
     """Turn errors of Hydra and OmegaConf into a ConfigError with where and fix."""
@@ -121,7 +129,8 @@ def _wrong_value(error: Exception, text: str) -> ConfigError | None:
     """Return what is wrong with a value: its type, or how it is written."""
     if bad := re.search(r"full_key: (\S+)", text):
         what = str(error.__cause__ or error).splitlines()[0]
-        return ConfigError(what, where=bad[1], fix="give a value of the type that --cfg job shows")
+        value = re.search(r"Invalid value '([^']*)'", what)
+        return InvalidValueError(what, key=bad[1], value=value and value[1])
     if "LexerNoViableAltException: " in text:
         return _unquoted(text.partition("LexerNoViableAltException: ")[2].splitlines()[0])
     if "no viable alternative" in text or "mismatched input" in text or "Error parsing override" in text:

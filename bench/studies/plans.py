@@ -17,7 +17,7 @@ from bench.contract.plan_kinds import TrainingPlan, training_plan
 from bench.contract.schema import Config
 from bench.errors import ConfigError
 from bench.planning import compose, layouts
-from bench.planning.compose_errors import UnknownChoiceError
+from bench.planning.compose_errors import InvalidValueError, UnknownChoiceError
 from bench.results.study import Mark, PlannedArm
 from bench.studies import checks
 from bench.studies.arms import Arm
@@ -173,8 +173,8 @@ def _missing(error: ConfigError) -> str | None:
         group = error.group.split("@")[0]
         is_new_task = group == "task" and not checks.alike(error.name, error.known)
         return f"{group} {error.name} is not there" if group in OPTIONAL_GROUPS or is_new_task else None
-    if error.where in OPTIONAL_KEYS and "Invalid value" in error.what:
-        return f"{error.where.partition('.')[0]} {error.what.split(chr(39))[1]} is not there"
+    if isinstance(error, InvalidValueError) and error.key in OPTIONAL_KEYS and error.value is not None:
+        return f"{error.key.partition('.')[0]} {error.value} is not there"
     return None
 
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 
 from bench import backends, masking, preflight
-from bench.backends import Queue
+from bench.backends import Queue, SharesNodes
 from bench.console import sheet
 from bench.contract import plan as contract_plans
 from bench.contract import plan_kinds
@@ -120,8 +120,9 @@ def run_queued(session: Session, queue: Queue, backend: BackendName) -> None:
     console, tried = sheet.to_stderr(), set[Path]()
     said = ""
     while True:
-        for folder in _shared_folders(session.folder):
-            queue.note_shared(folder)
+        if isinstance(queue, SharesNodes):
+            for folder in _shared_folders(session.folder):
+                queue.note_shared(folder)
         standings = session.standings()
         todo = session.left(standings, backend)
         _submit(session, queue, [run for run in todo if run.folder not in tried])
@@ -147,8 +148,13 @@ def _shared_folders(folder: Path) -> list[Path]:
 
 def _submit(session: Session, queue: Queue, todo: Sequence[Standing]) -> None:
     shared = _sharing(session)
-    for some in _jobs([run for run in todo if run.name.arm.name in shared], session):
-        _submit_shared(session, queue, some)
+    if isinstance(queue, SharesNodes):
+        for some in _jobs([run for run in todo if run.name.arm.name in shared], session):
+            _submit_shared(session, queue, some)
+    elif shared and session.request.study.jobs is Jobs.shared:
+        raise ConfigError("jobs of this cluster are never shared", where="jobs", fix="set jobs: each in the study")
+    else:
+        shared = set()
     for one in todo:
         if one.name.arm.name not in shared:
             attempt(session, one, submit_one)
@@ -199,7 +205,7 @@ def _remove_unsubmitted(folder: Path) -> None:
         shutil.rmtree(folder)
 
 
-def _submit_shared(session: Session, queue: Queue, todo: Sequence[Standing]) -> None:
+def _submit_shared(session: Session, queue: SharesNodes, todo: Sequence[Standing]) -> None:
     """Submit one job for these runs; where their nodes differ, one for those that need the same ones."""
     found: list[tuple[Plan, Standing]] = []
     for one in todo:
@@ -219,7 +225,7 @@ def _submit_shared(session: Session, queue: Queue, todo: Sequence[Standing]) -> 
             print(masking.masked(str(error)), file=sys.stderr)
 
 
-def _on_same_nodes(found: Sequence[tuple[Plan, Standing]], queue: Queue) -> list[list[tuple[Plan, Standing]]]:
+def _on_same_nodes(found: Sequence[tuple[Plan, Standing]], queue: SharesNodes) -> list[list[tuple[Plan, Standing]]]:
     """Return the runs, in their order, with those together that need the same nodes."""
     groups: list[list[tuple[Plan, Standing]]] = []
     for plan, one in found:
@@ -231,7 +237,7 @@ def _on_same_nodes(found: Sequence[tuple[Plan, Standing]], queue: Queue) -> list
     return groups
 
 
-def _prepared(session: Session, queue: Queue, one: Standing) -> Plan:
+def _prepared(session: Session, queue: SharesNodes, one: Standing) -> Plan:
     """Return the plan of a run whose folder is ready for a job."""
     if (one.folder / JOB).exists():
         require_ours(one.folder)
@@ -246,7 +252,7 @@ def _prepared(session: Session, queue: Queue, one: Standing) -> Plan:
     return plan
 
 
-def _submitted(session: Session, queue: Queue, runs: Sequence[tuple[Plan, Path]]) -> str:
+def _submitted(session: Session, queue: SharesNodes, runs: Sequence[tuple[Plan, Path]]) -> str:
     """Return the id of the job; where there is none, the runs' folders are as they were."""
     folder = next(path for n in range(1, 10_000) if not (path := session.folder / f"{SHARED}{n}").exists())
     with ExitStack() as stack:

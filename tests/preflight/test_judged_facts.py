@@ -440,7 +440,7 @@ def test_of_a_job_that_was_requeued_the_last_attempt_counts(tmp_path: Path, monk
         (tmp_path / "health.json").write_text(node_facts.dumps(health))
         assert nodes.slow_nodes(nodes.load(tmp_path)) == slow, "another step of the same start counts"
     (tmp_path / "facts" / "rank_0.json").write_text('{"rank": 0')
-    with pytest.raises(LogError, match=r"cannot be read: .*truncated(.|\n)*rank_0\.json(.|\n)*start the job again"):
+    with pytest.raises(LogError, match=r"cannot be read: .*delimiter(.|\n)*rank_0\.json(.|\n)*start the job again"):
         nodes.load(tmp_path)
 
 

@@ -226,24 +226,6 @@ class KubernetesBackend:
     ) -> str:
         return resume(folder, trials_left=trials_left, walltime_min=walltime_min, arguments=arguments)
 
-    def shares_nodes(self, plans: Sequence[Plan]) -> bool:
-        return False
-
-    def prepare_shared(self, plan: Plan, folder: Path, *, forced: Sequence[Finding] = ()) -> None:
-        raise _not_shared()
-
-    def submit_shared(self, runs: Sequence[tuple[Plan, Path]], folder: Path, *, name: str) -> str:
-        raise _not_shared()
-
-    def note_shared(self, folder: Path) -> None:
-        """Do nothing: no job here is shared."""
-
     def without(self, plan: Plan, nodes: Sequence[str]) -> str:
         left_out = [*names.settings(plan).exclude_nodes, *nodes]
         return f"cluster.kubernetes.exclude_nodes=[{','.join(left_out)}]"
-
-
-def _not_shared() -> ConfigError:
-    return ConfigError(
-        "runs on Kubernetes have a job each", where="cluster.backend=kubernetes", fix="submit them one by one"
-    )

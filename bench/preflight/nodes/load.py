@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-import msgspec
-
-from bench.contract import run_files
+from bench.contract import node_facts, run_files
 from bench.contract.node_facts import Health, Machine, RankFacts
 from bench.errors import LogError
 
@@ -78,8 +76,8 @@ def _start(attempt: str | None) -> str | None:
 
 def _read(path: Path, kind: type[T]) -> T:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except (OSError, msgspec.MsgspecError) as error:
+        return node_facts.loads(path.read_text(), kind)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise LogError(
             f"cannot be read: {error}", where=str(path), fix="start the job again: the file is written anew"
         ) from error
