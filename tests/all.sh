@@ -10,7 +10,7 @@ gate="not slow and not faults" examples=untimed
 [ "${2-}" != fast ] || gate="not slow and not slurm and not starts and not long" examples=few
 queued=(tests/slurm/test_{runs,failures,pyxis,scripts,faults}.py) # the last one reads what went on beside the others
 started=(tests/launch tests/report tests/slurm/test_doctor.py)
-with_torch=(tests/{engines,kernels,node_checks,profiles,ranks,tasks,weights} tests/planning/test_peer_memory.py)
+with_torch=(tests/{engines,kernels,node_checks,profiles,ranks,tasks,weights} tests/planning/test_huggingface_memory.py)
 on_nodes='^tests/(backends|data|kubernetes|node_checks|profiles|ray|runner|studies)/' # their ranks wait for each other
 mapfile -t elsewhere < <(grep -rl --include='test_*.py' mark.trains tests | grep -vE '^tests/(launch|report|slurm)/')
 mapfile -t nodes < <(printf '%s\n' "${elsewhere[@]}" | grep -E "$on_nodes")

@@ -122,13 +122,13 @@ def engine(subject: Subject) -> Iterator[Finding | str]:
 
 def packages(subject: Subject) -> Iterator[Finding | str]:
     """Yield what the ranks of this machine could not import; they run in this very Python."""
-    config, peer = subject.plan.config, subject.plan.config.huggingface
+    config, huggingface = subject.plan.config, subject.plan.config.huggingface
     is_of_engine = bool(config.task.training or config.task.generation)
-    wanted = ENGINE if peer is None or not is_of_engine else (*RANKS, *peer_packages(config, peer))
+    wanted = ENGINE if huggingface is None or not is_of_engine else (*RANKS, *huggingface_packages(config, huggingface))
     wanted = LOAD if config.task.serving else (*wanted, *_of_texts(subject.plan))
     if missing := [name for name in wanted if not _is_installed(name)]:
         what = f"{', '.join(missing)} cannot be imported"
-        extra = "serve" if wanted is LOAD else "engine" if peer is None else "peer"
+        extra = "serve" if wanted is LOAD else "engine" if huggingface is None else "huggingface"
         extras = {"data" if name in TEXTS and wanted is not LOAD else extra: None for name in missing}
         fix = f"pip install 'runstop[{','.join(extras)}]'"
         if FLASH in missing:
@@ -151,7 +151,7 @@ def _of_texts(plan: Plan) -> Iterator[str]:
             yield "pyarrow"
 
 
-def peer_packages(config: Config, peer: HuggingFace) -> Iterator[str]:
+def huggingface_packages(config: Config, huggingface: HuggingFace) -> Iterator[str]:
     """Yield what ranks of engine=huggingface import for a config."""
     yield from ("transformers", "accelerate")
     generation, training = config.task.generation, config.task.training
@@ -159,9 +159,9 @@ def peer_packages(config: Config, peer: HuggingFace) -> Iterator[str]:
         yield "peft"
     if generation is not None and generation.nf4 or training is not None and training.trains is Trains.qlora:
         yield "bitsandbytes"
-    if peer.strategy is Strategy.deepspeed:
+    if huggingface.strategy is Strategy.deepspeed:
         yield "deepspeed"
-    if peer.attention is Attention.flash_attention_2:
+    if huggingface.attention is Attention.flash_attention_2:
         yield FLASH
 
 

@@ -70,6 +70,14 @@ class Training:
     """Save the training state after so many steps, and after the last one; an attempt that is cut short goes on from
     the newest checkpoint. None: nothing is saved. Not for a benchmark, whose rules know no resuming."""
 
+    @property
+    def has_target(self) -> bool:
+        return self.target_eval_loss is not None
+
+    def is_reached_by(self, eval_loss: float) -> bool:
+        """Return whether an evaluation's mean cross-entropy (nats per token) ends the run; False without a target."""
+        return self.target_eval_loss is not None and eval_loss <= self.target_eval_loss
+
 
 @dataclass(slots=True, kw_only=True)
 class Recipe:

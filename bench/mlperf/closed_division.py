@@ -31,7 +31,7 @@ def deviations(config: Config) -> list[str]:
 
     Source: MLPerf training rules, llama2_70b_lora: fixed model, rows, LoRA, AdamW, clipping, target and schedule.
     """
-    if config.training.target_eval_loss is None:
+    if not config.training.has_target:
         return [f"task {config.task.name} has no target here: it measures speed, not a time to train"]
     if config.task.benchmark != NAME or not config.task.submittable:
         return [f"task {config.task.name} is not an MLPerf benchmark"]

@@ -129,8 +129,8 @@ def environment(config: Config) -> dict[str, str]:
     own, is_cuda = config.cluster.environment, config.cluster.device is Device.cuda
     of_device = CUDA_ENVIRONMENT if is_cuda else CPU_ENVIRONMENT
     of_transport = transport.LOGGING if is_cuda and transport.is_asked(own) else {}
-    is_peer = config.huggingface is not None
-    of_all = {name: value for name, value in ENVIRONMENT.items() if not (is_peer and name == ONLY_MEGATRON)}
+    is_huggingface = config.huggingface is not None
+    of_all = {name: value for name, value in ENVIRONMENT.items() if not (is_huggingface and name == ONLY_MEGATRON)}
     return of_all | of_device | of_transport | own
 
 

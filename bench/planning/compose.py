@@ -177,9 +177,9 @@ def typed(config: "DictConfig") -> Config:
     if typed_config.task.generation is not None:
         typed_config.task.generation.prompts = _absolute(typed_config.task.generation.prompts)
     typed_config.launch.folder = _absolute(typed_config.launch.folder)
-    peer = typed_config.engine.huggingface
-    if peer is not None and deepspeed.is_path(peer.deepspeed_json):
-        peer.deepspeed_json = _absolute(peer.deepspeed_json)
+    huggingface = typed_config.engine.huggingface
+    if huggingface is not None and deepspeed.is_path(huggingface.deepspeed_json):
+        huggingface.deepspeed_json = _absolute(huggingface.deepspeed_json)
     return typed_config
 
 

@@ -39,10 +39,10 @@ def settings(config: Config, batch: Batch) -> dict[str, Any] | None:
     Raises:
         ConfigError: the file cannot be read, or says something else than the config.
     """
-    peer = config.huggingface
-    if peer is None or peer.strategy is not Strategy.deepspeed:
+    hf = config.huggingface
+    if hf is None or hf.strategy is not Strategy.deepspeed:
         return None
-    name = peer.deepspeed_json
+    name = hf.deepspeed_json
     own = _read(name) if name else {}
     wanted = _wanted(config, batch)
     for key in OURS:
@@ -74,11 +74,11 @@ def sizes(config: Config) -> Sizes:
 
     Two buckets take turns where communication overlaps, in the stages below 3.
     """
-    peer = config.huggingface
-    assert peer is not None
-    own = _read(peer.deepspeed_json).get(ZERO, {}) if peer.deepspeed_json else {}
+    hf = config.huggingface
+    assert hf is not None
+    own = _read(hf.deepspeed_json).get(ZERO, {}) if hf.deepspeed_json else {}
     zero = own | _sizes(config, own)
-    overlaps = bool(zero.get("overlap_comm", False)) and peer.zero_stage < MOST_ZERO_STAGE
+    overlaps = bool(zero.get("overlap_comm", False)) and hf.zero_stage < MOST_ZERO_STAGE
     return Sizes(
         bucket=int(zero.get("reduce_bucket_size", BUCKET)),
         num_buckets=2 if overlaps else 1,
@@ -97,23 +97,23 @@ def gathered(config: Config, num_ranks: int, num_weights: int) -> int:
     Source: DeepSpeed 0.19.8, runtime/zero/partitioned_param_coordinator.py (_fetch_sub_module_impl) and
     partition_parameters.py (AllGatherCoalescedHandle.wait, NoGatherHandle).
     """
-    own, model, peer = sizes(config), config.model, config.huggingface
-    assert peer is not None
+    own, model, hf = sizes(config), config.model, config.huggingface
+    assert hf is not None
     live = min(num_weights, own.most_live)
     if num_ranks == 1:
-        return live if peer.offload_parameters else 0
+        return live if hf.offload_parameters else 0
     largest = model.hidden_size * max(model.vocab_size, model.ffn_hidden_size)
     return live + min(num_weights, own.prefetched + largest)
 
 
 def _wanted(config: Config, batch: Batch) -> dict[str, Any]:
     """Return what the config says, by DeepSpeed's keys."""
-    peer, is_bf16 = config.huggingface, config.precision is Precision.bf16
-    assert peer is not None
-    zero: dict[str, Any] = {"stage": peer.zero_stage}
-    if peer.offload_optimizer:
+    hf, is_bf16 = config.huggingface, config.precision is Precision.bf16
+    assert hf is not None
+    zero: dict[str, Any] = {"stage": hf.zero_stage}
+    if hf.offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
-    if peer.offload_parameters:
+    if hf.offload_parameters:
         zero["offload_param"] = {"device": "cpu", "pin_memory": True}
     return {
         "train_batch_size": batch.global_batch_size,

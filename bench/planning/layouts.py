@@ -99,16 +99,16 @@ def _best_size(layouts: list[Layout]) -> Layout:
 
 
 def _layout(config: Config, world: World) -> Layout:
-    """Return a layout by the estimates of the config's engine; of the peer's steps there is no model of the time."""
-    is_peer = config.huggingface is not None
-    estimator = huggingface_memory if is_peer else memory
+    """Return a layout by the estimates of the config's engine; the time of Hugging Face's steps has no model."""
+    is_huggingface = config.huggingface is not None
+    estimator = huggingface_memory if is_huggingface else memory
     recomputed = estimator.recompute(config, world)
     return Layout(
         world=world,
         micro_batch_size=config.training_recipe.micro_batch(world.dp),
         recompute=recomputed,
         memory=estimator.estimate(config, world, recomputed),
-        cost=None if is_peer else step_time.estimate(config, world, recomputed),
+        cost=None if is_huggingface else step_time.estimate(config, world, recomputed),
     )
 
 

@@ -137,7 +137,7 @@ def evaluations(config: Config) -> Evaluation:
     first = every * (skip + 1)
     last = max_steps(config)
     at_steps = list(range(first, last + 1, every))
-    if config.training.target_eval_loss is None and at_steps[-1:] != [last]:
+    if not config.training.has_target and at_steps[-1:] != [last]:
         at_steps.append(last)
     return Evaluation(every_steps=every, first_step=at_steps[0] if at_steps else first, at_steps=at_steps)
 
@@ -145,7 +145,7 @@ def evaluations(config: Config) -> Evaluation:
 def submission(config: Config) -> Submission:
     """Return what the log will say about the submission; org and platform mark a run that may not be submitted."""
     task, cluster = config.task, config.cluster
-    has_target = config.training.target_eval_loss is not None
+    has_target = config.training.has_target
     deviations = closed_division.deviations(config)
     is_submittable = task.submittable and config.model.name == "llama2_70b"
     mark = "" if is_submittable else f" ({task.name}: {NOT_A_SUBMISSION})"

@@ -308,15 +308,15 @@ def _data(plan: TrainingPlan) -> str:
 
 def _engine(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
     """Yield how engine=huggingface computes; of the others the plan's other rows say it."""
-    peer = plan.config.huggingface
-    if peer is None:
+    hf = plan.config.huggingface
+    if hf is None:
         return
-    bf16 = f", BF16 as {peer.bf16_mode.name}" if plan.config.precision is Precision.bf16 else ""
-    stage = f" of stage {peer.zero_stage}" if peer.strategy is Strategy.deepspeed else ""
-    moved = [name for name in ("optimizer", "parameters", "activations") if getattr(peer, f"offload_{name}")]
+    bf16 = f", BF16 as {hf.bf16_mode.name}" if plan.config.precision is Precision.bf16 else ""
+    stage = f" of stage {hf.zero_stage}" if hf.strategy is Strategy.deepspeed else ""
+    moved = [name for name in ("optimizer", "parameters", "activations") if getattr(hf, f"offload_{name}")]
     offload = f", {' and '.join(moved)} offloaded" if moved else ""
-    compiled = ", compiled" if peer.compile else ""
-    how = f"{peer.strategy.name}{stage}, {peer.attention.name} attention{bf16}{offload}{compiled}"
+    compiled = ", compiled" if hf.compile else ""
+    how = f"{hf.strategy.name}{stage}, {hf.attention.name} attention{bf16}{offload}{compiled}"
     yield "engine", f"huggingface: {how}"
 
 
@@ -517,7 +517,7 @@ class TrainingReport(KindReport[TrainingPlan, TrainingResult]):
         return SetsReport(sets.load(paths, num_gpus=num_gpus))
 
     def next_step(self, plan: TrainingPlan, folder: str) -> str:
-        if plan.config.training.target_eval_loss is None:
+        if not plan.config.training.has_target:
             return f"beside published systems: python -m bench report {folder}"
         return f"what the trials are worth together: python -m bench score {folder}" if plan.trials[1:] else ""
 

@@ -108,8 +108,7 @@ class Events(pl.Callback):
         plan, step = self._plan, trainer.global_step
         loss = train.log_evaluation(plan, loss_sum / num_rows, step, self._log)
         self._alive(TRAINING, step, None)
-        target = plan.config.training.target_eval_loss
-        reached = target is not None and loss <= target
+        reached = plan.config.training.is_reached_by(loss)
         if reached or step == plan.max_steps:
             self._finish(trainer, step, reached=reached)
             return
@@ -128,7 +127,7 @@ class Events(pl.Callback):
         self._begun.guard.fail(exception)
 
     def _finish(self, trainer: Any, step: int, *, reached: bool) -> None:
-        is_success = reached or self._plan.config.training.target_eval_loss is None
+        is_success = reached or not self._plan.config.training.has_target
         self._log.finish("success" if is_success else "aborted", **train.place(self._plan, step))
         self._alive(SAVING, step, None)
         trainer.should_stop = True

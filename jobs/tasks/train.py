@@ -166,7 +166,7 @@ def train(loop: Loop) -> None:
             log.start(mllog.BLOCK_START, **place(plan, step))
             pace.restart(step)
     else:
-        log.finish("success" if plan.config.training.target_eval_loss is None else "aborted", **place(plan, step))
+        log.finish("aborted" if plan.config.training.has_target else "success", **place(plan, step))
     loop.alive(SAVING, step, None)
     if loop.saving is not None:
         loop.saving.save(step)
@@ -198,12 +198,11 @@ def reaches_target(loop: Loop, rows: "Rows", step: int) -> bool:
     Raises:
         BenchError: the loss is not a finite number.
     """
-    target = loop.plan.config.training.target_eval_loss
     loop.alive(EVALUATION, step, None)
     loop.log.start(mllog.EVAL_START, **place(loop.plan, step))
     loss = log_evaluation(loop.plan, loop.engine.evaluate(rows), step, loop.log)
     loop.alive(TRAINING, step, None)
-    return target is not None and loss <= target
+    return loop.plan.config.training.is_reached_by(loss)
 
 
 def save(loop: Loop, step: int) -> None:

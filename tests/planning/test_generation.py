@@ -13,7 +13,7 @@ from bench.planning import compose, replicas
 from bench.planning import generation as generation_plan
 from jobs.ranks import process_group
 
-PEER = ("engine=huggingface", "cluster=dgxh200")
+HUGGINGFACE = ("engine=huggingface", "cluster=dgxh200")
 LENGTHS = list(range(100, 401, 10))
 """Of the document: 31 of them, although it says 30."""
 
@@ -25,11 +25,11 @@ def planned(*overrides: str) -> GenerationPlan:
 
 
 def one_gpu(*overrides: str) -> GenerationPlan:
-    return planned(*PEER, "cluster.ranks_per_node=1", *overrides)
+    return planned(*HUGGINGFACE, "cluster.ranks_per_node=1", *overrides)
 
 
 def test_the_documents_lengths_come_to_its_7750_tokens_and_are_shared_the_longest_first() -> None:
-    plan = planned("task=generate_7b", *PEER)
+    plan = planned("task=generate_7b", *HUGGINGFACE)
     assert [one.length for one in plan.asked] == LENGTHS and sum(LENGTHS) == 7750
     assert plan_kinds.loads(plan_kinds.dumps(plan)) == plan and plan.world.dp == 8
     shares = [[one.length for one in plan.asked if one.replica == replica] for replica in range(8)]
@@ -77,7 +77,7 @@ def test_the_documents_5x2_of_8_gpus_is_refused_unless_replicas_may_share_a_gpu(
 
 
 def test_replicas_on_one_gpu_take_its_memory_together_and_slurm_is_asked_for_the_gpus_that_are_there() -> None:
-    words = ("task=generate_7b", *PEER, "task.generation.order=one_by_one")
+    words = ("task=generate_7b", *HUGGINGFACE, "task.generation.order=one_by_one")
     shared = planned(*words, "parallel.groups=16", "parallel.share_gpu=true")
     assert shared.memory.total_gib == pytest.approx(2 * planned(*words).memory.total_gib)
     assert [process_group.gpu_of(shared, local_rank) for local_rank in (0, 7, 8, 15)] == [0, 7, 0, 7]
@@ -133,7 +133,7 @@ ASKED = "task.generation"
         ([TINY, "engine.huggingface.strategy=fsdp2"], "strategy fsdp2 is for training", "strategy"),
         ([TINY, *BALANCED, "engine.huggingface.num_gpus=2"], "there are no GPUs to lay layers over", "num_gpus"),
         ([TINY, "launch.profile=kernels"], "profile kernels is of a training step", "launch.profile"),
-        (["task=generate_70b", *PEER, "gpu@cluster.gpu=h100"], "weights 128.5, keys", "parallel.tp"),
+        (["task=generate_70b", *HUGGINGFACE, "gpu@cluster.gpu=h100"], "weights 128.5, keys", "parallel.tp"),
         ([TINY, "task.kind=train"], "is of kind train, and task.training is missing", "task.kind"),
     ],
 )

@@ -137,8 +137,8 @@ def test_one_process_for_several_gpus_is_told_how_many_it_wants(
 ) -> None:
     (tmp_path / "nvidia0").touch()
     monkeypatch.setattr(local, "DEVICES", str(tmp_path))
-    peer = ["engine=huggingface", "engine.huggingface.strategy=balanced", "engine.huggingface.num_gpus=4"]
-    plan = compose.compose(["cluster.device=cuda", "cluster.ranks_per_node=1", *peer])
+    huggingface = ["engine=huggingface", "engine.huggingface.strategy=balanced", "engine.huggingface.num_gpus=4"]
+    plan = compose.compose(["cluster.device=cuda", "cluster.ranks_per_node=1", *huggingface])
     (what,) = [f.what for f in preflight.inspect(plan) if f.rule == "HW-03"]
     assert what == "this machine has 1 NVIDIA GPU, and one rank wants 4 of them"
 
@@ -149,7 +149,7 @@ def test_packages_of_the_peer_are_looked_for_with_how_to_get_them(monkeypatch: p
     plan = compose.compose([*words, "engine.huggingface.attention=flash_attention_2", "cluster.ranks_per_node=1"])
     (finding,) = [f for f in preflight.inspect(plan) if f.rule == "RUN-08"]
     assert finding.what == "deepspeed, flash_attn cannot be imported"
-    assert finding.fix.startswith("pip install 'runstop[peer]', and pip install flash-attn")
+    assert finding.fix.startswith("pip install 'runstop[huggingface]', and pip install flash-attn")
 
 
 def test_what_rows_are_made_of_texts_with_is_looked_for_until_they_are_there(

@@ -13,7 +13,7 @@ from helpers import ranks, text_data
 
 torch = pytest.importorskip("torch")
 for name in ("transformers", "accelerate", "tokenizers"):
-    pytest.importorskip(name, reason="pip install 'runstop[peer,data]'")
+    pytest.importorskip(name, reason="pip install 'runstop[huggingface,data]'")
 
 pytestmark = [pytest.mark.trains]
 QUESTION = "Are oak trees a tree?"

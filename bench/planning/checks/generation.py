@@ -14,7 +14,7 @@ from bench.planning.parallelism import NF4_BLOCK
 Refusal = tuple[bool, str, str, str]
 """Whether it holds, what is refused, the key, and what helps."""
 BLOCK = "task.generation"
-PEER = "engine.huggingface"
+HF = "engine.huggingface"
 TRAINING_ONLY = ("offload_optimizer", "offload_parameters", "offload_activations")
 
 
@@ -148,15 +148,15 @@ def _precision(config: Config, generation: Generation) -> Iterator[Refusal]:
 
 def _engine(config: Config, generation: Generation) -> Iterator[Refusal]:
     name, block = config.engine.name, config.engine.huggingface
-    what = f"engine.name is {name.name}, and {PEER} is {'missing' if block is None else 'given'}"
+    what = f"engine.name is {name.name}, and {HF} is {'missing' if block is None else 'given'}"
     differs = (name is EngineName.huggingface) != (block is not None)
-    yield differs, what, f"engine.name, {PEER}", f"choose engine={name.name} as a whole"
+    yield differs, what, f"engine.name, {HF}", f"choose engine={name.name} as a whole"
     what = "engine=nemo trains: it does not generate here"
     yield name is EngineName.nemo, what, "engine", "choose engine=megatron or huggingface"
     if name is EngineName.megatron:
         yield from _ours(config, generation)
     if config.huggingface is not None:
-        yield from _peer(config, generation, config.huggingface)
+        yield from _huggingface(config, generation, config.huggingface)
 
 
 def _ours(config: Config, generation: Generation) -> Iterator[Refusal]:
@@ -171,14 +171,14 @@ def _ours(config: Config, generation: Generation) -> Iterator[Refusal]:
         yield is_cut, what, f"{BLOCK}.nf4, parallel.tp", f"lower parallel.tp, or set {BLOCK}.nf4=null"
 
 
-def _peer(config: Config, generation: Generation, peer: HuggingFace) -> Iterator[Refusal]:
+def _huggingface(config: Config, generation: Generation, hf: HuggingFace) -> Iterator[Refusal]:
     """Yield what transformers' generate cannot do here."""
     unmet = differs_from_llama(config.model)
     what = f"engine=huggingface generates with a Llama, and {', '.join(f'{k} is {v}' for k, v in unmet.items())}"
     yield bool(unmet), what, ", ".join(unmet) or "model", "choose a Llama model"
     tp = config.parallel.tp
     what = f"tp {tp}: engine=huggingface splits no layer"
-    fix = f"set parallel.tp=1; {PEER}.strategy=balanced lays the layers of one replica over several GPUs"
+    fix = f"set parallel.tp=1; {HF}.strategy=balanced lays the layers of one replica over several GPUs"
     yield tp is not None and tp > 1, what, "parallel.tp", fix
     is_fp8 = config.precision is Precision.fp8
     what = "engine=huggingface generates in FP32, BF16 and 4 bits, not in FP8"
@@ -186,30 +186,45 @@ def _peer(config: Config, generation: Generation, peer: HuggingFace) -> Iterator
     is_continuous = generation.batching is Batching.continuous
     what = "transformers' generate answers in static batches"
     yield is_continuous, what, f"{BLOCK}.batching", f"set {BLOCK}.batching=static"
-    is_sharded = peer.strategy not in (Strategy.ddp, Strategy.balanced)
-    what = f"strategy {peer.strategy.name} is for training: a replica that generates is one process"
-    yield is_sharded, what, f"{PEER}.strategy", f"set {PEER}.strategy=ddp, or balanced for several GPUs a replica"
-    is_balanced = peer.strategy is Strategy.balanced
-    what = f"num_gpus is {peer.num_gpus} with strategy={peer.strategy.name}"
-    wrong = peer.num_gpus < 1 or peer.num_gpus > 1 and not is_balanced
-    yield wrong, what, f"{PEER}.num_gpus", f"set {PEER}.num_gpus=1, or strategy=balanced with 1 or more"
+    is_sharded = hf.strategy not in (Strategy.ddp, Strategy.balanced)
+    what = f"strategy {hf.strategy.name} is for training: a replica that generates is one process"
+    yield (
+        is_sharded,
+        what,
+        f"{HF}.strategy",
+        f"set {HF}.strategy=ddp, or balanced for several GPUs a replica",
+    )
+    is_balanced = hf.strategy is Strategy.balanced
+    what = f"num_gpus is {hf.num_gpus} with strategy={hf.strategy.name}"
+    wrong = hf.num_gpus < 1 or hf.num_gpus > 1 and not is_balanced
+    yield wrong, what, f"{HF}.num_gpus", f"set {HF}.num_gpus=1, or strategy=balanced with 1 or more"
     is_cpu = config.cluster.device is Device.cpu
-    what = f"num_gpus is {peer.num_gpus}, and cluster.device is cpu: there are no GPUs to lay layers over"
-    fix = f"set {PEER}.num_gpus=1, or cluster.device=cuda"
-    yield is_cpu and peer.num_gpus > 1, what, f"{PEER}.num_gpus, cluster.device", fix
-    is_plain = not peer.compile and not generation.nf4
+    what = f"num_gpus is {hf.num_gpus}, and cluster.device is cpu: there are no GPUs to lay layers over"
+    fix = f"set {HF}.num_gpus=1, or cluster.device=cuda"
+    yield is_cpu and hf.num_gpus > 1, what, f"{HF}.num_gpus, cluster.device", fix
+    is_plain = not hf.compile and not generation.nf4
     what = "strategy=balanced computes in FP32 or BF16, with what is not compiled"
-    where = f"{PEER}.strategy, {PEER}.compile, {BLOCK}.nf4"
-    yield is_balanced and not is_plain, what, where, f"set {PEER}.strategy=ddp, on one GPU for each replica"
+    where = f"{HF}.strategy, {HF}.compile, {BLOCK}.nf4"
+    yield is_balanced and not is_plain, what, where, f"set {HF}.strategy=ddp, on one GPU for each replica"
     num_ranks = config.cluster.num_nodes * config.cluster.ranks_per_node
     what = f"strategy=balanced is one process for all of its GPUs, and this cluster has {num_ranks} ranks"
     where = "cluster.num_nodes, cluster.ranks_per_node"
-    fix = f"set cluster.num_nodes=1, cluster.ranks_per_node=1 and {PEER}.num_gpus={max(peer.num_gpus, num_ranks)}"
+    fix = f"set cluster.num_nodes=1, cluster.ranks_per_node=1 and {HF}.num_gpus={max(hf.num_gpus, num_ranks)}"
     yield is_balanced and num_ranks > 1, what, where, fix
     for key in TRAINING_ONLY:
-        yield getattr(peer, key), f"{key} is for training", f"{PEER}.{key}", f"set {PEER}.{key}=false"
+        yield (
+            getattr(hf, key),
+            f"{key} is for training",
+            f"{HF}.{key}",
+            f"set {HF}.{key}=false",
+        )
     what = "deepspeed_json is for training"
-    yield peer.deepspeed_json is not None, what, f"{PEER}.deepspeed_json", f"set {PEER}.deepspeed_json=null"
+    yield (
+        hf.deepspeed_json is not None,
+        what,
+        f"{HF}.deepspeed_json",
+        f"set {HF}.deepspeed_json=null",
+    )
 
 
 MOST_ANSWERS = 10_000

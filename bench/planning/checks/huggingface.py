@@ -37,24 +37,24 @@ class Refused:
 def check(config: Config) -> None:
     """Raise ConfigError on the first thing that the config's engine cannot do."""
     _check_block(config)
-    peer = config.huggingface
-    if peer is None:
+    hf = config.huggingface
+    if hf is None:
         return
     for refused in (
         *_model(config),
-        *_layout(config, peer),
-        *_recipe(config, peer),
-        *_states(config, peer),
-        *_precision(config, peer),
-        *_four_bits(config, peer),
+        *_layout(config, hf),
+        *_recipe(config, hf),
+        *_states(config, hf),
+        *_precision(config, hf),
+        *_four_bits(config, hf),
     ):
         if refused.is_asked:
             raise ConfigError(refused.what, where=refused.where, fix=refused.fix)
 
 
-def smaller(peer: HuggingFace) -> dict[str, str]:
+def smaller(hf: HuggingFace) -> dict[str, str]:
     """Return where a config says how much memory it takes, and what makes that less."""
-    deeper = "" if peer.is_sharded else f"shard by {BLOCK}.strategy=fsdp2 or deepspeed with zero_stage=3, "
+    deeper = "" if hf.is_sharded else f"shard by {BLOCK}.strategy=fsdp2 or deepspeed with zero_stage=3, "
     return {
         "where": f"{BLOCK}, recipe.micro_batch_size, recipe.recompute",
         "fix": f"set recipe.recompute=full, {deeper}offload (offload_optimizer, offload_parameters, "
@@ -97,7 +97,7 @@ def _model(config: Config) -> Iterator[Refused]:
     )
 
 
-def _layout(config: Config, peer: HuggingFace) -> Iterator[Refused]:
+def _layout(config: Config, hf: HuggingFace) -> Iterator[Refused]:
     p, num_ranks = config.parallel, config.cluster.num_nodes * config.cluster.ranks_per_node
     sizes = {"tp": p.tp, "pp": p.pp, "cp": p.cp, "vpp": p.vpp}
     split = [f"{axis} {size}" for axis, size in sizes.items() if size is not None and size > 1]
@@ -108,31 +108,31 @@ def _layout(config: Config, peer: HuggingFace) -> Iterator[Refused]:
         ", ".join(f"parallel.{one.split()[0]}" for one in split),
         f"leave them at 1 and shard by {BLOCK}.strategy=fsdp2 or deepspeed, or choose engine=megatron",
     )
-    is_balanced = peer.strategy is Strategy.balanced
+    is_balanced = hf.strategy is Strategy.balanced
     yield Refused(
         is_balanced and num_ranks != 1,
         f"strategy=balanced is one process for all of its GPUs, and this cluster has {num_ranks} ranks",
         "cluster.num_nodes, cluster.ranks_per_node",
-        f"set cluster.num_nodes=1, cluster.ranks_per_node=1 and {BLOCK}.num_gpus={max(peer.num_gpus, num_ranks)}",
+        f"set cluster.num_nodes=1, cluster.ranks_per_node=1 and {BLOCK}.num_gpus={max(hf.num_gpus, num_ranks)}",
     )
     yield Refused(
-        peer.num_gpus != 1 and (not is_balanced or peer.num_gpus < 1),
-        f"num_gpus is {peer.num_gpus} with strategy={peer.strategy.name}: each of its ranks has one GPU",
+        hf.num_gpus != 1 and (not is_balanced or hf.num_gpus < 1),
+        f"num_gpus is {hf.num_gpus} with strategy={hf.strategy.name}: each of its ranks has one GPU",
         f"{BLOCK}.num_gpus",
         f"set {BLOCK}.num_gpus=1, or strategy=balanced with 1 or more",
     )
     yield Refused(
-        peer.num_gpus > 1 and config.cluster.device is Device.cpu,
-        f"a device map over {peer.num_gpus} GPUs, and this cluster computes on CPUs",
+        hf.num_gpus > 1 and config.cluster.device is Device.cpu,
+        f"a device map over {hf.num_gpus} GPUs, and this cluster computes on CPUs",
         f"{BLOCK}.num_gpus, cluster.device",
         f"set {BLOCK}.num_gpus=1",
     )
 
 
-def _recipe(config: Config, peer: HuggingFace) -> Iterator[Refused]:
+def _recipe(config: Config, hf: HuggingFace) -> Iterator[Refused]:
     recipe = config.training_recipe
     yield Refused(
-        peer.compile and recipe.warmup_iterations < COMPILING_ITERATIONS,
+        hf.compile and recipe.warmup_iterations < COMPILING_ITERATIONS,
         f"compile has a warm-up of {recipe.warmup_iterations}: the first iteration compiles, and what that takes is "
         "told from the last one",
         f"{BLOCK}.compile, recipe.warmup_iterations",
@@ -158,8 +158,8 @@ def _recipe(config: Config, peer: HuggingFace) -> Iterator[Refused]:
     )
 
 
-def _states(config: Config, peer: HuggingFace) -> Iterator[Refused]:
-    strategy, stage = peer.strategy, peer.zero_stage
+def _states(config: Config, hf: HuggingFace) -> Iterator[Refused]:
+    strategy, stage = hf.strategy, hf.zero_stage
     is_deepspeed = strategy is Strategy.deepspeed
     yield Refused(
         not 0 <= stage <= MOST_ZERO_STAGE,
@@ -174,19 +174,19 @@ def _states(config: Config, peer: HuggingFace) -> Iterator[Refused]:
         f"set {BLOCK}.strategy=deepspeed, or zero_stage=0",
     )
     yield Refused(
-        peer.deepspeed_json is not None and not is_deepspeed,
+        hf.deepspeed_json is not None and not is_deepspeed,
         f"a file of DeepSpeed's settings, and strategy={strategy.name} reads none",
         f"{BLOCK}.deepspeed_json, {BLOCK}.strategy",
         f"set {BLOCK}.strategy=deepspeed, or deepspeed_json=null",
     )
     yield Refused(
-        peer.offload_optimizer and not (is_deepspeed and stage),
+        hf.offload_optimizer and not (is_deepspeed and stage),
         "only DeepSpeed's stages 1 to 3 offload optimizer states alone",
         f"{BLOCK}.offload_optimizer, {BLOCK}.zero_stage",
         f"set {BLOCK}.strategy=deepspeed and zero_stage=1 to 3; with fsdp2, offload_parameters=true moves all states",
     )
     yield Refused(
-        peer.offload_parameters and not peer.is_sharded,
+        hf.offload_parameters and not hf.is_sharded,
         f"weights are offloaded where they are sharded, and strategy={strategy.name}"
         f"{f' of stage {stage}' if is_deepspeed else ''} holds all of them",
         f"{BLOCK}.offload_parameters, {BLOCK}.strategy",
@@ -194,7 +194,7 @@ def _states(config: Config, peer: HuggingFace) -> Iterator[Refused]:
     )
 
 
-def _precision(config: Config, peer: HuggingFace) -> Iterator[Refused]:
+def _precision(config: Config, hf: HuggingFace) -> Iterator[Refused]:
     is_cpu, precision = config.cluster.device is Device.cpu, config.precision
     yield Refused(
         precision is Precision.fp8,
@@ -202,21 +202,21 @@ def _precision(config: Config, peer: HuggingFace) -> Iterator[Refused]:
         "precision",
         "set precision=bf16, or engine=megatron",
     )
-    ways = BF16_WAYS[peer.strategy]
+    ways = BF16_WAYS[hf.strategy]
     yield Refused(
-        peer.bf16 is not None and precision is not Precision.bf16,
-        f"{BLOCK}.bf16 is {peer.bf16_mode.name}, and precision is {precision.name}",
+        hf.bf16 is not None and precision is not Precision.bf16,
+        f"{BLOCK}.bf16 is {hf.bf16_mode.name}, and precision is {precision.name}",
         f"{BLOCK}.bf16, precision",
         f"set precision=bf16, or {BLOCK}.bf16=null",
     )
     yield Refused(
-        peer.bf16_mode not in ways,
-        f"strategy={peer.strategy.name} cannot do bf16={peer.bf16_mode.name}: FP32 master weights beside weights in "
+        hf.bf16_mode not in ways,
+        f"strategy={hf.strategy.name} cannot do bf16={hf.bf16_mode.name}: FP32 master weights beside weights in "
         "BF16 are DeepSpeed's, and DeepSpeed's only way here",
         f"{BLOCK}.bf16, {BLOCK}.strategy",
         f"use one of {', '.join(way.name for way in ways)}, or null",
     )
-    is_flash = peer.attention is Attention.flash_attention_2
+    is_flash = hf.attention is Attention.flash_attention_2
     yield Refused(
         is_flash and is_cpu,
         "flash_attention_2 runs on GPUs, and this cluster computes on CPUs",
@@ -231,16 +231,16 @@ def _precision(config: Config, peer: HuggingFace) -> Iterator[Refused]:
     )
 
 
-def _four_bits(config: Config, peer: HuggingFace) -> Iterator[Refused]:
+def _four_bits(config: Config, hf: HuggingFace) -> Iterator[Refused]:
     """A 4-bit base is not sharded: FSDP2 leaves bitsandbytes' weights whole on each rank.
 
     Source: Accelerate 1.15.0, utils/fsdp_utils.py, fsdp2_prepare_model (ignored_params).
     """
     is_qlora = config.training.trains is Trains.qlora
     yield Refused(
-        is_qlora and peer.is_sharded,
-        f"a 4-bit base is not sharded, and strategy={peer.strategy.name}"
-        f"{f' of stage {peer.zero_stage}' if peer.zero_stage else ''} shards weights",
+        is_qlora and hf.is_sharded,
+        f"a 4-bit base is not sharded, and strategy={hf.strategy.name}"
+        f"{f' of stage {hf.zero_stage}' if hf.zero_stage else ''} shards weights",
         f"{BLOCK}.strategy, task.training.trains",
         f"set {BLOCK}.strategy=ddp, or deepspeed with zero_stage=0 to 2; or task.training.trains=lora",
     )

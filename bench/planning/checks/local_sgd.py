@@ -96,4 +96,4 @@ def _run(config: Config) -> Iterator[Refusal]:
     yield config.task.benchmark is not None, what, "task.benchmark", "set task.benchmark=null"
     what = "groups that train apart stop after their last step, and the task has a target"
     where = "task.training.target_eval_loss"
-    yield training.target_eval_loss is not None, what, where, f"set {where}=null"
+    yield training.has_target, what, where, f"set {where}=null"

@@ -30,7 +30,7 @@ def check_evaluation(config: Config, *, every_steps: int, first_step: int, max_s
             where="recipe.eval_every_samples, recipe.global_batch_size",
             fix=f"evaluate at least every {rows // r.global_batch_size * r.global_batch_size} samples",
         )
-    if config.training.target_eval_loss is not None and first_step > max_steps:
+    if config.training.has_target and first_step > max_steps:
         raise ConfigError(
             f"the first evaluation is at step {first_step}, after the last, {max_steps}: the target cannot be reached",
             where="task.training.max_steps, recipe.eval_every_samples, recipe.eval_skip",

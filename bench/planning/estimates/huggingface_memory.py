@@ -35,27 +35,30 @@ def compute_bytes(config: Config) -> int:
     return 4 if config.precision is Precision.fp32 else 2
 
 
-def is_autocast(config: Config, peer: HuggingFace) -> bool:
+def is_autocast(config: Config, hf: HuggingFace) -> bool:
     """Return whether products are computed in BF16 from trained weights in FP32, under autocast."""
-    is_fsdp = peer.strategy in (Strategy.fsdp2, Strategy.fsdp2_hybrid)  # its gathered weights are BF16: no autocast
-    return config.precision is Precision.bf16 and peer.bf16_mode is Bf16.autocast and not is_fsdp
+    is_fsdp = hf.strategy in (
+        Strategy.fsdp2,
+        Strategy.fsdp2_hybrid,
+    )  # its gathered weights are BF16: no autocast
+    return config.precision is Precision.bf16 and hf.bf16_mode is Bf16.autocast and not is_fsdp
 
 
-def residual_bytes(config: Config, peer: HuggingFace) -> int:
+def residual_bytes(config: Config, hf: HuggingFace) -> int:
     """Return the bytes of a number of the residual stream: FP32 below trained embeddings in FP32."""
-    is_wide = is_autocast(config, peer) and config.training.trains is Trains.all
+    is_wide = is_autocast(config, hf) and config.training.trains is Trains.all
     return 4 if is_wide else compute_bytes(config)
 
 
-def layer_bytes(config: Config, peer: HuggingFace) -> float:
+def layer_bytes(config: Config, hf: HuggingFace) -> float:
     """Return the bytes that one layer stores per token of one micro-batch."""
     is_llama = config.model.norm is Norm.RMSNorm
     if config.training.trains is not Trains.all:
-        return _frozen_llama_bytes(config, peer)
-    return _llama_bytes(config, peer) if is_llama else _gpt2_bytes(config, peer)
+        return _frozen_llama_bytes(config, hf)
+    return _llama_bytes(config, hf) if is_llama else _gpt2_bytes(config, hf)
 
 
-def _llama_bytes(config: Config, peer: HuggingFace) -> float:
+def _llama_bytes(config: Config, hf: HuggingFace) -> float:
     """Return the bytes of a Llama layer whose weights are trained: p bytes a number of products, hidden h, MLP f.
 
     | stored tensor                                          | bytes            | under autocast |
@@ -67,11 +70,11 @@ def _llama_bytes(config: Config, peer: HuggingFace) -> float:
     | gate, its SiLU, up, their product                      | 4 p f            | 4 p f          |
     """
     h, f, p = config.model.hidden_size, config.model.ffn_hidden_size, compute_bytes(config)
-    norms = 8 * h + 8 + (8 * h + 5 * p * h if is_autocast(config, peer) else 4 * p * h)
-    return norms + _attention_bytes(config, peer) + 4 * p * f
+    norms = 8 * h + 8 + (8 * h + 5 * p * h if is_autocast(config, hf) else 4 * p * h)
+    return norms + _attention_bytes(config, hf) + 4 * p * f
 
 
-def _frozen_llama_bytes(config: Config, peer: HuggingFace) -> float:
+def _frozen_llama_bytes(config: Config, hf: HuggingFace) -> float:
     """Return the bytes of a Llama layer under adapters: linears that are frozen store no input.
 
     | stored tensor                                 | bytes                                                     |
@@ -87,15 +90,15 @@ def _frozen_llama_bytes(config: Config, peer: HuggingFace) -> float:
     assert lora is not None
     p, count = compute_bytes(config), sum(QKV_ADAPTERS[name] for name in lora.target_modules)
     inputs = p * h if "linear_qkv" in lora.target_modules else 0  # attention's output is stored already
-    has_copies = lora.dropout > 0 or is_autocast(config, peer)
+    has_copies = lora.dropout > 0 or is_autocast(config, hf)
     if has_copies:
         inputs = count * (p + (1 if lora.dropout else 0)) * h
-    if peer.attention is Attention.eager and (has_copies or "linear_proj" not in lora.target_modules):
+    if hf.attention is Attention.eager and (has_copies or "linear_proj" not in lora.target_modules):
         inputs -= p * h  # eager attention does not need its output, which nobody else stores then
-    return 8 * h + 8 + _attention_bytes(config, peer) + 3 * p * f + inputs + count * p * lora.rank
+    return 8 * h + 8 + _attention_bytes(config, hf) + 3 * p * f + inputs + count * p * lora.rank
 
 
-def _gpt2_bytes(config: Config, peer: HuggingFace) -> float:
+def _gpt2_bytes(config: Config, hf: HuggingFace) -> float:
     """Return the bytes of a GPT-2 layer whose weights are trained; r bytes a number of the residual stream.
 
     | stored tensor                                  | bytes          |
@@ -106,11 +109,11 @@ def _gpt2_bytes(config: Config, peer: HuggingFace) -> float:
     | input and output of GELU                       | 2 p f          |
     """
     h, f, p = config.model.hidden_size, config.model.ffn_hidden_size, compute_bytes(config)
-    r = residual_bytes(config, peer)
-    return 2 * r * h + 4 * r + 2 * p * h + _attention_bytes(config, peer) + 2 * p * f
+    r = residual_bytes(config, hf)
+    return 2 * r * h + 4 * r + 2 * p * h + _attention_bytes(config, hf) + 2 * p * f
 
 
-def _attention_bytes(config: Config, peer: HuggingFace) -> float:
+def _attention_bytes(config: Config, hf: HuggingFace) -> float:
     """Return the bytes of q, k, v, the output, and what the kind of attention stores beside them.
 
     sdpa and flash_attention_2 store one FP32 number a head. eager stores the probabilities, heads x row length numbers
@@ -118,14 +121,14 @@ def _attention_bytes(config: Config, peer: HuggingFace) -> float:
     """
     model, p, a = config.model, compute_bytes(config), config.model.num_attention_heads
     stored = p * (linears(model)["linear_qkv"].num_out + model.hidden_size)
-    if peer.attention is not Attention.eager:
+    if hf.attention is not Attention.eager:
         return stored + 4 * a
-    is_upcast = p == 2 and (model.norm is Norm.RMSNorm or is_autocast(config, peer))
+    is_upcast = p == 2 and (model.norm is Norm.RMSNorm or is_autocast(config, hf))
     repeated = 2 * p * (model.hidden_size - kv_size(model))
     return stored + repeated + (p + (4 if is_upcast else 0)) * a * config.training_data.seq_length
 
 
-def transient_bytes(config: Config, peer: HuggingFace) -> float:
+def transient_bytes(config: Config, hf: HuggingFace) -> float:
     """Return the peak bytes per token of temporary tensors in the layer at work, beside what is stored; an estimate.
 
     Backward of the MLP has gradients of the product, of SiLU and of both projections; that of eager attention, of the
@@ -133,7 +136,7 @@ def transient_bytes(config: Config, peer: HuggingFace) -> float:
     """
     model, p = config.model, compute_bytes(config)
     mlp = 4 * p * model.ffn_hidden_size
-    is_eager = peer.attention is Attention.eager
+    is_eager = hf.attention is Attention.eager
     return max(mlp, (p + 8) * model.num_attention_heads * config.training_data.seq_length if is_eager else 0)
 
 
@@ -167,13 +170,13 @@ class States:
 
 def estimate(config: Config, world: World, recomputed: Recomputed) -> Memory:
     """Return the memory of one GPU."""
-    peer = config.huggingface
-    assert peer is not None
-    states = _states(config, peer, world)
-    activations = states.copies + _activation_bytes(config, peer, world, recomputed)
+    hf = config.huggingface
+    assert hf is not None
+    states = _states(config, hf, world)
+    activations = states.copies + _activation_bytes(config, hf, world, recomputed)
     work = max(
-        _head_bytes(config, peer, world),
-        tokens(config, world) * transient_bytes(config, peer) + _dequantized_bytes(config),
+        _head_bytes(config, hf, world),
+        tokens(config, world) * transient_bytes(config, hf) + _dequantized_bytes(config),
     )
     work += states.reduction
     is_at_step = states.gradients + states.step > states.early_gradients + activations + work
@@ -189,7 +192,7 @@ def estimate(config: Config, world: World, recomputed: Recomputed) -> Memory:
     in_gib = {name: size / GIB for name, size in parts.items()}
     total_gib, device = sum(in_gib.values()), gpu(config)
     every, trained = counts(config)
-    shards = weight_shards(peer, world)
+    shards = weight_shards(hf, world)
     return Memory(
         **in_gib,
         total_gib=total_gib,
@@ -204,10 +207,10 @@ def estimate(config: Config, world: World, recomputed: Recomputed) -> Memory:
 
 def recompute(config: Config, world: World) -> Recomputed:
     """Return whether every layer is computed again: as the engine's block says, or the recipe; `fit`: if it must be."""
-    peer = config.huggingface
-    assert peer is not None
-    if peer.activation_checkpointing is not None:
-        return EVERYTHING if peer.activation_checkpointing else NOTHING
+    hf = config.huggingface
+    assert hf is not None
+    if hf.activation_checkpointing is not None:
+        return EVERYTHING if hf.activation_checkpointing else NOTHING
     requested, device = config.training_recipe.recompute, gpu(config)
     if requested is not Recompute.fit or device is None:
         return EVERYTHING if requested is Recompute.full else NOTHING
@@ -222,26 +225,26 @@ def counts(config: Config) -> tuple[int, int]:
     return base + adapters, adapters if lora else base
 
 
-def weight_shards(peer: HuggingFace, world: World) -> int:
+def weight_shards(hf: HuggingFace, world: World) -> int:
     """Return over how many ranks, or GPUs of the one process, the weights lie."""
-    if peer.strategy is Strategy.balanced:
-        return peer.num_gpus
-    if not peer.is_sharded:
+    if hf.strategy is Strategy.balanced:
+        return hf.num_gpus
+    if not hf.is_sharded:
         return 1
-    return min(world.ranks_per_node, world.num_ranks) if peer.strategy is Strategy.fsdp2_hybrid else world.num_ranks
+    return min(world.ranks_per_node, world.num_ranks) if hf.strategy is Strategy.fsdp2_hybrid else world.num_ranks
 
 
-def _states(config: Config, peer: HuggingFace, world: World) -> States:
-    if peer.strategy is Strategy.deepspeed:
-        return _zero(config, peer, world)
-    if peer.strategy in (Strategy.fsdp2, Strategy.fsdp2_hybrid):
-        return _fsdp2(config, peer, world)
-    return _replicated(config, peer, world)
+def _states(config: Config, hf: HuggingFace, world: World) -> States:
+    if hf.strategy is Strategy.deepspeed:
+        return _zero(config, hf, world)
+    if hf.strategy in (Strategy.fsdp2, Strategy.fsdp2_hybrid):
+        return _fsdp2(config, hf, world)
+    return _replicated(config, hf, world)
 
 
-def _trained_bytes(config: Config, peer: HuggingFace) -> int:
+def _trained_bytes(config: Config, hf: HuggingFace) -> int:
     """Return the bytes of a trained weight, as of its gradient and of each of its moments where torch updates it."""
-    return 4 if config.precision is Precision.fp32 or peer.bf16_mode is Bf16.autocast else 2
+    return 4 if config.precision is Precision.fp32 or hf.bf16_mode is Bf16.autocast else 2
 
 
 def _base_bytes(config: Config, size: int) -> float:
@@ -262,12 +265,12 @@ def _is_accumulating(config: Config, world: World) -> bool:
     return num_microbatches(config, world) > 1
 
 
-def _replicated(config: Config, peer: HuggingFace, world: World) -> States:
+def _replicated(config: Config, hf: HuggingFace, world: World) -> States:
     """Weights, gradients and both moments of one size, p; DDP sums gradients in buckets, copies of all of them.
 
     Under autocast the BF16 copies of all linears' weights are kept from the forward to the backward pass.
     """
-    size, trained, over = _trained_bytes(config, peer), counts(config)[1], weight_shards(peer, world)
+    size, trained, over = _trained_bytes(config, hf), counts(config)[1], weight_shards(hf, world)
     buckets = size * trained if world.dp > 1 else 0
     return States(
         base=_base_bytes(config, size) / over,
@@ -275,18 +278,18 @@ def _replicated(config: Config, peer: HuggingFace, world: World) -> States:
         optimizer=2 * size * trained / over,
         gradients=size * trained / over,
         early_gradients=size * trained / over if _is_accumulating(config, world) else 0.0,
-        copies=2 * trained / over if is_autocast(config, peer) else 0.0,
+        copies=2 * trained / over if is_autocast(config, hf) else 0.0,
         buffers=buckets,
     )
 
 
-def _fsdp2(config: Config, peer: HuggingFace, world: World) -> States:
+def _fsdp2(config: Config, hf: HuggingFace, world: World) -> States:
     """Shards of weights, gradients and moments; gathered are layers, and what belongs to none, in the products' type.
 
     Gradients of micro-batches before the last one are not summed over ranks, and lie whole on each rank.
     """
-    size, trained, over = _trained_bytes(config, peer), counts(config)[1], weight_shards(peer, world)
-    on_gpu = 0 if peer.offload_parameters else 1
+    size, trained, over = _trained_bytes(config, hf), counts(config)[1], weight_shards(hf, world)
+    on_gpu = 0 if hf.offload_parameters else 1
     p, model = compute_bytes(config), config.model
     layers = (model.num_layers * linear_weights(model)) or 1
     root = parameters(model) - layers
@@ -304,7 +307,7 @@ def _fsdp2(config: Config, peer: HuggingFace, world: World) -> States:
     )
 
 
-def _zero(config: Config, peer: HuggingFace, world: World) -> States:
+def _zero(config: Config, hf: HuggingFace, world: World) -> States:
     """ZeRO: s the bytes of a weight and of a gradient, t trained weights, N ranks, o 1 or with offload 0.
 
     | bytes                    | stage 0     | 1               | 2               | 3                          |
@@ -323,10 +326,10 @@ def _zero(config: Config, peer: HuggingFace, world: World) -> States:
     Source: DeepSpeed 0.19.8, runtime/fp16/unfused_optimizer.py, runtime/zero/stage_1_and_2.py (_release_ipg_buffers,
     step) and stage3.py (_prepare_fp32_grad_for_sub_group).
     """
-    sizes, size, stage = deepspeed.sizes(config), compute_bytes(config), peer.zero_stage
+    sizes, size, stage = deepspeed.sizes(config), compute_bytes(config), hf.zero_stage
     trained, shards = counts(config)[1], world.num_ranks if stage else 1
-    on_gpu = 0 if peer.offload_optimizer else 1
-    weight_bytes = 0 if peer.offload_parameters else 1 / weight_shards(peer, world)
+    on_gpu = 0 if hf.offload_optimizer else 1
+    weight_bytes = 0 if hf.offload_parameters else 1 / weight_shards(hf, world)
     has_copies = size < 4 or stage > 0
     own = trained / shards
     gradients = size * (trained if stage < 2 else own) * (on_gpu if stage else 1)
@@ -337,23 +340,23 @@ def _zero(config: Config, peer: HuggingFace, world: World) -> States:
         optimizer=(8 + 4 * has_copies) * own * on_gpu,
         gradients=gradients,
         early_gradients=gradients if is_kept else 0.0,
-        buffers=float(size * _zero_buffers(config, peer, sizes)),
-        reduction=float(size * _zero_reduction(config, peer, world, sizes)),
+        buffers=float(size * _zero_buffers(config, hf, sizes)),
+        reduction=float(size * _zero_reduction(config, hf, world, sizes)),
         step=_zero_step(sizes, own, size=size, stage=stage) * on_gpu,
     )
 
 
-def _zero_buffers(config: Config, peer: HuggingFace, sizes: deepspeed.Sizes) -> int:
+def _zero_buffers(config: Config, hf: HuggingFace, sizes: deepspeed.Sizes) -> int:
     """Return the numbers of stage 3's bucket; below it, of what gradients pass through on their way to the host.
 
     Source: DeepSpeed 0.19.8, stage3.py, ipg_buckets; stage_1_and_2.py, temp_grad_buffer_for_gpu_offload.
     """
-    if peer.zero_stage == MOST_ZERO_STAGE:
+    if hf.zero_stage == MOST_ZERO_STAGE:
         return sizes.bucket
-    return largest_trained(config.model, config.training.lora) if peer.offload_optimizer else 0
+    return largest_trained(config.model, config.training.lora) if hf.offload_optimizer else 0
 
 
-def _zero_reduction(config: Config, peer: HuggingFace, world: World, sizes: deepspeed.Sizes) -> int:
+def _zero_reduction(config: Config, hf: HuggingFace, world: World, sizes: deepspeed.Sizes) -> int:
     """Return the numbers that the backward pass needs: buckets, a copy of one, and what stage 3 has gathered.
 
     A bucket is summed over ranks from a copy, which has its parts in the order of ranks.
@@ -363,21 +366,21 @@ def _zero_reduction(config: Config, peer: HuggingFace, world: World, sizes: deep
     """
     every, trained = counts(config)
     copy = min(sizes.bucket, trained)
-    if peer.zero_stage == MOST_ZERO_STAGE:
+    if hf.zero_stage == MOST_ZERO_STAGE:
         return copy + deepspeed.gathered(config, world.num_ranks, every)
-    return copy + (sizes.bucket * sizes.num_buckets if peer.zero_stage else 0)
+    return copy + (sizes.bucket * sizes.num_buckets if hf.zero_stage else 0)
 
 
-def _head_bytes(config: Config, peer: HuggingFace, world: World) -> float:
+def _head_bytes(config: Config, hf: HuggingFace, world: World) -> float:
     """Return the bytes of the head at work: those of the loss, or later the gradients of its weights and logits."""
-    logits, size = tokens(config, world) * config.model.vocab_size, _gradient_bytes(config, peer)
+    logits, size = tokens(config, world) * config.model.vocab_size, _gradient_bytes(config, hf)
     weights = config.model.hidden_size * config.model.vocab_size if config.training.trains is Trains.all else 0
     return max(logits * LOSS_BYTES, 2 * compute_bytes(config) * logits + size * weights)
 
 
-def _gradient_bytes(config: Config, peer: HuggingFace) -> int:
+def _gradient_bytes(config: Config, hf: HuggingFace) -> int:
     """Return the bytes of a number of a weight's gradient as the backward pass makes it."""
-    return _trained_bytes(config, peer) if peer.strategy in (Strategy.ddp, Strategy.balanced) else compute_bytes(config)
+    return _trained_bytes(config, hf) if hf.strategy in (Strategy.ddp, Strategy.balanced) else compute_bytes(config)
 
 
 def _zero_step(sizes: deepspeed.Sizes, own: float, *, size: int, stage: int) -> float:
@@ -390,20 +393,20 @@ def _zero_step(sizes: deepspeed.Sizes, own: float, *, size: int, stage: int) -> 
     return 4 * own if size < 4 else 0.0
 
 
-def _activation_bytes(config: Config, peer: HuggingFace, world: World, recomputed: Recomputed) -> float:
+def _activation_bytes(config: Config, hf: HuggingFace, world: World, recomputed: Recomputed) -> float:
     """Return the bytes that layers store for the backward pass on the GPU when it begins.
 
     If layers are computed again, these are the inputs of all of them, and all of the one at work. What lies in host
     memory is on the GPU for a layer or two.
     """
     count, num_layers = tokens(config, world), config.model.num_layers
-    over = peer.num_gpus if peer.strategy is Strategy.balanced else 1
-    layer, hidden = layer_bytes(config, peer), residual_bytes(config, peer) * config.model.hidden_size
+    over = hf.num_gpus if hf.strategy is Strategy.balanced else 1
+    layer, hidden = layer_bytes(config, hf), residual_bytes(config, hf) * config.model.hidden_size
     whole = num_layers / over
     if recomputed.full:
-        stored = hidden * (min(whole, 1) if peer.offload_activations else whole)
+        stored = hidden * (min(whole, 1) if hf.offload_activations else whole)
         return count * (stored + layer)
-    return count * layer * (min(whole, HOST_LAYERS) if peer.offload_activations else whole)
+    return count * layer * (min(whole, HOST_LAYERS) if hf.offload_activations else whole)
 
 
 def _dequantized_bytes(config: Config) -> float:

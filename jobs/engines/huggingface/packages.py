@@ -10,7 +10,7 @@ from bench.contract.plan import Plan
 from bench.contract.training import Trains
 from bench.errors import ConfigError
 
-EXTRA, FLASH_ATTENTION = "pip install 'runstop[peer]'", "pip install flash-attn --no-build-isolation"
+EXTRA, FLASH_ATTENTION = "pip install 'runstop[huggingface]'", "pip install flash-attn --no-build-isolation"
 LOGGED = ("torch", "transformers", "accelerate", "peft", "deepspeed", "bitsandbytes", "flash_attn")
 
 

@@ -1,4 +1,4 @@
-"""The peer's engine on the one rank of this process, beside transformers' model and torch's optimizer by hand."""
+"""Hugging Face's engine on the one rank of this process, beside transformers' model and torch's optimizer by hand."""
 
 import warnings
 from collections.abc import Iterator
@@ -14,8 +14,8 @@ from bench.contract import mllog
 from bench.contract.plan import Plan
 from bench.contract.schema import ProfileKind
 from helpers import ranks
-from helpers.peer_alone import group, random_rows, row_loss, theirs, tiny, weights
-from helpers.peer_runs import BLOCK, FSDP2, needed
+from helpers.huggingface_alone import group, random_rows, row_loss, theirs, tiny, weights
+from helpers.huggingface_runs import BLOCK, FSDP2, needed
 
 needed()
 

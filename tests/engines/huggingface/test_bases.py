@@ -8,7 +8,7 @@ import pytest
 
 from bench.contract.plan import Plan
 from helpers import ranks
-from helpers.peer_runs import BLOCK, FSDP2, STEPS, ZERO, composed, held, losses, needed, trained
+from helpers.huggingface_runs import BLOCK, FSDP2, STEPS, ZERO, composed, held, losses, needed, trained
 from jobs.tasks import convert
 
 needed()
@@ -44,7 +44,7 @@ def from_folder(runs: Path, folder: Path, *overrides: str, **engine: Any) -> Pla
 
 
 def test_a_folder_of_transformers_feeds_both_engines(llama: Path, runs: Path) -> None:
-    ours = from_folder(runs, llama, peer=False)
+    ours = from_folder(runs, llama, huggingface=False)
     run = ranks.write(ours, runs / "ours_of_llama")
     assert convert.main(["weights", str(run / "plan.json"), str(llama)]) == 0
     ranks.run(ours, run, "jobs.tasks.train", "plan.json", "--trial", "0")
@@ -67,9 +67,9 @@ STRATEGIES = {
 @pytest.fixture(scope="module")
 def gpt(runs: Path) -> Path:
     """Runs from weights that our engine has drawn and trained a little: its base task, of the same shape."""
-    first = composed(runs, *WHOLE, *GPT, "cluster.ranks_per_node=1", peer=False)
+    first = composed(runs, *WHOLE, *GPT, "cluster.ranks_per_node=1", huggingface=False)
     ranks.run(first, ranks.write(first, runs / "prepare_gpt"), "jobs.tasks.prepare", "plan.json")
-    ours = composed(runs, *WHOLE, *GPT, peer=False)
+    ours = composed(runs, *WHOLE, *GPT, huggingface=False)
     ranks.run(ours, ranks.write(ours, runs / "ours_of_gpt"), "jobs.tasks.train", "plan.json", "--trial", "0")
     trained({f"gpt_{name}": composed(runs, *WHOLE, *GPT, *words) for name, words in STRATEGIES.items()}, runs)
     return runs

@@ -16,7 +16,7 @@ from bench.contract import mllog
 from bench.diagnosis import explain
 from bench.mlperf import reader
 from helpers import ranks
-from helpers.peer_runs import BLOCK, FSDP2, needed
+from helpers.huggingface_runs import BLOCK, FSDP2, needed
 
 needed()
 pytestmark = [pytest.mark.trains, pytest.mark.slow, pytest.mark.skipif(ranks.DEVICE != "cpu", reason="gloo ranks")]

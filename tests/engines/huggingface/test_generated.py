@@ -1,4 +1,4 @@
-"""The peer's generator in this process: the tokens of transformers' logits, one by one, and what it is told."""
+"""Hugging Face's generator in this process: the tokens of transformers' logits, one by one, and what it is told."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +13,8 @@ from bench.contract.engine import HuggingFace, Strategy
 from bench.contract.generation import Order, Sampling, WeightPrecision
 from bench.contract.schema import EngineName
 from helpers import ranks, tiny_llama
-from helpers.peer_alone import group
-from helpers.peer_runs import needed
+from helpers.huggingface_alone import group
+from helpers.huggingface_runs import needed
 from helpers.tiny_llama import Asked
 
 needed()

@@ -19,8 +19,8 @@ from torch.nn import Linear, Parameter
 from bench.contract.engine import Strategy
 from bench.contract.plan import Plan
 from helpers import ranks
-from helpers.peer_alone import group, random_rows, row_loss, theirs, tiny, weights
-from helpers.peer_runs import BLOCK, FSDP2, needed
+from helpers.huggingface_alone import group, random_rows, row_loss, theirs, tiny, weights
+from helpers.huggingface_runs import BLOCK, FSDP2, needed
 
 needed()
 

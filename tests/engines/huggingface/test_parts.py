@@ -1,4 +1,4 @@
-"""Parts of the peer in this process: what is refused, what attention is seen to take, what is kept in host memory."""
+"""Parts of engine=huggingface in this process: what is refused, what attention gets, what is kept in host memory."""
 
 import logging
 import warnings
@@ -14,7 +14,7 @@ import torch
 from bench.contract.generation import WeightPrecision
 from bench.errors import ConfigError
 from helpers import ranks
-from helpers.peer_runs import BLOCK, TRAINS, composed, needed
+from helpers.huggingface_runs import BLOCK, TRAINS, composed, needed
 
 needed()
 
@@ -45,7 +45,7 @@ def test_what_is_not_installed_is_refused_with_how_to_install_it(
     packages.require(plan)
     found = util.find_spec
     monkeypatch.setattr(packages, "find_spec", lambda asked: None if asked == name else found(asked))
-    with pytest.raises(ConfigError, match=r"pip install 'runstop\[peer\]'") as caught:
+    with pytest.raises(ConfigError, match=r"pip install 'runstop\[huggingface\]'") as caught:
         packages.require(plan)
     assert what in str(caught.value)
 

@@ -1,4 +1,4 @@
-"""Folders that the peer writes and reads in this process: models, adapters, and where drawn weights come from."""
+"""Folders that Hugging Face writes and reads in this process: models, adapters, and where drawn weights come from."""
 
 import json
 import math
@@ -17,8 +17,8 @@ from bench.contract.engine import Strategy
 from bench.contract.plan import Plan
 from bench.errors import ConfigError
 from helpers import ranks
-from helpers.peer_alone import group, tiny, weights
-from helpers.peer_runs import BLOCK, FSDP2, needed
+from helpers.huggingface_alone import group, tiny, weights
+from helpers.huggingface_runs import BLOCK, FSDP2, needed
 
 needed()
 

@@ -17,8 +17,8 @@ from torch.nn import Parameter
 from bench.contract.plan import Plan
 from bench.errors import ConfigError
 from helpers import ranks
-from helpers.peer_alone import tiny
-from helpers.peer_runs import BLOCK, ZERO, needed
+from helpers.huggingface_alone import tiny
+from helpers.huggingface_runs import BLOCK, ZERO, needed
 
 needed()
 

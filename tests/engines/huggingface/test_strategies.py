@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from bench.contract import mllog
 from bench.mlperf.result import parse
 from helpers import ranks
-from helpers.peer_runs import BLOCK, FSDP2, STEPS, TRAINS, ZERO, composed, facts, held, losses, needed, trained
+from helpers.huggingface_runs import BLOCK, FSDP2, STEPS, TRAINS, ZERO, composed, facts, held, losses, needed, trained
 
 needed()
 pytestmark = [pytest.mark.trains, pytest.mark.skipif(ranks.DEVICE != "cpu", reason="gloo ranks")]
@@ -84,7 +84,7 @@ def test_adapters_of_our_engine_load_in_the_peer(folder: Path) -> None:
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "zero3"])
 def test_adapters_of_the_peer_load_in_our_engine_and_in_peft(strategy: str, folder: Path) -> None:
     run = folder / f"{strategy}_lora"
-    plan = composed(folder, *TRAINS["lora"], "parallel.tp=2", peer=False)
+    plan = composed(folder, *TRAINS["lora"], "parallel.tp=2", huggingface=False)
     alone = ranks.write(plan, folder / f"reload_{strategy}")
     outputs = ranks.ended(plan, alone, "tests.helpers.probe", "evaluate", "plan.json", str(run / "adapters"))
     found = [float(output.split("eval loss")[-1]) for code, output in outputs if code == 0]

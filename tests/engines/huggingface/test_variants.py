@@ -9,7 +9,7 @@ import torch
 from bench.contract import mllog
 from bench.mlperf.result import parse
 from helpers import ranks
-from helpers.peer_runs import BLOCK, FSDP2, TRAINS, ZERO, composed, facts, held, losses, needed, trained
+from helpers.huggingface_runs import BLOCK, FSDP2, TRAINS, ZERO, composed, facts, held, losses, needed, trained
 from jobs.data.micro_batches import targets
 from jobs.tasks import convert
 

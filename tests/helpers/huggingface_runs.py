@@ -33,34 +33,34 @@ FSDP2, ZERO = f"{BLOCK}.strategy=fsdp2", f"{BLOCK}.strategy=deepspeed"
 
 
 def needed() -> None:
-    """Skip the module where the peer's libraries are not installed."""
+    """Skip the module where Hugging Face's libraries are not installed."""
     for name in ("transformers", "accelerate", "peft", "deepspeed", "bitsandbytes"):
         if find_spec(name) is None:  # importing them takes seconds
-            pytest.skip(f"{name} is not installed (pip install 'runstop[peer]')", allow_module_level=True)
+            pytest.skip(f"{name} is not installed (pip install 'runstop[huggingface]')", allow_module_level=True)
 
 
-def composed(folder: Path, *overrides: str, peer: bool = True) -> Plan:
-    """Return a plan of the peer, or of our engine."""
-    return ranks.compose(folder, *SHORT, *(("engine=huggingface",) if peer else ()), *overrides)
+def composed(folder: Path, *overrides: str, huggingface: bool = True) -> Plan:
+    """Return a plan of Hugging Face, or of our engine."""
+    return ranks.compose(folder, *SHORT, *(("engine=huggingface",) if huggingface else ()), *overrides)
 
 
 def made_by_megatron(folder: Path) -> None:
     """Make rows and a base with our engine, and its runs, megatron_all and megatron_lora with its adapters_0."""
     first = ranks.compose(folder, *SHORT, "cluster.ranks_per_node=1")
     ranks.run(first, ranks.write(first, folder / "prepare"), "jobs.tasks.prepare", "plan.json")
-    plans = {trains: composed(folder, *overrides, peer=False) for trains, overrides in TRAINS.items()}
+    plans = {trains: composed(folder, *overrides, huggingface=False) for trains, overrides in TRAINS.items()}
     for trains, plan in plans.items():
         run = ranks.write(plan, folder / f"megatron_{trains}")
         ranks.run(plan, run, "jobs.tasks.train", "plan.json", "--trial", "0")
 
 
 def trained(plans: dict[str, Plan], folder: Path) -> None:
-    """Train plans of the peer in one start of their ranks, in folders of their names, one after the other."""
+    """Train plans of Hugging Face in one start of their ranks, in folders of their names, one after the other."""
     for name, plan in plans.items():
         if not (folder / name / "plan.json").exists():
             ranks.write(plan, folder / name)
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tests.helpers.peer", *(str(folder / name) for name in plans)]
+    command = [sys.executable, "-m", "tests.helpers.huggingface_ranks", *(str(folder / name) for name in plans)]
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=800, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
 

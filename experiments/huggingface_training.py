@@ -1,7 +1,7 @@
 """How fast transformers trains the same model on this GPU, as most users would: the ratio's other side.
 
-    python experiments/peer_training.py --model llama2_7b [--seq 4096] [--batch 1] [--compile] [--checkpointing]
-    python experiments/peer_training.py --model llama31_8b --lora 16
+    python experiments/huggingface_training.py --model llama2_7b [--seq 4096] [--batch 1] [--compile] [--checkpointing]
+    python experiments/huggingface_training.py --model llama31_8b --lora 16
 
 Random weights in BF16, AdamW fused with BF16 moments (PEFT's adapters in FP32), SDPA attention, no data loading: one
 batch of random tokens. It prints the median of the steps by the GPU's clock, and one line of JSON.

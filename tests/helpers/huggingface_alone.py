@@ -1,4 +1,4 @@
-"""The peer in this process: tiny plans of one rank, process groups without other processes, rows, and whole weights."""
+"""engine=huggingface in this process: tiny plans of one rank, groups without other processes, rows, whole weights."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import _clear_fast_path_sharding_prop_cache, _clear_python_sharding_prop_cache
 
 from bench.contract.plan import Plan
-from helpers.peer_runs import TRAINS, composed
+from helpers.huggingface_runs import TRAINS, composed
 from jobs.data.rows import Rows
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Train several plans of engine=huggingface: `python -m tests.helpers.peer FOLDER …`, once for all of their ranks.
+"""Train several plans of engine=huggingface in one start: `python -m tests.helpers.huggingface_ranks FOLDER …`.
 
 The libraries are imported once, and this process forks the ranks. Each folder gets its log, with all losses, and from
 every rank held_R.json: what it holds of the model while no layer is at work. A folder may have adapters to begin with,

@@ -14,7 +14,7 @@ from bench.errors import ConfigError
 from bench.planning import compose, make_plan
 from tests.helpers.cached_configs import cached
 
-PEER = "engine=huggingface"
+HUGGINGFACE = "engine=huggingface"
 BLOCK = "engine.huggingface"
 ONE_H200 = ["cluster=local", "cluster.device=cuda", "cluster.ranks_per_node=1", "gpu@cluster.gpu=h200"]
 EIGHT = [*ONE_H200[:2], "cluster.ranks_per_node=8", ONE_H200[3]]
@@ -23,7 +23,9 @@ config_of = cached(lambda words: compose.unplanned(words))
 
 
 def planned(*words: str) -> TrainingPlan:
-    return plan_kinds.required(make_plan.make(compose.as_planned(config_of([PEER, *words]))), plan_kinds.TrainingPlan)
+    return plan_kinds.required(
+        make_plan.make(compose.as_planned(config_of([HUGGINGFACE, *words]))), plan_kinds.TrainingPlan
+    )
 
 
 def deepspeed(stage: int, *words: str) -> list[str]:
@@ -87,7 +89,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_it_cannot_do_is_refused(name: str) -> None:
     words, where, what = REFUSED[name]
-    config = config_of([PEER, "cluster.ranks_per_node=2", *words])
+    config = config_of([HUGGINGFACE, "cluster.ranks_per_node=2", *words])
     with pytest.raises(ConfigError) as refused:
         make_plan.check(config)
     assert where in refused.value.where and what in refused.value.what and refused.value.fix
@@ -101,17 +103,19 @@ def test_what_it_can_do_is_not_refused() -> None:
         [f"{BLOCK}.strategy=balanced", "cluster.ranks_per_node=1"],
         ["task=pretrain_gpt3_126m", "recipe.recompute=full", *EIGHT],
     ):
-        make_plan.check(config_of([PEER, *words]))
+        make_plan.check(config_of([HUGGINGFACE, *words]))
 
 
 def test_the_benchmark_of_mlperf_s_closed_division_is_ours_alone() -> None:
     with pytest.raises(ConfigError, match="closed division"):
-        make_plan.check(config_of([PEER, "task=lora70b", "cluster=dgxh200", "precision=bf16"]))
-    make_plan.check(config_of([PEER, "task=lora70b", "cluster=dgxh200", "precision=bf16", "task.submittable=false"]))
+        make_plan.check(config_of([HUGGINGFACE, "task=lora70b", "cluster=dgxh200", "precision=bf16"]))
+    make_plan.check(
+        config_of([HUGGINGFACE, "task=lora70b", "cluster=dgxh200", "precision=bf16", "task.submittable=false"])
+    )
 
 
 def test_a_block_belongs_to_the_engine_of_its_name() -> None:
-    config = config_of([PEER])
+    config = config_of([HUGGINGFACE])
     config.engine.name = EngineName.megatron
     with pytest.raises(ConfigError, match="engine.name is megatron, and engine.huggingface is given"):
         make_plan.check(config)
@@ -198,7 +202,7 @@ def test_sizes_that_a_file_leaves_open_follow_the_hidden_size_as_in_transformers
     """transformers 5.23, integrations/deepspeed.py: h * h, 0.9 h * h and 10 h."""
     words = ["task=finetune_70b_pubmedqa", *EIGHT, "model.weights=random", "recipe.moments=fp32"]
     config = config_of(
-        [PEER, *words, *deepspeed(3, f"{BLOCK}.deepspeed_json=llama31_70b"), "recipe.micro_batch_size=2"]
+        [HUGGINGFACE, *words, *deepspeed(3, f"{BLOCK}.deepspeed_json=llama31_70b"), "recipe.micro_batch_size=2"]
     )
     assert config.cluster.gpu
     config.cluster.gpu.memory_gib = 1000.0
