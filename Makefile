@@ -12,8 +12,8 @@ fast: .venv/test-installed  ## tests that neither train nor start programs nor t
 	tests/all.sh $(BIN)/python fast
 
 faults: .venv/test-installed  ## runs on Slurm, Kubernetes, Ray, on hosts and by the runner are broken in every way that we know
-	$(BIN)/python tests/slurm/faults.py
-	$(BIN)/python -m pytest -q -m faults tests/driver tests/backends tests/kubernetes tests/ray
+	$(BIN)/python tests/backends/slurm/faults.py
+	$(BIN)/python -m pytest -q -m faults tests/driver tests/backends
 
 slow: .venv/test-installed  ## tests that are too long for the gate
 	$(BIN)/python -m pytest -m slow

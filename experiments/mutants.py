@@ -29,10 +29,7 @@ ROOT = Path(__file__).parents[1]
 EQUIVALENT = Path(__file__).with_name("mutants_equivalent.json")
 """{"file: before -> after [in line]": "why no test could tell them apart"}; these are drawn again, and not counted."""
 SOURCES = ("bench", "jobs")
-FAST = (
-    *("-m", "not trains and not slurm and not slow and not starts and not long"),
-    *("--ignore=tests/slurm", "--hypothesis-profile=few"),
-)
+FAST = ("-m", "not trains and not slurm and not slow and not starts and not long", "--hypothesis-profile=few")
 """The tests of `make fast`."""
 COPIED = ("bench", "jobs", "conf", "sbatch", "manifests", "tests", "containers", "docs", "experiments", "notebooks")
 INVERSES = ((ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.In, ast.NotIn), (ast.Is, ast.IsNot))

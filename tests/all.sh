@@ -8,11 +8,13 @@ set -u
 python=$1
 gate="not slow and not faults" examples=untimed
 [ "${2-}" != fast ] || gate="not slow and not slurm and not starts and not long" examples=few
-queued=(tests/slurm/test_{runs,failures,pyxis,scripts,faults}.py) # the last one reads what went on beside the others
-started=(tests/launch tests/report tests/slurm/test_doctor.py)
-with_torch=(tests/{engines,kernels,node_checks,profiles,ranks,tasks,weights} tests/planning/test_huggingface_memory.py)
-on_nodes='^tests/(backends|data|kubernetes|node_checks|profiles|ray|runner|studies)/' # their ranks wait for each other
-mapfile -t elsewhere < <(grep -rl --include='test_*.py' mark.trains tests | grep -vE '^tests/(launch|report|slurm)/')
+slurm=tests/backends/slurm
+queued=($slurm/test_{runs,failures,pyxis,scripts,faults}.py) # the last one reads what went on beside the others
+started=(tests/launch tests/report $slurm/test_doctor.py)
+with_torch=(tests/{engines,kernels,local_sgd,nemo,node_checks,profiles,ranks,tasks,weights})
+with_torch+=(tests/planning/test_huggingface_memory.py)
+on_nodes='^tests/(backends|data|driver|node_checks|profiles|studies)/' # their ranks wait for each other
+mapfile -t elsewhere < <(grep -rl --include='test_*.py' mark.trains tests | grep -vE '^tests/(launch|report|backends/slurm)/')
 mapfile -t nodes < <(printf '%s\n' "${elsewhere[@]}" | grep -E "$on_nodes")
 mapfile -t trained < <(printf '%s\n' "${elsewhere[@]}" | grep -vE "$on_nodes")
 logs=$(mktemp -d)
@@ -41,7 +43,7 @@ shown() { # wait for the next stream that ends, and show what it said
 
 [ "${2-}" = fast ] || beside queued "(trains or slurm)" "${queued[@]}"
 beside torch "not trains" "${with_torch[@]}"
-beside fast "not trains" -q -n auto --dist worksteal --ignore=tests/slurm "${with_torch[@]/#/--ignore=}"
+beside fast "not trains and not slurm" -q -n auto --dist worksteal "${with_torch[@]/#/--ignore=}"
 if [ "${2-}" != fast ]; then
   beside started "(trains or slurm)" "${started[@]}"
   beside trained trains "${trained[@]}"

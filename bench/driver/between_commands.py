@@ -87,6 +87,17 @@ def judge_trial(run: Path, plan: Plan, trial: Trial) -> Judged:
     return judged
 
 
+def abort_trials(run: Path, plan: Plan, of_job: Collection[int]) -> None:
+    """Enter in the ledger that the trials which this job began, and has not ended, are aborted.
+
+    Raises:
+        OSError, LogError: the ledger cannot be written, or its log is another run's.
+    """
+    for entry in ledger.found(run):
+        if entry.trial in of_job and entry.outcome is Outcome.running:
+            trials.close(run, plan, plan.trials[entry.trial], failed=True)
+
+
 def close_run(run: Path, plan: Plan, *, exit_code: int, what: str, of_job: Collection[int]) -> int:
     """Write status.json and the manifest, once nothing is left to be done; return 0 if this job's trials are proven.
 
@@ -96,12 +107,9 @@ def close_run(run: Path, plan: Plan, *, exit_code: int, what: str, of_job: Colle
         OSError: status.json cannot be written.
     """
     array = plan.config.launch.array
+    abort_trials(run, plan, of_job)
     for entry in ledger.found(run):
-        if entry.trial not in of_job:
-            continue
-        if entry.outcome is Outcome.running:
-            trials.close(run, plan, plan.trials[entry.trial], failed=True)
-        elif array and exit_code and entry.outcome.is_open:
+        if entry.trial in of_job and array and exit_code and entry.outcome.is_open:
             ledger.end(run, entry.trial, Outcome.aborted)
     outcomes = {entry.trial: entry.outcome for entry in ledger.found(run)}
     if of_job and not outcomes:  # whatever the ranks did, nothing says so

@@ -29,8 +29,8 @@ from bench.runs.status import Ending, Status
 
 RESERVE_BYTES = 2**18
 LEAST_FREE_BYTES = 2**20
-IN_STATUS = ("SLU-07",)
-"""What no rank's own log says; `why` finds all else there."""
+IN_STATUS = ("SLU-07", "RUN-02")
+"""What the driver sees, and no rank's own log says: time is up, a signal. `why` finds all else in the logs."""
 SETTLE_S = 3.0
 """Where a whole job is told to end, other nodes may hear of it so much earlier than this one."""
 FINAL_CODES = (1, 2)
@@ -79,6 +79,10 @@ class Drive:
     made_progress: bool = False
     """Whether this start has done what the next one need not do again."""
 
+    @property
+    def trials(self) -> list[int]:
+        return [trial.index for trial in self.plan.trials]
+
 
 def drive(run: Drive, connect: Callable[[], AbstractContextManager[Nodes]]) -> int:
     """Return the exit code of the run: 0 once every trial is proven. `connect` holds the nodes for the run.
@@ -94,6 +98,8 @@ def drive(run: Drive, connect: Callable[[], AbstractContextManager[Nodes]]) -> i
         with connect() as nodes:
             for command in run.plan.commands[: len(run.plan.commands) - len(run.plan.trials)]:
                 _before_trials(run, nodes, command)
+            if plans.command(run.plan, plans.PREPARE) is None:
+                run.progress.say("nothing to prepare")
             for trial, command in zip(run.plan.trials, plans.trial_commands(run.plan), strict=True):
                 _trial(run, nodes, trial, command)
     except FailedError as error:
@@ -220,8 +226,9 @@ def _cut_short(run: Drive, why: str, exit_code: int) -> int:
     with suppress(OSError):  # for the ledger: the next attempt sets aside what this one left
         (run.folder / run_files.interrupted()).write_text(f"{why}\n")
     if why == STOPPED:
-        with suppress(OSError):
+        with suppress(OSError, BenchError):
             (run.folder / run_files.RESERVE).unlink(missing_ok=True)
+            between_commands.abort_trials(run.folder, run.plan, run.trials)
         rule, _, what = why.partition(": ")
         fix = f"python -m bench resume {run.folder} goes on with it"
         status = Status(outcome=Ending.interrupted, exit_code=exit_code, rule=rule, what=what, fix=fix)
@@ -238,9 +245,8 @@ def _finish(run: Drive, exit_code: int, what: str) -> int:
         what = with_rule("CFG-08", f"no space left for results: {what}")
     with suppress(OSError):
         (run.folder / run_files.RESERVE).unlink(missing_ok=True)
-    mine = [trial.index for trial in run.plan.trials]
     try:
-        code = between_commands.close_run(run.folder, run.plan, exit_code=exit_code, what=what, of_job=mine)
+        code = between_commands.close_run(run.folder, run.plan, exit_code=exit_code, what=what, of_job=run.trials)
         return exit_code or code
     except OSError as error:
         run.progress.say(with_rule("CFG-08", f"{run_files.STATUS} cannot be written: {error.strerror}"))

@@ -170,7 +170,7 @@ def test_a_trial_that_proves_nothing_is_no_success(make: MakeRun) -> None:
     ("name", "codes", "what"),
     [
         ("node check", {0: 0, 1: 5}, "node check failed"),
-        ("trial 1", {3: 137}, "trial 1 failed"),
+        ("trial 1", {3: 137}, "RUN-02: rank 3 got SIGKILL during trial 1"),
         ("trial 1", {3: 7, 4: 9}, "trial 1 failed"),
     ],
 )

@@ -20,7 +20,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = {"DATADIR": "cache", "MODEL": "cache", "LOGDIR": "runs"}
-for name in ("tests", "tests/slurm", "tests/kubernetes", "tests/ray"):
+for name in ("tests", *(f"tests/backends/{name}" for name in ("slurm", "kubernetes", "ray"))):
     sys.path.append(str(ROOT / name))
 
 import booted as slurm  # noqa: E402
@@ -47,7 +47,7 @@ def missing() -> list[str]:
         return ["root: it boots the nodes"]
     found = [] if shutil.which("apt-get") or shutil.which("slurmctld") else ["Slurm: Debian's packages"]
     if not (kubernetes.PROGRAMS / "kubelet").exists():
-        found.append("Kubernetes: sudo -E tests/kubernetes/build.sh builds it, once")
+        found.append("Kubernetes: sudo -E tests/backends/kubernetes/build.sh builds it, once")
     found += [] if (ray.BIN / "ray").exists() else ["Ray: pip install 'runstop[ray]'"]
     if not any(user.pw_uid == kubernetes.USER for user in pwd.getpwall()):
         return [*found, f"a user with the id {kubernetes.USER}: useradd --uid {kubernetes.USER} somebody"]

@@ -5,14 +5,12 @@ import warnings
 from collections import Counter
 from importlib import util
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
-from bench.contract.generation import WeightPrecision
 from bench.errors import ConfigError
+from bench.planning import compose
 from helpers import ranks
 from helpers.huggingface_runs import BLOCK, TRAINS, composed, needed
 
@@ -221,7 +219,7 @@ def test_a_rank_joins_the_others_and_uses_the_group_once(
     start_ranks(replicas, RANK)
     assert joined[1] == ((replicas, RANK), {"also_on_cpu": False})
     joined.clear()
-    monkeypatch.setattr(groups, "GenerationPlan", type(replicas))
+    monkeypatch.setattr(type(replicas), "replicas_reduce", False)
     start_ranks(replicas, RANK)
     assert len(joined) == 2
     monkeypatch.setattr(groups.process_group, "leave", lambda: joined.append("left"))
@@ -258,13 +256,12 @@ def test_versions_are_those_of_what_is_installed(monkeypatch: pytest.MonkeyPatch
     assert packages.versions() == {name: f"{name} 1" for name in names}
 
 
-def test_what_generates_in_4_bits_needs_bitsandbytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan: Any = SimpleNamespace(config=composed(tmp_path, *TRAINS["all"]).config, weights=WeightPrecision.nf4)
-    monkeypatch.setattr(packages, "GenerationPlan", SimpleNamespace)
+def test_what_generates_in_4_bits_needs_bitsandbytes() -> None:
+    words = ("task=generate_7b", "engine=huggingface", "cluster=dgxh200", "cluster.ranks_per_node=1")
     base = {"transformers": "engine=huggingface", "accelerate": "engine=huggingface"}
-    assert packages.needed(plan) == base | {"bitsandbytes": "task.generation.nf4=true"}
-    plan.weights = WeightPrecision.bf16
-    assert packages.needed(plan) == base
+    in_4_bits = compose.compose([*words, "task.generation.nf4=true"])
+    assert packages.needed(in_4_bits) == base | {"bitsandbytes": "task.generation.nf4=true"}
+    assert packages.needed(compose.compose(words)) == base
 
 
 def test_every_part_of_a_layer_has_its_name_in_a_profile(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def objects(name: str) -> list[dict[str, Any]]:
 
 
 def test_the_manifests_are_those_that_render_writes() -> None:
-    """To write them anew: WRITE_MANIFESTS=1 pytest tests/ray/test_manifests.py"""
+    """To write them anew: WRITE_MANIFESTS=1 pytest tests/backends/ray/test_manifests.py"""
     folder = ROOT / "manifests" / "ray"
     texts = {f"{name}.yaml": manifest.text(shown(name)) for name in SHOWN}
     if os.environ.get("WRITE_MANIFESTS"):

@@ -22,7 +22,9 @@ def cluster() -> Iterator[Cluster]:
         pytest.skip("a real Kubernetes needs root: its nodes make containers")
     missing = [name for name in ("etcd", "containerd", "runc", "kubectl", "setpriv") if not shutil.which(name)]
     if missing or not (kube_cluster.PROGRAMS / "kubelet").exists():
-        pytest.skip(f"no Kubernetes in {kube_cluster.PROGRAMS}: sudo -E tests/kubernetes/build.sh builds it, once")
+        pytest.skip(
+            f"no Kubernetes in {kube_cluster.PROGRAMS}: sudo -E tests/backends/kubernetes/build.sh builds it, once"
+        )
     pytest.importorskip("kubernetes", reason="pip install 'runstop[kubernetes]'")
     with kube_cluster.running() as booted:
         yield booted

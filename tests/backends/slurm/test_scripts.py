@@ -9,7 +9,7 @@ from booted import Cluster
 from user import SHORT, User
 
 pytestmark = pytest.mark.slurm
-SCRIPTS = sorted((Path(__file__).parents[2] / "sbatch").glob("*.sbatch"))
+SCRIPTS = sorted((Path(__file__).parents[3] / "sbatch").glob("*.sbatch"))
 TOO_LARGE = ("Node count specification invalid", "Requested node configuration is not available")
 """All that this cluster has against a script for a larger one."""
 

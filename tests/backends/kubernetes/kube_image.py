@@ -19,7 +19,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 CACHE = Path("~/.cache/runstop/kubernetes-image").expanduser()
 NAME, PAUSE = "localhost/runstop:test", "localhost/pause:test"
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"

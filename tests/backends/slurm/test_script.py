@@ -70,7 +70,7 @@ def in_every_way(plan: Plan) -> Iterator[Plan]:
 
 
 def test_the_scripts_in_sbatch_are_those_that_render_writes() -> None:
-    """To write them anew: WRITE_SBATCH=1 pytest tests/backends/test_script.py"""
+    """To write them anew: WRITE_SBATCH=1 pytest tests/backends/slurm/test_script.py"""
     plans_by_name = {f"{t}_{c}.sbatch": compose.compose([f"task={t}", f"cluster={c}"]) for t, c in SHOWN}
     if os.environ.get("WRITE_SBATCH"):
         for path in (ROOT / "sbatch").glob("*.sbatch"):

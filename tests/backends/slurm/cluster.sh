@@ -2,13 +2,13 @@
 # Boots a real Slurm on this machine, to try runstop without a cluster: nodes dgx-0 and dgx-1 with 8 pretended GPUs
 # each, partitions batch and low (preempted and requeued), account test, sacct. Debian, root; no systemd, no GPU.
 #
-#   sudo -E tests/slurm/cluster.sh up           install what is missing (Debian packages), start, print what env prints
-#   eval "$(tests/slurm/cluster.sh env)"        this shell's srun, sbatch, sacct and runstop now use it
+#   sudo -E tests/backends/slurm/cluster.sh up           install what is missing (Debian packages), start, print what env prints
+#   eval "$(tests/backends/slurm/cluster.sh env)"        this shell's srun, sbatch, sacct and runstop now use it
 #   srun -N2 --gpus-per-node=8 bash -c 'hostname; echo $CUDA_VISIBLE_DEVICES'
-#   tests/slurm/cluster.sh status               what runs; exit code 0 when everything does
-#   tests/slurm/cluster.sh kill-node dgx-1      cut its power: every process on it dies at once
-#   tests/slurm/cluster.sh start-node dgx-1     press its button: what ran on it counts as failed
-#   tests/slurm/cluster.sh down                 cancel the jobs, stop everything, delete its directory
+#   tests/backends/slurm/cluster.sh status               what runs; exit code 0 when everything does
+#   tests/backends/slurm/cluster.sh kill-node dgx-1      cut its power: every process on it dies at once
+#   tests/backends/slurm/cluster.sh start-node dgx-1     press its button: what ran on it counts as failed
+#   tests/backends/slurm/cluster.sh down                 cancel the jobs, stop everything, delete its directory
 #
 # Environment, the same for every verb:  BENCH_SLURM_DIR        its state and logs (/tmp/bench-slurm)
 #                                        BENCH_SLURM_PORTS      first of four ports on 127.0.0.1 (17800)
@@ -25,7 +25,7 @@ SELF=$(realpath "$0")
 PATH=$PATH:/usr/sbin:/sbin
 export SLURM_CONF=$DIR/slurm.conf
 trap 'exit 130' INT
-# shellcheck source=tests/slurm/config.sh
+# shellcheck source=tests/backends/slurm/config.sh
 source "$(dirname "$SELF")/config.sh"
 
 say() { printf 'cluster.sh: %s\n' "$*" >&2; }

@@ -62,7 +62,7 @@ def no_site(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_manifests_are_those_that_render_writes() -> None:
-    """To write them anew: WRITE_MANIFESTS=1 pytest tests/backends/test_manifest.py"""
+    """To write them anew: WRITE_MANIFESTS=1 pytest tests/backends/kubernetes/test_manifest.py"""
     folder = ROOT / "manifests"
     if os.environ.get("WRITE_MANIFESTS"):
         for old in folder.glob("*.yaml"):

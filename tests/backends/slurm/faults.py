@@ -1,7 +1,7 @@
 """The fault matrix: what may happen to a run on a cluster, and what must come out of it.
 
     make faults                                      play every row on a Slurm of its own, and print the table
-    python tests/slurm/faults.py --only rank clock   the rows whose names hold one of these words
+    python tests/backends/slurm/faults.py --only rank clock   the rows whose names hold one of these words
 
 Rows that break nodes, partitions or Slurm itself are played alone, the others side by side. pytest plays the same rows
 (test_faults.py): some in the gate, the others with -m faults.
@@ -13,7 +13,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[1]))  # for helpers, where no pytest has done so
+sys.path.append(str(Path(__file__).parents[2]))  # for helpers, where no pytest has done so
 
 import rows_of_cluster
 import rows_of_runs

@@ -2,11 +2,11 @@
 # Boots a real Kubernetes 1.20 on this machine, to try runstop without a cluster: etcd, API server, controllers and
 # scheduler, and two nodes, node-1 and node-2, each with a containerd and a kubelet. Debian 12, root; no GPU, no DNS.
 #
-#   sudo -E tests/kubernetes/build.sh          once: builds what it needs
-#   sudo -E tests/kubernetes/cluster.sh up     start it, and print what env prints
-#   eval "$(tests/kubernetes/cluster.sh env)"  this shell's kubectl and runstop now use it
-#   tests/kubernetes/cluster.sh stop NAME      end one program: apiserver, kubelet-2, … (start NAME brings it back)
-#   tests/kubernetes/cluster.sh down           end everything; the nodes' image stores stay in the cache
+#   sudo -E tests/backends/kubernetes/build.sh          once: builds what it needs
+#   sudo -E tests/backends/kubernetes/cluster.sh up     start it, and print what env prints
+#   eval "$(tests/backends/kubernetes/cluster.sh env)"  this shell's kubectl and runstop now use it
+#   tests/backends/kubernetes/cluster.sh stop NAME      end one program: apiserver, kubelet-2, … (start NAME brings it back)
+#   tests/backends/kubernetes/cluster.sh down           end everything; the nodes' image stores stay in the cache
 #
 # Environment: RUNSTOP_KUBERNETES       the programs (~/.cache/runstop/kubernetes-1.20.2)
 #              RUNSTOP_KUBERNETES_DIR   its state and logs (/tmp/runstop-kubernetes)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the Kubernetes 1.20.2 that the tests boot, from Debian's own source package, and installs what it stands on.
 #
-#   sudo -E tests/kubernetes/build.sh      Debian 12, root; 6 minutes or more on two cores, once; 340 MB stay
+#   sudo -E tests/backends/kubernetes/build.sh      Debian 12, root; 6 minutes or more on two cores, once; 340 MB stay
 #
 # Environment: RUNSTOP_KUBERNETES  where the programs go (~/.cache/runstop/kubernetes-1.20.2)
 set -euo pipefail
