@@ -103,11 +103,6 @@ class GenerationResult:
         return sum(answer.tokens for answer in self.answers)
 
     @property
-    def time_per_token_s(self) -> float | None:
-        """The whole time over all tokens, however many were worked on at one time."""
-        return self.total_s / self.tokens if self.valid and self.total_s else None
-
-    @property
     def one_stream_token_s(self) -> float | None:
         """The median time of a token behind the first one, where each replica answers one request at a time."""
         times_s = [one.token_s for one in self.answers if one.token_s is not None]
