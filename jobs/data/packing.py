@@ -38,7 +38,8 @@ class Documents:
     def positions(self) -> np.ndarray:
         """Return the place of each token in its document [T]."""
         starts = np.cumsum(self.lengths) - self.lengths
-        return np.arange(len(self.tokens)) - np.repeat(starts, self.lengths)
+        places: np.ndarray = np.arange(len(self.tokens)) - np.repeat(starts, self.lengths)
+        return places
 
 
 @dataclass(frozen=True, slots=True)

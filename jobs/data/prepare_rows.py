@@ -17,13 +17,14 @@ from typing import Any
 from bench.contract import codec, data_files
 from bench.contract.atomic_files import appearing
 from bench.contract.checkpoint import MANIFEST
-from bench.contract.plan import Plan, fingerprint
+from bench.contract.plan import fingerprint
+from bench.contract.plan_kinds import TrainingPlan
 from bench.contract.plan_paths import expanded
 from bench.errors import BenchError, ConfigError
 from jobs.data import samples, tokenization, tokenizer, workers, writing
 
 
-def make(plan: Plan, *, processes: int | None = None) -> dict[str, Any]:
+def make(plan: TrainingPlan, *, processes: int | None = None) -> dict[str, Any]:
     """Return the manifest of the plan's rows, which are made unless they are there. One process at a time may call it.
 
     Raises:
@@ -57,7 +58,7 @@ def _named(path: str | None) -> Path:
     return Path(full)
 
 
-def _tokenizer_file(plan: Plan) -> Path:
+def _tokenizer_file(plan: TrainingPlan) -> Path:
     place = expanded(data_files.tokenizer_place(plan.config, plan.data_dir))
     if place is None:
         fix = "export MODEL=…, or set data.tokenizer"
@@ -65,14 +66,14 @@ def _tokenizer_file(plan: Plan) -> Path:
     return data_files.find_tokenizer(Path(place))
 
 
-def _found(plan: Plan, folder: Path) -> dict[str, Any]:
+def _found(plan: TrainingPlan, folder: Path) -> dict[str, Any]:
     """Return the manifest of rows that are there; refuse those that another tokenizer made."""
     manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
     data_files.check_same_tokenizer(folder, manifest["tokenizer"], _tokenizer_file(plan))
     return manifest
 
 
-def _made(plan: Plan, root: Path, folder: Path, processes: int) -> dict[str, Any]:
+def _made(plan: TrainingPlan, root: Path, folder: Path, processes: int) -> dict[str, Any]:
     """Return the manifest of rows made now."""
     config, data = plan.config, plan.config.training_data
     by_file = _tokenizer_file(plan)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.contract.plan import Plan
+from bench.contract.plan_kinds import TrainingPlan
 from bench.contract.schema import DataSource
 from bench.errors import ConfigError
 
@@ -61,11 +61,12 @@ def real_tokens(rows: Rows, indices: np.ndarray) -> int:
     """
     chosen = indices[indices >= 0]
     if rows.lengths is None:
-        return int(chosen.size) * rows.tokens.shape[1]
+        width: int = rows.tokens.shape[1]
+        return int(chosen.size) * width
     return int(rows.lengths[chosen].sum())
 
 
-def load(plan: Plan, name: str) -> Rows:
+def load(plan: TrainingPlan, name: str) -> Rows:
     """Return a split, checked against the plan's row count and length; random rows are drawn here.
 
     Raises:
@@ -108,7 +109,7 @@ def _lengths(path: Path) -> np.ndarray | None:
     return np.load(path, mmap_mode="r") if path.exists() else None
 
 
-def train_order(plan: Plan, seed: int) -> Iterator[np.ndarray]:
+def train_order(plan: TrainingPlan, seed: int) -> Iterator[np.ndarray]:
     """Yield the row numbers of each step, [GBS]: a new seeded shuffle each epoch, the incomplete last batch dropped."""
     rng, size = np.random.default_rng(seed), plan.batch.global_batch_size
     while True:
@@ -116,7 +117,7 @@ def train_order(plan: Plan, seed: int) -> Iterator[np.ndarray]:
         yield from order[: len(order) // size * size].reshape(-1, size)
 
 
-def eval_order(plan: Plan) -> np.ndarray:
+def eval_order(plan: TrainingPlan) -> np.ndarray:
     """Return the row numbers of one evaluation, [batches, GBS], the last batch filled with -1."""
     size = plan.batch.global_batch_size
     order = np.arange(plan.config.training_data.eval_rows)
@@ -124,7 +125,7 @@ def eval_order(plan: Plan) -> np.ndarray:
     return filled.reshape(-1, size)
 
 
-def synthetic(plan: Plan) -> Rows:
+def synthetic(plan: TrainingPlan) -> Rows:
     """Return the rows of one step for the warm-up: ascending tokens, which all count."""
     shape = (plan.batch.global_batch_size, plan.config.training_data.seq_length)
     tokens = np.arange(shape[0] * shape[1], dtype=np.int32).reshape(shape) % plan.config.model.vocab_size

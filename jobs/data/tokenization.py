@@ -25,7 +25,7 @@ from jobs.data.tokenizer import Tokenizer
 from jobs.data.workers import Ask
 from jobs.ranks.progress import tracked
 
-PARTS = {
+PARTS: dict[DataSource, Callable[[dict[str, str], Any], tuple[str, str]]] = {
     DataSource.fineweb_edu: sources.fineweb_edu,
     DataSource.c4: sources.c4,
     DataSource.dolly: sources.dolly,
@@ -93,7 +93,7 @@ def _arrays(encoded: list[tuple[np.ndarray, int]], counted: dict[str, int]) -> d
 def _batches(block: Block, source: DataSource, kind: PromptType | None) -> Iterator[list[tuple[str, str]]]:
     parts_of, batch, letters = PARTS[source], list[tuple[str, str]](), 0
     for record in records.read(block, source):
-        batch.append(parts_of(record, kind))  # type: ignore[arg-type]
+        batch.append(parts_of(record, kind))
         letters += sum(map(len, batch[-1]))
         if len(batch) == BATCH_RECORDS or letters >= BATCH_LETTERS:
             yield batch

@@ -18,7 +18,6 @@ import numpy as np
 from bench.contract.data_files import TOKENIZER_CONFIG, bad_tokenizer, unnamed_token
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
     from tokenizers import Tokenizer as Tokenizers
 
 
@@ -61,7 +60,7 @@ class Words:
         return [first, *[self._space + word for word in others]] if self._space else [first, *others]
 
 
-def of(tokenizer: "Tokenizer") -> Callable[[list[str]], list[list[int]]]:
+def of(tokenizer: "Tokenizers") -> Callable[[list[str]], list[list[int]]]:
     """Return what gives the tokens of texts: by words where the tokenizer is known to allow it."""
 
     def whole(texts: list[str]) -> list[list[int]]:

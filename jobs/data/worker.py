@@ -40,7 +40,7 @@ def answers(lines: Iterable[str]) -> Iterator[str]:
     settings, load = json.loads(next(given)), cache(tokenizers.load)
     for line in given:
         try:
-            answer = {"done": _done(json.loads(line), settings, load)}
+            answer: dict[str, Any] = {"done": _done(json.loads(line), settings, load)}
         except BenchError as error:
             answer = {"error": {"what": error.what, "where": error.where, "fix": error.fix, "rule": error.rule}}
         except OSError as error:

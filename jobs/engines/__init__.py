@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from bench.contract.plan import Plan
+from bench.contract.plan_kinds import TrainingPlan
 from jobs.profiles import Profile
 from jobs.ranks.identity import Rank
 
@@ -136,10 +137,10 @@ class EngineModule(Protocol):
     def end_ranks(self) -> None:
         """Leave the process groups together."""
 
-    def build(self, plan: Plan, seed: int) -> Engine:
+    def build(self, plan: TrainingPlan, seed: int) -> Engine:
         """Return the engine with random weights drawn from the seed; the ranks have been started."""
 
-    def apart(self, engine: Engine, plan: Plan, groups: "Groups") -> Apart:
+    def apart(self, engine: Engine, plan: TrainingPlan, groups: "Groups") -> Apart:
         """Return what merges the groups of a plan; an engine whose plans have no groups need not export it."""
 
     def versions(self) -> Mapping[str, str]:

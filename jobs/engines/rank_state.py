@@ -26,7 +26,8 @@ def write(folder: Path, pieces: Iterable[Piece]) -> None:
 
 def has_room(plan: Plan, num_bytes: int) -> bool:
     """Return whether each rank of a node, whatever its group, may copy so many bytes into the host's memory."""
-    return plan.config.cluster.ranks_per_node * num_bytes <= ROOM * psutil.virtual_memory().available
+    room: float = ROOM * psutil.virtual_memory().available
+    return plan.config.cluster.ranks_per_node * num_bytes <= room
 
 
 def host_memory(tensor: Tensor) -> Tensor:

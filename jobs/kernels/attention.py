@@ -61,7 +61,7 @@ class Operators(TorchDispatchMode):
     """Notes which fused attention operator is called within the block."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's
         self.fused = ""
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

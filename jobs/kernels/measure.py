@@ -70,7 +70,9 @@ def longest_silence_s(points: Sequence[Point], kernels: Kernels, rank: int) -> f
 def _first_ranks(count: int, meeting_s: float) -> ProcessGroup | None:
     """Return a group of the first ranks, which only they have to create."""
     limit = timedelta(seconds=meeting_s)
-    return distributed.new_group(list(range(count)), timeout=limit, use_local_synchronization=True)
+    ranks = list(range(count))
+    group: ProcessGroup | None = distributed.new_group(ranks, timeout=limit, use_local_synchronization=True)
+    return group
 
 
 def _outcome(

@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from bench.contract import mllog
-from bench.contract.plan import Plan
+from bench.contract.plan_kinds import TrainingPlan
 from bench.errors import BenchError
 from jobs.engines import Fact
 from jobs.engines.megatron.engine import MegatronEngine
@@ -35,7 +35,7 @@ class _Pending:
 class LocalSgdTraining:
     """What a rank does to train apart. `mine` and `after` are called at every step."""
 
-    def __init__(self, engine: MegatronEngine, plan: Plan, groups: Groups) -> None:
+    def __init__(self, engine: MegatronEngine, plan: TrainingPlan, groups: Groups) -> None:
         local_sgd = plan.recipe.averaging
         assert local_sgd is not None
         self._engine, self._plan, self._groups, self._settings = engine, plan, groups, local_sgd
@@ -65,7 +65,8 @@ class LocalSgdTraining:
         self._meeting.begin()
         self._engine.parts.optimizer.resume(about["num_steps"])
         self._engine.parts.refresh_weights()
-        return about["step"]
+        entered: int = about["step"]
+        return entered
 
     def mine(self, indices: np.ndarray) -> np.ndarray:
         """Return this group's share of a batch. The shares of groups that have left are those of the others.
@@ -98,6 +99,7 @@ class LocalSgdTraining:
         if step % self._settings.interval == 0 or step == self._plan.max_steps:
             waits = is_saved or step == self._plan.max_steps or step in self._plan.evaluation.at_steps
             self._begun(step, said, is_copied=bool(self._settings.overlap_steps) and not waits)
+            assert self._pending is not None
             if not self._pending.copy:
                 facts += self._ended(step)
         self._num_steps = 0
@@ -150,9 +152,9 @@ class LocalSgdTraining:
         since_s, sent, optimizer = time.perf_counter(), 0, self._engine.parts.optimizer
         if self._groups.number == 0:
             about = {"step": step, "living": self._groups.living, "num_steps": optimizer.num_steps}
-            what = {"life": life, "about": about, "tensors": self._state(), "limit_s": self._settings.time_limit_s}
+            state, limit_s = self._state(), self._settings.time_limit_s
             try:
-                sent = joining.give(self._groups, group, **what)
+                sent = joining.give(self._groups, group, life=life, about=about, tensors=state, limit_s=limit_s)
             except RuntimeError as error:  # gloo's; it is missed at the next merge
                 print(f"group {group} does not join: {str(error).splitlines()[0]}", flush=True)
         return mllog.GROUP_JOINED, group, {"rank_bytes": sent, "seconds": round(time.perf_counter() - since_s, 6)}

@@ -78,7 +78,7 @@ class Groups:
 
     def tell(self, key: str, value: Any) -> None:
         """Let the other ranks know something, once for each key."""
-        self.store.set(key, pickle.dumps(value))
+        self.store.set(key, pickle.dumps(value))  # type: ignore[arg-type]  # torch's stub knows no bytes
 
     def told(self, key: str, limit: timedelta | None = None, store: "Store | None" = None) -> Any:
         """Return what some rank tells under a key, once it has; by a store of its own for another thread."""
@@ -98,7 +98,7 @@ def joined(plan: Plan, who: Rank, *, timeout_s: float | None) -> "Groups | None"
         return None
     from torch.distributed import TCPStore
 
-    limit = {} if timeout_s is None else {"timeout": timedelta(seconds=timeout_s)}
+    limit: dict[str, Any] = {} if timeout_s is None else {"timeout": timedelta(seconds=timeout_s)}
     store = TCPStore(who.master_addr, who.master_port, is_master=who.rank == 0, wait_for_workers=False, **limit)
     size = who.world_size // count
     life = int(os.environ.get(LIFE_VARIABLE, "0"))

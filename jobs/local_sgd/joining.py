@@ -48,7 +48,7 @@ def give(groups: Groups, group: int, *, life: int, about: Any, tensors: list[Ten
     link, sent = _link(groups, place, 0, limit_s), 0
     for piece in _pieces(tensors):
         raw = piece.detach().to("cpu").contiguous().view(torch.uint8)
-        link.send([raw], 1, 0).wait()
+        link.send([raw], 1, 0).wait()  # type: ignore[attr-defined]  # not in torch's stub
         sent += len(raw)
     return sent
 
@@ -66,7 +66,7 @@ def take(groups: Groups, *, tensors: list[Tensor], limit_s: float) -> Any:
         link = _link(groups, place, 1, limit_s)
         for piece in _pieces(tensors):
             raw = torch.empty(piece.nbytes, dtype=torch.uint8)
-            link.recv([raw], 0, 0).wait()
+            link.recv([raw], 0, 0).wait()  # type: ignore[attr-defined]  # not in torch's stub
             piece.copy_(raw.view(piece.dtype))
     except RuntimeError as error:
         raise BenchError(

@@ -235,14 +235,16 @@ def _scattered(link: ProcessGroupGloo, piece: Tensor, compress: Compress) -> _Se
     parts = torch.nn.functional.pad(piece, (0, size * length - len(piece))).view(size, length)
     own = _on_host(torch.cat([encoded(part, compress) for part in parts]))
     received = _buffer(len(own), piece.device)
-    return _Sent(link.alltoall_base(received, own, [], []), own, received, len(piece), piece.device)
+    work = link.alltoall_base(received, own, [], [])  # type: ignore[attr-defined]  # not in torch's stub
+    return _Sent(work, own, received, len(piece), piece.device)
 
 
 def _gathered(link: ProcessGroupGloo, scattered: _Sent, compress: Compress) -> _Sent:
     size, device = link.size(), scattered.device
     own = _on_host(encoded(torch.stack(scattered.numbers(size, compress)).mean(dim=0), compress))
     received = _buffer(size * len(own), device)
-    return _Sent(link._allgather_base(received, own), own, received, scattered.length, device)
+    work = link._allgather_base(received, own)  # type: ignore[attr-defined]  # not in torch's stub
+    return _Sent(work, own, received, scattered.length, device)
 
 
 def _mean(gathered: _Sent, compress: Compress) -> tuple[Tensor, int]:

@@ -1,6 +1,7 @@
 """Let NeMo train on a machine without CUDA, over gloo; where CUDA exists, nothing changes."""
 
 import contextlib
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,10 +15,10 @@ def install() -> None:
     if torch.cuda.is_available():
         return
     cpu_patch.install()
-    torch.cuda.Stream = _NoStream  # type: ignore[assignment,misc]
-    torch.cuda.stream = lambda stream: contextlib.nullcontext()  # type: ignore[assignment,misc]
-    torch.Tensor.to = _to(torch.Tensor.to)  # type: ignore[method-assign,assignment]
-    torch.Tensor.type = _type(torch.Tensor.type)  # type: ignore[method-assign,assignment]
+    torch.cuda.Stream = _NoStream  # type: ignore[assignment,misc]  # patched
+    torch.cuda.stream = lambda stream: contextlib.nullcontext()  # type: ignore[assignment,return-value]  # patched
+    torch.Tensor.to = _to(torch.Tensor.to)  # type: ignore[method-assign]  # patched
+    torch.Tensor.type = _type(torch.Tensor.type)  # type: ignore[method-assign]  # patched
 
 
 def install_adapters() -> None:
@@ -35,7 +36,7 @@ class _NoStream:
     """In place of a stream: NeMo wraps models for data parallelism on a side stream."""
 
 
-def _to(method: Any) -> Any:
+def _to(method: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """Return Tensor.to; it reads "cuda" as the CPU. NeMo moves what it reports of each step to "cuda"."""
 
     def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -44,7 +45,7 @@ def _to(method: Any) -> Any:
     return to
 
 
-def _type(method: Any) -> Any:
+def _type(method: Callable[..., Any]) -> Callable[..., Any]:
     """Return Tensor.type; megatron-core's optimizers compare the name of a gradient's type with CUDA's."""
 
     def named(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:

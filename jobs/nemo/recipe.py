@@ -1,6 +1,7 @@
 """NeMo's own recipes with the numbers of a plan: LoRA, fine- and pre-training of Llama 2, pre-training of GPT-3."""
 
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ def fitting(plan: TrainingPlan, who: Rank, *, data: RowsModule, callback: Any, f
     recipe.resume = None  # our callback loads the base checkpoint
     recipe.log = nemo_run.Config(nl.NeMoLogger, explicit_log_dir=str(folder))
     recipe.data = data
-    built = fiddle.build(recipe)
+    built: partial[Any] = fiddle.build(recipe)
     parts = built.keywords
     parts["trainer"].callbacks.append(callback)
     parts["optim"].lr_scheduler = _Schedule(plan)

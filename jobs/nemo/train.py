@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping
 from importlib import metadata
 from typing import Any
 
-from bench.contract import mllog, plan_kinds, run_files
+from bench.contract import mllog, run_files
 from bench.contract.engine import NEMO, VERSION
-from bench.contract.plan import Plan
 from bench.contract.plan_kinds import TrainingPlan
 from bench.errors import ConfigError
 from jobs.ranks import process_group, program
@@ -23,15 +22,9 @@ PACKAGES = ("torch", "megatron-core", NEMO, "lightning", "transformer-engine")
 
 
 def main() -> None:
-    with program.begun("jobs.nemo.train", __doc__, required) as begun:
+    with program.begun("jobs.nemo.train", __doc__, TrainingPlan) as begun:
+        require_nemo()
         run(begun)
-
-
-def required(plan: Plan) -> TrainingPlan:
-    """Return the plan as that of a run that trains, where this interpreter has NeMo; raises as both checks do."""
-    training = plan_kinds.required(plan, plan_kinds.TrainingPlan)
-    require_nemo()
-    return training
 
 
 def require_nemo() -> None:

@@ -78,6 +78,8 @@ def _rank_floors(report: Health) -> dict[str, float | None]:
 def _ranks(report: Health) -> Iterator[_Below]:
     """Yield one finding for each node with ranks that are slow by themselves, about the slowest."""
     for key, floor in _rank_floors(report).items():
+        if floor is None:
+            continue
         slow: dict[str, list[RankRates]] = {}
         for rank in report.ranks:
             if _below(getattr(rank, key), floor):
@@ -103,7 +105,7 @@ def _nodes(report: Health) -> Iterator[_Below]:
     """Yield a finding for each node whose own ranks stay below the floor of their bus bandwidth."""
     for node in report.nodes:
         rate, floor = best_gbs(node.allreduce), report.floors.node_busbw_gbs
-        if _below(rate, floor):
+        if rate is not None and floor is not None and rate < floor:
             what = f"its ranks reach {_number(rate)} GB/s all-reduce bus bandwidth, and the floor is {_number(floor)}"
             fix = f"{_leave_out([node.node])}; there, `nvidia-smi topo -m` and `nvidia-smi nvlink -s`"
             yield _Below(HealthFinding("NCC-04", what, node.node, fix), node.node)
@@ -114,6 +116,7 @@ def _all(report: Health) -> Iterator[_Below]:
     if not is_below(report):
         return
     rate, floor = best_gbs(report.allreduce), report.floors.busbw_gbs
+    assert rate is not None and floor is not None
     names, slow = [node.node for node in report.nodes], _slow_in_pairs(report)
     if slow:
         fix = f"{_leave_out(slow)}; there, `ibstat` and `nvidia-smi nvlink -s`"
@@ -135,7 +138,7 @@ def _slow_in_pairs(report: Health) -> list[str]:
         for node in pair.nodes:
             reached[node] = max(reached.get(node, 0.0), pair.busbw_gbs)
     floor, best = report.floors.busbw_gbs, max(reached.values(), default=0.0)
-    return [node for node, rate in reached.items() if rate < min(floor, SLOW * best)]
+    return [node for node, rate in reached.items() if floor is not None and rate < min(floor, SLOW * best)]
 
 
 def _leave_out(nodes: Sequence[str]) -> str:

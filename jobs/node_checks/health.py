@@ -71,7 +71,7 @@ def measure(config: schema.Health, who: Rank, device: "torch.device") -> node_fa
     """Return all measurements, the same on every rank; they are not judged yet, and their seconds are 0."""
     from jobs.node_checks import rates
 
-    node, nodes = node_name(), {}
+    node, nodes = node_name(), dict[str, list[int]]()
     for rank, name in enumerate(rates.gathered(node)):
         nodes.setdefault(name, []).append(rank)
     together = rates.allreduce(sizes_mib(config), device)
@@ -117,7 +117,7 @@ def platform(device: "torch.device") -> dict[str, Any]:
     """Return what the rates were measured with: backend, dtype, device and software."""
     import torch
 
-    software = {"torch": torch.__version__}
+    software: dict[str, str] = {"torch": torch.__version__}
     if device.type != "cuda":
         return {"backend": "gloo", "dtype": "fp32", "device": "cpu", "software": software}
     software["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))

@@ -140,7 +140,8 @@ def _group(ranks: list[int] | None) -> distributed.ProcessGroup | None:
     if ranks is None:
         return None
     limit = timedelta(seconds=MEETING_S)
-    return distributed.new_group(ranks, timeout=limit, use_local_synchronization=True)
+    group: distributed.ProcessGroup = distributed.new_group(ranks, timeout=limit, use_local_synchronization=True)
+    return group
 
 
 def _median_s(call: Callable[[], object], device: torch.device, agree: Callable[[float], float] = float) -> float:

@@ -62,8 +62,9 @@ def module_times(trace: Trace, *, is_eager: bool) -> tuple[ModuleTimes, list[dic
             numbers = {"time_ms": round(kernel_us * to_ms, 6), "launches": launches * per_step}
             kernels.append({"phase": phase.name, "part": part.name, "kernel": name} | numbers)
     step_ms = (end_us - start_us) * to_ms
-    head = {"device": trace.device, "num_steps": divided.num_steps, "step_ms": step_ms, "is_eager": is_eager}
-    return ModuleTimes(**head, rows=rows), kernels
+    num_steps = divided.num_steps
+    found = ModuleTimes(device=trace.device, num_steps=num_steps, step_ms=step_ms, is_eager=is_eager, rows=rows)
+    return found, kernels
 
 
 def divide(trace: Trace) -> Divided:

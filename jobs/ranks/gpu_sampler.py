@@ -69,7 +69,8 @@ class Gpu:
     def _reasons(self) -> Callable[[Any], int]:
         """The query for throttle reasons, which older bindings know by its older name only."""
         newer = getattr(self.nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
-        return newer or self.nvml.nvmlDeviceGetCurrentClocksThrottleReasons
+        query: Callable[[Any], int] = newer or self.nvml.nvmlDeviceGetCurrentClocksThrottleReasons
+        return query
 
     def _ask(self, name: str, query: Callable[..., Any], *arguments: Any) -> Any:
         """Return the answer to a query; None, and the reason kept, if the driver has none."""

@@ -5,11 +5,11 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from bench.contract import mllog
 from bench.contract import plan as plans
-from bench.contract.plan import Plan
+from bench.contract.plan_kinds import TrainingPlan
 from bench.errors import BenchError
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class Pace:
     each step, from the end of the step before, by the device's clock.
     """
 
-    def __init__(self, plan: Plan, log: mllog.Writer, step: int = 0) -> None:
+    def __init__(self, plan: TrainingPlan, log: mllog.Writer, step: int = 0) -> None:
         self._plan, self._log = plan, log
         self._ends: list[float | torch.cuda.Event] = []
         self._times_s: list[float] = []
@@ -137,7 +137,7 @@ def held_by_graphs(segments: Sequence[Mapping[str, Any]]) -> int:
     return sum(s["total_size"] - s["allocated_size"] for s in segments if tuple(s["segment_pool_id"]) != (0, 0))
 
 
-def log_memory(plan: Plan, log: mllog.Writer) -> None:
+def log_memory(plan: TrainingPlan, log: mllog.Writer) -> None:
     """Log the memory peaks of the rank that needs most, beside the plan's estimate; on a CPU nothing is logged."""
     import torch
 
@@ -165,4 +165,5 @@ def _now() -> "float | torch.cuda.Event":
 def _seconds(start: "float | torch.cuda.Event", end: "float | torch.cuda.Event") -> float:
     if isinstance(start, float) and isinstance(end, float):
         return end - start
-    return start.elapsed_time(end) / 1000
+    milliseconds: float = cast("torch.cuda.Event", start).elapsed_time(cast("torch.cuda.Event", end))
+    return milliseconds / 1000

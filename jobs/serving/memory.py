@@ -69,4 +69,5 @@ def _why_not(config: Config) -> str:
 
 
 def _used_gib(nvml: Any, handles: list[Any]) -> float:
-    return max(nvml.nvmlDeviceGetMemoryInfo(handle).used for handle in handles) / GIB
+    used: float = max(nvml.nvmlDeviceGetMemoryInfo(handle).used for handle in handles) / GIB
+    return used

@@ -17,7 +17,8 @@ from typing import Any
 
 from bench.contract import atomic_files, checkpoint, codec, mllog, plan_kinds, run_files
 from bench.contract.checkpoint import KEPT, STEP
-from bench.contract.plan import Plan, Trial
+from bench.contract.plan import Trial
+from bench.contract.plan_kinds import TrainingPlan
 from bench.errors import BenchError, ConfigError
 from jobs.engines import Engine, Snapshot
 from jobs.local_sgd import groups
@@ -39,7 +40,9 @@ class Complete:
 class Checkpoints:
     """Saves and resumes one trial. All ranks call every method together."""
 
-    def __init__(self, plan: Plan, trial: Trial, engine: Engine, run: Path, log: mllog.Writer, *, rank: int) -> None:
+    def __init__(
+        self, plan: TrainingPlan, trial: Trial, engine: Engine, run: Path, log: mllog.Writer, *, rank: int
+    ) -> None:
         self._plan, self._trial, self._engine, self._log, self._rank = plan, trial, engine, log, rank
         own = groups.mine()
         self._num_ranks = plan.world.num_ranks // (plan.world.groups or 1)
@@ -213,7 +216,7 @@ def complete(folder: Path) -> Iterator[Complete]:
         yield Complete(folder / f"{STEP}{step}", step, checkpoint.manifest(folder / f"{STEP}{step}"))
 
 
-def about(plan: Plan, trial: Trial, step: int) -> dict[str, Any]:
+def about(plan: TrainingPlan, trial: Trial, step: int) -> dict[str, Any]:
     """Return what a manifest says of the training, beside its files."""
     training = {
         "step": step,
@@ -225,7 +228,7 @@ def about(plan: Plan, trial: Trial, step: int) -> dict[str, Any]:
     return {"model": codec.plain(plan.config.model), "training": training}
 
 
-def _must_be_same(plan: Plan, trial: Trial) -> dict[str, Any]:
+def _must_be_same(plan: TrainingPlan, trial: Trial) -> dict[str, Any]:
     """Return what decides which rows a step takes, its learning rate, and what is trained."""
     config = plan.config
     return {
@@ -240,7 +243,7 @@ def _must_be_same(plan: Plan, trial: Trial) -> dict[str, Any]:
     )
 
 
-def require_same(found: Complete, plan: Plan, trial: Trial) -> None:
+def require_same(found: Complete, plan: TrainingPlan, trial: Trial) -> None:
     """Do nothing if a checkpoint is one of this training, whatever its layout.
 
     Raises:

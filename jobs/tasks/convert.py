@@ -16,6 +16,7 @@ from typing import Any
 from bench.contract import plan_kinds, plan_paths, run_files
 from bench.contract.checkpoint import FOLDERS, Stored
 from bench.contract.plan import Plan
+from bench.contract.plan_kinds import TrainingPlan
 from bench.errors import BenchError, ConfigError, Stopped, stopped_by_signals
 
 
@@ -66,14 +67,14 @@ def rows(plan: Plan, args: argparse.Namespace) -> str:
         ConfigError: the arguments are not those that the plan's source takes, or its files do not fit the plan.
     """
     if plan.config.training_data.source.reads_files:
-        return _rows_of_files(plan, args)
+        return _rows_of_files(plan_kinds.required(plan, TrainingPlan), args)
     if args.folder is None:
         fix = "name the folder of the published rows, and a new one"
         raise ConfigError(f"{plan.config.training_data.name} needs SOURCE and FOLDER", where="command line", fix=fix)
     return _published_rows(plan, args)
 
 
-def _rows_of_files(plan: Plan, args: argparse.Namespace) -> str:
+def _rows_of_files(plan: TrainingPlan, args: argparse.Namespace) -> str:
     """Tokenise data.files into the folder where the plan's runs look for the rows."""
     from jobs.data import prepare_rows
     from jobs.data.prepare_rows import alone
@@ -109,7 +110,7 @@ def _published_rows(plan: Plan, args: argparse.Namespace) -> str:
     return "\n".join([*sizes, *counted, f"export DATADIR={args.folder.absolute()}"])
 
 
-def _published(file: dict, published: dict[str, int]) -> str:
+def _published(file: dict[str, Any], published: dict[str, int]) -> str:
     want = published.get(file["path"])
     return "" if want is None else ", as published" if file["bytes"] == want else f" (the published one has {want:,})"
 
@@ -163,7 +164,9 @@ def _add_verb(
 
 def _new_verb(verbs: Any, verb: Callable[..., str], summary: str, *, example: str) -> argparse.ArgumentParser:
     lines = argparse.RawDescriptionHelpFormatter
-    parser = verbs.add_parser(verb.__name__, help=summary, description=summary, epilog=example, formatter_class=lines)
+    parser: argparse.ArgumentParser = verbs.add_parser(
+        verb.__name__, help=summary, description=summary, epilog=example, formatter_class=lines
+    )
     parser.set_defaults(verb=verb)
     return parser
 

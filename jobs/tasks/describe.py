@@ -10,6 +10,7 @@ from typing import Any
 from bench.contract import mllog
 from bench.contract import plan as plans
 from bench.contract.plan import Plan, Trial
+from bench.contract.plan_kinds import TrainingPlan
 from jobs.node_checks import facts, hardware
 
 ROOT = Path(__file__).parents[2]
@@ -21,7 +22,7 @@ _DTYPES = {"fp32": ("fp32", "fp32"), "bf16": ("bfloat16", "bfloat16"), "fp8": ("
 Facts = dict[str, Any]
 
 
-def describe(plan: Plan, trial: Trial, versions: Mapping[str, str], log: mllog.Writer) -> None:
+def describe(plan: TrainingPlan, trial: Trial, versions: Mapping[str, str], log: mllog.Writer) -> None:
     """Log the keys that rulesets 5.1.0 and 6.1.0 ask for, the hardware and the versions; None is left out."""
     shape_of = plan.submission.shape_of
     shape = {} if shape_of is None else {"shape_of": shape_of}
@@ -43,7 +44,7 @@ def describe(plan: Plan, trial: Trial, versions: Mapping[str, str], log: mllog.W
             log.event(key, value)
 
 
-def submission(plan: Plan, trial: Trial) -> Facts:
+def submission(plan: TrainingPlan, trial: Trial) -> Facts:
     """Return what is measured, in MLPerf's words."""
     s = plan.submission
     return {
@@ -57,7 +58,7 @@ def submission(plan: Plan, trial: Trial) -> Facts:
     }
 
 
-def batch(plan: Plan) -> Facts:
+def batch(plan: TrainingPlan) -> Facts:
     """Return the batch sizes and the size of the data."""
     return {
         mllog.GLOBAL_BATCH_SIZE: plan.config.training_recipe.global_batch_size,
@@ -69,7 +70,7 @@ def batch(plan: Plan) -> Facts:
     }
 
 
-def optimizer(plan: Plan) -> Facts:
+def optimizer(plan: TrainingPlan) -> Facts:
     """Return the optimizer and its schedule."""
     r = plan.config.training_recipe
     return {
@@ -86,7 +87,7 @@ def optimizer(plan: Plan) -> Facts:
     }
 
 
-def lora(plan: Plan) -> Facts:
+def lora(plan: TrainingPlan) -> Facts:
     """Return the adapters' size, if there are adapters."""
     adapters = plan.config.training.lora
     if adapters is None:
@@ -94,7 +95,7 @@ def lora(plan: Plan) -> Facts:
     return {mllog.LORA_RANK: adapters.rank, mllog.LORA_ALPHA: adapters.alpha, "lora_dropout": adapters.dropout}
 
 
-def parallelism(plan: Plan) -> Facts:
+def parallelism(plan: TrainingPlan) -> Facts:
     """Return the parallel layout."""
     return {
         mllog.TENSOR_PARALLELISM: plan.world.tp,
@@ -104,13 +105,13 @@ def parallelism(plan: Plan) -> Facts:
     }
 
 
-def precision(plan: Plan) -> Facts:
+def precision(plan: TrainingPlan) -> Facts:
     """Return the lowest numerical precisions."""
     linear, other = _DTYPES[plan.config.precision.name]
     return {mllog.PRECISION_IN_LINEAR: linear, mllog.PRECISION_IN_ATTN: other, mllog.PRECISION_IN_COMM: other}
 
 
-def size(plan: Plan) -> Facts:
+def size(plan: TrainingPlan) -> Facts:
     """Return which task this is, and its amount of work."""
     return {
         mllog.CONFIG_FILENAME: f"task/{plan.config.task.name}.yaml",

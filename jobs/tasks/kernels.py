@@ -11,7 +11,7 @@ from bench.errors import ConfigError
 from jobs.ranks import process_group, program
 from jobs.ranks.identity import Rank
 from jobs.ranks.telemetry import Telemetry
-from jobs.ranks.watchdog import SAVING, Watchdog, nobody_asks
+from jobs.ranks.watchdog import SAVING, Alive, Watchdog, nobody_asks
 from jobs.tasks import describe
 
 if TYPE_CHECKING:
@@ -39,7 +39,8 @@ def run(
     if who.rank == 0:  # it asks git
         describe_kernels(plan, trial, kernels, log)
     measure.gathered(None)
-    alive, meeting_s = nobody_asks, float(measure.MEETING_S)
+    alive: Alive = nobody_asks
+    meeting_s = float(measure.MEETING_S)
     if watchdog is not None:
         alive, meeting_s = watchdog.alive, watched(watchdog, plan, kernels, who)
     log.stop(mllog.INIT_STOP)
@@ -95,7 +96,7 @@ def versions() -> dict[str, str]:
     """Return the versions of what computes the kernels."""
     import torch
 
-    found = {"torch": torch.__version__}
+    found: dict[str, str] = {"torch": torch.__version__}
     if torch.cuda.is_available():
         found |= {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}
         found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bench.contract import mllog, plan_kinds, run_files
 from bench.contract.atomic_files import appearing
-from bench.contract.plan import Plan
+from bench.contract.plan_kinds import TrainingPlan
 from bench.contract.schema import DataSource
 from bench.errors import ConfigError
 from jobs.data.prepare_rows import alone
@@ -37,7 +37,7 @@ def main() -> None:
     folder = args.plan.resolve().parent
     who = from_environment()
     with guarded(folder / run_files.rank_error(f"prepare{run_files.element()}", who.rank)) as guard:
-        plan = plan_kinds.load(args.plan)
+        plan = plan_kinds.required(plan_kinds.load(args.plan), TrainingPlan)
         path = folder / run_files.prepare_log(run_files.element())
         if who.rank == 0:
             path.unlink(missing_ok=True)  # an earlier attempt's, which was interrupted; nothing reads it
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 @contextmanager
-def started(plan: Plan, who: Rank) -> Iterator[None]:
+def started(plan: TrainingPlan, who: Rank) -> Iterator[None]:
     """Join the groups of the engine that trains the base, or where only rows are made one that waits for them."""
     if plan.base is None:
         process_group.join(plan, who)
@@ -73,7 +73,7 @@ def _show_progress(who: Rank) -> None:
         logging.getLogger("jobs").setLevel(logging.INFO)
 
 
-def prepare(plan: Plan, who: Rank, log: mllog.Writer) -> None:
+def prepare(plan: TrainingPlan, who: Rank, log: mllog.Writer) -> None:
     """Create what is missing: rank 0 the rows, then all ranks the base checkpoint."""
     if plan.config.training_data.source.reads_files:
         process_group.outlast(MAKING_ROWS_S)
@@ -85,7 +85,7 @@ def prepare(plan: Plan, who: Rank, log: mllog.Writer) -> None:
         make_base(plan.base, Path(str(plan.base_dir)), log)
 
 
-def make_rows(plan: Plan) -> None:
+def make_rows(plan: TrainingPlan) -> None:
     """Write rows that are made for the run; of rows that a site prepares, only check that they exist.
 
     Raises:
@@ -112,7 +112,7 @@ def make_rows(plan: Plan) -> None:
         _make_grammar_rows(plan, folder)
 
 
-def _make_grammar_rows(plan: Plan, folder: Path) -> None:
+def _make_grammar_rows(plan: TrainingPlan, folder: Path) -> None:
     from jobs.data import rows as rows_of
     from jobs.data import tiny_reports
 
@@ -132,7 +132,7 @@ def _make_grammar_rows(plan: Plan, folder: Path) -> None:
             rows_of.save(part, name, *rows)
 
 
-def make_base(plan: Plan, folder: Path, log: mllog.Writer) -> None:
+def make_base(plan: TrainingPlan, folder: Path, log: mllog.Writer) -> None:
     """Train the base task from scratch and save its weights."""
     trial, module = plan.trials[0], engine_of(plan)
     describe(plan, trial, module.versions(), log)
@@ -153,7 +153,7 @@ def rank_0_says(choice: bool) -> bool:
 
 
 @contextmanager
-def cache_locked(plan: Plan, who: Rank) -> Iterator[None]:
+def cache_locked(plan: TrainingPlan, who: Rank) -> Iterator[None]:
     """Let one run at a time prepare a cache: rank 0 waits for the lock, and the other ranks wait for rank 0.
 
     Where the site prepares everything, nothing is created and nothing needs to be writable.

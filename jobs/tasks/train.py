@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from bench.contract import codec, mllog, run_files
 from bench.contract import plan as plans
 from bench.contract.groups import of_group
-from bench.contract.plan import Plan, Trial
+from bench.contract.plan import Trial
 from bench.contract.plan_kinds import TrainingPlan
 from jobs import profiles
 from jobs.engines import Apart, Engine, EngineModule, WarmUpTimes, engine_of
@@ -31,7 +31,7 @@ from bench.contract import plan_kinds
 class Loop:
     """What the steps of a trial work with on one rank."""
 
-    plan: Plan
+    plan: TrainingPlan
     engine: Engine
     trial: Trial
     log: mllog.Writer
@@ -107,7 +107,7 @@ def warm_up(begun: Begun[TrainingPlan], engine: Engine, watchdog: Watchdog | Non
         profiles.log_files(profile, log)
 
 
-def log_facts(plan: Plan, engine: Engine, log: mllog.Writer) -> None:
+def log_facts(plan: TrainingPlan, engine: Engine, log: mllog.Writer) -> None:
     """Log how this run trains, as its plan says and as the warm-up has shown."""
     if (local_sgd := plan.config.training_recipe.averaging) is not None:
         log.event(mllog.LOCAL_SGD, plan.world.groups, group=0, **codec.plain(local_sgd))
@@ -172,7 +172,7 @@ def train(loop: Loop) -> None:
         loop.saving.save(step)
 
 
-def begin(plan: Plan, log: mllog.Writer, done: int, alive: Alive) -> timing.Pace:
+def begin(plan: TrainingPlan, log: mllog.Writer, done: int, alive: Alive) -> timing.Pace:
     """Log that training begins, or goes on after some steps, and return what measures its pace."""
     if done:
         log.event(mllog.RESUMED, done, **place(plan, done))
@@ -215,7 +215,7 @@ def save(loop: Loop, step: int) -> None:
     loop.alive(TRAINING, step, None)
 
 
-def log_evaluation(plan: Plan, loss: float, step: int, log: mllog.Writer) -> float:
+def log_evaluation(plan: TrainingPlan, loss: float, step: int, log: mllog.Writer) -> float:
     """Log the loss of an evaluation after a step, and that it is over; return the loss.
 
     Raises:
@@ -228,7 +228,7 @@ def log_evaluation(plan: Plan, loss: float, step: int, log: mllog.Writer) -> flo
     return loss
 
 
-def place(plan: Plan, step: int) -> dict[str, int]:
+def place(plan: TrainingPlan, step: int) -> dict[str, int]:
     """Return the metadata by which the log says how far a trial is."""
     return {"samples_count": plan_kinds.samples(plan, step), "step": step}
 

@@ -7,7 +7,7 @@ import json
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from bench.contract.atomic_files import appearing
 from bench.contract.model import Model
@@ -101,7 +102,8 @@ def read(adapters: Path, model: Model, lora: Lora) -> dict[str, Tensor]:
     keys = [f"{PREFIX}{module}.{part}" for module in lora.target_modules for part in ("lora_a", "lora_b")]
     checkpoint_reader.require_plain(adapters)
     try:
-        known = checkpoint.FileSystemReader(adapters).read_metadata().state_dict_metadata
+        metadata = checkpoint.FileSystemReader(adapters).read_metadata()
+        known = cast(dict[str, TensorStorageMetadata], metadata.state_dict_metadata)
         tensors = {key: torch.empty(known[key].size, dtype=known[key].properties.dtype) for key in keys}
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # no_dist asks for it

@@ -151,7 +151,9 @@ class Reader:
         try:
             with (self.folder / place.relative_path).open("rb") as file:
                 file.seek(place.offset)
-                return torch.load(io.BytesIO(file.read(place.length)), map_location="cpu", weights_only=True)
+                content = io.BytesIO(file.read(place.length))
+                piece: Tensor = torch.load(content, map_location="cpu", weights_only=True)
+                return piece
         except (OSError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
             raise _unreadable(self.folder, f"{place.relative_path} is damaged: {str(error).splitlines()[0]}") from error
 

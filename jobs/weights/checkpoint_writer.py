@@ -77,7 +77,8 @@ def write(path: Path, pieces: Iterable[Piece]) -> dict[str, Any]:
         hashed = _Hashed(file)
         for piece in pieces:
             begin, dtype = hashed.position, str(piece.data.dtype).removeprefix("torch.")
-            torch.save(piece.data.clone(), hashed)  # a view would be saved with its whole storage
+            whole = piece.data.clone()  # a view would be saved with its whole storage
+            torch.save(whole, hashed)  # type: ignore[arg-type]  # torch writes and flushes, and no more
             shape, length = list(piece.data.shape), hashed.position - begin
             places.append(Place(piece.key, dtype, list(piece.whole), list(piece.offset), shape, begin, length))
         file.flush()
@@ -98,7 +99,7 @@ def close(folder: Path, files: Iterable[dict[str, Any]]) -> None:
             offset = torch.Size(place.offset)
             known.chunks.append(ChunkStorageMetadata(offset, torch.Size(place.shape)))
             storage[MetadataIndex(place.key, offset)] = _StorageInfo(file["path"], place.begin, place.length)
-    (folder / ".metadata").write_bytes(pickle.dumps(Metadata(tensors, storage_data=storage)))
+    (folder / ".metadata").write_bytes(pickle.dumps(Metadata({**tensors}, storage_data=storage)))
     torch.save({}, folder / "common.pt")
     (folder / "metadata.json").write_text(json.dumps(BACKEND | COMMON))
 

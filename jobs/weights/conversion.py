@@ -183,6 +183,7 @@ def _pieces(conversion: Conversion, unit: tensor_map.Unit) -> Iterator[checkpoin
 
 def _in_fp8(conversion: Conversion, weight: tensor_map.Weight, data: Tensor) -> Iterator[checkpoint_writer.Piece]:
     """Yield a linear's scale, then its weight in FP8, rounded to BF16 first as precision=fp8 does when it loads."""
+    assert weight.layer is not None and weight.axis is not None
     data, linear = data.to(quantize.BF16), weight.key.removesuffix("weight")
     parts = data.chunk(weight.num_pieces, weight.axis)
     scale = quantize.weight_scale(torch.stack([quantize.amax(part) for part in parts]).amax(0))
@@ -194,6 +195,7 @@ def _in_fp8(conversion: Conversion, weight: tensor_map.Weight, data: Tensor) -> 
 
 def _in_nf4(conversion: Conversion, weight: tensor_map.Weight, data: Tensor) -> Iterator[checkpoint_writer.Piece]:
     """Yield a linear's 4-bit numbers and each block's absmax, of the weight rounded to BF16; no block is cut."""
+    assert weight.axis is not None
     linear = weight.key.removesuffix("weight")
     codes, absmax = nf4.quantize_blocks(data.to(quantize.BF16))
     blocks = replace(weight, num_pieces=gcd(weight.num_pieces, absmax.shape[weight.axis]))

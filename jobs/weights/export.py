@@ -127,7 +127,7 @@ def _write(path: Path, shard: Shard, reader: Reader, family: families.Family, mo
             parts = _parts(reader, family, weight, model, dtype)
             for part, shape in zip(parts, weight.sources.values(), strict=True):
                 assert part.shape == shape, f"{weight.key} makes {tuple(part.shape)} and not {shape}"
-                file.write(part.contiguous().flatten().view(torch.uint8).numpy())
+                file.write(part.contiguous().flatten().view(torch.uint8).numpy().data)
 
 
 def _parts(reader: Reader, family: families.Family, weight: Weight, model: Model, dtype: torch.dtype) -> list[Tensor]:

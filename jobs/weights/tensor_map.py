@@ -3,7 +3,7 @@
 Shape letters: G query groups, I input; a group's rows are those of its query heads, its key and its value.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import gcd
 
@@ -26,7 +26,7 @@ class Weight:
 
     key: str
     layer: int | None
-    sources: dict[str, tuple[int, ...]]
+    sources: Mapping[str, tuple[int, ...]]
     """Shapes by name."""
     axis: int | None = None
     """The axis along which TP splits it."""

@@ -5,8 +5,7 @@ Importing this module imports none of them: what is not installed is refused fir
 
 from typing import TYPE_CHECKING
 
-from bench.contract.plan import Plan
-from bench.contract.plan_kinds import GenerationPlan
+from bench.contract.plan_kinds import GenerationPlan, TrainingPlan
 from jobs.engines.huggingface.groups import end_ranks, start_ranks
 from jobs.engines.huggingface.packages import versions
 
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["build", "end_ranks", "generator", "start_ranks", "versions"]
 
 
-def build(plan: Plan, seed: int) -> "HuggingFaceEngine":
+def build(plan: TrainingPlan, seed: int) -> "HuggingFaceEngine":
     """Return the engine of a plan, with random weights drawn from the seed; the ranks have been started."""
     from jobs.engines.huggingface.engine import HuggingFaceEngine
 

@@ -6,6 +6,7 @@ same seed, and adapters of one load in the other; PEFT alone would train three t
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor
@@ -47,7 +48,8 @@ def tie(model: Module) -> None:
         q = getattr(module, "q_proj", None)
         if q is None or not hasattr(q, "lora_A"):
             continue
-        for other in (module.k_proj, module.v_proj):
+        others: tuple[Any, Any] = (module.k_proj, module.v_proj)
+        for other in others:
             other.lora_A.default.weight = q.lora_A.default.weight
 
 

@@ -2,7 +2,7 @@
 
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from bench.contract import mllog
 from bench.contract.codec import plain
 from bench.contract.engine import Strategy
-from bench.contract.plan import Plan
+from bench.contract.plan_kinds import TrainingPlan
 from bench.contract.schema import Precision
 from jobs.data.rows import Rows
 from jobs.engines import Fact, WarmUpTimes, rank_state
@@ -24,6 +24,9 @@ from jobs.profiles import Profile
 from jobs.ranks import process_group
 from jobs.weights import checkpoint_writer
 from jobs.weights.checkpoint_reader import Reader
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 def of(loop: Loop, times: list[WarmUpTimes]) -> list[Fact]:
@@ -69,14 +72,23 @@ class _Sources:
         return (self.adapters if adapters.is_adapter(name) else self.base).read(name, shape)
 
 
+class _Strategy(Protocol):
+    """A module of this package that lays a model on the ranks."""
+
+    def place(
+        self, plan: TrainingPlan, model: "PreTrainedModel", source: weights.Source, device: torch.device
+    ) -> Placement: ...
+
+
 class HuggingFaceEngine:
     """This rank's part of the model and its optimizer; see `jobs.engines.Engine`.
 
     Weights that were drawn or loaded take memory when the model is placed on the ranks: with its first use.
     """
 
-    def __init__(self, plan: Plan, seed: int) -> None:
+    def __init__(self, plan: TrainingPlan, seed: int) -> None:
         self.plan, self._seed, self._device = plan, seed, process_group.device()
+        self._strategy: _Strategy
         self._seed_all(seed)
         if settings(plan).strategy is Strategy.deepspeed:
             from jobs.engines.huggingface import zero

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import torch
 from safetensors.torch import save_file
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn import Module, Parameter
 
-from bench.contract.plan import Plan
+from bench.contract.plan_kinds import TrainingPlan
 from jobs.engines.huggingface import adapters
 from jobs.engines.huggingface.weights import canonical
 from jobs.weights import adapters as peft
@@ -20,7 +21,7 @@ from jobs.weights.export import SHARD_BYTES
 from jobs.weights.source import INDEX, SINGLE
 
 
-def save_adapters(plan: Plan, model: Module, folder: Path) -> None:
+def save_adapters(plan: TrainingPlan, model: Module, folder: Path) -> None:
     """Write the adapters as PEFT does, in FP32."""
     whole = {name: whole_of(p).float().cpu() for name, p in adapters.trained(model).items()}
     if torch.distributed.get_rank() == 0:
@@ -30,7 +31,7 @@ def save_adapters(plan: Plan, model: Module, folder: Path) -> None:
     torch.distributed.barrier()
 
 
-def save_model(plan: Plan, model: Module, folder: Path) -> None:
+def save_model(plan: TrainingPlan, model: Module, folder: Path) -> None:
     """Write the weights as transformers does; inside lies their conversion, which the other engine loads."""
     part, is_writer = folder.with_name(folder.name + ".part"), torch.distributed.get_rank() == 0
     if is_writer:
@@ -54,7 +55,8 @@ def save_model(plan: Plan, model: Module, folder: Path) -> None:
 def whole_of(parameter: Parameter) -> Tensor:
     """Return the whole weight of which ranks may hold parts; all of them ask."""
     if isinstance(parameter, DTensor):
-        return parameter.detach().full_tensor()
+        whole: Tensor = cast(DTensor, parameter.detach()).full_tensor()
+        return whole
     if not hasattr(parameter, "ds_tensor"):
         return parameter.detach()
     import deepspeed

@@ -14,8 +14,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.contract.modules import Part, Phase
-from bench.contract.plan import Plan
-from bench.contract.plan_kinds import learning_rate
+from bench.contract.plan_kinds import TrainingPlan, learning_rate
 from bench.contract.schema import ProfileKind
 from jobs.data import rows as rows_of
 from jobs.data.micro_batches import cut, targets
@@ -49,7 +48,7 @@ class MicroBatch:
             return (losses_M * self.weights_BS.flatten().to(losses_M.device)).sum()
 
 
-def micro_batches(plan: Plan, rows: Rows, indices: np.ndarray, device: torch.device) -> list[MicroBatch]:
+def micro_batches(plan: TrainingPlan, rows: Rows, indices: np.ndarray, device: torch.device) -> list[MicroBatch]:
     """Return this rank's share of the rows, cut into micro-batches; -1 is an empty row."""
     parts = cut(plan, indices, replica=torch.distributed.get_rank() if plan.world.dp > 1 else 0)
     return [MicroBatch(*(x.to(device, non_blocking=True) for x in targets(rows, part))) for part in parts]
@@ -70,7 +69,7 @@ class Observed(TorchDispatchMode, AbstractContextManager[Any]):
     """Notes the operations of a block."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's
         self.operations: set[str] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -136,7 +135,7 @@ NOTHING = nullcontext()
 class Loop:
     """Passes batches through a placed model."""
 
-    def __init__(self, plan: Plan, placement: Placement, device: torch.device) -> None:
+    def __init__(self, plan: TrainingPlan, placement: Placement, device: torch.device) -> None:
         self.plan, self.placement, self.device = plan, placement, device
         self.observed = Observed()
 
@@ -208,7 +207,7 @@ class Loop:
             step(around=self.observed)
 
 
-def mean_loss(share: Tensor, num_rows: int, plan: Plan) -> float:
+def mean_loss(share: Tensor, num_rows: int, plan: TrainingPlan) -> float:
     """Return the mean loss over the rows of all ranks, the same on every rank; this waits for the device."""
     if plan.world.dp > 1:
         torch.distributed.all_reduce(share)

@@ -12,6 +12,7 @@ from transformers.initialization import no_init_weights
 
 from bench.contract.engine import Bf16
 from bench.contract.plan import Plan
+from bench.contract.plan_kinds import TrainingPlan
 from bench.contract.schema import Precision
 from bench.contract.training import Trains
 from jobs.engines.huggingface import adapters
@@ -41,7 +42,7 @@ def is_quantized(parameter: Any) -> bool:
     return type(parameter).__name__ == "Params4bit"
 
 
-def quantize(module: Module, weight: Tensor, device: torch.device) -> None:
+def quantize(module: Any, weight: Tensor, device: torch.device) -> None:
     """Give one of bitsandbytes' linears its weight, rounded to BF16 first, in 4 bits on the device."""
     old = module.weight
     rounded = weight.to(torch.bfloat16).contiguous()
@@ -58,7 +59,7 @@ def quantize(module: Module, weight: Tensor, device: torch.device) -> None:
 BF16, FP32 = torch.bfloat16, torch.float32
 
 
-def build(plan: Plan, *, around: AbstractContextManager[Any] | None = None) -> PreTrainedModel:
+def build(plan: TrainingPlan, *, around: AbstractContextManager[Any] | None = None) -> PreTrainedModel:
     """Return the model with its adapters, if it has any; the parameters lie on the meta device, the buffers do not.
 
     around: a context in which the model is made, and which gives its parameters memory instead (ZeRO stage 3).
@@ -111,7 +112,7 @@ def is_autocast(plan: Plan) -> bool:
     return plan.config.precision is Precision.bf16 and settings(plan).bf16_mode is Bf16.autocast
 
 
-def is_checkpointed(plan: Plan) -> bool:
+def is_checkpointed(plan: TrainingPlan) -> bool:
     """Return whether each layer is computed again in the backward pass."""
     asked = settings(plan).activation_checkpointing
     return plan.recompute.full if asked is None else asked
@@ -139,7 +140,7 @@ def tie(model: PreTrainedModel) -> None:
     adapters.tie(model)
 
 
-def layers(model: Module) -> list[Module]:
+def layers(model: PreTrainedModel) -> list[Module]:
     """Return the decoder layers of a Llama or a GPT-2."""
     stack = model.get_decoder()
     return list(stack.layers if hasattr(stack, "layers") else stack.h)
@@ -152,7 +153,7 @@ def _device_of(name: str, devices: dict[str, torch.device]) -> torch.device:
     return devices[max(fitting, key=len)] if fitting else inside[0]
 
 
-def _checkpoint_activations(model: PreTrainedModel, plan: Plan) -> None:
+def _checkpoint_activations(model: PreTrainedModel, plan: TrainingPlan) -> None:
     """Recompute layers as transformers does.
 
     ZeRO stage 3 releases weights between the passes, which only reentrant checkpoints take; they in turn pass

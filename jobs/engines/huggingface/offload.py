@@ -48,7 +48,8 @@ def _matrices(model: Module) -> Holders:
 def _is_weight(tensor: Tensor, holders: Holders) -> bool:
     """Return whether a tensor is a weight as its module has it now: a sharded one has other memory at every use."""
     begins = _memory(tensor)
-    return any(_memory(module._parameters[key]) == begins for module, key in holders.get(tuple(tensor.shape), ()))
+    held = (module._parameters[key] for module, key in holders.get(tuple(tensor.shape), ()))
+    return any(weight is not None and _memory(weight) == begins for weight in held)
 
 
 def _memory(tensor: Tensor) -> int:

@@ -20,6 +20,7 @@ from bench.contract import plan as plans
 from bench.contract.engine import Strategy
 from bench.contract.modules import Part
 from bench.contract.plan import Plan
+from bench.contract.plan_kinds import TrainingPlan
 from bench.errors import ConfigError
 from jobs.engines.huggingface import adapters
 from jobs.engines.huggingface import model as models
@@ -57,7 +58,7 @@ def device_map(model: PreTrainedModel, free: list[int]) -> dict[str, int]:
     """
     whole = list(model._no_split_modules)
     room = get_balanced_memory(model, max_memory=dict(enumerate(free)), no_split_module_classes=whole)
-    devices = infer_auto_device_map(model, max_memory=room, no_split_module_classes=whole)
+    devices: dict[str, Any] = infer_auto_device_map(model, max_memory=room, no_split_module_classes=whole)
     if left := [name for name, device in devices.items() if not isinstance(device, int)]:
         raise ConfigError(
             f"the weights do not fit {len(free)} GPUs: {left[0]} and {len(left) - 1} other modules are left over",
@@ -95,7 +96,7 @@ class Placement(Protocol):
 class TorchPlacement:
     """Weights that torch's own AdamW updates; they are their own master weights."""
 
-    def __init__(self, plan: Plan, model: PreTrainedModel, module: Module) -> None:
+    def __init__(self, plan: TrainingPlan, model: PreTrainedModel, module: Module) -> None:
         self.model, self.module, self._plan = model, module, plan
         self._trained = adapters.trained(model)
         self._optimizer = optimizers.adamw(plan, list(self._trained.values()))
@@ -136,7 +137,7 @@ class TorchPlacement:
         return [shard for shard in found if shard.size]
 
 
-def place(plan: Plan, model: PreTrainedModel, source: Source, device: torch.device) -> TorchPlacement:
+def place(plan: TrainingPlan, model: PreTrainedModel, source: Source, device: torch.device) -> TorchPlacement:
     """Give the model memory and weights as the strategy lays them out."""
     return {
         Strategy.ddp: _replicated,
@@ -146,13 +147,13 @@ def place(plan: Plan, model: PreTrainedModel, source: Source, device: torch.devi
     }[settings(plan).strategy](plan, model, source, device)
 
 
-def _replicated(plan: Plan, model: PreTrainedModel, source: Source, device: torch.device) -> TorchPlacement:
+def _replicated(plan: TrainingPlan, model: PreTrainedModel, source: Source, device: torch.device) -> TorchPlacement:
     models.give_memory(model, device)
     fill(model, source, device)
     return TorchPlacement(plan, model, _prepared(plan, model, device))
 
 
-def _prepared(plan: Plan, model: PreTrainedModel, device: torch.device) -> Module:
+def _prepared(plan: TrainingPlan, model: PreTrainedModel, device: torch.device) -> Module:
     """Return the model as Accelerate prepares it: under autocast, and in torch's DDP where there are several ranks."""
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
@@ -163,10 +164,11 @@ def _prepared(plan: Plan, model: PreTrainedModel, device: torch.device) -> Modul
     with patch_environment(**alone):
         precision = "bf16" if models.is_autocast(plan) else "no"
         accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision=precision)
-        return accelerator.prepare_model(model, device_placement=False)
+        prepared: Module = accelerator.prepare_model(model, device_placement=False)
+        return prepared
 
 
-def _balanced(plan: Plan, model: PreTrainedModel, source: Source, device: torch.device) -> TorchPlacement:
+def _balanced(plan: TrainingPlan, model: PreTrainedModel, source: Source, device: torch.device) -> TorchPlacement:
     """Spread the layers evenly over the GPUs that the plan gives this process; on a CPU there is one device."""
     if device.type == "cpu":
         return _replicated(plan, model, source, device)
@@ -184,7 +186,7 @@ def spread(plan: Plan, model: PreTrainedModel, source: Source, device: torch.dev
     dispatch_model(model, devices, force_hooks=True)
 
 
-def _sharded(plan: Plan, model: PreTrainedModel, source: Source, device: torch.device) -> TorchPlacement:
+def _sharded(plan: TrainingPlan, model: PreTrainedModel, source: Source, device: torch.device) -> TorchPlacement:
     """Shard the model as Accelerate does for FSDP2, while it has no memory; then each rank fills its shards.
 
     Accelerate's own way in never reaches its FSDP2 on CPUs, and leaves plain replicas there. So its function that
@@ -214,13 +216,13 @@ def _sharded(plan: Plan, model: PreTrainedModel, source: Source, device: torch.d
     return TorchPlacement(plan, model, model)
 
 
-def _offload(plan: Plan, device: torch.device) -> OffloadPolicy:
+def _offload(plan: TrainingPlan, device: torch.device) -> OffloadPolicy:
     if not settings(plan).offload_parameters:
         return OffloadPolicy()
     return CPUOffloadPolicy(pin_memory=device.type == "cuda")
 
 
-def _accelerator(plan: Plan, plugin: Any, device: torch.device) -> Any:
+def _accelerator(plan: TrainingPlan, plugin: Any, device: torch.device) -> Any:
     """Return what `fsdp2_prepare_model` reads of an Accelerator."""
     mesh = _mesh(plan, device)
     return SimpleNamespace(
@@ -233,7 +235,7 @@ def _accelerator(plan: Plan, plugin: Any, device: torch.device) -> Any:
     )
 
 
-def _mesh(plan: Plan, device: torch.device) -> DeviceMesh:
+def _mesh(plan: TrainingPlan, device: torch.device) -> DeviceMesh:
     """Return all ranks in one row; hybrid: a row for each node, whose ranks share the shards."""
     world = plan.world
     if settings(plan).strategy is Strategy.fsdp2:

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from bench.contract.engine import MOST_ZERO_STAGE
 from bench.contract.modules import Part
-from bench.contract.plan import Plan
+from bench.contract.plan_kinds import TrainingPlan
 from bench.contract.schema import Device
 from bench.errors import ConfigError
 from jobs.engines.huggingface import adapters
@@ -29,7 +29,7 @@ SHARED_MEMORY = "deepspeed_shm_comm"
 class ZeroPlacement:
     """A DeepSpeed engine, which sums, clips and shards as its settings say."""
 
-    def __init__(self, plan: Plan, model: PreTrainedModel) -> None:
+    def __init__(self, plan: TrainingPlan, model: PreTrainedModel) -> None:
         self.model, self._plan = model, plan
         self._trained = adapters.trained(model)
         optimizer = _optimizer(plan, list(self._trained.values()))
@@ -60,7 +60,8 @@ class ZeroPlacement:
 
     def _updated(self) -> list[Tensor]:
         if self.stage == MOST_ZERO_STAGE:
-            return self._wrapped.fp32_partitioned_groups_flat
+            partitioned: list[Tensor] = self._wrapped.fp32_partitioned_groups_flat
+            return partitioned
         if self.stage:
             return self._flat_groups()
         return [parameter for group in self._base.param_groups for parameter in group["params"]]
@@ -84,7 +85,7 @@ class ZeroPlacement:
     def _master_groups(self) -> tuple[list[Any], list[Any]]:
         return getattr(self._wrapped, "fp16_groups", []), getattr(self._wrapped, "fp32_groups", [])
 
-    def _of_flat_groups(self, number: int, name: str, parameter: Parameter) -> Shard | None:
+    def _of_flat_groups(self, number: int, name: str, parameter: Any) -> Shard | None:
         """Stages 1 and 2: a rank updates one part of all weights in a row, from somewhere in one to within another."""
         mapping = parameter._hp_mapping
         if mapping is None:
@@ -96,10 +97,12 @@ class ZeroPlacement:
         return Shard(canonical(name), tuple(parameter.shape), own.start, parts, True)
 
     def _flat_groups(self) -> list[Tensor]:
-        found = getattr(self._wrapped, "single_partition_of_fp32_groups", None)
-        return self._wrapped.fp32_groups_flat_partition if found is None else found
+        found: list[Tensor] | None = getattr(self._wrapped, "single_partition_of_fp32_groups", None)
+        if found is None:
+            found = self._wrapped.fp32_groups_flat_partition
+        return found
 
-    def _of_partitions(self, number: int, name: str, parameter: Parameter) -> Shard:
+    def _of_partitions(self, number: int, name: str, parameter: Any) -> Shard:
         """Stage 3: a rank updates an equal part of each weight, whose end may be padding."""
         group, offset, size = self._wrapped.grad_position[self._wrapped.get_param_id(parameter)]
         flat = self._wrapped.fp32_partitioned_groups_flat[group]
@@ -110,7 +113,7 @@ class ZeroPlacement:
         return Shard(canonical(name), tuple(parameter.ds_shape), begin, parts, True)
 
 
-def build(plan: Plan) -> PreTrainedModel:
+def build(plan: TrainingPlan) -> PreTrainedModel:
     """Return the model; at stage 3 each module's weights are sharded as soon as it is made.
 
     Raises:
@@ -125,14 +128,14 @@ def build(plan: Plan) -> PreTrainedModel:
     return models.build(plan, around=deepspeed.zero.Init(config_dict_or_path=dict(plan.deepspeed or {})))
 
 
-def place(plan: Plan, model: PreTrainedModel, source: Source, device: torch.device) -> ZeroPlacement:
+def place(plan: TrainingPlan, model: PreTrainedModel, source: Source, device: torch.device) -> ZeroPlacement:
     """Give the model memory and weights; DeepSpeed makes its copies of them."""
     models.give_memory(model, device)
     fill(model, source, device)
     return ZeroPlacement(plan, model)
 
 
-def require(plan: Plan) -> None:
+def require(plan: TrainingPlan) -> None:
     """Do nothing if DeepSpeed takes its settings.
 
     Raises:
@@ -156,11 +159,11 @@ def _reason(error: Exception) -> str:
     return "; ".join(line.strip() for line in str(error).splitlines()[:3]) or repr(error)
 
 
-def _initialized(plan: Plan, model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> Any:
+def _initialized(plan: TrainingPlan, model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> Any:
     return deepspeed.initialize(model=model, optimizer=optimizer, config=dict(plan.deepspeed or {}))
 
 
-def _optimizer(plan: Plan, trained: list[Parameter]) -> torch.optim.Optimizer:
+def _optimizer(plan: TrainingPlan, trained: list[Parameter]) -> torch.optim.Optimizer:
     """Return AdamW: torch's, or DeepSpeed's own where the CPU updates."""
     if not settings(plan).offload_optimizer:
         return optimizers.adamw(plan, trained)
@@ -168,4 +171,5 @@ def _optimizer(plan: Plan, trained: list[Parameter]) -> torch.optim.Optimizer:
 
     r = plan.config.training_recipe
     groups, betas = optimizers.groups(plan, trained), (r.adam_beta1, r.adam_beta2)
-    return DeepSpeedCPUAdam(groups, lr=r.lr, betas=betas, eps=r.adam_eps, adamw_mode=True)
+    made: torch.optim.Optimizer = DeepSpeedCPUAdam(groups, lr=r.lr, betas=betas, eps=r.adam_eps, adamw_mode=True)
+    return made

@@ -6,12 +6,11 @@ Importing this module does not import torch: on a machine without CUDA megatron-
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from bench.contract.plan import Plan
 from bench.contract.schema import Device
 from jobs.engines.megatron.groups import end_ranks, start_ranks
 
 if TYPE_CHECKING:
-    from bench.contract.plan_kinds import GenerationPlan
+    from bench.contract.plan_kinds import GenerationPlan, TrainingPlan
     from jobs.engines.generation import Generator
     from jobs.engines.megatron.engine import MegatronEngine
     from jobs.local_sgd.engine import LocalSgdTraining
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["apart", "build", "end_ranks", "generator", "start_ranks", "versions"]
 
 
-def build(plan: Plan, seed: int) -> "MegatronEngine":
+def build(plan: "TrainingPlan", seed: int) -> "MegatronEngine":
     """Return the engine of a plan, with random weights drawn from the seed; the ranks have been started."""
     from jobs.engines.megatron.engine import MegatronEngine
 
@@ -45,7 +44,7 @@ def generator(plan: "GenerationPlan", seed: int) -> "Generator":
     return MegatronGenerator(plan, seed, ranks=ranks, device=device)
 
 
-def apart(engine: "MegatronEngine", plan: Plan, groups: "Groups") -> "LocalSgdTraining":
+def apart(engine: "MegatronEngine", plan: "TrainingPlan", groups: "Groups") -> "LocalSgdTraining":
     """Return what merges this rank's group with the others; `plan` is that of all groups."""
     from jobs.local_sgd.engine import LocalSgdTraining
 

@@ -10,10 +10,16 @@ Shape letters: S sequence on this rank, C one chunk of it, T whole sequence, B b
 D head dimension.
 """
 
+from typing import TYPE_CHECKING, Any
+
 import torch
 from megatron.core import parallel_state
 from torch import Tensor
 from torch.distributed import ProcessGroup
+
+if TYPE_CHECKING:
+    from megatron.core.transformer import TransformerConfig
+    from megatron.core.transformer.enums import AttnMaskType
 
 _aten = torch.ops.aten
 
@@ -21,26 +27,36 @@ _aten = torch.ops.aten
 class Attention(torch.nn.Module):
     """megatron-core's interface for `core_attention`."""
 
-    def __init__(self, config, layer_number, attn_mask_type, attention_type, **_unused):
+    def __init__(
+        self,
+        config: "TransformerConfig",
+        layer_number: int,
+        attn_mask_type: "AttnMaskType",
+        attention_type: str,
+        **_unused: Any,
+    ) -> None:
         super().__init__()
         self.scale = config.softmax_scale or config.kv_channels**-0.5
 
-    def forward(self, query, key, value, attention_mask, **_unused):
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **_unused: Any
+    ) -> Tensor:
         """Return [S, B, H*D] for query [S, B, H, D] and key, value [S, B, G, D]."""
         group = parallel_state.get_context_parallel_group()
-        return _Attend.apply(query, key, value, self.scale, group).flatten(2)
+        out_SBHD: Tensor = _Attend.apply(query, key, value, self.scale, group)  # type: ignore[no-untyped-call]  # torch's
+        return out_SBHD.flatten(2)
 
 
 class _Attend(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, scale, group):
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, group: ProcessGroup) -> Tensor:
         out, lse = attend(q, k, v, scale=scale, group=group)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.scale, ctx.group = scale, group
         return out
 
     @staticmethod
-    def backward(ctx, dout):
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         return *attend_backward(dout, *ctx.saved_tensors, scale=ctx.scale, group=ctx.group), None, None
 
 
@@ -55,7 +71,7 @@ def attend(
     if group.size() == 1:
         return _forward(q_SBHD, k_SBGD, v_SBGD, scale, causal=True)
     gathering, kv = _start_gather(k_SBGD, v_SBGD, group)
-    chunks = list(zip(*(x.chunk(2) for x in (q_SBHD, k_SBGD, v_SBGD)), strict=True))
+    chunks = list(zip(q_SBHD.chunk(2), k_SBGD.chunk(2), v_SBGD.chunk(2), strict=True))
     parts = [_forward(*chunk, scale, causal=True) for chunk in chunks]
     gathering.wait()
     k_TBGD, v_TBGD = _in_sequence(kv, group.size()).chunk(2, dim=2)
@@ -80,7 +96,10 @@ def attend_backward(
         return _backward(dout_SBHD, q, k, v, out, lse, scale, causal=True)
     gathering, kv = _start_gather(k, v, group)
     chunks = list(zip(*(x.chunk(2) for x in (dout_SBHD, q, k, v, out)), lse.unbind(), strict=True))
-    own = [_backward(*chunk, scale, causal=True) for chunk in chunks]
+    own = [
+        _backward(dout_C, q_C, k_C, v_C, out_C, lse_C, scale, causal=True)
+        for dout_C, q_C, k_C, v_C, out_C, lse_C in chunks
+    ]
     gathering.wait()
     k_TBGD, v_TBGD = _in_sequence(kv, group.size()).chunk(2, dim=2)
     dkv = torch.zeros_like(kv)
@@ -172,7 +191,8 @@ def _backward(
         grads = _aten._scaled_dot_product_cudnn_attention_backward(
             dout, q, k, v, out, lse, no_seed, no_seed, None, *lengths, 0.0, causal, scale=scale
         )
-        return tuple(x.permute(2, 0, 1, 3) for x in grads)
+        dq, dk, dv = grads
+        return dq.permute(2, 0, 1, 3), dk.permute(2, 0, 1, 3), dv.permute(2, 0, 1, 3)
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
     if q.is_cuda:
         out = out.transpose(1, 2).contiguous().transpose(1, 2)  # the one layout that the kernel takes

@@ -21,10 +21,10 @@ def install() -> None:
     """Patch torch and megatron-core in this process. Call it before any process group, model or megatron import."""
     if torch.cuda.is_available():
         return
-    torch.compile = _uncompiled  # type: ignore[assignment]
+    torch.compile = _uncompiled
     for name in _FACTORIES:
         setattr(torch, name, _on_cpu(getattr(torch, name)))
-    torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment]
+    torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment,return-value]
     torch.cuda.synchronize = lambda *args, **kwargs: None
     torch.cuda.manual_seed = torch.manual_seed  # type: ignore[assignment]
     torch.cuda.get_rng_state = lambda *args, **kwargs: torch.get_rng_state()

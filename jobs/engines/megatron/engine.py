@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from bench.contract.plan import Plan
+from bench.contract.plan_kinds import TrainingPlan
 from jobs.data.rows import Rows
 from jobs.engines import Fact, WarmUpTimes
 from jobs.engines.megatron import checkpoint, loop, model, training_state
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class MegatronEngine:
     """This rank's part of the model and its optimizer; see `jobs.engines.Engine`."""
 
-    def __init__(self, plan: Plan, seed: int, *, ops: Ops | None = None) -> None:
+    def __init__(self, plan: TrainingPlan, seed: int, *, ops: Ops | None = None) -> None:
         self.parts = model.build(plan, seed, ops=ops)
         self._snapshots: training_state.Snapshots | None = None
         self._num_rows = plan.batch.global_batch_size

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from megatron.core import parallel_state
@@ -21,7 +22,7 @@ from megatron.core.distributed import DistributedDataParallel
 from torch import Tensor
 
 from bench.contract.modules import Part, Phase
-from bench.contract.plan import Plan
+from bench.contract.plan_kinds import TrainingPlan
 from jobs.engines.megatron.frozen.layer import Fp8Layer
 from jobs.engines.megatron.frozen.weights import DequantizedWeights, PrefetchedTransposes
 from jobs.profiles.ranges import named
@@ -48,12 +49,15 @@ class MicroBatch:
 Pass = Callable[[MicroBatch], Tensor]
 """Adds the gradients of a micro-batch to main_grad, and returns the sum of its rows' losses."""
 Replay = Callable[[], None]
-Pool = tuple[int, int]
+if TYPE_CHECKING:
+    Pool: TypeAlias = torch.cuda._POOL_HANDLE
+else:
+    Pool = tuple[int, int]
 """Of the memory of graphs, as `torch.cuda.graph_pool_handle` names it."""
 Prefetched = DequantizedWeights | PrefetchedTransposes
 
 
-def training_pass(plan: Plan, chunk: DistributedDataParallel) -> Pass:
+def training_pass(plan: TrainingPlan, chunk: DistributedDataParallel) -> Pass:
     """Return the pass of a plan without pipeline parallelism."""
 
     def run(batch: MicroBatch) -> Tensor:

@@ -1,7 +1,8 @@
 """megatron-core's transformer layer, with our norm, attention and linears."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import torch
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
@@ -20,7 +21,7 @@ from jobs.engines.megatron.lora import LoraColumnParallelLinear, LoraRowParallel
 from jobs.engines.megatron.trained.layer import TrainedLayer
 from jobs.engines.megatron.trained.ops import TrainedOps
 
-Linear = ModuleSpec | type
+Linear: TypeAlias = ModuleSpec | type
 """A linear as megatron-core's specs take it."""
 _LINEARS = (ColumnParallelLinear, LoraColumnParallelLinear, RowParallelLinear, LoraRowParallelLinear)
 
@@ -35,10 +36,11 @@ class LayerConfig(TransformerConfig):
 class Norm(torch.nn.Module):
     """RMSNorm or LayerNorm of torch; under SP its weights' gradients are summed over the TP ranks."""
 
-    def __new__(cls, config: LayerConfig, hidden_size: int, eps: float = 1e-5):
+    def __new__(cls, config: LayerConfig, hidden_size: int, eps: float = 1e-5) -> Any:
         kind = torch.nn.RMSNorm if config.normalization == "RMSNorm" else torch.nn.LayerNorm
         norm = kind(hidden_size, eps=eps, dtype=config.params_dtype, device=torch.cuda.current_device())
-        for parameter in norm.parameters():
+        parameters: Iterator[Any] = norm.parameters()
+        for parameter in parameters:
             parameter.sequence_parallel = config.sequence_parallel
         return norm
 

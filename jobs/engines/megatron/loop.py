@@ -11,8 +11,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
 from bench.contract.modules import Part, Phase
-from bench.contract.plan import Plan
-from bench.contract.plan_kinds import learning_rate
+from bench.contract.plan_kinds import TrainingPlan, learning_rate
 from bench.contract.schema import ProfileKind
 from jobs.data import rows as rows_of
 from jobs.data.micro_batches import cut, targets
@@ -26,19 +25,19 @@ from jobs.profiles.ranges import named
 from jobs.ranks.timing import device_time_s
 
 
-def micro_batches(plan: Plan, rows: Rows, indices: np.ndarray) -> list[MicroBatch]:
+def micro_batches(plan: TrainingPlan, rows: Rows, indices: np.ndarray) -> list[MicroBatch]:
     """Return this rank's share of the rows, cut into micro-batches; -1 is an empty row."""
     parts = cut(plan, indices, replica=parallel_state.get_data_parallel_rank())
     return [micro_batch(plan, rows, part) for part in parts]
 
 
-def micro_batch(plan: Plan, rows: Rows, indices: np.ndarray) -> MicroBatch:
+def micro_batch(plan: TrainingPlan, rows: Rows, indices: np.ndarray) -> MicroBatch:
     """Return this context-parallel rank's part of the rows, on the device."""
     tokens, labels, weights = targets(rows, indices)
     mine = positions(tokens.shape[1], plan.world.cp, parallel_state.get_context_parallel_rank())
     device = torch.cuda.current_device()
-    parts = (x[:, mine].to(device, non_blocking=True) for x in (tokens, labels, weights))
-    return MicroBatch(*parts, mine.to(device).expand(len(indices), -1))
+    tokens, labels, weights = (x[:, mine].to(device, non_blocking=True) for x in (tokens, labels, weights))
+    return MicroBatch(tokens, labels, weights, mine.to(device).expand(len(indices), -1))
 
 
 PARTS = {
@@ -187,7 +186,7 @@ def _pipelined(engine: Parts, micro_batches: list[MicroBatch], *, forward_only: 
     plan = engine.plan
     iterators: list[Iterator[MicroBatch]] = [iter(micro_batches) for _ in engine.chunks]
     with named(Phase.backward):  # what is not `_forward_step`
-        return get_forward_backward_func()(
+        reported: list[Tensor] = get_forward_backward_func()(
             forward_step_func=partial(_forward_step, plan.batch.micro_batch_size),
             data_iterator=iterators if len(iterators) > 1 else iterators[0],
             model=engine.chunks if len(engine.chunks) > 1 else engine.chunks[0],
@@ -196,9 +195,12 @@ def _pipelined(engine: Parts, micro_batches: list[MicroBatch], *, forward_only: 
             micro_batch_size=plan.batch.micro_batch_size,
             forward_only=forward_only,
         )
+    return reported
 
 
-def _forward_step(micro_batch_size: int, iterator: Iterator[MicroBatch], model: torch.nn.Module):
+def _forward_step(
+    micro_batch_size: int, iterator: Iterator[MicroBatch], model: torch.nn.Module
+) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor]]]:
     """Return the chunk's output and, for the last stage, how it becomes a loss; megatron-core's interface."""
     batch = next(iterator)
     with named(Phase.forward):

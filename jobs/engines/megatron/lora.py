@@ -4,6 +4,9 @@ Tensor-parallel ranks exchange activations of the LoRA rank's width only. The ba
 checkpoints load unchanged. Shape letters: S sequence, B batch, I input, O output, R rank.
 """
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
 import torch
 from megatron.core.tensor_parallel import (
     ColumnParallelLinear,
@@ -16,25 +19,45 @@ from megatron.core.tensor_parallel import (
 from megatron.core.tensor_parallel.mappings import copy_to_tensor_model_parallel_region
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor
+from torch.distributed import ProcessGroup
 from torch.nn import Parameter
 from torch.nn.functional import dropout, linear
 
 from bench.contract.modules import Part
+from bench.contract.training import Lora
 from jobs.profiles.ranges import named
 from jobs.weights.drawn import drawn
 
+if TYPE_CHECKING:
+    from megatron.core.models.gpt import GPTModel
+
 ADAPTERS = ("lora_a", "lora_b")
+
+
+class _Config(Protocol):
+    """What is read of a `layer.LayerConfig` with adapters."""
+
+    lora: Lora
+    params_dtype: torch.dtype
+    sequence_parallel: bool
 
 
 class _Adapter:
     """The common part of both adapted linears: two weights beside the base's, and how they are saved."""
 
+    config: _Config
+    input_size: int
+    training: bool
+    tp_group: ProcessGroup
+    state_dict: Callable[..., dict[str, Tensor]]
+    base_tp_axis: dict[str, int]
+    """Where the base's weights are split."""
     tp_axis: dict[str, int]
     """The axis along which TP splits each weight; a weight that is not named is complete on every rank."""
 
     def add_adapter(self, num_in: int, num_out: int, split_sequence: str) -> None:
         """Add A [R, I] and B [O, R] of this TP rank; `split_sequence` sees only a part of the sequence under SP."""
-        like = {"dtype": self.config.params_dtype, "device": torch.cuda.current_device()}
+        like: dict[str, Any] = {"dtype": self.config.params_dtype, "device": torch.cuda.current_device()}
         self.lora_a = Parameter(torch.empty(self.config.lora.rank, num_in, **like))
         self.lora_b = Parameter(torch.zeros(num_out, self.config.lora.rank, **like))
         for name in ADAPTERS:
@@ -65,9 +88,11 @@ class _Adapter:
     def scale(self) -> float:
         return self.config.lora.alpha / self.config.lora.rank
 
-    def sharded_state_dict(self, prefix="", sharded_offsets=(), metadata=None):
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: Any = None
+    ) -> dict[str, Any]:
         """Return base and adapter tensors, each with the axis along which TP splits it."""
-        return make_sharded_tensors_for_checkpoint(
+        state: dict[str, Any] = make_sharded_tensors_for_checkpoint(
             self.state_dict(prefix="", keep_vars=True),
             prefix,
             self.base_tp_axis | self.tp_axis,
@@ -75,6 +100,7 @@ class _Adapter:
             tp_group=self.tp_group,
             dp_cp_group=metadata["dp_cp_group"],
         )
+        return state
 
 
 class LoraColumnParallelLinear(_Adapter, ColumnParallelLinear):
@@ -83,11 +109,11 @@ class LoraColumnParallelLinear(_Adapter, ColumnParallelLinear):
     base_tp_axis = {"weight": 0, "bias": 0}
     tp_axis = {"lora_b": 0}
 
-    def __init__(self, input_size, output_size, **kwargs):
+    def __init__(self, input_size: int, output_size: int, **kwargs: Any) -> None:
         super().__init__(input_size, output_size, **kwargs)
         self.add_adapter(input_size, self.output_size_per_partition, split_sequence="lora_a")
 
-    def forward(self, x_SBI, *args, **kwargs):
+    def forward(self, x_SBI: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         y_SBO, bias = super().forward(x_SBI, *args, **kwargs)
         with named(Part.adapters):
             low_SBR = linear(self.dropped(x_SBI, is_split=self.sequence_parallel), self.lora_a)
@@ -104,11 +130,11 @@ class LoraRowParallelLinear(_Adapter, RowParallelLinear):
     base_tp_axis = {"weight": 1}
     tp_axis = {"lora_a": 1}
 
-    def __init__(self, input_size, output_size, **kwargs):
+    def __init__(self, input_size: int, output_size: int, **kwargs: Any) -> None:
         super().__init__(input_size, output_size, **kwargs)
         self.add_adapter(self.input_size_per_partition, output_size, split_sequence="lora_b")
 
-    def forward(self, x_SBI):
+    def forward(self, x_SBI: Tensor) -> tuple[Tensor, Tensor | None]:
         y_SBO, bias = super().forward(x_SBI)
         with named(Part.adapters):
             low_SBR = linear(self.dropped(x_SBI, is_split=self.tp_group.size() > 1), self.lora_a)
@@ -130,7 +156,7 @@ def freeze_base(model: torch.nn.Module) -> None:
         parameter.requires_grad = is_adapter(name)
 
 
-def init_adapters(model: torch.nn.Module, seed: int) -> None:
+def init_adapters(model: "GPTModel", seed: int) -> None:
     """Draw every adapter of this rank's layers; B is zero, so training starts from the base model."""
     for layer in model.decoder.layers:
         for name, module in layer.named_modules():

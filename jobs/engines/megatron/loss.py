@@ -5,7 +5,7 @@ With a head in FP8 (`fp8.head`) the backward pass returns the gradient of the lo
 Shape letters: M tokens (S * B), V this TP rank's part of the vocabulary.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from megatron.core import parallel_state
@@ -20,7 +20,8 @@ def cross_entropy(logits_MV: Tensor, labels_M: Tensor) -> Tensor:
 
     Labels are indices into the whole vocabulary, whose parts the TP ranks hold in order.
     """
-    return _CrossEntropy.apply(logits_MV, labels_M)
+    losses_M: Tensor = _CrossEntropy.apply(logits_MV, labels_M)  # type: ignore[no-untyped-call]  # torch's
+    return losses_M
 
 
 class Statistics(NamedTuple):
@@ -65,16 +66,29 @@ class _CrossEntropy(Function):
     @staticmethod
     def forward(ctx: Any, logits_MV: Tensor, labels_M: Tensor) -> Tensor:
         ctx.logits_MV, ctx.known = logits_MV, statistics(logits_MV, labels_M)
-        return ctx.known.losses_M
+        losses_M: Tensor = ctx.known.losses_M
+        return losses_M
 
     @staticmethod
-    def backward(ctx: Any, grad_M: Tensor):
+    def backward(ctx: Any, grad_M: Tensor) -> tuple[Tensor, None]:
         logits_MV, ctx.logits_MV = ctx.logits_MV, None
         _ops(logits_MV).backward_(logits_MV, ctx.known.labels_M, ctx.known.lse_M, grad_M.contiguous())
         return logits_MV, None
 
 
-def _ops(logits_MV: Tensor) -> Any:
+class _Ops(Protocol):
+    """`_TorchOps`, or the module `loss_kernels`."""
+
+    def forward(self, logits_MV: Tensor, labels_M: Tensor, /) -> tuple[Tensor, Tensor]: ...
+
+    def backward_(self, logits_MV: Tensor, labels_M: Tensor, lse_M: Tensor, grad_M: Tensor, /) -> None: ...
+
+    def quantized_gradient(
+        self, logits_MV: Tensor, known: Statistics, grad_M: Tensor, dtype: torch.dtype, /
+    ) -> Quantized: ...
+
+
+def _ops(logits_MV: Tensor) -> _Ops:
     """Return what computes the loss on the device of the logits: the Triton kernels or torch."""
     if not logits_MV.is_cuda:
         return _TorchOps

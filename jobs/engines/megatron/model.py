@@ -4,6 +4,7 @@ import math
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, cast
 
 import torch
 from megatron.core import parallel_state
@@ -13,11 +14,12 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from megatron.core.transformer import ModuleSpec
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from torch import Tensor
 
 from bench.contract.layers import Layer, has_fp8_head, layer_of
 from bench.contract.model import Activation, Position
 from bench.contract.modules import Part
-from bench.contract.plan import Plan
+from bench.contract.plan_kinds import TrainingPlan
 from bench.contract.schema import Precision
 from jobs.engines.megatron import graphs, layer, lora
 from jobs.engines.megatron.adam import Adam
@@ -41,7 +43,7 @@ Ops = Fp8Ops | TrainedOps
 class Parts:
     """The model chunks of one rank (one, or vpp of them) and their optimizer."""
 
-    plan: Plan
+    plan: TrainingPlan
     chunks: list[DistributedDataParallel]
     optimizer: Adam
     linear_weights: LinearWeights | None
@@ -69,20 +71,21 @@ class _Model(GPTModel):
     fp8_head: Fp8Head | None = None
     """What computes logits and loss of training passes in FP8; `_chunk` sets it, on the last stage."""
 
-    def _postprocess(self, hidden_states, labels, **others):
+    def _postprocess(self, hidden_states: Tensor, labels: Tensor, **others: Any) -> Tensor:
         """Return what megatron-core does: the hidden states, or on the last stage the loss [B, S]."""
         if self.fp8_head is None or not torch.is_grad_enabled():
-            return super()._postprocess(hidden_states=hidden_states, labels=labels, **others)
+            found: Tensor = super()._postprocess(hidden_states=hidden_states, labels=labels, **others)
+            return found
         return self.fp8_head.losses(hidden_states, labels)
 
-    def compute_language_model_loss(self, labels, logits):
+    def compute_language_model_loss(self, labels: Tensor, logits: Tensor) -> Tensor:
         """Return the loss [B, S] of logits [S, B, V / tp] and labels [B, S]."""
         num_rows, batch, _ = logits.shape
         with named(Part.loss):
             return cross_entropy(logits.flatten(0, 1), labels.T.flatten()).view(num_rows, batch).T.contiguous()
 
 
-def build(plan: Plan, seed: int, *, ops: Ops | None = None) -> Parts:
+def build(plan: TrainingPlan, seed: int, *, ops: Ops | None = None) -> Parts:
     """Return the engine of a plan, with random weights drawn from the seed; process groups must exist.
 
     ops: the operations of the layers, by default those for this rank's device and the plan's precision.
@@ -116,7 +119,7 @@ def seed_all(seed: int, *, group: int | None = None) -> None:
     model_parallel_cuda_manual_seed(own, force_reset_rng=True)
 
 
-def layer_config(plan: Plan, ops: Ops | None) -> layer.LayerConfig:
+def layer_config(plan: TrainingPlan, ops: Ops | None) -> layer.LayerConfig:
     """Return megatron-core's configuration of a plan."""
     m, w, dtype = plan.config.model, plan.world, _dtype(plan, ops)
     full, is_swiglu = plan.recompute.full, m.activation is Activation.swiglu
@@ -154,7 +157,7 @@ def layer_config(plan: Plan, ops: Ops | None) -> layer.LayerConfig:
     )
 
 
-def _chunk(plan: Plan, config: layer.LayerConfig, ops: Ops | None, stage: int, seed: int) -> torch.nn.Module:
+def _chunk(plan: TrainingPlan, config: layer.LayerConfig, ops: Ops | None, stage: int, seed: int) -> torch.nn.Module:
     m = plan.config.model
     first = parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage)
     last = parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage)
@@ -181,11 +184,12 @@ def _chunk(plan: Plan, config: layer.LayerConfig, ops: Ops | None, stage: int, s
             # Recomputed layers pass gradients on only if their input requires some; a frozen embedding does not.
             model.embedding.register_forward_hook(lambda module, args, out: out.requires_grad_())
         if last and has_fp8_head(plan.config):
-            model.fp8_head = Fp8Head(model.output_layer, ops, config.sequence_parallel)
-    return Float16Module(config, model) if config.bf16 else model
+            model.fp8_head = Fp8Head(model.output_layer, cast(Fp8Ops, ops), config.sequence_parallel)
+    chunk: torch.nn.Module = Float16Module(config, model) if config.bf16 else model
+    return chunk
 
 
-def _ops(plan: Plan, device: torch.device) -> Ops | None:
+def _ops(plan: TrainingPlan, device: torch.device) -> Ops | None:
     """Return the operations of a plan's layers; None: the layers are megatron-core's."""
     if _is_trained(plan):
         return trained_ops.for_device(device, plan.config.precision)
@@ -194,12 +198,16 @@ def _ops(plan: Plan, device: torch.device) -> Ops | None:
     return fp8_ops.for_device(device, plan.config.precision, plan.config.training.trains)
 
 
-def _layers(plan: Plan, ops: Ops | None, num_layers: int) -> list[ModuleSpec]:
+def _layers(plan: TrainingPlan, ops: Ops | None, num_layers: int) -> list[ModuleSpec]:
     """Return the layers of a chunk; the first layers recompute what does not fit, evenly over a rank's chunks."""
     of_rank = plan.recompute.qkv_layers, plan.recompute.fc1_layers, plan.recompute.offloaded_layers
     qkv, fc1, offloaded = (math.ceil(n / plan.world.vpp) for n in of_rank)
     lora = plan.config.training.lora
-    spec = partial(layer.trained_spec, ops) if _is_trained(plan) else partial(layer.lora_spec, lora, ops)
+    if _is_trained(plan):
+        spec = partial(layer.trained_spec, cast(TrainedOps, ops))
+    else:
+        assert lora is not None
+        spec = partial(layer.lora_spec, lora, cast(Fp8Ops | None, ops))
     return [
         spec(recompute_qkv=i < qkv, recompute_fc1=i < fc1, offload=is_offloaded(i, offloaded, num_layers))
         for i in range(num_layers)
@@ -225,24 +233,24 @@ def _shared_weights(chunks: list[GPTModel], ops: Ops | None) -> LinearWeights | 
     layers = [one for chunk in chunks for one in chunk.decoder.layers]
     linears = [linear for one in reversed(layers) for linear in one.backward_linears]
     if isinstance(layers[0], Fp8Layer):
-        weights = ops.frozen_weights(linears)
+        weights = cast(Fp8Ops, ops).frozen_weights(linears)
         for one in layers:
             one.weights = weights
         return None
-    linear_weights = ops.linear_weights(linears)
+    linear_weights = cast(TrainedOps, ops).linear_weights(linears)
     for one in layers:
         one.linear_weights = linear_weights
     return linear_weights
 
 
-def _dtype(plan: Plan, ops: Ops | None) -> torch.dtype:
+def _dtype(plan: TrainingPlan, ops: Ops | None) -> torch.dtype:
     """Return the dtype of activations and of the weights that are not quantised."""
     if ops is not None:
-        return ops.dtype if _is_trained(plan) else ops.output_dtype
+        return cast(TrainedOps, ops).dtype if _is_trained(plan) else cast(Fp8Ops, ops).output_dtype
     return torch.float32 if plan.config.precision is Precision.fp32 else torch.bfloat16
 
 
-def _is_trained(plan: Plan) -> bool:
+def _is_trained(plan: TrainingPlan) -> bool:
     return layer_of(plan.config) is Layer.trained
 
 

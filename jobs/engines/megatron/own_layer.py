@@ -2,10 +2,10 @@
 
 from typing import Any
 
-import torch
 from megatron.core.transformer import TransformerLayer
 
 from jobs.engines.megatron.offload import HostActivations
+from jobs.engines.megatron.tensor_parallel import ParallelLinear
 
 
 class OwnLayer(TransformerLayer):
@@ -21,13 +21,13 @@ class OwnLayer(TransformerLayer):
 
     def __init__(
         self,
-        *args,
+        *args: Any,
         ops: Any,
         recompute_qkv: bool = False,
         recompute_fc1: bool = False,
         offload: bool = False,
-        **kwargs,
-    ):
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         self.ops, self.offload = ops, offload
         self.recompute_qkv, self.recompute_fc1 = recompute_qkv, recompute_fc1
@@ -49,14 +49,16 @@ class OwnLayer(TransformerLayer):
         return saved
 
     @property
-    def backward_linears(self) -> list[torch.nn.Module]:
+    def backward_linears(self) -> list[ParallelLinear]:
         """The linears, in the order in which the backward pass needs their weights."""
         return [self.mlp.linear_fc2, self.mlp.linear_fc1, self.proj, self.qkv]
 
     @property
-    def qkv(self):
-        return self.self_attention.linear_qkv
+    def qkv(self) -> ParallelLinear:
+        linear: ParallelLinear = self.self_attention.linear_qkv
+        return linear
 
     @property
-    def proj(self):
-        return self.self_attention.linear_proj
+    def proj(self) -> ParallelLinear:
+        linear: ParallelLinear = self.self_attention.linear_proj
+        return linear

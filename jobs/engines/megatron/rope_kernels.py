@@ -72,7 +72,9 @@ def _empty_rows(dq: Tensor, dk: Tensor) -> Tensor:
     return dq.new_empty(num_rows, (dq.shape[1] + 2 * groups) * dim)
 
 
-def _launch_backward(dq, dk, dv, freqs, out, quantized: Quantized, **options) -> None:
+def _launch_backward(
+    dq: Tensor, dk: Tensor, dv: Tensor, freqs: Tensor | None, out: Tensor | None, quantized: Quantized, **options: Any
+) -> None:
     num_rows, groups, dim = dk.shape
     repeats, grads = dq.shape[1] // groups, (x.contiguous() for x in (dq, dk, dv))
     options |= {"QUERIES": triton.next_power_of_2(groups * repeats), "GROUPS": triton.next_power_of_2(groups)}

@@ -5,6 +5,8 @@ so that both copies hold the same numbers. With to_fp8=False nothing is quantise
 and its scale is None.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -80,7 +82,7 @@ def swiglu_quantize(
 
 def swiglu_backward_quantize(grad: Tensor, kept: Quantized) -> Quantized:
     """Return the gradient of gate_up, in FP8 if gate and up were kept in FP8."""
-    return _gate_up_gradient(grad, kept, Quantized(None, None))
+    return _gate_up_gradient(grad, kept, (None, None))
 
 
 def swiglu_backward_again(grad: Tensor, kept: Quantized) -> tuple[Quantized, Quantized]:
@@ -89,7 +91,9 @@ def swiglu_backward_again(grad: Tensor, kept: Quantized) -> tuple[Quantized, Qua
     return _gate_up_gradient(grad, kept, again, powers=True), again
 
 
-def _gate_up_gradient(grad: Tensor, kept: Quantized, again: Quantized, *, powers: bool = False) -> Quantized:
+def _gate_up_gradient(
+    grad: Tensor, kept: Quantized, again: Quantized | tuple[None, None], *, powers: bool = False
+) -> Quantized:
     num_rows, width = grad.shape
     to_fp8 = kept.scale is not None
     out = empty(num_rows, 2 * width, grad.device) if to_fp8 else Quantized(torch.empty_like(kept.values), None)
@@ -98,7 +102,7 @@ def _gate_up_gradient(grad: Tensor, kept: Quantized, again: Quantized, *, powers
     return out
 
 
-def _rows(kernel, x: Tensor, *args, threads_per_row: int = 256, **constants) -> None:
+def _rows(kernel: Any, x: Tensor, *args: Any, threads_per_row: int = 256, **constants: Any) -> None:
     """Launch a kernel whose programs each hold a whole row in registers."""
     width = x.shape[1]
     flat = [part for arg in args for part in (arg if isinstance(arg, Quantized) else (arg,))]
@@ -112,7 +116,8 @@ def _empty_like(like: Tensor, to_fp8: bool) -> Quantized:
 
 
 def quantized_like(like: Tensor) -> Quantized:
-    return empty(*like.shape, like.device)
+    num_rows, width = like.shape
+    return empty(num_rows, width, like.device)
 
 
 def empty(num_rows: int, width: int, device: torch.device) -> Quantized:

@@ -5,23 +5,34 @@ without SP all of them. With tp 1 there is nothing to do.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
+from torch.nn import Parameter
 
 from jobs.engines.megatron.quantize import Quantized
 
+T = TypeVar("T")
+
+
+class ParallelLinear(Protocol):
+    """What is read of megatron-core's parallel linears, which have no types."""
+
+    weight: Parameter
+    bias: Parameter | None
+    tp_group: ProcessGroup
+
 
 @dataclass(slots=True)
-class Pending:
+class Pending(Generic[T]):
     """The result of collectives that may still run beside the GEMMs that are launched meanwhile."""
 
-    result: Any
+    result: T
     collectives: list[torch.distributed.Work]
 
-    def wait(self) -> Any:
+    def wait(self) -> T:
         """Return the result; kernels that are launched from now on may read it. The host does not wait for a GPU."""
         while self.collectives:
             self.collectives.pop().wait()
@@ -38,7 +49,7 @@ class TensorParallel:
         """Return the rows of all ranks, in the order of the ranks."""
         return self.start_gather(x).wait()
 
-    def start_gather(self, x: Tensor) -> Pending:
+    def start_gather(self, x: Tensor) -> Pending[Tensor]:
         """Start what `gather` does."""
         if not self.sp:
             return Pending(x, [])
@@ -50,7 +61,7 @@ class TensorParallel:
         """Return the rows of all ranks; FP8 moves half the bytes of BF16."""
         return self.start_gather_quantized(x).wait()
 
-    def start_gather_quantized(self, x: Quantized) -> Pending:
+    def start_gather_quantized(self, x: Quantized) -> Pending[Quantized]:
         """Start what `gather_quantized` does."""
         if x.scale is None:
             values = self.start_gather(x.values)
@@ -63,7 +74,7 @@ class TensorParallel:
         """Return the sum over the ranks, of this rank's rows under SP."""
         return self.start_reduce(x).wait()
 
-    def start_reduce(self, x: Tensor) -> Pending:
+    def start_reduce(self, x: Tensor) -> Pending[Tensor]:
         """Start what `reduce` does."""
         if self.size == 1:
             return Pending(x, [])

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
@@ -86,10 +86,10 @@ class Snapshots:
             need = sum(getattr(state, name).nbytes for state in states for name in NAMES)
             if not rank_state.has_room(self._engine.plan, need):
                 return None
-            self._copies = [
-                state._replace(**{name: rank_state.host_memory(getattr(state, name)) for name in NAMES})
-                for state in states
+            copies: list[dict[str, Any]] = [
+                {name: rank_state.host_memory(getattr(state, name)) for name in NAMES} for state in states
             ]
+            self._copies = [state._replace(**copy) for state, copy in zip(states, copies, strict=True)]
         return self._copies
 
 

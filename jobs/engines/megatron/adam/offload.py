@@ -67,5 +67,5 @@ def pieces_of(shards: list[Shard], dtype: torch.dtype, *, offload: bool) -> list
 def _moments(shard: Shard, dtype: torch.dtype, *, offload: bool) -> Moments:
     device = "cpu" if offload else shard.grad.device
     pin_memory = offload and shard.grad.is_cuda
-    like = {"dtype": dtype, "device": device, "pin_memory": pin_memory}
-    return Moments(*(torch.empty(len(shard.grad), **like) for _ in range(2)))
+    size = len(shard.grad)
+    return Moments(*(torch.empty(size, dtype=dtype, device=device, pin_memory=pin_memory) for _ in range(2)))

@@ -1,8 +1,7 @@
 """AdamW of a plan's recipe. A step launches few kernels, and the host waits for none of them."""
 
 from functools import partial
-from types import ModuleType
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from megatron.core import parallel_state
@@ -14,8 +13,8 @@ from bench.contract.plan import Plan
 from bench.contract.training import MomentPrecision
 from jobs.engines.megatron.adam import update as torch_update
 from jobs.engines.megatron.adam.offload import Streamed, pieces_of
-from jobs.engines.megatron.adam.shards import Place, shards_of
-from jobs.engines.megatron.adam.update import Step
+from jobs.engines.megatron.adam.shards import Place, Shard, shards_of
+from jobs.engines.megatron.adam.update import Moments, Step
 from jobs.profiles.ranges import named
 
 
@@ -97,7 +96,15 @@ class Adam:
         return squares.sqrt()
 
 
-def _ops(device: torch.device) -> ModuleType:
+class _Ops(Protocol):
+    """The module `adam.update`, or `adam.kernels`."""
+
+    def sum_of_squares(self, shards: list[Shard]) -> Tensor: ...
+
+    def update(self, shard: Shard, moments: Moments, factor: Tensor, step: Step) -> None: ...
+
+
+def _ops(device: torch.device) -> _Ops:
     """Return what updates on the device: Triton's kernels or torch."""
     if device.type != "cuda":
         return torch_update

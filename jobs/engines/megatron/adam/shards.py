@@ -5,7 +5,7 @@ updates its part of every bucket, otherwise all of it. A rank holds FP32 master 
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -44,8 +44,8 @@ def marks(ranges: list[tuple[int, int]], length: int, device: torch.device) -> M
     in_block = np.searchsorted(bounds, np.minimum(first + BLOCK, length), side="left") - passed
     most = int(in_block.max(initial=0))
     padded = np.append(bounds, [_END] * (most + 1))
-    tables = (torch.from_numpy(x).to(device) for x in (padded, passed.astype(np.int32)))
-    return Marks(ranges, *tables, most)
+    of_bounds, of_passed = (torch.from_numpy(x).to(device) for x in (padded, passed.astype(np.int32)))
+    return Marks(ranges, of_bounds, of_passed, most)
 
 
 class Place(NamedTuple):
@@ -79,8 +79,8 @@ class Shard:
     def part(self, begin: int, end: int) -> "Shard":
         """Return the numbers from begin to end."""
         end = min(end, len(self.grad))
-        tensors = (x[begin:end] for x in (self.grad, self.master, self.weights))
-        return _shard(self.bucket, self.first + begin, *tensors, _cut(self.places, begin, end))
+        grad, master, weights = (x[begin:end] for x in (self.grad, self.master, self.weights))
+        return _shard(self.bucket, self.first + begin, grad, master, weights, _cut(self.places, begin, end))
 
 
 def shards_of(chunks: list[DistributedDataParallel], *, is_sharded: bool) -> list[Shard]:
@@ -93,7 +93,7 @@ def shards_of(chunks: list[DistributedDataParallel], *, is_sharded: bool) -> lis
     return found
 
 
-def _shard_of(number: int, buffer, bucket, is_sharded: bool) -> Shard:
+def _shard_of(number: int, buffer: Any, bucket: Any, is_sharded: bool) -> Shard:
     size, rank = (buffer.data_parallel_world_size, buffer.data_parallel_group.rank()) if is_sharded else (1, 0)
     length = bucket.grad_data.numel() // size
     places = sorted(

@@ -21,7 +21,7 @@ class Moments(NamedTuple):
 class Step(NamedTuple):
     """The numbers of a step; `count` starts at 1."""
 
-    count: int
+    count: int  # type: ignore[assignment]  # it hides tuple.count
     lr: float
     beta1: float
     beta2: float

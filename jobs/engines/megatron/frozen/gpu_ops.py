@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import torch
 import triton
@@ -26,6 +27,7 @@ from jobs.engines.megatron.row_kernels import (
 
 def matmul(x: Quantized, weight: Quantized) -> Tensor:
     """Return x weight^T by cuBLAS. Hopper's FP8 GEMMs need the summed dimension last in both operands."""
+    assert x.scale is not None and weight.scale is not None
     num_out, known = len(weight.values), weight.scale.numel()
     scale_N = weight.scale[:num_out] if known >= num_out else weight.scale[:1].expand(num_out).contiguous()
     return torch._scaled_mm(
@@ -76,7 +78,7 @@ class GpuOps:
     down_backward = staticmethod(down_backward)
     add_down_gradient = staticmethod(add_down_gradient)
 
-    def frozen_weights(self, linears: Sequence[torch.nn.Module]) -> PrefetchedTransposes:
+    def frozen_weights(self, linears: Sequence[Any]) -> PrefetchedTransposes:
         return PrefetchedTransposes(linears, transpose)
 
 
@@ -112,5 +114,5 @@ class PlainGpuOps:
     def transpose(self, weight: Quantized) -> Quantized:
         return Quantized(weight.values.T, None)
 
-    def frozen_weights(self, linears: Sequence[torch.nn.Module]) -> DequantizedWeights | Unquantized:
+    def frozen_weights(self, linears: Sequence[Any]) -> DequantizedWeights | Unquantized:
         return DequantizedWeights(linears, dequantize) if self.is_nf4 else Unquantized()

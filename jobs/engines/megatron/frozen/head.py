@@ -7,7 +7,7 @@ operands of E4M3 change a product of normal numbers by at most 2^-4 + 2^-4 + 2^-
 Shape letters: S sequence and B batch of this rank, M = S * B tokens, H hidden, V this TP rank's part of the vocabulary.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,6 +20,9 @@ from jobs.engines.megatron.quantize import Quantized, amax, quantize_weight, wei
 from jobs.engines.megatron.tensor_parallel import TensorParallel
 from jobs.profiles.ranges import named
 
+if TYPE_CHECKING:
+    from megatron.core.tensor_parallel import ColumnParallelLinear
+
 _ROWS = 4096
 """Of the weight that are quantised at once: an FP32 copy of all of them would be 2 GB."""
 
@@ -30,7 +33,7 @@ class Fp8Head:
     output_layer: megatron-core's, with a frozen weight [V, H]; ops: those of the layers, which quantise.
     """
 
-    def __init__(self, output_layer: torch.nn.Module, ops: Fp8Ops, sp: bool) -> None:
+    def __init__(self, output_layer: "ColumnParallelLinear", ops: Fp8Ops, sp: bool) -> None:
         self.output_layer, self.ops = output_layer, ops
         self.tp = TensorParallel(output_layer.tp_group, sp)
         self._weights: tuple[Quantized, Quantized] | None = None
@@ -38,7 +41,9 @@ class Fp8Head:
 
     def losses(self, hidden_SBH: Tensor, labels_BS: Tensor) -> Tensor:
         """Return the loss [B, S] of each token in FP32."""
-        losses_M = _Losses.apply(self, hidden_SBH.flatten(0, 1), labels_BS.T.flatten())
+        losses_M: Tensor = _Losses.apply(  # type: ignore[no-untyped-call]  # torch's
+            self, hidden_SBH.flatten(0, 1), labels_BS.T.flatten()
+        )
         return losses_M.view(labels_BS.T.shape).T.contiguous()
 
     def weights(self) -> tuple[Quantized, Quantized]:
@@ -48,10 +53,11 @@ class Fp8Head:
             largest = amax(weight_VH)
             if self.tp.size > 1:
                 torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX, group=self.tp.group)
-            scale = weight_scale(largest)
-            values_VH = torch.empty_like(weight_VH, dtype=self.ops.quantized_dtype)
+            scale, dtype = weight_scale(largest), self.ops.quantized_dtype
+            assert dtype is not None
+            values_VH = torch.empty_like(weight_VH, dtype=dtype)
             for part, values in zip(weight_VH.split(_ROWS), values_VH.split(_ROWS), strict=True):
-                values.copy_(quantize_weight(part, scale, self.ops.quantized_dtype))
+                values.copy_(quantize_weight(part, scale, dtype))
             weight = Quantized(values_VH, scale.expand(max(weight_VH.shape)).contiguous())
             self._weights = weight, self.ops.transpose(weight)
         return self._weights
@@ -69,10 +75,11 @@ class _Losses(Function):
             logits_MV = head.ops.matmul(hidden, head.weights()[0])
         with named(Part.loss):
             ctx.head, ctx.logits_MV, ctx.known = head, logits_MV, statistics(logits_MV, labels_M)
-        return ctx.known.losses_M
+        losses_M: Tensor = ctx.known.losses_M
+        return losses_M
 
     @staticmethod
-    def backward(ctx: Any, grad_M: Tensor):
+    def backward(ctx: Any, grad_M: Tensor) -> tuple[None, Tensor, None]:
         head, logits_MV, ctx.logits_MV = ctx.head, ctx.logits_MV, None
         with named(Part.loss):
             grad = quantized_gradient(logits_MV, ctx.known, grad_M, dtype=head.ops.quantized_dtype)

@@ -10,6 +10,7 @@ rank), H hidden, D head dimension, N heads, G key/value groups, R LoRA rank, I a
 this TP rank.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from torch.autograd import Function
 from bench.contract.modules import Part
 from jobs.engines.megatron import tensor_parallel
 from jobs.engines.megatron.attention import attend, attend_backward
-from jobs.engines.megatron.frozen.ops import FrozenWeights
+from jobs.engines.megatron.frozen.ops import Fp8Ops, FrozenWeights
 from jobs.engines.megatron.own_layer import OwnLayer
 from jobs.engines.megatron.quantize import Adapted, Dropout, Lora, Quantized
 from jobs.profiles.ranges import named
@@ -33,18 +34,28 @@ Seeds = list[int] | Tensor
 class Fp8Layer(OwnLayer):
     """The layer; ops is an `Fp8Ops`."""
 
+    ops: Fp8Ops
     weights: FrozenWeights
     """All layers of a rank share one; `model.build` sets it before the first pass."""
 
     device_seeds: Tensor | None = None
     """Drawn by `graphs` before each pass; None: each pass draws its own on the host."""
 
-    def forward(self, hidden_states, attention_mask=None, rotary_pos_emb=None, **_unused):
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        rotary_pos_emb: Tensor | None = None,
+        **_unused: Any,
+    ) -> tuple[Tensor, None]:
         """Return the layer's output [S, B, H] and, as megatron-core expects, a context, which is None."""
         adapters = [getattr(part, name, None) for part in (self.qkv, self.proj) for name in ("lora_a", "lora_b")]
         keep = torch.is_grad_enabled()
         seeds = _seeds() if self.device_seeds is None else self.device_seeds
-        return _LayerFunction.apply(self, keep, rotary_pos_emb, seeds, hidden_states, *adapters), None
+        y_SBH: Tensor = _LayerFunction.apply(  # type: ignore[no-untyped-call]  # torch's
+            self, keep, rotary_pos_emb, seeds, hidden_states, *adapters
+        )
+        return y_SBH, None
 
 
 class Adapter(NamedTuple):
@@ -72,11 +83,20 @@ class SavedActivations:
     gate_up: Quantized | None
 
 
+SavedByAttention = tuple[
+    Quantized, Tensor, Tensor | None, tuple[Tensor, Tensor, Tensor] | None, Tensor, Tensor, Tensor | None
+]
+SavedByMlp = tuple[Quantized, Tensor, Quantized | None]
+"""The first seven of `SavedActivations`, and the last three."""
+
+
 class _LayerFunction(Function):
     """The layer, as autograd calls it."""
 
     @staticmethod
-    def forward(ctx: Any, layer: Fp8Layer, keep: bool, freqs: Tensor, seeds: Seeds, x_SBH: Tensor, *weights):
+    def forward(
+        ctx: Any, layer: Fp8Layer, keep: bool, freqs: Tensor, seeds: Seeds, x_SBH: Tensor, *weights: Tensor | None
+    ) -> Tensor:
         layer_pass = _LayerPass(layer, freqs, x_SBH.shape[1], seeds, weights)
         ctx.layer, ctx.freqs, ctx.seeds = layer, freqs, seeds
         ctx.save_for_backward(*weights)
@@ -87,7 +107,7 @@ class _LayerFunction(Function):
         return y_MH.view_as(x_SBH)
 
     @staticmethod
-    def backward(ctx: Any, grad_SBH: Tensor):
+    def backward(ctx: Any, grad_SBH: Tensor) -> tuple[Tensor | None, ...]:
         layer_pass = _LayerPass(ctx.layer, ctx.freqs, grad_SBH.shape[1], ctx.seeds, ctx.saved_tensors)
         saved = ctx.layer.kept(ctx)
         grad_MH, grad = layer_pass.mlp_backward(grad_SBH.contiguous().flatten(0, 1), saved)
@@ -99,7 +119,9 @@ class _LayerFunction(Function):
 class _LayerPass:
     """One pass of a micro-batch through the layer, forward or backward: the layer, its adapters and its ranks."""
 
-    def __init__(self, layer: Fp8Layer, freqs: Tensor, batch: int, seeds: Seeds, weights):
+    def __init__(
+        self, layer: Fp8Layer, freqs: Tensor, batch: int, seeds: Seeds, weights: Sequence[Tensor | None]
+    ) -> None:
         self.layer, self.ops, self.batch, self.eps = layer, layer.ops, batch, layer.config.layernorm_epsilon
         self.weights = layer.weights
         self.freqs_MD = freqs.squeeze(2).expand(-1, batch, -1).flatten(0, 1)
@@ -108,10 +130,11 @@ class _LayerPass:
         p = layer.config.lora.dropout if layer.config.lora and layer.training else 0.0
         qkv_drop = own_dropout(p, seeds[0], tp_rank=self.tp.rank, is_split=self.tp.sp)
         proj_drop = own_dropout(p, seeds[1], tp_rank=self.tp.rank, is_split=self.tp.size > 1)
-        self.qkv = _adapter(layer.qkv, *weights[:2], qkv_drop)
-        self.proj = _adapter(layer.proj, *weights[2:], proj_drop)
+        qkv_a, qkv_b, proj_a, proj_b = weights
+        self.qkv = _adapter(layer.qkv, qkv_a, qkv_b, qkv_drop)
+        self.proj = _adapter(layer.proj, proj_a, proj_b, proj_drop)
 
-    def attention(self, x_MH: Tensor) -> tuple[Tensor, tuple]:
+    def attention(self, x_MH: Tensor) -> tuple[Tensor, SavedByAttention]:
         """Return the output of attention, to be added to x, and the activations to save."""
         with named(Part.norm):
             normed, rstd_M = self.ops.norm_quantize(x_MH, self.layer.input_layernorm.weight, self.eps)
@@ -129,7 +152,7 @@ class _LayerPass:
         """Return q [S, B, N, D], k and v [S, B, G, D], with RoPE applied to q and k."""
         with named(Part.qkv):
             qkv_MO = self.ops.matmul(self.tp.gather_quantized(normed), self.weights.forward(self.layer.qkv))
-        lora = Lora(low_MR, self.qkv.b_OR, self.qkv.scale) if self.qkv else None
+        lora = Lora(low_MR, self.qkv.b_OR, self.qkv.scale) if self.qkv and low_MR is not None else None
         groups = self.layer.self_attention.num_query_groups_per_partition
         with named(Part.rope):
             q, k, v = self.ops.rope(qkv_MO, self.freqs_MD, groups, lora)
@@ -146,7 +169,7 @@ class _LayerPass:
             low_MR = self.tp.reduce(self.ops.down(attended_MO, self.proj.a_RI, self.proj.drop))
             return y_MH.addmm_(low_MR, self.proj.b_OR.T, alpha=self.proj.scale), low_MR
 
-    def mlp(self, x_MH: Tensor, y_MH: Tensor, *, keep: bool) -> tuple[Tensor, tuple]:
+    def mlp(self, x_MH: Tensor, y_MH: Tensor, *, keep: bool) -> tuple[Tensor, SavedByMlp]:
         """Return x + y + MLP(x + y), and the activations to save; keep: save gate and up too."""
         norm_weight = self.layer.pre_mlp_layernorm.weight
         with named(Part.norm):
@@ -172,8 +195,10 @@ class _LayerPass:
             grad = self.tp.gather_quantized(self.ops.quantize(grad_MH))
             hidden_grad = self.ops.matmul(grad, weights.backward(mlp.linear_fc2))
         with named(Part.activation):
+            assert gate_up is not None
             grad = self.ops.swiglu_backward_quantize(hidden_grad, gate_up)
-        saved.gate_up = gate_up = hidden_grad = None
+        saved.gate_up = None
+        del gate_up, hidden_grad
         with named(Part.fc1):
             normed_grad = self.tp.reduce(self.ops.matmul(grad, weights.backward(mlp.linear_fc1)))
         with named(Part.norm):
@@ -184,7 +209,7 @@ class _LayerPass:
 
     def attention_backward(
         self, grad_MH: Tensor, grad: Quantized, saved: SavedActivations, *, is_needed: bool
-    ) -> tuple:
+    ) -> tuple[Tensor | None, ...]:
         """Return the gradients of the layer's input (None unless needed), of qkv's A and B and of proj's A and B."""
         attended_grad, *proj_grads = self.project_backward(grad_MH, grad, saved)
         q, k, v = saved.qkv or self.heads(saved.normed, saved.qkv_low_MR)
@@ -194,11 +219,14 @@ class _LayerPass:
             dq, dk, dv = attend_backward(attended_grad.view_as(q), q, k, v, out, saved.lse, **options)
         del attended_grad, q, k, v, out
         saved.qkv = None
-        flat = (x.flatten(0, 1) for x in (dq, dk, dv))
         with named(Part.rope):
+            flat = dq.flatten(0, 1), dk.flatten(0, 1), dv.flatten(0, 1)
             qkv_grad_MO, qkv_grad = self.ops.rope_backward(*flat, self.freqs_MD)
-        low_grad_MR, qkv_grads = None, (None, None)
+            del flat
+        low_grad_MR: Tensor | None = None
+        qkv_grads: tuple[Tensor | None, Tensor | None] = (None, None)
         if self.qkv:
+            assert saved.qkv_low_MR is not None
             with named(Part.adapters):
                 low_grad_MR = self.tp.reduce(self.qkv.scale * (qkv_grad_MO @ self.qkv.b_OR))
                 b_grad_OR = self.qkv.scale * (qkv_grad_MO.T @ saved.qkv_low_MR)
@@ -208,18 +236,23 @@ class _LayerPass:
         with named(Part.qkv):
             normed_grad = self.tp.reduce(self.ops.matmul(qkv_grad, self.weights.backward(self.layer.qkv)))
         with named(Part.adapters):
-            adapted = Adapted(low_grad_MR @ self.qkv.a_RI, self.qkv.drop) if self.qkv else None
+            adapted = None
+            if self.qkv and low_grad_MR is not None:
+                adapted = Adapted(low_grad_MR @ self.qkv.a_RI, self.qkv.drop)
         weight_H = self.layer.input_layernorm.weight
         with named(Part.norm):
             dx_MH = self.ops.norm_backward(normed_grad, grad_MH, saved.normed, saved.rstd_M, weight_H, adapted)
         return dx_MH, *qkv_grads, *proj_grads
 
-    def project_backward(self, grad_MH: Tensor, grad: Quantized, saved: SavedActivations) -> tuple:
+    def project_backward(
+        self, grad_MH: Tensor, grad: Quantized, saved: SavedActivations
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Return the gradient of the attention's output [M, O], and those of the projection's A and B."""
         with named(Part.output):
             attended_grad = self.ops.matmul(grad, self.weights.backward(self.layer.proj))
         if self.proj is None:
             return attended_grad, None, None
+        assert saved.proj_low_MR is not None
         with named(Part.adapters):
             low_grad_MR = self.tp.gather(self.proj.scale * (grad_MH @ self.proj.b_OR))
             b_grad_OR = self.proj.scale * (grad_MH.T @ saved.proj_low_MR)
@@ -228,10 +261,11 @@ class _LayerPass:
         return attended_grad, a_grad_RI, b_grad_OR
 
     def _unflat(self, x: Tensor) -> Tensor:
-        return x.unflatten(0, (-1, self.batch))
+        by_batch: Tensor = x.unflatten(0, (-1, self.batch))
+        return by_batch
 
 
-def _adapter(linear, a_RI: Tensor | None, b_OR: Tensor | None, drop: Dropout) -> Adapter | None:
+def _adapter(linear: Any, a_RI: Tensor | None, b_OR: Tensor | None, drop: Dropout) -> Adapter | None:
     return None if a_RI is None or b_OR is None else Adapter(a_RI, b_OR, linear.scale, drop)
 
 
@@ -245,4 +279,5 @@ def _seeds() -> list[int]:
 
     The host draws them, so that it need not wait for the device.
     """
-    return torch.randint(2**31, (2,), device="cpu").tolist()
+    seeds: list[int] = torch.randint(2**31, (2,), device="cpu").tolist()
+    return seeds

@@ -5,11 +5,14 @@ FP32, and it is quantised when it is loaded. Checkpoints of `jobs.tasks.convert 
 scale.
 """
 
+from typing import TYPE_CHECKING, Any
+
 import torch
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.mlp import apply_swiglu_sharded_factory
 from megatron.core.utils import make_sharded_tensor_for_checkpoint, make_tp_sharded_tensor_for_checkpoint
 from torch import Tensor
+from torch.distributed import ProcessGroup
 from torch.nn import Parameter
 
 from bench.contract.checkpoint import Stored
@@ -18,14 +21,22 @@ from jobs.engines.megatron.quantize import BF16, STORED, STORED_SCALE, Quantized
 from jobs.weights import nf4
 from jobs.weights.nf4 import BLOCK, STORED_ABSMAX, Nf4
 
+if TYPE_CHECKING:  # or RowParallelLinear: what the mixins stand before
+    from megatron.core.tensor_parallel import ColumnParallelLinear as _Linear
+else:
+    _Linear = object
 
-class _Fp8Weight:
+
+class _Fp8Weight(_Linear):
     """Stores a parallel linear's weight in FP8; the linear's own forward is never called.
 
     weight_dtype: the dtype of the stored numbers, `Fp8Ops.quantized_dtype`.
     """
 
-    def __init__(self, *args, weight_dtype: torch.dtype, **kwargs):
+    weight: Parameter
+    tp_group: ProcessGroup
+
+    def __init__(self, *args: Any, weight_dtype: torch.dtype, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.weight_dtype = weight_dtype
         self._store(self.weight.data)
@@ -35,7 +46,9 @@ class _Fp8Weight:
         """The weight [O, I] of this TP rank, with its scale, repeated as often as GEMMs ask for it."""
         return Quantized(self.weight.view(self.weight_dtype), self.repeated_scale)
 
-    def sharded_state_dict(self, prefix="", sharded_offsets=(), metadata=None):
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: Any = None
+    ) -> dict[str, Any]:
         """Return the weight as checkpoints hold it.
 
         Of one in FP8 these are the FP8 numbers and their scale, in the memory where they belong. Otherwise it is a meta
@@ -46,7 +59,7 @@ class _Fp8Weight:
         as_saved = values if is_fp8 else torch.empty(values.shape, dtype=self.config.params_dtype, device="meta")
         self.weight = Parameter(as_saved, requires_grad=False)
         try:
-            state = super().sharded_state_dict(prefix, sharded_offsets, metadata)
+            state: dict[str, Any] = super().sharded_state_dict(prefix, sharded_offsets, metadata)
         finally:
             self.weight = stored
         if is_fp8:
@@ -56,7 +69,7 @@ class _Fp8Weight:
             state[key] = make_sharded_tensor_for_checkpoint(self.weight_scale, key, sharded_offsets, **groups)
         return state
 
-    def _load_from_state_dict(self, state_dict, prefix, *args):
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         weight, scale = (state_dict.pop(f"{prefix}{name}", None) for name in ("weight", STORED_SCALE))
         if weight is not None and scale is None:  # otherwise it was loaded in place
             self._store(weight.to(self.weight.device))
@@ -97,13 +110,15 @@ FP8_LINEARS = (Fp8ColumnParallelLinear, LoraFp8ColumnParallelLinear, Fp8RowParal
 """Split by output, and by input; each without adapters, and with them."""
 
 
-class _Nf4Weight:
+class _Nf4Weight(_Linear):
     """Stores a parallel linear's weight in NF4; the linear's own forward is never called."""
 
     tp_dim: int
     """The axis of the weight that TP splits."""
+    weight: Parameter
+    tp_group: ProcessGroup
 
-    def __init__(self, *args, **kwargs):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._store(self.weight.data)
 
@@ -124,7 +139,9 @@ class _Nf4Weight:
         """The weight [O, I] of this TP rank, dequantised."""
         return Quantized(nf4.dequantize(self.nf4, self.config.params_dtype), None)
 
-    def sharded_state_dict(self, prefix="", sharded_offsets=(), metadata=None):
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: Any = None
+    ) -> dict[str, Any]:
         """Return the weight as checkpoints hold it.
 
         Of one in NF4 these are the 4-bit numbers, in the memory where they belong, and the absmax. Otherwise it is the
@@ -134,7 +151,7 @@ class _Nf4Weight:
         as_saved = stored.data if is_nf4 else torch.empty(self.shape, dtype=self.config.params_dtype, device="meta")
         self.weight = Parameter(as_saved, requires_grad=False)
         try:
-            state = super().sharded_state_dict(prefix, sharded_offsets, metadata)
+            state: dict[str, Any] = super().sharded_state_dict(prefix, sharded_offsets, metadata)
         finally:
             self.weight = stored
         for name in ("absmax", "absmax_scales"):
@@ -144,7 +161,7 @@ class _Nf4Weight:
             state[f"{prefix}{STORED_ABSMAX}"] = self._sharded_absmax(prefix, sharded_offsets, metadata)
         return state
 
-    def _sharded_absmax(self, prefix: str, sharded_offsets: tuple, metadata: dict):
+    def _sharded_absmax(self, prefix: str, sharded_offsets: tuple[Any, ...], metadata: dict[str, Any]) -> Any:
         num_out, num_in = self.shape
         sharded = make_tp_sharded_tensor_for_checkpoint(
             torch.empty(num_out, num_in // BLOCK, dtype=BF16, device="meta"),
@@ -157,7 +174,7 @@ class _Nf4Weight:
         # Gates and ups are split over the TP ranks one by one: megatron-core's MLP does this to the weight alone.
         return apply_swiglu_sharded_factory(sharded, sharded_offsets) if "linear_fc1." in prefix else sharded
 
-    def _load_from_state_dict(self, state_dict, prefix, *args):
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         weight, absmax = (state_dict.pop(f"{prefix}{name}", None) for name in ("weight", STORED_ABSMAX))
         if absmax is not None:  # then the weight was loaded in place
             self._store_absmax(absmax.to(self.weight.device))

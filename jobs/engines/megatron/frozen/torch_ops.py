@@ -5,12 +5,13 @@ Shape letters: M rows (tokens), H hidden, F width of the MLP, D head dimension, 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from jobs.engines.megatron.frozen.weights import Unquantized
+from jobs.engines.megatron.frozen.weights import QuantizedLinear, Unquantized
 from jobs.engines.megatron.hashing import hash32
 from jobs.engines.megatron.quantize import BF16, FP8, LARGEST, SMALLEST_AMAX, Adapted, Dropout, Lora, Quantized
 
@@ -37,7 +38,7 @@ class TorchOps:
     def transpose(self, weight: Quantized) -> Quantized:
         return Quantized(weight.values.T.contiguous(), weight.scale)
 
-    def frozen_weights(self, linears: Sequence[torch.nn.Module]) -> "OnDemand | Unquantized":
+    def frozen_weights(self, linears: Sequence[Any]) -> "OnDemand | Unquantized":
         is_dense = self.quantized_dtype is None and not self.is_nf4
         return Unquantized() if is_dense else OnDemand(self)
 
@@ -121,10 +122,10 @@ class OnDemand:
 
     ops: TorchOps
 
-    def forward(self, linear: torch.nn.Module) -> Quantized:
+    def forward(self, linear: QuantizedLinear) -> Quantized:
         return linear.quantized
 
-    def backward(self, linear: torch.nn.Module) -> Quantized:
+    def backward(self, linear: QuantizedLinear) -> Quantized:
         return self.ops.transpose(linear.quantized)
 
 

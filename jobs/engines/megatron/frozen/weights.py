@@ -5,12 +5,14 @@ GPU memory does not hold all of them at once. Two buffers alternate, and the tra
 
 from collections.abc import Callable, Sequence
 from operator import attrgetter
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from bench.contract.modules import Part
 from jobs.engines.megatron.quantize import BF16, Quantized
+from jobs.engines.megatron.tensor_parallel import ParallelLinear
 from jobs.profiles.ranges import named
 from jobs.weights.nf4 import Nf4
 
@@ -25,23 +27,23 @@ class PrefetchedTransposes:
 
     def __init__(
         self,
-        linears: Sequence[torch.nn.Module],
+        linears: Sequence[ParallelLinear],
         transpose: Callable[[Quantized, torch.Tensor], Quantized],
-        stored: Callable[[torch.nn.Module], Quantized] = attrgetter("quantized"),
+        stored: Callable[[ParallelLinear], Quantized] = attrgetter("quantized"),
     ) -> None:
         self.transpose, self.stored = transpose, stored
         self.next_linear = dict(zip(linears, [*linears[1:], None], strict=True))
         self.stream = torch.cuda.Stream()
         size = max(linear.weight.numel() for linear in linears)
         self.buffers = [torch.empty(size, dtype=torch.uint8, device="cuda") for _ in range(2)]
-        self.linear_in_buffer: list[torch.nn.Module | None] = [None, None]
+        self.linear_in_buffer: list[ParallelLinear | None] = [None, None]
         self.transposed = [torch.cuda.Event(), torch.cuda.Event()]
         self.next_buffer = 0
 
-    def forward(self, linear: torch.nn.Module) -> Quantized:
+    def forward(self, linear: ParallelLinear) -> Quantized:
         return self.stored(linear)
 
-    def backward(self, linear: torch.nn.Module) -> Quantized:
+    def backward(self, linear: ParallelLinear) -> Quantized:
         """Return a linear's transposed weight and start to transpose the next linear's."""
         if linear not in self.linear_in_buffer:
             self._start(linear)
@@ -55,7 +57,7 @@ class PrefetchedTransposes:
             self._start(next_linear)
         return weight
 
-    def _start(self, linear: torch.nn.Module) -> None:
+    def _start(self, linear: ParallelLinear) -> None:
         """Transpose into the next buffer, once the GEMMs that were launched so far have read it."""
         self.stream.wait_stream(torch.cuda.current_stream())
         with named(Part.weights), torch.cuda.stream(self.stream):
@@ -64,7 +66,7 @@ class PrefetchedTransposes:
         self.linear_in_buffer[self.next_buffer] = linear
         self.next_buffer = 1 - self.next_buffer
 
-    def _view(self, linear: torch.nn.Module, buffer: int) -> Quantized:
+    def _view(self, linear: ParallelLinear, buffer: int) -> Quantized:
         weight = self.stored(linear)
         values = self.buffers[buffer][: weight.values.numel()].view(weight.values.T.shape)
         return Quantized(values.view(weight.values.dtype), weight.scale)
@@ -85,14 +87,34 @@ class Unquantized:
     cuBLAS reads the transposed view as fast as the weight.
     """
 
-    def forward(self, linear: torch.nn.Module) -> Quantized:
+    def forward(self, linear: ParallelLinear) -> Quantized:
         return Quantized(linear.weight, None)
 
-    def backward(self, linear: torch.nn.Module) -> Quantized:
+    def backward(self, linear: ParallelLinear) -> Quantized:
         return Quantized(linear.weight.T, None)
 
     def refresh(self) -> None:
         """Do nothing: there are no copies."""
+
+
+class QuantizedLinear(Protocol):
+    """A linear whose weight is stored in FP8, or can be had as if it were."""
+
+    @property
+    def quantized(self) -> Quantized:
+        """The weight [O, I] of this TP rank."""
+
+
+class Nf4Linear(Protocol):
+    """A linear whose weight is stored in 4 bits."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """O and I of this TP rank."""
+
+    @property
+    def nf4(self) -> Nf4:
+        """The weight of this TP rank."""
 
 
 class DequantizedWeights:
@@ -101,7 +123,7 @@ class DequantizedWeights:
     Where another one comes the weights are right too, but the GEMM waits for them.
     """
 
-    def __init__(self, linears: Sequence[torch.nn.Module], dequantize: Callable[[Nf4, Tensor], Tensor]) -> None:
+    def __init__(self, linears: Sequence[Nf4Linear], dequantize: Callable[[Nf4, Tensor], Tensor]) -> None:
         self.dequantize = dequantize
         self.stream = torch.cuda.Stream()
         size = max(linear.shape[0] * linear.shape[1] for linear in linears)
@@ -109,16 +131,16 @@ class DequantizedWeights:
         self.absmax_of_buffer: list[Tensor | None] = [None, None]
         self.dequantized = [torch.cuda.Event(), torch.cuda.Event()]
         self.buffer_in_use = 0
-        self.previous: tuple[str, torch.nn.Module] | None = None
-        self.followers: dict[tuple[str, torch.nn.Module], torch.nn.Module] = {}
+        self.previous: tuple[str, Nf4Linear] | None = None
+        self.followers: dict[tuple[str, Nf4Linear], Nf4Linear] = {}
 
-    def forward(self, linear: torch.nn.Module) -> Quantized:
+    def forward(self, linear: Nf4Linear) -> Quantized:
         return Quantized(self._get("forward", linear), None)
 
-    def backward(self, linear: torch.nn.Module) -> Quantized:
+    def backward(self, linear: Nf4Linear) -> Quantized:
         return Quantized(self._get("backward", linear).T, None)
 
-    def _get(self, direction: str, linear: torch.nn.Module) -> Tensor:
+    def _get(self, direction: str, linear: Nf4Linear) -> Tensor:
         """Return the weight [O, I], and start to dequantise the one that will follow."""
         self._learn(direction, linear)
         self.buffer_in_use = buffer = self._provide(linear)
@@ -129,12 +151,12 @@ class DequantizedWeights:
         num_out, num_in = linear.shape
         return self.buffers[buffer][: num_out * num_in].view(num_out, num_in)
 
-    def _learn(self, direction: str, linear: torch.nn.Module) -> None:
+    def _learn(self, direction: str, linear: Nf4Linear) -> None:
         if self.previous is not None and self.previous[1] is not linear:  # what is recomputed follows itself: no news
             self.followers[self.previous] = linear
         self.previous = direction, linear
 
-    def _provide(self, linear: torch.nn.Module) -> int:
+    def _provide(self, linear: Nf4Linear) -> int:
         """Return the buffer that has the weight, or gets it.
 
         It is dequantised into the one that is not in use, once the GEMMs that were launched so far have read it. A

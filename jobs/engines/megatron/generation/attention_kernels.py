@@ -46,7 +46,7 @@ def attend(qkv: Tensor, keys: Tensor, values: Tensor, positions: Tensor, angles:
 
 def num_parts(num_groups: int, room: int) -> int:
     """Return into how many parts the keys of a group are split, a power of two."""
-    wanted = min(_MOST_PARTS, _PROGRAMS // num_groups, triton.cdiv(room, _KEYS))
+    wanted: int = min(_MOST_PARTS, _PROGRAMS // num_groups, triton.cdiv(room, _KEYS))
     return 1 << max(0, wanted.bit_length() - 1)
 
 

@@ -31,7 +31,8 @@ class Arrival:
         """Return how long after the start it was complete; the device has finished all of its work."""
         if self.event is None:
             return self.time_s - start.time_s
-        return start.event.elapsed_time(self.event) / 1000
+        milliseconds: float = start.event.elapsed_time(self.event)
+        return milliseconds / 1000
 
 
 class Start:

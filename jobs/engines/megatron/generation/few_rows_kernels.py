@@ -75,7 +75,8 @@ def _rows(x: Tensor, dtype: torch.dtype, norm: NormWeights | None) -> Rows:
     """Return rows as weights of this dtype take them."""
     if dtype is FP8:
         numbers, scale = split(x, norm)
-        return Rows(*numbers, scale)
+        high, low = numbers
+        return Rows(high, low, scale)
     if norm is None:
         return Rows(x)
     high = torch.empty_like(x)
@@ -86,7 +87,8 @@ def _rows(x: Tensor, dtype: torch.dtype, norm: NormWeights | None) -> Rows:
 def split(x: Tensor, norm: NormWeights | None) -> tuple[Tensor, Tensor]:
     """Return both FP8 numbers [2, M, I] of rows x [M, I], and the scale of each row [M]."""
     numbers, scale = torch.empty(2, *x.shape, dtype=FP8, device=x.device), x.new_empty(len(x), dtype=torch.float32)
-    _prepare(x, norm, *numbers, scale)
+    high, low = numbers
+    _prepare(x, norm, high, low, scale)
     return numbers, scale
 
 

@@ -8,10 +8,12 @@ of this TP rank, T tokens of a slot, D head dimension.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from torch import Tensor
+from torch.distributed import ProcessGroup
 from torch.nn.functional import embedding
 
 from bench.contract.generation import Sampling
@@ -26,6 +28,10 @@ from jobs.engines.megatron.trained.ops import NormWeights, TrainedOps
 
 Attend = Callable[[int, Tensor], Tensor]
 """Returns a layer's output of attention [M, O] for its number and its qkv [M, O]."""
+
+
+_ALONE = cast(ProcessGroup, OneRank())
+"""Attention is not split over ranks; `attend` asks the group for its size alone then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +101,7 @@ def prompt_logits(decoder: Decoder, slots: Slots, angles_TD: Tensor, prompts: Pr
         q, k, v = (x.unflatten(0, (num_tokens, batch)) for x in heads)
         for cache, new in ((slots.keys[layer], k), (slots.values[layer], v)):
             cache[prompts.slots_B, :, :num_tokens] = new.permute(1, 2, 0, 3)
-        out_SBND, _ = attend(q, k, v, scale=decoder.dim**-0.5, group=OneRank())
+        out_SBND, _ = attend(q, k, v, scale=decoder.dim**-0.5, group=_ALONE)
         return out_SBND.flatten(2).flatten(0, 1)
 
     x_MH = _layers(decoder, _embedded(decoder, prompts.tokens_SB.flatten()), attended)
@@ -140,4 +146,5 @@ def angles(model: Model, num_positions: int, device: torch.device) -> Tensor:
         rope_scaling_factor=model.rope_scaling_factor,
         use_cpu_initialization=True,
     )
-    return rope.get_freqs_non_repeated(num_positions).repeat(1, 2).to(device)
+    angles_TH: Tensor = rope.get_freqs_non_repeated(num_positions)
+    return angles_TH.repeat(1, 2).to(device)

@@ -1,7 +1,7 @@
 """`GenerationOps` on a GPU: few rows through kernels of their own, many rows (of prompts) through torch's GEMMs."""
 
 from dataclasses import dataclass
-from types import ModuleType
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from jobs.engines.megatron.frozen.gpu_ops import matmul
 from jobs.engines.megatron.generation import attention_kernels, few_rows_kernels, one_row_kernels, sampling_kernels
 from jobs.engines.megatron.generation.few_rows_kernels import LOW, MOST_ROWS
 from jobs.engines.megatron.generation.kv_cache import Slots
-from jobs.engines.megatron.generation.one_row_kernels import of_gates_and_ups, of_outputs
+from jobs.engines.megatron.generation.one_row_kernels import Factors, of_gates_and_ups, of_outputs
 from jobs.engines.megatron.generation.ops import TorchOps
 from jobs.engines.megatron.generation.ranks import Ranks
 from jobs.engines.megatron.generation.weights import Linear
@@ -62,7 +62,15 @@ class GpuOps:
         return sampling_kernels.append(logits_BV, slots, sampling)
 
 
-def _kernels(x_MI: Tensor) -> ModuleType:
+class _Kernels(Protocol):
+    """A module of kernels for few rows."""
+
+    def multiply(
+        self, x: Tensor, weights: Factors, *, norm: NormWeights | None, residual: Tensor | None, out: Tensor
+    ) -> Tensor: ...
+
+
+def _kernels(x_MI: Tensor) -> _Kernels:
     return one_row_kernels if len(x_MI) == 1 else few_rows_kernels
 
 

@@ -39,9 +39,9 @@ class Slots:
 
     def first(self, num_slots: int) -> "Slots":
         """Return the first so many slots, in the same memory."""
-        caches = [[cache[:num_slots] for cache in of_layers] for of_layers in (self.keys, self.values)]
+        keys, values = ([cache[:num_slots] for cache in of_layers] for of_layers in (self.keys, self.values))
         numbers = (self.tokens_B, self.positions_B, self.rows_BT, self.seeds_B)
-        return Slots(*caches, *(of_slots[:num_slots] for of_slots in numbers))
+        return Slots(keys, values, *(of_slots[:num_slots] for of_slots in numbers))
 
     def append(self, tokens_B: Tensor) -> None:
         """Take the next token of every slot. One whose row is full writes its last place again."""

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,6 +48,7 @@ class Linear:
     def product(self, x_MI: Tensor) -> Tensor:
         """Return weight x [M, O], by one GEMM of torch. FP8 numbers are exact in BF16, and are scaled after it."""
         if self.values.dtype is FP8:
+            assert self.scale is not None
             return (x_MI @ self.values.to(x_MI.dtype).T).mul_(self.scale)
         return x_MI @ self.dense(x_MI.dtype).T
 
@@ -186,17 +187,18 @@ class Place:
 
 def random(model: Model, place: Place, *, seed: int) -> Weights:
     """Return weights that are drawn from the seed; each TP rank draws its own parts."""
-    like, precision, tp = {"dtype": place.dtype, "device": place.device}, place.precision, place.ranks.size
+    like: dict[str, Any] = {"dtype": place.dtype, "device": place.device}
+    precision, tp = place.precision, place.ranks.size
     generator = torch.Generator(place.device).manual_seed(seed + place.ranks.rank)
     spread = math.sqrt(2 / (5 * model.hidden_size))
 
     def drawn(num_out: int, num_in: int) -> Tensor:
-        return torch.empty(num_out, num_in, **like).normal_(std=spread, generator=generator)
+        empty: Tensor = torch.empty(num_out, num_in, **like)
+        return empty.normal_(std=spread, generator=generator)
 
     def layer() -> Layer:
-        linears = {name: stored(drawn(*shape), precision) for name, shape in shapes(model, tp).items()}
-        norms = {name: torch.ones(model.hidden_size, **like) for name in _NORMS}
-        return Layer(**norms, **linears)
+        parts: dict[str, Any] = {name: stored(drawn(*shape), precision) for name, shape in shapes(model, tp).items()}
+        return Layer(**parts | {name: torch.ones(model.hidden_size, **like) for name in _NORMS})
 
     num_rows = model.vocab_size // tp
     embedding_VH = drawn(num_rows, model.hidden_size)
@@ -252,8 +254,8 @@ class _Loader:
 
     def _layer(self, index: int, linear: Callable[[str, int], Linear]) -> Layer:
         hidden = (self.model.hidden_size,)
-        norms = {name: self._of_layer(f"{key}.weight", index, hidden) for name, key in _NORMS.items()}
-        return Layer(**norms, **{name: linear(name, index) for name in _LINEARS})
+        parts: dict[str, Any] = {name: self._of_layer(f"{key}.weight", index, hidden) for name, key in _NORMS.items()}
+        return Layer(**parts | {name: linear(name, index) for name in _LINEARS})
 
     def _quantized(self, name: str, index: int) -> Linear:
         """Return a linear that is stored without quantisation."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from jobs.engines.megatron.frozen.gpu_ops import transpose
 from jobs.engines.megatron.frozen.weights import PrefetchedTransposes
 from jobs.engines.megatron.quantize import FP8, Quantized, weight_scale
+from jobs.engines.megatron.tensor_parallel import ParallelLinear
 from jobs.engines.megatron.trained.ops import Operand
 
 _TILE = 128
@@ -63,7 +64,7 @@ class Fp8Weights:
     The TP ranks of a weight share its scale, so that their number does not change how it is rounded.
     """
 
-    def __init__(self, linears: Sequence[torch.nn.Module]) -> None:
+    def __init__(self, linears: Sequence[ParallelLinear]) -> None:
         self.linears = linears
         device = linears[0].weight.device
         self.scales = torch.ones(len(linears), 1, device=device)
@@ -73,10 +74,10 @@ class Fp8Weights:
         }
         self.transposes = PrefetchedTransposes(linears, transpose, self.copies.__getitem__)
 
-    def forward(self, linear: torch.nn.Module) -> Operand:
+    def forward(self, linear: ParallelLinear) -> Operand:
         return self.transposes.forward(linear)
 
-    def backward(self, linear: torch.nn.Module) -> Operand:
+    def backward(self, linear: ParallelLinear) -> Operand:
         return self.transposes.backward(linear)
 
     @torch.no_grad()
@@ -89,4 +90,5 @@ class Fp8Weights:
             torch.distributed.all_reduce(amax, torch.distributed.ReduceOp.MAX, group=group)
         self.scales.copy_(weight_scale(amax)[:, None])
         for linear, copy in self.copies.items():
+            assert copy.scale is not None
             quantize_tensor(linear.weight, copy.scale, copy.values)

@@ -70,7 +70,7 @@ def problem(out_OI: Tensor, left: Tensor, right: Tensor, *, fast_accumulation: b
     a, b, d = (Layout(x.shape[1], x.shape[0], x.stride(0)) for x in (right, left, out_OI))
     is_fp8 = left.dtype is torch.float8_e4m3fn
     transposes = (OP_T, OP_N) if is_fp8 else (OP_N, OP_T)
-    alignments = tuple(alignment(x.data_ptr()) for x in (right, left, out_OI))
+    alignments = alignment(right.data_ptr()), alignment(left.data_ptr()), alignment(out_OI.data_ptr())
     return Problem(left.dtype, a, b, d, transposes, alignments, fast_accumulation and is_fp8)
 
 
@@ -154,9 +154,8 @@ class CublasLt:
             self._set(matmul, attribute, c_int32(value))
         if asked.fast_accumulation:
             self._set(matmul, DESC_FAST_ACCUM, c_int8(1))
-        dtypes = (asked.dtype, asked.dtype, torch.float32)
-        layouts = tuple(self._layout(*pair) for pair in zip((asked.a, asked.b, asked.d), dtypes, strict=True))
-        self.plans[asked] = Plan(matmul, layouts)
+        a, b = self._layout(asked.a, asked.dtype), self._layout(asked.b, asked.dtype)
+        self.plans[asked] = Plan(matmul, (a, b, self._layout(asked.d, torch.float32)))
         return self.plans[asked]
 
     def _layout(self, layout: Layout, dtype: torch.dtype) -> c_void_p:
@@ -167,7 +166,7 @@ class CublasLt:
     def _heuristic(self, asked: Problem, plan: Plan) -> Heuristic:
         preference, best, count = c_void_p(), Heuristic(), c_int()
         self._call("cublasLtMatmulPreferenceCreate", byref(preference))
-        wanted = {PREF_MAX_WORKSPACE_BYTES: c_uint64(WORKSPACE_BYTES)}
+        wanted: dict[int, c_uint64 | c_uint32] = {PREF_MAX_WORKSPACE_BYTES: c_uint64(WORKSPACE_BYTES)}
         a, b, d = asked.alignments
         wanted |= {PREF_MIN_ALIGNMENT_A_BYTES + i: c_uint32(bytes_) for i, bytes_ in enumerate((a, b, d, d))}
         for attribute, value in wanted.items():
@@ -246,6 +245,7 @@ def fp8_gemm() -> Fp8Gemm:
         return add_by_torch
 
     def add(main_grad_OI: Tensor, left: Operand, right: Operand, fast_accumulation: bool) -> None:
+        assert left.scale is not None and right.scale is not None
         scales = (left.scale, right.scale)
         library.add_matmul(main_grad_OI, left.values, right.values, scales, fast_accumulation=fast_accumulation)
 
@@ -254,5 +254,12 @@ def fp8_gemm() -> Fp8Gemm:
 
 def add_by_torch(main_grad_OI: Tensor, left: Operand, right: Operand, fast_accumulation: bool) -> None:
     """Do what cuBLASLt does in one GEMM with a GEMM and an addition."""
-    options = {"scale_a": left.scale, "scale_b": right.scale, "use_fast_accum": fast_accumulation}
-    main_grad_OI += torch._scaled_mm(left.values, right.values.T, out_dtype=torch.float32, **options)
+    assert left.scale is not None and right.scale is not None
+    main_grad_OI += torch._scaled_mm(
+        left.values,
+        right.values.T,
+        scale_a=left.scale,
+        scale_b=right.scale,
+        out_dtype=torch.float32,
+        use_fast_accum=fast_accumulation,
+    )

@@ -6,13 +6,13 @@ one common scale (`transpose_kernels`).
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from jobs.engines.megatron import rope_kernels, row_kernels
 from jobs.engines.megatron.frozen import gpu_ops as frozen_ops
 from jobs.engines.megatron.frozen.weights import Unquantized
 from jobs.engines.megatron.quantize import BF16
+from jobs.engines.megatron.tensor_parallel import ParallelLinear
 from jobs.engines.megatron.trained import gemm, norm_kernels
 from jobs.engines.megatron.trained.fp8_weights import Fp8Weights
 from jobs.engines.megatron.trained.ops import NormGradients, NormStats, NormWeights, Operand
@@ -23,7 +23,7 @@ class Bf16GpuOps:
 
     dtype, to_fp8 = BF16, False
 
-    def linear_weights(self, linears: Sequence[torch.nn.Module]) -> "Unquantized | Fp8Weights":
+    def linear_weights(self, linears: Sequence[ParallelLinear]) -> "Unquantized | Fp8Weights":
         return Unquantized()
 
     def operand(self, x_MH: Tensor) -> Operand:
@@ -63,7 +63,9 @@ class Bf16GpuOps:
         return rope_kernels.merge_heads(dq, dk, dv, freqs_MD, to_fp8=self.to_fp8)
 
     def swiglu(self, gate_up_M2F: Tensor) -> tuple[Operand, Operand]:
-        return row_kernels.swiglu_quantize(gate_up_M2F, to_fp8=self.to_fp8, powers=True)
+        hidden, saved = row_kernels.swiglu_quantize(gate_up_M2F, to_fp8=self.to_fp8, powers=True)
+        assert saved is not None
+        return hidden, saved
 
     def swiglu_backward(self, grad_MF: Tensor, saved: Operand) -> tuple[Operand, Operand]:
         return row_kernels.swiglu_backward_again(grad_MF, saved)
@@ -80,7 +82,7 @@ class Fp8GpuOps(Bf16GpuOps):
 
     to_fp8 = True
 
-    def linear_weights(self, linears: Sequence[torch.nn.Module]) -> Fp8Weights:
+    def linear_weights(self, linears: Sequence[ParallelLinear]) -> Fp8Weights:
         return Fp8Weights(linears)
 
     def operand(self, x_MH: Tensor) -> Operand:

@@ -36,20 +36,30 @@ from torch.nn import Parameter
 from bench.contract.modules import Part
 from jobs.engines.megatron.attention import attend, attend_backward
 from jobs.engines.megatron.own_layer import OwnLayer
-from jobs.engines.megatron.tensor_parallel import Pending, TensorParallel
-from jobs.engines.megatron.trained.ops import LinearWeights, NormStats, NormWeights, Operand
+from jobs.engines.megatron.tensor_parallel import ParallelLinear, Pending, TensorParallel
+from jobs.engines.megatron.trained.ops import LinearWeights, NormStats, NormWeights, Operand, TrainedOps
 from jobs.profiles.ranges import named
 
 
 class TrainedLayer(OwnLayer):
     """The layer; ops is a `TrainedOps`."""
 
+    ops: TrainedOps
     linear_weights: LinearWeights
     """All layers of a rank share one; `model.build` sets it, and `Parts.refresh_weights` follows changes of weights."""
 
-    def forward(self, hidden_states, attention_mask=None, rotary_pos_emb=None, **_unused):
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        rotary_pos_emb: Tensor | None = None,
+        **_unused: Any,
+    ) -> tuple[Tensor, None]:
         """Return the layer's output [S, B, H] and, as megatron-core expects, a context, which is None."""
-        return _LayerFunction.apply(self, torch.is_grad_enabled(), rotary_pos_emb, hidden_states), None
+        y_SBH: Tensor = _LayerFunction.apply(  # type: ignore[no-untyped-call]  # torch's
+            self, torch.is_grad_enabled(), rotary_pos_emb, hidden_states
+        )
+        return y_SBH, None
 
 
 @dataclass(slots=True)
@@ -66,6 +76,12 @@ class SavedActivations:
     activation: Operand | None
 
 
+SavedByAttention = tuple[NormStats, tuple[Tensor, Tensor, Tensor] | None, Tensor, Tensor]
+SavedByMlp = tuple[Tensor, NormStats, Operand | None]
+"""Four of `SavedActivations`, and the last three."""
+Norm = torch.nn.RMSNorm | torch.nn.LayerNorm
+
+
 class _LayerFunction(Function):
     """The layer, as autograd calls it."""
 
@@ -80,7 +96,7 @@ class _LayerFunction(Function):
         return x_MH.view_as(x_SBH) + y_MH.view_as(x_SBH)
 
     @staticmethod
-    def backward(ctx: Any, grad_SBH: Tensor):
+    def backward(ctx: Any, grad_SBH: Tensor) -> tuple[None, None, None, Tensor]:
         layer_pass = _LayerPass(ctx.layer, ctx.freqs, grad_SBH.shape[1])
         saved = ctx.layer.kept(ctx)
         grad_MH, grad = layer_pass.mlp_backward(grad_SBH.contiguous().flatten(0, 1), saved)
@@ -101,7 +117,7 @@ class _LayerPass:
             "group": parallel_state.get_context_parallel_group(),
         }
 
-    def attention(self, x_MH: Tensor, *, keep: bool) -> tuple[Tensor, tuple]:
+    def attention(self, x_MH: Tensor, *, keep: bool) -> tuple[Tensor, SavedByAttention]:
         """Return the output of attention without proj's bias, to be added to x, and the activations to save."""
         with named(Part.norm):
             normed, stats = self.ops.norm(x_MH, self.norm_weights(self.layer.input_layernorm))
@@ -125,11 +141,12 @@ class _LayerPass:
             q, k, v = self.ops.split_heads(qkv_MO, linear.bias, self.freqs_MD, *shape)
         return self._unflat(q), self._unflat(k), self._unflat(v)
 
-    def mlp(self, x_MH: Tensor, y_MH: Tensor, *, keep: bool) -> tuple[Tensor, Tensor, tuple]:
+    def mlp(self, x_MH: Tensor, y_MH: Tensor, *, keep: bool) -> tuple[Tensor, Tensor, SavedByMlp]:
         """Return x + y with proj's bias, the output of the MLP, and the activations to save."""
         norm_weights = self.norm_weights(self.layer.pre_mlp_layernorm)
         with named(Part.norm):
             x_MH, normed, stats = self.ops.add_norm(x_MH, y_MH, self.layer.proj.bias, norm_weights)
+        activation: Operand | None
         hidden, activation = self.activate(self.tp.gather_quantized(normed))
         if not keep or self.layer.recompute_fc1:
             activation = None
@@ -155,7 +172,7 @@ class _LayerPass:
         with named(Part.fc2):
             self.add_bias_gradient(self.fc2.bias, grad_MH)
             grad = self.tp.gather_quantized(self.ops.operand(grad_MH))
-        normed = None
+        normed: Pending[Operand] | None = None
         if saved.activation is None:
             normed = self.normed_again(saved.mlp_input_MH, saved.mlp_stats, norm)
             saved.activation = self.activate(normed.wait())[1]
@@ -189,22 +206,26 @@ class _LayerPass:
             attended_grad = self.ops.matmul(grad, self.weights.backward(self.layer.proj))
             self.ops.add_weight_gradient(main_grad(self.layer.proj.weight), grad, self.ops.operand(saved.attended_MO))
         del grad
-        normed = self.normed_again(x_MH, saved.stats, norm) if saved.qkv is None else None
-        qkv, saved.qkv = saved.qkv or self.heads(normed.wait()), None
+        normed: Pending[Operand] | None = None
+        qkv, saved.qkv = saved.qkv, None
+        if qkv is None:
+            normed = self.normed_again(x_MH, saved.stats, norm)
+            qkv = self.heads(normed.wait())
         out = self._unflat(saved.attended_MO.view(len(saved.attended_MO), -1, qkv[0].shape[-1]))
         with named(Part.attention):
             grads = attend_backward(attended_grad.view_as(out), *qkv, out, saved.lse, **self.attention_options)
         del attended_grad, qkv, out
         normed = normed or self.normed_again(x_MH, saved.stats, norm)
         with named(Part.rope):
-            qkv_grad = self.ops.merge_heads(*(x.flatten(0, 1) for x in grads), self.freqs_MD)
-        del grads
+            dq, dk, dv = grads
+            qkv_grad = self.ops.merge_heads(dq.flatten(0, 1), dk.flatten(0, 1), dv.flatten(0, 1), self.freqs_MD)
+        del grads, dq, dk, dv
         with named(Part.qkv):
             normed_grad = self.linear_backward(self.layer.qkv, qkv_grad, normed)
         del qkv_grad, normed
         return self.norm_backward(normed_grad, grad_MH, x_MH, saved.stats, norm)[0]
 
-    def linear_backward(self, linear: torch.nn.Module, grad: Operand, normed: Pending) -> Tensor:
+    def linear_backward(self, linear: ParallelLinear, grad: Operand, normed: Pending[Operand]) -> Tensor:
         """Add the gradients of qkv or fc1; return that of its input, of this rank's rows under SP.
 
         Collectives run beside GEMMs: normed is gathered during the first one, and the result reduced during the second.
@@ -220,7 +241,7 @@ class _LayerPass:
             main_grad(bias).add_(self.ops.column_sum(grad))
 
     def norm_backward(
-        self, grad_MH: Tensor, residual_MH: Tensor, x_MH: Tensor, stats: NormStats, norm: torch.nn.Module
+        self, grad_MH: Tensor, residual_MH: Tensor, x_MH: Tensor, stats: NormStats, norm: Norm
     ) -> tuple[Tensor, Operand]:
         """Add the gradients of a norm's weights; return residual + that of its input, and the same as an operand."""
         weights = self.norm_weights(norm)
@@ -228,19 +249,21 @@ class _LayerPass:
             dx_MH, dx, gradients = self.ops.norm_backward(grad_MH, residual_MH, x_MH, stats, weights)
             main_grad(norm.weight).add_(gradients.weight_H)
             if gradients.bias_H is not None:
+                assert isinstance(norm.bias, Parameter)
                 main_grad(norm.bias).add_(gradients.bias_H)
         return dx_MH, dx
 
-    def normed_again(self, x_MH: Tensor, stats: NormStats, norm: torch.nn.Module) -> Pending:
+    def normed_again(self, x_MH: Tensor, stats: NormStats, norm: Norm) -> Pending[Operand]:
         """Start to compute the output of a norm again, the rows of all TP ranks."""
         with named(Part.norm):
             return self.tp.start_gather_quantized(self.ops.norm_again(x_MH, stats, self.norm_weights(norm)))
 
-    def norm_weights(self, norm: torch.nn.Module) -> NormWeights:
+    def norm_weights(self, norm: Norm) -> NormWeights:
         return NormWeights(norm.weight, getattr(norm, "bias", None), self.layer.config.layernorm_epsilon)
 
     def _unflat(self, x: Tensor) -> Tensor:
-        return x.unflatten(0, (-1, self.batch))
+        by_batch: Tensor = x.unflatten(0, (-1, self.batch))
+        return by_batch
 
 
 def main_grad(weight: Parameter) -> Tensor:
@@ -249,7 +272,7 @@ def main_grad(weight: Parameter) -> Tensor:
     Raises:
         RuntimeError: the layer is not in a model that DistributedDataParallel wraps.
     """
-    grad = getattr(weight, "main_grad", None)
+    grad: Tensor | None = getattr(weight, "main_grad", None)
     if grad is None:
         raise RuntimeError("no main_grad: wrap the model in megatron-core's DistributedDataParallel before training")
     return grad

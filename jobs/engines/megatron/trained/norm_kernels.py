@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jobs.engines.megatron.quantize import BF16, FP8
+from jobs.engines.megatron.quantize import BF16, FP8, Quantized
 from jobs.engines.megatron.row_kernels import scale_of
 from jobs.engines.megatron.trained.ops import NormGradients, NormStats, NormWeights, Operand
 
@@ -33,7 +33,7 @@ _PARTS = 32
 
 def column_sum(x: Tensor | Operand) -> Tensor:
     """Return the sum over rows in FP32."""
-    values, scale = x if isinstance(x, Operand) else (x, None)
+    values, scale = x if isinstance(x, Quantized) else (x, None)
     num_rows, width = values.shape
     tiles = triton.cdiv(num_rows, _PARTS * _ROWS)
     parts = torch.empty(_PARTS, width, dtype=torch.float32, device=values.device)
@@ -59,7 +59,8 @@ def _column_sum(
 
 
 def norm(x: Tensor, weights: NormWeights, *, to_fp8: bool) -> tuple[Operand, NormStats]:
-    out, stats = empty_operand(*x.shape, x.device, to_fp8), _empty_stats(x, weights)
+    num_rows, width = x.shape
+    out, stats = empty_operand(num_rows, width, x.device, to_fp8), _empty_stats(x, weights)
     _launch_norm(x, None, None, None, out, stats, weights, AGAIN=False)
     return out, stats
 
@@ -67,13 +68,16 @@ def norm(x: Tensor, weights: NormWeights, *, to_fp8: bool) -> tuple[Operand, Nor
 def add_norm(
     x: Tensor, y: Tensor, bias: Tensor | None, weights: NormWeights, *, to_fp8: bool
 ) -> tuple[Tensor, Operand, NormStats]:
-    total, out, stats = torch.empty_like(x), empty_operand(*x.shape, x.device, to_fp8), _empty_stats(x, weights)
+    num_rows, width = x.shape
+    out, stats = empty_operand(num_rows, width, x.device, to_fp8), _empty_stats(x, weights)
+    total = torch.empty_like(x)
     _launch_norm(x, y, bias, total, out, stats, weights, AGAIN=False)
     return total, out, stats
 
 
 def norm_again(x: Tensor, stats: NormStats, weights: NormWeights, *, to_fp8: bool) -> Operand:
-    out = empty_operand(*x.shape, x.device, to_fp8)
+    num_rows, width = x.shape
+    out = empty_operand(num_rows, width, x.device, to_fp8)
     _launch_norm(x, None, None, None, out, stats, weights, AGAIN=True)
     return out
 
@@ -97,7 +101,16 @@ def norm_backward(
     return dx, out, NormGradients(sums[0], None if weights.bias_H is None else sums[1])
 
 
-def _launch_norm(x: Tensor, y, y_bias, total, out: Operand, stats: NormStats, weights: NormWeights, **again) -> None:
+def _launch_norm(
+    x: Tensor,
+    y: Tensor | None,
+    y_bias: Tensor | None,
+    total: Tensor | None,
+    out: Operand,
+    stats: NormStats,
+    weights: NormWeights,
+    **again: bool,
+) -> None:
     block = triton.next_power_of_2(x.shape[1])
     _norm[(len(x),)](
         x, y, y_bias, weights.weight_H, weights.bias_H, total, *out, *stats, weights.eps, x.shape[1],

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bench.contract.schema import Precision
 from jobs.engines.megatron.quantize import Quantized
+from jobs.engines.megatron.tensor_parallel import ParallelLinear
 
 Operand = Quantized
 """An operand of a GEMM; each row of FP8 activations and gradients has a scale, and a weight has one."""
@@ -42,10 +43,10 @@ class NormGradients(NamedTuple):
 class LinearWeights(Protocol):
     """The operands that the GEMMs of this rank's linears take: BF16 weights, or FP8 copies made once a step."""
 
-    def forward(self, linear: torch.nn.Module) -> Operand:
+    def forward(self, linear: ParallelLinear) -> Operand:
         """Return the weight [O, I]."""
 
-    def backward(self, linear: torch.nn.Module) -> Operand:
+    def backward(self, linear: ParallelLinear) -> Operand:
         """Return the weight as [I, O], which need not be contiguous in BF16; valid until two others are asked for."""
 
     def refresh(self) -> None:
@@ -55,10 +56,11 @@ class LinearWeights(Protocol):
 class TrainedOps(Protocol):
     """The operations. Sums are in FP32. Where a bias may be None, the model has none."""
 
-    dtype: torch.dtype
-    """Of weights and of the activations between GEMMs: BF16, on CPUs also FP32."""
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights and of the activations between GEMMs: BF16, on CPUs also FP32."""
 
-    def linear_weights(self, linears: Sequence[torch.nn.Module]) -> LinearWeights:
+    def linear_weights(self, linears: Sequence[ParallelLinear]) -> LinearWeights:
         """Return the operands of all linears of this rank, passed in the order of the backward pass."""
 
     def operand(self, x_MH: Tensor) -> Operand:

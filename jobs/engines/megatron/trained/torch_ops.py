@@ -13,6 +13,7 @@ from torch.nn.functional import gelu, silu
 from jobs.engines.megatron.frozen.torch_ops import by_rows, in_fp32, rotated, swiglu_gradient
 from jobs.engines.megatron.frozen.weights import Unquantized
 from jobs.engines.megatron.quantize import BF16, FP8, amax, quantize_weight, weight_scale
+from jobs.engines.megatron.tensor_parallel import ParallelLinear
 from jobs.engines.megatron.trained.ops import NormGradients, NormStats, NormWeights, Operand
 
 
@@ -22,7 +23,7 @@ class PlainTorchOps:
 
     dtype: torch.dtype
 
-    def linear_weights(self, linears: Sequence[torch.nn.Module]) -> "Unquantized | Fp8Weights":
+    def linear_weights(self, linears: Sequence[ParallelLinear]) -> "Unquantized | Fp8Weights":
         return Unquantized()
 
     def operand(self, x_MH: Tensor) -> Operand:
@@ -105,7 +106,7 @@ class Fp8TorchOps(PlainTorchOps):
 
     dtype: torch.dtype = BF16
 
-    def linear_weights(self, linears: Sequence[torch.nn.Module]) -> "Fp8Weights":
+    def linear_weights(self, linears: Sequence[ParallelLinear]) -> "Fp8Weights":
         return Fp8Weights(linears)
 
     def operand(self, x_MH: Tensor) -> Operand:
@@ -121,13 +122,13 @@ class Fp8TorchOps(PlainTorchOps):
 class Fp8Weights:
     """`LinearWeights` with FP8 copies, each with one scale [1], which the TP ranks of a weight share."""
 
-    def __init__(self, linears: Sequence[torch.nn.Module]) -> None:
-        self.linears, self.copies = linears, dict[torch.nn.Module, Operand]()
+    def __init__(self, linears: Sequence[ParallelLinear]) -> None:
+        self.linears, self.copies = linears, dict[ParallelLinear, Operand]()
 
-    def forward(self, linear: torch.nn.Module) -> Operand:
+    def forward(self, linear: ParallelLinear) -> Operand:
         return self.copies[linear]
 
-    def backward(self, linear: torch.nn.Module) -> Operand:
+    def backward(self, linear: ParallelLinear) -> Operand:
         weight_OI, scale = self.copies[linear]
         return Operand(weight_OI.T, scale)
 
