@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn.functional import gelu, layer_norm, rms_norm, silu
 from triton.testing import do_bench
 
-from jobs.engines.megatron.frozen.gpu_ops import transpose
+from jobs.engines.megatron.fp8_gemm import transpose
 from jobs.engines.megatron.quantize import FP8, Quantized
 from jobs.engines.megatron.trained import gemm
 from jobs.engines.megatron.trained.fp8_weights import quantize_tensor, tokens_last

@@ -167,9 +167,8 @@ def take(plan: Plan, say: Callable[[str], None], *, check: Callable[[], None]) -
     Raises:
         LostError: they are not free in time, or an actor does not start on one of them.
     """
-    from ray.util.placement_group import placement_group
-
     import ray
+    from ray.util.placement_group import placement_group
 
     wanted = bundle(plan)
     placement = placement_group([wanted] * plan.world.num_nodes, strategy="STRICT_SPREAD")
@@ -199,9 +198,8 @@ def release(group: Group) -> None:
 
 
 def _actor(placement: Any, number: int, plan: Plan) -> Any:
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
     import ray
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     wanted = bundle(plan)
     place = PlacementGroupSchedulingStrategy(placement, placement_group_bundle_index=number)

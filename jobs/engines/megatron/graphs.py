@@ -24,7 +24,7 @@ from torch import Tensor
 from bench.contract.modules import Part, Phase
 from bench.contract.plan_kinds import TrainingPlan
 from jobs.engines.megatron.frozen.layer import Fp8Layer
-from jobs.engines.megatron.frozen.weights import DequantizedWeights, PrefetchedTransposes
+from jobs.engines.megatron.linear_weights import DequantizedWeights, PrefetchedTransposes
 from jobs.profiles.ranges import named
 
 

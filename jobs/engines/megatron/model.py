@@ -21,16 +21,14 @@ from bench.contract.model import Activation, Position
 from bench.contract.modules import Part
 from bench.contract.plan_kinds import TrainingPlan
 from bench.contract.schema import Precision
-from jobs.engines.megatron import graphs, layer, lora
+from jobs.engines.megatron import device_ops, graphs, layer, lora
 from jobs.engines.megatron.adam import Adam
-from jobs.engines.megatron.frozen import ops as fp8_ops
 from jobs.engines.megatron.frozen.head import Fp8Head
 from jobs.engines.megatron.frozen.layer import Fp8Layer
 from jobs.engines.megatron.frozen.ops import Fp8Ops
 from jobs.engines.megatron.loss import cross_entropy
 from jobs.engines.megatron.offload import HostActivations, is_offloaded
 from jobs.engines.megatron.own_layer import OwnLayer
-from jobs.engines.megatron.trained import ops as trained_ops
 from jobs.engines.megatron.trained.ops import LinearWeights, TrainedOps
 from jobs.local_sgd import groups
 from jobs.profiles.ranges import named
@@ -192,10 +190,10 @@ def _chunk(plan: TrainingPlan, config: layer.LayerConfig, ops: Ops | None, stage
 def _ops(plan: TrainingPlan, device: torch.device) -> Ops | None:
     """Return the operations of a plan's layers; None: the layers are megatron-core's."""
     if _is_trained(plan):
-        return trained_ops.for_device(device, plan.config.precision)
+        return device_ops.trained_ops(device, plan.config.precision)
     if layer_of(plan.config) is not Layer.frozen:
         return None
-    return fp8_ops.for_device(device, plan.config.precision, plan.config.training.trains)
+    return device_ops.frozen_ops(device, plan.config.precision, plan.config.training.trains)
 
 
 def _layers(plan: TrainingPlan, ops: Ops | None, num_layers: int) -> list[ModuleSpec]:

@@ -9,9 +9,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jobs.engines.megatron.frozen.lora_kernels import FACTOR, padded
+from jobs.engines.megatron.frozen.lora_kernels import padded
 from jobs.engines.megatron.quantize import Lora, Quantized
 from jobs.engines.megatron.row_kernels import quantized_like, scale_of
+from jobs.engines.megatron.triton_target import FACTOR
 
 _ROWS, _ROWS_OF_LARGE_RANK = 16, 64
 """How many rows a program of the forward pass takes. Each reads B anew, which must not take longer than to read qkv."""

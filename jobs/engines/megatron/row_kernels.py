@@ -12,8 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jobs.engines.megatron.frozen.lora_kernels import HAS_PTX, by_value, is_kept, mask
+from jobs.engines.megatron.dropout_kernels import by_value, is_kept, mask
 from jobs.engines.megatron.quantize import FP8, LARGEST, SMALLEST_AMAX, Adapted, Quantized
+from jobs.engines.megatron.triton_target import HAS_PTX
 
 _LARGEST = tl.constexpr(LARGEST)
 _SMALLEST_AMAX = tl.constexpr(SMALLEST_AMAX)

@@ -11,8 +11,9 @@ from bench.contract import layers
 from bench.contract.layers import has_fp8_head
 from bench.planning import compose
 from helpers import ranks
-from jobs.engines.megatron.frozen.torch_ops import TorchOps, in_fp32
+from jobs.engines.megatron.frozen.torch_ops import TorchOps
 from jobs.engines.megatron.quantize import BF16, FP8
+from jobs.engines.megatron.torch_math import in_fp32
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what megatron-core imports is full of deprecated calls

@@ -21,13 +21,13 @@ if sys.platform != "linux":
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what megatron-core imports is full of deprecated calls
+    from jobs.engines.megatron.device_ops import trained_ops
     from jobs.engines.megatron.generation import attention_kernels, few_rows_kernels, forward, kv_cache, weights
     from jobs.engines.megatron.generation.generator import decoder
     from jobs.engines.megatron.generation.gpu_ops import GpuOps
     from jobs.engines.megatron.generation.ops import TorchOps
     from jobs.engines.megatron.generation.ranks import Ranks
     from jobs.engines.megatron.generation.weights import Linear, stored
-    from jobs.engines.megatron.trained import ops as trained_ops
     from jobs.engines.megatron.trained.ops import NormWeights
 
 pytestmark = [
@@ -35,7 +35,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:divide by zero encountered in log"),  # a part without keys has the weight 0
 ]
 DEVICE = ranks.DEVICE
-KERNELS = GpuOps(TorchOps(trained_ops.for_device(torch.device(DEVICE), Precision.bf16)))
+KERNELS = GpuOps(TorchOps(trained_ops(torch.device(DEVICE), Precision.bf16)))
 TOLERANCE = 6e-3
 """Of a row's norm: BF16 rounds to 2^-9."""
 EPS = 0.01

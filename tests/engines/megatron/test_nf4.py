@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from helpers import ranks
-from jobs.engines.megatron.frozen.weights import DequantizedWeights
+from jobs.engines.megatron.linear_weights import DequantizedWeights
 from jobs.weights import nf4
 
 DEVICE = ranks.DEVICE

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from jobs.engines.megatron.frozen.weights import PrefetchedTransposes
+from jobs.engines.megatron.linear_weights import PrefetchedTransposes
 from jobs.engines.megatron.quantize import Quantized
 
 SHAPES = {"a": (2, 3), "b": (4, 2), "c": (3, 3)}

@@ -5,20 +5,15 @@ they belong to its rows, and otherwise to the other operand. Loop bounds are con
 that, so each size is compiled once.
 """
 
-import os
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from jobs.engines.megatron.hash_kernel import hash32
+from jobs.engines.megatron.dropout_kernels import by_value, is_kept, mask
 from jobs.engines.megatron.quantize import BF16, Dropout, Quantized
+from jobs.engines.megatron.triton_target import FACTOR
 
-HAS_PTX = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")
-"""Whether inline PTX can be used: not in Triton's interpreter."""
-FACTOR = tl.constexpr(tl.bfloat16 if HAS_PTX.value else tl.float32)
-"""The type of a GEMM's operands: BF16 for tensor cores; the interpreter cannot multiply BF16."""
 _COLUMNS = 128
 """The width of a tile; where a large rank is multiplied, half of it, so that more programs fit on a multiprocessor."""
 _PARTS, _PROGRAMS = 8, 1024
@@ -56,10 +51,6 @@ def add_down_gradient(grad: Tensor, low_grad: Tensor, a: Tensor, drop: Dropout) 
     return grad
 
 
-def mask(drop: Dropout | None) -> tuple[int | Tensor, int, float]:
-    return (drop.seed, drop.threshold, drop.scale) if drop else (0, 0, 1.0)
-
-
 def _values_and_scale(x: Tensor | Quantized) -> tuple[Tensor, Tensor, dict[str, bool]]:
     """Return x, its scale (or, where it has none, any tensor) and the kernels' options."""
     values, scale = x if isinstance(x, Quantized) else (x, None)
@@ -79,19 +70,6 @@ def rows_of_tile(rank: int) -> int:
 def padded(rank: int) -> int:
     """Return the rank padded to a size that tensor cores can multiply."""
     return max(16, triton.next_power_of_2(rank)) if rank else 0
-
-
-by_value = triton.jit(do_not_specialize=["seed", "threshold"])
-"""Compiles a kernel once for all seeds."""
-
-
-@triton.jit
-def is_kept(row, column, width, seed, threshold):
-    """Return which elements dropout keeps, as `Dropout.threshold` says; width is even."""
-    if tl.constexpr(seed.dtype.is_ptr()):
-        seed = tl.load(seed)
-    bits = hash32((row * (width // 2) + column // 2).to(tl.uint32) ^ seed.to(tl.uint32))
-    return tl.where(column % 2 == 0, bits & 0xFFFF, bits >> 16) >= threshold.to(tl.uint32)
 
 
 @triton.jit

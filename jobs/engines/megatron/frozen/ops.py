@@ -1,6 +1,6 @@
-"""The operations of the layer with frozen linears, as an interface, and which implementation a device gets.
+"""The operations of the layer with frozen linears, as an interface.
 
-The implementation is chosen once, where the model is built, and handed to the layers and their linears.
+The implementation is chosen once, where the model is built (`device_ops`), and handed to the layers and their linears.
 
 Shape letters: M rows (tokens), H hidden, F width of the MLP, D head dimension, G query groups, R queries of a group;
 of adapters: R LoRA rank, I and O a linear's input and output; of GEMMs: weight [N, K].
@@ -12,9 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from bench.contract.schema import Precision
-from bench.contract.training import Trains
-from jobs.engines.megatron.quantize import BF16, FP8, Adapted, Dropout, Lora, Quantized
+from jobs.engines.megatron.quantize import Adapted, Dropout, Lora, Quantized
 
 
 class FrozenWeights(Protocol):
@@ -114,15 +112,3 @@ class Fp8Ops(Protocol):
 
     def add_down_gradient(self, grad_MI: Tensor, low_grad_MR: Tensor, a_RI: Tensor, drop: Dropout, /) -> Tensor:
         """Add the adapter's part, dropout(low_grad A), to the gradient of the linear's input in place; return it."""
-
-
-def for_device(device: torch.device, precision: Precision, trains: Trains) -> Fp8Ops:
-    """Return the operations in Triton for a GPU, and in plain torch for a CPU, where Triton need not be installed."""
-    is_fp8, is_nf4 = precision is Precision.fp8, trains is Trains.qlora
-    if device.type == "cuda":
-        from jobs.engines.megatron.frozen.gpu_ops import GpuOps, PlainGpuOps
-
-        return GpuOps() if is_fp8 else PlainGpuOps(is_nf4)
-    from jobs.engines.megatron.frozen.torch_ops import TorchOps
-
-    return TorchOps(FP8 if is_fp8 else None, BF16, is_nf4)

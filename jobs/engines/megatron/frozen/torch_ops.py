@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from jobs.engines.megatron.frozen.weights import QuantizedLinear, Unquantized
 from jobs.engines.megatron.hashing import hash32
-from jobs.engines.megatron.quantize import BF16, FP8, LARGEST, SMALLEST_AMAX, Adapted, Dropout, Lora, Quantized
+from jobs.engines.megatron.linear_weights import QuantizedLinear, Unquantized
+from jobs.engines.megatron.quantize import BF16, FP8, Adapted, Dropout, Lora, Quantized
+from jobs.engines.megatron.torch_math import by_rows, in_fp32, norm, rotated, swiglu_gradient
 
 
 @dataclass(frozen=True)
@@ -129,34 +130,6 @@ class OnDemand:
         return self.ops.transpose(linear.quantized)
 
 
-def by_rows(x_MH: Tensor, dtype: torch.dtype) -> Quantized:
-    """Return the rows in the dtype, each with its own scale."""
-    x_MH = x_MH.float()
-    scale_M = x_MH.abs().amax(1).clamp(min=SMALLEST_AMAX) / LARGEST
-    return Quantized((x_MH / scale_M[:, None]).to(dtype), scale_M)
-
-
-def in_fp32(x: Tensor | Quantized) -> Tensor:
-    """Return the numbers in FP32."""
-    if isinstance(x, Tensor):
-        return x.float()
-    return x.values.float() if x.scale is None else x.values.float() * x.scale[:, None]
-
-
-def swiglu_gradient(grad_MF: Tensor, gate_MF: Tensor, up_MF: Tensor) -> Tensor:
-    """Return the gradient of gate and up [M, 2 F] in FP32, from that of silu(gate) * up."""
-    grad_MF, sigmoid_MF = grad_MF.float(), gate_MF.sigmoid()
-    gate_grad_MF = grad_MF * up_MF * sigmoid_MF * (1 + gate_MF * (1 - sigmoid_MF))
-    return torch.cat([gate_grad_MF, grad_MF * gate_MF * sigmoid_MF], dim=1)
-
-
-def norm(x_MH: Tensor, weight_H: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return RMSNorm in FP32 and 1 / rms [M]."""
-    x_MH = x_MH.float()
-    rstd_M = torch.rsqrt(x_MH.square().mean(1) + eps)
-    return x_MH * rstd_M[:, None] * weight_H.float(), rstd_M
-
-
 def _with_dropout(x_MH: Tensor, drop: Dropout) -> Tensor:
     """Return dropout(x) by the mask that `Dropout` describes."""
     if not drop.threshold:
@@ -165,10 +138,3 @@ def _with_dropout(x_MH: Tensor, drop: Dropout) -> Tensor:
     bits = hash32(index // 2 ^ drop.seed)
     bits = torch.where(index % 2 == 0, bits & 0xFFFF, bits >> 16)
     return torch.where(bits >= drop.threshold, x_MH * drop.scale, 0)
-
-
-def rotated(x: Tensor, cos_MD: Tensor, sin_MD: Tensor) -> Tensor:
-    """Return heads [M, ..., D] rotated by the angles; coordinates i and i + D / 2 of a head are a plane's."""
-    cos, sin = (part.view(len(x), *[1] * (x.dim() - 2), -1) for part in (cos_MD, sin_MD))
-    low, high = x.chunk(2, dim=-1)
-    return x * cos + torch.cat([-high, low], dim=-1) * sin

@@ -16,8 +16,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from jobs.engines.megatron.frozen.lora_kernels import FACTOR
 from jobs.engines.megatron.generation.one_row_kernels import launch_options
+from jobs.engines.megatron.triton_target import FACTOR
 
 _KEYS = 64
 """Of a tile."""

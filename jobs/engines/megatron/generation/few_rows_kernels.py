@@ -17,10 +17,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from jobs.engines.megatron.frozen.lora_kernels import FACTOR, HAS_PTX
 from jobs.engines.megatron.generation.one_row_kernels import Factors, launch_options, weights_tile
 from jobs.engines.megatron.quantize import FP8, LARGEST, SMALLEST_AMAX
 from jobs.engines.megatron.trained.ops import NormWeights
+from jobs.engines.megatron.triton_target import FACTOR, HAS_PTX
 from jobs.weights.nf4 import nf4_levels
 
 MOST_ROWS = 64

@@ -14,13 +14,13 @@ from bench.contract.schema import Precision
 from bench.errors import ConfigError
 from jobs.engines import Fact
 from jobs.engines.generation import Answer, Request
+from jobs.engines.megatron.device_ops import trained_ops
 from jobs.engines.megatron.generation import batch, kv_cache, weights
 from jobs.engines.megatron.generation.batch import Batch
 from jobs.engines.megatron.generation.forward import Decoder, angles
 from jobs.engines.megatron.generation.ops import GenerationOps, TorchOps
 from jobs.engines.megatron.generation.ranks import Ranks
 from jobs.engines.megatron.generation.weights import Weights, require_divisible
-from jobs.engines.megatron.trained import ops as trained_ops
 
 
 class MegatronGenerator:
@@ -98,7 +98,7 @@ class MegatronGenerator:
 def decoder(model: Model, weights: Weights, place: weights.Place, sampling: Sampling) -> Decoder:
     """Return the model with the operations of its device and precision."""
     is_fp32 = place.precision is WeightPrecision.fp32  # quantised weights change nothing about activations
-    trained = trained_ops.for_device(place.device, Precision.fp32 if is_fp32 else Precision.bf16)
+    trained = trained_ops(place.device, Precision.fp32 if is_fp32 else Precision.bf16)
     ops: GenerationOps = TorchOps(trained)
     if place.device.type == "cuda" and not is_fp32:
         from jobs.engines.megatron.generation.gpu_ops import GpuOps

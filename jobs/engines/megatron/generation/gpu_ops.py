@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from bench.contract.generation import Sampling
-from jobs.engines.megatron.frozen.gpu_ops import matmul
+from jobs.engines.megatron.fp8_gemm import matmul
 from jobs.engines.megatron.generation import attention_kernels, few_rows_kernels, one_row_kernels, sampling_kernels
 from jobs.engines.megatron.generation.few_rows_kernels import LOW, MOST_ROWS
 from jobs.engines.megatron.generation.kv_cache import Slots

@@ -16,9 +16,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from jobs.engines.megatron.frozen.lora_kernels import HAS_PTX
 from jobs.engines.megatron.generation.weights import Linear
 from jobs.engines.megatron.trained.ops import NormWeights
+from jobs.engines.megatron.triton_target import HAS_PTX
 from jobs.weights.nf4 import BLOCK, nf4_levels
 
 _BLOCK = tl.constexpr(BLOCK)

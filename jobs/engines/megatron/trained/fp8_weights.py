@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jobs.engines.megatron.frozen.gpu_ops import transpose
-from jobs.engines.megatron.frozen.weights import PrefetchedTransposes
+from jobs.engines.megatron.fp8_gemm import transpose
+from jobs.engines.megatron.linear_weights import PrefetchedTransposes
 from jobs.engines.megatron.quantize import FP8, Quantized, weight_scale
 from jobs.engines.megatron.tensor_parallel import ParallelLinear
 from jobs.engines.megatron.trained.ops import Operand

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from jobs.engines.megatron import rope_kernels, row_kernels
-from jobs.engines.megatron.frozen import gpu_ops as frozen_ops
-from jobs.engines.megatron.frozen.weights import Unquantized
+from jobs.engines.megatron import fp8_gemm, rope_kernels, row_kernels
+from jobs.engines.megatron.linear_weights import Unquantized
 from jobs.engines.megatron.quantize import BF16
 from jobs.engines.megatron.tensor_parallel import ParallelLinear
 from jobs.engines.megatron.trained import gemm, norm_kernels
@@ -89,4 +88,4 @@ class Fp8GpuOps(Bf16GpuOps):
         return row_kernels.quantize(x_MH, powers=True)
 
     def matmul(self, x: Operand, weight: Operand) -> Tensor:
-        return frozen_ops.matmul(x, weight)
+        return fp8_gemm.matmul(x, weight)

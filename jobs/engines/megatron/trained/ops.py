@@ -10,7 +10,6 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from bench.contract.schema import Precision
 from jobs.engines.megatron.quantize import Quantized
 from jobs.engines.megatron.tensor_parallel import ParallelLinear
 
@@ -117,15 +116,3 @@ class TrainedOps(Protocol):
 
     def gelu_backward(self, grad_MF: Tensor, saved: Operand) -> tuple[Operand, Operand]:
         """Return the gradient of x [M, F], and GELU(x + bias) again."""
-
-
-def for_device(device: torch.device, precision: Precision) -> TrainedOps:
-    """Return the operations of a precision: in Triton for a GPU, in plain torch for a CPU (and for FP32)."""
-    is_fp8 = precision is Precision.fp8
-    if device.type == "cuda" and precision is not Precision.fp32:
-        from jobs.engines.megatron.trained.gpu_ops import Bf16GpuOps, Fp8GpuOps
-
-        return Fp8GpuOps() if is_fp8 else Bf16GpuOps()
-    from jobs.engines.megatron.trained.torch_ops import Fp8TorchOps, PlainTorchOps
-
-    return Fp8TorchOps() if is_fp8 else PlainTorchOps(torch.float32 if precision is Precision.fp32 else torch.bfloat16)

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, silu
 
-from jobs.engines.megatron.frozen.torch_ops import by_rows, in_fp32, rotated, swiglu_gradient
-from jobs.engines.megatron.frozen.weights import Unquantized
+from jobs.engines.megatron.linear_weights import Unquantized
 from jobs.engines.megatron.quantize import BF16, FP8, amax, quantize_weight, weight_scale
 from jobs.engines.megatron.tensor_parallel import ParallelLinear
+from jobs.engines.megatron.torch_math import by_rows, in_fp32, rotated, swiglu_gradient
 from jobs.engines.megatron.trained.ops import NormGradients, NormStats, NormWeights, Operand
 
 
