@@ -14,10 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from bench.backends import Job, JobState, containers, run_lock
+from bench.backends import containers, run_lock
 from bench.backends.nodes import remote
 from bench.backends.nodes.lead import Nodes
 from bench.backends.nodes.processes import python_paths
+from bench.backends.protocol import Job, JobState
 from bench.contract import plan as plans
 from bench.contract import transport
 from bench.contract.data_files import FORMATS

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench import backends, masking
+from bench.backends.protocol import Printed
 from bench.contract.run_files import JOB, RANK_LOGS, STATUS
 from bench.errors import ConfigError
 from bench.mlperf.reader import printable
@@ -57,7 +58,7 @@ def _show_printed(folder: Path, *, num_lines: int | None, follow: bool) -> bool:
     last = ""
     while (run := _printing(folder)) is not None:
         backend = backends.get(run.backend)
-        assert isinstance(backend, backends.Printed)
+        assert isinstance(backend, Printed)
         for name, text in backend.printed(run.id).items():
             lines = text[: text.rfind("\n") + 1].splitlines()
             new = lines[read.get(name, 0) :]
@@ -78,7 +79,7 @@ def _printing(folder: Path) -> Run | None:
     if not (folder / JOB).exists():
         return None
     run = runs.find(folder)
-    return run if run.jobs and isinstance(backends.get(run.backend), backends.Printed) else None
+    return run if run.jobs and isinstance(backends.get(run.backend), Printed) else None
 
 
 def written(folder: Path) -> Iterator[Path]:

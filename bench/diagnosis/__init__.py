@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import backends
+from bench.backends.protocol import Printed
 from bench.contract import mllog, run_files
 from bench.contract.plan import Plan
 from bench.diagnosis import fixes, log_scan, run_reports, trial_state
@@ -40,7 +41,7 @@ def printed_files(folder: Path) -> Iterator[list[Path]]:
     with suppress(BenchError):
         run = run_folders.find(folder)
         backend = backends.get(run.backend)
-        if run.jobs and isinstance(backend, backends.Printed):
+        if run.jobs and isinstance(backend, Printed):
             for process, text in backend.printed(run.id).items():
                 for line in text.splitlines(keepends=True):
                     named = _NAMED.match(line)

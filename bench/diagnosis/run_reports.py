@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench.backends import Job, JobState
+from bench.backends.protocol import Job, JobState
 from bench.contract import atomic_files
 from bench.contract.run_files import JOB, LEDGER, RANK_LOGS, STATUS
 from bench.diagnosis import log_scan

@@ -6,7 +6,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from bench import backends
-from bench.backends import JobState
+from bench.backends.protocol import JobState, Queue
 from bench.contract import plan as plans
 from bench.contract import plan_kinds
 from bench.contract.run_files import LEDGER, PLAN, RESERVE, RUN_LOCK, STATUS
@@ -65,7 +65,7 @@ def resume(folder: Path, *, walltime_min: int | None = None, arguments: Sequence
     require_ours(folder.resolve())
     _check_ended(run)
     match backends.get(run.backend):
-        case backends.Queue() as queue:
+        case Queue() as queue:
             with written(folder), _alone(folder):
                 job = _queued(queue, folder, walltime_min=walltime_min, arguments=arguments)
             print(f"job {job} goes on with {folder}")
@@ -93,9 +93,7 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
 
 
-def _queued(
-    queue: backends.Queue, folder: Path, *, walltime_min: int | None = None, arguments: Sequence[str] = ()
-) -> str:
+def _queued(queue: Queue, folder: Path, *, walltime_min: int | None = None, arguments: Sequence[str] = ()) -> str:
     """Return the id of the job that goes on with a run; where there is none, the folder is as it was."""
     run = runs.find(folder)
     _check_ended(run)  # once more: another process may have resumed it since

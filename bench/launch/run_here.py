@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bench import backends, masking
 from bench.backends import run_lock
 from bench.backends.nodes.lead import Nodes
+from bench.backends.protocol import Here
 from bench.console import sheet
 from bench.console import trial as trial_tables
 from bench.contract import checkpoint
@@ -73,7 +74,7 @@ def run(plan: Plan, folder: Path) -> int:
         f"{plan.config.task.summary}\n{plan.name} on {plan.world.num_ranks} ranks, results in {short(folder)}"
     )
     backend = backends.of(plan)
-    assert isinstance(backend, backends.Here), backend
+    assert isinstance(backend, Here), backend
     with run_lock.driving(folder):
         with written(folder), ledger.reopened(folder):
             pass  # all of it, or nothing; a new run has nothing to reopen

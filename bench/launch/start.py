@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench import backends, preflight
-from bench.backends import Queue
+from bench.backends.protocol import Queue
 from bench.console import sheet
 from bench.console import trial as trial_sheets
 from bench.contract import atomic_files
@@ -91,7 +91,7 @@ def run(plan: Plan, config_yaml: str, made: list[Path]) -> int:
     folder = folders.make(plan, config_yaml)
     made.append(folder)
     match backends.of(plan):
-        case backends.Queue() as queue:
+        case Queue() as queue:
             return run_queued(queue, plan, folder, findings)
         case _:
             return run_here.run(plan, folder)

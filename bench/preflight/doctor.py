@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import backends, preflight
-from bench.backends import Job
+from bench.backends.protocol import Job, Queue
 from bench.contract import plan_kinds
 from bench.contract.plan import Plan
 from bench.contract.run_files import PLAN
@@ -98,10 +98,10 @@ def _probed(looking: Plan) -> tuple[Path, int, Job | None]:
     return folder, runs.exit_code(folder), None
 
 
-def _queue(plan: Plan) -> backends.Queue:
+def _queue(plan: Plan) -> Queue:
     """Return the queue that takes the jobs which look at nodes."""
     queue = backends.of(plan)
-    assert isinstance(queue, backends.Queue)  # or tier_for has refused
+    assert isinstance(queue, Queue)  # or tier_for has refused
     return queue
 
 

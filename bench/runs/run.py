@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import backends
-from bench.backends import Job, JobState
+from bench.backends.protocol import Backend, Job, JobState, Queue
 from bench.contract import atomic_files
 from bench.contract.run_files import JOB, LEDGER, PLAN, RESERVE, STATUS, SUBMISSION
 from bench.contract.schema import BackendName
@@ -166,17 +166,17 @@ def _runs(found: Sequence[Path], *, must_answer: bool = True) -> list[Run]:
     return [asked.get(run.folder, replace(run, is_asked=False)) for run in unasked]
 
 
-def _asked_of(backend: backends.Backend, runs: Sequence[Run]) -> dict[Path, Run]:
+def _asked_of(backend: Backend, runs: Sequence[Run]) -> dict[Path, Run]:
     """Return what a backend knows of its runs, by their folders; nothing where it is not on this machine."""
     if not backend.is_here():
         return {}
-    if isinstance(backend, backends.Queue):
+    if isinstance(backend, Queue):
         runs = [_with_unnoted(run, backend) for run in runs]
-    known = backend.states([run.id for run in runs if run.jobs or not isinstance(backend, backends.Queue)])
+    known = backend.states([run.id for run in runs if run.jobs or not isinstance(backend, Queue)])
     return {run.folder: _asked(run, known) for run in runs}
 
 
-def _with_unnoted(run: Run, queue: backends.Queue) -> Run:
+def _with_unnoted(run: Run, queue: Queue) -> Run:
     """Return a run with the jobs that its queue has, and that nobody has noted because the queue's answer was lost."""
     if not (run.folder / SUBMISSION).exists():
         return run

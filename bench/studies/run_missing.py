@@ -8,7 +8,7 @@ from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 
 from bench import backends, masking, preflight
-from bench.backends import Queue, SharesNodes
+from bench.backends.protocol import Queue, SharesNodes
 from bench.console import sheet
 from bench.contract import plan as contract_plans
 from bench.contract import plan_kinds
@@ -285,7 +285,7 @@ def run_sequentially(session: Session) -> None:
             return
         tried.add(todo.folder)
         announce(session, todo, standings)
-        is_queued = isinstance(backends.get(session.backend_of(todo)), backends.Queue)
+        is_queued = isinstance(backends.get(session.backend_of(todo)), Queue)
         attempt(session, todo, submit_one if is_queued else begin_or_resume)
 
 
@@ -326,7 +326,7 @@ def _run_side_by_side(session: Session) -> None:
     """Let each backend work on its arms: queues get theirs first, and work on them while this machine runs its own."""
     for name in session.backends:
         match backends.get(name):
-            case backends.Queue() as queue:
+            case Queue() as queue:
                 run_queued(session, queue, name)
             case _:
                 run_here(session, name)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from bench.backends import JobState
+from bench.backends.protocol import JobState
 from bench.contract import plan as plans
 from bench.contract import plan_kinds
 from bench.contract.plan import Command, Plan

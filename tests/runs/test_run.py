@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from bench import backends
-from bench.backends import Job, JobState
+from bench.backends.protocol import Job, JobState
 from bench.backends.slurm.backend import SlurmBackend
 from bench.console import runs as run_sheets
 from bench.console import sheet

@@ -9,7 +9,7 @@ from test_running import Ranks, ranks
 from test_spec import COLUMNS, written
 
 from bench import studies
-from bench.backends import Job
+from bench.backends.protocol import Job
 from bench.errors import Stopped
 from bench.results.study import StudyResult
 from bench.runs import run as runs

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from bench.backends import Job, JobState
+from bench.backends.protocol import Job, JobState
 from bench.contract.schema import BackendName
 from bench.errors import Stopped, SubmitError
 from bench.runs import run as runs

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from bench import masked_json, masking
-from bench.backends import Job
 from bench.backends.kubernetes import checks as kubernetes_checks
 from bench.backends.kubernetes import client, manifest, names, states
 from bench.backends.kubernetes.client import ApiError, NoServerError
 from bench.backends.kubernetes.manifest import Named
 from bench.backends.kubernetes.names import JobId
 from bench.backends.kubernetes.pod_template import AS_PLANNED, Object, TimeLimits
+from bench.backends.protocol import Job
 from bench.contract import atomic_files, plan_kinds
 from bench.contract.cluster import ObjectKind
 from bench.contract.plan import Plan

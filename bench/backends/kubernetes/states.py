@@ -12,9 +12,9 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from bench.backends import Job, JobState
 from bench.backends.kubernetes import client, names
 from bench.backends.kubernetes.names import JobId
+from bench.backends.protocol import Job, JobState
 from bench.contract.cluster import ObjectKind
 
 Object = dict[str, Any]

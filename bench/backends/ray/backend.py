@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import masked_json, masking
-from bench.backends import Job
+from bench.backends.protocol import Job
 from bench.backends.ray import checks, client, manifest, placement_group, request
 from bench.contract import atomic_files, plan_kinds
 from bench.contract.plan import Plan

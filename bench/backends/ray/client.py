@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
-from bench.backends import Job, JobState
+from bench.backends.protocol import Job, JobState
 from bench.backends.ray import request
 from bench.errors import ConfigError, SubmitError
 from bench.rules.registry import RULES

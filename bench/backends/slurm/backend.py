@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from bench.backends import Job
+from bench.backends.protocol import Job
 from bench.backends.slurm import argument_checks, client, jobs, script
 from bench.backends.slurm import checks as slurm_checks
 from bench.backends.slurm.script import excluding, sbatch_arguments

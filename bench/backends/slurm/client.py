@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from bench.backends import Job, JobState
+from bench.backends.protocol import Job, JobState
 from bench.errors import SubmitError
 from bench.rules.check import Answer
 

@@ -13,6 +13,7 @@ pytest.importorskip("kubernetes", reason="pip install 'runstop[kubernetes]'")
 from bench.backends.kubernetes import backend, client, names
 from bench.backends.kubernetes.backend import KubernetesBackend
 from bench.backends.kubernetes.client import NoServerError
+from bench.backends.protocol import Queue, SharesNodes
 from bench.contract import plan_kinds
 from bench.contract.plan import Plan
 from bench.contract.run_files import JOB, KUBERNETES_MANIFEST, PLAN, SUBMISSION
@@ -182,12 +183,9 @@ def test_what_pods_have_printed_is_read_from_those_that_have_begun(api: ApiServe
         BACKEND.printed("job/default/a")
 
 
-def test_runs_on_kubernetes_have_a_job_each(folder: Path) -> None:
+def test_runs_on_kubernetes_have_a_job_each() -> None:
     made = planned("+cluster.kubernetes.exclude_nodes=[a]")
-    assert not BACKEND.shares_nodes([made, made])
-    for share in (lambda: BACKEND.prepare_shared(made, folder), lambda: BACKEND.submit_shared([], folder, name="a")):
-        with pytest.raises(ConfigError, match="runs on Kubernetes have a job each"):
-            share()
+    assert isinstance(BACKEND, Queue) and not isinstance(BACKEND, SharesNodes)
     assert BACKEND.without(made, ["c", "b"]) == "cluster.kubernetes.exclude_nodes=[a,c,b]"
     rendered = BACKEND.render(made)
     assert [*BACKEND.differences(rendered, plan_kinds.dumps(made))] == []

@@ -14,8 +14,8 @@ import pytest
 pytest.importorskip("kubernetes", reason="pip install 'runstop[kubernetes]'")
 
 from bench import diagnosis
-from bench.backends import JobState
 from bench.backends.kubernetes import backend, client, names, states
+from bench.backends.protocol import JobState
 from bench.console import logs
 from bench.contract import plan_kinds
 from bench.errors import SubmitError

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bench.backends import JobState
+from bench.backends.protocol import JobState
 from bench.backends.ray import backend, client, driver, placement_group, request
 from bench.backends.ray.backend import RayBackend
 from bench.contract.plan import Plan

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench import preflight
-from bench.backends import Job, JobState
+from bench.backends.protocol import Job, JobState
 from bench.backends.slurm import client
 from bench.errors import SubmitError
 from bench.planning import compose
